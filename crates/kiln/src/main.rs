@@ -1,0 +1,2 @@
+//! The `kiln` binary: flags, commands, progress, output.
+fn main() {}
