@@ -1,1 +1,10 @@
-//! Filled in below.
+//! Vulkan for compute: adapters, memory, kernels compiled when they are needed, and a recorder that places the
+//! barriers. This crate is the only one with GPU code that is `unsafe`, and it knows nothing of language models.
+
+mod caps;
+pub mod params;
+mod shader;
+
+pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, Scope, Subgroups};
+pub use params::Address;
+pub use shader::{Shader, SubgroupRequest};

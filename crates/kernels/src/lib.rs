@@ -1,1 +1,54 @@
-//! Filled in below.
+//! The operations of Kiln, one folder each: GLSL, contract, reference, cases. Operations record work; they never
+//! allocate and never submit.
+
+pub mod case;
+pub mod host;
+pub mod operation;
+pub mod tensor;
+
+/// Every operation is one line here: its folder and the name of its variant in [`Call`].
+macro_rules! operations {
+    ($($module:ident => $variant:ident),* $(,)?) => {
+        $(pub mod $module;)*
+
+        /// One operation with its operands: what a step of a plan holds.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs, reason = "each variant is documented in its module")]
+        pub enum Call { $($variant($module::Call)),* }
+
+        impl Call {
+            /// The operation behind the call.
+            pub fn operation(&self) -> &dyn operation::Operation {
+                match self { $(Call::$variant(call) => call),* }
+            }
+        }
+
+        $(impl From<$module::Call> for Call {
+            fn from(call: $module::Call) -> Call { Call::$variant(call) }
+        })*
+
+        /// The registry: tests, `kiln selftest`, `kiln bench ops` and the support table come from it.
+        pub const KERNELS: &[Kernel] = &[$(Kernel {
+            name: stringify!($module),
+            summary: $module::SUMMARY,
+            cases: $module::cases::cases,
+        }),*];
+    };
+}
+
+/// One row of the registry.
+pub struct Kernel {
+    /// The operation's one name.
+    pub name: &'static str,
+    /// What it computes, in one line.
+    pub summary: &'static str,
+    /// Its cases.
+    pub cases: fn(case::Level) -> Vec<case::Case>,
+}
+
+operations! {
+    rms_norm => RmsNorm,
+}
+
+/// Every GLSL file of this crate: path as shaders name it, and text.
+pub const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));

@@ -1,0 +1,283 @@
+//! What a device can do, as plain data: kernels choose their path from it, and tests can make any device up.
+
+/// A component type of a cooperative matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names are the types")]
+pub enum Component {
+    F16,
+    F32,
+    F64,
+    Bf16,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    /// A type this version has no name for, with the driver's number.
+    Other(i32),
+}
+
+/// Which threads share a cooperative matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scope {
+    /// One subgroup.
+    Subgroup,
+    /// The whole workgroup (cooperative matrix 2).
+    Workgroup,
+}
+
+/// One shape the driver lists for `VK_KHR_cooperative_matrix`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "an M x N x K product of these component types")]
+pub struct CoopmatShape {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub a: Component,
+    pub b: Component,
+    pub c: Component,
+    pub result: Component,
+    pub saturating: bool,
+    pub scope: Scope,
+}
+
+/// One row of the flexible dimensions of `VK_NV_cooperative_matrix2`: any multiple of the granularity may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "granularities of an M x N x K product of these component types")]
+pub struct FlexibleShape {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub a: Component,
+    pub b: Component,
+    pub c: Component,
+    pub result: Component,
+    pub saturating: bool,
+    pub scope: Scope,
+    /// Threads of the workgroup this row is for; 0 for subgroup scope.
+    pub workgroup: u32,
+}
+
+/// The parts of `VK_NV_cooperative_matrix2` a device has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the feature bits of the extension")]
+pub struct Coopmat2 {
+    pub workgroup_scope: bool,
+    pub flexible_dimensions: bool,
+    pub reductions: bool,
+    pub conversions: bool,
+    pub per_element_operations: bool,
+    pub tensor_addressing: bool,
+    pub block_loads: bool,
+    /// Largest workgroup for workgroup-scope matrices.
+    pub max_workgroup: u32,
+    /// Largest dimension of a matrix.
+    pub max_dimension: u32,
+    /// Shared memory the driver keeps for itself in such workgroups.
+    pub reserved_shared_bytes: u32,
+    pub shapes: Vec<FlexibleShape>,
+    /// `VK_NV_cooperative_matrix_decode_vector`: the decode callback may return several elements.
+    pub decode_vector: bool,
+}
+
+impl Coopmat2 {
+    /// Whether everything the workgroup-scope kernels use is there.
+    pub fn is_complete(&self) -> bool {
+        self.workgroup_scope
+            && self.flexible_dimensions
+            && self.reductions
+            && self.conversions
+            && self.per_element_operations
+            && self.tensor_addressing
+            && self.block_loads
+    }
+}
+
+/// Integer dot products of four packed 8-bit values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IntDot {
+    /// Not offered.
+    #[default]
+    None,
+    /// Offered, but emulated with several instructions.
+    Emulated,
+    /// One instruction for signed packed operands.
+    Accelerated,
+}
+
+/// The subgroup abilities of a device in compute shaders.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are Vulkan's operation groups")]
+pub struct Subgroups {
+    /// The size without further requests.
+    pub size: u32,
+    pub min_size: u32,
+    pub max_size: u32,
+    /// Whether a size may be asked for per pipeline.
+    pub size_control: bool,
+    /// Whether full subgroups may be asked for.
+    pub full: bool,
+    pub arithmetic: bool,
+    pub shuffle: bool,
+    pub ballot: bool,
+    pub vote: bool,
+    pub clustered: bool,
+}
+
+/// Limits that kernels must respect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are Vulkan's limits")]
+pub struct Limits {
+    pub max_workgroup_count: [u32; 3],
+    pub max_workgroup_size: [u32; 3],
+    pub max_workgroup_invocations: u32,
+    pub max_shared_bytes: u32,
+    pub max_push_bytes: u32,
+    pub max_buffer_bytes: u64,
+    pub max_allocation_bytes: u64,
+    /// Nanoseconds of one tick of a timestamp; 0 where the queue has no timestamps.
+    pub timestamp_period: u32,
+}
+
+/// Everything a kernel may ask about the device before it chooses its path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it; see the field types")]
+pub struct Caps {
+    pub subgroups: Subgroups,
+    pub limits: Limits,
+    pub storage_8bit: bool,
+    pub storage_16bit: bool,
+    pub float16: bool,
+    pub int8: bool,
+    pub int16: bool,
+    pub int64: bool,
+    pub float64: bool,
+    pub bfloat16: bool,
+    pub int_dot: IntDot,
+    pub memory_model: bool,
+    /// Shapes of `VK_KHR_cooperative_matrix`; empty where it is not offered.
+    pub coopmat: Vec<CoopmatShape>,
+    pub coopmat2: Coopmat2,
+    /// Number of shader cores (SMs, CUs), where the driver tells.
+    pub cores: Option<u32>,
+    /// A software rasteriser: threads are slow, memory is the CPU's.
+    pub is_cpu: bool,
+}
+
+impl Caps {
+    /// The least a device must have for Kiln: useful as the base of made-up devices in tests.
+    pub fn least() -> Caps {
+        Caps {
+            subgroups: Subgroups { size: 4, min_size: 4, max_size: 4, ..Subgroups::default() },
+            limits: Limits {
+                max_workgroup_count: [65535; 3],
+                max_workgroup_size: [128, 128, 64],
+                max_workgroup_invocations: 128,
+                max_shared_bytes: 16384,
+                max_push_bytes: 128,
+                max_buffer_bytes: 1 << 30,
+                max_allocation_bytes: 1 << 30,
+                timestamp_period: 1,
+            },
+            storage_8bit: true,
+            storage_16bit: true,
+            float16: false,
+            int8: false,
+            int16: false,
+            int64: false,
+            float64: false,
+            bfloat16: false,
+            int_dot: IntDot::None,
+            memory_model: false,
+            coopmat: Vec::new(),
+            coopmat2: Coopmat2::default(),
+            cores: None,
+            is_cpu: false,
+        }
+    }
+
+    /// A large NVIDIA card as its driver describes it, for tests and for compiling every kernel path without one.
+    pub fn example_nvidia() -> Caps {
+        use Component::{Bf16, F16, F32, I8, I32};
+        let shape =
+            |m, n, k, a, c| CoopmatShape { m, n, k, a, b: a, c, result: c, saturating: false, scope: Scope::Subgroup };
+        let flexible = |m, n, k, a, c, workgroup| FlexibleShape {
+            m,
+            n,
+            k,
+            a,
+            b: a,
+            c,
+            result: c,
+            saturating: false,
+            scope: Scope::Workgroup,
+            workgroup,
+        };
+        Caps {
+            subgroups: Subgroups {
+                size: 32,
+                min_size: 32,
+                max_size: 32,
+                size_control: true,
+                full: true,
+                arithmetic: true,
+                shuffle: true,
+                ballot: true,
+                vote: true,
+                clustered: true,
+            },
+            limits: Limits {
+                max_workgroup_count: [u32::MAX >> 1, 65535, 65535],
+                max_workgroup_size: [1024, 1024, 64],
+                max_workgroup_invocations: 1024,
+                max_shared_bytes: 49152,
+                max_push_bytes: 256,
+                max_buffer_bytes: 1 << 40,
+                max_allocation_bytes: 4 << 30,
+                timestamp_period: 1,
+            },
+            float16: true,
+            int8: true,
+            int16: true,
+            int64: true,
+            float64: true,
+            bfloat16: true,
+            int_dot: IntDot::Accelerated,
+            memory_model: true,
+            coopmat: vec![
+                shape(16, 16, 16, F16, F16),
+                shape(16, 16, 16, F16, F32),
+                shape(16, 8, 16, F16, F32),
+                shape(16, 16, 32, I8, I32),
+                shape(16, 16, 16, Bf16, F32),
+            ],
+            coopmat2: Coopmat2 {
+                workgroup_scope: true,
+                flexible_dimensions: true,
+                reductions: true,
+                conversions: true,
+                per_element_operations: true,
+                tensor_addressing: true,
+                block_loads: true,
+                max_workgroup: 256,
+                max_dimension: 1024,
+                reserved_shared_bytes: 8192,
+                shapes: vec![flexible(32, 16, 16, F16, F32, 128), flexible(32, 32, 16, F16, F32, 256)],
+                decode_vector: false,
+            },
+            cores: Some(132),
+            ..Caps::least()
+        }
+    }
+
+    /// The subgroup-scope cooperative-matrix shape with these component types, if the driver lists one.
+    pub fn coopmat_shape(&self, a: Component, c: Component) -> Option<&CoopmatShape> {
+        let fits = |s: &&CoopmatShape| {
+            s.a == a && s.b == a && s.c == c && s.result == c && !s.saturating && s.scope == Scope::Subgroup
+        };
+        self.coopmat.iter().find(fits)
+    }
+}

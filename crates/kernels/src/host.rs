@@ -1,0 +1,99 @@
+//! Slots in host memory: what the references compute on, and where cases keep their data.
+
+use half::{bf16, f16};
+use kiln_gguf::{TensorType, quant};
+
+use crate::operation::rows_apart;
+use crate::tensor::{Slot, Tensor};
+
+/// The bytes of every slot, by slot number.
+#[derive(Clone, Debug, Default)]
+pub struct HostMemory {
+    /// The bytes of each slot.
+    pub slots: Vec<Vec<u8>>,
+}
+
+impl HostMemory {
+    /// The bytes of a slot.
+    pub fn bytes(&self, slot: Slot) -> &[u8] {
+        &self.slots[slot.0 as usize]
+    }
+
+    /// The bytes of a slot, to be written.
+    pub fn bytes_mut(&mut self, slot: Slot) -> &mut [u8] {
+        &mut self.slots[slot.0 as usize]
+    }
+
+    /// Every element in index order (dimension 0 fastest), dequantised. Integers are given as they are.
+    pub fn read(&self, tensor: &Tensor) -> Vec<f64> {
+        let mut out = Vec::with_capacity(tensor.len());
+        self.for_each_row(tensor, |row, stride| read_row(tensor, row, stride, &mut out));
+        out
+    }
+
+    /// Writes every element in index order, converted to the tensor's type.
+    pub fn write(&mut self, tensor: &Tensor, values: &[f64]) {
+        assert_eq!(values.len(), tensor.len(), "write: values for every element of {tensor}");
+        let bytes = &mut self.slots[tensor.slot.0 as usize];
+        let mut values = values.chunks_exact(tensor.shape[0].max(1));
+        for i in rows_apart(tensor.shape) {
+            let row = values.next().expect("one chunk for every row");
+            write_row(tensor, &mut bytes[tensor.row_offset(i)..], row);
+        }
+    }
+
+    fn for_each_row(&self, tensor: &Tensor, mut each: impl FnMut(&[u8], usize)) {
+        let bytes = self.bytes(tensor.slot);
+        for i in rows_apart(tensor.shape) {
+            each(&bytes[tensor.row_offset(i)..], tensor.stride[0]);
+        }
+    }
+}
+
+fn read_row(tensor: &Tensor, row: &[u8], stride: usize, out: &mut Vec<f64>) {
+    let n = tensor.shape[0];
+    let at = |i: usize, len: usize| &row[i * stride..i * stride + len];
+    match tensor.ty {
+        TensorType::F32 => out.extend((0..n).map(|i| f64::from(f32::from_le_bytes(array(at(i, 4)))))),
+        TensorType::F16 => out.extend((0..n).map(|i| f64::from(f16::from_le_bytes(array(at(i, 2)))))),
+        TensorType::BF16 => out.extend((0..n).map(|i| f64::from(bf16::from_le_bytes(array(at(i, 2)))))),
+        TensorType::F64 => out.extend((0..n).map(|i| f64::from_le_bytes(array(at(i, 8))))),
+        TensorType::I8 => out.extend((0..n).map(|i| f64::from(i8::from_le_bytes(array(at(i, 1)))))),
+        TensorType::I16 => out.extend((0..n).map(|i| f64::from(i16::from_le_bytes(array(at(i, 2)))))),
+        TensorType::I32 => out.extend((0..n).map(|i| f64::from(i32::from_le_bytes(array(at(i, 4)))))),
+        TensorType::I64 => out.extend((0..n).map(|i| i64::from_le_bytes(array(at(i, 8))) as f64)),
+        block => {
+            assert_eq!(stride, block.block_bytes(), "blocks of a {block} row lie side by side");
+            let mut values = vec![0.0f32; n];
+            quant::dequantise(block, &row[..tensor.row_bytes()], &mut values).expect("a row of whole blocks");
+            out.extend(values.into_iter().map(f64::from));
+        }
+    }
+}
+
+fn write_row(tensor: &Tensor, row: &mut [u8], values: &[f64]) {
+    let stride = tensor.stride[0];
+    let mut put = |i: usize, bytes: &[u8]| row[i * stride..i * stride + bytes.len()].copy_from_slice(bytes);
+    for (i, &v) in values.iter().enumerate() {
+        match tensor.ty {
+            TensorType::F32 => put(i, &(v as f32).to_le_bytes()),
+            TensorType::F16 => put(i, &f16::from_f64(v).to_le_bytes()),
+            TensorType::BF16 => put(i, &bf16::from_f64(v).to_le_bytes()),
+            TensorType::F64 => put(i, &v.to_le_bytes()),
+            TensorType::I8 => put(i, &(v as i8).to_le_bytes()),
+            TensorType::I16 => put(i, &(v as i16).to_le_bytes()),
+            TensorType::I32 => put(i, &(v as i32).to_le_bytes()),
+            TensorType::I64 => put(i, &(v as i64).to_le_bytes()),
+            block => {
+                let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+                let out = &mut row[..tensor.row_bytes()];
+                quant::quantise(block, &values, values.len(), None, out).expect("a type with a quantiser");
+                return;
+            }
+        }
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("a slice of N bytes")
+}
