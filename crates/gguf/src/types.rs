@@ -109,7 +109,7 @@ impl TensorType {
 
     /// Bytes of a row of `len` elements, or `None` where `len` is no whole number of blocks or the size overflows.
     pub fn row_bytes(self, len: usize) -> Option<usize> {
-        (len % self.block_len() == 0).then(|| (len / self.block_len()).checked_mul(self.block_bytes())).flatten()
+        len.is_multiple_of(self.block_len()).then(|| (len / self.block_len()).checked_mul(self.block_bytes())).flatten()
     }
 }
 

@@ -1,0 +1,131 @@
+//! An open model file, or all parts of a split one: metadata, tensor table and the data behind it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::header::Header;
+use crate::map::Source;
+use crate::metadata::Metadata;
+use crate::split;
+use crate::tensor::TensorInfo;
+
+/// An open GGUF model: one file, or all the parts of a split one. Data is mapped, not read.
+#[derive(Debug)]
+pub struct Gguf {
+    version: u32,
+    alignment: u64,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    index: HashMap<String, usize>,
+    parts: Vec<Part>,
+}
+
+/// One file with its bytes.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) path: PathBuf,
+    source: Source,
+}
+
+impl Part {
+    pub(crate) fn open(path: &Path) -> Result<(Part, Header)> {
+        let source = Source::open(path)?;
+        let header = Header::parse(source.bytes()).map_err(|why| why.in_file(path))?;
+        Ok((Part { path: path.to_owned(), source }, header))
+    }
+}
+
+impl Gguf {
+    /// Opens a model. Any part of a split model (`name-00001-of-00003.gguf`) opens all of them.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
+        let path = path.as_ref();
+        let (part, header) = Part::open(path)?;
+        match split::position(&header).map_err(|why| why.in_file(path))? {
+            None => Gguf::join(vec![(part, header)]),
+            Some(position) => Gguf::join(split::open_all(position, part, header)?),
+        }
+    }
+
+    /// Opens a single file that is already in memory.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Gguf> {
+        let header = Header::parse(&bytes)?;
+        Gguf::join(vec![(Part { path: PathBuf::new(), source: Source::Memory(bytes) }, header)])
+    }
+
+    /// Makes one model of its parts, the first of which has the metadata.
+    fn join(parts: Vec<(Part, Header)>) -> Result<Gguf> {
+        let mut model = Gguf {
+            version: 0,
+            alignment: 0,
+            metadata: Metadata::new(),
+            tensors: Vec::new(),
+            index: HashMap::new(),
+            parts: Vec::with_capacity(parts.len()),
+        };
+        for (number, (part, header)) in parts.into_iter().enumerate() {
+            if number == 0 {
+                (model.version, model.alignment, model.metadata) = (header.version, header.alignment, header.metadata);
+            }
+            for mut info in header.tensors {
+                info.part = number;
+                if model.index.insert(info.name.clone(), model.tensors.len()).is_some() {
+                    let duplicate = Error::DuplicateTensor { name: info.name, offset: info.offset };
+                    return Err(duplicate.in_file(&part.path));
+                }
+                model.tensors.push(info);
+            }
+            model.parts.push(part);
+        }
+        Ok(model)
+    }
+
+    /// The version of the format: 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The alignment of tensor data in the (first) file.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// Keys and values; those of the first part of a split model.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors, in the order of the files.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Result<&TensorInfo> {
+        self.find(name).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
+    }
+
+    /// The tensor of this name, if there is one.
+    pub fn find(&self, name: &str) -> Option<&TensorInfo> {
+        self.index.get(name).map(|&index| &self.tensors[index])
+    }
+
+    /// The bytes of a tensor. Panics if `info` is not a tensor of this model.
+    pub fn data(&self, info: &TensorInfo) -> &[u8] {
+        let start = info.offset as usize;
+        self.parts
+            .get(info.part)
+            .and_then(|part| part.source.bytes().get(start..start.checked_add(info.bytes)?))
+            .expect("the tensor should be one of this model, which was checked against the file")
+    }
+
+    /// The files of the model, in the order of [`TensorInfo::part`]; an empty path for one in memory.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.parts.iter().map(|part| part.path.as_path())
+    }
+
+    /// Bytes of all tensor data.
+    pub fn data_bytes(&self) -> u64 {
+        self.tensors.iter().map(|info| info.bytes as u64).sum()
+    }
+}
