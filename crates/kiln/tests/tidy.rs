@@ -1,0 +1,454 @@
+//! Keeps the house in the shape that ARCHITECTURE.md describes: which crate may use which, how long files may be, what
+//! every kernel folder holds, where unsafe code may live. Each check is a pure function from text to problems; the
+//! tests run it over the repository and, below, over bad input. How code is written is left to rustfmt and clippy.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Crate folders with their level: a crate may use only crates of lower levels.
+const LEVELS: [(&str, u32); 6] = [("gguf", 0), ("gpu", 0), ("kernels", 1), ("engine", 2), ("server", 3), ("kiln", 4)];
+/// Raising a budget is a commit of its own, with a reason.
+const BUDGETS: [(&str, usize); 3] = [("rs", 800), ("comp", 500), ("glsl", 500)];
+/// Names that say nothing about what a file holds.
+const EMPTY_NAMES: [&str; 5] = ["utils", "common", "base", "helpers", "misc"];
+/// What every kernel folder holds beside its shader.
+const ROOM: [&str; 3] = ["mod.rs", "reference.rs", "cases.rs"];
+/// A word in backticks that starts like this, or ends in one of `PATH_ENDS` and has a slash, is a path.
+const PATH_STARTS: [&str; 6] = ["crates/", "scripts/", "docs/", "tests/", "fuzz/", ".ci/"];
+const PATH_ENDS: [&str; 7] = [".rs", ".comp", ".glsl", ".md", ".toml", ".py", ".json"];
+
+// --- the checks -----------------------------------------------------------------------------------------------------
+
+/// Uses of crates that are not below `folder` in `LEVELS`, by the text of its Cargo.toml.
+fn wrong_dependencies(folder: &str, manifest: &str) -> Vec<String> {
+    let Some(&(_, level)) = LEVELS.iter().find(|(name, _)| *name == folder) else {
+        return vec![format!("crates/{folder}/Cargo.toml:1: the crate is not in LEVELS of the tidy test")];
+    };
+    let mut problems = Vec::new();
+    let mut in_dependencies = false;
+    for (number, line) in numbered(manifest) {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if line.starts_with('[') {
+            // `[dependencies]`, `[dev-dependencies]`, `[target.'cfg(unix)'.dependencies]`, `[dependencies.kiln-gpu]`.
+            in_dependencies = line.contains("dependencies");
+        }
+        for (used, used_level) in LEVELS {
+            if in_dependencies && names_crate(line, used) && used_level >= level {
+                problems.push(format!(
+                    "crates/{folder}/Cargo.toml:{number}: {folder} may not use {used}; \
+                     the arrows are gguf, gpu <- kernels <- engine <- server <- kiln"
+                ));
+            }
+        }
+    }
+    problems
+}
+
+/// Whether a line of a dependency table means the crate in this folder, by key, package name or path.
+fn names_crate(line: &str, folder: &str) -> bool {
+    let package = if folder == "kiln" { "kiln".to_owned() } else { format!("kiln-{folder}") };
+    let key = line.split(['=', ' ', '.']).next().unwrap_or_default().trim_matches('"');
+    let table = line.trim_matches(['[', ']']).rsplit('.').next().unwrap_or_default();
+    key == package
+        || (line.starts_with('[') && table == package)
+        || line.contains(&format!("\"{package}\""))
+        || line.contains(&format!("/{folder}\""))
+}
+
+/// Paths in backticks, outside fenced blocks, that `exists` does not know.
+fn missing_paths(file: &str, markdown: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut fenced = false;
+    for (number, line) in numbered(markdown) {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        if fenced {
+            continue;
+        }
+        for word in line.split('`').skip(1).step_by(2).flat_map(str::split_whitespace) {
+            let path = word.trim_end_matches(['/', ',', ';', ':']).split('#').next().unwrap_or_default();
+            if looks_like_path(path) && !exists(fixed_part(path)) {
+                problems.push(format!("{file}:{number}: `{word}` does not exist"));
+            }
+        }
+    }
+    problems
+}
+
+fn looks_like_path(word: &str) -> bool {
+    let foreign = word.starts_with(['/', '~', '$', '<']) || word.contains("://");
+    let ends_so = word.contains('/') && PATH_ENDS.iter().any(|end| word.ends_with(end));
+    !foreign && (ends_so || PATH_STARTS.iter().any(|start| word.starts_with(start)))
+}
+
+/// The folders before the first placeholder: `crates/kernels/src` of `crates/kernels/src/<op>/mod.rs`.
+fn fixed_part(path: &str) -> &str {
+    match path.find(['*', '<', '{', '…']) {
+        Some(at) => path[..at].rsplit_once('/').map_or("", |(folders, _)| folders),
+        None => path,
+    }
+}
+
+/// A file longer than its budget.
+fn too_long(file: &str, text: &str) -> Vec<String> {
+    let lines = text.lines().count();
+    let budget = BUDGETS.iter().find(|(extension, _)| Some(*extension) == extension_of(file));
+    budget
+        .filter(|(_, most)| lines > *most)
+        .map(|(_, most)| format!("{file}:{}: {lines} lines, at most {most} are allowed; split it", most + 1))
+        .into_iter()
+        .collect()
+}
+
+/// A file or folder whose name says nothing.
+fn empty_name(file: &str) -> Vec<String> {
+    let part = file.split('/').find(|part| EMPTY_NAMES.contains(&part.split('.').next().unwrap_or_default()));
+    part.map(|part| format!("{file}:1: the name `{part}` says nothing; name it after what it holds"))
+        .into_iter()
+        .collect()
+}
+
+/// A Rust file that does not open by saying what lives in it.
+fn no_heading(file: &str, text: &str) -> Vec<String> {
+    if text.starts_with("//! ") {
+        return Vec::new();
+    }
+    vec![format!("{file}:1: the file should begin with `//!` and say what lives here and what does not")]
+}
+
+/// Words that may not occur in this Rust file; comments and literals do not count.
+fn forbidden_words(file: &str, text: &str) -> Vec<String> {
+    let unsafe_allowed = file.starts_with("crates/gpu/") || file == "crates/gguf/src/map.rs";
+    let mut problems = Vec::new();
+    for (number, line) in numbered(&code_only(text)) {
+        let words = words(line);
+        let mut forbid = |found: bool, what: &str| {
+            if found {
+                problems.push(format!("{file}:{number}: {what}"));
+            }
+        };
+        forbid(words.contains("unsafe") && !unsafe_allowed, "`unsafe` belongs in crates/gpu or crates/gguf/src/map.rs");
+        forbid(words.contains("todo") && line.contains("todo!"), "`todo!` is not finished work");
+        forbid(
+            words.contains("unimplemented") && line.contains("unimplemented!"),
+            "`unimplemented!` is not finished work",
+        );
+        forbid(
+            line.replace(' ', "").contains("#[ignore"),
+            "a test that is ignored proves nothing; make it run or remove it",
+        );
+    }
+    problems
+}
+
+/// Kernel folders (those with a shader) that lack a file or are not named in the crate's lib.rs.
+fn incomplete_rooms(files: &[String], lib: &str) -> Vec<String> {
+    let lib = code_only(lib);
+    let named = words(&lib);
+    let folders: BTreeSet<&str> = files
+        .iter()
+        .filter(|file| file.starts_with("crates/kernels/src/") && file.ends_with(".comp"))
+        .filter_map(|file| file.rsplit_once('/').map(|(folder, _)| folder))
+        .collect();
+    let mut problems = Vec::new();
+    for folder in folders {
+        for needed in ROOM {
+            if !files.contains(&format!("{folder}/{needed}")) {
+                problems.push(format!("{folder}/{needed}:1: missing; every folder with a .comp file has one"));
+            }
+        }
+        let name = folder.rsplit('/').next().unwrap_or_default();
+        if !named.contains(name) {
+            problems.push(format!("crates/kernels/src/lib.rs:1: the kernel `{name}` is not registered"));
+        }
+    }
+    problems
+}
+
+// --- reading --------------------------------------------------------------------------------------------------------
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(index, line)| (index + 1, line))
+}
+
+fn words(text: &str) -> BTreeSet<&str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').collect()
+}
+
+fn extension_of(file: &str) -> Option<&str> {
+    file.rsplit_once('.').map(|(_, extension)| extension)
+}
+
+/// Rust text with comments and the insides of literals blanked out; every line keeps its number.
+fn code_only(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(next) = rest.chars().next() {
+        let word_before = code.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            block_comment_length(rest)
+        } else if next == '"' {
+            string_length(rest)
+        } else if let Some(length) = raw_string_length(rest).filter(|_| !word_before) {
+            length
+        } else if let Some(length) = char_length(rest) {
+            length
+        } else {
+            code.push(next);
+            rest = &rest[next.len_utf8()..];
+            continue;
+        };
+        let (blanked, after) = rest.split_at(length);
+        code.push(' ');
+        code.extend(blanked.chars().filter(|&c| c == '\n'));
+        rest = after;
+    }
+    code
+}
+
+/// Block comments nest.
+fn block_comment_length(text: &str) -> usize {
+    let (mut depth, mut at) = (0_usize, 0);
+    while at < text.len() {
+        let tail = &text.as_bytes()[at..];
+        if tail.starts_with(b"/*") {
+            depth += 1;
+            at += 2;
+        } else if tail.starts_with(b"*/") {
+            depth -= 1;
+            at += 2;
+            if depth == 0 {
+                return at;
+            }
+        } else {
+            at += 1;
+        }
+    }
+    text.len()
+}
+
+fn string_length(text: &str) -> usize {
+    let mut escaped = true; // The opening quote does not close the string.
+    for (at, c) in text.char_indices() {
+        if c == '"' && !escaped {
+            return at + 1;
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    text.len()
+}
+
+/// `r"…"`, `r#"…"#` and so on; a `b` or `c` before them stays in the code, which does no harm.
+fn raw_string_length(text: &str) -> Option<usize> {
+    let hashes = text.strip_prefix('r')?;
+    let inside = hashes.trim_start_matches('#');
+    let count = hashes.len() - inside.len();
+    let inside = inside.strip_prefix('"')?;
+    let start = 1 + count + 1;
+    let end = format!("\"{}", "#".repeat(count));
+    Some(inside.find(&end).map_or(text.len(), |at| start + at + end.len()))
+}
+
+/// A character literal, told from a lifetime by its closing quote.
+fn char_length(text: &str) -> Option<usize> {
+    let inside = text.strip_prefix('\'')?;
+    if let Some(escape) = inside.strip_prefix('\\') {
+        return escape.char_indices().skip(1).find(|&(_, c)| c == '\'').map(|(at, _)| at + 3);
+    }
+    let length = inside.chars().next()?.len_utf8();
+    inside[length..].starts_with('\'').then_some(length + 2)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(root().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// Every file of the repository with a slash-separated path from its root; build output and data are left out.
+fn repository_files() -> Vec<String> {
+    fn walk(folder: &Path, prefix: &str, files: &mut Vec<String>) {
+        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        for entry in entries {
+            let entry = entry.expect("a folder entry should be readable");
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}/{name}") };
+            let kind = entry.file_type().expect("a folder entry should have a type");
+            if kind.is_dir() && !["target", ".git", ".cache", "corpus", "artifacts"].contains(&name.as_str()) {
+                walk(&entry.path(), &path, files);
+            } else if kind.is_file() {
+                files.push(path);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    walk(&root(), "", &mut files);
+    files.sort();
+    assert!(files.iter().any(|file| file == "crates/kiln/tests/tidy.rs"), "the walk should find this very file");
+    files
+}
+
+fn assert_none(problems: Vec<String>) {
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+fn rust_files() -> Vec<String> {
+    repository_files().into_iter().filter(|file| file.ends_with(".rs")).collect()
+}
+
+// --- the repository -------------------------------------------------------------------------------------------------
+
+#[test]
+fn crates_depend_only_downwards() {
+    let folders = fs::read_dir(root().join("crates")).expect("crates/ should be readable");
+    let folders: Vec<_> = folders.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    assert!(folders.len() >= 2, "crates/ should hold the workspace");
+    assert_none(
+        folders
+            .iter()
+            .flat_map(|folder| wrong_dependencies(folder, &read(&format!("crates/{folder}/Cargo.toml"))))
+            .collect(),
+    );
+}
+
+#[test]
+fn paths_in_the_architecture_page_exist() {
+    let exists = |path: &str| root().join(path).exists() || root().join("crates").join(path).exists();
+    assert_none(missing_paths("ARCHITECTURE.md", &read("ARCHITECTURE.md"), exists));
+}
+
+#[test]
+fn files_keep_to_their_line_budget() {
+    let files = repository_files();
+    let counted =
+        files.iter().filter(|file| BUDGETS.iter().any(|(extension, _)| extension_of(file) == Some(*extension)));
+    assert_none(counted.flat_map(|file| too_long(file, &read(file))).collect());
+}
+
+#[test]
+fn names_say_what_files_hold() {
+    assert_none(repository_files().iter().flat_map(|file| empty_name(file)).collect());
+}
+
+#[test]
+fn rust_files_begin_with_a_heading() {
+    assert_none(rust_files().iter().flat_map(|file| no_heading(file, &read(file))).collect());
+}
+
+#[test]
+fn no_unsafe_outside_the_gpu_border_and_nothing_unfinished() {
+    assert_none(rust_files().iter().flat_map(|file| forbidden_words(file, &read(file))).collect());
+}
+
+#[test]
+fn kernel_folders_are_complete_and_registered() {
+    assert_none(incomplete_rooms(&repository_files(), &read("crates/kernels/src/lib.rs")));
+}
+
+// --- the checks see what is wrong -----------------------------------------------------------------------------------
+
+/// Asserts that there is exactly one problem and that it begins with this file and line.
+fn assert_one(problems: Vec<String>, place: &str) {
+    assert!(
+        problems.len() == 1 && problems[0].starts_with(&format!("{place}: ")),
+        "expected one at {place}: {problems:?}"
+    );
+}
+
+#[test]
+fn an_upward_dependency_is_seen_in_every_spelling() {
+    for line in [
+        "kiln-engine.workspace = true",
+        "kiln-engine = { path = \"../engine\" }",
+        "other = { package = \"kiln-engine\", version = \"1\" }",
+        "other = { path = \"../engine\" }",
+    ] {
+        for table in ["dependencies", "dev-dependencies", "build-dependencies", "target.'cfg(unix)'.dependencies"] {
+            let manifest = format!("[package]\nname = \"x\"\n[{table}]\nkiln-gguf.workspace = true # fine\n{line}\n");
+            assert_one(wrong_dependencies("kernels", &manifest), "crates/kernels/Cargo.toml:5");
+            assert_none(wrong_dependencies("server", &manifest));
+        }
+    }
+    assert_one(wrong_dependencies("gguf", "[dependencies.kiln-gpu]\npath = \"x\"\n"), "crates/gguf/Cargo.toml:1");
+    assert_one(wrong_dependencies("gpu", "[dependencies]\nkiln-gguf.workspace = true"), "crates/gpu/Cargo.toml:2");
+    assert_one(
+        wrong_dependencies("server", "[dependencies]\nkiln = { path = \"../kiln\" }"),
+        "crates/server/Cargo.toml:2",
+    );
+    assert_one(wrong_dependencies("attic", ""), "crates/attic/Cargo.toml:1");
+    assert_none(wrong_dependencies("kiln", "[package]\nname = \"kiln\"\n[dependencies]\nkiln-server.workspace = true"));
+}
+
+#[test]
+fn a_path_that_is_gone_is_seen() {
+    let missing = |text: &str| missing_paths("A.md", text, |path| ["crates/gpu", "scripts/test"].contains(&path));
+    assert_one(missing("fine\n`crates/gone/src/lib.rs`"), "A.md:2");
+    assert_one(missing("`gpu/src/gone.rs` and `a/b`, `gone.rs`, `f32/f16`"), "A.md:1");
+    assert_one(missing("run `scripts/gone --fast` twice"), "A.md:1");
+    assert_one(missing("`crates/gone/<op>/mod.rs`"), "A.md:1");
+    assert_one(missing("```\n`crates/fenced`\n```\n`.ci/gone`"), "A.md:4");
+    assert_none(missing(
+        "`crates/gpu/`, `crates/gpu/*.rs`, `scripts/test --x`, `/etc/x.json`, `https://a.b/c.md`, crates/plain",
+    ));
+}
+
+#[test]
+fn a_long_file_is_seen() {
+    assert_one(too_long("a/b.rs", &"\n".repeat(801)), "a/b.rs:801");
+    assert_one(too_long("a/b.comp", &"\n".repeat(501)), "a/b.comp:501");
+    assert_one(too_long("a/b.glsl", &"\n".repeat(501)), "a/b.glsl:501");
+    assert_none(too_long("a/b.rs", &"\n".repeat(800)));
+    assert_none(too_long("a/b.md", &"\n".repeat(2000)));
+}
+
+#[test]
+fn an_empty_name_is_seen() {
+    assert_one(empty_name("crates/gpu/src/utils.rs"), "crates/gpu/src/utils.rs:1");
+    assert_one(empty_name("crates/gpu/tests/common/mod.rs"), "crates/gpu/tests/common/mod.rs:1");
+    assert_none(empty_name("crates/gguf/src/base64.rs"));
+}
+
+#[test]
+fn a_missing_heading_is_seen() {
+    assert_one(no_heading("a.rs", "use std::fs;\n//! Late."), "a.rs:1");
+    assert_one(no_heading("a.rs", ""), "a.rs:1");
+    assert_none(no_heading("a.rs", "//! What lives here.\n"));
+}
+
+#[test]
+fn forbidden_words_are_seen_only_in_code() {
+    let check = |text: &str| forbidden_words("crates/engine/src/x.rs", text);
+    let place = "crates/engine/src/x.rs";
+    assert_one(check("fn a() {\n    unsafe { b() }\n}"), &format!("{place}:2"));
+    assert_one(check("/* a /* b */\n */ todo!()"), &format!("{place}:2"));
+    assert_one(check("let s = \"x\\\"\n\"; std::unimplemented!(\"later\")"), &format!("{place}:2"));
+    assert_one(check("#[test]\n#[ ignore = \"slow\" ]\nfn a() {}"), &format!("{place}:2"));
+    assert_one(check("let q = '\"'; let e = '\\''; fn a<'a>(x: &'a str) { unsafe {} } // \""), &format!("{place}:1"));
+    assert_one(check("let r = br#\"unsafe \" todo!() \"#; unsafe {}"), &format!("{place}:1"));
+    assert_none(check(
+        "#![forbid(unsafe_code)] // unsafe todo!()\nlet s = \"unsafe #[ignore]\"; let todo = ['\\u{1}', 'é'];",
+    ));
+    assert_none(forbidden_words("crates/gpu/src/x.rs", "unsafe {}"));
+    assert_none(forbidden_words("crates/gguf/src/map.rs", "unsafe {}"));
+    assert_one(forbidden_words("crates/gguf/src/lib.rs", "unsafe {}"), "crates/gguf/src/lib.rs:1");
+}
+
+#[test]
+fn an_incomplete_kernel_folder_is_seen() {
+    let room = |leave_out: &str| -> Vec<String> {
+        let files = ["add.comp", "mod.rs", "reference.rs", "cases.rs"].into_iter().filter(|name| *name != leave_out);
+        files.map(|name| format!("crates/kernels/src/add/{name}")).collect()
+    };
+    assert_none(incomplete_rooms(&room(""), "mod add;"));
+    for needed in ROOM {
+        assert_one(incomplete_rooms(&room(needed), "mod add;"), &format!("crates/kernels/src/add/{needed}:1"));
+    }
+    assert_one(incomplete_rooms(&room(""), "mod address; // add"), "crates/kernels/src/lib.rs:1");
+    assert_none(incomplete_rooms(&["crates/kernels/src/harness/mod.rs".to_owned()], ""));
+}
