@@ -1,0 +1,124 @@
+//! What can go wrong with a GPU that a caller cannot foresee. Every message names the thing, the numbers, the way out.
+
+use std::time::Duration;
+
+use vulkanalia::vk;
+
+/// An error of the GPU layer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No Vulkan loader on this machine.
+    #[error(
+        "no Vulkan loader: {detail}\nhint: install libvulkan1 (Debian, Ubuntu) or vulkan-loader (Fedora, Arch); Kiln runs on the CPU without it"
+    )]
+    NoLoader {
+        /// What the dynamic linker said.
+        detail: String,
+    },
+    /// The loader is there but no driver offers a device.
+    #[error("no Vulkan device found\nhint: `kiln doctor` tells what is missing; Kiln runs on the CPU without one")]
+    NoDevice,
+    /// No adapter fits the request.
+    #[error("no device matches {wanted:?}; there are: {available}\nhint: `kiln devices` lists index, name, PCI address and UUID")]
+    UnknownDevice {
+        /// What was asked for.
+        wanted: String,
+        /// The names that are there.
+        available: String,
+    },
+    /// Several adapters fit the request.
+    #[error("{wanted:?} matches several devices: {matches}\nhint: name one by index, PCI address or UUID (`kiln devices`)")]
+    AmbiguousDevice {
+        /// What was asked for.
+        wanted: String,
+        /// The names that fit.
+        matches: String,
+    },
+    /// A device lacks something every kernel needs.
+    #[error("{device} lacks {feature}, which Kiln needs\nhint: a newer driver may have it; `kiln devices` lists the others")]
+    MissingFeature {
+        /// The device's name.
+        device: String,
+        /// What it lacks.
+        feature: &'static str,
+    },
+    /// A Vulkan call failed.
+    #[error("{call} failed: {result:?}")]
+    Vulkan {
+        /// The call.
+        call: &'static str,
+        /// The driver's answer.
+        result: vk::ErrorCode,
+    },
+    /// The driver gave the device up.
+    #[error("device lost in {during}\nhint: the driver reset the GPU; work in flight is gone, the device can be opened again")]
+    DeviceLost {
+        /// What was running.
+        during: String,
+    },
+    /// The GPU did not finish in time.
+    #[error("{what} did not finish within {after:?}\nhint: the GPU is hung or far slower than expected; see the system log")]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// For how long.
+        after: Duration,
+    },
+    /// Not enough memory on the device.
+    #[error(
+        "out of {kind} memory: asked for {}, {} of {} free\nhint: at most {} would fit now", mib(*asked), mib(*free), mib(*total), mib(*fits)
+    )]
+    OutOfMemory {
+        /// Kind of memory.
+        kind: &'static str,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes the driver says are free.
+        free: u64,
+        /// Bytes of the heaps.
+        total: u64,
+        /// Largest single request that would fit.
+        fits: u64,
+    },
+    /// A shader that does not compile.
+    #[error("shader {name} does not compile:\n{messages}")]
+    Compile {
+        /// The shader's name.
+        name: String,
+        /// The compiler's messages with the GLSL lines they speak of.
+        messages: String,
+    },
+    /// A shader file that is not there.
+    #[error("shader {name} includes {file:?}, which is not among the sources")]
+    NoSource {
+        /// The shader's name.
+        name: String,
+        /// The missing file.
+        file: String,
+    },
+    /// A kernel that exceeds a limit of the device; drivers do not always check and may lose the device instead.
+    #[error("shader {name} needs {needs} {what}, the device has {limit}")]
+    OverLimit {
+        /// The shader's name.
+        name: String,
+        /// Which resource.
+        what: &'static str,
+        /// How much the shader needs.
+        needs: u64,
+        /// How much there is.
+        limit: u64,
+    },
+}
+
+/// Bytes as people read them.
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Turns a Vulkan error into ours; a lost device is its own kind because callers recover from it.
+pub(crate) fn vulkan(call: &'static str) -> impl Fn(vk::ErrorCode) -> Error {
+    move |result| match result {
+        vk::ErrorCode::DEVICE_LOST => Error::DeviceLost { during: call.to_owned() },
+        result => Error::Vulkan { call, result },
+    }
+}
