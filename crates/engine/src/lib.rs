@@ -1,1 +1,2 @@
 //! Filled in below.
+pub mod tokenizer;

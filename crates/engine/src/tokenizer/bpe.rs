@@ -1,0 +1,176 @@
+//! Byte-pair encoding by a list of merges: over bytes (`gpt2`), or over characters with byte fallback (`gemma4`).
+
+use super::bytes::{self, decode_byte_level};
+use super::error::TokenizerError;
+use super::hash::FastMap;
+use super::merge::{Merged, Merger, NONE, Span};
+use super::patterns::WholeWords;
+use super::pre::PreTokenizer;
+use super::vocab::{TokenType, Vocab};
+
+/// What a word is made of before any merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Alphabet {
+    /// Every byte is a symbol; tokens are written in the printable alphabet of byte-level BPE.
+    Bytes,
+    /// Every character is a symbol; spaces are written U+2581; what has no token becomes byte tokens.
+    Characters,
+}
+
+/// Symbols are token ids; pieces that only merges name, and bytes without a token, come after the last token.
+pub(super) struct Bpe {
+    alphabet: Alphabet,
+    pre: PreTokenizer,
+    n_tokens: u32,
+    symbols: FastMap<Vec<u8>, u32>,
+    byte_symbols: [u32; 256],
+    byte_tokens: [u32; 256],
+    merges: FastMap<u64, Merged>,
+}
+
+/// Words of this many bytes or more are not remembered: they do not come again.
+const MAX_CACHED_WORD: usize = 64;
+/// A cache of all words of a huge text would be slower than merging.
+const MAX_CACHE_ENTRIES: usize = 1 << 16;
+
+fn pair_key(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
+}
+
+impl Bpe {
+    /// Builds the tables of a vocabulary.
+    pub(super) fn new(vocab: &Vocab, alphabet: Alphabet) -> Result<Self, TokenizerError> {
+        if vocab.merges.is_empty() {
+            return Err(TokenizerError::NoMerges { model: vocab.model.clone() });
+        }
+        let pre = PreTokenizer::new(match alphabet {
+            Alphabet::Bytes => &vocab.pre,
+            Alphabet::Characters => "gemma4",
+        })?;
+        let n_tokens = vocab.tokens.len() as u32;
+        let mut bpe = Self {
+            alphabet,
+            pre,
+            n_tokens,
+            symbols: FastMap::default(),
+            byte_symbols: [NONE; 256],
+            byte_tokens: [NONE; 256],
+            merges: FastMap::default(),
+        };
+        bpe.add_tokens(vocab);
+        bpe.add_merges(vocab)?;
+        Ok(bpe)
+    }
+
+    fn spell(&self, piece: &[u8]) -> Option<Vec<u8>> {
+        match self.alphabet {
+            Alphabet::Bytes => decode_byte_level(piece),
+            Alphabet::Characters => Some(piece.to_vec()),
+        }
+    }
+
+    fn add_tokens(&mut self, vocab: &Vocab) {
+        for ((token, kind), id) in vocab.tokens.iter().zip(&vocab.token_types).zip(0..) {
+            if let (Alphabet::Characters, Some(byte)) = (self.alphabet, bytes::parse_byte_token(token)) {
+                self.byte_tokens[usize::from(byte)] = id;
+            }
+            // Control tokens must never come from plain text.
+            if matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused)
+                && let Some(bytes) = self.spell(token).filter(|bytes| !bytes.is_empty())
+            {
+                self.symbols.entry(bytes).or_insert(id);
+            }
+        }
+        if self.alphabet == Alphabet::Bytes {
+            for byte in 0..=255u8 {
+                let symbol = self.intern(vec![byte]);
+                self.byte_symbols[usize::from(byte)] = symbol;
+                if symbol < self.n_tokens {
+                    self.byte_tokens[usize::from(byte)] = symbol;
+                }
+            }
+        }
+    }
+
+    /// The symbol of a piece; a new one past the last token where the vocabulary has none.
+    fn intern(&mut self, bytes: Vec<u8>) -> u32 {
+        let next = self.n_tokens + self.symbols.len() as u32;
+        *self.symbols.entry(bytes).or_insert(next)
+    }
+
+    fn add_merges(&mut self, vocab: &Vocab) -> Result<(), TokenizerError> {
+        for (index, merge) in vocab.merges.iter().enumerate() {
+            // A piece may itself begin with a space in the alphabet of characters.
+            let space = merge.iter().skip(1).position(|&byte| byte == b' ').map(|at| at + 1);
+            let bad = || TokenizerError::BadMerge { index, merge: String::from_utf8_lossy(merge).into_owned() };
+            let (left, right) = merge.split_at(space.ok_or_else(bad)?);
+            // A merge of pieces outside the alphabet can never happen.
+            let (Some(left), Some(right)) = (self.spell(left), self.spell(&right[1..])) else { continue };
+            let whole = [left.as_slice(), right.as_slice()].concat();
+            let (left, right, symbol) = (self.intern(left), self.intern(right), self.intern(whole));
+            let merged = Merged { priority: index as u32, symbol };
+            self.merges.entry(pair_key(left, right)).or_insert(merged);
+        }
+        Ok(())
+    }
+
+    /// Appends the tokens of a text without special tokens.
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let mut marked = String::new();
+        let text = match self.alphabet {
+            Alphabet::Bytes => text,
+            Alphabet::Characters => {
+                bytes::mark_spaces(text, &mut marked);
+                &marked
+            }
+        };
+        let mut merger = Merger::default();
+        let mut seen: FastMap<&str, (u32, u32)> = FastMap::default();
+        for range in self.pre.split(text)? {
+            let word = &text[range];
+            if let Some(&(start, end)) = seen.get(word) {
+                ids.extend_from_within(start as usize..end as usize);
+                continue;
+            }
+            let start = ids.len();
+            self.encode_word(word, &mut merger, ids);
+            if word.len() < MAX_CACHED_WORD && seen.len() < MAX_CACHE_ENTRIES {
+                seen.insert(word, (start as u32, ids.len() as u32));
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_word(&self, word: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
+        let take_whole = self.pre.whole_words == WholeWords::Take
+            || (self.alphabet == Alphabet::Characters && word.starts_with('\n'));
+        if take_whole && let Some(&symbol) = self.symbols.get(word.as_bytes()).filter(|&&s| s < self.n_tokens) {
+            ids.push(symbol);
+            return;
+        }
+        merger.spans.clear();
+        match self.alphabet {
+            Alphabet::Bytes => merger.spans.extend(word.bytes().zip(0..).map(|(byte, start)| Span {
+                symbol: self.byte_symbols[usize::from(byte)],
+                start,
+                len: 1,
+            })),
+            Alphabet::Characters => merger.spans.extend(word.char_indices().map(|(start, c)| {
+                let character = &word.as_bytes()[start..start + c.len_utf8()];
+                let symbol = self.symbols.get(character).copied().unwrap_or(NONE);
+                Span { symbol, start: start as u32, len: c.len_utf8() as u32 }
+            })),
+        }
+        merger.run(|left, right| self.merges.get(&pair_key(left.symbol, right.symbol)).copied());
+        for span in &merger.spans {
+            if span.symbol < self.n_tokens {
+                ids.push(span.symbol);
+                continue;
+            }
+            // The piece is no token: its bytes stand for it. A byte that has no token either is outside of what the
+            // model can read, and is left out, as the reference tokenizers do.
+            let bytes = &word.as_bytes()[span.start as usize..(span.start + span.len) as usize];
+            ids.extend(bytes.iter().map(|&byte| self.byte_tokens[usize::from(byte)]).filter(|&id| id != NONE));
+        }
+    }
+}

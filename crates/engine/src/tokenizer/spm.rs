@@ -1,0 +1,86 @@
+//! SentencePiece BPE (`llama`): neighbours merge to the token with the best score; what has no token becomes byte tokens.
+
+use super::bytes;
+use super::hash::FastMap;
+use super::merge::{Merged, Merger, NONE, Span};
+use super::vocab::{TokenType, Vocab};
+
+/// The tables of a SentencePiece vocabulary.
+pub(super) struct Spm {
+    tokens: FastMap<Vec<u8>, Merged>,
+    longest: u32,
+    byte_tokens: [u32; 256],
+    unk: Option<u32>,
+}
+
+/// A number that sorts the better score first. A score that is no number is the worst.
+fn priority_of_score(score: f32) -> u32 {
+    if score.is_nan() {
+        return u32::MAX;
+    }
+    // Adding zero turns -0 into 0, which must sort equal.
+    let bits = (score + 0.0).to_bits();
+    let rising = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !rising
+}
+
+impl Spm {
+    /// Builds the tables of a vocabulary.
+    pub(super) fn new(vocab: &Vocab) -> Self {
+        let mut spm = Self { tokens: FastMap::default(), longest: 0, byte_tokens: [NONE; 256], unk: vocab.unk };
+        for ((token, (kind, score)), id) in
+            vocab.tokens.iter().zip(vocab.token_types.iter().zip(&vocab.scores)).zip(0..)
+        {
+            if let Some(byte) = bytes::parse_byte_token(token) {
+                spm.byte_tokens[usize::from(byte)] = id;
+            }
+            // Control and byte tokens must never come from text that happens to be spelled like them.
+            if matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused) && !token.is_empty() {
+                let merged = Merged { priority: priority_of_score(*score), symbol: id };
+                spm.tokens.entry(token.to_vec()).or_insert(merged);
+                spm.longest = spm.longest.max(token.len() as u32);
+            }
+        }
+        spm
+    }
+
+    /// Appends the tokens of a text in which spaces are already marked.
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let bytes = text.as_bytes();
+        let lookup = |start: u32, len: u32| self.tokens.get(&bytes[start as usize..(start + len) as usize]).copied();
+        let mut merger = Merger::default();
+        merger.spans.extend(text.char_indices().map(|(start, c)| {
+            let (start, len) = (start as u32, c.len_utf8() as u32);
+            Span { symbol: lookup(start, len).map_or(NONE, |token| token.symbol), start, len }
+        }));
+        merger.run(|left, right| {
+            let len = left.len + right.len;
+            // Nothing longer than the longest token is worth a look, which also bounds the cost of a look.
+            if len <= self.longest { lookup(left.start, len) } else { None }
+        });
+        for span in &merger.spans {
+            if span.symbol != NONE {
+                ids.push(span.symbol);
+                continue;
+            }
+            for &byte in &bytes[span.start as usize..(span.start + span.len) as usize] {
+                let token = self.byte_tokens[usize::from(byte)];
+                ids.extend(if token == NONE { self.unk } else { Some(token) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn better_scores_come_first() {
+        let scores = [f32::INFINITY, 3.5, 0.0, -0.0, -1e-30, -2.0, -1e30, f32::NEG_INFINITY, f32::NAN];
+        let order: Vec<u32> = scores.iter().map(|&score| priority_of_score(score)).collect();
+        assert!(order.is_sorted(), "{order:?}");
+        assert_eq!(order[2], order[3]);
+        assert!(order[4] < order[5]);
+    }
+}
