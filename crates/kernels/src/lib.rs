@@ -4,6 +4,8 @@
 pub mod case;
 pub mod host;
 pub mod operation;
+pub mod row_norm;
+pub mod rows;
 pub mod tensor;
 
 /// Every operation is one line here: its folder and the name of its variant in [`Call`].
@@ -48,6 +50,11 @@ pub struct Kernel {
 
 operations! {
     rms_norm => RmsNorm,
+    norm => Norm,
+    l2_norm => L2Norm,
+    group_norm => GroupNorm,
+    rope => Rope,
+    soft_max => SoftMax,
 }
 
 /// Every GLSL file of this crate: path as shaders name it, and text.

@@ -1,14 +1,10 @@
 //! Cases of `rms_norm`.
 
-use kiln_gguf::TensorType::{self, F16, F32};
+use kiln_gguf::TensorType::{self, BF16, F16, F32};
 
 use super::Call;
-use crate::case::{Case, Level, Tolerance};
-
-/// f32 sums of a few thousand terms stay below 1e-12; f16 results are rounded to 11 bits.
-fn tolerance(ty: TensorType) -> Tolerance {
-    Tolerance::Nmse(if ty == F16 { 1e-6 } else { 1e-10 })
-}
+use crate::case::{Case, Level};
+use crate::row_norm::tolerance;
 
 fn case(x_ty: TensorType, y_ty: TensorType, shape: [usize; 4], weight: bool, eps: f32) -> Case {
     Case::new(format!("rms_norm {x_ty} to {y_ty} {shape:?} weight={weight} eps={eps}"), move |data| {
@@ -33,6 +29,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.push(case(F32, F32, [64, 5, 3, 2], true, 0.1));
     cases.push(case(F16, F16, [80, 3, 2, 1], true, 1e-6));
     cases.push(case(F32, F16, [80, 3, 2, 1], false, 1e-6));
+    cases.push(case(BF16, BF16, [81, 3, 1, 2], true, 1e-6));
     cases.push(Case::new("rms_norm strided rows, in place", |data| {
         let x = data.strided_input(F32, [48, 3, 2, 1], [64, 4, 2, 1]);
         (Call { x, weight: None, y: x, eps: 1e-6 }.into(), tolerance(F32))
