@@ -1,0 +1,30 @@
+//! The definition of `glu`.
+
+use super::{Call, Gate};
+use crate::host::HostMemory;
+use crate::unary::reference::sigmoid;
+
+fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
+    match (kind, kind.function()) {
+        (Gate::SwigluOai { alpha, limit }, _) => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = gate.min(limit);
+            gate * sigmoid(alpha * gate) * (1.0 + up.clamp(-limit, limit))
+        }
+        (_, Some(function)) => function.of(gate) * up,
+        (_, None) => unreachable!("every other gate has an activation"),
+    }
+}
+
+/// dst = f(gate) * up, element by element.
+pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
+    if call.dst.is_empty() {
+        return;
+    }
+    let up = memory.read(&call.up);
+    let mut values = memory.read(&call.gate);
+    for (v, up) in values.iter_mut().zip(up) {
+        *v = gated(call.kind, *v, up);
+    }
+    memory.write(&call.dst, &values);
+}

@@ -1,0 +1,17 @@
+// scale: dst = factor * x + bias
+// x, dst: same extents, any strides; dst may be x. Each thread computes PER units of VEC elements.
+#version 450
+#include "kiln.glsl"
+#include "elementwise.glsl"
+
+VALUE compute(uint unit, out uint dst_at) {
+#if DENSE
+    uint x_at = unit * VEC;
+    dst_at = x_at;
+#else
+    uvec4 at = unravel(unit, p.shape);
+    uint x_at = ravel(at, p.x_stride);
+    dst_at = ravel(at, p.dst_stride);
+#endif
+    return p.factor * LOAD_X(element(p.x, x_at, SHIFT_X)) + p.bias;
+}
