@@ -1,17 +1,36 @@
 //! Vulkan for compute: adapters, memory, kernels compiled when they are needed, and a recorder that places the
 //! barriers. This crate is the only one with GPU code that is `unsafe`, and it knows nothing of language models.
 
+mod adapter;
 mod cache;
 mod caps;
 mod compile;
+mod device;
 mod error;
+pub mod icd;
+mod instance;
+mod memory;
+mod pace;
 pub mod params;
+mod pipeline;
+mod query;
+mod recorder;
 mod shader;
 mod spirv;
+mod transfer;
 
+pub use adapter::{Adapter, AdapterKind, adapters, choose};
 pub use cache::Cache;
 pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, Scope, Subgroups};
 pub use compile::{Sources, compile_offline};
+pub use device::{DEFAULT_TIMEOUT, Device, Submission};
 pub use error::Error;
+pub use instance::Instance;
+pub use memory::{Buffer, MemoryKind};
+pub use pace::Cost;
 pub use params::Address;
+pub use pipeline::{Pipeline, PipelineCounts};
+pub use recorder::{Commands, Dispatch, Groups, Recorder, Span};
+pub use recorder::Counts;
 pub use shader::{Shader, SubgroupRequest};
+pub use transfer::Uploader;

@@ -1,0 +1,262 @@
+//! An opened device: one compute queue, one timeline that counts submissions, memory and pipelines.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use vulkanalia::prelude::v1_2::*;
+
+use crate::error::vulkan;
+use crate::memory::Arenas;
+use crate::pace::Pace;
+use crate::pipeline::Pipelines;
+use crate::query::{self, Offers};
+use crate::{Adapter, Cache, Error, Instance, Sources};
+
+/// How long to wait for a submission before it counts as hung. Submits are paced to well under a second; a software
+/// GPU under load may need a while for the largest ones.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// An opened device.
+pub struct Device {
+    pub(crate) raw: vulkanalia::Device,
+    /// What was opened.
+    pub adapter: Adapter,
+    pub(crate) instance: Arc<Instance>,
+    pub(crate) queue_family: u32,
+    queue: Mutex<Queue>,
+    timeline: vk::Semaphore,
+    pub(crate) arenas: Mutex<Arenas>,
+    pub(crate) memory_types: vk::PhysicalDeviceMemoryProperties,
+    pub(crate) pipelines: Pipelines,
+    pub(crate) pipeline_cache: vk::PipelineCache,
+    pub(crate) layout: vk::PipelineLayout,
+    pub(crate) cache: Cache,
+    pub(crate) sources: Sources,
+    pub(crate) pace: Mutex<Pace>,
+    lost: AtomicBool,
+}
+
+struct Queue {
+    raw: vk::Queue,
+    /// The timeline's value after everything submitted so far.
+    last: u64,
+}
+
+/// A point on the device's timeline: everything submitted up to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Submission(pub(crate) u64);
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Device {{ {} }}", self.adapter.describe())
+    }
+}
+
+impl Device {
+    /// Opens a device. May be called again after the device was lost.
+    pub fn open(instance: &Arc<Instance>, adapter: &Adapter, sources: Sources, cache: Cache) -> Result<Arc<Device>, Error> {
+        if let Some(feature) = adapter.missing() {
+            return Err(Error::MissingFeature { device: adapter.name.clone(), feature });
+        }
+        // SAFETY: the physical device belongs to this instance.
+        let families = unsafe { instance.raw.get_physical_device_queue_family_properties(adapter.physical) };
+        let computes = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
+        let queue_family = families
+            .iter()
+            .position(computes)
+            .and_then(|i| u32::try_from(i).ok())
+            .ok_or_else(|| Error::MissingFeature { device: adapter.name.clone(), feature: "a compute queue" })?;
+        let raw = create(instance, adapter, queue_family)?;
+        // SAFETY: the family and index were asked for at creation.
+        let queue = unsafe { raw.get_device_queue(queue_family, 0) };
+
+        let mut kind = vk::SemaphoreTypeCreateInfo::builder().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::builder().push_next(&mut kind);
+        // SAFETY: timeline semaphores are enabled.
+        let timeline = unsafe { raw.create_semaphore(&info, None) }.map_err(vulkan("vkCreateSemaphore"))?;
+
+        let push = vk::PushConstantRange::builder()
+            .stage_flags(vk::ShaderStageFlags::COMPUTE)
+            .size(adapter.caps.limits.max_push_bytes.min(256));
+        let ranges = [push];
+        let info = vk::PipelineLayoutCreateInfo::builder().push_constant_ranges(&ranges);
+        // SAFETY: the range is within the device's limit.
+        let layout = unsafe { raw.create_pipeline_layout(&info, None) }.map_err(vulkan("vkCreatePipelineLayout"))?;
+
+        let pipeline_cache = open_pipeline_cache(&raw, adapter, &cache)?;
+        // SAFETY: the physical device belongs to this instance.
+        let memory_types = unsafe { instance.raw.get_physical_device_memory_properties(adapter.physical) };
+        Ok(Arc::new(Device {
+            raw,
+            adapter: adapter.clone(),
+            instance: Arc::clone(instance),
+            queue_family,
+            queue: Mutex::new(Queue { raw: queue, last: 0 }),
+            timeline,
+            arenas: Mutex::default(),
+            memory_types,
+            pipelines: Pipelines::default(),
+            pipeline_cache,
+            layout,
+            cache,
+            sources,
+            pace: Mutex::new(Pace::new(adapter.caps.is_cpu)),
+            lost: AtomicBool::new(false),
+        }))
+    }
+
+    /// The instance it was opened from.
+    pub fn instance(&self) -> &Arc<Instance> {
+        &self.instance
+    }
+
+    /// Hands one command buffer to the queue.
+    pub(crate) fn submit(&self, commands: vk::CommandBuffer) -> Result<Submission, Error> {
+        self.check()?;
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = queue.last + 1;
+        let (values, semaphores, commands) = ([value], [self.timeline], [commands]);
+        let mut timeline = vk::TimelineSemaphoreSubmitInfo::builder().signal_semaphore_values(&values);
+        let info = vk::SubmitInfo::builder()
+            .command_buffers(&commands)
+            .signal_semaphores(&semaphores)
+            .push_next(&mut timeline);
+        // SAFETY: the queue is used under its lock; the command buffer is complete and kept until it has run.
+        unsafe { self.raw.queue_submit(queue.raw, &[info], vk::Fence::null()) }
+            .map_err(|e| self.note(vulkan("vkQueueSubmit")(e)))?;
+        queue.last = value;
+        Ok(Submission(value))
+    }
+
+    /// Waits until the device has passed a point.
+    pub fn wait(&self, submission: Submission, timeout: Duration) -> Result<(), Error> {
+        self.check()?;
+        let (semaphores, values) = ([self.timeline], [submission.0]);
+        let info = vk::SemaphoreWaitInfo::builder().semaphores(&semaphores).values(&values);
+        let start = Instant::now();
+        let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: the semaphore is alive.
+        match unsafe { self.raw.wait_semaphores(&info, nanos) } {
+            Ok(vk::SuccessCode::TIMEOUT) => Err(Error::Timeout {
+                what: format!("submission {} on {}", submission.0, self.adapter.name),
+                after: start.elapsed(),
+            }),
+            Ok(_) => Ok(()),
+            Err(e) => Err(self.note(vulkan("vkWaitSemaphores")(e))),
+        }
+    }
+
+    /// Waits for everything submitted so far.
+    pub fn wait_idle(&self) -> Result<(), Error> {
+        let last = self.queue.lock().unwrap_or_else(PoisonError::into_inner).last;
+        self.wait(Submission(last), DEFAULT_TIMEOUT)
+    }
+
+    /// Whether the driver has given the device up. Everything on it fails from then on; open it again.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Treats the device as lost from now on: for tests of recovery, which no driver offers a way to provoke.
+    #[doc(hidden)]
+    pub fn pretend_lost(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.is_lost() {
+            return Err(Error::DeviceLost { during: format!("earlier work on {}", self.adapter.name) });
+        }
+        Ok(())
+    }
+
+    fn note(&self, error: Error) -> Error {
+        if matches!(error, Error::DeviceLost { .. }) {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        error
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.save_pipelines();
+        // SAFETY: buffers and commands hold an Arc of the device, so all are gone; the queue is idle after the wait.
+        unsafe {
+            let _ = self.raw.device_wait_idle();
+            self.destroy_pipelines();
+            self.raw.destroy_pipeline_cache(self.pipeline_cache, None);
+            self.raw.destroy_pipeline_layout(self.layout, None);
+            self.raw.destroy_semaphore(self.timeline, None);
+            self.raw.destroy_device(None);
+        }
+    }
+}
+
+/// Creates the logical device with every feature Kiln can use that the driver offers.
+fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<vulkanalia::Device, Error> {
+    let (major, minor, patch) = adapter.api_version;
+    let version = vulkanalia::Version::new(major, minor, patch);
+    let offers = Offers::of(version.into(), &adapter.extensions);
+    let mut f = query::features(&instance.raw, adapter.physical, offers);
+    // Bounds are the kernels' own business; the driver's checks would only cost time.
+    f.core.robust_buffer_access = vk::FALSE;
+    f.coopmat.cooperative_matrix_robust_buffer_access = vk::FALSE;
+    f.v12.buffer_device_address_capture_replay = vk::FALSE;
+    f.v12.buffer_device_address_multi_device = vk::FALSE;
+
+    let mut extensions = Vec::new();
+    let mut want = |offered: bool, extension: &vk::Extension| {
+        if offered {
+            extensions.push(extension.name.as_ptr());
+        }
+    };
+    want(offers.coopmat, &vk::KHR_COOPERATIVE_MATRIX_EXTENSION);
+    want(offers.coopmat2, &vk::NV_COOPERATIVE_MATRIX2_EXTENSION);
+    want(offers.bfloat16, &vk::KHR_SHADER_BFLOAT16_EXTENSION);
+    want(adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION), &vk::EXT_MEMORY_BUDGET_EXTENSION);
+
+    let priorities = [1.0];
+    let queues =
+        [vk::DeviceQueueCreateInfo::builder().queue_family_index(queue_family).queue_priorities(&priorities)];
+    let mut info = vk::DeviceCreateInfo::builder()
+        .queue_create_infos(&queues)
+        .enabled_features(&f.core)
+        .enabled_extension_names(&extensions)
+        .push_next(&mut f.v11)
+        .push_next(&mut f.v12);
+    if offers.v13 {
+        info = info.push_next(&mut f.v13);
+    }
+    if offers.coopmat {
+        info = info.push_next(&mut f.coopmat);
+    }
+    if offers.coopmat2 {
+        info = info.push_next(&mut f.coopmat2);
+    }
+    if offers.bfloat16 {
+        info = info.push_next(&mut f.bfloat16);
+    }
+    // SAFETY: only offered features and extensions are asked for; every pointer lives until the call returns.
+    unsafe { instance.raw.create_device(adapter.physical, &info, None) }.map_err(vulkan("vkCreateDevice"))
+}
+
+/// The driver's cache, filled from disk. Data the driver does not accept is dropped.
+fn open_pipeline_cache(
+    raw: &vulkanalia::Device,
+    adapter: &Adapter,
+    cache: &Cache,
+) -> Result<vk::PipelineCache, Error> {
+    let stored = cache.read(&Device::pipeline_cache_name(adapter)).unwrap_or_default();
+    for data in [stored.as_slice(), &[]] {
+        let info = vk::PipelineCacheCreateInfo::builder().initial_data(data);
+        // SAFETY: the data is a whole file with the right checksum, written by this driver for this device.
+        match unsafe { raw.create_pipeline_cache(&info, None) } {
+            Ok(made) => return Ok(made),
+            Err(e) if data.is_empty() => return Err(vulkan("vkCreatePipelineCache")(e)),
+            Err(e) => log::warn!("the driver refused its stored pipeline cache ({e:?}); it will be made anew"),
+        }
+    }
+    unreachable!("the loop ends with empty data, which returns either way")
+}

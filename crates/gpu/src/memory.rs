@@ -1,0 +1,377 @@
+//! Device memory: a few large allocations, each one buffer with a device address, handed out in pieces. Freed pieces
+//! are merged; an allocation without pieces goes back to the driver.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+use vulkanalia::prelude::v1_2::*;
+
+use crate::error::vulkan;
+use crate::{Address, Device, Error};
+
+/// Pieces start at multiples of this: enough for every vector load and for a cache line.
+const ALIGN: u64 = 256;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// Weights, caches, activations: the device's own memory.
+    Device,
+    /// Written by the host, read once by the device: staging.
+    Upload,
+    /// Written by the device, read by the host.
+    Readback,
+    /// Small data both sides touch often: device memory that the host sees, where there is such.
+    Shared,
+}
+
+impl MemoryKind {
+    fn name(self) -> &'static str {
+        match self {
+            MemoryKind::Device => "device",
+            MemoryKind::Upload => "upload",
+            MemoryKind::Readback => "readback",
+            MemoryKind::Shared => "shared",
+        }
+    }
+
+    /// Property sets to look for, best first.
+    fn wishes(self) -> [vk::MemoryPropertyFlags; 2] {
+        use vk::MemoryPropertyFlags as P;
+        let host = P::HOST_VISIBLE | P::HOST_COHERENT;
+        match self {
+            MemoryKind::Device => [P::DEVICE_LOCAL, P::empty()],
+            MemoryKind::Upload => [host, host],
+            MemoryKind::Readback => [host | P::HOST_CACHED, host],
+            MemoryKind::Shared => [host | P::DEVICE_LOCAL, host],
+        }
+    }
+
+    /// Size of an allocation that several pieces share.
+    fn chunk(self) -> u64 {
+        match self {
+            MemoryKind::Device => 256 << 20,
+            MemoryKind::Upload | MemoryKind::Readback => 32 << 20,
+            MemoryKind::Shared => 1 << 20,
+        }
+    }
+}
+
+/// One allocation of the driver.
+struct Chunk {
+    kind: MemoryKind,
+    memory: vk::DeviceMemory,
+    buffer: vk::Buffer,
+    address: u64,
+    bytes: u64,
+    mapped: Option<Mapped>,
+    /// Free pieces: offset to length.
+    free: BTreeMap<u64, u64>,
+}
+
+/// The host's view of an allocation.
+#[derive(Clone, Copy)]
+struct Mapped(*mut u8);
+
+// SAFETY: the pointer is to memory mapped for the life of the allocation; `Buffer` guards who touches which bytes.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Chunk {
+    /// Takes the first free piece that is long enough.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let (offset, length) = self.free.iter().map(|(o, l)| (*o, *l)).find(|(_, length)| *length >= bytes)?;
+        self.free.remove(&offset);
+        if length > bytes {
+            self.free.insert(offset + bytes, length - bytes);
+        }
+        Some(offset)
+    }
+
+    /// Gives a piece back and merges it with its neighbours.
+    fn give(&mut self, mut offset: u64, mut bytes: u64) {
+        if let Some(after) = self.free.remove(&(offset + bytes)) {
+            bytes += after;
+        }
+        if let Some((&before, &length)) = self.free.range(..offset).next_back()
+            && before + length == offset
+        {
+            self.free.remove(&before);
+            offset = before;
+            bytes += length;
+        }
+        self.free.insert(offset, bytes);
+    }
+
+    fn is_unused(&self) -> bool {
+        self.free.get(&0) == Some(&self.bytes)
+    }
+}
+
+/// Every allocation of a device. Numbers of chunks stay fixed while pieces point to them.
+#[derive(Default)]
+pub(crate) struct Arenas {
+    chunks: Vec<Option<Chunk>>,
+}
+
+/// A piece of memory. Clones share it; the last one gives it back.
+#[derive(Clone)]
+pub struct Buffer(Arc<Piece>);
+
+struct Piece {
+    device: Arc<Device>,
+    chunk: usize,
+    offset: u64,
+    /// Length as asked for; the piece is rounded up to `ALIGN`.
+    bytes: u64,
+    raw: vk::Buffer,
+    address: u64,
+    mapped: Option<Mapped>,
+    kind: MemoryKind,
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer {{ {}, {} bytes at {:#x} }}", self.0.kind.name(), self.0.bytes, self.0.address)
+    }
+}
+
+impl Buffer {
+    /// Its address on the device.
+    pub fn address(&self) -> Address {
+        Address(self.0.address)
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    pub(crate) fn raw(&self) -> (vk::Buffer, u64) {
+        (self.0.raw, self.0.offset)
+    }
+
+    /// Whether the host can read and write it directly.
+    pub fn is_mapped(&self) -> bool {
+        self.0.mapped.is_some()
+    }
+
+    fn host(&self, offset: u64, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes as u64);
+        assert!(end.is_some_and(|e| e <= self.0.bytes), "{bytes} bytes at {offset} exceed {self:?}");
+        let Some(Mapped(start)) = self.0.mapped else { panic!("{self:?} should be visible to the host") };
+        // SAFETY: `start` maps the whole piece, and the range was checked against it.
+        unsafe { start.add(offset as usize) }
+    }
+
+    /// Copies bytes in. The device must not be using this range.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        let to = self.host(offset, data.len());
+        // SAFETY: `to` is valid for the length; `data` is Rust memory and cannot overlap a mapping.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+    }
+
+    /// Copies bytes out. The device must have finished writing this range.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        let from = self.host(offset, data.len());
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let mut arenas = self.device.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(chunk) = arenas.chunks[self.chunk].as_mut() else { return };
+        chunk.give(self.offset, self.bytes.max(1).next_multiple_of(ALIGN));
+        if chunk.is_unused() {
+            let chunk = arenas.chunks[self.chunk].take();
+            drop(arenas);
+            chunk.into_iter().for_each(|c| self.device.release(&c));
+        }
+    }
+}
+
+impl Device {
+    /// Takes a piece of memory. Its content is undefined.
+    pub fn allocate(self: &Arc<Self>, kind: MemoryKind, bytes: u64) -> Result<Buffer, Error> {
+        let length = bytes.max(1).next_multiple_of(ALIGN);
+        let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fits = arenas.chunks.iter_mut().enumerate().filter_map(|(i, c)| c.as_mut().map(|c| (i, c)));
+        let found = fits.find_map(|(i, c)| (c.kind == kind).then(|| c.take(length)).flatten().map(|o| (i, o)));
+        let (index, offset) = match found {
+            Some(found) => found,
+            None => {
+                let mut chunk = self.new_chunk(kind, length)?;
+                let offset = chunk.take(length).expect("a new chunk should hold what it was made for");
+                let index = arenas.chunks.iter().position(Option::is_none).unwrap_or(arenas.chunks.len());
+                if index == arenas.chunks.len() {
+                    arenas.chunks.push(None);
+                }
+                arenas.chunks[index] = Some(chunk);
+                (index, offset)
+            }
+        };
+        let chunk = arenas.chunks[index].as_ref().expect("the chunk was just used");
+        // SAFETY: the offset lies inside the mapping.
+        let mapped = chunk.mapped.map(|Mapped(start)| Mapped(unsafe { start.add(offset as usize) }));
+        Ok(Buffer(Arc::new(Piece {
+            device: Arc::clone(self),
+            chunk: index,
+            offset,
+            bytes,
+            raw: chunk.buffer,
+            address: chunk.address + offset,
+            mapped,
+            kind,
+        })))
+    }
+
+    /// Bytes taken from the driver so far.
+    pub fn allocated_bytes(&self) -> u64 {
+        let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        arenas.chunks.iter().flatten().map(|c| c.bytes).sum()
+    }
+
+    fn new_chunk(&self, kind: MemoryKind, least: u64) -> Result<Chunk, Error> {
+        let limits = &self.adapter.caps.limits;
+        if least > limits.max_buffer_bytes {
+            return Err(self.out_of_memory(kind, least));
+        }
+        // Sharing a large allocation is a wish; the size that is needed is the demand.
+        let wished = kind.chunk().min(limits.max_allocation_bytes).min(limits.max_buffer_bytes).max(least);
+        let mut last = None;
+        for bytes in [wished, least] {
+            for wish in kind.wishes() {
+                match self.try_chunk(kind, bytes, wish) {
+                    Ok(Some(chunk)) => return Ok(chunk),
+                    Ok(None) => {}
+                    Err(e) => last = Some(e),
+                }
+            }
+        }
+        match last {
+            Some(Error::Vulkan {
+                result: vk::ErrorCode::OUT_OF_DEVICE_MEMORY | vk::ErrorCode::OUT_OF_HOST_MEMORY,
+                ..
+            })
+            | None => Err(self.out_of_memory(kind, least)),
+            Some(other) => Err(other),
+        }
+    }
+
+    fn out_of_memory(&self, kind: MemoryKind, asked: u64) -> Error {
+        let has_budget = self.adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION);
+        let (total, free) = crate::adapter::memory(&self.instance, self.adapter.physical, has_budget);
+        let free = free.unwrap_or_else(|| total.saturating_sub(self.allocated_bytes_unlocked()));
+        let fits = free.min(self.adapter.caps.limits.max_buffer_bytes);
+        Error::OutOfMemory { kind: kind.name(), asked, free, total, fits }
+    }
+
+    /// As `allocated_bytes`, for callers that may hold the lock: 0 then.
+    fn allocated_bytes_unlocked(&self) -> u64 {
+        self.arenas.try_lock().map_or(0, |a| a.chunks.iter().flatten().map(|c| c.bytes).sum())
+    }
+
+    /// One allocation of a memory type with these properties; `None` where there is no such type.
+    fn try_chunk(
+        &self,
+        kind: MemoryKind,
+        bytes: u64,
+        wish: vk::MemoryPropertyFlags,
+    ) -> Result<Option<Chunk>, Error> {
+        let usage = vk::BufferUsageFlags::STORAGE_BUFFER
+            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
+            | vk::BufferUsageFlags::INDIRECT_BUFFER
+            | vk::BufferUsageFlags::TRANSFER_SRC
+            | vk::BufferUsageFlags::TRANSFER_DST;
+        let info = vk::BufferCreateInfo::builder().size(bytes).usage(usage);
+        // SAFETY: the device is alive; the buffer is destroyed on every failing way out.
+        let buffer = unsafe { self.raw.create_buffer(&info, None) }.map_err(vulkan("vkCreateBuffer"))?;
+        let destroy = || unsafe { self.raw.destroy_buffer(buffer, None) }; // SAFETY: not used by anything yet.
+        // SAFETY: the buffer was made by this device.
+        let needs = unsafe { self.raw.get_buffer_memory_requirements(buffer) };
+        let types = &self.memory_types;
+        let Some(index) = (0..types.memory_type_count).find(|&i| {
+            needs.memory_type_bits & (1 << i) != 0 && types.memory_types[i as usize].property_flags.contains(wish)
+        }) else {
+            destroy();
+            return Ok(None);
+        };
+        let mut flags = vk::MemoryAllocateFlagsInfo::builder().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+        let info = vk::MemoryAllocateInfo::builder()
+            .allocation_size(needs.size)
+            .memory_type_index(index)
+            .push_next(&mut flags);
+        // SAFETY: a memory type the buffer accepts.
+        let memory = match unsafe { self.raw.allocate_memory(&info, None) } {
+            Ok(memory) => memory,
+            Err(e) => {
+                destroy();
+                return Err(vulkan("vkAllocateMemory")(e));
+            }
+        };
+        let visible = kind != MemoryKind::Device;
+        // SAFETY: memory and buffer are fresh, from this device, and fit each other.
+        let bound = unsafe {
+            self.raw.bind_buffer_memory(buffer, memory, 0).map_err(vulkan("vkBindBufferMemory")).and_then(|()| {
+                if !visible {
+                    return Ok(None);
+                }
+                let start = self.raw.map_memory(memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
+                start.map(|p| Some(Mapped(p.cast()))).map_err(vulkan("vkMapMemory"))
+            })
+        };
+        let mapped = match bound {
+            Ok(mapped) => mapped,
+            Err(e) => {
+                destroy();
+                // SAFETY: nothing is bound to the memory any more.
+                unsafe { self.raw.free_memory(memory, None) };
+                return Err(e);
+            }
+        };
+        let info = vk::BufferDeviceAddressInfo::builder().buffer(buffer);
+        // SAFETY: the buffer is bound and was made for addresses.
+        let address = unsafe { self.raw.get_buffer_device_address(&info) };
+        Ok(Some(Chunk { kind, memory, buffer, address, bytes, mapped, free: BTreeMap::from([(0, bytes)]) }))
+    }
+
+    fn release(&self, chunk: &Chunk) {
+        // SAFETY: no piece of the chunk is left, and commands keep the pieces they use.
+        unsafe {
+            self.raw.destroy_buffer(chunk.buffer, None);
+            self.raw.free_memory(chunk.memory, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(bytes: u64) -> Chunk {
+        Chunk {
+            kind: MemoryKind::Device,
+            memory: vk::DeviceMemory::null(),
+            buffer: vk::Buffer::null(),
+            address: 0,
+            bytes,
+            mapped: None,
+            free: BTreeMap::from([(0, bytes)]),
+        }
+    }
+
+    #[test]
+    fn pieces_given_back_in_any_order_merge_to_the_whole() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1], [1, 2, 0], [2, 0, 1]] {
+            let mut c = chunk(1024);
+            let taken: Vec<u64> = (0..3).map(|_| c.take(256).unwrap()).collect();
+            assert_eq!(taken, [0, 256, 512]);
+            assert_eq!(c.take(512), None);
+            order.iter().for_each(|&i| c.give(taken[i], 256));
+            assert!(c.is_unused(), "{order:?}: {:?}", c.free);
+        }
+    }
+}

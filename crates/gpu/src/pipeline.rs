@@ -1,0 +1,172 @@
+//! Pipelines: made when asked for, one per shader, several at once at load. SPIR-V and the driver's own pipeline
+//! cache are kept on disk, so a second start compiles nothing.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rayon::prelude::*;
+use vulkanalia::prelude::v1_2::*;
+
+use crate::error::vulkan;
+use crate::{Device, Error, Shader, SubgroupRequest, cache, compile, spirv};
+
+/// A compiled kernel.
+#[derive(Debug)]
+pub struct Pipeline {
+    pub(crate) raw: vk::Pipeline,
+    /// The variant's name.
+    pub name: String,
+}
+
+/// How much work making pipelines was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PipelineCounts {
+    /// Shaders compiled from GLSL (not found in the cache).
+    pub glsl_compiled: u64,
+    /// Pipelines the driver compiled (not found in its cache).
+    pub driver_compiled: u64,
+    /// Pipelines in all.
+    pub made: u64,
+}
+
+/// The pipelines of a device.
+#[derive(Default)]
+pub(crate) struct Pipelines {
+    made: Mutex<HashMap<Shader, Arc<Pipeline>>>,
+    glsl_compiled: AtomicU64,
+    driver_compiled: AtomicU64,
+}
+
+impl Device {
+    /// The pipeline of a shader, made now if it is new.
+    pub fn pipeline(&self, shader: &Shader) -> Result<Arc<Pipeline>, Error> {
+        let made = |this: &Self| this.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner).get(shader).cloned();
+        if let Some(pipeline) = made(self) {
+            return Ok(pipeline);
+        }
+        // Made outside the lock, so that several threads can make different ones. Where two make the same one, the
+        // first stays and the other is dropped.
+        let pipeline = Arc::new(self.make(shader)?);
+        let mut all = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = all.get(shader) {
+            // SAFETY: just made and never used.
+            unsafe { self.raw.destroy_pipeline(pipeline.raw, None) };
+            return Ok(Arc::clone(first));
+        }
+        all.insert(shader.clone(), Arc::clone(&pipeline));
+        Ok(pipeline)
+    }
+
+    /// Makes the pipelines of all these shaders, on all cores. `done` is told after each.
+    pub fn prepare(&self, shaders: &[Shader], done: &(dyn Fn() + Sync)) -> Result<(), Error> {
+        shaders.par_iter().try_for_each(|shader| {
+            self.pipeline(shader)?;
+            done();
+            Ok(())
+        })
+    }
+
+    /// What making pipelines has cost so far.
+    pub fn pipeline_counts(&self) -> PipelineCounts {
+        PipelineCounts {
+            glsl_compiled: self.pipelines.glsl_compiled.load(Ordering::Relaxed),
+            driver_compiled: self.pipelines.driver_compiled.load(Ordering::Relaxed),
+            made: self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+        }
+    }
+
+    /// The SPIR-V of a shader, from the cache or compiled.
+    fn spirv(&self, shader: &Shader) -> Result<Vec<u32>, Error> {
+        let text = self.sources.expand(shader)?;
+        let newer = self.adapter.api_version >= (1, 3, 0);
+        let name = format!("spirv/{}.spv", cache::key(&[text.body.as_bytes(), &[u8::from(newer)]]));
+        if let Some(bytes) = self.cache.read(&name)
+            && bytes.len() % 4 == 0
+        {
+            return Ok(bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect());
+        }
+        let module = compile::compile(&shader.name, &text, newer)?;
+        self.pipelines.glsl_compiled.fetch_add(1, Ordering::Relaxed);
+        let bytes: Vec<u8> = module.iter().flat_map(|w| w.to_le_bytes()).collect();
+        self.cache.write(&name, &bytes);
+        Ok(module)
+    }
+
+    fn make(&self, shader: &Shader) -> Result<Pipeline, Error> {
+        let module = self.spirv(shader)?;
+        let limit = u64::from(self.adapter.caps.limits.max_shared_bytes);
+        let needs = spirv::shared_bytes(&module);
+        if needs > limit {
+            return Err(Error::OverLimit { name: shader.name.clone(), what: "bytes of shared memory", needs, limit });
+        }
+        let info = vk::ShaderModuleCreateInfo::builder().code_size(module.len() * 4).code(&module);
+        // SAFETY: the module comes from the compiler; the device has the features it declares or the driver refuses.
+        let code = unsafe { self.raw.create_shader_module(&info, None) }.map_err(vulkan("vkCreateShaderModule"))?;
+        let made = self.make_from(shader, code);
+        // SAFETY: a pipeline does not need its module once it is made.
+        unsafe { self.raw.destroy_shader_module(code, None) };
+        made
+    }
+
+    fn make_from(&self, shader: &Shader, code: vk::ShaderModule) -> Result<Pipeline, Error> {
+        let mut size = vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::builder();
+        let mut stage = vk::PipelineShaderStageCreateInfo::builder()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .module(code)
+            .name(b"main\0");
+        let subgroups = &self.adapter.caps.subgroups;
+        if shader.subgroup != SubgroupRequest::Any && subgroups.full {
+            stage = stage.flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS);
+        }
+        if let SubgroupRequest::Size(n) = shader.subgroup
+            && subgroups.size_control
+        {
+            size = size.required_subgroup_size(n);
+            stage = stage.push_next(&mut size);
+        }
+        let mut feedback = vk::PipelineCreationFeedback::default();
+        let mut stages = [vk::PipelineCreationFeedback::default()];
+        let mut report = vk::PipelineCreationFeedbackCreateInfo::builder()
+            .pipeline_creation_feedback(&mut feedback)
+            .pipeline_stage_creation_feedbacks(&mut stages);
+        let mut info = vk::ComputePipelineCreateInfo::builder().stage(stage).layout(self.layout);
+        let reports = self.adapter.api_version >= (1, 3, 0);
+        if reports {
+            info = info.push_next(&mut report);
+        }
+        // SAFETY: module, layout and cache are alive and of this device.
+        let made = unsafe { self.raw.create_compute_pipelines(self.pipeline_cache, &[info], None) };
+        let (pipelines, _) = made.map_err(vulkan("vkCreateComputePipelines"))?;
+        let hit = vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
+        if !(reports && feedback.flags.contains(vk::PipelineCreationFeedbackFlags::VALID) && feedback.flags.contains(hit))
+        {
+            self.pipelines.driver_compiled.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone() })
+    }
+
+    /// Name of the driver's cache file for this device and driver build.
+    pub(crate) fn pipeline_cache_name(adapter: &crate::Adapter) -> String {
+        let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
+        format!("pipelines/{}.bin", cache::key(&parts))
+    }
+
+    /// Writes the driver's pipeline cache to disk if anything new was compiled. Called when the device is dropped.
+    pub fn save_pipelines(&self) {
+        if self.pipelines.driver_compiled.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // SAFETY: the cache is alive and internally synchronised.
+        if let Ok(data) = unsafe { self.raw.get_pipeline_cache_data(self.pipeline_cache) } {
+            self.cache.write(&Self::pipeline_cache_name(&self.adapter), &data);
+        }
+    }
+
+    pub(crate) fn destroy_pipelines(&self) {
+        for pipeline in self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            // SAFETY: called when the device goes; commands keep it alive, so none is left that uses a pipeline.
+            unsafe { self.raw.destroy_pipeline(pipeline.raw, None) };
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! Records work and places the barriers. Every step declares the byte ranges it reads and writes; a barrier comes
+//! only where ranges conflict with work since the last one. This is the only place in Kiln that knows of barriers.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use vulkanalia::prelude::v1_2::*;
+use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
+
+use crate::error::vulkan;
+use crate::pace::{Cost, TARGET_SECONDS};
+use crate::{Address, Buffer, DEFAULT_TIMEOUT, Device, Error, Pipeline, Submission};
+
+/// A range of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub start: Address,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
+impl Span {
+    fn overlaps(self, other: Span) -> bool {
+        self.start.0 < other.start.0 + other.bytes && other.start.0 < self.start.0 + self.bytes
+    }
+}
+
+/// How many workgroups.
+#[derive(Clone, Copy, Debug)]
+pub enum Groups<'a> {
+    /// This many in x, y, z.
+    Direct([u32; 3]),
+    /// As many as three `u32` at this offset of a buffer say when the step runs.
+    Indirect(&'a Buffer, u64),
+}
+
+/// One dispatch.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch<'a> {
+    /// Name in profiles and debuggers.
+    pub label: &'a str,
+    /// The kernel.
+    pub pipeline: &'a Arc<Pipeline>,
+    /// Its parameter block.
+    pub params: &'a [u8],
+    /// How many workgroups.
+    pub groups: Groups<'a>,
+    /// What it reads.
+    pub reads: &'a [Span],
+    /// What it writes.
+    pub writes: &'a [Span],
+    /// What it costs, for pacing.
+    pub cost: Cost,
+}
+
+/// Ranges touched since the last barrier.
+#[derive(Debug, Default)]
+struct Hazards {
+    reads: Vec<Span>,
+    writes: Vec<Span>,
+}
+
+impl Hazards {
+    /// Whether a step with these ranges must wait for what was recorded before.
+    fn conflict(&self, reads: &[Span], writes: &[Span]) -> bool {
+        let hits = |old: &[Span], new: &[Span]| new.iter().any(|n| old.iter().any(|o| o.overlaps(*n)));
+        hits(&self.writes, reads) || hits(&self.writes, writes) || hits(&self.reads, writes)
+    }
+
+    /// Adds a step's ranges, forgetting the older ones first if it had to wait. Returns whether it had to.
+    fn add(&mut self, reads: &[Span], writes: &[Span]) -> bool {
+        let wait = self.conflict(reads, writes);
+        if wait {
+            self.reads.clear();
+            self.writes.clear();
+        }
+        self.reads.extend_from_slice(reads);
+        self.writes.extend_from_slice(writes);
+        wait
+    }
+}
+
+/// Commands being recorded.
+pub struct Recorder {
+    commands: Commands,
+    hazards: Hazards,
+    open: Option<Segment>,
+    profile: bool,
+    /// Largest estimated time of a segment.
+    limit: f64,
+}
+
+/// One command buffer: what is submitted at once.
+struct Segment {
+    raw: vk::CommandBuffer,
+    estimate: f64,
+    /// First of the two timestamps around it.
+    query: u32,
+}
+
+/// Recorded commands; they can be submitted again and again.
+pub struct Commands {
+    device: Arc<Device>,
+    pool: vk::CommandPool,
+    queries: vk::QueryPool,
+    n_queries: u32,
+    segments: Vec<Segment>,
+    labels: Vec<(String, u32)>,
+    /// Buffers named by copies; dispatches name addresses, whose owners the caller keeps.
+    _kept: Vec<Buffer>,
+    counts: Counts,
+    last: std::sync::Mutex<Option<Submission>>,
+}
+
+/// What was recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Dispatches.
+    pub dispatches: u32,
+    /// Barriers between them.
+    pub barriers: u32,
+}
+
+const MAX_QUERIES: u32 = 16384;
+
+impl Recorder {
+    /// Begins a recording.
+    pub fn new(device: &Arc<Device>) -> Result<Recorder, Error> {
+        let info = vk::CommandPoolCreateInfo::builder().queue_family_index(device.queue_family);
+        // SAFETY: the family is the one the device was made with.
+        let pool = unsafe { device.raw.create_command_pool(&info, None) }.map_err(vulkan("vkCreateCommandPool"))?;
+        let info = vk::QueryPoolCreateInfo::builder().query_type(vk::QueryType::TIMESTAMP).query_count(MAX_QUERIES);
+        // SAFETY: the device is alive; on failure the pool goes with it.
+        let queries = unsafe { device.raw.create_query_pool(&info, None) }.map_err(|e| {
+            // SAFETY: nothing was allocated from the pool yet.
+            unsafe { device.raw.destroy_command_pool(pool, None) };
+            vulkan("vkCreateQueryPool")(e)
+        })?;
+        let commands = Commands {
+            device: Arc::clone(device),
+            pool,
+            queries,
+            n_queries: 0,
+            segments: Vec::new(),
+            labels: Vec::new(),
+            _kept: Vec::new(),
+            counts: Counts::default(),
+            last: std::sync::Mutex::new(None),
+        };
+        Ok(Recorder { commands, hazards: Hazards::default(), open: None, profile: false, limit: TARGET_SECONDS })
+    }
+
+    /// Takes the time of every step. Steps then no longer overlap.
+    pub fn profiled(mut self) -> Recorder {
+        self.profile = true;
+        self
+    }
+
+    /// Keeps everything in one submit: for measurements that must not be cut.
+    pub fn uncut(mut self) -> Recorder {
+        self.limit = f64::INFINITY;
+        self
+    }
+
+    /// Records a dispatch.
+    pub fn dispatch(&mut self, step: Dispatch<'_>) -> Result<(), Error> {
+        let limits = &self.commands.device.adapter.caps.limits;
+        let push = u64::from(limits.max_push_bytes.min(256));
+        if step.params.len() as u64 > push {
+            let (needs, name) = (step.params.len() as u64, step.pipeline.name.clone());
+            return Err(Error::OverLimit { name, what: "bytes of parameters", needs, limit: push });
+        }
+        if let Groups::Direct(groups) = step.groups {
+            for (n, limit) in groups.into_iter().zip(limits.max_workgroup_count) {
+                if n > limit {
+                    let (needs, limit, name) = (u64::from(n), u64::from(limit), step.pipeline.name.clone());
+                    return Err(Error::OverLimit { name, what: "workgroups in one dimension", needs, limit });
+                }
+            }
+        }
+        let device = Arc::clone(&self.commands.device);
+        let raw = self.begin(step.reads, step.writes, step.cost)?;
+        let start = self.label_begin(raw, step.label);
+        // SAFETY: the command buffer is being recorded; pipeline and layout are alive; the block fits the limit.
+        unsafe {
+            device.raw.cmd_bind_pipeline(raw, vk::PipelineBindPoint::COMPUTE, step.pipeline.raw);
+            if !step.params.is_empty() {
+                device.raw.cmd_push_constants(raw, device.layout, vk::ShaderStageFlags::COMPUTE, 0, step.params);
+            }
+            match step.groups {
+                Groups::Direct([x, y, z]) => device.raw.cmd_dispatch(raw, x, y, z),
+                Groups::Indirect(buffer, offset) => {
+                    let (vk_buffer, base) = buffer.raw();
+                    device.raw.cmd_dispatch_indirect(raw, vk_buffer, base + offset);
+                }
+            }
+        }
+        if let Groups::Indirect(buffer, _) = step.groups {
+            self.commands._kept.push(buffer.clone());
+        }
+        self.label_end(raw, start, step.label);
+        self.commands.counts.dispatches += 1;
+        Ok(())
+    }
+
+    /// Records a copy of bytes between buffers.
+    pub fn copy(&mut self, from: (&Buffer, u64), to: (&Buffer, u64), bytes: u64) -> Result<(), Error> {
+        assert!(from.1 + bytes <= from.0.bytes() && to.1 + bytes <= to.0.bytes(), "copy: {bytes} bytes exceed a buffer");
+        if bytes == 0 {
+            return Ok(());
+        }
+        let span = |(buffer, offset): (&Buffer, u64)| Span { start: buffer.address().offset(offset), bytes };
+        let raw = self.begin(&[span(from)], &[span(to)], Cost { bytes: 2.0 * bytes as f64, flops: 0.0 })?;
+        let start = self.label_begin(raw, "copy");
+        let ((source, source_base), (target, target_base)) = (from.0.raw(), to.0.raw());
+        let region =
+            vk::BufferCopy { src_offset: source_base + from.1, dst_offset: target_base + to.1, size: bytes };
+        // SAFETY: ranges were checked; both buffers are kept by the commands.
+        unsafe { self.commands.device.raw.cmd_copy_buffer(raw, source, target, &[region]) };
+        self.label_end(raw, start, "copy");
+        self.commands._kept.extend([from.0.clone(), to.0.clone()]);
+        Ok(())
+    }
+
+    /// Records filling a range (whole multiples of four bytes) with a 32-bit pattern.
+    pub fn fill(&mut self, to: (&Buffer, u64), bytes: u64, pattern: u32) -> Result<(), Error> {
+        assert!(to.1 + bytes <= to.0.bytes(), "fill: {bytes} bytes exceed the buffer");
+        if bytes == 0 {
+            return Ok(());
+        }
+        let span = Span { start: to.0.address().offset(to.1), bytes };
+        let raw = self.begin(&[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
+        let (buffer, base) = to.0.raw();
+        // SAFETY: the range was checked; the buffer is kept by the commands.
+        unsafe { self.commands.device.raw.cmd_fill_buffer(raw, buffer, base + to.1, bytes, pattern) };
+        self.commands._kept.push(to.0.clone());
+        Ok(())
+    }
+
+    /// Ends the recording.
+    pub fn finish(mut self) -> Result<Commands, Error> {
+        self.close()?;
+        Ok(self.commands)
+    }
+
+    /// The command buffer for the next step, with a barrier before it where its ranges conflict.
+    fn begin(&mut self, reads: &[Span], writes: &[Span], cost: Cost) -> Result<vk::CommandBuffer, Error> {
+        let device = Arc::clone(&self.commands.device);
+        let estimate = device.pace.lock().unwrap_or_else(PoisonError::into_inner).estimate(cost);
+        let full = self.open.as_ref().is_some_and(|s| s.estimate + estimate > self.limit);
+        let crowded = self.commands.n_queries + 4 > MAX_QUERIES;
+        if full || crowded {
+            self.close()?;
+        }
+        let wait = self.hazards.add(reads, writes);
+        let fresh = self.open.is_none();
+        if fresh {
+            self.open = Some(self.open_segment()?);
+        }
+        let segment = self.open.as_mut().expect("a segment was just opened");
+        segment.estimate += estimate;
+        let raw = segment.raw;
+        // A new segment starts with a barrier anyway, against what ran before it.
+        if wait && !fresh {
+            barrier(&device, raw);
+            self.commands.counts.barriers += 1;
+        }
+        Ok(raw)
+    }
+
+    fn open_segment(&mut self) -> Result<Segment, Error> {
+        let device = &self.commands.device;
+        let info = vk::CommandBufferAllocateInfo::builder()
+            .command_pool(self.commands.pool)
+            .level(vk::CommandBufferLevel::PRIMARY)
+            .command_buffer_count(1);
+        // SAFETY: the pool belongs to this recording alone.
+        let raw =
+            unsafe { device.raw.allocate_command_buffers(&info) }.map_err(vulkan("vkAllocateCommandBuffers"))?[0];
+        let info =
+            vk::CommandBufferBeginInfo::builder().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
+        // SAFETY: the command buffer is new.
+        unsafe { device.raw.begin_command_buffer(raw, &info) }.map_err(vulkan("vkBeginCommandBuffer"))?;
+        let query = self.commands.n_queries;
+        self.commands.n_queries += 2;
+        // SAFETY: the queries exist and are reset before they are written.
+        unsafe { device.raw.cmd_reset_query_pool(raw, self.commands.queries, query, 2) };
+        barrier(device, raw);
+        self.commands.stamp(raw, query);
+        Ok(Segment { raw, estimate: 0.0, query })
+    }
+
+    fn close(&mut self) -> Result<(), Error> {
+        let Some(segment) = self.open.take() else { return Ok(()) };
+        let device = &self.commands.device;
+        // What the host reads next must have arrived.
+        host_barrier(device, segment.raw);
+        self.commands.stamp(segment.raw, segment.query + 1);
+        // SAFETY: the command buffer is being recorded.
+        unsafe { device.raw.end_command_buffer(segment.raw) }.map_err(vulkan("vkEndCommandBuffer"))?;
+        self.commands.segments.push(segment);
+        self.hazards = Hazards::default();
+        Ok(())
+    }
+
+    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) -> u32 {
+        let device = &self.commands.device;
+        if device.instance.has_debug() {
+            let name = std::ffi::CString::new(label).unwrap_or_default();
+            let info = vk::DebugUtilsLabelEXT::builder().label_name(name.as_bytes_with_nul());
+            // SAFETY: the extension is enabled where the instance has debug on.
+            unsafe { device.instance.raw.cmd_begin_debug_utils_label_ext(raw, &info) };
+        }
+        let query = self.commands.n_queries;
+        if self.profile {
+            self.commands.n_queries += 2;
+            // SAFETY: the queries exist and are reset before they are written.
+            unsafe { device.raw.cmd_reset_query_pool(raw, self.commands.queries, query, 2) };
+            self.commands.stamp(raw, query);
+        }
+        query
+    }
+
+    fn label_end(&mut self, raw: vk::CommandBuffer, query: u32, label: &str) {
+        if self.profile {
+            self.commands.stamp(raw, query + 1);
+            self.commands.labels.push((label.to_owned(), query));
+        }
+        let device = &self.commands.device;
+        if device.instance.has_debug() {
+            // SAFETY: closes the label opened by `label_begin`.
+            unsafe { device.instance.raw.cmd_end_debug_utils_label_ext(raw) };
+        }
+    }
+}
+
+const WORK: vk::PipelineStageFlags = vk::PipelineStageFlags::COMPUTE_SHADER.union(vk::PipelineStageFlags::TRANSFER);
+
+/// Everything before is finished and visible to everything after.
+fn barrier(device: &Device, raw: vk::CommandBuffer) {
+    let written = vk::AccessFlags::SHADER_WRITE | vk::AccessFlags::TRANSFER_WRITE;
+    let used = written
+        | vk::AccessFlags::SHADER_READ
+        | vk::AccessFlags::TRANSFER_READ
+        | vk::AccessFlags::INDIRECT_COMMAND_READ;
+    let memory = vk::MemoryBarrier::builder().src_access_mask(written).dst_access_mask(used);
+    let after = WORK | vk::PipelineStageFlags::DRAW_INDIRECT;
+    let none = vk::DependencyFlags::empty();
+    let (buffers, images): (&[vk::BufferMemoryBarrier], &[vk::ImageMemoryBarrier]) = (&[], &[]);
+    // SAFETY: the command buffer is being recorded.
+    unsafe { device.raw.cmd_pipeline_barrier(raw, WORK, after, none, &[memory], buffers, images) };
+}
+
+/// Everything before is visible to the host once the submission has finished.
+fn host_barrier(device: &Device, raw: vk::CommandBuffer) {
+    let memory = vk::MemoryBarrier::builder()
+        .src_access_mask(vk::AccessFlags::SHADER_WRITE | vk::AccessFlags::TRANSFER_WRITE)
+        .dst_access_mask(vk::AccessFlags::HOST_READ);
+    let none = vk::DependencyFlags::empty();
+    let (buffers, images): (&[vk::BufferMemoryBarrier], &[vk::ImageMemoryBarrier]) = (&[], &[]);
+    // SAFETY: the command buffer is being recorded.
+    unsafe {
+        device.raw.cmd_pipeline_barrier(raw, WORK, vk::PipelineStageFlags::HOST, none, &[memory], buffers, images);
+    };
+}
+
+impl Commands {
+    fn stamp(&self, raw: vk::CommandBuffer, query: u32) {
+        // SAFETY: the query exists and was reset in this command buffer.
+        unsafe { self.device.raw.cmd_write_timestamp(raw, vk::PipelineStageFlags::BOTTOM_OF_PIPE, self.queries, query) };
+    }
+
+    /// What was recorded.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// In how many submits it runs.
+    pub fn submits(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Submits everything, in as many submits as pacing asks for.
+    pub fn submit(&self) -> Result<Submission, Error> {
+        let mut last = Submission(0);
+        for segment in &self.segments {
+            last = self.device.submit(segment.raw)?;
+        }
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        Ok(last)
+    }
+
+    /// Submits everything and waits for it.
+    pub fn run(&self) -> Result<(), Error> {
+        let last = self.submit()?;
+        self.device.wait(last, DEFAULT_TIMEOUT)?;
+        self.learn();
+        Ok(())
+    }
+
+    /// Seconds from the start of the first to the end of the last step, by the GPU's clock, of the last finished run.
+    pub fn gpu_time(&self) -> Option<Duration> {
+        let first = self.segments.first()?;
+        let last = self.segments.last()?;
+        self.between(first.query, last.query + 1)
+    }
+
+    /// The time of each step, for recordings made with `profiled`.
+    pub fn timings(&self) -> Vec<(String, Duration)> {
+        self.labels
+            .iter()
+            .filter_map(|(label, query)| Some((label.clone(), self.between(*query, query + 1)?)))
+            .collect()
+    }
+
+    fn learn(&self) {
+        let mut pace = self.device.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        for segment in &self.segments {
+            if let Some(took) = self.between(segment.query, segment.query + 1) {
+                pace.learn(segment.estimate, took.as_secs_f64());
+            }
+        }
+    }
+
+    fn between(&self, first: u32, second: u32) -> Option<Duration> {
+        let tick = u64::from(self.device.adapter.caps.limits.timestamp_period);
+        if tick == 0 {
+            return None;
+        }
+        let stamp = |query: u32| {
+            let mut bytes = [0u8; 8];
+            let flags = vk::QueryResultFlags::_64;
+            // SAFETY: one 64-bit result fits the array.
+            let got = unsafe {
+                self.device.raw.get_query_pool_results(self.queries, query, 1, &mut bytes, 8, flags)
+            };
+            (got == Ok(vk::SuccessCode::SUCCESS)).then(|| u64::from_ne_bytes(bytes))
+        };
+        Some(Duration::from_nanos(stamp(second)?.wrapping_sub(stamp(first)?).saturating_mul(tick)))
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        if let Some(last) = *self.last.lock().unwrap_or_else(PoisonError::into_inner) {
+            // A device that is lost or hung has nothing left to wait for.
+            let _ = self.device.wait(last, DEFAULT_TIMEOUT);
+        }
+        // SAFETY: nothing of this recording is running any more.
+        unsafe {
+            self.device.raw.destroy_query_pool(self.queries, None);
+            self.device.raw.destroy_command_pool(self.pool, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, bytes: u64) -> Span {
+        Span { start: Address(start), bytes }
+    }
+
+    #[test]
+    fn only_conflicting_ranges_wait() {
+        let mut h = Hazards::default();
+        assert!(!h.add(&[span(0, 100)], &[span(100, 50)]), "nothing came before");
+        assert!(!h.add(&[span(0, 100)], &[span(150, 50)]), "reads may share, writes lie apart");
+        assert!(h.add(&[span(149, 1)], &[span(300, 10)]), "reads what was written");
+        assert!(!h.add(&[span(100, 10)], &[span(400, 10)]), "the barrier covers all that came before");
+        assert!(h.add(&[], &[span(100, 1)]), "writes what is being read");
+        assert!(h.add(&[], &[span(100, 1)]), "writes what was written");
+        assert!(!h.add(&[span(0, 0)], &[]), "an empty range touches nothing");
+    }
+}

@@ -1,0 +1,229 @@
+//! Judges cases on a device: against the reference in f64, with NaN-filled guard bands around every slot, run twice
+//! for determinism, and once more in parts for batch invariance. Tests and `kiln selftest` both come through here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_gpu::{Address, Buffer, Device, MemoryKind, Recorder, Shader, Uploader};
+
+use crate::Call;
+use crate::case::{Case, POISON, Tolerance};
+use crate::host::HostMemory;
+use crate::operation::{Choice, Path, rows_apart};
+use crate::record::{Error, record};
+use crate::tensor::Tensor;
+
+/// Bytes of poison before, between and after the slots.
+const GUARD: usize = 512;
+/// Calls with more parts than this are not run in parts: batch invariance shows in a few.
+const MOST_PARTS: usize = 64;
+
+/// What came of one case on one path.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The largest error of any written tensor.
+    pub error: f64,
+    /// Time on the GPU of the first run, where the device has a clock.
+    pub time: Option<Duration>,
+    /// What was wrong; empty where the case passed.
+    pub failures: Vec<String>,
+}
+
+/// A case made ready for one path.
+pub struct Prepared {
+    /// The path.
+    pub path: Path,
+    call: Call,
+    choice: Choice,
+    parts: Vec<(Call, Choice)>,
+    tolerance: Tolerance,
+    memory: HostMemory,
+}
+
+impl Prepared {
+    /// Builds a case for every path the device offers. Errors are of the case itself, not of the device.
+    pub fn all(case: &Case, device: &Device) -> Result<Vec<Prepared>, Error> {
+        let caps = &device.adapter.caps;
+        let (call, tolerance, memory) = case.build();
+        call.operation().check()?;
+        let mut prepared = Vec::new();
+        for path in Path::ALL {
+            let Ok(choice) = call.operation().pick(caps, Some(path)) else { continue };
+            let mut parts = call.operation().parts();
+            if parts.len() > MOST_PARTS {
+                parts.clear();
+            }
+            let pick = |part: Call| {
+                part.operation().check()?;
+                let choice = part.operation().pick(caps, Some(path))?;
+                Ok::<_, Error>((part, choice))
+            };
+            let parts = parts.into_iter().map(pick).collect::<Result<Vec<_>, _>>()?;
+            prepared.push(Prepared { path, call: call.clone(), choice, parts, tolerance, memory: memory.clone() });
+        }
+        Ok(prepared)
+    }
+
+    /// The shaders it will run.
+    pub fn shaders(&self) -> impl Iterator<Item = &Shader> {
+        let choices = std::iter::once(&self.choice).chain(self.parts.iter().map(|(_, choice)| choice));
+        choices.flat_map(|choice| choice.launches.iter().map(|launch| &launch.shader))
+    }
+
+    /// Runs and judges it.
+    pub fn run(&self, device: &Arc<Device>) -> Result<Outcome, Error> {
+        let mut expected = self.memory.clone();
+        self.call.operation().reference(&mut expected);
+        let bench = Image::new(device, &self.memory)?;
+        let (got, time) = bench.run(&[(&self.call, &self.choice)])?;
+        let mut outcome = Outcome { error: 0.0, time, failures: Vec::new() };
+        self.judge_untouched(&bench, &got, &mut outcome);
+        let got = bench.unpack(&got);
+        for written in self.call.operation().writes() {
+            self.judge(&written, &got, &expected, &mut outcome);
+        }
+        let (again, _) = bench.run(&[(&self.call, &self.choice)])?;
+        if bench.unpack(&again).slots != got.slots {
+            outcome.failures.push("a second run gave other bits".into());
+        }
+        if !self.parts.is_empty() {
+            let steps: Vec<(&Call, &Choice)> = self.parts.iter().map(|(call, choice)| (call, choice)).collect();
+            let (apart, _) = bench.run(&steps)?;
+            if bench.unpack(&apart).slots != got.slots {
+                outcome.failures.push(format!("{} calls of a part each gave other bits", steps.len()));
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Time on the GPU of `repeats` runs in one submit, for benches.
+    pub fn time(&self, device: &Arc<Device>, repeats: usize) -> Result<Option<Duration>, Error> {
+        let bench = Image::new(device, &self.memory)?;
+        let steps = vec![(&self.call, &self.choice); repeats];
+        Ok(bench.run(&steps)?.1)
+    }
+
+    /// The call, for its bytes and operations.
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// Every byte that no written tensor owns is as it was, guard bands included.
+    fn judge_untouched(&self, bench: &Image, got: &[u8], outcome: &mut Outcome) {
+        let mut owned = vec![false; got.len()];
+        for t in self.call.operation().writes() {
+            let start = bench.offsets[t.slot.0 as usize];
+            for i in rows_apart(t.shape) {
+                let row = start + t.row_offset(i);
+                for block in 0..t.shape[0] / t.ty.block_len() {
+                    let at = row + block * t.stride[0];
+                    owned[at..at + t.ty.block_bytes()].fill(true);
+                }
+            }
+        }
+        let touched = (0..got.len()).find(|&i| !owned[i] && got[i] != bench.bytes[i]);
+        if let Some(i) = touched {
+            let slot = bench.offsets.iter().rposition(|&o| o <= i);
+            let place = slot.map_or("before slot 0".to_owned(), |s| {
+                format!("byte {} of slot {s} ({} bytes)", i - bench.offsets[s], self.memory.slots[s].len())
+            });
+            outcome.failures.push(format!("wrote outside its result: {place}"));
+        }
+    }
+
+    fn judge(&self, tensor: &Tensor, got: &HostMemory, expected: &HostMemory, outcome: &mut Outcome) {
+        let (got, want) = (got.read(tensor), expected.read(tensor));
+        let cols = tensor.shape[0].max(1);
+        let place = |i: usize| format!("[{}, row {}]", i % cols, i / cols);
+        let wrong = |i: usize| format!("{} {}: got {}, want {}", tensor, place(i), got[i], want[i]);
+        match self.tolerance {
+            Tolerance::Exact => {
+                let same = |i: &usize| got[*i] == want[*i] || (got[*i].is_nan() && want[*i].is_nan());
+                if let Some(i) = (0..got.len()).find(|i| !same(i)) {
+                    outcome.error = f64::INFINITY;
+                    outcome.failures.push(wrong(i));
+                }
+            }
+            Tolerance::SameSetPerRow => {
+                let sorted = |row: &[f64]| {
+                    let mut row = row.to_vec();
+                    row.sort_by(f64::total_cmp);
+                    row
+                };
+                let rows = got.chunks_exact(cols).zip(want.chunks_exact(cols)).enumerate();
+                let differ = |(_, (a, b)): &(usize, (&[f64], &[f64]))| sorted(a) != sorted(b);
+                if let Some((row, (a, b))) = rows.into_iter().find(differ) {
+                    outcome.error = f64::INFINITY;
+                    outcome.failures.push(format!("{tensor} row {row}: got {a:?}, want {b:?}"));
+                }
+            }
+            Tolerance::Nmse(limit) => {
+                // Infinities must agree; NaN never passes.
+                let odd = |i: &usize| !(got[*i].is_finite() && want[*i].is_finite()) && got[*i] != want[*i];
+                if let Some(i) = (0..got.len()).find(odd) {
+                    outcome.error = f64::INFINITY;
+                    outcome.failures.push(wrong(i));
+                    return;
+                }
+                let finite = || (0..got.len()).filter(|i| want[*i].is_finite());
+                let squared = |i: usize| (got[i] - want[i]).powi(2);
+                let (sum, norm) = finite().fold((0.0, 0.0), |(s, n), i| (s + squared(i), n + want[i].powi(2)));
+                let error = if sum == 0.0 { 0.0 } else { sum / norm.max(f64::MIN_POSITIVE) };
+                outcome.error = outcome.error.max(error);
+                if error > limit {
+                    let worst = finite().max_by(|a, b| squared(*a).total_cmp(&squared(*b))).unwrap_or(0);
+                    outcome.failures.push(format!("error {error:.2e} over {limit:.0e}; worst {}", wrong(worst)));
+                }
+            }
+        }
+    }
+}
+
+/// The slots of a case in one device buffer, guard bands between them.
+struct Image {
+    device: Arc<Device>,
+    buffer: Buffer,
+    bytes: Vec<u8>,
+    offsets: Vec<usize>,
+    lengths: Vec<usize>,
+}
+
+impl Image {
+    fn new(device: &Arc<Device>, memory: &HostMemory) -> Result<Image, Error> {
+        let mut bytes = vec![POISON; GUARD];
+        let (mut offsets, mut lengths) = (Vec::new(), Vec::new());
+        for slot in &memory.slots {
+            offsets.push(bytes.len());
+            lengths.push(slot.len());
+            bytes.extend_from_slice(slot);
+            bytes.resize((bytes.len() + GUARD).next_multiple_of(256), POISON);
+        }
+        let buffer = device.allocate(MemoryKind::Device, bytes.len() as u64)?;
+        Ok(Image { device: Arc::clone(device), buffer, bytes, offsets, lengths })
+    }
+
+    /// Runs the steps on fresh data and gives the whole image back.
+    fn run(&self, steps: &[(&Call, &Choice)]) -> Result<(Vec<u8>, Option<Duration>), Error> {
+        let mut uploader = Uploader::new(&self.device)?;
+        uploader.write(&self.buffer, 0, &self.bytes)?;
+        uploader.finish()?;
+        let at = |t: &Tensor| -> Address {
+            self.buffer.address().offset((self.offsets[t.slot.0 as usize] + t.offset) as u64)
+        };
+        let mut recorder = Recorder::new(&self.device)?;
+        for (call, choice) in steps {
+            record(&mut recorder, &self.device, call.operation().name(), (call, choice), &at)?;
+        }
+        let commands = recorder.finish()?;
+        commands.run()?;
+        let time = commands.gpu_time();
+        let mut out = vec![0; self.bytes.len()];
+        self.device.read(&self.buffer, 0, &mut out)?;
+        Ok((out, time))
+    }
+
+    fn unpack(&self, image: &[u8]) -> HostMemory {
+        let slots = self.offsets.iter().zip(&self.lengths).map(|(&o, &n)| image[o..o + n].to_vec()).collect();
+        HostMemory { slots }
+    }
+}
