@@ -284,8 +284,10 @@ fn arrays_convert_and_spread_over_layers() {
     assert!(matches!(metadata.get_u32_array("signed"), Err(Error::WrongType { .. })));
     assert_eq!(metadata.get_i32_array("signed").unwrap(), [1, -1]);
     assert_eq!(metadata.get_f32_array("scores").unwrap(), [0.25]);
-    assert_eq!(metadata.remove("heads"), Some(Value::Array(Array::U64(vec![4, 8]))));
-    assert_eq!((metadata.get_u32("single").unwrap(), metadata.contains("heads")), (3, false));
+    assert_eq!(metadata.remove("signed"), Some(Value::Array(Array::I32(vec![1, -1]))));
+    assert_eq!(metadata.get_u32_array("heads").unwrap(), [4, 8]);
+    assert_eq!(metadata.get_f32_array("scores").unwrap(), [0.25]);
+    assert_eq!((metadata.contains("signed"), metadata.remove("signed")), (false, None));
 }
 
 #[test]
