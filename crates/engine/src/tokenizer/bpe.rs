@@ -3,7 +3,7 @@
 use super::bytes::{self, decode_byte_level};
 use super::error::TokenizerError;
 use super::hash::FastMap;
-use super::merge::{Merged, Merger, NONE, Span};
+use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merged, Merger, NONE, Span, WordCache};
 use super::patterns::WholeWords;
 use super::pre::PreTokenizer;
 use super::vocab::{TokenType, Vocab};
@@ -27,11 +27,6 @@ pub(super) struct Bpe {
     byte_tokens: [u32; 256],
     merges: FastMap<u64, Merged>,
 }
-
-/// Words of this many bytes or more are not remembered: they do not come again.
-const MAX_CACHED_WORD: usize = 64;
-/// A cache of all words of a huge text would be slower than merging.
-const MAX_CACHE_ENTRIES: usize = 1 << 16;
 
 fn pair_key(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
@@ -125,7 +120,7 @@ impl Bpe {
             }
         };
         let mut merger = Merger::default();
-        let mut seen: FastMap<&str, (u32, u32)> = FastMap::default();
+        let mut seen: WordCache = FastMap::default();
         for range in self.pre.split(text)? {
             let word = &text[range];
             if let Some(&(start, end)) = seen.get(word) {

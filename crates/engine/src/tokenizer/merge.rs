@@ -4,6 +4,15 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::hash::FastMap;
+
+/// Where in the output the tokens of a word already stand.
+pub(super) type WordCache<'t> = FastMap<&'t str, (u32, u32)>;
+/// Words of this many bytes or more are not remembered: they do not come again.
+pub(super) const MAX_CACHED_WORD: usize = 64;
+/// A cache of all words of a huge text would be slower than merging.
+pub(super) const MAX_CACHE_ENTRIES: usize = 1 << 16;
+
 /// No neighbour, or no known symbol.
 pub(super) const NONE: u32 = u32::MAX;
 

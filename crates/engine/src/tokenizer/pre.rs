@@ -46,7 +46,10 @@ impl PreTokenizer {
             Regex::new(pattern).map_err(|e| TokenizerError::Pattern { name: name.to_owned(), reason: e.to_string() })
         };
         let triples = |digits: &str, word_char: Option<&str>| {
-            Ok::<_, TokenizerError>(CompiledPass::Triples { digits: compile(digits)?, word_char: word_char.map(compile).transpose()? })
+            Ok::<_, TokenizerError>(CompiledPass::Triples {
+                digits: compile(digits)?,
+                word_char: word_char.map(compile).transpose()?,
+            })
         };
         let passes = family.passes.iter().map(|pass| match *pass {
             Pass::Match(pattern, tail) => Ok(CompiledPass::Match(compile(pattern)?, tail)),

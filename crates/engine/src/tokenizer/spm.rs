@@ -1,13 +1,16 @@
 //! SentencePiece BPE (`llama`): neighbours merge to the token with the best score; what has no token becomes byte tokens.
 
-use super::bytes;
+use super::bytes::{self, SPACE_MARK};
 use super::hash::FastMap;
-use super::merge::{Merged, Merger, NONE, Span};
+use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merged, Merger, NONE, Span, WordCache};
 use super::vocab::{TokenType, Vocab};
 
 /// The tables of a SentencePiece vocabulary.
 pub(super) struct Spm {
     tokens: FastMap<Vec<u8>, Merged>,
+    /// The characters that some token has directly before a marked space. No merge crosses from any other character into
+    /// a marked space, so the text can be cut there without changing a single token.
+    before_mark: FastMap<char, ()>,
     longest: u32,
     byte_tokens: [u32; 256],
     unk: Option<u32>,
@@ -27,7 +30,13 @@ fn priority_of_score(score: f32) -> u32 {
 impl Spm {
     /// Builds the tables of a vocabulary.
     pub(super) fn new(vocab: &Vocab) -> Self {
-        let mut spm = Self { tokens: FastMap::default(), longest: 0, byte_tokens: [NONE; 256], unk: vocab.unk };
+        let mut spm = Self {
+            tokens: FastMap::default(),
+            before_mark: FastMap::default(),
+            longest: 0,
+            byte_tokens: [NONE; 256],
+            unk: vocab.unk,
+        };
         for ((token, (kind, score)), id) in
             vocab.tokens.iter().zip(vocab.token_types.iter().zip(&vocab.scores)).zip(0..)
         {
@@ -37,6 +46,9 @@ impl Spm {
             // Control and byte tokens must never come from text that happens to be spelled like them.
             if matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused) && !token.is_empty() {
                 let merged = Merged { priority: priority_of_score(*score), symbol: id };
+                let text = String::from_utf8_lossy(token);
+                let pairs = text.chars().zip(text.chars().skip(1));
+                spm.before_mark.extend(pairs.filter(|&(_, next)| next == SPACE_MARK).map(|(c, _)| (c, ())));
                 spm.tokens.entry(token.to_vec()).or_insert(merged);
                 spm.longest = spm.longest.max(token.len() as u32);
             }
@@ -46,9 +58,40 @@ impl Spm {
 
     /// Appends the tokens of a text in which spaces are already marked.
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let mut merger = Merger::default();
+        let mut seen: WordCache = FastMap::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (word, after) = rest.split_at(self.word_end(rest));
+            rest = after;
+            if let Some(&(start, end)) = seen.get(word) {
+                ids.extend_from_within(start as usize..end as usize);
+                continue;
+            }
+            let start = ids.len();
+            self.encode_word(word, &mut merger, ids);
+            if word.len() < MAX_CACHED_WORD && seen.len() < MAX_CACHE_ENTRIES {
+                seen.insert(word, (start as u32, ids.len() as u32));
+            }
+        }
+    }
+
+    /// Where the first part of a text ends that merges on its own.
+    fn word_end(&self, text: &str) -> usize {
+        let mut last = SPACE_MARK;
+        for (at, c) in text.char_indices() {
+            if c == SPACE_MARK && last != SPACE_MARK && !self.before_mark.contains_key(&last) {
+                return at;
+            }
+            last = c;
+        }
+        text.len()
+    }
+
+    fn encode_word(&self, text: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
         let bytes = text.as_bytes();
         let lookup = |start: u32, len: u32| self.tokens.get(&bytes[start as usize..(start + len) as usize]).copied();
-        let mut merger = Merger::default();
+        merger.spans.clear();
         merger.spans.extend(text.char_indices().map(|(start, c)| {
             let (start, len) = (start as u32, c.len_utf8() as u32);
             Span { symbol: lookup(start, len).map_or(NONE, |token| token.symbol), start, len }
