@@ -1,0 +1,248 @@
+//! `topk_moe`: the router of a mixture of experts: which experts a token goes to, and with which weights.
+
+pub mod cases;
+mod reference;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps, Shader};
+
+use crate::host::HostMemory;
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::rows::{cols_bound, reachable, require_whole_strides};
+use crate::tensor::Tensor;
+
+const NAME: &str = "topk_moe";
+
+/// One line for the registry.
+pub const SUMMARY: &str = "the n_used best experts of each token and their weights";
+
+/// What becomes of the logits before experts are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// Softmax over all experts.
+    Softmax,
+    /// 1 / (1 + exp(-x)).
+    Sigmoid,
+    /// sqrt(ln(1 + exp(x))).
+    SqrtSoftplus,
+    /// The logits themselves.
+    Identity,
+}
+
+/// How the gates of the chosen experts become weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Shares {
+    /// As they are.
+    Gates,
+    /// Divided by their sum, which is first brought into `least ..= most`.
+    OfSum {
+        /// The least divisor.
+        least: f32,
+        /// The largest divisor.
+        most: f32,
+    },
+    /// Softmax over the chosen ones.
+    Softmax,
+}
+
+/// Operands of `topk_moe`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// F32 `[experts, tokens]`, dense rows.
+    pub logits: Tensor,
+    /// F32 `[experts]`: added to the gates for the choice, not for the weights.
+    pub bias: Option<Tensor>,
+    /// I32 `[n_used, tokens]`, dense rows: the chosen experts, best first; of equal ones the lower number.
+    pub ids: Tensor,
+    /// F32 `[n_used, tokens]`, dense rows: their weights.
+    pub weights: Tensor,
+    /// What becomes of the logits.
+    pub gate: Gate,
+    /// How gates become weights.
+    pub shares: Shares,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Added to the weights in the end.
+    pub shift: f32,
+}
+
+kiln_gpu::params! {
+    struct Params {
+        logits: Address,
+        bias: Address,
+        ids: Address,
+        weights: Address,
+        logits_stride: u32,
+        ids_stride: u32,
+        weights_stride: u32,
+        cols: u32,
+        tokens: u32,
+        n_used: u32,
+        least_sum: f32,
+        most_sum: f32,
+        scale: f32,
+        shift: f32,
+    }
+}
+
+/// Experts a thread can keep in its registers: the rounds of `glsl/row_share.glsl`.
+const PER_THREAD: usize = 16;
+
+impl Operation for Call {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reads(&self) -> Vec<Tensor> {
+        [Some(self.logits), self.bias].into_iter().flatten().collect()
+    }
+
+    fn writes(&self) -> Vec<Tensor> {
+        vec![self.ids, self.weights]
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        let Call { logits, bias, ids, weights, shares, .. } = self;
+        let [experts, tokens, n2, n3] = logits.shape;
+        require(!logits.is_empty() && n2 * n3 == 1 && logits.ty == TensorType::F32, NAME, || {
+            format!("logits are {logits}, want F32[experts, tokens]")
+        })?;
+        let n_used = ids.shape[0];
+        require(n_used > 0 && n_used <= experts, NAME, || format!("{n_used} of {experts} experts cannot be chosen"))?;
+        for (what, tensor, ty) in [("ids", ids, TensorType::I32), ("weights", weights, TensorType::F32)] {
+            require(tensor.ty == ty && tensor.shape == [n_used, tokens, 1, 1], NAME, || {
+                format!("{what} are {tensor}, want {ty}[{n_used}, {tokens}]")
+            })?;
+        }
+        for tensor in [logits, ids, weights] {
+            require(tensor.has_dense_rows(), NAME, || format!("rows of {tensor} must be dense"))?;
+            require_whole_strides(NAME, tensor)?;
+        }
+        if let Some(b) = bias {
+            let fits = b.len() == experts && b.ty == TensorType::F32 && b.is_dense();
+            require(fits, NAME, || format!("bias is {b}, want F32[{experts}]"))?;
+        }
+        match shares {
+            Shares::OfSum { least, most } => {
+                require(least <= most, NAME, || format!("the sum cannot be at least {least} and at most {most}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        only_scalar(NAME, want)?;
+        for tensor in [&self.logits, &self.ids, &self.weights] {
+            reachable(NAME, tensor)?;
+        }
+        let bound = cols_bound(self.logits.shape[0]);
+        // One subgroup finds a maximum fastest; more threads only where it cannot hold the logits.
+        let threads = if bound <= 32 * PER_THREAD { 32 } else { 128 };
+        if bound > threads * PER_THREAD {
+            let reason = format!("{} experts, at most {}", self.logits.shape[0], threads * PER_THREAD);
+            return Err(Unsupported { operation: NAME, reason });
+        }
+        let gate = match self.gate {
+            Gate::Softmax => 0,
+            Gate::Sigmoid => 1,
+            Gate::SqrtSoftplus => 2,
+            Gate::Identity => 3,
+        };
+        let shares = match self.shares {
+            Shares::Gates => 0,
+            Shares::OfSum { .. } => 1,
+            Shares::Softmax => 2,
+        };
+        let shader = Shader::new(format!("{NAME}.f32"), "topk_moe/topk_moe.comp", Params::glsl())
+            .define("WG", threads)
+            .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic))
+            .define("COLS_BOUND", bound)
+            .define("GATE", gate)
+            .define("SHARES", shares)
+            .define("BIAS", u32::from(self.bias.is_some()));
+        Ok(Choice::one(Path::Scalar, shader, grid(self.logits.shape[1], caps)))
+    }
+
+    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let (least_sum, most_sum) = match self.shares {
+            Shares::OfSum { least, most } => (least, most),
+            _ => (0.0, 0.0),
+        };
+        Params {
+            logits: at(&self.logits),
+            bias: self.bias.as_ref().map_or(Address::default(), at),
+            ids: at(&self.ids),
+            weights: at(&self.weights),
+            logits_stride: self.logits.element_strides()[1],
+            ids_stride: self.ids.element_strides()[1],
+            weights_stride: self.weights.element_strides()[1],
+            cols: self.logits.extents()[0],
+            tokens: self.logits.extents()[1],
+            n_used: self.ids.extents()[0],
+            least_sum,
+            most_sum,
+            scale: self.scale,
+            shift: self.shift,
+        }
+        .bytes()
+    }
+
+    fn reference(&self, memory: &mut HostMemory) {
+        reference::reference(self, memory);
+    }
+
+    fn work(&self) -> Work {
+        let row = self.logits.row_bytes() + self.ids.row_bytes() + self.weights.row_bytes();
+        let flops = self.logits.len() * (self.ids.shape[0] + 4);
+        Work { bytes: (self.logits.rows() * row) as f64, flops: flops as f64 }
+    }
+
+    fn parts(&self) -> Vec<crate::Call> {
+        let token = |t: Tensor, i: usize| t.narrow(1, i, 1);
+        (0..self.logits.shape[1])
+            .map(|i| {
+                let (ids, weights) = (token(self.ids, i), token(self.weights, i));
+                Call { logits: token(self.logits, i), ids, weights, ..*self }.into()
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Slot;
+
+    fn call(experts: usize) -> Call {
+        let tensor = |slot, ty, n| Tensor::dense(Slot(slot), ty, [n, 3, 1, 1]);
+        Call {
+            logits: tensor(0, TensorType::F32, experts),
+            bias: None,
+            ids: tensor(1, TensorType::I32, 4),
+            weights: tensor(2, TensorType::F32, 4),
+            gate: Gate::Softmax,
+            shares: Shares::Gates,
+            scale: 1.0,
+            shift: 0.0,
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        assert_eq!(call(8).check(), Ok(()));
+        let reason = |call: Call| call.check().unwrap_err().reason;
+        assert!(reason(call(3)).contains("4 of 3 experts"));
+        assert!(reason(Call { weights: call(8).ids, ..call(8) }).contains("want F32[4, 3]"));
+        assert!(reason(Call { bias: Some(call(8).logits), ..call(8) }).contains("bias"));
+        assert!(reason(Call { shares: Shares::OfSum { least: 2.0, most: 1.0 }, ..call(8) }).contains("sum"));
+    }
+
+    #[test]
+    fn limits_are_answers() {
+        let pick = |experts| call(experts).pick(&Caps::least(), None);
+        assert!(pick(512).is_ok() && pick(2048).is_ok());
+        assert!(pick(2049).unwrap_err().reason.contains("at most 2048"));
+        let choice = pick(8).unwrap();
+        assert!(call(8).params(&choice, 0, &|_| Address(0)).len() <= 128);
+    }
+}

@@ -1,0 +1,94 @@
+// topk_moe: the router of a mixture of experts. Per token: gate = GATE(logits), the n_used experts with the largest
+// gate + bias (ties: the lower number) in falling order, and their weights share(gates) * scale + shift.
+// logits: F32 [experts, tokens]; bias (BIAS 1): F32 [experts]; ids: I32 [n_used, tokens]; weights: F32 [n_used, tokens].
+// One workgroup of WG threads per token; its logits stay in registers, a maximum over the workgroup finds each expert.
+#version 450
+#include "kiln.glsl"
+#include "reduce.glsl"
+#include "row_share.glsl"
+
+layout(local_size_x = WG) in;
+
+const float LOWEST = -3.402823466e38;
+const uint UNUSED = 0xffffffffu;
+
+float softplus(float v) {
+    float e = exp(-abs(v));
+    // Where e is small, 1 + e has lost most of it.
+    float log1p = e < 1e-2 ? e * (1.0 - e * (0.5 - e * (0.33333333 - e * 0.25))) : log(1.0 + e);
+    return max(v, 0.0) + log1p;
+}
+
+float gate_of(float v) {
+#if GATE == 1
+    return 1.0 / (1.0 + exp(-v));
+#elif GATE == 2
+    return sqrt(softplus(v));
+#else
+    return v;
+#endif
+}
+
+void main() {
+    uint token = group_index();
+    if (token >= p.tokens) return;
+    uint logits0 = token * p.logits_stride;
+
+    float top = LOWEST;
+    SHARE(i) {
+        held[k] = gate_of(F32(p.logits).v[logits0 + i]);
+        top = max(top, held[k]);
+    }
+#if GATE == 0
+    top = wg_max(top);
+    float sum = 0.0;
+    SHARE(i) {
+        held[k] = exp(held[k] - top);
+        sum += held[k];
+    }
+    sum = wg_sum(sum);
+    SHARE(i) held[k] /= sum;
+#endif
+
+    float score[ROUNDS];
+    uint place[ROUNDS];
+    SHARE(i) {
+        float v = held[k];
+#if BIAS
+        v += F32(p.bias).v[i];
+#endif
+        // A score that is not a number comes last, so that there always is a winner.
+        score[k] = v >= LOWEST ? v : LOWEST;
+        place[k] = UNUSED;
+    }
+    for (uint n = 0; n < p.n_used; n++) {
+        float best = uintBitsToFloat(0xff800000u);
+        SHARE(i) if (place[k] == UNUSED) best = max(best, score[k]);
+        best = wg_max(best);
+        // The lowest number wins; experts are few enough for floats to count them.
+        float first = 1e9;
+        SHARE(i) if (place[k] == UNUSED && score[k] == best) first = min(first, float(i));
+        uint winner = uint(-wg_max(-first));
+        SHARE(i) if (i == winner) place[k] = n;
+    }
+
+    float factor = p.scale;
+#if SHARES == 1
+    float total = 0.0;
+    SHARE(i) if (place[k] != UNUSED) total += held[k];
+    factor /= clamp(wg_sum(total), p.least_sum, p.most_sum);
+#elif SHARES == 2
+    float highest = LOWEST, total = 0.0;
+    SHARE(i) if (place[k] != UNUSED) highest = max(highest, held[k]);
+    highest = wg_max(highest);
+    SHARE(i) if (place[k] != UNUSED) {
+        held[k] = exp(held[k] - highest);
+        total += held[k];
+    }
+    factor /= wg_sum(total);
+#endif
+    SHARE(i) if (place[k] != UNUSED) {
+        I32(p.ids).v[token * p.ids_stride + place[k]] = int(i);
+        F32(p.weights).v[token * p.weights_stride + place[k]] = held[k] * factor + p.shift;
+    }
+}
