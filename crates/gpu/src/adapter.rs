@@ -1,12 +1,11 @@
 //! Adapters: what devices there are, what each can do, and the choice among them. Only queries, no device is made.
 
-
-
+use crate::Caps;
 use vulkanalia::Version;
 use vulkanalia::prelude::v1_2::*;
-use crate::Caps;
 
 use crate::error::vulkan;
+use crate::query::offers_extension;
 use crate::{Error, Instance};
 
 /// What kind of device an adapter is.
@@ -82,7 +81,7 @@ pub struct Adapter {
 impl Adapter {
     /// Whether the driver offers an extension.
     pub(crate) fn has(&self, extension: &vk::Extension) -> bool {
-        self.extensions.iter().any(|e| e.as_bytes() == extension.name.as_bytes())
+        offers_extension(&self.extensions, extension)
     }
 
     /// The first thing every kernel needs that the adapter lacks.
@@ -140,9 +139,8 @@ pub fn choose<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a A
             || a.uuid == lower.replace('-', "")
     };
     let found: Vec<&Adapter> = adapters.iter().filter(fits).collect();
-    let names = |list: &[&Adapter]| {
-        list.iter().map(|a| format!("{}: {}", a.index, a.name)).collect::<Vec<_>>().join(", ")
-    };
+    let names =
+        |list: &[&Adapter]| list.iter().map(|a| format!("{}: {}", a.index, a.name)).collect::<Vec<_>>().join(", ");
     match found.as_slice() {
         [one] => Ok(one),
         [] => {
@@ -168,7 +166,7 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let offered = unsafe { raw.enumerate_device_extension_properties(physical, None) }
         .map_err(vulkan("vkEnumerateDeviceExtensionProperties"))?;
     let mut extensions: Vec<String> = offered.iter().map(|e| text(&e.extension_name)).collect();
-    let has = |e: &vk::Extension| extensions.iter().any(|x| x.as_bytes() == e.name.as_bytes());
+    let has = |e: &vk::Extension| offers_extension(&extensions, e);
 
     let mut id = vk::PhysicalDeviceIDProperties::default();
     let mut driver = vk::PhysicalDeviceDriverProperties::default();
@@ -183,9 +181,8 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let version = Version::from(core.api_version);
     let (memory_bytes, memory_free) = memory(instance, physical, has(&vk::EXT_MEMORY_BUDGET_EXTENSION));
     let (caps, addressable) = crate::query::caps(raw, physical, &core, &extensions);
-    let pci = has(&vk::EXT_PCI_BUS_INFO_EXTENSION).then(|| {
-        format!("{:04x}:{:02x}:{:02x}.{}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function)
-    });
+    let pci = has(&vk::EXT_PCI_BUS_INFO_EXTENSION)
+        .then(|| format!("{:04x}:{:02x}:{:02x}.{}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function));
     if addressable {
         extensions.push(BUFFER_ADDRESS_MARK.to_owned());
     }

@@ -2,7 +2,7 @@
 //! read or written costs time, never a result, so trouble is logged once and work goes on.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use etcetera::BaseStrategy as _;
 use sha2::{Digest as _, Sha256};
@@ -59,7 +59,10 @@ impl Cache {
     pub(crate) fn write(&self, name: &str, body: &[u8]) {
         let Some(folder) = &self.folder else { return };
         let path = folder.join(name);
-        let temporary = path.with_extension(format!("tmp{}", std::process::id()));
+        // Unique among processes and threads: two may write the same entry at once.
+        static WRITES: AtomicU64 = AtomicU64::new(0);
+        let number = WRITES.fetch_add(1, Ordering::Relaxed);
+        let temporary = path.with_extension(format!("tmp{}-{number}", std::process::id()));
         let mut bytes = body.to_vec();
         bytes.extend_from_slice(&Sha256::digest(body));
         let written = path

@@ -57,6 +57,9 @@ impl Sources {
             text.push(shader.params.trim_end(), file, 1);
             return Ok(());
         }
+        if file == "formats.glsl" {
+            return shader.formats.iter().try_for_each(|format| self.append(shader, format, text, seen));
+        }
         let body =
             self.get(file).ok_or_else(|| Error::NoSource { name: shader.name.clone(), file: file.to_owned() })?;
         for (number, line) in body.lines().enumerate() {

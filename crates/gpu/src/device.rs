@@ -55,7 +55,12 @@ impl std::fmt::Debug for Device {
 
 impl Device {
     /// Opens a device. May be called again after the device was lost.
-    pub fn open(instance: &Arc<Instance>, adapter: &Adapter, sources: Sources, cache: Cache) -> Result<Arc<Device>, Error> {
+    pub fn open(
+        instance: &Arc<Instance>,
+        adapter: &Adapter,
+        sources: Sources,
+        cache: Cache,
+    ) -> Result<Arc<Device>, Error> {
         if let Some(feature) = adapter.missing() {
             return Err(Error::MissingFeature { device: adapter.name.clone(), feature });
         }
@@ -84,7 +89,7 @@ impl Device {
         // SAFETY: the range is within the device's limit.
         let layout = unsafe { raw.create_pipeline_layout(&info, None) }.map_err(vulkan("vkCreatePipelineLayout"))?;
 
-        let pipeline_cache = open_pipeline_cache(&raw, adapter, &cache)?;
+        let (pipeline_cache, pipelines) = Pipelines::open(&raw, adapter, &cache)?;
         // SAFETY: the physical device belongs to this instance.
         let memory_types = unsafe { instance.raw.get_physical_device_memory_properties(adapter.physical) };
         Ok(Arc::new(Device {
@@ -96,7 +101,7 @@ impl Device {
             timeline,
             arenas: Mutex::default(),
             memory_types,
-            pipelines: Pipelines::default(),
+            pipelines,
             pipeline_cache,
             layout,
             cache,
@@ -218,8 +223,7 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     want(adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION), &vk::EXT_MEMORY_BUDGET_EXTENSION);
 
     let priorities = [1.0];
-    let queues =
-        [vk::DeviceQueueCreateInfo::builder().queue_family_index(queue_family).queue_priorities(&priorities)];
+    let queues = [vk::DeviceQueueCreateInfo::builder().queue_family_index(queue_family).queue_priorities(&priorities)];
     let mut info = vk::DeviceCreateInfo::builder()
         .queue_create_infos(&queues)
         .enabled_features(&f.core)
@@ -240,23 +244,4 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     }
     // SAFETY: only offered features and extensions are asked for; every pointer lives until the call returns.
     unsafe { instance.raw.create_device(adapter.physical, &info, None) }.map_err(vulkan("vkCreateDevice"))
-}
-
-/// The driver's cache, filled from disk. Data the driver does not accept is dropped.
-fn open_pipeline_cache(
-    raw: &vulkanalia::Device,
-    adapter: &Adapter,
-    cache: &Cache,
-) -> Result<vk::PipelineCache, Error> {
-    let stored = cache.read(&Device::pipeline_cache_name(adapter)).unwrap_or_default();
-    for data in [stored.as_slice(), &[]] {
-        let info = vk::PipelineCacheCreateInfo::builder().initial_data(data);
-        // SAFETY: the data is a whole file with the right checksum, written by this driver for this device.
-        match unsafe { raw.create_pipeline_cache(&info, None) } {
-            Ok(made) => return Ok(made),
-            Err(e) if data.is_empty() => return Err(vulkan("vkCreatePipelineCache")(e)),
-            Err(e) => log::warn!("the driver refused its stored pipeline cache ({e:?}); it will be made anew"),
-        }
-    }
-    unreachable!("the loop ends with empty data, which returns either way")
 }

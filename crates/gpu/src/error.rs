@@ -19,7 +19,9 @@ pub enum Error {
     #[error("no Vulkan device found\nhint: `kiln doctor` tells what is missing; Kiln runs on the CPU without one")]
     NoDevice,
     /// No adapter fits the request.
-    #[error("no device matches {wanted:?}; there are: {available}\nhint: `kiln devices` lists index, name, PCI address and UUID")]
+    #[error(
+        "no device matches {wanted:?}; there are: {available}\nhint: `kiln devices` lists index, name, PCI address and UUID"
+    )]
     UnknownDevice {
         /// What was asked for.
         wanted: String,
@@ -27,7 +29,9 @@ pub enum Error {
         available: String,
     },
     /// Several adapters fit the request.
-    #[error("{wanted:?} matches several devices: {matches}\nhint: name one by index, PCI address or UUID (`kiln devices`)")]
+    #[error(
+        "{wanted:?} matches several devices: {matches}\nhint: name one by index, PCI address or UUID (`kiln devices`)"
+    )]
     AmbiguousDevice {
         /// What was asked for.
         wanted: String,
@@ -35,7 +39,9 @@ pub enum Error {
         matches: String,
     },
     /// A device lacks something every kernel needs.
-    #[error("{device} lacks {feature}, which Kiln needs\nhint: a newer driver may have it; `kiln devices` lists the others")]
+    #[error(
+        "{device} lacks {feature}, which Kiln needs\nhint: a newer driver may have it; `kiln devices` lists the others"
+    )]
     MissingFeature {
         /// The device's name.
         device: String,
@@ -51,13 +57,17 @@ pub enum Error {
         result: vk::ErrorCode,
     },
     /// The driver gave the device up.
-    #[error("device lost in {during}\nhint: the driver reset the GPU; work in flight is gone, the device can be opened again")]
+    #[error(
+        "device lost in {during}\nhint: the driver reset the GPU; work in flight is gone, the device can be opened again"
+    )]
     DeviceLost {
         /// What was running.
         during: String,
     },
     /// The GPU did not finish in time.
-    #[error("{what} did not finish within {after:?}\nhint: the GPU is hung or far slower than expected; see the system log")]
+    #[error(
+        "{what} did not finish within {after:?}\nhint: the GPU is hung or far slower than expected; see the system log"
+    )]
     Timeout {
         /// What was waited for.
         what: String,

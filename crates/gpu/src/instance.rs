@@ -54,9 +54,8 @@ impl Instance {
         let validate = std::env::var("KILN_VALIDATION").is_ok_and(|v| !v.is_empty() && v != "0");
         let messages = Box::new(Messages::default());
 
-        let application = vk::ApplicationInfo::builder().application_name(b"kiln\0").api_version(
-            Version::new(1, 3, 0).into(),
-        );
+        let application =
+            vk::ApplicationInfo::builder().application_name(b"kiln\0").api_version(Version::new(1, 3, 0).into());
         let mut layers = Vec::new();
         let mut extensions = Vec::new();
         if validate {

@@ -30,7 +30,7 @@ pub use memory::{Buffer, MemoryKind};
 pub use pace::Cost;
 pub use params::Address;
 pub use pipeline::{Pipeline, PipelineCounts};
-pub use recorder::{Commands, Dispatch, Groups, Recorder, Span};
 pub use recorder::Counts;
+pub use recorder::{Commands, Dispatch, Groups, Recorder, Span};
 pub use shader::{Shader, SubgroupRequest};
 pub use transfer::Uploader;

@@ -275,12 +275,7 @@ impl Device {
     }
 
     /// One allocation of a memory type with these properties; `None` where there is no such type.
-    fn try_chunk(
-        &self,
-        kind: MemoryKind,
-        bytes: u64,
-        wish: vk::MemoryPropertyFlags,
-    ) -> Result<Option<Chunk>, Error> {
+    fn try_chunk(&self, kind: MemoryKind, bytes: u64, wish: vk::MemoryPropertyFlags) -> Result<Option<Chunk>, Error> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
             | vk::BufferUsageFlags::INDIRECT_BUFFER

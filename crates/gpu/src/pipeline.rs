@@ -1,7 +1,7 @@
 //! Pipelines: made when asked for, one per shader, several at once at load. SPIR-V and the driver's own pipeline
 //! cache are kept on disk, so a second start compiles nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use vulkanalia::prelude::v1_2::*;
 
 use crate::error::vulkan;
-use crate::{Device, Error, Shader, SubgroupRequest, cache, compile, spirv};
+use crate::{Adapter, Cache, Device, Error, Shader, SubgroupRequest, cache, compile, spirv};
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -24,7 +24,8 @@ pub struct Pipeline {
 pub struct PipelineCounts {
     /// Shaders compiled from GLSL (not found in the cache).
     pub glsl_compiled: u64,
-    /// Pipelines the driver compiled (not found in its cache).
+    /// Pipelines the driver had to compile: not found in the stored pipeline cache. Where a driver never reports hits,
+    /// those that no earlier run had stored count.
     pub driver_compiled: u64,
     /// Pipelines in all.
     pub made: u64,
@@ -34,14 +35,19 @@ pub struct PipelineCounts {
 #[derive(Default)]
 pub(crate) struct Pipelines {
     made: Mutex<HashMap<Shader, Arc<Pipeline>>>,
+    /// Keys of the SPIR-V modules that earlier runs stored with the driver's cache, and those of this run.
+    stored: HashSet<String>,
+    used: Mutex<HashSet<String>>,
     glsl_compiled: AtomicU64,
-    driver_compiled: AtomicU64,
+    hits: AtomicU64,
+    unknown: AtomicU64,
 }
 
 impl Device {
     /// The pipeline of a shader, made now if it is new.
     pub fn pipeline(&self, shader: &Shader) -> Result<Arc<Pipeline>, Error> {
-        let made = |this: &Self| this.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner).get(shader).cloned();
+        let made =
+            |this: &Self| this.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner).get(shader).cloned();
         if let Some(pipeline) = made(self) {
             return Ok(pipeline);
         }
@@ -60,7 +66,8 @@ impl Device {
 
     /// Makes the pipelines of all these shaders, on all cores. `done` is told after each.
     pub fn prepare(&self, shaders: &[Shader], done: &(dyn Fn() + Sync)) -> Result<(), Error> {
-        shaders.par_iter().try_for_each(|shader| {
+        let different: HashSet<&Shader> = shaders.iter().collect();
+        different.into_par_iter().try_for_each(|shader| {
             self.pipeline(shader)?;
             done();
             Ok(())
@@ -71,30 +78,32 @@ impl Device {
     pub fn pipeline_counts(&self) -> PipelineCounts {
         PipelineCounts {
             glsl_compiled: self.pipelines.glsl_compiled.load(Ordering::Relaxed),
-            driver_compiled: self.pipelines.driver_compiled.load(Ordering::Relaxed),
+            driver_compiled: self.driver_compiled(),
             made: self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
         }
     }
 
     /// The SPIR-V of a shader, from the cache or compiled.
-    fn spirv(&self, shader: &Shader) -> Result<Vec<u32>, Error> {
+    fn spirv(&self, shader: &Shader) -> Result<(Vec<u32>, String), Error> {
         let text = self.sources.expand(shader)?;
         let newer = self.adapter.api_version >= (1, 3, 0);
-        let name = format!("spirv/{}.spv", cache::key(&[text.body.as_bytes(), &[u8::from(newer)]]));
+        let key = cache::key(&[text.body.as_bytes(), &[u8::from(newer)]]);
+        let name = format!("spirv/{key}.spv");
         if let Some(bytes) = self.cache.read(&name)
             && bytes.len() % 4 == 0
         {
-            return Ok(bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect());
+            let words = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+            return Ok((words.collect(), key));
         }
         let module = compile::compile(&shader.name, &text, newer)?;
         self.pipelines.glsl_compiled.fetch_add(1, Ordering::Relaxed);
         let bytes: Vec<u8> = module.iter().flat_map(|w| w.to_le_bytes()).collect();
         self.cache.write(&name, &bytes);
-        Ok(module)
+        Ok((module, key))
     }
 
     fn make(&self, shader: &Shader) -> Result<Pipeline, Error> {
-        let module = self.spirv(shader)?;
+        let (module, key) = self.spirv(shader)?;
         let limit = u64::from(self.adapter.caps.limits.max_shared_bytes);
         let needs = spirv::shared_bytes(&module);
         if needs > limit {
@@ -103,13 +112,13 @@ impl Device {
         let info = vk::ShaderModuleCreateInfo::builder().code_size(module.len() * 4).code(&module);
         // SAFETY: the module comes from the compiler; the device has the features it declares or the driver refuses.
         let code = unsafe { self.raw.create_shader_module(&info, None) }.map_err(vulkan("vkCreateShaderModule"))?;
-        let made = self.make_from(shader, code);
+        let made = self.make_from(shader, code, key);
         // SAFETY: a pipeline does not need its module once it is made.
         unsafe { self.raw.destroy_shader_module(code, None) };
         made
     }
 
-    fn make_from(&self, shader: &Shader, code: vk::ShaderModule) -> Result<Pipeline, Error> {
+    fn make_from(&self, shader: &Shader, code: vk::ShaderModule, key: String) -> Result<Pipeline, Error> {
         let mut size = vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::builder();
         let mut stage = vk::PipelineShaderStageCreateInfo::builder()
             .stage(vk::ShaderStageFlags::COMPUTE)
@@ -139,27 +148,41 @@ impl Device {
         let made = unsafe { self.raw.create_compute_pipelines(self.pipeline_cache, &[info], None) };
         let (pipelines, _) = made.map_err(vulkan("vkCreateComputePipelines"))?;
         let hit = vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
-        if !(reports && feedback.flags.contains(vk::PipelineCreationFeedbackFlags::VALID) && feedback.flags.contains(hit))
+        if reports && feedback.flags.contains(vk::PipelineCreationFeedbackFlags::VALID) && feedback.flags.contains(hit)
         {
-            self.pipelines.driver_compiled.fetch_add(1, Ordering::Relaxed);
+            self.pipelines.hits.fetch_add(1, Ordering::Relaxed);
         }
+        if !self.pipelines.stored.contains(&key) {
+            self.pipelines.unknown.fetch_add(1, Ordering::Relaxed);
+        }
+        self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         Ok(Pipeline { raw: pipelines[0], name: shader.name.clone() })
     }
 
-    /// Name of the driver's cache file for this device and driver build.
-    pub(crate) fn pipeline_cache_name(adapter: &crate::Adapter) -> String {
-        let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
-        format!("pipelines/{}.bin", cache::key(&parts))
+    fn driver_compiled(&self) -> u64 {
+        let made = self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
+        match self.pipelines.hits.load(Ordering::Relaxed) {
+            0 => self.pipelines.unknown.load(Ordering::Relaxed),
+            hits => made.saturating_sub(hits),
+        }
     }
 
     /// Writes the driver's pipeline cache to disk if anything new was compiled. Called when the device is dropped.
     pub fn save_pipelines(&self) {
-        if self.pipelines.driver_compiled.load(Ordering::Relaxed) == 0 {
+        if self.driver_compiled() == 0 {
             return;
         }
+        let mut keys = self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        keys.extend(self.pipelines.stored.iter().cloned());
+        let mut keys: Vec<String> = keys.into_iter().collect();
+        keys.sort();
         // SAFETY: the cache is alive and internally synchronised.
         if let Ok(data) = unsafe { self.raw.get_pipeline_cache_data(self.pipeline_cache) } {
-            self.cache.write(&Self::pipeline_cache_name(&self.adapter), &data);
+            let list = keys.join("\n").into_bytes();
+            let mut file = (list.len() as u64).to_le_bytes().to_vec();
+            file.extend_from_slice(&list);
+            file.extend_from_slice(&data);
+            self.cache.write(&cache_name(&self.adapter), &file);
         }
     }
 
@@ -169,4 +192,39 @@ impl Device {
             unsafe { self.raw.destroy_pipeline(pipeline.raw, None) };
         }
     }
+}
+
+/// Name of the driver's cache file for this device and driver build.
+fn cache_name(adapter: &Adapter) -> String {
+    let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
+    format!("pipelines/{}.bin", cache::key(&parts))
+}
+
+impl Pipelines {
+    /// The driver's cache filled from disk, and the keys of what is in it. Data the driver refuses is dropped.
+    pub(crate) fn open(
+        raw: &vulkanalia::Device,
+        adapter: &Adapter,
+        cache: &Cache,
+    ) -> Result<(vk::PipelineCache, Pipelines), Error> {
+        let file = cache.read(&cache_name(adapter)).unwrap_or_default();
+        let (keys, data) = split(&file).unwrap_or_default();
+        let stored = String::from_utf8_lossy(keys).lines().map(str::to_owned).collect();
+        for (data, stored) in [(data, stored), (&[][..], HashSet::new())] {
+            let info = vk::PipelineCacheCreateInfo::builder().initial_data(data);
+            // SAFETY: the data has the right checksum and was written by this driver for this device.
+            match unsafe { raw.create_pipeline_cache(&info, None) } {
+                Ok(made) => return Ok((made, Pipelines { stored, ..Pipelines::default() })),
+                Err(e) if data.is_empty() => return Err(vulkan("vkCreatePipelineCache")(e)),
+                Err(e) => log::warn!("the driver refused its stored pipeline cache ({e:?}); it will be made anew"),
+            }
+        }
+        unreachable!("the loop ends with empty data, which returns either way")
+    }
+}
+
+/// The two parts of a cache file: list of keys, driver's data.
+fn split(file: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = file.split_first_chunk::<8>()?;
+    rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
 }

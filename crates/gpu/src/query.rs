@@ -2,7 +2,6 @@
 
 use vulkanalia::prelude::v1_2::*;
 
-
 use crate::caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, Scope, Subgroups};
 
 /// The feature structs Kiln looks at; what is offered is also what gets enabled.
@@ -17,6 +16,11 @@ pub(crate) struct Features {
     pub(crate) bfloat16: vk::PhysicalDeviceShaderBfloat16FeaturesKHR,
 }
 
+/// Whether an extension is in a device's list.
+pub(crate) fn offers_extension(offered: &[String], extension: &vk::Extension) -> bool {
+    offered.iter().any(|name| name.as_bytes() == extension.name.as_cstr().to_bytes())
+}
+
 /// Which optional structs may be chained.
 #[derive(Clone, Copy)]
 pub(crate) struct Offers {
@@ -28,7 +32,7 @@ pub(crate) struct Offers {
 
 impl Offers {
     pub(crate) fn of(api_version: u32, extensions: &[String]) -> Offers {
-        let has = |e: &vk::Extension| extensions.iter().any(|x| x.as_bytes() == e.name.as_bytes());
+        let has = |e: &vk::Extension| offers_extension(extensions, e);
         Offers {
             v13: vulkanalia::Version::from(api_version) >= vulkanalia::Version::V1_3_0,
             coopmat: has(&vk::KHR_COOPERATIVE_MATRIX_EXTENSION),
@@ -74,7 +78,7 @@ pub(crate) fn caps(
     extensions: &[String],
 ) -> (Caps, bool) {
     let offers = Offers::of(core.api_version, extensions);
-    let has = |e: &vk::Extension| extensions.iter().any(|x| x.as_bytes() == e.name.as_bytes());
+    let has = |e: &vk::Extension| offers_extension(extensions, e);
     let f = features(raw, physical, offers);
 
     let mut v11 = vk::PhysicalDeviceVulkan11Properties::default();
@@ -120,7 +124,10 @@ pub(crate) fn caps(
         int64: on(f.core.shader_int64),
         float64: on(f.core.shader_float64),
         bfloat16: on(f.bfloat16.shader_b_float16_type),
-        int_dot: match (on(f.v13.shader_integer_dot_product), on(v13.integer_dot_product4x_8bit_packed_signed_accelerated)) {
+        int_dot: match (
+            on(f.v13.shader_integer_dot_product),
+            on(v13.integer_dot_product4x_8bit_packed_signed_accelerated),
+        ) {
             (false, _) => IntDot::None,
             (true, false) => IntDot::Emulated,
             (true, true) => IntDot::Accelerated,

@@ -206,7 +206,10 @@ impl Recorder {
 
     /// Records a copy of bytes between buffers.
     pub fn copy(&mut self, from: (&Buffer, u64), to: (&Buffer, u64), bytes: u64) -> Result<(), Error> {
-        assert!(from.1 + bytes <= from.0.bytes() && to.1 + bytes <= to.0.bytes(), "copy: {bytes} bytes exceed a buffer");
+        assert!(
+            from.1 + bytes <= from.0.bytes() && to.1 + bytes <= to.0.bytes(),
+            "copy: {bytes} bytes exceed a buffer"
+        );
         if bytes == 0 {
             return Ok(());
         }
@@ -214,8 +217,7 @@ impl Recorder {
         let raw = self.begin(&[span(from)], &[span(to)], Cost { bytes: 2.0 * bytes as f64, flops: 0.0 })?;
         let start = self.label_begin(raw, "copy");
         let ((source, source_base), (target, target_base)) = (from.0.raw(), to.0.raw());
-        let region =
-            vk::BufferCopy { src_offset: source_base + from.1, dst_offset: target_base + to.1, size: bytes };
+        let region = vk::BufferCopy { src_offset: source_base + from.1, dst_offset: target_base + to.1, size: bytes };
         // SAFETY: ranges were checked; both buffers are kept by the commands.
         unsafe { self.commands.device.raw.cmd_copy_buffer(raw, source, target, &[region]) };
         self.label_end(raw, start, "copy");
@@ -276,10 +278,8 @@ impl Recorder {
             .level(vk::CommandBufferLevel::PRIMARY)
             .command_buffer_count(1);
         // SAFETY: the pool belongs to this recording alone.
-        let raw =
-            unsafe { device.raw.allocate_command_buffers(&info) }.map_err(vulkan("vkAllocateCommandBuffers"))?[0];
-        let info =
-            vk::CommandBufferBeginInfo::builder().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
+        let raw = unsafe { device.raw.allocate_command_buffers(&info) }.map_err(vulkan("vkAllocateCommandBuffers"))?[0];
+        let info = vk::CommandBufferBeginInfo::builder().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
         // SAFETY: the command buffer is new.
         unsafe { device.raw.begin_command_buffer(raw, &info) }.map_err(vulkan("vkBeginCommandBuffer"))?;
         let query = self.commands.n_queries;
@@ -368,7 +368,9 @@ fn host_barrier(device: &Device, raw: vk::CommandBuffer) {
 impl Commands {
     fn stamp(&self, raw: vk::CommandBuffer, query: u32) {
         // SAFETY: the query exists and was reset in this command buffer.
-        unsafe { self.device.raw.cmd_write_timestamp(raw, vk::PipelineStageFlags::BOTTOM_OF_PIPE, self.queries, query) };
+        unsafe {
+            self.device.raw.cmd_write_timestamp(raw, vk::PipelineStageFlags::BOTTOM_OF_PIPE, self.queries, query)
+        };
     }
 
     /// What was recorded.
@@ -432,9 +434,7 @@ impl Commands {
             let mut bytes = [0u8; 8];
             let flags = vk::QueryResultFlags::_64;
             // SAFETY: one 64-bit result fits the array.
-            let got = unsafe {
-                self.device.raw.get_query_pool_results(self.queries, query, 1, &mut bytes, 8, flags)
-            };
+            let got = unsafe { self.device.raw.get_query_pool_results(self.queries, query, 1, &mut bytes, 8, flags) };
             (got == Ok(vk::SuccessCode::SUCCESS)).then(|| u64::from_ne_bytes(bytes))
         };
         Some(Duration::from_nanos(stamp(second)?.wrapping_sub(stamp(first)?).saturating_mul(tick)))

@@ -23,6 +23,8 @@ pub struct Shader {
     pub defines: Vec<(String, String)>,
     /// The declaration of the parameter block (`Params::glsl()`).
     pub params: String,
+    /// Files that `#include "formats.glsl"` stands for: the tensor formats this variant works on.
+    pub formats: Vec<String>,
     /// How the kernel wants its subgroups.
     pub subgroup: SubgroupRequest,
 }
@@ -30,12 +32,25 @@ pub struct Shader {
 impl Shader {
     /// A shader without defines.
     pub fn new(name: impl Into<String>, file: &'static str, params: String) -> Shader {
-        Shader { name: name.into(), file, defines: Vec::new(), params, subgroup: SubgroupRequest::Any }
+        Shader {
+            name: name.into(),
+            file,
+            defines: Vec::new(),
+            params,
+            formats: Vec::new(),
+            subgroup: SubgroupRequest::Any,
+        }
     }
 
     /// Adds `#define name value`.
     pub fn define(mut self, name: &str, value: impl ToString) -> Shader {
         self.defines.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// Adds a file to those that `#include "formats.glsl"` stands for.
+    pub fn format(mut self, file: impl Into<String>) -> Shader {
+        self.formats.push(file.into());
         self
     }
 

@@ -26,7 +26,10 @@ const FILES: &[(&str, &str)] = &[
          #include \"params.glsl\"\n\
          void main() { uint h = p.add; for (uint i = 0; i < p.n; i++) h = h * 1664525u + 1013904223u; U32(p.y).v[0] = h; }\n",
     ),
-    ("greedy.comp", "layout(local_size_x = 1) in;\nshared uint big[1000000];\nvoid main() { big[gl_WorkGroupID.x] = 1; }\n"),
+    (
+        "greedy.comp",
+        "layout(local_size_x = 1) in;\nshared uint big[1000000];\nvoid main() { big[gl_WorkGroupID.x] = 1; }\n",
+    ),
 ];
 
 kiln_gpu::params! {
@@ -162,7 +165,9 @@ fn a_second_start_compiles_nothing_and_damaged_caches_are_replaced() {
     };
     assert_eq!(start().glsl_compiled, 2);
     assert_eq!(start().glsl_compiled, 0);
-    for entry in std::fs::read_dir(folder.join("pipelines")).unwrap().chain(std::fs::read_dir(folder.join("spirv")).unwrap()) {
+    for entry in
+        std::fs::read_dir(folder.join("pipelines")).unwrap().chain(std::fs::read_dir(folder.join("spirv")).unwrap())
+    {
         std::fs::write(entry.unwrap().path(), b"damaged").unwrap();
     }
     assert_eq!(start().glsl_compiled, 2);

@@ -58,8 +58,7 @@ fn every_variant_compiles_and_is_valid() {
         let bytes: Vec<u8> = module.iter().flat_map(|w| w.to_le_bytes()).collect();
         std::fs::write(&path, bytes).unwrap();
         if let Some(validator) = &validator {
-            let out =
-                Command::new(validator).args(["--target-env", "vulkan1.3"]).arg(&path).output().unwrap();
+            let out = Command::new(validator).args(["--target-env", "vulkan1.3"]).arg(&path).output().unwrap();
             if !out.status.success() {
                 failures.push(format!("{case}: {}: {}", shader.name, String::from_utf8_lossy(&out.stderr)));
             }

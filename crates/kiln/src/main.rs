@@ -1,2 +1,44 @@
-//! The `kiln` binary: flags, commands, progress, output.
-fn main() {}
+//! The `kiln` binary: flags, commands, progress, output. Data goes to stdout, everything else to stderr.
+
+mod commands;
+mod device;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Runs large language models on any GPU through Vulkan, and on the CPU where there is none.
+#[derive(Parser)]
+#[command(name = "kiln", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Say more on stderr; twice for even more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the Vulkan devices of this machine and what each can do
+    Devices(commands::devices::Arguments),
+    /// Prove every kernel on this device and driver against its reference
+    Selftest(commands::selftest::Arguments),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    output::start_log(arguments.verbose);
+    let result = match arguments.command {
+        Command::Devices(a) => commands::devices::run(&a),
+        Command::Selftest(a) => commands::selftest::run(&a),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            output::say(&format!("error: {error:#}"));
+            ExitCode::from(1)
+        }
+    }
+}

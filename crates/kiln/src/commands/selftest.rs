@@ -1,0 +1,155 @@
+//! `kiln selftest`: the kernel cases of the tests, run by the release binary on the user's own device and driver.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use kiln_gpu::Shader;
+use kiln_kernels::case::Level;
+use kiln_kernels::harness::Prepared;
+use kiln_kernels::operation::Path;
+use kiln_kernels::{KERNELS, Kernel};
+use serde_json::json;
+
+use crate::device::DeviceFlag;
+use crate::output::{print, progress, say};
+
+/// Flags of `kiln selftest`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: kiln selftest rms_norm rope --device 0")]
+pub(crate) struct Arguments {
+    /// Operations to test; all without any
+    operations: Vec<String>,
+    #[command(flatten)]
+    device: DeviceFlag,
+    /// Also run the cases that want a real GPU
+    #[arg(long)]
+    full: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The rows of one operation on one path.
+struct Row {
+    operation: &'static str,
+    path: Path,
+    passed: usize,
+    failed: usize,
+    worst: f64,
+    time: Duration,
+}
+
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
+    for name in names {
+        if !KERNELS.iter().any(|k| k.name == name) {
+            let known: Vec<&str> = KERNELS.iter().map(|k| k.name).collect();
+            bail!("no operation {name:?}\nhint: there are {}", known.join(", "));
+        }
+    }
+    Ok(KERNELS.iter().filter(|k| names.is_empty() || names.iter().any(|n| n == k.name)).collect())
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let kernels = chosen(&arguments.operations)?;
+    let start = Instant::now();
+    let device = arguments.device.open()?;
+    let set_up = start.elapsed();
+    if !arguments.json {
+        print(&format!("device: {}", device.adapter.describe()));
+    }
+    let level = if arguments.full { Level::Full } else { Level::Small };
+    let mut rows: Vec<Row> = Vec::new();
+    let mut failures = Vec::new();
+    for kernel in kernels {
+        let cases = (kernel.cases)(level);
+        let bar = progress(cases.len() as u64, kernel.name);
+        for chunk in cases.chunks(16) {
+            let mut ready = Vec::new();
+            for case in chunk {
+                match Prepared::all(case, &device) {
+                    Ok(prepared) => ready.extend(prepared.into_iter().map(|p| (case, p))),
+                    Err(e) => failures.push(format!("{}: {e}", case.name)),
+                }
+            }
+            let shaders: Vec<Shader> = ready.iter().flat_map(|(_, p)| p.shaders().cloned()).collect();
+            device.prepare(&shaders, &|| {})?;
+            for (case, prepared) in &ready {
+                let clock = Instant::now();
+                let outcome = prepared.run(&device)?;
+                let row = row_of(&mut rows, kernel.name, prepared.path);
+                row.time += clock.elapsed();
+                row.worst = row.worst.max(outcome.error);
+                if outcome.failures.is_empty() {
+                    row.passed += 1;
+                } else {
+                    row.failed += 1;
+                    let what = outcome.failures.join("; ");
+                    failures.push(format!("{} ({}): {what}", case.name, prepared.path.name()));
+                }
+            }
+            bar.inc(chunk.len() as u64);
+        }
+        bar.finish_and_clear();
+    }
+    failures.extend(device.instance().validation_messages().into_iter().map(|m| format!("validation layer: {m}")));
+    let counts = device.pipeline_counts();
+    let passed: usize = rows.iter().map(|r| r.passed).sum();
+    let failed = failures.len();
+    if arguments.json {
+        let rows: Vec<_> = rows.iter().map(row_json).collect();
+        print(&serde_json::to_string_pretty(&json!({
+            "device": device.adapter.name,
+            "driver": format!("{} {}", device.adapter.driver, device.adapter.driver_version),
+            "rows": rows,
+            "failures": failures,
+            "passed": passed,
+            "failed": failed,
+            "glsl_compiled": counts.glsl_compiled,
+            "driver_compiled": counts.driver_compiled,
+            "pipelines": counts.made,
+        }))?);
+    } else {
+        table(&rows);
+        failures.iter().for_each(|f| say(&format!("FAILED {f}")));
+        print(&format!(
+            "pipelines: {} used, {} compiled from GLSL, {} compiled by the driver",
+            counts.made, counts.glsl_compiled, counts.driver_compiled
+        ));
+        print(&format!("set-up {:.2} s, in all {:.1} s", set_up.as_secs_f64(), start.elapsed().as_secs_f64()));
+        print(&format!("{passed} passed, {failed} failed"));
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn row_of<'a>(rows: &'a mut Vec<Row>, operation: &'static str, path: Path) -> &'a mut Row {
+    let at = rows.iter().position(|r| r.operation == operation && r.path == path).unwrap_or_else(|| {
+        rows.push(Row { operation, path, passed: 0, failed: 0, worst: 0.0, time: Duration::ZERO });
+        rows.len() - 1
+    });
+    &mut rows[at]
+}
+
+fn table(rows: &[Row]) {
+    print(&format!(
+        "{:16} {:9} {:>7} {:>7} {:>11} {:>9}",
+        "operation", "path", "passed", "failed", "worst nmse", "time"
+    ));
+    for r in rows {
+        let time = format!("{:.2} s", r.time.as_secs_f64());
+        let name = (r.operation, r.path.name());
+        print(&format!("{:16} {:9} {:>7} {:>7} {:>11.1e} {:>9}", name.0, name.1, r.passed, r.failed, r.worst, time));
+    }
+}
+
+fn row_json(r: &Row) -> serde_json::Value {
+    json!({
+        "operation": r.operation,
+        "path": r.path.name(),
+        "passed": r.passed,
+        "failed": r.failed,
+        "worst_nmse": if r.worst.is_finite() { Some(r.worst) } else { None },
+        "seconds": r.time.as_secs_f64(),
+    })
+}
