@@ -1,5 +1,7 @@
 //! Hostile files cost little time and memory, and real vocabularies load fast.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helping functions too")]
+
 use std::time::{Duration, Instant};
 
 use kiln_gguf::{Header, Metadata, Strings, Writer};

@@ -1,5 +1,7 @@
 //! What the reader takes and what it refuses: hostile and damaged headers, metadata getters, data slices.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helping functions too")]
+
 use kiln_gguf::{Array, Error, Gguf, Header, Metadata, ShapeError, Strings, TensorType, Value, Writer};
 
 /// Bytes of a header, written field by field, so that the fields can be wrong.

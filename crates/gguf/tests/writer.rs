@@ -1,5 +1,7 @@
 //! What is written can be read again: whole files, streams, split models, and nothing half-written is left behind.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helping functions too")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
