@@ -34,6 +34,11 @@ pub fn cases(level: Level) -> Vec<Case> {
         let x = data.strided_input(F32, [48, 3, 2, 1], [64, 4, 2, 1]);
         (Call { x, weight: None, y: x, eps: 1e-6 }.into(), tolerance(F32))
     }));
+    cases.push(Case::new("rms_norm strided rows, elsewhere", |data| {
+        let x = data.strided_input(F32, [48, 3, 2, 2], [64, 4, 2, 2]);
+        let y = data.strided_output(F32, [48, 3, 2, 2], [50, 3, 3, 2]);
+        (Call { x, weight: None, y, eps: 1e-6 }.into(), tolerance(F32))
+    }));
     cases.push(Case::new("rms_norm zero row", |data| {
         let x = data.input_with(F32, [64, 2, 1, 1], |random, i| if i < 64 { 0.0 } else { random.uniform(-1.0, 1.0) });
         let y = data.output(F32, [64, 2, 1, 1]);

@@ -90,6 +90,12 @@ pub fn cases(level: Level) -> Vec<Case> {
         let x = data.strided_input(F32, [9000, 2, 1, 1], [9001, 2, 1, 1]);
         (call(data, (x, x), masked).into(), CLOSE)
     }));
+    cases.push(Case::new("soft_max sinks above all logits", |data| {
+        let x = data.input(F32, [70, 2, 3, 1]);
+        let y = data.output(F32, [70, 2, 3, 1]);
+        let sinks = data.input_with(F32, [3, 1, 1, 1], |random, _| random.uniform(20.0, 30.0));
+        (Call { sinks: Some(sinks), ..call(data, (x, y), PLAIN) }.into(), CLOSE)
+    }));
     cases.push(Case::new("soft_max large and equal logits", |data| {
         let x = data.input_with(F32, [300, 3, 1, 1], |random, i| match i / 300 {
             0 => random.uniform(-300.0, 300.0),

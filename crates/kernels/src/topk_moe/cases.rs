@@ -40,7 +40,11 @@ pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
         return [1, 512].map(|tokens| case(128, tokens, 8, Gate::Softmax, of_sum)).into();
     }
-    let mut cases = vec![case(1, 1, 1, Gate::Softmax, Shares::Gates), case(33, 2, 33, Gate::Softmax, Shares::Gates)];
+    let mut cases = vec![
+        case(1, 1, 1, Gate::Softmax, Shares::Gates),
+        case(33, 2, 33, Gate::Softmax, Shares::Gates),
+        case(33, 2, 33, Gate::SqrtSoftplus, Shares::Gates),
+    ];
     for gate in [Gate::Softmax, Gate::Sigmoid, Gate::SqrtSoftplus, Gate::Identity] {
         cases.push(case(8, 3, 2, gate, Shares::Gates));
         cases.push(case(71, 3, 4, gate, of_sum));
