@@ -128,13 +128,15 @@ pub fn choose<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a A
         let best = usable.min_by_key(|a| (a.kind.rank(), std::cmp::Reverse(a.memory_bytes), a.index));
         return best.ok_or(Error::NoDevice);
     };
-    let by_index = wanted.parse::<usize>().ok().and_then(|i| adapters.get(i));
-    if let Some(adapter) = by_index {
+    let index = wanted.parse::<usize>().ok();
+    if let Some(adapter) = index.and_then(|i| adapters.get(i)) {
         return Ok(adapter);
     }
+    // "7" can only be an index that is not there; "4090" may be part of a name.
+    let nameable = index.is_none_or(|i| i > 99);
     let lower = wanted.to_lowercase();
     let fits = |a: &&Adapter| {
-        a.name.to_lowercase().contains(&lower)
+        (nameable && a.name.to_lowercase().contains(&lower))
             || a.pci.as_deref().is_some_and(|p| p == lower || p.trim_start_matches("0000:") == lower)
             || a.uuid == lower.replace('-', "")
     };
