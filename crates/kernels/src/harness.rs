@@ -78,18 +78,18 @@ impl Prepared {
         let (got, time) = bench.run(&[(&self.call, &self.choice)])?;
         let mut outcome = Outcome { error: 0.0, time, failures: Vec::new() };
         self.judge_untouched(&bench, &got, &mut outcome);
-        let got = bench.unpack(&got);
+        let got = self.unpack(&bench, &got);
         for written in self.call.operation().writes() {
             self.judge(&written, &got, &expected, &mut outcome);
         }
         let (again, _) = bench.run(&[(&self.call, &self.choice)])?;
-        if bench.unpack(&again).slots != got.slots {
+        if self.unpack(&bench, &again).slots != got.slots {
             outcome.failures.push("a second run gave other bits".into());
         }
         if !self.parts.is_empty() {
             let steps: Vec<(&Call, &Choice)> = self.parts.iter().map(|(call, choice)| (call, choice)).collect();
             let (apart, _) = bench.run(&steps)?;
-            if bench.unpack(&apart).slots != got.slots {
+            if self.unpack(&bench, &apart).slots != got.slots {
                 outcome.failures.push(format!("{} calls of a part each gave other bits", steps.len()));
             }
         }
@@ -108,10 +108,21 @@ impl Prepared {
         &self.call
     }
 
+    /// The slots of an image. Scratch is cleared: what is left in it means nothing, and parts leave something else.
+    fn unpack(&self, bench: &Image, image: &[u8]) -> HostMemory {
+        let mut memory = bench.unpack(image);
+        for scratch in self.call.operation().scratch() {
+            let (first, bytes) = scratch.span();
+            memory.bytes_mut(scratch.slot)[first..first + bytes].fill(0);
+        }
+        memory
+    }
+
     /// Every byte that no written tensor owns is as it was, guard bands included.
     fn judge_untouched(&self, bench: &Image, got: &[u8], outcome: &mut Outcome) {
         let mut owned = vec![false; got.len()];
-        for t in self.call.operation().writes() {
+        let operation = self.call.operation();
+        for t in operation.writes().iter().chain(&operation.scratch()) {
             let start = bench.offsets[t.slot.0 as usize];
             for i in rows_apart(t.shape) {
                 let row = start + t.row_offset(i);

@@ -2,10 +2,13 @@
 //! allocate and never submit.
 
 pub mod case;
+mod elementwise;
+pub mod harness;
 pub mod host;
 pub mod operation;
 pub mod row_norm;
 pub mod rows;
+pub mod record;
 pub mod tensor;
 
 /// Every operation is one line here: its folder and the name of its variant in [`Call`].
@@ -55,6 +58,17 @@ operations! {
     group_norm => GroupNorm,
     rope => Rope,
     soft_max => SoftMax,
+    topk_moe => TopkMoe,
+    binary => Binary,
+    scale => Scale,
+    unary => Unary,
+    glu => Glu,
+    copy => Copy,
+    concat => Concat,
+    sum_rows => SumRows,
+    argmax => Argmax,
+    argsort => Argsort,
+    top_k => TopK,
 }
 
 /// Every GLSL file of this crate: path as shaders name it, and text.

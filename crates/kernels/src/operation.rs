@@ -101,6 +101,11 @@ pub trait Operation: std::fmt::Debug + Send + Sync {
     /// Tensors it writes, every element of them.
     fn writes(&self) -> Vec<Tensor>;
 
+    /// Memory it uses between its launches: written before it is read, and worth nothing afterwards.
+    fn scratch(&self) -> Vec<Tensor> {
+        Vec::new()
+    }
+
     /// Whether the operands fit together. Called when a plan is checked and before every case.
     fn check(&self) -> Result<(), Invalid>;
 

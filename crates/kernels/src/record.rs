@@ -36,7 +36,7 @@ pub fn record(
         Span { start: at(t), bytes: bytes as u64 }
     };
     let reads: Vec<Span> = operation.reads().iter().map(span).collect();
-    let writes: Vec<Span> = operation.writes().iter().map(span).collect();
+    let writes: Vec<Span> = operation.writes().iter().chain(&operation.scratch()).map(span).collect();
     let work = operation.work();
     let launches = choice.launches.len() as f64;
     for (i, launch) in choice.launches.iter().enumerate() {

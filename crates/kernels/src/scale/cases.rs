@@ -44,8 +44,12 @@ pub fn cases(level: Level) -> Vec<Case> {
         (Call { x, dst, factor: 0.5, bias: 1.0 }.into(), tolerance(F32))
     }));
     if level == Level::Full {
-        cases.push(case(F32, F32, [8193, 30_001, 1, 1], 1.5, -0.5));
-        cases.push(case(F16, F16, [8192, 70_000, 1, 1], 1.5, -0.5));
+        // Single elements, more than 65535 workgroups of them; in place, so that one computed twice shows.
+        cases.push(Case::new("scale in place, more workgroups than one dimension of the grid", |data| {
+            let x = data.input(F16, [8193, 8301, 1, 1]);
+            (Call { x, dst: x, factor: 1.5, bias: -0.5 }.into(), tolerance(F16))
+        }));
+        cases.push(case(F32, F32, [8192, 8192, 1, 1], 1.5, -0.5));
     }
     cases
 }

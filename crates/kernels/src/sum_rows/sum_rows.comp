@@ -1,0 +1,18 @@
+// sum_rows: dst[0, i1, i2, i3] = sum of row (i1, i2, i3) of x
+// x: [cols, rows...], any strides. One workgroup of WG threads per row.
+#version 450
+#include "kiln.glsl"
+#include "reduce.glsl"
+#include "row_start.glsl"
+
+layout(local_size_x = WG) in;
+
+void main() {
+    uint row = group_index();
+    if (row >= p.rows) return;
+    uvec2 x = row_start(p.x, row, p.outer, p.x_stride);
+    float sum = 0.0;
+    for (uint i = gl_LocalInvocationID.x; i < p.cols; i += WG) sum += F32(x).v[i * p.x_stride[0]];
+    sum = wg_sum(sum);
+    if (gl_LocalInvocationID.x == 0) F32(row_start(p.dst, row, p.outer, p.dst_stride)).v[0] = sum;
+}
