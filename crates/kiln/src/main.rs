@@ -23,6 +23,8 @@ struct Arguments {
 enum Command {
     /// List the Vulkan devices of this machine and what each can do
     Devices(commands::devices::Arguments),
+    /// Say what stands between this machine and a usable GPU, and how to fix it
+    Doctor(commands::doctor::Arguments),
     /// Prove every kernel on this device and driver against its reference
     Selftest(commands::selftest::Arguments),
 }
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
     output::start_log(arguments.verbose);
     let result = match arguments.command {
         Command::Devices(a) => commands::devices::run(&a),
+        Command::Doctor(a) => commands::doctor::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
     };
     match result {

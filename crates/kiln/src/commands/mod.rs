@@ -1,4 +1,5 @@
 //! One file per command.
 
 pub(crate) mod devices;
+pub(crate) mod doctor;
 pub(crate) mod selftest;
