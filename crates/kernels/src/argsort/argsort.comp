@@ -1,4 +1,4 @@
-// argsort, first pass: sorts each TILE elements of a row of x. dst = indices of the row in order, equal elements by index.
+// argsort: dst = indices of each row of x in order, equal elements by index. First pass: sorts TILE elements each.
 // x: [cols, rows...], any strides. One workgroup of WG threads per tile. A row of one tile goes to dst, of which the
 // first `keep` indices are kept; tiles of longer rows go to scratch as pairs (key, index) for merge.comp.
 #version 450

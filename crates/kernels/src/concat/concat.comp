@@ -1,5 +1,5 @@
 // concat: dst = a, then b along dimension `dim`; bits are moved as they are.
-// a, b, dst: extents agree but for `dim`; any strides. Each thread moves PER units of VEC elements, in the order of dst.
+// a, b, dst: extents agree but for `dim`; any strides. Each thread moves PER units of VEC elements in dst's order.
 #version 450
 #include "kiln.glsl"
 #include "elementwise.glsl"
