@@ -3,6 +3,7 @@
 
 pub mod case;
 mod elementwise;
+pub mod formats;
 pub mod harness;
 pub mod host;
 pub mod operation;
@@ -64,6 +65,7 @@ operations! {
     unary => Unary,
     glu => Glu,
     copy => Copy,
+    dequantise => Dequantise,
     concat => Concat,
     sum_rows => SumRows,
     argmax => Argmax,

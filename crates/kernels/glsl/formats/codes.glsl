@@ -1,0 +1,62 @@
+// What the formats share: loads at the alignment of a block, arithmetic on four packed bytes, and values from codes.
+//
+// Every block format F has the same functions; `row` is the address of the first byte of a row, `e` an element of it:
+//   uint  F_codes4(row, e)   signed 8-bit codes of elements e .. e + 3 (e a multiple of 4), first one lowest
+//   vec2  F_scale(row, e)    scale and minimum of e's group: value = scale * code + minimum
+//   void  F_group32(row, e, codes, lo, hi)   codes of elements e .. e + 31 (e a multiple of 32), scale and minimum of
+//                            the first and of the second 16, with as few loads as the block allows
+//   vec4  F_load4(row, e), float F_load(row, e)   values
+//   void  F_init()           fills the format's table; every thread calls it once before anything else
+// and F_GROUP (elements of a scale), F_BLOCK (elements of a block), F_BLOCK_BYTES. Plain floats have load, load4, init.
+// Kernels declare their local size before they include formats: `init` asks for it.
+
+// The 32 bits that begin at 16-bit word i.
+uint two_halves(uvec2 b, uint i) { return uint(U16(b).v[i]) | uint(U16(b).v[i + 1]) << 16; }
+uint half_word(uvec2 b, uint i) { return uint(U16(b).v[i]); }
+uint byte_at(uvec2 b, uint i) { return uint(U8(b).v[i]); }
+// The f16 at 16-bit word i.
+float half_at(uvec2 b, uint i) { return float(F16(b).v[i]); }
+
+vec4 signed_bytes(uint c) {
+    int i = int(c);
+    return vec4(bitfieldExtract(i, 0, 8), bitfieldExtract(i, 8, 8), bitfieldExtract(i, 16, 8), i >> 24);
+}
+float signed_byte(uint c, uint i) { return float(bitfieldExtract(int(c), int(i) * 8, 8)); }
+
+// A number in each byte.
+uint in_bytes(uint x) { return x * 0x01010101u; }
+// a - b in each byte, for a and b below 128: the top bits keep borrows from reaching the next byte.
+uint minus_bytes(uint a, uint b) { return ((a | 0x80808080u) - b) ^ 0x80808080u; }
+// -a where the byte of `minus` is 1, a where it is 0; a below 128.
+uint negate_bytes(uint a, uint minus) { return ((a ^ 0x80808080u ^ (minus * 255u)) + minus) ^ 0x80808080u; }
+// Bits 0 to 3 of x as the lowest bits of four bytes.
+uint bits_to_bytes(uint x) { return ((x & 15u) * 0x00204081u) & 0x01010101u; }
+// Bits 0 to 7 of x, two a value, as four bytes.
+uint pairs_to_bytes(uint x) {
+    x = ((x & 255u) | x << 12) & 0x000f000fu;
+    return (x | x << 6) & 0x03030303u;
+}
+
+// Values from codes. `precise` keeps product and sum apart, as the format defines the value with two roundings.
+#define SCALED_VALUES(F)                                                       \
+    vec4 F##_load4(uvec2 row, uint e) {                                        \
+        precise vec4 v = signed_bytes(F##_codes4(row, e)) * F##_scale(row, e).x; \
+        return v;                                                              \
+    }                                                                          \
+    float F##_load(uvec2 row, uint e) {                                        \
+        precise float v = signed_byte(F##_codes4(row, e & ~3u), e & 3u) * F##_scale(row, e).x; \
+        return v;                                                              \
+    }
+#define SHIFTED_VALUES(F)                                                      \
+    vec4 F##_load4(uvec2 row, uint e) {                                        \
+        vec2 s = F##_scale(row, e);                                            \
+        precise vec4 v = signed_bytes(F##_codes4(row, e)) * s.x;               \
+        precise vec4 w = v + s.y;                                              \
+        return w;                                                              \
+    }                                                                          \
+    float F##_load(uvec2 row, uint e) {                                        \
+        vec2 s = F##_scale(row, e);                                            \
+        precise float v = signed_byte(F##_codes4(row, e & ~3u), e & 3u) * s.x; \
+        precise float w = v + s.y;                                             \
+        return w;                                                              \
+    }

@@ -1,0 +1,27 @@
+// Q4_K: 256 values in 144 bytes, 8 sub-blocks of 32. Head @0[16], nibbles @16[128]: element 64 c + l in the low half of
+// byte 16 + 32 c + l, element 64 c + 32 + l in the high half. d * scale * code - dmin * min
+#include "formats/k4_scales.glsl"
+#define Q4_K_GROUP 32
+#define Q4_K_BLOCK 256
+#define Q4_K_BLOCK_BYTES 144
+
+void q4_k_init() {}
+uvec2 q4_k_at(uvec2 row, uint e) { return offset(row, e / 256 * 144); }
+uint q4_k_codes4(uvec2 row, uint e) {
+    uint word = 4 + (e & 192u) / 8 + (e & 31u) / 4;
+    return (U32(q4_k_at(row, e)).v[word] >> ((e & 32u) / 8)) & 0x0f0f0f0fu;
+}
+vec2 q4_k_scale(uvec2 row, uint e) { return k4_scale(U32x4(q4_k_at(row, e)).v[0], (e & 255u) / 32); }
+void q4_k_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+    uvec2 b = q4_k_at(row, e);
+    uint shift = (e & 32u) / 8;
+    [[unroll]] for (uint i = 0; i < 2; i++) {
+        uvec4 q = (U32x4(b).v[1 + (e & 192u) / 32 + i] >> shift) & 0x0f0f0f0fu;
+        codes[4 * i] = q.x;
+        codes[4 * i + 1] = q.y;
+        codes[4 * i + 2] = q.z;
+        codes[4 * i + 3] = q.w;
+    }
+    lo = hi = k4_scale(U32x4(b).v[0], (e & 255u) / 32);
+}
+SHIFTED_VALUES(q4_k)

@@ -1,0 +1,111 @@
+//! `dequantise`: the values of a tensor of any format, as dense floats.
+
+pub mod cases;
+mod reference;
+
+use kiln_gpu::{Address, Caps, Shader};
+
+use crate::formats;
+use crate::host::HostMemory;
+use crate::operation::{
+    Choice, Invalid, Operation, Path, Unsupported, element_functions, grid, only_scalar, require, rows_apart,
+};
+use crate::tensor::Tensor;
+use kiln_gguf::TensorType;
+
+const NAME: &str = "dequantise";
+
+/// One line for the registry.
+pub const SUMMARY: &str = "dst = the values of src: any format to F32 or F16";
+
+/// Operands of `dequantise`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// Source of any format, rows without gaps.
+    pub src: Tensor,
+    /// Result, F32 or F16, extents of `src`, rows without gaps.
+    pub dst: Tensor,
+}
+
+kiln_gpu::params! {
+    struct Params {
+        src: Address,
+        dst: Address,
+        shape: [u32; 3],
+        src_stride: [u32; 3],
+        dst_stride: [u32; 3],
+        row_units: u32,
+        units: u32,
+    }
+}
+
+impl Call {
+    /// Elements of a thread: the wide form where src has blocks and dst takes vectors.
+    fn unit(&self) -> usize {
+        let blocks = formats::format(self.src.ty).is_some_and(|f| f.group > 0);
+        if blocks && formats::is_aligned(&self.dst) { 32 } else { 1 }
+    }
+}
+
+impl Operation for Call {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reads(&self) -> Vec<Tensor> {
+        vec![self.src]
+    }
+
+    fn writes(&self) -> Vec<Tensor> {
+        vec![self.dst]
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        let Call { src, dst } = self;
+        require(src.shape == dst.shape, NAME, || format!("src is {src} but dst is {dst}"))?;
+        require(src.has_dense_rows() && dst.has_dense_rows(), NAME, || "rows of src and dst must be dense".into())?;
+        let float = matches!(dst.ty, TensorType::F32 | TensorType::F16);
+        require(float, NAME, || format!("dst is {dst}, not F32 or F16"))
+    }
+
+    fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        only_scalar(NAME, want)?;
+        formats::readable(NAME, &self.src)?;
+        let reach = formats::rows_reachable(NAME, &[self.src, self.dst]);
+        let threads = caps.limits.max_workgroup_invocations.min(if caps.is_cpu { 64 } else { 128 });
+        let (_, store) = element_functions(NAME, self.dst.ty)?;
+        let name = format!("{NAME}.{}.{}", self.src.ty, self.dst.ty).to_lowercase();
+        let shader = Shader::new(name, "dequantise/dequantise.comp", Params::glsl())
+            .define("WG", threads)
+            .define("UNIT", self.unit())
+            .define("STORE_D", store)
+            .define("PUT4_D", store.replace("store", "put4"));
+        let shader = formats::define(shader, "A", self.src.ty)?;
+        let groups = (self.src.len() / self.unit()).div_ceil(threads as usize);
+        reach.map(|()| Choice::one(Path::Scalar, shader, grid(groups, caps)))
+    }
+
+    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let [cols, shape @ ..] = self.dst.extents();
+        let row_units = cols / self.unit() as u32;
+        Params {
+            src: at(&self.src),
+            dst: at(&self.dst),
+            shape,
+            src_stride: formats::row_strides(&self.src),
+            dst_stride: formats::row_strides(&self.dst),
+            row_units,
+            units: row_units * self.dst.rows() as u32,
+        }
+        .bytes()
+    }
+
+    fn reference(&self, memory: &mut HostMemory) {
+        reference::reference(self, memory);
+    }
+
+    fn parts(&self) -> Vec<crate::Call> {
+        let row = crate::elementwise::row;
+        rows_apart(self.dst.shape).map(|i| Call { src: row(self.src, i), dst: row(self.dst, i) }.into()).collect()
+    }
+}

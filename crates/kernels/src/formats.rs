@@ -1,0 +1,189 @@
+//! Which GLSL file and functions read a tensor type on the device. What the bits mean is in `glsl/formats/`, one file a
+//! format; the interface of all of them is described in `glsl/formats/codes.glsl`.
+
+use half::f16;
+use kiln_gguf::TensorType;
+use kiln_gpu::Shader;
+
+use crate::case::{Data, Random};
+use crate::operation::Unsupported;
+use crate::tensor::Tensor;
+
+/// How a tensor type is read by shaders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    /// The type.
+    pub ty: TensorType,
+    /// The file, as shaders name it.
+    pub file: &'static str,
+    /// What the names of its functions begin with; macros of the format begin with the same in capitals.
+    pub prefix: &'static str,
+    /// Elements that share one scale, 16 or 32 (a longer run counts as 32); 0 for plain types, which have no scales.
+    pub group: usize,
+    /// Whether values have a minimum: value = scale * code + minimum, else value = scale * code.
+    pub shifted: bool,
+    /// What the addresses of rows must be a multiple of. Plain types: for `load4` only, `load` takes any element.
+    pub align: usize,
+    /// Bytes of shared memory the format's table takes.
+    pub shared_bytes: usize,
+}
+
+macro_rules! formats {
+    ($($ty:ident $prefix:literal $group:literal $shifted:literal $align:literal $shared:literal;)*) => {
+        &[$(Format {
+            ty: TensorType::$ty,
+            file: concat!("formats/", $prefix, ".glsl"),
+            prefix: $prefix,
+            group: $group,
+            shifted: $shifted,
+            align: $align,
+            shared_bytes: $shared,
+        }),*]
+    };
+}
+
+/// Every format that shaders can read.
+pub const FORMATS: &[Format] = formats! {
+    // type, prefix, elements of a scale, minimum, alignment of rows, bytes of shared memory
+    F32 "f32" 0 false 16 0;
+    F16 "f16" 0 false 8 0;
+    BF16 "bf16" 0 false 8 0;
+    Q4_0 "q4_0" 32 false 2 0;
+    Q4_1 "q4_1" 32 true 4 0;
+    Q8_0 "q8_0" 32 false 2 0;
+    Q4_K "q4_k" 32 true 16 0;
+    Q6_K "q6_k" 16 false 2 0;
+};
+
+/// The format of a type, if shaders can read it.
+pub fn format(ty: TensorType) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| format.ty == ty)
+}
+
+/// Whether the rows of a tensor lie as `load4` and the functions on blocks want them. Slots begin at multiples of 256.
+pub fn is_aligned(tensor: &Tensor) -> bool {
+    let aligned = |bytes: usize| format(tensor.ty).is_some_and(|f| bytes.is_multiple_of(f.align));
+    aligned(tensor.offset) && (1..4).all(|d| tensor.shape[d] == 1 || aligned(tensor.stride[d]))
+}
+
+/// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
+/// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32` (functions), `A_GROUP`,
+/// `A_BLOCK`, `A_BLOCK_BYTES` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_BLOCKS` is 1 for block types and
+/// 0 for plain ones.
+pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Unsupported> {
+    let Some(format) = format(ty) else {
+        return Err(Unsupported { operation: "formats", reason: format!("no shader reads {ty}") });
+    };
+    let function = |shader: Shader, name: &str, function: &str| {
+        shader.define(&format!("{letter}_{name}"), format!("{}_{function}", format.prefix))
+    };
+    let mut shader = shader.format(format.file);
+    for (name, of) in [("LOAD", "load"), ("LOAD4", "load4"), ("INIT", "init")] {
+        shader = function(shader, name, of);
+    }
+    let blocks = format.group > 0;
+    shader = shader.define(&format!("{letter}_BLOCKS"), u32::from(blocks));
+    if !blocks {
+        return Ok(shader);
+    }
+    for (name, of) in [("CODES4", "codes4"), ("SCALE", "scale"), ("GROUP32", "group32")] {
+        shader = function(shader, name, of);
+    }
+    let numbers = [
+        ("GROUP", format.group),
+        ("BLOCK", ty.block_len()),
+        ("BLOCK_BYTES", ty.block_bytes()),
+        ("SHIFTED", usize::from(format.shifted)),
+    ];
+    Ok(numbers.iter().fold(shader, |shader, (name, n)| shader.define(&format!("{letter}_{name}"), n)))
+}
+
+/// Refuses tensors that the functions of their format cannot read.
+pub(crate) fn readable(operation: &'static str, tensor: &Tensor) -> Result<(), Unsupported> {
+    let Some(format) = format(tensor.ty) else {
+        return Err(Unsupported { operation, reason: format!("no shader reads {}", tensor.ty) });
+    };
+    if format.group > 0 && !is_aligned(tensor) {
+        let reason = format!(
+            "{tensor}: offset {} and strides {:?} must be multiples of {}",
+            tensor.offset, tensor.stride, format.align
+        );
+        return Err(Unsupported { operation, reason });
+    }
+    Ok(())
+}
+
+/// Byte strides of dimensions 1 to 3 as kernels take them; 0 where a dimension has one element.
+pub(crate) fn row_strides(tensor: &Tensor) -> [u32; 3] {
+    let stride = |d: usize| if tensor.shape[d] > 1 { tensor.stride[d] } else { 0 };
+    [1, 2, 3].map(|d| u32::try_from(stride(d)).expect("`rows_reachable` should have refused longer strides"))
+}
+
+/// Refuses tensors whose elements cannot be counted with 32 bits, or whose rows lie more than 4 GiB apart.
+pub(crate) fn rows_reachable(operation: &'static str, tensors: &[Tensor]) -> Result<(), Unsupported> {
+    for t in tensors {
+        let strides = (1..4).filter(|&d| t.shape[d] > 1).map(|d| t.stride[d]);
+        let plain = t.ty.block_len() == 1;
+        if plain && strides.clone().chain([t.offset]).any(|s| !s.is_multiple_of(t.ty.block_bytes())) {
+            let reason = format!("{t}: offset {} and strides {:?} split elements", t.offset, t.stride);
+            return Err(Unsupported { operation, reason });
+        }
+        if let Some(n) = strides.chain([t.len()]).max().filter(|&n| u32::try_from(n).is_err()) {
+            let reason = format!("{t} needs the number {n}, beyond 32 bits: split the tensor");
+            return Err(Unsupported { operation, reason });
+        }
+    }
+    Ok(())
+}
+
+/// A dense input for cases: random codes, and scales that are ordinary, zero, negative, subnormal and the largest.
+/// Without `extreme`, scales are ordinary, so that values stay in the range of f16.
+pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], extreme: bool) -> Tensor {
+    if ty.block_len() == 1 {
+        return data.input_with(ty, shape, |random, _| random.uniform(-300.0, 300.0));
+    }
+    let tensor = data.output(ty, shape);
+    let size = ty.block_bytes();
+    let mut bytes = vec![0; tensor.span().1];
+    for (i, block) in bytes.chunks_exact_mut(size).enumerate() {
+        match i % 8 {
+            3 if extreme => block.fill(0x00),
+            5 if extreme => block.fill(0xff),
+            _ => block.iter_mut().for_each(|b| *b = data.random.bits() as u8),
+        }
+        const HALVES: [f32; 8] = [0.01, -0.02, 0.0, 6e-8, -3e-7, 65504.0, 1e-4, -1.0];
+        let half = |random: &mut Random| {
+            let ordinary = f16::from_f64(random.uniform(-0.01, 0.01));
+            if extreme { [ordinary, f16::from_f32(HALVES[i % 8])][random.below(2)] } else { ordinary }
+        };
+        let at: &[usize] = match ty {
+            TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q8_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
+            TensorType::Q2_K => &[80, 82],
+            TensorType::Q3_K => &[108],
+            TensorType::Q6_K => &[208],
+            TensorType::TQ1_0 => &[52],
+            TensorType::TQ2_0 => &[64],
+            TensorType::MXFP4 | TensorType::NVFP4 | TensorType::IQ1_M | TensorType::Q8_K => &[],
+            _ => &[0],
+        };
+        for &at in at {
+            block[at..at + 2].copy_from_slice(&half(&mut data.random).to_le_bytes());
+        }
+        match ty {
+            TensorType::MXFP4 => block[0] = if extreme { [127, 0, 1, 2, 3, 252, 120, 5][i % 8] } else { 118 },
+            TensorType::NVFP4 if !extreme => block[..4].iter_mut().for_each(|b| *b &= 0x5f),
+            TensorType::Q8_K => block[..4].copy_from_slice(&half(&mut data.random).to_f32().to_le_bytes()),
+            // The four nibbles of d are the top ones of four words.
+            TensorType::IQ1_M => {
+                let bits = half(&mut data.random).to_bits();
+                for k in 0..4 {
+                    let byte = &mut block[49 + 2 * k];
+                    *byte = (*byte & 15) | ((bits >> (4 * k) & 15) as u8) << 4;
+                }
+            }
+            _ => {}
+        }
+    }
+    data.memory.bytes_mut(tensor.slot).copy_from_slice(&bytes);
+    tensor
+}
