@@ -122,7 +122,11 @@ pub(super) fn end_ids(vocab: &mut Vocab) -> Vec<u32> {
     // Where other tokens end a turn, `<|end|>` ends only one of its messages, and `</s>` is a leftover.
     let end_is_inner = (has("<|return|>") && has("<|call|>")) || (has("<|flush|>") && has("<|calls|>"));
     let s_is_leftover = has("<|tool_response>");
-    ends.retain(|(_, text)| !(end_is_inner && *text == "<|end|>") && !(s_is_leftover && *text == "</s>"));
+    ends.retain(|(_, text)| match *text {
+        "<|end|>" => !end_is_inner,
+        "</s>" => !s_is_leftover,
+        _ => true,
+    });
     let mut ids: Vec<u32> = ends.iter().map(|(id, _)| *id).collect();
     for id in &ids {
         vocab.token_types[*id as usize] = TokenType::Control;

@@ -130,7 +130,7 @@ impl Vocab {
         limit("tokens", tokens, MAX_TOKENS)?;
         limit("merges", self.merges.len(), MAX_TOKENS)?;
         limit("bytes of tokens", self.tokens.iter().map(<[u8]>::len).sum(), MAX_TOTAL_BYTES)?;
-        for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| token.len() > MAX_TOKEN_BYTES) {
+        if let Some((id, token)) = self.tokens.iter().enumerate().find(|(_, token)| token.len() > MAX_TOKEN_BYTES) {
             return Err(TokenizerError::TokenTooLong { id, got: token.len(), limit: MAX_TOKEN_BYTES });
         }
         let ids = [
