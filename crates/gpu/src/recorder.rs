@@ -227,7 +227,7 @@ impl Recorder {
 
     /// Records filling a range (whole multiples of four bytes) with a 32-bit pattern.
     pub fn fill(&mut self, to: (&Buffer, u64), bytes: u64, pattern: u32) -> Result<(), Error> {
-        assert!(to.1 + bytes <= to.0.bytes(), "fill: {bytes} bytes exceed the buffer");
+        assert!(to.1 + bytes <= to.0.bytes().next_multiple_of(4), "fill: {bytes} bytes exceed the buffer");
         if bytes == 0 {
             return Ok(());
         }

@@ -53,6 +53,18 @@ impl Uploader {
         Ok(())
     }
 
+    /// Fills a whole buffer with zeros.
+    pub fn zero(&mut self, to: &Buffer) -> Result<(), Error> {
+        if to.is_mapped() {
+            to.write(0, &vec![0; to.bytes() as usize]);
+            return Ok(());
+        }
+        let mut recorder = Recorder::new(&self.device)?;
+        // Pieces are rounded up to far more than the four bytes a fill works in.
+        recorder.fill((to, 0), to.bytes().next_multiple_of(4), 0)?;
+        recorder.finish()?.run()
+    }
+
     /// Waits until everything has arrived.
     pub fn finish(&mut self) -> Result<(), Error> {
         for stage in &mut self.stages {

@@ -1,0 +1,222 @@
+//! Llama: per layer, attention with rotary positions and grouped key-value heads, then a gated feed-forward layer,
+//! each on the normed residual stream and added back to it.
+
+use kiln_gguf::{Gguf, TensorType};
+use kiln_kernels::flash_attention::{self, Mask};
+use kiln_kernels::glu::{self, Gate};
+use kiln_kernels::tensor::Tensor;
+use kiln_kernels::{binary, get_rows, mul_mat, rms_norm, rope, set_rows};
+
+use super::{BatchShape, Graph, WeightTable};
+use crate::Error;
+use crate::model::{Config, names};
+use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
+
+/// The weights and caches of one layer.
+struct Layer {
+    attention_norm: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    feed_forward_norm: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+}
+
+/// A Llama model with its slots.
+pub(super) struct Llama {
+    config: Config,
+    fixed: Fixed,
+    embedding: Tensor,
+    layers: Vec<Layer>,
+    output_norm: Tensor,
+    output: Tensor,
+    turns: Tensor,
+}
+
+impl Llama {
+    pub(super) fn new(config: &Config, gguf: &Gguf, context: usize) -> Result<Llama, Error> {
+        let mut table = WeightTable { gguf, fixed: Fixed::default() };
+        let Config { hidden, vocab, feed_forward, .. } = *config;
+        let q_width = config.heads * config.head_dim;
+        let kv_width = config.kv_heads * config.head_dim;
+        let embedding = table.weight(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
+        let mut layers = Vec::with_capacity(config.layers);
+        for i in 0..config.layers {
+            let mut weight = |name: &str, want: &[usize]| table.weight(&names::layer(name, i), want);
+            let layer = Layer {
+                attention_norm: weight("attn_norm.weight", &[hidden])?,
+                q: weight("attn_q.weight", &[hidden, q_width])?,
+                k: weight("attn_k.weight", &[hidden, kv_width])?,
+                v: weight("attn_v.weight", &[hidden, kv_width])?,
+                output: weight("attn_output.weight", &[q_width, hidden])?,
+                feed_forward_norm: weight("ffn_norm.weight", &[hidden])?,
+                gate: weight("ffn_gate.weight", &[hidden, feed_forward])?,
+                up: weight("ffn_up.weight", &[hidden, feed_forward])?,
+                down: weight("ffn_down.weight", &[feed_forward, hidden])?,
+                k_cache: table.fixed.add(format!("{i}.k_cache"), SlotKind::State, TensorType::F16, [kv_width, context, 1, 1]),
+                v_cache: table.fixed.add(format!("{i}.v_cache"), SlotKind::State, TensorType::F16, [kv_width, context, 1, 1]),
+            };
+            layers.push(layer);
+        }
+        let output_norm = table.weight(names::OUTPUT_NORM, &[hidden])?;
+        // Many small models use the embeddings as the output matrix.
+        let output = table.optional(names::OUTPUT, &[hidden, vocab])?.unwrap_or(embedding);
+        let factors = gguf.find(names::ROPE_FACTORS).map(|info| floats(gguf.data(info)));
+        let turns = config.rope.turns(factors.as_deref()).map_err(|e| Error::Kernel(e.into()))?;
+        let turns = table.constant("rope.turns", &turns, [2, config.rope.pairs(), 1, 1]);
+        Ok(Llama { config: config.clone(), fixed: table.fixed, embedding, layers, output_norm, output, turns })
+    }
+
+    /// Attention of one layer, added to the residual stream `x`.
+    fn attention(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
+        let Config { heads, kv_heads, head_dim, .. } = self.config;
+        let tokens = x.shape[1];
+        self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
+        linear(b, format!("{i}.attention.q"), layer.q, work.normed, work.q);
+        linear(b, format!("{i}.attention.k"), layer.k, work.normed, work.k);
+        linear(b, format!("{i}.attention.v"), layer.v, work.normed, work.v);
+        let by_head = |t: Tensor, heads: usize| t.reshape([head_dim, heads, tokens, 1]);
+        self.rope(b, format!("{i}.attention.q.rope"), by_head(work.q, heads), work.positions);
+        self.rope(b, format!("{i}.attention.k.rope"), by_head(work.k, kv_heads), work.positions);
+        for (name, from, cache) in [("k", work.k, layer.k_cache), ("v", work.v, layer.v_cache)] {
+            let write = set_rows::Call { src: from, ids: work.positions, dst: cache };
+            b.step(format!("{i}.attention.{name}.cache"), write);
+        }
+        // A cache row holds all heads of a token; attention wants [head_dim, keys, heads].
+        let context = layer.k_cache.shape[1];
+        let keys = |cache: Tensor| cache.reshape([head_dim, kv_heads, context, 1]).permute([0, 2, 1, 3]);
+        b.step(
+            format!("{i}.attention"),
+            flash_attention::Call {
+                mask: Mask::Causal { positions: work.positions, length: work.length, window: None },
+                ..flash_attention::Call::plain(
+                    by_head(work.q, heads).permute([0, 2, 1, 3]),
+                    keys(layer.k_cache),
+                    keys(layer.v_cache),
+                    by_head(work.attended, heads),
+                    1.0 / (head_dim as f32).sqrt(),
+                )
+            },
+        );
+        linear(b, format!("{i}.attention.output"), layer.output, work.attended, work.branch);
+        add(b, format!("{i}.attention.residual"), x, work.branch);
+    }
+
+    /// The feed-forward layer, added to the residual stream `x`.
+    fn feed_forward(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
+        self.norm(b, format!("{i}.feed_forward.norm"), x, layer.feed_forward_norm, work.normed);
+        linear(b, format!("{i}.feed_forward.gate"), layer.gate, work.normed, work.gate);
+        linear(b, format!("{i}.feed_forward.up"), layer.up, work.normed, work.up);
+        let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
+        b.step(format!("{i}.feed_forward.swiglu"), gated);
+        linear(b, format!("{i}.feed_forward.down"), layer.down, work.gate, work.branch);
+        add(b, format!("{i}.feed_forward.residual"), x, work.branch);
+    }
+
+    fn norm(&self, b: &mut Builder, label: String, x: Tensor, weight: Tensor, y: Tensor) {
+        b.step(label, rms_norm::Call { x, weight: Some(weight), y, eps: self.config.rms_eps });
+    }
+
+    /// Turns the heads in place by their positions.
+    fn rope(&self, b: &mut Builder, label: String, x: Tensor, positions: Tensor) {
+        let rope = &self.config.rope;
+        b.step(
+            label,
+            rope::Call {
+                x,
+                positions,
+                turns: self.turns,
+                y: x,
+                style: rope.style,
+                n_dims: rope.n_dims,
+                offset: 0,
+                sections: rope.sections,
+                magnitude: rope.magnitude(),
+                backward: false,
+            },
+        );
+    }
+}
+
+/// What the layers of one plan compute in.
+struct Work {
+    positions: Tensor,
+    length: Tensor,
+    normed: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attended: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    branch: Tensor,
+}
+
+impl Graph for Llama {
+    fn fixed(&self) -> &Fixed {
+        &self.fixed
+    }
+
+    fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
+        let Config { hidden, vocab, feed_forward, .. } = self.config;
+        let q_width = self.config.heads * self.config.head_dim;
+        let kv_width = self.config.kv_heads * self.config.head_dim;
+        let mut builder = Builder::new(&self.fixed);
+        let b = &mut builder;
+        let input = |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
+        let tokens = input(b, "tokens", shape.tokens);
+        let positions = input(b, "positions", shape.tokens);
+        let length = input(b, "length", 1);
+        let wanted = input(b, "wanted", shape.outputs);
+        let float = |b: &mut Builder, name: &str, kind: SlotKind, width: usize, rows: usize| {
+            b.slot(name, kind, TensorType::F32, [width, rows, 1, 1])
+        };
+        let scratch =
+            |b: &mut Builder, name: &str, width: usize| float(b, name, SlotKind::Scratch, width, shape.tokens);
+        let x = scratch(b, "x", hidden);
+        let work = Work {
+            positions,
+            length,
+            normed: scratch(b, "normed", hidden),
+            q: scratch(b, "q", q_width),
+            k: scratch(b, "k", kv_width),
+            v: scratch(b, "v", kv_width),
+            attended: scratch(b, "attended", q_width),
+            gate: scratch(b, "gate", feed_forward),
+            up: scratch(b, "up", feed_forward),
+            branch: scratch(b, "branch", hidden),
+        };
+        b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
+        for (i, layer) in self.layers.iter().enumerate() {
+            self.attention(b, i, layer, x, &work);
+            self.feed_forward(b, i, layer, x, &work);
+        }
+        // Only the wanted tokens go through the output matrix, the largest of all.
+        let last = float(b, "last", SlotKind::Scratch, hidden, shape.outputs);
+        let normed = float(b, "last.normed", SlotKind::Scratch, hidden, shape.outputs);
+        let logits = float(b, "logits", SlotKind::Output, vocab, shape.outputs);
+        b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
+        self.norm(b, "output.norm".into(), last, self.output_norm, normed);
+        linear(b, "output".into(), self.output, normed, logits);
+        builder.finish(Ports { tokens, positions, length, wanted, logits })
+    }
+}
+
+/// y = weight x.
+fn linear(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
+    b.step(label, mul_mat::call(weight, x, y));
+}
+
+/// x += branch.
+fn add(b: &mut Builder, label: String, x: Tensor, branch: Tensor) {
+    b.step(label, binary::Call { operator: binary::Operator::Add, a: x, b: branch, dst: x });
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}

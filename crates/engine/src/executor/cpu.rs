@@ -1,0 +1,120 @@
+//! The CPU executor: runs each step by the operation's own CPU code, which is its reference where nothing faster is
+//! needed.
+
+use kiln_gguf::Gguf;
+use kiln_kernels::host::HostMemory;
+use kiln_kernels::tensor::Tensor;
+
+use super::{Executor, PlanId, Progress};
+use crate::Error;
+use crate::plan::{Fixed, Plan, SlotKind};
+
+/// Which code runs the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// The fast code where there is some.
+    Fast,
+    /// The definition of each operation, in f64: the judge of every other result.
+    Reference,
+}
+
+/// Runs plans on the CPU.
+pub struct CpuExecutor {
+    arithmetic: Arithmetic,
+    memory: HostMemory,
+    n_fixed: usize,
+    plans: Vec<Prepared>,
+}
+
+struct Prepared {
+    plan: Plan,
+    /// The plan's own slots while it does not run; they join the shared ones for the run.
+    own: Vec<Vec<u8>>,
+}
+
+impl CpuExecutor {
+    /// An executor without a model.
+    pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
+        CpuExecutor { arithmetic, memory: HostMemory::default(), n_fixed: 0, plans: Vec::new() }
+    }
+
+    fn with_plan<T>(&mut self, plan: PlanId, work: impl FnOnce(&Plan, &mut HostMemory) -> T) -> T {
+        let prepared = &mut self.plans[plan.0];
+        self.memory.slots.append(&mut prepared.own);
+        let result = work(&prepared.plan, &mut self.memory);
+        prepared.own = self.memory.slots.split_off(self.n_fixed);
+        result
+    }
+}
+
+impl Executor for CpuExecutor {
+    fn describe(&self) -> String {
+        let threads = rayon::current_num_threads();
+        match self.arithmetic {
+            Arithmetic::Fast => format!("CPU, {threads} threads"),
+            Arithmetic::Reference => format!("CPU reference in f64, {threads} threads"),
+        }
+    }
+
+    fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
+        let total = fixed.slots.iter().map(|s| s.bytes as u64).sum();
+        let mut done = 0;
+        self.memory.slots.clear();
+        for slot in &fixed.slots {
+            let bytes = match &slot.kind {
+                SlotKind::Weight => gguf.data(gguf.tensor(&slot.name)?).to_vec(),
+                SlotKind::Constant(bytes) => bytes.clone(),
+                _ => vec![0; slot.bytes],
+            };
+            self.memory.slots.push(bytes);
+            done += slot.bytes as u64;
+            progress(done, total);
+        }
+        self.n_fixed = fixed.slots.len();
+        Ok(())
+    }
+
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
+        assert_eq!(plan.n_fixed, self.n_fixed, "the plan should stand on the slots that were loaded");
+        let own = plan.slots[plan.n_fixed..].iter().map(|s| vec![0; s.bytes]).collect();
+        self.plans.push(Prepared { plan, own });
+        Ok(PlanId(self.plans.len() - 1))
+    }
+
+    fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
+        self.with_plan(plan, |_, memory| {
+            memory.bytes_mut(tensor.slot)[tensor.offset..tensor.offset + bytes.len()].copy_from_slice(bytes);
+        });
+        Ok(())
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<(), Error> {
+        for step in 0..self.plans[plan.0].plan.len() {
+            self.run_step(plan, step)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
+        self.with_plan(plan, |_, memory| {
+            bytes.copy_from_slice(&memory.bytes(tensor.slot)[tensor.offset..tensor.offset + bytes.len()]);
+        });
+        Ok(())
+    }
+
+    fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
+        let arithmetic = self.arithmetic;
+        self.with_plan(plan, |plan, memory| {
+            let operation = plan.steps[step].call.operation();
+            match arithmetic {
+                Arithmetic::Fast => operation.cpu(memory),
+                Arithmetic::Reference => operation.reference(memory),
+            }
+        });
+        Ok(())
+    }
+
+    fn choices(&self, plan: PlanId) -> Vec<String> {
+        self.plans[plan.0].plan.steps.iter().map(|_| "cpu".to_owned()).collect()
+    }
+}

@@ -1,0 +1,132 @@
+//! The GPU executor: weights go to the device once, each plan is recorded once and submitted again and again.
+
+use std::sync::Arc;
+
+use kiln_gguf::Gguf;
+use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
+use kiln_kernels::operation::Choice;
+use kiln_kernels::record::record;
+use kiln_kernels::tensor::Tensor;
+
+use super::{Executor, PlanId, Progress};
+use crate::Error;
+use crate::plan::{Fixed, Plan, SlotKind};
+
+/// Runs plans on a Vulkan device.
+pub struct GpuExecutor {
+    device: Arc<Device>,
+    fixed: Vec<Buffer>,
+    plans: Vec<Prepared>,
+}
+
+struct Prepared {
+    plan: Plan,
+    choices: Vec<Choice>,
+    /// One buffer a slot: the shared ones, then the plan's own.
+    buffers: Vec<Buffer>,
+    commands: Commands,
+}
+
+impl GpuExecutor {
+    /// An executor without a model.
+    pub fn new(device: Arc<Device>) -> GpuExecutor {
+        GpuExecutor { device, fixed: Vec::new(), plans: Vec::new() }
+    }
+
+    /// Dispatches and barriers of a prepared plan.
+    pub fn counts(&self, plan: PlanId) -> kiln_gpu::Counts {
+        self.plans[plan.0].commands.counts()
+    }
+
+    fn record(&self, steps: &[(&str, &kiln_kernels::Call, &Choice)], buffers: &[Buffer]) -> Result<Commands, Error> {
+        let at = |t: &Tensor| -> Address { buffers[t.slot.0 as usize].address().offset(t.offset as u64) };
+        let mut recorder = Recorder::new(&self.device)?;
+        for (label, call, choice) in steps {
+            record(&mut recorder, &self.device, label, (call, choice), &at)?;
+        }
+        Ok(recorder.finish()?)
+    }
+}
+
+impl Executor for GpuExecutor {
+    fn describe(&self) -> String {
+        self.device.adapter.describe()
+    }
+
+    fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
+        let total = fixed.slots.iter().map(|s| s.bytes as u64).sum();
+        let mut done = 0;
+        let mut uploader = Uploader::new(&self.device)?;
+        for slot in &fixed.slots {
+            let buffer = self.device.allocate(MemoryKind::Device, slot.bytes as u64)?;
+            match &slot.kind {
+                SlotKind::Weight => uploader.write(&buffer, 0, gguf.data(gguf.tensor(&slot.name)?))?,
+                SlotKind::Constant(bytes) => uploader.write(&buffer, 0, bytes)?,
+                // Rows of the cache past the length are never used, but NaN left in memory must not be there either.
+                _ => uploader.zero(&buffer)?,
+            }
+            self.fixed.push(buffer);
+            done += slot.bytes as u64;
+            progress(done, total);
+        }
+        uploader.finish()?;
+        Ok(())
+    }
+
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
+        assert_eq!(plan.n_fixed, self.fixed.len(), "the plan should stand on the slots that were loaded");
+        let caps = &self.device.adapter.caps;
+        let pick = |step: &crate::plan::Step| step.call.operation().pick(caps, None);
+        let picked: Result<Vec<Choice>, _> = plan.steps.iter().map(pick).collect();
+        let choices = picked.map_err(kiln_kernels::record::Error::from)?;
+        let shaders: Vec<Shader> = choices.iter().flat_map(|c| c.launches.iter().map(|l| l.shader.clone())).collect();
+        self.device.prepare(&shaders, &|| {})?;
+
+        let mut buffers = self.fixed.clone();
+        for slot in &plan.slots[plan.n_fixed..] {
+            let kind = match slot.kind {
+                SlotKind::Input => MemoryKind::Shared,
+                SlotKind::Output => MemoryKind::Readback,
+                _ => MemoryKind::Device,
+            };
+            buffers.push(self.device.allocate(kind, slot.bytes as u64)?);
+        }
+        let steps: Vec<_> =
+            plan.steps.iter().zip(&choices).map(|(s, choice)| (s.label.as_str(), &s.call, choice)).collect();
+        let commands = self.record(&steps, &buffers)?;
+        self.plans.push(Prepared { plan, choices, buffers, commands });
+        Ok(PlanId(self.plans.len() - 1))
+    }
+
+    fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
+        let buffer = &self.plans[plan.0].buffers[tensor.slot.0 as usize];
+        if buffer.is_mapped() {
+            buffer.write(tensor.offset as u64, bytes);
+            return Ok(());
+        }
+        let mut uploader = Uploader::new(&self.device)?;
+        uploader.write(buffer, tensor.offset as u64, bytes)?;
+        Ok(uploader.finish()?)
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<(), Error> {
+        Ok(self.plans[plan.0].commands.run()?)
+    }
+
+    fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
+        let buffer = &self.plans[plan.0].buffers[tensor.slot.0 as usize];
+        Ok(self.device.read(buffer, tensor.offset as u64, bytes)?)
+    }
+
+    fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
+        let prepared = &self.plans[plan.0];
+        let at = &prepared.plan.steps[step];
+        let one = [(at.label.as_str(), &at.call, &prepared.choices[step])];
+        Ok(self.record(&one, &prepared.buffers)?.run()?)
+    }
+
+    fn choices(&self, plan: PlanId) -> Vec<String> {
+        let variant = |c: &Choice| c.launches.iter().map(|l| l.shader.name.clone()).collect::<Vec<_>>().join(" + ");
+        self.plans[plan.0].choices.iter().map(|c| format!("{} ({})", variant(c), c.path.name())).collect()
+    }
+}

@@ -1,0 +1,47 @@
+//! Two executors of the same plan: the GPU records it into command buffers, the CPU runs it step by step.
+
+mod cpu;
+mod gpu;
+
+use kiln_gguf::Gguf;
+use kiln_kernels::tensor::Tensor;
+
+pub use cpu::CpuExecutor;
+pub use gpu::GpuExecutor;
+
+use crate::Error;
+use crate::plan::{Fixed, Plan};
+
+/// A plan an executor has made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanId(pub(crate) usize);
+
+/// Told how far loading has come: bytes done, bytes in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// Runs plans of one model.
+pub trait Executor: Send {
+    /// Where it runs, for people.
+    fn describe(&self) -> String;
+
+    /// Takes in the shared slots: weights from the file, constants, empty state.
+    fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error>;
+
+    /// Makes a plan ready to run again and again.
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error>;
+
+    /// Writes a whole tensor from the host.
+    fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Runs every step and waits.
+    fn run(&mut self, plan: PlanId) -> Result<(), Error>;
+
+    /// Reads a dense tensor back.
+    fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Runs one step alone and waits: for comparing executors.
+    fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error>;
+
+    /// How the steps of a plan are carried out here: path and variant of each.
+    fn choices(&self, plan: PlanId) -> Vec<String>;
+}

@@ -1,0 +1,138 @@
+//! Hyper-parameters, read from the metadata and bounded: the file is not trusted.
+
+use kiln_gguf::{Gguf, Metadata};
+use kiln_kernels::rope::{RopeParams, RopeStyle};
+
+use super::names;
+use crate::Error;
+
+/// The architectures Kiln can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama and everything that is built like it (SmolLM2, TinyLlama, Mistral).
+    Llama,
+}
+
+impl Architecture {
+    const ALL: [(&str, Architecture); 1] = [("llama", Architecture::Llama)];
+
+    fn read(metadata: &Metadata) -> Result<(&str, Architecture), Error> {
+        let name = metadata.get_str("general.architecture")?;
+        let found = Architecture::ALL.iter().find(|(known, _)| *known == name);
+        found.map(|(_, architecture)| (name, *architecture)).ok_or_else(|| Error::Architecture {
+            name: name.to_owned(),
+            known: Architecture::ALL.map(|(name, _)| name).join(", "),
+        })
+    }
+}
+
+/// Everything about a model but its weights.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How it is built.
+    pub architecture: Architecture,
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward layer.
+    pub feed_forward: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Context length the model was trained with.
+    pub context: usize,
+    /// Added to the mean square in norms.
+    pub rms_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopeParams,
+}
+
+/// A bounded whole number.
+fn bounded(metadata: &Metadata, key: &str, default: Option<usize>, most: usize) -> Result<usize, Error> {
+    let value = match default {
+        Some(default) => metadata.get_usize_or(key, default)?,
+        None => metadata.get_usize(key)?,
+    };
+    if value == 0 || value > most {
+        let want = format!("1 to {most}");
+        return Err(Error::Hyperparameter { key: key.to_owned(), value: value as u64, want });
+    }
+    Ok(value)
+}
+
+impl Config {
+    /// Reads and checks the hyper-parameters of a file.
+    pub fn read(gguf: &Gguf) -> Result<Config, Error> {
+        let metadata = gguf.metadata();
+        let (name, architecture) = Architecture::read(metadata)?;
+        let key = |suffix: &str| format!("{name}.{suffix}");
+        let number = |suffix: &str, default, most| bounded(metadata, &key(suffix), default, most);
+
+        let layers = number("block_count", None, 1024)?;
+        let hidden = number("embedding_length", None, 1 << 17)?;
+        let heads = number("attention.head_count", None, 1 << 12)?;
+        let kv_heads = number("attention.head_count_kv", Some(heads), heads)?;
+        let divides = |value: usize, of: usize, suffix: &str, want: String| {
+            if of % value == 0 { Ok(()) } else { Err(Error::Hyperparameter { key: key(suffix), value: value as u64, want }) }
+        };
+        divides(kv_heads, heads, "attention.head_count_kv", format!("a divisor of the {heads} heads"))?;
+        let head_dim = match metadata.get_usize_opt(&key("attention.key_length"))? {
+            Some(_) => number("attention.key_length", None, 4096)?,
+            None => {
+                divides(heads, hidden, "attention.head_count", format!("a divisor of the width {hidden}"))?;
+                hidden / heads
+            }
+        };
+        let feed_forward = number("feed_forward_length", None, 1 << 20)?;
+        let context = number("context_length", None, 1 << 24)?;
+        let embedding = gguf.find(names::TOKEN_EMBEDDING);
+        let embedding = embedding.ok_or_else(|| Error::MissingTensor { name: names::TOKEN_EMBEDDING.into() })?;
+        let vocab = embedding.shape[1];
+        let n_dims = number("rope.dimension_count", Some(head_dim), head_dim)?;
+        if n_dims % 2 != 0 {
+            let (key, want) = (key("rope.dimension_count"), "even".to_owned());
+            return Err(Error::Hyperparameter { key, value: n_dims as u64, want });
+        }
+        Ok(Config {
+            architecture,
+            layers,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            feed_forward,
+            vocab,
+            context,
+            rms_eps: metadata.get_f32_or(&key("attention.layer_norm_rms_epsilon"), 1e-5)?,
+            rope: rope(metadata, name, n_dims, context)?,
+        })
+    }
+}
+
+fn rope(metadata: &Metadata, name: &str, n_dims: usize, context: usize) -> Result<RopeParams, Error> {
+    let key = |suffix: &str| format!("{name}.rope.{suffix}");
+    let mut rope = RopeParams::plain(RopeStyle::Normal, n_dims, metadata.get_f32_or(&key("freq_base"), 10000.0)?);
+    let linear = metadata.get_f32_or(&key("scale_linear"), 1.0)?;
+    let factor = metadata.get_f32_or(&key("scaling.factor"), linear)?;
+    match metadata.get_str_or(&key("scaling.type"), if factor == 1.0 { "none" } else { "linear" })? {
+        "none" => {}
+        "linear" if factor > 0.0 => rope.freq_scale = 1.0 / factor,
+        "yarn" if factor > 0.0 => {
+            rope.freq_scale = 1.0 / factor;
+            rope.ext_factor = 1.0;
+            rope.attn_factor = metadata.get_f32_or(&key("scaling.attn_factor"), 1.0)?;
+            rope.n_ctx_orig = metadata.get_usize_or(&key("scaling.original_context_length"), context)?;
+        }
+        other => {
+            let key = format!("{} ({other}, factor {factor})", key("scaling.type"));
+            return Err(Error::Hyperparameter { key, value: 0, want: "none, linear or yarn with a positive factor".into() });
+        }
+    }
+    Ok(rope)
+}

@@ -1,0 +1,201 @@
+//! The plan: a list of steps over named slots. It is data: it can be printed, checked, compared and run by either
+//! executor. It names no device.
+
+use std::fmt::Write as _;
+
+use kiln_gguf::TensorType;
+use kiln_kernels::Call;
+use kiln_kernels::tensor::{Slot, Tensor};
+
+use crate::Error;
+
+/// What fills a slot.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SlotKind {
+    /// A tensor of the model file.
+    Weight,
+    /// Bytes that are computed when the model is loaded.
+    Constant(Vec<u8>),
+    /// Kept from run to run: the key-value cache.
+    State,
+    /// Written by the host before each run.
+    Input,
+    /// Written and read by steps of one run.
+    Scratch,
+    /// Read by the host after each run.
+    Output,
+}
+
+/// A named piece of memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlotInfo {
+    /// Its name; for weights the tensor's name in the file.
+    pub name: String,
+    /// What fills it.
+    pub kind: SlotKind,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Where in the model it stands: `3.attention.q`.
+    pub label: String,
+    /// The operation with its operands.
+    pub call: Call,
+}
+
+/// The slots all plans of a model share: weights, constants and state. Their numbers are the same in every plan.
+#[derive(Clone, Debug, Default)]
+pub struct Fixed {
+    /// The slots, by number.
+    pub slots: Vec<SlotInfo>,
+}
+
+impl Fixed {
+    /// Adds a dense tensor in a slot of its own.
+    pub fn add(&mut self, name: impl Into<String>, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
+        add(&mut self.slots, name.into(), kind, ty, shape)
+    }
+
+    /// Bytes of all slots of a kind that `wanted` accepts.
+    pub fn bytes(&self, wanted: impl Fn(&SlotKind) -> bool) -> usize {
+        self.slots.iter().filter(|s| wanted(&s.kind)).map(|s| s.bytes).sum()
+    }
+}
+
+fn add(slots: &mut Vec<SlotInfo>, name: String, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
+    let slot = Slot(u32::try_from(slots.len()).expect("plans have far fewer slots than 2^32"));
+    let tensor = Tensor::dense(slot, ty, shape);
+    slots.push(SlotInfo { name, kind, bytes: tensor.span().1 });
+    tensor
+}
+
+/// A plan for one batch shape.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Every slot: first those of [`Fixed`], then the plan's own.
+    pub slots: Vec<SlotInfo>,
+    /// How many of them are shared by all plans of the model.
+    pub n_fixed: usize,
+    /// The steps, in an order in which they may run.
+    pub steps: Vec<Step>,
+    /// Where the host writes and reads.
+    pub ports: Ports,
+}
+
+/// The tensors of a plan that the host touches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ports {
+    /// I32 `[tokens]`: token ids.
+    pub tokens: Tensor,
+    /// I32 `[tokens]`: position of each token in its sequence.
+    pub positions: Tensor,
+    /// I32 `[1]`: number of keys in the cache once this batch is written.
+    pub length: Tensor,
+    /// I32 `[outputs]`: the tokens whose logits are wanted.
+    pub wanted: Tensor,
+    /// F32 `[vocab, outputs]`: their logits.
+    pub logits: Tensor,
+}
+
+/// Builds a plan step by step.
+pub struct Builder {
+    slots: Vec<SlotInfo>,
+    n_fixed: usize,
+    steps: Vec<Step>,
+}
+
+impl Builder {
+    /// A plan on top of the shared slots.
+    pub fn new(fixed: &Fixed) -> Builder {
+        Builder { slots: fixed.slots.clone(), n_fixed: fixed.slots.len(), steps: Vec::new() }
+    }
+
+    /// A slot of this plan alone.
+    pub fn slot(&mut self, name: &str, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
+        add(&mut self.slots, name.to_owned(), kind, ty, shape)
+    }
+
+    /// Adds a step.
+    pub fn step(&mut self, label: impl Into<String>, call: impl Into<Call>) {
+        self.steps.push(Step { label: label.into(), call: call.into() });
+    }
+
+    /// The finished plan, checked.
+    pub fn finish(self, ports: Ports) -> Result<Plan, Error> {
+        let plan = Plan { slots: self.slots, n_fixed: self.n_fixed, steps: self.steps, ports };
+        plan.check()?;
+        Ok(plan)
+    }
+}
+
+impl Plan {
+    /// Whether every call's operands fit together, lie inside their slots, and read only what was written before.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut written: Vec<bool> = self
+            .slots
+            .iter()
+            .map(|s| !matches!(s.kind, SlotKind::Scratch | SlotKind::Output))
+            .collect();
+        for step in &self.steps {
+            let fault = |why: String| Error::Plan { step: step.label.clone(), why };
+            let operation = step.call.operation();
+            operation.check().map_err(|e| fault(e.to_string()))?;
+            let reads = operation.reads();
+            let writes = operation.writes();
+            for tensor in reads.iter().chain(&writes) {
+                let slot = self.slots.get(tensor.slot.0 as usize);
+                let slot = slot.ok_or_else(|| fault(format!("there is no slot {}", tensor.slot.0)))?;
+                let (first, bytes) = tensor.span();
+                if first + bytes > slot.bytes {
+                    return Err(fault(format!("{tensor} exceeds slot {} of {} bytes", slot.name, slot.bytes)));
+                }
+            }
+            if let Some(early) = reads.iter().find(|t| !written[t.slot.0 as usize]) {
+                let name = &self.slots[early.slot.0 as usize].name;
+                return Err(fault(format!("reads {name}, which no step before it writes")));
+            }
+            for tensor in &writes {
+                let slot = &self.slots[tensor.slot.0 as usize];
+                if matches!(slot.kind, SlotKind::Weight | SlotKind::Constant(_) | SlotKind::Input) {
+                    return Err(fault(format!("writes {}, which is not its to write", slot.name)));
+                }
+                written[tensor.slot.0 as usize] = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of steps; on the GPU each is at least one dispatch.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The name of a tensor's slot.
+    pub fn slot_name(&self, tensor: &Tensor) -> &str {
+        &self.slots[tensor.slot.0 as usize].name
+    }
+
+    /// The plan as text: one line a step.
+    pub fn print(&self) -> String {
+        let mut out = String::new();
+        let name = |t: &Tensor| {
+            let at = if t.offset == 0 { String::new() } else { format!("+{}", t.offset) };
+            format!("{}{at} {t}", self.slot_name(t))
+        };
+        for step in &self.steps {
+            let operation = step.call.operation();
+            let list = |tensors: Vec<Tensor>| tensors.iter().map(name).collect::<Vec<_>>().join(", ");
+            let (reads, writes) = (list(operation.reads()), list(operation.writes()));
+            let _ = writeln!(out, "{:24} {:16} {reads} -> {writes}", step.label, operation.name());
+        }
+        out
+    }
+}

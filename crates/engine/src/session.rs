@@ -1,0 +1,146 @@
+//! One sequence being read and continued: tokens go in, logits come out, the cache remembers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::Error;
+use crate::arch::{BatchShape, Graph, graph};
+use crate::executor::{Executor, PlanId, Progress};
+use crate::model::Model;
+use crate::plan::Ports;
+use crate::sampler;
+
+/// Tokens of a prompt that go through the model at once.
+pub const BATCH: usize = 512;
+
+/// A loaded model with one sequence.
+pub struct Session {
+    model: Arc<Model>,
+    graph: Box<dyn Graph>,
+    executor: Box<dyn Executor>,
+    context: usize,
+    /// Tokens in the cache.
+    length: usize,
+    ready: HashMap<BatchShape, (PlanId, Ports)>,
+}
+
+/// Which tokens of a batch give logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The last one: what generating needs.
+    Last,
+    /// All of them: what measuring needs.
+    All,
+}
+
+impl Session {
+    /// Loads a model onto an executor, with room for `context` tokens.
+    pub fn new(
+        model: Arc<Model>,
+        mut executor: Box<dyn Executor>,
+        context: usize,
+        progress: Progress<'_>,
+    ) -> Result<Session, Error> {
+        let most = model.config.context.max(1);
+        if context == 0 || context > most {
+            return Err(Error::Context { asked: context, most });
+        }
+        let graph = graph(&model.config, &model.gguf, context)?;
+        executor.load(graph.fixed(), &model.gguf, progress)?;
+        Ok(Session { model, graph, executor, context, length: 0, ready: HashMap::new() })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Where it runs.
+    pub fn describe(&self) -> String {
+        self.executor.describe()
+    }
+
+    /// Tokens in the cache.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Room for tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Forgets the sequence from this token on.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+    }
+
+    /// Feeds tokens and gives the logits of the wanted ones, one row of `vocab` each.
+    pub fn feed(&mut self, tokens: &[u32], wanted: Wanted) -> Result<Vec<f32>, Error> {
+        let (config, vocab) = (&self.model.config, self.model.config.vocab);
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let needed = self.length + tokens.len();
+        if needed > self.context {
+            return Err(Error::PromptTooLong { tokens: needed, context: self.context, trained: config.context });
+        }
+        if let Some(&token) = tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(Error::TokenOutOfRange { token, vocab });
+        }
+        let mut logits = Vec::new();
+        let batches = tokens.chunks(BATCH);
+        let last = batches.len() - 1;
+        for (i, batch) in batches.enumerate() {
+            // Every batch computes at least one row of logits: a plan without output would be another shape.
+            let outputs = if wanted == Wanted::All { batch.len() } else { 1 };
+            let rows = self.run(batch, outputs)?;
+            if wanted == Wanted::All || i == last {
+                logits.extend(rows);
+            }
+        }
+        Ok(logits)
+    }
+
+    /// Feeds tokens and gives the likeliest next one.
+    pub fn next_greedy(&mut self, tokens: &[u32]) -> Result<u32, Error> {
+        let logits = self.feed(tokens, Wanted::Last)?;
+        sampler::greedy(&logits).ok_or(Error::NotANumber { token: self.length })
+    }
+
+    fn run(&mut self, batch: &[u32], outputs: usize) -> Result<Vec<f32>, Error> {
+        let shape = BatchShape { tokens: batch.len(), outputs };
+        let (plan, ports) = self.prepared(shape)?;
+        let start = self.length;
+        let ints = |values: &mut dyn Iterator<Item = usize>| -> Vec<u8> {
+            values.flat_map(|v| i32::try_from(v).expect("ids and positions fit 31 bits").to_le_bytes()).collect()
+        };
+        let end = start + batch.len();
+        let executor = &mut self.executor;
+        executor.write(plan, &ports.tokens, &ints(&mut batch.iter().map(|t| *t as usize)))?;
+        executor.write(plan, &ports.positions, &ints(&mut (start..end)))?;
+        executor.write(plan, &ports.length, &ints(&mut std::iter::once(end)))?;
+        executor.write(plan, &ports.wanted, &ints(&mut (batch.len() - outputs..batch.len())))?;
+        executor.run(plan)?;
+        let mut bytes = vec![0; ports.logits.span().1];
+        executor.read(plan, &ports.logits, &mut bytes)?;
+        self.length = end;
+        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    }
+
+    fn prepared(&mut self, shape: BatchShape) -> Result<(PlanId, Ports), Error> {
+        if let Some(ready) = self.ready.get(&shape) {
+            return Ok(*ready);
+        }
+        let plan = self.graph.plan(shape)?;
+        let ports = plan.ports;
+        let made = (self.executor.prepare(plan)?, ports);
+        self.ready.insert(shape, made);
+        Ok(made)
+    }
+
+    /// The plan for a batch shape, for printing and comparing.
+    pub fn plan(&self, shape: BatchShape) -> Result<crate::plan::Plan, Error> {
+        self.graph.plan(shape)
+    }
+}
