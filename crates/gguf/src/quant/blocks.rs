@@ -6,6 +6,9 @@ use half::f16;
 /// Lanes of the running sums. Float sums are not reordered by the compiler, so the lanes are written out.
 pub(super) const LANES: usize = 8;
 
+/// The largest finite f16.
+pub(super) const LARGEST_HALF: f32 = 65504.0;
+
 /// Pairs packed blocks with the values they hold.
 pub(super) fn decode<const BYTES: usize, const LEN: usize>(
     bytes: &[u8],
@@ -51,7 +54,7 @@ pub(super) fn u32_at(block: &[u8], at: usize) -> u32 {
 /// The nearest f16; what is too large becomes the largest finite one, because an infinite scale would ruin the block.
 #[inline]
 pub(super) fn saturate(value: f32) -> f16 {
-    f16::from_f32(value.clamp(-65504.0, 65504.0))
+    f16::from_f32(value.clamp(-LARGEST_HALF, LARGEST_HALF))
 }
 
 /// Writes `value` as f16 at byte `at` and gives back what a reader will see.
@@ -70,7 +73,7 @@ pub(super) fn put_scale(block: &mut [u8], at: usize, d: f32) -> f32 {
     let stored = put_half(block, at, d);
     if stored == 0.0 {
         0.0
-    } else if d.abs() > 65504.0 {
+    } else if d.abs() > LARGEST_HALF {
         1.0 / stored
     } else {
         1.0 / d

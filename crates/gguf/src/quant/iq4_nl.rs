@@ -1,15 +1,19 @@
 //! IQ4_NL: 32 values in 18 bytes. f16 d @0, nibbles @2[16] (element e low in byte e, e + 16 high): indices into a table of
 //! sixteen values that lie denser around zero. value = d * table[nibble]
 
-use super::blocks::{decode, encode, half_at, put_half, put_nibbles};
+use super::blocks::{decode, half_at, put_half, put_nibbles};
 use super::codebook::IQ4;
-use super::search::Trials;
-use super::superblock::fit_block;
+use super::eight::encode_scaled;
+use super::search::around;
 
-/// Trials of a scale, in units of the table, around the one where the extreme value meets the end of the table.
-pub(super) const TRIALS: Trials = Trials { first: -7.0, step: 1.0, count: 15 };
-/// The end of the table that reaches farther from zero.
-pub(super) const REACH: f32 = IQ4[0] as f32;
+/// Trials for the value of largest magnitude: the end of the table that reaches farther, and the other one.
+pub(super) const LEVELS: [f32; 20] = {
+    let mut levels = [0.0; 20];
+    let (near, far): ([f32; 15], [f32; 5]) = (around(IQ4[0] as f32, 1.0), around(IQ4[15] as f32, 4.0));
+    levels.split_at_mut(15).0.copy_from_slice(&near);
+    levels.split_at_mut(15).1.copy_from_slice(&far);
+    levels
+};
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 18], out: &mut [f32; 32]| {
@@ -22,8 +26,8 @@ pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
 }
 
 pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    encode(row, importance, out, |x: &[f32; 32], importance, block: &mut [u8; 18]| {
-        let d = put_half(block, 0, fit_block(x, importance, REACH, TRIALS, snap));
+    encode_scaled(row, importance, out, &LEVELS, snap, |x, d, block: &mut [u8; 18]| {
+        let d = put_half(block, 0, d);
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         put_nibbles(&x.map(|value| index(value * inverse)), &mut block[2..]);
     });
@@ -33,7 +37,7 @@ pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) 
 /// a search by halves does not.
 #[inline(always)]
 pub(super) fn snap(level: f32) -> f32 {
-    let mut value = REACH;
+    let mut value = f32::from(IQ4[0]);
     for k in 0..15 {
         let step = f32::from(IQ4[k + 1]) - f32::from(IQ4[k]);
         value += if level > middle(k) { step } else { 0.0 };

@@ -4,10 +4,10 @@
 
 use super::blocks::{decode, encode, half_at, put_nibbles, u16_at};
 use super::codebook::IQ4;
-use super::iq4_nl::{REACH, TRIALS, index, snap};
+use super::iq4_nl::{LEVELS, index, snap};
 use super::superblock::{Symmetric, SymmetricShape, fit_symmetric};
 
-const SHAPE: SymmetricShape = SymmetricShape { reach: REACH, lowest_scale: -32.0, trials: TRIALS };
+const SHAPE: SymmetricShape = SymmetricShape { levels: &LEVELS, lowest_scale: -32.0, evenness: 0.5 };
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 136], out: &mut [f32; 256]| {

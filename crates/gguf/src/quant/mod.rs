@@ -3,6 +3,7 @@
 
 mod blocks;
 pub mod codebook;
+mod eight;
 mod search;
 mod superblock;
 

@@ -22,7 +22,7 @@ pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) 
         let largest = max_abs(x).min(f32::MAX);
         // The exponent of f32 is biased by 127 too. The largest power whose floats all stay finite is 2^125.
         let exponent = ((largest.to_bits() >> 23) as u8).saturating_sub(2).min(252);
-        let weights = match (importance, normalise(x)) {
+        let weights = match (importance, normalise(x, f32::MAX)) {
             (Some(importance), Some(block)) => weigh(&block.x, importance, mean_square(&block.x)),
             _ => [1.0; 32],
         };

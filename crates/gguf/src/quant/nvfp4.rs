@@ -27,7 +27,7 @@ pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
 pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     encode(row, importance, out, |x: &[f32; 64], importance, block: &mut [u8; 36]| {
         for (s, sub) in x.as_chunks::<16>().0.iter().enumerate() {
-            let weights = match (importance, normalise(sub)) {
+            let weights = match (importance, normalise(sub, f32::MAX)) {
                 (Some(importance), Some(block)) => {
                     weigh(&block.x, &importance.as_chunks::<16>().0[s], mean_square(&block.x))
                 }

@@ -3,6 +3,8 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::blocks::LARGEST_HALF;
+
 /// Values converted at once, so that the conversion runs over whole vectors without an allocation.
 const CHUNK: usize = 256;
 
@@ -65,7 +67,7 @@ pub(super) fn quantise_f16(row: &[f32], _importance: Option<&[f32]>, out: &mut [
     for (row, out) in row.chunks(CHUNK).zip(out.chunks_mut(2 * CHUNK)) {
         let (clamped, halves) = (&mut clamped[..row.len()], &mut halves[..row.len()]);
         for (clamped, &value) in clamped.iter_mut().zip(row) {
-            let saturated = value.clamp(-65504.0, 65504.0);
+            let saturated = value.clamp(-LARGEST_HALF, LARGEST_HALF);
             *clamped = if value.abs() == f32::INFINITY { value } else { saturated };
         }
         halves.convert_from_f32_slice(clamped);

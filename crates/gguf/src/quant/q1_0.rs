@@ -1,6 +1,8 @@
 //! Q1_0: 128 values in 18 bytes. f16 d @0, bits @2[16] (element e is bit e % 8 of byte e / 8).
 //! value = +d where the bit is set, else -d
 
+use std::array;
+
 use super::blocks::{decode, encode, half_at, put_half, sum};
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
@@ -23,15 +25,13 @@ pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) 
 }
 
 fn mean_magnitude(x: &[f32; 128], importance: Option<&[f32; 128]>) -> f32 {
-    let even = 1.0 / 128.0;
-    let Some(importance) = importance else { return sum(&x.map(|value| value.abs() * even)) };
-    let whole = sum(importance);
-    if !(whole > 0.0 && whole <= f32::MAX) {
-        return sum(&x.map(|value| value.abs() * even));
+    // NaN counts as nothing: the maximum of it and zero is zero.
+    let magnitudes = x.map(|value| value.abs().max(0.0));
+    if let Some(importance) = importance {
+        let whole = sum(importance);
+        if whole > 0.0 && whole <= f32::MAX {
+            return sum(&array::from_fn::<f32, 128, _>(|e| magnitudes[e] * (importance[e] / whole)));
+        }
     }
-    let mut weighted = [0f32; 128];
-    for e in 0..128 {
-        weighted[e] = x[e].abs() * (importance[e] / whole);
-    }
-    sum(&weighted)
+    sum(&magnitudes.map(|magnitude| magnitude / 128.0))
 }

@@ -7,7 +7,7 @@ use super::search::Trials;
 use super::superblock::{Affine, AffineShape, fit_affine};
 
 const SHAPE: AffineShape =
-    AffineShape { top: 3.0, scale_top: 15.0, trials: Trials { first: -0.5, step: 0.1, count: 16 } };
+    AffineShape { top: 3.0, scale_top: 15.0, evenness: 0.25, trials: Trials { first: -0.5, step: 0.1, count: 16 } };
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 84], out: &mut [f32; 256]| {

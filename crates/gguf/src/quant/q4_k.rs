@@ -7,7 +7,7 @@ use super::search::Trials;
 use super::superblock::{Affine, AffineShape, fit_affine};
 
 const SHAPE: AffineShape =
-    AffineShape { top: 15.0, scale_top: 63.0, trials: Trials { first: -1.0, step: 0.1, count: 21 } };
+    AffineShape { top: 15.0, scale_top: 63.0, evenness: 1.0, trials: Trials { first: -1.0, step: 0.1, count: 21 } };
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 144], out: &mut [f32; 256]| {

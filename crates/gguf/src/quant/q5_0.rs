@@ -2,8 +2,11 @@
 //! value = (nibble + 16 * bit - 16) * d
 
 use super::blocks::{decode, encode, extreme, fifth_bits, half_at, put_nibbles, put_scale, u32_at};
-use super::search::{Trials, nearest, within};
-use super::superblock::fit_block;
+use super::eight::encode_scaled;
+use super::search::{around, nearest, within};
+
+/// Trials for the value of largest magnitude, when there is an importance.
+const LEVELS: [f32; 19] = around(-16.0, 0.1);
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 22], out: &mut [f32; 32]| {
@@ -19,16 +22,17 @@ pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
 
 /// The value of largest magnitude becomes -16; with an importance the best of several scales is taken.
 pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    encode(row, importance, out, |x: &[f32; 32], importance, block: &mut [u8; 22]| {
-        let d = match importance {
-            Some(_) => fit_block(x, importance, -16.0, Trials { first: -0.9, step: 0.1, count: 19 }, |level| {
-                nearest(within(level, -16.0, 15.0))
-            }),
-            None => extreme(x) / -16.0,
-        };
-        let inverse = put_scale(block, 0, d);
-        let codes = x.map(|value| within(value * inverse + 16.5, 0.0, 31.0) as i32 as u8);
-        block[2..6].copy_from_slice(&fifth_bits(&codes).to_le_bytes());
-        put_nibbles(&codes, &mut block[6..]);
-    });
+    if importance.is_none() {
+        return encode(row, None, out, |x: &[f32; 32], _, block: &mut [u8; 22]| put(x, extreme(x) / -16.0, block));
+    }
+    let snap = |level| within(nearest(level), -16.0, 15.0);
+    encode_scaled(row, importance, out, &LEVELS, snap, put);
+}
+
+#[inline]
+fn put(x: &[f32; 32], d: f32, block: &mut [u8; 22]) {
+    let inverse = put_scale(block, 0, d);
+    let codes = x.map(|value| within(value * inverse + 16.5, 0.0, 31.0) as i32 as u8);
+    block[2..6].copy_from_slice(&fifth_bits(&codes).to_le_bytes());
+    put_nibbles(&codes, &mut block[6..]);
 }

@@ -3,11 +3,12 @@
 //! value = d * scale * (code - 32)
 
 use super::blocks::{decode, encode, half_at};
-use super::search::{Trials, nearest, within};
+use super::search::{around, nearest, within};
 use super::superblock::{Symmetric, SymmetricShape, fit_symmetric};
 
-const SHAPE: SymmetricShape =
-    SymmetricShape { reach: -32.0, lowest_scale: -128.0, trials: Trials { first: -0.9, step: 0.1, count: 19 } };
+/// Trials for the value of largest magnitude of a sub-block.
+const LEVELS: [f32; 19] = around(-32.0, 0.1);
+const SHAPE: SymmetricShape = SymmetricShape { levels: &LEVELS, lowest_scale: -128.0, evenness: 0.1 };
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 210], out: &mut [f32; 256]| {
@@ -27,7 +28,7 @@ pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
 
 pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     encode(row, importance, out, |x: &[f32; 256], importance, block: &mut [u8; 210]| {
-        let snap = |level| nearest(within(level, -32.0, 31.0));
+        let snap = |level| within(nearest(level), -32.0, 31.0);
         let Symmetric { d, scales, levels } = fit_symmetric::<16, 16>(x, importance, &SHAPE, snap);
         let codes = levels.map(|level| (snap(level) + 32.0) as u8);
         for (n, half) in codes.as_chunks::<128>().0.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Q8_1: 32 values in 36 bytes. f16 d @0, f16 s @2 (d times the sum of the codes), int8 @4[32]. For activations.
 //! value = q * d
 
-use super::blocks::{decode, encode, half_at, max_abs, put_half, put_scale};
+use super::blocks::{LARGEST_HALF, decode, encode, half_at, max_abs, put_half, put_scale};
 use super::q8_0::code;
 
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
@@ -16,7 +16,7 @@ pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
 /// As Q8_0, plus the sum.
 pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     encode(row, importance, out, |x: &[f32; 32], _, block: &mut [u8; 36]| {
-        let d = (max_abs(x) / 127.0).min(65504.0);
+        let d = (max_abs(x) / 127.0).min(LARGEST_HALF);
         let inverse = put_scale(block, 0, d);
         let mut sum = 0;
         for (q, &value) in block[4..].iter_mut().zip(x) {

@@ -17,7 +17,8 @@ pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
 pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     encode(row, importance, out, |x: &[f32; 256], _, block: &mut [u8; 292]| {
         block.fill(0);
-        let largest = within(extreme(x), -f32::MAX, f32::MAX);
+        // A little below the end of f32, where rounding d upwards would make 127 d infinite.
+        let largest = within(extreme(x), -3.4e38, 3.4e38);
         // Smaller blocks have no finite inverse scale; they count as zero.
         if largest.abs() < 1e-36 {
             return;
