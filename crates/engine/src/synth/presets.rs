@@ -1,0 +1,247 @@
+//! The models that can be synthesised: their shapes as data. What tensors follow from them is in `tensors.rs`.
+
+/// The family of a preset, with what only that family has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Family {
+    /// Llama, and Mixtral with experts.
+    Llama,
+    /// Qwen 2: biases on queries, keys and values.
+    Qwen2,
+    /// Qwen 3 with experts: norms on queries and keys.
+    Qwen3Moe,
+    /// Gemma 2: norms after each part, soft caps, a sliding window of this many tokens.
+    Gemma2 {
+        /// Tokens of the window.
+        window: usize,
+    },
+    /// RWKV 6 with the ranks of its small matrices.
+    Rwkv6 {
+        /// Rank of the token-mixing matrices.
+        mix_rank: usize,
+        /// Rank of the decay matrices.
+        decay_rank: usize,
+    },
+    /// RWKV 7 with the ranks of its small matrices.
+    Rwkv7 {
+        /// Rank of the decay matrices.
+        decay_rank: usize,
+        /// Rank of the in-context learning rate matrices.
+        rate_rank: usize,
+        /// Rank of the value-residual matrices.
+        value_rank: usize,
+        /// Rank of the gate matrices.
+        gate_rank: usize,
+    },
+}
+
+/// Experts of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token uses.
+    pub used: usize,
+    /// Width of each.
+    pub ff: usize,
+}
+
+/// The shape of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preset {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// The family.
+    pub family: Family,
+    /// Layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward part.
+    pub ff: usize,
+    /// Experts, where the feed-forward part is a mixture.
+    pub experts: Option<Experts>,
+    /// Tokens in the vocabulary; 0 for just the bytes, a few merges and the special tokens.
+    pub vocab: usize,
+    /// Context length.
+    pub context: usize,
+    /// Base of the rotary frequencies.
+    pub rope_base: f32,
+    /// The factor of Llama 3's long-context frequencies, where the model has them.
+    pub rope_factor: Option<f32>,
+    /// Whether the output shares the embedding's matrix.
+    pub tied: bool,
+}
+
+const LLAMA_8B: Preset = Preset {
+    name: "llama-8b",
+    family: Family::Llama,
+    layers: 32,
+    hidden: 4096,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    ff: 14336,
+    experts: None,
+    vocab: 128_256,
+    context: 131_072,
+    rope_base: 500_000.0,
+    rope_factor: Some(8.0),
+    tied: false,
+};
+
+const TINY: Preset = Preset {
+    name: "tiny-llama",
+    family: Family::Llama,
+    layers: 2,
+    hidden: 64,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    ff: 160,
+    experts: None,
+    vocab: 0,
+    context: 512,
+    rope_base: 10_000.0,
+    rope_factor: None,
+    tied: false,
+};
+
+const RWKV6_7B: Preset = Preset {
+    name: "rwkv6-7b",
+    family: Family::Rwkv6 { mix_rank: 64, decay_rank: 128 },
+    heads: 64,
+    kv_heads: 64,
+    head_dim: 64,
+    vocab: 65_536,
+    context: 1 << 20,
+    rope_factor: None,
+    ..LLAMA_8B
+};
+
+const TINY_RWKV6: Preset = Preset {
+    name: "tiny-rwkv6",
+    family: Family::Rwkv6 { mix_rank: 8, decay_rank: 16 },
+    hidden: 128,
+    heads: 2,
+    kv_heads: 2,
+    head_dim: 64,
+    ff: 448,
+    ..TINY
+};
+
+/// Every preset: real shapes first, then tiny ones for tests.
+pub const PRESETS: &[Preset] = &[
+    Preset {
+        name: "llama-1b",
+        layers: 16,
+        hidden: 2048,
+        head_dim: 64,
+        ff: 8192,
+        rope_factor: Some(32.0),
+        tied: true,
+        ..LLAMA_8B
+    },
+    LLAMA_8B,
+    Preset {
+        name: "qwen3-30b-a3b",
+        family: Family::Qwen3Moe,
+        layers: 48,
+        hidden: 2048,
+        kv_heads: 4,
+        ff: 6144,
+        experts: Some(Experts { count: 128, used: 8, ff: 768 }),
+        vocab: 151_936,
+        context: 40_960,
+        rope_base: 1e6,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
+        name: "mixtral-8x7b",
+        experts: Some(Experts { count: 8, used: 2, ff: 14336 }),
+        vocab: 32_000,
+        context: 32_768,
+        rope_base: 1e6,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
+        name: "gemma2-9b",
+        family: Family::Gemma2 { window: 4096 },
+        layers: 42,
+        hidden: 3584,
+        heads: 16,
+        head_dim: 256,
+        vocab: 256_000,
+        context: 8192,
+        rope_base: 10_000.0,
+        rope_factor: None,
+        tied: true,
+        ..LLAMA_8B
+    },
+    Preset {
+        name: "rwkv6-1.6b",
+        family: Family::Rwkv6 { mix_rank: 32, decay_rank: 64 },
+        layers: 24,
+        hidden: 2048,
+        heads: 32,
+        kv_heads: 32,
+        ff: 7168,
+        ..RWKV6_7B
+    },
+    RWKV6_7B,
+    Preset {
+        name: "rwkv7-2.9b",
+        family: Family::Rwkv7 { decay_rank: 96, rate_rank: 96, value_rank: 64, gate_rank: 320 },
+        hidden: 2560,
+        heads: 40,
+        kv_heads: 40,
+        ff: 10_240,
+        ..RWKV6_7B
+    },
+    TINY,
+    // Rows of whole 256-blocks, for the formats that need them.
+    Preset { name: "tiny-llama-256", hidden: 256, head_dim: 64, ff: 512, ..TINY },
+    Preset { name: "tiny-qwen2", family: Family::Qwen2, rope_base: 1e6, tied: true, ..TINY },
+    Preset {
+        name: "tiny-qwen3moe",
+        family: Family::Qwen3Moe,
+        head_dim: 32,
+        experts: Some(Experts { count: 8, used: 2, ff: 32 }),
+        rope_base: 1e6,
+        ..TINY
+    },
+    Preset { name: "tiny-gemma2", family: Family::Gemma2 { window: 32 }, head_dim: 32, tied: true, ..TINY },
+    TINY_RWKV6,
+    Preset {
+        name: "tiny-rwkv7",
+        family: Family::Rwkv7 { decay_rank: 16, rate_rank: 16, value_rank: 8, gate_rank: 24 },
+        ff: 512,
+        ..TINY_RWKV6
+    },
+];
+
+impl Preset {
+    /// The preset of this name.
+    pub fn from_name(name: &str) -> Option<&'static Preset> {
+        PRESETS.iter().find(|preset| preset.name == name)
+    }
+
+    /// The name of the architecture in files.
+    pub fn architecture(&self) -> &'static str {
+        match self.family {
+            Family::Llama => "llama",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3Moe => "qwen3moe",
+            Family::Gemma2 { .. } => "gemma2",
+            Family::Rwkv6 { .. } => "rwkv6",
+            Family::Rwkv7 { .. } => "rwkv7",
+        }
+    }
+}

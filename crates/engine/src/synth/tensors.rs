@@ -1,0 +1,255 @@
+//! The tensors and the metadata that follow from a preset, with the names and keys that other programs expect.
+
+use kiln_gguf::Metadata;
+
+use super::presets::{Family, Preset};
+use super::values::Fill;
+
+/// A tensor to be made.
+#[derive(Clone, Debug)]
+pub(super) struct Spec {
+    pub(super) name: String,
+    pub(super) dims: Vec<usize>,
+    pub(super) fill: Fill,
+}
+
+/// Collects the tensors of a model.
+struct Builder {
+    specs: Vec<Spec>,
+    /// `blk.3.` or nothing.
+    prefix: String,
+}
+
+impl Builder {
+    fn add(&mut self, name: &str, dims: &[usize], fill: Fill) {
+        self.specs.push(Spec { name: format!("{}{name}", self.prefix), dims: dims.to_vec(), fill });
+    }
+
+    /// A matrix that keeps the size of what it multiplies.
+    fn matrix(&mut self, name: &str, dims: &[usize]) {
+        self.scaled(name, dims, 1.0);
+    }
+
+    fn scaled(&mut self, name: &str, dims: &[usize], scale: f32) {
+        let deviation = scale / (dims[0] as f32).sqrt();
+        self.add(&format!("{name}.weight"), dims, Fill::Normal(0.0, deviation));
+    }
+
+    /// The weight of a norm: about one.
+    fn norm(&mut self, name: &str, len: usize) {
+        self.add(&format!("{name}.weight"), &[len], Fill::Normal(1.0, 0.05));
+    }
+
+    fn bias(&mut self, name: &str, len: usize) {
+        self.add(&format!("{name}.bias"), &[len], Fill::Normal(0.0, 0.02));
+    }
+
+    fn even(&mut self, name: &str, dims: &[usize], low: f32, high: f32) {
+        self.add(&format!("{name}.weight"), dims, Fill::Even(low, high));
+    }
+}
+
+/// Every tensor of a preset with a vocabulary of `vocab` tokens.
+pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
+    let mut b = Builder { specs: Vec::new(), prefix: String::new() };
+    let hidden = preset.hidden;
+    b.add("token_embd.weight", &[hidden, vocab], Fill::Normal(0.0, embedding_deviation(preset)));
+    let recurrent = matches!(preset.family, Family::Rwkv6 { .. } | Family::Rwkv7 { .. });
+    if recurrent {
+        b.norm("token_embd_norm", hidden);
+        b.bias("token_embd_norm", hidden);
+    }
+    if let Some(factor) = preset.rope_factor {
+        b.add("rope_freqs.weight", &[preset.head_dim / 2], Fill::Listed(llama3_factors(preset, factor)));
+    }
+    for layer in 0..preset.layers {
+        b.prefix = format!("blk.{layer}.");
+        match preset.family {
+            Family::Rwkv6 { mix_rank, decay_rank } => rwkv6(&mut b, preset, mix_rank, decay_rank),
+            Family::Rwkv7 { .. } => rwkv7(&mut b, preset, layer),
+            _ => transformer(&mut b, preset),
+        }
+    }
+    b.prefix.clear();
+    b.norm("output_norm", hidden);
+    if recurrent {
+        b.bias("output_norm", hidden);
+    }
+    if !preset.tied {
+        b.matrix("output", &[hidden, vocab]);
+    }
+    b.specs
+}
+
+/// Small where the same matrix makes the logits, so that these stay in a sane range.
+fn embedding_deviation(preset: &Preset) -> f32 {
+    if preset.tied { 1.0 / (preset.hidden as f32).sqrt() } else { 1.0 }
+}
+
+fn transformer(b: &mut Builder, p: &Preset) {
+    let (hidden, q, kv) = (p.hidden, p.heads * p.head_dim, p.kv_heads * p.head_dim);
+    b.norm("attn_norm", hidden);
+    b.matrix("attn_q", &[hidden, q]);
+    b.matrix("attn_k", &[hidden, kv]);
+    b.matrix("attn_v", &[hidden, kv]);
+    b.matrix("attn_output", &[q, hidden]);
+    match p.family {
+        Family::Qwen2 => {
+            b.bias("attn_q", q);
+            b.bias("attn_k", kv);
+            b.bias("attn_v", kv);
+        }
+        Family::Qwen3Moe => {
+            b.norm("attn_q_norm", p.head_dim);
+            b.norm("attn_k_norm", p.head_dim);
+        }
+        Family::Gemma2 { .. } => {
+            b.norm("post_attention_norm", hidden);
+            b.norm("post_ffw_norm", hidden);
+        }
+        _ => {}
+    }
+    b.norm("ffn_norm", hidden);
+    match p.experts {
+        Some(e) => {
+            b.matrix("ffn_gate_inp", &[hidden, e.count]);
+            b.matrix("ffn_gate_exps", &[hidden, e.ff, e.count]);
+            b.matrix("ffn_down_exps", &[e.ff, hidden, e.count]);
+            b.matrix("ffn_up_exps", &[hidden, e.ff, e.count]);
+        }
+        None => {
+            b.matrix("ffn_gate", &[hidden, p.ff]);
+            b.matrix("ffn_down", &[p.ff, hidden]);
+            b.matrix("ffn_up", &[hidden, p.ff]);
+        }
+    }
+}
+
+/// The norms both RWKV families share.
+fn rwkv_norms(b: &mut Builder, hidden: usize) {
+    for name in ["attn_norm", "attn_norm_2", "time_mix_ln"] {
+        b.norm(name, hidden);
+        b.bias(name, hidden);
+    }
+}
+
+fn rwkv6(b: &mut Builder, p: &Preset, mix_rank: usize, decay_rank: usize) {
+    let hidden = p.hidden;
+    rwkv_norms(b, hidden);
+    b.scaled("time_mix_w1", &[hidden, mix_rank * 5], 0.3);
+    b.scaled("time_mix_w2", &[mix_rank, hidden, 5], 0.3);
+    b.even("time_mix_lerp_x", &[hidden, 1, 1], 0.0, 1.0);
+    b.even("time_mix_lerp_fused", &[hidden, 1, 1, 5], 0.0, 1.0);
+    b.add("time_mix_first.weight", &[p.head_dim, p.heads], Fill::Normal(0.0, 0.3));
+    b.even("time_mix_decay", &[hidden], -6.0, -1.0);
+    b.scaled("time_mix_decay_w1", &[hidden, decay_rank], 0.3);
+    b.scaled("time_mix_decay_w2", &[decay_rank, hidden], 0.3);
+    for name in ["key", "value", "receptance", "gate", "output"] {
+        b.matrix(&format!("time_mix_{name}"), &[hidden, hidden]);
+    }
+    b.even("channel_mix_lerp_k", &[hidden, 1, 1], 0.0, 1.0);
+    b.even("channel_mix_lerp_r", &[hidden, 1, 1], 0.0, 1.0);
+    b.matrix("channel_mix_key", &[hidden, p.ff]);
+    b.scaled("channel_mix_value", &[p.ff, hidden], 0.5);
+    b.matrix("channel_mix_receptance", &[hidden, hidden]);
+}
+
+fn rwkv7(b: &mut Builder, p: &Preset, layer: usize) {
+    let Family::Rwkv7 { decay_rank, rate_rank, value_rank, gate_rank } = p.family else { return };
+    let hidden = p.hidden;
+    rwkv_norms(b, hidden);
+    b.even("time_mix_lerp_fused", &[hidden, 1, 1, 6], 0.0, 1.0);
+    // The first layer has no values to mix in; files hold matrices of the rate's rank there.
+    let value_rank = if layer == 0 { rate_rank } else { value_rank };
+    for (letter, rank, low, high) in
+        [('w', decay_rank, -6.0, 0.0), ('a', rate_rank, -1.0, 0.5), ('v', value_rank, -1.0, 1.0)]
+    {
+        b.even(&format!("time_mix_{letter}0"), &[hidden], low, high);
+        b.scaled(&format!("time_mix_{letter}1"), &[hidden, rank], 0.3);
+        b.scaled(&format!("time_mix_{letter}2"), &[rank, hidden], 0.3);
+    }
+    b.matrix("time_mix_g1", &[hidden, gate_rank]);
+    b.matrix("time_mix_g2", &[gate_rank, hidden]);
+    b.even("time_mix_k_k", &[hidden], 0.6, 1.0);
+    b.even("time_mix_k_a", &[hidden], 0.8, 1.2);
+    b.add("time_mix_r_k.weight", &[hidden], Fill::Normal(0.0, 0.1));
+    for name in ["key", "value", "receptance", "output"] {
+        b.matrix(&format!("time_mix_{name}"), &[hidden, hidden]);
+    }
+    b.even("channel_mix_lerp_k", &[hidden, 1, 1], 0.0, 1.0);
+    b.matrix("channel_mix_key", &[hidden, p.ff]);
+    b.scaled("channel_mix_value", &[p.ff, hidden], 0.5);
+}
+
+/// Llama 3's divisors of the rotary frequencies: 1 for the fast ones, `factor` for the slow ones, a ramp between.
+fn llama3_factors(p: &Preset, factor: f32) -> Vec<f32> {
+    let (slow, fast, trained) = (1.0, 4.0, 8192.0);
+    let one = |i: usize| {
+        let frequency = p.rope_base.powf(-2.0 * i as f32 / p.head_dim as f32);
+        let turns = trained * frequency / std::f32::consts::TAU;
+        match turns {
+            t if t > fast => 1.0,
+            t if t < slow => factor,
+            t => {
+                let smooth = (t - slow) / (fast - slow);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        }
+    };
+    (0..p.head_dim / 2).map(one).collect()
+}
+
+/// The keys that describe the shape.
+pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
+    let architecture = preset.architecture();
+    m.set("general.architecture", architecture);
+    m.set("general.type", "model");
+    m.set("general.name", format!("synthetic {}", preset.name));
+    let number = |n: usize| u32::try_from(n).expect("the numbers of presets should be small");
+    let mut set = |key: &str, n: usize| m.set(format!("{architecture}.{key}"), number(n));
+    set("vocab_size", vocab);
+    set("context_length", preset.context);
+    set("embedding_length", preset.hidden);
+    set("block_count", preset.layers);
+    set("feed_forward_length", preset.ff);
+    match preset.family {
+        Family::Rwkv6 { mix_rank, decay_rank } => {
+            set("attention.head_count", 0);
+            set("wkv.head_size", preset.head_dim);
+            set("rescale_every_n_layers", 0);
+            set("time_mix_extra_dim", mix_rank);
+            set("time_decay_extra_dim", decay_rank);
+            m.set("rwkv6.attention.layer_norm_epsilon", 1e-5f32);
+            return;
+        }
+        Family::Rwkv7 { decay_rank, rate_rank, value_rank, gate_rank } => {
+            set("attention.head_count", 0);
+            set("wkv.head_size", preset.head_dim);
+            set("attention.decay_lora_rank", decay_rank);
+            set("attention.iclr_lora_rank", rate_rank);
+            set("attention.value_residual_mix_lora_rank", value_rank);
+            set("attention.gate_lora_rank", gate_rank);
+            m.set("rwkv7.attention.layer_norm_epsilon", 1e-5f32);
+            return;
+        }
+        _ => {}
+    }
+    set("attention.head_count", preset.heads);
+    set("attention.head_count_kv", preset.kv_heads);
+    set("attention.key_length", preset.head_dim);
+    set("attention.value_length", preset.head_dim);
+    set("rope.dimension_count", preset.head_dim);
+    if let Some(e) = preset.experts {
+        set("expert_count", e.count);
+        set("expert_used_count", e.used);
+        set("expert_feed_forward_length", e.ff);
+    }
+    if let Family::Gemma2 { window } = preset.family {
+        set("attention.sliding_window", window);
+        m.set("gemma2.attn_logit_softcapping", 50f32);
+        m.set("gemma2.final_logit_softcapping", 30f32);
+    }
+    let epsilon = if preset.family == Family::Llama { 1e-5f32 } else { 1e-6 };
+    m.set(format!("{architecture}.attention.layer_norm_rms_epsilon"), epsilon);
+    m.set(format!("{architecture}.rope.freq_base"), preset.rope_base);
+}
