@@ -27,6 +27,8 @@ enum Command {
     Doctor(commands::doctor::Arguments),
     /// Prove every kernel on this device and driver against its reference
     Selftest(commands::selftest::Arguments),
+    /// Make a model file with random weights in the shape of a real model
+    Synth(commands::synth::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Devices(a) => commands::devices::run(&a),
         Command::Doctor(a) => commands::doctor::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
+        Command::Synth(a) => commands::synth::run(&a),
     };
     match result {
         Ok(code) => code,

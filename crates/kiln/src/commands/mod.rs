@@ -3,3 +3,4 @@
 pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod selftest;
+pub(crate) mod synth;
