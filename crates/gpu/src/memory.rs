@@ -284,7 +284,10 @@ impl Device {
         let info = vk::BufferCreateInfo::builder().size(bytes).usage(usage);
         // SAFETY: the device is alive; the buffer is destroyed on every failing way out.
         let buffer = unsafe { self.raw.create_buffer(&info, None) }.map_err(vulkan("vkCreateBuffer"))?;
-        let destroy = || unsafe { self.raw.destroy_buffer(buffer, None) }; // SAFETY: not used by anything yet.
+        let destroy = || {
+            // SAFETY: nothing uses the buffer yet.
+            unsafe { self.raw.destroy_buffer(buffer, None) };
+        };
         // SAFETY: the buffer was made by this device.
         let needs = unsafe { self.raw.get_buffer_memory_requirements(buffer) };
         let types = &self.memory_types;
