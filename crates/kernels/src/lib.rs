@@ -6,7 +6,9 @@ mod elementwise;
 pub mod formats;
 pub mod harness;
 pub mod host;
+mod linear_recurrence;
 pub mod operation;
+pub mod recurrence;
 pub mod row_norm;
 pub mod rows;
 pub mod record;
@@ -71,6 +73,8 @@ operations! {
     argmax => Argmax,
     argsort => Argsort,
     top_k => TopK,
+    gla => Gla,
+    wkv6 => Wkv6,
 }
 
 /// Every GLSL file of this crate: path as shaders name it, and text.

@@ -1,0 +1,54 @@
+// Where the sequences of a recurrence lie among its tokens. RAGGED: p.starts holds the first token of each sequence and
+// the end of the last one; otherwise all sequences have the same length. CHUNK, where it is defined, is the number of
+// tokens of a chunk: every sequence is cut from its own start, so what its neighbours are does not change its result.
+
+uint start_of(uint sequence) {
+#if RAGGED
+    // Numbers that make no sense give a wrong result, never a wild address.
+    return min(uint(max(I32(p.starts).v[sequence], 0)), p.tokens);
+#else
+    return p.tokens / p.sequences * sequence;
+#endif
+}
+
+uint end_of(uint sequence) { return max(start_of(sequence + 1), start_of(sequence)); }
+
+#ifdef CHUNK
+// The number of a sequence's first chunk. Sequences never share a number, and some numbers stand for no chunk: this
+// way the place of a chunk in scratch memory follows from its sequence alone.
+uint first_chunk(uint sequence) { return start_of(sequence) / CHUNK + sequence; }
+
+// The tokens [x, y) of a chunk; none for numbers that stand for no chunk.
+uvec2 chunk_tokens(uint chunk) {
+    uint low = 0, high = p.sequences;
+    while (high - low > 1) {
+        uint middle = (low + high) / 2;
+        if (first_chunk(middle) <= chunk) low = middle;
+        else high = middle;
+    }
+    uint end = end_of(low);
+    uint from = first_chunk(low);
+    uint first = chunk < from ? end : min(start_of(low) + (chunk - from) * CHUNK, end);
+    return uvec2(first, min(first + CHUNK, end));
+}
+#endif
+
+// The address of the S elements of one head of one token.
+uvec2 head_of(uvec2 base, uint token, uint head) {
+    return offset(row_address(base, token, p.heads * S * 4), head * S * 4);
+}
+
+// The address of the S x S state of one head of one sequence; sequences lie `stride` elements apart.
+uvec2 state_of(uvec2 base, uint sequence, uint stride, uint head) {
+    return row_address(row_address(base, sequence, stride * 4), head, S * S * 4);
+}
+
+// Four elements of a token's head, `nothing` for tokens past the end.
+vec4 load4(uvec2 base, uint token, uint end, uint head, uint quad, float nothing) {
+    return token < end ? F32x4(head_of(base, token, head)).v[quad] : vec4(nothing);
+}
+
+float sum4(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
+
+// Written out, so that every variant of a kernel rounds alike.
+float dot4(vec4 a, vec4 b) { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, a.w * b.w))); }

@@ -1,0 +1,211 @@
+//! Linear recurrences with a decay for each key, S = td S + k v: what `wkv6` and `gla` share. They differ in whether
+//! the result is taken before or after the update.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps};
+
+use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::recurrence::{self, Form, Layout, Sequences, lanes, shuffles, tile};
+use crate::tensor::Tensor;
+
+/// The operands of both operations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Linear {
+    pub(crate) operation: &'static str,
+    /// The sequential kernel.
+    pub(crate) file: &'static str,
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    pub(crate) r: Tensor,
+    /// The bonus of `wkv6`; without it the result is taken after the update.
+    pub(crate) tf: Option<Tensor>,
+    pub(crate) td: Tensor,
+    pub(crate) state_in: Tensor,
+    pub(crate) y: Tensor,
+    pub(crate) state_out: Tensor,
+    pub(crate) scratch: Option<Tensor>,
+    pub(crate) sequences: Sequences,
+    pub(crate) form: Form,
+    pub(crate) scale: f32,
+}
+
+kiln_gpu::params! {
+    struct Params {
+        k: Address,
+        v: Address,
+        r: Address,
+        tf: Address,
+        td: Address,
+        state_in: Address,
+        y: Address,
+        state_out: Address,
+        scratch: Address,
+        decays: Address,
+        starts: Address,
+        heads: u32,
+        tokens: u32,
+        sequences: u32,
+        chunks: u32,
+        in_stride: u32,
+        out_stride: u32,
+        scale: f32,
+    }
+}
+
+/// Bytes of scratch memory that the chunked form needs at most.
+pub(crate) fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: usize) -> usize {
+    // For each chunk and head a state and a decay for each key.
+    recurrence::scratch_bytes(heads, tokens, sequences, head_size * head_size + head_size)
+}
+
+impl Linear {
+    fn layout(&self) -> Layout {
+        Layout::new(self.operation, &self.y, self.sequences)
+    }
+
+    pub(crate) fn reads(&self) -> Vec<Tensor> {
+        let tokens = [self.k, self.v, self.r, self.td, self.state_in];
+        tokens.into_iter().chain(self.tf).chain(self.sequences.tensor()).collect()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let layout = self.layout();
+        layout.check(
+            &[("k", self.k), ("v", self.v), ("r", self.r), ("td", self.td), ("y", self.y)],
+            &[("state_in", self.state_in), ("state_out", self.state_out)],
+        )?;
+        if let Some(tf) = self.tf {
+            let shape = [layout.head_size, layout.heads, 1, 1];
+            let fits = tf.shape == shape && tf.ty == TensorType::F32 && tf.is_dense() && tf.offset.is_multiple_of(16);
+            require(fits, self.operation, || format!("tf is {tf}, want dense F32{shape:?} at a multiple of 16"))?;
+        }
+        let bytes = scratch_bytes(layout.head_size, layout.heads, layout.tokens, self.sequences.count());
+        layout.check_scratch(self.scratch, self.form, bytes)
+    }
+
+    pub(crate) fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        only_scalar(self.operation, want)?;
+        let layout = self.layout();
+        layout.supported(&[self.state_in, self.state_out])?;
+        let launches = if layout.is_chunked(self.form, self.scratch) { self.chunked(caps) } else { None };
+        match launches {
+            Some(launches) => Ok(Choice { path: Path::Scalar, launches }),
+            None if self.form == Form::Chunked => {
+                let shared = caps.limits.max_shared_bytes;
+                let reason = format!("no chunk of heads of {} fits {shared} shared bytes", layout.head_size);
+                Err(Unsupported { operation: self.operation, reason })
+            }
+            None => Ok(self.sequential(caps)),
+        }
+    }
+
+    fn sequential(&self, caps: &Caps) -> Choice {
+        let layout = self.layout();
+        let s = layout.head_size;
+        let (lanes, columns) = layout.columns(caps);
+        let threads = lanes * columns;
+        // Staged for each token: keys, receptances, decays, a quarter as much for the bonus, values, shares of y.
+        let floats = |step: usize| step * (3 * s + s / 4 + columns + threads);
+        let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
+        let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
+        let shader = layout
+            .shader(self.file, Params::glsl())
+            .define("LANES", lanes)
+            .define("COLS", columns)
+            .define("STEP", step)
+            .define("WG", threads);
+        Choice::one(Path::Scalar, shader, grid(self.sequences.count() * layout.heads * (s / columns), caps))
+    }
+
+    /// The launches of the chunked form; none where no chunk fits the device.
+    fn chunked(&self, caps: &Caps) -> Option<Vec<Launch>> {
+        let layout = self.layout();
+        let (s, tile) = (layout.head_size, tile(layout.head_size));
+        // The last launch stages keys and decays, and the weights of each pair of tokens.
+        let chunk = recurrence::chunk(caps, if s > 64 { 32 } else { 64 }, |n| 2 * n * s + n * n)?;
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]) as usize;
+        let chunks = layout.chunks(chunk);
+        let shader = |file| layout.shader(file, Params::glsl()).define("CHUNK", chunk);
+
+        let state_threads = (s / 4 * (tile / 4)).min(256);
+        let state = shader("wkv6/chunk_state.comp").define("TILE", tile).define("WG", state_threads);
+        let scan_threads = 64;
+        let scan = shader("wkv6/chunk_scan.comp").define("WG", scan_threads);
+        let output_threads = chunk / 4 * (tile / 4);
+        if limit < output_threads.max(state_threads) {
+            return None;
+        }
+        let output = shader("wkv6/chunk_output.comp")
+            .define("TILE", tile)
+            .define("WG", output_threads)
+            .define("AFTER_UPDATE", u32::from(self.tf.is_none()));
+        let rows = tile / 16;
+        let rows = if shuffles(rows, output_threads, caps) { rows } else { 1 };
+        let output = lanes(output, rows, output_threads, caps);
+        let per_chunk = grid(chunks * layout.heads * (s / tile), caps);
+        let per_state = grid(self.sequences.count() * layout.heads * (s * s / 4 / scan_threads), caps);
+        Some(vec![
+            Launch { shader: state, groups: per_chunk },
+            Launch { shader: scan, groups: per_state },
+            Launch { shader: output, groups: per_chunk },
+        ])
+    }
+
+    pub(crate) fn params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let layout = self.layout();
+        let defined = |name| choice.launches[0].shader.defines.iter().find(|(n, _)| n == name);
+        let chunks = defined("CHUNK")
+            .map_or(0, |(_, n)| layout.chunks(n.parse().expect("`pick` should have defined a number of tokens")));
+        let states = chunks * layout.heads * layout.head_size * layout.head_size * 4;
+        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let scratch = maybe(self.scratch);
+        Params {
+            k: at(&self.k),
+            v: at(&self.v),
+            r: at(&self.r),
+            tf: maybe(self.tf),
+            td: at(&self.td),
+            state_in: at(&self.state_in),
+            y: at(&self.y),
+            state_out: at(&self.state_out),
+            scratch,
+            decays: scratch.offset(states as u64),
+            starts: maybe(self.sequences.tensor()),
+            heads: layout.number(layout.heads),
+            tokens: layout.number(layout.tokens),
+            sequences: layout.number(self.sequences.count()),
+            chunks: layout.number(chunks),
+            in_stride: layout.number(self.state_in.stride[3] / 4),
+            out_stride: layout.number(self.state_out.stride[3] / 4),
+            scale: self.scale,
+        }
+        .bytes()
+    }
+
+    pub(crate) fn work(&self) -> Work {
+        let Layout { head_size: s, heads, tokens, .. } = self.layout();
+        let states = 2 * 4 * s * s * heads * self.sequences.count();
+        // A multiply for k v, and two multiply-adds.
+        Work { bytes: (5 * 4 * s * heads * tokens + states) as f64, flops: (5 * s * s * heads * tokens) as f64 }
+    }
+
+    /// Every sequence alone.
+    pub(crate) fn parts(&self) -> Vec<Linear> {
+        let n = self.sequences.count();
+        let part = |b| {
+            let (sequences, view) = self.sequences.alone(b);
+            Linear {
+                k: view(self.k),
+                v: view(self.v),
+                r: view(self.r),
+                td: view(self.td),
+                y: view(self.y),
+                state_in: self.state_in.narrow(3, b, 1),
+                state_out: self.state_out.narrow(3, b, 1),
+                sequences,
+                ..*self
+            }
+        };
+        if n > 1 { (0..n).map(part).collect() } else { Vec::new() }
+    }
+}

@@ -1,0 +1,252 @@
+//! What the recurrences (`wkv6`, `wkv7`, `gla`) have in common: how sequences lie among the tokens, in which form they
+//! run, and what they ask of their operands. `glsl/recurrence.glsl` is the other half.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Caps, Shader, SubgroupRequest};
+
+use crate::host::HostMemory;
+use crate::operation::{Invalid, Unsupported, require};
+use crate::tensor::Tensor;
+
+/// The way through the tokens of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// Chunked where there is scratch memory and a sequence is long, sequential otherwise.
+    #[default]
+    Auto,
+    /// One token after the other.
+    Sequential,
+    /// All chunks of a sequence at once, with matrix products inside them. Needs scratch memory, and decays of at most
+    /// one in magnitude: products of larger ones may overflow where the sequential form does not.
+    Chunked,
+}
+
+/// Which tokens belong together. Those of a sequence are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sequences {
+    /// So many sequences of the same length.
+    Equal(usize),
+    /// Sequences of any length, also 0.
+    Ragged {
+        /// I32 `[sequences + 1]`, dense: the first token of each sequence, then the end of the last one. Tokens outside
+        /// of all sequences are left alone.
+        starts: Tensor,
+        /// No sequence is longer: decides the form, without a look at `starts`.
+        longest: usize,
+    },
+}
+
+impl Sequences {
+    /// Number of sequences.
+    pub fn count(&self) -> usize {
+        match self {
+            Sequences::Equal(n) => *n,
+            Sequences::Ragged { starts, .. } => starts.shape[0].saturating_sub(1),
+        }
+    }
+
+    /// The sequences' tensor, if they have one.
+    pub(crate) fn tensor(&self) -> Option<Tensor> {
+        match self {
+            Sequences::Equal(_) => None,
+            Sequences::Ragged { starts, .. } => Some(*starts),
+        }
+    }
+
+    fn longest(&self, tokens: usize) -> usize {
+        match self {
+            Sequences::Equal(n) => tokens / (*n).max(1),
+            Sequences::Ragged { longest, .. } => *longest,
+        }
+    }
+
+    /// Sequence number `b` alone, and the view of its tokens.
+    pub(crate) fn alone(&self, b: usize) -> (Sequences, impl Fn(Tensor) -> Tensor + use<>) {
+        let (alone, count) = match self {
+            Sequences::Equal(n) => (Sequences::Equal(1), Some(*n)),
+            Sequences::Ragged { starts, longest } => {
+                (Sequences::Ragged { starts: starts.narrow(0, b, 2), longest: *longest }, None)
+            }
+        };
+        // Starts count from the first token, so ragged sequences keep the whole tensors.
+        let view = move |t: Tensor| match count {
+            Some(n) => t.narrow(2, t.shape[2] / n * b, t.shape[2] / n),
+            None => t,
+        };
+        (alone, view)
+    }
+}
+
+/// Fewest tokens of a chunk, which scratch memory is sized for.
+const LEAST_CHUNK: usize = 16;
+/// Sequences at least this long run in chunks.
+const CHUNKED_FROM: usize = 64;
+
+/// The sizes of one call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Layout {
+    pub(crate) operation: &'static str,
+    pub(crate) head_size: usize,
+    pub(crate) heads: usize,
+    pub(crate) tokens: usize,
+    pub(crate) sequences: Sequences,
+}
+
+/// Value columns of a workgroup of the chunked form.
+pub(crate) fn tile(head_size: usize) -> usize {
+    head_size.min(64)
+}
+
+impl Layout {
+    /// The sizes that `y` and the sequences give.
+    pub(crate) fn new(operation: &'static str, y: &Tensor, sequences: Sequences) -> Layout {
+        let [head_size, heads, tokens, _] = y.shape;
+        Layout { operation, head_size, heads, tokens, sequences }
+    }
+
+    /// The rules of the operands: `per_token` of `[head_size, heads, tokens]`, states of
+    /// `[head_size, head_size, heads, sequences]`.
+    pub(crate) fn check(&self, per_token: &[(&str, Tensor)], states: &[(&str, Tensor)]) -> Result<(), Invalid> {
+        let &Layout { operation, head_size, heads, tokens, sequences } = self;
+        let fits = |t: &Tensor, shape: [usize; 4]| {
+            t.ty == TensorType::F32 && t.shape == shape && t.offset.is_multiple_of(16) && t.is_dense()
+        };
+        let shape = [head_size, heads, tokens, 1];
+        for (name, t) in per_token {
+            require(fits(t, shape), operation, || {
+                format!("{name} is {t} at byte {}, want dense F32{shape:?} at a multiple of 16", t.offset)
+            })?;
+        }
+        let shape = [head_size, head_size, heads, sequences.count()];
+        for (name, t) in states {
+            let one = Tensor { shape: [head_size, head_size, heads, 1], ..*t };
+            let fits = t.shape == shape && fits(&one, one.shape) && t.stride[3].is_multiple_of(16);
+            require(fits, operation, || {
+                format!("{name} is {t} at byte {}, want F32{shape:?} of dense states at multiples of 16", t.offset)
+            })?;
+        }
+        match sequences {
+            Sequences::Equal(n) => require(n > 0 && tokens % n == 0, operation, || {
+                format!("{tokens} tokens are no {n} sequences of equal length")
+            }),
+            Sequences::Ragged { starts, longest } => {
+                let fits = starts.ty == TensorType::I32 && starts.is_dense() && starts.rows() == 1;
+                require(fits && starts.shape[0] > 0 && starts.offset.is_multiple_of(4), operation, || {
+                    format!("starts are {starts}, want dense I32[sequences + 1]")
+                })?;
+                require(longest <= tokens, operation, || format!("longest is {longest} but there are {tokens} tokens"))
+            }
+        }
+    }
+
+    /// Every (sequence, token, head) in an order that keeps that of the tokens, for references.
+    pub(crate) fn steps(&self, memory: &HostMemory) -> Vec<[usize; 3]> {
+        let starts: Vec<usize> = match self.sequences {
+            Sequences::Equal(n) => (0..=n).map(|b| self.tokens / n.max(1) * b).collect(),
+            Sequences::Ragged { starts, .. } => memory.read(&starts).into_iter().map(|t| t as usize).collect(),
+        };
+        let tokens = starts.windows(2).enumerate().flat_map(|(b, w)| (w[0]..w[1]).map(move |t| (b, t)));
+        tokens.flat_map(|(b, t)| (0..self.heads).map(move |h| [b, t, h])).collect()
+    }
+
+    /// Whether the scratch memory, where there is one, is large enough.
+    pub(crate) fn check_scratch(&self, scratch: Option<Tensor>, form: Form, bytes: usize) -> Result<(), Invalid> {
+        let operation = self.operation;
+        require(scratch.is_some() || form != Form::Chunked, operation, || {
+            "the chunked form needs scratch memory, see scratch_bytes".into()
+        })?;
+        let has = scratch.map_or(bytes, |s| if s.is_dense() && s.offset.is_multiple_of(16) { s.span().1 } else { 0 });
+        require(has >= bytes, operation, || {
+            format!("{has} bytes of dense scratch memory at a multiple of 16, want {bytes}")
+        })
+    }
+
+    /// Refuses head sizes without kernels, and more than 32-bit numbers reach.
+    pub(crate) fn supported(&self, states: &[Tensor]) -> Result<(), Unsupported> {
+        let operation = self.operation;
+        if !matches!(self.head_size, 32 | 64 | 128) {
+            let reason = format!("heads of {} (32, 64 and 128 are supported)", self.head_size);
+            return Err(Unsupported { operation, reason });
+        }
+        let row = self.head_size * self.heads * 4;
+        let units = self.sequences.count().max(self.chunks(LEAST_CHUNK)).saturating_mul(row);
+        let strides = states.iter().map(|t| t.stride[3]).max().unwrap_or(0);
+        match [row * self.head_size, self.tokens, units, strides].into_iter().max() {
+            Some(most) if most > u32::MAX as usize => {
+                Err(Unsupported { operation, reason: format!("sizes need the number {most}, beyond 32 bits") })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the call runs in chunks, on a device where they fit.
+    pub(crate) fn is_chunked(&self, form: Form, scratch: Option<Tensor>) -> bool {
+        match form {
+            Form::Auto => scratch.is_some() && self.sequences.longest(self.tokens) >= CHUNKED_FROM,
+            Form::Sequential => false,
+            Form::Chunked => true,
+        }
+    }
+
+    /// Numbers of chunks of so many tokens: at most one for each sequence stands for no whole chunk.
+    pub(crate) fn chunks(&self, chunk: usize) -> usize {
+        self.tokens / chunk + self.sequences.count()
+    }
+
+    /// A size as the kernels take it.
+    pub(crate) fn number(&self, n: usize) -> u32 {
+        u32::try_from(n).expect("`supported` should have refused larger sizes")
+    }
+
+    /// A shader with what every recurrence defines.
+    pub(crate) fn shader(&self, file: &'static str, params: String) -> Shader {
+        let stem = file.rsplit('/').next().and_then(|f| f.strip_suffix(".comp")).unwrap_or(file);
+        let name = if stem == self.operation { format!("{stem}.f32") } else { format!("{}.{stem}", self.operation) };
+        Shader::new(name, file, params)
+            .define("S", self.head_size)
+            .define("RAGGED", u32::from(matches!(self.sequences, Sequences::Ragged { .. })))
+    }
+
+    /// Lanes of a column and columns of a workgroup for the sequential form.
+    pub(crate) fn columns(&self, caps: &Caps) -> (usize, usize) {
+        // Sixteen keys a lane: few registers, and four times as many threads as columns. It must not depend on the
+        // number of sequences, as the order of additions does.
+        let lanes = self.head_size / 16;
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
+        let mut columns = self.head_size.min(limit / lanes);
+        // Few heads are spread over more workgroups, for the price of staging their keys more than once.
+        let cores = if caps.is_cpu { 1 } else { caps.cores.unwrap_or(64) as usize };
+        while columns > 16 && self.sequences.count() * self.heads * (self.head_size / columns) < 4 * cores {
+            columns /= 2;
+        }
+        (lanes, columns)
+    }
+}
+
+/// Bytes of scratch memory of `floats` for each chunk and head.
+pub(crate) fn scratch_bytes(heads: usize, tokens: usize, sequences: usize, floats: usize) -> usize {
+    4 * floats * heads * (tokens / LEAST_CHUNK + sequences)
+}
+
+/// The largest chunk, of at most `most` tokens, whose kernels fit a device; `shared_floats` tells what a chunk needs.
+pub(crate) fn chunk(caps: &Caps, most: usize, shared_floats: impl Fn(usize) -> usize) -> Option<usize> {
+    let fits = |&chunk: &usize| 4 * shared_floats(chunk) <= caps.limits.max_shared_bytes as usize;
+    [64, 32, LEAST_CHUNK].into_iter().filter(|&n| n <= most).find(fits)
+}
+
+/// Tells a shader of so many threads how `lanes` of them add up: by subgroups, or through shared memory.
+pub(crate) fn lanes(shader: Shader, lanes: usize, threads: usize, caps: &Caps) -> Shader {
+    let shader = shader.define("LANES", lanes);
+    if shuffles(lanes, threads, caps) {
+        shader.define("SHUFFLE", 1).subgroup(SubgroupRequest::Full)
+    } else {
+        shader.define("SHUFFLE", 0)
+    }
+}
+
+/// Whether subgroups can add up neighbouring lanes of a workgroup of so many threads.
+pub(crate) fn shuffles(lanes: usize, threads: usize, caps: &Caps) -> bool {
+    let s = &caps.subgroups;
+    let whole = s.max_size > 0 && threads.is_multiple_of(s.max_size as usize);
+    lanes > 1 && s.shuffle && s.full && s.min_size as usize >= lanes && whole
+}

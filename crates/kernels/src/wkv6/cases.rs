@@ -1,0 +1,184 @@
+//! Cases of `wkv6`, and what the cases of all recurrences are made of.
+
+use kiln_gguf::TensorType::{F32, I32};
+
+use super::{Call, scratch_bytes};
+use crate::case::{Case, Data, Level, Random, Tolerance};
+use crate::recurrence::{Form, Sequences};
+use crate::tensor::Tensor;
+
+/// Sums of f32 products along a sequence, whose terms decay.
+pub(crate) const CLOSE: Tolerance = Tolerance::Nmse(1e-7);
+
+/// How the decays of a case are drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Decay {
+    /// Uniform in [-1, 1): zero and negative ones as well.
+    Any,
+    /// Uniform in (0, 1).
+    Unit,
+    /// As trained models have them: mostly close to one.
+    Slow,
+    /// The ends of (0, 1): the next to nothing and the next to one.
+    Extreme,
+}
+
+impl Decay {
+    pub(crate) fn draw(self, random: &mut Random) -> f64 {
+        match self {
+            Decay::Any => random.uniform(-1.0, 1.0),
+            Decay::Unit => random.uniform(1e-6, 1.0),
+            Decay::Slow => (-(random.uniform(-6.0, 0.0).exp())).exp(),
+            Decay::Extreme => [1e-30, 1.0 - 1e-7, 1e-3, 0.999][random.below(4)],
+        }
+    }
+}
+
+/// The sizes of a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sizes {
+    pub(crate) head_size: usize,
+    pub(crate) heads: usize,
+    /// Length of each sequence; 0 entries at the end stand for no sequence.
+    pub(crate) lengths: &'static [usize],
+    pub(crate) form: Form,
+    pub(crate) decay: Decay,
+}
+
+impl Sizes {
+    pub(crate) fn name(&self, operation: &str) -> String {
+        let Sizes { head_size, heads, lengths, form, decay } = self;
+        format!("{operation} S={head_size} H={heads} L={lengths:?} {form:?} decay {decay:?}")
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+
+    /// `[S, heads, tokens]`.
+    pub(crate) fn shape(&self) -> [usize; 4] {
+        [self.head_size, self.heads, self.tokens(), 1]
+    }
+
+    /// Sequences of one length need no starts; others get a tensor.
+    pub(crate) fn sequences(&self, data: &mut Data) -> Sequences {
+        let n = self.lengths.len();
+        if self.lengths.iter().all(|l| *l == self.lengths[0]) {
+            return Sequences::Equal(n);
+        }
+        let lengths = self.lengths;
+        let starts = data.input_with(I32, [n + 1, 1, 1, 1], |_, b| lengths[..b].iter().sum::<usize>() as f64);
+        Sequences::Ragged { starts, longest: lengths.iter().copied().max().unwrap_or(0) }
+    }
+
+    /// y and the final states in one slot, as models take them apart.
+    pub(crate) fn results(&self, data: &mut Data) -> (Tensor, Tensor) {
+        let s = self.head_size;
+        let y = Tensor::dense(data.slot(Vec::new()), F32, self.shape());
+        let state = Tensor::dense(y.slot, F32, [s, s, self.heads, self.lengths.len()]).at(y.span().1);
+        data.memory.slots[y.slot.0 as usize] = vec![crate::case::POISON; state.offset + state.span().1];
+        (y, state)
+    }
+
+    pub(crate) fn states(&self, data: &mut Data) -> Tensor {
+        data.input(F32, [self.head_size, self.head_size, self.heads, self.lengths.len()])
+    }
+
+    pub(crate) fn scratch(&self, data: &mut Data, bytes: fn(usize, usize, usize, usize) -> usize) -> Option<Tensor> {
+        let bytes = bytes(self.head_size, self.heads, self.tokens(), self.lengths.len());
+        (self.form != Form::Sequential).then(|| data.output(F32, [bytes / 4, 1, 1, 1]))
+    }
+}
+
+/// The cases of every recurrence; `case` makes one of them.
+pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
+    use Form::{Auto, Chunked, Sequential};
+    let of = |head_size, heads, lengths: &'static [usize], form, decay| {
+        case(Sizes { head_size, heads, lengths, form, decay })
+    };
+    if level == Level::Bench {
+        return vec![
+            of(64, 32, &[4096], Sequential, Decay::Slow),
+            of(64, 32, &[4096], Chunked, Decay::Slow),
+            of(64, 32, &[512], Sequential, Decay::Slow),
+            of(64, 32, &[512], Chunked, Decay::Slow),
+            of(64, 32, &[64], Sequential, Decay::Slow),
+            of(64, 32, &[64], Chunked, Decay::Slow),
+            of(128, 16, &[4096], Sequential, Decay::Slow),
+            of(128, 16, &[4096], Chunked, Decay::Slow),
+            of(64, 32, &[1], Auto, Decay::Slow),
+            of(64, 32, &[1; 32], Auto, Decay::Slow),
+        ];
+    }
+    let mut cases = Vec::new();
+    for form in [Sequential, Chunked] {
+        cases.push(of(64, 2, &[1], form, Decay::Any));
+        cases.push(of(64, 2, &[32], form, Decay::Any));
+        cases.push(of(64, 1, &[32; 4], form, Decay::Unit));
+        cases.push(of(64, 1, &[128; 2], form, Decay::Unit));
+        cases.push(of(32, 3, &[17, 0, 1, 40], form, Decay::Any));
+        cases.push(of(32, 1, &[2, 65, 64, 130], form, Decay::Unit));
+        cases.push(of(128, 3, &[1, 2, 3], form, Decay::Any));
+        cases.push(of(128, 1, &[33, 35], form, Decay::Slow));
+        cases.push(of(64, 3, &[3; 3], form, Decay::Slow));
+        cases.push(of(32, 1, &[150], form, Decay::Extreme));
+        cases.push(of(64, 1, &[70], form, Decay::Extreme));
+        cases.push(of(32, 1, &[200], form, Decay::Slow));
+    }
+    cases.push(of(64, 1, &[70, 3], Auto, Decay::Unit));
+    if level == Level::Full {
+        for form in [Sequential, Chunked] {
+            for lengths in [&[1][..], &[32], &[32; 4], &[128; 4], &[1; 4]] {
+                for decay in [Decay::Any, Decay::Unit] {
+                    cases.push(of(64, 32, lengths, form, decay));
+                }
+            }
+            for head_size in [32, 64, 128] {
+                cases.push(of(head_size, 3, &[1000], form, Decay::Slow));
+                cases.push(of(head_size, 32, &[1000, 1, 77], form, Decay::Extreme));
+            }
+            cases.push(of(64, 1, &[5000], form, Decay::Slow));
+            cases.push(of(64, 5, &[1; 100], form, Decay::Unit));
+        }
+    }
+    cases
+}
+
+fn case(sizes: Sizes) -> Case {
+    Case::new(sizes.name("wkv6"), move |data| {
+        let [k, v, r] = std::array::from_fn(|_| data.input(F32, sizes.shape()));
+        let tf = data.input(F32, [sizes.head_size, sizes.heads, 1, 1]);
+        let td = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
+        let state_in = sizes.states(data);
+        let (y, state_out) = sizes.results(data);
+        let scratch = sizes.scratch(data, scratch_bytes);
+        let sequences = sizes.sequences(data);
+        let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form };
+        (call.into(), CLOSE)
+    })
+}
+
+/// The cases of a level.
+pub fn cases(level: Level) -> Vec<Case> {
+    let mut cases = of_all(level, case);
+    if level != Level::Bench {
+        // The state lies in a cache with room for more, and is updated in place; there are tokens of no sequence.
+        for form in [Form::Sequential, Form::Chunked] {
+            cases.push(Case::new(format!("wkv6 states in place, spare tokens, {form:?}"), move |data| {
+                let sizes = Sizes { head_size: 32, heads: 2, lengths: &[20, 90], form, decay: Decay::Unit };
+                let sequences = sizes.sequences(data);
+                let shape = [32, 2, 115, 1];
+                let [k, v, r] = std::array::from_fn(|_| data.input(F32, shape));
+                let y = data.input(F32, shape);
+                let tf = data.input(F32, [32, 2, 1, 1]);
+                let td = data.input_with(F32, shape, |random, _| sizes.decay.draw(random));
+                let state = data.strided_input(F32, [32, 32, 2, 2], [32, 32, 3, 4]);
+                let scratch =
+                    (form == Form::Chunked).then(|| data.output(F32, [scratch_bytes(32, 2, 115, 2) / 4, 1, 1, 1]));
+                let (state_in, state_out) = (state, state);
+                (Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form }.into(), CLOSE)
+            }));
+        }
+    }
+    cases
+}

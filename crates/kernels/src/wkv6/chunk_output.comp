@@ -1,0 +1,127 @@
+// wkv6 and gla in chunks, third launch: the results of a chunk from the state before it. With P_t the product of the
+// decays before token t, y_t = (r_t P_t) S + sum over s of A[t][s] v_s; A[t][s], s < t, is the sum over keys of
+// r_t k_s times the decays of the tokens between s and t, A[t][t] holds the bonus (wkv6) or r_t k_t (gla, whose r_t
+// takes the decay of token t along). Both factors of S and v come from one walk of row t from token t back to the
+// first, multiplying by one decay a step: nothing is divided, so decays may be zero or negative.
+// One workgroup per (chunk, head, TILE value columns); LANES threads share a row of A; a thread has 4 x 4 results.
+#version 450
+#include "kiln.glsl"
+#include "recurrence.glsl"
+#include "lanes.glsl"
+
+layout(local_size_x = WG) in;
+
+#define QUADS (S / 4)
+#define TILE_QUADS (TILE / 4)
+#define CHUNK_QUADS (CHUNK / 4)
+#define HELD (QUADS / LANES)
+// Rows of the right operand that are staged at once.
+#define STAGED (CHUNK < S ? CHUNK : S)
+
+// Keys, later the left operand r P.
+shared vec4 k_stage[CHUNK * QUADS];
+// Decays, later the right operand.
+shared vec4 decay_stage[CHUNK * QUADS];
+shared vec4 weights[CHUNK * CHUNK_QUADS];
+
+vec4 sum[4];
+
+void multiply(vec4 left[4], uint from, uint quad) {
+    [[unroll]] for (uint e = 0; e < 4; e++) {
+        vec4 right = decay_stage[(from + e) * TILE_QUADS + quad];
+        [[unroll]] for (uint i = 0; i < 4; i++) sum[i] = fma(vec4(left[i][e]), right, sum[i]);
+    }
+}
+
+void main() {
+    uint group = group_index();
+    uint tile = group % (S / TILE);
+    uint head = group / (S / TILE) % p.heads;
+    uint chunk = group / (S / TILE) / p.heads;
+    if (chunk >= p.chunks) return;
+    uvec2 tokens = chunk_tokens(chunk);
+    uint first = tokens.x, end = tokens.y;
+    if (first >= end) return;
+
+    uint tid = thread_number();
+    for (uint at = tid; at < CHUNK * QUADS; at += WG) {
+        k_stage[at] = load4(p.k, first + at / QUADS, end, head, at % QUADS, 0);
+        decay_stage[at] = load4(p.td, first + at / QUADS, end, head, at % QUADS, 1);
+    }
+    barrier();
+
+    uint t = tid / LANES, lane = tid % LANES;
+    vec4 r[HELD];
+    if (t < CHUNK) {
+        float same = 0;
+        [[unroll]] for (uint n = 0; n < HELD; n++) {
+            uint quad = lane + n * LANES, at = t * QUADS + quad;
+            r[n] = load4(p.r, first + t, end, head, quad, 0);
+#if AFTER_UPDATE
+            same += dot4(r[n], k_stage[at]);
+            r[n] *= decay_stage[at];
+#else
+            same += dot4(r[n] * F32x4(p.tf).v[head * QUADS + quad], k_stage[at]);
+#endif
+        }
+        same = lane_sum(same);
+        if (lane == 0) {
+            weights[t * CHUNK_QUADS + t / 4][t % 4] = same;
+            for (uint s = t + 1; s % 4 != 0; s++) weights[t * CHUNK_QUADS + s / 4][s % 4] = 0;
+        }
+#if SHUFFLE
+        // All rows of a subgroup walk together.
+        uint top = min((tid | (gl_SubgroupSize - 1)) / LANES, CHUNK - 1);
+#else
+        uint top = t;
+#endif
+        for (uint s = top; s-- > 0;) {
+            float weight = 0;
+            if (s < t) {
+                vec4 product = vec4(0);
+                [[unroll]] for (uint n = 0; n < HELD; n++) {
+                    uint at = s * QUADS + lane + n * LANES;
+                    product = fma(r[n], k_stage[at], product);
+                    r[n] *= decay_stage[at];
+                }
+                weight = sum4(product);
+            }
+            weight = lane_sum(weight);
+            if (lane == 0 && s < t) weights[t * CHUNK_QUADS + s / 4][s % 4] = weight;
+        }
+    }
+    barrier();
+    if (t < CHUNK) {
+        [[unroll]] for (uint n = 0; n < HELD; n++) k_stage[t * QUADS + lane + n * LANES] = r[n];
+    }
+
+    uint row = tid / TILE_QUADS * 4, quad = tid % TILE_QUADS;
+    [[unroll]] for (uint i = 0; i < 4; i++) sum[i] = vec4(0);
+    F32x4 state = F32x4(state_of(p.scratch, chunk, p.heads * S * S, head));
+    for (uint from = 0; from < S; from += STAGED) {
+        barrier();
+        for (uint at = tid; at < STAGED * TILE_QUADS; at += WG) {
+            decay_stage[at] = state.v[(from + at / TILE_QUADS) * QUADS + tile * TILE_QUADS + at % TILE_QUADS];
+        }
+        barrier();
+        for (uint k = 0; k < STAGED; k += 4) {
+            vec4 left[4];
+            [[unroll]] for (uint i = 0; i < 4; i++) left[i] = k_stage[(row + i) * QUADS + (from + k) / 4];
+            multiply(left, k, quad);
+        }
+    }
+    barrier();
+    for (uint at = tid; at < CHUNK * TILE_QUADS; at += WG) {
+        decay_stage[at] = load4(p.v, first + at / TILE_QUADS, end, head, tile * TILE_QUADS + at % TILE_QUADS, 0);
+    }
+    barrier();
+    for (uint s = 0; s <= row; s += 4) {
+        vec4 left[4];
+        [[unroll]] for (uint i = 0; i < 4; i++) left[i] = weights[(row + i) * CHUNK_QUADS + s / 4];
+        multiply(left, s, quad);
+    }
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        uint token = first + row + i;
+        if (token < end) F32x4(head_of(p.y, token, head)).v[tile * TILE_QUADS + quad] = sum[i] * p.scale;
+    }
+}
