@@ -61,6 +61,7 @@ operations! {
     group_norm => GroupNorm,
     rope => Rope,
     soft_max => SoftMax,
+    flash_attention => FlashAttention,
     topk_moe => TopkMoe,
     binary => Binary,
     scale => Scale,

@@ -1,0 +1,263 @@
+//! `flash_attention`: attention of queries over a cache of keys and values, without the matrix of scores in memory.
+//! The contract is here; what each path launches is in `plan.rs`, the definition in `reference.rs`.
+
+pub mod cases;
+mod plan;
+mod reference;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps};
+
+use crate::host::HostMemory;
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, require};
+use crate::tensor::Tensor;
+
+const NAME: &str = "flash_attention";
+
+/// One line for the registry.
+pub const SUMMARY: &str = "softmax(scale * Q K^T + mask) V over a cache, with GQA, pages, ALiBi, softcap and sinks";
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mask {
+    /// All of them.
+    None,
+    /// F16 `[keys, tokens or more, m2, m3]`, dense rows, added to the scores: head h of batch b uses `(h % m2, b % m3)`.
+    /// Minus infinity hides a key; its rows of K and V are read all the same and must hold finite numbers.
+    Explicit(Tensor),
+    /// Key j, whose position is j, is seen by the query at position p where `j <= p`, `j < length` and, with a window,
+    /// `p - j < window`. Rows of the cache from `length` on are never read. With ALiBi the score gets `slope * (j - p)`.
+    Causal {
+        /// I32, one for each token of each batch (`[tokens * batch]`): the absolute position of each query.
+        positions: Tensor,
+        /// I32 `[1]`, or one for each sequence: the number of valid keys, read on the device.
+        length: Tensor,
+        /// Number of the last positions a query sees, its own included.
+        window: Option<usize>,
+    },
+}
+
+/// Where the rows of a cache lie that is cut into pages: key j of sequence s is row
+/// `table[j / size, s] * size + j % size` of K and V, which then have batch extent 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pages {
+    /// I32 `[pages of a sequence, sequences]`. Entries of pages past a sequence's length are never read.
+    pub table: Tensor,
+    /// Rows of a page.
+    pub size: usize,
+}
+
+/// Operands of `flash_attention`.
+///
+/// Sequences of different lengths go into one call in two ways. For decode, the batch is the sequence: q
+/// `[head, 1, heads, sequences]`. For ragged prefill, batch is 1 and `sequences` names the sequence of each token.
+/// Either way sequence s has its own entry in `length` and its own column in the page table, or without pages its own
+/// batch of K and V.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// Queries, F32 `[HSK, tokens, heads, batch]`, dense rows.
+    pub q: Tensor,
+    /// Keys `[HSK, rows, kv_heads, kv_batch]`, dense rows; heads and batch are multiples of kv_heads and kv_batch.
+    pub k: Tensor,
+    /// Values `[HSV, rows, kv_heads, kv_batch]`, dense rows; may be a view of `k`.
+    pub v: Tensor,
+    /// Result, F32 `[HSV, heads, tokens, batch]`, dense. A query that sees no key gets zeros.
+    pub out: Tensor,
+    /// Which keys a query sees.
+    pub mask: Mask,
+    /// F32 `[heads]`: one more logit per head, which takes part in maximum and sum but has no value.
+    pub sinks: Option<Tensor>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Steepness of ALiBi; 0 for none. Needs a mask.
+    pub max_bias: f32,
+    /// With c > 0, scores become `c * tanh(score / c)` before the mask is added; 0 for none.
+    pub logit_softcap: f32,
+    /// The page table; needs a causal mask.
+    pub pages: Option<Pages>,
+    /// I32 `[tokens]`: the sequence of each token, for batch 1 and a causal mask; without it the batch is the sequence.
+    pub sequences: Option<Tensor>,
+}
+
+impl Call {
+    /// A call that sees every key, without any extras.
+    pub fn plain(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: f32) -> Call {
+        Call {
+            q,
+            k,
+            v,
+            out,
+            mask: Mask::None,
+            sinks: None,
+            scale,
+            max_bias: 0.0,
+            logit_softcap: 0.0,
+            pages: None,
+            sequences: None,
+        }
+    }
+
+    /// Most keys a query can see.
+    pub fn keys(&self) -> usize {
+        self.pages.map_or(self.k.shape[1], |p| p.table.shape[0] * p.size)
+    }
+
+    /// Number of sequences: of the page table, of K's batch for ragged tokens, else of the batch.
+    fn sequence_count(&self) -> usize {
+        match (self.sequences, self.pages) {
+            (_, Some(pages)) => pages.table.shape[1],
+            (Some(_), None) => self.k.shape[3],
+            (None, None) => self.q.shape[3],
+        }
+    }
+
+    fn check_shapes(&self) -> Result<(), Invalid> {
+        let Call { q, k, v, out, .. } = self;
+        let [hsk, tokens, heads, batch] = q.shape;
+        let [hsv, rows, kv_heads, kv_batch] = v.shape;
+        require(k.shape == [hsk, rows, kv_heads, kv_batch], NAME, || format!("k is {k} for q {q} and v {v}"))?;
+        require(out.shape == [hsv, heads, tokens, batch], NAME, || {
+            format!("out is {out}, want F32[{hsv}, {heads}, {tokens}, {batch}]")
+        })?;
+        require([q, k, v].iter().all(|t| !t.is_empty()), NAME, || format!("empty operands: q {q}, k {k}, v {v}"))?;
+        require(heads % kv_heads == 0, NAME, || format!("{heads} heads are no multiple of {kv_heads} of the cache"))?;
+        require(q.ty == TensorType::F32 && out.ty == TensorType::F32, NAME, || {
+            format!("q is {q}, out {out}: F32 both")
+        })?;
+        require([q, k, v].iter().all(|t| t.has_dense_rows()), NAME, || "rows of q, k and v must be dense".into())?;
+        require(out.is_dense(), NAME, || format!("out {out} must be dense"))?;
+        let sequences = self.sequence_count();
+        match self.pages {
+            Some(_) => require(kv_batch == 1, NAME, || format!("k is {k}: a cache of pages has batch 1"))?,
+            None => require(sequences % kv_batch == 0, NAME, || {
+                format!("{sequences} sequences are no multiple of the cache's {kv_batch}")
+            })?,
+        }
+        if self.sequences.is_none() && self.pages.is_some() {
+            require(sequences == batch, NAME, || format!("{sequences} sequences of pages for a batch of {batch}"))?;
+        }
+        Ok(())
+    }
+
+    fn check_mask(&self) -> Result<(), Invalid> {
+        let [_, tokens, heads, batch] = self.q.shape;
+        let whole = |t: &Tensor, n: usize| t.ty == TensorType::I32 && t.is_dense() && t.len() == n && t.shape[0] == n;
+        match &self.mask {
+            Mask::None => {}
+            Mask::Explicit(m) => {
+                let repeats = m.shape[2] > 0 && heads % m.shape[2] == 0 && m.shape[3] > 0 && batch % m.shape[3] == 0;
+                let fits = m.shape[0] == self.keys() && m.shape[1] >= tokens && repeats && m.has_dense_rows();
+                let whole = m.stride.iter().all(|s| s % 2 == 0);
+                require(fits && whole && m.ty == TensorType::F16, NAME, || {
+                    format!("mask is {m}, want F16[{}, {tokens}, ..] that repeats over {heads}, {batch}", self.keys())
+                })?;
+            }
+            Mask::Causal { positions, length, window } => {
+                let n = tokens * batch;
+                require(whole(positions, n), NAME, || format!("positions are {positions}, want I32[{n}]"))?;
+                let n = self.sequence_count();
+                let fits = whole(length, 1) || whole(length, n);
+                require(fits, NAME, || format!("length is {length}, want I32[1] or I32[{n}]"))?;
+                require(*window != Some(0), NAME, || "a window of 0 positions sees nothing".into())?;
+            }
+        }
+        let causal = matches!(self.mask, Mask::Causal { .. });
+        if let Some(Pages { table, size }) = self.pages {
+            require(causal, NAME, || "pages need a causal mask: their number comes from the length".into())?;
+            require(
+                size > 0 && table.ty == TensorType::I32 && table.is_dense() && table.rows() == table.shape[1],
+                NAME,
+                || format!("pages of {size} rows in {table}, want I32[pages, sequences]"),
+            )?;
+        }
+        if let Some(s) = self.sequences {
+            require(causal && batch == 1 && whole(&s, tokens), NAME, || {
+                format!("sequences are {s}, want I32[{tokens}] with a causal mask and batch 1 (it is {batch})")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Operation for Call {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reads(&self) -> Vec<Tensor> {
+        let mut reads = vec![self.q, self.k, self.v];
+        match self.mask {
+            Mask::None => {}
+            Mask::Explicit(mask) => reads.push(mask),
+            Mask::Causal { positions, length, .. } => reads.extend([positions, length]),
+        }
+        reads.extend([self.sinks, self.sequences, self.pages.map(|p| p.table)].into_iter().flatten());
+        reads
+    }
+
+    fn writes(&self) -> Vec<Tensor> {
+        vec![self.out]
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        self.check_shapes()?;
+        self.check_mask()?;
+        if let Some(s) = self.sinks {
+            let heads = self.q.shape[2];
+            let fits = s.len() == heads && s.ty == TensorType::F32 && s.is_dense();
+            require(fits, NAME, || format!("sinks are {s}, want F32[{heads}]"))?;
+        }
+        let Call { scale, max_bias, logit_softcap, .. } = *self;
+        require(scale.is_finite(), NAME, || format!("scale is {scale}"))?;
+        require(max_bias >= 0.0 && max_bias.is_finite(), NAME, || format!("max_bias is {max_bias}, want 0 or more"))?;
+        require(max_bias == 0.0 || self.mask != Mask::None, NAME, || format!("max_bias {max_bias} without a mask"))?;
+        let fits = logit_softcap >= 0.0 && logit_softcap.is_finite();
+        require(fits, NAME, || format!("logit_softcap is {logit_softcap}, want 0 or more"))
+    }
+
+    fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        plan::pick(self, caps, want)
+    }
+
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        plan::params(self, choice, launch, at)
+    }
+
+    fn reference(&self, memory: &mut HostMemory) {
+        reference::reference(self, memory);
+    }
+
+    /// Counted for a full cache; a causal mask hides half of a prefill, and a decoded token sees all.
+    fn work(&self) -> Work {
+        let [hsk, tokens, heads, batch] = self.q.shape;
+        let [hsv, _, kv_heads, _] = self.v.shape;
+        let keys = self.keys() as f64;
+        let hidden = if matches!(self.mask, Mask::Causal { .. }) { 0.5 * (tokens as f64 - 1.0).min(keys) } else { 0.0 };
+        let pairs = (heads * batch * tokens) as f64 * (keys - hidden);
+        let caches = self.pages.map_or(self.k.shape[3], |p| p.table.shape[1]);
+        let cache = |t: &Tensor| keys * (t.row_bytes() * kv_heads * caches) as f64;
+        let dense = (self.q.len() + self.out.len()) as f64 * 4.0;
+        Work { bytes: dense + cache(&self.k) + cache(&self.v), flops: 2.0 * pairs * (hsk + hsv) as f64 }
+    }
+
+    fn parts(&self) -> Vec<crate::Call> {
+        let [_, tokens, _, batch] = self.q.shape;
+        if batch > 1 {
+            return Vec::new(); // Tokens of one batch alone are not dense in the result.
+        }
+        let part = |n: usize| {
+            let of_token = |t: Tensor| t.narrow(0, n, 1);
+            let mask = match self.mask {
+                Mask::None => Mask::None,
+                Mask::Explicit(m) => Mask::Explicit(m.narrow(1, n, 1)),
+                Mask::Causal { positions, length, window } => {
+                    Mask::Causal { positions: of_token(positions), length, window }
+                }
+            };
+            let sequences = self.sequences.map(of_token);
+            let (q, out) = (self.q.narrow(1, n, 1), self.out.narrow(2, n, 1));
+            crate::Call::from(Call { q, out, mask, sequences, ..*self })
+        };
+        if tokens == 1 { Vec::new() } else { (0..tokens).map(part).collect() }
+    }
+}

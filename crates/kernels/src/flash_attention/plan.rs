@@ -1,0 +1,277 @@
+//! From a call to launches: which path, how many rows and keys a workgroup takes, and the parameter blocks.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps, Shader, SubgroupRequest};
+
+use super::{Call, Mask, NAME};
+use crate::formats;
+use crate::operation::{Choice, Path, Unsupported};
+use crate::tensor::Tensor;
+
+// What depends on the model alone (head sizes, heads, scale, window) is compiled in: a parameter block has 128 bytes.
+// Strides are in bytes.
+kiln_gpu::params! {
+    struct Params {
+        q: Address,
+        k: Address,
+        v: Address,
+        result: Address,
+        sinks: Address,
+        scratch: Address,
+        tokens: u32,
+        keys: u32,
+        splits: u32,
+        q_stride: [u32; 3],
+        k_stride: [u32; 3],
+        v_stride: [u32; 3],
+        positions: Address,
+        lengths: Address,
+        pages: Address,
+        sequences: Address,
+    }
+}
+
+kiln_gpu::params! {
+    struct MaskParams {
+        q: Address,
+        k: Address,
+        v: Address,
+        result: Address,
+        sinks: Address,
+        scratch: Address,
+        tokens: u32,
+        keys: u32,
+        splits: u32,
+        q_stride: [u32; 3],
+        k_stride: [u32; 3],
+        v_stride: [u32; 3],
+        mask: Address,
+        mask_stride: [u32; 3],
+        mask_shape: [u32; 2],
+    }
+}
+
+fn unsupported(reason: String) -> Unsupported {
+    Unsupported { operation: NAME, reason }
+}
+
+/// A float as GLSL reads it back bit for bit.
+fn bits(x: f32) -> String {
+    format!("uintBitsToFloat({:#x}u)", x.to_bits())
+}
+
+/// The shader of a path with everything that all paths share.
+fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shader, Unsupported> {
+    let [hsk, _, heads, batch] = call.q.shape;
+    let [hsv, _, kv_heads, kv_batch] = call.v.shape;
+    let explicit = matches!(call.mask, Mask::Explicit(_));
+    let params = if explicit { MaskParams::glsl() } else { Params::glsl() };
+    let name = format!("{NAME}.{}.{}.{}", call.k.ty, call.v.ty, path.name()).to_lowercase();
+    let (causal, window, lengths) = match call.mask {
+        Mask::Causal { length, window, .. } => (1, window.unwrap_or(0), length.len()),
+        _ => (0, 0, 1),
+    };
+    // Sequences share a cache in runs where there are more of them than caches.
+    let shared_by = if call.pages.is_some() { 1 } else { call.sequence_count() / kv_batch };
+    let shader = Shader::new(name, file, params)
+        .define("HSK", hsk)
+        .define("HSV", hsv)
+        .define("HEADS", heads)
+        .define("RATIO", heads / kv_heads)
+        .define("BATCH", batch)
+        .define("CAUSAL", causal)
+        .define("WINDOW", window)
+        .define("LENGTHS", u32::from(lengths > 1))
+        .define("SHARED_BY", shared_by)
+        .define("MASK", u32::from(explicit))
+        .define("SINKS", u32::from(call.sinks.is_some()))
+        .define("SCALE", bits(call.scale))
+        .define("SOFTCAP", u32::from(call.logit_softcap != 0.0))
+        .define("CAP", bits(call.logit_softcap))
+        .define("ALIBI", u32::from(call.max_bias > 0.0))
+        .define("MAX_BIAS", bits(call.max_bias))
+        .define("SEQUENCES", u32::from(call.sequences.is_some()))
+        .define("PAGE", call.pages.map_or(0, |p| p.size))
+        .define("PAGES", call.pages.map_or(0, |p| p.table.shape[0]));
+    let shader = formats::define(shader, "K", call.k.ty)?;
+    let shader = formats::define(shader, "V", call.v.ty)?;
+    Ok(shader.define("K_HALVES", u32::from(wide_halves(&call.k))).define("V_HALVES", u32::from(wide_halves(&call.v))))
+}
+
+/// Whether rows are of F16 and lie at multiples of 16 bytes, so that a thread may read eight elements at once. Slots
+/// begin at multiples of 256.
+fn wide_halves(t: &Tensor) -> bool {
+    let aligned = |bytes: usize| bytes.is_multiple_of(16);
+    t.ty == TensorType::F16 && aligned(t.offset) && (1..4).all(|d| t.shape[d] == 1 || aligned(t.stride[d]))
+}
+
+fn check_operands(call: &Call) -> Result<(), Unsupported> {
+    for (t, what) in [(&call.k, "k"), (&call.v, "v")] {
+        if !t.shape[0].is_multiple_of(8) {
+            return Err(unsupported(format!("{what} is {t}: head sizes must be multiples of 8")));
+        }
+        formats::readable(NAME, t)?;
+        if !formats::is_aligned(t) {
+            let (offset, stride) = (t.offset, t.stride);
+            return Err(unsupported(format!("{what} is {t}: offset {offset}, strides {stride:?} are not aligned")));
+        }
+    }
+    if !formats::is_aligned(&call.q) || !formats::is_aligned(&call.out) {
+        return Err(unsupported(format!(
+            "rows of q {} and out {} must lie at multiples of 16 bytes",
+            call.q, call.out
+        )));
+    }
+    let mut tensors = vec![call.q, call.k, call.v, call.out];
+    if let Mask::Explicit(mask) = call.mask {
+        tensors.push(mask);
+    }
+    for t in tensors {
+        let strides = (1..4).filter(|&d| t.shape[d] > 1).map(|d| t.stride[d]);
+        if let Some(n) = strides.chain(t.shape).find(|&n| u32::try_from(n).is_err()) {
+            return Err(unsupported(format!("{t} needs the number {n}, beyond 32 bits")));
+        }
+    }
+    Ok(())
+}
+
+/// How a workgroup of the scalar path divides its work.
+#[derive(Clone, Copy, Debug)]
+struct Scalar {
+    /// Threads.
+    threads: usize,
+    /// Query heads it serves.
+    rows: usize,
+    /// Keys of a round.
+    keys: usize,
+    /// Threads that share a key.
+    key_lanes: usize,
+    /// Threads that share a value row.
+    value_lanes: usize,
+    /// Threads that share a row of scores.
+    row_lanes: usize,
+}
+
+impl Scalar {
+    fn new(call: &Call, caps: &Caps) -> Result<Scalar, Unsupported> {
+        let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
+        let ratio = call.q.shape[2] / call.k.shape[2];
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(128) as usize;
+        // Shuffles need subgroups whose lanes are all there, and threads whose numbers follow the lanes.
+        let subgroup = caps.subgroups.size as usize;
+        let shuffles = caps.subgroups.shuffle && caps.subgroups.full && limit.is_multiple_of(subgroup);
+        let lanes = if shuffles { subgroup } else { 1 };
+        let threads = if caps.is_cpu { lanes.max(32) } else { limit };
+        let keys = if caps.is_cpu { 32 } else { 64 };
+        let key_lanes = lanes.min(1 << (hsk / 8).ilog2()).min(16);
+        let value_lanes = (hsv / 8).next_power_of_two().min(threads);
+        let most = 8;
+        for rows in (1..=ratio.div_ceil(ratio.div_ceil(most))).rev() {
+            let row_lanes = lanes.min(1 << (threads / rows).ilog2());
+            let plan = Scalar { threads, rows, keys, key_lanes, value_lanes, row_lanes };
+            if plan.shared_bytes(hsk) <= caps.limits.max_shared_bytes as usize {
+                return Ok(plan);
+            }
+        }
+        Err(unsupported(format!("heads of {hsk} and {hsv} need more than {} bytes", caps.limits.max_shared_bytes)))
+    }
+
+    /// Scores, factors, and in one place queries first and sums of the result later.
+    fn shared_bytes(&self, hsk: usize) -> usize {
+        4 * (self.rows * self.keys + 2 * self.rows + (self.rows * hsk).max(8 * self.threads))
+    }
+
+    fn defines(&self, shader: Shader) -> Shader {
+        let shader = if self.key_lanes > 1 { shader.subgroup(SubgroupRequest::Full) } else { shader };
+        shader
+            .define("WG", self.threads)
+            .define("ROWS", self.rows)
+            .define("BC", self.keys)
+            .define("KEY_LANES", self.key_lanes)
+            .define("VALUE_LANES", self.value_lanes)
+            .define("ROW_LANES", self.row_lanes)
+    }
+}
+
+fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let plan = Scalar::new(call, caps)?;
+    let [_, tokens, heads, batch] = call.q.shape;
+    let kv_heads = call.k.shape[2];
+    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows), batch];
+    let shader = plan.defines(shader(call, Path::Scalar, "flash_attention/scalar.comp")?);
+    Ok(Choice::one(Path::Scalar, shader, within(groups, caps)?))
+}
+
+/// The grid, where the device accepts it.
+fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupported> {
+    let limit = caps.limits.max_workgroup_count;
+    match (0..3).find(|&d| groups[d] > limit[d] as usize) {
+        Some(d) => {
+            Err(unsupported(format!("{} workgroups in dimension {d}, the device takes {}", groups[d], limit[d])))
+        }
+        None => Ok(groups.map(|n| n as u32)),
+    }
+}
+
+pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+    check_operands(call)?;
+    match want {
+        None | Some(Path::Scalar) => scalar(call, caps),
+        Some(other) => Err(unsupported(format!("no {} path", other.name()))),
+    }
+}
+
+pub(super) fn params(call: &Call, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    let narrow = |n: usize| u32::try_from(n).expect("pick refuses numbers past 32 bits");
+    let optional = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+    let strides = formats::row_strides;
+    let (q, k, v, result) = (at(&call.q), at(&call.k), at(&call.v), at(&call.out));
+    let (sinks, scratch) = (optional(call.sinks), Address::default());
+    let (tokens, keys, splits) = (narrow(call.q.shape[1]), narrow(call.keys()), 1);
+    let (q_stride, k_stride, v_stride) = (strides(&call.q), strides(&call.k), strides(&call.v));
+    if let Mask::Explicit(m) = call.mask {
+        let (mask, mask_stride, mask_shape) = (at(&m), strides(&m), [m.extents()[2], m.extents()[3]]);
+        return MaskParams {
+            q,
+            k,
+            v,
+            result,
+            sinks,
+            scratch,
+            tokens,
+            keys,
+            splits,
+            q_stride,
+            k_stride,
+            v_stride,
+            mask,
+            mask_stride,
+            mask_shape,
+        }
+        .bytes();
+    }
+    let (positions, lengths) = match call.mask {
+        Mask::Causal { positions, length, .. } => (at(&positions), at(&length)),
+        _ => Default::default(),
+    };
+    let (pages, sequences) = (optional(call.pages.map(|p| p.table)), optional(call.sequences));
+    Params {
+        q,
+        k,
+        v,
+        result,
+        sinks,
+        scratch,
+        tokens,
+        keys,
+        splits,
+        q_stride,
+        k_stride,
+        v_stride,
+        positions,
+        lengths,
+        pages,
+        sequences,
+    }
+    .bytes()
+}

@@ -1,0 +1,117 @@
+// Which keys a query sees, where their rows lie, and how a score becomes a logit: what every path of flash_attention
+// shares. A logit at or below HIDDEN belongs to a key that is not seen; it starts the running maximum, too, so that
+// differences of maxima are never NaN.
+
+const float HIDDEN = -1.7014117e38;
+
+// Sequence of a token.
+uint sequence_of(uint token, uint batch) {
+#if SEQUENCES
+    return uint(I32(p.sequences).v[token]);
+#else
+    return batch;
+#endif
+}
+
+#if CAUSAL
+int position_of(uint token, uint batch) { return I32(p.positions).v[batch * p.tokens + token]; }
+#endif
+
+// Number of keys that are in the cache.
+uint length_of(uint sequence) {
+#if CAUSAL
+    return min(uint(max(I32(p.lengths).v[LENGTHS * sequence], 0)), p.keys);
+#else
+    return p.keys;
+#endif
+}
+
+// The first key a query sees and the one after the last.
+uvec2 keys_of(uint token, uint batch, uint length) {
+#if CAUSAL
+    int at = position_of(token, batch);
+    uint end = min(uint(max(at + 1, 0)), length);
+#if WINDOW > 0
+    return uvec2(uint(max(at - (WINDOW - 1), 0)), end);
+#else
+    return uvec2(0, end);
+#endif
+#else
+    return uvec2(0, length);
+#endif
+}
+
+// Row of the cache that holds a key.
+uint cache_row(uint sequence, uint key) {
+#if PAGE > 0
+    return uint(I32(p.pages).v[sequence * PAGES + key / PAGE]) * PAGE + key % PAGE;
+#else
+    return key;
+#endif
+}
+
+// First row of a head's cache.
+uvec2 cache_of(uvec2 base, uint stride[3], uint head, uint sequence) {
+    uvec2 at = row_address(base, head, stride[1]);
+#if PAGE > 0
+    return at;
+#else
+    return row_address(at, sequence / SHARED_BY, stride[2]);
+#endif
+}
+
+float slope_of(uint head) {
+#if ALIBI
+    uint n = 1u << findMSB(uint(HEADS));
+    float steps = head < n ? float(head + 1) : float(head - n) + 0.5;
+    return exp2(-MAX_BIAS * steps / float(n));
+#else
+    return 1.0;
+#endif
+}
+
+#if MASK
+uvec2 mask_row(uint token, uint head, uint batch) {
+    uvec2 at = row_address(p.mask, token, p.mask_stride[0]);
+    at = row_address(at, head % p.mask_shape[0], p.mask_stride[1]);
+    return row_address(at, batch % p.mask_shape[1], p.mask_stride[2]);
+}
+#endif
+
+// tanh without the overflow of built-ins that divide sinh by cosh.
+float capped(float score) {
+#if SOFTCAP
+    float x = score / CAP;
+    float e = exp(-2.0 * abs(x));
+    float small = x - x * x * x * (0.33333333 - 0.13333333 * x * x);
+    return CAP * (abs(x) < 0.05 ? small : sign(x) * (1.0 - e) / (1.0 + e));
+#else
+    return score;
+#endif
+}
+
+// exp(logit - top), 0 for hidden keys.
+float weight(float logit, float top) { return logit <= HIDDEN ? 0.0 : exp(logit - top); }
+
+// Eight elements from element e on, a multiple of 8, of a row of K or V.
+#define EIGHT(NAME, LOAD4)                                                     \
+    void NAME(uvec2 row, uint e, out vec4 a, out vec4 b) {                     \
+        a = LOAD4(row, e);                                                     \
+        b = LOAD4(row, e + 4);                                                 \
+    }
+#define EIGHT_HALVES(NAME)                                                     \
+    void NAME(uvec2 row, uint e, out vec4 a, out vec4 b) {                     \
+        uvec4 u = U32x4(row).v[e / 8];                                         \
+        a = vec4(unpackHalf2x16(u.x), unpackHalf2x16(u.y));                    \
+        b = vec4(unpackHalf2x16(u.z), unpackHalf2x16(u.w));                    \
+    }
+#if K_HALVES
+EIGHT_HALVES(load_k8)
+#else
+EIGHT(load_k8, K_LOAD4)
+#endif
+#if V_HALVES
+EIGHT_HALVES(load_v8)
+#else
+EIGHT(load_v8, V_LOAD4)
+#endif
