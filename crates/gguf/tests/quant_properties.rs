@@ -49,40 +49,59 @@ fn relative_error(ty: TensorType, importance: Option<&[f32]>) -> f64 {
 #[test]
 fn the_error_of_a_bell_curve_stays_within_the_format_s_bound() {
     use TensorType::*;
-    // A tenth above what the quantisers reach today.
+    // A fiftieth above what the quantisers reach today; a quantiser that becomes better lowers its bound.
     let bounds = [
         (F32, 0.0),
         (F64, 0.0),
-        (F16, 4.6e-8),
-        (BF16, 3.1e-6),
-        (Q8_0, 3.0e-5),
-        (Q8_1, 3.0e-5),
-        (Q8_K, 4.6e-5),
-        (Q6_K, 3.3e-4),
-        (Q5_K, 1.3e-3),
-        (Q5_1, 1.5e-3),
-        (Q5_0, 1.9e-3),
-        (Q4_K, 5.4e-3),
-        (Q4_1, 6.6e-3),
-        (Q4_0, 7.7e-3),
-        (IQ4_NL, 6.1e-3),
-        (IQ4_XS, 6.1e-3),
-        (NVFP4, 8.0e-3),
-        (MXFP4, 1.3e-2),
-        (Q3_K, 2.3e-2),
-        (Q2_K, 8.2e-2),
-        (Q1_0, 0.39),
-        (Q2_0, 0.55),
-        (TQ1_0, 0.66),
-        (TQ2_0, 0.66),
+        (F16, 4.231e-8),
+        (BF16, 2.830e-6),
+        (Q8_0, 2.739e-5),
+        (Q8_1, 2.739e-5),
+        (Q8_K, 4.223e-5),
+        (Q6_K, 3.062e-4),
+        (Q5_K, 1.208e-3),
+        (Q5_1, 1.375e-3),
+        (Q5_0, 1.775e-3),
+        (Q4_K, 5.007e-3),
+        (Q4_1, 6.094e-3),
+        (Q4_0, 7.136e-3),
+        (IQ4_NL, 5.612e-3),
+        (IQ4_XS, 5.698e-3),
+        (NVFP4, 7.464e-3),
+        (MXFP4, 1.248e-2),
+        (Q3_K, 2.166e-2),
+        (Q2_K, 7.632e-2),
+        (Q1_0, 3.603e-1),
+        (Q2_0, 5.056e-1),
+        (TQ1_0, 6.156e-1),
+        (TQ2_0, 6.156e-1),
     ];
     for ty in writable() {
         let (_, bound) = bounds.iter().find(|(row, _)| *row == ty).unwrap_or_else(|| panic!("{ty} has no bound"));
         let error = relative_error(ty, None);
         assert!(error <= *bound, "{ty}: relative error {error:.3e}, bound {bound:.3e}");
-        assert!(error >= bound * 0.8, "{ty}: the bound {bound:.3e} is loose, the error is {error:.3e}");
+        assert!(error >= bound * 0.96, "{ty}: the bound {bound:.3e} is loose, the error is {error:.3e}");
         let even = relative_error(ty, Some(&[1.0; ROW]));
-        assert!(even <= *bound * 1.1, "{ty}: relative error {even:.3e} with an even importance, bound {bound:.3e}");
+        assert!(even <= *bound * 1.05, "{ty}: relative error {even:.3e} with an even importance, bound {bound:.3e}");
+    }
+}
+
+#[test]
+fn blocks_stand_alone() {
+    let x = bell(11 * 256, 17);
+    for ty in writable() {
+        let bytes = ty.row_bytes(x.len()).unwrap();
+        for importance in [None, Some(bell(x.len(), 19).iter().map(|v| v * v).collect::<Vec<f32>>())] {
+            let mut whole = vec![0; bytes];
+            quantise(ty, &x, x.len(), importance.as_deref(), &mut whole).unwrap();
+            for (i, packed) in whole.chunks_exact(ty.block_bytes()).enumerate() {
+                let range = i * ty.block_len()..(i + 1) * ty.block_len();
+                let importance = importance.as_ref().map(|weights| &weights[range.clone()]);
+                let mut alone = vec![0; ty.block_bytes()];
+                quantise(ty, &x[range.clone()], ty.block_len(), importance, &mut alone).unwrap();
+                assert_eq!(packed, alone, "{ty}: block {i}");
+            }
+        }
     }
 }
 
