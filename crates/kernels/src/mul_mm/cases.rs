@@ -1,0 +1,245 @@
+//! Cases of `mul_mm`: sizes around every tile, every format, odd rows, batches, experts, and what follows the product.
+
+use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
+
+use super::{Call, scratch_bytes};
+use crate::case::{Case, Data, Level, Random, Tolerance};
+use crate::formats::{FORMATS, random_blocks};
+use crate::mul_mat::{Epilogue, Product};
+use crate::tensor::Tensor;
+
+/// The plain path has exact weights and sums in f32 (1e-13 or so); paths with f16 operands round each to 11 bits, which
+/// leaves 2^-24 / 3 for each of both, and sums over k average it.
+const TOLERANCE: Tolerance = Tolerance::Nmse(2e-7);
+
+fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
+    if kiln_gguf::quant::can_quantise(ty) { data.input(ty, shape) } else { random_blocks(data, ty, shape, false) }
+}
+
+fn with_scratch(data: &mut Data, call: Call) -> Call {
+    let bytes = scratch_bytes(&call.product, call.ids.as_ref());
+    Call { scratch: (bytes > 0).then(|| data.output(I32, [bytes / 4, 1, 1, 1])), ..call }
+}
+
+fn product(data: &mut Data, [a, b, d]: [TensorType; 3], [k, m, n]: [usize; 3]) -> Product {
+    let a = weights(data, a, [k, m, 1, 1]);
+    let b = data.input(b, [k, n, 1, 1]);
+    Product { a, b, d: data.output(d, [m, n, 1, 1]) }
+}
+
+fn case(types: [TensorType; 3], [k, m, n]: [usize; 3]) -> Case {
+    let [a, b, d] = types;
+    Case::new(format!("mul_mm {a} x {b} to {d} k={k} m={m} n={n}"), move |data| {
+        let product = product(data, types, [k, m, n]);
+        (with_scratch(data, Call::plain(product)).into(), TOLERANCE)
+    })
+}
+
+/// Which expert a pair goes to: gets the generator, the pair's number and the number of experts.
+type Choose = fn(&mut Random, usize, usize) -> usize;
+
+#[derive(Clone, Copy)]
+struct Experts {
+    ty: TensorType,
+    k: usize,
+    m: usize,
+    experts: usize,
+    used: usize,
+    tokens: usize,
+    shared_b: bool,
+}
+
+fn experts(what: &str, sizes: Experts, choose: Choose) -> Case {
+    let Experts { ty, k, m, experts, used, tokens, shared_b } = sizes;
+    let columns = if shared_b { 1 } else { used };
+    let name = format!("mul_mm {ty} k={k} m={m}, {used} of {experts} experts, {tokens} tokens x {columns}, {what}");
+    Case::new(name, move |data| {
+        let a = weights(data, ty, [k, m, experts, 1]);
+        let b = data.input(F32, [k, columns, tokens, 1]);
+        let d = data.output(F32, [m, used, tokens, 1]);
+        let ids = data.input_with(I32, [used, tokens, 1, 1], |random, i| choose(random, i, experts) as f64);
+        (with_scratch(data, Call { ids: Some(ids), ..Call::plain(Product { a, b, d }) }).into(), TOLERANCE)
+    })
+}
+
+/// The cases of a level.
+pub fn cases(level: Level) -> Vec<Case> {
+    if level == Level::Bench {
+        return bench();
+    }
+    let mut cases = Vec::new();
+    for ty in FORMATS.iter().map(|f| f.ty) {
+        let block = ty.block_len().max(32);
+        cases.push(case([ty, F32, F32], [3 * block, 17, 33]));
+        cases.push(case([ty, F16, F16], [block, 9, 18]));
+        cases.push(unaligned_columns(ty));
+    }
+    // Just below, at and above the tiles of every path.
+    for n in [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129] {
+        cases.push(case([F16, F32, F32], [40, 10, n]));
+    }
+    for m in [1, 7, 8, 9, 31, 33, 63, 64, 65, 127, 128, 129, 257] {
+        cases.push(case([Q8_0, F32, F32], [64, m, 20]));
+    }
+    for k in [1, 2, 3, 4, 15, 16, 17, 31, 33, 65, 77, 193] {
+        cases.push(case([F32, F32, F32], [k, 11, 19]));
+        cases.push(case([F16, F16, F32], [k, 65, 65]));
+        cases.push(case([BF16, BF16, F32], [k, 5, 19]));
+    }
+    cases.push(case([F32, F32, F32], [8, 3, 0]));
+    cases.extend(shapes());
+    cases.extend(extras());
+    cases.extend(expert_cases());
+    if level == Level::Full {
+        cases.extend(full());
+    }
+    cases
+}
+
+/// Columns at odd places, which no vector load can read.
+fn unaligned_columns(ty: TensorType) -> Case {
+    let block = ty.block_len().max(32);
+    Case::new(format!("mul_mm {ty} x unaligned columns"), move |data| {
+        let product = product(data, [ty, F32, F32], [block, 67, 20]);
+        let b = data.input(F32, [block + 3, 20, 1, 1]).narrow(0, 1, block);
+        (with_scratch(data, Call::plain(Product { b, ..product })).into(), TOLERANCE)
+    })
+}
+
+fn shapes() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (a_batch, b_batch) in [([1, 1], [3, 2]), ([2, 1], [4, 1]), ([2, 3], [4, 6])] {
+        cases.push(Case::new(format!("mul_mm batches {a_batch:?} {b_batch:?}"), move |data| {
+            let a = data.input(F16, [36, 9, a_batch[0], a_batch[1]]);
+            let b = data.input(F32, [36, 18, b_batch[0], b_batch[1]]);
+            let d = data.output(F32, [9, 18, b_batch[0], b_batch[1]]);
+            (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
+        }));
+    }
+    cases.push(Case::new("mul_mm strided rows of everything", |data| {
+        let a = data.strided_input(F16, [64, 9, 2, 1], [72, 10, 2, 1]);
+        let b = data.strided_input(F32, [64, 18, 2, 1], [80, 19, 2, 1]);
+        let d = data.strided_output(F32, [9, 18, 2, 1], [11, 20, 2, 1]);
+        (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm permuted columns", |data| {
+        // As the heads of an attention lie: columns are further apart than batches.
+        let a = data.input(F16, [32, 4, 20, 1]).permute([0, 2, 1, 3]);
+        let b = data.input(F32, [32, 8, 18, 1]).permute([0, 2, 1, 3]);
+        let d = data.output(F32, [20, 8, 18, 1]).permute([0, 2, 1, 3]);
+        (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm NaN beside every operand", |data| {
+        // Rows end inside a tile, and what follows them is NaN: 0 * NaN must not reach a result.
+        let (nan, k) = (f64::NAN, 20);
+        let a =
+            data.input_with(F16, [k + 4, 70, 1, 1], move |r, i| if i % 24 < 20 { r.uniform(-1.0, 1.0) } else { nan });
+        let b =
+            data.input_with(F32, [k + 4, 70, 1, 1], move |r, i| if i % 24 < 20 { r.uniform(-1.0, 1.0) } else { nan });
+        let (a, b) = (a.narrow(0, 0, k).narrow(1, 0, 66), b.narrow(0, 0, k).narrow(1, 0, 67));
+        let d = data.output(F32, [66, 67, 1, 1]);
+        (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm columns beyond the range of F16", |data| {
+        let a = data.input(Q8_0, [64, 20, 1, 1]);
+        // Columns from 1e-9 to 1e9: each must keep its own precision.
+        let b = data
+            .input_with(F32, [64, 19, 1, 1], |random, i| random.uniform(-1.0, 1.0) * 10f64.powi((i / 64) as i32 - 9));
+        let d = data.output(F32, [20, 19, 1, 1]);
+        (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
+    }));
+    cases
+}
+
+fn extras() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for d in [F32, F16] {
+        cases.push(Case::new(format!("mul_mm scale and bias to {d}"), move |data| {
+            let product = product(data, [Q8_0, F32, d], [64, 19, 23]);
+            let bias = Some(data.input(F32, [19, 1, 1, 1]));
+            let epilogue = Epilogue { scale: 0.25, bias, residual: None };
+            (with_scratch(data, Call { epilogue, ..Call::plain(product) }).into(), TOLERANCE)
+        }));
+    }
+    cases.push(Case::new("mul_mm bias and residual in place", |data| {
+        let product = product(data, [Q4_K, F32, F32], [256, 67, 65]);
+        let (d, bias) = (data.input(F32, [67, 65, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
+        let epilogue = Epilogue { residual: Some(d), bias, ..Epilogue::default() };
+        (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
+    }));
+    cases
+}
+
+fn expert_cases() -> Vec<Case> {
+    let sizes = Experts { ty: Q4_0, k: 64, m: 20, experts: 8, used: 2, tokens: 33, shared_b: false };
+    let any: Choose = |random, _, experts| random.below(experts);
+    let mut cases = vec![
+        experts("any", sizes, any),
+        experts("any", Experts { shared_b: true, ..sizes }, any),
+        experts("all to one", Experts { shared_b: true, ..sizes }, |_, _, _| 5),
+        experts("the last alone", sizes, |_, i, experts| if i == 0 { experts - 1 } else { 0 }),
+        experts("repeats within a token", Experts { used: 4, tokens: 9, ..sizes }, |_, i, experts| i / 4 % experts),
+        experts("one token", Experts { tokens: 1, used: 4, ..sizes }, any),
+        experts("one expert", Experts { experts: 1, used: 1, k: 1, ty: F32, ..sizes }, any),
+        experts("any", Experts { ty: F16, k: 17, m: 70, experts: 4, used: 3, tokens: 50, shared_b: true }, any),
+        experts("any", Experts { experts: 300, used: 3, k: 32, m: 9, ..sizes }, any),
+    ];
+    // The first expert gets just below, at and just above a tile of columns.
+    for rows in [15, 16, 17, 31, 32, 33, 63, 64, 65] {
+        let sizes = Experts { ty: Q8_0, k: 32, m: 9, experts: 3, used: 1, tokens: rows + 2, shared_b: true };
+        cases.push(experts("two to others", sizes, |_, i, _| if i < 2 { i + 1 } else { 0 }));
+    }
+    cases.push(Case::new("mul_mm experts with bias, residual, strided ids and columns", |data| {
+        let (k, m, n_experts, used, tokens) = (64, 19, 5, 2, 21);
+        let a = data.input(Q8_0, [k, m, n_experts, 1]);
+        let b = data.strided_input(F32, [k, used, tokens, 1], [k + 4, used + 1, tokens, 1]);
+        let d = data.strided_output(F32, [m, used, tokens, 1], [m + 1, used, tokens, 1]);
+        let bias = Some(data.input(F32, [m, n_experts, 1, 1]));
+        let residual = Some(data.input(F32, [m, used, tokens, 1]));
+        let ids = data.input_with(I32, [used + 3, tokens, 1, 1], move |random, _| random.below(n_experts) as f64);
+        let epilogue = Epilogue { scale: 0.5, bias, residual };
+        let call = Call { epilogue, ids: Some(ids.narrow(0, 0, used)), ..Call::plain(Product { a, b, d }) };
+        (with_scratch(data, call).into(), TOLERANCE)
+    }));
+    cases
+}
+
+fn full() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
+        for [k, m, n] in [[2880, 2880, 32], [576, 576, 512], [5120, 6, 4096], [8192, 1, 2048], [1024, 1057, 257]] {
+            if k % ty.block_len() == 0 {
+                cases.push(case([ty, F32, F32], [k, m, n]));
+            }
+        }
+    }
+    for k in [128, 129, 1056, 1057] {
+        for m in [83, 1056, 1057] {
+            cases.push(case([F16, F32, F32], [k, m, 200]));
+        }
+    }
+    let any: Choose = |random, _, experts| random.below(experts);
+    let sizes = Experts { ty: Q4_K, k: 2048, m: 768, experts: 128, used: 8, tokens: 512, shared_b: true };
+    cases.push(experts("any", sizes, any));
+    let sizes = Experts { ty: Q4_0, k: 2880, m: 2880, experts: 32, used: 2, tokens: 32, shared_b: false };
+    cases.push(experts("any", sizes, any));
+    let many = Experts { ty: F16, k: 16, m: 8, experts: 16, used: 1, tokens: 70_000, shared_b: true };
+    cases.push(experts("any", many, any));
+    cases
+}
+
+fn bench() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in [F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
+        for n in [32, 128, 512, 2048] {
+            cases.push(case([ty, F32, F32], [4096, 4096, n]));
+        }
+        cases.push(case([ty, F32, F32], [4096, 14336, 2048]));
+    }
+    cases.extend(FORMATS.iter().map(|f| case([f.ty, F32, F32], [14336, 4096, 512])));
+    for ty in [F16, Q4_0, Q4_K, Q8_0] {
+        let sizes = Experts { ty, k: 2048, m: 768, experts: 128, used: 8, tokens: 2048, shared_b: true };
+        cases.push(experts("any", sizes, |random, _, experts| random.below(experts)));
+    }
+    cases
+}

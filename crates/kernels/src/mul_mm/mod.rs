@@ -1,0 +1,316 @@
+//! `mul_mm`: a matrix of any format times many columns, and the same with a matrix for each expert. The prompt kernel:
+//! bound by arithmetic, so its paths differ in which units of the device multiply.
+
+pub mod cases;
+mod pick;
+mod reference;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps};
+
+use crate::formats::row_strides;
+use crate::host::HostMemory;
+use crate::mul_mat::{Epilogue, Product};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, require};
+use crate::tensor::Tensor;
+
+const NAME: &str = "mul_mm";
+
+/// One line for the registry.
+pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, or with an expert for each";
+
+/// Operands of `mul_mm`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// The product. Without `ids`: `a [K, M, A2, A3]`, `b [K, N, B2, B3]`, `d [M, N, B2, B3]`. With `ids`:
+    /// `a [K, M, experts]`, `b [K, used or 1, tokens]`, `d [M, used, tokens]`. `b` is F32, F16 or BF16; `d` is F32 or F16.
+    pub product: Product,
+    /// What follows it. With `ids` the bias is `[M, experts]`.
+    pub epilogue: Epilogue,
+    /// I32 `[used, tokens]`, dense rows: the expert of each column; d\[:, slot, token\] = a\[ids\[slot, token\]\] * b.
+    pub ids: Option<Tensor>,
+    /// Memory between launches, I32, dense, of [`scratch_bytes`]. Needed with `ids`; without it the fastest paths stay
+    /// closed.
+    pub scratch: Option<Tensor>,
+}
+
+impl Call {
+    /// The product alone.
+    pub fn plain(product: Product) -> Call {
+        Call { product, epilogue: Epilogue::default(), ids: None, scratch: None }
+    }
+}
+
+/// Fewest columns of a tile of any path: bounds the list of tiles.
+const LEAST_TILE_N: usize = 16;
+
+/// Words of the list of tiles of so many (token, slot) pairs: their number, then three words each.
+fn tile_words(pairs: usize, experts: usize) -> usize {
+    (1 + 3 * pairs.min(pairs / LEAST_TILE_N + experts)).next_multiple_of(4)
+}
+
+/// Bytes of scratch memory that let every path run.
+pub fn scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
+    ids.map_or(0, |ids| 4 * (tile_words(ids.len(), product.a.shape[2]) + ids.len()))
+}
+
+kiln_gpu::params! {
+    struct Params {
+        a: Address,
+        b: Address,
+        d: Address,
+        bias: Address,
+        residual: Address,
+        a_stride: [u32; 3],
+        b_stride: [u32; 3],
+        d_stride: [u32; 3],
+        residual_stride: [u32; 3],
+        batches: [u32; 2],
+        share: [u32; 2],
+        k: u32,
+        m: u32,
+        n: u32,
+        scale: f32,
+    }
+}
+
+kiln_gpu::params! {
+    struct ListParams {
+        ids: Address,
+        tiles: Address,
+        pairs: Address,
+        ids_stride: u32,
+        used: u32,
+        pairs_in_all: u32,
+    }
+}
+
+kiln_gpu::params! {
+    struct ExpertParams {
+        a: Address,
+        b: Address,
+        d: Address,
+        bias: Address,
+        residual: Address,
+        tiles: Address,
+        pairs: Address,
+        a_stride: [u32; 2],
+        b_stride: [u32; 2],
+        d_stride: [u32; 2],
+        residual_stride: [u32; 2],
+        k: u32,
+        m: u32,
+        used: u32,
+        b_slots: u32,
+        scale: f32,
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("`pick` should have refused larger numbers")
+}
+
+impl Call {
+    fn check_experts(&self, ids: &Tensor) -> Result<(), Invalid> {
+        let Product { a, b, d } = &self.product;
+        let [used, tokens, i2, i3] = ids.shape;
+        let fits = ids.ty == TensorType::I32 && i2 * i3 == 1 && ids.has_dense_rows() && ids.stride[1].is_multiple_of(4);
+        require(fits, NAME, || format!("ids are {ids}, want dense rows of I32[used, tokens]"))?;
+        require(a.shape[0] == b.shape[0] && a.shape[3] == 1, NAME, || format!("a is {a} but b is {b}"))?;
+        let slots = b.shape[1];
+        let fits = (slots == used || slots == 1) && b.shape[2..] == [tokens, 1];
+        require(fits, NAME, || format!("b is {b}, want [{}, {used} or 1, {tokens}]", a.shape[0]))?;
+        let want = [a.shape[1], used, tokens, 1];
+        require(d.shape == want, NAME, || format!("d is {d}, want {want:?}"))?;
+        let dense = [a, b, d].iter().all(|t| t.has_dense_rows());
+        require(dense, NAME, || "rows must be dense".into())?;
+        if let Some(bias) = self.epilogue.bias {
+            let want = [a.shape[1], a.shape[2], 1, 1];
+            let fits = bias.ty == TensorType::F32 && bias.is_dense() && bias.shape == want;
+            require(fits, NAME, || format!("bias is {bias}, want F32{want:?}"))?;
+        }
+        if let Some(residual) = self.epilogue.residual {
+            let fits = residual.ty == TensorType::F32 && residual.has_dense_rows() && residual.shape == d.shape;
+            require(fits, NAME, || format!("residual is {residual}, want the extents of {d}"))?;
+        }
+        let has = self.scratch.map_or(0, |s| s.span().1);
+        let bytes = 4 * (tile_words(ids.len(), a.shape[2]) + ids.len());
+        require(has >= bytes, NAME, || format!("{has} bytes of scratch memory, want {bytes}"))
+    }
+
+    /// The part of the scratch memory that holds the list of tiles, and the one that holds the sorted pairs.
+    fn lists(&self, ids: &Tensor, at: &dyn Fn(&Tensor) -> Address) -> [Address; 2] {
+        let first = self.scratch.as_ref().map_or(Address::default(), at);
+        [first, first.offset(4 * tile_words(ids.len(), self.product.a.shape[2]) as u64)]
+    }
+
+    fn list_params(&self, ids: &Tensor, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let [tiles, pairs] = self.lists(ids, at);
+        ListParams {
+            ids: at(ids),
+            tiles,
+            pairs,
+            ids_stride: row_strides(ids)[0],
+            used: count(ids.shape[0]),
+            pairs_in_all: count(ids.len()),
+        }
+        .bytes()
+    }
+
+    fn expert_params(&self, ids: &Tensor, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let Product { a, b, d } = self.product;
+        let Epilogue { bias, residual, scale } = self.epilogue;
+        let [tiles, pairs] = self.lists(ids, at);
+        let strides = |t: &Tensor| [row_strides(t)[0], row_strides(t)[1]];
+        ExpertParams {
+            a: at(&a),
+            b: at(&b),
+            d: at(&d),
+            bias: bias.as_ref().map_or(Address::default(), at),
+            residual: residual.as_ref().map_or(Address::default(), at),
+            tiles,
+            pairs,
+            a_stride: strides(&a),
+            b_stride: strides(&b),
+            d_stride: strides(&d),
+            residual_stride: residual.as_ref().map_or([0; 2], strides),
+            k: count(a.shape[0]),
+            m: count(a.shape[1]),
+            used: count(ids.shape[0]),
+            b_slots: count(b.shape[1]),
+            scale,
+        }
+        .bytes()
+    }
+
+    fn plain_params(&self, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let Product { a, b, d } = self.product;
+        let Epilogue { bias, residual, scale } = self.epilogue;
+        Params {
+            a: at(&a),
+            b: at(&b),
+            d: at(&d),
+            bias: bias.as_ref().map_or(Address::default(), at),
+            residual: residual.as_ref().map_or(Address::default(), at),
+            a_stride: row_strides(&a),
+            b_stride: row_strides(&b),
+            d_stride: row_strides(&d),
+            residual_stride: residual.as_ref().map_or([0; 3], row_strides),
+            batches: [count(b.shape[2]), count(b.shape[3])],
+            share: [count(b.shape[2] / a.shape[2]), count(b.shape[3] / a.shape[3])],
+            k: count(a.shape[0]),
+            m: count(a.shape[1]),
+            n: count(b.shape[1]),
+            scale,
+        }
+        .bytes()
+    }
+}
+
+impl Operation for Call {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reads(&self) -> Vec<Tensor> {
+        self.product.reads(&self.epilogue).into_iter().chain(self.ids).collect()
+    }
+
+    fn writes(&self) -> Vec<Tensor> {
+        vec![self.product.d]
+    }
+
+    fn scratch(&self) -> Vec<Tensor> {
+        self.scratch.into_iter().collect()
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        let Product { b, d, .. } = &self.product;
+        let floats = matches!(b.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+        require(floats, NAME, || format!("b is {b}, not of floats (F32, F16, BF16)"))?;
+        require(matches!(d.ty, TensorType::F32 | TensorType::F16), NAME, || format!("d is {d}, not F32 or F16"))?;
+        if let Some(s) = self.scratch {
+            let fits = s.is_dense() && s.offset.is_multiple_of(16);
+            require(fits, NAME, || "scratch memory must be dense and at a multiple of 16".into())?;
+        }
+        match &self.ids {
+            Some(ids) => self.check_experts(ids),
+            None => self.product.check(NAME, &self.epilogue),
+        }
+    }
+
+    fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        pick::pick(self, caps, want)
+    }
+
+    fn params(&self, _: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        match (&self.ids, launch) {
+            (None, _) => self.plain_params(at),
+            (Some(ids), 0) => self.list_params(ids, at),
+            (Some(ids), _) => self.expert_params(ids, at),
+        }
+    }
+
+    fn reference(&self, memory: &mut HostMemory) {
+        reference::reference(self, memory);
+    }
+
+    fn work(&self) -> Work {
+        match self.ids {
+            None => self.product.work(),
+            Some(_) => {
+                let Product { a, b, d } = &self.product;
+                let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
+                // Experts that nobody chose are not read.
+                let read = bytes(a) * (d.rows() as f64 / a.shape[2] as f64).min(1.0);
+                Work { bytes: read + bytes(b) + bytes(d), flops: 2.0 * a.shape[0] as f64 * d.len() as f64 }
+            }
+        }
+    }
+
+    fn parts(&self) -> Vec<crate::Call> {
+        // Columns (tokens) in a few runs of different lengths: a column's bits depend on nothing beside it.
+        let dim = if self.ids.is_some() { 2 } else { 1 };
+        let n = self.product.d.shape[dim];
+        let mut parts = Vec::new();
+        let mut start = 0;
+        while start < n {
+            let len = (parts.len() * 7 + 1).min(n - start);
+            let cut = |t: Tensor| t.narrow(dim, start, len);
+            let product = Product { a: self.product.a, b: cut(self.product.b), d: cut(self.product.d) };
+            let epilogue = Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue };
+            let ids = self.ids.map(|t| t.narrow(1, start, len));
+            parts.push(Call { product, epilogue, ids, scratch: self.scratch }.into());
+            start += len;
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Slot;
+
+    #[test]
+    fn parameters_fit_every_device() {
+        assert!(Params::glsl().len() > 100);
+        let t = |ty, shape| Tensor::dense(Slot(0), ty, shape);
+        let product = Product {
+            a: t(TensorType::F32, [4, 5, 6, 1]),
+            b: t(TensorType::F32, [4, 2, 7, 1]),
+            d: t(TensorType::F32, [5, 2, 7, 1]),
+        };
+        let ids = t(TensorType::I32, [2, 7, 1, 1]);
+        let words = scratch_bytes(&product, Some(&ids)) / 4;
+        let scratch = Some(t(TensorType::I32, [words, 1, 1, 1]));
+        let call = Call { ids: Some(ids), scratch, ..Call::plain(product) };
+        assert_eq!(call.check(), Ok(()));
+        let choice = call.pick(&Caps::least(), None).unwrap();
+        for launch in 0..choice.launches.len() {
+            assert!(call.params(&choice, launch, &|_| Address(0)).len() <= 128);
+        }
+        assert!(Call { scratch: None, ..call }.check().is_err());
+        assert!(call.plain_params(&|_| Address(0)).len() <= 128);
+    }
+}

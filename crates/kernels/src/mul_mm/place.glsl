@@ -1,0 +1,75 @@
+// Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
+// that run side by side share columns. With EXPERTS, tiles come from the list that experts.comp made: each belongs to
+// one expert, and its columns are the (token, slot) pairs that chose it.
+uint first_m, first_n, end_n;
+uvec2 tile_a, tile_b, tile_d, tile_bias, tile_residual;
+
+uvec2 batch_start(uvec2 base, uint i2, uint i3, uint stride[3]) {
+    return row_address(row_address(base, i2, stride[1]), i3, stride[2]);
+}
+
+// False where the grid has more workgroups than there are tiles.
+bool find_tile() {
+    if (p.m == 0) return false;
+    uint tiles_m = (p.m + TILE_M - 1) / TILE_M;
+    uint tile = group_index();
+    first_m = tile % tiles_m * TILE_M;
+    tile /= tiles_m;
+#if EXPERTS
+    // The list: number of tiles, then expert, first pair and end of pairs of each.
+    if (tile >= U32(p.tiles).v[0]) return false;
+    first_n = U32(p.tiles).v[3 * tile + 2];
+    end_n = U32(p.tiles).v[3 * tile + 3];
+    uint expert = U32(p.tiles).v[3 * tile + 1];
+    tile_a = row_address(p.a, expert, p.a_stride[1]);
+    tile_bias = row_address(p.bias, expert, 4 * p.m);
+#else
+    if (p.n == 0) return false;
+    uint tiles_n = (p.n + TILE_N - 1) / TILE_N;
+    first_n = tile % tiles_n * TILE_N;
+    end_n = p.n;
+    tile /= tiles_n;
+    uint i2 = tile % p.batches[0], i3 = tile / p.batches[0];
+    if (i3 >= p.batches[1]) return false;
+    tile_a = batch_start(p.a, i2 / p.share[0], i3 / p.share[1], p.a_stride);
+    tile_b = batch_start(p.b, i2, i3, p.b_stride);
+    tile_d = batch_start(p.d, i2, i3, p.d_stride);
+    tile_bias = p.bias;
+#if RESIDUAL
+    tile_residual = batch_start(p.residual, i2, i3, p.residual_stride);
+#endif
+#endif
+    return true;
+}
+
+// Rows and columns past the end are the last ones again: they are computed and not stored, so that nothing outside of
+// the operands is read.
+uvec2 row_of_a(uint m) { return row_address(tile_a, min(m, p.m - 1), p.a_stride[0]); }
+
+#if EXPERTS
+uvec2 column_of(uvec2 base, uint pair, uint slots, uint stride[2]) {
+    uint token = pair / p.used;
+    uint slot = pair - token * p.used;
+    return row_address(row_address(base, slots == 1 ? 0 : slot, stride[0]), token, stride[1]);
+}
+uint pair_at(uint n) { return U32(p.pairs).v[min(n, end_n - 1)]; }
+uvec2 column_of_b(uint n) { return column_of(p.b, pair_at(n), p.b_slots, p.b_stride); }
+uvec2 column_of_d(uint n) { return column_of(p.d, pair_at(n), p.used, p.d_stride); }
+uvec2 column_of_residual(uint n) { return column_of(p.residual, pair_at(n), p.used, p.residual_stride); }
+#else
+uvec2 column_of_b(uint n) { return row_address(tile_b, min(n, end_n - 1), p.b_stride[0]); }
+uvec2 column_of_d(uint n) { return row_address(tile_d, min(n, end_n - 1), p.d_stride[0]); }
+uvec2 column_of_residual(uint n) { return row_address(tile_residual, min(n, end_n - 1), p.residual_stride[0]); }
+#endif
+
+// What follows the product; m and n lie inside.
+float finish(float sum, uint m, uint n) {
+    sum *= p.scale;
+#if BIAS
+    sum += F32(tile_bias).v[m];
+#endif
+#if RESIDUAL
+    sum += F32(column_of_residual(n)).v[m];
+#endif
+    return sum;
+}

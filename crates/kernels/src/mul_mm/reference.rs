@@ -1,0 +1,27 @@
+//! The definition of `mul_mm`: the shared one of matrix products, and for experts the same for each chosen one.
+
+use super::Call;
+use crate::host::HostMemory;
+use crate::mul_mat::{Epilogue, Product};
+
+/// See [`Product::reference`]; with experts, every (slot, token) is a product of one column with its expert's weights.
+pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
+    let Call { product, epilogue, ids, .. } = call;
+    let Some(ids) = ids else { return product.reference(epilogue, memory) };
+    let Product { a, b, d } = *product;
+    let [used, tokens, ..] = ids.shape;
+    let chosen = memory.read(ids);
+    for token in 0..tokens {
+        for slot in 0..used {
+            let expert = chosen[token * used + slot] as usize;
+            let column = |t: crate::tensor::Tensor, slot| t.narrow(2, token, 1).narrow(1, slot, 1);
+            let part = Product { a: a.narrow(2, expert, 1), b: column(b, slot % b.shape[1]), d: column(d, slot) };
+            let epilogue = Epilogue {
+                bias: epilogue.bias.map(|t| t.narrow(1, expert, 1)),
+                residual: epilogue.residual.map(|t| column(t, slot)),
+                ..*epilogue
+            };
+            part.reference(&epilogue, memory);
+        }
+    }
+}
