@@ -48,11 +48,34 @@ pub const FORMATS: &[Format] = formats! {
     F32 "f32" 0 false 16 0;
     F16 "f16" 0 false 8 0;
     BF16 "bf16" 0 false 8 0;
+    I32 "i32" 0 false 16 0;
+    Q1_0 "q1_0" 32 false 2 0;
+    Q2_0 "q2_0" 32 false 2 0;
     Q4_0 "q4_0" 32 false 2 0;
     Q4_1 "q4_1" 32 true 4 0;
+    Q5_0 "q5_0" 32 false 2 0;
+    Q5_1 "q5_1" 32 true 4 0;
     Q8_0 "q8_0" 32 false 2 0;
+    Q8_1 "q8_1" 32 false 4 0;
+    Q2_K "q2_k" 16 true 4 0;
+    Q3_K "q3_k" 16 false 2 0;
     Q4_K "q4_k" 32 true 16 0;
+    Q5_K "q5_k" 32 true 16 0;
     Q6_K "q6_k" 16 false 2 0;
+    Q8_K "q8_k" 32 false 4 0;
+    IQ1_S "iq1_s" 32 false 2 4096;
+    IQ1_M "iq1_m" 16 false 8 4096;
+    IQ2_XXS "iq2_xxs" 32 false 2 512;
+    IQ2_XS "iq2_xs" 16 false 2 1024;
+    IQ2_S "iq2_s" 16 false 2 2048;
+    IQ3_XXS "iq3_xxs" 32 false 2 1024;
+    IQ3_S "iq3_s" 32 false 2 2048;
+    IQ4_NL "iq4_nl" 32 false 2 1024;
+    IQ4_XS "iq4_xs" 32 false 8 1024;
+    TQ1_0 "tq1_0" 32 false 2 0;
+    TQ2_0 "tq2_0" 32 false 2 0;
+    MXFP4 "mxfp4" 32 false 1 0;
+    NVFP4 "nvfp4" 16 false 4 0;
 };
 
 /// The format of a type, if shaders can read it.
@@ -186,4 +209,48 @@ pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], 
     }
     data.memory.bytes_mut(tensor.slot).copy_from_slice(&bytes);
     tensor
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SOURCES;
+    use kiln_gguf::quant::codebook;
+
+    /// The words of the constant array of a file.
+    fn words(file: &str) -> Vec<u32> {
+        let (_, text) = SOURCES.iter().find(|(name, _)| *name == file).unwrap();
+        let list = text.split("](\n").nth(1).unwrap().split(");").next().unwrap();
+        let word = |w: &str| u32::from_str_radix(w.trim().trim_start_matches("0x").trim_end_matches('u'), 16).unwrap();
+        list.split(',').map(word).collect()
+    }
+
+    /// Entry by entry: eight two-bit indices into `values`, two entries a word.
+    fn packed(file: &str, values: [i8; 3]) -> Vec<[i8; 8]> {
+        let halves = words(file).into_iter().flat_map(|w| [w & 0xffff, w >> 16]).collect::<Vec<_>>();
+        halves.iter().map(|h| std::array::from_fn(|j| values[(h >> (2 * j) & 3) as usize])).collect()
+    }
+
+    fn bytes(file: &str) -> Vec<[i8; 4]> {
+        words(file).into_iter().map(|w| w.to_le_bytes().map(|b| b as i8)).collect()
+    }
+
+    #[test]
+    fn grids_of_shaders_are_those_of_the_host() {
+        assert_eq!(packed("formats/iq1_grid.glsl", [-1, 0, 1]), codebook::iq1());
+        assert_eq!(packed("formats/iq2_xxs_grid.glsl", [8, 25, 43]), codebook::iq2_xxs());
+        assert_eq!(packed("formats/iq2_xs_grid.glsl", [8, 25, 43]), codebook::iq2_xs());
+        assert_eq!(packed("formats/iq2_s_grid.glsl", [8, 25, 43]), codebook::iq2_s());
+        assert_eq!(bytes("formats/iq3_xxs_grid.glsl"), codebook::iq3_xxs());
+        assert_eq!(bytes("formats/iq3_s_grid.glsl"), codebook::iq3_s());
+    }
+
+    #[test]
+    fn every_block_type_has_its_file_and_alignment() {
+        for ty in TensorType::ALL.iter().filter(|ty| ty.block_len() > 1) {
+            let format = format(*ty).unwrap_or_else(|| panic!("{ty} has no format"));
+            assert!(SOURCES.iter().any(|(name, _)| *name == format.file), "{}", format.file);
+            assert!(ty.block_bytes().is_multiple_of(format.align), "{ty}: neighbouring blocks are not aligned alike");
+        }
+    }
 }

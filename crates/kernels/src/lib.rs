@@ -6,13 +6,16 @@ mod elementwise;
 pub mod formats;
 pub mod harness;
 pub mod host;
+pub mod mul_mat;
 mod linear_recurrence;
 pub mod operation;
+pub mod probe;
 pub mod recurrence;
 pub mod row_norm;
 pub mod rows;
 pub mod record;
 pub mod tensor;
+pub mod timing;
 
 /// Every operation is one line here: its folder and the name of its variant in [`Call`].
 macro_rules! operations {
@@ -69,13 +72,16 @@ operations! {
     glu => Glu,
     copy => Copy,
     dequantise => Dequantise,
+    get_rows => GetRows,
     concat => Concat,
     sum_rows => SumRows,
     argmax => Argmax,
     argsort => Argsort,
     top_k => TopK,
-    gla => Gla,
     wkv6 => Wkv6,
+    gla => Gla,
+    mul_mat_vec => MulMatVec,
+    mul_mm => MulMm,
 }
 
 /// Every GLSL file of this crate: path as shaders name it, and text.

@@ -10,6 +10,9 @@
 // and F_GROUP (elements of a scale), F_BLOCK (elements of a block), F_BLOCK_BYTES. Plain floats have load, load4, init.
 // Kernels declare their local size before they include formats: `init` asks for it.
 
+// Threads of a workgroup.
+#define THREADS (gl_WorkGroupSize.x * gl_WorkGroupSize.y * gl_WorkGroupSize.z)
+
 // The 32 bits that begin at 16-bit word i.
 uint two_halves(uvec2 b, uint i) { return uint(U16(b).v[i]) | uint(U16(b).v[i + 1]) << 16; }
 uint half_word(uvec2 b, uint i) { return uint(U16(b).v[i]); }

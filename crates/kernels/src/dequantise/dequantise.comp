@@ -1,5 +1,5 @@
 // dequantise: dst = the values of src. src: any format, rows of whole blocks; dst: F32 or F16, dense rows.
-// Each thread takes UNIT neighbouring elements of a row: 32 through the wide form of block formats, else 1.
+// Each thread takes UNIT neighbouring elements of a row: 32, 4 or 1.
 #version 450
 #include "kiln.glsl"
 
@@ -16,9 +16,5 @@ void main() {
     uvec4 at = unravel(row, uint[4](p.shape[0], p.shape[1], p.shape[2], 1));
     uvec2 src = row_of(p.src, at.xyz, p.src_stride);
     uvec2 dst = row_of(p.dst, at.xyz, p.dst_stride);
-#if UNIT == 32
-    put_group(src, e, dst);
-#else
-    STORE_D(dst, e, A_LOAD(src, e));
-#endif
+    put_values(src, e, dst);
 }

@@ -42,8 +42,14 @@ kiln_gpu::params! {
 impl Call {
     /// Elements of a thread: the wide form where src has blocks and dst takes vectors.
     fn unit(&self) -> usize {
-        let blocks = formats::format(self.src.ty).is_some_and(|f| f.group > 0);
-        if blocks && formats::is_aligned(&self.dst) { 32 } else { 1 }
+        // The products of the wide form may lose the subnormal values of MXFP4.
+        let wide = formats::format(self.src.ty).is_some_and(|f| f.group > 0) && self.src.ty != TensorType::MXFP4;
+        let fours = self.src.shape[0].is_multiple_of(4) && formats::is_aligned(&self.src);
+        match formats::is_aligned(&self.dst) {
+            true if wide => 32,
+            true if fours => 4,
+            _ => 1,
+        }
     }
 }
 
