@@ -33,11 +33,11 @@ pub struct Outcome {
 pub struct Prepared {
     /// The path.
     pub path: Path,
-    call: Call,
-    choice: Choice,
+    pub(crate) call: Call,
+    pub(crate) choice: Choice,
     parts: Vec<(Call, Choice)>,
     tolerance: Tolerance,
-    memory: HostMemory,
+    pub(crate) memory: HostMemory,
 }
 
 impl Prepared {
@@ -94,13 +94,6 @@ impl Prepared {
             }
         }
         Ok(outcome)
-    }
-
-    /// Time on the GPU of `repeats` runs in one submit, for benches.
-    pub fn time(&self, device: &Arc<Device>, repeats: usize) -> Result<Option<Duration>, Error> {
-        let bench = Image::new(device, &self.memory)?;
-        let steps = vec![(&self.call, &self.choice); repeats];
-        Ok(bench.run(&steps)?.1)
     }
 
     /// The call, for its bytes and operations.

@@ -21,6 +21,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure the device, or time the operations on it
+    Bench(commands::bench::Arguments),
     /// List the Vulkan devices of this machine and what each can do
     Devices(commands::devices::Arguments),
     /// Say what stands between this machine and a usable GPU, and how to fix it
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     output::start_log(arguments.verbose);
     let result = match arguments.command {
+        Command::Bench(a) => commands::bench::run(&a),
         Command::Devices(a) => commands::devices::run(&a),
         Command::Doctor(a) => commands::doctor::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),

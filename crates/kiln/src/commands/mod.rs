@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub(crate) mod bench;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod selftest;

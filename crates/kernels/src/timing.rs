@@ -1,0 +1,137 @@
+//! Times a case on a device, the way a model would run it: over so many copies of its data that caches do not help, with
+//! and without waiting for the call before. Judging results is `harness.rs`'s part.
+
+use std::sync::Arc;
+
+use kiln_gpu::{Address, Buffer, Commands, Cost, Device, Dispatch, Groups, MemoryKind, Recorder, Span, Uploader};
+
+use crate::harness::Prepared;
+use crate::record::Error;
+use crate::tensor::Tensor;
+
+/// Copies together are at least this large: more than twice the last cache of any GPU.
+const SPREAD_BYTES: u64 = 256 << 20;
+/// More copies than this are not made of small cases: their cost is the launch, not the memory.
+const MOST_COPIES: u64 = 256;
+/// Times are the median of this many runs, after one that warms up.
+const RUNS: usize = 5;
+/// A run should take about this long.
+const RUN_SECONDS: f64 = 0.01;
+const MOST_CALLS: usize = 4096;
+
+/// How long a call takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// Seconds of a call that waits for the one before.
+    pub dependent: f64,
+    /// Seconds of a call among others that do not wait for each other.
+    pub independent: f64,
+    /// Copies of the data that the calls went through.
+    pub copies: usize,
+    /// Calls in one run.
+    pub calls: usize,
+}
+
+/// Many copies of a case's slots on a device.
+struct Copies {
+    device: Arc<Device>,
+    buffers: Vec<Buffer>,
+    /// Where each slot starts in a copy.
+    offsets: Vec<u64>,
+    /// What dependent calls pretend to write.
+    token: Buffer,
+}
+
+impl Copies {
+    fn new(device: &Arc<Device>, slots: &[Vec<u8>]) -> Result<Copies, Error> {
+        let mut bytes = Vec::new();
+        let mut offsets = Vec::new();
+        for slot in slots {
+            offsets.push(bytes.len() as u64);
+            bytes.extend_from_slice(slot);
+            bytes.resize(bytes.len().next_multiple_of(256), 0);
+        }
+        let length = (bytes.len() as u64).max(256);
+        // A software device has the memory of the CPU, and its caches are not what is measured.
+        let wanted = if device.adapter.caps.is_cpu { 1 } else { SPREAD_BYTES.div_ceil(length).clamp(1, MOST_COPIES) };
+        let mut buffers = Vec::new();
+        for _ in 0..wanted {
+            buffers.push(device.allocate(MemoryKind::Device, length)?);
+        }
+        let mut uploader = Uploader::new(device)?;
+        uploader.write(&buffers[0], 0, &bytes)?;
+        uploader.finish()?;
+        let mut recorder = Recorder::new(device)?;
+        for copy in &buffers[1..] {
+            recorder.copy((&buffers[0], 0), (copy, 0), length)?;
+        }
+        recorder.finish()?.run()?;
+        let token = device.allocate(MemoryKind::Device, 256)?;
+        Ok(Copies { device: Arc::clone(device), buffers, offsets, token })
+    }
+
+    /// Records `calls` calls, one copy after the other.
+    fn record(&self, prepared: &Prepared, calls: usize, dependent: bool) -> Result<Commands, Error> {
+        let operation = prepared.call.operation();
+        let launches = &prepared.choice.launches;
+        let work = operation.work();
+        let share = launches.len().max(1) as f64;
+        let cost = Cost { bytes: work.bytes / share, flops: work.flops / share };
+        let mut recorder = Recorder::new(&self.device)?;
+        for call in 0..calls {
+            let buffer = &self.buffers[call % self.buffers.len()];
+            let at =
+                |t: &Tensor| -> Address { buffer.address().offset(self.offsets[t.slot.0 as usize] + t.offset as u64) };
+            let span = |t: &Tensor| Span { start: at(t), bytes: t.span().1 as u64 };
+            let reads: Vec<Span> = operation.reads().iter().map(span).collect();
+            let mut writes: Vec<Span> = operation.writes().iter().chain(&operation.scratch()).map(span).collect();
+            if dependent {
+                writes.push(Span { start: self.token.address(), bytes: 4 });
+            }
+            for (i, launch) in launches.iter().enumerate() {
+                recorder.dispatch(Dispatch {
+                    label: operation.name(),
+                    pipeline: &self.device.pipeline(&launch.shader)?,
+                    params: &operation.params(&prepared.choice, i, &at),
+                    groups: Groups::Direct(launch.groups),
+                    reads: &reads,
+                    writes: &writes,
+                    cost,
+                })?;
+            }
+        }
+        Ok(recorder.finish()?)
+    }
+}
+
+/// Seconds of one run.
+fn run(commands: &Commands) -> Result<f64, Error> {
+    let clock = std::time::Instant::now();
+    commands.run()?;
+    let wall = clock.elapsed();
+    Ok(commands.gpu_time().filter(|t| !t.is_zero()).unwrap_or(wall).as_secs_f64())
+}
+
+/// Times a prepared case.
+pub fn time(prepared: &Prepared, device: &Arc<Device>) -> Result<Timing, Error> {
+    let copies = Copies::new(device, &prepared.memory.slots)?;
+    let few = copies.buffers.len().clamp(1, 16);
+    let first = copies.record(prepared, few, true)?;
+    run(&first)?;
+    let one = run(&first)? / few as f64;
+    let wanted = (RUN_SECONDS / one.max(1e-9)).ceil() as usize;
+    // Whole rounds, so that every copy weighs the same.
+    let calls = match wanted.min(MOST_CALLS) {
+        n if n <= copies.buffers.len() => n.max(1),
+        n => n.next_multiple_of(copies.buffers.len()),
+    };
+    let median = |dependent: bool| -> Result<f64, Error> {
+        let commands = copies.record(prepared, calls, dependent)?;
+        run(&commands)?;
+        let mut times = (0..RUNS).map(|_| run(&commands)).collect::<Result<Vec<f64>, Error>>()?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[RUNS / 2] / calls as f64)
+    };
+    let dependent = median(true)?;
+    Ok(Timing { dependent, independent: median(false)?, copies: copies.buffers.len(), calls })
+}

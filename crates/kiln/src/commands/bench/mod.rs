@@ -1,0 +1,61 @@
+//! `kiln bench`: how fast the device is, and how near the kernels come to that. One file for each thing to measure.
+
+mod device;
+mod ops;
+
+use std::process::ExitCode;
+
+/// Flags of `kiln bench`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: kiln bench device\n         kiln bench ops mul_mat_vec --device 0")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Measure the device: cost of a dispatch, bandwidth, arithmetic and matrix rates
+    Device(device::Arguments),
+    /// Time the operations: bandwidth and arithmetic of each, against what the device can do
+    Ops(ops::Arguments),
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match &arguments.what {
+        What::Device(arguments) => device::run(arguments),
+        What::Ops(arguments) => ops::run(arguments),
+    }
+}
+
+/// Seconds as people read them.
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.2} us", s * 1e6),
+        s if s < 1.0 => format!("{:.3} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+/// A rate with its unit: `4.62 TB/s`.
+fn rate(per_second: f64, unit: &str) -> String {
+    match per_second {
+        r if r >= 1e12 => format!("{:.2} T{unit}/s", r / 1e12),
+        r if r >= 1e9 => format!("{:.1} G{unit}/s", r / 1e9),
+        r => format!("{:.1} M{unit}/s", r / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(time(1.86e-6), "1.86 us");
+        assert_eq!(time(0.0012), "1.200 ms");
+        assert_eq!(rate(4.62e12, "B"), "4.62 TB/s");
+        assert_eq!(rate(12.34e9, "FLOP"), "12.3 GFLOP/s");
+    }
+}

@@ -1,0 +1,129 @@
+//! `kiln bench ops`: times the operations and shows how near they come to the read bandwidth measured in the same run.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use kiln_gpu::Shader;
+use kiln_kernels::case::Level;
+use kiln_kernels::harness::Prepared;
+use kiln_kernels::probe::Probe;
+use kiln_kernels::timing::{self, Timing};
+use kiln_kernels::{KERNELS, Kernel};
+use serde_json::json;
+
+use super::{rate, time};
+use crate::device::DeviceFlag;
+use crate::output::{print, progress, say};
+
+/// Flags of `kiln bench ops`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: kiln bench ops rms_norm mul_mat_vec --case q4_k")]
+pub(crate) struct Arguments {
+    /// Operations to time; all without any
+    operations: Vec<String>,
+    /// Only cases whose name holds this text
+    #[arg(long, value_name = "TEXT")]
+    case: Option<String>,
+    #[command(flatten)]
+    device: DeviceFlag,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+struct Row {
+    case: String,
+    path: &'static str,
+    timing: Timing,
+    bytes: f64,
+    flops: f64,
+}
+
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
+    if let Some(name) = names.iter().find(|name| !KERNELS.iter().any(|k| k.name == **name)) {
+        let known: Vec<&str> = KERNELS.iter().map(|k| k.name).collect();
+        bail!("no operation {name:?}\nhint: there are {}", known.join(", "));
+    }
+    Ok(KERNELS.iter().filter(|k| names.is_empty() || names.iter().any(|n| n == k.name)).collect())
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let kernels = chosen(&arguments.operations)?;
+    let device = arguments.device.open()?;
+    // The memory of the probe is given back before the cases need theirs.
+    let ceiling = Probe::new(&device)?.read_bandwidth()?.rate();
+    if !arguments.json {
+        print(&format!("device: {}, read {}", device.adapter.describe(), rate(ceiling, "B")));
+        let head = ("case", "path", "after", "at once", "bytes", "of read", "arithmetic");
+        let (case, path, after, once, bytes, share, flops) = head;
+        print(&format!("{case:52} {path:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}"));
+    }
+    let wanted = |name: &str| arguments.case.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let mut rows = Vec::new();
+    let mut failed = 0;
+    for kernel in kernels {
+        let cases: Vec<_> = (kernel.cases)(Level::Bench).into_iter().filter(|c| wanted(&c.name)).collect();
+        let bar = progress(cases.len() as u64, kernel.name);
+        for case in &cases {
+            let prepared = Prepared::all(case, &device)?;
+            let shaders: Vec<Shader> = prepared.iter().flat_map(|p| p.shaders().cloned()).collect();
+            device.prepare(&shaders, &|| {})?;
+            for p in &prepared {
+                match timing::time(p, &device) {
+                    Ok(timing) => {
+                        let work = p.call().operation().work();
+                        let (bytes, flops) = (work.bytes, work.flops);
+                        let row = Row { case: case.name.clone(), path: p.path.name(), timing, bytes, flops };
+                        if !arguments.json {
+                            bar.suspend(|| show(&row, ceiling));
+                        }
+                        rows.push(row);
+                    }
+                    Err(e) => {
+                        failed += 1;
+                        bar.suspend(|| say(&format!("{} ({}): {e}", case.name, p.path.name())));
+                    }
+                }
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+    }
+    if arguments.json {
+        print(&serde_json::to_string_pretty(&json!({
+            "device": device.adapter.name,
+            "driver": format!("{} {}", device.adapter.driver, device.adapter.driver_version),
+            "read_bytes_per_second": ceiling,
+            "rows": rows.iter().map(|r| row_json(r, ceiling)).collect::<Vec<_>>(),
+            "failed": failed,
+        }))?);
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn show(r: &Row, ceiling: f64) {
+    let t = &r.timing;
+    let bandwidth = r.bytes / t.dependent;
+    let share = format!("{:.0} %", 100.0 * bandwidth / ceiling);
+    let (after, once) = (time(t.dependent), time(t.independent));
+    let (bytes, flops) = (rate(bandwidth, "B"), rate(r.flops / t.dependent, "FLOP"));
+    print(&format!("{:52} {:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}", r.case, r.path));
+}
+
+fn row_json(r: &Row, ceiling: f64) -> serde_json::Value {
+    let t = &r.timing;
+    json!({
+        "case": r.case,
+        "path": r.path,
+        "dependent_seconds": t.dependent,
+        "independent_seconds": t.independent,
+        "copies": t.copies,
+        "calls": t.calls,
+        "bytes": r.bytes,
+        "flops": r.flops,
+        "bytes_per_second": r.bytes / t.dependent,
+        "flops_per_second": r.flops / t.dependent,
+        "share_of_read": r.bytes / t.dependent / ceiling,
+    })
+}
