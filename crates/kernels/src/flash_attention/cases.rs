@@ -2,7 +2,7 @@
 
 use kiln_gguf::TensorType::{self, F16, F32, I32};
 
-use super::{Call, Mask, Pages};
+use super::{Call, Mask, Pages, Split};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::tensor::Tensor;
 
@@ -145,6 +145,20 @@ fn case(kind: Kind) -> Case {
     Case::new(format!("flash_attention {kind}"), move |data| (call(data, &kind).into(), CLOSE))
 }
 
+/// The same in runs of keys, added up by another dispatch or by the last run.
+fn split(kind: Kind, count: usize, counted: bool) -> Case {
+    Case::new(format!("flash_attention {kind}, {count} splits, counted={counted}"), move |data| {
+        let call = call(data, &kind);
+        (Call { split: Some(splits(data, &call, count, counted)), ..call }.into(), CLOSE)
+    })
+}
+
+fn splits(data: &mut Data, call: &Call, count: usize, counted: bool) -> Split {
+    let scratch = data.output(F32, [call.scratch_bytes(count) / 4, 1, 1, 1]);
+    let counters = counted.then(|| whole(data, &vec![0; call.counters()]));
+    Split { count, scratch, counters }
+}
+
 /// Two tokens of sequences with 5, 70 and 128 keys whose pages of 16 lie in any order, one shared by two sequences.
 fn paged(ragged: bool) -> Case {
     Case::new(format!("flash_attention pages of 16, ragged={ragged}"), move |data| {
@@ -199,5 +213,14 @@ pub fn cases(level: Level) -> Vec<Case> {
         case(Kind { head: [192, 128], keys: 1, sinks: true, ..PLAIN }),
     ];
     cases.extend([false, true].map(paged));
+    for counted in [false, true] {
+        cases.push(split(Kind { keys: 300, ..decode }, 3, counted));
+        cases.push(split(Kind { keys: 300, sinks: true, ..decode }, 16, counted));
+        let masked = Kind { queries: [3, 4, 2], keys: 513, sight: Sight::Mask([4, 1]), ..PLAIN };
+        cases.push(split(masked, 5, counted));
+        cases.push(split(Kind { sight: Sight::Causal { unused: 113, window: None }, ..PLAIN }, 2, counted));
+        let window = Sight::Causal { unused: 100, window: Some(200) };
+        cases.push(split(Kind { queries: [2, 4, 1], keys: 900, sight: window, ..PLAIN }, 4, counted));
+    }
     cases
 }

@@ -47,6 +47,19 @@ pub struct Pages {
     pub size: usize,
 }
 
+/// Splits over keys, for few queries over many keys: workgroups take a run of keys each, and their partial results are
+/// added up in the order of the runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Split {
+    /// Number of runs; [`Call::good_splits`] knows a good one.
+    pub count: usize,
+    /// F32, dense, at least [`Call::scratch_bytes`]: the partial results.
+    pub scratch: Tensor,
+    /// I32, dense, at least [`Call::counters`]: zero before the call and zero again after it. The last workgroup to
+    /// finish then adds the partial results up; without counters a second dispatch does.
+    pub counters: Option<Tensor>,
+}
+
 /// Operands of `flash_attention`.
 ///
 /// Sequences of different lengths go into one call in two ways. For decode, the batch is the sequence: q
@@ -77,6 +90,8 @@ pub struct Call {
     pub pages: Option<Pages>,
     /// I32 `[tokens]`: the sequence of each token, for batch 1 and a causal mask; without it the batch is the sequence.
     pub sequences: Option<Tensor>,
+    /// Splits over keys.
+    pub split: Option<Split>,
 }
 
 impl Call {
@@ -94,7 +109,27 @@ impl Call {
             logit_softcap: 0.0,
             pages: None,
             sequences: None,
+            split: None,
         }
+    }
+
+    /// Bytes of scratch for this many splits: two floats and a row of values for each row of the result and each split.
+    pub fn scratch_bytes(&self, splits: usize) -> usize {
+        let partials = self.out.rows() * splits;
+        (2 * partials).next_multiple_of(4) * 4 + partials * self.out.shape[0] * 4
+    }
+
+    /// Number of counters.
+    pub fn counters(&self) -> usize {
+        self.out.rows()
+    }
+
+    /// A good number of splits for a device with this many cores: workgroups for all of them, runs of at least 128 keys;
+    /// 1 where the queries alone are enough work.
+    pub fn good_splits(&self, cores: Option<u32>) -> usize {
+        let [_, tokens, _, batch] = self.q.shape;
+        let groups = tokens * self.k.shape[2] * batch;
+        (4 * cores.unwrap_or(16) as usize / groups).min(self.keys() / 128).clamp(1, 256)
     }
 
     /// Most keys a query can see.
@@ -179,6 +214,24 @@ impl Call {
     }
 }
 
+impl Call {
+    fn check_split(&self) -> Result<(), Invalid> {
+        let Some(Split { count, scratch, counters }) = self.split else { return Ok(()) };
+        require((1..=1024).contains(&count), NAME, || format!("{count} splits, want 1 to 1024"))?;
+        let want = self.scratch_bytes(count) / 4;
+        let fits = scratch.ty == TensorType::F32 && scratch.is_dense() && scratch.len() >= want;
+        require(fits && scratch.offset % 16 == 0, NAME, || {
+            format!("scratch is {scratch}, want F32[{want}], aligned to 16")
+        })?;
+        if let Some(c) = counters {
+            let want = self.counters();
+            let fits = c.ty == TensorType::I32 && c.is_dense() && c.len() >= want;
+            require(fits, NAME, || format!("counters are {c}, want I32[{want}]"))?;
+        }
+        Ok(())
+    }
+}
+
 impl Operation for Call {
     fn name(&self) -> &'static str {
         NAME
@@ -196,12 +249,18 @@ impl Operation for Call {
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        vec![self.out]
+        // Counters are written on the way and end as they were.
+        [Some(self.out), self.split.and_then(|s| s.counters)].into_iter().flatten().collect()
+    }
+
+    fn scratch(&self) -> Vec<Tensor> {
+        self.split.map(|s| s.scratch).into_iter().collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {
         self.check_shapes()?;
         self.check_mask()?;
+        self.check_split()?;
         if let Some(s) = self.sinks {
             let heads = self.q.shape[2];
             let fits = s.len() == heads && s.ty == TensorType::F32 && s.is_dense();
@@ -219,8 +278,8 @@ impl Operation for Call {
         plan::pick(self, caps, want)
     }
 
-    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        plan::params(self, choice, launch, at)
+    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        plan::params(self, at)
     }
 
     fn reference(&self, memory: &mut HostMemory) {
@@ -242,8 +301,9 @@ impl Operation for Call {
 
     fn parts(&self) -> Vec<crate::Call> {
         let [_, tokens, _, batch] = self.q.shape;
-        if batch > 1 {
-            return Vec::new(); // Tokens of one batch alone are not dense in the result.
+        // Tokens of one batch alone are not dense in the result, and runs of keys may go by several tokens.
+        if batch > 1 || self.split.is_some() {
+            return Vec::new();
         }
         let part = |n: usize| {
             let of_token = |t: Tensor| t.narrow(0, n, 1);

@@ -5,11 +5,11 @@ use kiln_gpu::{Address, Caps, Shader, SubgroupRequest};
 
 use super::{Call, Mask, NAME};
 use crate::formats;
-use crate::operation::{Choice, Path, Unsupported};
+use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
 
 // What depends on the model alone (head sizes, heads, scale, window) is compiled in: a parameter block has 128 bytes.
-// Strides are in bytes.
+// Strides are in bytes. Without a page table, `pages` holds the batch strides of K and V.
 kiln_gpu::params! {
     struct Params {
         q: Address,
@@ -18,15 +18,16 @@ kiln_gpu::params! {
         result: Address,
         sinks: Address,
         scratch: Address,
+        counters: Address,
+        pages: Address,
         tokens: u32,
         keys: u32,
         splits: u32,
         q_stride: [u32; 3],
-        k_stride: [u32; 3],
-        v_stride: [u32; 3],
+        k_stride: [u32; 2],
+        v_stride: [u32; 2],
         positions: Address,
         lengths: Address,
-        pages: Address,
         sequences: Address,
     }
 }
@@ -39,15 +40,17 @@ kiln_gpu::params! {
         result: Address,
         sinks: Address,
         scratch: Address,
+        counters: Address,
+        pages: Address,
         tokens: u32,
         keys: u32,
         splits: u32,
         q_stride: [u32; 3],
-        k_stride: [u32; 3],
-        v_stride: [u32; 3],
+        k_stride: [u32; 2],
+        v_stride: [u32; 2],
         mask: Address,
         mask_stride: [u32; 3],
-        mask_shape: [u32; 2],
+        mask_shape: u32,
     }
 }
 
@@ -91,6 +94,9 @@ fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shader, Unsuppo
         .define("ALIBI", u32::from(call.max_bias > 0.0))
         .define("MAX_BIAS", bits(call.max_bias))
         .define("SEQUENCES", u32::from(call.sequences.is_some()))
+        .define("SPLIT", call.split.map_or(0, |s| if s.counters.is_some() { 2 } else { 1 }))
+        // Loads of partial results that are on their way at once.
+        .define("COMBINE", 8)
         .define("PAGE", call.pages.map_or(0, |p| p.size))
         .define("PAGES", call.pages.map_or(0, |p| p.table.shape[0]));
     let shader = formats::define(shader, "K", call.k.ty)?;
@@ -125,6 +131,14 @@ fn check_operands(call: &Call) -> Result<(), Unsupported> {
     let mut tensors = vec![call.q, call.k, call.v, call.out];
     if let Mask::Explicit(mask) = call.mask {
         tensors.push(mask);
+    }
+    if let Some(split) = call.split {
+        tensors.push(split.scratch);
+    }
+    if let Mask::Explicit(m) = call.mask
+        && m.shape[2..].iter().any(|&n| n > 0xffff)
+    {
+        return Err(unsupported(format!("mask {m}: more than 65535 heads or batches")));
     }
     for t in tensors {
         let strides = (1..4).filter(|&d| t.shape[d] > 1).map(|d| t.stride[d]);
@@ -197,9 +211,21 @@ fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let plan = Scalar::new(call, caps)?;
     let [_, tokens, heads, batch] = call.q.shape;
     let kv_heads = call.k.shape[2];
-    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows), batch];
-    let shader = plan.defines(shader(call, Path::Scalar, "flash_attention/scalar.comp")?);
-    Ok(Choice::one(Path::Scalar, shader, within(groups, caps)?))
+    let splits = call.split.map_or(1, |s| s.count);
+    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
+    let first = plan.defines(shader(call, Path::Scalar, "flash_attention/scalar.comp")?);
+    with_combine(call, caps, Choice::one(Path::Scalar, first, within(groups, caps)?))
+}
+
+/// Adds the launch that adds up the splits, where they do not do it themselves.
+fn with_combine(call: &Call, caps: &Caps, mut choice: Choice) -> Result<Choice, Unsupported> {
+    if call.split.is_some_and(|s| s.counters.is_none()) {
+        let [_, tokens, heads, batch] = call.q.shape;
+        let threads = (call.v.shape[0] / 4).next_power_of_two().clamp(32, 128);
+        let shader = shader(call, choice.path, "flash_attention/combine.comp")?.define("WG", threads).define("BC", 1);
+        choice.launches.push(Launch { shader, groups: within([tokens, heads, batch], caps)? });
+    }
+    Ok(choice)
 }
 
 /// The grid, where the device accepts it.
@@ -221,57 +247,59 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     }
 }
 
-pub(super) fn params(call: &Call, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+pub(super) fn params(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
     let narrow = |n: usize| u32::try_from(n).expect("pick refuses numbers past 32 bits");
     let optional = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-    let strides = formats::row_strides;
-    let (q, k, v, result) = (at(&call.q), at(&call.k), at(&call.v), at(&call.out));
-    let (sinks, scratch) = (optional(call.sinks), Address::default());
-    let (tokens, keys, splits) = (narrow(call.q.shape[1]), narrow(call.keys()), 1);
-    let (q_stride, k_stride, v_stride) = (strides(&call.q), strides(&call.k), strides(&call.v));
-    if let Mask::Explicit(m) = call.mask {
-        let (mask, mask_stride, mask_shape) = (at(&m), strides(&m), [m.extents()[2], m.extents()[3]]);
-        return MaskParams {
-            q,
-            k,
-            v,
-            result,
-            sinks,
-            scratch,
-            tokens,
-            keys,
-            splits,
-            q_stride,
-            k_stride,
-            v_stride,
-            mask,
-            mask_stride,
-            mask_shape,
-        }
-        .bytes();
-    }
+    let [k_row, k_head, k_batch] = formats::row_strides(&call.k);
+    let [v_row, v_head, v_batch] = formats::row_strides(&call.v);
+    let batch_strides = Address(u64::from(k_batch) | u64::from(v_batch) << 32);
     let (positions, lengths) = match call.mask {
         Mask::Causal { positions, length, .. } => (at(&positions), at(&length)),
         _ => Default::default(),
     };
-    let (pages, sequences) = (optional(call.pages.map(|p| p.table)), optional(call.sequences));
-    Params {
+    let causal = Params {
+        q: at(&call.q),
+        k: at(&call.k),
+        v: at(&call.v),
+        result: at(&call.out),
+        sinks: optional(call.sinks),
+        scratch: optional(call.split.map(|s| s.scratch)),
+        counters: optional(call.split.and_then(|s| s.counters)),
+        pages: call.pages.map_or(batch_strides, |p| at(&p.table)),
+        tokens: narrow(call.q.shape[1]),
+        keys: narrow(call.keys()),
+        splits: narrow(call.split.map_or(1, |s| s.count)),
+        q_stride: formats::row_strides(&call.q),
+        k_stride: [k_row, k_head],
+        v_stride: [v_row, v_head],
+        positions,
+        lengths,
+        sequences: optional(call.sequences),
+    };
+    let Mask::Explicit(mask) = call.mask else { return causal.bytes() };
+    let Params { q, k, v, result, sinks, scratch, counters, pages, .. } = causal;
+    let Params { tokens, keys, splits, q_stride, k_stride, v_stride, .. } = causal;
+    let mask_shape = narrow(mask.shape[2] | mask.shape[3] << 16);
+    let mask_stride = formats::row_strides(&mask);
+    let mask = at(&mask);
+    MaskParams {
         q,
         k,
         v,
         result,
         sinks,
         scratch,
+        counters,
+        pages,
         tokens,
         keys,
         splits,
         q_stride,
         k_stride,
         v_stride,
-        positions,
-        lengths,
-        pages,
-        sequences,
+        mask,
+        mask_stride,
+        mask_shape,
     }
     .bytes()
 }

@@ -1,7 +1,8 @@
 // flash_attention, scalar: one workgroup serves ROWS query heads of one kv head for one token; K and V are read once.
 // Rounds of BC keys: KEY_LANES threads share a key and leave its logits in shared memory; ROW_LANES threads share a row
 // of logits and turn it into weights with the running maximum; VALUE_LANES threads share a value row and add it up.
-// Grid: (token, kv head * groups of heads, batch). All sums are f32.
+// Grid: (token, (kv head, group of heads, split), batch). All sums are f32. With SPLIT, a workgroup takes a run of the
+// keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
 #version 450
 #include "kiln.glsl"
 #if KEY_LANES > 1 || ROW_LANES > 1
@@ -14,6 +15,8 @@
 layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "flash_attention/view.glsl"
+#include "flash_attention/eight.glsl"
+#include "flash_attention/combine.glsl"
 
 #define KEY_SLOTS (WG / KEY_LANES)
 #define K_CHUNKS ((HSK / 8 + KEY_LANES - 1) / KEY_LANES)
@@ -27,7 +30,9 @@ layout(local_size_x = WG) in;
 shared vec4 space[SPACE];
 shared float logits[ROWS * BC];
 shared float factor[ROWS];
-shared float total[ROWS];
+#if SPLIT == 2
+shared bool last;
+#endif
 
 #if SHUFFLE
 #define BUTTERFLY(LANES, X, COMBINE)                                           \
@@ -50,14 +55,27 @@ void main() {
     V_INIT();
     uint t = thread();
     uint token = gl_WorkGroupID.x, batch = gl_WorkGroupID.z;
-    uint kv_head = gl_WorkGroupID.y / GROUPS;
-    uint first_row = gl_WorkGroupID.y % GROUPS * ROWS;
+#if SPLIT
+    uint group = gl_WorkGroupID.y / p.splits, split = gl_WorkGroupID.y % p.splits;
+#else
+    uint group = gl_WorkGroupID.y;
+#endif
+    uint kv_head = group / GROUPS;
+    uint first_row = group % GROUPS * ROWS;
     uint head = kv_head * RATIO + first_row;
     uint rows = min(uint(ROWS), RATIO - first_row);
     uint sequence = sequence_of(token, batch);
     uvec2 seen = keys_of(token, batch, length_of(sequence));
-    uvec2 keys = cache_of(p.k, p.k_stride, kv_head, sequence);
-    uvec2 values = cache_of(p.v, p.v_stride, kv_head, sequence);
+    uvec2 tiles = uvec2(seen.x / BC, (seen.y + BC - 1) / BC);
+#if SPLIT
+    uint used;
+    tiles = split_tiles(seen, split, used);
+#if SPLIT == 2
+    if (split >= used) return;
+#endif
+#endif
+    uvec2 keys = keys_at(kv_head, sequence);
+    uvec2 values = values_at(kv_head, sequence);
 
     uvec2 q = row_address(row_address(p.q, token, p.q_stride[0]), batch, p.q_stride[2]);
     for (uint i = t; i < ROWS * HSK / 4; i += WG) {
@@ -94,7 +112,8 @@ void main() {
     float slope = slope_of(head + my_row);
 #endif
 
-    for (uint start = seen.x / BC * BC; start < seen.y; start += BC) {
+    for (uint tile = tiles.x; tile < tiles.y; tile++) {
+        uint start = tile * BC;
         // Scores.
         [[unroll]] for (uint i = 0; i < BC; i += KEY_SLOTS) {
             uint slot = i + key_slot;
@@ -179,21 +198,18 @@ void main() {
         barrier();
     }
 
-    // The factor that turns sums into the result: one over the weights, the sink's among them.
-    if (my_row < ROWS && row_lane == 0) {
-        float share = 1.0;
-#if SINKS
-        float sink = F32(p.sinks).v[min(head + my_row, HEADS - 1)];
-        if (sink > top) {
-            share = exp(top - sink);
-            weights = weights * share + 1.0;
-        } else {
-            weights += exp(sink - top);
-        }
+#if SPLIT == 2
+    bool whole = used == 1;
+#else
+    bool whole = SPLIT == 0;
 #endif
-        factor[my_row] = weights > 0.0 ? share / weights : 0.0;
+    if (my_row < rows && row_lane == 0) {
+#if SPLIT
+        if (!whole) partial_pair(result_row(token, head + my_row, batch), split).v[0] = vec2(top, weights);
+#endif
+        factor[my_row] = whole ? result_factor(head + my_row, top, weights) : 1.0;
     }
-    uint first = ((batch * p.tokens + token) * HEADS + head) * (HSV / 4);
+    // Sums of all slots, row by row.
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         [[unroll]] for (uint c = 0; c < V_CHUNKS; c++) {
             barrier();
@@ -207,9 +223,38 @@ void main() {
                     a += space[s * VALUE_LANES + t];
                     b += space[WG + s * VALUE_LANES + t];
                 }
-                F32x4(p.result).v[first + r * (HSV / 4) + 2 * e] = a * factor[r];
-                F32x4(p.result).v[first + r * (HSV / 4) + 2 * e + 1] = b * factor[r];
+                uint row = result_row(token, head + r, batch);
+#if SPLIT
+                if (!whole) {
+                    PartialSum part = PartialSum(partial_sums(row, split));
+                    part.v[2 * e] = a;
+                    part.v[2 * e + 1] = b;
+                    continue;
+                }
+#endif
+                F32x4 result = F32x4(row_address(p.result, row, HSV * 4));
+                result.v[2 * e] = a * factor[r];
+                result.v[2 * e + 1] = b * factor[r];
             }
         }
     }
+
+#if SPLIT == 2
+    if (whole) return;
+    memoryBarrierBuffer();
+    barrier();
+    if (t == 0) {
+        uvec2 counter = row_address(p.counters, result_row(token, group, batch), 4);
+        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
+        // Zero again for the next call, which waits for this one.
+        if (last) Counter(counter).v[0] = 0;
+    }
+    barrier();
+    if (!last) return;
+    memoryBarrierBuffer();
+    for (uint i = t; i < rows * (HSV / 4); i += WG) {
+        uint r = i / (HSV / 4);
+        combine(result_row(token, head + r, batch), head + r, i % (HSV / 4), used);
+    }
+#endif
 }

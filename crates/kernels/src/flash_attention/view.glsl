@@ -51,14 +51,17 @@ uint cache_row(uint sequence, uint key) {
 }
 
 // First row of a head's cache.
-uvec2 cache_of(uvec2 base, uint stride[3], uint head, uint sequence) {
-    uvec2 at = row_address(base, head, stride[1]);
+uvec2 cache_of(uvec2 base, uint head_stride, uint batch_stride, uint head, uint sequence) {
+    uvec2 at = row_address(base, head, head_stride);
 #if PAGE > 0
     return at;
 #else
-    return row_address(at, sequence / SHARED_BY, stride[2]);
+    return row_address(at, sequence / SHARED_BY, batch_stride);
 #endif
 }
+// Without pages, their parameter holds the batch strides.
+uvec2 keys_at(uint head, uint sequence) { return cache_of(p.k, p.k_stride[1], p.pages.x, head, sequence); }
+uvec2 values_at(uint head, uint sequence) { return cache_of(p.v, p.v_stride[1], p.pages.y, head, sequence); }
 
 float slope_of(uint head) {
 #if ALIBI
@@ -73,8 +76,8 @@ float slope_of(uint head) {
 #if MASK
 uvec2 mask_row(uint token, uint head, uint batch) {
     uvec2 at = row_address(p.mask, token, p.mask_stride[0]);
-    at = row_address(at, head % p.mask_shape[0], p.mask_stride[1]);
-    return row_address(at, batch % p.mask_shape[1], p.mask_stride[2]);
+    at = row_address(at, head % (p.mask_shape & 0xffffu), p.mask_stride[1]);
+    return row_address(at, batch % (p.mask_shape >> 16), p.mask_stride[2]);
 }
 #endif
 
@@ -92,26 +95,3 @@ float capped(float score) {
 
 // exp(logit - top), 0 for hidden keys.
 float weight(float logit, float top) { return logit <= HIDDEN ? 0.0 : exp(logit - top); }
-
-// Eight elements from element e on, a multiple of 8, of a row of K or V.
-#define EIGHT(NAME, LOAD4)                                                     \
-    void NAME(uvec2 row, uint e, out vec4 a, out vec4 b) {                     \
-        a = LOAD4(row, e);                                                     \
-        b = LOAD4(row, e + 4);                                                 \
-    }
-#define EIGHT_HALVES(NAME)                                                     \
-    void NAME(uvec2 row, uint e, out vec4 a, out vec4 b) {                     \
-        uvec4 u = U32x4(row).v[e / 8];                                         \
-        a = vec4(unpackHalf2x16(u.x), unpackHalf2x16(u.y));                    \
-        b = vec4(unpackHalf2x16(u.z), unpackHalf2x16(u.w));                    \
-    }
-#if K_HALVES
-EIGHT_HALVES(load_k8)
-#else
-EIGHT(load_k8, K_LOAD4)
-#endif
-#if V_HALVES
-EIGHT_HALVES(load_v8)
-#else
-EIGHT(load_v8, V_LOAD4)
-#endif
