@@ -26,8 +26,12 @@ float lane_sum(float x) {
     barrier();
     lane_space[t] = x;
     barrier();
-    float sum = 0;
-    [[unroll]] for (uint i = 0; i < LANES; i++) sum += lane_space[(t & ~uint(LANES - 1)) + i];
-    return sum;
+    float sum[LANES];
+    [[unroll]] for (uint i = 0; i < LANES; i++) sum[i] = lane_space[(t & ~uint(LANES - 1)) + i];
+    // The order of additions is that of the subgroups.
+    [[unroll]] for (uint step = 1; step < LANES; step <<= 1) {
+        [[unroll]] for (uint i = 0; i < LANES; i += 2 * step) sum[i] += sum[i + step];
+    }
+    return sum[0];
 }
 #endif

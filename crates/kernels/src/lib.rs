@@ -78,6 +78,7 @@ operations! {
     argmax => Argmax,
     argsort => Argsort,
     top_k => TopK,
+    wkv7 => Wkv7,
     wkv6 => Wkv6,
     gla => Gla,
     mul_mat_vec => MulMatVec,

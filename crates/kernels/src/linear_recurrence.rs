@@ -88,15 +88,7 @@ impl Linear {
         let layout = self.layout();
         layout.supported(&[self.state_in, self.state_out])?;
         let launches = if layout.is_chunked(self.form, self.scratch) { self.chunked(caps) } else { None };
-        match launches {
-            Some(launches) => Ok(Choice { path: Path::Scalar, launches }),
-            None if self.form == Form::Chunked => {
-                let shared = caps.limits.max_shared_bytes;
-                let reason = format!("no chunk of heads of {} fits {shared} shared bytes", layout.head_size);
-                Err(Unsupported { operation: self.operation, reason })
-            }
-            None => Ok(self.sequential(caps)),
-        }
+        layout.choice(self.form, caps, launches, || self.sequential(caps))
     }
 
     fn sequential(&self, caps: &Caps) -> Choice {
@@ -153,9 +145,7 @@ impl Linear {
 
     pub(crate) fn params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
-        let defined = |name| choice.launches[0].shader.defines.iter().find(|(n, _)| n == name);
-        let chunks = defined("CHUNK")
-            .map_or(0, |(_, n)| layout.chunks(n.parse().expect("`pick` should have defined a number of tokens")));
+        let chunks = layout.chunks_of(choice);
         let states = chunks * layout.heads * layout.head_size * layout.head_size * 4;
         let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
         let scratch = maybe(self.scratch);

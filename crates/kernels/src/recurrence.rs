@@ -5,7 +5,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Shader, SubgroupRequest};
 
 use crate::host::HostMemory;
-use crate::operation::{Invalid, Unsupported, require};
+use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, require};
 use crate::tensor::Tensor;
 
 /// The way through the tokens of a sequence.
@@ -191,6 +191,33 @@ impl Layout {
     /// Numbers of chunks of so many tokens: at most one for each sequence stands for no whole chunk.
     pub(crate) fn chunks(&self, chunk: usize) -> usize {
         self.tokens / chunk + self.sequences.count()
+    }
+
+    /// Numbers of chunks of a choice; 0 for the sequential form.
+    pub(crate) fn chunks_of(&self, choice: &Choice) -> usize {
+        let defined = choice.launches[0].shader.defines.iter().find(|(name, _)| name == "CHUNK");
+        let tokens = defined.map(|(_, n)| n.parse().expect("`pick` should have defined a number of tokens"));
+        tokens.map_or(0, |n| self.chunks(n))
+    }
+
+    /// The chunked form where it was asked for and has launches, else the sequential one.
+    pub(crate) fn choice(
+        &self,
+        form: Form,
+        caps: &Caps,
+        launches: Option<Vec<Launch>>,
+        sequential: impl FnOnce() -> Choice,
+    ) -> Result<Choice, Unsupported> {
+        match launches {
+            Some(launches) => Ok(Choice { path: Path::Scalar, launches }),
+            None if form == Form::Chunked => {
+                let (size, shared) = (self.head_size, caps.limits.max_shared_bytes);
+                let threads = caps.limits.max_workgroup_invocations;
+                let reason = format!("no chunk of heads of {size} fits {shared} shared bytes and {threads} threads");
+                Err(Unsupported { operation: self.operation, reason })
+            }
+            None => Ok(sequential()),
+        }
     }
 
     /// A size as the kernels take it.

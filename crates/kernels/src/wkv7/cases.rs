@@ -1,0 +1,39 @@
+//! Cases of `wkv7`.
+
+use kiln_gguf::TensorType::F32;
+
+use super::{Call, scratch_bytes};
+use crate::case::{Case, Data, Level};
+use crate::tensor::Tensor;
+use crate::wkv6::cases::{CLOSE, Sizes, of_all};
+
+/// Vectors of length one, as models have them for a and b: others let the state grow without bounds.
+fn normalised(data: &mut Data, shape: [usize; 4]) -> Tensor {
+    let tensor = data.input(F32, shape);
+    let mut values = data.memory.read(&tensor);
+    for head in values.chunks_exact_mut(shape[0]) {
+        let length = head.iter().map(|x| x * x).sum::<f64>().sqrt();
+        head.iter_mut().for_each(|x| *x /= length);
+    }
+    data.memory.write(&tensor, &values);
+    tensor
+}
+
+fn case(sizes: Sizes) -> Case {
+    Case::new(sizes.name("wkv7"), move |data| {
+        let [r, k, v] = std::array::from_fn(|_| data.input(F32, sizes.shape()));
+        let [a, b] = std::array::from_fn(|_| normalised(data, sizes.shape()));
+        let w = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
+        let state_in = sizes.states(data);
+        let (y, state_out) = sizes.results(data);
+        let scratch = sizes.scratch(data, scratch_bytes);
+        let sequences = sizes.sequences(data);
+        let form = sizes.form;
+        (Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form }.into(), CLOSE)
+    })
+}
+
+/// The cases of a level.
+pub fn cases(level: Level) -> Vec<Case> {
+    of_all(level, case)
+}

@@ -1,0 +1,223 @@
+//! `wkv7`: the recurrence of RWKV-7, S = S diag(w) + (S a) b + v k. Sequential, or in chunks for long sequences, where
+//! the coupling of tokens through a and b becomes a triangular system.
+
+pub mod cases;
+mod reference;
+
+use kiln_gpu::{Address, Caps};
+
+use crate::host::HostMemory;
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar};
+use crate::recurrence::{self, Form, Layout, Sequences, lanes, shuffles, tile};
+use crate::tensor::Tensor;
+
+const NAME: &str = "wkv7";
+
+/// One line for the registry.
+pub const SUMMARY: &str = "S = S diag(w) + (S a) b + v k, y = S r: the recurrence of RWKV-7";
+
+/// Operands of `wkv7`. All tensors begin at multiples of 16 bytes; S is 32, 64 or 128.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// Receptances `[S, heads, tokens]`, F32, dense.
+    pub r: Tensor,
+    /// Decays, as `r`; at most one in magnitude unless the form is [`Form::Sequential`].
+    pub w: Tensor,
+    /// Keys, as `r`.
+    pub k: Tensor,
+    /// Values, as `r`.
+    pub v: Tensor,
+    /// What is read from the state, as `r`.
+    pub a: Tensor,
+    /// Where that is written back, as `r`.
+    pub b: Tensor,
+    /// States before the first tokens, F32 `[S keys, S values, heads, sequences]`; each sequence's is dense.
+    pub state_in: Tensor,
+    /// Results, as `r`.
+    pub y: Tensor,
+    /// States after the last tokens, as `state_in`; may be `state_in` itself.
+    pub state_out: Tensor,
+    /// Memory between launches, dense, of at least [`scratch_bytes`]; without it the form is sequential.
+    pub scratch: Option<Tensor>,
+    /// Which tokens belong together.
+    pub sequences: Sequences,
+    /// The way through the tokens.
+    pub form: Form,
+}
+
+/// Most tokens of a chunk: the triangular system grows with its square.
+const MOST_CHUNK: usize = 32;
+
+/// Bytes of scratch memory that the chunked form needs on any device.
+pub fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: usize) -> usize {
+    // For each chunk and head a transition, a state, and a row for each token: `glsl/chunk_block.glsl`.
+    let floats = 2 * head_size * head_size + MOST_CHUNK * head_size;
+    recurrence::scratch_bytes(heads, tokens, sequences, floats)
+}
+
+kiln_gpu::params! {
+    struct Params {
+        r: Address,
+        w: Address,
+        k: Address,
+        v: Address,
+        a: Address,
+        b: Address,
+        state_in: Address,
+        y: Address,
+        state_out: Address,
+        scratch: Address,
+        starts: Address,
+        heads: u32,
+        tokens: u32,
+        sequences: u32,
+        chunks: u32,
+        in_stride: u32,
+        out_stride: u32,
+    }
+}
+
+impl Call {
+    fn layout(&self) -> Layout {
+        Layout::new(NAME, &self.y, self.sequences)
+    }
+
+    fn sequential(&self, caps: &Caps) -> Choice {
+        let layout = self.layout();
+        let s = layout.head_size;
+        let (n_lanes, columns) = layout.columns(caps);
+        let threads = n_lanes * columns;
+        // Staged for each token: five vectors of the head, values, shares of y. Sums of lanes may need shared memory.
+        let floats = |step: usize| step * (5 * s + columns + threads) + threads;
+        let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
+        let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
+        let shader = layout
+            .shader("wkv7/wkv7.comp", Params::glsl())
+            .define("COLS", columns)
+            .define("STEP", step)
+            .define("WG", threads);
+        let shader = lanes(shader, n_lanes, threads, caps);
+        Choice::one(Path::Scalar, shader, grid(self.sequences.count() * layout.heads * (s / columns), caps))
+    }
+
+    /// The launches of the chunked form; none where no chunk fits the device.
+    fn chunked(&self, caps: &Caps) -> Option<Vec<Launch>> {
+        let layout = self.layout();
+        let (s, tile) = (layout.head_size, tile(layout.head_size));
+        let scan_rows = if s == 64 { 64 } else { 32 };
+        // The first launch stages three vectors a token and four weights for each pair of them, the second a slab of
+        // the transition and two states, the third the rows and 64 keys of the state.
+        let shared = |n: usize| {
+            let local = 3 * n * s + 4 * n * n + s;
+            let scan = scan_rows * s + 2 * 16 * s;
+            local.max(scan).max(n * s + s.min(64) * tile)
+        };
+        let chunk = recurrence::chunk(caps, if s > 64 { 16 } else { MOST_CHUNK }, shared)?;
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]) as usize;
+        let chunks = layout.chunks(chunk);
+        let shader = |file| layout.shader(file, Params::glsl()).define("CHUNK", chunk);
+
+        let local_threads = if s == 32 { 128 } else { 256 };
+        let scan_threads = scan_rows * 4;
+        let output_threads = chunk / 4 * (tile / 4);
+        if limit < local_threads.max(scan_threads).max(output_threads) {
+            return None;
+        }
+        // At most eight lanes a row, so that subgroups of eight can add them up.
+        let rows = (local_threads / chunk).min(8);
+        let rows = if shuffles(rows, local_threads, caps) { rows } else { 1 };
+        let local = lanes(shader("wkv7/chunk_local.comp").define("WG", local_threads), rows, local_threads, caps);
+        let scan = shader("wkv7/chunk_scan.comp").define("WG", scan_threads);
+        let output = shader("wkv7/chunk_output.comp").define("TILE", tile).define("WG", output_threads);
+        let per_chunk = chunks * layout.heads;
+        let per_state = self.sequences.count() * layout.heads * (s / 16);
+        Some(vec![
+            Launch { shader: local, groups: grid(per_chunk, caps) },
+            Launch { shader: scan, groups: grid(per_state, caps) },
+            Launch { shader: output, groups: grid(per_chunk * (s / tile), caps) },
+        ])
+    }
+}
+
+impl Operation for Call {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reads(&self) -> Vec<Tensor> {
+        let tokens = [self.r, self.w, self.k, self.v, self.a, self.b, self.state_in];
+        tokens.into_iter().chain(self.sequences.tensor()).collect()
+    }
+
+    fn writes(&self) -> Vec<Tensor> {
+        vec![self.y, self.state_out]
+    }
+
+    fn scratch(&self) -> Vec<Tensor> {
+        self.scratch.into_iter().collect()
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        let layout = self.layout();
+        let per_token =
+            [("r", self.r), ("w", self.w), ("k", self.k), ("v", self.v), ("a", self.a), ("b", self.b), ("y", self.y)];
+        layout.check(&per_token, &[("state_in", self.state_in), ("state_out", self.state_out)])?;
+        let bytes = scratch_bytes(layout.head_size, layout.heads, layout.tokens, self.sequences.count());
+        layout.check_scratch(self.scratch, self.form, bytes)
+    }
+
+    fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        only_scalar(NAME, want)?;
+        let layout = self.layout();
+        layout.supported(&[self.state_in, self.state_out])?;
+        let launches = if layout.is_chunked(self.form, self.scratch) { self.chunked(caps) } else { None };
+        layout.choice(self.form, caps, launches, || self.sequential(caps))
+    }
+
+    fn params(&self, choice: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let layout = self.layout();
+        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        Params {
+            r: at(&self.r),
+            w: at(&self.w),
+            k: at(&self.k),
+            v: at(&self.v),
+            a: at(&self.a),
+            b: at(&self.b),
+            state_in: at(&self.state_in),
+            y: at(&self.y),
+            state_out: at(&self.state_out),
+            scratch: maybe(self.scratch),
+            starts: maybe(self.sequences.tensor()),
+            heads: layout.number(layout.heads),
+            tokens: layout.number(layout.tokens),
+            sequences: layout.number(self.sequences.count()),
+            chunks: layout.number(layout.chunks_of(choice)),
+            in_stride: layout.number(self.state_in.stride[3] / 4),
+            out_stride: layout.number(self.state_out.stride[3] / 4),
+        }
+        .bytes()
+    }
+
+    fn reference(&self, memory: &mut HostMemory) {
+        reference::reference(self, memory);
+    }
+
+    fn work(&self) -> Work {
+        let Layout { head_size: s, heads, tokens, .. } = self.layout();
+        let states = 2 * 4 * s * s * heads * self.sequences.count();
+        // A multiply for v k, and four multiply-adds.
+        Work { bytes: (7 * 4 * s * heads * tokens + states) as f64, flops: (9 * s * s * heads * tokens) as f64 }
+    }
+
+    fn parts(&self) -> Vec<crate::Call> {
+        let n = self.sequences.count();
+        let part = |b| {
+            let (sequences, view) = self.sequences.alone(b);
+            let [r, w, k, v, a] = [self.r, self.w, self.k, self.v, self.a].map(&view);
+            let (state_in, state_out) = (self.state_in.narrow(3, b, 1), self.state_out.narrow(3, b, 1));
+            Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, ..*self }.into()
+        };
+        if n > 1 { (0..n).map(part).collect() } else { Vec::new() }
+    }
+}
