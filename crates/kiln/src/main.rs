@@ -27,6 +27,10 @@ enum Command {
     Devices(commands::devices::Arguments),
     /// Say what stands between this machine and a usable GPU, and how to fix it
     Doctor(commands::doctor::Arguments),
+    /// Show what is in a model file and how much memory it needs
+    Inspect(commands::inspect::Arguments),
+    /// Write a model file in other tensor types
+    Quantize(commands::quantize::Arguments),
     /// Prove every kernel on this device and driver against its reference
     Selftest(commands::selftest::Arguments),
     /// Make a model file with random weights in the shape of a real model
@@ -40,6 +44,8 @@ fn main() -> ExitCode {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Devices(a) => commands::devices::run(&a),
         Command::Doctor(a) => commands::doctor::run(&a),
+        Command::Inspect(a) => commands::inspect::run(&a),
+        Command::Quantize(a) => commands::quantize::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),
     };

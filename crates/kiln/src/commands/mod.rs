@@ -3,5 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod inspect;
+pub(crate) mod quantize;
 pub(crate) mod selftest;
 pub(crate) mod synth;

@@ -1,0 +1,162 @@
+//! A model file in other tensor types: tensor after tensor, on all cores, with one piece of one tensor in memory at a
+//! time. Which type a tensor gets is decided in `quantise_recipe.rs`.
+
+use std::path::Path;
+
+use kiln_gguf::{Gguf, TensorInfo, TensorType, Writer, quant};
+use rayon::prelude::*;
+
+use crate::quantise_recipe::Recipe;
+
+/// Values of a piece that is made and written at once.
+const PIECE: usize = 16 << 20;
+/// Values of a task of one thread: small enough that the floats between reading and packing stay in its cache.
+const TASK: usize = 1 << 14;
+
+/// Why a model could not be written in other types.
+#[derive(Debug, thiserror::Error)]
+pub enum RequantiseError {
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Gguf(#[from] kiln_gguf::Error),
+    /// A tensor could not be converted.
+    #[error("cannot convert tensor `{tensor}` from {from} to {to}: {why}")]
+    Quant {
+        /// The tensor.
+        tensor: String,
+        /// Its type in the file.
+        from: TensorType,
+        /// The type it should get.
+        to: TensorType,
+        /// Why not.
+        why: quant::QuantError,
+    },
+}
+
+/// What becomes of a model: the new type of every tensor, in the order of the file.
+#[derive(Clone, Debug)]
+pub struct Conversion<'a> {
+    model: &'a Gguf,
+    recipe: Recipe,
+    /// The new types.
+    pub types: Vec<TensorType>,
+}
+
+impl<'a> Conversion<'a> {
+    /// Decides the types.
+    pub fn new(model: &'a Gguf, recipe: Recipe) -> kiln_gguf::Result<Conversion<'a>> {
+        Ok(Conversion { model, recipe, types: recipe.types_of(model)? })
+    }
+
+    /// Tensors with their new types.
+    pub fn tensors(&self) -> impl Iterator<Item = (&'a TensorInfo, TensorType)> {
+        self.model.tensors().iter().zip(self.types.iter().copied())
+    }
+
+    /// Bytes of tensor data in the new file.
+    pub fn data_bytes(&self) -> u64 {
+        self.tensors().map(|(info, ty)| (info.n_elements() / ty.block_len() * ty.block_bytes()) as u64).sum()
+    }
+
+    /// Tensors that are quantised already and would be quantised again, which costs quality.
+    pub fn n_requantised(&self) -> usize {
+        self.tensors().filter(|(info, ty)| info.ty.is_quantised() && ty.is_quantised() && info.ty != *ty).count()
+    }
+
+    /// Writes the new file, which appears under its name when it is complete. `done` is told the bytes of each piece.
+    pub fn save(&self, path: &Path, done: &dyn Fn(u64)) -> Result<(), RequantiseError> {
+        let mut metadata = self.model.metadata().clone();
+        // The result is one file, whatever the parts of the model were.
+        for key in ["split.no", "split.count", "split.tensors.count"] {
+            metadata.remove(key);
+        }
+        metadata.set("general.file_type", self.recipe.file_type);
+        metadata.set("general.quantization_version", 2u32);
+        let mut writer = Writer::new(metadata);
+        for (info, ty) in self.tensors() {
+            writer.declare(&info.name, info.dims(), ty)?;
+        }
+        let mut stream = writer.start(path)?;
+        let mut packed = Vec::new();
+        for (info, ty) in self.tensors() {
+            let data = self.model.data(info);
+            if info.ty == ty {
+                for piece in data.chunks(PIECE) {
+                    stream.write_piece(&info.name, piece)?;
+                    done(piece.len() as u64);
+                }
+                continue;
+            }
+            let row_bytes = data.len() / info.rows();
+            let rows = (PIECE / info.cols()).max(1);
+            for piece in data.chunks(rows * row_bytes) {
+                convert(info, ty, piece, &mut packed)?;
+                stream.write_piece(&info.name, &packed)?;
+                done(packed.len() as u64);
+            }
+        }
+        Ok(stream.finish()?)
+    }
+}
+
+/// Converts whole rows of a tensor into `packed`.
+fn convert(info: &TensorInfo, to: TensorType, data: &[u8], packed: &mut Vec<u8>) -> Result<(), RequantiseError> {
+    let (cols, from) = (info.cols(), info.ty);
+    let failed = |why| RequantiseError::Quant { tensor: info.name.clone(), from, to, why };
+    let whole = |ty: TensorType| {
+        let partial = quant::QuantError::PartialBlock { ty, len: cols, block_len: ty.block_len() };
+        ty.row_bytes(cols).ok_or(partial).map_err(failed)
+    };
+    let (row_in, row_out) = (whole(from)?, whole(to)?);
+    packed.resize(data.len() / row_in * row_out, 0);
+    let rows = (TASK / cols).max(1);
+    data.par_chunks(rows * row_in).zip(packed.par_chunks_mut(rows * row_out)).try_for_each_init(
+        Vec::new,
+        |plain, (data, out)| {
+            plain.resize(data.len() / row_in * cols, 0.0);
+            quant::dequantise(from, data, plain).map_err(failed)?;
+            quant::quantise(to, plain, cols, None, out).map_err(failed)
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::{Preset, Synth};
+
+    fn synth(recipe: &str) -> Gguf {
+        let preset = Preset::from_name("tiny-llama-256").unwrap();
+        Gguf::from_bytes(Synth::new(preset, Recipe::from_name(recipe).unwrap(), 5).to_bytes().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_converted_file_equals_one_made_in_that_type() {
+        let path = std::env::temp_dir().join(format!("kiln-requantise-{}.gguf", std::process::id()));
+        let plain = synth("F32");
+        for recipe in ["Q8_0", "Q4_K_M", "F16"] {
+            let conversion = Conversion::new(&plain, Recipe::from_name(recipe).unwrap()).unwrap();
+            conversion.save(&path, &|_| {}).unwrap();
+            let (got, want) = (Gguf::open(&path).unwrap(), synth(recipe));
+            assert_eq!(got.data_bytes(), conversion.data_bytes());
+            for info in want.tensors() {
+                let tensor = got.tensor(&info.name).unwrap();
+                assert_eq!(tensor.ty, info.ty, "{recipe} {}", info.name);
+                assert!(got.data(tensor) == want.data(info), "{recipe} {}", info.name);
+            }
+            assert_eq!(
+                got.metadata().get_u32("general.file_type").unwrap(),
+                Recipe::from_name(recipe).unwrap().file_type
+            );
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn quantising_twice_is_counted() {
+        let eight = synth("Q8_0");
+        assert!(Conversion::new(&eight, Recipe::from_name("Q4_0").unwrap()).unwrap().n_requantised() > 0);
+        assert_eq!(Conversion::new(&eight, Recipe::from_name("F16").unwrap()).unwrap().n_requantised(), 0);
+        assert_eq!(Conversion::new(&eight, Recipe::from_name("Q8_0").unwrap()).unwrap().n_requantised(), 0);
+    }
+}

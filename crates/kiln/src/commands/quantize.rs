@@ -1,0 +1,121 @@
+//! `kiln quantize`: a model file in other tensor types.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use kiln_engine::requantise::Conversion;
+use kiln_gguf::Gguf;
+use serde_json::json;
+
+use super::synth::recipe;
+use crate::output::{byte_progress, print, say, size};
+
+/// Flags of `kiln quantize`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: kiln quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
+
+Types: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE
+       Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S")]
+pub(crate) struct Arguments {
+    /// The model to read; any part of a split one
+    input: PathBuf,
+    /// The file to write
+    out: PathBuf,
+    /// The type or recipe
+    #[arg(value_name = "TYPE")]
+    recipe: String,
+    /// Give every matrix the one type, without mixing
+    #[arg(long)]
+    pure: bool,
+    /// Number of threads; all cores without it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Overwrite OUT if it is there
+    #[arg(long)]
+    force: bool,
+    /// Only say what every tensor would become
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let named = recipe(&arguments.recipe)?;
+    let recipe = if arguments.pure { named.pure() } else { named };
+    let model = Gguf::open(&arguments.input)?;
+    let conversion = Conversion::new(&model, recipe)?;
+    if arguments.dry_run {
+        list(&conversion, arguments.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    check_target(&model, arguments)?;
+    let again = conversion.n_requantised();
+    if again > 0 {
+        say(&format!("note: {again} tensors are quantised already; quantising them again costs quality"));
+    }
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = arguments.threads {
+        pool = pool.num_threads(threads.into());
+    }
+    let pool = pool.build().context("cannot start the threads")?;
+    let start = Instant::now();
+    let bar = byte_progress(conversion.data_bytes(), recipe.name);
+    pool.install(|| conversion.save(&arguments.out, &|bytes| bar.inc(bytes)))?;
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    let (before, after) = (model.data_bytes(), conversion.data_bytes());
+    if arguments.json {
+        print(&serde_json::to_string_pretty(&json!({
+            "file": arguments.out,
+            "type": recipe.name,
+            "tensors": model.tensors().len(),
+            "data_bytes_before": before,
+            "data_bytes": after,
+            "requantised": again,
+            "seconds": seconds,
+        }))?);
+    } else {
+        let (from, to) = (size(before), size(after));
+        say(&format!("{}: {} in {seconds:.1} s, {from} -> {to}", arguments.out.display(), recipe.name));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to destroy anything.
+fn check_target(model: &Gguf, arguments: &Arguments) -> anyhow::Result<()> {
+    let out = &arguments.out;
+    let same = |path: &Path| matches!((path.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if model.paths().any(same) {
+        bail!("{} is the model that is read\nhint: name another file to write", out.display());
+    }
+    if out.is_dir() {
+        bail!("{} is a folder\nhint: name a file in it", out.display());
+    }
+    if out.exists() && !arguments.force {
+        bail!("{} is there already\nhint: --force overwrites it", out.display());
+    }
+    Ok(())
+}
+
+fn list(conversion: &Conversion<'_>, as_json: bool) -> anyhow::Result<()> {
+    if as_json {
+        let rows: BTreeMap<&str, serde_json::Value> = conversion
+            .tensors()
+            .map(|(info, ty)| (info.name.as_str(), json!({"from": info.ty.name(), "to": ty.name()})))
+            .collect();
+        print(&serde_json::to_string_pretty(&json!({"data_bytes": conversion.data_bytes(), "tensors": rows}))?);
+        return Ok(());
+    }
+    for (info, ty) in conversion.tensors() {
+        let shape = info.dims().iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ");
+        print(&format!("{:48} {shape:>24}  {} -> {ty}", info.name, info.ty));
+    }
+    print(&format!("in all {}", size(conversion.data_bytes())));
+    Ok(())
+}
