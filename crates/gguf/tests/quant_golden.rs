@@ -1,5 +1,5 @@
-//! The tensor formats against outsiders: files that `scripts/goldens-quant` made with the Python package `gguf`, and for
-//! the types which that package does not know, the formula of a single element, written down a second time.
+//! The tensor formats against outsiders: files that `scripts/goldens-quant` made with the Python package `gguf`, and
+//! for the types which that package does not know, the formula of a single element, written down a second time.
 
 use std::path::PathBuf;
 

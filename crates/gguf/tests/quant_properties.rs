@@ -1,5 +1,5 @@
-//! What must hold for every quantiser: bounded error, zeros stay zeros, no infinities from finite values, rows that know
-//! nothing of each other, and an importance that is heeded.
+//! What must hold for every quantiser: bounded error, zeros stay zeros, no infinities from finite values, rows that
+//! know nothing of each other, and an importance that is heeded.
 
 use kiln_gguf::TensorType;
 use kiln_gguf::quant::{can_quantise, dequantise, quantise, quantise_rows_parallel};

@@ -1,5 +1,5 @@
-//! Searches for the formats whose blocks of 32 stand alone: eight neighbours of a row are fitted at once. The formula of a
-//! value and the place of its bits live in the files of the formats.
+//! Searches for the formats whose blocks of 32 stand alone: eight neighbours of a row are fitted at once. The formula
+//! of a value and the place of its bits live in the files of the formats.
 
 use std::array;
 
@@ -34,7 +34,8 @@ fn gather(blocks: &[Block], importance: Option<&[Block]>) -> Eight {
     Eight { x: columns(&x), weights: columns(&weights), units }
 }
 
-/// Packs a row of `value = d * snap(level)`, with trials as in [`fit_scales`]: `put` gets the values of a block and its best scale.
+/// Packs a row of `value = d * snap(level)`, with trials as in [`fit_scales`]: `put` gets the values of a block and its
+/// best scale.
 #[inline]
 pub(super) fn encode_scaled<const BYTES: usize>(
     row: &[f32],

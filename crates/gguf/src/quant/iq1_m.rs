@@ -1,6 +1,7 @@
-//! IQ1_M: 256 values in 56 bytes. Low bytes of the grid indices @0[32], a nibble per 8 values @32[16] (three upper bits of the
-//! index, the sign of the shift), u16 @48[4]: four times three bits of scale, one per 16 values, and on top a nibble of the
-//! f16 d, lowest first. value = d * (2 scale + 1) * (grid[index][j] + 1/8, or - 1/8 where the nibble's top bit is set)
+//! IQ1_M: 256 values in 56 bytes. Low bytes of the grid indices @0[32], a nibble per 8 values @32[16] (three upper bits
+//! of the index, the sign of the shift), u16 @48[4]: four times three bits of scale, one per 16 values, and on top a
+//! nibble of the f16 d, lowest first. value = d * (2 scale + 1) * (grid[index][j] + 1/8, or - 1/8 where the nibble's
+//! top bit is set)
 
 use half::f16;
 

@@ -1,5 +1,5 @@
-//! IQ1_S: 256 values in 50 bytes. f16 d @0, low bytes of the grid indices @2[32], u16 @34[8] per 32 values: four times three
-//! upper bits of the indices, three bits of scale, the sign of the shift.
+//! IQ1_S: 256 values in 50 bytes. f16 d @0, low bytes of the grid indices @2[32], u16 @34[8] per 32 values: four times
+//! three upper bits of the indices, three bits of scale, the sign of the shift.
 //! value = d * (2 scale + 1) * (grid[index][j] + 1/8, or - 1/8 where the top bit is set)
 
 use super::blocks::{decode, half_at, u16_at};

@@ -1,5 +1,5 @@
-//! IQ2_S: 256 values in 82 bytes. f16 d @0, low bytes of the grid indices @2[32], signs @34[32] (a bit per value), upper two
-//! bits of the indices @66[8], scales @74[8]: a nibble per 16 values.
+//! IQ2_S: 256 values in 82 bytes. f16 d @0, low bytes of the grid indices @2[32], signs @34[32] (a bit per value),
+//! upper two bits of the indices @66[8], scales @74[8]: a nibble per 16 values.
 //! value = d * (0.5 + scale) / 4 * grid[index][j], with sign
 
 use super::blocks::{decode, half_at};

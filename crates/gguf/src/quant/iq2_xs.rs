@@ -1,5 +1,5 @@
-//! IQ2_XS: 256 values in 74 bytes. f16 d @0, u16 @2[32] (nine bits of grid index, seven of signs), scales @66[8]: a nibble per
-//! 16 values. value = d * (0.5 + scale) / 4 * grid[index][j], with sign
+//! IQ2_XS: 256 values in 74 bytes. f16 d @0, u16 @2[32] (nine bits of grid index, seven of signs), scales @66[8]: a
+//! nibble per 16 values. value = d * (0.5 + scale) / 4 * grid[index][j], with sign
 
 use super::blocks::{decode, half_at, u16_at};
 use super::codebook::{even_signs, iq2_xs};

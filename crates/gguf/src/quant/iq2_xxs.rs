@@ -1,5 +1,5 @@
-//! IQ2_XXS: 256 values in 66 bytes. f16 d @0, eight groups of two u32 @2: four grid indices of a byte each; four times seven
-//! sign bits and, on top, four bits of scale. value = d * (0.5 + scale) / 4 * grid[index][j], with sign
+//! IQ2_XXS: 256 values in 66 bytes. f16 d @0, eight groups of two u32 @2: four grid indices of a byte each; four times
+//! seven sign bits and, on top, four bits of scale. value = d * (0.5 + scale) / 4 * grid[index][j], with sign
 
 use super::blocks::{decode, half_at, u32_at};
 use super::codebook::{even_signs, iq2_xxs};

@@ -1,5 +1,6 @@
-//! IQ3_S: 256 values in 110 bytes. f16 d @0, low bytes of the grid indices @2[64], their ninth bits @66[8], signs @74[32]
-//! (a bit per value), scales @106[4]: a nibble per 32 values. value = d * (1 + 2 scale) * grid[index][j], with sign
+//! IQ3_S: 256 values in 110 bytes. f16 d @0, low bytes of the grid indices @2[64], their ninth bits @66[8], signs
+//! @74[32] (a bit per value), scales @106[4]: a nibble per 32 values. value = d * (1 + 2 scale) * grid[index][j], with
+//! sign
 
 use super::blocks::{decode, half_at};
 use super::codebook::iq3_s;

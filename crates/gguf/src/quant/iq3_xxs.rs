@@ -1,5 +1,5 @@
-//! IQ3_XXS: 256 values in 98 bytes. f16 d @0, grid indices @2[64], u32 @66[8]: four times seven sign bits and, on top, four
-//! bits of scale per 32 values. value = d * (0.5 + scale) / 2 * grid[index][j], with sign
+//! IQ3_XXS: 256 values in 98 bytes. f16 d @0, grid indices @2[64], u32 @66[8]: four times seven sign bits and, on top,
+//! four bits of scale per 32 values. value = d * (0.5 + scale) / 2 * grid[index][j], with sign
 
 use super::blocks::{decode, half_at, u32_at};
 use super::codebook::{even_signs, iq3_xxs};

@@ -1,5 +1,5 @@
-//! IQ4_NL: 32 values in 18 bytes. f16 d @0, nibbles @2[16] (element e low in byte e, e + 16 high): indices into a table of
-//! sixteen values that lie denser around zero. value = d * table[nibble]
+//! IQ4_NL: 32 values in 18 bytes. f16 d @0, nibbles @2[16] (element e low in byte e, e + 16 high): indices into a table
+//! of sixteen values that lie denser around zero. value = d * table[nibble]
 
 use super::blocks::{decode, half_at, put_half, put_nibbles};
 use super::codebook::IQ4;

@@ -1,5 +1,5 @@
-//! IQ4_XS: 256 values in 136 bytes, 8 sub-blocks of 32. f16 d @0, upper two bits of the scales u16 @2 (bits 2 i), lower four
-//! @4[4] (nibble i % 2 of byte i / 2), nibbles @8[128], 16 bytes a sub-block as in IQ4_NL.
+//! IQ4_XS: 256 values in 136 bytes, 8 sub-blocks of 32. f16 d @0, upper two bits of the scales u16 @2 (bits 2 i), lower
+//! four @4[4] (nibble i % 2 of byte i / 2), nibbles @8[128], 16 bytes a sub-block as in IQ4_NL.
 //! value = d * (scale - 32) * table[nibble]
 
 use super::blocks::{decode, encode, half_at, put_nibbles, u16_at};

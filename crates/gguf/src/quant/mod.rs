@@ -1,5 +1,5 @@
 //! What the bits of every tensor type mean: dequantise for all of them, quantise where a good search exists.
-//! A format is one file here and one row of [`FORMATS`]; threads, files and devices live elsewhere.
+//! A format is one file here and one row of the table `FORMATS`; threads, files and devices live elsewhere.
 
 mod blocks;
 pub mod codebook;

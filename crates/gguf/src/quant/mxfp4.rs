@@ -1,5 +1,5 @@
-//! MXFP4: 32 values in 17 bytes. Exponent @0 (a power of two, biased by 127), 4-bit floats @1[16] (element e low in byte e,
-//! e + 16 high). value = table[nibble] * 2^(exponent - 128), where the table holds the floats doubled
+//! MXFP4: 32 values in 17 bytes. Exponent @0 (a power of two, biased by 127), 4-bit floats @1[16] (element e low in
+//! byte e, e + 16 high). value = table[nibble] * 2^(exponent - 128), where the table holds the floats doubled
 
 use super::blocks::{LANES, decode, encode, max_abs, put_nibbles, total};
 use super::codebook::E2M1_DOUBLED;

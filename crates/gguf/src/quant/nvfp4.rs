@@ -1,5 +1,5 @@
-//! NVFP4: 64 values in 36 bytes, 4 sub-blocks of 16. Scales @0[4] (unsigned 8-bit floats, four bits of exponent, three of
-//! mantissa), 4-bit floats @4[32]: element 16 s + r in byte 4 + 8 s + r % 8, low half for r < 8.
+//! NVFP4: 64 values in 36 bytes, 4 sub-blocks of 16. Scales @0[4] (unsigned 8-bit floats, four bits of exponent, three
+//! of mantissa), 4-bit floats @4[32]: element 16 s + r in byte 4 + 8 s + r % 8, low half for r < 8.
 //! value = table[nibble] * scale / 2, where the table holds the floats doubled
 
 use super::blocks::{decode, encode, max_abs};

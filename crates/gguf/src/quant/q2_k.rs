@@ -1,5 +1,5 @@
-//! Q2_K: 256 values in 84 bytes, 16 sub-blocks of 16. Scales @0[16] (low nibble scale, high nibble minimum), two-bit codes
-//! @16[64], f16 d @80, f16 dmin @82. Element 128 n + 32 g + l sits at bit 2 g of byte 16 + 32 n + l.
+//! Q2_K: 256 values in 84 bytes, 16 sub-blocks of 16. Scales @0[16] (low nibble scale, high nibble minimum), two-bit
+//! codes @16[64], f16 d @80, f16 dmin @82. Element 128 n + 32 g + l sits at bit 2 g of byte 16 + 32 n + l.
 //! value = d * scale * code - dmin * min
 
 use super::blocks::{decode, encode, half_at};

@@ -1,6 +1,6 @@
-//! Q3_K: 256 values in 110 bytes, 16 sub-blocks of 16. High bits @0[32] (bit 4 n + g of byte l), two-bit codes @32[64] as in
-//! Q2_K, six-bit scales @96[12], f16 d @108. Scale i: four bits at nibble i / 8 of byte 96 + i % 8, two bits at bit
-//! 2 (i / 4) of byte 104 + i % 4. value = d * (scale - 32) * (low + 4 * high - 4)
+//! Q3_K: 256 values in 110 bytes, 16 sub-blocks of 16. High bits @0[32] (bit 4 n + g of byte l), two-bit codes @32[64]
+//! as in Q2_K, six-bit scales @96[12], f16 d @108. Scale i: four bits at nibble i / 8 of byte 96 + i % 8, two bits at
+//! bit 2 (i / 4) of byte 104 + i % 4. value = d * (scale - 32) * (low + 4 * high - 4)
 
 use super::blocks::{decode, encode, half_at};
 use super::q2_k::put_two_bits;

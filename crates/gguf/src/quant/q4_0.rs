@@ -1,4 +1,5 @@
-//! Q4_0: 32 values in 18 bytes. f16 d @0, nibbles @2[16] (element e in the low half of byte e, e + 16 in the high half).
+//! Q4_0: 32 values in 18 bytes. f16 d @0, nibbles @2[16] (element e in the low half of byte e, e + 16 in the high
+//! half).
 //! value = (nibble - 8) * d
 
 use super::blocks::{decode, encode, extreme, half_at, put_nibbles, put_scale};

@@ -1,5 +1,5 @@
-//! Q4_K: 256 values in 144 bytes, 8 sub-blocks of 32. f16 d @0, f16 dmin @2, six-bit scales and minimums @4[12], nibbles
-//! @16[128]: element 64 c + l in the low half of byte 16 + 32 c + l, element 64 c + 32 + l in the high half.
+//! Q4_K: 256 values in 144 bytes, 8 sub-blocks of 32. f16 d @0, f16 dmin @2, six-bit scales and minimums @4[12],
+//! nibbles @16[128]: element 64 c + l in the low half of byte 16 + 32 c + l, element 64 c + 32 + l in the high half.
 //! value = d * scale * code - dmin * min
 
 use super::blocks::{decode, encode, half_at};

@@ -1,5 +1,6 @@
-//! Q6_K: 256 values in 210 bytes, 16 sub-blocks of 16. Low nibbles @0[128], upper two bits @128[64], int8 scales @192[16],
-//! f16 d @208. Element 128 n + 32 g + l: nibble g / 2 of byte 64 n + 32 (g % 2) + l, bits 2 g of byte 128 + 32 n + l.
+//! Q6_K: 256 values in 210 bytes, 16 sub-blocks of 16. Low nibbles @0[128], upper two bits @128[64], int8 scales
+//! @192[16], f16 d @208. Element 128 n + 32 g + l: nibble g / 2 of byte 64 n + 32 (g % 2) + l, bits 2 g of byte 128 +
+//! 32 n + l.
 //! value = d * scale * (code - 32)
 
 use super::blocks::{decode, encode, half_at};

@@ -1,4 +1,5 @@
-//! Q8_K: 256 values in 292 bytes. f32 d @0, int8 @4[256], int16 sums of 16 codes each @260[16]. For activations on the CPU.
+//! Q8_K: 256 values in 292 bytes. f32 d @0, int8 @4[256], int16 sums of 16 codes each @260[16]. For activations on the
+//! CPU.
 //! value = d * q
 
 use super::blocks::{decode, encode, extreme};

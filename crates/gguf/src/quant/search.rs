@@ -76,8 +76,8 @@ pub(super) fn mean_square<const N: usize>(x: &[f32; N]) -> f32 {
     total(&lanes) / N as f32
 }
 
-/// The weights of a block without an importance: an error in a large value counts more, and `evenness` says how much all
-/// errors count alike.
+/// The weights of a block without an importance: an error in a large value counts more, and `evenness` says how much
+/// all errors count alike.
 #[inline]
 pub(super) fn square_weights<const N: usize>(x: &[f32; N], evenness: f32) -> [f32; N] {
     let even = evenness * mean_square(x);
@@ -113,8 +113,8 @@ pub(super) struct Line {
     pub(super) floor: f32,
 }
 
-/// Eight blocks side by side: `columns[i][lane]` is value `i` of block `lane`. Every step of a search is the same for all
-/// eight, so the compiler can put them in vectors, and no sum runs across a vector.
+/// Eight blocks side by side: `columns[i][lane]` is value `i` of block `lane`. Every step of a search is the same for
+/// all eight, so the compiler can put them in vectors, and no sum runs across a vector.
 pub(super) type Columns<const N: usize> = [Lanes; N];
 
 /// One number for each of eight blocks.
@@ -183,8 +183,8 @@ pub(super) fn fit_lines<const N: usize>(
     array::from_fn(|l| Line { scale: scale[l], floor: floor[l].min(highest_floor) })
 }
 
-/// Weighted sums over the codes q of a trial and the residuals r, what is left of each level after rounding. Residuals are
-/// small, so no sum loses the error of a good fit in the size of the values.
+/// Weighted sums over the codes q of a trial and the residuals r, what is left of each level after rounding. Residuals
+/// are small, so no sum loses the error of a good fit in the size of the values.
 struct CodeSums {
     wq: Lanes,
     wqq: Lanes,
@@ -230,8 +230,8 @@ pub(super) struct Units {
     pub(super) top: f32,
 }
 
-/// Rounds lines to `units`: the two neighbours of the nearest scale are tried as well, each with the floor that suits it,
-/// and the smallest weighted error wins. Gives the codes of the scales and of the negated floors.
+/// Rounds lines to `units`: the two neighbours of the nearest scale are tried as well, each with the floor that suits
+/// it, and the smallest weighted error wins. Gives the codes of the scales and of the negated floors.
 #[inline]
 pub(super) fn round_lines<const N: usize>(
     x: &Columns<N>,

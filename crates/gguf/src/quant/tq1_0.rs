@@ -1,7 +1,7 @@
-//! TQ1_0: 256 values in 54 bytes. Base-3 digits, five a byte @0[48], four a byte @48[4], f16 d @52.
-//! Elements 0..160: byte e % 32, digit e / 32; 160..240: byte 32 + (e - 160) % 16, digit (e - 160) / 16; 240..256: byte
-//! 48 + (e - 240) % 4, digit (e - 240) / 4. A byte is the digits' fraction of 256, rounded up: multiplying it by 3 moves
-//! the next digit into the carry. value = (digit - 1) * d
+//! TQ1_0: 256 values in 54 bytes. Base-3 digits, five a byte @0[48], four a byte @48[4], f16 d @52. Elements 0..160:
+//! byte e % 32, digit e / 32; 160..240: byte 32 + (e - 160) % 16, digit (e - 160) / 16; 240..256: byte 48 + (e - 240) %
+//! 4, digit (e - 240) / 4. A byte is the digits' fraction of 256, rounded up: multiplying it by 3 moves the next digit
+//! into the carry. value = (digit - 1) * d
 
 use super::blocks::{decode, encode, half_at, max_abs, put_scale};
 use super::q2_0::ternary;

@@ -1,4 +1,5 @@
-//! TQ2_0: 256 values in 66 bytes. Two-bit codes @0[64], f16 d @64. Element 128 n + 32 g + l sits at bit 2 g of byte 32 n + l.
+//! TQ2_0: 256 values in 66 bytes. Two-bit codes @0[64], f16 d @64. Element 128 n + 32 g + l sits at bit 2 g of byte 32
+//! n + l.
 //! value = (code - 1) * d
 
 use super::blocks::{decode, encode, half_at, max_abs, put_scale};
