@@ -1,14 +1,11 @@
-// Where the sequences of a recurrence lie among its tokens. RAGGED: p.starts holds the first token of each sequence and
-// the end of the last one; otherwise all sequences have the same length. CHUNK, where it is defined, is the number of
-// tokens of a chunk: every sequence is cut from its own start, so what its neighbours are does not change its result.
+// Where the sequences of a recurrence lie among its tokens: p.starts holds the first token of each sequence and the end
+// of the last one; where it is no address, all sequences have the same length. CHUNK, where it is defined, is the number
+// of tokens of a chunk: every sequence is cut from its own start, so its neighbours do not change its result.
 
 uint start_of(uint sequence) {
-#if RAGGED
+    if (p.starts == uvec2(0)) return p.tokens / p.sequences * sequence;
     // Numbers that make no sense give a wrong result, never a wild address.
     return min(uint(max(I32(p.starts).v[sequence], 0)), p.tokens);
-#else
-    return p.tokens / p.sequences * sequence;
-#endif
 }
 
 uint end_of(uint sequence) { return max(start_of(sequence + 1), start_of(sequence)); }

@@ -229,9 +229,7 @@ impl Layout {
     pub(crate) fn shader(&self, file: &'static str, params: String) -> Shader {
         let stem = file.rsplit('/').next().and_then(|f| f.strip_suffix(".comp")).unwrap_or(file);
         let name = if stem == self.operation { format!("{stem}.f32") } else { format!("{}.{stem}", self.operation) };
-        Shader::new(name, file, params)
-            .define("S", self.head_size)
-            .define("RAGGED", u32::from(matches!(self.sequences, Sequences::Ragged { .. })))
+        Shader::new(name, file, params).define("S", self.head_size)
     }
 
     /// Lanes of a column and columns of a workgroup for the sequential form.
