@@ -5,6 +5,8 @@ use kiln_gguf::TensorType::{self, BF16, F16, F32, I32};
 use super::Call;
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::elementwise;
+use crate::formats::{FORMATS, random_blocks};
+use crate::set_rows::{self, BLOCK_TYPES};
 use crate::tensor::Tensor;
 
 const TYPES: [TensorType; 4] = [F32, F16, BF16, I32];
@@ -34,6 +36,34 @@ fn permuted(from: TensorType, to: TensorType, shape: [usize; 4], order: [usize; 
         let dst = data.output(to, src.shape);
         (Call { src, dst }.into(), tolerance(from, to))
     })
+}
+
+/// Floats to blocks and back, and blocks of every type as they are.
+fn block_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for ty in BLOCK_TYPES {
+        for plain in [F32, F16] {
+            cases.push(Case::new(format!("copy {plain} to {ty} from strided to strided rows"), move |data| {
+                let src = data.strided_input(plain, [64, 3, 2, 2], [72, 4, 2, 2]);
+                let dst = data.strided_output(ty, [64, 3, 2, 2], [128, 3, 3, 2]);
+                (Call { src, dst }.into(), set_rows::cases::tolerance(plain, ty))
+            }));
+            cases.push(Case::new(format!("copy {ty} to {plain}, rows permuted"), move |data| {
+                let src = random_blocks(data, ty, [96, 3, 2, 2], plain == F32).permute([0, 3, 1, 2]);
+                let dst = data.output(plain, src.shape);
+                (Call { src, dst }.into(), tolerance(F32, plain))
+            }));
+        }
+    }
+    for ty in FORMATS.iter().map(|format| format.ty).filter(|ty| ty.block_len() > 1) {
+        cases.push(Case::new(format!("copy {ty} to {ty}"), move |data| {
+            let n = ty.block_len();
+            let src = random_blocks(data, ty, [4 * n, 3, 2, 1], true).narrow(0, 2 * n, 2 * n).permute([0, 2, 1, 3]);
+            let dst = data.output(ty, src.shape);
+            (Call { src, dst }.into(), Tolerance::Exact)
+        }));
+    }
+    cases
 }
 
 /// The cases of a level.
@@ -69,6 +99,7 @@ pub fn cases(level: Level) -> Vec<Case> {
             (Call { src, dst }.into(), Tolerance::Exact)
         }));
     }
+    cases.extend(block_cases());
     cases.push(case(F32, F16, [5, 0, 1, 1]));
     cases.push(Case::new("copy F32 to I32 saturates", |data| {
         const VALUES: [f64; 8] = [2147483648.0, -2147483648.0, 3e38, -3e38, -0.9, 0.9, 2147483520.0, -2147483904.0];

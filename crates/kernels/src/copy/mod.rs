@@ -1,5 +1,5 @@
-//! `copy`: the same elements at other strides and in another type. Block types are not here yet: they need a shader of
-//! their own, chosen in `shader` by the pair of types.
+//! `copy`: the same elements at other strides and in another type. Conversions from blocks are done by the shader of
+//! `dequantise`, those to blocks by that of `set_rows`, and blocks that stay what they are move as plain words.
 
 pub mod cases;
 mod reference;
@@ -7,9 +7,11 @@ mod reference;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
+use crate::dequantise;
 use crate::elementwise::{Walk, addressable, row};
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require, rows_apart};
+use crate::set_rows::{BLOCK_TYPES, Conversion};
 use crate::tensor::Tensor;
 
 const NAME: &str = "copy";
@@ -18,14 +20,16 @@ const NAME: &str = "copy";
 const TILE: usize = 32;
 
 /// One line for the registry.
-pub const SUMMARY: &str = "dst = src, any strides, between F32, F16, BF16 and I32";
+pub const SUMMARY: &str = "dst = src, any strides: F32, F16, BF16, I32; rows of blocks from and to floats";
 
 /// Operands of `copy`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
-    /// Source, F32, F16, BF16 or I32, any strides.
+    /// Source, F32, F16, BF16 or I32, any strides; or of a block type.
     pub src: Tensor,
     /// Result, extents of `src`, F32, F16, BF16 or I32, any strides. Floats become integers by dropping the fraction.
+    /// Blocks of any type become F32 or F16 or stay as they are; F32 and F16 become Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or
+    /// IQ4_NL. Where either has blocks, rows of both are dense.
     pub dst: Tensor,
 }
 
@@ -41,7 +45,29 @@ kiln_gpu::params! {
     }
 }
 
+/// How a call is carried out.
+enum Way {
+    /// As it stands.
+    Plain,
+    /// Blocks moved as the words they are made of.
+    Words(Call),
+    /// Blocks to floats.
+    FromBlocks(dequantise::Call),
+    /// Floats to blocks.
+    ToBlocks(Conversion),
+}
+
 impl Call {
+    fn way(&self) -> Way {
+        let Call { src, dst } = *self;
+        match (src.ty.block_len() > 1, dst.ty.block_len() > 1) {
+            (false, false) => Way::Plain,
+            (true, false) => Way::FromBlocks(dequantise::Call { src, dst }),
+            (false, true) => Way::ToBlocks(Conversion { operation: NAME, src, ids: None, dst }),
+            (true, true) => Way::Words(Call { src: as_words(src, &[src, dst]), dst: as_words(dst, &[src, dst]) }),
+        }
+    }
+
     fn walk(&self) -> Walk {
         Walk::new(&[self.src, self.dst])
     }
@@ -77,6 +103,22 @@ impl Call {
     }
 }
 
+/// Rows of blocks as rows of words, the widest at whose multiples all `operands` lie.
+fn as_words(tensor: Tensor, operands: &[Tensor]) -> Tensor {
+    let fits = |bytes: usize| {
+        let whole = |t: &Tensor| {
+            let strides = (1..4).filter(|&d| t.shape[d] > 1).map(|d| t.stride[d]);
+            strides.chain([t.offset, t.row_bytes()]).all(|n| n.is_multiple_of(bytes))
+        };
+        operands.iter().all(whole)
+    };
+    let ty = if fits(4) { TensorType::I32 } else { TensorType::F16 };
+    let [_, s1, s2, s3] = tensor.stride;
+    let [_, n1, n2, n3] = tensor.shape;
+    let words = tensor.row_bytes() / ty.block_bytes();
+    Tensor { ty, shape: [words, n1, n2, n3], stride: [ty.block_bytes(), s1, s2, s3], ..tensor }
+}
+
 impl Operation for Call {
     fn name(&self) -> &'static str {
         NAME
@@ -92,11 +134,28 @@ impl Operation for Call {
 
     fn check(&self) -> Result<(), Invalid> {
         let Call { src, dst } = self;
-        require(src.shape == dst.shape, NAME, || format!("src is {src} but dst is {dst}"))
+        require(src.shape == dst.shape, NAME, || format!("src is {src} but dst is {dst}"))?;
+        let plain = src.ty.block_len() == 1 && dst.ty.block_len() == 1;
+        let dense = src.has_dense_rows() && dst.has_dense_rows();
+        require(plain || dense, NAME, || format!("rows must be dense to copy {} to {}", src.ty, dst.ty))
     }
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
         only_scalar(NAME, want)?;
+        match self.way() {
+            Way::Plain => {}
+            Way::FromBlocks(call) if matches!(self.dst.ty, TensorType::F32 | TensorType::F16) => {
+                return call.pick(caps, want);
+            }
+            Way::ToBlocks(conversion) if BLOCK_TYPES.contains(&self.dst.ty) => return conversion.pick(caps, want),
+            Way::Words(call) if self.src.ty == self.dst.ty && self.src.row_bytes().is_multiple_of(2) => {
+                return call.pick(caps, want);
+            }
+            _ => {
+                let reason = format!("no way from {} to {}", self.src, self.dst);
+                return Err(Unsupported { operation: NAME, reason });
+            }
+        }
         addressable(NAME, &[self.src, self.dst])?;
         if let Some(transposition) = self.as_transposition() {
             let (shader, value) = transposition.shader(Walk::SINGLE, "copy/transpose.comp")?;
@@ -108,7 +167,13 @@ impl Operation for Call {
         Ok(self.walk().choice(shader, value, &self.dst, caps))
     }
 
-    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        match self.way() {
+            Way::Plain => {}
+            Way::Words(call) => return call.params(choice, launch, at),
+            Way::FromBlocks(call) => return call.params(choice, launch, at),
+            Way::ToBlocks(conversion) => return conversion.params(at),
+        }
         let transposition = self.as_transposition();
         let walk = if transposition.is_some() { Walk::SINGLE } else { self.walk() };
         let call = transposition.unwrap_or(*self);
@@ -138,10 +203,10 @@ impl Operation for Call {
 mod tests {
     use super::*;
     use crate::tensor::Slot;
-    use kiln_gguf::TensorType::{F32, Q8_0};
+    use kiln_gguf::TensorType::{BF16, F32, Q6_K, Q8_0};
 
     #[test]
-    fn transpositions_go_through_tiles_and_blocks_are_unsupported() {
+    fn transpositions_go_through_tiles_and_blocks_through_their_own_shaders() {
         let file = |call: Call| call.pick(&Caps::least(), None).unwrap().launches[0].shader.file;
         let t = Tensor::dense(Slot(0), F32, [64, 48, 40, 1]);
         let to = |src: Tensor| Call { src, dst: Tensor::dense(Slot(1), F32, src.shape) };
@@ -150,6 +215,14 @@ mod tests {
         assert_eq!(file(to(t.permute([0, 2, 1, 3]))), "copy/copy.comp");
         assert_eq!(file(to(t.narrow(1, 0, 3).permute([1, 0, 2, 3]))), "copy/copy.comp");
         let blocks = Tensor::dense(Slot(0), Q8_0, [64, 2, 1, 1]);
-        assert!(Call { src: blocks, dst: blocks }.pick(&Caps::least(), None).is_err());
+        let plain = |ty| Tensor::dense(Slot(1), ty, [64, 2, 1, 1]);
+        assert_eq!(file(Call { src: blocks, dst: blocks }), "copy/copy.comp");
+        assert_eq!(file(Call { src: blocks, dst: plain(F32) }), "dequantise/dequantise.comp");
+        assert_eq!(file(Call { src: plain(F32), dst: blocks }), "set_rows/set_rows.comp");
+        let refused = |src, dst| Call { src, dst }.pick(&Caps::least(), None).is_err();
+        assert!(refused(blocks, plain(BF16)) && refused(plain(BF16), blocks));
+        let six = Tensor::dense(Slot(0), Q6_K, [256, 2, 1, 1]);
+        assert!(refused(Tensor { slot: Slot(1), ..six }, Tensor::dense(Slot(0), Q8_0, [256, 2, 1, 1])));
+        assert!(refused(Tensor::dense(Slot(1), F32, [256, 2, 1, 1]), six));
     }
 }
