@@ -131,9 +131,9 @@ impl Linear {
             .define("TILE", tile)
             .define("WG", output_threads)
             .define("AFTER_UPDATE", u32::from(self.tf.is_none()));
-        let rows = tile / 16;
-        let rows = if shuffles(rows, output_threads, caps) { rows } else { 1 };
-        let output = lanes(output, rows, output_threads, caps);
+        // Eight keys a lane and two rows at once; without subgroups a thread has a row to itself.
+        let (n_lanes, rows) = if shuffles(tile / 8, output_threads, caps) { (tile / 8, 2) } else { (1, 1) };
+        let output = lanes(output.define("ROWS", rows), n_lanes, output_threads, caps);
         let per_chunk = grid(chunks * layout.heads * (s / tile), caps);
         let per_state = grid(self.sequences.count() * layout.heads * (s * s / 4 / scan_threads), caps);
         Some(vec![

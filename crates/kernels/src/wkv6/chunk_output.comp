@@ -3,7 +3,8 @@
 // r_t k_s times the decays of the tokens between s and t, A[t][t] holds the bonus (wkv6) or r_t k_t (gla, whose r_t
 // takes the decay of token t along). Both factors of S and v come from one walk of row t from token t back to the
 // first, multiplying by one decay a step: nothing is divided, so decays may be zero or negative.
-// One workgroup per (chunk, head, TILE value columns); LANES threads share a row of A; a thread has 4 x 4 results.
+// One workgroup per (chunk, head, TILE value columns); LANES threads share ROWS rows of A; a thread has
+// 4 x 4 results.
 #version 450
 #include "kiln.glsl"
 #include "recurrence.glsl"
@@ -25,6 +26,19 @@ shared vec4 decay_stage[CHUNK * QUADS];
 shared vec4 weights[CHUNK * CHUNK_QUADS];
 
 vec4 sum[4];
+
+void set_weight(uint t, uint s, float weight) { weights[t * CHUNK_QUADS + s / 4][s % 4] = weight; }
+
+// This lane's share of row times k_s; the row then takes the decay of token s along.
+float walk(inout vec4 row[HELD], uint s, uint lane) {
+    vec4 product = vec4(0);
+    [[unroll]] for (uint n = 0; n < HELD; n++) {
+        uint at = s * QUADS + lane + n * LANES;
+        product = fma(row[n], k_stage[at], product);
+        row[n] *= decay_stage[at];
+    }
+    return sum4(product);
+}
 
 void multiply(vec4 left[4], uint from, uint quad) {
     [[unroll]] for (uint e = 0; e < 4; e++) {
@@ -50,49 +64,53 @@ void main() {
     }
     barrier();
 
-    uint t = tid / LANES, lane = tid % LANES;
-    vec4 r[HELD];
+    // A thread walks ROWS neighbouring rows at once, so that they share what it loads.
+    uint t = tid / LANES * ROWS, lane = tid % LANES;
+    vec4 r[ROWS][HELD];
     if (t < CHUNK) {
-        float same = 0;
-        [[unroll]] for (uint n = 0; n < HELD; n++) {
-            uint quad = lane + n * LANES, at = t * QUADS + quad;
-            r[n] = load4(p.r, first + t, end, head, quad, 0);
+        [[unroll]] for (uint i = 0; i < ROWS; i++) {
+            float same = 0;
+            [[unroll]] for (uint n = 0; n < HELD; n++) {
+                uint quad = lane + n * LANES, at = (t + i) * QUADS + quad;
+                r[i][n] = load4(p.r, first + t + i, end, head, quad, 0);
 #if AFTER_UPDATE
-            same += dot4(r[n], k_stage[at]);
-            r[n] *= decay_stage[at];
+                same += dot4(r[i][n], k_stage[at]);
+                r[i][n] *= decay_stage[at];
 #else
-            same += dot4(r[n] * F32x4(p.tf).v[head * QUADS + quad], k_stage[at]);
+                same += dot4(r[i][n] * F32x4(p.tf).v[head * QUADS + quad], k_stage[at]);
 #endif
-        }
-        same = lane_sum(same);
-        if (lane == 0) {
-            weights[t * CHUNK_QUADS + t / 4][t % 4] = same;
-            for (uint s = t + 1; s % 4 != 0; s++) weights[t * CHUNK_QUADS + s / 4][s % 4] = 0;
+            }
+            same = lane_sum(same);
+            if (lane == 0) {
+                set_weight(t + i, t + i, same);
+                for (uint s = t + i + 1; s % 4 != 0; s++) set_weight(t + i, s, 0);
+            }
+            // The rows among each other.
+            [[unroll]] for (uint j = i; j-- > 0;) {
+                float weight = lane_sum(walk(r[i], t + j, lane));
+                if (lane == 0) set_weight(t + i, t + j, weight);
+            }
         }
 #if SHUFFLE
         // All rows of a subgroup walk together.
-        uint top = min((tid | (gl_SubgroupSize - 1)) / LANES, CHUNK - 1);
+        uint top = min((tid | (gl_SubgroupSize - 1)) / LANES * ROWS, CHUNK - ROWS);
 #else
         uint top = t;
 #endif
         for (uint s = top; s-- > 0;) {
-            float weight = 0;
-            if (s < t) {
-                vec4 product = vec4(0);
-                [[unroll]] for (uint n = 0; n < HELD; n++) {
-                    uint at = s * QUADS + lane + n * LANES;
-                    product = fma(r[n], k_stage[at], product);
-                    r[n] *= decay_stage[at];
-                }
-                weight = sum4(product);
+            float weight[ROWS];
+            [[unroll]] for (uint i = 0; i < ROWS; i++) weight[i] = s < t ? walk(r[i], s, lane) : 0;
+            [[unroll]] for (uint i = 0; i < ROWS; i++) {
+                weight[i] = lane_sum(weight[i]);
+                if (lane == 0 && s < t) set_weight(t + i, s, weight[i]);
             }
-            weight = lane_sum(weight);
-            if (lane == 0 && s < t) weights[t * CHUNK_QUADS + s / 4][s % 4] = weight;
         }
     }
     barrier();
     if (t < CHUNK) {
-        [[unroll]] for (uint n = 0; n < HELD; n++) k_stage[t * QUADS + lane + n * LANES] = r[n];
+        [[unroll]] for (uint i = 0; i < ROWS; i++) {
+            [[unroll]] for (uint n = 0; n < HELD; n++) k_stage[(t + i) * QUADS + lane + n * LANES] = r[i][n];
+        }
     }
 
     uint row = tid / TILE_QUADS * 4, quad = tid % TILE_QUADS;

@@ -33,24 +33,13 @@ shared vec4 rb[CHUNK * CHUNK_QUADS];
 shared vec4 rk[CHUNK * CHUNK_QUADS];
 shared vec4 decay[QUADS];
 
-// Walks row t from token LIMIT - 1 to the first one, for row t of a pair of matrices.
-#define WALK(ROW, LIMIT, ON_B, ON_K)                                                            \
-    for (uint s = top; s-- > 0;) {                                                              \
-        vec4 on_b = vec4(0), on_k = vec4(0);                                                    \
-        if (s < (LIMIT)) {                                                                      \
-            [[unroll]] for (uint n = 0; n < HELD; n++) {                                        \
-                uint at = s * QUADS + lane + n * LANES;                                         \
-                on_b = fma(ROW[n], b_stage[at], on_b);                                          \
-                on_k = fma(ROW[n], k_stage[at], on_k);                                          \
-                ROW[n] *= w_stage[at];                                                          \
-            }                                                                                   \
-        }                                                                                       \
-        float sum_b = lane_sum(sum4(on_b)), sum_k = lane_sum(sum4(on_k));                       \
-        if (lane == 0 && s < (LIMIT)) {                                                         \
-            ON_B[t * CHUNK_QUADS + s / 4][s % 4] = sum_b;                                       \
-            ON_K[t * CHUNK_QUADS + s / 4][s % 4] = sum_k;                                       \
-        }                                                                                       \
-    }
+void set(uint t, uint s, vec4 sums) {
+    uint at = t * CHUNK_QUADS + s / 4, e = s % 4;
+    ab[at][e] = sums.x;
+    ak[at][e] = sums.y;
+    rb[at][e] = sums.z;
+    rk[at][e] = sums.w;
+}
 
 // Solves for column `column` of W or G, which stands in `matrix` of `width` quads a row.
 #define SOLVE(MATRIX, WIDTH, COLUMN)                                                            \
@@ -91,14 +80,40 @@ void main() {
             a_row[n] = load4(p.a, first + t, end, head, lane + n * LANES, 0);
             r_row[n] = load4(p.r, first + t, end, head, lane + n * LANES, 0);
         }
+        // r sees its own token, a does not.
+        vec2 own = vec2(0);
+        [[unroll]] for (uint n = 0; n < HELD; n++) {
+            uint at = t * QUADS + lane + n * LANES;
+            own += vec2(dot4(r_row[n], b_stage[at]), dot4(r_row[n], k_stage[at]));
+            r_row[n] *= w_stage[at];
+        }
+        own = vec2(lane_sum(own.x), lane_sum(own.y));
+        if (lane == 0) set(t, t, vec4(0, 0, own));
 #if SHUFFLE
         // All rows of a subgroup walk together.
-        uint top = min((tid | (gl_SubgroupSize - 1)) / LANES, CHUNK - 1) + 1;
+        uint top = min((tid | (gl_SubgroupSize - 1)) / LANES, CHUNK - 1);
 #else
-        uint top = t + 1;
+        uint top = t;
 #endif
-        WALK(a_row, t, ab, ak)
-        WALK(r_row, t + 1, rb, rk)
+        for (uint s = top; s-- > 0;) {
+            vec4 sums = vec4(0);
+            if (s < t) {
+                vec4 on_ab = vec4(0), on_ak = vec4(0), on_rb = vec4(0), on_rk = vec4(0);
+                [[unroll]] for (uint n = 0; n < HELD; n++) {
+                    uint at = s * QUADS + lane + n * LANES;
+                    vec4 b = b_stage[at], k = k_stage[at], w = w_stage[at];
+                    on_ab = fma(a_row[n], b, on_ab);
+                    on_ak = fma(a_row[n], k, on_ak);
+                    on_rb = fma(r_row[n], b, on_rb);
+                    on_rk = fma(r_row[n], k, on_rk);
+                    a_row[n] *= w;
+                    r_row[n] *= w;
+                }
+                sums = vec4(sum4(on_ab), sum4(on_ak), sum4(on_rb), sum4(on_rk));
+            }
+            [[unroll]] for (uint e = 0; e < 4; e++) sums[e] = lane_sum(sums[e]);
+            if (lane == 0 && s < t) set(t, s, sums);
+        }
     }
     barrier();
 
