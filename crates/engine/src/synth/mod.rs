@@ -51,7 +51,7 @@ const UNIT: usize = 256;
 const POOL_UNITS: usize = 4096;
 /// Tensors with at most this many values are made value by value; larger ones are drawn from a pool of packed
 /// stretches, because quantising billions of random numbers would take minutes and serve nobody.
-const SMALL: usize = 4 * POOL_UNITS * UNIT;
+const SMALL: usize = POOL_UNITS * UNIT;
 /// Values of a piece that is made and written at once.
 const PIECE: usize = 32 << 20;
 

@@ -40,7 +40,8 @@ struct Row {
     time: Duration,
 }
 
-fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
+/// The operations of these names; all without any.
+pub(crate) fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
     for name in names {
         if !KERNELS.iter().any(|k| k.name == name) {
             let known: Vec<&str> = KERNELS.iter().map(|k| k.name).collect();

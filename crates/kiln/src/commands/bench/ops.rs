@@ -2,16 +2,15 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
 use kiln_gpu::Shader;
 use kiln_kernels::case::Level;
 use kiln_kernels::harness::Prepared;
 use kiln_kernels::probe::Probe;
 use kiln_kernels::timing::{self, Timing};
-use kiln_kernels::{KERNELS, Kernel};
 use serde_json::json;
 
 use super::{rate, time};
+use crate::commands::selftest::chosen;
 use crate::device::DeviceFlag;
 use crate::output::{print, progress, say};
 
@@ -37,14 +36,6 @@ struct Row {
     timing: Timing,
     bytes: f64,
     flops: f64,
-}
-
-fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
-    if let Some(name) = names.iter().find(|name| !KERNELS.iter().any(|k| k.name == **name)) {
-        let known: Vec<&str> = KERNELS.iter().map(|k| k.name).collect();
-        bail!("no operation {name:?}\nhint: there are {}", known.join(", "));
-    }
-    Ok(KERNELS.iter().filter(|k| names.is_empty() || names.iter().any(|n| n == k.name)).collect())
 }
 
 /// Runs the command.

@@ -1,0 +1,204 @@
+//! The binary as users meet it: arguments, files, exit codes, what is said where. No GPU is needed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use kiln_gguf::{Gguf, TensorType, quant};
+
+/// A folder that goes away with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kiln-cli-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the binary on a machine without any Vulkan driver.
+fn kiln(arguments: &[&str]) -> Output {
+    let nowhere = std::env::temp_dir().join("kiln-cli-no-such-manifest.json");
+    Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(arguments)
+        .env("VK_DRIVER_FILES", &nowhere)
+        .env("VK_ICD_FILENAMES", &nowhere)
+        .env_remove("KILN_DEVICE")
+        .env_remove("KILN_VALIDATION")
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Asserts a failure with this code whose message holds all these words, says nothing on stdout and does not panic.
+fn assert_fails(output: &Output, code: i32, words: &[&str]) {
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{error}");
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    assert!(!error.contains("panicked"), "{error}");
+    words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is not in: {error}"));
+}
+
+fn assert_succeeds(output: &Output) {
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output.stdout)))
+}
+
+fn synth(folder: &Folder, preset: &str, ty: &str) -> String {
+    let path = folder.file(&format!("{preset}-{ty}.gguf"));
+    assert_succeeds(&kiln(&["synth", preset, ty, &path]));
+    path
+}
+
+#[test]
+fn wrong_arguments_exit_with_2_and_every_command_has_an_example() {
+    assert_fails(&kiln(&["nonsense"]), 2, &["nonsense"]);
+    assert_fails(&kiln(&["inspect"]), 2, &["MODEL"]);
+    assert_fails(&kiln(&["quantize", "a", "b"]), 2, &["TYPE"]);
+    assert_fails(&kiln(&["quantize", "a", "b", "Q8_0", "--threads", "0"]), 2, &["threads"]);
+    assert_fails(&kiln(&["synth", "tiny-llama"]), 2, &["TYPE"]);
+    assert_fails(&kiln(&["bench"]), 2, &["device"]);
+    let commands = ["devices", "doctor", "inspect", "quantize", "selftest", "synth"];
+    for command in commands.iter().map(|c| vec![*c]).chain([vec!["bench", "device"], vec!["bench", "ops"]]) {
+        let help = kiln(&[&command[..], &["--help"]].concat());
+        assert_succeeds(&help);
+        assert!(text(&help.stdout).contains("Example: kiln"), "{command:?}");
+    }
+}
+
+#[test]
+fn unknown_names_list_what_there_is() {
+    let folder = Folder::new("names");
+    let out = folder.file("x.gguf");
+    assert_fails(&kiln(&["synth", "gpt-9", "Q8_0", &out]), 1, &["gpt-9", "hint:", "llama-8b"]);
+    assert_fails(&kiln(&["synth", "tiny-llama", "Q9_9", &out]), 1, &["Q9_9", "hint:", "Q4_K_M"]);
+    assert_fails(&kiln(&["bench", "ops", "sing"]), 1, &["sing", "hint:", "rms_norm"]);
+    assert!(folder.names().is_empty());
+}
+
+#[test]
+fn missing_and_damaged_files_are_errors_that_name_them() {
+    let folder = Folder::new("damaged");
+    let missing = folder.file("missing.gguf");
+    assert_fails(&kiln(&["inspect", &missing]), 1, &["missing.gguf"]);
+    let text_file = folder.file("text.gguf");
+    std::fs::write(&text_file, "not a model at all").unwrap();
+    assert_fails(&kiln(&["inspect", &text_file]), 1, &["text.gguf", "not a GGUF file"]);
+    let whole = std::fs::read(synth(&folder, "tiny-llama", "F16")).unwrap();
+    let cut = folder.file("cut.gguf");
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    assert_fails(&kiln(&["inspect", &cut]), 1, &["cut.gguf", "cut short"]);
+    let out = folder.file("out.gguf");
+    assert_fails(&kiln(&["quantize", &cut, &out, "Q8_0"]), 1, &["cut.gguf"]);
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn inspect_tells_types_parameters_and_memory() {
+    let folder = Folder::new("inspect");
+    let model = synth(&folder, "tiny-llama-256", "Q4_K_M");
+    let told = json(&kiln(&["inspect", &model, "--json", "--tensors"]));
+    assert_eq!(told["metadata"]["general.architecture"], "llama");
+    assert!(told["metadata"]["tokenizer.ggml.tokens"]["length"].as_u64().unwrap() > 256);
+    let file = Gguf::open(&model).unwrap();
+    let elements: usize = file.tensors().iter().map(|t| t.n_elements()).sum();
+    assert_eq!(told["parameters"], elements);
+    assert_eq!(told["data_bytes"], file.data_bytes());
+    assert_eq!(told["tensors"].as_array().unwrap().len(), file.tensors().len());
+    assert!(told["types"]["Q6_K"]["tensors"].as_u64().unwrap() > 0);
+    // 2 layers, 2 heads of keys and values, 64 wide, 2 bytes each, 512 tokens.
+    assert_eq!(told["memory"][0]["state_bytes"], 2 * 2 * (64 + 64) * 2 * 512);
+    let plain = kiln(&["inspect", &model]);
+    assert_succeeds(&plain);
+    assert!(text(&plain.stdout).contains("bits") && !text(&plain.stdout).contains("blk.0.attn_q.weight"));
+}
+
+#[test]
+fn quantize_keeps_the_weights_near_and_the_metadata_whole() {
+    let folder = Folder::new("quantize");
+    let model = synth(&folder, "tiny-llama-256", "F32");
+    let (eight, back) = (folder.file("q8.gguf"), folder.file("back.gguf"));
+    assert_succeeds(&kiln(&["quantize", &model, &eight, "q8_0", "--threads", "2"]));
+    let again = kiln(&["quantize", &eight, &back, "F32", "--json"]);
+    assert_eq!(json(&again)["type"], "F32");
+    let (want, got) = (Gguf::open(&model).unwrap(), Gguf::open(&back).unwrap());
+    assert_eq!(Gguf::open(&eight).unwrap().tensor("blk.0.attn_q.weight").unwrap().ty, TensorType::Q8_0);
+    for info in want.tensors() {
+        let read = |file: &Gguf| {
+            let info = file.tensor(&info.name).unwrap();
+            let mut values = vec![0.0; info.n_elements()];
+            quant::dequantise(info.ty, file.data(info), &mut values).unwrap();
+            values
+        };
+        let (want, got) = (read(&want), read(&got));
+        let error: f32 = want.iter().zip(&got).map(|(a, b)| (a - b).powi(2)).sum();
+        let norm: f32 = want.iter().map(|a| a * a).sum();
+        assert!(error <= 1e-4 * norm, "{}: {error} of {norm}", info.name);
+    }
+    let kept = |file: &Gguf| file.metadata().get_str_array("tokenizer.ggml.tokens").unwrap().clone();
+    assert_eq!(kept(&want), kept(&got));
+    assert_eq!(got.metadata().get_u32("general.file_type").unwrap(), 0);
+    // Nothing but the three models: no temporary file is left.
+    assert_eq!(folder.names().len(), 3, "{:?}", folder.names());
+}
+
+#[test]
+fn quantize_destroys_nothing() {
+    let folder = Folder::new("destroy");
+    let model = synth(&folder, "tiny-llama", "F16");
+    let before = std::fs::read(&model).unwrap();
+    assert_fails(&kiln(&["quantize", &model, &model, "Q8_0", "--force"]), 1, &["hint:"]);
+    let other = folder.file("other.gguf");
+    std::fs::write(&other, "precious").unwrap();
+    assert_fails(&kiln(&["quantize", &model, &other, "Q8_0"]), 1, &["other.gguf", "--force"]);
+    assert_eq!(std::fs::read(&other).unwrap(), b"precious");
+    assert_fails(&kiln(&["quantize", &model, &folder.file("no/such/folder.gguf"), "Q8_0"]), 1, &["folder.gguf"]);
+    assert_succeeds(&kiln(&["quantize", &model, &other, "Q8_0", "--force"]));
+    let again = kiln(&["quantize", &other, &folder.file("third.gguf"), "Q4_0"]);
+    assert_succeeds(&again);
+    assert!(text(&again.stderr).contains("quantised already"), "{}", text(&again.stderr));
+    assert_eq!(std::fs::read(&model).unwrap(), before);
+    assert_fails(&kiln(&["synth", "tiny-llama", "F16", &model]), 1, &["--force"]);
+}
+
+#[test]
+fn doctor_without_a_driver_says_so_and_how_to_fix_it() {
+    let plain = kiln(&["doctor"]);
+    let said = text(&plain.stdout);
+    assert_eq!(plain.status.code(), Some(1), "{said}");
+    assert!(said.contains("problem: ") && said.contains("fix: "), "{said}");
+    assert!(said.contains("kiln-cli-no-such-manifest.json"), "{said}");
+    let told = json(&kiln(&["doctor", "--json"]));
+    assert_eq!(told["usable"], false);
+    assert!(!told["findings"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn commands_that_need_a_device_point_to_the_doctor_or_the_loader() {
+    for command in [vec!["devices"], vec!["selftest"], vec!["bench", "device"]] {
+        assert_fails(&kiln(&command), 1, &["error: ", "hint: "]);
+    }
+}
