@@ -3,10 +3,10 @@
 
 use half::f16;
 use kiln_gguf::TensorType;
-use kiln_gpu::Shader;
+use kiln_gpu::{Caps, Shader};
 
 use crate::case::{Data, Random};
-use crate::operation::Unsupported;
+use crate::operation::{Choice, Unsupported};
 use crate::tensor::Tensor;
 
 /// How a tensor type is read by shaders.
@@ -157,6 +157,22 @@ pub(crate) fn rows_reachable(operation: &'static str, tensors: &[Tensor]) -> Res
         }
     }
     Ok(())
+}
+
+/// Threads of a workgroup and units of a thread, for kernels that spread `units` over threads. Filling a table costs a
+/// workgroup as much as hundreds of elements, so formats with one give their threads more to do.
+pub(crate) fn split(format: &Format, units: usize, caps: &Caps) -> (u32, usize) {
+    let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]);
+    let threads = limit.min(if caps.is_cpu { 64 } else { 128 });
+    let per = if format.shared_bytes > 0 { (units / (threads as usize * 512)).clamp(1, 16) } else { 1 };
+    (threads, per)
+}
+
+/// The number that a shader's macro stands for.
+pub(crate) fn defined(choice: &Choice, name: &str) -> usize {
+    let defines = &choice.launches[0].shader.defines;
+    let value = defines.iter().find(|(n, _)| n == name).and_then(|(_, value)| value.parse().ok());
+    value.expect("`pick` should have defined the number that `params` asks for")
 }
 
 /// A dense input for cases: random codes, and scales that are ordinary, zero, negative, subnormal and the largest.

@@ -45,7 +45,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case(ty, F16, 3, [2, 3, 1]));
         cases.push(unaligned(ty));
         if level == Level::Full {
-            cases.push(case(ty, F32, 8192 / ty.block_len(), [511, 1, 1]));
+            // Enough for a thread to take several units.
+            cases.push(case(ty, F32, 8192 / ty.block_len(), [2047, 1, 1]));
         }
     }
     cases

@@ -1,5 +1,5 @@
 // dequantise: dst = the values of src. src: any format, rows of whole blocks; dst: F32 or F16, dense rows.
-// Each thread takes UNIT neighbouring elements of a row: 32, 4 or 1.
+// Each thread takes PER units of UNIT (32, 4 or 1) neighbouring elements of a row.
 #version 450
 #include "kiln.glsl"
 
@@ -9,12 +9,13 @@ layout(local_size_x = WG) in;
 
 void main() {
     A_INIT();
-    uint unit = group_index() * WG + gl_LocalInvocationID.x;
-    if (unit >= p.units) return;
-    uint row = unit / p.row_units;
-    uint e = (unit - row * p.row_units) * UNIT;
-    uvec4 at = unravel(row, uint[4](p.shape[0], p.shape[1], p.shape[2], 1));
-    uvec2 src = row_of(p.src, at.xyz, p.src_stride);
-    uvec2 dst = row_of(p.dst, at.xyz, p.dst_stride);
-    put_values(src, e, dst);
+    uint first = group_index() * (WG * PER) + gl_LocalInvocationID.x;
+    for (uint k = 0; k < PER; k++) {
+        uint unit = first + k * WG;
+        if (unit >= p.units) return;
+        uint row = unit / p.row_units;
+        uint e = (unit - row * p.row_units) * UNIT;
+        uvec4 at = unravel(row, uint[4](p.shape[0], p.shape[1], p.shape[2], 1));
+        put_values(row_of(p.src, at.xyz, p.src_stride), e, row_of(p.dst, at.xyz, p.dst_stride));
+    }
 }

@@ -40,13 +40,14 @@ kiln_gpu::params! {
 }
 
 impl Call {
-    /// Elements of a thread: the wide form where src has blocks and dst takes vectors.
-    fn unit(&self) -> usize {
+    /// Elements of a unit. Neighbouring threads with four each write whole lines of memory; where threads are slow, the
+    /// wide form takes fewer of them.
+    fn unit(&self, caps: &Caps) -> usize {
         // The products of the wide form may lose the subnormal values of MXFP4.
         let wide = formats::format(self.src.ty).is_some_and(|f| f.group > 0) && self.src.ty != TensorType::MXFP4;
         let fours = self.src.shape[0].is_multiple_of(4) && formats::is_aligned(&self.src);
         match formats::is_aligned(&self.dst) {
-            true if wide => 32,
+            true if wide && caps.is_cpu => 32,
             true if fours => 4,
             _ => 1,
         }
@@ -78,22 +79,26 @@ impl Operation for Call {
         only_scalar(NAME, want)?;
         formats::readable(NAME, &self.src)?;
         let reach = formats::rows_reachable(NAME, &[self.src, self.dst]);
-        let threads = caps.limits.max_workgroup_invocations.min(if caps.is_cpu { 64 } else { 128 });
+        let unit = self.unit(caps);
+        let units = self.src.len() / unit;
+        let format = formats::format(self.src.ty).expect("`readable` should have found the format");
+        let (threads, per) = formats::split(format, units, caps);
         let (_, store) = element_functions(NAME, self.dst.ty)?;
         let name = format!("{NAME}.{}.{}", self.src.ty, self.dst.ty).to_lowercase();
         let shader = Shader::new(name, "dequantise/dequantise.comp", Params::glsl())
             .define("WG", threads)
-            .define("UNIT", self.unit())
+            .define("PER", per)
+            .define("UNIT", unit)
             .define("STORE_D", store)
             .define("PUT4_D", store.replace("store", "put4"));
         let shader = formats::define(shader, "A", self.src.ty)?;
-        let groups = (self.src.len() / self.unit()).div_ceil(threads as usize);
+        let groups = units.div_ceil(threads as usize * per);
         reach.map(|()| Choice::one(Path::Scalar, shader, grid(groups, caps)))
     }
 
-    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    fn params(&self, choice: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let [cols, shape @ ..] = self.dst.extents();
-        let row_units = cols / self.unit() as u32;
+        let row_units = cols / formats::defined(choice, "UNIT") as u32;
         Params {
             src: at(&self.src),
             dst: at(&self.dst),

@@ -1,5 +1,5 @@
 // get_rows: dst(i0, i10, i11, i12) = the values of row ids(i10, i11, i12) of src in batch (i11, i12).
-// src: any format; ids: I32; dst: F32 or F16. Each thread takes UNIT neighbouring elements of a row: 4 or 1.
+// src: any format; ids: I32; dst: F32 or F16. Each thread takes PER units of UNIT (4 or 1) elements.
 // An id outside of src reads nothing and gives a row of zeros.
 #version 450
 #include "kiln.glsl"
@@ -8,10 +8,7 @@ layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "block_values.glsl"
 
-void main() {
-    A_INIT();
-    uint unit = group_index() * WG + gl_LocalInvocationID.x;
-    if (unit >= p.units) return;
+void get_unit(uint unit) {
     uint row = unit / p.row_units;
     uint e = (unit - row * p.row_units) * UNIT;
     uvec4 at = unravel(row, uint[4](p.shape[0], p.shape[1], p.shape[2], 1));
@@ -26,4 +23,12 @@ void main() {
 #else
     STORE_D(dst, e, 0.0);
 #endif
+}
+
+void main() {
+    A_INIT();
+    uint first = group_index() * (WG * PER) + gl_LocalInvocationID.x;
+    for (uint k = 0; k < PER; k++) {
+        if (first + k * WG < p.units) get_unit(first + k * WG);
+    }
 }

@@ -90,16 +90,19 @@ impl Operation for Call {
         if u32::try_from(self.src.stride[1]).is_err() {
             return Err(Unsupported { operation: NAME, reason: format!("rows of {} bytes", self.src.stride[1]) });
         }
-        let threads = caps.limits.max_workgroup_invocations.min(if caps.is_cpu { 64 } else { 128 });
+        let units = self.dst.len() / self.unit();
+        let format = formats::format(self.src.ty).expect("`readable` should have found the format");
+        let (threads, per) = formats::split(format, units, caps);
         let (_, store) = element_functions(NAME, self.dst.ty)?;
         let name = format!("{NAME}.{}.{}", self.src.ty, self.dst.ty).to_lowercase();
         let shader = Shader::new(name, "get_rows/get_rows.comp", Params::glsl())
             .define("WG", threads)
+            .define("PER", per)
             .define("UNIT", self.unit())
             .define("STORE_D", store)
             .define("PUT4_D", store.replace("store", "put4"));
         let shader = formats::define(shader, "A", self.src.ty)?;
-        let groups = (self.dst.len() / self.unit()).div_ceil(threads as usize);
+        let groups = units.div_ceil(threads as usize * per);
         Ok(Choice::one(Path::Scalar, shader, grid(groups, caps)))
     }
 
