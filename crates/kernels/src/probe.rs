@@ -2,11 +2,10 @@
 //! for: cost of a dispatch, bandwidth, arithmetic rates. How results are shown is up to `kiln bench device`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kiln_gpu::{
-    Address, Buffer, Caps, Component, CoopmatShape, Cost, Device, Dispatch, Error, Groups, MemoryKind, Recorder, Scope,
-    Shader, Span, SubgroupRequest,
+    Address, Buffer, Caps, Commands, Component, CoopmatShape, Cost, Device, Dispatch, Error, Groups, MemoryKind,
+    Recorder, Scope, Shader, Span, SubgroupRequest,
 };
 
 use crate::operation::grid;
@@ -131,6 +130,20 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+/// Seconds of one run, by the GPU's clock where it has one.
+fn run(commands: &Commands) -> Result<f64, Error> {
+    let clock = std::time::Instant::now();
+    commands.run()?;
+    let wall = clock.elapsed();
+    Ok(commands.gpu_time().filter(|t| !t.is_zero()).unwrap_or(wall).as_secs_f64())
+}
+
+/// The median of several runs, after one that warms up.
+fn median_run(commands: &Commands) -> Result<f64, Error> {
+    run(commands)?;
+    Ok(median((0..RUNS).map(|_| run(commands)).collect::<Result<_, _>>()?))
+}
+
 impl Probe {
     /// Takes and fills the memory.
     pub fn new(device: &Arc<Device>) -> Result<Probe, Error> {
@@ -162,16 +175,7 @@ impl Probe {
     fn time(&self, record: &dyn Fn(&mut Recorder) -> Result<(), Error>) -> Result<f64, Error> {
         let mut recorder = Recorder::new(&self.device)?.uncut();
         record(&mut recorder)?;
-        let commands = recorder.finish()?;
-        commands.run()?;
-        let mut times = Vec::new();
-        for _ in 0..RUNS {
-            let clock = std::time::Instant::now();
-            commands.run()?;
-            let wall = clock.elapsed();
-            times.push(commands.gpu_time().filter(|t| *t > Duration::ZERO).unwrap_or(wall).as_secs_f64());
-        }
-        Ok(median(times))
+        median_run(&recorder.finish()?)
     }
 
     fn span(&self, bytes: u64) -> Span {
@@ -265,7 +269,7 @@ impl Probe {
             let shader = self.bandwidth_shader("copy", "probes/copy.comp", CopyParams::glsl(), loads);
             let groups = piece.bytes() / 2 / self.stretch(loads);
             let bytes = groups * self.stretch(loads);
-            let (x, y) = (piece.address(), piece.address().offset(piece.bytes() / 2 & !255));
+            let (x, y) = (piece.address(), piece.address().offset((piece.bytes() / 2) & !255));
             let count = u32::try_from(groups).expect("a piece has less than 2^32 stretches");
             let pipeline = self.device.pipeline(&shader)?;
             let seconds = self.time(&|recorder| {
@@ -286,7 +290,7 @@ impl Probe {
     /// Copies one half of a piece to the other, by the driver's own copy.
     pub fn driver_copy_bandwidth(&self) -> Result<Bandwidth, Error> {
         let piece = &self.pieces[0];
-        let half = piece.bytes() / 2 & !255;
+        let half = (piece.bytes() / 2) & !255;
         let seconds = self.time(&|recorder| recorder.copy((piece, 0), (piece, half), half))?;
         Ok(Bandwidth { bytes: 2.0 * half as f64, seconds, loads: 0 })
     }
@@ -324,31 +328,22 @@ impl Probe {
         per_round: f64,
         params: &dyn Fn(u32) -> Vec<u8>,
     ) -> Result<f64, Error> {
-        let run = |rounds: u32, time: &dyn Fn(&dyn Fn(&mut Recorder) -> Result<(), Error>) -> Result<f64, Error>| {
-            time(&|recorder| {
-                recorder.dispatch(Dispatch {
-                    label: "rate",
-                    pipeline,
-                    params: &params(rounds),
-                    groups: Groups::Direct([groups, 1, 1]),
-                    reads: &[],
-                    writes: &[],
-                    cost: Cost { bytes: 0.0, flops: per_round * f64::from(rounds) },
-                })
-            })
-        };
-        let once = |record: &dyn Fn(&mut Recorder) -> Result<(), Error>| {
+        let record = |rounds: u32| {
             let mut recorder = Recorder::new(&self.device)?.uncut();
-            record(&mut recorder)?;
-            let commands = recorder.finish()?;
-            let clock = std::time::Instant::now();
-            commands.run()?;
-            let wall = clock.elapsed();
-            Ok(commands.gpu_time().unwrap_or(wall).as_secs_f64())
+            recorder.dispatch(Dispatch {
+                label: "rate",
+                pipeline,
+                params: &params(rounds),
+                groups: Groups::Direct([groups, 1, 1]),
+                reads: &[],
+                writes: &[],
+                cost: Cost { bytes: 0.0, flops: per_round * f64::from(rounds) },
+            })?;
+            recorder.finish()
         };
         let mut rounds = 4;
         loop {
-            let seconds = run(rounds, &once)?;
+            let seconds = run(&record(rounds)?)?;
             if seconds > self.scale.seconds / 4.0 || rounds > 1 << 20 {
                 let wanted = f64::from(rounds) * self.scale.seconds / seconds.max(1e-9);
                 rounds = wanted.clamp(1.0, f64::from(1 << 22)) as u32;
@@ -356,7 +351,7 @@ impl Probe {
             }
             rounds *= 4;
         }
-        let seconds = run(rounds, &|record| self.time(record))?;
+        let seconds = median_run(&record(rounds)?)?;
         Ok(per_round * f64::from(rounds) / seconds)
     }
 

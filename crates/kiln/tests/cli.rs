@@ -1,5 +1,7 @@
 //! The binary as users meet it: arguments, files, exit codes, what is said where. No GPU is needed.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
