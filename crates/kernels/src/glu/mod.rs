@@ -52,7 +52,7 @@ impl Gate {
     }
 
     /// The activation of the gate, where it is a plain one.
-    fn function(self) -> Option<Function> {
+    pub(crate) fn function(self) -> Option<Function> {
         match self {
             Gate::Swiglu => Some(Function::Silu),
             Gate::Geglu => Some(Function::Gelu),

@@ -1,15 +1,33 @@
 //! Cases of `mul_mat_vec`.
 
-use kiln_gguf::TensorType::{self, F16, F32};
+use kiln_gguf::TensorType::{self, F16, F32, I8, I32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0};
 
-use super::Call;
+use super::tuning::{Slice, Team, Tuning};
+use super::{Call, Experts, Gated, Norm, Sibling};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::formats::FORMATS;
+use crate::glu::Gate;
 use crate::mul_mat::{Epilogue, Product};
 use crate::tensor::Tensor;
 
-/// Weights are exact and sums are in f32: what is left is rounding of a few thousand terms.
-const TOLERANCE: Tolerance = Tolerance::Nmse(1e-9);
+/// Exact columns: what is left is rounding of a few thousand terms in f32.
+const EXACT: Tolerance = Tolerance::Nmse(1e-9);
+/// Columns rounded to 8 bits: 1.6e-5 for even and 2.6e-5 for normal values, on average; few results spread around it.
+const ROUNDED: Tolerance = Tolerance::Nmse(1e-4);
+
+/// Judged with exact columns, or on every path.
+#[derive(Clone, Copy, PartialEq)]
+enum Columns {
+    Exact,
+    Any,
+}
+use Columns::{Any, Exact};
+
+fn judged(mut call: Call, columns: Columns) -> (crate::Call, Tolerance) {
+    call.exact = columns == Exact;
+    let rounded = columns == Any && call.product.a.ty.is_quantised();
+    (call.into(), if rounded { ROUNDED } else { EXACT })
+}
 
 /// Weights in [-1, 1) by the format's own quantiser, or random blocks where it has none.
 fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
@@ -20,79 +38,257 @@ fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
     }
 }
 
-fn case(ty: TensorType, k: usize, m: usize, n: usize) -> Case {
-    Case::new(format!("mul_mat_vec {ty} k={k} m={m} n={n}"), move |data| {
-        let a = weights(data, ty, [k, m, 1, 1]);
-        let b = data.input(F32, [k, n, 1, 1]);
-        let d = data.output(F32, [m, n, 1, 1]);
-        (Call::plain(Product { a, b, d }).into(), TOLERANCE)
-    })
-}
-
-fn extras(data: &mut Data, ty: TensorType, m: usize, n: usize) -> Call {
-    let k = 2 * ty.block_len().max(32);
+fn plain(data: &mut Data, ty: TensorType, [k, m, n]: [usize; 3]) -> Call {
     let a = weights(data, ty, [k, m, 1, 1]);
     let b = data.input(F32, [k, n, 1, 1]);
     let d = data.output(F32, [m, n, 1, 1]);
     Call::plain(Product { a, b, d })
 }
 
-/// The cases of a level.
-pub fn cases(level: Level) -> Vec<Case> {
-    if level == Level::Bench {
-        return bench();
-    }
+fn scratch_for(data: &mut Data, b: &Tensor) -> Option<Tensor> {
+    Some(data.output(I8, [Call::scratch_bytes(b), 1, 1, 1]))
+}
+
+fn case(ty: TensorType, shape: [usize; 3], columns: Columns) -> Case {
+    let [k, m, n] = shape;
+    let how = if columns == Exact { " exact" } else { "" };
+    Case::new(format!("mul_mat_vec {ty} k={k} m={m} n={n}{how}"), move |data| {
+        let mut call = plain(data, ty, shape);
+        if columns == Any && n > 1 {
+            call.scratch = scratch_for(data, &call.product.b);
+        }
+        judged(call, columns)
+    })
+}
+
+/// A case of a plain product with `extra` put on.
+fn with(
+    what: &str,
+    (ty, shape, columns): (TensorType, [usize; 3], Columns),
+    extra: impl Fn(&mut Data, &mut Call) + Send + Sync + 'static,
+) -> Case {
+    let how = if columns == Exact { " exact" } else { "" };
+    Case::new(format!("mul_mat_vec {what} {ty} {shape:?}{how}"), move |data| {
+        let mut call = plain(data, ty, shape);
+        extra(data, &mut call);
+        judged(call, columns)
+    })
+}
+
+fn small() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in FORMATS {
+        // Plain types have no blocks; K is then odd in other cases.
         let block = format.ty.block_len().max(32);
-        cases.push(case(format.ty, block, 3, 1));
-        cases.push(case(format.ty, 3 * block, 17, 2));
-        cases.push(case(format.ty, 3 * block, 5, 9));
+        cases.push(case(format.ty, [block, 3, 1], Exact));
+        cases.push(case(format.ty, [3 * block, 17, 2], Exact));
+        cases.push(case(format.ty, [3 * block, 5, 1], Any));
+        cases.push(case(format.ty, [block, 5, 3], Any));
     }
     for n in 1..=16 {
-        cases.push(case(TensorType::Q8_0, 96, 7, n));
+        cases.push(case(Q8_0, [96, 7, n], Any));
+        cases.push(case(Q4_K, [256, 3, n], Exact));
     }
-    for m in [1, 2, 15, 16, 1057] {
-        cases.push(case(TensorType::Q4_0, 64, m, 1));
+    for m in [1, 2, 3, 15, 16, 17, 1057] {
+        cases.push(case(Q4_0, [64, m, 1], Any));
+        cases.push(case(Q4_0, [64, m, 2], Exact));
     }
     for k in [1, 65, 67, 193] {
-        cases.push(case(F32, k, 5, 1));
-        cases.push(case(F16, k, 5, 3));
+        cases.push(case(F32, [k, 5, 1], Exact));
+        cases.push(case(F16, [k, 5, 3], Exact));
     }
-    cases.push(case(TensorType::Q4_0, 4096, 3, 1));
+    for ty in [Q4_0, Q6_K, F16] {
+        cases.push(case(ty, [4096, 3, 1], Any));
+    }
+    cases.extend(layouts());
+    cases.extend(splits());
+    cases.extend(fusions());
+    cases.extend(experts());
+    cases
+}
+
+/// Batches, strides, alignments.
+fn layouts() -> Vec<Case> {
+    let mut cases = Vec::new();
     for (a_batch, b_batch) in [([1, 1], [3, 2]), ([2, 1], [4, 1]), ([2, 3], [4, 6])] {
-        cases.push(Case::new(format!("mul_mat_vec batches {a_batch:?} {b_batch:?}"), move |data| {
-            let a = data.input(F16, [64, 9, a_batch[0], a_batch[1]]);
-            let b = data.input(F32, [64, 2, b_batch[0], b_batch[1]]);
-            let d = data.output(F32, [9, 2, b_batch[0], b_batch[1]]);
-            (Call::plain(Product { a, b, d }).into(), TOLERANCE)
+        for (ty, columns) in [(F16, Exact), (Q8_0, Any)] {
+            cases.push(Case::new(format!("mul_mat_vec {ty} batches {a_batch:?} {b_batch:?}"), move |data| {
+                let a = data.input(ty, [64, 9, a_batch[0], a_batch[1]]);
+                let b = data.input(F32, [64, 2, b_batch[0], b_batch[1]]);
+                let d = data.output(F32, [9, 2, b_batch[0], b_batch[1]]);
+                let scratch = scratch_for(data, &b);
+                judged(Call { scratch, ..Call::plain(Product { a, b, d }) }, columns)
+            }));
+        }
+    }
+    for (what, outer) in [("16", 72), ("8", 76), ("2", 65)] {
+        cases.push(Case::new(format!("mul_mat_vec F16 columns, rows at multiples of {what} bytes"), move |data| {
+            let a = data.strided_input(F16, [64, 9, 2, 1], [outer, 10, 2, 1]);
+            let b = data.strided_input(F16, [64, 2, 2, 1], [80, 3, 2, 1]);
+            let d = data.strided_output(F32, [9, 2, 2, 1], [11, 3, 2, 1]);
+            judged(Call::plain(Product { a, b, d }), Exact)
         }));
     }
-    cases.push(Case::new("mul_mat_vec F16 columns, strided rows and results", |data| {
-        let a = data.strided_input(F16, [64, 9, 2, 1], [72, 10, 2, 1]);
+    cases.push(Case::new("mul_mat_vec Q8_0, strided rows, columns and results", |data| {
+        let a = data.strided_input(Q8_0, [64, 9, 2, 1], [96, 10, 2, 1]);
         let b = data.strided_input(F16, [64, 2, 2, 1], [80, 3, 2, 1]);
         let d = data.strided_output(F32, [9, 2, 2, 1], [11, 3, 2, 1]);
-        (Call::plain(Product { a, b, d }).into(), TOLERANCE)
+        let scratch = scratch_for(data, &b);
+        judged(Call { scratch, ..Call::plain(Product { a, b, d }) }, Any)
     }));
-    cases.push(Case::new("mul_mat_vec scale and bias", |data| {
-        let call = extras(data, TensorType::Q8_0, 19, 3);
-        let bias = Some(data.input(F32, [19, 1, 1, 1]));
-        (Call { epilogue: Epilogue { scale: 0.25, bias, residual: None }, ..call }.into(), TOLERANCE)
-    }));
-    cases.push(Case::new("mul_mat_vec residual in place", |data| {
-        let call = extras(data, TensorType::Q4_K, 19, 2);
-        let residual = data.input(F32, [19, 2, 1, 1]);
-        let product = Product { d: residual, ..call.product };
-        let epilogue = Epilogue { residual: Some(residual), ..Epilogue::default() };
-        (Call { product, epilogue }.into(), TOLERANCE)
-    }));
+    cases
+}
+
+/// Every reduction, every kind of slice.
+fn splits() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let base = Tuning { threads: 64, team: Team::Subgroup, rows: 3, flight: 2, slice: Slice::Groups(1) };
+    for (name, team, threads) in [
+        ("subgroups", Team::Subgroup, 64),
+        ("a workgroup's subgroups", Team::Workgroup, 64),
+        ("shared memory", Team::Shared, 32),
+        ("one thread", Team::Shared, 1),
+    ] {
+        for (ty, shape) in [(Q4_1, [32 * 75, 23, 2]), (F32, [133, 23, 1])] {
+            cases.push(with(&format!("by {name}"), (ty, shape, Any), move |data, call| {
+                call.split = Some(Tuning { team, threads, ..base });
+                call.norm = Some(Norm { weight: None, eps: 1e-5 });
+                call.scratch = scratch_for(data, &call.product.b);
+            }));
+        }
+    }
+    let quads = |count, step| Slice::Quads { count, step };
+    for slice in [quads(2, 16), quads(2, 32), quads(4, 32), Slice::Groups(2), Slice::Groups(1)] {
+        for ty in [Q4_K, Q6_K] {
+            for (n, columns) in [(1, Exact), (2, Exact), (2, Any)] {
+                let name = format!("{slice:?} n={n}");
+                cases.push(with(&name, (ty, [768, 5, n], columns), move |_, call| {
+                    call.split = Some(Tuning { slice, ..base });
+                }));
+            }
+        }
+    }
+    cases
+}
+
+fn fusions() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let every = [(Q8_0, Any), (Q8_0, Exact), (F16, Exact)];
+    for (ty, columns) in every {
+        cases.push(with("scale and bias", (ty, [64, 19, 3], columns), |data, call| {
+            call.epilogue = Epilogue { scale: 0.25, bias: Some(data.input(F32, [19, 1, 1, 1])), residual: None };
+        }));
+        cases.push(with("residual in place", (ty, [64, 19, 2], columns), |data, call| {
+            let residual = data.input(F32, [19, 2, 1, 1]);
+            call.product.d = residual;
+            call.epilogue.residual = Some(residual);
+        }));
+        for n in [1, 3] {
+            cases.push(with("rms_norm", (ty, [160, 19, n], columns), move |data, call| {
+                // Small columns show the factor, and that eps is under the root.
+                call.product.b = data.input_with(F32, [160, n, 1, 1], |r, i| r.uniform(-0.01, 0.01) * (1 + i / 160) as f64);
+                let weight = Some(data.input_with(F32, [160, 1, 1, 1], |r, _| r.uniform(0.5, 2.0)));
+                call.norm = Some(Norm { weight, eps: 1e-5 });
+                call.scratch = scratch_for(data, &call.product.b);
+            }));
+        }
+        for n in [1, 2] {
+            cases.push(with("siblings", (ty, [96, 19, n], columns), move |data, call| {
+                let eight = if call.product.a.ty.is_quantised() { Q4_0 } else { F32 };
+                for (ty, m) in [(call.product.a.ty, 5), (call.product.a.ty, 33), (eight, 6), (call.product.a.ty, 7)] {
+                    let a = weights(data, ty, [96, m, 1, 1]);
+                    call.others.push(Sibling { a, d: data.output(F32, [m, n, 1, 1]), bias: None });
+                }
+                call.norm = Some(Norm { weight: None, eps: 1e-6 });
+                call.scratch = scratch_for(data, &call.product.b);
+            }));
+        }
+        cases.push(with("siblings with biases", (ty, [64, 19, 1], columns), |data, call| {
+            call.epilogue.bias = Some(data.input(F32, [19, 1, 1, 1]));
+            for m in [40, 3] {
+                let a = weights(data, call.product.a.ty, [64, m, 1, 1]);
+                let bias = Some(data.input(F32, [m, 1, 1, 1]));
+                call.others.push(Sibling { a, d: data.output(F32, [m, 1, 1, 1]), bias });
+            }
+        }));
+    }
+    let oai = Gate::SwigluOai { alpha: 1.702, limit: 3.0 };
+    for kind in [Gate::Swiglu, Gate::Geglu, Gate::Reglu, oai] {
+        for (ty, n, columns) in [(Q4_K, 1, Any), (Q4_K, 1, Exact), (F16, 3, Exact)] {
+            let name = format!("{} n={n}", kind.name());
+            cases.push(with(&name, (ty, [256, 11, n], columns), move |data, call| {
+                let up = weights(data, ty, [256, 11, 1, 1]);
+                // Without a bias each result is one column's; with one, a wrong order of bias and gate shows.
+                let bias = (n == 1).then(|| data.input(F32, [11, 1, 1, 1]));
+                call.epilogue.bias = bias.map(|_| data.input(F32, [11, 1, 1, 1]));
+                call.gate = Some(Gated { kind, up, bias });
+                call.norm = (n > 1).then_some(Norm { weight: None, eps: 1e-5 });
+            }));
+        }
+    }
+    cases
+}
+
+/// Mixtures of experts. `shared`: all slots of a token multiply one column.
+fn expert_case(ty: TensorType, [k, m]: [usize; 2], [experts, used, tokens]: [usize; 3], shared: bool, columns: Columns) -> Case {
+    let how = if columns == Exact { " exact" } else { "" };
+    let name = format!("mul_mat_vec {ty} experts={experts} used={used} tokens={tokens} shared={shared} k={k} m={m}{how}");
+    Case::new(name, move |data| {
+        let a = weights(data, ty, [k, m, experts, 1]);
+        let b = data.input(F32, [k, if shared { 1 } else { used }, tokens, 1]);
+        let d = data.output(F32, [m, used, tokens, 1]);
+        // Random numbers repeat experts within a token and between tokens.
+        let ids = data.input_with(I32, [used, tokens, 1, 1], |r, _| r.below(experts) as f64);
+        let scratch = scratch_for(data, &b);
+        let experts = Some(Experts { ids, weights: None });
+        judged(Call { experts, scratch, ..Call::plain(Product { a, b, d }) }, columns)
+    })
+}
+
+fn experts() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (ty, columns) in [(Q8_0, Any), (Q4_K, Exact), (F16, Exact)] {
+        let k = ty.block_len().max(32);
+        for (shared, tokens) in [(true, 1), (false, 3), (true, 20)] {
+            cases.push(expert_case(ty, [k, 9], [5, 3, tokens], shared, columns));
+        }
+        cases.push(Case::new(format!("mul_mat_vec {ty} experts with everything"), move |data| {
+            let (m, used, tokens, experts) = (9, 4, 2, 3);
+            let a = weights(data, ty, [k, m, experts, 1]);
+            let up = weights(data, ty, [k, m, experts, 1]);
+            let b = data.input(F32, [k, 1, tokens, 1]);
+            let d = data.output(F32, [m, used, tokens, 1]);
+            // Rows of ids and weights lie apart, as a view of a larger table does.
+            let wide = data.input_with(I32, [6, tokens, 1, 1], |r, _| r.below(experts) as f64);
+            let ids = wide.narrow(0, 0, used);
+            let weights = Some(data.strided_input(F32, [used, tokens, 1, 1], [5, tokens, 1, 1]));
+            let bias = |data: &mut Data| Some(data.input(F32, [m, experts, 1, 1]));
+            let gate = Some(Gated { kind: Gate::Swiglu, up, bias: bias(data) });
+            let epilogue = Epilogue { scale: 0.5, bias: bias(data), residual: None };
+            let norm = Some(Norm { weight: None, eps: 1e-5 });
+            let scratch = scratch_for(data, &b);
+            let experts = Some(Experts { ids, weights });
+            judged(Call { experts, gate, epilogue, norm, scratch, ..Call::plain(Product { a, b, d }) }, columns)
+        }));
+    }
+    cases
+}
+
+/// The cases of a level.
+pub fn cases(level: Level) -> Vec<Case> {
+    let mut cases = match level {
+        Level::Bench => return bench(),
+        _ => small(),
+    };
     if level == Level::Full {
-        for ty in [F16, TensorType::Q4_0, TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0] {
+        for ty in [F16, Q4_0, Q4_K, Q6_K, Q8_0] {
             for (k, m) in [(4096, 4096), (14336, 1057), (4096, 128_256)] {
                 for n in [1, 5, 16] {
-                    cases.push(case(ty, k, m, n));
+                    cases.push(case(ty, [k, m, n], Any));
                 }
             }
+            cases.push(case(ty, [14336, 333, 2], Exact));
+            cases.push(expert_case(ty, [2048, 768], [128, 8, 4], true, Any));
         }
     }
     cases
@@ -101,14 +297,14 @@ pub fn cases(level: Level) -> Vec<Case> {
 fn bench() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in FORMATS {
-        cases.push(case(format.ty, 4096, 14336, 1));
+        cases.push(case(format.ty, [4096, 14336, 1], Any));
     }
-    for ty in [F16, TensorType::Q4_0, TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0] {
+    for ty in [F16, Q4_0, Q4_K, Q6_K, Q8_0] {
         for (k, m) in [(4096, 4096), (14336, 4096), (4096, 128_256)] {
-            cases.push(case(ty, k, m, 1));
+            cases.push(case(ty, [k, m, 1], Any));
         }
         for n in [2, 3, 4, 5, 8, 16] {
-            cases.push(case(ty, 4096, 14336, n));
+            cases.push(case(ty, [4096, 14336, n], Any));
         }
     }
     cases

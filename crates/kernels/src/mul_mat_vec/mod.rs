@@ -1,56 +1,130 @@
 //! `mul_mat_vec`: a matrix of any format times one to sixteen columns. The decode kernel: a generated token is mostly
-//! this, so it is bound by reading the weights once.
+//! this, so it is bound by reading the weights once. What comes before and after a product can be part of it.
 
+mod block;
 pub mod cases;
+mod check;
+pub(crate) mod cpu;
+mod pick;
 mod reference;
+pub mod tuning;
 
-use kiln_gguf::TensorType;
-use kiln_gpu::{Address, Caps, Shader};
+use kiln_gpu::{Address, Caps};
 
-use crate::formats::{self, row_strides};
+use crate::glu::Gate;
 use crate::host::HostMemory;
-use crate::mul_mat::{Epilogue, MOST_COLUMNS, Product};
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::mul_mat::{Epilogue, Product};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work};
 use crate::tensor::Tensor;
 
-const NAME: &str = "mul_mat_vec";
+use tuning::Tuning;
+
+pub(crate) const NAME: &str = "mul_mat_vec";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format";
+pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format, with rms_norm \
+                           before, a gate, siblings or experts";
 
-/// Operands of `mul_mat_vec`.
+/// The columns are normed first: b\[k\] * weight\[k\] / sqrt(mean of b^2 + eps).
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[K]`, F32.
+    pub weight: Option<Tensor>,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// A second matrix: d = activation(product with `a`) * (product with `up`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gated {
+    /// The activation.
+    pub kind: Gate,
+    /// Format, extents and strides of `a`.
+    pub up: Tensor,
+    /// As the epilogue's bias, for `up`.
+    pub bias: Option<Tensor>,
+}
+
+/// Another matrix that multiplies the same columns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sibling {
+    /// `[K, M']`, any format.
+    pub a: Tensor,
+    /// `[M', N]`, F32.
+    pub d: Tensor,
+    /// `[M']`, F32.
+    pub bias: Option<Tensor>,
+}
+
+/// Which expert's matrix multiplies which column. `a` is `[K, M, experts]`, `b` `[K, used or 1, tokens]` (1: all slots of a
+/// token share its column), `d` `[M, used, tokens]`, biases `[M, experts]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// I32 `[used, tokens]`: experts, in any order, repeats allowed.
+    pub ids: Tensor,
+    /// F32 `[used, tokens]`: factors of the results, before a residual is added.
+    pub weights: Option<Tensor>,
+}
+
+/// Operands of `mul_mat_vec`. In this order: the columns are normed, multiplied and scaled, the bias is added, the gate
+/// applied, the expert's weight multiplied, the residual added.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// The product; `b` is F32 or F16 with 1 to 16 columns, `d` is F32.
+    /// The product; `b` is F32 or F16 with 1 to 16 columns (any number with experts), `d` is F32.
     pub product: Product,
     /// What follows it.
     pub epilogue: Epilogue,
+    /// What comes before it.
+    pub norm: Option<Norm>,
+    /// A second matrix whose product is gated.
+    pub gate: Option<Gated>,
+    /// More matrices for the same columns; not with batches, a gate, a residual or experts.
+    pub others: Vec<Sibling>,
+    /// The columns choose their matrices; not with batches in dimension 3.
+    pub experts: Option<Experts>,
+    /// The columns must not be rounded to 8 bits: integer products are out.
+    pub exact: bool,
+    /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
+    /// memory.
+    pub scratch: Option<Tensor>,
+    /// The columns already rounded, in the form of `scratch`: `b` is then not read by integer products.
+    pub quantised: Option<Tensor>,
+    /// A split of the work other than the table's: for cases, benches and tuning.
+    pub split: Option<Tuning>,
 }
 
 impl Call {
     /// The product alone.
     pub fn plain(product: Product) -> Call {
-        Call { product, epilogue: Epilogue::default() }
+        Call {
+            product,
+            epilogue: Epilogue::default(),
+            norm: None,
+            gate: None,
+            others: Vec::new(),
+            experts: None,
+            exact: false,
+            scratch: None,
+            quantised: None,
+            split: None,
+        }
+    }
+
+    /// Bytes of `scratch` for these columns: 144 for 128 elements, and a factor for each column.
+    pub fn scratch_bytes(b: &Tensor) -> usize {
+        b.rows() * (column_bytes(b) + 4)
+    }
+
+    /// Every matrix with its result and bias: the product's first.
+    fn matrices(&self) -> Vec<Sibling> {
+        let first = Sibling { a: self.product.a, d: self.product.d, bias: self.epilogue.bias };
+        std::iter::once(first).chain(self.others.iter().copied()).collect()
     }
 }
 
-kiln_gpu::params! {
-    struct Params {
-        a: Address,
-        b: Address,
-        d: Address,
-        bias: Address,
-        residual: Address,
-        a_stride: [u32; 3],
-        b_stride: [u32; 3],
-        d_stride: [u32; 3],
-        residual_stride: [u32; 3],
-        b_shape: [u32; 2],
-        share: [u32; 2],
-        k: u32,
-        m: u32,
-        scale: f32,
-    }
+/// Bytes of a rounded column.
+fn column_bytes(b: &Tensor) -> usize {
+    b.shape[0].div_ceil(128) * 144
 }
 
 impl Operation for Call {
@@ -59,94 +133,72 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        self.product.reads(&self.epilogue)
+        let mut reads = vec![self.product.b];
+        for Sibling { a, bias, .. } in self.matrices() {
+            reads.push(a);
+            reads.extend(bias);
+        }
+        reads.extend(self.epilogue.residual);
+        reads.extend(self.norm.and_then(|norm| norm.weight));
+        if let Some(gate) = self.gate {
+            reads.push(gate.up);
+            reads.extend(gate.bias);
+        }
+        if let Some(experts) = self.experts {
+            reads.push(experts.ids);
+            reads.extend(experts.weights);
+        }
+        reads.extend(self.quantised);
+        reads
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        vec![self.product.d]
+        self.matrices().iter().map(|matrix| matrix.d).collect()
+    }
+
+    fn scratch(&self) -> Vec<Tensor> {
+        self.scratch.into_iter().collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {
-        self.product.check(NAME, &self.epilogue)?;
-        let columns = self.product.b.shape[1];
-        require((1..=MOST_COLUMNS).contains(&columns), NAME, || format!("{columns} columns, at most {MOST_COLUMNS}"))?;
-        require(self.product.d.ty == TensorType::F32, NAME, || format!("d is {}, want F32", self.product.d))
+        check::check(self)
     }
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
-        only_scalar(NAME, want)?;
-        let Product { a, b, d } = self.product;
-        formats::readable(NAME, &a)?;
-        formats::rows_reachable(NAME, &[b, d])?;
-        if !matches!(b.ty, TensorType::F32 | TensorType::F16) {
-            return Err(Unsupported { operation: NAME, reason: format!("columns of {}; F32 and F16 are read", b.ty) });
-        }
-        let blocks = a.ty.is_quantised();
-        let whole = formats::is_aligned(&b) && a.shape[0].is_multiple_of(4);
-        if blocks && !whole {
-            return Err(Unsupported { operation: NAME, reason: format!("columns {b} must lie at multiples of 16 bytes") });
-        }
-        let vectors = !blocks && whole && formats::is_aligned(&a);
-        let tuning = Tuning::of(self, caps);
-        let shader = Shader::new(format!("{NAME}.{}.scalar", a.ty.name().to_lowercase()), "mul_mat_vec/mul_mat_vec.comp", Params::glsl())
-            .define("WG", tuning.threads)
-            .define("ROWS", tuning.rows)
-            .define("COLS", b.shape[1])
-            .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic))
-            .define("VECTORS", u32::from(vectors))
-            .define("BIAS", u32::from(self.epilogue.bias.is_some()))
-            .define("RESIDUAL", u32::from(self.epilogue.residual.is_some()));
-        let shader = formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)?;
-        let groups = a.shape[1].div_ceil(tuning.rows) * b.shape[2] * b.shape[3];
-        Ok(Choice::one(Path::Scalar, shader, grid(groups, caps)))
+        pick::pick(self, caps, want)
     }
 
-    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let Product { a, b, d } = self.product;
-        let Epilogue { bias, residual, scale } = self.epilogue;
-        let count = |n: usize| u32::try_from(n).expect("extents fit 32 bits");
-        Params {
-            a: at(&a),
-            b: at(&b),
-            d: at(&d),
-            bias: bias.as_ref().map_or(Address::default(), at),
-            residual: residual.as_ref().map_or(Address::default(), at),
-            a_stride: row_strides(&a),
-            b_stride: row_strides(&b),
-            d_stride: row_strides(&d),
-            residual_stride: residual.as_ref().map_or([0; 3], row_strides),
-            b_shape: [count(b.shape[2]), count(b.shape[3])],
-            share: [count(b.shape[2] / a.shape[2]), count(b.shape[3] / a.shape[3])],
-            k: count(a.shape[0]),
-            m: count(a.shape[1]),
-            scale,
-        }
-        .bytes()
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        pick::params(self, choice, launch, at)
     }
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
     }
 
-    fn work(&self) -> Work {
-        self.product.work()
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
-}
 
-/// How the work is split.
-struct Tuning {
-    threads: u32,
-    rows: usize,
-}
+    fn work(&self) -> Work {
+        let Product { a, b, .. } = self.product;
+        let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
+        let matrix = |m: &Sibling| {
+            // Experts that are not used are not read; a repeated one is read again at worst.
+            let read = match &self.experts {
+                Some(experts) => bytes(&a) / a.shape[2] as f64 * experts.ids.len().min(a.shape[2]) as f64,
+                None => bytes(&m.a),
+            };
+            Work { bytes: read + bytes(&m.d), flops: 2.0 * a.shape[0] as f64 * m.d.len() as f64 }
+        };
+        let times = if self.gate.is_some() { 2.0 } else { 1.0 };
+        self.matrices().iter().map(matrix).fold(Work { bytes: bytes(&b), flops: 0.0 }, |sum, w| Work {
+            bytes: sum.bytes + times * w.bytes,
+            flops: sum.flops + times * w.flops,
+        })
+    }
 
-impl Tuning {
-    fn of(call: &Call, caps: &Caps) -> Tuning {
-        let columns = call.product.b.shape[1];
-        if caps.is_cpu {
-            // One subgroup: more threads would only wait for each other.
-            return Tuning { threads: caps.subgroups.size.max(1), rows: if columns <= 4 { 4 } else { 2 } };
-        }
-        let threads = caps.subgroups.size.max(32).min(caps.limits.max_workgroup_invocations);
-        Tuning { threads, rows: if columns <= 4 { 2 } else { 1 } }
+    fn parts(&self) -> Vec<crate::Call> {
+        check::parts(self).into_iter().map(Into::into).collect()
     }
 }

@@ -1,9 +1,99 @@
-//! The definition of `mul_mat_vec`: the shared one of matrix products.
+//! The definition of `mul_mat_vec`: norm, products, gate and what follows, in f64.
 
-use super::Call;
+use rayon::prelude::*;
+
+use super::{Call, Norm, Sibling};
+use crate::glu::Gate;
 use crate::host::HostMemory;
+use crate::mul_mat::{Product, dequantised_row};
+use crate::operation::rows_apart;
+use crate::tensor::Tensor;
+use crate::unary::reference::sigmoid;
 
-/// See [`crate::mul_mat::Product::reference`].
+/// Computes every result of the call.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
-    call.product.reference(&call.epilogue, memory);
+    let b = call.product.b;
+    let mut columns = memory.read(&b);
+    if let Some(norm) = call.norm {
+        for column in columns.chunks_exact_mut(b.shape[0]) {
+            normed(column, &norm, memory);
+        }
+    }
+    // All results are computed before the first is written: the residual may be a result.
+    let results: Vec<Vec<f64>> = call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
+    for (matrix, result) in call.matrices().iter().zip(results) {
+        memory.write(&matrix.d, &result);
+    }
+}
+
+fn normed(column: &mut [f64], norm: &Norm, memory: &HostMemory) {
+    let mean = column.iter().map(|x| x * x).sum::<f64>() / column.len() as f64;
+    let factor = 1.0 / (mean + f64::from(norm.eps)).sqrt();
+    let weight = norm.weight.map(|t| memory.read(&t));
+    for (i, x) in column.iter_mut().enumerate() {
+        *x *= factor * weight.as_ref().map_or(1.0, |w| w[i]);
+    }
+}
+
+/// One matrix times the columns, with everything that follows.
+fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMemory) -> Vec<f64> {
+    let Product { a, b, .. } = call.product;
+    let (k, m) = (a.shape[0], matrix.d.shape[0]);
+    let bias = matrix.bias.map(|t| memory.read(&t));
+    let residual = call.epilogue.residual.map(|t| memory.read(&t));
+    let up_bias = call.gate.and_then(|gate| gate.bias).map(|t| memory.read(&t));
+    let ids = call.experts.map(|experts| memory.read(&experts.ids));
+    let router = call.experts.and_then(|experts| experts.weights).map(|t| memory.read(&t));
+    let mut result = vec![0.0; matrix.d.len()];
+    for (at, [n, i2, i3]) in rows_apart(matrix.d.shape).enumerate() {
+        // Which matrix of `a`, and which column.
+        let (a2, a3, expert, column) = match &ids {
+            Some(ids) => {
+                let expert = ids[at] as usize;
+                (expert, 0, expert, i2 * b.shape[1] + n % b.shape[1])
+            }
+            None => {
+                let product = Product { a: matrix.a, ..call.product };
+                let [a2, a3] = product.a_batch(i2, i3);
+                (a2, a3, 0, at)
+            }
+        };
+        let x = &columns[column * k..(column + 1) * k];
+        let scale = f64::from(call.epilogue.scale);
+        let first = rows_dot(&matrix.a, [a2, a3], x, memory);
+        let second = call.gate.map(|gate| rows_dot(&gate.up, [a2, a3], x, memory));
+        for row in 0..m {
+            let mut value = scale * first[row] + bias.as_ref().map_or(0.0, |b| b[expert * m + row]);
+            if let (Some(gate), Some(second)) = (call.gate, &second) {
+                let up = scale * second[row] + up_bias.as_ref().map_or(0.0, |b| b[expert * m + row]);
+                value = gated(gate.kind, value, up);
+            }
+            value *= router.as_ref().map_or(1.0, |r| r[at]);
+            result[at * m + row] = value + residual.as_ref().map_or(0.0, |r| r[at * m + row]);
+        }
+    }
+    result
+}
+
+/// Every row of a matrix times one column. Rows are spread over threads; each result is one plain sum.
+fn rows_dot(a: &Tensor, [a2, a3]: [usize; 2], x: &[f64], memory: &HostMemory) -> Vec<f64> {
+    let bytes = memory.bytes(a.slot);
+    let dot = |row: usize| {
+        let weights = dequantised_row(a, &bytes[a.row_offset([row, a2, a3])..]);
+        weights.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()
+    };
+    (0..a.shape[1]).into_par_iter().map(dot).collect()
+}
+
+/// activation(gate) * up.
+pub(super) fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
+    match (kind, kind.function()) {
+        (Gate::SwigluOai { alpha, limit }, _) => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = gate.min(limit);
+            gate * sigmoid(alpha * gate) * (1.0 + up.clamp(-limit, limit))
+        }
+        (_, Some(function)) => function.of(gate) * up,
+        (_, None) => unreachable!("every other gate has an activation"),
+    }
 }

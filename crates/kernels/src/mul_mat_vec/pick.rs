@@ -1,0 +1,389 @@
+//! How a call of `mul_mat_vec` runs on a device: its launches, their shaders and parameters. No arithmetic here.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps, IntDot, Shader, SubgroupRequest};
+
+use super::block::Block;
+use super::tuning::{Slice, Team, Tuning, bounded, table};
+use super::{Call, NAME, Sibling, column_bytes};
+use crate::formats::{self, row_strides};
+use crate::glu::Gate;
+use crate::mul_mat::Product;
+use crate::operation::{Choice, Launch, Path, Unsupported, grid};
+use crate::tensor::Tensor;
+
+const PRODUCT: &str = "mul_mat_vec/mul_mat_vec.comp";
+const QUANTISE: &str = "mul_mat_vec/quantise.comp";
+/// Most matrices of a launch: their addresses must fit the parameters.
+const MOST_MATRICES: usize = 3;
+/// Most bytes of rounded columns in shared memory; more would leave room for too few workgroups on a core.
+const MOST_STAGED: usize = 32 << 10;
+
+/// Where the columns come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Columns {
+    /// As floats.
+    Floats,
+    /// Rounded by every workgroup for itself, in shared memory.
+    Staged,
+    /// Rounded by the launch before.
+    Scratch,
+    /// Rounded before the call.
+    Given,
+}
+
+fn unsupported<T>(reason: String) -> Result<T, Unsupported> {
+    Err(Unsupported { operation: NAME, reason })
+}
+
+/// Whether rows begin at multiples of `bytes`. Unlike `formats::is_aligned` it asks the strides of single rows too, so
+/// that a part of a tensor is read as the whole one.
+fn aligned(t: &Tensor, bytes: usize) -> bool {
+    t.offset.is_multiple_of(bytes) && t.stride[1..].iter().all(|s| s.is_multiple_of(bytes))
+}
+
+/// Columns that a workgroup multiplies.
+fn columns(call: &Call) -> usize {
+    if call.experts.is_some() { 1 } else { call.product.b.shape[1] }
+}
+
+/// Elements that a load of a plain type takes: 8, 4 or 1.
+fn width(call: &Call, a: &Tensor) -> usize {
+    let (k, b) = (a.shape[0], &call.product.b);
+    let four = k.is_multiple_of(4) && aligned(b, 4 * b.ty.block_bytes()) && whole_weight(call);
+    let two_bytes = a.ty.block_bytes() == 2;
+    match four {
+        true if two_bytes && k.is_multiple_of(8) && aligned(a, 16) => 8,
+        true if aligned(a, 4 * a.ty.block_bytes()) => 4,
+        _ => 1,
+    }
+}
+
+fn whole_weight(call: &Call) -> bool {
+    call.norm.and_then(|norm| norm.weight).is_none_or(|weight| aligned(&weight, 16))
+}
+
+/// Matrices of equal format share launches.
+fn launches(call: &Call) -> Vec<Vec<Sibling>> {
+    let mut groups: Vec<Vec<Sibling>> = Vec::new();
+    for matrix in call.matrices() {
+        let stride = |s: &Sibling| (s.a.ty, s.a.stride[1], s.bias.is_some(), width(call, &s.a));
+        match groups.iter_mut().find(|g| stride(&g[0]) == stride(&matrix) && g.len() < MOST_MATRICES) {
+            Some(group) => group.push(matrix),
+            None => groups.push(vec![matrix]),
+        }
+    }
+    groups
+}
+
+fn readable(call: &Call) -> Result<(), Unsupported> {
+    let b = call.product.b;
+    for Sibling { a, d, .. } in call.matrices() {
+        formats::readable(NAME, &a)?;
+        formats::rows_reachable(NAME, &[b, d])?;
+        if a.ty.is_quantised() && (!aligned(&b, 4 * b.ty.block_bytes()) || !whole_weight(call)) {
+            return unsupported(format!("columns {b} and the norm's weight must lie at multiples of four elements"));
+        }
+    }
+    if !matches!(b.ty, TensorType::F32 | TensorType::F16) {
+        return unsupported(format!("columns of {}; F32 and F16 are read", b.ty));
+    }
+    Ok(())
+}
+
+/// The paths a call can take on a device and where its columns come from, or why not.
+fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsupported> {
+    match path {
+        Path::Scalar => Ok(Columns::Floats),
+        Path::IntDot => {
+            if caps.int_dot == IntDot::None {
+                return unsupported("the device has no integer dot products".into());
+            }
+            if call.exact {
+                return unsupported("integer products round the columns, the call wants them exact".into());
+            }
+            if let Some(plain) = call.matrices().iter().find(|m| !m.a.ty.is_quantised()) {
+                return unsupported(format!("{} has no integer codes", plain.a.ty));
+            }
+            if call.quantised.is_some() {
+                return Ok(Columns::Given);
+            }
+            let staged = columns(call) * call.product.b.shape[0] * 9 / 8;
+            let tables = call.matrices().iter().filter_map(|m| formats::format(m.a.ty)).map(|f| f.shared_bytes).max();
+            // The rest is for partial sums.
+            let fits = staged + tables.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
+            match call.scratch {
+                // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
+                Some(_) if caps.is_cpu || !fits || staged > MOST_STAGED => Ok(Columns::Scratch),
+                _ if fits && staged <= MOST_STAGED => Ok(Columns::Staged),
+                _ => unsupported(format!("{staged} bytes of rounded columns need scratch memory")),
+            }
+        }
+        other => unsupported(format!("no {} path", other.name())),
+    }
+}
+
+pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+    readable(call)?;
+    let (path, columns) = match want {
+        Some(path) => (path, columns_for(call, path, caps)?),
+        // Emulated integer dot products and those of a software GPU cost more than floats.
+        None if caps.int_dot == IntDot::Accelerated && !caps.is_cpu => match columns_for(call, Path::IntDot, caps) {
+            Ok(columns) => (Path::IntDot, columns),
+            Err(_) => (Path::Scalar, Columns::Floats),
+        },
+        None => (Path::Scalar, Columns::Floats),
+    };
+    let mut choice = Choice { path, launches: Vec::new() };
+    if columns == Columns::Scratch {
+        choice.launches.push(quantise(call, caps)?);
+    }
+    for matrices in launches(call) {
+        choice.launches.push(product(call, path, columns, &matrices, caps)?);
+    }
+    Ok(choice)
+}
+
+pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    let scratch = choice.launches[0].shader.file == QUANTISE;
+    if scratch && launch == 0 {
+        return quantise_block(call, at).bytes();
+    }
+    let columns = match (choice.path, call.quantised) {
+        (Path::IntDot, Some(_)) => Columns::Given,
+        (Path::IntDot, None) if scratch => Columns::Scratch,
+        (Path::IntDot, None) => Columns::Staged,
+        _ => Columns::Floats,
+    };
+    product_block(call, columns, &launches(call)[launch - usize::from(scratch)], at).bytes()
+}
+
+/// Where things lie does not matter for a declaration.
+fn nowhere(_: &Tensor) -> Address {
+    Address::default()
+}
+
+fn norm_defines(call: &Call, shader: Shader) -> Shader {
+    let weight = call.norm.and_then(|norm| norm.weight);
+    shader.define("NORM", u32::from(call.norm.is_some())).define("NORM_WEIGHT", u32::from(weight.is_some()))
+}
+
+fn quantise(call: &Call, caps: &Caps) -> Result<Launch, Unsupported> {
+    let b = call.product.b;
+    let name = format!("{NAME}.{}.quantise", b.ty.name().to_lowercase());
+    let threads = if caps.is_cpu { 8 } else { 256.min(caps.limits.max_workgroup_invocations) };
+    let shader = Shader::new(name, QUANTISE, quantise_block(call, &nowhere).glsl())
+        .define("WG", threads)
+        .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic));
+    let shader = formats::define(norm_defines(call, shader), "B", b.ty)?;
+    Ok(Launch { shader, groups: grid(b.rows(), caps) })
+}
+
+fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {
+    let b = call.product.b;
+    let scratch = call.scratch.as_ref().map_or(Address::default(), at);
+    let mut block = Block::default();
+    block.add("b", at(&b));
+    block.add("scratch", scratch);
+    if let Some(norm) = call.norm {
+        block.add("factors", scratch.offset((b.rows() * column_bytes(&b)) as u64));
+        if let Some(weight) = norm.weight {
+            block.add("norm_weight", at(&weight));
+        }
+        block.add("eps", norm.eps);
+    }
+    block.add("b_stride", row_strides(&b));
+    for (name, n) in [("columns", b.rows()), ("b1", b.shape[1]), ("b2", b.shape[2]), ("k", b.shape[0])] {
+        block.add(name, count(n));
+    }
+    block.add("column_bytes", count(column_bytes(&b)));
+    block
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("`rows_reachable` should have refused what does not fit 32 bits")
+}
+
+fn product(
+    call: &Call,
+    path: Path,
+    from: Columns,
+    matrices: &[Sibling],
+    caps: &Caps,
+) -> Result<Launch, Unsupported> {
+    let Product { b, .. } = call.product;
+    let a = matrices[0].a;
+    let columns = columns(call);
+    let tuning = tuning_of(call, path, a.ty, caps)?;
+    let block = product_block(call, from, matrices, &nowhere);
+    let limit = caps.limits.max_push_bytes as usize;
+    let glsl = block.glsl();
+    let bytes = block.bytes().len();
+    if bytes > limit {
+        return unsupported(format!("{bytes} bytes of parameters, the device takes {limit}"));
+    }
+    let size = caps.subgroups.size.max(1);
+    let team = if tuning.team == Team::Subgroup { size } else { tuning.threads };
+    let full = caps.subgroups.full && tuning.threads.is_multiple_of(size);
+    let subgroups_most = if full { tuning.threads / size } else { tuning.threads };
+    let (quads, step, groups) = match tuning.slice {
+        Slice::Quads { count, step } => (count, step, 0),
+        Slice::Groups(n) => (0, 4, n),
+    };
+    let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
+    let batches = batches(call);
+    let flags = [
+        ("WG", tuning.threads),
+        ("TEAM", team),
+        ("ROWS", tuning.rows),
+        ("COLS", count(columns)),
+        ("FLIGHT", tuning.flight),
+        ("QUADS", quads),
+        ("STEP", step),
+        ("GROUPS", groups),
+        ("WIDTH", count(width(call, &a))),
+        ("K", count(b.shape[0])),
+        ("SUBGROUPS", u32::from(tuning.team != Team::Shared)),
+        ("SUBGROUPS_MOST", subgroups_most),
+        // Conversion costs a software GPU nothing extra.
+        ("CONVERT", u32::from(caps.is_cpu)),
+        ("A_BRAIN", u32::from(a.ty == TensorType::BF16)),
+        ("INT", u32::from(path == Path::IntDot)),
+        ("STAGED", u32::from(from == Columns::Staged)),
+        ("MATRICES", count(matrices.len())),
+        ("BIAS", u32::from(matrices[0].bias.is_some())),
+        ("RESIDUAL", u32::from(call.epilogue.residual.is_some())),
+        ("BATCHES", u32::from(batches > 1 && call.experts.is_none())),
+        ("EXPERTS", u32::from(call.experts.is_some())),
+        ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
+        ("GATE", u32::from(call.gate.is_some())),
+        ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
+    ];
+    let mut shader = Shader::new(name, PRODUCT, glsl);
+    // Only staged columns need the length of a row when compiled; elsewhere it would only multiply pipelines.
+    for (name, value) in flags.into_iter().filter(|(name, _)| *name != "K" || from == Columns::Staged) {
+        shader = shader.define(name, value);
+    }
+    if let Some(gate) = call.gate {
+        let function = gate.kind.function().map_or("silu", crate::unary::Function::glsl);
+        let oai = matches!(gate.kind, Gate::SwigluOai { .. });
+        shader = shader.define("GATE_FUNCTION", function).define("GATE_OAI", u32::from(oai));
+    }
+    shader = norm_defines(call, shader);
+    if tuning.team != Team::Shared && full {
+        shader = shader.subgroup(SubgroupRequest::Full);
+    }
+    let shader = formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)?;
+    let rows = (tuning.threads / team * tuning.rows) as usize;
+    let groups: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(rows)).sum();
+    Ok(Launch { shader, groups: grid(groups * batches, caps) })
+}
+
+fn batches(call: &Call) -> usize {
+    match call.experts {
+        Some(experts) => experts.ids.len(),
+        None => call.product.b.shape[2] * call.product.b.shape[3],
+    }
+}
+
+fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tuning, Unsupported> {
+    if let Some(split) = call.split {
+        if ty.is_quantised() && !ty.block_len().is_multiple_of(split.slice.span()) {
+            return unsupported(format!("slices of {} elements do not divide blocks of {ty}", split.slice.span()));
+        }
+        return Ok(bounded(split, caps));
+    }
+    let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
+    let found = table.find(ty, path, columns(call), caps);
+    found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
+}
+
+fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&Tensor) -> Address) -> Block {
+    let Product { a, b, .. } = call.product;
+    let rounded = match from {
+        Columns::Scratch => call.scratch,
+        Columns::Given => call.quantised,
+        Columns::Floats | Columns::Staged => None,
+    };
+    let mut block = Block::default();
+    block.add("b", at(&rounded.unwrap_or(b)));
+    for (i, Sibling { a, d, bias }) in matrices.iter().enumerate() {
+        let name = |field: &str| if i == 0 { field.to_owned() } else { format!("{field}{i}") };
+        block.add(&name("a"), at(a));
+        block.add(&name("d"), at(d));
+        if let Some(bias) = bias {
+            block.add(&name("bias"), at(bias));
+        }
+        block.add(&name("m"), count(a.shape[1]));
+        block.add(&name("d_stride"), row_strides(d)[0]);
+    }
+    if let Some(residual) = call.epilogue.residual {
+        block.add("residual", at(&residual));
+        block.add("residual_stride", row_strides(&residual)[0]);
+    }
+    if let Some(norm) = call.norm {
+        if let (Some(weight), None) = (norm.weight, rounded) {
+            block.add("norm_weight", at(&weight));
+        }
+        if let Some(rounded) = rounded {
+            block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b)) as u64));
+        }
+        block.add("eps", norm.eps);
+    }
+    if let Some(gate) = call.gate {
+        block.add("up", at(&gate.up));
+        if let Some(bias) = gate.bias {
+            block.add("up_bias", at(&bias));
+        }
+        if let Gate::SwigluOai { alpha, limit } = gate.kind {
+            block.add("alpha", alpha);
+            block.add("limit", limit);
+        }
+    }
+    block.add("k", count(a.shape[0]));
+    block.add("a_stride", row_strides(&matrices[0].a)[0]);
+    block.add("scale", call.epilogue.scale);
+    // Rounded columns lie one after the other, in the order of b's.
+    let column = |d: usize| count(column_bytes(&b) * b.shape[1..d].iter().product::<usize>());
+    let b_stride = if rounded.is_some() { [column(1), column(2), column(3)] } else { row_strides(&b) };
+    block.add("batches", count(batches(call)));
+    if call.experts.is_some() {
+        experts_block(call, b_stride, at, &mut block);
+        return block;
+    }
+    block.add("b_stride", b_stride[0]);
+    if batches(call) > 1 {
+        let outer = |t: &Tensor| [row_strides(t)[1], row_strides(t)[2]];
+        block.add("a_batch", outer(&a));
+        block.add("b_batch", [b_stride[1], b_stride[2]]);
+        block.add("d_batch", outer(&call.product.d));
+        block.add("share", [count(b.shape[2] / a.shape[2]), count(b.shape[3] / a.shape[3])]);
+        block.add("b2", count(b.shape[2]));
+        if let Some(residual) = call.epilogue.residual {
+            block.add("residual_batch", outer(&residual));
+        }
+    }
+    block
+}
+
+fn experts_block(call: &Call, b_stride: [u32; 3], at: &dyn Fn(&Tensor) -> Address, block: &mut Block) {
+    let Some(experts) = call.experts else { return };
+    let Product { a, b, d } = call.product;
+    block.add("ids", at(&experts.ids));
+    block.add("ids_stride", row_strides(&experts.ids)[0]);
+    if let Some(weights) = experts.weights {
+        block.add("router", at(&weights));
+        block.add("router_stride", row_strides(&weights)[0]);
+    }
+    block.add("used", count(experts.ids.shape[0]));
+    block.add("a_expert", row_strides(&a)[1]);
+    // One column of b: its rows' stride is not that of columns.
+    block.add("b_stride", 0u32);
+    block.add("b1", count(b.shape[1]));
+    block.add("b_slot", if b.shape[1] > 1 { b_stride[0] } else { 0 });
+    block.add("b_token", b_stride[1]);
+    block.add("d_token", row_strides(&d)[1]);
+    if let Some(residual) = call.epilogue.residual {
+        block.add("residual_token", row_strides(&residual)[1]);
+    }
+}

@@ -1,0 +1,102 @@
+// Loads and multiplies the slices of a team's rows. Sums run in the order of the slices, whatever FLIGHT is.
+
+// The slices s, s + TEAM .. of every row. Past the last one they are the last and not used.
+void load_slices(uint s, uint n) {
+    [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
+        uint e = slice_start(min(s + f * TEAM, n - 1));
+        [[unroll]] for (uint m = 0; m < MATS; m++)
+            [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
+    }
+}
+
+float dot_onto(vec4 a, vec4 b, float sum) { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum)))); }
+
+#if INT
+// One run at a time: value = scale * code + minimum, column = factor * code, so the integer products of a run and, for
+// formats with a minimum, the sum of its column's codes are all there is to scale.
+void multiply_slice(uint f, uint e) {
+    [[unroll]] for (uint run = 0; run < RUNS; run++) {
+        [[unroll]] for (uint c = 0; c < COLS; c++) {
+            uint x[RUN_QUADS];
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) x[j] = column_codes(c, e + QUAD_AT(run * RUN_QUADS + j));
+            float scale = column_scale(c, e + QUAD_AT(run * RUN_QUADS));
+#if A_SHIFTED
+            int ones = 0;
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) ones += dotPacked4x8EXT(int(x[j]), 0x01010101);
+            float sum = scale * float(ones);
+#endif
+            [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                int dot = 0;
+                [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
+                    dot += dotPacked4x8EXT(int(flight[f][m][r].codes[run * RUN_QUADS + j]), int(x[j]));
+                }
+                vec2 s = flight[f][m][r].scales[run];
+                acc[m][r][c] = fma(s.x * scale, float(dot), acc[m][r][c]);
+#if A_SHIFTED
+                acc[m][r][c] = fma(s.y, sum, acc[m][r][c]);
+#endif
+            }
+        }
+    }
+}
+#elif A_BLOCKS && COLS == 1
+// One column: scales are multiplied with the sums of runs.
+void multiply_slice(uint f, uint e) {
+    [[unroll]] for (uint run = 0; run < RUNS; run++) {
+        float sums[MATS][ROWS];
+        [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) sums[m][r] = 0;
+        vec4 total = vec4(0);
+        [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
+            uint quad = run * RUN_QUADS + j;
+            vec4 x = column_quad(0, e + QUAD_AT(quad));
+            total += x;
+            [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
+                sums[m][r] = dot_onto(quad_values(flight[f][m][r].codes[quad]), x, sums[m][r]);
+        }
+        float sum = total.x + total.y + (total.z + total.w);
+        [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
+            vec2 s = flight[f][m][r].scales[run];
+            acc[m][r][0] = fma(s.x, sums[m][r], acc[m][r][0]);
+#if A_SHIFTED
+            acc[m][r][0] = fma(s.y, sum, acc[m][r][0]);
+#endif
+        }
+    }
+}
+#elif SLICE > 1
+// Several columns, or plain types: each value is made once for all columns.
+void multiply_slice(uint f, uint e) {
+    [[unroll]] for (uint j = 0; j < SLICE_QUADS; j++) {
+        vec4 w[MATS][ROWS];
+        [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
+#if A_BLOCKS
+            vec2 s = flight[f][m][r].scales[j / RUN_QUADS];
+            w[m][r] = quad_values(flight[f][m][r].codes[j]) * s.x;
+#if A_SHIFTED
+            w[m][r] += s.y;
+#endif
+#else
+            w[m][r] = plain_quad(flight[f][m][r], j);
+#endif
+        }
+        [[unroll]] for (uint c = 0; c < COLS; c++) {
+            vec4 x = column_quad(c, e + QUAD_AT(j));
+            [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
+                acc[m][r][c] = dot_onto(w[m][r], x, acc[m][r][c]);
+        }
+    }
+}
+#else
+void multiply_slice(uint f, uint e) {
+    [[unroll]] for (uint c = 0; c < COLS; c++) {
+        float x = column_element(c, e);
+        [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
+            acc[m][r][c] = fma(flight[f][m][r].raw, x, acc[m][r][c]);
+    }
+}
+#endif
+
+void multiply_slices(uint s, uint n) {
+    [[unroll]] for (uint f = 0; f < FLIGHT; f++)
+        if (s + f * TEAM < n) multiply_slice(f, slice_start(s + f * TEAM));
+}

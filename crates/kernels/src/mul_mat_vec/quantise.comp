@@ -1,0 +1,38 @@
+// Columns of mul_mat_vec as 8-bit integers, where they are too large for shared memory: for 128 elements 144 bytes, four
+// pairs of f16 (factor, factor * sum of codes), then the codes. One workgroup a column.
+// With NORM, what follows all columns is 1 / sqrt(mean of squares + eps) of each, and the weight is in the codes.
+#version 450
+#include "kiln.glsl"
+layout(local_size_x = WG) in;
+#include "formats.glsl"
+#include "mul_mat_vec/round32.glsl"
+#extension GL_EXT_integer_dot_product : require
+#if NORM
+#include "reduce.glsl"
+#endif
+
+void main() {
+    uint column = group_index();
+    if (column >= p.columns) return;
+    B_INIT();
+    uint i1 = column % p.b1, rest = column / p.b1;
+    uvec2 from = row_address(row_address(row_address(p.b, i1, p.b_stride[0]), rest % p.b2, p.b_stride[1]), rest / p.b2, p.b_stride[2]);
+    uvec2 to = row_address(p.scratch, column, p.column_bytes);
+    float squares = 0;
+    // The last 128 elements may be fewer; what is missing is never read.
+    for (uint g = gl_LocalInvocationID.x; g < p.k / 32; g += WG) {
+        uint codes[8];
+        float scale = round32(from, g, codes, squares);
+        int sum = 0;
+        uint at = g / 4 * 36;
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            U32(to).v[at + 4 + (g & 3u) * 8 + i] = codes[i];
+            sum += dotPacked4x8EXT(int(codes[i]), 0x01010101);
+        }
+        U32(to).v[at + (g & 3u)] = packHalf2x16(vec2(scale, scale * float(sum)));
+    }
+#if NORM
+    float factor = inversesqrt(wg_sum(squares) / float(p.k) + p.eps);
+    if (gl_LocalInvocationID.x == 0) F32(p.factors).v[column] = factor;
+#endif
+}

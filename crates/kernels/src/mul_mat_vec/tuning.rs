@@ -1,0 +1,231 @@
+//! How a call's work is split among threads, as a table: by format, path, number of columns and kind of device. The first
+//! line that fits is taken. A file named by `KILN_TUNING` in the same form goes before the built-in lines.
+
+use std::sync::OnceLock;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::Caps;
+
+use crate::operation::Path;
+
+/// The environment variable that names a file of lines that go before the built-in ones.
+pub const TUNING_FILE: &str = "KILN_TUNING";
+
+/// What a thread loads and multiplies at once (`slices.glsl`). Plain types have slices of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slice {
+    /// `count` quads of four elements, `step` elements apart.
+    Quads {
+        /// How many.
+        count: u32,
+        /// Elements from one to the next.
+        step: u32,
+    },
+    /// This many groups of 32 elements.
+    Groups(u32),
+}
+
+impl Slice {
+    /// Elements after which the pattern begins anew; a row must be a whole number of them.
+    pub fn span(self) -> usize {
+        match self {
+            Slice::Quads { count, step } => (count * step) as usize,
+            Slice::Groups(n) => 32 * n as usize,
+        }
+    }
+}
+
+/// Which threads share the elements of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Team {
+    /// A subgroup: several of them in a workgroup have rows of their own.
+    Subgroup,
+    /// The whole workgroup: subgroups add, then shared memory.
+    Workgroup,
+    /// The whole workgroup, by shared memory alone: for devices without subgroup arithmetic.
+    Shared,
+}
+
+/// One way to split the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Threads of a workgroup, a power of two.
+    pub threads: u32,
+    /// Which of them share a row.
+    pub team: Team,
+    /// Rows of a team.
+    pub rows: u32,
+    /// Slices of each row that are loaded before the first is multiplied.
+    pub flight: u32,
+    /// What a slice is.
+    pub slice: Slice,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// `cpu` or `gpu`; `*` is both.
+    pub device: String,
+    /// The format's name in small letters; `*` is every one, `k/*` every format with blocks of 256.
+    pub format: String,
+    /// The path.
+    pub path: Path,
+    /// The most columns the line is for.
+    pub columns: usize,
+    /// The split.
+    pub tuning: Tuning,
+}
+
+// Why these: `docs/ladder/mul_mat_vec.md`. Numbers of threads are bounded by the device; a slice whose span does not
+// divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
+const BUILT_IN: &str = "
+# device format path columns threads team rows flight slice
+cpu *    scalar  4   8 subgroup  4 1 groups:1
+cpu *    scalar  16  8 subgroup  2 1 groups:1
+cpu *    int_dot 4   8 subgroup  4 1 groups:1
+cpu *    int_dot 16  8 subgroup  2 1 groups:1
+gpu f32  scalar  16  128 subgroup 2 4 groups:1
+gpu f16  scalar  16  128 subgroup 2 4 groups:1
+gpu bf16 scalar  16  128 subgroup 2 4 groups:1
+gpu q4_k int_dot 1   256 subgroup 2 1 groups:2
+gpu q4_k int_dot 16  128 subgroup 1 1 groups:2
+gpu q5_k int_dot 1   256 subgroup 2 1 groups:2
+gpu q5_k int_dot 16  128 subgroup 1 1 groups:2
+gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
+gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
+gpu k/*  int_dot 2   256 subgroup 2 1 groups:1
+gpu *    int_dot 1   256 subgroup 4 2 quads:2x16
+gpu *    int_dot 4   256 subgroup 2 2 quads:2x16
+gpu *    int_dot 16  128 subgroup 1 2 quads:2x16
+gpu q4_k scalar  1   128 subgroup 2 1 groups:2
+gpu q5_k scalar  1   128 subgroup 2 1 groups:2
+gpu q6_k scalar  1   128 subgroup 2 1 quads:4x32
+gpu k/*  scalar  4   128 subgroup 2 1 groups:1
+gpu *    scalar  1   128 subgroup 4 2 quads:2x16
+gpu *    scalar  4   128 subgroup 2 1 quads:2x16
+gpu *    scalar  16  128 subgroup 1 1 quads:2x16
+";
+
+/// Lines, first one first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table(pub Vec<Line>);
+
+impl Table {
+    /// Reads lines of `device format path columns threads team rows flight slice`; `#` begins a comment.
+    pub fn parse(text: &str) -> Result<Table, String> {
+        let mut lines = Vec::new();
+        for (i, line) in text.lines().enumerate() {
+            let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
+            if words.is_empty() {
+                continue;
+            }
+            let line = parse_line(&words).ok_or_else(|| {
+                format!("line {}: `{line}` is not `device format path columns threads team rows flight slice`", i + 1)
+            })?;
+            lines.push(line);
+        }
+        Ok(Table(lines))
+    }
+
+    /// The split for a format on a path, from the first line that fits a device.
+    pub fn find(&self, ty: TensorType, path: Path, columns: usize, caps: &Caps) -> Option<Tuning> {
+        let device = if caps.is_cpu { "cpu" } else { "gpu" };
+        let format = ty.name().to_lowercase();
+        let fits = |line: &&Line| {
+            let named = line.format == "*" || line.format == format || (line.format == "k/*" && ty.block_len() == 256);
+            let whole = !ty.is_quantised() || ty.block_len().is_multiple_of(line.tuning.slice.span());
+            named && whole && (line.device == device || line.device == "*") && line.path == path && columns <= line.columns
+        };
+        self.0.iter().find(fits).map(|line| bounded(line.tuning, caps))
+    }
+}
+
+/// Within what the device can do.
+pub(super) fn bounded(tuning: Tuning, caps: &Caps) -> Tuning {
+    let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]);
+    let power = |n: u32| if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 };
+    let (size, limit) = (caps.subgroups.size.max(1), power(limit));
+    let full = caps.subgroups.full && size.is_power_of_two();
+    let (team, threads) = match tuning.team {
+        Team::Subgroup if caps.subgroups.arithmetic && full => (Team::Subgroup, tuning.threads.max(size)),
+        // Without full subgroups a team is a workgroup, and then a small one: it has as few rows as a subgroup would.
+        Team::Subgroup => (Team::Workgroup, tuning.threads.min(32)),
+        other => (other, tuning.threads),
+    };
+    let team = if caps.subgroups.arithmetic { team } else { Team::Shared };
+    Tuning { threads: threads.min(limit), team, ..tuning }
+}
+
+fn parse_line(words: &[&str]) -> Option<Line> {
+    let [device, format, path, columns, threads, team, rows, flight, slice] = words else { return None };
+    let path = Path::ALL.into_iter().find(|p| p.name() == *path)?;
+    let team = match *team {
+        "subgroup" => Team::Subgroup,
+        "workgroup" => Team::Workgroup,
+        "shared" => Team::Shared,
+        _ => return None,
+    };
+    let (kind, numbers) = slice.split_once(':')?;
+    let slice = match (kind, numbers.split_once('x')) {
+        ("quads", Some((count, step))) => Slice::Quads { count: count.parse().ok()?, step: step.parse().ok()? },
+        ("groups", None) => Slice::Groups(numbers.parse().ok()?),
+        _ => return None,
+    };
+    let count = |word: &str| word.parse().ok().filter(|n| (1..=1024u32).contains(n));
+    let tuning =
+        Tuning { threads: count(threads)?, team, rows: count(rows)?, flight: count(flight)?, slice };
+    (tuning.threads.is_power_of_two() && slice.span() > 0).then_some(())?;
+    let columns = columns.parse().ok()?;
+    Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
+}
+
+/// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
+pub fn table() -> Result<&'static Table, String> {
+    static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
+    let load = || {
+        let mut table = match std::env::var_os(TUNING_FILE) {
+            None => Table::default(),
+            Some(file) => {
+                let name = file.to_string_lossy().into_owned();
+                let text = std::fs::read_to_string(file).map_err(|e| format!("{TUNING_FILE}={name}: {e}"))?;
+                Table::parse(&text).map_err(|e| format!("{TUNING_FILE}={name}: {e}"))?
+            }
+        };
+        table.0.extend(Table::parse(BUILT_IN)?.0);
+        Ok(table)
+    };
+    TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_lines_serve_every_format_path_and_width() {
+        let table = Table::parse(BUILT_IN).unwrap();
+        for caps in [Caps::least(), Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() }] {
+            for format in crate::formats::FORMATS {
+                for columns in 1..=16 {
+                    let tuning = table.find(format.ty, Path::Scalar, columns, &caps).unwrap();
+                    assert!(tuning.threads <= caps.limits.max_workgroup_invocations);
+                    if format.group > 0 {
+                        assert!(table.find(format.ty, Path::IntDot, columns, &caps).is_some(), "{}", format.ty);
+                        assert!(format.ty.block_len().is_multiple_of(tuning.slice.span()));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lines_that_say_nothing_are_refused() {
+        assert_eq!(Table::parse("# only a comment\n\n").unwrap(), Table::default());
+        let wrong = "gpu q4_k int_dot 1 100 subgroup 2 1 groups:2";
+        assert!(Table::parse(wrong).is_err(), "100 threads are no power of two");
+        assert!(Table::parse("gpu q4_k int_dot 1 64 subgroup 2 1 groups").unwrap_err().starts_with("line 1"));
+        let line = &Table::parse("cpu * scalar 4 64 workgroup 2 1 quads:2x16").unwrap().0[0];
+        assert_eq!(line.tuning.slice, Slice::Quads { count: 2, step: 16 });
+        assert_eq!(line.tuning.team, Team::Workgroup);
+    }
+}
