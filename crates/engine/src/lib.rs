@@ -1,6 +1,20 @@
 //! From a model file to text: configuration and weights, the plan, two executors that run it, sampler, tokenizer.
+//!
+//! The way of the data: GGUF file, [`model`] (configuration and weights), [`plan`] built by [`arch`], [`executor`],
+//! logits, [`sampler`], token, [`tokenizer`], text. [`session`] walks it.
 
+pub mod error;
+pub mod model;
+pub mod plan;
 pub mod quantise_recipe;
+pub mod arch;
+pub mod compare;
+pub mod executor;
+pub mod sampler;
+pub mod session;
 pub mod requantise;
 pub mod synth;
 pub mod tokenizer;
+
+pub use error::Error;
+pub use session::Session;

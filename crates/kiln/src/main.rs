@@ -2,7 +2,9 @@
 
 mod commands;
 mod device;
+mod model;
 mod output;
+mod store;
 
 use std::process::ExitCode;
 
@@ -21,6 +23,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Continue a text
+    Run(commands::run::Arguments),
+    /// Write the logits of every token of a prompt to a file
+    Logits(commands::logits::Arguments),
+    /// Print the steps of a model, or compare the device with the reference step by step
+    Plan(commands::plan::Arguments),
     /// Measure the device, or time the operations on it
     Bench(commands::bench::Arguments),
     /// List the Vulkan devices of this machine and what each can do
@@ -42,6 +50,9 @@ fn main() -> ExitCode {
     output::start_log(arguments.verbose);
     let result = match arguments.command {
         Command::Bench(a) => commands::bench::run(&a),
+        Command::Run(a) => commands::run::run(&a),
+        Command::Logits(a) => commands::logits::run(&a),
+        Command::Plan(a) => commands::plan::run(&a),
         Command::Devices(a) => commands::devices::run(&a),
         Command::Doctor(a) => commands::doctor::run(&a),
         Command::Inspect(a) => commands::inspect::run(&a),

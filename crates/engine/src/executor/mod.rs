@@ -6,7 +6,7 @@ mod gpu;
 use kiln_gguf::Gguf;
 use kiln_kernels::tensor::Tensor;
 
-pub use cpu::CpuExecutor;
+pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::GpuExecutor;
 
 use crate::Error;

@@ -7,3 +7,6 @@ pub(crate) mod inspect;
 pub(crate) mod quantize;
 pub(crate) mod selftest;
 pub(crate) mod synth;
+pub(crate) mod logits;
+pub(crate) mod plan;
+pub(crate) mod run;

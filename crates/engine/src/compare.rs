@@ -1,0 +1,105 @@
+//! Two executors side by side: the same plan, step by step, every written tensor compared. Each step starts from the
+//! reference's memory, so an error does not travel and the first difference is the step at fault.
+
+use kiln_kernels::host::HostMemory;
+use kiln_kernels::tensor::{Slot, Tensor};
+
+use crate::Error;
+use crate::arch::{BatchShape, graph};
+use crate::executor::{Executor, PlanId};
+use crate::model::Model;
+
+/// What came of a comparison.
+pub struct Report {
+    /// One line a step.
+    pub lines: Vec<String>,
+    /// The first step whose result differs by more than the tolerance.
+    pub first_difference: Option<String>,
+    /// Steps compared.
+    pub steps: usize,
+    /// Largest error of any step.
+    pub worst: f64,
+}
+
+/// Feeds `tokens` to both and compares after every step; stops at the first difference.
+pub fn run(
+    model: &Model,
+    tokens: &[u32],
+    context: usize,
+    device: &mut dyn Executor,
+    reference: &mut dyn Executor,
+    tolerance: f64,
+) -> Result<Report, Error> {
+    let graph = graph(&model.config, &model.gguf, context)?;
+    let shape = BatchShape { tokens: tokens.len(), outputs: 1 };
+    let plan = graph.plan(shape)?;
+    let start = |executor: &mut dyn Executor| -> Result<PlanId, Error> {
+        executor.load(graph.fixed(), &model.gguf, &mut |_, _| {})?;
+        let id = executor.prepare(graph.plan(shape)?)?;
+        let ints = |values: Vec<usize>| -> Vec<u8> { values.iter().flat_map(|v| (*v as i32).to_le_bytes()).collect() };
+        let n = tokens.len();
+        executor.write(id, &plan.ports.tokens, &ints(tokens.iter().map(|t| *t as usize).collect()))?;
+        executor.write(id, &plan.ports.positions, &ints((0..n).collect()))?;
+        executor.write(id, &plan.ports.length, &ints(vec![n]))?;
+        executor.write(id, &plan.ports.wanted, &ints(vec![n - 1]))?;
+        Ok(id)
+    };
+    let ids = [start(device)?, start(reference)?];
+    let choices = device.choices(ids[0]);
+    let mut report = Report { lines: Vec::new(), first_difference: None, steps: 0, worst: 0.0 };
+    for (i, step) in plan.steps.iter().enumerate() {
+        device.run_step(ids[0], i)?;
+        reference.run_step(ids[1], i)?;
+        for written in step.call.operation().writes() {
+            let got = read(device, ids[0], &written)?;
+            let want = read(reference, ids[1], &written)?;
+            let (error, worst) = nmse(&values(&written, got), &values(&written, want.clone()));
+            report.worst = report.worst.max(error);
+            let slot = plan.slot_name(&written);
+            report.lines.push(format!("{:28} {:44} {slot:16} {error:.1e}", step.label, choices[i]));
+            if !(error <= tolerance) {
+                let (index, got, want) = worst;
+                report.first_difference = Some(format!(
+                    "{}: {slot} differs by {error:.2e} (over {tolerance:.0e}); worst at element {index}: got {got}, want {want}",
+                    step.label
+                ));
+                return Ok(report);
+            }
+            // Both go on from the same bits.
+            let whole = Tensor { offset: written.span().0, ..written };
+            device.write(ids[0], &whole, &want)?;
+        }
+        report.steps += 1;
+    }
+    Ok(report)
+}
+
+/// The bytes of a tensor's span.
+fn read(executor: &mut dyn Executor, plan: PlanId, tensor: &Tensor) -> Result<Vec<u8>, Error> {
+    let mut bytes = vec![0; tensor.span().1];
+    executor.read(plan, tensor, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The values of a tensor given the bytes of its span.
+fn values(tensor: &Tensor, bytes: Vec<u8>) -> Vec<f64> {
+    let memory = HostMemory { slots: vec![bytes] };
+    memory.read(&Tensor { slot: Slot(0), offset: 0, ..*tensor })
+}
+
+/// The error, and the element that adds most to it.
+fn nmse(got: &[f64], want: &[f64]) -> (f64, (usize, f64, f64)) {
+    let (mut sum, mut norm, mut worst) = (0.0, 0.0, (0, 0.0, 0.0));
+    let mut largest = -1.0;
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let squared = (g - w).powi(2);
+        sum += squared;
+        norm += w * w;
+        if squared.is_nan() || squared > largest {
+            largest = if squared.is_nan() { f64::INFINITY } else { squared };
+            worst = (i, g, w);
+        }
+    }
+    let error = if sum == 0.0 { 0.0 } else { sum / f64::max(norm, f64::MIN_POSITIVE) };
+    (error, worst)
+}

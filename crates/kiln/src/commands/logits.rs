@@ -1,0 +1,49 @@
+//! `kiln logits`: the logits of every token of a prompt, as a GGUF file that other tools can compare.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use kiln_engine::session::Wanted;
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use kiln_gguf::{Metadata, TensorType, Writer};
+
+use crate::model::{ModelFlags, open, resolve};
+use crate::output::say;
+
+/// Flags of `kiln logits`.
+#[derive(clap::Args)]
+#[command(after_help = "Example: kiln logits model.gguf -p \"Hello\" -o hello.gguf")]
+pub(crate) struct Arguments {
+    /// GGUF file; without one the default model of the local store
+    model: Option<PathBuf>,
+    /// Text
+    #[arg(short, long)]
+    prompt: String,
+    /// File to write: tensors `tokens` (I32) and `logits` (F32)
+    #[arg(short, long)]
+    output: PathBuf,
+    #[command(flatten)]
+    flags: ModelFlags,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let path = resolve(arguments.model.as_deref())?;
+    let model = open(&path)?;
+    let mut session = arguments.flags.session(&model)?;
+    let tokens = model.tokenizer.encode(&arguments.prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
+    let logits = session.feed(&tokens, Wanted::All)?;
+
+    let mut metadata = Metadata::new();
+    metadata.set("path_model", path.display().to_string());
+    let mut writer = Writer::new(metadata);
+    let ids: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+    writer.add("tokens", &[tokens.len()], TensorType::I32, ids)?;
+    let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
+    // The established layout names the number of tokens first, though rows of the vocabulary lie in memory.
+    writer.add("logits", &[tokens.len(), model.config.vocab], TensorType::F32, bytes)?;
+    writer.save(&arguments.output).with_context(|| format!("cannot write {}", arguments.output.display()))?;
+    say(&format!("{} tokens, {} logits each, in {}", tokens.len(), model.config.vocab, arguments.output.display()));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,76 @@
+//! Opening the model a user asked for: the file, the executor, the context, with progress on stderr.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::model::Model;
+use kiln_engine::Session;
+use kiln_gpu::Error as GpuError;
+
+use crate::device::DeviceFlag;
+use crate::output::{byte_progress, say};
+use crate::store;
+
+/// Where a model runs and how much it remembers: flags of every command that runs one.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct ModelFlags {
+    #[command(flatten)]
+    pub(crate) device: DeviceFlag,
+    /// Run on the CPU even if there is a GPU
+    #[arg(long, conflicts_with = "device")]
+    pub(crate) cpu: bool,
+    /// Tokens of context to keep room for [default: the model's own, at most 4096]
+    #[arg(short = 'c', long, value_name = "TOKENS")]
+    pub(crate) ctx_size: Option<usize>,
+}
+
+/// The model file named, or the default one from the local store.
+pub(crate) fn resolve(model: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match model {
+        Some(path) => Ok(path.to_owned()),
+        None => store::default_model(),
+    }
+}
+
+/// Opens a model file; one clear line where that fails.
+pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
+    Ok(Arc::new(Model::open(path).with_context(|| format!("cannot run {}", path.display()))?))
+}
+
+impl ModelFlags {
+    /// Room for this many tokens.
+    pub(crate) fn context(&self, model: &Model) -> usize {
+        self.ctx_size.unwrap_or_else(|| model.config.context.min(4096))
+    }
+
+    /// The executor asked for. Without a GPU and without a wish the CPU runs the model, and says so.
+    pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
+        let cpu = || -> Box<dyn Executor> { Box::new(CpuExecutor::new(Arithmetic::Fast)) };
+        if self.cpu {
+            return Ok(cpu());
+        }
+        match self.device.open() {
+            Ok(device) => Ok(Box::new(GpuExecutor::new(device))),
+            Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice)) if self.device.device.is_none() => {
+                let reason = why.to_string();
+                say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));
+                Ok(cpu())
+            }
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// Loads a model, with a progress bar.
+    pub(crate) fn session(&self, model: &Arc<Model>) -> anyhow::Result<Session> {
+        let bar = byte_progress(0, "loading");
+        let mut progress = |done: u64, total: u64| {
+            bar.set_length(total);
+            bar.set_position(done);
+        };
+        let session = Session::new(Arc::clone(model), self.executor()?, self.context(model), &mut progress)?;
+        bar.finish_and_clear();
+        Ok(session)
+    }
+}
