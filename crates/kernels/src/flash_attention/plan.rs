@@ -1,7 +1,7 @@
 //! From a call to launches: which path, how many rows and keys a workgroup takes, and the parameter blocks.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Address, Caps, Shader, SubgroupRequest};
+use kiln_gpu::{Address, Caps, Component, CoopmatShape, Scope, Shader, SubgroupRequest};
 
 use super::{Call, Mask, NAME};
 use crate::formats;
@@ -158,6 +158,8 @@ struct Scalar {
     rows: usize,
     /// Keys of a round.
     keys: usize,
+    /// Whether loops over the keys of a round are unrolled.
+    unroll: bool,
     /// Threads that share a key.
     key_lanes: usize,
     /// Threads that share a value row.
@@ -182,7 +184,7 @@ impl Scalar {
         let most = 8;
         for rows in (1..=ratio.div_ceil(ratio.div_ceil(most))).rev() {
             let row_lanes = lanes.min(1 << (threads / rows).ilog2());
-            let plan = Scalar { threads, rows, keys, key_lanes, value_lanes, row_lanes };
+            let plan = Scalar { threads, rows, keys, unroll: !caps.is_cpu, key_lanes, value_lanes, row_lanes };
             if plan.shared_bytes(hsk) <= caps.limits.max_shared_bytes as usize {
                 return Ok(plan);
             }
@@ -199,6 +201,8 @@ impl Scalar {
         let shader = if self.key_lanes > 1 { shader.subgroup(SubgroupRequest::Full) } else { shader };
         shader
             .define("WG", self.threads)
+            // Unrolled loops keep many loads on their way; a software GPU only has more to compile.
+            .define("KEY_LOOP", if self.unroll { "[[unroll]]" } else { "[[dont_unroll]]" })
             .define("ROWS", self.rows)
             .define("BC", self.keys)
             .define("KEY_LANES", self.key_lanes)
@@ -228,6 +232,121 @@ fn with_combine(call: &Call, caps: &Caps, mut choice: Choice) -> Result<Choice, 
     Ok(choice)
 }
 
+/// How a workgroup of the coopmat path divides its work; see `coopmat.comp`.
+#[derive(Clone, Copy, Debug)]
+struct Matrices {
+    /// Size of the matrices, all three ways.
+    size: usize,
+    /// Threads of a subgroup.
+    subgroup: usize,
+    /// Groups of `size` rows.
+    row_groups: usize,
+    /// Subgroups that share a group of rows.
+    column_groups: usize,
+    /// Keys of a round.
+    keys: usize,
+    /// Columns of K and V that are staged at once.
+    slices: [usize; 2],
+    /// Whether queries stay in shared memory, where they are too wide for registers.
+    shared_queries: bool,
+    /// Threads that share a row of logits.
+    lanes: usize,
+    /// Whether loops over products are unrolled: a software GPU takes minutes to compile them.
+    unroll: bool,
+}
+
+impl Matrices {
+    /// The division for this many rows. Rounds depend on the head sizes alone, so that the bits of a row do not depend
+    /// on how many others there are.
+    fn new(call: &Call, caps: &Caps, rows: usize) -> Result<Matrices, Unsupported> {
+        let square = |s: &&CoopmatShape| {
+            let types = s.a == Component::F16 && s.b == s.a && s.c == Component::F32 && s.result == s.c;
+            types && s.m == s.n && s.n == s.k && matches!(s.m, 8 | 16) && !s.saturating && s.scope == Scope::Subgroup
+        };
+        let shape = caps.coopmat.iter().find(square);
+        let shape = shape.ok_or_else(|| unsupported("no 16x16x16 or 8x8x8 matrices of F16 with F32 sums".into()))?;
+        if !caps.float16 || !caps.subgroups.full {
+            return Err(unsupported("matrices need F16 arithmetic and full subgroups".into()));
+        }
+        let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
+        let (size, subgroup) = (shape.m as usize, caps.subgroups.size as usize);
+        // Registers hold the result: at most 128 columns of it for each subgroup.
+        let widest = [4, 2, 1].into_iter().find(|n| hsv.div_ceil(4 / n) <= 128).unwrap_or(1);
+        let lanes = if caps.subgroups.shuffle { (subgroup / size).clamp(1, 2) } else { 1 };
+        let tables =
+            [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum::<usize>();
+        let limit = (caps.limits.max_shared_bytes as usize).saturating_sub(tables);
+        let division = |row_groups: usize, keys: usize| {
+            let column_groups = (4 / row_groups).min(keys / size);
+            let slice = |width: usize, unit: usize| width.div_ceil(width.div_ceil(128)).next_multiple_of(unit);
+            let slices = [slice(hsk, size), slice(hsv, size * column_groups)];
+            let shared_queries = caps.is_cpu || hsk > 128;
+            let unroll = !caps.is_cpu;
+            Matrices { size, subgroup, row_groups, column_groups, keys, slices, shared_queries, lanes, unroll }
+        };
+        for keys in [64, 32] {
+            for most in [4, 2, 1].into_iter().filter(|&n| n <= widest) {
+                let wide_enough = hsv.div_ceil(division(most, keys).column_groups) <= 128;
+                if wide_enough && division(most, keys).shared_bytes(hsk) <= limit {
+                    let row_groups = rows.div_ceil(size).next_power_of_two().min(most);
+                    return Ok(division(row_groups, keys));
+                }
+            }
+        }
+        Err(unsupported(format!("heads of {hsk} and {hsv} need more than {limit} bytes of shared memory")))
+    }
+
+    fn rows(&self) -> usize {
+        self.row_groups * self.size
+    }
+
+    fn threads(&self) -> usize {
+        self.row_groups * self.column_groups * self.subgroup
+    }
+
+    fn shared_bytes(&self, hsk: usize) -> usize {
+        let [k, v] = self.slices;
+        let staged = if self.shared_queries { self.keys } else { self.keys.max(self.rows()) };
+        let queries = if self.shared_queries { self.rows() * (hsk.next_multiple_of(k) / 4 + 2) * 8 } else { 0 };
+        let tiles = self.rows() * ((self.keys / 4 + 1) * 16 + (self.keys / 4 + 2) * 8);
+        staged * (k.max(v) / 4 + 2) * 8 + queries + tiles + self.rows() * 16 + 16
+    }
+
+    fn defines(&self, shader: Shader, caps: &Caps) -> Shader {
+        let request = if caps.subgroups.size_control {
+            SubgroupRequest::Size(caps.subgroups.size)
+        } else {
+            SubgroupRequest::Full
+        };
+        shader
+            .subgroup(request)
+            .define("WG", self.threads())
+            .define("MM", self.size)
+            .define("NR", self.row_groups)
+            .define("NC", self.column_groups)
+            .define("BC", self.keys)
+            .define("K_SLICE", self.slices[0])
+            .define("V_SLICE", self.slices[1])
+            .define("STEP_LOOP", if self.unroll { "[[unroll]]" } else { "[[dont_unroll]]" })
+            .define("Q_SHARED", u32::from(self.shared_queries))
+            .define("LANES", self.lanes)
+    }
+}
+
+fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    if call.sequences.is_some() && call.split.is_some() {
+        return Err(unsupported("tiles of several sequences have no splits on this path".into()));
+    }
+    let [_, tokens, heads, batch] = call.q.shape;
+    let kv_heads = call.k.shape[2];
+    let rows = tokens * heads / kv_heads;
+    let plan = Matrices::new(call, caps, rows)?;
+    let splits = call.split.map_or(1, |s| s.count);
+    let groups = within([rows.div_ceil(plan.rows()) * splits, kv_heads, batch], caps)?;
+    let first = plan.defines(shader(call, Path::Coopmat, "flash_attention/coopmat.comp")?, caps);
+    with_combine(call, caps, Choice::one(Path::Coopmat, first, groups))
+}
+
 /// The grid, where the device accepts it.
 fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupported> {
     let limit = caps.limits.max_workgroup_count;
@@ -242,7 +361,12 @@ fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupported> {
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     check_operands(call)?;
     match want {
+        // Few rows do not fill a matrix.
+        None if call.q.shape[1] * call.q.shape[2] / call.k.shape[2] > 8 => {
+            coopmat(call, caps).or_else(|_| scalar(call, caps))
+        }
         None | Some(Path::Scalar) => scalar(call, caps),
+        Some(Path::Coopmat) => coopmat(call, caps),
         Some(other) => Err(unsupported(format!("no {} path", other.name()))),
     }
 }

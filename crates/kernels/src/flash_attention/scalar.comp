@@ -115,7 +115,7 @@ void main() {
     for (uint tile = tiles.x; tile < tiles.y; tile++) {
         uint start = tile * BC;
         // Scores.
-        [[unroll]] for (uint i = 0; i < BC; i += KEY_SLOTS) {
+        KEY_LOOP for (uint i = 0; i < BC; i += KEY_SLOTS) {
             uint slot = i + key_slot;
             uint key = start + slot;
             float score[ROWS];
@@ -176,7 +176,7 @@ void main() {
         // Values.
         [[unroll]] for (uint r = 0; r < ROWS; r++)
             [[unroll]] for (uint c = 0; c < 2 * V_CHUNKS; c++) sum[r][c] *= factor[r];
-        [[unroll]] for (uint i = 0; i < BC; i += VALUE_SLOTS) {
+        KEY_LOOP for (uint i = 0; i < BC; i += VALUE_SLOTS) {
             uint slot = i + value_slot;
             uint key = start + slot;
             if (slot < BC && key >= seen.x && key < seen.y) {
