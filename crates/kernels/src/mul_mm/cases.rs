@@ -62,16 +62,23 @@ fn experts(what: &str, sizes: Experts, choose: Choose) -> Case {
     })
 }
 
+/// Every type that weights may have.
+fn weight_types() -> impl Iterator<Item = TensorType> {
+    FORMATS.iter().map(|format| format.ty).filter(|&ty| ty != I32)
+}
+
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
         return bench();
     }
     let mut cases = Vec::new();
-    for ty in FORMATS.iter().map(|f| f.ty) {
-        let block = ty.block_len().max(32);
-        cases.push(case([ty, F32, F32], [3 * block, 17, 33]));
-        cases.push(case([ty, F16, F16], [block, 9, 18]));
+    // Compiling is most of what a case costs on a software GPU, so most formats have one.
+    for ty in weight_types() {
+        cases.push(case([ty, F32, F32], [3 * ty.block_len().max(32), 17, 18]));
+    }
+    for ty in [F16, Q4_0, Q4_K] {
+        cases.push(case([ty, F16, F16], [ty.block_len().max(32), 9, 18]));
         cases.push(unaligned_columns(ty));
     }
     // Just below, at and above the tiles of every path.
@@ -84,6 +91,8 @@ pub fn cases(level: Level) -> Vec<Case> {
     for k in [1, 2, 3, 4, 15, 16, 17, 31, 33, 65, 77, 193] {
         cases.push(case([F32, F32, F32], [k, 11, 19]));
         cases.push(case([F16, F16, F32], [k, 65, 65]));
+    }
+    for k in [17, 36] {
         cases.push(case([BF16, BF16, F32], [k, 5, 19]));
     }
     cases.push(case([F32, F32, F32], [8, 3, 0]));
@@ -140,14 +149,17 @@ fn shapes() -> Vec<Case> {
         let d = data.output(F32, [66, 67, 1, 1]);
         (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
     }));
-    cases.push(Case::new("mul_mm columns beyond the range of F16", |data| {
-        let a = data.input(Q8_0, [64, 20, 1, 1]);
-        // Columns from 1e-9 to 1e9: each must keep its own precision.
-        let b = data
-            .input_with(F32, [64, 19, 1, 1], |random, i| random.uniform(-1.0, 1.0) * 10f64.powi((i / 64) as i32 - 9));
-        let d = data.output(F32, [20, 19, 1, 1]);
-        (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
-    }));
+    // As a factor of all columns, and as one that grows from column to column.
+    for (what, low, high) in [("small", -9, -9), ("large", 9, 9), ("small and large", -9, 9)] {
+        cases.push(Case::new(format!("mul_mm columns too {what} for F16"), move |data| {
+            let a = data.input(Q8_0, [64, 20, 1, 1]);
+            let b = data.input_with(F32, [64, 19, 1, 1], |random, i| {
+                random.uniform(-1.0, 1.0) * 10f64.powi(low + (high - low) * (i / 64) as i32 / 18)
+            });
+            let d = data.output(F32, [20, 19, 1, 1]);
+            (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
+        }));
+    }
     cases
 }
 
@@ -205,7 +217,11 @@ fn expert_cases() -> Vec<Case> {
 }
 
 fn full() -> Vec<Case> {
-    let mut cases = Vec::new();
+    let mut cases: Vec<Case> = weight_types().map(unaligned_columns).collect();
+    for ty in weight_types() {
+        cases.push(case([ty, F32, F32], [8 * ty.block_len().max(32), 257, 300]));
+        cases.push(case([ty, F16, F16], [3 * ty.block_len().max(32), 129, 65]));
+    }
     for ty in [F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
         for [k, m, n] in [[2880, 2880, 32], [576, 576, 512], [5120, 6, 4096], [8192, 1, 2048], [1024, 1057, 257]] {
             if k % ty.block_len() == 0 {
@@ -236,7 +252,7 @@ fn bench() -> Vec<Case> {
         }
         cases.push(case([ty, F32, F32], [4096, 14336, 2048]));
     }
-    cases.extend(FORMATS.iter().map(|f| case([f.ty, F32, F32], [14336, 4096, 512])));
+    cases.extend(weight_types().map(|ty| case([ty, F32, F32], [14336, 4096, 512])));
     for ty in [F16, Q4_0, Q4_K, Q8_0] {
         let sizes = Experts { ty, k: 2048, m: 768, experts: 128, used: 8, tokens: 2048, shared_b: true };
         cases.push(experts("any", sizes, |random, _, experts| random.below(experts)));

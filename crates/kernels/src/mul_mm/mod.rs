@@ -49,15 +49,58 @@ fn tile_words(pairs: usize, experts: usize) -> usize {
     (1 + 3 * pairs.min(pairs / LEAST_TILE_N + experts)).next_multiple_of(4)
 }
 
+/// Prepared columns are padded with zeros to whole tiles of the deepest kernel.
+const PADDED: usize = 64;
+
+/// What lies where in the scratch memory: byte offsets of each part, then of the end.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    /// Number of tiles, then three words each. Empty without experts.
+    tiles: usize,
+    /// (token, slot) pairs by expert.
+    pairs: usize,
+    /// The list alone ends here: enough for the plain path.
+    lists_end: usize,
+    /// A factor for each column.
+    factors: usize,
+    /// The columns as 16-bit floats.
+    halves: usize,
+    end: usize,
+}
+
+impl Layout {
+    fn of(product: &Product, ids: Option<&Tensor>) -> Layout {
+        let rows = prepared_columns(product, ids);
+        let (tile_bytes, pair_bytes) =
+            ids.map_or((0, 0), |ids| (4 * tile_words(ids.len(), product.a.shape[2]), 4 * ids.len()));
+        let lists_end = tile_bytes + pair_bytes;
+        let factors = lists_end.next_multiple_of(256);
+        let halves = (factors + 4 * rows).next_multiple_of(256);
+        let end = halves + 2 * rows * padded(product);
+        Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, end }
+    }
+}
+
+/// Prepared columns: those of b, or with experts one for each pair.
+fn prepared_columns(product: &Product, ids: Option<&Tensor>) -> usize {
+    ids.map_or(product.b.rows(), Tensor::len)
+}
+
+/// Elements of a prepared column.
+fn padded(product: &Product) -> usize {
+    product.b.shape[0].next_multiple_of(PADDED)
+}
+
 /// Bytes of scratch memory that let every path run.
 pub fn scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
-    ids.map_or(0, |ids| 4 * (tile_words(ids.len(), product.a.shape[2]) + ids.len()))
+    Layout::of(product, ids).end
 }
 
 kiln_gpu::params! {
     struct Params {
         a: Address,
         b: Address,
+        factors: Address,
         d: Address,
         bias: Address,
         residual: Address,
@@ -71,6 +114,21 @@ kiln_gpu::params! {
         m: u32,
         n: u32,
         scale: f32,
+    }
+}
+
+kiln_gpu::params! {
+    struct ColumnParams {
+        b: Address,
+        factors: Address,
+        halves: Address,
+        stride: [u32; 3],
+        shape: [u32; 3],
+        pairs: Address,
+        used: u32,
+        columns: u32,
+        k: u32,
+        padded_k: u32,
     }
 }
 
@@ -89,6 +147,7 @@ kiln_gpu::params! {
     struct ExpertParams {
         a: Address,
         b: Address,
+        factors: Address,
         d: Address,
         bias: Address,
         residual: Address,
@@ -134,76 +193,118 @@ impl Call {
             require(fits, NAME, || format!("residual is {residual}, want the extents of {d}"))?;
         }
         let has = self.scratch.map_or(0, |s| s.span().1);
-        let bytes = 4 * (tile_words(ids.len(), a.shape[2]) + ids.len());
+        let bytes = Layout::of(&self.product, Some(ids)).lists_end;
         require(has >= bytes, NAME, || format!("{has} bytes of scratch memory, want {bytes}"))
     }
 
-    /// The part of the scratch memory that holds the list of tiles, and the one that holds the sorted pairs.
-    fn lists(&self, ids: &Tensor, at: &dyn Fn(&Tensor) -> Address) -> [Address; 2] {
-        let first = self.scratch.as_ref().map_or(Address::default(), at);
-        [first, first.offset(4 * tile_words(ids.len(), self.product.a.shape[2]) as u64)]
+    /// Whether the scratch memory has room for prepared columns.
+    fn can_prepare(&self) -> bool {
+        self.scratch.is_some_and(|s| s.span().1 >= Layout::of(&self.product, self.ids.as_ref()).end)
     }
 
-    fn list_params(&self, ids: &Tensor, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let [tiles, pairs] = self.lists(ids, at);
-        ListParams {
-            ids: at(ids),
-            tiles,
-            pairs,
-            ids_stride: row_strides(ids)[0],
-            used: count(ids.shape[0]),
-            pairs_in_all: count(ids.len()),
-        }
-        .bytes()
-    }
-
-    fn expert_params(&self, ids: &Tensor, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    fn params_of(&self, kernel: Kernel, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let Product { a, b, d } = self.product;
         let Epilogue { bias, residual, scale } = self.epilogue;
-        let [tiles, pairs] = self.lists(ids, at);
-        let strides = |t: &Tensor| [row_strides(t)[0], row_strides(t)[1]];
-        ExpertParams {
-            a: at(&a),
-            b: at(&b),
-            d: at(&d),
-            bias: bias.as_ref().map_or(Address::default(), at),
-            residual: residual.as_ref().map_or(Address::default(), at),
-            tiles,
-            pairs,
-            a_stride: strides(&a),
-            b_stride: strides(&b),
-            d_stride: strides(&d),
-            residual_stride: residual.as_ref().map_or([0; 2], strides),
-            k: count(a.shape[0]),
-            m: count(a.shape[1]),
-            used: count(ids.shape[0]),
-            b_slots: count(b.shape[1]),
-            scale,
+        let layout = Layout::of(&self.product, self.ids.as_ref());
+        let place = |offset: usize| self.scratch.map_or(Address::default(), |s| at(&s).offset(offset as u64));
+        let optional = |t: &Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let two = |s: [u32; 3]| [s[0], s[1]];
+        let padded_bytes = 2 * padded(&self.product);
+        // Prepared columns lie one after the other in the order of b's rows.
+        let (b_at, b_stride) = if kernel == Kernel::Matrix {
+            let [_, n, n2, _] = b.shape;
+            (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
+        } else {
+            (at(&b), row_strides(&b))
+        };
+        let residual_stride = residual.as_ref().map_or([0; 3], row_strides);
+        match (kernel, &self.ids) {
+            (Kernel::List, ids) => ListParams {
+                ids: optional(ids),
+                tiles: place(layout.tiles),
+                pairs: place(layout.pairs),
+                ids_stride: ids.as_ref().map_or(0, |ids| row_strides(ids)[0]),
+                used: ids.map_or(1, |ids| count(ids.shape[0])),
+                pairs_in_all: ids.map_or(0, |ids| count(ids.len())),
+            }
+            .bytes(),
+            (Kernel::Columns, _) => ColumnParams {
+                b: at(&b),
+                factors: place(layout.factors),
+                halves: place(layout.halves),
+                stride: row_strides(&b),
+                shape: [1, 2, 3].map(|d| count(b.shape[d])),
+                pairs: place(layout.pairs),
+                used: self.ids.map_or(1, |ids| count(ids.shape[0])),
+                columns: count(prepared_columns(&self.product, self.ids.as_ref())),
+                k: count(b.shape[0]),
+                padded_k: count(padded(&self.product)),
+            }
+            .bytes(),
+            (_, Some(ids)) => ExpertParams {
+                a: at(&a),
+                b: b_at,
+                factors: place(layout.factors),
+                d: at(&d),
+                bias: optional(&bias),
+                residual: optional(&residual),
+                tiles: place(layout.tiles),
+                pairs: place(layout.pairs),
+                a_stride: two(row_strides(&a)),
+                b_stride: two(b_stride),
+                d_stride: two(row_strides(&d)),
+                residual_stride: two(residual_stride),
+                k: count(a.shape[0]),
+                m: count(a.shape[1]),
+                used: count(ids.shape[0]),
+                b_slots: count(b.shape[1]),
+                scale,
+            }
+            .bytes(),
+            (_, None) => Params {
+                a: at(&a),
+                b: b_at,
+                factors: place(layout.factors),
+                d: at(&d),
+                bias: optional(&bias),
+                residual: optional(&residual),
+                a_stride: row_strides(&a),
+                b_stride,
+                d_stride: row_strides(&d),
+                residual_stride,
+                batches: [count(b.shape[2]), count(b.shape[3])],
+                share: [count(b.shape[2] / a.shape[2]), count(b.shape[3] / a.shape[3])],
+                k: count(a.shape[0]),
+                m: count(a.shape[1]),
+                n: count(b.shape[1]),
+                scale,
+            }
+            .bytes(),
         }
-        .bytes()
     }
+}
 
-    fn plain_params(&self, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let Product { a, b, d } = self.product;
-        let Epilogue { bias, residual, scale } = self.epilogue;
-        Params {
-            a: at(&a),
-            b: at(&b),
-            d: at(&d),
-            bias: bias.as_ref().map_or(Address::default(), at),
-            residual: residual.as_ref().map_or(Address::default(), at),
-            a_stride: row_strides(&a),
-            b_stride: row_strides(&b),
-            d_stride: row_strides(&d),
-            residual_stride: residual.as_ref().map_or([0; 3], row_strides),
-            batches: [count(b.shape[2]), count(b.shape[3])],
-            share: [count(b.shape[2] / a.shape[2]), count(b.shape[3] / a.shape[3])],
-            k: count(a.shape[0]),
-            m: count(a.shape[1]),
-            n: count(b.shape[1]),
-            scale,
+/// What a launch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    /// Sorts pairs by expert.
+    List,
+    /// Turns columns into 16-bit floats.
+    Columns,
+    /// Multiplies prepared columns.
+    Matrix,
+    /// Multiplies the columns as they are.
+    Plain,
+}
+
+impl Kernel {
+    fn of(file: &str) -> Kernel {
+        match file {
+            "mul_mm/experts.comp" => Kernel::List,
+            "mul_mm/columns.comp" => Kernel::Columns,
+            "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
+            _ => Kernel::Plain,
         }
-        .bytes()
     }
 }
 
@@ -243,12 +344,8 @@ impl Operation for Call {
         pick::pick(self, caps, want)
     }
 
-    fn params(&self, _: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        match (&self.ids, launch) {
-            (None, _) => self.plain_params(at),
-            (Some(ids), 0) => self.list_params(ids, at),
-            (Some(ids), _) => self.expert_params(ids, at),
-        }
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        self.params_of(Kernel::of(choice.launches[launch].shader.file), at)
     }
 
     fn reference(&self, memory: &mut HostMemory) {
@@ -294,7 +391,6 @@ mod tests {
 
     #[test]
     fn parameters_fit_every_device() {
-        assert!(Params::glsl().len() > 100);
         let t = |ty, shape| Tensor::dense(Slot(0), ty, shape);
         let product = Product {
             a: t(TensorType::F32, [4, 5, 6, 1]),
@@ -311,6 +407,7 @@ mod tests {
             assert!(call.params(&choice, launch, &|_| Address(0)).len() <= 128);
         }
         assert!(Call { scratch: None, ..call }.check().is_err());
-        assert!(call.plain_params(&|_| Address(0)).len() <= 128);
+        let plain = Call { ids: None, ..call };
+        assert!(plain.params_of(Kernel::Matrix, &|_| Address(0)).len() <= 128);
     }
 }

@@ -1,11 +1,12 @@
 //! Which kernels a call runs on a device: one function for each path, best path first.
 
-use kiln_gpu::{Caps, Shader};
+use kiln_gguf::TensorType;
+use kiln_gpu::{Caps, Component, CoopmatShape, Shader, SubgroupRequest};
 
-use super::{Call, ExpertParams, ListParams, NAME, Params};
+use super::{Call, ColumnParams, ExpertParams, ListParams, NAME, Params, prepared_columns};
 use crate::formats;
 use crate::mul_mat::Product;
-use crate::operation::{Choice, Launch, Path, Unsupported, element_functions, grid};
+use crate::operation::{Choice, Launch, Path, Unsupported, element_functions, grid, reduce_defines};
 use crate::tensor::Tensor;
 
 /// Most experts whose counts fit into the shared memory that every device has.
@@ -15,25 +16,34 @@ const MOST_EXPERTS: usize = 2048;
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     addressable(call)?;
     match want {
-        None | Some(Path::Scalar) => scalar(call, caps),
-        Some(other) => Err(Unsupported { operation: NAME, reason: format!("no {} path", other.name()) }),
+        // Software GPUs only imitate matrix units.
+        None if caps.is_cpu => scalar(call, caps),
+        None => coopmat(call, caps).or_else(|_| scalar(call, caps)),
+        Some(Path::Scalar) => scalar(call, caps),
+        Some(Path::Coopmat) => coopmat(call, caps),
+        Some(other) => unsupported(format!("no {} path", other.name())),
     }
+}
+
+fn unsupported<T>(reason: impl Into<String>) -> Result<T, Unsupported> {
+    Err(Unsupported { operation: NAME, reason: reason.into() })
 }
 
 fn addressable(call: &Call) -> Result<(), Unsupported> {
     let Product { a, b, d } = call.product;
+    if matches!(a.ty, TensorType::I8 | TensorType::I16 | TensorType::I32 | TensorType::I64) {
+        return unsupported(format!("weights of {}", a.ty));
+    }
     formats::readable(NAME, &a)?;
     let tensors: Vec<Tensor> = [b, d].into_iter().chain(call.epilogue.residual).chain(call.ids).collect();
     formats::rows_reachable(NAME, &tensors)?;
     // Of weights only the strides are 32 bits wide; elements are counted within a row.
     let far = (1..4).find(|&i| a.shape[i] > 1 && u32::try_from(a.stride[i]).is_err());
     if let Some(i) = far {
-        let reason = format!("{a}: a stride of {} bytes, beyond 32 bits", a.stride[i]);
-        return Err(Unsupported { operation: NAME, reason });
+        return unsupported(format!("{a}: a stride of {} bytes, beyond 32 bits", a.stride[i]));
     }
     if call.ids.is_some() && a.shape[2] > MOST_EXPERTS {
-        let reason = format!("{} experts, at most {MOST_EXPERTS}", a.shape[2]);
-        return Err(Unsupported { operation: NAME, reason });
+        return unsupported(format!("{} experts, at most {MOST_EXPERTS}", a.shape[2]));
     }
     Ok(())
 }
@@ -48,8 +58,11 @@ fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shader, Unsuppo
         .define("EXPERTS", u32::from(call.ids.is_some()))
         .define("BIAS", u32::from(call.epilogue.bias.is_some()))
         .define("RESIDUAL", u32::from(call.epilogue.residual.is_some()))
+        .define("PREPARED", u32::from(path >= Path::Coopmat))
         .define("STORE_D", store);
-    formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)
+    let shader = formats::define(shader, "A", a.ty)?;
+    // Matrix units get prepared columns, whose type is theirs.
+    if path >= Path::Coopmat { Ok(shader) } else { formats::define(shader, "B", b.ty) }
 }
 
 /// The launches around the kernel itself: with experts the list of tiles comes first.
@@ -71,14 +84,33 @@ fn launches(call: &Call, caps: &Caps, kernel: Shader, tile: [usize; 2]) -> Vec<L
     vec![Launch { shader: list, groups: [1, 1, 1] }, Launch { shader: kernel, groups: grid(rows * most, caps) }]
 }
 
+/// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
+fn columns(call: &Call, caps: &Caps, half: bool) -> Result<Launch, Unsupported> {
+    let b = &call.product.b;
+    let to = if half { "f16" } else { "bf16" };
+    let shader = Shader::new(
+        format!("{NAME}.columns.{}.{to}", b.ty).to_lowercase(),
+        "mul_mm/columns.comp",
+        ColumnParams::glsl(),
+    )
+    .define("HALF", u32::from(half))
+    .define("EXPERTS", u32::from(call.ids.is_some()))
+    .define("VECTORS_B", u32::from(formats::is_aligned(b) && b.shape[0].is_multiple_of(4)));
+    let shader = reduce_defines(formats::define(shader, "B", b.ty)?, b.shape[0], caps);
+    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref()), caps) })
+}
+
 fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let Product { a, b, .. } = &call.product;
     let vectors = |t: &Tensor| formats::is_aligned(t);
     if caps.is_cpu && vectors(a) && vectors(b) {
-        let threads = caps.subgroups.size.max(1) as usize;
-        let columns = if b.shape[1] > 16 || call.ids.is_some() { 32 } else { 16 };
-        let shader = shader(call, Path::Scalar, "mul_mm/rows.comp")?.define("WG", threads).define("TILE_N", columns);
-        let launches = launches(call, caps, shader, [threads, columns]);
+        // Two rows and 16 columns a thread keep 32 sums in registers; docs/ladder/mul_mm.md has the others.
+        let (threads, rows, columns) = (caps.subgroups.size.max(1) as usize, 2, 16);
+        let shader = shader(call, Path::Scalar, "mul_mm/rows.comp")?
+            .define("WG", threads)
+            .define("ROWS", rows)
+            .define("TILE_N", columns);
+        let launches = launches(call, caps, shader, [rows * threads, columns]);
         return Ok(Choice { path: Path::Scalar, launches });
     }
     let fours = a.shape[0].is_multiple_of(4);
@@ -86,4 +118,111 @@ fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         .define("VECTORS_A", u32::from(fours && vectors(a)))
         .define("VECTORS_B", u32::from(fours && vectors(b)));
     Ok(Choice { path: Path::Scalar, launches: launches(call, caps, shader, [64, 64]) })
+}
+
+/// How a workgroup of cooperative matrices is cut: its tile, and what of it one subgroup keeps, in rows and columns.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    tile: [usize; 2],
+    warp: [usize; 2],
+}
+
+const fn cut(tile: [usize; 2], warp: [usize; 2]) -> Cut {
+    Cut { tile, warp }
+}
+
+/// Largest first: each halves the rows or the columns of the one before.
+const CUTS: [Cut; 5] = [
+    cut([128, 128], [64, 64]),
+    cut([128, 64], [64, 32]),
+    cut([64, 64], [32, 32]),
+    cut([64, 32], [32, 16]),
+    cut([32, 32], [16, 16]),
+];
+
+/// Threads of a software GPU wait for each other one by one: the fewest are best.
+const SOFTWARE_CUT: Cut = cut([16, 16], [8, 8]);
+
+/// Elements of k in shared memory at a time.
+const DEPTH: usize = 32;
+
+/// Columns that one product has: those of b, or what an expert gets on the average.
+fn columns_each(call: &Call) -> usize {
+    match &call.ids {
+        Some(ids) => ids.len().div_ceil(call.product.a.shape[2]),
+        None => call.product.d.shape[1],
+    }
+}
+
+/// The largest cut that has a tile for every core, and does not waste more than half of its columns.
+fn cut_for(call: &Call, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -> Result<Cut, Unsupported> {
+    let d = &call.product.d;
+    let n = columns_each(call);
+    let products = d.rows().div_ceil(n.max(1));
+    let cores = caps.cores.unwrap_or(32) as usize;
+    let fits = |cut: &&Cut| {
+        let lines = DEPTH / 8 + 1;
+        let bytes = 2 * (cut.tile[0] + cut.tile[1]) * lines * 16 + table_bytes;
+        let threads = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]) * caps.subgroups.size as usize;
+        bytes <= caps.limits.max_shared_bytes as usize
+            && threads <= caps.limits.max_workgroup_invocations as usize
+            && cut.warp[0].is_multiple_of(shape.m as usize)
+            && cut.warp[1].is_multiple_of(shape.n as usize)
+    };
+    let busy = |cut: &&&Cut| {
+        let tiles = d.shape[0].div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products;
+        tiles >= cores && n > cut.tile[1] / 2
+    };
+    let cuts = if caps.is_cpu { std::slice::from_ref(&SOFTWARE_CUT) } else { &CUTS[..] };
+    let fitting: Vec<&Cut> = cuts.iter().filter(fits).collect();
+    match fitting.iter().find(busy).or(fitting.last()) {
+        Some(cut) => Ok(**cut),
+        None => unsupported(format!(
+            "no tile of {}x{} matrices fits {} bytes of shared memory",
+            shape.m, shape.n, caps.limits.max_shared_bytes
+        )),
+    }
+}
+
+fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let a = &call.product.a;
+    let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    let (element, half) = match a.ty {
+        // Its own range and precision would be lost in 16 bits.
+        TensorType::F32 => return unsupported("F32 weights are multiplied in f32, not by 16-bit matrix units"),
+        TensorType::BF16 => (Component::Bf16, false),
+        _ => (Component::F16, true),
+    };
+    let Some(shape) = caps.coopmat_shape(element, Component::F32) else {
+        return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
+    };
+    // Tiles are addressed by vectors of eight elements.
+    if !(shape.k.is_multiple_of(8) && DEPTH.is_multiple_of(shape.k as usize) && shape.m.is_multiple_of(4)) {
+        return unsupported(format!("matrices of {}x{}x{}", shape.m, shape.n, shape.k));
+    }
+    if !caps.subgroups.full {
+        return unsupported("subgroups may be partly empty");
+    }
+    if !call.can_prepare() {
+        return unsupported("no scratch memory for the columns");
+    }
+    let Cut { tile, warp } = cut_for(call, caps, shape, format)?;
+    let vectors = formats::is_aligned(a) && a.shape[0].is_multiple_of(4);
+    let shader = shader(call, Path::Coopmat, "mul_mm/coopmat.comp")?
+        .define("HALF", u32::from(half))
+        .define("ELEMENT", if half { "float16_t" } else { "bfloat16_t" })
+        .define("VECTORS_A", u32::from(vectors))
+        .define("TILE_M", tile[0])
+        .define("TILE_N", tile[1])
+        .define("WARP_M", warp[0])
+        .define("WARP_N", warp[1])
+        .define("DEPTH", DEPTH)
+        .define("MM", shape.m)
+        .define("MN", shape.n)
+        .define("MK", shape.k)
+        .define("SG", caps.subgroups.size)
+        .subgroup(SubgroupRequest::Full);
+    let mut launches = launches(call, caps, shader, tile);
+    launches.insert(launches.len() - 1, columns(call, caps, half)?);
+    Ok(Choice { path: Path::Coopmat, launches })
 }

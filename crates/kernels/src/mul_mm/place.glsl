@@ -3,6 +3,7 @@
 // one expert, and its columns are the (token, slot) pairs that chose it.
 uint first_m, first_n, end_n;
 uvec2 tile_a, tile_b, tile_d, tile_bias, tile_residual;
+uint tile_columns; // Columns of b before those of the tile's batch.
 
 uvec2 batch_start(uvec2 base, uint i2, uint i3, uint stride[3]) {
     return row_address(row_address(base, i2, stride[1]), i3, stride[2]);
@@ -35,6 +36,7 @@ bool find_tile() {
     tile_b = batch_start(p.b, i2, i3, p.b_stride);
     tile_d = batch_start(p.d, i2, i3, p.d_stride);
     tile_bias = p.bias;
+    tile_columns = (i3 * p.batches[0] + i2) * p.n;
 #if RESIDUAL
     tile_residual = batch_start(p.residual, i2, i3, p.residual_stride);
 #endif
@@ -53,17 +55,28 @@ uvec2 column_of(uvec2 base, uint pair, uint slots, uint stride[2]) {
     return row_address(row_address(base, slots == 1 ? 0 : slot, stride[0]), token, stride[1]);
 }
 uint pair_at(uint n) { return U32(p.pairs).v[min(n, end_n - 1)]; }
+#if PREPARED
+// columns.comp has sorted them.
+uvec2 column_of_b(uint n) { return row_address(p.b, min(n, end_n - 1), p.b_stride[0]); }
+uint column_number(uint n) { return n; }
+#else
 uvec2 column_of_b(uint n) { return column_of(p.b, pair_at(n), p.b_slots, p.b_stride); }
+#endif
 uvec2 column_of_d(uint n) { return column_of(p.d, pair_at(n), p.used, p.d_stride); }
 uvec2 column_of_residual(uint n) { return column_of(p.residual, pair_at(n), p.used, p.residual_stride); }
 #else
 uvec2 column_of_b(uint n) { return row_address(tile_b, min(n, end_n - 1), p.b_stride[0]); }
+uint column_number(uint n) { return tile_columns + n; }
 uvec2 column_of_d(uint n) { return row_address(tile_d, min(n, end_n - 1), p.d_stride[0]); }
 uvec2 column_of_residual(uint n) { return row_address(tile_residual, min(n, end_n - 1), p.residual_stride[0]); }
 #endif
 
 // What follows the product; m and n lie inside.
 float finish(float sum, uint m, uint n) {
+#if PREPARED
+    // A power of two, so nothing is lost: columns.comp divided by it.
+    sum *= F32(p.factors).v[column_number(n)];
+#endif
     sum *= p.scale;
 #if BIAS
     sum += F32(tile_bias).v[m];
