@@ -9,6 +9,7 @@ use crate::executor::{Executor, PlanId, Progress};
 use crate::model::Model;
 use crate::plan::Ports;
 use crate::sampler;
+use crate::state;
 
 /// Tokens of a prompt that go through the model at once.
 pub const BATCH: usize = 512;
@@ -18,8 +19,9 @@ pub struct Session {
     model: Arc<Model>,
     graph: Box<dyn Graph>,
     executor: Box<dyn Executor>,
+    /// Room for tokens; without end where the model is recurrent.
     context: usize,
-    /// Tokens in the cache.
+    /// Tokens in the cache, or in the state of a recurrent model.
     length: usize,
     ready: HashMap<BatchShape, (PlanId, Ports)>,
 }
@@ -34,17 +36,19 @@ pub enum Wanted {
 }
 
 impl Session {
-    /// Loads a model onto an executor, with room for `context` tokens.
+    /// Loads a model onto an executor, with room for `context` tokens. Recurrent models have room for any number.
     pub fn new(
         model: Arc<Model>,
         mut executor: Box<dyn Executor>,
         context: usize,
         progress: Progress<'_>,
     ) -> Result<Session, Error> {
-        let most = model.config.context.max(1);
+        let recurrent = model.config.architecture.is_recurrent();
+        let most = if recurrent { usize::MAX } else { model.config.context.max(1) };
         if context == 0 || context > most {
             return Err(Error::Context { asked: context, most });
         }
+        let context = if recurrent { usize::MAX } else { context };
         let graph = graph(&model.config, &model.gguf, context)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
         Ok(Session { model, graph, executor, context, length: 0, ready: HashMap::new() })
@@ -70,9 +74,60 @@ impl Session {
         self.context
     }
 
-    /// Forgets the sequence from this token on.
-    pub fn truncate(&mut self, length: usize) {
-        self.length = self.length.min(length);
+    /// Forgets the sequence from this token on. A recurrent state has no way back but to the beginning.
+    pub fn truncate(&mut self, length: usize) -> Result<(), Error> {
+        if length >= self.length {
+            return Ok(());
+        }
+        if length == 0 {
+            return self.reset();
+        }
+        if self.model.config.architecture.is_recurrent() {
+            return Err(Error::NoWayBack { length: self.length, asked: length });
+        }
+        self.length = length;
+        Ok(())
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        if self.model.config.architecture.is_recurrent() {
+            for slot in state::slots(self.graph.fixed()) {
+                let zeros = vec![0; self.graph.fixed().slots[slot.0 as usize].bytes];
+                self.executor.write_fixed(slot, &zeros)?;
+            }
+        }
+        self.length = 0;
+        Ok(())
+    }
+
+    /// Everything the model remembers, as bytes that [`Session::load_state`] takes: a prefix to go on from, here or in
+    /// another session of the same model. A recurrent state is small; a cache is saved with all its room.
+    pub fn save_state(&mut self) -> Result<Vec<u8>, Error> {
+        let fixed = self.graph.fixed();
+        let mut bytes = state::header(&self.model, fixed, self.length);
+        for slot in state::slots(fixed) {
+            let start = bytes.len();
+            bytes.resize(start + fixed.slots[slot.0 as usize].bytes, 0);
+            self.executor.read_fixed(slot, &mut bytes[start..])?;
+        }
+        Ok(bytes)
+    }
+
+    /// Goes on from a saved state. One of another model or another context is refused, and nothing has changed then.
+    pub fn load_state(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let fixed = self.graph.fixed();
+        let (length, mut rest) = state::open(&self.model, fixed, bytes)?;
+        if length > self.context {
+            return Err(Error::SavedState { why: format!("it holds {length} tokens, the context {}", self.context) });
+        }
+        for slot in state::slots(fixed) {
+            let (own, others) = rest.split_at(fixed.slots[slot.0 as usize].bytes);
+            self.executor.write_fixed(slot, own)?;
+            rest = others;
+        }
+        self.length = length;
+        Ok(())
     }
 
     /// Feeds tokens and gives the logits of the wanted ones, one row of `vocab` each.
@@ -81,7 +136,7 @@ impl Session {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
-        let needed = self.length + tokens.len();
+        let needed = self.length.saturating_add(tokens.len());
         if needed > self.context {
             return Err(Error::PromptTooLong { tokens: needed, context: self.context, trained: config.context });
         }
@@ -102,10 +157,10 @@ impl Session {
         Ok(logits)
     }
 
-    /// Feeds tokens and gives the likeliest next one.
-    pub fn next_greedy(&mut self, tokens: &[u32]) -> Result<u32, Error> {
+    /// Feeds tokens and gives the likeliest next one that is not `banned`.
+    pub fn next_greedy(&mut self, tokens: &[u32], banned: &[u32]) -> Result<u32, Error> {
         let logits = self.feed(tokens, Wanted::Last)?;
-        sampler::greedy(&logits).ok_or(Error::NotANumber { token: self.length })
+        sampler::greedy(&logits, banned).ok_or(Error::NotANumber { token: self.length })
     }
 
     fn run(&mut self, batch: &[u32], outputs: usize) -> Result<Vec<f32>, Error> {
@@ -118,8 +173,11 @@ impl Session {
         let end = start + batch.len();
         let executor = &mut self.executor;
         executor.write(plan, &ports.tokens, &ints(&mut batch.iter().map(|t| *t as usize)))?;
-        executor.write(plan, &ports.positions, &ints(&mut (start..end)))?;
-        executor.write(plan, &ports.length, &ints(&mut std::iter::once(end)))?;
+        // A recurrence knows no positions, and its sequence may be longer than they could count.
+        if !self.model.config.architecture.is_recurrent() {
+            executor.write(plan, &ports.positions, &ints(&mut (start..end)))?;
+            executor.write(plan, &ports.length, &ints(&mut std::iter::once(end)))?;
+        }
         executor.write(plan, &ports.wanted, &ints(&mut (batch.len() - outputs..batch.len())))?;
         executor.run(plan)?;
         let mut bytes = vec![0; ports.logits.span().1];

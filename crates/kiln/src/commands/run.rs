@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     /// Tokens to generate at most
     #[arg(short = 'n', long, default_value_t = 128)]
     n_predict: usize,
-    /// Do not stop at the end-of-text token
+    /// Never choose a token that ends the text
     #[arg(long)]
     ignore_eos: bool,
     #[command(flatten)]
@@ -40,17 +40,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     print_piece(&arguments.prompt)?;
     let mut stream = TextStream::new(tokenizer.clone(), ShowSpecial::No, LeadingSpace::Keep);
     let start = Instant::now();
-    let mut token = session.next_greedy(&prompt)?;
+    let banned = if arguments.ignore_eos { tokenizer.end_ids() } else { &[] };
+    let mut token = session.next_greedy(&prompt, banned)?;
     let prompted = start.elapsed();
     let start = Instant::now();
     let mut made = 0;
-    while made < arguments.n_predict && (arguments.ignore_eos || !tokenizer.is_end(token)) {
+    while made < arguments.n_predict && !tokenizer.is_end(token) {
         print_piece(&stream.push(token)?)?;
         made += 1;
         if made == arguments.n_predict || session.length() == session.context() {
             break;
         }
-        token = session.next_greedy(&[token])?;
+        token = session.next_greedy(&[token], banned)?;
     }
     print_piece(&stream.finish())?;
     print_piece("\n")?;

@@ -1,0 +1,167 @@
+//! The whole way from a file to tokens with a tiny Llama: its plan as a snapshot, both executors against each other,
+//! batches against single tokens, and what is said of files and prompts that do not fit.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
+
+use std::sync::Arc;
+
+use kiln_engine::arch::{BatchShape, graph};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::model::Model;
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::session::Wanted;
+use kiln_engine::synth::{Preset, Synth};
+use kiln_engine::{Session, compare};
+use kiln_gguf::{Gguf, Metadata, Writer};
+use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+
+fn file(recipe: &str) -> Vec<u8> {
+    let preset = Preset::from_name("tiny-llama").unwrap();
+    Synth::new(preset, Recipe::from_name(recipe).unwrap(), 7).to_bytes().unwrap()
+}
+
+fn model(recipe: &str) -> Arc<Model> {
+    Arc::new(Model::new(Gguf::from_bytes(file(recipe)).unwrap()).unwrap())
+}
+
+fn cpu(arithmetic: Arithmetic) -> Box<dyn Executor> {
+    Box::new(CpuExecutor::new(arithmetic))
+}
+
+/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
+fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
+    let open = || {
+        let instance = Instance::new(&Cache::user())?;
+        let all = adapters(&instance)?;
+        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
+        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
+        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
+    };
+    open().inspect_err(|e| println!("no device, test passed over: {e}")).ok()
+}
+
+fn session(model: &Arc<Model>, executor: Box<dyn Executor>) -> Session {
+    Session::new(Arc::clone(model), executor, 64, &mut |_, _| {}).unwrap()
+}
+
+const TOKENS: [u32; 9] = [5, 77, 3, 120, 40, 41, 7, 9, 200];
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    let squared = |a: f32, b: f32| f64::from(a - b).powi(2);
+    let sum: f64 = got.iter().zip(want).map(|(a, b)| squared(*a, *b)).sum();
+    sum / want.iter().map(|w| squared(*w, 0.0)).sum::<f64>()
+}
+
+#[test]
+fn the_plan_is_the_one_in_the_snapshot() {
+    let model = model("F32");
+    let graph = graph(&model.config, &model.gguf, 64).unwrap();
+    let plan = graph.plan(BatchShape { tokens: 1, outputs: 1 }).unwrap();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans/tiny-llama.txt");
+    if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(path, plan.print()).unwrap();
+    }
+    assert_eq!(plan.print(), std::fs::read_to_string(path).unwrap(), "KILN_UPDATE_SNAPSHOTS=1 writes the new plan");
+}
+
+#[test]
+fn both_executors_give_the_same_logits() {
+    let Some((gpu, instance)) = gpu() else { return };
+    for recipe in ["F32", "Q8_0"] {
+        let model = model(recipe);
+        let want = session(&model, cpu(Arithmetic::Reference)).feed(&TOKENS, Wanted::All).unwrap();
+        let fast = session(&model, cpu(Arithmetic::Fast)).feed(&TOKENS, Wanted::All).unwrap();
+        assert!(nmse(&fast, &want) < 1e-6, "CPU {recipe}: {}", nmse(&fast, &want));
+        if recipe == "F32" {
+            continue;
+        }
+        // Integer dot products round activations to 8 bits where the device prefers them.
+        let mut on_gpu = session(&model, gpu);
+        let got = on_gpu.feed(&TOKENS, Wanted::All).unwrap();
+        assert!(nmse(&got, &want) < 1e-3, "GPU {recipe}: {}", nmse(&got, &want));
+        break;
+    }
+    assert_eq!(instance.validation_messages(), Vec::<String>::new());
+}
+
+#[test]
+fn token_by_token_is_the_same_as_all_at_once() {
+    let model = model("F32");
+    let whole = session(&model, cpu(Arithmetic::Reference)).feed(&TOKENS, Wanted::All).unwrap();
+    let mut single = session(&model, cpu(Arithmetic::Reference));
+    let apart: Vec<f32> = TOKENS.iter().flat_map(|t| single.feed(&[*t], Wanted::All).unwrap()).collect();
+    assert_eq!(single.length(), TOKENS.len());
+    assert!(nmse(&apart, &whole) < 1e-10, "{}", nmse(&apart, &whole));
+}
+
+#[test]
+fn a_prompt_over_many_columns_agrees_with_the_reference() {
+    let Some((gpu, _)) = gpu() else { return };
+    let model = model("Q8_0");
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 256).collect();
+    let want = session(&model, cpu(Arithmetic::Reference)).feed(&tokens, Wanted::Last).unwrap();
+    let got = session(&model, gpu).feed(&tokens, Wanted::Last).unwrap();
+    assert!(nmse(&got, &want) < 1e-3, "{}", nmse(&got, &want));
+}
+
+#[test]
+fn the_comparison_finds_no_difference_and_a_strict_one_names_the_step() {
+    let Some((mut gpu, _)) = gpu() else { return };
+    let model = model("F32");
+    let mut reference = CpuExecutor::new(Arithmetic::Reference);
+    let report = compare::run(&model, &TOKENS, 16, gpu.as_mut(), &mut reference, 1e-5).unwrap();
+    assert_eq!(report.first_difference, None);
+    assert_eq!(report.steps, report.lines.len().min(report.steps));
+    let (mut again, mut reference) = (self::gpu().unwrap().0, CpuExecutor::new(Arithmetic::Reference));
+    let strict = compare::run(&model, &TOKENS, 16, again.as_mut(), &mut reference, -1.0).unwrap();
+    assert!(strict.first_difference.unwrap().starts_with("embedding:"));
+}
+
+/// The tiny model with its metadata and tensors changed.
+fn changed(edit: impl Fn(&mut Metadata), keep: impl Fn(&str) -> bool, widen: &str) -> Vec<u8> {
+    let gguf = Gguf::from_bytes(file("F32")).unwrap();
+    let mut metadata = gguf.metadata().clone();
+    edit(&mut metadata);
+    let mut writer = Writer::new(metadata);
+    for info in gguf.tensors().iter().filter(|t| keep(&t.name)) {
+        if info.name == widen {
+            let dims = [info.shape[0], info.shape[1] / 2];
+            writer.add(&info.name, &dims, info.ty, gguf.data(info)[..info.bytes / 2].to_vec()).unwrap();
+        } else {
+            writer.add(&info.name, info.dims(), info.ty, gguf.data(info).to_vec()).unwrap();
+        }
+    }
+    writer.to_bytes().unwrap()
+}
+
+fn refusal(bytes: Vec<u8>) -> String {
+    let opened = Model::new(Gguf::from_bytes(bytes).unwrap());
+    let refused = opened.and_then(|model| graph(&model.config, &model.gguf, 16).map(drop));
+    refused.unwrap_err().to_string()
+}
+
+#[test]
+fn files_that_do_not_fit_get_one_clear_line() {
+    let all = |_: &str| true;
+    let other = refusal(changed(|m| m.set("general.architecture", "mamba"), all, ""));
+    assert!(other.contains("\"mamba\" is not supported") && other.contains("llama"), "{other}");
+    let missing = refusal(changed(|_| {}, |name| name != "blk.1.ffn_up.weight", ""));
+    assert!(missing.contains("`blk.1.ffn_up.weight` is missing"), "{missing}");
+    let shape = refusal(changed(|_| {}, all, "blk.0.attn_k.weight"));
+    assert!(shape.contains("blk.0.attn_k.weight") && shape.contains("wants"), "{shape}");
+    let absurd = refusal(changed(|m| m.set("llama.block_count", 1_000_000u32), all, ""));
+    assert!(absurd.contains("llama.block_count") && absurd.contains("1000000"), "{absurd}");
+}
+
+#[test]
+fn prompts_that_do_not_fit_get_both_numbers() {
+    let model = model("F32");
+    let mut session = session(&model, cpu(Arithmetic::Fast));
+    let long = session.feed(&[1; 65], Wanted::Last).unwrap_err().to_string();
+    assert!(long.contains("65 tokens") && long.contains("holds 64"), "{long}");
+    assert!(session.feed(&[], Wanted::Last).unwrap_err().to_string().contains("empty"));
+    let unknown = session.feed(&[1 << 30], Wanted::Last).unwrap_err().to_string();
+    assert!(unknown.contains("not in the vocabulary"), "{unknown}");
+    let asked = Session::new(Arc::clone(&model), cpu(Arithmetic::Fast), 1 << 30, &mut |_, _| {});
+    assert!(asked.err().unwrap().to_string().contains("1073741824"));
+}
