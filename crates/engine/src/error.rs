@@ -28,6 +28,10 @@ pub enum Error {
     PromptTooLong { tokens: usize, context: usize, trained: usize },
     #[error("a context of {asked} tokens was asked for; it must be 1 to {most}")]
     Context { asked: usize, most: usize },
+    #[error("the sequence has {length} tokens and cannot go back to {asked}: the model keeps no tokens, only a state\nhint: save the state where you want to return, or start over")]
+    NoWayBack { length: usize, asked: usize },
+    #[error("the saved state does not fit: {why}\nhint: states fit only the model, the context and the version they were saved with")]
+    SavedState { why: String },
     #[error("the prompt is empty\nhint: give at least one token of text")]
     EmptyPrompt,
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]

@@ -12,6 +12,7 @@ pub mod compare;
 pub mod executor;
 pub mod sampler;
 pub mod session;
+mod state;
 pub mod requantise;
 pub mod synth;
 pub mod tokenizer;

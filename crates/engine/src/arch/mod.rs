@@ -2,6 +2,9 @@
 //! format is named here.
 
 mod llama;
+mod rwkv;
+mod rwkv6;
+mod rwkv7;
 
 use kiln_gguf::{Gguf, TensorType};
 use kiln_kernels::tensor::Tensor;
@@ -28,10 +31,12 @@ pub trait Graph: Send + Sync {
     fn plan(&self, shape: BatchShape) -> Result<Plan, Error>;
 }
 
-/// The graph of a model with room for `context` tokens in its cache.
+/// The graph of a model with room for `context` tokens in its cache, where it has one.
 pub fn graph(config: &Config, gguf: &Gguf, context: usize) -> Result<Box<dyn Graph>, Error> {
     match config.architecture {
         Architecture::Llama => Ok(Box::new(llama::Llama::new(config, gguf, context)?)),
+        Architecture::Rwkv6 => Ok(Box::new(rwkv6::Rwkv6::new(config, gguf)?)),
+        Architecture::Rwkv7 => Ok(Box::new(rwkv7::Rwkv7::new(config, gguf)?)),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use kiln_gguf::Gguf;
 use kiln_kernels::host::HostMemory;
-use kiln_kernels::tensor::Tensor;
+use kiln_kernels::tensor::{Slot, Tensor};
 
 use super::{Executor, PlanId, Progress};
 use crate::Error;
@@ -99,6 +99,16 @@ impl Executor for CpuExecutor {
         self.with_plan(plan, |_, memory| {
             bytes.copy_from_slice(&memory.bytes(tensor.slot)[tensor.offset..tensor.offset + bytes.len()]);
         });
+        Ok(())
+    }
+
+    fn read_fixed(&mut self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error> {
+        bytes.copy_from_slice(self.memory.bytes(slot));
+        Ok(())
+    }
+
+    fn write_fixed(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error> {
+        self.memory.bytes_mut(slot).copy_from_slice(bytes);
         Ok(())
     }
 

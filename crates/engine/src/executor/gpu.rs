@@ -6,7 +6,7 @@ use kiln_gguf::Gguf;
 use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
-use kiln_kernels::tensor::Tensor;
+use kiln_kernels::tensor::{Slot, Tensor};
 
 use super::{Executor, PlanId, Progress};
 use crate::Error;
@@ -116,6 +116,16 @@ impl Executor for GpuExecutor {
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
         let buffer = &self.plans[plan.0].buffers[tensor.slot.0 as usize];
         Ok(self.device.read(buffer, tensor.offset as u64, bytes)?)
+    }
+
+    fn read_fixed(&mut self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error> {
+        Ok(self.device.read(&self.fixed[slot.0 as usize], 0, bytes)?)
+    }
+
+    fn write_fixed(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error> {
+        let mut uploader = Uploader::new(&self.device)?;
+        uploader.write(&self.fixed[slot.0 as usize], 0, bytes)?;
+        Ok(uploader.finish()?)
     }
 
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {

@@ -4,7 +4,7 @@ mod cpu;
 mod gpu;
 
 use kiln_gguf::Gguf;
-use kiln_kernels::tensor::Tensor;
+use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::GpuExecutor;
@@ -38,6 +38,12 @@ pub trait Executor: Send {
 
     /// Reads a dense tensor back.
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Reads a whole shared slot back: what a model remembers.
+    fn read_fixed(&mut self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Writes a whole shared slot from the host.
+    fn write_fixed(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error>;
 
     /// Runs one step alone and waits: for comparing executors.
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error>;

@@ -11,10 +11,25 @@ use crate::Error;
 pub enum Architecture {
     /// Llama and everything that is built like it (SmolLM2, TinyLlama, Mistral).
     Llama,
+    /// RWKV-6: a recurrence with decays that depend on the token.
+    Rwkv6,
+    /// RWKV-7: a recurrence that also replaces what it remembers.
+    Rwkv7,
 }
 
 impl Architecture {
-    const ALL: [(&str, Architecture); 1] = [("llama", Architecture::Llama)];
+    const ALL: [(&str, Architecture); 3] =
+        [("llama", Architecture::Llama), ("rwkv6", Architecture::Rwkv6), ("rwkv7", Architecture::Rwkv7)];
+
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        Architecture::ALL.iter().find(|(_, a)| *a == self).map_or("unknown", |(name, _)| name)
+    }
+
+    /// Whether a state of fixed size takes the place of a cache: the context has no end, and no way back.
+    pub fn is_recurrent(self) -> bool {
+        matches!(self, Architecture::Rwkv6 | Architecture::Rwkv7)
+    }
 
     fn read(metadata: &Metadata) -> Result<(&str, Architecture), Error> {
         let name = metadata.get_str("general.architecture")?;
@@ -51,6 +66,27 @@ pub struct Config {
     pub rms_eps: f32,
     /// Rotary embedding.
     pub rope: RopeParams,
+    /// What only RWKV models have.
+    pub rwkv: Option<Rwkv>,
+}
+
+/// Hyper-parameters of RWKV models. Ranks are those of its pairs of small matrices; 0 where a version has no such pair.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rwkv {
+    /// Added to the variance in layer norms.
+    pub norm_eps: f32,
+    /// After so many layers the residual stream is halved; 0 for never.
+    pub rescale_every: usize,
+    /// Rank of the mixing of neighbouring tokens.
+    pub mix_rank: usize,
+    /// Rank of the decays.
+    pub decay_rank: usize,
+    /// Rank of the rates at which memory is replaced.
+    pub rate_rank: usize,
+    /// Rank of the share of the first layer's values.
+    pub value_rank: usize,
+    /// Rank of the gate.
+    pub gate_rank: usize,
 }
 
 /// A bounded whole number.
@@ -76,18 +112,25 @@ impl Config {
 
         let layers = number("block_count", None, 1024)?;
         let hidden = number("embedding_length", None, 1 << 17)?;
-        let heads = number("attention.head_count", None, 1 << 12)?;
-        let kv_heads = number("attention.head_count_kv", Some(heads), heads)?;
         let divides = |value: usize, of: usize, suffix: &str, want: String| {
             if of % value == 0 { Ok(()) } else { Err(Error::Hyperparameter { key: key(suffix), value: value as u64, want }) }
         };
-        divides(kv_heads, heads, "attention.head_count_kv", format!("a divisor of the {heads} heads"))?;
-        let head_dim = match metadata.get_usize_opt(&key("attention.key_length"))? {
-            Some(_) => number("attention.key_length", None, 4096)?,
-            None => {
-                divides(heads, hidden, "attention.head_count", format!("a divisor of the width {hidden}"))?;
-                hidden / heads
-            }
+        let (heads, kv_heads, head_dim) = if architecture.is_recurrent() {
+            let head_size = number("wkv.head_size", None, 1024)?;
+            divides(head_size, hidden, "wkv.head_size", format!("a divisor of the width {hidden}"))?;
+            (hidden / head_size, hidden / head_size, head_size)
+        } else {
+            let heads = number("attention.head_count", None, 1 << 12)?;
+            let kv_heads = number("attention.head_count_kv", Some(heads), heads)?;
+            divides(kv_heads, heads, "attention.head_count_kv", format!("a divisor of the {heads} heads"))?;
+            let head_dim = match metadata.get_usize_opt(&key("attention.key_length"))? {
+                Some(_) => number("attention.key_length", None, 4096)?,
+                None => {
+                    divides(heads, hidden, "attention.head_count", format!("a divisor of the width {hidden}"))?;
+                    hidden / heads
+                }
+            };
+            (heads, kv_heads, head_dim)
         };
         let feed_forward = number("feed_forward_length", None, 1 << 20)?;
         let context = number("context_length", None, 1 << 24)?;
@@ -111,7 +154,42 @@ impl Config {
             context,
             rms_eps: metadata.get_f32_or(&key("attention.layer_norm_rms_epsilon"), 1e-5)?,
             rope: rope(metadata, name, n_dims, context)?,
+            rwkv: rwkv(metadata, architecture, name)?,
         })
+    }
+}
+
+fn rwkv(metadata: &Metadata, architecture: Architecture, name: &str) -> Result<Option<Rwkv>, Error> {
+    let key = |suffix: &str| format!("{name}.{suffix}");
+    let rank = |suffix: &str| bounded(metadata, &key(suffix), None, 1 << 14);
+    // Files without a gate say that its rank is 0.
+    let gate_rank = || match metadata.get_usize_or(&key("attention.gate_lora_rank"), 0)? {
+        0 => Ok(0),
+        _ => rank("attention.gate_lora_rank"),
+    };
+    let plain = Rwkv {
+        norm_eps: metadata.get_f32_or(&key("attention.layer_norm_epsilon"), 1e-5)?,
+        rescale_every: metadata.get_usize_or(&key("rescale_every_n_layers"), 0)?,
+        mix_rank: 0,
+        decay_rank: 0,
+        rate_rank: 0,
+        value_rank: 0,
+        gate_rank: 0,
+    };
+    match architecture {
+        Architecture::Rwkv6 => Ok(Some(Rwkv {
+            mix_rank: rank("time_mix_extra_dim")?,
+            decay_rank: rank("time_decay_extra_dim")?,
+            ..plain
+        })),
+        Architecture::Rwkv7 => Ok(Some(Rwkv {
+            decay_rank: rank("attention.decay_lora_rank")?,
+            rate_rank: rank("attention.iclr_lora_rank")?,
+            value_rank: rank("attention.value_residual_mix_lora_rank")?,
+            gate_rank: gate_rank()?,
+            ..plain
+        })),
+        Architecture::Llama => Ok(None),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kiln_gguf::Gguf;
 
-pub use config::{Architecture, Config};
+pub use config::{Architecture, Config, Rwkv};
 
 use crate::Error;
 use crate::tokenizer::Tokenizer;

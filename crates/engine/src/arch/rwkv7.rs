@@ -1,0 +1,290 @@
+//! RWKV-7: per layer, a time mix around the recurrence `wkv7`, then a channel mix. A head does not only forget: it looks
+//! up what it remembers under a key and replaces a share of it.
+
+use kiln_gguf::Gguf;
+use kiln_kernels::recurrence::{Form, Sequences};
+use kiln_kernels::tensor::Tensor;
+use kiln_kernels::unary::Function;
+use kiln_kernels::{l2_norm, scale, sum_rows, wkv7};
+
+use super::rwkv::{
+    ChannelMix, Frame, LayerTable, MixWork, Norm, add, affine, function, group, linear, linear_onto, multiply, scratch,
+    subtract, token_shift,
+};
+use super::{BatchShape, Graph, WeightTable};
+use crate::Error;
+use crate::model::{Config, Rwkv};
+use crate::plan::{Builder, Fixed, Plan};
+
+/// The fastest decay is exp of this: -e^(-1/2).
+const DECAY_FACTOR: f32 = -0.606_531;
+/// The least length that keys are divided by.
+const KEY_EPS: f32 = 1e-12;
+
+/// A pair of small matrices with a bias: out (f (into x)) + bias.
+struct LowRank {
+    activation: Option<Function>,
+    into: Tensor,
+    out: Tensor,
+    bias: Tensor,
+}
+
+impl LowRank {
+    fn read(table: &mut LayerTable<'_, '_>, letter: char, hidden: usize, rank: usize) -> Result<LowRank, Error> {
+        Ok(LowRank {
+            activation: (letter == 'w').then_some(Function::Tanh),
+            bias: table.weight(&format!("time_mix_{letter}0"), &[hidden])?,
+            into: table.weight(&format!("time_mix_{letter}1"), &[hidden, rank])?,
+            out: table.weight(&format!("time_mix_{letter}2"), &[rank, hidden])?,
+        })
+    }
+
+    /// Adds the steps; `between` holds what lies between the matrices.
+    fn steps(&self, b: &mut Builder, at: &str, x: Tensor, between: Tensor, y: Tensor) {
+        linear(b, format!("{at}.in"), self.into, x, between);
+        if let Some(f) = self.activation {
+            function(b, format!("{at}.activation"), f, between, between);
+        }
+        affine(b, format!("{at}.out"), [self.out, self.bias], between, y);
+    }
+}
+
+/// The weights and the state of one layer.
+struct Layer {
+    norm: Norm,
+    lerp: Tensor,
+    decay: LowRank,
+    rate: LowRank,
+    /// How much of the first layer's values a value takes; the first layer has none.
+    first_value: Option<LowRank>,
+    gate: Option<(Tensor, Tensor)>,
+    k_k: Tensor,
+    k_a: Tensor,
+    r_k: Tensor,
+    key: Tensor,
+    value: Tensor,
+    receptance: Tensor,
+    head_norm: Norm,
+    output: Tensor,
+    channel_mix: ChannelMix,
+    last: Tensor,
+    state: Tensor,
+}
+
+impl Layer {
+    fn read(i: usize, config: &Config, rwkv: &Rwkv, table: &mut LayerTable<'_, '_>) -> Result<Layer, Error> {
+        let hidden = config.hidden;
+        let Rwkv { decay_rank, rate_rank, value_rank, gate_rank, .. } = *rwkv;
+        let gate = if gate_rank > 0 {
+            let into = table.weight("time_mix_g1", &[hidden, gate_rank])?;
+            Some((into, table.weight("time_mix_g2", &[gate_rank, hidden])?))
+        } else {
+            None
+        };
+        let mut square = |name: &str| table.weight(name, &[hidden, hidden]);
+        Ok(Layer {
+            key: square("time_mix_key")?,
+            value: square("time_mix_value")?,
+            receptance: square("time_mix_receptance")?,
+            output: square("time_mix_output")?,
+            norm: table.norm("attn_norm", hidden)?,
+            lerp: table.weight("time_mix_lerp_fused", &[hidden, 1, 1, blends(rwkv)])?,
+            decay: LowRank::read(table, 'w', hidden, decay_rank)?,
+            rate: LowRank::read(table, 'a', hidden, rate_rank)?,
+            first_value: if i > 0 { Some(LowRank::read(table, 'v', hidden, value_rank)?) } else { None },
+            gate,
+            k_k: table.weight("time_mix_k_k", &[hidden])?,
+            k_a: table.weight("time_mix_k_a", &[hidden])?,
+            r_k: table.weight("time_mix_r_k", &[hidden])?,
+            head_norm: table.norm("time_mix_ln", hidden)?,
+            channel_mix: ChannelMix::read(table, config, false)?,
+            last: table.shift_state("time_shift", config),
+            state: table.wkv_state(config),
+        })
+    }
+}
+
+/// Blended inputs of the time mix, in the order in which files hold them: receptance, decay, key, value, rate, and the
+/// gate where there is one.
+fn blends(rwkv: &Rwkv) -> usize {
+    if rwkv.gate_rank > 0 { 6 } else { 5 }
+}
+
+/// An RWKV-7 model with its slots.
+pub(super) struct Rwkv7 {
+    frame: Frame,
+    fixed: Fixed,
+    layers: Vec<Layer>,
+}
+
+impl Rwkv7 {
+    pub(super) fn new(config: &Config, gguf: &Gguf) -> Result<Rwkv7, Error> {
+        let mut table = WeightTable { gguf, fixed: Fixed::default() };
+        let frame = Frame::new(config, &mut table)?;
+        let layers = frame.layers(&mut table, |i, table| Layer::read(i, config, &frame.rwkv, table))?;
+        Ok(Rwkv7 { frame, fixed: table.fixed, layers })
+    }
+
+    /// The time mix of one layer, added to the residual stream `x`.
+    fn time_mix(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
+        let at = |part: &str| format!("{i}.time_mix.{part}");
+        let Work { mixed, w, k, r, a, g, kk, replaced, y, .. } = *work;
+        let MixWork { normed, .. } = work.mix;
+        self.frame.norm(b, at("norm"), x, layer.norm, normed);
+        self.blends(b, i, layer, work);
+        let [xr, xw, xk, xv, xa] = [0, 1, 2, 3, 4].map(|n| group(mixed, n));
+
+        linear(b, at("r"), layer.receptance, xr, r);
+        linear(b, at("k"), layer.key, xk, k);
+        let v = self.values(b, i, layer, xv, work);
+        // w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 xw)))
+        layer.decay.steps(b, &at("w"), xw, work.decay_rank, w);
+        function(b, at("w.sigmoid"), Function::Sigmoid, w, w);
+        b.step(at("w.scale"), scale::Call { x: w, dst: w, factor: DECAY_FACTOR, bias: 0.0 });
+        function(b, at("w"), Function::Exp, w, w);
+        // a = sigmoid(a0 + A2 A1 xa)
+        layer.rate.steps(b, &at("a"), xa, work.rate_rank, a);
+        function(b, at("a"), Function::Sigmoid, a, a);
+
+        // The key to look up has length one in each head; what is put there is stronger where the rate is high.
+        let by_head = |t: Tensor| self.frame.by_head(t);
+        multiply(b, at("kk.scale"), k, layer.k_k, kk);
+        b.step(at("kk"), l2_norm::Call { x: by_head(kk), y: by_head(kk), eps: KEY_EPS });
+        let strength = replaced;
+        b.step(at("k.rate"), scale::Call { x: a, dst: strength, factor: 1.0, bias: -1.0 });
+        multiply(b, at("k.k_a"), strength, layer.k_a, strength);
+        multiply(b, at("k.change"), strength, k, strength);
+        add(b, at("k.add"), k, strength, k);
+        multiply(b, at("replaced"), kk, a, replaced);
+        function(b, at("kk.neg"), Function::Neg, kk, kk);
+        b.step(
+            at("wkv"),
+            wkv7::Call {
+                r: by_head(r),
+                w: by_head(w),
+                k: by_head(k),
+                v: by_head(v),
+                a: by_head(kk),
+                b: by_head(replaced),
+                state_in: layer.state,
+                y: by_head(y),
+                state_out: layer.state,
+                scratch: work.recurrence,
+                sequences: Sequences::Equal(1),
+                form: Form::Auto,
+            },
+        );
+        self.frame.head_norm(b, at("head_norm"), y, layer.head_norm);
+
+        // The token itself: y += v (r . k r_k) in each head.
+        multiply(b, at("bonus.rk"), r, k, r);
+        multiply(b, at("bonus.r_k"), r, layer.r_k, r);
+        b.step(at("bonus.sum"), sum_rows::Call { x: by_head(r), dst: work.bonus });
+        multiply(b, at("bonus.v"), by_head(v), work.bonus, by_head(r));
+        add(b, at("bonus"), y, r, y);
+        if let Some((into, out)) = layer.gate {
+            linear(b, at("g.in"), into, group(mixed, 5), work.gate_rank);
+            function(b, at("g.sigmoid"), Function::Sigmoid, work.gate_rank, work.gate_rank);
+            linear(b, at("g"), out, work.gate_rank, g);
+            multiply(b, at("gate"), y, g, y);
+        }
+        linear_onto(b, at("output"), layer.output, y, x);
+    }
+
+    /// All blends of each token with the one before, in `work.mixed`.
+    fn blends(&self, b: &mut Builder, i: usize, layer: &Layer, work: &Work) {
+        let at = |part: &str| format!("{i}.time_mix.{part}");
+        let MixWork { normed, shift, .. } = work.mix;
+        token_shift(b, &at("shift"), normed, layer.last, shift);
+        let [hidden, tokens, groups, _] = work.mixed.shape;
+        // The same shift for every blend: a view that does not advance in dimension 2.
+        let [s0, s1, _, s3] = shift.stride;
+        let repeated = Tensor { shape: [hidden, tokens, groups, 1], stride: [s0, s1, 0, s3], ..shift };
+        let lerp = layer.lerp.reshape([hidden, 1, groups, 1]);
+        multiply(b, at("mix.lean"), repeated, lerp, work.mixed);
+        add(b, at("mix.blend"), work.mixed, normed, work.mixed);
+    }
+
+    /// The values of a layer. Those of the first one are kept, and the others lean to them:
+    /// v += (first - v) sigmoid(v0 + V2 V1 xv).
+    fn values(&self, b: &mut Builder, i: usize, layer: &Layer, xv: Tensor, work: &Work) -> Tensor {
+        let at = |part: &str| format!("{i}.time_mix.{part}");
+        let Work { v, first_v, value_rank, g: share, replaced: difference, .. } = *work;
+        let Some(lean) = &layer.first_value else {
+            linear(b, at("v"), layer.value, xv, first_v);
+            return first_v;
+        };
+        linear(b, at("v"), layer.value, xv, v);
+        lean.steps(b, &at("v.share"), xv, value_rank, share);
+        function(b, at("v.share"), Function::Sigmoid, share, share);
+        subtract(b, at("v.difference"), first_v, v, difference);
+        multiply(b, at("v.lean"), difference, share, difference);
+        add(b, at("v.blend"), v, difference, v);
+        v
+    }
+}
+
+/// What the layers of one plan compute in.
+struct Work {
+    mix: MixWork,
+    /// `[hidden, tokens, blends]`
+    mixed: Tensor,
+    decay_rank: Tensor,
+    rate_rank: Tensor,
+    value_rank: Tensor,
+    gate_rank: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_v: Tensor,
+    r: Tensor,
+    a: Tensor,
+    g: Tensor,
+    kk: Tensor,
+    replaced: Tensor,
+    /// `[1, heads, tokens]`
+    bonus: Tensor,
+    y: Tensor,
+    recurrence: Option<Tensor>,
+}
+
+impl Graph for Rwkv7 {
+    fn fixed(&self) -> &Fixed {
+        &self.fixed
+    }
+
+    fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
+        let Config { hidden, heads, head_dim, .. } = self.frame.config;
+        let rwkv = self.frame.rwkv;
+        let tokens = shape.tokens;
+        self.frame.plan(&self.fixed, shape, |b, x| {
+            let recurrence = wkv7::scratch_bytes(head_dim, heads, tokens, 1);
+            let groups = blends(&rwkv);
+            let work = Work {
+                mix: MixWork::new(b, &self.frame.config, tokens),
+                mixed: scratch(b, "mixed", hidden, tokens * groups).reshape([hidden, tokens, groups, 1]),
+                decay_rank: scratch(b, "decay_rank", rwkv.decay_rank, tokens),
+                rate_rank: scratch(b, "rate_rank", rwkv.rate_rank, tokens),
+                value_rank: scratch(b, "value_rank", rwkv.value_rank, tokens),
+                gate_rank: scratch(b, "gate_rank", rwkv.gate_rank.max(1), tokens),
+                w: scratch(b, "w", hidden, tokens),
+                k: scratch(b, "k", hidden, tokens),
+                v: scratch(b, "v", hidden, tokens),
+                first_v: scratch(b, "first_v", hidden, tokens),
+                r: scratch(b, "r", hidden, tokens),
+                a: scratch(b, "a", hidden, tokens),
+                g: scratch(b, "g", hidden, tokens),
+                kk: scratch(b, "kk", hidden, tokens),
+                replaced: scratch(b, "replaced", hidden, tokens),
+                bonus: scratch(b, "bonus", 1, heads * tokens).reshape([1, heads, tokens, 1]),
+                y: scratch(b, "y", hidden, tokens),
+                recurrence: self.frame.recurrence_scratch(b, tokens, recurrence),
+            };
+            for (i, layer) in self.layers.iter().enumerate() {
+                self.time_mix(b, i, layer, x, &work);
+                layer.channel_mix.steps(b, &self.frame, i, x, &work.mix);
+                self.frame.rescale(b, i, x);
+            }
+        })
+    }
+}
