@@ -161,6 +161,7 @@ kiln_gpu::params! {
         m: u32,
         used: u32,
         b_slots: u32,
+        pairs_in_all: u32,
         scale: f32,
     }
 }
@@ -258,6 +259,7 @@ impl Call {
                 m: count(a.shape[1]),
                 used: count(ids.shape[0]),
                 b_slots: count(b.shape[1]),
+                pairs_in_all: count(ids.len()),
                 scale,
             }
             .bytes(),

@@ -1,7 +1,7 @@
 //! Which kernels a call runs on a device: one function for each path, best path first.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Component, CoopmatShape, Shader, SubgroupRequest};
+use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
 use super::{Call, ColumnParams, ExpertParams, ListParams, NAME, Params, prepared_columns};
 use crate::formats;
@@ -18,9 +18,10 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     match want {
         // Software GPUs only imitate matrix units.
         None if caps.is_cpu => scalar(call, caps),
-        None => coopmat(call, caps).or_else(|_| scalar(call, caps)),
+        None => coopmat2(call, caps).or_else(|_| coopmat(call, caps)).or_else(|_| scalar(call, caps)),
         Some(Path::Scalar) => scalar(call, caps),
         Some(Path::Coopmat) => coopmat(call, caps),
+        Some(Path::Coopmat2) => coopmat2(call, caps),
         Some(other) => unsupported(format!("no {} path", other.name())),
     }
 }
@@ -184,15 +185,24 @@ fn cut_for(call: &Call, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -
     }
 }
 
+/// The component type of a matrix of these weights, if 16 bits hold them, and whether it is F16.
+fn element_of(a: &Tensor) -> Result<(Component, bool), Unsupported> {
+    match a.ty {
+        // Its own range and precision would be lost in 16 bits.
+        TensorType::F32 => unsupported("F32 weights are multiplied in f32, not by 16-bit matrix units"),
+        TensorType::BF16 => Ok((Component::Bf16, false)),
+        _ => Ok((Component::F16, true)),
+    }
+}
+
+fn element_name(half: bool) -> &'static str {
+    if half { "float16_t" } else { "bfloat16_t" }
+}
+
 fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let a = &call.product.a;
     let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
-    let (element, half) = match a.ty {
-        // Its own range and precision would be lost in 16 bits.
-        TensorType::F32 => return unsupported("F32 weights are multiplied in f32, not by 16-bit matrix units"),
-        TensorType::BF16 => (Component::Bf16, false),
-        _ => (Component::F16, true),
-    };
+    let (element, half) = element_of(a)?;
     let Some(shape) = caps.coopmat_shape(element, Component::F32) else {
         return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
     };
@@ -210,7 +220,7 @@ fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let vectors = formats::is_aligned(a) && a.shape[0].is_multiple_of(4);
     let shader = shader(call, Path::Coopmat, "mul_mm/coopmat.comp")?
         .define("HALF", u32::from(half))
-        .define("ELEMENT", if half { "float16_t" } else { "bfloat16_t" })
+        .define("ELEMENT", element_name(half))
         .define("VECTORS_A", u32::from(vectors))
         .define("TILE_M", tile[0])
         .define("TILE_N", tile[1])
@@ -225,4 +235,86 @@ fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let mut launches = launches(call, caps, shader, tile);
     launches.insert(launches.len() - 1, columns(call, caps, half)?);
     Ok(Choice { path: Path::Coopmat, launches })
+}
+
+/// The tiles of cooperative matrices 2, largest first: rows, columns, depth, threads, and steps of k in one round.
+struct Tile2 {
+    tile: [usize; 2],
+    depth: usize,
+    threads: u32,
+    unroll: usize,
+}
+
+const fn tile2(tile: [usize; 2], depth: usize, threads: u32, unroll: usize) -> Tile2 {
+    Tile2 { tile, depth, threads, unroll }
+}
+
+const TILES2: [Tile2; 5] = [
+    tile2([128, 256], 64, 256, 4),
+    tile2([128, 128], 64, 256, 4),
+    tile2([128, 64], 64, 128, 4),
+    tile2([64, 64], 64, 128, 4),
+    tile2([64, 32], 64, 128, 4),
+];
+
+fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let Product { a, d, .. } = &call.product;
+    let has = &caps.coopmat2;
+    if !has.is_complete() {
+        return unsupported("the driver has not all of NV cooperative matrices 2");
+    }
+    if !call.can_prepare() {
+        return unsupported("no scratch memory for the columns");
+    }
+    let (element, half) = element_of(a)?;
+    let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    if format + has.reserved_shared_bytes as usize > caps.limits.max_shared_bytes as usize {
+        return unsupported(format!("{format} bytes of tables beside the {} of the driver", has.reserved_shared_bytes));
+    }
+    // Layouts count whole blocks from row to row.
+    if (1..4).any(|i| a.shape[i] > 1 && !a.stride[i].is_multiple_of(a.ty.block_bytes())) {
+        return unsupported(format!("strides {:?} of {a} split blocks", a.stride));
+    }
+    let granularity = |t: &Tile2| {
+        let fits = |s: &&FlexibleShape| {
+            let types = s.a == element && s.b == element && s.c == Component::F32 && s.result == Component::F32;
+            let sizes = t.tile[0].is_multiple_of(s.m as usize)
+                && t.tile[1].is_multiple_of(s.n as usize)
+                && t.depth.is_multiple_of(s.k as usize);
+            types && !s.saturating && s.scope == Scope::Workgroup && s.workgroup == t.threads && sizes
+        };
+        has.shapes.iter().find(fits)
+    };
+    let n = columns_each(call);
+    let products = d.rows().div_ceil(n.max(1));
+    let cores = caps.cores.unwrap_or(32) as usize;
+    let busy = |t: &&(&Tile2, &FlexibleShape)| {
+        let tile = t.0.tile;
+        d.shape[0].div_ceil(tile[0]) * n.div_ceil(tile[1]) * products >= cores && n > tile[1] / 2
+    };
+    let fitting: Vec<_> = TILES2.iter().filter_map(|t| granularity(t).map(|s| (t, s))).collect();
+    let Some((chosen, shape)) = fitting.iter().find(busy).or(fitting.last()) else {
+        return unsupported(format!("the driver lists no {element:?} tile for a workgroup with F32 sums"));
+    };
+    let aligned = |t: &Tensor| {
+        t.offset.is_multiple_of(16)
+            && (1..4).all(|i| t.shape[i] == 1 || t.stride[i].is_multiple_of(8 * t.ty.block_bytes().max(2)))
+    };
+    let shader = shader(call, Path::Coopmat2, "mul_mm/coopmat2.comp")?
+        .define("HALF", u32::from(half))
+        .define("ELEMENT", element_name(half))
+        .define("D_ELEMENT", if d.ty == TensorType::F16 { "float16_t" } else { "float" })
+        .define("D_BYTES", d.ty.block_bytes())
+        .define("STORE_TENSOR", u32::from(call.ids.is_none()))
+        .define("ALIGNED_A", u32::from(a.ty.block_len() == 1 && aligned(a)))
+        .define("ALIGNED_D", u32::from(aligned(d)))
+        .define("TILE_M", chosen.tile[0])
+        .define("TILE_N", chosen.tile[1])
+        .define("DEPTH", chosen.depth)
+        .define("WG", chosen.threads)
+        .define("UNROLL", chosen.unroll)
+        .define("LEAST_N", shape.n);
+    let mut launches = launches(call, caps, shader, chosen.tile);
+    launches.insert(launches.len() - 1, columns(call, caps, half)?);
+    Ok(Choice { path: Path::Coopmat2, launches })
 }
