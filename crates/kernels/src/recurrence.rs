@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 /// The way through the tokens of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// Chunked where there is scratch memory and a sequence is long, sequential otherwise.
+    /// Chunked where that was measured to be faster and there is scratch memory, sequential otherwise.
     #[default]
     Auto,
     /// One token after the other.
@@ -79,8 +79,6 @@ impl Sequences {
 
 /// Fewest tokens of a chunk, which scratch memory is sized for.
 const LEAST_CHUNK: usize = 16;
-/// Sequences at least this long run in chunks.
-const CHUNKED_FROM: usize = 64;
 
 /// The sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -179,10 +177,10 @@ impl Layout {
         }
     }
 
-    /// Whether the call runs in chunks, on a device where they fit.
-    pub(crate) fn is_chunked(&self, form: Form, scratch: Option<Tensor>) -> bool {
+    /// Whether the call runs in chunks, on a device where they fit. Chunks are worth it from `from` tokens on.
+    pub(crate) fn is_chunked(&self, form: Form, scratch: Option<Tensor>, from: usize) -> bool {
         match form {
-            Form::Auto => scratch.is_some() && self.sequences.longest(self.tokens) >= CHUNKED_FROM,
+            Form::Auto => scratch.is_some() && self.sequences.longest(self.tokens) >= from,
             Form::Sequential => false,
             Form::Chunked => true,
         }
@@ -254,9 +252,10 @@ pub(crate) fn scratch_bytes(heads: usize, tokens: usize, sequences: usize, float
 }
 
 /// The largest chunk, of at most `most` tokens, whose kernels fit a device; `shared_floats` tells what a chunk needs.
+/// Chunks of 64 were slower on a large GPU: few workgroups have room beside each other.
 pub(crate) fn chunk(caps: &Caps, most: usize, shared_floats: impl Fn(usize) -> usize) -> Option<usize> {
     let fits = |&chunk: &usize| 4 * shared_floats(chunk) <= caps.limits.max_shared_bytes as usize;
-    [64, 32, LEAST_CHUNK].into_iter().filter(|&n| n <= most).find(fits)
+    [32, LEAST_CHUNK].into_iter().filter(|&n| n <= most).find(fits)
 }
 
 /// Tells a shader of so many threads how `lanes` of them add up: by subgroups, or through shared memory.
@@ -270,7 +269,7 @@ pub(crate) fn lanes(shader: Shader, lanes: usize, threads: usize, caps: &Caps) -
 }
 
 /// Whether subgroups can add up neighbouring lanes of a workgroup of so many threads.
-pub(crate) fn shuffles(lanes: usize, threads: usize, caps: &Caps) -> bool {
+fn shuffles(lanes: usize, threads: usize, caps: &Caps) -> bool {
     let s = &caps.subgroups;
     let whole = s.max_size > 0 && threads.is_multiple_of(s.max_size as usize);
     lanes > 1 && s.shuffle && s.full && s.min_size as usize >= lanes && whole

@@ -1,6 +1,8 @@
 //! What must hold between several calls of the recurrences on a real driver: carried states, forms that agree, sequences
 //! that do not leak. Without any device these tests say so and pass.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test may panic and print, in its helpers as well")]
+
 use std::sync::Arc;
 
 use kiln_gguf::TensorType::F32;
@@ -180,7 +182,7 @@ fn one_call_equals_two_with_the_state_carried() {
     {
         for (call, memory) in calls(64, tokens, 1, form) {
             let name = call.operation().name();
-            let whole = results(&call, &machine.run(&caps, &[call.clone()], &memory));
+            let whole = results(&call, &machine.run(&caps, std::slice::from_ref(&call), &memory));
             let (state_in, state_out) = states(&call);
             // The second call updates the state in place.
             let halves =
@@ -202,10 +204,10 @@ fn forms_agree_with_and_without_subgroups() {
         for (call, memory) in calls(head_size, 75, 1, Form::Sequential) {
             let what = format!("{} of {head_size}", call.operation().name());
             let chunked = with_form(&call, Form::Chunked);
-            let want = results(&call, &machine.run(&caps, &[call.clone()], &memory));
-            let bare_sequential = results(&call, &machine.run(&bare, &[call.clone()], &memory));
+            let want = results(&call, &machine.run(&caps, std::slice::from_ref(&call), &memory));
+            let bare_sequential = results(&call, &machine.run(&bare, std::slice::from_ref(&call), &memory));
             assert!(want == bare_sequential, "{what}: other bits without subgroups");
-            assert_close(&results(&call, &machine.run(&caps, &[chunked.clone()], &memory)), &want, &what);
+            assert_close(&results(&call, &machine.run(&caps, std::slice::from_ref(&chunked), &memory)), &want, &what);
             assert_close(&results(&call, &machine.run(&bare, &[chunked], &memory)), &want, &what);
         }
     }
@@ -217,7 +219,7 @@ fn a_sequence_of_nan_leaves_the_others_alone() {
     let caps = machine.caps();
     for form in [Form::Sequential, Form::Chunked] {
         for (call, memory) in calls(32, 3 * 37, 3, form) {
-            let clean = machine.run(&caps, &[call.clone()], &memory);
+            let clean = machine.run(&caps, std::slice::from_ref(&call), &memory);
             let mut spoilt = memory.clone();
             let (state_in, state_out) = states(&call);
             for t in call.operation().reads() {
@@ -228,7 +230,7 @@ fn a_sequence_of_nan_leaves_the_others_alone() {
                 };
                 spoilt.write(&middle, &vec![f64::NAN; middle.len()]);
             }
-            let spoilt = machine.run(&caps, &[call.clone()], &spoilt);
+            let spoilt = machine.run(&caps, std::slice::from_ref(&call), &spoilt);
             let y = call.operation().writes()[0];
             for b in [0, 2] {
                 for t in [y.narrow(2, 37 * b, 37), state_out.narrow(3, b, 1)] {

@@ -39,7 +39,7 @@ impl Decay {
 pub(crate) struct Sizes {
     pub(crate) head_size: usize,
     pub(crate) heads: usize,
-    /// Length of each sequence; 0 entries at the end stand for no sequence.
+    /// Length of each sequence.
     pub(crate) lengths: &'static [usize],
     pub(crate) form: Form,
     pub(crate) decay: Decay,
@@ -125,7 +125,7 @@ pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
         cases.push(of(64, 1, &[70], form, Decay::Extreme));
         cases.push(of(32, 1, &[200], form, Decay::Slow));
     }
-    cases.push(of(64, 1, &[70, 3], Auto, Decay::Unit));
+    cases.push(of(32, 1, &[260, 3], Auto, Decay::Unit));
     if level == Level::Full {
         for form in [Sequential, Chunked] {
             for lengths in [&[1][..], &[32], &[32; 4], &[128; 4], &[1; 4]] {

@@ -115,3 +115,60 @@ impl Operation for Call {
         self.linear().parts().into_iter().map(part).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kiln_gguf::TensorType::F32;
+
+    use super::*;
+    use crate::tensor::Slot;
+
+    fn call(head_size: usize, tokens: usize, sequences: usize) -> Call {
+        let x = |slot| Tensor::dense(Slot(slot), F32, [head_size, 3, tokens, 1]);
+        let state = |slot| Tensor::dense(Slot(slot), F32, [head_size, head_size, 3, sequences]);
+        let scratch = scratch_bytes(head_size, 3, tokens, sequences) / 4;
+        Call {
+            k: x(0),
+            v: x(1),
+            r: x(2),
+            tf: Tensor::dense(Slot(3), F32, [head_size, 3, 1, 1]),
+            td: x(4),
+            state_in: state(5),
+            y: x(6),
+            state_out: state(7),
+            scratch: Some(Tensor::dense(Slot(8), F32, [scratch, 1, 1, 1])),
+            sequences: Sequences::Equal(sequences),
+            form: Form::Auto,
+        }
+    }
+
+    #[test]
+    fn long_sequences_run_in_chunks_where_they_fit() {
+        let launches = |call: &Call, caps: &Caps| call.pick(caps, None).map(|c| c.launches.len());
+        let nvidia = Caps::example_nvidia();
+        assert_eq!(launches(&call(64, 255, 1), &nvidia), Ok(1));
+        assert_eq!(launches(&call(64, 256, 1), &nvidia), Ok(3));
+        assert_eq!(launches(&call(64, 256, 2), &nvidia), Ok(1));
+        assert_eq!(launches(&call(128, 4096, 1), &nvidia), Ok(1));
+        assert_eq!(launches(&Call { scratch: None, ..call(64, 256, 1) }, &nvidia), Ok(1));
+        assert_eq!(launches(&Call { form: Form::Chunked, ..call(128, 1, 1) }, &nvidia), Ok(3));
+        // Too few threads for the products of a chunk.
+        assert_eq!(launches(&call(64, 256, 1), &Caps::least()), Ok(1));
+        assert!(launches(&Call { form: Form::Chunked, ..call(64, 64, 1) }, &Caps::least()).is_err());
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        assert_eq!(call(64, 12, 3).check(), Ok(()));
+        let reason = |call: Call| call.check().unwrap_err().reason;
+        assert!(reason(Call { tf: call(64, 12, 3).k, ..call(64, 12, 3) }).contains("tf is F32[64, 3, 12]"));
+        assert!(reason(Call { td: call(32, 12, 3).td, ..call(64, 12, 3) }).contains("td is F32[32, 3, 12]"));
+    }
+
+    #[test]
+    fn the_parameter_block_fits_every_device() {
+        let call = call(64, 256, 1);
+        let choice = call.pick(&Caps::example_nvidia(), None).unwrap();
+        assert!(call.params(&choice, 2, &|_| Address(0)).len() <= 128);
+    }
+}

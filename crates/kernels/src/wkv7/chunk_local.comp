@@ -6,18 +6,16 @@
 // With B, K the rows b_s, k_s times all decays after them, the chunk is then
 //     y = (R + rb W) S + (rk + rb G) V,   S after = (diag(decay) + B^T W) S + (K + G^T B)^T V.
 // Decays are multiplied along walks from token to token and never divided by, so they may be zero or negative.
-// One workgroup per (chunk, head); LANES threads share a row.
+// One workgroup per (chunk, head). A row belongs to one thread while it is walked: no sums go from thread to thread.
 #version 450
 #include "kiln.glsl"
 #include "recurrence.glsl"
-#include "lanes.glsl"
 #include "chunk_block.glsl"
 
 layout(local_size_x = WG) in;
 
 #define QUADS (S / 4)
 #define CHUNK_QUADS (CHUNK / 4)
-#define HELD (QUADS / LANES)
 
 // Decays, then A, then W, then V.
 shared vec4 w_stage[CHUNK * QUADS];
@@ -33,13 +31,20 @@ shared vec4 rb[CHUNK * CHUNK_QUADS];
 shared vec4 rk[CHUNK * CHUNK_QUADS];
 shared vec4 decay[QUADS];
 
-void set(uint t, uint s, vec4 sums) {
-    uint at = t * CHUNK_QUADS + s / 4, e = s % 4;
-    ab[at][e] = sums.x;
-    ak[at][e] = sums.y;
-    rb[at][e] = sums.z;
-    rk[at][e] = sums.w;
-}
+// Walks `row` of token t from token t - 1 to the first one: its products with b and k are row t of a pair of matrices.
+#define WALK(ON_B, ON_K)                                                                        \
+    for (uint s = CHUNK - 1; s-- > 0;) {                                                        \
+        if (s < t) {                                                                            \
+            vec4 on_b = vec4(0), on_k = vec4(0);                                                \
+            [[unroll]] for (uint n = 0; n < QUADS; n++) {                                       \
+                on_b = fma(row[n], b_stage[s * QUADS + n], on_b);                               \
+                on_k = fma(row[n], k_stage[s * QUADS + n], on_k);                               \
+                row[n] *= w_stage[s * QUADS + n];                                               \
+            }                                                                                   \
+            ON_B[t * CHUNK_QUADS + s / 4][s % 4] = sum4(on_b);                                  \
+            ON_K[t * CHUNK_QUADS + s / 4][s % 4] = sum4(on_k);                                  \
+        }                                                                                       \
+    }
 
 // Solves for column `column` of W or G, which stands in `matrix` of `width` quads a row.
 #define SOLVE(MATRIX, WIDTH, COLUMN)                                                            \
@@ -63,7 +68,7 @@ void main() {
     uint first = tokens.x, end = tokens.y;
     if (first >= end) return;
 
-    uint tid = thread_number();
+    uint tid = gl_LocalInvocationID.x;
     for (uint at = tid; at < CHUNK * QUADS; at += WG) {
         w_stage[at] = load4(p.w, first + at / QUADS, end, head, at % QUADS, 1);
         k_stage[at] = load4(p.k, first + at / QUADS, end, head, at % QUADS, 0);
@@ -73,47 +78,24 @@ void main() {
     for (uint at = tid; at < CHUNK * CHUNK_QUADS; at += WG) ab[at] = ak[at] = rb[at] = rk[at] = vec4(0);
     barrier();
 
-    uint t = tid / LANES, lane = tid % LANES;
-    vec4 a_row[HELD], r_row[HELD];
-    if (t < CHUNK) {
-        [[unroll]] for (uint n = 0; n < HELD; n++) {
-            a_row[n] = load4(p.a, first + t, end, head, lane + n * LANES, 0);
-            r_row[n] = load4(p.r, first + t, end, head, lane + n * LANES, 0);
-        }
-        // r sees its own token, a does not.
+    // The first CHUNK threads walk the rows a, the next ones the rows r.
+    uint t = tid % CHUNK;
+    bool has_a = tid < CHUNK, has_r = tid >= CHUNK && tid < 2 * CHUNK;
+    vec4 row[QUADS];
+    if (has_a) {
+        [[unroll]] for (uint n = 0; n < QUADS; n++) row[n] = load4(p.a, first + t, end, head, n, 0);
+        WALK(ab, ak)
+    } else if (has_r) {
+        // Unlike a, r sees its own token.
         vec2 own = vec2(0);
-        [[unroll]] for (uint n = 0; n < HELD; n++) {
-            uint at = t * QUADS + lane + n * LANES;
-            own += vec2(dot4(r_row[n], b_stage[at]), dot4(r_row[n], k_stage[at]));
-            r_row[n] *= w_stage[at];
+        [[unroll]] for (uint n = 0; n < QUADS; n++) {
+            row[n] = load4(p.r, first + t, end, head, n, 0);
+            own += vec2(dot4(row[n], b_stage[t * QUADS + n]), dot4(row[n], k_stage[t * QUADS + n]));
+            row[n] *= w_stage[t * QUADS + n];
         }
-        own = vec2(lane_sum(own.x), lane_sum(own.y));
-        if (lane == 0) set(t, t, vec4(0, 0, own));
-#if SHUFFLE
-        // All rows of a subgroup walk together.
-        uint top = min((tid | (gl_SubgroupSize - 1)) / LANES, CHUNK - 1);
-#else
-        uint top = t;
-#endif
-        for (uint s = top; s-- > 0;) {
-            vec4 sums = vec4(0);
-            if (s < t) {
-                vec4 on_ab = vec4(0), on_ak = vec4(0), on_rb = vec4(0), on_rk = vec4(0);
-                [[unroll]] for (uint n = 0; n < HELD; n++) {
-                    uint at = s * QUADS + lane + n * LANES;
-                    vec4 b = b_stage[at], k = k_stage[at], w = w_stage[at];
-                    on_ab = fma(a_row[n], b, on_ab);
-                    on_ak = fma(a_row[n], k, on_ak);
-                    on_rb = fma(r_row[n], b, on_rb);
-                    on_rk = fma(r_row[n], k, on_rk);
-                    a_row[n] *= w;
-                    r_row[n] *= w;
-                }
-                sums = vec4(sum4(on_ab), sum4(on_ak), sum4(on_rb), sum4(on_rk));
-            }
-            [[unroll]] for (uint e = 0; e < 4; e++) sums[e] = lane_sum(sums[e]);
-            if (lane == 0 && s < t) set(t, s, sums);
-        }
+        rb[t * CHUNK_QUADS + t / 4][t % 4] = own.x;
+        rk[t * CHUNK_QUADS + t / 4][t % 4] = own.y;
+        WALK(rb, rk)
     }
     barrier();
 
@@ -127,8 +109,8 @@ void main() {
         decay[tid] = after;
     }
     barrier();
-    if (t < CHUNK) {
-        [[unroll]] for (uint n = 0; n < HELD; n++) w_stage[t * QUADS + lane + n * LANES] = a_row[n];
+    if (has_a) {
+        [[unroll]] for (uint n = 0; n < QUADS; n++) w_stage[t * QUADS + n] = row[n];
     }
     barrier();
 
@@ -138,46 +120,47 @@ void main() {
     }
     barrier();
 
-    // The factor of S in y, which needs no more than its row; K + G^T B in the place of K.
+    // The factor of S in y, which needs no more than its row.
     uvec2 block = chunk_block(chunk, head);
-    if (t < CHUNK) {
-        vec4 added[HELD];
-        [[unroll]] for (uint n = 0; n < HELD; n++) added[n] = k_stage[t * QUADS + lane + n * LANES];
+    if (has_r) {
         for (uint s = 0; s < CHUNK; s++) {
-            float weight = rb[t * CHUNK_QUADS + s / 4][s % 4], other = ak[s * CHUNK_QUADS + t / 4][t % 4];
-            [[unroll]] for (uint n = 0; n < HELD; n++) {
-                uint at = s * QUADS + lane + n * LANES;
-                r_row[n] = fma(vec4(weight), w_stage[at], r_row[n]);
-                added[n] = fma(vec4(other), b_stage[at], added[n]);
-            }
+            float weight = rb[t * CHUNK_QUADS + s / 4][s % 4];
+            [[unroll]] for (uint n = 0; n < QUADS; n++) row[n] = fma(vec4(weight), w_stage[s * QUADS + n], row[n]);
         }
-        [[unroll]] for (uint n = 0; n < HELD; n++) {
-            k_stage[t * QUADS + lane + n * LANES] = added[n];
-            F32x4(offset(block, ROWS_AT * 4)).v[t * QUADS + lane + n * LANES] = r_row[n];
+        F32x4 rows = F32x4(offset(block, ROWS_AT * 4));
+        [[unroll]] for (uint n = 0; n < QUADS; n++) rows.v[t * QUADS + n] = row[n];
+    }
+    // K + G^T B in the place of K.
+    for (uint at = tid; at < CHUNK * QUADS; at += WG) {
+        uint token = at / QUADS;
+        vec4 sum = k_stage[at];
+        for (uint s = token + 1; s < CHUNK; s++) {
+            sum = fma(vec4(ak[s * CHUNK_QUADS + token / 4][token % 4]), b_stage[s * QUADS + at % QUADS], sum);
         }
+        k_stage[at] = sum;
     }
     // rk + rb G in the place of rk.
     for (uint at = tid; at < CHUNK * CHUNK_QUADS; at += WG) {
-        uint row = at / CHUNK_QUADS, quad = at % CHUNK_QUADS;
+        uint token = at / CHUNK_QUADS, quad = at % CHUNK_QUADS;
         vec4 sum = rk[at];
-        for (uint s = 0; s <= row; s++) {
-            sum = fma(vec4(rb[row * CHUNK_QUADS + s / 4][s % 4]), ak[s * CHUNK_QUADS + quad], sum);
+        for (uint s = 0; s <= token; s++) {
+            sum = fma(vec4(rb[token * CHUNK_QUADS + s / 4][s % 4]), ak[s * CHUNK_QUADS + quad], sum);
         }
         rk[at] = sum;
     }
     // The transition diag(decay) + B^T W.
     for (uint at = tid; at < QUADS * QUADS; at += WG) {
-        uint row = at / QUADS, quad = at % QUADS;
+        uint keys = at / QUADS, quad = at % QUADS;
         vec4 sum[4];
         [[unroll]] for (uint i = 0; i < 4; i++) {
             sum[i] = vec4(0);
-            if (row == quad) sum[i][i] = decay[row][i];
+            if (keys == quad) sum[i][i] = decay[keys][i];
         }
         for (uint s = 0; s < CHUNK; s++) {
-            vec4 left = b_stage[s * QUADS + row], right = w_stage[s * QUADS + quad];
+            vec4 left = b_stage[s * QUADS + keys], right = w_stage[s * QUADS + quad];
             [[unroll]] for (uint i = 0; i < 4; i++) sum[i] = fma(vec4(left[i]), right, sum[i]);
         }
-        [[unroll]] for (uint i = 0; i < 4; i++) F32x4(block).v[(4 * row + i) * QUADS + quad] = sum[i];
+        [[unroll]] for (uint i = 0; i < 4; i++) F32x4(block).v[(4 * keys + i) * QUADS + quad] = sum[i];
     }
     barrier();
 
@@ -186,22 +169,22 @@ void main() {
     }
     barrier();
     for (uint at = tid; at < QUADS * QUADS; at += WG) {
-        uint row = at / QUADS, quad = at % QUADS;
+        uint keys = at / QUADS, quad = at % QUADS;
         vec4 sum[4];
         [[unroll]] for (uint i = 0; i < 4; i++) sum[i] = vec4(0);
         for (uint s = 0; s < CHUNK; s++) {
-            vec4 left = k_stage[s * QUADS + row], right = w_stage[s * QUADS + quad];
+            vec4 left = k_stage[s * QUADS + keys], right = w_stage[s * QUADS + quad];
             [[unroll]] for (uint i = 0; i < 4; i++) sum[i] = fma(vec4(left[i]), right, sum[i]);
         }
         F32x4 state = F32x4(offset(block, STATE_AT * 4));
-        [[unroll]] for (uint i = 0; i < 4; i++) state.v[(4 * row + i) * QUADS + quad] = sum[i];
+        [[unroll]] for (uint i = 0; i < 4; i++) state.v[(4 * keys + i) * QUADS + quad] = sum[i];
     }
     for (uint at = tid; at < (end - first) * QUADS; at += WG) {
-        uint row = at / QUADS, quad = at % QUADS;
+        uint token = at / QUADS, quad = at % QUADS;
         vec4 sum = vec4(0);
-        for (uint s = 0; s <= row; s++) {
-            sum = fma(vec4(rk[row * CHUNK_QUADS + s / 4][s % 4]), w_stage[s * QUADS + quad], sum);
+        for (uint s = 0; s <= token; s++) {
+            sum = fma(vec4(rk[token * CHUNK_QUADS + s / 4][s % 4]), w_stage[s * QUADS + quad], sum);
         }
-        F32x4(head_of(p.y, first + row, head)).v[quad] = sum;
+        F32x4(head_of(p.y, first + token, head)).v[quad] = sum;
     }
 }

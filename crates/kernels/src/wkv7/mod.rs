@@ -8,7 +8,7 @@ use kiln_gpu::{Address, Caps};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar};
-use crate::recurrence::{self, Form, Layout, Sequences, lanes, shuffles, tile};
+use crate::recurrence::{self, Form, Layout, Sequences, lanes, tile};
 use crate::tensor::Tensor;
 
 const NAME: &str = "wkv7";
@@ -47,6 +47,8 @@ pub struct Call {
 
 /// Most tokens of a chunk: the triangular system grows with its square.
 const MOST_CHUNK: usize = 32;
+/// Length from which chunks are faster: none was found on a large GPU, where they run only where they are asked for.
+const CHUNKED_FROM: usize = usize::MAX;
 
 /// Bytes of scratch memory that the chunked form needs on any device.
 pub fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: usize) -> usize {
@@ -123,10 +125,7 @@ impl Call {
         if limit < local_threads.max(scan_threads).max(output_threads) {
             return None;
         }
-        // At most eight lanes a row, so that subgroups of eight can add them up.
-        let rows = (local_threads / chunk).min(8);
-        let rows = if shuffles(rows, local_threads, caps) { rows } else { 1 };
-        let local = lanes(shader("wkv7/chunk_local.comp").define("WG", local_threads), rows, local_threads, caps);
+        let local = shader("wkv7/chunk_local.comp").define("WG", local_threads);
         let scan = shader("wkv7/chunk_scan.comp").define("WG", scan_threads);
         let output = shader("wkv7/chunk_output.comp").define("TILE", tile).define("WG", output_threads);
         let per_chunk = chunks * layout.heads;
@@ -170,7 +169,7 @@ impl Operation for Call {
         only_scalar(NAME, want)?;
         let layout = self.layout();
         layout.supported(&[self.state_in, self.state_out])?;
-        let launches = if layout.is_chunked(self.form, self.scratch) { self.chunked(caps) } else { None };
+        let launches = if layout.is_chunked(self.form, self.scratch, CHUNKED_FROM) { self.chunked(caps) } else { None };
         layout.choice(self.form, caps, launches, || self.sequential(caps))
     }
 
@@ -219,5 +218,81 @@ impl Operation for Call {
             Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, ..*self }.into()
         };
         if n > 1 { (0..n).map(part).collect() } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_gguf::TensorType::{F32, I32};
+
+    use super::*;
+    use crate::tensor::Slot;
+
+    fn call(head_size: usize, tokens: usize, sequences: usize) -> Call {
+        let x = |slot| Tensor::dense(Slot(slot), F32, [head_size, 3, tokens, 1]);
+        let state = |slot| Tensor::dense(Slot(slot), F32, [head_size, head_size, 3, sequences]);
+        let scratch = scratch_bytes(head_size, 3, tokens, sequences) / 4;
+        Call {
+            r: x(0),
+            w: x(1),
+            k: x(2),
+            v: x(3),
+            a: x(4),
+            b: x(5),
+            state_in: state(6),
+            y: x(7),
+            state_out: state(8),
+            scratch: Some(Tensor::dense(Slot(9), F32, [scratch, 1, 1, 1])),
+            sequences: Sequences::Equal(sequences),
+            form: Form::Auto,
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        let whole = call(64, 12, 3);
+        assert_eq!(whole.check(), Ok(()));
+        let reason = |call: Call| call.check().unwrap_err().reason;
+        assert!(reason(Call { k: call(64, 11, 1).k, ..whole }).contains("k is F32[64, 3, 11]"));
+        assert!(reason(Call { b: whole.b.at(4), ..whole }).contains("b is F32[64, 3, 12] at byte 4"));
+        assert!(reason(Call { state_in: call(64, 12, 2).state_in, ..whole }).contains("state_in"));
+        assert!(reason(Call { scratch: None, form: Form::Chunked, ..whole }).contains("scratch"));
+        assert!(reason(Call { scratch: call(64, 12, 2).scratch, ..whole }).contains("bytes of dense scratch"));
+        let five = Call { state_in: call(64, 12, 5).state_in, state_out: call(64, 12, 5).state_out, ..whole };
+        assert!(reason(Call { sequences: Sequences::Equal(5), ..five }).contains("12 tokens are no 5 sequences"));
+        let starts = Tensor::dense(Slot(10), I32, [4, 1, 1, 1]);
+        let ragged = |longest| Call { sequences: Sequences::Ragged { starts, longest }, ..whole };
+        assert_eq!(ragged(12).check(), Ok(()));
+        assert!(reason(ragged(13)).contains("longest is 13"));
+    }
+
+    #[test]
+    fn chunks_run_where_they_are_asked_for_and_fit() {
+        let launches = |call: &Call, caps: &Caps| call.pick(caps, None).map(|c| c.launches.len());
+        let nvidia = Caps::example_nvidia();
+        assert_eq!(launches(&call(64, 4096, 1), &nvidia), Ok(1));
+        assert_eq!(launches(&Call { form: Form::Chunked, ..call(64, 1, 1) }, &nvidia), Ok(3));
+        assert_eq!(launches(&Call { form: Form::Sequential, ..call(64, 999, 1) }, &nvidia), Ok(1));
+        // Too little shared memory for any chunk.
+        assert_eq!(launches(&call(128, 64, 1), &Caps::least()), Ok(1));
+        assert!(launches(&Call { form: Form::Chunked, ..call(128, 64, 1) }, &Caps::least()).is_err());
+        assert!(call(48, 1, 1).pick(&nvidia, None).unwrap_err().reason.contains("heads of 48"));
+    }
+
+    #[test]
+    fn the_parameter_block_fits_every_device() {
+        let call = call(64, 64, 1);
+        let choice = call.pick(&Caps::example_nvidia(), None).unwrap();
+        assert!(call.params(&choice, 0, &|_| Address(0)).len() <= 128);
+    }
+
+    #[test]
+    fn more_sequences_do_not_change_the_order_of_additions() {
+        let lanes = |sequences| {
+            let choice = call(64, sequences, sequences).pick(&Caps::example_nvidia(), None).unwrap();
+            let defines = choice.launches[0].shader.defines.clone();
+            defines.into_iter().find(|(name, _)| name == "LANES").unwrap()
+        };
+        assert_eq!(lanes(1), lanes(500));
     }
 }
