@@ -1,11 +1,14 @@
 //! Llama: per layer, attention with rotary positions and grouped key-value heads, then a gated feed-forward layer,
-//! each on the normed residual stream and added back to it.
+//! each on the normed residual stream and added back to it. Few tokens take fused steps, because each dependent step
+//! costs as much as reading megabytes of weights; many tokens take one step an operation.
 
 use kiln_gguf::{Gguf, TensorType};
 use kiln_kernels::flash_attention::{self, Mask};
 use kiln_kernels::glu::{self, Gate};
+use kiln_kernels::mul_mat::{self, Epilogue, MOST_COLUMNS, Product};
+use kiln_kernels::mul_mat_vec::{self, Gated, Norm, Sibling};
 use kiln_kernels::tensor::Tensor;
-use kiln_kernels::{binary, get_rows, mul_mat, rms_norm, rope, set_rows};
+use kiln_kernels::{get_rows, mul_mm, rms_norm, rope, set_rows};
 
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -58,8 +61,18 @@ impl Llama {
                 gate: weight("ffn_gate.weight", &[hidden, feed_forward])?,
                 up: weight("ffn_up.weight", &[hidden, feed_forward])?,
                 down: weight("ffn_down.weight", &[feed_forward, hidden])?,
-                k_cache: table.fixed.add(format!("{i}.k_cache"), SlotKind::State, TensorType::F16, [kv_width, context, 1, 1]),
-                v_cache: table.fixed.add(format!("{i}.v_cache"), SlotKind::State, TensorType::F16, [kv_width, context, 1, 1]),
+                k_cache: table.fixed.add(
+                    format!("{i}.k_cache"),
+                    SlotKind::State,
+                    TensorType::F16,
+                    [kv_width, context, 1, 1],
+                ),
+                v_cache: table.fixed.add(
+                    format!("{i}.v_cache"),
+                    SlotKind::State,
+                    TensorType::F16,
+                    [kv_width, context, 1, 1],
+                ),
             };
             layers.push(layer);
         }
@@ -76,10 +89,7 @@ impl Llama {
     fn attention(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
         let Config { heads, kv_heads, head_dim, .. } = self.config;
         let tokens = x.shape[1];
-        self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
-        linear(b, format!("{i}.attention.q"), layer.q, work.normed, work.q);
-        linear(b, format!("{i}.attention.k"), layer.k, work.normed, work.k);
-        linear(b, format!("{i}.attention.v"), layer.v, work.normed, work.v);
+        self.projections(b, i, layer, x, work);
         let by_head = |t: Tensor, heads: usize| t.reshape([head_dim, heads, tokens, 1]);
         self.rope(b, format!("{i}.attention.q.rope"), by_head(work.q, heads), work.positions);
         self.rope(b, format!("{i}.attention.k.rope"), by_head(work.k, kv_heads), work.positions);
@@ -103,19 +113,44 @@ impl Llama {
                 )
             },
         );
-        linear(b, format!("{i}.attention.output"), layer.output, work.attended, work.branch);
-        add(b, format!("{i}.attention.residual"), x, work.branch);
+        linear_onto(b, format!("{i}.attention.output"), layer.output, work.attended, x);
+    }
+
+    /// Queries, keys and values of the normed stream.
+    fn projections(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
+        if x.shape[1] <= MOST_COLUMNS {
+            let others = [(layer.k, work.k), (layer.v, work.v)];
+            let fused = mul_mat_vec::Call {
+                norm: Some(Norm { weight: Some(layer.attention_norm), eps: self.config.rms_eps }),
+                others: others.map(|(a, d)| Sibling { a, d, bias: None }).to_vec(),
+                ..mul_mat_vec::Call::plain(Product { a: layer.q, b: x, d: work.q })
+            };
+            b.step(format!("{i}.attention.qkv"), fused);
+            return;
+        }
+        self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
+        linear(b, format!("{i}.attention.q"), layer.q, work.normed, work.q);
+        linear(b, format!("{i}.attention.k"), layer.k, work.normed, work.k);
+        linear(b, format!("{i}.attention.v"), layer.v, work.normed, work.v);
     }
 
     /// The feed-forward layer, added to the residual stream `x`.
     fn feed_forward(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
-        self.norm(b, format!("{i}.feed_forward.norm"), x, layer.feed_forward_norm, work.normed);
-        linear(b, format!("{i}.feed_forward.gate"), layer.gate, work.normed, work.gate);
-        linear(b, format!("{i}.feed_forward.up"), layer.up, work.normed, work.up);
-        let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
-        b.step(format!("{i}.feed_forward.swiglu"), gated);
-        linear(b, format!("{i}.feed_forward.down"), layer.down, work.gate, work.branch);
-        add(b, format!("{i}.feed_forward.residual"), x, work.branch);
+        if x.shape[1] <= MOST_COLUMNS {
+            let fused = mul_mat_vec::Call {
+                norm: Some(Norm { weight: Some(layer.feed_forward_norm), eps: self.config.rms_eps }),
+                gate: Some(Gated { kind: Gate::Swiglu, up: layer.up, bias: None }),
+                ..mul_mat_vec::Call::plain(Product { a: layer.gate, b: x, d: work.gate })
+            };
+            b.step(format!("{i}.feed_forward.gated"), fused);
+        } else {
+            self.norm(b, format!("{i}.feed_forward.norm"), x, layer.feed_forward_norm, work.normed);
+            linear(b, format!("{i}.feed_forward.gate"), layer.gate, work.normed, work.gate);
+            linear(b, format!("{i}.feed_forward.up"), layer.up, work.normed, work.up);
+            let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
+            b.step(format!("{i}.feed_forward.swiglu"), gated);
+        }
+        linear_onto(b, format!("{i}.feed_forward.down"), layer.down, work.gate, x);
     }
 
     fn norm(&self, b: &mut Builder, label: String, x: Tensor, weight: Tensor, y: Tensor) {
@@ -154,7 +189,6 @@ struct Work {
     attended: Tensor,
     gate: Tensor,
     up: Tensor,
-    branch: Tensor,
 }
 
 impl Graph for Llama {
@@ -168,7 +202,8 @@ impl Graph for Llama {
         let kv_width = self.config.kv_heads * self.config.head_dim;
         let mut builder = Builder::new(&self.fixed);
         let b = &mut builder;
-        let input = |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
+        let input =
+            |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
         let tokens = input(b, "tokens", shape.tokens);
         let positions = input(b, "positions", shape.tokens);
         let length = input(b, "length", 1);
@@ -189,7 +224,6 @@ impl Graph for Llama {
             attended: scratch(b, "attended", q_width),
             gate: scratch(b, "gate", feed_forward),
             up: scratch(b, "up", feed_forward),
-            branch: scratch(b, "branch", hidden),
         };
         b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
         for (i, layer) in self.layers.iter().enumerate() {
@@ -198,11 +232,16 @@ impl Graph for Llama {
         }
         // Only the wanted tokens go through the output matrix, the largest of all.
         let last = float(b, "last", SlotKind::Scratch, hidden, shape.outputs);
-        let normed = float(b, "last.normed", SlotKind::Scratch, hidden, shape.outputs);
         let logits = float(b, "logits", SlotKind::Output, vocab, shape.outputs);
         b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
-        self.norm(b, "output.norm".into(), last, self.output_norm, normed);
-        linear(b, "output".into(), self.output, normed, logits);
+        if shape.outputs <= MOST_COLUMNS {
+            let norm = Norm { weight: Some(self.output_norm), eps: self.config.rms_eps };
+            let product = Product { a: self.output, b: last, d: logits };
+            b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
+        } else {
+            self.norm(b, "output.norm".into(), last, self.output_norm, last);
+            linear(b, "output".into(), self.output, last, logits);
+        }
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 }
@@ -212,9 +251,15 @@ fn linear(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) 
     b.step(label, mul_mat::call(weight, x, y));
 }
 
-/// x += branch.
-fn add(b: &mut Builder, label: String, x: Tensor, branch: Tensor) {
-    b.step(label, binary::Call { operator: binary::Operator::Add, a: x, b: branch, dst: x });
+/// x += weight y.
+fn linear_onto(b: &mut Builder, label: String, weight: Tensor, y: Tensor, x: Tensor) {
+    let product = Product { a: weight, b: y, d: x };
+    let epilogue = Epilogue { residual: Some(x), ..Epilogue::default() };
+    if x.shape[1] <= MOST_COLUMNS {
+        b.step(label, mul_mat_vec::Call { epilogue, ..mul_mat_vec::Call::plain(product) });
+    } else {
+        b.step(label, mul_mm::Call { epilogue, ..mul_mm::Call::plain(product) });
+    }
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {

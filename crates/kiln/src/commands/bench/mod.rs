@@ -1,16 +1,24 @@
 //! `kiln bench`: how fast the device is, and how near the kernels come to that. One file for each thing to measure.
 
 mod device;
+mod model;
 mod ops;
 
 use std::process::ExitCode;
 
 /// Flags of `kiln bench`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln bench device\n         kiln bench ops mul_mat_vec --device 0")]
+#[command(
+    after_help = "Examples:\n  kiln bench model.gguf -p 512 -n 128\n  kiln bench device\n  kiln bench ops mul_mat_vec --device 0",
+    args_conflicts_with_subcommands = true,
+    subcommand_precedence_over_arg = true,
+    arg_required_else_help = true
+)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
+    #[command(flatten)]
+    model: model::ModelArguments,
 }
 
 #[derive(clap::Subcommand)]
@@ -24,8 +32,9 @@ enum What {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.what {
-        What::Device(arguments) => device::run(arguments),
-        What::Ops(arguments) => ops::run(arguments),
+        Some(What::Device(arguments)) => device::run(arguments),
+        Some(What::Ops(arguments)) => ops::run(arguments),
+        None => model::run(&arguments.model),
     }
 }
 

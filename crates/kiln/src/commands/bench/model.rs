@@ -1,0 +1,137 @@
+//! `kiln bench MODEL`: tokens per second of reading a prompt (pp) and of generating (tg), several times over.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::ensure;
+use kiln_engine::Session;
+use kiln_engine::arch::BatchShape;
+use kiln_engine::session::Wanted;
+use serde_json::json;
+
+use crate::model::{ModelFlags, open};
+use crate::output::{print, progress, size};
+
+/// Flags of `kiln bench MODEL`.
+#[derive(clap::Args)]
+pub(crate) struct ModelArguments {
+    /// GGUF file to run
+    model: Option<PathBuf>,
+    /// Tokens of the prompt; 0 leaves the test out
+    #[arg(short = 'p', long, default_value_t = 512)]
+    n_prompt: usize,
+    /// Tokens to generate; 0 leaves the test out
+    #[arg(short = 'n', long, default_value_t = 128)]
+    n_gen: usize,
+    /// Tokens in the context before each test
+    #[arg(short = 'd', long, default_value_t = 0)]
+    depth: usize,
+    /// How often each test is run
+    #[arg(short = 'r', long, default_value_t = 5)]
+    repetitions: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    flags: ModelFlags,
+}
+
+/// One row of the table.
+struct Row {
+    test: String,
+    /// Tokens per second of each repetition.
+    rates: Vec<f64>,
+}
+
+impl Row {
+    fn mean(&self) -> f64 {
+        self.rates.iter().sum::<f64>() / self.rates.len() as f64
+    }
+
+    fn deviation(&self) -> f64 {
+        let mean = self.mean();
+        let n = self.rates.len().saturating_sub(1).max(1) as f64;
+        (self.rates.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / n).sqrt()
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
+    let path = crate::model::resolve(arguments.model.as_deref())?;
+    let model = open(&path)?;
+    ensure!(arguments.repetitions > 0, "--repetitions must be at least 1");
+    let needed = arguments.depth + arguments.n_prompt.max(arguments.n_gen);
+    let mut flags = arguments.flags.clone();
+    flags.ctx_size = flags.ctx_size.or(Some(needed.max(1)));
+    let mut session = flags.session(&model)?;
+    // Ids spread over the vocabulary; what they say does not matter for the time.
+    let vocab = model.config.vocab;
+    let tokens: Vec<u32> = (0..needed.max(1)).map(|i| ((i * 7919 + 13) % vocab) as u32).collect();
+
+    let mut rows = Vec::new();
+    let tests = [("pp", arguments.n_prompt), ("tg", arguments.n_gen)];
+    let bar = progress((tests.len() * (arguments.repetitions + 1)) as u64, "bench");
+    for (kind, n) in tests.into_iter().filter(|(_, n)| *n > 0) {
+        let mut rates = Vec::new();
+        // The first run warms up: kernels are compiled, clocks rise.
+        for repetition in 0..=arguments.repetitions {
+            session.reset()?;
+            if arguments.depth > 0 {
+                session.feed(&tokens[..arguments.depth], Wanted::Last)?;
+            }
+            let start = Instant::now();
+            feed(&mut session, &tokens[arguments.depth..arguments.depth + n], kind == "tg")?;
+            if repetition > 0 {
+                rates.push(n as f64 / start.elapsed().as_secs_f64());
+            }
+            bar.inc(1);
+        }
+        let depth = if arguments.depth > 0 { format!(" @ d{}", arguments.depth) } else { String::new() };
+        rows.push(Row { test: format!("{kind}{n}{depth}"), rates });
+    }
+    bar.finish_and_clear();
+    let steps = session.plan(BatchShape { tokens: 1, outputs: 1 })?.len();
+    report(arguments, &session, &rows, steps)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Feeds tokens all at once or, as generating does, one by one.
+fn feed(session: &mut Session, tokens: &[u32], one_by_one: bool) -> anyhow::Result<()> {
+    if !one_by_one {
+        session.feed(tokens, Wanted::Last)?;
+        return Ok(());
+    }
+    for token in tokens {
+        session.feed(&[*token], Wanted::Last)?;
+    }
+    Ok(())
+}
+
+fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: usize) -> anyhow::Result<()> {
+    let model = session.model();
+    let name = model.gguf.metadata().get_str_or("general.name", "model")?;
+    if arguments.json {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|r| json!({ "test": r.test, "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates }))
+            .collect();
+        let all = json!({
+            "model": name,
+            "bytes": model.gguf.data_bytes(),
+            "device": session.describe(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "steps_per_token": steps,
+            "tests": rows,
+        });
+        print(&serde_json::to_string_pretty(&all)?);
+        return Ok(());
+    }
+    print(&format!("{name}, {}, on {}", size(model.gguf.data_bytes()), session.describe()));
+    print(&format!("{steps} steps for each generated token"));
+    print(&format!("{:20} {:>22}", "test", "tokens/s"));
+    for row in rows {
+        print(&format!("{:20} {:>12.2} ± {:>7.2}", row.test, row.mean(), row.deviation()));
+    }
+    Ok(())
+}
