@@ -189,23 +189,22 @@ fn fusions() -> Vec<Case> {
         for (n, staged) in [(1, true), (3, false)] {
             cases.push(with("rms_norm", (ty, [160, 33, n], columns), move |data, call| {
                 // Small columns show the factor, and that eps is under the root.
-                call.product.b = data.input_with(F32, [160, n, 1, 1], |r, i| r.uniform(-0.01, 0.01) * (1 + i / 160) as f64);
+                call.product.b =
+                    data.input_with(F32, [160, n, 1, 1], |r, i| r.uniform(-0.01, 0.01) * (1 + i / 160) as f64);
                 let weight = Some(data.input_with(F32, [160, 1, 1, 1], |r, _| r.uniform(0.5, 2.0)));
                 call.norm = Some(Norm { weight, eps: 1e-5 });
                 call.scratch = scratch_for(data, &call.product.b).filter(|_| !staged);
             }));
         }
-        for n in [2] {
-            cases.push(with("siblings", (ty, [96, 19, n], columns), move |data, call| {
-                let eight = if call.product.a.ty.is_quantised() { Q4_0 } else { F32 };
-                for (ty, m) in [(call.product.a.ty, 5), (call.product.a.ty, 33), (eight, 6), (call.product.a.ty, 7)] {
-                    let a = weights(data, ty, [96, m, 1, 1]);
-                    call.others.push(Sibling { a, d: data.output(F32, [m, n, 1, 1]), bias: None });
-                }
-                call.norm = Some(Norm { weight: None, eps: 1e-6 });
-                call.scratch = scratch_for(data, &call.product.b);
-            }));
-        }
+        cases.push(with("siblings", (ty, [96, 19, 2], columns), |data, call| {
+            let eight = if call.product.a.ty.is_quantised() { Q4_0 } else { F32 };
+            for (ty, m) in [(call.product.a.ty, 5), (call.product.a.ty, 33), (eight, 6), (call.product.a.ty, 7)] {
+                let a = weights(data, ty, [96, m, 1, 1]);
+                call.others.push(Sibling { a, d: data.output(F32, [m, 2, 1, 1]), bias: None });
+            }
+            call.norm = Some(Norm { weight: None, eps: 1e-6 });
+            call.scratch = scratch_for(data, &call.product.b);
+        }));
         cases.push(with("siblings with biases", (ty, [64, 19, 1], columns), |data, call| {
             call.epilogue.bias = Some(data.input(F32, [19, 1, 1, 1]));
             for m in [40, 3] {
@@ -236,9 +235,16 @@ fn fusions() -> Vec<Case> {
 }
 
 /// Mixtures of experts. `shared`: all slots of a token multiply one column.
-fn expert_case(ty: TensorType, [k, m]: [usize; 2], [experts, used, tokens]: [usize; 3], shared: bool, columns: Columns) -> Case {
+fn expert_case(
+    ty: TensorType,
+    [k, m]: [usize; 2],
+    [experts, used, tokens]: [usize; 3],
+    shared: bool,
+    columns: Columns,
+) -> Case {
     let how = if columns == Exact { " exact" } else { "" };
-    let name = format!("mul_mat_vec {ty} experts={experts} used={used} tokens={tokens} shared={shared} k={k} m={m}{how}");
+    let name =
+        format!("mul_mat_vec {ty} experts={experts} used={used} tokens={tokens} shared={shared} k={k} m={m}{how}");
     Case::new(name, move |data| {
         let a = weights(data, ty, [k, m, experts, 1]);
         let b = data.input(F32, [k, if shared { 1 } else { used }, tokens, 1]);

@@ -115,12 +115,8 @@ fn narrow(call: &Call, start: usize, len: usize) -> Call {
     let Product { a, b, d } = call.product;
     let cut = |t: Tensor| t.narrow(0, start, len);
     let product = Product { a: a.narrow(1, start, len), b, d: cut(d) };
-    let epilogue = Epilogue {
-        bias: call.epilogue.bias.map(cut),
-        residual: call.epilogue.residual.map(cut),
-        ..call.epilogue
-    };
-    let gate =
-        call.gate.map(|gate| Gated { up: gate.up.narrow(1, start, len), bias: gate.bias.map(cut), ..gate });
+    let epilogue =
+        Epilogue { bias: call.epilogue.bias.map(cut), residual: call.epilogue.residual.map(cut), ..call.epilogue };
+    let gate = call.gate.map(|gate| Gated { up: gate.up.narrow(1, start, len), bias: gate.bias.map(cut), ..gate });
     Call { product, epilogue, gate, ..call.clone() }
 }

@@ -19,7 +19,8 @@ const TASK_PRODUCTS: usize = 1 << 15;
 /// Computes every result of the call.
 pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
     let columns = floats(call, memory);
-    let results: Vec<Vec<f32>> = call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
+    let results: Vec<Vec<f32>> =
+        call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
     for (matrix, result) in call.matrices().iter().zip(results) {
         write(&matrix.d, &result, memory);
     }

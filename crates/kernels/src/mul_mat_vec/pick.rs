@@ -127,8 +127,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     readable(call)?;
     let (path, columns) = match want {
         Some(path) => (path, columns_for(call, path, caps)?),
-        // Emulated integer dot products and those of a software GPU cost more than floats.
-        None if caps.int_dot == IntDot::Accelerated && !caps.is_cpu => match columns_for(call, Path::IntDot, caps) {
+        None if worth_rounding(call, caps) => match columns_for(call, Path::IntDot, caps) {
             Ok(columns) => (Path::IntDot, columns),
             Err(_) => (Path::Scalar, Columns::Floats),
         },
@@ -142,6 +141,15 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         choice.launches.push(product(call, path, columns, &matrices, caps)?);
     }
     Ok(choice)
+}
+
+/// Whether integer products are the faster ones where both can run. A software GPU emulates them: only several columns,
+/// rounded once, make up for it.
+fn worth_rounding(call: &Call, caps: &Caps) -> bool {
+    if caps.is_cpu {
+        return columns(call) >= 3 && (call.scratch.is_some() || call.quantised.is_some());
+    }
+    caps.int_dot == IntDot::Accelerated
 }
 
 pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
@@ -204,13 +212,7 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).expect("`rows_reachable` should have refused what does not fit 32 bits")
 }
 
-fn product(
-    call: &Call,
-    path: Path,
-    from: Columns,
-    matrices: &[Sibling],
-    caps: &Caps,
-) -> Result<Launch, Unsupported> {
+fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &Caps) -> Result<Launch, Unsupported> {
     let Product { b, .. } = call.product;
     let a = matrices[0].a;
     let columns = columns(call);

@@ -20,7 +20,8 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
         }
     }
     // All results are computed before the first is written: the residual may be a result.
-    let results: Vec<Vec<f64>> = call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
+    let results: Vec<Vec<f64>> =
+        call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
     for (matrix, result) in call.matrices().iter().zip(results) {
         memory.write(&matrix.d, &result);
     }

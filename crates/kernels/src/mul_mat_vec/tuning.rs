@@ -134,7 +134,11 @@ impl Table {
         let fits = |line: &&Line| {
             let named = line.format == "*" || line.format == format || (line.format == "k/*" && ty.block_len() == 256);
             let whole = !ty.is_quantised() || ty.block_len().is_multiple_of(line.tuning.slice.span());
-            named && whole && (line.device == device || line.device == "*") && line.path == path && columns <= line.columns
+            named
+                && whole
+                && (line.device == device || line.device == "*")
+                && line.path == path
+                && columns <= line.columns
         };
         self.0.iter().find(fits).map(|line| bounded(line.tuning, caps))
     }
@@ -172,8 +176,7 @@ fn parse_line(words: &[&str]) -> Option<Line> {
         _ => return None,
     };
     let count = |word: &str| word.parse().ok().filter(|n| (1..=1024u32).contains(n));
-    let tuning =
-        Tuning { threads: count(threads)?, team, rows: count(rows)?, flight: count(flight)?, slice };
+    let tuning = Tuning { threads: count(threads)?, team, rows: count(rows)?, flight: count(flight)?, slice };
     (tuning.threads.is_power_of_two() && slice.span() > 0).then_some(())?;
     let columns = columns.parse().ok()?;
     Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
