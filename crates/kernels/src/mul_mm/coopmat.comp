@@ -78,12 +78,15 @@ void fetch(uint k) {
 }
 
 #if A_BLOCKS
+// `precise`: the same bits as weights that were decoded beforehand.
 uvec2 values(uint code, vec2 s) {
-    vec4 v = signed_bytes(code) * s.x;
+    precise vec4 v = signed_bytes(code) * s.x;
 #if A_SHIFTED
-    v += s.y;
-#endif
+    precise vec4 w = v + s.y;
+    return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
+#else
     return uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
+#endif
 }
 #endif
 

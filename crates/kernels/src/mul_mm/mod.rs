@@ -8,10 +8,11 @@ mod reference;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps};
 
+use crate::dequantise;
 use crate::formats::row_strides;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, require};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, require};
 use crate::tensor::Tensor;
 
 const NAME: &str = "mul_mm";
@@ -66,6 +67,8 @@ struct Layout {
     /// The columns as 16-bit floats.
     halves: usize,
     end: usize,
+    /// The weights as F16, where there is room.
+    weights: usize,
 }
 
 impl Layout {
@@ -77,7 +80,8 @@ impl Layout {
         let factors = lists_end.next_multiple_of(256);
         let halves = (factors + 4 * rows).next_multiple_of(256);
         let end = halves + 2 * rows * padded(product);
-        Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, end }
+        let weights = end.next_multiple_of(256);
+        Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, end, weights }
     }
 }
 
@@ -94,6 +98,13 @@ fn padded(product: &Product) -> usize {
 /// Bytes of scratch memory that let every path run.
 pub fn scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
     Layout::of(product, ids).end
+}
+
+/// Bytes of scratch memory that also hold the weights as F16: with so much, many columns (see `pick`) are multiplied with
+/// weights that are decoded once instead of once for every tile. The same as [`scratch_bytes`] where that is no use.
+pub fn ample_scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
+    let layout = Layout::of(product, ids);
+    if pick::decodes_first(product, ids) { layout.weights + 2 * product.a.len() } else { layout.end }
 }
 
 kiln_gpu::params! {
@@ -203,6 +214,20 @@ impl Call {
         self.scratch.is_some_and(|s| s.span().1 >= Layout::of(&self.product, self.ids.as_ref()).end)
     }
 
+    /// The weights as F16 in the scratch memory, and the call that puts them there, if this is worth it and they fit.
+    fn decoded(&self) -> Option<dequantise::Call> {
+        let (product, ids) = (&self.product, self.ids.as_ref());
+        let scratch = self.scratch.filter(|s| s.span().1 >= ample_scratch_bytes(product, ids))?;
+        let dense = Tensor::dense(scratch.slot, TensorType::F16, product.a.shape);
+        let dst = dense.at(scratch.offset + Layout::of(product, ids).weights);
+        pick::decodes_first(product, ids).then_some(dequantise::Call { src: product.a, dst })
+    }
+
+    /// The same call with other weights.
+    fn with_weights(&self, a: Tensor) -> Call {
+        Call { product: Product { a, ..self.product }, ..*self }
+    }
+
     fn params_of(&self, kernel: Kernel, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let Product { a, b, d } = self.product;
         let Epilogue { bias, residual, scale } = self.epilogue;
@@ -293,6 +318,8 @@ enum Kernel {
     List,
     /// Turns columns into 16-bit floats.
     Columns,
+    /// Turns weights into F16: `dequantise`.
+    Decode,
     /// Multiplies prepared columns.
     Matrix,
     /// Multiplies the columns as they are.
@@ -304,6 +331,7 @@ impl Kernel {
         match file {
             "mul_mm/experts.comp" => Kernel::List,
             "mul_mm/columns.comp" => Kernel::Columns,
+            "dequantise/dequantise.comp" => Kernel::Decode,
             "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
             _ => Kernel::Plain,
         }
@@ -347,7 +375,14 @@ impl Operation for Call {
     }
 
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        self.params_of(Kernel::of(choice.launches[launch].shader.file), at)
+        let file = |launch: &Launch| Kernel::of(launch.shader.file);
+        let decodes = choice.launches.iter().any(|launch| file(launch) == Kernel::Decode);
+        let kernel = file(&choice.launches[launch]);
+        match self.decoded().filter(|_| decodes) {
+            Some(decode) if kernel == Kernel::Decode => decode.params(choice, launch, at),
+            Some(decode) => self.with_weights(decode.dst).params_of(kernel, at),
+            None => self.params_of(kernel, at),
+        }
     }
 
     fn reference(&self, memory: &mut HostMemory) {

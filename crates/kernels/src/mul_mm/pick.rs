@@ -6,7 +6,7 @@ use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, Subg
 use super::{Call, ColumnParams, ExpertParams, ListParams, NAME, Params, prepared_columns};
 use crate::formats;
 use crate::mul_mat::Product;
-use crate::operation::{Choice, Launch, Path, Unsupported, element_functions, grid, reduce_defines};
+use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
 use crate::tensor::Tensor;
 
 /// Most experts whose counts fit into the shared memory that every device has.
@@ -18,10 +18,12 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     match want {
         // Software GPUs only imitate matrix units.
         None if caps.is_cpu => scalar(call, caps),
-        None => coopmat2(call, caps).or_else(|_| coopmat(call, caps)).or_else(|_| scalar(call, caps)),
+        None => with_decoding(call, caps, coopmat2)
+            .or_else(|_| with_decoding(call, caps, coopmat))
+            .or_else(|_| scalar(call, caps)),
         Some(Path::Scalar) => scalar(call, caps),
-        Some(Path::Coopmat) => coopmat(call, caps),
-        Some(Path::Coopmat2) => coopmat2(call, caps),
+        Some(Path::Coopmat) => with_decoding(call, caps, coopmat),
+        Some(Path::Coopmat2) => with_decoding(call, caps, coopmat2),
         Some(other) => unsupported(format!("no {} path", other.name())),
     }
 }
@@ -119,6 +121,28 @@ fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         .define("VECTORS_A", u32::from(fours && vectors(a)))
         .define("VECTORS_B", u32::from(fours && vectors(b)));
     Ok(Choice { path: Path::Scalar, launches: launches(call, caps, shader, [64, 64]) })
+}
+
+/// Columns from which weights are decoded once before the product, not once for every tile of columns: then writing and
+/// reading them as F16 costs less than a tenth of the product.
+const DECODE_FIRST: usize = 512;
+
+/// Whether matrix units get the weights decoded beforehand, given the memory.
+pub(super) fn decodes_first(product: &Product, ids: Option<&Tensor>) -> bool {
+    ids.is_none() && product.a.ty.is_quantised() && product.b.shape[1] >= DECODE_FIRST
+}
+
+/// The product of a matrix path, and all that goes before it: lists, columns and, where it is worth it, weights.
+fn with_decoding(
+    call: &Call,
+    caps: &Caps,
+    path: fn(&Call, &Caps) -> Result<Choice, Unsupported>,
+) -> Result<Choice, Unsupported> {
+    let Some(decode) = call.decoded() else { return path(call, caps) };
+    let mut choice = path(&call.with_weights(decode.dst), caps)?;
+    let first = decode.pick(caps, Some(Path::Scalar))?;
+    choice.launches.splice(0..0, first.launches);
+    Ok(choice)
 }
 
 /// How a workgroup of cooperative matrices is cut: its tile, and what of it one subgroup keeps, in rows and columns.
