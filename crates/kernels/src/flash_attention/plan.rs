@@ -1,7 +1,7 @@
 //! From a call to launches: which path, how many rows and keys a workgroup takes, and the parameter blocks.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Address, Caps, Component, CoopmatShape, Scope, Shader, SubgroupRequest};
+use kiln_gpu::{Address, Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
 use super::{Call, Mask, NAME};
 use crate::formats;
@@ -347,6 +347,66 @@ fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     with_combine(call, caps, Choice::one(Path::Coopmat, first, groups))
 }
 
+/// Tiles of the coopmat2 path: rows, keys, threads and padded head sizes.
+fn coopmat2_tile(call: &Call, caps: &Caps, rows: usize) -> Result<([usize; 3], [usize; 2]), Unsupported> {
+    if !caps.coopmat2.is_complete() || !caps.float16 {
+        return Err(unsupported("no cooperative matrices 2".into()));
+    }
+    let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
+    let threads = 128;
+    let tile_rows: usize = if rows <= 32 || hsv > 256 { 32 } else { 64 };
+    // Rounds depend on the head sizes alone, so that the bits of a row do not depend on how many others there are.
+    let keys: usize = if hsk.max(hsv) > 128 { 32 } else { 64 };
+    let fits = |s: &&FlexibleShape| {
+        let types = s.a == Component::F16 && s.b == s.a && s.c == Component::F32 && s.result == s.c && !s.saturating;
+        let divides = [(tile_rows, s.m), (keys, s.n), (keys, s.k)].iter().all(|&(n, by)| n.is_multiple_of(by as usize));
+        types && s.scope == Scope::Workgroup && s.workgroup == threads as u32 && divides
+    };
+    let shape = caps.coopmat2.shapes.iter().find(fits);
+    let shape = shape.ok_or_else(|| unsupported(format!("no matrices of {tile_rows} rows for {threads} threads")))?;
+    let pad = [hsk.next_multiple_of(shape.k as usize), hsv.next_multiple_of(shape.n as usize)];
+    if pad.iter().any(|&n| n > caps.coopmat2.max_dimension as usize) {
+        return Err(unsupported(format!("heads of {pad:?}, matrices have at most {}", caps.coopmat2.max_dimension)));
+    }
+    Ok(([tile_rows, keys, threads], pad))
+}
+
+fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let [_, tokens, heads, batch] = call.q.shape;
+    let kv_heads = call.k.shape[2];
+    let rows = tokens * heads / kv_heads;
+    let ([tile_rows, keys, threads], pad) = coopmat2_tile(call, caps, rows)?;
+    if call.sequences.is_some() {
+        return Err(unsupported("tiles of several sequences are the coopmat path's".into()));
+    }
+    if let Some(pages) = call.pages
+        && !pages.size.is_multiple_of(keys)
+    {
+        return Err(unsupported(format!("pages of {} rows, {keys} keys must lie side by side", pages.size)));
+    }
+    let mut first = shader(call, Path::Coopmat2, "flash_attention/coopmat2.comp")?;
+    for (t, letter) in [(&call.k, "K"), (&call.v, "V")] {
+        let bytes = t.ty.block_bytes();
+        if !t.stride[1].is_multiple_of(bytes) {
+            return Err(unsupported(format!("rows of {t} are {} bytes apart, no multiple of {bytes}", t.stride[1])));
+        }
+        first = first
+            .define(&format!("{letter}_BYTES"), bytes)
+            .define(&format!("{letter}_ELEMENTS"), t.ty.block_len())
+            .define(&format!("{letter}_DIRECT"), u32::from(wide_halves(t)));
+    }
+    let first = first
+        .define("WG", threads)
+        .define("ROWS", tile_rows)
+        .define("BC", keys)
+        .define("HSK_PAD", pad[0])
+        .define("HSV_PAD", pad[1])
+        .subgroup(SubgroupRequest::Full);
+    let splits = call.split.map_or(1, |s| s.count);
+    let groups = within([rows.div_ceil(tile_rows) * splits, kv_heads, batch], caps)?;
+    with_combine(call, caps, Choice::one(Path::Coopmat2, first, groups))
+}
+
 /// The grid, where the device accepts it.
 fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupported> {
     let limit = caps.limits.max_workgroup_count;
@@ -363,10 +423,11 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     match want {
         // Few rows do not fill a matrix.
         None if call.q.shape[1] * call.q.shape[2] / call.k.shape[2] > 8 => {
-            coopmat(call, caps).or_else(|_| scalar(call, caps))
+            coopmat2(call, caps).or_else(|_| coopmat(call, caps)).or_else(|_| scalar(call, caps))
         }
         None | Some(Path::Scalar) => scalar(call, caps),
         Some(Path::Coopmat) => coopmat(call, caps),
+        Some(Path::Coopmat2) => coopmat2(call, caps),
         Some(other) => Err(unsupported(format!("no {} path", other.name()))),
     }
 }
