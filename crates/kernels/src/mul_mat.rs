@@ -52,7 +52,7 @@ pub fn call(a: Tensor, b: Tensor, d: Tensor) -> Call {
 }
 
 /// A product at the speed of the CPU, any number of columns: what both operations do in the CPU executor.
-pub(crate) fn cpu(product: &Product, epilogue: &Epilogue, memory: &mut HostMemory) {
+pub fn cpu(product: &Product, epilogue: &Epilogue, memory: &mut HostMemory) {
     let call = mul_mat_vec::Call { epilogue: *epilogue, ..mul_mat_vec::Call::plain(*product) };
     mul_mat_vec::cpu::compute(&call, memory);
 }

@@ -174,7 +174,11 @@ void main() {
         rows[1][r] = row_address(up, row, p.a_stride);
 #endif
     }
+#if EXPERTS
+    columns[0] = b;
+#else
     [[unroll]] for (uint c = 0; c < COLS; c++) columns[c] = row_address(b, c, p.b_stride);
+#endif
     [[unroll]] for (uint i = 0; i < MATS; i++)
         [[unroll]] for (uint r = 0; r < ROWS; r++)
             [[unroll]] for (uint c = 0; c < COLS; c++) acc[i][r][c] = 0;

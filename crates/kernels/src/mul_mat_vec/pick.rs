@@ -327,10 +327,10 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
         if let (Some(weight), None) = (norm.weight, rounded) {
             block.add("norm_weight", at(&weight));
         }
-        if let Some(rounded) = rounded {
-            block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b)) as u64));
+        match rounded {
+            Some(rounded) => block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b)) as u64)),
+            None => block.add("eps", norm.eps),
         }
-        block.add("eps", norm.eps);
     }
     if let Some(gate) = call.gate {
         block.add("up", at(&gate.up));
@@ -379,13 +379,50 @@ fn experts_block(call: &Call, b_stride: [u32; 3], at: &dyn Fn(&Tensor) -> Addres
     }
     block.add("used", count(experts.ids.shape[0]));
     block.add("a_expert", row_strides(&a)[1]);
-    // One column of b: its rows' stride is not that of columns.
-    block.add("b_stride", 0u32);
     block.add("b1", count(b.shape[1]));
     block.add("b_slot", if b.shape[1] > 1 { b_stride[0] } else { 0 });
     block.add("b_token", b_stride[1]);
     block.add("d_token", row_strides(&d)[1]);
     if let Some(residual) = call.epilogue.residual {
         block.add("residual_token", row_strides(&residual)[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::Level;
+
+    #[test]
+    fn every_case_has_its_paths() {
+        let software = Caps { is_cpu: true, ..Caps::example_nvidia() };
+        for caps in [Caps::least(), Caps::example_nvidia(), software] {
+            for case in super::super::cases::cases(Level::Small) {
+                let crate::Call::MulMatVec(call) = case.build().0 else { unreachable!("cases of this operation") };
+                let scalar = pick(&call, &caps, Some(Path::Scalar)).expect("every case runs with floats");
+                assert!(params(&call, &scalar, 0, &nowhere).len() <= 128, "{}", case.name);
+                let integers = call.matrices().iter().all(|m| m.a.ty.is_quantised()) && !call.exact;
+                let picked = pick(&call, &caps, Some(Path::IntDot)).is_ok();
+                assert_eq!(picked, integers && caps.int_dot != IntDot::None, "{}", case.name);
+            }
+        }
+    }
+
+    #[test]
+    fn siblings_of_one_format_share_a_launch() {
+        let tensor = |slot, ty, shape| Tensor::dense(crate::tensor::Slot(slot), ty, shape);
+        let matrix = |slot, ty, m| Sibling {
+            a: tensor(slot, ty, [256, m, 1, 1]),
+            d: tensor(slot + 1, TensorType::F32, [m, 1, 1, 1]),
+            bias: None,
+        };
+        let q = matrix(0, TensorType::Q4_K, 64);
+        let b = tensor(9, TensorType::F32, [256, 1, 1, 1]);
+        let others = vec![matrix(2, TensorType::Q4_K, 16), matrix(4, TensorType::Q6_K, 16)];
+        let call = Call { others, ..Call::plain(Product { a: q.a, b, d: q.d }) };
+        let choice = pick(&call, &Caps::example_nvidia(), None).expect("an ordinary call");
+        assert_eq!((choice.path, choice.launches.len()), (Path::IntDot, 2), "Q4_K together, Q6_K alone");
+        let exact = Call { exact: true, ..call };
+        assert_eq!(pick(&exact, &Caps::example_nvidia(), None).expect("an ordinary call").path, Path::Scalar);
     }
 }
