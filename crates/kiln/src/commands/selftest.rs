@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use kiln_gpu::Shader;
 use kiln_kernels::case::Level;
-use kiln_kernels::harness::Prepared;
+use kiln_kernels::harness::{Outcome, Prepared};
 use kiln_kernels::operation::Path;
 use kiln_kernels::{KERNELS, Kernel};
 use serde_json::json;
@@ -75,10 +75,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 }
             }
             let shaders: Vec<Shader> = ready.iter().flat_map(|(_, p)| p.shaders().cloned()).collect();
-            device.prepare(&shaders, &|| {})?;
+            // Several at once; one that fails is met again, and named, by the case that wants it.
+            let _ = device.prepare(&shaders, &|| {});
             for (case, prepared) in &ready {
                 let clock = Instant::now();
-                let outcome = prepared.run(&device)?;
+                let outcome = match prepared.run(&device) {
+                    Ok(outcome) => outcome,
+                    // Without the device no case can go on; anything else is this case's alone.
+                    Err(e) if device.is_lost() => return Err(e.into()),
+                    Err(e) => Outcome { error: f64::INFINITY, time: None, failures: vec![e.to_string()] },
+                };
                 let row = row_of(&mut rows, kernel.name, prepared.path);
                 row.time += clock.elapsed();
                 row.worst = row.worst.max(outcome.error);
