@@ -57,7 +57,7 @@ pub fn run(
             report.worst = report.worst.max(error);
             let slot = plan.slot_name(&written);
             report.lines.push(format!("{:28} {:44} {slot:16} {error:.1e}", step.label, choices[i]));
-            if !(error <= tolerance) {
+            if error.is_nan() || error > tolerance {
                 let (index, got, want) = worst;
                 report.first_difference = Some(format!(
                     "{}: {slot} differs by {error:.2e} (over {tolerance:.0e}); worst at element {index}: got {got}, want {want}",

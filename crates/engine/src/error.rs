@@ -14,28 +14,44 @@ pub enum Error {
     #[error(transparent)]
     Gpu(#[from] kiln_gpu::Error),
 
-    #[error("architecture {name:?} is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds")]
+    #[error(
+        "architecture {name:?} is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds"
+    )]
     Architecture { name: String, known: String },
-    #[error("metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind")]
+    #[error(
+        "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind"
+    )]
     Hyperparameter { key: String, value: u64, want: String },
-    #[error("tensor `{name}` is missing\nhint: the file is not a complete model of its architecture; fetch or convert it again")]
+    #[error(
+        "tensor `{name}` is missing\nhint: the file is not a complete model of its architecture; fetch or convert it again"
+    )]
     MissingTensor { name: String },
-    #[error("tensor `{name}` has shape {got:?}, the model's configuration wants {want:?}\nhint: convert the model again")]
+    #[error(
+        "tensor `{name}` has shape {got:?}, the model's configuration wants {want:?}\nhint: convert the model again"
+    )]
     TensorShape { name: String, got: Vec<usize>, want: Vec<usize> },
     #[error("the plan is not sound at step {step}: {why}")]
     Plan { step: String, why: String },
-    #[error("the prompt has {tokens} tokens, the context holds {context}\nhint: shorten the prompt or raise --ctx-size (the model was trained with {trained})")]
+    #[error(
+        "the prompt has {tokens} tokens, the context holds {context}\nhint: shorten the prompt or raise --ctx-size (the model was trained with {trained})"
+    )]
     PromptTooLong { tokens: usize, context: usize, trained: usize },
     #[error("a context of {asked} tokens was asked for; it must be 1 to {most}")]
     Context { asked: usize, most: usize },
-    #[error("the sequence has {length} tokens and cannot go back to {asked}: the model keeps no tokens, only a state\nhint: save the state where you want to return, or start over")]
+    #[error(
+        "the sequence has {length} tokens and cannot go back to {asked}: the model keeps no tokens, only a state\nhint: save the state where you want to return, or start over"
+    )]
     NoWayBack { length: usize, asked: usize },
-    #[error("the saved state does not fit: {why}\nhint: states fit only the model, the context and the version they were saved with")]
+    #[error(
+        "the saved state does not fit: {why}\nhint: states fit only the model, the context and the version they were saved with"
+    )]
     SavedState { why: String },
     #[error("the prompt is empty\nhint: give at least one token of text")]
     EmptyPrompt,
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]
     TokenOutOfRange { token: u32, vocab: usize },
-    #[error("the model gave logits that are not numbers (token {token} of the context)\nhint: the file may be damaged; `kiln selftest` checks the kernels, `kiln plan --diff` finds the step")]
+    #[error(
+        "the model gave logits that are not numbers (token {token} of the context)\nhint: the file may be damaged; `kiln selftest` checks the kernels, `kiln plan --diff` finds the step"
+    )]
     NotANumber { token: usize },
 }

@@ -3,17 +3,17 @@
 //! The way of the data: GGUF file, [`model`] (configuration and weights), [`plan`] built by [`arch`], [`executor`],
 //! logits, [`sampler`], token, [`tokenizer`], text. [`session`] walks it.
 
+pub mod arch;
+pub mod compare;
 pub mod error;
+pub mod executor;
 pub mod model;
 pub mod plan;
 pub mod quantise_recipe;
-pub mod arch;
-pub mod compare;
-pub mod executor;
+pub mod requantise;
 pub mod sampler;
 pub mod session;
 mod state;
-pub mod requantise;
 pub mod synth;
 pub mod tokenizer;
 

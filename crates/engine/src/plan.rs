@@ -134,11 +134,8 @@ impl Builder {
 impl Plan {
     /// Whether every call's operands fit together, lie inside their slots, and read only what was written before.
     pub fn check(&self) -> Result<(), Error> {
-        let mut written: Vec<bool> = self
-            .slots
-            .iter()
-            .map(|s| !matches!(s.kind, SlotKind::Scratch | SlotKind::Output))
-            .collect();
+        let mut written: Vec<bool> =
+            self.slots.iter().map(|s| !matches!(s.kind, SlotKind::Scratch | SlotKind::Output)).collect();
         for step in &self.steps {
             let fault = |why: String| Error::Plan { step: step.label.clone(), why };
             let operation = step.call.operation();

@@ -6,14 +6,14 @@ mod elementwise;
 pub mod formats;
 pub mod harness;
 pub mod host;
-pub mod mul_mat;
 mod linear_recurrence;
+pub mod mul_mat;
 pub mod operation;
 pub mod probe;
+pub mod record;
 pub mod recurrence;
 pub mod row_norm;
 pub mod rows;
-pub mod record;
 pub mod tensor;
 pub mod timing;
 

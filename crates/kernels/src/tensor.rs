@@ -47,7 +47,7 @@ impl Tensor {
             self.shape[dim]
         );
         let per_stride = if dim == 0 { self.ty.block_len() } else { 1 };
-        assert!(start % per_stride == 0, "narrow: {start} is inside a block of {}", self.ty);
+        assert!(start.is_multiple_of(per_stride), "narrow: {start} is inside a block of {}", self.ty);
         self.offset += start / per_stride * self.stride[dim];
         self.shape[dim] = len;
         self

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use kiln_engine::Session;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
-use kiln_engine::Session;
 use kiln_gpu::Error as GpuError;
 
 use crate::device::DeviceFlag;

@@ -67,7 +67,8 @@ pub(crate) fn progress(total: u64, what: &str) -> indicatif::ProgressBar {
 /// A progress bar that counts bytes.
 pub(crate) fn byte_progress(total: u64, what: &str) -> indicatif::ProgressBar {
     let bar = progress(total, what);
-    let style = indicatif::ProgressStyle::with_template("{msg:18} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    let style =
+        indicatif::ProgressStyle::with_template("{msg:18} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
     bar
 }

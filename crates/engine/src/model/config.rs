@@ -113,7 +113,11 @@ impl Config {
         let layers = number("block_count", None, 1024)?;
         let hidden = number("embedding_length", None, 1 << 17)?;
         let divides = |value: usize, of: usize, suffix: &str, want: String| {
-            if of % value == 0 { Ok(()) } else { Err(Error::Hyperparameter { key: key(suffix), value: value as u64, want }) }
+            if of.is_multiple_of(value) {
+                Ok(())
+            } else {
+                Err(Error::Hyperparameter { key: key(suffix), value: value as u64, want })
+            }
         };
         let (heads, kv_heads, head_dim) = if architecture.is_recurrent() {
             let head_size = number("wkv.head_size", None, 1024)?;
@@ -177,11 +181,9 @@ fn rwkv(metadata: &Metadata, architecture: Architecture, name: &str) -> Result<O
         gate_rank: 0,
     };
     match architecture {
-        Architecture::Rwkv6 => Ok(Some(Rwkv {
-            mix_rank: rank("time_mix_extra_dim")?,
-            decay_rank: rank("time_decay_extra_dim")?,
-            ..plain
-        })),
+        Architecture::Rwkv6 => {
+            Ok(Some(Rwkv { mix_rank: rank("time_mix_extra_dim")?, decay_rank: rank("time_decay_extra_dim")?, ..plain }))
+        }
         Architecture::Rwkv7 => Ok(Some(Rwkv {
             decay_rank: rank("attention.decay_lora_rank")?,
             rate_rank: rank("attention.iclr_lora_rank")?,
@@ -209,7 +211,11 @@ fn rope(metadata: &Metadata, name: &str, n_dims: usize, context: usize) -> Resul
         }
         other => {
             let key = format!("{} ({other}, factor {factor})", key("scaling.type"));
-            return Err(Error::Hyperparameter { key, value: 0, want: "none, linear or yarn with a positive factor".into() });
+            return Err(Error::Hyperparameter {
+                key,
+                value: 0,
+                want: "none, linear or yarn with a positive factor".into(),
+            });
         }
     }
     Ok(rope)

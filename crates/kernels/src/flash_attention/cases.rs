@@ -1,12 +1,13 @@
 //! Cases of `flash_attention`.
 
-use kiln_gguf::TensorType::{self, F16, F32, I32};
+use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 use super::{Call, Mask, Pages, Split};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::tensor::Tensor;
 
-/// Sums in f32 of scores near 1: what is left is the exponential's error.
+/// The matrix paths round Q, K, V and the weights to f16 (2^-11 each), and errors of many keys average out; sums are f32.
+/// The scalar path rounds nothing and is at 1e-13.
 const CLOSE: Tolerance = Tolerance::Nmse(1e-6);
 
 /// How queries see keys in a case.
@@ -184,20 +185,63 @@ fn paged(ragged: bool) -> Case {
     })
 }
 
-/// The cases of a level.
-pub fn cases(level: Level) -> Vec<Case> {
+/// V as the first columns of K, as latent attention keeps it: one head of 576, of which 512 are the value.
+fn latent(heads: usize, tokens: usize, keys: usize) -> Case {
+    Case::new(
+        format!("flash_attention V is a view of K 576/512, {heads} heads, {tokens} tokens, {keys} keys"),
+        move |data| {
+            let kind = Kind { head: [576, 512], queries: [tokens, heads, 1], kv_heads: 1, keys, ..PLAIN };
+            let call = call(data, &kind);
+            (Call { v: call.k.narrow(0, 0, 512), ..call }.into(), CLOSE)
+        },
+    )
+}
+
+/// Scores of some hundred, so that one key takes all the weight: halves of Q may be off by 2^-11, and so may a score by
+/// 0.1; the values of the heaviest key dominate all the same.
+fn large_scores() -> Case {
+    Case::new("flash_attention large scores", |data| {
+        let kind = Kind { queries: [3, 4, 1], ..PLAIN };
+        let call = call(data, &kind);
+        let q = data.input_with(F32, [64, 4, 3, 1], |random, _| 16.0 * (random.below(65) as f64 - 32.0));
+        (Call { q: q.permute([0, 2, 1, 3]), ..call }.into(), Tolerance::Nmse(1e-5))
+    })
+}
+
+/// Rows whose first tiles are hidden, rows that see nothing at all, and a row that sees one key.
+fn hidden_rows(sinks: bool) -> Case {
+    Case::new(format!("flash_attention hidden rows, sinks={sinks}"), move |data| {
+        let kind = Kind { queries: [11, 4, 1], keys: 200, sinks, ..PLAIN };
+        let call = call(data, &kind);
+        let mask = data.input_with(F16, [200, 11, 1, 1], |_, i| match (i / 200, i % 200) {
+            (0 | 5, _) => f64::NEG_INFINITY,
+            (1, key) if key != 77 => f64::NEG_INFINITY,
+            (_, key) if key < 150 => f64::NEG_INFINITY,
+            _ => 0.0,
+        });
+        (Call { mask: Mask::Explicit(mask), ..call }.into(), CLOSE)
+    })
+}
+
+/// Sinks above every score take nearly all the weight.
+fn large_sinks() -> Case {
+    Case::new("flash_attention large sinks", |data| {
+        let call = call(data, &Kind { queries: [9, 4, 1], ..PLAIN });
+        let sinks = data.input_with(F32, [4, 1, 1, 1], |random, _| random.uniform(5.0, 9.0));
+        (Call { sinks: Some(sinks), ..call }.into(), CLOSE)
+    })
+}
+
+fn small() -> Vec<Case> {
     let causal = Sight::Causal { unused: 7, window: None };
     let decode = Kind { head: [128, 128], queries: [1, 32, 1], kv_heads: 8, sight: causal, ..PLAIN };
-    if level == Level::Bench {
-        return [8192, 32768]
-            .map(|keys| case(Kind { keys, sight: Sight::Causal { unused: 0, window: None }, ..decode }))
-            .into();
-    }
+    let prefill = Kind { queries: [9, 4, 1], sight: causal, ..PLAIN };
     let mut cases = vec![
         case(PLAIN),
         case(decode),
-        case(Kind { queries: [9, 4, 1], sight: causal, ..PLAIN }),
-        case(Kind { queries: [9, 4, 1], sight: Sight::Causal { unused: 7, window: Some(5) }, ..PLAIN }),
+        case(prefill),
+        case(Kind { queries: [75, 4, 1], keys: 140, ..prefill }),
+        case(Kind { sight: Sight::Causal { unused: 7, window: Some(5) }, ..prefill }),
         case(Kind {
             k: F32,
             v: F32,
@@ -209,12 +253,21 @@ pub fn cases(level: Level) -> Vec<Case> {
         }),
         case(Kind { queries: [2, 12, 2], kv_heads: 1, sight: Sight::Mask([1, 2]), max_bias: 8.0, ..PLAIN }),
         case(Kind { queries: [2, 6, 1], sight: causal, max_bias: 8.0, softcap: 10.0, ..PLAIN }),
+        case(Kind { queries: [2, 40, 1], keys: 40, ..prefill }),
         case(Kind { head: [40, 40], keys: 17, ..PLAIN }),
+        case(Kind { head: [72, 72], k: BF16, v: BF16, queries: [5, 4, 1], ..PLAIN }),
         case(Kind { head: [192, 128], keys: 1, sinks: true, ..PLAIN }),
+        case(Kind { head: [256, 256], keys: 70, queries: [5, 4, 1], ..PLAIN }),
+        case(Kind { k: Q8_0, v: Q8_0, queries: [3, 4, 1], ..PLAIN }),
+        case(Kind { k: Q8_0, v: Q4_0, queries: [1, 4, 1], sight: causal, ..PLAIN }),
+        case(Kind { k: Q4_1, v: F16, queries: [1, 4, 1], ..PLAIN }),
+        latent(20, 1, 70),
+        large_scores(),
+        large_sinks(),
     ];
+    cases.extend([false, true].map(hidden_rows));
     cases.extend([false, true].map(paged));
     for counted in [false, true] {
-        cases.push(split(Kind { keys: 300, ..decode }, 3, counted));
         cases.push(split(Kind { keys: 300, sinks: true, ..decode }, 16, counted));
         let masked = Kind { queries: [3, 4, 2], keys: 513, sight: Sight::Mask([4, 1]), ..PLAIN };
         cases.push(split(masked, 5, counted));
@@ -223,4 +276,96 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(split(Kind { queries: [2, 4, 1], keys: 900, sight: window, ..PLAIN }, 4, counted));
     }
     cases
+}
+
+/// What wants a real GPU: the grid of head sizes, ratios, types and lengths.
+fn full() -> Vec<Case> {
+    let causal = Sight::Causal { unused: 3, window: None };
+    let mut cases = Vec::new();
+    let heads = [40, 64, 72, 80, 96, 128, 192, 256, 320, 512, 576].map(|n| [n, n]);
+    for head in heads.into_iter().chain([[192, 128], [320, 256], [576, 512]]) {
+        for (tokens, keys) in [(1, 113), (3, 1025), (75, 512)] {
+            let kind = Kind { head, queries: [tokens, 8, 1], keys, ..PLAIN };
+            cases.push(case(Kind { sight: causal, ..kind }));
+            cases.push(case(Kind { sight: Sight::Mask([1, 1]), sinks: true, max_bias: 8.0, ..kind }));
+        }
+    }
+    let types = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
+    for (k, v) in types.into_iter().flat_map(|k| types.map(|v| (k, v))) {
+        if [k, v].iter().all(|&ty| crate::formats::format(ty).is_some()) {
+            for tokens in [1, 33] {
+                cases.push(case(Kind { k, v, queries: [tokens, 4, 1], keys: 300, sight: causal, ..PLAIN }));
+            }
+        }
+    }
+    for ratio in [1, 4, 8, 12, 16, 20, 32, 128] {
+        for tokens in [1, 32] {
+            let kind = Kind { queries: [tokens, 2 * ratio, 3], keys: 1024, kv_batch: 3, sight: causal, ..PLAIN };
+            cases.push(case(kind));
+            cases.push(case(Kind { softcap: 30.0, head: [128, 128], kv_batch: 1, ..kind }));
+        }
+    }
+    for counted in [false, true] {
+        for splits in [2, 7, 64] {
+            let kind = Kind { head: [128, 128], queries: [1, 32, 2], kv_heads: 8, kv_batch: 2, ..PLAIN };
+            cases.push(split(Kind { keys: 16384, sight: causal, ..kind }, splits, counted));
+            cases.push(split(
+                Kind { keys: 4096, queries: [4, 32, 2], sight: causal, sinks: true, ..kind },
+                splits,
+                counted,
+            ));
+        }
+    }
+    cases.push(case(Kind { head: [128, 128], queries: [512, 8, 1], keys: 4096, sight: causal, ..PLAIN }));
+    cases.push(case(Kind { queries: [2, 2, 1], kv_heads: 1, keys: 131_072, sight: causal, ..PLAIN }));
+    cases
+        .extend([(20, 1, 1025), (128, 2, 512), (16, 64, 200)].map(|(heads, tokens, keys)| latent(heads, tokens, keys)));
+    cases
+}
+
+/// The shapes that are timed: those others are measured on, and decode and prefill of a model of 8 billion weights.
+fn bench() -> Vec<Case> {
+    let all = Sight::Causal { unused: 0, window: None };
+    let mut cases = Vec::new();
+    let decode = Kind { head: [128, 128], queries: [1, 32, 1], kv_heads: 8, sight: all, ..PLAIN };
+    for keys in [8192, 32768] {
+        for ty in [F16, Q8_0] {
+            let kind = Kind { k: ty, v: ty, keys, ..decode };
+            cases.push(case(kind));
+            cases.extend([16, 32, 64].map(|splits| split(kind, splits, true)));
+            cases.push(split(kind, 32, false));
+        }
+    }
+    cases.push(case(Kind { queries: [2048, 32, 1], keys: 2048, ..decode }));
+    cases.push(case(Kind { queries: [512, 32, 1], keys: 8192, ..decode }));
+    for ty in [F16, Q4_0, Q8_0] {
+        for tokens in [1, 4, 512] {
+            let kind = Kind { k: ty, v: ty, queries: [tokens, 64, 1], kv_heads: 8, keys: 7680, ..PLAIN };
+            let kind = Kind { sight: Sight::Mask([1, 1]), ..kind };
+            cases.push(if tokens < 8 { split(kind, 16, true) } else { case(kind) });
+        }
+    }
+    for keys in [128, 1024, 4096, 20_000] {
+        let kind = Kind { head: [256, 256], queries: [1, 32, 1], keys, sight: Sight::Mask([1, 1]), ..PLAIN };
+        cases.push(split(kind, (keys / 128).min(64), true));
+        cases.push(case(Kind { queries: [512, 32, 1], ..kind }));
+    }
+    cases.push(case(Kind { head: [72, 72], queries: [5776, 16, 1], kv_heads: 16, keys: 5776, ..PLAIN }));
+    for (head, kv_heads) in [(64, 32), (64, 8), (128, 32), (128, 8)] {
+        for keys in [4096, 16384] {
+            let kind =
+                Kind { head: [head, head], queries: [1, 32, 1], kv_heads, keys, sight: Sight::Mask([1, 1]), ..PLAIN };
+            cases.push(split(kind, 16, true));
+        }
+    }
+    cases
+}
+
+/// The cases of a level.
+pub fn cases(level: Level) -> Vec<Case> {
+    match level {
+        Level::Small => small(),
+        Level::Full => small().into_iter().chain(full()).collect(),
+        Level::Bench => bench(),
+    }
 }

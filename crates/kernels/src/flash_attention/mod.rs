@@ -164,7 +164,7 @@ impl Call {
         let sequences = self.sequence_count();
         match self.pages {
             Some(_) => require(kv_batch == 1, NAME, || format!("k is {k}: a cache of pages has batch 1"))?,
-            None => require(sequences % kv_batch == 0, NAME, || {
+            None => require(sequences.is_multiple_of(kv_batch), NAME, || {
                 format!("{sequences} sequences are no multiple of the cache's {kv_batch}")
             })?,
         }

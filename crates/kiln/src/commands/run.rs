@@ -12,7 +12,9 @@ use crate::output::say;
 
 /// Flags of `kiln run`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  kiln run                                  the default model, fetched at first use\n  kiln run model.gguf \"The capital of France is\" -n 32")]
+#[command(
+    after_help = "Examples:\n  kiln run                                  the default model, fetched at first use\n  kiln run model.gguf \"The capital of France is\" -n 32"
+)]
 pub(crate) struct Arguments {
     /// GGUF file; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     model: Option<PathBuf>,
