@@ -8,12 +8,12 @@ mod reference;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps};
 
-use crate::dequantise;
 use crate::formats::row_strides;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, require};
 use crate::tensor::Tensor;
+use crate::{dequantise, quantise_q8_1};
 
 const NAME: &str = "mul_mm";
 
@@ -33,12 +33,14 @@ pub struct Call {
     /// Memory between launches, I32, dense, of [`scratch_bytes`]. Needed with `ids`; without it the fastest paths stay
     /// closed.
     pub scratch: Option<Tensor>,
+    /// Whether columns keep their precision: integer products would round them to 8 bits and a scale per 32 values.
+    pub exact: bool,
 }
 
 impl Call {
     /// The product alone.
     pub fn plain(product: Product) -> Call {
-        Call { product, epilogue: Epilogue::default(), ids: None, scratch: None }
+        Call { product, epilogue: Epilogue::default(), ids: None, scratch: None, exact: false }
     }
 }
 
@@ -79,7 +81,9 @@ impl Layout {
         let lists_end = tile_bytes + pair_bytes;
         let factors = lists_end.next_multiple_of(256);
         let halves = (factors + 4 * rows).next_multiple_of(256);
-        let end = halves + 2 * rows * padded(product);
+        // Columns of integers take the place of those of 16-bit floats.
+        let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
+        let end = (halves + 2 * rows * padded(product)).max(integers);
         let weights = end.next_multiple_of(256);
         Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, end, weights }
     }
@@ -223,6 +227,16 @@ impl Call {
         pick::decodes_first(product, ids).then_some(dequantise::Call { src: product.a, dst })
     }
 
+    /// The columns as 8-bit integers in the scratch memory: the call that puts them there.
+    fn integers(&self) -> Option<quantise_q8_1::Call> {
+        let b = self.product.b;
+        let scratch = self.scratch.filter(|_| self.can_prepare())?;
+        let [k, n1, n2, n3] = b.shape;
+        let dense = Tensor::dense(scratch.slot, TensorType::I32, [quantise_q8_1::words(k), n1, n2, n3]);
+        let y = dense.at(scratch.offset + Layout::of(&self.product, self.ids.as_ref()).factors);
+        Some(quantise_q8_1::Call { x: b, y })
+    }
+
     /// The same call with other weights.
     fn with_weights(&self, a: Tensor) -> Call {
         Call { product: Product { a, ..self.product }, ..*self }
@@ -318,6 +332,8 @@ enum Kernel {
     List,
     /// Turns columns into 16-bit floats.
     Columns,
+    /// Rounds columns to integers: `quantise_q8_1`.
+    Integers,
     /// Turns weights into F16: `dequantise`.
     Decode,
     /// Multiplies prepared columns.
@@ -331,6 +347,7 @@ impl Kernel {
         match file {
             "mul_mm/experts.comp" => Kernel::List,
             "mul_mm/columns.comp" => Kernel::Columns,
+            "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
             "dequantise/dequantise.comp" => Kernel::Decode,
             "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
             _ => Kernel::Plain,
@@ -378,6 +395,13 @@ impl Operation for Call {
         let file = |launch: &Launch| Kernel::of(launch.shader.file);
         let decodes = choice.launches.iter().any(|launch| file(launch) == Kernel::Decode);
         let kernel = file(&choice.launches[launch]);
+        if let Some(integers) = self.integers().filter(|_| choice.path == Path::IntDot) {
+            return match kernel {
+                Kernel::Integers => integers.params(choice, launch, at),
+                Kernel::List => self.params_of(kernel, at),
+                _ => Call { product: Product { b: integers.y, ..self.product }, ..*self }.params_of(kernel, at),
+            };
+        }
         match self.decoded().filter(|_| decodes) {
             Some(decode) if kernel == Kernel::Decode => decode.params(choice, launch, at),
             Some(decode) => self.with_weights(decode.dst).params_of(kernel, at),
@@ -414,7 +438,7 @@ impl Operation for Call {
             let product = Product { a: self.product.a, b: cut(self.product.b), d: cut(self.product.d) };
             let epilogue = Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue };
             let ids = self.ids.map(|t| t.narrow(1, start, len));
-            parts.push(Call { product, epilogue, ids, scratch: self.scratch }.into());
+            parts.push(Call { product, epilogue, ids, ..*self }.into());
             start += len;
         }
         parts

@@ -1,7 +1,7 @@
 //! Which kernels a call runs on a device: one function for each path, best path first.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
+use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, IntDot, Scope, Shader, SubgroupRequest};
 
 use super::{Call, ColumnParams, ExpertParams, ListParams, NAME, Params, prepared_columns};
 use crate::formats;
@@ -20,11 +20,12 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         None if caps.is_cpu => scalar(call, caps),
         None => with_decoding(call, caps, coopmat2)
             .or_else(|_| with_decoding(call, caps, coopmat))
+            .or_else(|_| if caps.int_dot == IntDot::Accelerated { int_dot(call, caps) } else { scalar(call, caps) })
             .or_else(|_| scalar(call, caps)),
         Some(Path::Scalar) => scalar(call, caps),
         Some(Path::Coopmat) => with_decoding(call, caps, coopmat),
         Some(Path::Coopmat2) => with_decoding(call, caps, coopmat2),
-        Some(other) => unsupported(format!("no {} path", other.name())),
+        Some(Path::IntDot) => int_dot(call, caps),
     }
 }
 
@@ -64,8 +65,8 @@ fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shader, Unsuppo
         .define("PREPARED", u32::from(path >= Path::Coopmat))
         .define("STORE_D", store);
     let shader = formats::define(shader, "A", a.ty)?;
-    // Matrix units get prepared columns, whose type is theirs.
-    if path >= Path::Coopmat { Ok(shader) } else { formats::define(shader, "B", b.ty) }
+    // The other paths get prepared columns, whose type is theirs.
+    if path == Path::Scalar { formats::define(shader, "B", b.ty) } else { Ok(shader) }
 }
 
 /// The launches around the kernel itself: with experts the list of tiles comes first.
@@ -143,6 +144,30 @@ fn with_decoding(
     let first = decode.pick(caps, Some(Path::Scalar))?;
     choice.launches.splice(0..0, first.launches);
     Ok(choice)
+}
+
+fn int_dot(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    if caps.int_dot == IntDot::None {
+        return unsupported("the device has no integer dot products");
+    }
+    if call.exact {
+        return unsupported("integer products round the columns, the call wants them exact");
+    }
+    if !call.product.a.ty.is_quantised() {
+        return unsupported(format!("{} has no integer codes", call.product.a.ty));
+    }
+    let Some(integers) = call.integers() else { return unsupported("no scratch memory for the columns") };
+    // A software GPU compiles longest where it unrolls most.
+    let (tile, thread) = if caps.is_cpu { ([16, 16], [2, 2]) } else { ([64, 64], [8, 4]) };
+    let shader = shader(call, Path::IntDot, "mul_mm/int_dot.comp")?
+        .define("TILE_M", tile[0])
+        .define("TILE_N", tile[1])
+        .define("THREAD_M", thread[0])
+        .define("THREAD_N", thread[1]);
+    let mut launches = launches(call, caps, shader, tile);
+    let round = integers.pick(caps, Some(Path::Scalar))?;
+    launches.splice(0..0, round.launches);
+    Ok(Choice { path: Path::IntDot, launches })
 }
 
 /// How a workgroup of cooperative matrices is cut: its tile, and what of it one subgroup keeps, in rows and columns.
