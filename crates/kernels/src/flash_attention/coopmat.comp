@@ -68,32 +68,7 @@ f16vec4 query4(uint row, uint column) {
     return to_halves(F32x4(row_address(at, batch, p.q_stride[2])).v[column / 4] * SCALE);
 }
 
-// What a thread brings of a slice: chunks of eight elements, loaded first and put into shared memory later.
-#define CHUNKS(SLICE) ((BC * SLICE / 8 + WG - 1) / WG)
-#define FETCH(NAME, SLICE, SIZE, HALF8, STRIDE)                                \
-    void NAME(out f16vec4 chunk[2 * CHUNKS(SLICE)], uvec2 base, uint sequence, uint start, uint end, uint slice) { \
-        [[unroll]] for (uint c = 0; c < CHUNKS(SLICE); c++) {                  \
-            uint i = t + c * WG;                                               \
-            uint key = start + i / (SLICE / 8), e = slice * SLICE + i % (SLICE / 8) * 8; \
-            chunk[2 * c] = chunk[2 * c + 1] = f16vec4(0.0);                    \
-            if (i < BC * SLICE / 8 && key < end && e < SIZE)                   \
-                HALF8(row_address(base, cache_row(sequence, key), STRIDE), e, chunk[2 * c], chunk[2 * c + 1]); \
-        }                                                                      \
-    }
-#define PUT(NAME, SLICE)                                                       \
-    void NAME(f16vec4 chunk[2 * CHUNKS(SLICE)]) {                              \
-        [[unroll]] for (uint c = 0; c < CHUNKS(SLICE); c++) {                  \
-            uint i = t + c * WG;                                               \
-            if (i >= BC * SLICE / 8) break;                                    \
-            uint at = i / (SLICE / 8) * KV_STRIDE + i % (SLICE / 8) * 2;       \
-            kv[at] = chunk[2 * c];                                             \
-            kv[at + 1] = chunk[2 * c + 1];                                     \
-        }                                                                      \
-    }
-FETCH(fetch_k, K_SLICE, HSK, half_k8, p.k_stride[0])
-FETCH(fetch_v, V_SLICE, HSV, half_v8, p.v_stride[0])
-PUT(put_k, K_SLICE)
-PUT(put_v, V_SLICE)
+#include "flash_attention/stage.glsl"
 
 // One row's share of a round: logits to weights. `top` and `weights` are the row's, kept by its threads.
 void weigh(uint row, uint lane, uint start, bool mine, float slope, inout float top, inout float weights) {
@@ -227,18 +202,18 @@ void main() {
         tiles = split_tiles(seen, split, used);
 #endif
         uvec2 keys = keys_at(kv_head, sequence), values = values_at(kv_head, sequence);
-        f16vec4 k_chunk[2 * CHUNKS(K_SLICE)], v_chunk[2 * CHUNKS(V_SLICE)];
-        fetch_k(k_chunk, keys, sequence, tiles.x * BC, seen.y, 0);
+        STAGED_CHUNKS
+        FETCH_K(tiles.x * BC, seen.y, 0);
         for (uint round = tiles.x; round < tiles.y; round++) {
             uint start = round * BC;
             MATRIX_C s[S_BLOCKS];
             [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) s[i] = MATRIX_C(0.0);
             [[unroll]] for (uint slice = 0; slice < K_SLICES; slice++) {
-                put_k(k_chunk);
+                PUT_K(start, seen.y, slice);
                 barrier();
                 // The next loads are on their way while the matrices work.
-                if (slice + 1 < K_SLICES) fetch_k(k_chunk, keys, sequence, start, seen.y, slice + 1);
-                else fetch_v(v_chunk, values, sequence, start, seen.y, 0);
+                if (slice + 1 < K_SLICES) FETCH_K(start, seen.y, slice + 1);
+                else FETCH_V(start, seen.y, 0);
                 STEP_LOOP for (uint k = 0; k < K_STEPS; k++) {
 #if Q_SHARED
                     MATRIX_A query;
@@ -260,7 +235,7 @@ void main() {
                 coopMatStore(s[i], s_tile, row_group * MM * S_STRIDE + (column_group * S_BLOCKS + i) * (MM / 4), S_STRIDE,
                     gl_CooperativeMatrixLayoutRowMajor);
             barrier();
-            put_v(v_chunk);
+            PUT_V(start, seen.y, 0);
             if (row < ROWS) weigh(row, lane, start, mine, slope, top, weights);
             barrier();
             MATRIX_C factor;
@@ -268,11 +243,11 @@ void main() {
             [[unroll]] for (uint i = 0; i < V_SLICES * O_BLOCKS; i++) o[i] = o[i] * factor;
             [[unroll]] for (uint slice = 0; slice < V_SLICES; slice++) {
                 if (slice > 0) {
-                    put_v(v_chunk);
+                    PUT_V(start, seen.y, slice);
                     barrier();
                 }
-                if (slice + 1 < V_SLICES) fetch_v(v_chunk, values, sequence, start, seen.y, slice + 1);
-                else fetch_k(k_chunk, keys, sequence, start + BC, min(seen.y, tiles.y * BC), 0);
+                if (slice + 1 < V_SLICES) FETCH_V(start, seen.y, slice + 1);
+                else FETCH_K(start + BC, min(seen.y, tiles.y * BC), 0);
                 STEP_LOOP for (uint k = 0; k < BC / MM; k++) {
                     MATRIX_A w;
                     coopMatLoad(w, p_tile, row_group * MM * P_STRIDE + k * (MM / 4), P_STRIDE,

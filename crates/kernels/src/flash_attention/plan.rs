@@ -251,7 +251,7 @@ struct Matrices {
     shared_queries: bool,
     /// Threads that share a row of logits.
     lanes: usize,
-    /// Whether loops over products are unrolled: a software GPU takes minutes to compile them.
+    /// Whether loops over products are unrolled and loads run ahead: a software GPU takes minutes to compile that.
     unroll: bool,
 }
 
@@ -272,6 +272,8 @@ impl Matrices {
         let (size, subgroup) = (shape.m as usize, caps.subgroups.size as usize);
         // Registers hold the result: at most 128 columns of it for each subgroup.
         let widest = [4, 2, 1].into_iter().find(|n| hsv.div_ceil(4 / n) <= 128).unwrap_or(1);
+        // A software GPU compiles every product of a subgroup on its own: few of them there.
+        let widest = if caps.is_cpu { if hsv <= 64 { 2 } else { 1 } } else { widest };
         let lanes = if caps.subgroups.shuffle { (subgroup / size).clamp(1, 2) } else { 1 };
         let tables =
             [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum::<usize>();
@@ -284,7 +286,8 @@ impl Matrices {
             let unroll = !caps.is_cpu;
             Matrices { size, subgroup, row_groups, column_groups, keys, slices, shared_queries, lanes, unroll }
         };
-        for keys in [64, 32] {
+        let rounds: &[usize] = if caps.is_cpu { &[32] } else { &[64, 32] };
+        for &keys in rounds {
             for most in [4, 2, 1].into_iter().filter(|&n| n <= widest) {
                 let wide_enough = hsv.div_ceil(division(most, keys).column_groups) <= 128;
                 if wide_enough && division(most, keys).shared_bytes(hsk) <= limit {
@@ -327,6 +330,7 @@ impl Matrices {
             .define("BC", self.keys)
             .define("K_SLICE", self.slices[0])
             .define("V_SLICE", self.slices[1])
+            .define("PREFETCH", u32::from(self.unroll))
             .define("STEP_LOOP", if self.unroll { "[[unroll]]" } else { "[[dont_unroll]]" })
             .define("Q_SHARED", u32::from(self.shared_queries))
             .define("LANES", self.lanes)
