@@ -290,18 +290,44 @@ fn full() -> Vec<Case> {
     cases
 }
 
+/// Benches are not judged, so one row of data is enough for a tensor: making more takes longer than multiplying it.
+fn repeated(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
+    let row = weights(data, ty, [shape[0], 1, 1, 1]);
+    let row = data.memory.bytes(row.slot).to_vec();
+    let tensor = data.output(ty, shape);
+    data.memory.bytes_mut(tensor.slot).chunks_exact_mut(row.len()).for_each(|to| to.copy_from_slice(&row));
+    tensor
+}
+
+fn timed(ty: TensorType, [k, m, n]: [usize; 3]) -> Case {
+    Case::new(format!("mul_mm {ty} k={k} m={m} n={n}"), move |data| {
+        let (a, b) = (repeated(data, ty, [k, m, 1, 1]), repeated(data, F32, [k, n, 1, 1]));
+        let product = Product { a, b, d: data.output(F32, [m, n, 1, 1]) };
+        let call = with_scratch(data, Call::plain(product));
+        (Call { exact: false, ..call }.into(), ROUNDED)
+    })
+}
+
+fn timed_experts(ty: TensorType) -> Case {
+    let (k, m, n_experts, used, tokens) = (2048, 768, 128, 8, 2048);
+    Case::new(format!("mul_mm {ty} k={k} m={m}, {used} of {n_experts} experts, {tokens} tokens"), move |data| {
+        let (a, b) = (repeated(data, ty, [k, m, n_experts, 1]), repeated(data, F32, [k, 1, tokens, 1]));
+        let d = data.output(F32, [m, used, tokens, 1]);
+        let ids = data.input_with(I32, [used, tokens, 1, 1], move |random, _| random.below(n_experts) as f64);
+        let call = with_scratch(data, Call { ids: Some(ids), ..Call::plain(Product { a, b, d }) });
+        (Call { exact: false, ..call }.into(), ROUNDED)
+    })
+}
+
 fn bench() -> Vec<Case> {
     let mut cases = Vec::new();
     for ty in [F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
         for n in [32, 128, 512, 2048] {
-            cases.push(case([ty, F32, F32], [4096, 4096, n]));
+            cases.push(timed(ty, [4096, 4096, n]));
         }
-        cases.push(case([ty, F32, F32], [4096, 14336, 2048]));
+        cases.push(timed(ty, [4096, 14336, 2048]));
     }
-    cases.extend(weight_types().map(|ty| case([ty, F32, F32], [14336, 4096, 512])));
-    for ty in [F16, Q4_0, Q4_K, Q8_0] {
-        let sizes = Experts { ty, k: 2048, m: 768, experts: 128, used: 8, tokens: 2048, shared_b: true };
-        cases.push(experts("any", sizes, |random, _, experts| random.below(experts)));
-    }
+    cases.extend(weight_types().map(|ty| timed(ty, [14336, 4096, 512])));
+    cases.extend([F16, Q4_0, Q4_K, Q8_0].map(timed_experts));
     cases
 }
