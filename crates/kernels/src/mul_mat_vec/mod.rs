@@ -5,6 +5,7 @@ mod block;
 pub mod cases;
 mod check;
 pub(crate) mod cpu;
+mod cpu_rows;
 mod pick;
 mod reference;
 pub mod tuning;
