@@ -321,3 +321,65 @@ impl Operation for Call {
         if tokens == 1 { Vec::new() } else { (0..tokens).map(part).collect() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Slot;
+    use kiln_gguf::TensorType::{F16, F32, I32};
+
+    fn tensor(slot: u32, ty: TensorType, shape: [usize; 4]) -> Tensor {
+        Tensor::dense(Slot(slot), ty, shape)
+    }
+
+    fn call() -> Call {
+        let cache = tensor(1, F16, [64, 128, 2, 1]);
+        let causal =
+            Mask::Causal { positions: tensor(4, I32, [9, 1, 1, 1]), length: tensor(5, I32, [1; 4]), window: None };
+        let (q, out) = (tensor(0, F32, [64, 9, 8, 1]), tensor(3, F32, [64, 8, 9, 1]));
+        Call { mask: causal, ..Call::plain(q, cache, cache, out, 0.125) }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        assert_eq!(call().check(), Ok(()));
+        let reason = |call: Call| call.check().unwrap_err().reason;
+        assert!(reason(Call { out: tensor(3, F32, [64, 9, 8, 1]), ..call() }).contains("want F32[64, 8, 9, 1]"));
+        assert!(reason(Call { k: tensor(1, F16, [64, 127, 2, 1]), ..call() }).contains("127"));
+        assert!(reason(Call { mask: Mask::None, max_bias: 8.0, ..call() }).contains("without a mask"));
+        assert!(reason(Call { sinks: Some(tensor(6, F32, [7, 1, 1, 1])), ..call() }).contains("want F32[8]"));
+        let mask = Mask::Explicit(tensor(6, F16, [128, 8, 1, 1]));
+        assert!(reason(Call { mask, ..call() }).contains("F16[128, 9, ..]"));
+        let pages = Some(Pages { table: tensor(6, I32, [8, 1, 1, 1]), size: 16 });
+        assert!(reason(Call { mask: Mask::None, pages, ..call() }).contains("causal"));
+        let scratch = tensor(7, F32, [100, 1, 1, 1]);
+        let split = Some(Split { count: 4, scratch, counters: None });
+        assert!(reason(Call { split, ..call() }).contains("want F32[19008]"));
+    }
+
+    #[test]
+    fn many_rows_take_the_best_path_and_few_the_scalar_one() {
+        let nvidia = Caps::example_nvidia();
+        let path = |call: Call, caps: &Caps| call.pick(caps, None).unwrap().path;
+        assert_eq!(path(call(), &nvidia), Path::Coopmat2);
+        assert_eq!(path(call(), &Caps::least()), Path::Scalar);
+        let mut khr = nvidia.clone();
+        khr.coopmat2 = Default::default();
+        assert_eq!(path(call(), &khr), Path::Coopmat);
+        let one = Mask::Causal { positions: tensor(4, I32, [1; 4]), length: tensor(5, I32, [1; 4]), window: None };
+        let decode = Call { q: tensor(0, F32, [64, 1, 8, 1]), out: tensor(3, F32, [64, 8, 1, 1]), mask: one, ..call() };
+        assert_eq!(path(decode, &nvidia), Path::Scalar);
+        // Tiles of several sequences are the coopmat path's.
+        let ragged = Call { sequences: Some(tensor(6, I32, [9, 1, 1, 1])), ..call() };
+        assert_eq!(path(ragged, &nvidia), Path::Coopmat);
+    }
+
+    #[test]
+    fn splits_grow_with_cores_and_keys() {
+        let decode = Call { q: tensor(0, F32, [64, 1, 8, 1]), ..call() };
+        assert_eq!(decode.good_splits(Some(132)), 1);
+        let long = tensor(1, F16, [64, 8192, 2, 1]);
+        assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(132)), 64);
+        assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(8)), 16);
+    }
+}
