@@ -158,7 +158,7 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     }
     let Some(integers) = call.integers() else { return unsupported("no scratch memory for the columns") };
     // A software GPU compiles longest where it unrolls most.
-    let (tile, thread) = if caps.is_cpu { ([16, 16], [2, 2]) } else { ([64, 64], [8, 4]) };
+    let (tile, thread) = if caps.is_cpu { ([8, 16], [1, 1]) } else { ([64, 64], [8, 4]) };
     let shader = shader(call, Path::IntDot, "mul_mm/int_dot.comp")?
         .define("TILE_M", tile[0])
         .define("TILE_N", tile[1])
@@ -175,26 +175,26 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
 struct Cut {
     tile: [usize; 2],
     warp: [usize; 2],
+    /// Elements of k in shared memory at a time.
+    depth: usize,
 }
 
-const fn cut(tile: [usize; 2], warp: [usize; 2]) -> Cut {
-    Cut { tile, warp }
+const fn cut(tile: [usize; 2], warp: [usize; 2], depth: usize) -> Cut {
+    Cut { tile, warp, depth }
 }
 
 /// Largest first: each halves the rows or the columns of the one before.
 const CUTS: [Cut; 5] = [
-    cut([128, 128], [64, 64]),
-    cut([128, 64], [64, 32]),
-    cut([64, 64], [32, 32]),
-    cut([64, 32], [32, 16]),
-    cut([32, 32], [16, 16]),
+    cut([128, 128], [64, 64], 32),
+    cut([128, 64], [64, 32], 32),
+    cut([64, 64], [32, 32], 32),
+    cut([64, 32], [32, 16], 32),
+    cut([32, 32], [16, 16], 32),
 ];
 
-/// Threads of a software GPU wait for each other one by one: the fewest are best.
-const SOFTWARE_CUT: Cut = cut([16, 16], [8, 8]);
-
-/// Elements of k in shared memory at a time.
-const DEPTH: usize = 32;
+/// Threads of a software GPU wait for each other one by one, so the fewest are best; and it compiles for longer than it
+/// runs, so little is unrolled.
+const SOFTWARE_CUT: Cut = cut([16, 16], [8, 8], 16);
 
 /// Columns that one product has: those of b, or what an expert gets on the average.
 fn columns_each(call: &Call) -> usize {
@@ -211,11 +211,12 @@ fn cut_for(call: &Call, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -
     let products = d.rows().div_ceil(n.max(1));
     let cores = caps.cores.unwrap_or(32) as usize;
     let fits = |cut: &&Cut| {
-        let lines = DEPTH / 8 + 1;
+        let lines = cut.depth / 8 + 1;
         let bytes = 2 * (cut.tile[0] + cut.tile[1]) * lines * 16 + table_bytes;
         let threads = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]) * caps.subgroups.size as usize;
         bytes <= caps.limits.max_shared_bytes as usize
             && threads <= caps.limits.max_workgroup_invocations as usize
+            && cut.depth.is_multiple_of(shape.k as usize)
             && cut.warp[0].is_multiple_of(shape.m as usize)
             && cut.warp[1].is_multiple_of(shape.n as usize)
     };
@@ -256,7 +257,7 @@ fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
     };
     // Tiles are addressed by vectors of eight elements.
-    if !(shape.k.is_multiple_of(8) && DEPTH.is_multiple_of(shape.k as usize) && shape.m.is_multiple_of(4)) {
+    if !(shape.k.is_multiple_of(8) && shape.m.is_multiple_of(4)) {
         return unsupported(format!("matrices of {}x{}x{}", shape.m, shape.n, shape.k));
     }
     if !caps.subgroups.full {
@@ -265,7 +266,7 @@ fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     if !call.can_prepare() {
         return unsupported("no scratch memory for the columns");
     }
-    let Cut { tile, warp } = cut_for(call, caps, shape, format)?;
+    let Cut { tile, warp, depth } = cut_for(call, caps, shape, format)?;
     let vectors = formats::is_aligned(a) && a.shape[0].is_multiple_of(4);
     let shader = shader(call, Path::Coopmat, "mul_mm/coopmat.comp")?
         .define("HALF", u32::from(half))
@@ -275,7 +276,7 @@ fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         .define("TILE_N", tile[1])
         .define("WARP_M", warp[0])
         .define("WARP_N", warp[1])
-        .define("DEPTH", DEPTH)
+        .define("DEPTH", depth)
         .define("MM", shape.m)
         .define("MN", shape.n)
         .define("MK", shape.k)
