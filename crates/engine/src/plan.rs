@@ -142,7 +142,7 @@ impl Plan {
             operation.check().map_err(|e| fault(e.to_string()))?;
             let reads = operation.reads();
             let writes = operation.writes();
-            for tensor in reads.iter().chain(&writes) {
+            for tensor in reads.iter().chain(&writes).chain(&operation.scratch()) {
                 let slot = self.slots.get(tensor.slot.0 as usize);
                 let slot = slot.ok_or_else(|| fault(format!("there is no slot {}", tensor.slot.0)))?;
                 let (first, bytes) = tensor.span();

@@ -1,7 +1,7 @@
 //! RWKV models from file to tokens: against llama.cpp on random weights, against a plain implementation on trained ones,
 //! both executors against each other, and what makes a recurrence worth having: batches of any size, saved states.
 //!
-//! `scripts/goldens-models` made `goldens/tiny-rwkv*.gguf`; `scripts/convert-rwkv-test` made `data/rwkv7-834k.gguf` (a
+//! `scripts/goldens-models` made `goldens/tiny-*.gguf`; `scripts/convert-rwkv-test` made `data/rwkv7-834k.gguf` (a
 //! small model trained on text, by the authors of rwkv.cpp, MIT) and `goldens/rwkv7-834k.gguf`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
@@ -19,7 +19,7 @@ use kiln_engine::{Error, Session, compare};
 use kiln_gguf::Gguf;
 use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
 
-const PRESETS: [&str; 2] = ["tiny-rwkv6", "tiny-rwkv7"];
+const PRESETS: [&str; 4] = ["tiny-rwkv6", "tiny-rwkv7", "tiny-rwkv6qwen2", "tiny-arwkv7"];
 /// Of `scripts/goldens-models`.
 const SEED: u64 = 7;
 
@@ -241,7 +241,7 @@ fn every_step_agrees_on_both_executors() {
             let mut reference = CpuExecutor::new(Arithmetic::Reference);
             let report = compare::run(&model, &tokens(n), 1, gpu.as_mut(), &mut reference, 1e-7).unwrap();
             assert_eq!(report.first_difference, None, "{preset}, {n} tokens");
-            assert!(report.steps > 80);
+            assert!(report.steps >= 70);
             assert_eq!(instance.validation_messages(), Vec::<String>::new());
         }
     }

@@ -3,9 +3,9 @@
 //! costs as much as reading megabytes of weights; many tokens take one step an operation.
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_kernels::flash_attention::{self, Mask};
+use kiln_kernels::flash_attention::{self, Mask, Split};
 use kiln_kernels::glu::{self, Gate};
-use kiln_kernels::mul_mat::{self, Epilogue, MOST_COLUMNS, Product};
+use kiln_kernels::mul_mat::{Epilogue, MOST_COLUMNS, Product};
 use kiln_kernels::mul_mat_vec::{self, Gated, Norm, Sibling};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{get_rows, mul_mm, rms_norm, rope, set_rows};
@@ -14,6 +14,11 @@ use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
 use crate::model::{Config, names};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
+
+/// Workgroups that attention of few tokens aims at, by splitting the keys.
+const WORKGROUPS: usize = 256;
+/// Keys that are worth a workgroup of their own.
+const SHORTEST_RUN: usize = 128;
 
 /// The weights and caches of one layer.
 struct Layer {
@@ -39,6 +44,8 @@ pub(super) struct Llama {
     output_norm: Tensor,
     output: Tensor,
     turns: Tensor,
+    /// Zero between runs: how attention's splits know which of them finishes last.
+    counters: Tensor,
 }
 
 impl Llama {
@@ -82,7 +89,18 @@ impl Llama {
         let factors = gguf.find(names::ROPE_FACTORS).map(|info| floats(gguf.data(info)));
         let turns = config.rope.turns(factors.as_deref()).map_err(|e| Error::Kernel(e.into()))?;
         let turns = table.constant("rope.turns", &turns, [2, config.rope.pairs(), 1, 1]);
-        Ok(Llama { config: config.clone(), fixed: table.fixed, embedding, layers, output_norm, output, turns })
+        let n_counters = config.heads * MOST_COLUMNS;
+        let counters = table.fixed.add("attention.counters", SlotKind::State, TensorType::I32, [n_counters, 1, 1, 1]);
+        Ok(Llama {
+            config: config.clone(),
+            fixed: table.fixed,
+            embedding,
+            layers,
+            output_norm,
+            output,
+            turns,
+            counters,
+        })
     }
 
     /// Attention of one layer, added to the residual stream `x`.
@@ -100,20 +118,24 @@ impl Llama {
         // A cache row holds all heads of a token; attention wants [head_dim, keys, heads].
         let context = layer.k_cache.shape[1];
         let keys = |cache: Tensor| cache.reshape([head_dim, kv_heads, context, 1]).permute([0, 2, 1, 3]);
-        b.step(
-            format!("{i}.attention"),
-            flash_attention::Call {
-                mask: Mask::Causal { positions: work.positions, length: work.length, window: None },
-                ..flash_attention::Call::plain(
-                    by_head(work.q, heads).permute([0, 2, 1, 3]),
-                    keys(layer.k_cache),
-                    keys(layer.v_cache),
-                    by_head(work.attended, heads),
-                    1.0 / (head_dim as f32).sqrt(),
-                )
-            },
+        let attend = flash_attention::Call {
+            mask: Mask::Causal { positions: work.positions, length: work.length, window: None },
+            ..flash_attention::Call::plain(
+                by_head(work.q, heads).permute([0, 2, 1, 3]),
+                keys(layer.k_cache),
+                keys(layer.v_cache),
+                by_head(work.attended, heads),
+                1.0 / (head_dim as f32).sqrt(),
+            )
+        };
+        let split = work.partials.map(|(count, scratch)| Split { count, scratch, counters: Some(self.counters) });
+        b.step(format!("{i}.attention"), flash_attention::Call { split, ..attend });
+        linear_onto(
+            b,
+            format!("{i}.attention.output"),
+            Product { a: layer.output, b: work.attended, d: x },
+            work.scratch,
         );
-        linear_onto(b, format!("{i}.attention.output"), layer.output, work.attended, x);
     }
 
     /// Queries, keys and values of the normed stream.
@@ -129,9 +151,39 @@ impl Llama {
             return;
         }
         self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
-        linear(b, format!("{i}.attention.q"), layer.q, work.normed, work.q);
-        linear(b, format!("{i}.attention.k"), layer.k, work.normed, work.k);
-        linear(b, format!("{i}.attention.v"), layer.v, work.normed, work.v);
+        linear(b, format!("{i}.attention.q"), Product { a: layer.q, b: work.normed, d: work.q }, work.scratch);
+        linear(b, format!("{i}.attention.k"), Product { a: layer.k, b: work.normed, d: work.k }, work.scratch);
+        linear(b, format!("{i}.attention.v"), Product { a: layer.v, b: work.normed, d: work.v }, work.scratch);
+    }
+
+    /// Runs of keys and room for their results, where few tokens attend to many keys.
+    fn partials(&self, b: &mut Builder, tokens: usize) -> Option<(usize, Tensor)> {
+        let Config { heads, kv_heads, head_dim, .. } = self.config;
+        let context = self.layers.first()?.k_cache.shape[1];
+        // Enough workgroups for a large GPU; runs that turn out empty leave at once.
+        let count = (WORKGROUPS / (kv_heads * tokens)).min(context / SHORTEST_RUN);
+        if count < 2 || tokens > MOST_COLUMNS {
+            return None;
+        }
+        let rows = heads * tokens * count;
+        let floats = (2 * rows).next_multiple_of(4) + rows * head_dim;
+        Some((count, b.slot("attention.partials", SlotKind::Scratch, TensorType::F32, [floats, 1, 1, 1])))
+    }
+
+    /// Room for the largest matrix product of a plan of many tokens.
+    fn scratch(&self, b: &mut Builder, shape: BatchShape) -> Option<Tensor> {
+        let bytes = |weight: &Tensor, columns: usize| {
+            if columns <= MOST_COLUMNS {
+                return 0;
+            }
+            let [k, m, ..] = weight.shape;
+            let float = |width: usize| Tensor::dense(weight.slot, TensorType::F32, [width, columns, 1, 1]);
+            mul_mm::ample_scratch_bytes(&Product { a: *weight, b: float(k), d: float(m) }, None)
+        };
+        let of_layer = |l: &Layer| [l.q, l.k, l.v, l.output, l.gate, l.up, l.down].map(|w| bytes(&w, shape.tokens));
+        let largest = self.layers.iter().flat_map(of_layer).chain([bytes(&self.output, shape.outputs)]).max()?;
+        let words = largest.div_ceil(4);
+        (words > 0).then(|| b.slot("products", SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1]))
     }
 
     /// The feed-forward layer, added to the residual stream `x`.
@@ -145,12 +197,22 @@ impl Llama {
             b.step(format!("{i}.feed_forward.gated"), fused);
         } else {
             self.norm(b, format!("{i}.feed_forward.norm"), x, layer.feed_forward_norm, work.normed);
-            linear(b, format!("{i}.feed_forward.gate"), layer.gate, work.normed, work.gate);
-            linear(b, format!("{i}.feed_forward.up"), layer.up, work.normed, work.up);
+            linear(
+                b,
+                format!("{i}.feed_forward.gate"),
+                Product { a: layer.gate, b: work.normed, d: work.gate },
+                work.scratch,
+            );
+            linear(
+                b,
+                format!("{i}.feed_forward.up"),
+                Product { a: layer.up, b: work.normed, d: work.up },
+                work.scratch,
+            );
             let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
             b.step(format!("{i}.feed_forward.swiglu"), gated);
         }
-        linear_onto(b, format!("{i}.feed_forward.down"), layer.down, work.gate, x);
+        linear_onto(b, format!("{i}.feed_forward.down"), Product { a: layer.down, b: work.gate, d: x }, work.scratch);
     }
 
     fn norm(&self, b: &mut Builder, label: String, x: Tensor, weight: Tensor, y: Tensor) {
@@ -189,6 +251,10 @@ struct Work {
     attended: Tensor,
     gate: Tensor,
     up: Tensor,
+    /// For few tokens over a long context: number of runs of keys, and memory for their partial results.
+    partials: Option<(usize, Tensor)>,
+    /// For many tokens: what matrix products keep between their dispatches.
+    scratch: Option<Tensor>,
 }
 
 impl Graph for Llama {
@@ -224,6 +290,8 @@ impl Graph for Llama {
             attended: scratch(b, "attended", q_width),
             gate: scratch(b, "gate", feed_forward),
             up: scratch(b, "up", feed_forward),
+            partials: self.partials(b, shape.tokens),
+            scratch: self.scratch(b, shape),
         };
         b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
         for (i, layer) in self.layers.iter().enumerate() {
@@ -240,25 +308,28 @@ impl Graph for Llama {
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
             self.norm(b, "output.norm".into(), last, self.output_norm, last);
-            linear(b, "output".into(), self.output, last, logits);
+            linear(b, "output".into(), Product { a: self.output, b: last, d: logits }, work.scratch);
         }
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 }
 
-/// y = weight x.
-fn linear(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
-    b.step(label, mul_mat::call(weight, x, y));
+/// d = a b.
+fn linear(b: &mut Builder, label: String, product: Product, scratch: Option<Tensor>) {
+    step(b, label, product, Epilogue::default(), scratch);
 }
 
-/// x += weight y.
-fn linear_onto(b: &mut Builder, label: String, weight: Tensor, y: Tensor, x: Tensor) {
-    let product = Product { a: weight, b: y, d: x };
-    let epilogue = Epilogue { residual: Some(x), ..Epilogue::default() };
-    if x.shape[1] <= MOST_COLUMNS {
+/// d += a b.
+fn linear_onto(b: &mut Builder, label: String, product: Product, scratch: Option<Tensor>) {
+    step(b, label, product, Epilogue { residual: Some(product.d), ..Epilogue::default() }, scratch);
+}
+
+/// The operation made for the number of columns.
+fn step(b: &mut Builder, label: String, product: Product, epilogue: Epilogue, scratch: Option<Tensor>) {
+    if product.b.shape[1] <= MOST_COLUMNS {
         b.step(label, mul_mat_vec::Call { epilogue, ..mul_mat_vec::Call::plain(product) });
     } else {
-        b.step(label, mul_mm::Call { epilogue, ..mul_mm::Call::plain(product) });
+        b.step(label, mul_mm::Call { epilogue, scratch, ..mul_mm::Call::plain(product) });
     }
 }
 
