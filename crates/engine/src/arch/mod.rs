@@ -35,8 +35,8 @@ pub trait Graph: Send + Sync {
 pub fn graph(config: &Config, gguf: &Gguf, context: usize) -> Result<Box<dyn Graph>, Error> {
     match config.architecture {
         Architecture::Llama => Ok(Box::new(llama::Llama::new(config, gguf, context)?)),
-        Architecture::Rwkv6 => Ok(Box::new(rwkv6::Rwkv6::new(config, gguf)?)),
-        Architecture::Rwkv7 => Ok(Box::new(rwkv7::Rwkv7::new(config, gguf)?)),
+        Architecture::Rwkv6 | Architecture::Rwkv6Qwen2 => Ok(Box::new(rwkv6::Rwkv6::new(config, gguf)?)),
+        Architecture::Rwkv7 | Architecture::Arwkv7 => Ok(Box::new(rwkv7::Rwkv7::new(config, gguf)?)),
     }
 }
 

@@ -1,23 +1,35 @@
-//! What RWKV-6 and RWKV-7 share: the frame around the layers, the state that takes the place of a cache, the shift by one
-//! token, and the channel mix. The time mix, in which they differ, is in their own files.
+//! What RWKV-6, RWKV-7 and their hybrids with transformers share: the frame around the layers, the state that takes the
+//! place of a cache, the shift by one token, and the second half of a layer. The time mix is in files of its own.
 
 use kiln_gguf::TensorType;
 use kiln_kernels::binary::{self, Operator};
+use kiln_kernels::glu::{self, Gate};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
-use kiln_kernels::{Call, copy, get_rows, group_norm, mul_mat, norm, scale};
+use kiln_kernels::{Call, copy, get_rows, group_norm, mul_mat, norm, rms_norm, scale};
 
 use super::{BatchShape, WeightTable};
 use crate::Error;
 use crate::model::{Config, Rwkv, names};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
 
+/// The name of the norm of each head.
+const HEAD_NORM: &str = "time_mix_ln";
 /// Added to the variance in the norm of each head.
 const HEAD_EPS: f32 = 64e-5;
 
-/// Weight and bias of a norm.
+/// A norm of every token.
 #[derive(Clone, Copy)]
-pub(super) struct Norm {
+pub(super) enum Norm {
+    /// Weight and bias of a layer norm.
+    Layer(Tensor, Tensor),
+    /// Weight of a norm by the mean square, as hybrids have them.
+    MeanSquare(Tensor),
+}
+
+/// Weight and bias of the norm of every head.
+#[derive(Clone, Copy)]
+pub(super) struct HeadNorm {
     weight: Tensor,
     bias: Tensor,
 }
@@ -26,6 +38,7 @@ pub(super) struct Norm {
 pub(super) struct LayerTable<'t, 'g> {
     table: &'t mut WeightTable<'g>,
     layer: usize,
+    hybrid: bool,
 }
 
 impl LayerTable<'_, '_> {
@@ -34,10 +47,38 @@ impl LayerTable<'_, '_> {
         self.table.weight(&names::layer(&format!("{name}.weight"), self.layer), want)
     }
 
-    /// A norm with weight and bias.
+    /// The bias of a matrix that may have one.
+    pub(super) fn bias(&mut self, name: &str, width: usize) -> Result<Option<Tensor>, Error> {
+        self.table.optional(&names::layer(&format!("{name}.bias"), self.layer), &[width])
+    }
+
+    /// A norm of the model's kind.
     pub(super) fn norm(&mut self, name: &str, width: usize) -> Result<Norm, Error> {
-        let bias = self.table.weight(&names::layer(&format!("{name}.bias"), self.layer), &[width])?;
-        Ok(Norm { weight: self.weight(name, &[width])?, bias })
+        let weight = self.weight(name, &[width])?;
+        if self.hybrid {
+            return Ok(Norm::MeanSquare(weight));
+        }
+        Ok(Norm::Layer(weight, self.required_bias(name, width)?))
+    }
+
+    /// The norm of every head.
+    pub(super) fn head_norm(&mut self, width: usize) -> Result<HeadNorm, Error> {
+        let weight = self.weight(HEAD_NORM, &[width])?;
+        Ok(HeadNorm { weight, bias: self.required_bias(HEAD_NORM, width)? })
+    }
+
+    /// The norm of every head, which hybrids may not have.
+    pub(super) fn optional_head_norm(&mut self, width: usize) -> Result<Option<HeadNorm>, Error> {
+        if self.hybrid && self.extent(HEAD_NORM, 0).is_none() { Ok(None) } else { self.head_norm(width).map(Some) }
+    }
+
+    /// An extent of a weight, where the file has it.
+    pub(super) fn extent(&self, name: &str, dim: usize) -> Option<usize> {
+        self.table.gguf.find(&names::layer(&format!("{name}.weight"), self.layer)).map(|info| info.shape[dim])
+    }
+
+    fn required_bias(&mut self, name: &str, width: usize) -> Result<Tensor, Error> {
+        self.table.weight(&names::layer(&format!("{name}.bias"), self.layer), &[width])
     }
 
     /// A vector for the last token's input of a mix.
@@ -60,7 +101,7 @@ pub(super) struct Frame {
     pub(super) config: Config,
     pub(super) rwkv: Rwkv,
     embedding: Tensor,
-    embedding_norm: Norm,
+    embedding_norm: Option<Norm>,
     output_norm: Norm,
     output: Tensor,
 }
@@ -69,13 +110,14 @@ impl Frame {
     pub(super) fn new(config: &Config, table: &mut WeightTable<'_>) -> Result<Frame, Error> {
         let Config { hidden, vocab, .. } = *config;
         let embedding = table.weight(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
-        let embedding_norm = Norm {
-            weight: table.weight(names::TOKEN_EMBEDDING_NORM, &[hidden])?,
-            bias: table.weight(names::TOKEN_EMBEDDING_NORM_BIAS, &[hidden])?,
-        };
-        let output_norm = Norm {
-            weight: table.weight(names::OUTPUT_NORM, &[hidden])?,
-            bias: table.weight(names::OUTPUT_NORM_BIAS, &[hidden])?,
+        let (embedding_norm, output_norm) = if config.architecture.is_hybrid() {
+            (None, Norm::MeanSquare(table.weight(names::OUTPUT_NORM, &[hidden])?))
+        } else {
+            let mut norm = |weight: &str, bias: &str| -> Result<Norm, Error> {
+                Ok(Norm::Layer(table.weight(weight, &[hidden])?, table.weight(bias, &[hidden])?))
+            };
+            let embedding_norm = norm(names::TOKEN_EMBEDDING_NORM, names::TOKEN_EMBEDDING_NORM_BIAS)?;
+            (Some(embedding_norm), norm(names::OUTPUT_NORM, names::OUTPUT_NORM_BIAS)?)
         };
         let output = table.optional(names::OUTPUT, &[hidden, vocab])?.unwrap_or(embedding);
         let rwkv = config.rwkv.expect("the configuration of an RWKV model should hold its own part");
@@ -88,7 +130,8 @@ impl Frame {
         table: &mut WeightTable<'_>,
         make: impl Fn(usize, &mut LayerTable<'_, '_>) -> Result<L, Error>,
     ) -> Result<Vec<L>, Error> {
-        (0..self.config.layers).map(|layer| make(layer, &mut LayerTable { table, layer })).collect()
+        let hybrid = self.config.architecture.is_hybrid();
+        (0..self.config.layers).map(|layer| make(layer, &mut LayerTable { table, layer, hybrid })).collect()
     }
 
     /// The plan: embeddings, what `layers` adds on the residual stream it is given, logits.
@@ -110,7 +153,9 @@ impl Frame {
         let length = input(b, "length", 1);
         let x = scratch(b, "x", hidden, shape.tokens);
         b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
-        self.norm(b, "embedding.norm".into(), x, self.embedding_norm, x);
+        if let Some(norm) = self.embedding_norm {
+            self.norm(b, "embedding.norm".into(), x, norm, x);
+        }
         layers(b, x);
         // Only the wanted tokens go through the output matrix, the largest of all.
         let last = scratch(b, "last", hidden, shape.outputs);
@@ -121,14 +166,21 @@ impl Frame {
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 
-    /// Layer norm of every token.
+    /// A norm of every token.
     pub(super) fn norm(&self, b: &mut Builder, label: String, x: Tensor, norm: Norm, y: Tensor) {
-        let Norm { weight, bias } = norm;
-        b.step(label, norm::Call { x, weight: Some(weight), bias: Some(bias), y, eps: self.rwkv.norm_eps });
+        match norm {
+            Norm::Layer(weight, bias) => {
+                let eps = self.rwkv.norm_eps;
+                b.step(label, norm::Call { x, weight: Some(weight), bias: Some(bias), y, eps });
+            }
+            Norm::MeanSquare(weight) => {
+                b.step(label, rms_norm::Call { x, weight: Some(weight), y, eps: self.config.rms_eps });
+            }
+        }
     }
 
     /// Norm of every head of every token, in place, with a weight and a bias for each channel.
-    pub(super) fn head_norm(&self, b: &mut Builder, label: String, x: Tensor, norm: Norm) {
+    pub(super) fn head_norm(&self, b: &mut Builder, label: String, x: Tensor, norm: HeadNorm) {
         let x = self.by_head(x);
         let (weight, bias) = (Some(norm.weight), Some(norm.bias));
         b.step(label, group_norm::Call { x, weight, bias, y: x, eps: HEAD_EPS });
@@ -153,58 +205,84 @@ impl Frame {
     }
 }
 
-/// The channel mix of a layer: a feed-forward layer on a blend of each token with the one before.
-pub(super) struct ChannelMix {
+/// The second half of a layer.
+pub(super) struct FeedForward {
     norm: Norm,
-    last: Tensor,
-    lerp_k: Tensor,
-    key: Tensor,
-    value: Tensor,
-    /// The blend and the matrix of the gate, which RWKV-7 has not.
-    receptance: Option<(Tensor, Tensor)>,
+    kind: Kind,
 }
 
-impl ChannelMix {
-    pub(super) fn read(table: &mut LayerTable<'_, '_>, config: &Config, gated: bool) -> Result<ChannelMix, Error> {
+#[derive(Clone, Copy)]
+enum Kind {
+    /// RWKV: a blend of each token with the one before, widened, squared where positive, and gated in RWKV-6.
+    ChannelMix { last: Tensor, lerp: Tensor, key: Tensor, value: Tensor, receptance: Option<(Tensor, Tensor)> },
+    /// Hybrids: the gated layer of transformers.
+    Swiglu { gate: Tensor, up: Tensor, down: Tensor },
+}
+
+impl FeedForward {
+    /// Reads it; `gated` says whether a channel mix has a receptance.
+    pub(super) fn read(table: &mut LayerTable<'_, '_>, config: &Config, gated: bool) -> Result<FeedForward, Error> {
         let Config { hidden, feed_forward, .. } = *config;
+        if table.hybrid {
+            let kind = Kind::Swiglu {
+                gate: table.weight("ffn_gate", &[hidden, feed_forward])?,
+                up: table.weight("ffn_up", &[hidden, feed_forward])?,
+                down: table.weight("ffn_down", &[feed_forward, hidden])?,
+            };
+            return Ok(FeedForward { norm: table.norm("ffn_norm", hidden)?, kind });
+        }
         let receptance = if gated {
             let lerp = table.weight("channel_mix_lerp_r", &[hidden])?;
             Some((lerp, table.weight("channel_mix_receptance", &[hidden, hidden])?))
         } else {
             None
         };
-        Ok(ChannelMix {
-            norm: table.norm("attn_norm_2", hidden)?,
+        let kind = Kind::ChannelMix {
             last: table.shift_state("channel_shift", config),
-            lerp_k: table.weight("channel_mix_lerp_k", &[hidden])?,
+            lerp: table.weight("channel_mix_lerp_k", &[hidden])?,
             key: table.weight("channel_mix_key", &[hidden, feed_forward])?,
             value: table.weight("channel_mix_value", &[feed_forward, hidden])?,
             receptance,
-        })
+        };
+        Ok(FeedForward { norm: table.norm("attn_norm_2", hidden)?, kind })
     }
 
-    /// Adds the layer's steps: x += sigmoid(R xr) * (V relu(K xk)^2), without the gate where there is none.
+    /// Adds the steps to the residual stream `x`.
     pub(super) fn steps(&self, b: &mut Builder, frame: &Frame, i: usize, x: Tensor, work: &MixWork) {
-        let at = |part: &str| format!("{i}.channel_mix.{part}");
-        let MixWork { normed, shift, blend, key, gate, branch } = *work;
-        frame.norm(b, at("norm"), x, self.norm, normed);
-        token_shift(b, &at("shift"), normed, self.last, shift);
-        lean(b, &at("k"), [normed, shift], self.lerp_k, blend);
-        linear(b, at("k"), self.key, blend, key);
-        function(b, at("k.relu2"), Function::Relu2, key, key);
-        let Some((lerp_r, receptance)) = self.receptance else {
-            return linear_onto(b, at("value"), self.value, key, x);
-        };
-        lean(b, &at("r"), [normed, shift], lerp_r, blend);
-        linear(b, at("r"), receptance, blend, gate);
-        function(b, at("r.sigmoid"), Function::Sigmoid, gate, gate);
-        linear(b, at("value"), self.value, key, branch);
-        multiply(b, at("gate"), branch, gate, branch);
-        add(b, at("residual"), x, branch, x);
+        let MixWork { normed, shift, blend, wide, gate: r, branch } = *work;
+        match self.kind {
+            Kind::Swiglu { gate, up, down } => {
+                // x += D (silu(G x) * U x)
+                let at = |part: &str| format!("{i}.feed_forward.{part}");
+                frame.norm(b, at("norm"), x, self.norm, normed);
+                linear(b, at("gate"), gate, normed, wide);
+                linear(b, at("up"), up, normed, r);
+                b.step(at("swiglu"), glu::Call { kind: Gate::Swiglu, gate: wide, up: r, dst: wide });
+                linear_onto(b, at("down"), down, wide, x);
+            }
+            Kind::ChannelMix { last, lerp, key, value, receptance } => {
+                // x += sigmoid(R xr) * (V relu(K xk)^2), without the gate in RWKV-7.
+                let at = |part: &str| format!("{i}.channel_mix.{part}");
+                frame.norm(b, at("norm"), x, self.norm, normed);
+                token_shift(b, &at("shift"), normed, last, shift);
+                lean(b, &at("k"), [normed, shift], lerp, blend);
+                linear(b, at("k"), key, blend, wide);
+                function(b, at("k.relu2"), Function::Relu2, wide, wide);
+                let Some((lerp_r, receptance)) = receptance else {
+                    return linear_onto(b, at("value"), value, wide, x);
+                };
+                lean(b, &at("r"), [normed, shift], lerp_r, blend);
+                linear(b, at("r"), receptance, blend, r);
+                function(b, at("r.sigmoid"), Function::Sigmoid, r, r);
+                linear(b, at("value"), value, wide, branch);
+                multiply(b, at("gate"), branch, r, branch);
+                add(b, at("residual"), x, branch, x);
+            }
+        }
     }
 }
 
-/// What the mixes of one plan compute in.
+/// What both halves of the layers of one plan compute in.
 #[derive(Clone, Copy)]
 pub(super) struct MixWork {
     /// The normed residual stream.
@@ -213,23 +291,24 @@ pub(super) struct MixWork {
     pub(super) shift: Tensor,
     /// A blend of both.
     pub(super) blend: Tensor,
-    /// Keys of the channel mix.
-    pub(super) key: Tensor,
-    /// Gate of the channel mix.
-    pub(super) gate: Tensor,
+    /// The wide inner side of the feed-forward layer.
+    wide: Tensor,
+    /// What it is gated with, or what is gated.
+    gate: Tensor,
     /// What is added to the residual stream.
-    pub(super) branch: Tensor,
+    branch: Tensor,
 }
 
 impl MixWork {
     pub(super) fn new(b: &mut Builder, config: &Config, tokens: usize) -> MixWork {
         let Config { hidden, feed_forward, .. } = *config;
+        let gate_width = if config.architecture.is_hybrid() { feed_forward } else { hidden };
         MixWork {
             normed: scratch(b, "normed", hidden, tokens),
             shift: scratch(b, "shift", hidden, tokens),
             blend: scratch(b, "blend", hidden, tokens),
-            key: scratch(b, "channel_key", feed_forward, tokens),
-            gate: scratch(b, "channel_gate", hidden, tokens),
+            wide: scratch(b, "wide", feed_forward, tokens),
+            gate: scratch(b, "gate", gate_width, tokens),
             branch: scratch(b, "branch", hidden, tokens),
         }
     }
@@ -295,6 +374,14 @@ pub(super) fn affine(b: &mut Builder, label: String, [weight, bias]: [Tensor; 2]
     let mut call = mul_mat::call(weight, x, y);
     epilogue(&mut call).bias = Some(bias);
     b.step(label, call);
+}
+
+/// y = weight x, plus the bias where there is one.
+pub(super) fn maybe_affine(b: &mut Builder, label: String, matrix: (Tensor, Option<Tensor>), x: Tensor, y: Tensor) {
+    match matrix {
+        (weight, Some(bias)) => affine(b, label, [weight, bias], x, y),
+        (weight, None) => linear(b, label, weight, x, y),
+    }
 }
 
 /// y += weight x.

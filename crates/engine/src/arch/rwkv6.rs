@@ -1,16 +1,17 @@
 //! RWKV-6: per layer, a time mix around the recurrence `wkv6`, then a channel mix. How far a token leans to the one
-//! before it, and how fast a head forgets, depend on the token.
+//! before it, and how fast a head forgets, depend on the token. QRWKV: the same mixing of tokens around gated linear
+//! attention (`gla`), in a transformer.
 
 use kiln_gguf::Gguf;
 use kiln_kernels::glu::{self, Gate};
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
-use kiln_kernels::wkv6;
+use kiln_kernels::{copy, gla, wkv6};
 
 use super::rwkv::{
-    ChannelMix, Frame, LayerTable, MixWork, Norm, add, affine, function, group, lean, linear, linear_onto, multiply,
-    scratch, token_shift,
+    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, function, group, lean, linear, linear_onto,
+    maybe_affine, multiply, scratch, subtract, token_shift,
 };
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -30,14 +31,15 @@ struct Layer {
     decay: Tensor,
     decay_in: Tensor,
     decay_out: Tensor,
-    first: Tensor,
-    key: Tensor,
-    value: Tensor,
-    receptance: Tensor,
+    /// Matrix and bias.
+    key: (Tensor, Option<Tensor>),
+    value: (Tensor, Option<Tensor>),
+    receptance: (Tensor, Option<Tensor>),
     gate: Tensor,
-    head_norm: Norm,
+    /// The bonus of the token itself and the norm of the heads, which QRWKV has not.
+    own: Option<(Tensor, HeadNorm)>,
     output: Tensor,
-    channel_mix: ChannelMix,
+    feed_forward: FeedForward,
     last: Tensor,
     state: Tensor,
 }
@@ -46,13 +48,22 @@ impl Layer {
     fn read(config: &Config, rwkv: &Rwkv, table: &mut LayerTable<'_, '_>) -> Result<Layer, Error> {
         let Config { hidden, heads, head_dim, .. } = *config;
         let Rwkv { mix_rank, decay_rank, .. } = *rwkv;
-        let mut square = |name: &str| table.weight(name, &[hidden, hidden]);
+        let kv_width = config.kv_heads * head_dim;
+        let own = if config.architecture.is_hybrid() {
+            None
+        } else {
+            Some((table.weight("time_mix_first", &[head_dim, heads])?, table.head_norm(hidden)?))
+        };
+        let mut matrix = |name: &str, width: usize| -> Result<(Tensor, Option<Tensor>), Error> {
+            Ok((table.weight(name, &[hidden, width])?, table.bias(name, width)?))
+        };
         Ok(Layer {
-            key: square("time_mix_key")?,
-            value: square("time_mix_value")?,
-            receptance: square("time_mix_receptance")?,
-            gate: square("time_mix_gate")?,
-            output: square("time_mix_output")?,
+            key: matrix("time_mix_key", kv_width)?,
+            value: matrix("time_mix_value", kv_width)?,
+            receptance: matrix("time_mix_receptance", hidden)?,
+            gate: table.weight("time_mix_gate", &[hidden, hidden])?,
+            own,
+            output: table.weight("time_mix_output", &[hidden, hidden])?,
             norm: table.norm("attn_norm", hidden)?,
             lerp_x: table.weight("time_mix_lerp_x", &[hidden])?,
             lerp: table.weight("time_mix_lerp_fused", &[hidden, 1, 1, BLENDS])?,
@@ -61,9 +72,7 @@ impl Layer {
             decay: table.weight("time_mix_decay", &[hidden])?,
             decay_in: table.weight("time_mix_decay_w1", &[hidden, decay_rank])?,
             decay_out: table.weight("time_mix_decay_w2", &[decay_rank, hidden])?,
-            first: table.weight("time_mix_first", &[head_dim, heads])?,
-            head_norm: table.norm("time_mix_ln", hidden)?,
-            channel_mix: ChannelMix::read(table, config, true)?,
+            feed_forward: FeedForward::read(table, config, true)?,
             last: table.shift_state("time_shift", config),
             state: table.wkv_state(config),
         })
@@ -105,9 +114,9 @@ impl Rwkv6 {
         add(b, at("mix.blend"), mixed, normed, mixed);
         let [xw, xk, xv, xr, xg] = [0, 1, 2, 3, 4].map(|n| group(mixed, n));
 
-        linear(b, at("r"), layer.receptance, xr, r);
-        linear(b, at("k"), layer.key, xk, k);
-        linear(b, at("v"), layer.value, xv, v);
+        maybe_affine(b, at("r"), layer.receptance, xr, r);
+        self.repeated(b, at("k"), layer.key, xk, [work.grouped, k]);
+        self.repeated(b, at("v"), layer.value, xv, [work.grouped, v]);
         linear(b, at("g"), layer.gate, xg, g);
         // w = exp(-exp(decay + D2 tanh(D1 xw)))
         linear(b, at("w.in"), layer.decay_in, xw, decay_rank);
@@ -117,26 +126,84 @@ impl Rwkv6 {
             function(b, at(part), f, w, w);
         }
 
+        match layer.own {
+            Some((first, norm)) => {
+                self.recurrence(b, at("wkv"), layer.state, first, work);
+                self.frame.head_norm(b, at("head_norm"), y, norm);
+                b.step(at("gate"), glu::Call { kind: Gate::Swiglu, gate: g, up: y, dst: y });
+            }
+            None => {
+                // What a head forgets makes room for as much of the key.
+                multiply(b, at("k.kept"), k, w, blend);
+                subtract(b, at("k.room"), k, blend, k);
+                self.linear_attention(b, at("attention"), layer.state, work);
+                function(b, at("gate.sigmoid"), Function::Sigmoid, g, g);
+                multiply(b, at("gate"), y, g, y);
+            }
+        }
+        linear_onto(b, at("output"), layer.output, y, x);
+    }
+
+    /// Keys or values: where they have fewer heads, each is computed in `grouped` and repeated for its group.
+    fn repeated(
+        &self,
+        b: &mut Builder,
+        label: String,
+        matrix: (Tensor, Option<Tensor>),
+        x: Tensor,
+        [grouped, y]: [Tensor; 2],
+    ) {
+        let Config { heads, kv_heads, head_dim, .. } = self.frame.config;
+        if kv_heads == heads {
+            return maybe_affine(b, label, matrix, x, y);
+        }
+        maybe_affine(b, format!("{label}.grouped"), matrix, x, grouped);
+        let (group, tokens) = (heads / kv_heads, x.shape[1]);
+        // A view that does not advance in dimension 1 repeats.
+        let mut src = grouped.reshape([head_dim, 1, kv_heads, tokens]);
+        src.shape[1] = group;
+        src.stride[1] = 0;
+        b.step(label, copy::Call { src, dst: y.reshape(src.shape) });
+    }
+
+    fn recurrence(&self, b: &mut Builder, label: String, state: Tensor, first: Tensor, work: &Work) {
         let by_head = |t: Tensor| self.frame.by_head(t);
         b.step(
-            at("wkv"),
+            label,
             wkv6::Call {
-                k: by_head(k),
-                v: by_head(v),
-                r: by_head(r),
-                tf: layer.first,
-                td: by_head(w),
-                state_in: layer.state,
-                y: by_head(y),
-                state_out: layer.state,
+                k: by_head(work.k),
+                v: by_head(work.v),
+                r: by_head(work.r),
+                tf: first,
+                td: by_head(work.w),
+                state_in: state,
+                y: by_head(work.y),
+                state_out: state,
                 scratch: work.recurrence,
                 sequences: Sequences::Equal(1),
                 form: Form::Auto,
             },
         );
-        self.frame.head_norm(b, at("head_norm"), y, layer.head_norm);
-        b.step(at("gate"), glu::Call { kind: Gate::Swiglu, gate: g, up: y, dst: y });
-        linear_onto(b, at("output"), layer.output, y, x);
+    }
+
+    fn linear_attention(&self, b: &mut Builder, label: String, state: Tensor, work: &Work) {
+        let by_head = |t: Tensor| self.frame.by_head(t);
+        b.step(
+            label,
+            gla::Call {
+                k: by_head(work.k),
+                v: by_head(work.v),
+                r: by_head(work.r),
+                td: by_head(work.w),
+                state_in: state,
+                y: by_head(work.y),
+                state_out: state,
+                scratch: work.recurrence,
+                sequences: Sequences::Equal(1),
+                form: Form::Auto,
+                scale: 1.0 / (self.frame.config.head_dim as f32).sqrt(),
+            },
+        );
     }
 }
 
@@ -153,6 +220,8 @@ struct Work {
     r: Tensor,
     g: Tensor,
     y: Tensor,
+    /// Keys or values before their heads are repeated.
+    grouped: Tensor,
     recurrence: Option<Tensor>,
 }
 
@@ -162,11 +231,15 @@ impl Graph for Rwkv6 {
     }
 
     fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
-        let Config { hidden, heads, head_dim, .. } = self.frame.config;
+        let Config { hidden, heads, kv_heads, head_dim, .. } = self.frame.config;
         let Rwkv { mix_rank, decay_rank, .. } = self.frame.rwkv;
         let tokens = shape.tokens;
         self.frame.plan(&self.fixed, shape, |b, x| {
-            let recurrence = wkv6::scratch_bytes(head_dim, heads, tokens, 1);
+            let recurrence = if self.frame.config.architecture.is_hybrid() {
+                gla::scratch_bytes(head_dim, heads, tokens, 1)
+            } else {
+                wkv6::scratch_bytes(head_dim, heads, tokens, 1)
+            };
             let work = Work {
                 mix: MixWork::new(b, &self.frame.config, tokens),
                 ranks: scratch(b, "ranks", BLENDS * mix_rank, tokens),
@@ -178,11 +251,12 @@ impl Graph for Rwkv6 {
                 r: scratch(b, "r", hidden, tokens),
                 g: scratch(b, "g", hidden, tokens),
                 y: scratch(b, "y", hidden, tokens),
+                grouped: scratch(b, "grouped", kv_heads * head_dim, tokens),
                 recurrence: self.frame.recurrence_scratch(b, tokens, recurrence),
             };
             for (i, layer) in self.layers.iter().enumerate() {
                 self.time_mix(b, i, layer, x, &work);
-                layer.channel_mix.steps(b, &self.frame, i, x, &work.mix);
+                layer.feed_forward.steps(b, &self.frame, i, x, &work.mix);
                 self.frame.rescale(b, i, x);
             }
         })

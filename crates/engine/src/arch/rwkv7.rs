@@ -1,5 +1,5 @@
 //! RWKV-7: per layer, a time mix around the recurrence `wkv7`, then a channel mix. A head does not only forget: it looks
-//! up what it remembers under a key and replaces a share of it.
+//! up what it remembers under a key and replaces a share of it. ARWKV: the same time mix in a transformer.
 
 use kiln_gguf::Gguf;
 use kiln_kernels::recurrence::{Form, Sequences};
@@ -8,14 +8,16 @@ use kiln_kernels::unary::Function;
 use kiln_kernels::{l2_norm, scale, sum_rows, wkv7};
 
 use super::rwkv::{
-    ChannelMix, Frame, LayerTable, MixWork, Norm, add, affine, function, group, linear, linear_onto, multiply, scratch,
-    subtract, token_shift,
+    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, function, group, linear, linear_onto,
+    multiply, scratch, subtract, token_shift,
 };
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
 use crate::model::{Config, Rwkv};
 use crate::plan::{Builder, Fixed, Plan};
 
+/// The name of the vectors by which tokens lean to the ones before.
+const LERP: &str = "time_mix_lerp_fused";
 /// The fastest decay is exp of this: -e^(-1/2).
 const DECAY_FACTOR: f32 = -0.606_531;
 /// The least length that keys are divided by.
@@ -64,9 +66,9 @@ struct Layer {
     key: Tensor,
     value: Tensor,
     receptance: Tensor,
-    head_norm: Norm,
+    head_norm: Option<HeadNorm>,
     output: Tensor,
-    channel_mix: ChannelMix,
+    feed_forward: FeedForward,
     last: Tensor,
     state: Tensor,
 }
@@ -81,6 +83,10 @@ impl Layer {
         } else {
             None
         };
+        // Some files hold the gate's vector and no gate.
+        let groups = blends(rwkv);
+        let stored = if table.extent(LERP, 3) == Some(6) { 6 } else { groups };
+        let lerp = table.weight(LERP, &[hidden, 1, 1, stored])?.narrow(3, 0, groups);
         let mut square = |name: &str| table.weight(name, &[hidden, hidden]);
         Ok(Layer {
             key: square("time_mix_key")?,
@@ -88,7 +94,7 @@ impl Layer {
             receptance: square("time_mix_receptance")?,
             output: square("time_mix_output")?,
             norm: table.norm("attn_norm", hidden)?,
-            lerp: table.weight("time_mix_lerp_fused", &[hidden, 1, 1, blends(rwkv)])?,
+            lerp,
             decay: LowRank::read(table, 'w', hidden, decay_rank)?,
             rate: LowRank::read(table, 'a', hidden, rate_rank)?,
             first_value: if i > 0 { Some(LowRank::read(table, 'v', hidden, value_rank)?) } else { None },
@@ -96,8 +102,8 @@ impl Layer {
             k_k: table.weight("time_mix_k_k", &[hidden])?,
             k_a: table.weight("time_mix_k_a", &[hidden])?,
             r_k: table.weight("time_mix_r_k", &[hidden])?,
-            head_norm: table.norm("time_mix_ln", hidden)?,
-            channel_mix: ChannelMix::read(table, config, false)?,
+            head_norm: table.optional_head_norm(hidden)?,
+            feed_forward: FeedForward::read(table, config, false)?,
             last: table.shift_state("time_shift", config),
             state: table.wkv_state(config),
         })
@@ -174,7 +180,9 @@ impl Rwkv7 {
                 form: Form::Auto,
             },
         );
-        self.frame.head_norm(b, at("head_norm"), y, layer.head_norm);
+        if let Some(norm) = layer.head_norm {
+            self.frame.head_norm(b, at("head_norm"), y, norm);
+        }
 
         // The token itself: y += v (r . k r_k) in each head.
         multiply(b, at("bonus.rk"), r, k, r);
@@ -282,7 +290,7 @@ impl Graph for Rwkv7 {
             };
             for (i, layer) in self.layers.iter().enumerate() {
                 self.time_mix(b, i, layer, x, &work);
-                layer.channel_mix.steps(b, &self.frame, i, x, &work.mix);
+                layer.feed_forward.steps(b, &self.frame, i, x, &work.mix);
                 self.frame.rescale(b, i, x);
             }
         })

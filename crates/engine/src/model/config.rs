@@ -15,11 +15,20 @@ pub enum Architecture {
     Rwkv6,
     /// RWKV-7: a recurrence that also replaces what it remembers.
     Rwkv7,
+    /// QRWKV: Qwen 2 with gated linear attention and the token mixing of RWKV-6 in the place of attention.
+    Rwkv6Qwen2,
+    /// ARWKV: Qwen 2 with the time mix of RWKV-7 in the place of attention.
+    Arwkv7,
 }
 
 impl Architecture {
-    const ALL: [(&str, Architecture); 3] =
-        [("llama", Architecture::Llama), ("rwkv6", Architecture::Rwkv6), ("rwkv7", Architecture::Rwkv7)];
+    const ALL: [(&str, Architecture); 5] = [
+        ("llama", Architecture::Llama),
+        ("rwkv6", Architecture::Rwkv6),
+        ("rwkv7", Architecture::Rwkv7),
+        ("rwkv6qwen2", Architecture::Rwkv6Qwen2),
+        ("arwkv7", Architecture::Arwkv7),
+    ];
 
     /// The name in files.
     pub fn name(self) -> &'static str {
@@ -28,7 +37,12 @@ impl Architecture {
 
     /// Whether a state of fixed size takes the place of a cache: the context has no end, and no way back.
     pub fn is_recurrent(self) -> bool {
-        matches!(self, Architecture::Rwkv6 | Architecture::Rwkv7)
+        matches!(self, Architecture::Rwkv6 | Architecture::Rwkv7) || self.is_hybrid()
+    }
+
+    /// Whether only attention was replaced: norms and feed-forward layers are those of a transformer.
+    pub fn is_hybrid(self) -> bool {
+        matches!(self, Architecture::Rwkv6Qwen2 | Architecture::Arwkv7)
     }
 
     fn read(metadata: &Metadata) -> Result<(&str, Architecture), Error> {
@@ -122,7 +136,14 @@ impl Config {
         let (heads, kv_heads, head_dim) = if architecture.is_recurrent() {
             let head_size = number("wkv.head_size", None, 1024)?;
             divides(head_size, hidden, "wkv.head_size", format!("a divisor of the width {hidden}"))?;
-            (hidden / head_size, hidden / head_size, head_size)
+            let heads = hidden / head_size;
+            // Files of models without grouped heads say 0.
+            let kv_heads = match metadata.get_usize_or(&key("attention.head_count_kv"), 0)? {
+                0 => heads,
+                _ => number("attention.head_count_kv", None, heads)?,
+            };
+            divides(kv_heads, heads, "attention.head_count_kv", format!("a divisor of the {heads} heads"))?;
+            (heads, kv_heads, head_size)
         } else {
             let heads = number("attention.head_count", None, 1 << 12)?;
             let kv_heads = number("attention.head_count_kv", Some(heads), heads)?;
@@ -181,10 +202,10 @@ fn rwkv(metadata: &Metadata, architecture: Architecture, name: &str) -> Result<O
         gate_rank: 0,
     };
     match architecture {
-        Architecture::Rwkv6 => {
+        Architecture::Rwkv6 | Architecture::Rwkv6Qwen2 => {
             Ok(Some(Rwkv { mix_rank: rank("time_mix_extra_dim")?, decay_rank: rank("time_decay_extra_dim")?, ..plain }))
         }
-        Architecture::Rwkv7 => Ok(Some(Rwkv {
+        Architecture::Rwkv7 | Architecture::Arwkv7 => Ok(Some(Rwkv {
             decay_rank: rank("attention.decay_lora_rank")?,
             rate_rank: rank("attention.iclr_lora_rank")?,
             value_rank: rank("attention.value_residual_mix_lora_rank")?,

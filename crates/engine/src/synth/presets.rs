@@ -32,6 +32,22 @@ pub enum Family {
         /// Rank of the gate matrices.
         gate_rank: usize,
     },
+    /// QRWKV: Qwen 2 with the time mix of RWKV 6 and gated linear attention.
+    Rwkv6Qwen2 {
+        /// Rank of the token-mixing matrices.
+        mix_rank: usize,
+        /// Rank of the decay matrices.
+        decay_rank: usize,
+    },
+    /// ARWKV: Qwen 2 with the time mix of RWKV 7, without its gate and its norm of the heads.
+    Arwkv7 {
+        /// Rank of the decay matrices.
+        decay_rank: usize,
+        /// Rank of the in-context learning rate matrices.
+        rate_rank: usize,
+        /// Rank of the value-residual matrices.
+        value_rank: usize,
+    },
 }
 
 /// Experts of a mixture.
@@ -225,6 +241,19 @@ pub const PRESETS: &[Preset] = &[
         ff: 512,
         ..TINY_RWKV6
     },
+    Preset {
+        name: "tiny-rwkv6qwen2",
+        family: Family::Rwkv6Qwen2 { mix_rank: 8, decay_rank: 16 },
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        ..TINY_RWKV6
+    },
+    Preset {
+        name: "tiny-arwkv7",
+        family: Family::Arwkv7 { decay_rank: 16, rate_rank: 16, value_rank: 8 },
+        ..TINY_RWKV6
+    },
 ];
 
 impl Preset {
@@ -242,6 +271,8 @@ impl Preset {
             Family::Gemma2 { .. } => "gemma2",
             Family::Rwkv6 { .. } => "rwkv6",
             Family::Rwkv7 { .. } => "rwkv7",
+            Family::Rwkv6Qwen2 { .. } => "rwkv6qwen2",
+            Family::Arwkv7 { .. } => "arwkv7",
         }
     }
 }

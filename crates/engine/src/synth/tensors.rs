@@ -66,7 +66,13 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
         b.prefix = format!("blk.{layer}.");
         match preset.family {
             Family::Rwkv6 { mix_rank, decay_rank } => rwkv6(&mut b, preset, mix_rank, decay_rank),
-            Family::Rwkv7 { .. } => rwkv7(&mut b, preset, layer),
+            Family::Rwkv7 { decay_rank, rate_rank, value_rank, gate_rank } => {
+                rwkv7(&mut b, preset, layer, [decay_rank, rate_rank, value_rank, gate_rank]);
+            }
+            Family::Rwkv6Qwen2 { mix_rank, decay_rank } => qrwkv6(&mut b, preset, mix_rank, decay_rank),
+            Family::Arwkv7 { decay_rank, rate_rank, value_rank } => {
+                arwkv7(&mut b, preset, layer, [decay_rank, rate_rank, value_rank]);
+            }
             _ => transformer(&mut b, preset),
         }
     }
@@ -117,12 +123,14 @@ fn transformer(b: &mut Builder, p: &Preset) {
             b.matrix("ffn_down_exps", &[e.ff, hidden, e.count]);
             b.matrix("ffn_up_exps", &[hidden, e.ff, e.count]);
         }
-        None => {
-            b.matrix("ffn_gate", &[hidden, p.ff]);
-            b.matrix("ffn_down", &[p.ff, hidden]);
-            b.matrix("ffn_up", &[hidden, p.ff]);
-        }
+        None => dense(b, p),
     }
+}
+
+fn dense(b: &mut Builder, p: &Preset) {
+    b.matrix("ffn_gate", &[p.hidden, p.ff]);
+    b.matrix("ffn_down", &[p.ff, p.hidden]);
+    b.matrix("ffn_up", &[p.hidden, p.ff]);
 }
 
 /// The norms both RWKV families share.
@@ -136,14 +144,8 @@ fn rwkv_norms(b: &mut Builder, hidden: usize) {
 fn rwkv6(b: &mut Builder, p: &Preset, mix_rank: usize, decay_rank: usize) {
     let hidden = p.hidden;
     rwkv_norms(b, hidden);
-    b.scaled("time_mix_w1", &[hidden, mix_rank * 5], 0.3);
-    b.scaled("time_mix_w2", &[mix_rank, hidden, 5], 0.3);
-    b.even("time_mix_lerp_x", &[hidden, 1, 1], 0.0, 1.0);
-    b.even("time_mix_lerp_fused", &[hidden, 1, 1, 5], 0.0, 1.0);
+    token_mix6(b, hidden, mix_rank, decay_rank);
     b.add("time_mix_first.weight", &[p.head_dim, p.heads], Fill::Normal(0.0, 0.3));
-    b.even("time_mix_decay", &[hidden], -6.0, -1.0);
-    b.scaled("time_mix_decay_w1", &[hidden, decay_rank], 0.3);
-    b.scaled("time_mix_decay_w2", &[decay_rank, hidden], 0.3);
     for name in ["key", "value", "receptance", "gate", "output"] {
         b.matrix(&format!("time_mix_{name}"), &[hidden, hidden]);
     }
@@ -154,11 +156,45 @@ fn rwkv6(b: &mut Builder, p: &Preset, mix_rank: usize, decay_rank: usize) {
     b.matrix("channel_mix_receptance", &[hidden, hidden]);
 }
 
-fn rwkv7(b: &mut Builder, p: &Preset, layer: usize) {
-    let Family::Rwkv7 { decay_rank, rate_rank, value_rank, gate_rank } = p.family else { return };
+/// Mixing of tokens and decays, as RWKV 6 and QRWKV have them.
+fn token_mix6(b: &mut Builder, hidden: usize, mix_rank: usize, decay_rank: usize) {
+    b.scaled("time_mix_w1", &[hidden, mix_rank * 5], 0.3);
+    b.scaled("time_mix_w2", &[mix_rank, hidden, 5], 0.3);
+    b.even("time_mix_lerp_x", &[hidden, 1, 1], 0.0, 1.0);
+    b.even("time_mix_lerp_fused", &[hidden, 1, 1, 5], 0.0, 1.0);
+    b.even("time_mix_decay", &[hidden], -6.0, -1.0);
+    b.scaled("time_mix_decay_w1", &[hidden, decay_rank], 0.3);
+    b.scaled("time_mix_decay_w2", &[decay_rank, hidden], 0.3);
+}
+
+fn qrwkv6(b: &mut Builder, p: &Preset, mix_rank: usize, decay_rank: usize) {
+    let (hidden, kv) = (p.hidden, p.kv_heads * p.head_dim);
+    b.norm("attn_norm", hidden);
+    token_mix6(b, hidden, mix_rank, decay_rank);
+    for (name, width) in [("key", kv), ("value", kv), ("receptance", hidden)] {
+        b.matrix(&format!("time_mix_{name}"), &[hidden, width]);
+        b.bias(&format!("time_mix_{name}"), width);
+    }
+    b.matrix("time_mix_gate", &[hidden, hidden]);
+    b.matrix("time_mix_output", &[hidden, hidden]);
+    b.norm("ffn_norm", hidden);
+    dense(b, p);
+}
+
+fn rwkv7(b: &mut Builder, p: &Preset, layer: usize, [decay_rank, rate_rank, value_rank, gate_rank]: [usize; 4]) {
     let hidden = p.hidden;
     rwkv_norms(b, hidden);
     b.even("time_mix_lerp_fused", &[hidden, 1, 1, 6], 0.0, 1.0);
+    time_mix7(b, hidden, layer, [decay_rank, rate_rank, value_rank]);
+    b.matrix("time_mix_g1", &[hidden, gate_rank]);
+    b.matrix("time_mix_g2", &[gate_rank, hidden]);
+    b.even("channel_mix_lerp_k", &[hidden, 1, 1], 0.0, 1.0);
+    b.matrix("channel_mix_key", &[hidden, p.ff]);
+    b.scaled("channel_mix_value", &[p.ff, hidden], 0.5);
+}
+
+/// The matrices of the time mix, as RWKV 7 and ARWKV have them.
+fn time_mix7(b: &mut Builder, hidden: usize, layer: usize, [decay_rank, rate_rank, value_rank]: [usize; 3]) {
     // The first layer has no values to mix in; files hold matrices of the rate's rank there.
     let value_rank = if layer == 0 { rate_rank } else { value_rank };
     for (letter, rank, low, high) in
@@ -168,17 +204,20 @@ fn rwkv7(b: &mut Builder, p: &Preset, layer: usize) {
         b.scaled(&format!("time_mix_{letter}1"), &[hidden, rank], 0.3);
         b.scaled(&format!("time_mix_{letter}2"), &[rank, hidden], 0.3);
     }
-    b.matrix("time_mix_g1", &[hidden, gate_rank]);
-    b.matrix("time_mix_g2", &[gate_rank, hidden]);
     b.even("time_mix_k_k", &[hidden], 0.6, 1.0);
     b.even("time_mix_k_a", &[hidden], 0.8, 1.2);
     b.add("time_mix_r_k.weight", &[hidden], Fill::Normal(0.0, 0.1));
     for name in ["key", "value", "receptance", "output"] {
         b.matrix(&format!("time_mix_{name}"), &[hidden, hidden]);
     }
-    b.even("channel_mix_lerp_k", &[hidden, 1, 1], 0.0, 1.0);
-    b.matrix("channel_mix_key", &[hidden, p.ff]);
-    b.scaled("channel_mix_value", &[p.ff, hidden], 0.5);
+}
+
+fn arwkv7(b: &mut Builder, p: &Preset, layer: usize, ranks: [usize; 3]) {
+    b.norm("attn_norm", p.hidden);
+    b.even("time_mix_lerp_fused", &[p.hidden, 1, 1, 5], 0.0, 1.0);
+    time_mix7(b, p.hidden, layer, ranks);
+    b.norm("ffn_norm", p.hidden);
+    dense(b, p);
 }
 
 /// Llama 3's divisors of the rotary frequencies: 1 for the fast ones, `factor` for the slow ones, a ramp between.
@@ -230,6 +269,26 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
             set("attention.value_residual_mix_lora_rank", value_rank);
             set("attention.gate_lora_rank", gate_rank);
             m.set("rwkv7.attention.layer_norm_epsilon", 1e-5f32);
+            return;
+        }
+        Family::Rwkv6Qwen2 { mix_rank, decay_rank } => {
+            set("attention.head_count", 0);
+            set("attention.head_count_kv", preset.kv_heads);
+            set("wkv.head_size", preset.head_dim);
+            set("token_shift_count", 1);
+            set("time_mix_extra_dim", mix_rank);
+            set("time_decay_extra_dim", decay_rank);
+            m.set("rwkv6qwen2.attention.layer_norm_rms_epsilon", 1e-6f32);
+            return;
+        }
+        Family::Arwkv7 { decay_rank, rate_rank, value_rank } => {
+            set("attention.head_count", 0);
+            set("wkv.head_size", preset.head_dim);
+            set("token_shift_count", 1);
+            set("attention.decay_lora_rank", decay_rank);
+            set("attention.iclr_lora_rank", rate_rank);
+            set("attention.value_residual_mix_lora_rank", value_rank);
+            m.set("arwkv7.attention.layer_norm_rms_epsilon", 1e-6f32);
             return;
         }
         _ => {}
