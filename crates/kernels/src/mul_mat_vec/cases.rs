@@ -181,7 +181,7 @@ fn splits() -> Vec<Case> {
     ] {
         let k = 3 * ty.block_len();
         cases.push(with(&format!("{slice:?}"), (ty, [k, 19, n], Any), move |_, call| {
-            call.split = Some(Tuning { slice, ..base });
+            call.split = Some(Tuning { slice, rows: 2, flight: if n == 1 { 2 } else { 1 }, ..base });
         }));
     }
     cases

@@ -17,7 +17,7 @@ const CHUNK: usize = 512;
 /// Rows that meet a column together: it is loaded once for them.
 const ROWS: usize = 4;
 /// Columns up to which codes are multiplied as they are, again for each column.
-const FEW: usize = 2;
+const FEW: usize = 4;
 /// Products a task computes about.
 const TASK_PRODUCTS: usize = 1 << 15;
 
