@@ -425,8 +425,8 @@ fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupported> {
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     check_operands(call)?;
     match want {
-        // Few rows do not fill a matrix.
-        None if call.q.shape[1] * call.q.shape[2] / call.k.shape[2] > 8 => {
+        // Few rows do not fill a matrix, and a software GPU takes a second or two to compile each matrix kernel.
+        None if !caps.is_cpu && call.q.shape[1] * call.q.shape[2] / call.k.shape[2] > 8 => {
             coopmat2(call, caps).or_else(|_| coopmat(call, caps)).or_else(|_| scalar(call, caps))
         }
         None | Some(Path::Scalar) => scalar(call, caps),
