@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 
 use kiln_gguf::TensorType;
-use kiln_kernels::Call;
 use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::{Call, mul_mm};
 
 use crate::Error;
 
@@ -121,6 +121,25 @@ impl Builder {
     /// Adds a step.
     pub fn step(&mut self, label: impl Into<String>, call: impl Into<Call>) {
         self.steps.push(Step { label: label.into(), call: call.into() });
+    }
+
+    /// Gives the products of many columns one piece of memory to share, as large as the largest of them can use: without
+    /// it their fastest paths stay closed.
+    pub fn share_product_memory(&mut self) {
+        let bytes = |step: &Step| match &step.call {
+            Call::MulMm(call) => mul_mm::ample_scratch_bytes(&call.product, call.ids.as_ref()),
+            _ => 0,
+        };
+        let words = self.steps.iter().map(bytes).max().unwrap_or(0).div_ceil(4);
+        if words == 0 {
+            return;
+        }
+        let memory = self.slot("products", SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1]);
+        for step in &mut self.steps {
+            if let Call::MulMm(call) = &mut step.call {
+                call.scratch = Some(memory);
+            }
+        }
     }
 
     /// The finished plan, checked.

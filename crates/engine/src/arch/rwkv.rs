@@ -4,6 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_kernels::binary::{self, Operator};
 use kiln_kernels::glu::{self, Gate};
+use kiln_kernels::mul_mat_vec::{self, Gated};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
 use kiln_kernels::{Call, copy, get_rows, group_norm, mul_mat, norm, rms_norm, scale};
@@ -163,6 +164,7 @@ impl Frame {
         b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
         self.norm(b, "output.norm".into(), last, self.output_norm, last);
         linear(b, "output".into(), self.output, last, logits);
+        builder.share_product_memory();
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 
@@ -255,9 +257,18 @@ impl FeedForward {
                 // x += D (silu(G x) * U x)
                 let at = |part: &str| format!("{i}.feed_forward.{part}");
                 frame.norm(b, at("norm"), x, self.norm, normed);
-                linear(b, at("gate"), gate, normed, wide);
-                linear(b, at("up"), up, normed, r);
-                b.step(at("swiglu"), glu::Call { kind: Gate::Swiglu, gate: wide, up: r, dst: wide });
+                match mul_mat::call(gate, normed, wide) {
+                    // Few columns: both matrices in one pass.
+                    Call::MulMatVec(call) => {
+                        let gate = Some(Gated { kind: Gate::Swiglu, up, bias: None });
+                        b.step(at("gated"), mul_mat_vec::Call { gate, ..call });
+                    }
+                    call => {
+                        b.step(at("gate"), call);
+                        linear(b, at("up"), up, normed, r);
+                        b.step(at("swiglu"), glu::Call { kind: Gate::Swiglu, gate: wide, up: r, dst: wide });
+                    }
+                }
                 linear_onto(b, at("down"), down, wide, x);
             }
             Kind::ChannelMix { last, lerp, key, value, receptance } => {
