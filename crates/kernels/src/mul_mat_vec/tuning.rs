@@ -82,8 +82,8 @@ const BUILT_IN: &str = "
 # device format path columns threads team rows flight slice
 cpu *    scalar  4   8 subgroup  4 1 groups:1
 cpu *    scalar  16  8 subgroup  2 1 groups:1
-cpu *    int_dot 4   8 subgroup  4 1 groups:1
-cpu *    int_dot 16  8 subgroup  2 1 groups:1
+cpu *    int_dot 4   64 subgroup  4 1 groups:1
+cpu *    int_dot 16  64 subgroup  2 1 groups:1
 gpu f32  scalar  16  128 subgroup 2 4 groups:1
 gpu f16  scalar  16  128 subgroup 2 4 groups:1
 gpu bf16 scalar  16  128 subgroup 2 4 groups:1
