@@ -273,11 +273,40 @@ impl Caps {
         }
     }
 
+    /// Switches abilities off by name: `coopmat2`, `coopmat`, `int_dot`, `bfloat16`, `subgroups`. What is not known is
+    /// returned. For drivers whose ability turns out wrong, and for measuring one path against another.
+    pub fn disable<'a>(&mut self, names: &'a str) -> Vec<&'a str> {
+        let mut unknown = Vec::new();
+        for name in names.split(',').map(str::trim).filter(|n| !n.is_empty()) {
+            match name {
+                "coopmat2" => self.coopmat2 = Coopmat2::default(),
+                "coopmat" => self.coopmat.clear(),
+                "int_dot" => self.int_dot = IntDot::None,
+                "bfloat16" => self.bfloat16 = false,
+                "subgroups" => self.subgroups.arithmetic = false,
+                other => unknown.push(other),
+            }
+        }
+        unknown
+    }
+
     /// The subgroup-scope cooperative-matrix shape with these component types, if the driver lists one.
     pub fn coopmat_shape(&self, a: Component, c: Component) -> Option<&CoopmatShape> {
         let fits = |s: &&CoopmatShape| {
             s.a == a && s.b == a && s.c == c && s.result == c && !s.saturating && s.scope == Scope::Subgroup
         };
         self.coopmat.iter().find(fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abilities_are_switched_off_by_name() {
+        let mut caps = Caps::example_nvidia();
+        assert_eq!(caps.disable("coopmat2, int_dot,warp"), ["warp"]);
+        assert!(!caps.coopmat2.is_complete() && caps.int_dot == IntDot::None && !caps.coopmat.is_empty());
     }
 }
