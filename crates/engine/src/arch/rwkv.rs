@@ -214,6 +214,7 @@ pub(super) struct FeedForward {
 }
 
 #[derive(Clone, Copy)]
+#[expect(clippy::large_enum_variant, reason = "one for each layer of a model: the bytes do not matter, `Copy` does")]
 enum Kind {
     /// RWKV: a blend of each token with the one before, widened, squared where positive, and gated in RWKV-6.
     ChannelMix { last: Tensor, lerp: Tensor, key: Tensor, value: Tensor, receptance: Option<(Tensor, Tensor)> },
