@@ -1,11 +1,14 @@
-//! Times a case on a device, the way a model would run it: over so many copies of its data that caches do not help, with
-//! and without waiting for the call before. Judging results is `harness.rs`'s part.
+//! Times calls on a device, the way a model would run them: over so many copies of their data that caches do not help,
+//! with and without waiting for the call before. Judging results is `harness.rs`'s part.
 
 use std::sync::Arc;
 
 use kiln_gpu::{Address, Buffer, Commands, Cost, Device, Dispatch, Groups, MemoryKind, Recorder, Span, Uploader};
 
+use crate::Call;
 use crate::harness::Prepared;
+use crate::host::HostMemory;
+use crate::operation::Choice;
 use crate::record::Error;
 use crate::tensor::Tensor;
 
@@ -32,8 +35,8 @@ pub struct Timing {
     pub calls: usize,
 }
 
-/// Many copies of a case's slots on a device.
-struct Copies {
+/// Many copies of a call's slots on a device.
+pub struct Copies {
     device: Arc<Device>,
     buffers: Vec<Buffer>,
     /// Where each slot starts in a copy.
@@ -43,10 +46,11 @@ struct Copies {
 }
 
 impl Copies {
-    fn new(device: &Arc<Device>, slots: &[Vec<u8>]) -> Result<Copies, Error> {
+    /// Copies the slots as often as caches demand.
+    pub fn new(device: &Arc<Device>, memory: &HostMemory) -> Result<Copies, Error> {
         let mut bytes = Vec::new();
         let mut offsets = Vec::new();
-        for slot in slots {
+        for slot in &memory.slots {
             offsets.push(bytes.len() as u64);
             bytes.extend_from_slice(slot);
             bytes.resize(bytes.len().next_multiple_of(256), 0);
@@ -71,15 +75,15 @@ impl Copies {
     }
 
     /// Records `calls` calls, one copy after the other.
-    fn record(&self, prepared: &Prepared, calls: usize, dependent: bool) -> Result<Commands, Error> {
-        let operation = prepared.call.operation();
-        let launches = &prepared.choice.launches;
+    fn record(&self, (call, choice): (&Call, &Choice), calls: usize, dependent: bool) -> Result<Commands, Error> {
+        let operation = call.operation();
+        let launches = &choice.launches;
         let work = operation.work();
         let share = launches.len().max(1) as f64;
         let cost = Cost { bytes: work.bytes / share, flops: work.flops / share };
         let mut recorder = Recorder::new(&self.device)?;
-        for call in 0..calls {
-            let buffer = &self.buffers[call % self.buffers.len()];
+        for number in 0..calls {
+            let buffer = &self.buffers[number % self.buffers.len()];
             let at =
                 |t: &Tensor| -> Address { buffer.address().offset(self.offsets[t.slot.0 as usize] + t.offset as u64) };
             let span = |t: &Tensor| Span { start: at(t), bytes: t.span().1 as u64 };
@@ -92,7 +96,7 @@ impl Copies {
                 recorder.dispatch(Dispatch {
                     label: operation.name(),
                     pipeline: &self.device.pipeline(&launch.shader)?,
-                    params: &operation.params(&prepared.choice, i, &at),
+                    params: &operation.params(choice, i, &at),
                     groups: Groups::Direct(launch.groups),
                     reads: &reads,
                     writes: &writes,
@@ -101,6 +105,37 @@ impl Copies {
             }
         }
         Ok(recorder.finish()?)
+    }
+
+    /// Seconds of a call that waits for the one before, from two short runs: enough to tell good from bad.
+    pub fn glance(&self, call: (&Call, &Choice)) -> Result<f64, Error> {
+        let calls = self.buffers.len().clamp(1, 32);
+        let commands = self.record(call, calls, true)?;
+        run(&commands)?;
+        Ok(run(&commands)?.min(run(&commands)?) / calls as f64)
+    }
+
+    /// Times a call.
+    pub fn time(&self, call: (&Call, &Choice)) -> Result<Timing, Error> {
+        let few = self.buffers.len().clamp(1, 16);
+        let first = self.record(call, few, true)?;
+        run(&first)?;
+        let one = run(&first)? / few as f64;
+        let wanted = (RUN_SECONDS / one.max(1e-9)).ceil() as usize;
+        // Whole rounds, so that every copy weighs the same.
+        let calls = match wanted.min(MOST_CALLS) {
+            n if n <= self.buffers.len() => n.max(1),
+            n => n.next_multiple_of(self.buffers.len()),
+        };
+        let median = |dependent: bool| -> Result<f64, Error> {
+            let commands = self.record(call, calls, dependent)?;
+            run(&commands)?;
+            let mut times = (0..RUNS).map(|_| run(&commands)).collect::<Result<Vec<f64>, Error>>()?;
+            times.sort_by(f64::total_cmp);
+            Ok(times[RUNS / 2] / calls as f64)
+        };
+        let dependent = median(true)?;
+        Ok(Timing { dependent, independent: median(false)?, copies: self.buffers.len(), calls })
     }
 }
 
@@ -114,24 +149,5 @@ fn run(commands: &Commands) -> Result<f64, Error> {
 
 /// Times a prepared case.
 pub fn time(prepared: &Prepared, device: &Arc<Device>) -> Result<Timing, Error> {
-    let copies = Copies::new(device, &prepared.memory.slots)?;
-    let few = copies.buffers.len().clamp(1, 16);
-    let first = copies.record(prepared, few, true)?;
-    run(&first)?;
-    let one = run(&first)? / few as f64;
-    let wanted = (RUN_SECONDS / one.max(1e-9)).ceil() as usize;
-    // Whole rounds, so that every copy weighs the same.
-    let calls = match wanted.min(MOST_CALLS) {
-        n if n <= copies.buffers.len() => n.max(1),
-        n => n.next_multiple_of(copies.buffers.len()),
-    };
-    let median = |dependent: bool| -> Result<f64, Error> {
-        let commands = copies.record(prepared, calls, dependent)?;
-        run(&commands)?;
-        let mut times = (0..RUNS).map(|_| run(&commands)).collect::<Result<Vec<f64>, Error>>()?;
-        times.sort_by(f64::total_cmp);
-        Ok(times[RUNS / 2] / calls as f64)
-    };
-    let dependent = median(true)?;
-    Ok(Timing { dependent, independent: median(false)?, copies: copies.buffers.len(), calls })
+    Copies::new(device, &prepared.memory)?.time((&prepared.call, &prepared.choice))
 }

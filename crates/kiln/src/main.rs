@@ -43,6 +43,8 @@ enum Command {
     Selftest(commands::selftest::Arguments),
     /// Make a model file with random weights in the shape of a real model
     Synth(commands::synth::Arguments),
+    /// Find the fastest way to split the work on this device, and keep it for later runs
+    Tune(commands::tune::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Quantize(a) => commands::quantize::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),
+        Command::Tune(a) => commands::tune::run(&a),
     };
     match result {
         Ok(code) => code,

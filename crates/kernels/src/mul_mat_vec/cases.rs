@@ -50,7 +50,7 @@ fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
     }
 }
 
-fn plain(data: &mut Data, ty: TensorType, [k, m, n]: [usize; 3]) -> Call {
+pub(super) fn plain(data: &mut Data, ty: TensorType, [k, m, n]: [usize; 3]) -> Call {
     let a = weights(data, ty, [k, m, 1, 1]);
     let b = data.input(F32, [k, n, 1, 1]);
     let d = data.output(F32, [m, n, 1, 1]);

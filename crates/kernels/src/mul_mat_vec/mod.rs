@@ -8,6 +8,7 @@ pub(crate) mod cpu;
 mod cpu_rows;
 mod pick;
 mod reference;
+pub mod search;
 pub mod tuning;
 
 use kiln_gpu::{Address, Caps};

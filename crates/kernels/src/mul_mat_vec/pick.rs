@@ -127,11 +127,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     readable(call)?;
     let (path, columns) = match want {
         Some(path) => (path, columns_for(call, path, caps)?),
-        None if worth_rounding(call, caps) => match columns_for(call, Path::IntDot, caps) {
-            Ok(columns) => (Path::IntDot, columns),
-            Err(_) => (Path::Scalar, Columns::Floats),
-        },
-        None => (Path::Scalar, Columns::Floats),
+        None => preferred(call, caps)?,
     };
     let mut choice = Choice { path, launches: Vec::new() };
     if columns == Columns::Scratch {
@@ -143,13 +139,17 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     Ok(choice)
 }
 
-/// Whether integer products are the faster ones where both can run. A software GPU emulates them: only several columns,
-/// rounded once, make up for it.
-fn worth_rounding(call: &Call, caps: &Caps) -> bool {
-    if caps.is_cpu {
-        return columns(call) >= 3 && (call.scratch.is_some() || call.quantised.is_some());
-    }
-    caps.int_dot == IntDot::Accelerated
+/// The first path of the table that the call can take.
+fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
+    let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
+    // A software GPU emulates integer products, and rounding in every small workgroup costs as much as the product. Others
+    // that emulate them gain nothing.
+    let rounded_once = call.scratch.is_some() || call.quantised.is_some();
+    let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
+    let paths = table.paths(call.product.a.ty, columns(call), caps);
+    let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
+    let found = paths.find_map(|path| columns_for(call, path, caps).ok().map(|columns| (path, columns)));
+    Ok(found.unwrap_or((Path::Scalar, Columns::Floats)))
 }
 
 pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {

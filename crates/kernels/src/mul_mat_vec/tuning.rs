@@ -1,6 +1,9 @@
 //! How a call's work is split among threads, as a table: by format, path, number of columns and kind of device. The first
-//! line that fits is taken. A file named by `KILN_TUNING` in the same form goes before the built-in lines.
+//! line that fits is taken, and where a call can take several paths its path too. A file named by `KILN_TUNING` in the
+//! same form goes before the lines that `kiln tune` kept for the device, and those before the built-in ones.
 
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use kiln_gguf::TensorType;
@@ -76,14 +79,31 @@ pub struct Line {
     pub tuning: Tuning,
 }
 
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Line { device, format, path, columns, tuning: Tuning { threads, team, rows, flight, slice } } = self;
+        let team = match team {
+            Team::Subgroup => "subgroup",
+            Team::Workgroup => "workgroup",
+            Team::Shared => "shared",
+        };
+        write!(f, "{device} {format} {} {columns} {threads} {team} {rows} {flight} ", path.name())?;
+        match slice {
+            Slice::Quads { count, step } => write!(f, "quads:{count}x{step}"),
+            Slice::Groups(n) => write!(f, "groups:{n}"),
+        }
+    }
+}
+
 // Why these: `docs/ladder/mul_mat_vec.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
 # device format path columns threads team rows flight slice
-cpu *    scalar  4   8 subgroup  4 1 groups:1
-cpu *    scalar  16  8 subgroup  2 1 groups:1
+cpu *    scalar  2   8 subgroup  4 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
+cpu *    scalar  4   8 subgroup  4 1 groups:1
+cpu *    scalar  16  8 subgroup  2 1 groups:1
 gpu f32  scalar  16  128 subgroup 2 4 groups:1
 gpu f16  scalar  16  128 subgroup 2 4 groups:1
 gpu bf16 scalar  16  128 subgroup 2 4 groups:1
@@ -129,18 +149,23 @@ impl Table {
 
     /// The split for a format on a path, from the first line that fits a device.
     pub fn find(&self, ty: TensorType, path: Path, columns: usize, caps: &Caps) -> Option<Tuning> {
+        self.fitting(ty, columns, caps).find(|line| line.path == path).map(|line| bounded(line.tuning, caps))
+    }
+
+    /// The paths for a format, best first; a path may come twice.
+    pub fn paths(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = Path> {
+        self.fitting(ty, columns, caps).map(|line| line.path)
+    }
+
+    fn fitting(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = &Line> {
         let device = if caps.is_cpu { "cpu" } else { "gpu" };
         let format = ty.name().to_lowercase();
-        let fits = |line: &&Line| {
+        let fits = move |line: &&Line| {
             let named = line.format == "*" || line.format == format || (line.format == "k/*" && ty.block_len() == 256);
             let whole = !ty.is_quantised() || ty.block_len().is_multiple_of(line.tuning.slice.span());
-            named
-                && whole
-                && (line.device == device || line.device == "*")
-                && line.path == path
-                && columns <= line.columns
+            named && whole && (line.device == device || line.device == "*") && columns <= line.columns
         };
-        self.0.iter().find(fits).map(|line| bounded(line.tuning, caps))
+        self.0.iter().filter(fits)
     }
 }
 
@@ -182,7 +207,16 @@ fn parse_line(words: &[&str]) -> Option<Line> {
     Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
 }
 
-/// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
+static KEPT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Names the file of lines that were found on the device of this process. It need not exist. To be called before the
+/// first call is picked; later ones change nothing.
+pub fn use_file(file: PathBuf) {
+    let _ = KEPT.set(file);
+}
+
+/// The table of this process: the file of `KILN_TUNING`, if there is one, then what was found on the device, then the
+/// built-in lines.
 pub fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
@@ -194,6 +228,13 @@ pub fn table() -> Result<&'static Table, String> {
                 Table::parse(&text).map_err(|e| format!("{TUNING_FILE}={name}: {e}"))?
             }
         };
+        // What `kiln tune` kept can be made again: a file that cannot be read, or was spoilt, costs speed only.
+        if let Some(text) = KEPT.get().and_then(|file| std::fs::read_to_string(file).ok()) {
+            match Table::parse(&text) {
+                Ok(kept) => table.0.extend(kept.0),
+                Err(e) => log::warn!("what `kiln tune` kept is ignored: {e}"),
+            }
+        }
         table.0.extend(Table::parse(BUILT_IN)?.0);
         Ok(table)
     };
@@ -219,6 +260,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn lines_are_written_as_they_are_read() {
+        let table = Table::parse(BUILT_IN).unwrap();
+        let text: String = table.0.iter().map(|line| format!("{line}\n")).collect();
+        assert_eq!(Table::parse(&text), Ok(table));
+    }
+
+    #[test]
+    fn the_order_of_lines_is_that_of_preference() {
+        let text = "gpu q4_k scalar 1 64 subgroup 1 1 groups:1\ngpu q4_k int_dot 16 64 subgroup 1 1 groups:1";
+        let table = Table::parse(text).unwrap();
+        let first = |columns| table.paths(TensorType::Q4_K, columns, &Caps::example_nvidia()).next();
+        assert_eq!((first(1), first(2)), (Some(Path::Scalar), Some(Path::IntDot)));
+        assert_eq!(table.paths(TensorType::Q8_0, 1, &Caps::example_nvidia()).next(), None);
     }
 
     #[test]

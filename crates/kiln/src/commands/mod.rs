@@ -10,3 +10,4 @@ pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod selftest;
 pub(crate) mod synth;
+pub(crate) mod tune;

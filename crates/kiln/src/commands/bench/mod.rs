@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Seconds as people read them.
-fn time(seconds: f64) -> String {
+pub(super) fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.2} us", s * 1e6),
         s if s < 1.0 => format!("{:.3} ms", s * 1e3),
