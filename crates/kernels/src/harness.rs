@@ -43,11 +43,16 @@ pub struct Prepared {
 impl Prepared {
     /// Builds a case for every path the device offers. Errors are of the case itself, not of the device.
     pub fn all(case: &Case, device: &Device) -> Result<Vec<Prepared>, Error> {
+        Prepared::on(case, device, &Path::ALL)
+    }
+
+    /// Builds a case for those of the paths that the device offers.
+    pub fn on(case: &Case, device: &Device, paths: &[Path]) -> Result<Vec<Prepared>, Error> {
         let caps = &device.adapter.caps;
         let (call, tolerance, memory) = case.build();
         call.operation().check()?;
         let mut prepared = Vec::new();
-        for path in Path::ALL {
+        for &path in paths {
             let Ok(choice) = call.operation().pick(caps, Some(path)) else { continue };
             let mut parts = call.operation().parts();
             if parts.len() > MOST_PARTS {
@@ -62,6 +67,11 @@ impl Prepared {
             prepared.push(Prepared { path, call: call.clone(), choice, parts, tolerance, memory: memory.clone() });
         }
         Ok(prepared)
+    }
+
+    /// The shaders of the case itself, without those of its parts.
+    pub fn shaders_of_call(&self) -> impl Iterator<Item = &Shader> {
+        self.choice.launches.iter().map(|launch| &launch.shader)
     }
 
     /// The shaders it will run.

@@ -16,6 +16,7 @@ pub mod row_norm;
 pub mod rows;
 pub mod tensor;
 pub mod timing;
+pub mod tuning;
 
 /// Every operation is one line here: its folder and the name of its variant in [`Call`].
 macro_rules! operations {

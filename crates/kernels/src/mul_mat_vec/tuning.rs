@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
 
+use super::NAME;
 use crate::operation::Path;
-
-/// The environment variable that names a file of lines that go before the built-in ones.
-pub const TUNING_FILE: &str = "KILN_TUNING";
+use crate::tuning;
+pub use crate::tuning::FILE as TUNING_FILE;
 
 /// What a thread loads and multiplies at once (`slices.glsl`). Plain types have slices of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,13 +134,10 @@ impl Table {
     /// Reads lines of `device format path columns threads team rows flight slice`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
-        for (i, line) in text.lines().enumerate() {
-            let words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
-            if words.is_empty() {
-                continue;
-            }
+        for (number, words) in tuning::lines(text, NAME) {
             let line = parse_line(&words).ok_or_else(|| {
-                format!("line {}: `{line}` is not `device format path columns threads team rows flight slice`", i + 1)
+                let line = words.join(" ");
+                format!("line {number}: `{line}` is not `device format path columns threads team rows flight slice`")
             })?;
             lines.push(line);
         }
@@ -158,12 +155,10 @@ impl Table {
     }
 
     fn fitting(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = &Line> {
-        let device = if caps.is_cpu { "cpu" } else { "gpu" };
-        let format = ty.name().to_lowercase();
         let fits = move |line: &&Line| {
-            let named = line.format == "*" || line.format == format || (line.format == "k/*" && ty.block_len() == 256);
+            let named = tuning::names_format(&line.format, ty);
             let whole = !ty.is_quantised() || ty.block_len().is_multiple_of(line.tuning.slice.span());
-            named && whole && (line.device == device || line.device == "*") && columns <= line.columns
+            named && whole && tuning::names_device(&line.device, caps) && columns <= line.columns
         };
         self.0.iter().filter(fits)
     }
@@ -220,14 +215,8 @@ pub fn use_file(file: PathBuf) {
 pub fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
-        let mut table = match std::env::var_os(TUNING_FILE) {
-            None => Table::default(),
-            Some(file) => {
-                let name = file.to_string_lossy().into_owned();
-                let text = std::fs::read_to_string(file).map_err(|e| format!("{TUNING_FILE}={name}: {e}"))?;
-                Table::parse(&text).map_err(|e| format!("{TUNING_FILE}={name}: {e}"))?
-            }
-        };
+        let (name, text) = tuning::file()?;
+        let mut table = Table::parse(&text).map_err(|e| format!("{}={name}: {e}", tuning::FILE))?;
         // What `kiln tune` kept can be made again: a file that cannot be read, or was spoilt, costs speed only.
         if let Some(text) = KEPT.get().and_then(|file| std::fs::read_to_string(file).ok()) {
             match Table::parse(&text) {

@@ -1,8 +1,10 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with f32 sums. Tiles of DEPTH elements of k lie in shared memory twice: while one is multiplied, the next is on its way
-// in registers; it is turned into 16-bit floats when it is stored. Sums run over k in order, whatever the tile.
+// with f32 sums. Tiles of DEPTH elements of k lie in shared memory STAGES times: while one is multiplied, a later one is on
+// its way in registers; it is turned into 16-bit floats when it is stored. With two stages matrices are loaded after the
+// barrier; with three the first ones of the next tile are loaded before it, so that the units do not wait for them.
+// Sums run over k in order, whatever the tile.
 #version 450
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
@@ -16,16 +18,23 @@
 layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "mul_mm/place.glsl"
+#define STORE_TENSOR 0
+#include "mul_mm/finish.glsl"
 
-// A thread fetches 16 elements of a at a time, which share a scale in every format, and 8 of b.
-#define UNITS_A (TILE_M * DEPTH / 16)
+// A thread fetches 16 elements of blocks at a time, which share a scale in every format, and 8 of b or of plain rows.
+#if A_BLOCKS
+#define UNIT_A 16
+#else
+#define UNIT_A 8
+#endif
+#define UNITS_A (TILE_M * DEPTH / UNIT_A)
 #define UNITS_B (TILE_N * DEPTH / 8)
 #define PER_A ((UNITS_A + WG - 1) / WG)
 #define PER_B ((UNITS_B + WG - 1) / WG)
 // Eight elements in each vector; one vector more than the tile is deep keeps rows in different banks.
 #define LINE (DEPTH / 8 + 1)
 #define BUFFER ((TILE_M + TILE_N) * LINE)
-shared uvec4 space[2 * BUFFER];
+shared uvec4 space[STAGES * BUFFER];
 
 #define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
 #define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
@@ -38,15 +47,15 @@ uvec2 row_a[PER_A], row_b[PER_B];
 uint codes[PER_A][4];
 vec2 scales[PER_A];
 #else
-uvec4 lines_a[PER_A][2];
+uvec4 lines_a[PER_A];
 #endif
 uvec4 lines_b[PER_B];
 
-uint place_a(uint unit) { return unit % (DEPTH / 16); }
+uint place_a(uint unit) { return unit % (DEPTH / UNIT_A); }
 uint place_b(uint unit) { return unit % (DEPTH / 8); }
 
 #if !A_BLOCKS
-// Four 16-bit floats from element e on; past the end zeros, whatever lies there in memory.
+// 16-bit floats from element e on; past the end zeros, whatever lies there in memory.
 uvec2 four_words(uvec2 row, uint e) {
 #if VECTORS_A
     return e < p.k ? U32x2(row).v[e / 4] : uvec2(0);
@@ -56,22 +65,31 @@ uvec2 four_words(uvec2 row, uint e) {
     return uvec2(w.x | w.y << 16, w.z | w.w << 16);
 #endif
 }
+uvec4 eight(uvec2 row, uint e) {
+#if WIDE_A
+    return e < p.k ? U32x4(row).v[e / 8] : uvec4(0);
+#else
+    return uvec4(four_words(row, e), four_words(row, e + 4));
+#endif
+}
 #endif
 
 // Starts the loads of the tile from element k on.
 void fetch(uint k) {
     uint t = gl_LocalInvocationID.x;
     [[unroll]] for (uint i = 0; i < PER_A; i++) {
-        uint e = k + 16 * place_a(t + i * WG);
+        uint e = k + UNIT_A * place_a(t + i * WG);
 #if A_BLOCKS
-        // Blocks are whole groups of 32, and so is DEPTH or a part of it: nothing here lies past the end.
-        if (UNITS_A % WG == 0 || t + i * WG < UNITS_A) {
+        // Rows are whole groups of 32: only a deeper tile may reach past the end.
+        if ((DEPTH <= 32 || e < p.k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
             [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = A_CODES4(row_a[i], e + 4 * j);
             scales[i] = A_SCALE(row_a[i], e);
+        } else {
+            [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = 0;
+            scales[i] = vec2(0);
         }
 #else
-        lines_a[i][0] = uvec4(four_words(row_a[i], e), four_words(row_a[i], e + 4));
-        lines_a[i][1] = uvec4(four_words(row_a[i], e + 8), four_words(row_a[i], e + 12));
+        lines_a[i] = eight(row_a[i], e);
 #endif
     }
     [[unroll]] for (uint i = 0; i < PER_B; i++) lines_b[i] = U32x4(row_b[i]).v[k / 8 + place_b(t + i * WG)];
@@ -96,13 +114,12 @@ void put(uint buffer_start) {
     [[unroll]] for (uint i = 0; i < PER_A; i++) {
         uint unit = t + i * WG;
         if (UNITS_A % WG != 0 && unit >= UNITS_A) break;
-        uint at = buffer_start + unit / (DEPTH / 16) * LINE + 2 * place_a(unit);
+        uint at = buffer_start + unit / (DEPTH / UNIT_A) * LINE + UNIT_A / 8 * place_a(unit);
 #if A_BLOCKS
         space[at] = uvec4(values(codes[i][0], scales[i]), values(codes[i][1], scales[i]));
         space[at + 1] = uvec4(values(codes[i][2], scales[i]), values(codes[i][3], scales[i]));
 #else
-        space[at] = lines_a[i][0];
-        space[at + 1] = lines_a[i][1];
+        space[at] = lines_a[i];
 #endif
     }
     [[unroll]] for (uint i = 0; i < PER_B; i++) {
@@ -112,42 +129,98 @@ void put(uint buffer_start) {
     }
 }
 
+void put4_f32(uvec2 d, uint m, vec4 v) { F32x4(d).v[m / 4] = v; }
+void put4_f16(uvec2 d, uint m, vec4 v) { F16x4(d).v[m / 4] = f16vec4(v); }
+
+// Four sums of a column, from this row of the tile on.
+void put_four(vec4 sums, uint row, uint column) {
+    uint m = first_m + row;
+#if VECTORS_D && !RESIDUAL
+    if (m + 4 <= p.m) {
+        [[unroll]] for (uint i = 0; i < 4; i++) sums[i] = finish_at(sums[i], row + i, column);
+        PUT4_D(column_d[column], m, sums);
+        return;
+    }
+#endif
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        if (m + i < p.m) STORE_D(column_d[column], m + i, finish_at(sums[i], row + i, column));
+}
+
+#define LOAD_A(A, START, E)                                                                       \
+    [[unroll]] for (uint i = 0; i < ROWS; i++)                                                    \
+        coopMatLoad(A[i], space, (START) + (warp_m + i * MM) * LINE + (E) / 8, LINE, gl_CooperativeMatrixLayoutRowMajor);
+#define LOAD_B(B, J, START, E)                                                                    \
+    coopMatLoad(B, space, (START) + (TILE_M + warp_n + (J) * MN) * LINE + (E) / 8, LINE, gl_CooperativeMatrixLayoutColumnMajor);
+#define MULTIPLY(A, B, J) [[unroll]] for (uint i = 0; i < ROWS; i++) sum[i][J] = coopMatMulAdd(A[i], B, sum[i][J]);
+
 void main() {
     A_INIT();
     if (!find_tile()) return;
+    prepare_finish();
     uint t = gl_LocalInvocationID.x;
-    [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + (t + i * WG) / (DEPTH / 16));
+    [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + (t + i * WG) / (DEPTH / UNIT_A));
     [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + (t + i * WG) / (DEPTH / 8));
     uint warp_m = gl_SubgroupID % WARPS_M * WARP_M, warp_n = gl_SubgroupID / WARPS_M * WARP_N;
-
     MATRIX_C sum[ROWS][COLUMNS];
     [[unroll]] for (uint i = 0; i < ROWS; i++)
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) sum[i][j] = MATRIX_C(0.0);
 
     fetch(0);
     put(0);
-    uint buffer_start = 0;
+#if STAGES == 2
+    uint current = 0;
     for (uint k = 0; k < p.k; k += DEPTH) {
         barrier();
         bool more = k + DEPTH < p.k;
         if (more) fetch(k + DEPTH);
         [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
             MATRIX_A a[ROWS];
-            [[unroll]] for (uint i = 0; i < ROWS; i++) {
-                uint at = buffer_start + (warp_m + i * MM) * LINE + e / 8;
-                coopMatLoad(a[i], space, at, LINE, gl_CooperativeMatrixLayoutRowMajor);
-            }
+            LOAD_A(a, current, e)
             [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
                 MATRIX_B b;
-                uint at = buffer_start + (TILE_M + warp_n + j * MN) * LINE + e / 8;
-                coopMatLoad(b, space, at, LINE, gl_CooperativeMatrixLayoutColumnMajor);
-                [[unroll]] for (uint i = 0; i < ROWS; i++) sum[i][j] = coopMatMulAdd(a[i], b, sum[i][j]);
+                LOAD_B(b, j, current, e)
+                MULTIPLY(a, b, j)
             }
         }
-        buffer_start = BUFFER - buffer_start;
-        if (more) put(buffer_start);
+        current = BUFFER - current;
+        if (more) put(current);
     }
     barrier();
+#else
+    // Step s multiplies tile s, loads the first matrices of tile s + 1, and stores tile s + 2, all in different buffers:
+    // one barrier at its end is enough.
+    if (DEPTH < p.k) {
+        fetch(DEPTH);
+        put(BUFFER);
+    }
+    barrier();
+    uint current = 0, next = BUFFER, later = 2 * BUFFER;
+    MATRIX_A a[2][ROWS];
+    MATRIX_B b[2][COLUMNS];
+    LOAD_A(a[0], current, 0)
+    [[unroll]] for (uint j = 0; j < COLUMNS; j++) LOAD_B(b[0][j], j, current, 0)
+    for (uint k = 0; k < p.k; k += DEPTH) {
+        bool more = k + 2 * DEPTH < p.k;
+        if (more) fetch(k + 2 * DEPTH);
+        [[unroll]] for (uint s = 0; s < DEPTH / MK; s++) {
+            // After the last tile this loads what is not used: the buffer is there, its values do not matter.
+            uint from = s + 1 < DEPTH / MK ? current : next, e = s + 1 < DEPTH / MK ? (s + 1) * MK : 0;
+            LOAD_A(a[(s + 1) % 2], from, e)
+            [[unroll]] for (uint j = 0; j < COLUMNS; j++) LOAD_B(b[(s + 1) % 2][j], j, from, e)
+            [[unroll]] for (uint j = 0; j < COLUMNS; j++) MULTIPLY(a[s % 2], b[s % 2][j], j)
+        }
+        if (DEPTH / MK % 2 == 1) {
+            [[unroll]] for (uint i = 0; i < ROWS; i++) a[0][i] = a[1][i];
+            [[unroll]] for (uint j = 0; j < COLUMNS; j++) b[0][j] = b[1][j];
+        }
+        if (more) put(later);
+        uint done = current;
+        current = next;
+        next = later;
+        later = done;
+        barrier();
+    }
+#endif
 
     // Which element a thread holds is the driver's secret, so each matrix goes through shared memory, columns apart.
     uint stage = gl_SubgroupID * (MM * MN / 4);
@@ -155,10 +228,9 @@ void main() {
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
             coopMatStore(sum[i][j], space, stage, MM / 4, gl_CooperativeMatrixLayoutColumnMajor);
             subgroupBarrier();
-            for (uint at = gl_SubgroupInvocationID; at < MM * MN; at += SG) {
-                uint m = first_m + warp_m + i * MM + at % MM, n = first_n + warp_n + j * MN + at / MM;
-                float value = uintBitsToFloat(space[stage + at / 4][at % 4]);
-                if (m < p.m && n < end_n) STORE_D(column_of_d(n), m, finish(value, m, n));
+            for (uint at = gl_SubgroupInvocationID; at < MM * MN / 4; at += SG) {
+                uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + j * MN + at / (MM / 4);
+                if (first_m + row < p.m && first_n + column < end_n) put_four(uintBitsToFloat(space[stage + at]), row, column);
             }
             subgroupBarrier();
         }

@@ -3,7 +3,7 @@
 // WG threads compute TILE_M x TILE_N with f32 sums, DEPTH elements of k at a time, straight from memory: the driver stages
 // the tiles. Blocks are decoded by a callback for each element. Tiles inside of the operands use layouts without bounds,
 // others layouts that read zeros past the end. A tile whose columns end early takes matrices of half or a quarter of
-// TILE_N. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
+// TILE_N. With AHEAD the next tiles are loaded before the last ones are multiplied. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
 #version 450
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
@@ -16,6 +16,7 @@
 layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "mul_mm/place.glsl"
+#include "mul_mm/finish.glsl"
 
 // What the prepared columns are padded to.
 #define PADDED_K ((p.k + 63) & ~63u)
@@ -45,15 +46,17 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer Result { D_
 #else
 layout(buffer_reference, std430, buffer_reference_align = 2) buffer Result { D_ELEMENT v[]; };
 #endif
-// What follows the product; rows and columns past the end are not stored, and must not be read.
 float finish_element(const in uint row, const in uint column, const in float sum) {
-    uint m = first_m + row, n = first_n + column;
-    return m < p.m && n < end_n ? finish(sum, m, n) : 0.0;
+#if RESIDUAL
+    // Rows past the end are not stored, and must not be read.
+    if (first_m + row >= p.m) return 0.0;
+#endif
+    return finish_at(sum, row, column);
 }
 #else
 float finish_element(const in uint row, const in uint column, const in float sum) {
-    uint m = first_m + row, n = first_n + column;
-    if (m < p.m && n < end_n) STORE_D(column_of_d(n), m, finish(sum, m, n));
+    if (first_m + row < p.m && first_n + column < end_n)
+        STORE_D(column_d[column], first_m + row, finish_at(sum, row, column));
     return sum;
 }
 #endif
@@ -64,22 +67,55 @@ float finish_element(const in uint row, const in uint column, const in float sum
 
 const uint HALF_N = TILE_N / 2, QUARTER_N = TILE_N / 4;
 
-// One step: tiles of a and b by these layouts from element k on.
-#define STEP(N, A_LAYOUT, B_LAYOUT)                                                                          \
-    {                                                                                                        \
-        MATRIX_A a;                                                                                          \
-        MATRIX_B(N) b;                                                                                       \
-        coopMatLoadTensorNV(a, weights.v, 0, sliceTensorLayoutNV(A_LAYOUT, first_m, TILE_M, k, DEPTH) DECODE); \
-        coopMatLoadTensorNV(b, columns.v, 0, sliceTensorLayoutNV(B_LAYOUT, first_n, N, k, DEPTH), transpose);  \
-        sum = coopMatMulAdd(a, b, sum);                                                                      \
+// Tiles of a and b by these layouts from element K on, a multiple of DEPTH, which is a power of two.
+#define LOAD(A, B, N, K, A_LAYOUT, B_LAYOUT)                                                                  \
+    coopMatLoadTensorNV(A, weights.v, 0, sliceTensorLayoutNV(A_LAYOUT, first_m, TILE_M, (K) & ~(DEPTH - 1u), DEPTH) DECODE); \
+    coopMatLoadTensorNV(B, columns.v, 0, sliceTensorLayoutNV(B_LAYOUT, first_n, N, (K) & ~(DEPTH - 1u), DEPTH), transpose);
+
+// One step: the tiles from element k on.
+#define STEP(N, A_LAYOUT, B_LAYOUT)                                                                           \
+    {                                                                                                         \
+        MATRIX_A a;                                                                                           \
+        MATRIX_B(N) b;                                                                                        \
+        LOAD(a, b, N, k, A_LAYOUT, B_LAYOUT)                                                                  \
+        sum = coopMatMulAdd(a, b, sum);                                                                       \
+        k += DEPTH;                                                                                           \
     }
+
+// All steps that lie inside, UNROLL in one round.
+#if AHEAD
+#define STEP_AHEAD(N)                                                                                         \
+    {                                                                                                         \
+        MATRIX_A next_a;                                                                                      \
+        MATRIX_B(N) next_b;                                                                                   \
+        k += DEPTH;                                                                                           \
+        LOAD(next_a, next_b, N, k, a_layout, b_layout)                                                        \
+        sum = coopMatMulAdd(a, b, sum);                                                                       \
+        a = next_a;                                                                                           \
+        b = next_b;                                                                                           \
+    }
+#define STEPS(N)                                                                                              \
+    if (DEPTH <= p.k) {                                                                                       \
+        MATRIX_A a;                                                                                           \
+        MATRIX_B(N) b;                                                                                        \
+        LOAD(a, b, N, 0, a_layout, b_layout)                                                                  \
+        while (k + (UNROLL + 1) * DEPTH <= p.k) [[unroll]] for (uint u = 0; u < UNROLL; u++) STEP_AHEAD(N)    \
+        while (k + 2 * DEPTH <= p.k) STEP_AHEAD(N)                                                            \
+        sum = coopMatMulAdd(a, b, sum);                                                                       \
+        k += DEPTH;                                                                                           \
+    }
+#else
+#define STEPS(N)                                                                                              \
+    while (k + UNROLL * DEPTH <= p.k) [[unroll]] for (uint u = 0; u < UNROLL; u++) STEP(N, a_layout, b_layout) \
+    while (k + DEPTH <= p.k) STEP(N, a_layout, b_layout)
+#endif
 
 #if STORE_TENSOR
 // The barrier: d may be the residual, which all threads must have read.
 #define STORE(N)                                                                                             \
     barrier();                                                                                               \
     coopmat<D_ELEMENT, gl_ScopeWorkgroup, TILE_M, N, gl_MatrixUseAccumulator> result =                       \
-        coopmat<D_ELEMENT, gl_ScopeWorkgroup, TILE_M, N, gl_MatrixUseAccumulator>(finished);                 \
+        coopmat<D_ELEMENT, gl_ScopeWorkgroup, TILE_M, N, gl_MatrixUseAccumulator>(sum);                      \
     coopMatStoreTensorNV(result, Result(tile_d).v, 0, sliceTensorLayoutNV(d_layout, first_n, N, first_m, TILE_M), transpose);
 #else
 #define STORE(N)
@@ -89,18 +125,9 @@ const uint HALF_N = TILE_N / 2, QUARTER_N = TILE_N / 4;
     {                                                                                                        \
         MATRIX_C(N) sum = MATRIX_C(N)(0.0);                                                                  \
         uint k = 0;                                                                                          \
-        if (inside_m && first_n + N <= columns_in_all) {                                                     \
-            for (; k + UNROLL * DEPTH <= p.k; ) {                                                            \
-                [[unroll]] for (uint u = 0; u < UNROLL; u++) {                                               \
-                    STEP(N, a_layout, b_layout)                                                              \
-                    k += DEPTH;                                                                              \
-                }                                                                                            \
-            }                                                                                                \
-            for (; k + DEPTH <= p.k; k += DEPTH) STEP(N, a_layout, b_layout)                                 \
-        }                                                                                                    \
-        for (; k < p.k; k += DEPTH) STEP(N, a_clamped, b_clamped)                                            \
-        MATRIX_C(N) finished;                                                                                \
-        coopMatPerElementNV(finished, sum, finish_element);                                                  \
+        if (inside_m && first_n + N <= columns_in_all) { STEPS(N) }                                          \
+        while (k < p.k) STEP(N, a_clamped, b_clamped)                                                        \
+        coopMatPerElementNV(sum, sum, finish_element);                                                       \
         STORE(N)                                                                                             \
     }
 
@@ -142,6 +169,8 @@ void main() {
 #endif
     d_layout = setTensorLayoutStrideNV(setTensorLayoutDimensionNV(d_layout, end_n, p.m), d_stride, 1);
 #endif
+    prepare_finish();
+    barrier();
     Weights weights = Weights(tile_a);
     bool inside_m = first_m + TILE_M <= p.m;
 

@@ -2,8 +2,10 @@
 //! bound by arithmetic, so its paths differ in which units of the device multiply.
 
 pub mod cases;
+mod matrix;
 mod pick;
 mod reference;
+mod tuning;
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps};

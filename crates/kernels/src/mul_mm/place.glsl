@@ -1,6 +1,9 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
-// that run side by side share columns. With EXPERTS, tiles come from the list that experts.comp made: each belongs to
-// one expert, and its columns are the (token, slot) pairs that chose it.
+// that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
+// list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
+#ifndef BAND
+#define BAND tiles_m
+#endif
 uint first_m, first_n, end_n;
 uvec2 tile_a, tile_b, tile_d, tile_bias, tile_residual;
 uint tile_columns; // Columns of b before those of the tile's batch.
@@ -14,9 +17,9 @@ bool find_tile() {
     if (p.m == 0) return false;
     uint tiles_m = (p.m + TILE_M - 1) / TILE_M;
     uint tile = group_index();
+#if EXPERTS
     first_m = tile % tiles_m * TILE_M;
     tile /= tiles_m;
-#if EXPERTS
     // The list: number of tiles, then expert, first pair and end of pairs of each.
     if (tile >= U32(p.tiles).v[0]) return false;
     first_n = U32(p.tiles).v[3 * tile + 2];
@@ -27,9 +30,16 @@ bool find_tile() {
 #else
     if (p.n == 0) return false;
     uint tiles_n = (p.n + TILE_N - 1) / TILE_N;
-    first_n = tile % tiles_n * TILE_N;
     end_n = p.n;
-    tile /= tiles_n;
+    uint tiles = tiles_m * tiles_n;
+    uint in_batch = tile % tiles;
+    tile /= tiles;
+    // Bands of BAND rows of tiles: down a band's rows, then on to the next columns.
+    uint start = in_batch / (uint(BAND) * tiles_n) * BAND;
+    uint rows = min(uint(BAND), tiles_m - start);
+    in_batch -= start * tiles_n;
+    first_m = (start + in_batch % rows) * TILE_M;
+    first_n = in_batch / rows * TILE_N;
     uint i2 = tile % p.batches[0], i3 = tile / p.batches[0];
     if (i3 >= p.batches[1]) return false;
     tile_a = batch_start(p.a, i2 / p.share[0], i3 / p.share[1], p.a_stride);
@@ -71,12 +81,8 @@ uvec2 column_of_d(uint n) { return row_address(tile_d, min(n, end_n - 1), p.d_st
 uvec2 column_of_residual(uint n) { return row_address(tile_residual, min(n, end_n - 1), p.residual_stride[0]); }
 #endif
 
-// What follows the product; m and n lie inside.
+// What follows the product; m and n lie inside. For prepared columns: finish.glsl.
 float finish(float sum, uint m, uint n) {
-#if PREPARED
-    // A power of two, so nothing is lost: columns.comp divided by it.
-    sum *= F32(p.factors).v[column_number(n)];
-#endif
     sum *= p.scale;
 #if BIAS
     sum += F32(tile_bias).v[m];

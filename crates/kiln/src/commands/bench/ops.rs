@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use kiln_gpu::Shader;
 use kiln_kernels::case::Level;
 use kiln_kernels::harness::Prepared;
+use kiln_kernels::operation::Path;
 use kiln_kernels::probe::Probe;
 use kiln_kernels::timing::{self, Timing};
 use serde_json::json;
@@ -20,14 +21,25 @@ use crate::output::{print, progress, say};
 pub(crate) struct Arguments {
     /// Operations to time; all without any
     operations: Vec<String>,
-    /// Only cases whose name holds this text
+    /// Only cases whose name holds this text; may be given several times
     #[arg(long, value_name = "TEXT")]
-    case: Option<String>,
+    case: Vec<String>,
+    /// Only these paths: scalar, int_dot, coopmat, coopmat2
+    #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
+    path: Vec<Path>,
     #[command(flatten)]
     device: DeviceFlag,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+fn path_of(text: &str) -> Result<Path, String> {
+    let names = Path::ALL.map(Path::name);
+    Path::ALL
+        .into_iter()
+        .find(|p| p.name() == text)
+        .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
 }
 
 struct Row {
@@ -50,15 +62,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (case, path, after, once, bytes, share, flops) = head;
         print(&format!("{case:52} {path:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}"));
     }
-    let wanted = |name: &str| arguments.case.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    let wanted =
+        |name: &str| arguments.case.is_empty() || arguments.case.iter().any(|text| name.contains(text.as_str()));
+    let paths = if arguments.path.is_empty() { &Path::ALL[..] } else { &arguments.path };
     let mut rows = Vec::new();
     let mut failed = 0;
     for kernel in kernels {
         let cases: Vec<_> = (kernel.cases)(Level::Bench).into_iter().filter(|c| wanted(&c.name)).collect();
         let bar = progress(cases.len() as u64, kernel.name);
         for case in &cases {
-            let prepared = Prepared::all(case, &device)?;
-            let shaders: Vec<Shader> = prepared.iter().flat_map(|p| p.shaders().cloned()).collect();
+            let prepared = Prepared::on(case, &device, paths)?;
+            let shaders: Vec<Shader> = prepared.iter().flat_map(|p| p.shaders_of_call().cloned()).collect();
             device.prepare(&shaders, &|| {})?;
             for p in &prepared {
                 match timing::time(p, &device) {

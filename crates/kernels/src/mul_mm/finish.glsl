@@ -1,0 +1,44 @@
+// The end of a tile on matrix units. What a column or a row of the tile needs is worked out once for the tile and kept in
+// shared memory: asking for it element by element costs a tenth of the product. Needs place.glsl, TILE_M, TILE_N and WG.
+#if PREPARED
+shared float column_scale[TILE_N];
+#endif
+#if BIAS
+shared float row_bias[TILE_M];
+#endif
+#if !STORE_TENSOR
+shared uvec2 column_d[TILE_N];
+#endif
+#if RESIDUAL
+shared uvec2 column_residual[TILE_N];
+#endif
+
+// A barrier must follow before anything is finished.
+void prepare_finish() {
+    for (uint i = gl_LocalInvocationID.x; i < TILE_N; i += WG) {
+        uint n = min(first_n + i, end_n - 1);
+        // The factor is a power of two, so nothing is lost: columns.comp divided by it.
+        column_scale[i] = F32(p.factors).v[column_number(n)] * p.scale;
+#if !STORE_TENSOR
+        column_d[i] = column_of_d(n);
+#endif
+#if RESIDUAL
+        column_residual[i] = column_of_residual(n);
+#endif
+    }
+#if BIAS
+    for (uint i = gl_LocalInvocationID.x; i < TILE_M; i += WG) row_bias[i] = F32(tile_bias).v[min(first_m + i, p.m - 1)];
+#endif
+}
+
+// Element (row, column) of the tile: the sum becomes the result. The row must lie inside.
+float finish_at(float sum, uint row, uint column) {
+    sum *= column_scale[column];
+#if BIAS
+    sum += row_bias[row];
+#endif
+#if RESIDUAL
+    sum += F32(column_residual[column]).v[first_m + row];
+#endif
+    return sum;
+}

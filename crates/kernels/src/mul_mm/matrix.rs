@@ -1,0 +1,168 @@
+//! The two paths on matrix units: which cut of the table a call takes on a device.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
+
+use super::pick::{columns, columns_each, launches, shader, unsupported};
+use super::tuning::{Cut, table};
+use super::{Call, NAME};
+use crate::formats;
+use crate::mul_mat::Product;
+use crate::operation::{Choice, Path, Unsupported, element_functions};
+use crate::tensor::Tensor;
+
+/// The first cut that fits the device and has a tile for every core, or the last that fits.
+fn cut_for(call: &Call, path: Path, caps: &Caps, fits: impl Fn(&Cut) -> bool) -> Result<Option<Cut>, Unsupported> {
+    let d = &call.product.d;
+    let n = columns_each(call);
+    let products = d.rows().div_ceil(n.max(1));
+    let cores = caps.cores.unwrap_or(32) as usize;
+    let busy = |cut: &&Cut| {
+        let tiles = d.shape[0].div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products;
+        !cut.busy || (tiles >= cores && n > cut.tile[1] / 2)
+    };
+    let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
+    let fitting: Vec<Cut> = table.cuts(path, call.product.a.ty, n, caps).filter(fits).collect();
+    Ok(fitting.iter().find(busy).or(fitting.last()).copied())
+}
+
+/// The component type of a matrix of these weights, if 16 bits hold them, and whether it is F16.
+fn element_of(a: &Tensor) -> Result<(Component, bool), Unsupported> {
+    match a.ty {
+        // Its own range and precision would be lost in 16 bits.
+        TensorType::F32 => unsupported("F32 weights are multiplied in f32, not by 16-bit matrix units"),
+        TensorType::BF16 => Ok((Component::Bf16, false)),
+        _ => Ok((Component::F16, true)),
+    }
+}
+
+fn element_name(half: bool) -> &'static str {
+    if half { "float16_t" } else { "bfloat16_t" }
+}
+
+/// Shared memory of `finish.glsl`.
+fn finish_bytes(cut: &Cut) -> usize {
+    4 * cut.tile[0] + 20 * cut.tile[1]
+}
+
+/// Whether rows of a tensor lie at multiples of so many bytes.
+fn rows_at(t: &Tensor, bytes: usize) -> bool {
+    t.offset.is_multiple_of(bytes) && (1..4).all(|i| t.shape[i] == 1 || t.stride[i].is_multiple_of(bytes))
+}
+
+/// What both paths define.
+fn cut_shader(call: &Call, path: Path, file: &'static str, cut: &Cut, half: bool) -> Result<Shader, Unsupported> {
+    let mut shader = shader(call, path, file)?
+        .define("HALF", u32::from(half))
+        .define("ELEMENT", element_name(half))
+        .define("TILE_M", cut.tile[0])
+        .define("TILE_N", cut.tile[1])
+        .define("DEPTH", cut.depth);
+    if cut.band > 0 && call.ids.is_none() {
+        shader = shader.define("BAND", cut.band);
+    }
+    Ok(shader)
+}
+
+fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -> bool {
+    let lines = cut.depth / 8 + 1;
+    let bytes = cut.stages * (cut.tile[0] + cut.tile[1]) * lines * 16 + table_bytes + finish_bytes(cut);
+    let threads = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]) * caps.subgroups.size as usize;
+    bytes <= caps.limits.max_shared_bytes as usize
+        && threads <= caps.limits.max_workgroup_invocations as usize
+        && cut.depth.is_multiple_of(shape.k as usize)
+        && cut.warp[0].is_multiple_of(shape.m as usize)
+        && cut.warp[1].is_multiple_of(shape.n as usize)
+}
+
+pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let Product { a, d, .. } = &call.product;
+    let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    let (element, half) = element_of(a)?;
+    let Some(shape) = caps.coopmat_shape(element, Component::F32) else {
+        return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
+    };
+    // Tiles are addressed by vectors of eight elements.
+    if !(shape.k.is_multiple_of(8) && shape.m.is_multiple_of(4)) {
+        return unsupported(format!("matrices of {}x{}x{}", shape.m, shape.n, shape.k));
+    }
+    if !caps.subgroups.full {
+        return unsupported("subgroups may be partly empty");
+    }
+    if !call.can_prepare() {
+        return unsupported("no scratch memory for the columns");
+    }
+    let Some(cut) = cut_for(call, Path::Coopmat, caps, |cut| fits_coopmat(cut, caps, shape, format))? else {
+        return unsupported(format!(
+            "no tile of {}x{} matrices fits {} bytes of shared memory",
+            shape.m, shape.n, caps.limits.max_shared_bytes
+        ));
+    };
+    let k = a.shape[0];
+    let (_, store) = element_functions(NAME, d.ty)?;
+    let shader = cut_shader(call, Path::Coopmat, "mul_mm/coopmat.comp", &cut, half)?
+        .define("VECTORS_A", u32::from(formats::is_aligned(a) && k.is_multiple_of(4)))
+        .define("WIDE_A", u32::from(a.ty.block_len() == 1 && k.is_multiple_of(8) && rows_at(a, 16)))
+        .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
+        .define("PUT4_D", store.replace("store", "put4"))
+        .define("WARP_M", cut.warp[0])
+        .define("WARP_N", cut.warp[1])
+        .define("STAGES", cut.stages)
+        .define("MM", shape.m)
+        .define("MN", shape.n)
+        .define("MK", shape.k)
+        .define("SG", caps.subgroups.size)
+        .subgroup(SubgroupRequest::Full);
+    let mut launches = launches(call, caps, shader, cut.tile);
+    launches.insert(launches.len() - 1, columns(call, caps, half)?);
+    Ok(Choice { path: Path::Coopmat, launches })
+}
+
+pub(super) fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let Product { a, d, .. } = &call.product;
+    let has = &caps.coopmat2;
+    if !has.is_complete() {
+        return unsupported("the driver has not all of NV cooperative matrices 2");
+    }
+    if !call.can_prepare() {
+        return unsupported("no scratch memory for the columns");
+    }
+    let (element, half) = element_of(a)?;
+    let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    // Layouts count whole blocks from row to row.
+    if (1..4).any(|i| a.shape[i] > 1 && !a.stride[i].is_multiple_of(a.ty.block_bytes())) {
+        return unsupported(format!("strides {:?} of {a} split blocks", a.stride));
+    }
+    let granularity = |cut: &Cut| {
+        let fits = |s: &&FlexibleShape| {
+            let types = s.a == element && s.b == element && s.c == Component::F32 && s.result == Component::F32;
+            let sizes = cut.tile[0].is_multiple_of(s.m as usize)
+                && cut.tile[1].is_multiple_of(s.n as usize)
+                && cut.depth.is_multiple_of(s.k as usize);
+            types && !s.saturating && s.scope == Scope::Workgroup && s.workgroup == cut.threads && sizes
+        };
+        has.shapes.iter().find(fits)
+    };
+    let room = (caps.limits.max_shared_bytes as usize).saturating_sub(has.reserved_shared_bytes as usize + format);
+    let fits = |cut: &Cut| granularity(cut).is_some() && finish_bytes(cut) <= room;
+    let chosen = cut_for(call, Path::Coopmat2, caps, fits)?;
+    let Some((cut, shape)) = chosen.and_then(|cut| granularity(&cut).map(|shape| (cut, shape))) else {
+        return unsupported(format!(
+            "the driver lists no {element:?} tile for a workgroup with F32 sums, or {format} bytes of tables do not fit"
+        ));
+    };
+    let aligned = |t: &Tensor| rows_at(t, 8 * t.ty.block_bytes().max(2));
+    let shader = cut_shader(call, Path::Coopmat2, "mul_mm/coopmat2.comp", &cut, half)?
+        .define("D_ELEMENT", if d.ty == TensorType::F16 { "float16_t" } else { "float" })
+        .define("D_BYTES", d.ty.block_bytes())
+        .define("STORE_TENSOR", u32::from(call.ids.is_none()))
+        .define("ALIGNED_A", u32::from(a.ty.block_len() == 1 && aligned(a)))
+        .define("ALIGNED_D", u32::from(aligned(d)))
+        .define("WG", cut.threads)
+        .define("UNROLL", cut.unroll)
+        .define("AHEAD", u32::from(cut.ahead))
+        .define("LEAST_N", shape.n);
+    let mut launches = launches(call, caps, shader, cut.tile);
+    launches.insert(launches.len() - 1, columns(call, caps, half)?);
+    Ok(Choice { path: Path::Coopmat2, launches })
+}

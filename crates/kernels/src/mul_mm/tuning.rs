@@ -1,0 +1,260 @@
+//! How products are cut into tiles, and which path a format prefers, as a table of lines: by kind of device, format and
+//! number of columns. Lines of the file `KILN_TUNING` names (see [`crate::tuning`]) go before the built-in ones.
+
+use std::sync::OnceLock;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::Caps;
+
+use super::NAME;
+use crate::operation::Path;
+use crate::tuning;
+
+/// How a workgroup of cooperative matrices is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Rows and columns of the workgroup.
+    pub tile: [usize; 2],
+    /// Elements of k at a time.
+    pub depth: usize,
+    /// Rows and columns of a subgroup (`coopmat`).
+    pub warp: [usize; 2],
+    /// Tiles in shared memory (`coopmat`): 2, or 3 to load matrices before the barrier.
+    pub stages: usize,
+    /// Threads of the workgroup (`coopmat2`).
+    pub threads: u32,
+    /// Steps of k in one round (`coopmat2`).
+    pub unroll: usize,
+    /// Whether tiles are loaded before the ones of the step before are multiplied (`coopmat2`).
+    pub ahead: bool,
+    /// Rows of tiles in a band; 0 is all of them.
+    pub band: usize,
+    /// Only where every core gets a tile, and no more than half of the columns are wasted.
+    pub busy: bool,
+}
+
+/// What a line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setting {
+    /// A cut of this path.
+    Cut(Path, Cut),
+    /// The path that is tried first, and whether it gets weights that were decoded beforehand.
+    Prefer(Path, bool),
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    device: String,
+    format: String,
+    /// The most columns it is for.
+    columns: usize,
+    setting: Setting,
+}
+
+// Why these: `docs/ladder/mul_mm.md`. A cut that a device cannot have is passed over; where no cut is `busy`, the last
+// one that fits is taken. Software GPUs multiply faster without matrix units: their lines are for tests, and between them
+// reach every part of the kernel; the fewest threads are best there, and little is unrolled, as it compiles for long.
+const BUILT_IN: &str = "
+# device format path columns settings
+cpu * coopmat  40 tile=16x16x16 warp=8x8
+cpu * coopmat  * tile=16x16x16  warp=8x8 stages=3 band=2
+gpu * coopmat  * tile=256x128x16 warp=64x64 band=8 busy
+gpu * coopmat  * tile=128x128x16 warp=64x64 band=8 busy
+gpu * coopmat  * tile=128x64x32 warp=64x32 busy
+gpu * coopmat  * tile=64x64x32  warp=32x32 busy
+gpu * coopmat  * tile=64x32x32  warp=32x16 busy
+gpu * coopmat  * tile=32x32x32  warp=16x16
+gpu * coopmat2 * tile=128x256x64 threads=256 band=16 busy
+gpu * coopmat2 * tile=128x128x64 threads=256 band=16 busy
+gpu * coopmat2 * tile=128x64x64 threads=128 busy
+gpu * coopmat2 * tile=64x64x64  threads=128 busy
+gpu * coopmat2 * tile=64x32x64  threads=128
+* blocks prefer 255 coopmat
+* blocks prefer *   coopmat2 decode
+* *      prefer *   coopmat2
+";
+
+/// Lines, first one first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Table(Vec<Line>);
+
+impl Table {
+    /// Reads the lines of this operation.
+    fn parse(text: &str) -> Result<Table, String> {
+        let read = |(number, words): (usize, Vec<&str>)| {
+            parse_line(&words).map_err(|reason| format!("line {number}: `{}`: {reason}", words.join(" ")))
+        };
+        tuning::lines(text, NAME).map(read).collect::<Result<_, _>>().map(Table)
+    }
+
+    fn fitting(&self, ty: TensorType, columns: usize) -> impl Iterator<Item = &Line> {
+        self.0.iter().filter(move |line| tuning::names_format(&line.format, ty) && columns <= line.columns)
+    }
+
+    /// The cuts of a path for a device, best first.
+    pub(super) fn cuts(&self, path: Path, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = Cut> {
+        let of_device = |line: &&Line| tuning::names_device(&line.device, caps);
+        self.fitting(ty, columns).filter(of_device).filter_map(move |line| match line.setting {
+            Setting::Cut(of, cut) if of == path => Some(cut),
+            _ => None,
+        })
+    }
+
+    /// The path a format prefers, and whether its weights are decoded beforehand: the same on every device, as the
+    /// memory for it is asked for before the device is known.
+    pub(super) fn preferred(&self, ty: TensorType, columns: usize) -> (Path, bool) {
+        let preference = |line: &Line| match line.setting {
+            Setting::Prefer(path, decode) => Some((path, decode && ty.is_quantised())),
+            Setting::Cut(..) => None,
+        };
+        self.fitting(ty, columns).find_map(preference).unwrap_or((Path::Coopmat2, false))
+    }
+}
+
+fn parse_line(words: &[&str]) -> Result<Line, String> {
+    let [device, format, path, columns, settings @ ..] = words else {
+        return Err("want `device format path columns settings`".into());
+    };
+    if !["cpu", "gpu", "*"].contains(device) {
+        return Err(format!("`{device}` is not `cpu`, `gpu` or `*`"));
+    }
+    let columns = match *columns {
+        "*" => usize::MAX,
+        word => word.parse().map_err(|_| format!("`{word}` is no number of columns"))?,
+    };
+    let setting = match *path {
+        "prefer" => parse_preference(settings)?,
+        "coopmat" => Setting::Cut(Path::Coopmat, parse_cut(Path::Coopmat, settings)?),
+        "coopmat2" => Setting::Cut(Path::Coopmat2, parse_cut(Path::Coopmat2, settings)?),
+        other => return Err(format!("`{other}` is not `coopmat`, `coopmat2` or `prefer`")),
+    };
+    Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), columns, setting })
+}
+
+fn parse_preference(settings: &[&str]) -> Result<Setting, String> {
+    let path = |word: &str| {
+        let found = Path::ALL.into_iter().find(|p| p.name() == word);
+        found.ok_or_else(|| format!("`{word}` is no path"))
+    };
+    match settings {
+        [word] => Ok(Setting::Prefer(path(word)?, false)),
+        [word, "decode"] => Ok(Setting::Prefer(path(word)?, true)),
+        _ => Err("want a path, or a path and `decode`".into()),
+    }
+}
+
+/// Numbers with an x between them, each from 1 to 1024.
+fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
+    let numbers: Option<Vec<usize>> =
+        text.split('x').map(|n| n.parse().ok().filter(|n| (1..=1024).contains(n))).collect();
+    let numbers = numbers.and_then(|n| <[usize; N]>::try_from(n).ok());
+    numbers.ok_or_else(|| format!("`{text}` is not {N} numbers from 1 to 1024 with an x between them"))
+}
+
+fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
+    let (mut tile, mut warp, mut threads) = (None, None, None);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, false, false);
+    let first = path == Path::Coopmat;
+    for setting in settings {
+        match setting.split_once('=') {
+            Some(("tile", text)) => tile = Some(sizes::<3>(text)?),
+            Some(("band", text)) => [band] = sizes(text)?,
+            Some(("warp", text)) if first => warp = Some(sizes::<2>(text)?),
+            Some(("stages", text)) if first => [stages] = sizes(text)?,
+            Some(("threads", text)) if !first => threads = Some(sizes::<1>(text)?[0]),
+            Some(("unroll", text)) if !first => [unroll] = sizes(text)?,
+            None if *setting == "ahead" && !first => ahead = true,
+            None if *setting == "busy" => busy = true,
+            _ => return Err(format!("{} takes no `{setting}`", path.name())),
+        }
+    }
+    let Some([m, n, depth]) = tile else { return Err("no `tile=MxNxK`".into()) };
+    if ![16, 32, 64, 128].contains(&depth) || (first && depth == 128) {
+        return Err(format!("a depth of {depth}"));
+    }
+    if !(2..=3).contains(&stages) {
+        return Err(format!("{stages} stages, want 2 or 3"));
+    }
+    let warp = match warp {
+        Some([wm, wn]) if m % wm == 0 && n % wn == 0 => [wm, wn],
+        Some([wm, wn]) => return Err(format!("{wm}x{wn} does not divide {m}x{n}")),
+        None if first => return Err("no `warp=MxN`".into()),
+        None => [0; 2],
+    };
+    let threads = match threads {
+        Some(n) => n as u32,
+        None if first => 0,
+        None => return Err("no `threads=N`".into()),
+    };
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, band, busy })
+}
+
+/// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
+pub(super) fn table() -> Result<&'static Table, String> {
+    static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
+    let load = || {
+        let (name, text) = tuning::file()?;
+        let mut table = Table::parse(&text).map_err(|e| format!("{}={name}: {e}", tuning::FILE))?;
+        table.0.extend(built_in()?.0);
+        Ok(table)
+    };
+    TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn built_in() -> Result<Table, String> {
+    let named: Vec<String> = BUILT_IN.lines().map(|line| format!("{NAME} {line}")).collect();
+    Table::parse(&named.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_lines_serve_every_format_and_width() {
+        let table = built_in().unwrap();
+        for caps in [Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() }] {
+            for format in crate::formats::FORMATS {
+                for columns in [1, 16, 512, 1 << 20] {
+                    let last = table.cuts(Path::Coopmat, format.ty, columns, &caps).last().unwrap();
+                    assert!(!last.busy, "a cut without conditions comes last");
+                }
+            }
+        }
+        assert_eq!(table.preferred(TensorType::F16, 4096), (Path::Coopmat2, false));
+        assert!(!table.preferred(TensorType::Q4_K, 16).1 && table.preferred(TensorType::Q4_K, 4096).1);
+    }
+
+    #[test]
+    fn lines_say_what_they_lack() {
+        let fault = |line: &str| Table::parse(&format!("mul_mm gpu f16 {line}")).unwrap_err();
+        for (line, lacks) in [
+            ("coopmat * tile=64x64x16", "no `warp=MxN`"),
+            ("coopmat * tile=64x64x16 warp=48x32", "48x32 does not divide 64x64"),
+            ("coopmat * tile=64x64x16 warp=32x32 stages=4", "4 stages"),
+            ("coopmat2 * tile=64x64", "not 3 numbers"),
+            ("coopmat2 * tile=64x64x48 threads=128", "a depth of 48"),
+            ("coopmat2 * tile=64x64x32", "no `threads=N`"),
+            ("coopmat2 x tile=64x64x32 threads=128", "no number of columns"),
+            ("coopmat2 * tile=64x64x32 threads=128 warp=8x8", "takes no `warp=8x8`"),
+            ("prefer 63 warp", "`warp` is no path"),
+            ("tile *", "`tile` is not"),
+        ] {
+            let fault = fault(line);
+            assert!(fault.starts_with("line 1: ") && fault.contains(lacks), "{line}: {fault}");
+        }
+    }
+
+    #[test]
+    fn lines_of_a_file_go_first() {
+        let text = "mul_mm gpu f16 coopmat2 * tile=64x64x32 threads=128 unroll=2 ahead band=8\n\
+                    mul_mm * q4_k prefer 100 coopmat decode";
+        let table = Table::parse(text).unwrap();
+        let cut = table.cuts(Path::Coopmat2, TensorType::F16, 1000, &Caps::example_nvidia()).next().unwrap();
+        assert_eq!((cut.tile, cut.depth, cut.threads, cut.unroll), ([64, 64], 32, 128, 2));
+        assert!(cut.ahead && cut.band == 8 && !cut.busy);
+        assert_eq!(table.preferred(TensorType::Q4_K, 100), (Path::Coopmat, true));
+        assert_eq!(table.preferred(TensorType::Q4_K, 101), (Path::Coopmat2, false));
+    }
+}

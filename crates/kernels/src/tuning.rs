@@ -1,0 +1,71 @@
+//! Tuning lines: how the work of an operation is split, as text, so that splits can be tried on a machine without Rust.
+//! A file named by `KILN_TUNING` goes before the built-in lines. Its lines may begin with the name of their operation;
+//! without one they are `mul_mat_vec`'s.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::Caps;
+
+/// The environment variable that names a file of lines that go before the built-in ones.
+pub const FILE: &str = "KILN_TUNING";
+
+const OPERATIONS: [&str; 3] = ["mul_mat_vec", "mul_mm", "flash_attention"];
+
+/// The lines of an operation in a file: the number of each, and its words. `#` begins a comment.
+pub fn lines<'a>(text: &'a str, operation: &'a str) -> impl Iterator<Item = (usize, Vec<&'a str>)> {
+    text.lines().enumerate().filter_map(move |(i, line)| {
+        let mut words: Vec<&str> = line.split('#').next().unwrap_or("").split_whitespace().collect();
+        let owner = match OPERATIONS.iter().find(|name| words.first() == Some(name)) {
+            Some(name) => {
+                words.remove(0);
+                name
+            }
+            None => OPERATIONS[0],
+        };
+        (!words.is_empty() && owner == operation).then_some((i + 1, words))
+    })
+}
+
+/// The name and the text of the file that `KILN_TUNING` names; nothing where it names none.
+pub fn file() -> Result<(String, String), String> {
+    let Some(file) = std::env::var_os(FILE) else { return Ok(Default::default()) };
+    let name = file.to_string_lossy().into_owned();
+    match std::fs::read_to_string(&file) {
+        Ok(text) => Ok((name, text)),
+        Err(e) => Err(format!("{FILE}={name}: {e}")),
+    }
+}
+
+/// Whether a word stands for this kind of device: `cpu`, `gpu` or `*`.
+pub fn names_device(word: &str, caps: &Caps) -> bool {
+    word == "*" || word == if caps.is_cpu { "cpu" } else { "gpu" }
+}
+
+/// Whether a word stands for a format: its name in small letters, `*` for every one, `blocks` for every quantised one,
+/// `k/*` for every one with blocks of 256.
+pub fn names_format(word: &str, ty: TensorType) -> bool {
+    match word {
+        "*" => true,
+        "blocks" => ty.is_quantised(),
+        "k/*" => ty.block_len() == 256,
+        name => name == ty.name().to_lowercase(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_gets_its_own_lines() {
+        let text = "# a comment\n\ngpu q4_k\nmul_mm * f16 # more\nmul_mat_vec cpu *\n";
+        assert_eq!(Vec::from_iter(lines(text, "mul_mm")), [(4, vec!["*", "f16"])]);
+        assert_eq!(Vec::from_iter(lines(text, "mul_mat_vec")), [(3, vec!["gpu", "q4_k"]), (5, vec!["cpu", "*"])]);
+    }
+
+    #[test]
+    fn formats_are_named_alone_or_together() {
+        let q4 = TensorType::Q4_K;
+        assert!(["*", "blocks", "k/*", "q4_k"].iter().all(|word| names_format(word, q4)));
+        assert!(!names_format("blocks", TensorType::F16) && !names_format("k/*", TensorType::Q8_0));
+    }
+}
