@@ -15,19 +15,26 @@ uint end_of(uint sequence) { return max(start_of(sequence + 1), start_of(sequenc
 // way the place of a chunk in scratch memory follows from its sequence alone.
 uint first_chunk(uint sequence) { return start_of(sequence) / CHUNK + sequence; }
 
-// The tokens [x, y) of a chunk; none for numbers that stand for no chunk.
-uvec2 chunk_tokens(uint chunk) {
+// The sequence of a chunk.
+uint chunk_sequence(uint chunk) {
     uint low = 0, high = p.sequences;
     while (high - low > 1) {
         uint middle = (low + high) / 2;
         if (first_chunk(middle) <= chunk) low = middle;
         else high = middle;
     }
-    uint end = end_of(low);
-    uint from = first_chunk(low);
-    uint first = chunk < from ? end : min(start_of(low) + (chunk - from) * CHUNK, end);
+    return low;
+}
+
+// The tokens [x, y) of a chunk of this sequence; none for numbers that stand for no chunk.
+uvec2 chunk_tokens(uint chunk, uint sequence) {
+    uint end = end_of(sequence);
+    uint from = first_chunk(sequence);
+    uint first = chunk < from ? end : min(start_of(sequence) + (chunk - from) * CHUNK, end);
     return uvec2(first, min(first + CHUNK, end));
 }
+
+uvec2 chunk_tokens(uint chunk) { return chunk_tokens(chunk, chunk_sequence(chunk)); }
 #endif
 
 // The address of the S elements of one head of one token.

@@ -2,9 +2,9 @@
 //! the result is taken before or after the update.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Address, Caps};
+use kiln_gpu::{Address, Caps, Component, CoopmatShape, Scope, Shader, SubgroupRequest};
 
-use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, Work, grid, require};
 use crate::recurrence::{self, Form, Layout, Sequences, tile};
 use crate::tensor::Tensor;
 
@@ -41,6 +41,7 @@ kiln_gpu::params! {
         state_out: Address,
         scratch: Address,
         decays: Address,
+        marks: Address,
         starts: Address,
         heads: u32,
         tokens: u32,
@@ -54,14 +55,102 @@ kiln_gpu::params! {
 
 /// Bytes of scratch memory that the chunked form needs at most.
 pub(crate) fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: usize) -> usize {
-    // For each chunk and head a state and a decay for each key.
-    recurrence::scratch_bytes(heads, tokens, sequences, head_size * head_size + head_size)
+    // For each chunk and head a state, a decay for each key, and the marks of `coopmat.comp`, of which there is one more.
+    recurrence::scratch_bytes(heads, tokens, sequences, head_size * head_size + head_size + MARKS)
 }
+
+/// Words of scratch memory for the marks of a chunk and head: one, and another that keeps a place for the count of
+/// workgroups; addresses stay multiples of 16 bytes.
+const MARKS: usize = 4;
+/// Chunks that a chunk looks back over at most on matrix units: each costs the others a read of its state, and saves
+/// the chain of all chunks a wait.
+const LINK: usize = 8;
 
 /// Length from which chunks are faster, measured on a large GPU: 53 against 76 us for 512 tokens of 32 heads of 64. With
 /// heads of 128 they never were.
 fn chunked_from(head_size: usize) -> usize {
     if head_size <= 64 { 256 } else { usize::MAX }
+}
+
+/// How a workgroup of `coopmat.comp` divides its work.
+struct Matrices {
+    /// Size of the matrices, all three ways.
+    size: usize,
+    subgroup: usize,
+    chunk: usize,
+    threads: usize,
+}
+
+impl Matrices {
+    /// The division for heads of this size, or what is missing.
+    fn new(head_size: usize, caps: &Caps) -> Result<Matrices, String> {
+        let square = |s: &&CoopmatShape| {
+            let halves = s.a == Component::F16 && s.b == s.a && s.scope == Scope::Subgroup && !s.saturating;
+            halves && s.m == s.n && s.n == s.k && matches!(s.m, 8 | 16)
+        };
+        let sums = |c: Component| move |s: &&CoopmatShape| square(s) && s.c == c && s.result == c;
+        let shape = caps.coopmat.iter().find(sums(Component::F32));
+        let shape = shape.filter(|shape| caps.coopmat.iter().any(|s| sums(Component::F16)(&s) && s.m == shape.m));
+        let shape = shape.ok_or("no 16x16x16 or 8x8x8 matrices of F16 with sums of F32 and of F16")?;
+        let s = &caps.subgroups;
+        if !caps.float16 || !s.full || !s.shuffle || !s.arithmetic {
+            return Err("matrices need F16 arithmetic and full subgroups that shuffle and add".into());
+        }
+        if head_size > 64 {
+            return Err(format!("heads of {head_size} do not fit shared memory"));
+        }
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]) as usize;
+        let (size, subgroup) = (shape.m as usize, s.size as usize);
+        let fits = |m: &Matrices| {
+            // Every subgroup has whole rows of blocks of y, or an even part of one.
+            let subgroups = m.threads / subgroup;
+            let (blocks, wide) = (chunk_blocks(m.chunk, head_size, size), head_size / size);
+            let share = blocks / subgroups.max(1);
+            let even = m.threads.is_multiple_of(subgroup) && blocks.is_multiple_of(subgroups) && share > 0;
+            let fits = m.threads <= limit && m.shared_bytes(head_size) <= caps.limits.max_shared_bytes as usize;
+            even && wide.is_multiple_of(share) && fits
+        };
+        let chunks = [64, 32].map(|chunk| Matrices { size, subgroup, chunk, threads: chunk / 8 * (head_size / 2) });
+        chunks.into_iter().find(fits).ok_or_else(|| format!("subgroups of {subgroup} share out no chunk evenly"))
+    }
+
+    /// Levels inside a block of tokens, and across blocks.
+    fn levels(&self) -> [usize; 2] {
+        [self.size.ilog2() as usize, (self.chunk / self.size).ilog2() as usize]
+    }
+
+    fn shared_bytes(&self, head_size: usize) -> usize {
+        let [inner, outer] = self.levels();
+        let tiles = inner.max(outer + 2) + 1;
+        let decays = self.chunk / 8 * head_size * 4;
+        let bonuses = self.chunk * (head_size / 2).div_ceil(self.subgroup) * 4;
+        tiles * self.chunk * (head_size / 8 + 1) * 16 + decays + bonuses + self.threads / self.subgroup * 8 + 16
+    }
+
+    fn defines(&self, shader: Shader, caps: &Caps) -> Shader {
+        let [inner, outer] = self.levels();
+        let request = if caps.subgroups.size_control {
+            SubgroupRequest::Size(caps.subgroups.size)
+        } else {
+            SubgroupRequest::Full
+        };
+        // A software GPU takes long to compile unrolled products, and long to finish what is waited for.
+        shader
+            .subgroup(request)
+            .define("WG", self.threads)
+            .define("SG", self.subgroup)
+            .define("MM", self.size)
+            .define("INNER", inner)
+            .define("OUTER", outer)
+            .define("LINK", LINK)
+            .define("MOST_TRIES", if caps.is_cpu { 1u32 << 30 } else { 1 << 20 })
+            .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
+    }
+}
+
+/// Matrices of `size` in the results of a chunk.
+fn chunk_blocks(chunk: usize, head_size: usize, size: usize) -> usize {
+    chunk / size * (head_size / size)
 }
 
 impl Linear {
@@ -90,15 +179,40 @@ impl Linear {
     }
 
     pub(crate) fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
-        only_scalar(self.operation, want)?;
         let layout = self.layout();
         layout.supported(&[self.state_in, self.state_out])?;
-        let launches = if layout.is_chunked(self.form, self.scratch, chunked_from(layout.head_size)) {
-            self.chunked(caps)
-        } else {
-            None
+        let is_chunked = layout.is_chunked(self.form, self.scratch, chunked_from(layout.head_size));
+        let unsupported = |reason: String| Unsupported { operation: self.operation, reason };
+        let scalar = || {
+            let launches = if is_chunked { self.chunked(caps) } else { None };
+            layout.choice(self.form, caps, launches, || self.sequential(caps))
         };
-        layout.choice(self.form, caps, launches, || self.sequential(caps))
+        match want {
+            Some(Path::Scalar) => scalar(),
+            Some(Path::Coopmat) if is_chunked => self.matrices(caps).map_err(unsupported),
+            Some(Path::Coopmat) => Err(unsupported("only the chunked form has matrices".into())),
+            Some(other) => Err(unsupported(format!("no {} path", other.name()))),
+            // Matrices are no faster than plain arithmetic where both are emulated.
+            None if is_chunked && !caps.is_cpu => self.matrices(caps).or_else(|_| scalar()),
+            None => scalar(),
+        }
+    }
+
+    /// The launches of the chunked form on matrix units, or what is missing.
+    fn matrices(&self, caps: &Caps) -> Result<Choice, String> {
+        let layout = self.layout();
+        let division = Matrices::new(layout.head_size, caps)?;
+        let groups = layout.chunks(division.chunk) * layout.heads;
+        let shader = |file| layout.shader(file, Params::glsl()).define("CHUNK", division.chunk);
+        let clear_threads = 64;
+        let clear = shader("wkv6/chunk_clear.comp").define("WG", clear_threads);
+        let all = division.defines(shader("wkv6/coopmat.comp"), caps);
+        let all = all.define("AFTER_UPDATE", u32::from(self.tf.is_none()));
+        let launches = vec![
+            Launch { shader: clear, groups: grid((groups + 1).div_ceil(clear_threads), caps) },
+            Launch { shader: all, groups: grid(groups, caps) },
+        ];
+        Ok(Choice { path: Path::Coopmat, launches })
     }
 
     fn sequential(&self, caps: &Caps) -> Choice {
@@ -154,6 +268,7 @@ impl Linear {
         let layout = self.layout();
         let chunks = layout.chunks_of(choice);
         let states = chunks * layout.heads * layout.head_size * layout.head_size * 4;
+        let decays = chunks * layout.heads * layout.head_size * 4;
         let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
         let scratch = maybe(self.scratch);
         Params {
@@ -167,6 +282,7 @@ impl Linear {
             state_out: at(&self.state_out),
             scratch,
             decays: scratch.offset(states as u64),
+            marks: scratch.offset((states + decays) as u64),
             starts: maybe(self.sequences.tensor()),
             heads: layout.number(layout.heads),
             tokens: layout.number(layout.tokens),

@@ -4,7 +4,7 @@ use kiln_gguf::TensorType::F32;
 
 use super::{Call, scratch_bytes};
 use crate::case::{Case, Level};
-use crate::wkv6::cases::{CLOSE, Sizes, of_all};
+use crate::wkv6::cases::{Sizes, of_all};
 
 fn case(sizes: Sizes) -> Case {
     Case::new(sizes.name("gla"), move |data| {
@@ -16,7 +16,7 @@ fn case(sizes: Sizes) -> Case {
         let sequences = sizes.sequences(data);
         let scale = (sizes.head_size as f32).sqrt().recip();
         let call = Call { k, v, r, td, state_in, y, state_out, scratch, sequences, form: sizes.form, scale };
-        (call.into(), CLOSE)
+        (call.into(), sizes.tolerance())
     })
 }
 

@@ -10,6 +10,10 @@ use crate::tensor::Tensor;
 /// Sums of f32 products along a sequence, whose terms decay.
 pub(crate) const CLOSE: Tolerance = Tolerance::Nmse(1e-7);
 
+/// On matrix units a result is a sum of products of four numbers that were rounded to f16, each with a squared error of
+/// 4e-8 of its own.
+const ROUNDED: Tolerance = Tolerance::Nmse(1e-6);
+
 /// How the decays of a case are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Decay {
@@ -53,6 +57,11 @@ impl Sizes {
 
     pub(crate) fn tokens(&self) -> usize {
         self.lengths.iter().sum()
+    }
+
+    /// What is asked of `wkv6` and `gla`.
+    pub(crate) fn tolerance(&self) -> Tolerance {
+        if self.form == Form::Sequential { CLOSE } else { ROUNDED }
     }
 
     /// `[S, heads, tokens]`.
@@ -100,6 +109,8 @@ pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
         return vec![
             of(64, 32, &[4096], Sequential, Decay::Slow),
             of(64, 32, &[4096], Chunked, Decay::Slow),
+            of(64, 64, &[2048], Sequential, Decay::Slow),
+            of(64, 64, &[2048], Chunked, Decay::Slow),
             of(64, 32, &[512], Sequential, Decay::Slow),
             of(64, 32, &[512], Chunked, Decay::Slow),
             of(64, 32, &[64], Sequential, Decay::Slow),
@@ -123,7 +134,8 @@ pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
         cases.push(of(64, 3, &[3; 3], form, Decay::Slow));
         cases.push(of(32, 1, &[150], form, Decay::Extreme));
         cases.push(of(64, 1, &[70], form, Decay::Extreme));
-        cases.push(of(32, 1, &[200], form, Decay::Slow));
+        // Longer than the chunks that a chunk looks back over.
+        cases.push(of(32, 1, &[700], form, Decay::Slow));
     }
     cases.push(of(32, 1, &[260, 3], Auto, Decay::Unit));
     if level == Level::Full {
@@ -154,7 +166,7 @@ fn case(sizes: Sizes) -> Case {
         let scratch = sizes.scratch(data, scratch_bytes);
         let sequences = sizes.sequences(data);
         let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form };
-        (call.into(), CLOSE)
+        (call.into(), sizes.tolerance())
     })
 }
 
@@ -176,9 +188,24 @@ pub fn cases(level: Level) -> Vec<Case> {
                 let scratch =
                     (form == Form::Chunked).then(|| data.output(F32, [scratch_bytes(32, 2, 115, 2) / 4, 1, 1, 1]));
                 let (state_in, state_out) = (state, state);
-                (Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form }.into(), CLOSE)
+                (Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form }.into(), sizes.tolerance())
             }));
         }
+        // Numbers beyond the range of f16, which matrix units take.
+        cases.push(Case::new("wkv6 far from one", |data| {
+            let sizes = Sizes { head_size: 64, heads: 1, lengths: &[100], form: Form::Chunked, decay: Decay::Unit };
+            let mut scaled = |shape, most: f64| data.input_with(F32, shape, |random, _| random.uniform(-most, most));
+            let [k, v] = [scaled(sizes.shape(), 1e6), scaled(sizes.shape(), 1e-9)];
+            let r = scaled(sizes.shape(), 1e-7);
+            let tf = scaled([64, 1, 1, 1], 10.0);
+            let state_in = scaled([64, 64, 1, 1], 1e-3);
+            let td = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
+            let (y, state_out) = sizes.results(data);
+            let scratch = sizes.scratch(data, scratch_bytes);
+            let sequences = sizes.sequences(data);
+            let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form };
+            (call.into(), sizes.tolerance())
+        }));
     }
     cases
 }

@@ -146,15 +146,33 @@ mod tests {
     fn long_sequences_run_in_chunks_where_they_fit() {
         let launches = |call: &Call, caps: &Caps| call.pick(caps, None).map(|c| c.launches.len());
         let nvidia = Caps::example_nvidia();
-        assert_eq!(launches(&call(64, 255, 1), &nvidia), Ok(1));
-        assert_eq!(launches(&call(64, 256, 1), &nvidia), Ok(3));
-        assert_eq!(launches(&call(64, 256, 2), &nvidia), Ok(1));
+        let mut plain = nvidia.clone();
+        plain.coopmat.clear();
+        assert_eq!(launches(&call(64, 255, 1), &plain), Ok(1));
+        assert_eq!(launches(&call(64, 256, 1), &plain), Ok(3));
+        assert_eq!(launches(&call(64, 256, 2), &plain), Ok(1));
+        assert_eq!(launches(&call(64, 256, 1), &nvidia), Ok(2));
         assert_eq!(launches(&call(128, 4096, 1), &nvidia), Ok(1));
         assert_eq!(launches(&Call { scratch: None, ..call(64, 256, 1) }, &nvidia), Ok(1));
         assert_eq!(launches(&Call { form: Form::Chunked, ..call(128, 1, 1) }, &nvidia), Ok(3));
         // Too few threads for the products of a chunk.
         assert_eq!(launches(&call(64, 256, 1), &Caps::least()), Ok(1));
         assert!(launches(&Call { form: Form::Chunked, ..call(64, 64, 1) }, &Caps::least()).is_err());
+    }
+
+    #[test]
+    fn matrix_units_take_chunks_of_64() {
+        let nvidia = Caps::example_nvidia();
+        for head_size in [32, 64] {
+            let choice = call(head_size, 256, 1).pick(&nvidia, None).unwrap();
+            assert_eq!(choice.path, Path::Coopmat);
+            let chunk = choice.launches[1].shader.defines.iter().find(|(name, _)| name == "CHUNK");
+            assert_eq!(chunk.map(|(_, n)| n.as_str()), Some("64"));
+        }
+        assert!(call(64, 64, 1).pick(&nvidia, Some(Path::Coopmat)).is_err(), "too short for chunks");
+        let mut software = nvidia.clone();
+        software.is_cpu = true;
+        assert_eq!(call(64, 256, 1).pick(&software, None).unwrap().path, Path::Scalar);
     }
 
     #[test]
