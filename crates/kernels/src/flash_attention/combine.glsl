@@ -33,37 +33,56 @@ float result_factor(uint head, float top, float weights) {
     return weights > 0.0 ? share / weights : 0.0;
 }
 
-// Four elements of the result of a row from its first `splits` partials.
-void combine(uint row, uint head, uint element4, uint splits) {
+// Four elements of the sums of a row, and (maximum, weights), over the splits part.x, part.x + part.y .. below `splits`.
+void combine_part(uint row, uint element4, uvec2 part, uint splits, out vec2 pair, out vec4 sum) {
     PartialPair pairs = partial_pair(row, 0);
-    float top = HIDDEN;
-    for (uint s = 0; s < splits; s++) top = max(top, pairs.v[s].x);
-    float weights = 0.0;
-    vec4 sum = vec4(0.0);
     uvec2 sums = partial_sums(row, 0);
-    for (uint first = 0; first < splits; first += COMBINE) {
-        // Loads first: as many as COMBINE are on their way at once. Splits without weight left no sums behind.
-        vec4 part[COMBINE];
-        float share[COMBINE];
+    pair = vec2(HIDDEN, 0.0);
+    sum = vec4(0.0);
+    for (uint first = part.x; first < splits; first += part.y * COMBINE) {
+        // Loads first: as many as COMBINE pairs and sums are on their way at once.
+        vec2 one[COMBINE];
+        vec4 got[COMBINE];
         [[unroll]] for (uint i = 0; i < COMBINE; i++) {
-            uint s = first + i;
-            vec2 pair = s < splits ? pairs.v[s] : vec2(HIDDEN, 0.0);
-            bool any = pair.y > 0.0;
-            part[i] = any ? PartialSum(row_address(sums, s, HSV * 4)).v[element4] : vec4(0.0);
-            share[i] = any ? exp(pair.x - top) : 0.0;
-            weights += pair.y * share[i];
+            uint s = min(first + i * part.y, splits - 1);
+            one[i] = pairs.v[s];
+            got[i] = PartialSum(row_address(sums, s, HSV * 4)).v[element4];
         }
-        [[unroll]] for (uint i = 0; i < COMBINE; i++) sum += part[i] * share[i];
+        float top = pair.x;
+        [[unroll]] for (uint i = 0; i < COMBINE; i++) {
+            // Splits without weight may have left no sums behind.
+            if (first + i * part.y >= splits || !(one[i].y > 0.0)) one[i] = vec2(HIDDEN, 0.0);
+            top = max(top, one[i].x);
+        }
+        float keep = exp(pair.x - top);
+        pair = vec2(top, pair.y * keep);
+        sum *= keep;
+        [[unroll]] for (uint i = 0; i < COMBINE; i++) {
+            float share = one[i].y > 0.0 ? exp(one[i].x - top) : 0.0;
+            pair.y += one[i].y * share;
+            if (one[i].y > 0.0) sum += got[i] * share;
+        }
     }
-    F32x4(row_address(p.result, row, HSV * 4)).v[element4] = sum * result_factor(head, top, weights);
 }
 
-// The tiles of a split: those from `seen` on, dealt out in runs. `used` is the number of splits that have any, at least 1.
+void combined(uint row, uint head, uint element4, vec2 pair, vec4 sum) {
+    F32x4(row_address(p.result, row, HSV * 4)).v[element4] = sum * result_factor(head, pair.x, pair.y);
+}
+
+// Four elements of the result of a row from its first `splits` partials.
+void combine(uint row, uint head, uint element4, uint splits) {
+    vec2 pair;
+    vec4 sum;
+    combine_part(row, element4, uvec2(0, 1), splits, pair, sum);
+    combined(row, head, element4, pair, sum);
+}
+
+// The tiles of a split: those of `seen`, dealt out evenly in runs of at least RUN tiles. `used` is the number of splits
+// that have any, at least 1.
 uvec2 split_tiles(uvec2 seen, uint split, out uint used) {
     uint first = seen.x / BC;
-    uint end = max((seen.y + BC - 1) / BC, first);
-    uint run = max((end - first + p.splits - 1) / p.splits, 1u);
-    used = max((end - first + run - 1) / run, 1u);
-    uint begin = min(first + split * run, end);
-    return uvec2(begin, min(begin + run, end));
+    uint count = max((seen.y + BC - 1) / BC, first) - first;
+    used = clamp((count + RUN - 1) / RUN, 1u, p.splits);
+    if (split >= used) return uvec2(first + count);
+    return uvec2(first + count * split / used, first + count * (split + 1) / used);
 }

@@ -1,7 +1,8 @@
 // flash_attention, cooperative matrices 2: as coopmat.comp, but matrices belong to the whole workgroup, K and V come by
 // tensor addressing (block formats through a decode callback), and rows are reduced inside the matrices.
 // A tile is ROWS query rows (token, head of the kv head) and rounds are of BC keys; S, P, O and the sums are f32, the
-// factors of products f16. Rows of the cache past the last key any row sees are clamped to zero, never read.
+// factors of products f16; logits are to the base 2. One number for each row is a matrix of NARROW equal columns. With
+// EARLY, V is loaded before the weights are made, so that it may arrive meanwhile. Rows of the cache past the last key any row sees are clamped to zero, never read.
 // Grid: (tile * splits + split, kv head, batch).
 #version 450
 #include "kiln.glsl"
@@ -32,6 +33,10 @@ shared uvec2 row_seen[ROWS];
 shared bool last;
 #endif
 
+const float LOG2_E = 1.44269504;
+// Where maxima start: far below any logit and far above HIDDEN, so that hidden keys weigh nothing without being asked for.
+const float FLOOR = -1e30;
+
 #define ACCUMULATOR(R, C) coopmat<float, gl_ScopeWorkgroup, R, C, gl_MatrixUseAccumulator>
 
 // What callbacks need to know of the tile.
@@ -44,7 +49,11 @@ float16_t query(const in uint row, const in uint column, const in float16_t old,
     if (row >= rows || column >= HSK) return float16_t(0.0);
     uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
     at = row_address(row_address(at, head_of(kv_head, first_row, row), p.q_stride[1]), batch, p.q_stride[2]);
+#if SOFTCAP
     return float16_t(clamp(F32(at).v[column] * SCALE, -65504.0, 65504.0));
+#else
+    return float16_t(clamp(F32(at).v[column] * (SCALE * LOG2_E), -65504.0, 65504.0));
+#endif
 }
 
 // The logit of a score in a round from key `start` on.
@@ -56,19 +65,16 @@ float logit(const in uint row, const in uint column, const in float score, const
 #if MASK
     uint head = head_of(kv_head, first_row, row);
     float term = load_f16(mask_row(token_of(first_row, row), head, batch), key);
-    x = floatBitsToUint(term) == 0xff800000u ? HIDDEN : x + slope_of(head) * term;
+    x = floatBitsToUint(term) == 0xff800000u ? HIDDEN : x + slope_of(head) * LOG2_E * term;
 #elif ALIBI
     float distance = float(position_of(token_of(first_row, row), batch) - int(key));
-    x -= slope_of(head_of(kv_head, first_row, row)) * distance;
+    x -= slope_of(head_of(kv_head, first_row, row)) * LOG2_E * distance;
 #endif
     return x;
 }
 
-float cap_of(const in uint row, const in uint column, const in float score) { return capped(score); }
-float weight_of(const in uint row, const in uint column, const in float logit, const in float top) {
-    return weight(logit, top);
-}
-float exp_of(const in uint row, const in uint column, const in float x) { return exp(x); }
+float cap_of(const in uint row, const in uint column, const in float score) { return capped(score) * LOG2_E; }
+float exp2_of(const in uint row, const in uint column, const in float x) { return exp2(x); }
 float larger(const in uint row, const in uint column, const in float a, const in float b) { return max(a, b); }
 float max_of(const in float a, const in float b) { return max(a, b); }
 float sum_of(const in float a, const in float b) { return a + b; }
@@ -80,14 +86,15 @@ float store(const in uint row, const in uint column, const in float x, const in 
     if (row >= rows || column >= HSV) return x;
     uint head = head_of(kv_head, first_row, row);
     uint at = result_row(token_of(first_row, row), head, batch);
+    float natural = top * (1.0 / LOG2_E);
 #if SPLIT
     if (!whole) {
-        if (column == 0) partial_pair(at, split).v[0] = vec2(top, weights);
+        if (column == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
         PartialSum(partial_sums(at, split)).v[column / 4][column % 4] = x;
         return x;
     }
 #endif
-    F32(row_address(p.result, at, HSV * 4)).v[column] = x * result_factor(head, top, weights);
+    F32(row_address(p.result, at, HSV * 4)).v[column] = x * result_factor(head, natural, weights);
     return x;
 }
 
@@ -108,10 +115,22 @@ float store(const in uint row, const in uint column, const in float x, const in 
 #define K_ROW (K_DIRECT == 1 ? (p.k_stride[0] / K_BYTES) & ~7u : p.k_stride[0] / K_BYTES)
 #define V_ROW (V_DIRECT == 1 ? (p.v_stride[0] / V_BYTES) & ~7u : p.v_stride[0] / V_BYTES)
 
+#define LOAD_ROUND_V                                                           \
+    if (inside && HSV == HSV_PAD) {                                            \
+        LOAD_V(v_layout, v_at);                                                \
+    } else {                                                                   \
+        v_end = setTensorLayoutStrideNV(setTensorLayoutDimensionNV(v_end, valid, HSV), V_ROW, 1); \
+        LOAD_V(v_end, v_at);                                                   \
+    }
+
 void main() {
     K_INIT();
     V_INIT();
-    uint kv_head = gl_WorkGroupID.y, batch = gl_WorkGroupID.z, tile = gl_WorkGroupID.x;
+    uint batch = gl_WorkGroupID.z;
+    // Tiles of all kv heads from the last one on: under a causal mask these are the longest.
+    uint number = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint kv_head = number % gl_NumWorkGroups.y;
+    uint tile = gl_NumWorkGroups.x - 1 - number / gl_NumWorkGroups.y;
     uint t = gl_LocalInvocationIndex;
     uint split = 0;
 #if SPLIT
@@ -144,7 +163,10 @@ void main() {
     q = coopmat<float16_t, gl_ScopeWorkgroup, ROWS, HSK_PAD, gl_MatrixUseA>(0.0);
     coopMatPerElementNV(q, q, query, THIS_TILE);
     ACCUMULATOR(ROWS, HSV_PAD) o = ACCUMULATOR(ROWS, HSV_PAD)(0.0);
-    ACCUMULATOR(ROWS, BC) top = ACCUMULATOR(ROWS, BC)(HIDDEN), weights = ACCUMULATOR(ROWS, BC)(0.0);
+    ACCUMULATOR(ROWS, NARROW) top = ACCUMULATOR(ROWS, NARROW)(FLOOR), weights = ACCUMULATOR(ROWS, NARROW)(0.0);
+    // Sums of weights are a product, too: a reduction takes longer.
+    coopmat<float16_t, gl_ScopeWorkgroup, BC, NARROW, gl_MatrixUseB> ones;
+    ones = coopmat<float16_t, gl_ScopeWorkgroup, BC, NARROW, gl_MatrixUseB>(1.0);
 
     uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
     tensorLayoutNV<2, gl_CooperativeMatrixClampModeConstantNV> k_end = createTensorLayoutNV(2, gl_CooperativeMatrixClampModeConstantNV);
@@ -183,27 +205,30 @@ void main() {
         if (MASK == 1 || ALIBI == 1 || start < all.x || start + BC > all.y)
             coopMatPerElementNV(s, s, logit, start, THIS_TILE);
 
-        ACCUMULATOR(ROWS, BC) most, weight, added, keep;
+        coopmat<float16_t, gl_ScopeWorkgroup, BC, HSV_PAD, gl_MatrixUseB> v;
+#if EARLY
+        LOAD_ROUND_V
+#endif
+        ACCUMULATOR(ROWS, NARROW) most, keep;
+        ACCUMULATOR(ROWS, BC) tops;
         coopMatReduceNV(most, s, gl_CooperativeMatrixReduceRowNV, max_of);
         coopMatPerElementNV(most, most, larger, top);
-        coopMatPerElementNV(weight, s, weight_of, most);
         keep = top - most;
-        coopMatPerElementNV(keep, keep, exp_of);
+        coopMatPerElementNV(keep, keep, exp2_of);
         top = most;
-        coopMatReduceNV(added, weight, gl_CooperativeMatrixReduceRowNV, sum_of);
-        weights = keep * weights + added;
+        coopMatReduceNV(tops, most, gl_CooperativeMatrixReduceRowNV, first_of);
+        s = s - tops;
+        coopMatPerElementNV(s, s, exp2_of);
+        coopmat<float16_t, gl_ScopeWorkgroup, ROWS, BC, gl_MatrixUseA> w;
+        w = coopmat<float16_t, gl_ScopeWorkgroup, ROWS, BC, gl_MatrixUseA>(s);
+        weights = coopMatMulAdd(w, ones, keep * weights);
         ACCUMULATOR(ROWS, HSV_PAD) factor;
         coopMatReduceNV(factor, keep, gl_CooperativeMatrixReduceRowNV, first_of);
         o = o * factor;
-
-        coopmat<float16_t, gl_ScopeWorkgroup, BC, HSV_PAD, gl_MatrixUseB> v;
-        if (inside && HSV == HSV_PAD) {
-            LOAD_V(v_layout, v_at);
-        } else {
-            v_end = setTensorLayoutStrideNV(setTensorLayoutDimensionNV(v_end, valid, HSV), V_ROW, 1);
-            LOAD_V(v_end, v_at);
-        }
-        o = coopMatMulAdd(coopmat<float16_t, gl_ScopeWorkgroup, ROWS, BC, gl_MatrixUseA>(weight), v, o);
+#if EARLY == 0
+        LOAD_ROUND_V
+#endif
+        o = coopMatMulAdd(w, v, o);
     }
 
 #if SPLIT == 2

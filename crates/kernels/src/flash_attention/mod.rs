@@ -2,8 +2,11 @@
 //! The contract is here; what each path launches is in `plan.rs`, the definition in `reference.rs`.
 
 pub mod cases;
+mod matrices;
 mod plan;
 mod reference;
+mod threads;
+mod tuning;
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps};
@@ -124,12 +127,12 @@ impl Call {
         self.out.rows()
     }
 
-    /// A good number of splits for a device with this many cores: workgroups for all of them, runs of at least 128 keys;
+    /// A good number of splits for a device with this many cores: two workgroups for each of them, runs of at least 128 keys;
     /// 1 where the queries alone are enough work.
     pub fn good_splits(&self, cores: Option<u32>) -> usize {
         let [_, tokens, _, batch] = self.q.shape;
         let groups = tokens * self.k.shape[2] * batch;
-        (4 * cores.unwrap_or(16) as usize / groups).min(self.keys() / 128).clamp(1, 256)
+        (2 * cores.unwrap_or(16) as usize / groups).min(self.keys() / 128).clamp(1, 256)
     }
 
     /// Most keys a query can see.
@@ -369,6 +372,8 @@ mod tests {
         let one = Mask::Causal { positions: tensor(4, I32, [1; 4]), length: tensor(5, I32, [1; 4]), window: None };
         let decode = Call { q: tensor(0, F32, [64, 1, 8, 1]), out: tensor(3, F32, [64, 8, 1, 1]), mask: one, ..call() };
         assert_eq!(path(decode, &nvidia), Path::Scalar);
+        let bytes = tensor(1, TensorType::Q8_0, [64, 128, 2, 1]);
+        assert_eq!(path(Call { k: bytes, v: bytes, ..decode }, &nvidia), Path::IntDot);
         // Tiles of several sequences are the coopmat path's.
         let ragged = Call { sequences: Some(tensor(6, I32, [9, 1, 1, 1])), ..call() };
         assert_eq!(path(ragged, &nvidia), Path::Coopmat);
@@ -380,6 +385,6 @@ mod tests {
         assert_eq!(decode.good_splits(Some(132)), 1);
         let long = tensor(1, F16, [64, 8192, 2, 1]);
         assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(132)), 64);
-        assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(8)), 16);
+        assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(8)), 8);
     }
 }

@@ -1,0 +1,291 @@
+// flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has a block of 16 query rows of the tile, and
+// everything of these rows stays in its registers: Q, S, P and O. A row's maximum is a reduction inside a matrix, whose
+// result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
+// memory, loaded half a round ahead. S, O and sums are f32, logits to the base 2.
+// A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
+// mask. The longest tiles of a causal mask come first.
+// Grid: (tile * splits + split, kv head, batch).
+#version 450
+#include "kiln.glsl"
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_NV_cooperative_matrix2 : require
+#define HALVES
+
+layout(local_size_x = WG) in;
+#include "formats.glsl"
+#include "flash_attention/view.glsl"
+#include "flash_attention/eight.glsl"
+#include "flash_attention/combine.glsl"
+
+#define ROWS (NW * 16)
+#define K_STEPS (HSK_PAD / 16)
+#define V_BLOCKS_WIDE (HSV_PAD / 16)
+#define S_BLOCKS (BC / 16)
+// Rows of the tiles in vectors of eight halves; the odd one spreads rows over the banks.
+#define K_COLS (HSK_PAD / 8)
+#define V_COLS (HSV_PAD / 8)
+#define K_STRIDE (K_COLS + 1)
+#define V_STRIDE (V_COLS + 1)
+#define K_CHUNKS ((BC * K_COLS + WG - 1) / WG)
+#define V_CHUNKS ((BC * V_COLS + WG - 1) / WG)
+
+shared uvec4 k_tile[BC * K_STRIDE];
+shared uvec4 v_tile[BC * V_STRIDE];
+shared uvec2 row_seen[ROWS];
+#if SPLIT == 2
+shared bool last;
+#endif
+
+#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
+#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
+#define MATRIX_C coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+
+const float LOG2_E = 1.44269504;
+// Where maxima start: far below any logit and far above HIDDEN, so that hidden keys weigh nothing without being asked for.
+const float FLOOR = -1e30;
+
+// What callbacks need to know: the tile, and the first row of the subgroup in it.
+#define TILE const in uint kv_head, const in uint batch, const in uint first_row, const in uint rows, const in uint mine
+#define THIS_TILE kv_head, batch, first_row, rows, mine
+uint token_of(uint first_row, uint row) { return (first_row + row) / RATIO; }
+uint head_of(uint kv_head, uint first_row, uint row) { return kv_head * RATIO + (first_row + row) % RATIO; }
+
+float16_t query(const in uint r, const in uint c, const in float16_t old, const in uint column, TILE) {
+    uint row = mine + r;
+    if (row >= rows || column + c >= HSK) return float16_t(0.0);
+    uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
+    at = row_address(row_address(at, head_of(kv_head, first_row, row), p.q_stride[1]), batch, p.q_stride[2]);
+    float x = F32(at).v[column + c];
+#if SOFTCAP
+    return float16_t(clamp(x * SCALE, -65504.0, 65504.0));
+#else
+    return float16_t(clamp(x * (SCALE * LOG2_E), -65504.0, 65504.0));
+#endif
+}
+
+// The logit of a score, `key` the first one of the block.
+float logit(const in uint r, const in uint c, const in float score, const in uint start, TILE) {
+    uint row = mine + r, key = start + c;
+    uvec2 seen = row_seen[row];
+    if (key < seen.x || key >= seen.y) return HIDDEN;
+    float x = score;
+#if MASK
+    uint head = head_of(kv_head, first_row, row);
+    float term = load_f16(mask_row(token_of(first_row, row), head, batch), key);
+    x = floatBitsToUint(term) == 0xff800000u ? HIDDEN : x + slope_of(head) * LOG2_E * term;
+#elif ALIBI
+    float distance = float(position_of(token_of(first_row, row), batch) - int(key));
+    x -= slope_of(head_of(kv_head, first_row, row)) * LOG2_E * distance;
+#endif
+    return x;
+}
+
+float max_of(const in float a, const in float b) { return max(a, b); }
+float sum_of(const in float a, const in float b) { return a + b; }
+
+// Stores an element of O, or of the partial result of a split.
+float store(const in uint r, const in uint c, const in float x, const in float top, const in float weights,
+    const in uint column, const in bool whole, const in uint split, TILE) {
+    uint row = mine + r, e = column + c;
+    if (row >= rows || e >= HSV) return x;
+    uint head = head_of(kv_head, first_row, row);
+    uint at = result_row(token_of(first_row, row), head, batch);
+    float natural = top * (1.0 / LOG2_E);
+#if SPLIT
+    if (!whole) {
+        if (e == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
+        PartialSum(partial_sums(at, split)).v[e / 4][e % 4] = x;
+        return x;
+    }
+#endif
+    F32(row_address(p.result, at, HSV * 4)).v[e] = x * result_factor(head, natural, weights);
+    return x;
+}
+
+uint t;
+
+// Chunks of a tile of K or V on their way to shared memory. Keys past the last are copies of it: they weigh nothing.
+#if K_HALVES
+uvec4 chunk_k(uvec2 row, uint e) { return U32x4(row).v[e]; }
+#else
+uvec4 chunk_k(uvec2 row, uint e) {
+    f16vec4 a, b;
+    half_k8(row, 8 * e, a, b);
+    return uvec4(packFloat2x16(a.xy), packFloat2x16(a.zw), packFloat2x16(b.xy), packFloat2x16(b.zw));
+}
+#endif
+#if V_HALVES
+uvec4 chunk_v(uvec2 row, uint e) { return U32x4(row).v[e]; }
+#else
+uvec4 chunk_v(uvec2 row, uint e) {
+    f16vec4 a, b;
+    half_v8(row, 8 * e, a, b);
+    return uvec4(packFloat2x16(a.xy), packFloat2x16(a.zw), packFloat2x16(b.xy), packFloat2x16(b.zw));
+}
+#endif
+
+#define FETCH(NAME, CHUNK, CHUNKS, COLS, SIZE, STRIDE)                         \
+    void NAME(out uvec4 chunk[CHUNKS], uvec2 base, uint sequence, uint start, uint end) { \
+        [[unroll]] for (uint c = 0; c < CHUNKS; c++) {                         \
+            uint i = t + c * WG;                                               \
+            uint key = min(start + i / COLS, end - 1), e = i % COLS;           \
+            uvec2 row = row_address(base, cache_row(sequence, key), STRIDE);   \
+            chunk[c] = CHUNK(row, min(e, SIZE / 8 - 1));                       \
+            if (SIZE % 16 != 0 && e >= SIZE / 8) chunk[c] = uvec4(0);          \
+        }                                                                      \
+    }
+FETCH(fetch_k, chunk_k, K_CHUNKS, K_COLS, HSK, p.k_stride[0])
+FETCH(fetch_v, chunk_v, V_CHUNKS, V_COLS, HSV, p.v_stride[0])
+
+void put_k(uvec4 chunk[K_CHUNKS]) {
+    [[unroll]] for (uint c = 0; c < K_CHUNKS; c++) {
+        uint i = t + c * WG;
+        if (BC * K_COLS % WG == 0 || i < BC * K_COLS) k_tile[i / K_COLS * K_STRIDE + i % K_COLS] = chunk[c];
+    }
+}
+void put_v(uvec4 chunk[V_CHUNKS]) {
+    [[unroll]] for (uint c = 0; c < V_CHUNKS; c++) {
+        uint i = t + c * WG;
+        if (BC * V_COLS % WG == 0 || i < BC * V_COLS) v_tile[i / V_COLS * V_STRIDE + i % V_COLS] = chunk[c];
+    }
+}
+
+void main() {
+    K_INIT();
+    V_INIT();
+    t = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+    uint batch = gl_WorkGroupID.z;
+    // Tiles of all kv heads from the last one on: under a causal mask these are the longest.
+    uint number = gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x;
+    uint kv_head = number % gl_NumWorkGroups.y;
+    uint tile = gl_NumWorkGroups.x - 1 - number / gl_NumWorkGroups.y;
+    uint split = 0;
+#if SPLIT
+    split = tile % p.splits;
+    tile /= p.splits;
+#endif
+    uint first_row = tile * ROWS;
+    uint rows = min(uint(ROWS), p.tokens * RATIO - first_row);
+    uint mine = gl_SubgroupID * 16;
+
+    // Rows past the last see what it does: their results are dropped.
+    for (uint r = t; r < ROWS; r += WG) {
+        uint token = token_of(first_row, min(r, rows - 1));
+        uvec2 seen = keys_of(token, batch, length_of(batch));
+        row_seen[r] = seen.x < seen.y ? seen : uvec2(0xffffffffu, 0);
+    }
+    barrier();
+    uvec2 any = row_seen[0];
+    for (uint r = 1; r < ROWS; r++) any = uvec2(min(any.x, row_seen[r].x), max(any.y, row_seen[r].y));
+    // What all rows of this subgroup see.
+    uvec2 all = row_seen[mine];
+    for (uint r = mine + 1; r < mine + 16; r++) all = uvec2(max(all.x, row_seen[r].x), min(all.y, row_seen[r].y));
+    uvec2 tiles = uvec2(any.x / BC, (any.y + BC - 1) / BC);
+    if (any.x >= any.y) tiles = uvec2(0);
+#if SPLIT
+    uint used;
+    tiles = split_tiles(any.x < any.y ? any : uvec2(0), split, used);
+#endif
+
+    MATRIX_A q[K_STEPS];
+    [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
+        q[k] = MATRIX_A(0.0);
+        coopMatPerElementNV(q[k], q[k], query, k * 16, THIS_TILE);
+    }
+    MATRIX_C o[V_BLOCKS_WIDE];
+    [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[i] = MATRIX_C(0.0);
+    // Weights are summed up where they are, and across the row at the end.
+    MATRIX_C top = MATRIX_C(FLOOR), weights = MATRIX_C(0.0);
+
+    uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
+    uvec4 k_chunk[K_CHUNKS], v_chunk[V_CHUNKS];
+    if (tiles.x < tiles.y) {
+        fetch_k(k_chunk, keys, batch, tiles.x * BC, any.y);
+        put_k(k_chunk);
+        fetch_v(v_chunk, values, batch, tiles.x * BC, any.y);
+    }
+    for (uint round = tiles.x; round < tiles.y; round++) {
+        uint start = round * BC;
+        // K is there, and V of the round before is used up.
+        barrier();
+        put_v(v_chunk);
+        fetch_k(k_chunk, keys, batch, start + BC, any.y);
+        MATRIX_C s[S_BLOCKS];
+        [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
+            s[i] = MATRIX_C(0.0);
+            [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
+                MATRIX_B kt;
+                coopMatLoad(kt, k_tile, i * 16 * K_STRIDE + 2 * k, K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
+                s[i] = coopMatMulAdd(q[k], kt, s[i]);
+            }
+        }
+#if SOFTCAP
+        [[unroll]] for (uint i = 0; i < S_BLOCKS; i++)
+            [[unroll]] for (uint j = 0; j < s[i].length(); j++) s[i][j] = capped(s[i][j]) * LOG2_E;
+#endif
+        if (MASK == 1 || ALIBI == 1 || start < all.x || start + BC > all.y) {
+            [[unroll]] for (uint i = 0; i < S_BLOCKS; i++)
+                coopMatPerElementNV(s[i], s[i], logit, start + 16 * i, THIS_TILE);
+        }
+        MATRIX_C most = s[0];
+        [[unroll]] for (uint i = 1; i < S_BLOCKS; i++)
+            [[unroll]] for (uint j = 0; j < most.length(); j++) most[j] = max(most[j], s[i][j]);
+        MATRIX_C row_most;
+        coopMatReduceNV(row_most, most, gl_CooperativeMatrixReduceRowNV, max_of);
+        MATRIX_C keep;
+        [[unroll]] for (uint j = 0; j < top.length(); j++) {
+            float now = max(top[j], row_most[j]);
+            keep[j] = exp2(top[j] - now);
+            top[j] = now;
+        }
+        MATRIX_A w[S_BLOCKS];
+        weights = weights * keep;
+        [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
+            [[unroll]] for (uint j = 0; j < top.length(); j++) s[i][j] = exp2(s[i][j] - top[j]);
+            weights = weights + s[i];
+            w[i] = MATRIX_A(s[i]);
+        }
+        [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[i] = o[i] * keep;
+        // V is there, and K is used up.
+        barrier();
+        put_k(k_chunk);
+        fetch_v(v_chunk, values, batch, start + BC, any.y);
+        [[unroll]] for (uint k = 0; k < S_BLOCKS; k++) {
+            [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) {
+                MATRIX_B v;
+                coopMatLoad(v, v_tile, k * 16 * V_STRIDE + 2 * i, V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+                o[i] = coopMatMulAdd(w[k], v, o[i]);
+            }
+        }
+    }
+
+#if SPLIT == 2
+    if (split >= used) return;
+    bool whole = used == 1;
+#else
+    bool whole = SPLIT == 0;
+#endif
+    MATRIX_C sums;
+    coopMatReduceNV(sums, weights, gl_CooperativeMatrixReduceRowNV, sum_of);
+    [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++)
+        coopMatPerElementNV(o[i], o[i], store, top, sums, 16 * i, whole, split, THIS_TILE);
+
+#if SPLIT == 2
+    if (whole) return;
+    memoryBarrierBuffer();
+    barrier();
+    if (t == 0) {
+        uvec2 counter = row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4);
+        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
+        if (last) Counter(counter).v[0] = 0;
+    }
+    barrier();
+    if (!last) return;
+    memoryBarrierBuffer();
+    for (uint i = t; i < rows * (HSV / 4); i += WG) {
+        uint r = i / (HSV / 4), head = head_of(kv_head, first_row, i / (HSV / 4));
+        combine(result_row(token_of(first_row, r), head, batch), head, i % (HSV / 4), used);
+    }
+#endif
+}

@@ -1,0 +1,100 @@
+//! Sizes that only a measurement can choose, as a table: by kind of device, format of K and path. Lines look like
+//! `flash_attention gpu f16 scalar threads=256 flight=4` and may come from a file (see [`crate::tuning`]). A number is that
+//! of the first line that fits and names it.
+
+use std::sync::OnceLock;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::Caps;
+
+use super::NAME;
+use crate::operation::Path;
+use crate::tuning;
+
+// Why these: `docs/ladder/flash_attention.md`.
+const BUILT_IN: &str = "
+# operation device format path numbers
+flash_attention cpu * scalar   threads=8 flight=4 ahead=0
+flash_attention cpu * int_dot  threads=8 flight=4 ahead=0
+flash_attention gpu * scalar   threads=256 flight=4 ahead=1
+flash_attention gpu * int_dot  threads=256 flight=4 ahead=1
+flash_attention gpu * coopmat2 subgroups=8 keys=64 rows=64 threads=128 early=1
+";
+
+/// Names that lines may set.
+const NAMES: [&str; 7] = ["threads", "flight", "ahead", "subgroups", "keys", "rows", "early"];
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    device: String,
+    format: String,
+    path: Path,
+    numbers: Vec<(String, usize)>,
+}
+
+/// Lines, first one first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Table(Vec<Line>);
+
+impl Table {
+    fn parse(text: &str) -> Result<Table, String> {
+        let read = |(number, words): (usize, Vec<&str>)| {
+            parse_line(&words).ok_or_else(|| {
+                let line = words.join(" ");
+                format!("line {number}: `{line}` is not `device format path name=number ..`, names of {NAMES:?}")
+            })
+        };
+        tuning::lines(text, NAME).map(read).collect::<Result<_, _>>().map(Table)
+    }
+
+    /// The number of this name for a call with such keys on a path.
+    pub(super) fn find(&self, caps: &Caps, keys: TensorType, path: Path, name: &str) -> Option<usize> {
+        let fits = |line: &&Line| {
+            let here = tuning::names_device(&line.device, caps) && tuning::names_format(&line.format, keys);
+            here && line.path == path
+        };
+        let number = |line: &Line| line.numbers.iter().find(|(n, _)| n == name).map(|(_, number)| *number);
+        self.0.iter().filter(fits).find_map(number)
+    }
+}
+
+fn parse_line(words: &[&str]) -> Option<Line> {
+    let [device, format, path, numbers @ ..] = words else { return None };
+    let path = Path::ALL.into_iter().find(|p| p.name() == *path)?;
+    let number = |word: &&str| {
+        let (name, number) = word.split_once('=')?;
+        NAMES.contains(&name).then_some((name.to_owned(), number.parse().ok()?))
+    };
+    let numbers = numbers.iter().map(number).collect::<Option<Vec<_>>>()?;
+    Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, numbers })
+}
+
+/// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
+pub(super) fn table() -> Result<&'static Table, String> {
+    static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
+    let load = || {
+        let (name, text) = tuning::file()?;
+        let mut table = Table::parse(&text).map_err(|e| format!("{}={name}: {e}", tuning::FILE))?;
+        table.0.extend(Table::parse(BUILT_IN)?.0);
+        Ok(table)
+    };
+    TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_that_names_a_number_gives_it() {
+        let caps = Caps::example_nvidia();
+        let mut table = Table::parse("mul_mm anything\nflash_attention gpu q8_0 scalar flight=8 # why\n").unwrap();
+        table.0.extend(Table::parse(BUILT_IN).unwrap().0);
+        let find = |ty, name| table.find(&caps, ty, Path::Scalar, name);
+        assert_eq!(find(TensorType::Q8_0, "flight"), Some(8));
+        assert_eq!(find(TensorType::F16, "flight"), Some(4));
+        assert_eq!(find(TensorType::Q8_0, "threads"), Some(256));
+        assert!(Table::parse("flash_attention gpu q8_0 scalar speed=8").unwrap_err().starts_with("line 1"));
+    }
+}
