@@ -64,6 +64,7 @@ operations! {
     l2_norm => L2Norm,
     group_norm => GroupNorm,
     rope => Rope,
+    kv_write => KvWrite,
     soft_max => SoftMax,
     flash_attention => FlashAttention,
     topk_moe => TopkMoe,

@@ -8,7 +8,7 @@ use kiln_kernels::glu::{self, Gate};
 use kiln_kernels::mul_mat::{Epilogue, MOST_COLUMNS, Product};
 use kiln_kernels::mul_mat_vec::{self, Gated, Norm, Sibling};
 use kiln_kernels::tensor::Tensor;
-use kiln_kernels::{get_rows, mul_mm, rms_norm, rope, set_rows};
+use kiln_kernels::{get_rows, kv_write, mul_mm, rms_norm, rope};
 
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -109,12 +109,15 @@ impl Llama {
         let tokens = x.shape[1];
         self.projections(b, i, layer, x, work);
         let by_head = |t: Tensor, heads: usize| t.reshape([head_dim, heads, tokens, 1]);
-        self.rope(b, format!("{i}.attention.q.rope"), by_head(work.q, heads), work.positions);
-        self.rope(b, format!("{i}.attention.k.rope"), by_head(work.k, kv_heads), work.positions);
-        for (name, from, cache) in [("k", work.k, layer.k_cache), ("v", work.v, layer.v_cache)] {
-            let write = set_rows::Call { src: from, ids: work.positions, dst: cache };
-            b.step(format!("{i}.attention.{name}.cache"), write);
-        }
+        let write = kv_write::Call {
+            q: self.rope(by_head(work.q, heads), work.positions),
+            k: by_head(work.k, kv_heads),
+            v: by_head(work.v, kv_heads),
+            ids: work.positions,
+            k_cache: layer.k_cache,
+            v_cache: layer.v_cache,
+        };
+        b.step(format!("{i}.attention.kv_write"), write);
         // A cache row holds all heads of a token; attention wants [head_dim, keys, heads].
         let context = layer.k_cache.shape[1];
         let keys = |cache: Tensor| cache.reshape([head_dim, kv_heads, context, 1]).permute([0, 2, 1, 3]);
@@ -219,24 +222,21 @@ impl Llama {
         b.step(label, rms_norm::Call { x, weight: Some(weight), y, eps: self.config.rms_eps });
     }
 
-    /// Turns the heads in place by their positions.
-    fn rope(&self, b: &mut Builder, label: String, x: Tensor, positions: Tensor) {
+    /// How heads are turned in place by their positions.
+    fn rope(&self, x: Tensor, positions: Tensor) -> rope::Call {
         let rope = &self.config.rope;
-        b.step(
-            label,
-            rope::Call {
-                x,
-                positions,
-                turns: self.turns,
-                y: x,
-                style: rope.style,
-                n_dims: rope.n_dims,
-                offset: 0,
-                sections: rope.sections,
-                magnitude: rope.magnitude(),
-                backward: false,
-            },
-        );
+        rope::Call {
+            x,
+            positions,
+            turns: self.turns,
+            y: x,
+            style: rope.style,
+            n_dims: rope.n_dims,
+            offset: 0,
+            sections: rope.sections,
+            magnitude: rope.magnitude(),
+            backward: false,
+        }
     }
 }
 
@@ -298,10 +298,15 @@ impl Graph for Llama {
             self.attention(b, i, layer, x, &work);
             self.feed_forward(b, i, layer, x, &work);
         }
-        // Only the wanted tokens go through the output matrix, the largest of all.
-        let last = float(b, "last", SlotKind::Scratch, hidden, shape.outputs);
         let logits = float(b, "logits", SlotKind::Output, vocab, shape.outputs);
-        b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
+        // Only the wanted tokens go through the output matrix, the largest of all.
+        let last = if shape.outputs == shape.tokens {
+            x
+        } else {
+            let last = float(b, "last", SlotKind::Scratch, hidden, shape.outputs);
+            b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
+            last
+        };
         if shape.outputs <= MOST_COLUMNS {
             let norm = Norm { weight: Some(self.output_norm), eps: self.config.rms_eps };
             let product = Product { a: self.output, b: last, d: logits };
