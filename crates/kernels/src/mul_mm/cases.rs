@@ -118,6 +118,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case([BF16, BF16, F32], [k, 5, 19]));
     }
     cases.push(case([F32, F32, F32], [8, 3, 0]));
+    cases.extend(split_cases());
     cases.extend(shapes());
     cases.extend(extras());
     cases.extend(expert_cases());
@@ -185,6 +186,23 @@ fn shapes() -> Vec<Case> {
             (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
         }));
     }
+    cases
+}
+
+/// Products so small and so deep that several workgroups share a tile: chunks of the same size and with a shorter last
+/// one, k that ends inside a tile, and the first depth and number of columns that are not split.
+fn split_cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = [[512, 33, 20], [1056, 17, 65], [511, 9, 18], [700, 18, 128], [700, 18, 129]]
+        .map(|sizes| case([F16, F32, F32], sizes))
+        .into();
+    cases.push(case([Q8_0, F32, F16], [1056, 35, 19]));
+    cases.push(case([Q4_K, F32, F32], [2304, 10, 17]));
+    cases.push(Case::new("mul_mm split over k, scale, bias and residual in place", |data| {
+        let product = product(data, [F16, F32, F32], [777, 67, 21]);
+        let (d, bias) = (data.input(F32, [67, 21, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
+        let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
+        (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
+    }));
     cases
 }
 

@@ -2,6 +2,7 @@
 // HALF: as F16. The factor is the power of two that brings the column's largest value to 2^14 .. 2^15: columns beyond the
 // range of F16 survive, and small ones keep their 11 bits. Otherwise as BF16, which has the range of F32: factors are 1.
 // With EXPERTS, columns are put in the order of their experts (one for each pair), so that a tile's lie side by side.
+// The first workgroup also sets p.n_counters counters of the product to zero.
 // One workgroup of WG threads per column. Columns with infinities or NaN keep them, with a factor of 1.
 #version 450
 #include "kiln.glsl"
@@ -23,6 +24,8 @@ vec4 four(uvec2 row, uint e) {
 void main() {
     uint column = group_index();
     if (column >= p.columns) return;
+    if (column == 0)
+        for (uint i = gl_LocalInvocationID.x; i < p.n_counters; i += WG) U32(p.counters).v[i] = 0;
 #if EXPERTS
     uint pair = U32(p.pairs).v[column];
     // Ids of experts that do not exist leave the end of the list unwritten.

@@ -4,7 +4,8 @@
 // with f32 sums. Tiles of DEPTH elements of k lie in shared memory STAGES times: while one is multiplied, a later one is on
 // its way in registers; it is turned into 16-bit floats when it is stored. With two stages matrices are loaded after the
 // barrier; with three the first ones of the next tile are loaded before it, so that the units do not wait for them.
-// Sums run over k in order, whatever the tile.
+// Sums run over k in order, whatever the tile. With SPLIT, workgroups that share a tile leave their sums in p.partials,
+// and the last one to finish adds them up, in the order of k whoever that is. p.counters are zero before.
 #version 450
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
@@ -146,6 +147,16 @@ void put_four(vec4 sums, uint row, uint column) {
         if (m + i < p.m) STORE_D(column_d[column], m + i, finish_at(sums[i], row + i, column));
 }
 
+#if SPLIT
+layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Partials { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counters { uint v[]; };
+shared bool last;
+// The sums of one workgroup of the tile for a column: all rows of a, rounded up to whole vectors.
+uvec2 partials_of(uint split, uint column) {
+    return row_address(p.partials, split * p.n + first_n + column, (p.m + 3) / 4 * 16);
+}
+#endif
+
 #define LOAD_A(A, START, E)                                                                       \
     [[unroll]] for (uint i = 0; i < ROWS; i++)                                                    \
         coopMatLoad(A[i], space, (START) + (warp_m + i * MM) * LINE + (E) / 8, LINE, gl_CooperativeMatrixLayoutRowMajor);
@@ -165,13 +176,14 @@ void main() {
     [[unroll]] for (uint i = 0; i < ROWS; i++)
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) sum[i][j] = MATRIX_C(0.0);
 
-    fetch(0);
+    uint begin_k = BEGIN_K, end_k = END_K;
+    fetch(begin_k);
     put(0);
 #if STAGES == 2
     uint current = 0;
-    for (uint k = 0; k < p.k; k += DEPTH) {
+    for (uint k = begin_k; k < end_k; k += DEPTH) {
         barrier();
-        bool more = k + DEPTH < p.k;
+        bool more = k + DEPTH < end_k;
         if (more) fetch(k + DEPTH);
         [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
             MATRIX_A a[ROWS];
@@ -189,8 +201,8 @@ void main() {
 #else
     // Step s multiplies tile s, loads the first matrices of tile s + 1, and stores tile s + 2, all in different buffers:
     // one barrier at its end is enough.
-    if (DEPTH < p.k) {
-        fetch(DEPTH);
+    if (begin_k + DEPTH < end_k) {
+        fetch(begin_k + DEPTH);
         put(BUFFER);
     }
     barrier();
@@ -199,8 +211,8 @@ void main() {
     MATRIX_B b[2][COLUMNS];
     LOAD_A(a[0], current, 0)
     [[unroll]] for (uint j = 0; j < COLUMNS; j++) LOAD_B(b[0][j], j, current, 0)
-    for (uint k = 0; k < p.k; k += DEPTH) {
-        bool more = k + 2 * DEPTH < p.k;
+    for (uint k = begin_k; k < end_k; k += DEPTH) {
+        bool more = k + 2 * DEPTH < end_k;
         if (more) fetch(k + 2 * DEPTH);
         [[unroll]] for (uint s = 0; s < DEPTH / MK; s++) {
             // After the last tile this loads what is not used: the buffer is there, its values do not matter.
@@ -230,9 +242,29 @@ void main() {
             subgroupBarrier();
             for (uint at = gl_SubgroupInvocationID; at < MM * MN / 4; at += SG) {
                 uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + j * MN + at / (MM / 4);
-                if (first_m + row < p.m && first_n + column < end_n) put_four(uintBitsToFloat(space[stage + at]), row, column);
+                if (first_m + row >= p.m || first_n + column >= end_n) continue;
+#if SPLIT
+                Partials(partials_of(tile_split, column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
+#else
+                put_four(uintBitsToFloat(space[stage + at]), row, column);
+#endif
             }
             subgroupBarrier();
         }
     }
+#if SPLIT
+    memoryBarrierBuffer();
+    barrier();
+    if (t == 0) last = atomicAdd(Counters(p.counters).v[tile_number], 1) + 1 == p.splits;
+    barrier();
+    if (!last) return;
+    memoryBarrierBuffer();
+    for (uint at = t; at < TILE_M / 4 * TILE_N; at += WG) {
+        uint row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
+        if (first_m + row >= p.m || first_n + column >= end_n) continue;
+        vec4 sums = vec4(0);
+        for (uint i = 0; i < p.splits; i++) sums += Partials(partials_of(i, column)).v[(first_m + row) / 4];
+        put_four(sums, row, column);
+    }
+#endif
 }

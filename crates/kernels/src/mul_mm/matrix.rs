@@ -3,9 +3,9 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
-use super::pick::{columns, columns_each, launches, shader, unsupported};
+use super::pick::{columns, columns_each, launches, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
-use super::{Call, NAME};
+use super::{Call, NAME, SplitParams};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Path, Unsupported, element_functions};
@@ -15,10 +15,11 @@ use crate::tensor::Tensor;
 fn cut_for(call: &Call, path: Path, caps: &Caps, fits: impl Fn(&Cut) -> bool) -> Result<Option<Cut>, Unsupported> {
     let d = &call.product.d;
     let n = columns_each(call);
+    let share = call.split().filter(|_| path == Path::Coopmat).map_or(1, |split| split.count);
     let products = d.rows().div_ceil(n.max(1));
     let cores = caps.cores.unwrap_or(32) as usize;
     let busy = |cut: &&Cut| {
-        let tiles = d.shape[0].div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products;
+        let tiles = d.shape[0].div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products * share;
         !cut.busy || (tiles >= cores && n > cut.tile[1] / 2)
     };
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
@@ -113,7 +114,11 @@ pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         .define("MK", shape.k)
         .define("SG", caps.subgroups.size)
         .subgroup(SubgroupRequest::Full);
-    let mut launches = launches(call, caps, shader, cut.tile);
+    let (shader, share) = match call.split() {
+        Some(split) => (Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) }, split.count),
+        None => (shader, 1),
+    };
+    let mut launches = shared_launches(call, caps, shader, cut.tile, share);
     launches.insert(launches.len() - 1, columns(call, caps, half)?);
     Ok(Choice { path: Path::Coopmat, launches })
 }

@@ -8,7 +8,7 @@ mod reference;
 mod tuning;
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Address, Caps};
+use kiln_gpu::{Address, Caps, Shader};
 
 use crate::formats::row_strides;
 use crate::host::HostMemory;
@@ -37,12 +37,15 @@ pub struct Call {
     pub scratch: Option<Tensor>,
     /// Whether columns keep their precision: integer products would round them to 8 bits and a scale per 32 values.
     pub exact: bool,
+    /// Columns of the batch that these are a part of, where they are: sums are cut as the whole's are, so that columns
+    /// computed apart have the same bits. Small grids are split over k by the number of columns.
+    pub whole: Option<usize>,
 }
 
 impl Call {
     /// The product alone.
     pub fn plain(product: Product) -> Call {
-        Call { product, epilogue: Epilogue::default(), ids: None, scratch: None, exact: false }
+        Call { product, epilogue: Epilogue::default(), ids: None, scratch: None, exact: false, whole: None }
     }
 }
 
@@ -70,13 +73,16 @@ struct Layout {
     factors: usize,
     /// The columns as 16-bit floats.
     halves: usize,
+    /// Counters of tiles and sums of workgroups that share one. Empty where they are not split.
+    counters: usize,
+    partials: usize,
     end: usize,
     /// The weights as F16, where there is room.
     weights: usize,
 }
 
 impl Layout {
-    fn of(product: &Product, ids: Option<&Tensor>) -> Layout {
+    fn of(product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Layout {
         let rows = prepared_columns(product, ids);
         let (tile_bytes, pair_bytes) =
             ids.map_or((0, 0), |ids| (4 * tile_words(ids.len(), product.a.shape[2]), 4 * ids.len()));
@@ -85,9 +91,50 @@ impl Layout {
         let halves = (factors + 4 * rows).next_multiple_of(256);
         // Columns of integers take the place of those of 16-bit floats.
         let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
-        let end = (halves + 2 * rows * padded(product)).max(integers);
+        let counters = (halves + 2 * rows * padded(product)).max(integers).next_multiple_of(256);
+        let (partials, end) = match Split::of(product, ids, whole) {
+            Some(split) => {
+                let partials = (counters + 4 * n_counters(product)).next_multiple_of(256);
+                (partials, partials + 4 * split.count * rows * product.a.shape[1].next_multiple_of(4))
+            }
+            None => (counters, counters),
+        };
         let weights = end.next_multiple_of(256);
-        Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, end, weights }
+        Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, counters, partials, end, weights }
+    }
+}
+
+/// Tiles of the smallest kind: bounds the counters of a split product.
+fn n_counters(product: &Product) -> usize {
+    product.a.shape[1].div_ceil(LEAST_TILE_N) * product.b.shape[1].div_ceil(LEAST_TILE_N)
+}
+
+/// How the sums of a product with few tiles are cut: workgroups that share a tile, and elements of k of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Split {
+    count: usize,
+    chunk: usize,
+}
+
+impl Split {
+    /// Tiles of 64 x 64 that keep a large GPU busy. The same for every device: so are the bits and the memory.
+    const ENOUGH: usize = 264;
+    /// A workgroup with fewer elements of k costs more than it saves.
+    const SHORTEST: usize = 256;
+
+    fn of(product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Option<Split> {
+        let Product { a, b, .. } = product;
+        if ids.is_some() || b.shape[2] * b.shape[3] != 1 || a.ty == TensorType::F32 {
+            return None;
+        }
+        let [k, m, ..] = a.shape;
+        let columns = whole.unwrap_or(b.shape[1]);
+        let tiles = m.div_ceil(64) * columns.div_ceil(64);
+        let count = (Split::ENOUGH / tiles.max(1)).min(tuning::most_splits(columns)).min(k / Split::SHORTEST);
+        // Chunks of whole tiles of every depth.
+        let chunk = k.div_ceil(count.max(1)).next_multiple_of(PADDED);
+        let count = k.div_ceil(chunk.max(1));
+        (count > 1).then_some(Split { count, chunk })
     }
 }
 
@@ -103,13 +150,13 @@ fn padded(product: &Product) -> usize {
 
 /// Bytes of scratch memory that let every path run.
 pub fn scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
-    Layout::of(product, ids).end
+    Layout::of(product, ids, None).end
 }
 
 /// Bytes of scratch memory that also hold the weights as F16: with so much, many columns (see `pick`) are multiplied with
 /// weights that are decoded once instead of once for every tile. The same as [`scratch_bytes`] where that is no use.
 pub fn ample_scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
-    let layout = Layout::of(product, ids);
+    let layout = Layout::of(product, ids, None);
     if pick::decodes_first(product, ids) { layout.weights + 2 * product.a.len() } else { layout.end }
 }
 
@@ -142,10 +189,35 @@ kiln_gpu::params! {
         stride: [u32; 3],
         shape: [u32; 3],
         pairs: Address,
+        counters: Address,
+        n_counters: u32,
         used: u32,
         columns: u32,
         k: u32,
         padded_k: u32,
+    }
+}
+
+kiln_gpu::params! {
+    struct SplitParams {
+        a: Address,
+        b: Address,
+        factors: Address,
+        d: Address,
+        bias: Address,
+        residual: Address,
+        partials: Address,
+        counters: Address,
+        a_stride: [u32; 1],
+        b_stride: [u32; 1],
+        d_stride: [u32; 1],
+        residual_stride: [u32; 1],
+        k: u32,
+        m: u32,
+        n: u32,
+        scale: f32,
+        chunk: u32,
+        splits: u32,
     }
 }
 
@@ -211,13 +283,21 @@ impl Call {
             require(fits, NAME, || format!("residual is {residual}, want the extents of {d}"))?;
         }
         let has = self.scratch.map_or(0, |s| s.span().1);
-        let bytes = Layout::of(&self.product, Some(ids)).lists_end;
+        let bytes = Layout::of(&self.product, Some(ids), None).lists_end;
         require(has >= bytes, NAME, || format!("{has} bytes of scratch memory, want {bytes}"))
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of(&self.product, self.ids.as_ref(), self.whole)
+    }
+
+    fn split(&self) -> Option<Split> {
+        Split::of(&self.product, self.ids.as_ref(), self.whole)
     }
 
     /// Whether the scratch memory has room for prepared columns.
     fn can_prepare(&self) -> bool {
-        self.scratch.is_some_and(|s| s.span().1 >= Layout::of(&self.product, self.ids.as_ref()).end)
+        self.scratch.is_some_and(|s| s.span().1 >= self.layout().end)
     }
 
     /// The weights as F16 in the scratch memory, and the call that puts them there, if this is worth it and they fit.
@@ -225,7 +305,7 @@ impl Call {
         let (product, ids) = (&self.product, self.ids.as_ref());
         let scratch = self.scratch.filter(|s| s.span().1 >= ample_scratch_bytes(product, ids))?;
         let dense = Tensor::dense(scratch.slot, TensorType::F16, product.a.shape);
-        let dst = dense.at(scratch.offset + Layout::of(product, ids).weights);
+        let dst = dense.at(scratch.offset + self.layout().weights);
         pick::decodes_first(product, ids).then_some(dequantise::Call { src: product.a, dst })
     }
 
@@ -235,7 +315,7 @@ impl Call {
         let scratch = self.scratch.filter(|_| self.can_prepare())?;
         let [k, n1, n2, n3] = b.shape;
         let dense = Tensor::dense(scratch.slot, TensorType::I32, [quantise_q8_1::words(k), n1, n2, n3]);
-        let y = dense.at(scratch.offset + Layout::of(&self.product, self.ids.as_ref()).factors);
+        let y = dense.at(scratch.offset + self.layout().factors);
         Some(quantise_q8_1::Call { x: b, y })
     }
 
@@ -247,13 +327,13 @@ impl Call {
     fn params_of(&self, kernel: Kernel, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let Product { a, b, d } = self.product;
         let Epilogue { bias, residual, scale } = self.epilogue;
-        let layout = Layout::of(&self.product, self.ids.as_ref());
+        let layout = self.layout();
         let place = |offset: usize| self.scratch.map_or(Address::default(), |s| at(&s).offset(offset as u64));
         let optional = |t: &Option<Tensor>| t.as_ref().map_or(Address::default(), at);
         let two = |s: [u32; 3]| [s[0], s[1]];
         let padded_bytes = 2 * padded(&self.product);
         // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if kernel == Kernel::Matrix {
+        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split) {
             let [_, n, n2, _] = b.shape;
             (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
         } else {
@@ -278,6 +358,8 @@ impl Call {
                 shape: [1, 2, 3].map(|d| count(b.shape[d])),
                 pairs: place(layout.pairs),
                 used: self.ids.map_or(1, |ids| count(ids.shape[0])),
+                counters: place(layout.counters),
+                n_counters: self.split().map_or(0, |_| count(n_counters(&self.product))),
                 columns: count(prepared_columns(&self.product, self.ids.as_ref())),
                 k: count(b.shape[0]),
                 padded_k: count(padded(&self.product)),
@@ -304,6 +386,30 @@ impl Call {
                 scale,
             }
             .bytes(),
+            (Kernel::Split, None) => {
+                let split = self.split().expect("only split products have this kernel");
+                SplitParams {
+                    a: at(&a),
+                    b: b_at,
+                    factors: place(layout.factors),
+                    d: at(&d),
+                    bias: optional(&bias),
+                    residual: optional(&residual),
+                    partials: place(layout.partials),
+                    counters: place(layout.counters),
+                    a_stride: [row_strides(&a)[0]],
+                    b_stride: [b_stride[0]],
+                    d_stride: [row_strides(&d)[0]],
+                    residual_stride: [residual_stride[0]],
+                    k: count(a.shape[0]),
+                    m: count(a.shape[1]),
+                    n: count(b.shape[1]),
+                    scale,
+                    chunk: count(split.chunk),
+                    splits: count(split.count),
+                }
+                .bytes()
+            }
             (_, None) => Params {
                 a: at(&a),
                 b: b_at,
@@ -340,17 +446,20 @@ enum Kernel {
     Decode,
     /// Multiplies prepared columns.
     Matrix,
+    /// The same, several workgroups to a tile.
+    Split,
     /// Multiplies the columns as they are.
     Plain,
 }
 
 impl Kernel {
-    fn of(file: &str) -> Kernel {
-        match file {
+    fn of(shader: &Shader) -> Kernel {
+        match shader.file {
             "mul_mm/experts.comp" => Kernel::List,
             "mul_mm/columns.comp" => Kernel::Columns,
             "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
             "dequantise/dequantise.comp" => Kernel::Decode,
+            "mul_mm/coopmat.comp" if shader.params == SplitParams::glsl() => Kernel::Split,
             "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
             _ => Kernel::Plain,
         }
@@ -383,6 +492,7 @@ impl Operation for Call {
             let fits = s.is_dense() && s.offset.is_multiple_of(16);
             require(fits, NAME, || "scratch memory must be dense and at a multiple of 16".into())?;
         }
+        tuning::table().map_err(|reason| Invalid { operation: NAME, reason })?;
         match &self.ids {
             Some(ids) => self.check_experts(ids),
             None => self.product.check(NAME, &self.epilogue),
@@ -394,7 +504,7 @@ impl Operation for Call {
     }
 
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let file = |launch: &Launch| Kernel::of(launch.shader.file);
+        let file = |launch: &Launch| Kernel::of(&launch.shader);
         let decodes = choice.launches.iter().any(|launch| file(launch) == Kernel::Decode);
         let kernel = file(&choice.launches[launch]);
         if let Some(integers) = self.integers().filter(|_| choice.path == Path::IntDot) {
@@ -440,7 +550,8 @@ impl Operation for Call {
             let product = Product { a: self.product.a, b: cut(self.product.b), d: cut(self.product.d) };
             let epilogue = Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue };
             let ids = self.ids.map(|t| t.narrow(1, start, len));
-            parts.push(Call { product, epilogue, ids, ..*self }.into());
+            let whole = self.whole.or(Some(n)).filter(|_| self.ids.is_none());
+            parts.push(Call { product, epilogue, ids, whole, ..*self }.into());
             start += len;
         }
         parts

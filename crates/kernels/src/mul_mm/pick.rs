@@ -79,11 +79,16 @@ pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shad
 
 /// The launches around the kernel itself: with experts the list of tiles comes first.
 pub(super) fn launches(call: &Call, caps: &Caps, kernel: Shader, tile: [usize; 2]) -> Vec<Launch> {
+    shared_launches(call, caps, kernel, tile, 1)
+}
+
+/// The same with several workgroups to a tile.
+pub(super) fn shared_launches(call: &Call, caps: &Caps, kernel: Shader, tile: [usize; 2], share: usize) -> Vec<Launch> {
     let Product { a, d, .. } = &call.product;
     let rows = a.shape[1].div_ceil(tile[0]);
     let Some(ids) = &call.ids else {
         let columns = d.shape[1].div_ceil(tile[1]) * d.shape[2] * d.shape[3];
-        return vec![Launch { shader: kernel, groups: grid(rows * columns, caps) }];
+        return vec![Launch { shader: kernel, groups: grid(rows * columns * share, caps) }];
     };
     let experts = a.shape[2];
     let threads = caps.limits.max_workgroup_invocations.min(if caps.is_cpu { 8 } else { 512 });

@@ -1,12 +1,21 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
 // that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
 // list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
+// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k; there are no batches then.
 #ifndef BAND
 #define BAND tiles_m
 #endif
 uint first_m, first_n, end_n;
 uvec2 tile_a, tile_b, tile_d, tile_bias, tile_residual;
 uint tile_columns; // Columns of b before those of the tile's batch.
+#if SPLIT
+uint tile_number, tile_split;
+#define BEGIN_K (tile_split * p.chunk)
+#define END_K min(p.k, BEGIN_K + p.chunk)
+#else
+#define BEGIN_K 0
+#define END_K p.k
+#endif
 
 uvec2 batch_start(uvec2 base, uint i2, uint i3, uint stride[3]) {
     return row_address(row_address(base, i2, stride[1]), i3, stride[2]);
@@ -32,6 +41,11 @@ bool find_tile() {
     uint tiles_n = (p.n + TILE_N - 1) / TILE_N;
     end_n = p.n;
     uint tiles = tiles_m * tiles_n;
+#if SPLIT
+    tile_split = tile % p.splits;
+    tile /= p.splits;
+    tile_number = tile;
+#endif
     uint in_batch = tile % tiles;
     tile /= tiles;
     // Bands of BAND rows of tiles: down a band's rows, then on to the next columns.
@@ -40,15 +54,26 @@ bool find_tile() {
     in_batch -= start * tiles_n;
     first_m = (start + in_batch % rows) * TILE_M;
     first_n = in_batch / rows * TILE_N;
+    tile_bias = p.bias;
+#if SPLIT
+    if (tile > 0) return false;
+    tile_a = p.a;
+    tile_b = p.b;
+    tile_d = p.d;
+    tile_columns = 0;
+#if RESIDUAL
+    tile_residual = p.residual;
+#endif
+#else
     uint i2 = tile % p.batches[0], i3 = tile / p.batches[0];
     if (i3 >= p.batches[1]) return false;
     tile_a = batch_start(p.a, i2 / p.share[0], i3 / p.share[1], p.a_stride);
     tile_b = batch_start(p.b, i2, i3, p.b_stride);
     tile_d = batch_start(p.d, i2, i3, p.d_stride);
-    tile_bias = p.bias;
     tile_columns = (i3 * p.batches[0] + i2) * p.n;
 #if RESIDUAL
     tile_residual = batch_start(p.residual, i2, i3, p.residual_stride);
+#endif
 #endif
 #endif
     return true;

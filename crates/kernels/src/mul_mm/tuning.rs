@@ -40,6 +40,8 @@ pub(super) enum Setting {
     Cut(Path, Cut),
     /// The path that is tried first, and whether it gets weights that were decoded beforehand.
     Prefer(Path, bool),
+    /// Most workgroups that share a tile over k.
+    Split(usize),
 }
 
 /// One line of the table.
@@ -70,6 +72,8 @@ gpu * coopmat2 * tile=128x128x64 threads=256 band=16 busy
 gpu * coopmat2 * tile=128x64x64 threads=128 busy
 gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
+* *      split 128  8
+* *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat2 decode
 * *      prefer *   coopmat2
@@ -106,9 +110,19 @@ impl Table {
     pub(super) fn preferred(&self, ty: TensorType, columns: usize) -> (Path, bool) {
         let preference = |line: &Line| match line.setting {
             Setting::Prefer(path, decode) => Some((path, decode && ty.is_quantised())),
-            Setting::Cut(..) => None,
+            _ => None,
         };
         self.fitting(ty, columns).find_map(preference).unwrap_or((Path::Coopmat2, false))
+    }
+
+    /// Most workgroups that share a tile of a product of so many columns. The same for every format: memory for it is
+    /// counted before weights are decoded.
+    fn most_splits(&self, columns: usize) -> usize {
+        let splits = |line: &Line| match line.setting {
+            Setting::Split(n) if columns <= line.columns => Some(n),
+            _ => None,
+        };
+        self.0.iter().find_map(splits).unwrap_or(1)
     }
 }
 
@@ -125,9 +139,14 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     };
     let setting = match *path {
         "prefer" => parse_preference(settings)?,
+        "split" => match settings {
+            [n] if [*device, *format] == ["*", "*"] => Setting::Split(sizes::<1>(n)?[0]),
+            [_] => return Err("splits are the same for every device and format: `* *`".into()),
+            _ => return Err("want a number of workgroups".into()),
+        },
         "coopmat" => Setting::Cut(Path::Coopmat, parse_cut(Path::Coopmat, settings)?),
         "coopmat2" => Setting::Cut(Path::Coopmat2, parse_cut(Path::Coopmat2, settings)?),
-        other => return Err(format!("`{other}` is not `coopmat`, `coopmat2` or `prefer`")),
+        other => return Err(format!("`{other}` is not `coopmat`, `coopmat2`, `prefer` or `split`")),
     };
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), columns, setting })
 }
@@ -202,6 +221,12 @@ pub(super) fn table() -> Result<&'static Table, String> {
     TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
+/// Most workgroups that share a tile of a product of so many columns; 1 where the table cannot be read, which `check`
+/// tells.
+pub(super) fn most_splits(columns: usize) -> usize {
+    table().map_or(1, |table| table.most_splits(columns))
+}
+
 fn built_in() -> Result<Table, String> {
     let named: Vec<String> = BUILT_IN.lines().map(|line| format!("{NAME} {line}")).collect();
     Table::parse(&named.join("\n"))
@@ -223,6 +248,7 @@ mod tests {
             }
         }
         assert_eq!(table.preferred(TensorType::F16, 4096), (Path::Coopmat2, false));
+        assert!(table.most_splits(32) > 1 && table.most_splits(2048) == 1);
         assert!(!table.preferred(TensorType::Q4_K, 16).1 && table.preferred(TensorType::Q4_K, 4096).1);
     }
 
@@ -239,6 +265,7 @@ mod tests {
             ("coopmat2 x tile=64x64x32 threads=128", "no number of columns"),
             ("coopmat2 * tile=64x64x32 threads=128 warp=8x8", "takes no `warp=8x8`"),
             ("prefer 63 warp", "`warp` is no path"),
+            ("split 128 4", "`* *`"),
             ("tile *", "`tile` is not"),
         ] {
             let fault = fault(line);
