@@ -269,6 +269,10 @@ fn small() -> Vec<Case> {
         case(Kind { k: Q8_0, v: Q8_0, queries: [3, 4, 1], ..PLAIN }),
         case(Kind { k: Q8_0, v: Q4_0, queries: [1, 4, 1], sight: causal, ..PLAIN }),
         case(Kind { k: Q4_1, v: F16, queries: [1, 4, 1], ..PLAIN }),
+        case(Kind { k: Q5_1, v: IQ4_NL, queries: [1, 6, 1], ..PLAIN }),
+        case(Kind { k: IQ4_NL, v: Q5_0, queries: [1, 2, 1], ..PLAIN }),
+        // Rows of Q8_0 that are read 8 bytes at a time.
+        case(Kind { k: Q8_0, v: Q8_0, ..decode }),
         latent(20, 1, 70),
         large_scores(),
         large_sinks(),

@@ -1,4 +1,4 @@
-// flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has a block of 16 query rows of the tile, and
+// flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has a block of MM query rows of the tile, and
 // everything of these rows stays in its registers: Q, S, P and O. A row's maximum is a reduction inside a matrix, whose
 // result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
 // memory, loaded half a round ahead. S, O and sums are f32, logits to the base 2.
@@ -18,10 +18,10 @@ layout(local_size_x = WG) in;
 #include "flash_attention/eight.glsl"
 #include "flash_attention/combine.glsl"
 
-#define ROWS (NW * 16)
-#define K_STEPS (HSK_PAD / 16)
-#define V_BLOCKS_WIDE (HSV_PAD / 16)
-#define S_BLOCKS (BC / 16)
+#define ROWS (NW * MM)
+#define K_STEPS (HSK_PAD / MM)
+#define V_BLOCKS_WIDE (HSV_PAD / MM)
+#define S_BLOCKS (BC / MM)
 // Rows of the tiles in vectors of eight halves; the odd one spreads rows over the banks.
 #define K_COLS (HSK_PAD / 8)
 #define V_COLS (HSV_PAD / 8)
@@ -37,9 +37,9 @@ shared uvec2 row_seen[ROWS];
 shared bool last;
 #endif
 
-#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
-#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
-#define MATRIX_C coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
+#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseB>
+#define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MM, gl_MatrixUseAccumulator>
 
 const float LOG2_E = 1.44269504;
 // Where maxima start: far below any logit and far above HIDDEN, so that hidden keys weigh nothing without being asked for.
@@ -132,7 +132,7 @@ uvec4 chunk_v(uvec2 row, uint e) {
             uint key = min(start + i / COLS, end - 1), e = i % COLS;           \
             uvec2 row = row_address(base, cache_row(sequence, key), STRIDE);   \
             chunk[c] = CHUNK(row, min(e, SIZE / 8 - 1));                       \
-            if (SIZE % 16 != 0 && e >= SIZE / 8) chunk[c] = uvec4(0);          \
+            if (SIZE % MM != 0 && e >= SIZE / 8) chunk[c] = uvec4(0);          \
         }                                                                      \
     }
 FETCH(fetch_k, chunk_k, K_CHUNKS, K_COLS, HSK, p.k_stride[0])
@@ -167,7 +167,7 @@ void main() {
 #endif
     uint first_row = tile * ROWS;
     uint rows = min(uint(ROWS), p.tokens * RATIO - first_row);
-    uint mine = gl_SubgroupID * 16;
+    uint mine = gl_SubgroupID * MM;
 
     // Rows past the last see what it does: their results are dropped.
     for (uint r = t; r < ROWS; r += WG) {
@@ -180,7 +180,7 @@ void main() {
     for (uint r = 1; r < ROWS; r++) any = uvec2(min(any.x, row_seen[r].x), max(any.y, row_seen[r].y));
     // What all rows of this subgroup see.
     uvec2 all = row_seen[mine];
-    for (uint r = mine + 1; r < mine + 16; r++) all = uvec2(max(all.x, row_seen[r].x), min(all.y, row_seen[r].y));
+    for (uint r = mine + 1; r < mine + MM; r++) all = uvec2(max(all.x, row_seen[r].x), min(all.y, row_seen[r].y));
     uvec2 tiles = uvec2(any.x / BC, (any.y + BC - 1) / BC);
     if (any.x >= any.y) tiles = uvec2(0);
 #if SPLIT
@@ -191,7 +191,7 @@ void main() {
     MATRIX_A q[K_STEPS];
     [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
         q[k] = MATRIX_A(0.0);
-        coopMatPerElementNV(q[k], q[k], query, k * 16, THIS_TILE);
+        coopMatPerElementNV(q[k], q[k], query, k * MM, THIS_TILE);
     }
     MATRIX_C o[V_BLOCKS_WIDE];
     [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[i] = MATRIX_C(0.0);
@@ -216,7 +216,7 @@ void main() {
             s[i] = MATRIX_C(0.0);
             [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
                 MATRIX_B kt;
-                coopMatLoad(kt, k_tile, i * 16 * K_STRIDE + 2 * k, K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
+                coopMatLoad(kt, k_tile, i * MM * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
                 s[i] = coopMatMulAdd(q[k], kt, s[i]);
             }
         }
@@ -226,7 +226,7 @@ void main() {
 #endif
         if (MASK == 1 || ALIBI == 1 || start < all.x || start + BC > all.y) {
             [[unroll]] for (uint i = 0; i < S_BLOCKS; i++)
-                coopMatPerElementNV(s[i], s[i], logit, start + 16 * i, THIS_TILE);
+                coopMatPerElementNV(s[i], s[i], logit, start + MM * i, THIS_TILE);
         }
         MATRIX_C most = s[0];
         [[unroll]] for (uint i = 1; i < S_BLOCKS; i++)
@@ -254,7 +254,7 @@ void main() {
         [[unroll]] for (uint k = 0; k < S_BLOCKS; k++) {
             [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) {
                 MATRIX_B v;
-                coopMatLoad(v, v_tile, k * 16 * V_STRIDE + 2 * i, V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+                coopMatLoad(v, v_tile, k * MM * V_STRIDE + i * (MM / 8), V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
                 o[i] = coopMatMulAdd(w[k], v, o[i]);
             }
         }
@@ -269,7 +269,7 @@ void main() {
     MATRIX_C sums;
     coopMatReduceNV(sums, weights, gl_CooperativeMatrixReduceRowNV, sum_of);
     [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++)
-        coopMatPerElementNV(o[i], o[i], store, top, sums, 16 * i, whole, split, THIS_TILE);
+        coopMatPerElementNV(o[i], o[i], store, top, sums, MM * i, whole, split, THIS_TILE);
 
 #if SPLIT == 2
     if (whole) return;

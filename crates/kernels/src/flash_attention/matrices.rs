@@ -191,6 +191,7 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let first = shader(call, Path::Coopmat2, "flash_attention/coopmat2_rows.comp")?
         .define("WG", threads)
         .define("NW", subgroups)
+        .define("MM", 16)
         .define("BC", keys)
         .define("RUN", SPLIT_KEYS.div_ceil(keys))
         .define("HSK_PAD", pad[0])
