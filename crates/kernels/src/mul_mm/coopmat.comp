@@ -52,6 +52,26 @@ uvec4 lines_a[PER_A];
 #endif
 uvec4 lines_b[PER_B];
 
+// Which row of the tile a unit belongs to. Eight neighbouring threads store at once, and their rows are such that all eight
+// vectors lie in different banks: rows are 3, 5 or 9 vectors apart.
+uint spread(uint row) {
+    uint j = row % 8;
+#if DEPTH == 32
+    return row - j + j / 2 + j % 2 * 4;
+#else
+    return row - j + j % 4 * 2 + j / 4;
+#endif
+}
+#if DEPTH == 16 && A_BLOCKS || DEPTH == 64
+uint row_a_of(uint unit) { return unit / (DEPTH / UNIT_A); }
+#else
+uint row_a_of(uint unit) { return spread(unit / (DEPTH / UNIT_A)); }
+#endif
+#if DEPTH == 64
+uint row_b_of(uint unit) { return unit / (DEPTH / 8); }
+#else
+uint row_b_of(uint unit) { return spread(unit / (DEPTH / 8)); }
+#endif
 uint place_a(uint unit) { return unit % (DEPTH / UNIT_A); }
 uint place_b(uint unit) { return unit % (DEPTH / 8); }
 
@@ -115,7 +135,7 @@ void put(uint buffer_start) {
     [[unroll]] for (uint i = 0; i < PER_A; i++) {
         uint unit = t + i * WG;
         if (UNITS_A % WG != 0 && unit >= UNITS_A) break;
-        uint at = buffer_start + unit / (DEPTH / UNIT_A) * LINE + UNIT_A / 8 * place_a(unit);
+        uint at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
 #if A_BLOCKS
         space[at] = uvec4(values(codes[i][0], scales[i]), values(codes[i][1], scales[i]));
         space[at + 1] = uvec4(values(codes[i][2], scales[i]), values(codes[i][3], scales[i]));
@@ -126,7 +146,7 @@ void put(uint buffer_start) {
     [[unroll]] for (uint i = 0; i < PER_B; i++) {
         uint unit = t + i * WG;
         if (UNITS_B % WG != 0 && unit >= UNITS_B) break;
-        space[buffer_start + (TILE_M + unit / (DEPTH / 8)) * LINE + place_b(unit)] = lines_b[i];
+        space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[i];
     }
 }
 
@@ -169,8 +189,8 @@ void main() {
     if (!find_tile()) return;
     prepare_finish();
     uint t = gl_LocalInvocationID.x;
-    [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + (t + i * WG) / (DEPTH / UNIT_A));
-    [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + (t + i * WG) / (DEPTH / 8));
+    [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + row_a_of(t + i * WG));
+    [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + row_b_of(t + i * WG));
     uint warp_m = gl_SubgroupID % WARPS_M * WARP_M, warp_n = gl_SubgroupID / WARPS_M * WARP_N;
     MATRIX_C sum[ROWS][COLUMNS];
     [[unroll]] for (uint i = 0; i < ROWS; i++)
