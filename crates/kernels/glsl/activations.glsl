@@ -68,3 +68,5 @@ float hard_swish(float x) { return x * hard_sigmoid(x); }
 float negative(float x) { return -x; }
 float square(float x) { return x * x; }
 float above_zero(float x) { return x > 0.0 ? 1.0 : 0.0; }
+float exp_neg_exp(float x) { return exp(-exp(x)); }
+float exp_neg_sigmoid(float x) { return exp(-0.606531 * sigmoid(x)); }

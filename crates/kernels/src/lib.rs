@@ -72,6 +72,7 @@ operations! {
     scale => Scale,
     unary => Unary,
     glu => Glu,
+    gated_add => GatedAdd,
     copy => Copy,
     dequantise => Dequantise,
     get_rows => GetRows,
@@ -85,6 +86,9 @@ operations! {
     wkv6 => Wkv6,
     wkv7 => Wkv7,
     gla => Gla,
+    token_mix => TokenMix,
+    head_mix => HeadMix,
+    key_mix => KeyMix,
     mul_mat_vec => MulMatVec,
     mul_mm => MulMm,
 }

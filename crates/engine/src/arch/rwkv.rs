@@ -7,7 +7,7 @@ use kiln_kernels::glu::{self, Gate};
 use kiln_kernels::mul_mat_vec::{self, Gated};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
-use kiln_kernels::{Call, copy, get_rows, group_norm, mul_mat, norm, rms_norm, scale};
+use kiln_kernels::{Call, gated_add, get_rows, head_mix, mul_mat, norm, rms_norm, scale, token_mix};
 
 use super::{BatchShape, WeightTable};
 use crate::Error;
@@ -181,11 +181,20 @@ impl Frame {
         }
     }
 
-    /// Norm of every head of every token, in place, with a weight and a bias for each channel.
-    pub(super) fn head_norm(&self, b: &mut Builder, label: String, x: Tensor, norm: HeadNorm) {
+    /// The norm of every head of every token, the bonus of the token itself, and the gate, in place.
+    pub(super) fn head_mix(
+        &self,
+        b: &mut Builder,
+        label: String,
+        x: Tensor,
+        norm: HeadNorm,
+        bonus: Option<head_mix::Bonus>,
+        gate: Option<(Tensor, Option<Function>)>,
+    ) {
         let x = self.by_head(x);
-        let (weight, bias) = (Some(norm.weight), Some(norm.bias));
-        b.step(label, group_norm::Call { x, weight, bias, y: x, eps: HEAD_EPS });
+        let gate = gate.map(|(gate, function)| (self.by_head(gate), function));
+        let HeadNorm { weight, bias } = norm;
+        b.step(label, head_mix::Call { x, weight, bias, eps: HEAD_EPS, bonus, gate, y: x });
     }
 
     /// `[hidden, tokens]` as `[head_dim, heads, tokens]`.
@@ -252,7 +261,7 @@ impl FeedForward {
 
     /// Adds the steps to the residual stream `x`.
     pub(super) fn steps(&self, b: &mut Builder, frame: &Frame, i: usize, x: Tensor, work: &MixWork) {
-        let MixWork { normed, shift, blend, wide, gate: r, branch } = *work;
+        let MixWork { normed, blends, wide, gate: r, branch } = *work;
         match self.kind {
             Kind::Swiglu { gate, up, down } => {
                 // x += D (silu(G x) * U x)
@@ -276,19 +285,23 @@ impl FeedForward {
                 // x += sigmoid(R xr) * (V relu(K xk)^2), without the gate in RWKV-7.
                 let at = |part: &str| format!("{i}.channel_mix.{part}");
                 frame.norm(b, at("norm"), x, self.norm, normed);
-                token_shift(b, &at("shift"), normed, last, shift);
-                lean(b, &at("k"), [normed, shift], lerp, blend);
-                linear(b, at("k"), key, blend, wide);
+                let y = blends.narrow(2, 0, 1 + usize::from(receptance.is_some()));
+                let another = receptance.map(|(lerp, _)| lerp);
+                b.step(
+                    at("mix"),
+                    token_mix::Call { x: normed, before: last, lerp, another, extra: None, y, keep: true },
+                );
+                // Products of different blends do not wait for each other.
+                linear(b, at("k"), key, group(blends, 0), wide);
+                if let Some((_, receptance)) = receptance {
+                    linear(b, at("r"), receptance, group(blends, 1), r);
+                }
                 function(b, at("k.relu2"), Function::Relu2, wide, wide);
-                let Some((lerp_r, receptance)) = receptance else {
+                if receptance.is_none() {
                     return linear_onto(b, at("value"), value, wide, x);
-                };
-                lean(b, &at("r"), [normed, shift], lerp_r, blend);
-                linear(b, at("r"), receptance, blend, r);
-                function(b, at("r.sigmoid"), Function::Sigmoid, r, r);
+                }
                 linear(b, at("value"), value, wide, branch);
-                multiply(b, at("gate"), branch, r, branch);
-                add(b, at("residual"), x, branch, x);
+                b.step(at("gate"), gated_add::Call { function: Function::Sigmoid, gate: r, y: branch, x, dst: x });
             }
         }
     }
@@ -299,10 +312,8 @@ impl FeedForward {
 pub(super) struct MixWork {
     /// The normed residual stream.
     pub(super) normed: Tensor,
-    /// The token before minus the token.
-    pub(super) shift: Tensor,
-    /// A blend of both.
-    pub(super) blend: Tensor,
+    /// Two blends of each token with the one before, `[hidden, tokens, 2]`.
+    pub(super) blends: Tensor,
     /// The wide inner side of the feed-forward layer.
     wide: Tensor,
     /// What it is gated with, or what is gated.
@@ -317,8 +328,7 @@ impl MixWork {
         let gate_width = if config.architecture.is_hybrid() { feed_forward } else { hidden };
         MixWork {
             normed: scratch(b, "normed", hidden, tokens),
-            shift: scratch(b, "shift", hidden, tokens),
-            blend: scratch(b, "blend", hidden, tokens),
+            blends: scratch(b, "blends", hidden, 2 * tokens).reshape([hidden, tokens, 2, 1]),
             wide: scratch(b, "wide", feed_forward, tokens),
             gate: scratch(b, "gate", gate_width, tokens),
             branch: scratch(b, "branch", hidden, tokens),
@@ -329,25 +339,6 @@ impl MixWork {
 /// F32 `[width, tokens]` of one plan.
 pub(super) fn scratch(b: &mut Builder, name: &str, width: usize, tokens: usize) -> Tensor {
     b.slot(name, SlotKind::Scratch, TensorType::F32, [width, tokens, 1, 1])
-}
-
-/// shift = the token before minus the token; `stored` stands before the first one and becomes the last one.
-pub(super) fn token_shift(b: &mut Builder, label: &str, x: Tensor, stored: Tensor, shift: Tensor) {
-    let tokens = x.shape[1];
-    let rows = |t: Tensor, start: usize, len: usize| t.narrow(1, start, len);
-    subtract(b, format!("{label}.first"), stored, rows(x, 0, 1), rows(shift, 0, 1));
-    if tokens > 1 {
-        let (before, after) = (rows(x, 0, tokens - 1), rows(x, 1, tokens - 1));
-        subtract(b, label.into(), before, after, rows(shift, 1, tokens - 1));
-    }
-    b.step(format!("{label}.store"), copy::Call { src: rows(x, tokens - 1, 1), dst: stored });
-}
-
-/// blend = x + shift * lerp: the token, leaning by `lerp` to the one before.
-pub(super) fn lean(b: &mut Builder, label: &str, [x, shift]: [Tensor; 2], lerp: Tensor, blend: Tensor) {
-    let lerp = lerp.reshape([lerp.len(), 1, 1, 1]);
-    multiply(b, format!("{label}.lean"), shift, lerp, blend);
-    add(b, format!("{label}.blend"), blend, x, blend);
 }
 
 /// The group `i` of `[hidden, tokens, groups]`.

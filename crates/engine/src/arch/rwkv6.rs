@@ -3,15 +3,14 @@
 //! attention (`gla`), in a transformer.
 
 use kiln_gguf::Gguf;
-use kiln_kernels::glu::{self, Gate};
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
-use kiln_kernels::{copy, gla, wkv6};
+use kiln_kernels::{copy, gla, token_mix, wkv6};
 
 use super::rwkv::{
-    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, function, group, lean, linear, linear_onto,
-    maybe_affine, multiply, scratch, subtract, token_shift,
+    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, affine, function, group, linear, linear_onto,
+    maybe_affine, multiply, scratch, subtract,
 };
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -98,20 +97,28 @@ impl Rwkv6 {
     fn time_mix(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
         let at = |part: &str| format!("{i}.time_mix.{part}");
         let Work { ranks, mixed, decay_rank, w, k, v, r, g, y, .. } = *work;
-        let MixWork { normed, shift, blend, .. } = work.mix;
+        let MixWork { normed, blends, .. } = work.mix;
+        let blend = group(blends, 0);
         let (hidden, tokens) = (x.shape[0], x.shape[1]);
         self.frame.norm(b, at("norm"), x, layer.norm, normed);
-        token_shift(b, &at("shift"), normed, layer.last, shift);
 
         // Five blends of the token and the one before, each leaning by a learnt vector plus one that depends on both.
-        lean(b, &at("x"), [normed, shift], layer.lerp_x, blend);
+        let mix = token_mix::Call {
+            x: normed,
+            before: layer.last,
+            lerp: layer.lerp_x,
+            another: None,
+            extra: None,
+            y: blend,
+            keep: false,
+        };
+        b.step(at("x"), mix);
         linear(b, at("mix.in"), layer.mix_in, blend, ranks);
         function(b, at("mix.tanh"), Function::Tanh, ranks, ranks);
         let by_blend = ranks.reshape([ranks.shape[0] / BLENDS, BLENDS, tokens, 1]).permute([0, 2, 1, 3]);
         linear(b, at("mix.out"), layer.mix_out, by_blend, mixed);
-        add(b, at("mix.lerp"), mixed, layer.lerp.reshape([hidden, 1, BLENDS, 1]), mixed);
-        multiply(b, at("mix.lean"), mixed, shift, mixed);
-        add(b, at("mix.blend"), mixed, normed, mixed);
+        let lerp = layer.lerp.reshape([hidden, 1, BLENDS, 1]);
+        b.step(at("mix"), token_mix::Call { lerp, extra: Some(mixed), y: mixed, keep: true, ..mix });
         let [xw, xk, xv, xr, xg] = [0, 1, 2, 3, 4].map(|n| group(mixed, n));
 
         maybe_affine(b, at("r"), layer.receptance, xr, r);
@@ -122,15 +129,12 @@ impl Rwkv6 {
         linear(b, at("w.in"), layer.decay_in, xw, decay_rank);
         function(b, at("w.tanh"), Function::Tanh, decay_rank, decay_rank);
         affine(b, at("w.out"), [layer.decay_out, layer.decay], decay_rank, w);
-        for (part, f) in [("w.exp", Function::Exp), ("w.neg", Function::Neg), ("w", Function::Exp)] {
-            function(b, at(part), f, w, w);
-        }
+        function(b, at("w"), Function::ExpNegExp, w, w);
 
         match layer.own {
             Some((first, norm)) => {
                 self.recurrence(b, at("wkv"), layer.state, first, work);
-                self.frame.head_norm(b, at("head_norm"), y, norm);
-                b.step(at("gate"), glu::Call { kind: Gate::Swiglu, gate: g, up: y, dst: y });
+                self.frame.head_mix(b, at("head_mix"), y, norm, None, Some((g, Some(Function::Silu))));
             }
             None => {
                 // What a head forgets makes room for as much of the key.

@@ -5,11 +5,11 @@ use kiln_gguf::Gguf;
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
-use kiln_kernels::{l2_norm, scale, sum_rows, wkv7};
+use kiln_kernels::{head_mix, key_mix, sum_rows, token_mix, wkv7};
 
 use super::rwkv::{
     FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, function, group, linear, linear_onto,
-    multiply, scratch, subtract, token_shift,
+    multiply, scratch,
 };
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -18,8 +18,6 @@ use crate::plan::{Builder, Fixed, Plan};
 
 /// The name of the vectors by which tokens lean to the ones before.
 const LERP: &str = "time_mix_lerp_fused";
-/// The fastest decay is exp of this: -e^(-1/2).
-const DECAY_FACTOR: f32 = -0.606_531;
 /// The least length that keys are divided by.
 const KEY_EPS: f32 = 1e-12;
 
@@ -41,12 +39,19 @@ impl LowRank {
         })
     }
 
-    /// Adds the steps; `between` holds what lies between the matrices.
-    fn steps(&self, b: &mut Builder, at: &str, x: Tensor, between: Tensor, y: Tensor) {
+    /// The first matrix; `between` holds what lies between the two.
+    fn enter(&self, b: &mut Builder, at: &str, x: Tensor, between: Tensor) {
         linear(b, format!("{at}.in"), self.into, x, between);
+    }
+
+    fn activate(&self, b: &mut Builder, at: &str, between: Tensor) {
         if let Some(f) = self.activation {
             function(b, format!("{at}.activation"), f, between, between);
         }
+    }
+
+    /// The second matrix and the bias.
+    fn leave(&self, b: &mut Builder, at: &str, between: Tensor, y: Tensor) {
         affine(b, format!("{at}.out"), [self.out, self.bias], between, y);
     }
 }
@@ -131,38 +136,64 @@ impl Rwkv7 {
         Ok(Rwkv7 { frame, fixed: table.fixed, layers })
     }
 
-    /// The time mix of one layer, added to the residual stream `x`.
+    /// The time mix of one layer, added to the residual stream `x`. What does not wait for each other stands together.
     fn time_mix(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
         let at = |part: &str| format!("{i}.time_mix.{part}");
-        let Work { mixed, w, k, r, a, g, kk, replaced, y, .. } = *work;
+        let Work { mixed, w, k, r, a, g, lookup, replaced, y, .. } = *work;
         let MixWork { normed, .. } = work.mix;
         self.frame.norm(b, at("norm"), x, layer.norm, normed);
-        self.blends(b, i, layer, work);
+        let [hidden, _, groups, _] = mixed.shape;
+        let lerp = layer.lerp.reshape([hidden, 1, groups, 1]);
+        let before = layer.last;
+        b.step(
+            at("mix"),
+            token_mix::Call { x: normed, before, lerp, another: None, extra: None, y: mixed, keep: true },
+        );
         let [xr, xw, xk, xv, xa] = [0, 1, 2, 3, 4].map(|n| group(mixed, n));
+        // The values of the first layer are kept: the others lean to them.
+        let v = if layer.first_value.is_some() { work.v } else { work.first_v };
 
         linear(b, at("r"), layer.receptance, xr, r);
         linear(b, at("k"), layer.key, xk, k);
-        let v = self.values(b, i, layer, xv, work);
-        // w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 xw)))
-        layer.decay.steps(b, &at("w"), xw, work.decay_rank, w);
-        function(b, at("w.sigmoid"), Function::Sigmoid, w, w);
-        b.step(at("w.scale"), scale::Call { x: w, dst: w, factor: DECAY_FACTOR, bias: 0.0 });
-        function(b, at("w"), Function::Exp, w, w);
-        // a = sigmoid(a0 + A2 A1 xa)
-        layer.rate.steps(b, &at("a"), xa, work.rate_rank, a);
-        function(b, at("a"), Function::Sigmoid, a, a);
+        linear(b, at("v"), layer.value, xv, v);
+        let low_ranks = [
+            (Some(&layer.decay), at("w"), xw, work.decay_rank, w),
+            (Some(&layer.rate), at("a"), xa, work.rate_rank, a),
+            (layer.first_value.as_ref(), at("v.share"), xv, work.value_rank, work.share),
+        ];
+        let low_ranks =
+            || low_ranks.iter().filter_map(|(pair, at, x, between, y)| Some(((*pair)?, at, *x, *between, *y)));
+        low_ranks().for_each(|(pair, at, x, between, _)| pair.enter(b, at, x, between));
+        if let Some((into, _)) = layer.gate {
+            linear(b, at("g.in"), into, group(mixed, 5), work.gate_rank);
+        }
+        low_ranks().for_each(|(pair, at, _, between, _)| pair.activate(b, at, between));
+        if layer.gate.is_some() {
+            function(b, at("g.sigmoid"), Function::Sigmoid, work.gate_rank, work.gate_rank);
+        }
+        low_ranks().for_each(|(pair, at, _, between, y)| pair.leave(b, at, between, y));
+        if let Some((_, out)) = layer.gate {
+            linear(b, at("g"), out, work.gate_rank, g);
+        }
 
         // The key to look up has length one in each head; what is put there is stronger where the rate is high.
+        // w = exp(-e^(-1/2) sigmoid(w0 + W2 tanh(W1 xw))), v += (first - v) sigmoid(v0 + V2 V1 xv)
         let by_head = |t: Tensor| self.frame.by_head(t);
-        multiply(b, at("kk.scale"), k, layer.k_k, kk);
-        b.step(at("kk"), l2_norm::Call { x: by_head(kk), y: by_head(kk), eps: KEY_EPS });
-        let strength = replaced;
-        b.step(at("k.rate"), scale::Call { x: a, dst: strength, factor: 1.0, bias: -1.0 });
-        multiply(b, at("k.k_a"), strength, layer.k_a, strength);
-        multiply(b, at("k.change"), strength, k, strength);
-        add(b, at("k.add"), k, strength, k);
-        multiply(b, at("replaced"), kk, a, replaced);
-        function(b, at("kk.neg"), Function::Neg, kk, kk);
+        let (first, share) = (by_head(work.first_v), by_head(work.share));
+        b.step(
+            at("keys"),
+            key_mix::Call {
+                k: by_head(k),
+                k_k: layer.k_k,
+                k_a: layer.k_a,
+                rate: by_head(a),
+                w: by_head(w),
+                lookup: by_head(lookup),
+                replaced: by_head(replaced),
+                value: layer.first_value.is_some().then(|| key_mix::Value { v: by_head(v), first, share }),
+                eps: KEY_EPS,
+            },
+        );
         b.step(
             at("wkv"),
             wkv7::Call {
@@ -170,7 +201,7 @@ impl Rwkv7 {
                 w: by_head(w),
                 k: by_head(k),
                 v: by_head(v),
-                a: by_head(kk),
+                a: by_head(lookup),
                 b: by_head(replaced),
                 state_in: layer.state,
                 y: by_head(y),
@@ -180,55 +211,31 @@ impl Rwkv7 {
                 form: Form::Auto,
             },
         );
-        if let Some(norm) = layer.head_norm {
-            self.frame.head_norm(b, at("head_norm"), y, norm);
+        let gate = layer.gate.map(|_| g);
+        match layer.head_norm {
+            // The token itself: y += v (r . k r_k) in each head.
+            Some(norm) => {
+                let bonus = head_mix::Bonus { r: by_head(r), k: by_head(k), v: by_head(v), weight: layer.r_k };
+                self.frame.head_mix(b, at("head_mix"), y, norm, Some(bonus), gate.map(|gate| (gate, None)));
+            }
+            None => self.plain_bonus(b, i, layer, v, gate, work),
         }
+        linear_onto(b, at("output"), layer.output, y, x);
+    }
 
-        // The token itself: y += v (r . k r_k) in each head.
+    /// The token itself and the gate where heads have no norm.
+    fn plain_bonus(&self, b: &mut Builder, i: usize, layer: &Layer, v: Tensor, gate: Option<Tensor>, work: &Work) {
+        let at = |part: &str| format!("{i}.time_mix.{part}");
+        let by_head = |t: Tensor| self.frame.by_head(t);
+        let Work { r, k, y, .. } = *work;
         multiply(b, at("bonus.rk"), r, k, r);
         multiply(b, at("bonus.r_k"), r, layer.r_k, r);
         b.step(at("bonus.sum"), sum_rows::Call { x: by_head(r), dst: work.bonus });
         multiply(b, at("bonus.v"), by_head(v), work.bonus, by_head(r));
         add(b, at("bonus"), y, r, y);
-        if let Some((into, out)) = layer.gate {
-            linear(b, at("g.in"), into, group(mixed, 5), work.gate_rank);
-            function(b, at("g.sigmoid"), Function::Sigmoid, work.gate_rank, work.gate_rank);
-            linear(b, at("g"), out, work.gate_rank, g);
-            multiply(b, at("gate"), y, g, y);
+        if let Some(gate) = gate {
+            multiply(b, at("gate"), y, gate, y);
         }
-        linear_onto(b, at("output"), layer.output, y, x);
-    }
-
-    /// All blends of each token with the one before, in `work.mixed`.
-    fn blends(&self, b: &mut Builder, i: usize, layer: &Layer, work: &Work) {
-        let at = |part: &str| format!("{i}.time_mix.{part}");
-        let MixWork { normed, shift, .. } = work.mix;
-        token_shift(b, &at("shift"), normed, layer.last, shift);
-        let [hidden, tokens, groups, _] = work.mixed.shape;
-        // The same shift for every blend: a view that does not advance in dimension 2.
-        let [s0, s1, _, s3] = shift.stride;
-        let repeated = Tensor { shape: [hidden, tokens, groups, 1], stride: [s0, s1, 0, s3], ..shift };
-        let lerp = layer.lerp.reshape([hidden, 1, groups, 1]);
-        multiply(b, at("mix.lean"), repeated, lerp, work.mixed);
-        add(b, at("mix.blend"), work.mixed, normed, work.mixed);
-    }
-
-    /// The values of a layer. Those of the first one are kept, and the others lean to them:
-    /// v += (first - v) sigmoid(v0 + V2 V1 xv).
-    fn values(&self, b: &mut Builder, i: usize, layer: &Layer, xv: Tensor, work: &Work) -> Tensor {
-        let at = |part: &str| format!("{i}.time_mix.{part}");
-        let Work { v, first_v, value_rank, g: share, replaced: difference, .. } = *work;
-        let Some(lean) = &layer.first_value else {
-            linear(b, at("v"), layer.value, xv, first_v);
-            return first_v;
-        };
-        linear(b, at("v"), layer.value, xv, v);
-        lean.steps(b, &at("v.share"), xv, value_rank, share);
-        function(b, at("v.share"), Function::Sigmoid, share, share);
-        subtract(b, at("v.difference"), first_v, v, difference);
-        multiply(b, at("v.lean"), difference, share, difference);
-        add(b, at("v.blend"), v, difference, v);
-        v
     }
 }
 
@@ -248,8 +255,10 @@ struct Work {
     r: Tensor,
     a: Tensor,
     g: Tensor,
-    kk: Tensor,
+    lookup: Tensor,
     replaced: Tensor,
+    /// How far values lean to the first layer's.
+    share: Tensor,
     /// `[1, heads, tokens]`
     bonus: Tensor,
     y: Tensor,
@@ -282,8 +291,9 @@ impl Graph for Rwkv7 {
                 r: scratch(b, "r", hidden, tokens),
                 a: scratch(b, "a", hidden, tokens),
                 g: scratch(b, "g", hidden, tokens),
-                kk: scratch(b, "kk", hidden, tokens),
+                lookup: scratch(b, "lookup", hidden, tokens),
                 replaced: scratch(b, "replaced", hidden, tokens),
+                share: scratch(b, "share", hidden, tokens),
                 bonus: scratch(b, "bonus", 1, heads * tokens).reshape([1, heads, tokens, 1]),
                 y: scratch(b, "y", hidden, tokens),
                 recurrence: self.frame.recurrence_scratch(b, tokens, recurrence),

@@ -43,11 +43,15 @@ pub enum Function {
     Sign,
     /// 1 where positive, else 0
     Step,
+    /// e^(-e^x), the decay of RWKV-6
+    ExpNegExp,
+    /// e^(-sigmoid(x) / sqrt(e)), the decay of RWKV-7
+    ExpNegSigmoid,
 }
 
 impl Function {
     /// Every function.
-    pub const ALL: [Function; 20] = [
+    pub const ALL: [Function; 22] = [
         Function::Silu,
         Function::Gelu,
         Function::GeluQuick,
@@ -68,6 +72,8 @@ impl Function {
         Function::Log,
         Function::Sign,
         Function::Step,
+        Function::ExpNegExp,
+        Function::ExpNegSigmoid,
     ];
 
     /// The name in variant ids.
@@ -93,6 +99,8 @@ impl Function {
             Function::Log => "log",
             Function::Sign => "sign",
             Function::Step => "step",
+            Function::ExpNegExp => "exp_neg_exp",
+            Function::ExpNegSigmoid => "exp_neg_sigmoid",
         }
     }
 
@@ -150,6 +158,9 @@ impl Function {
                     0.0
                 }
             }
+            Function::ExpNegExp => (-x.exp()).exp(),
+            // The factor of models is rounded to six digits.
+            Function::ExpNegSigmoid => (-0.606_531 * sigmoid(x)).exp(),
         }
     }
 }

@@ -1,0 +1,155 @@
+//! `token_mix`: blends of each token with the one before it, as RWKV models begin their layers. One pass for any number
+//! of blends, and the last token is kept for the next call.
+
+pub mod cases;
+mod reference;
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Address, Caps, Shader};
+
+use crate::host::HostMemory;
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
+use crate::tensor::Tensor;
+
+const NAME: &str = "token_mix";
+
+/// One line for the registry.
+pub const SUMMARY: &str = "y[t, g] = x[t] + (x[t - 1] - x[t]) * (lerp[g] + extra[t, g]): blends of neighbouring tokens";
+
+/// Operands of `token_mix`. All are F32, dense, and begin at multiples of 16 bytes; the width is a multiple of 4.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// Tokens `[width, tokens]`.
+    pub x: Tensor,
+    /// The token before the first one, `[width]`.
+    pub before: Tensor,
+    /// How far the blends lean to the token before, `[width, 1, groups]`.
+    pub lerp: Tensor,
+    /// The same for one more blend, `[width]`.
+    pub another: Option<Tensor>,
+    /// Added to that for each token, as `y`; may be `y` itself.
+    pub extra: Option<Tensor>,
+    /// Result `[width, tokens, groups]`, with one more group for `another`.
+    pub y: Tensor,
+    /// Whether the last token takes the place of `before`.
+    pub keep: bool,
+}
+
+kiln_gpu::params! {
+    struct Params {
+        x: Address,
+        before: Address,
+        lerp: Address,
+        another: Address,
+        extra: Address,
+        y: Address,
+        quads: u32,
+        tokens: u32,
+        units: u32,
+    }
+}
+
+impl Call {
+    fn operands(&self) -> impl Iterator<Item = (&'static str, Tensor)> {
+        let named = [("x", self.x), ("before", self.before), ("lerp", self.lerp), ("y", self.y)];
+        let optional = [("another", self.another), ("extra", self.extra)];
+        named.into_iter().chain(optional.into_iter().filter_map(|(name, t)| Some((name, t?))))
+    }
+}
+
+impl Operation for Call {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reads(&self) -> Vec<Tensor> {
+        [self.x, self.before, self.lerp].into_iter().chain(self.another).chain(self.extra).collect()
+    }
+
+    fn writes(&self) -> Vec<Tensor> {
+        if self.keep { vec![self.y, self.before] } else { vec![self.y] }
+    }
+
+    fn check(&self) -> Result<(), Invalid> {
+        let Call { x, before, lerp, another, extra, y, .. } = self;
+        let [width, tokens, ..] = x.shape;
+        require(width > 0 && width.is_multiple_of(4) && x.len() == width * tokens && tokens > 0, NAME, || {
+            format!("x is {x}, want [width, tokens] of a width that 4 divides")
+        })?;
+        for (name, t) in self.operands() {
+            let fits = t.ty == TensorType::F32 && t.is_dense() && t.offset.is_multiple_of(16);
+            require(fits, NAME, || format!("{name} is {t} at byte {}, want dense F32 at a multiple of 16", t.offset))?;
+        }
+        require(before.len() == width, NAME, || format!("before is {before}, want F32[{width}]"))?;
+        let groups = lerp.len() / width;
+        require(lerp.len() == width * groups, NAME, || format!("lerp is {lerp}, want F32[{width}, 1, groups]"))?;
+        require(another.is_none_or(|t| t.len() == width), NAME, || {
+            format!("another is {another:?}, want F32[{width}]")
+        })?;
+        let shape = [width, tokens, groups + usize::from(another.is_some()), 1];
+        require(y.shape == shape, NAME, || format!("y is {y}, want F32{shape:?}"))?;
+        require(extra.is_none_or(|t| t.shape == shape), NAME, || format!("extra is {extra:?}, want F32{shape:?}"))
+    }
+
+    fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        only_scalar(NAME, want)?;
+        if self.x.len() * 4 > u32::MAX as usize || self.y.rows() > u32::MAX as usize {
+            return Err(Unsupported { operation: NAME, reason: format!("x is {}, beyond 32 bits", self.x) });
+        }
+        let threads = 64;
+        let shader = Shader::new(NAME, "token_mix/token_mix.comp", Params::glsl())
+            .define("WG", threads)
+            .define("GROUPS", self.lerp.len() / self.x.shape[0])
+            .define("ANOTHER", u32::from(self.another.is_some()))
+            .define("EXTRA", u32::from(self.extra.is_some()))
+            .define("KEEP", u32::from(self.keep));
+        Ok(Choice::one(Path::Scalar, shader, grid((self.x.len() / 4).div_ceil(threads), caps)))
+    }
+
+    fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
+        Params {
+            x: at(&self.x),
+            before: at(&self.before),
+            lerp: at(&self.lerp),
+            another: maybe(self.another),
+            extra: maybe(self.extra),
+            y: at(&self.y),
+            quads: number(self.x.shape[0] / 4),
+            tokens: number(self.x.shape[1]),
+            units: number(self.x.len() / 4),
+        }
+        .bytes()
+    }
+
+    fn reference(&self, memory: &mut HostMemory) {
+        reference::reference(self, memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Slot;
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        let tensor = |slot, shape| Tensor::dense(Slot(slot), TensorType::F32, shape);
+        let good = Call {
+            x: tensor(0, [8, 3, 1, 1]),
+            before: tensor(1, [8, 1, 1, 1]),
+            lerp: tensor(2, [8, 1, 2, 1]),
+            another: None,
+            extra: None,
+            y: tensor(3, [8, 3, 2, 1]),
+            keep: true,
+        };
+        assert_eq!(good.check(), Ok(()));
+        let reason = |call: Call| call.check().unwrap_err().reason;
+        assert!(reason(Call { x: tensor(0, [6, 3, 1, 1]), ..good }).contains("F32[6, 3]"));
+        assert!(reason(Call { before: good.x, ..good }).contains("before"));
+        assert!(reason(Call { another: Some(good.before), ..good }).contains("want F32[8, 3, 3, 1]"));
+        assert!(reason(Call { extra: Some(good.x), ..good }).contains("extra"));
+    }
+}
