@@ -177,7 +177,8 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let [_, tokens, heads, batch] = call.q.shape;
     let kv_heads = call.k.shape[2];
     let rows = tokens * heads / kv_heads;
-    let subgroups = rows.div_ceil(16).next_power_of_two().min(most.next_power_of_two());
+    // Subgroups without rows still help to load: alone, a thread would have too many loads for its registers.
+    let subgroups = rows.div_ceil(16).next_power_of_two().max(4).min(most.next_power_of_two());
     let threads = subgroups * caps.subgroups.size as usize;
     // Rounds depend on the head sizes alone, so that the bits of a row do not depend on how many others there are.
     let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(128);

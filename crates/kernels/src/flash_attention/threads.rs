@@ -122,10 +122,11 @@ impl Teams {
         }
         let lanes = (hsk.max(hsv) / 8).next_power_of_two().min(subgroup);
         let chunks = hsk.div_ceil(8 * lanes) + hsv.div_ceil(8 * lanes);
-        // Queries and sums of a row take 8 registers each for every chunk; software GPUs have no registers to run out of.
-        let most = if caps.is_cpu { 8 } else { (96 / (8 * chunks)).clamp(1, 8) }.min(lanes);
-        let rows = ratio.div_ceil(ratio.div_ceil(most));
         let number = |name: &str| number(call, caps, path, name);
+        // Queries and sums of a row take 8 registers each for every chunk; software GPUs have no registers to run out of.
+        let most =
+            if caps.is_cpu { 8 } else { (128 / (8 * chunks)).clamp(1, 8) }.min(lanes).min(number("rows")?.max(1));
+        let rows = ratio.div_ceil(ratio.div_ceil(most));
         let flight = number("flight")?.next_power_of_two().min(64);
         // Wide heads and many rows have fewer keys under way.
         let room = if caps.is_cpu { flight } else { (8 / chunks.div_ceil(2)).max(1).next_power_of_two() };
