@@ -192,6 +192,13 @@ void main() {
     [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + row_a_of(t + i * WG));
     [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + row_b_of(t + i * WG));
     uint warp_m = gl_SubgroupID % WARPS_M * WARP_M, warp_n = gl_SubgroupID / WARPS_M * WARP_N;
+    // Tiles of experts often end early: subgroups without a column only fetch.
+#if EXPERTS
+    bool works = first_n + warp_n < end_n;
+#define WORKS works
+#else
+#define WORKS true
+#endif
     MATRIX_C sum[ROWS][COLUMNS];
     [[unroll]] for (uint i = 0; i < ROWS; i++)
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) sum[i][j] = MATRIX_C(0.0);
@@ -205,7 +212,7 @@ void main() {
         barrier();
         bool more = k + DEPTH < end_k;
         if (more) fetch(k + DEPTH);
-        [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
+        if (WORKS) [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
             MATRIX_A a[ROWS];
             LOAD_A(a, current, e)
             [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
@@ -234,7 +241,7 @@ void main() {
     for (uint k = begin_k; k < end_k; k += DEPTH) {
         bool more = k + 2 * DEPTH < end_k;
         if (more) fetch(k + 2 * DEPTH);
-        [[unroll]] for (uint s = 0; s < DEPTH / MK; s++) {
+        if (WORKS) [[unroll]] for (uint s = 0; s < DEPTH / MK; s++) {
             // After the last tile this loads what is not used: the buffer is there, its values do not matter.
             uint from = s + 1 < DEPTH / MK ? current : next, e = s + 1 < DEPTH / MK ? (s + 1) * MK : 0;
             LOAD_A(a[(s + 1) % 2], from, e)
@@ -256,7 +263,7 @@ void main() {
 
     // Which element a thread holds is the driver's secret, so each matrix goes through shared memory, columns apart.
     uint stage = gl_SubgroupID * (MM * MN / 4);
-    [[unroll]] for (uint i = 0; i < ROWS; i++) {
+    if (WORKS) [[unroll]] for (uint i = 0; i < ROWS; i++) {
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
             coopMatStore(sum[i][j], space, stage, MM / 4, gl_CooperativeMatrixLayoutColumnMajor);
             subgroupBarrier();

@@ -11,7 +11,7 @@ use crate::mul_mat::Product;
 use crate::operation::{Choice, Path, Unsupported, element_functions};
 use crate::tensor::Tensor;
 
-/// The first cut that fits the device and has a tile for every core, or the last that fits.
+/// The first cut that fits the device and has a tile for nearly every core, or the last that fits.
 fn cut_for(call: &Call, path: Path, caps: &Caps, fits: impl Fn(&Cut) -> bool) -> Result<Option<Cut>, Unsupported> {
     let d = &call.product.d;
     let n = columns_each(call);
@@ -20,7 +20,8 @@ fn cut_for(call: &Call, path: Path, caps: &Caps, fits: impl Fn(&Cut) -> bool) ->
     let cores = caps.cores.unwrap_or(32) as usize;
     let busy = |cut: &&Cut| {
         let tiles = d.shape[0].div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products * share;
-        !cut.busy || (tiles >= cores && n > cut.tile[1] / 2)
+        // A few idle cores cost less than tiles of half the size.
+        !cut.busy || (8 * tiles >= 7 * cores && n > cut.tile[1] / 2)
     };
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
     let fitting: Vec<Cut> = table.cuts(path, call.product.a.ty, n, caps).filter(fits).collect();

@@ -29,7 +29,7 @@ pub(super) struct Cut {
     pub ahead: bool,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
-    /// Only where every core gets a tile, and no more than half of the columns are wasted.
+    /// Only where nearly every core gets a tile, and no more than half of the columns are wasted.
     pub busy: bool,
 }
 
