@@ -102,7 +102,7 @@ pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shad
         .define("SEQUENCES", u32::from(call.sequences.is_some()))
         .define("SPLIT", call.split.map_or(0, |s| if s.counters.is_some() { 2 } else { 1 }))
         // Loads of partial results that are on their way at once.
-        .define("COMBINE", 8)
+        .define("COMBINE", 16)
         .define("PAGE", call.pages.map_or(0, |p| p.size))
         .define("PAGES", call.pages.map_or(0, |p| p.table.shape[0]));
     let shader = formats::define(shader, "K", call.k.ty)?;

@@ -14,6 +14,7 @@ use crate::tuning;
 // Why these: `docs/ladder/flash_attention.md`.
 const BUILT_IN: &str = "
 # operation device format path numbers
+flash_attention cpu f16 scalar threads=64
 flash_attention cpu * scalar   threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * int_dot  threads=8 flight=4 rows=8 ahead=0
 flash_attention gpu * scalar   threads=256 flight=4 rows=8 ahead=1
