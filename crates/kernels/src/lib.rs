@@ -3,6 +3,7 @@
 
 pub mod case;
 mod elementwise;
+mod floats;
 pub mod formats;
 pub mod harness;
 pub mod host;
@@ -14,6 +15,7 @@ pub mod record;
 pub mod recurrence;
 pub mod row_norm;
 pub mod rows;
+mod simd;
 pub mod tensor;
 pub mod timing;
 pub mod tuning;

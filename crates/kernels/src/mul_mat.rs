@@ -51,12 +51,6 @@ pub fn call(a: Tensor, b: Tensor, d: Tensor) -> Call {
     }
 }
 
-/// A product at the speed of the CPU, any number of columns: what both operations do in the CPU executor.
-pub fn cpu(product: &Product, epilogue: &Epilogue, memory: &mut HostMemory) {
-    let call = mul_mat_vec::Call { epilogue: *epilogue, ..mul_mat_vec::Call::plain(*product) };
-    mul_mat_vec::cpu::compute(&call, memory);
-}
-
 impl Product {
     /// Whether the operands fit together.
     pub fn check(&self, name: &'static str, epilogue: &Epilogue) -> Result<(), Invalid> {

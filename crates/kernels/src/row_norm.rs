@@ -5,6 +5,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::case::Tolerance;
+use crate::floats::by_rows;
 use crate::host::HostMemory;
 use crate::operation::{
     Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, reduce_defines, require, rows_apart,
@@ -181,6 +182,23 @@ impl<N: RowNorm> Operation for N {
             }
         }
         memory.write(&operands.y, &y);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        let operands = self.operands();
+        let weight = operands.weight.map(|w| memory.read(&w));
+        let bias = operands.bias.map(|b| memory.read(&b));
+        by_rows(memory, &operands.y, |memory, i, out| {
+            memory.float_row(&operands.x, i, out);
+            // Long sums want f64, and one row of it costs little.
+            let mut row: Vec<f64> = out.iter().map(|x| f64::from(*x)).collect();
+            self.normalise(&mut row);
+            for (j, (out, v)) in out.iter_mut().zip(row).enumerate() {
+                let channel = operands.channel(j, i[0]);
+                let v = v * weight.as_ref().map_or(1.0, |w| w[channel]) + bias.as_ref().map_or(0.0, |b| b[channel]);
+                *out = v as f32;
+            }
+        });
     }
 
     fn work(&self) -> Work {

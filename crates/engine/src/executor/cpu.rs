@@ -2,6 +2,7 @@
 //! needed.
 
 use kiln_gguf::Gguf;
+use kiln_kernels::Call;
 use kiln_kernels::host::HostMemory;
 use kiln_kernels::tensor::{Slot, Tensor};
 
@@ -89,9 +90,13 @@ impl Executor for CpuExecutor {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
-        for step in 0..self.plans[plan.0].plan.len() {
-            self.run_step(plan, step)?;
-        }
+        let arithmetic = self.arithmetic;
+        // On a thread of the pool, so that no step has to wake one to begin.
+        rayon::scope(|_| {
+            self.with_plan(plan, |plan, memory| {
+                plan.steps.iter().for_each(|step| run_call(&step.call, arithmetic, memory))
+            });
+        });
         Ok(())
     }
 
@@ -114,17 +119,18 @@ impl Executor for CpuExecutor {
 
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
         let arithmetic = self.arithmetic;
-        self.with_plan(plan, |plan, memory| {
-            let operation = plan.steps[step].call.operation();
-            match arithmetic {
-                Arithmetic::Fast => operation.cpu(memory),
-                Arithmetic::Reference => operation.reference(memory),
-            }
-        });
+        self.with_plan(plan, |plan, memory| run_call(&plan.steps[step].call, arithmetic, memory));
         Ok(())
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {
         self.plans[plan.0].plan.steps.iter().map(|_| "cpu".to_owned()).collect()
+    }
+}
+
+fn run_call(call: &Call, arithmetic: Arithmetic, memory: &mut HostMemory) {
+    match arithmetic {
+        Arithmetic::Fast => call.operation().cpu(memory),
+        Arithmetic::Reference => call.operation().reference(memory),
     }
 }

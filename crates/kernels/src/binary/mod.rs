@@ -1,6 +1,7 @@
 //! `binary`: adds, subtracts, multiplies or divides two tensors, the second one repeated as needed (bias, scales).
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use kiln_gpu::{Address, Caps, Shader};
@@ -137,6 +138,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {

@@ -2,6 +2,7 @@
 //! `dequantise`, those to blocks by that of `set_rows`, and blocks that stay what they are move as plain words.
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use kiln_gguf::TensorType;
@@ -191,6 +192,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {

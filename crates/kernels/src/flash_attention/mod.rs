@@ -2,6 +2,7 @@
 //! The contract is here; what each path launches is in `plan.rs`, the definition in `reference.rs`.
 
 pub mod cases;
+mod cpu;
 mod matrices;
 mod plan;
 mod reference;
@@ -287,6 +288,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     /// Counted for a full cache; a causal mask hides half of a prefill, and a decoded token sees all.

@@ -94,7 +94,7 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
 }
 
 /// The slope of ALiBi for a head: a geometric series, with the heads past a power of two in between.
-fn slope(head: usize, heads: usize, max_bias: f64) -> f64 {
+pub(super) fn slope(head: usize, heads: usize, max_bias: f64) -> f64 {
     if max_bias == 0.0 {
         return 1.0;
     }

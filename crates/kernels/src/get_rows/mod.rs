@@ -1,6 +1,7 @@
 //! `get_rows`: rows of a table of any format, chosen by ids: token embeddings, positions, experts' biases.
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use kiln_gguf::TensorType;
@@ -127,6 +128,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn work(&self) -> Work {

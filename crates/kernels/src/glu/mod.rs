@@ -1,6 +1,7 @@
 //! `glu`: gated linear units, an activation of one tensor times another one. The halves of one tensor are two views.
 
 pub mod cases;
+pub(crate) mod cpu;
 mod reference;
 
 use kiln_gpu::{Address, Caps, Shader};
@@ -155,6 +156,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {

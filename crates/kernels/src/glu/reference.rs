@@ -4,7 +4,7 @@ use super::{Call, Gate};
 use crate::host::HostMemory;
 use crate::unary::reference::sigmoid;
 
-fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
+pub(super) fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
     match (kind, kind.function()) {
         (Gate::SwigluOai { alpha, limit }, _) => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));

@@ -1,191 +1,255 @@
-//! Matrix products at the speed of the CPU: rows are spread over threads, each row's blocks are made floats once and
-//! multiplied with every column. `mul_mm` comes here too, through `mul_mat`.
+//! Matrix products at the speed of the CPU. A few columns meet each row while it becomes floats in registers; for many,
+//! a block of rows is made floats once and multiplied tile by tile. `mul_mm` comes here too.
 
-use kiln_gguf::quant;
+use std::borrow::Cow;
+
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, dispatch};
 use rayon::prelude::*;
 
-use super::cpu_rows::{Column, row_dot};
-use super::reference::gated;
+use super::cpu_rows::{Rows, decode};
 use super::{Call, Sibling};
+use crate::glu;
 use crate::host::HostMemory;
 use crate::mul_mat::Product;
-use crate::operation::rows_apart;
+use crate::simd::{Layout, level, multiply, transpose};
 use crate::tensor::Tensor;
 
-/// Elements of a row that are made floats at once: they stay in the nearest cache.
-const CHUNK: usize = 512;
-/// Rows that meet a column together: it is loaded once for them.
-const ROWS: usize = 4;
-/// Columns up to which codes are multiplied as they are, again for each column.
-const FEW: usize = 4;
-/// Products a task computes about.
+/// Columns up to which rows are decoded again for every four of them.
+const FEW: usize = 8;
+/// Elements of a row that are made floats at once: they stay in the nearest caches.
+const DEPTH: usize = 256;
+/// Rows that are made floats at once: four tiles of the widest machine.
+const BLOCK_ROWS: usize = 48;
+/// Products a task computes at least about.
 const TASK_PRODUCTS: usize = 1 << 15;
+
+/// Columns that meet the same matrix: all of a batch, or those of an expert.
+struct Group<'a> {
+    /// The batch of the weights.
+    batch: [usize; 2],
+    /// Which expert's bias is added.
+    expert: usize,
+    /// Which rows of the result the columns make.
+    to: Vec<usize>,
+    /// The columns, one after the other.
+    columns: Cow<'a, [f32]>,
+    /// The same side by side where they are many: panels of some columns, each with an element of all of them in a row.
+    packed: Vec<f32>,
+}
+
+/// One matrix times one group, before anything follows: results of a row lie side by side.
+struct Results {
+    values: Vec<f32>,
+    /// From row to row.
+    stride: usize,
+}
 
 /// Computes every result of the call.
 pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
-    let columns = floats(call, memory);
-    let results: Vec<Vec<f32>> =
-        call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
-    for (matrix, result) in call.matrices().iter().zip(results) {
-        write(&matrix.d, &result, memory);
+    if call.product.d.is_empty() {
+        return;
+    }
+    let columns = normed(call, memory);
+    let groups = groups(call, &columns, memory);
+    let matrices = call.matrices();
+    // All products of the call are one list of tasks, so that threads meet once.
+    let mut jobs: Vec<(&Tensor, &Group<'_>)> = Vec::new();
+    for matrix in &matrices {
+        jobs.extend(groups.iter().map(|group| (&matrix.a, group)));
+    }
+    if let Some(gate) = &call.gate {
+        jobs.extend(groups.iter().map(|group| (&gate.up, group)));
+    }
+    let products = products(&jobs, memory);
+    let (firsts, ups) = products.split_at(groups.len() * matrices.len());
+    let results: Vec<Vec<f32>> = matrices
+        .iter()
+        .zip(firsts.chunks(groups.len()))
+        .map(|(matrix, products)| finish(call, matrix, &groups, [products, ups], memory))
+        .collect();
+    for (matrix, result) in matrices.iter().zip(results) {
+        memory.write_floats(&matrix.d, &result);
     }
 }
 
 /// The columns as floats, normed where the call says so.
-fn floats(call: &Call, memory: &HostMemory) -> Vec<f32> {
-    let mut columns = read(&call.product.b, memory);
+fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
+    let mut columns = memory.floats(&call.product.b);
     if let Some(norm) = call.norm {
-        let weight = norm.weight.map(|t| read(&t, memory));
-        for column in columns.chunks_exact_mut(call.product.b.shape[0]) {
+        let weight = norm.weight.map(|t| memory.floats(&t));
+        for column in columns.to_mut().chunks_exact_mut(call.product.b.shape[0]) {
             let mean = column.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / column.len() as f64;
             let factor = (1.0 / (mean + f64::from(norm.eps)).sqrt()) as f32;
             column.iter_mut().for_each(|x| *x *= factor);
-            for (x, w) in column.iter_mut().zip(weight.iter().flatten()) {
-                *x *= w;
+            if let Some(weight) = &weight {
+                column.iter_mut().zip(weight.iter()).for_each(|(x, w)| *x *= w);
             }
         }
     }
     columns
 }
 
-fn read(t: &Tensor, memory: &HostMemory) -> Vec<f32> {
-    memory.read(t).into_iter().map(|x| x as f32).collect()
+fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory) -> Vec<Group<'a>> {
+    let Product { a, b, d } = call.product;
+    let (k, n) = (a.shape[0], d.shape[1]);
+    let mut groups: Vec<Group<'a>> = match call.experts {
+        None => (0..b.shape[2] * b.shape[3])
+            .map(|batch| Group {
+                batch: call.product.a_batch(batch % b.shape[2], batch / b.shape[2]),
+                expert: 0,
+                to: (batch * n..(batch + 1) * n).collect(),
+                columns: Cow::Borrowed(&columns[batch * n * k..(batch + 1) * n * k]),
+                packed: Vec::new(),
+            })
+            .collect(),
+        Some(experts) => {
+            let ids = memory.read(&experts.ids);
+            let mut of_expert = vec![Vec::new(); a.shape[2]];
+            ids.iter().enumerate().for_each(|(at, id)| of_expert[*id as usize].push(at));
+            let used = of_expert.into_iter().enumerate().filter(|(_, to)| !to.is_empty());
+            used.map(|(expert, to)| {
+                let column = |at: &usize| (at / n) * b.shape[1] + at % n % b.shape[1];
+                let columns = to.iter().flat_map(|at| columns[column(at) * k..][..k].iter().copied()).collect();
+                Group { batch: [expert, 0], expert, to, columns: Cow::Owned(columns), packed: Vec::new() }
+            })
+            .collect()
+        }
+    };
+    for group in groups.iter_mut().filter(|group| group.to.len() > FEW) {
+        group.packed = dispatch!(level(), simd => packed(simd, k, &group.columns));
+    }
+    groups
 }
 
-fn write(t: &Tensor, values: &[f32], memory: &mut HostMemory) {
-    let bytes = memory.bytes_mut(t.slot);
-    for (i, row) in rows_apart(t.shape).zip(values.chunks_exact(t.shape[0].max(1))) {
-        let to = &mut bytes[t.row_offset(i)..][..4 * row.len()];
-        for (to, x) in to.chunks_exact_mut(4).zip(row) {
-            to.copy_from_slice(&x.to_le_bytes());
-        }
-    }
+/// Columns of a panel: two vectors.
+#[inline(always)]
+fn panel<S: Simd>(_: S) -> usize {
+    2 * S::f32s::LEN
 }
 
-/// One matrix times the columns, with everything that follows.
-fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f32], memory: &HostMemory) -> Vec<f32> {
-    let Product { a, b, .. } = call.product;
-    let (k, m, n) = (a.shape[0], matrix.d.shape[0], matrix.d.shape[1]);
-    let bias = matrix.bias.map(|t| read(&t, memory));
-    let up_bias = call.gate.and_then(|gate| gate.bias).map(|t| read(&t, memory));
-    let residual = call.epilogue.residual.map(|t| read(&t, memory));
-    let ids = call.experts.map(|experts| read(&experts.ids, memory));
-    let router = call.experts.and_then(|experts| experts.weights).map(|t| read(&t, memory));
-    let product = Product { a: matrix.a, ..call.product };
-    let mut result = vec![0.0; matrix.d.len()];
-    // Columns that meet the same matrix are multiplied together: all of a batch, or one of an expert.
-    let together = if ids.is_some() { 1 } else { n };
-    for first in (0..matrix.d.rows()).step_by(together) {
-        let (i1, i2, i3) = (first % n, first / n % b.shape[2], first / n / b.shape[2]);
-        let (batch, expert, column) = match &ids {
-            Some(ids) => {
-                let expert = ids[first] as usize;
-                ([expert, 0], expert, i2 * b.shape[1] + i1 % b.shape[1])
-            }
-            None => (product.a_batch(i2, i3), 0, first),
-        };
-        let x = &columns[column * k..(column + together) * k];
-        let one = rows_times(&matrix.a, batch, x, memory);
-        let two = call.gate.map(|gate| rows_times(&gate.up, batch, x, memory));
-        for c in 0..together {
-            let out = &mut result[(first + c) * m..(first + c + 1) * m];
-            for (row, out) in out.iter_mut().enumerate() {
-                let at = row * together + c;
-                let mut value = call.epilogue.scale * one[at] + bias.as_ref().map_or(0.0, |b| b[expert * m + row]);
-                if let (Some(gate), Some(two)) = (call.gate, &two) {
-                    let up = call.epilogue.scale * two[at] + up_bias.as_ref().map_or(0.0, |b| b[expert * m + row]);
-                    value = gated(gate.kind, f64::from(value), f64::from(up)) as f32;
-                }
-                *out = value * router.as_ref().map_or(1.0, |r| r[first + c]);
-            }
-            if let Some(residual) = &residual {
-                out.iter_mut().zip(&residual[(first + c) * m..]).for_each(|(out, r)| *out += r);
-            }
-        }
-    }
-    result
-}
-
-/// Every row of a matrix times the columns `x`: the results of a row lie side by side.
-fn rows_times(a: &Tensor, [a2, a3]: [usize; 2], x: &[f32], memory: &HostMemory) -> Vec<f32> {
-    let k = a.shape[0];
-    let n = x.len() / k.max(1);
-    let bytes = memory.bytes(a.slot);
-    let mut out = vec![0.0; a.shape[1] * n];
-    if let (Some(dot), 1..=FEW) = (row_dot(a.ty), n) {
-        let columns: Vec<Column<'_>> = x.chunks_exact(k).map(Column::new).collect();
-        let rows = (TASK_PRODUCTS / k).max(1);
-        out.par_chunks_mut(rows * n).enumerate().for_each(|(task, out)| {
-            for (i, out) in out.chunks_exact_mut(n).enumerate() {
-                let row = &bytes[a.row_offset([task * rows + i, a2, a3])..][..a.row_bytes()];
-                out.iter_mut().zip(&columns).for_each(|(out, column)| *out = dot(row, column));
-            }
-        });
-        return out;
-    }
-    let rows = (TASK_PRODUCTS / k.max(1)).next_multiple_of(ROWS);
-    let step = CHUNK / a.ty.block_len() * a.ty.block_bytes();
-    out.par_chunks_mut(rows * n).enumerate().for_each(|(task, out)| {
-        let mut values = [[0.0f32; CHUNK]; ROWS];
-        for (i, out) in out.chunks_mut(ROWS * n).enumerate() {
-            let first = task * rows + i * ROWS;
-            for (part, start) in (0..a.row_bytes()).step_by(step).enumerate() {
-                let end = (start + step).min(a.row_bytes());
-                let len = (end - start) / a.ty.block_bytes() * a.ty.block_len();
-                for (r, values) in values[..out.len() / n].iter_mut().enumerate() {
-                    let row = &bytes[a.row_offset([first + r, a2, a3])..];
-                    quant::dequantise(a.ty, &row[start..end], &mut values[..len]).expect("rows are whole blocks");
-                }
-                for c in 0..n {
-                    let sums = dots(&values, &x[c * k + part * CHUNK..][..len]);
-                    out.iter_mut().skip(c).step_by(n).zip(sums).for_each(|(out, sum)| *out += sum);
-                }
-            }
-        }
-    });
+/// The columns in panels; the last one is filled up with zeros.
+#[inline(always)]
+fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
+    let width = panel(simd);
+    let mut out = vec![0.0; (columns.len() / k).next_multiple_of(width) * k];
+    let pack = |(out, columns): (&mut [f32], &[f32])| {
+        let columns: Vec<&[f32]> = columns.chunks_exact(k).collect();
+        dispatch!(level(), simd => transpose(simd, &columns, width, out));
+    };
+    out.par_chunks_mut(width * k).zip(columns.par_chunks(width * k)).for_each(pack);
     out
 }
 
-/// A few rows times one column, each in eight sums that the compiler keeps in vector registers. A row's bits do not depend
-/// on its neighbours.
-fn dots(rows: &[[f32; CHUNK]; ROWS], x: &[f32]) -> [f32; ROWS] {
-    let mut sums = [[0.0f32; 8]; ROWS];
-    let (eights, rest) = x.as_chunks::<8>();
-    for (i, x) in eights.iter().enumerate() {
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            let w: &[f32; 8] = row[8 * i..].first_chunk().expect("rows are as long as columns");
-            for j in 0..8 {
-                sums[j] += w[j] * x[j];
-            }
+/// The products of every job.
+fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Results> {
+    let width = dispatch!(level(), simd => panel(simd));
+    let mut results: Vec<Results> = jobs
+        .iter()
+        .map(|(a, group)| {
+            let n = group.to.len();
+            let stride = if n > FEW { n.next_multiple_of(width) } else { n };
+            Results { values: vec![0.0; a.shape[1] * stride], stride }
+        })
+        .collect();
+    let mut tasks = Vec::new();
+    for (&(a, group), results) in jobs.iter().zip(&mut results) {
+        let (k, n) = (a.shape[0], group.to.len());
+        let rows = if n > FEW { BLOCK_ROWS } else { (TASK_PRODUCTS / (k * n)).max(1) };
+        let stride = results.stride;
+        for (task, out) in results.values.chunks_mut(rows * stride).enumerate() {
+            tasks.push((a, group, task * rows, out, stride));
         }
     }
-    let start = x.len() - rest.len();
-    std::array::from_fn(|r| {
-        let rest: f32 = rest.iter().zip(&rows[r][start..]).map(|(x, w)| x * w).sum();
-        sums[r].iter().sum::<f32>() + rest
-    })
+    let run = |(a, group, first, out, stride): (&Tensor, &Group<'_>, usize, &mut [f32], usize)| {
+        let [a2, a3] = group.batch;
+        let bytes = &memory.bytes(a.slot)[a.row_offset([first, a2, a3])..];
+        let rows = Rows { ty: a.ty, bytes, stride: a.stride[1], row_bytes: a.row_bytes() };
+        if group.packed.is_empty() {
+            rows.dots(a.shape[0], &group.columns, out);
+        } else {
+            tiles(rows, a.shape[0], &group.packed, out, stride);
+        }
+    };
+    if let [_] = &tasks[..] {
+        tasks.into_iter().for_each(run);
+    } else {
+        // Every task may go to another thread: one that is held up holds up no other.
+        tasks.into_par_iter().with_max_len(1).for_each(run);
+    }
+    results
 }
 
-#[cfg(test)]
-mod tests {
-    use crate::case::{Level, Tolerance};
-    use crate::mul_mat_vec::cases::cases;
-
-    #[test]
-    fn the_cpu_agrees_with_the_reference() {
-        for case in cases(Level::Small) {
-            let (call, tolerance, memory) = case.build();
-            let (mut got, mut want) = (memory.clone(), memory);
-            call.operation().cpu(&mut got);
-            call.operation().reference(&mut want);
-            assert!(matches!(tolerance, Tolerance::Nmse(_)));
-            for t in call.operation().writes() {
-                let (got, want) = (got.read(&t), want.read(&t));
-                let error: f64 = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
-                let norm: f64 = want.iter().map(|b| b * b).sum();
-                // The CPU never rounds columns, whatever a case allows.
-                assert!(error <= 1e-10 * norm, "{}: {:.2e}", case.name, error / norm);
-            }
+/// Rows times all panels: a piece of each row at a time becomes floats, and meets the same piece of every panel.
+fn tiles(rows: Rows<'_>, k: usize, packed: &[f32], out: &mut [f32], stride: usize) {
+    let n_rows = out.len() / stride;
+    let mut values = vec![0.0f32; BLOCK_ROWS * DEPTH];
+    for start in (0..k).step_by(DEPTH) {
+        let depth = DEPTH.min(k - start);
+        let per_byte = |elements: usize| elements / rows.ty.block_len() * rows.ty.block_bytes();
+        for (i, values) in values.chunks_exact_mut(DEPTH).take(n_rows).enumerate() {
+            let row = &rows.row(i)[per_byte(start)..per_byte(start + depth)];
+            decode(rows.ty, row, &mut values[..depth]);
         }
+        dispatch!(level(), simd => {
+            let width = panel(simd);
+            let layout = Layout { depth, a_stride: DEPTH, b_stride: width, c_stride: stride, add: start > 0 };
+            for (p, panel) in packed.chunks_exact(width * k).enumerate() {
+                let out = &mut out[p * width..];
+                multiply(simd, [n_rows, width], layout, &values, &panel[start * width..], out);
+            }
+        });
     }
+}
+
+/// What follows the products of a matrix.
+fn finish(
+    call: &Call,
+    matrix: &Sibling,
+    groups: &[Group<'_>],
+    [products, ups]: [&[Results]; 2],
+    memory: &HostMemory,
+) -> Vec<f32> {
+    let m = matrix.d.shape[0];
+    let scale = call.epilogue.scale;
+    let bias = matrix.bias.map(|t| memory.floats(&t));
+    let up_bias = call.gate.and_then(|gate| gate.bias).map(|t| memory.floats(&t));
+    let residual = call.epilogue.residual.map(|t| memory.floats(&t));
+    let router = call.experts.and_then(|experts| experts.weights).map(|t| memory.floats(&t));
+    // Where each row of the result comes from.
+    let mut from = vec![(0, 0); matrix.d.rows()];
+    for (g, group) in groups.iter().enumerate() {
+        group.to.iter().enumerate().for_each(|(c, to)| from[*to] = (g, c));
+    }
+    let scaled = |product: &Results, c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
+        let values = product.values.iter().skip(c).step_by(product.stride);
+        out.iter_mut().zip(values).for_each(|(out, x)| *out = scale * x);
+        if let Some(bias) = bias {
+            out.iter_mut().zip(bias).for_each(|(out, b)| *out += b);
+        }
+    };
+    let mut result = vec![0.0; matrix.d.len()];
+    let row = |(at, out): (usize, &mut [f32])| {
+        let (g, c) = from[at];
+        let of_expert = |bias: &Cow<'_, [f32]>| groups[g].expert * m % bias.len().max(1);
+        let part = |bias: &'_ Option<Cow<'_, [f32]>>| bias.as_ref().map(|b| b[of_expert(b)..][..m].to_vec());
+        scaled(&products[g], c, part(&bias).as_deref(), out);
+        if let Some(gate) = call.gate {
+            let mut up = vec![0.0; m];
+            scaled(&ups[g], c, part(&up_bias).as_deref(), &mut up);
+            glu::cpu::gate_row(gate.kind, out, &up);
+        }
+        if let Some(router) = &router {
+            out.iter_mut().for_each(|out| *out *= router[at]);
+        }
+        if let Some(residual) = &residual {
+            out.iter_mut().zip(&residual[at * m..]).for_each(|(out, r)| *out += r);
+        }
+    };
+    if matrix.d.rows() == 1 {
+        row((0, &mut result));
+    } else {
+        result.par_chunks_mut(m).enumerate().with_min_len(4).for_each(row);
+    }
+    result
 }

@@ -2,6 +2,7 @@
 //! bound by arithmetic, so its paths differ in which units of the device multiply.
 
 pub mod cases;
+mod cpu;
 mod matrix;
 mod pick;
 mod reference;
@@ -523,6 +524,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn work(&self) -> Work {

@@ -2,6 +2,7 @@
 //! position; how fast each pair turns is a table made by [`RopeParams::turns`] when the model is loaded.
 
 pub mod cases;
+mod cpu;
 mod frequencies;
 mod reference;
 
@@ -228,6 +229,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {

@@ -28,7 +28,7 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
 }
 
 /// Radians at a position of a pair that turns by `high * 2^-32 + low * 2^-64` of a full turn per position.
-fn angle(position: i64, high: i32, low: i32) -> f64 {
+pub(super) fn angle(position: i64, high: i32, low: i32) -> f64 {
     let turn = (u64::from(high as u32) << 32) | u64::from(low as u32);
     // The product wraps at a full turn, which is where it should.
     let phase = (position as u64).wrapping_mul(turn) as i64;

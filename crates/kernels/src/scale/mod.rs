@@ -1,6 +1,7 @@
 //! `scale`: multiplies by a number and adds another.
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use kiln_gpu::{Address, Caps, Shader};
@@ -93,6 +94,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {

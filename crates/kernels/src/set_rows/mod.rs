@@ -1,6 +1,7 @@
 //! `set_rows`: writes rows to places chosen by ids, converted to the type of the destination: how caches are filled.
 
 pub mod cases;
+mod cpu;
 pub(crate) mod reference;
 
 use kiln_gguf::TensorType;
@@ -188,6 +189,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn work(&self) -> Work {

@@ -1,6 +1,7 @@
 //! `unary`: a function of each element: activations and plain arithmetic.
 
 pub mod cases;
+mod cpu;
 mod function;
 pub(crate) mod reference;
 
@@ -90,6 +91,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {
