@@ -24,6 +24,21 @@ void put_values(uvec2 src, uint e, uvec2 dst) {
 #endif
     }
 }
+#elif UNIT == 8
+// Eight values share a scale in every format of blocks; they are one store.
+uvec2 halves4(uint codes, vec2 s) {
+    precise vec4 v = signed_bytes(codes) * s.x;
+#if A_SHIFTED
+    precise vec4 w = v + s.y;
+    return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
+#else
+    return uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
+#endif
+}
+void put_values(uvec2 src, uint e, uvec2 dst) {
+    vec2 s = A_SCALE(src, e);
+    U32x4(dst).v[e / 8] = uvec4(halves4(A_CODES4(src, e), s), halves4(A_CODES4(src, e + 4), s));
+}
 #elif UNIT == 4
 void put_values(uvec2 src, uint e, uvec2 dst) { PUT4_D(dst, e, A_LOAD4(src, e)); }
 #else

@@ -40,14 +40,19 @@ kiln_gpu::params! {
 }
 
 impl Call {
-    /// Elements of a unit. Neighbouring threads with four each write whole lines of memory; where threads are slow, the
-    /// wide form takes fewer of them.
+    /// Elements of a unit. Neighbouring threads with 16 bytes each write whole lines of memory; where threads are slow,
+    /// the wide form takes fewer of them.
     fn unit(&self, caps: &Caps) -> usize {
         // The products of the wide form may lose the subnormal values of MXFP4.
         let wide = formats::format(self.src.ty).is_some_and(|f| f.group > 0) && self.src.ty != TensorType::MXFP4;
         let fours = self.src.shape[0].is_multiple_of(4) && formats::is_aligned(&self.src);
-        match formats::is_aligned(&self.dst) {
+        let dst = &self.dst;
+        let vectors = dst.ty == TensorType::F16
+            && dst.offset.is_multiple_of(16)
+            && (1..4).all(|i| dst.shape[i] == 1 || dst.stride[i].is_multiple_of(16));
+        match formats::is_aligned(dst) {
             true if wide && caps.is_cpu => 32,
+            true if wide && fours && vectors => 8,
             true if fours => 4,
             _ => 1,
         }
