@@ -78,6 +78,8 @@ struct Matrices {
     size: usize,
     subgroup: usize,
     chunk: usize,
+    /// Tokens of a thread, two keys of each.
+    tokens: usize,
     threads: usize,
 }
 
@@ -108,10 +110,14 @@ impl Matrices {
             let share = blocks / subgroups.max(1);
             let even = m.threads.is_multiple_of(subgroup) && blocks.is_multiple_of(subgroups) && share > 0;
             let fits = m.threads <= limit && m.shared_bytes(head_size) <= caps.limits.max_shared_bytes as usize;
-            even && wide.is_multiple_of(share) && fits
+            even && wide.is_multiple_of(share) && fits && m.has_room(head_size)
         };
-        let chunks = [64, 32].map(|chunk| Matrices { size, subgroup, chunk, threads: chunk / 8 * (head_size / 2) });
-        chunks.into_iter().find(fits).ok_or_else(|| format!("subgroups of {subgroup} share out no chunk evenly"))
+        // Many tokens for each thread: registers of sums are few beside those of tokens, so more workgroups fit.
+        let divisions = [(64, 16), (64, 8), (32, 16), (32, 8)].map(|(chunk, tokens)| {
+            let threads = chunk / tokens * (head_size / 2);
+            Matrices { size, subgroup, chunk, tokens, threads }
+        });
+        divisions.into_iter().find(fits).ok_or_else(|| format!("subgroups of {subgroup} share out no chunk evenly"))
     }
 
     /// Levels inside a block of tokens, and across blocks.
@@ -119,10 +125,21 @@ impl Matrices {
         [self.size.ilog2() as usize, (self.chunk / self.size).ilog2() as usize]
     }
 
-    fn shared_bytes(&self, head_size: usize) -> usize {
+    /// Tiles of r and k that there are at once.
+    fn tiles(&self) -> usize {
         let [inner, outer] = self.levels();
-        let tiles = inner.max(outer + 2) + 1;
-        let decays = self.chunk / 8 * head_size * 4;
+        inner.max(outer + 2)
+    }
+
+    /// Whether weights and a state fit before the last of those tiles.
+    fn has_room(&self, head_size: usize) -> bool {
+        let [line, weight_line] = [head_size, self.chunk].map(|n| n / 8 + 1);
+        self.chunk * weight_line + head_size * line <= (self.tiles() - 1) * self.chunk * line
+    }
+
+    fn shared_bytes(&self, head_size: usize) -> usize {
+        let tiles = self.tiles() + 1;
+        let decays = self.chunk / self.tokens * head_size * 4;
         let bonuses = self.chunk * (head_size / 2).div_ceil(self.subgroup) * 4;
         tiles * self.chunk * (head_size / 8 + 1) * 16 + decays + bonuses + self.threads / self.subgroup * 8 + 16
     }
@@ -140,6 +157,8 @@ impl Matrices {
             .define("WG", self.threads)
             .define("SG", self.subgroup)
             .define("MM", self.size)
+            .define("TOKENS", self.tokens)
+            .define("LOCAL", self.tokens.ilog2())
             .define("INNER", inner)
             .define("OUTER", outer)
             .define("LINK", LINK)

@@ -7,7 +7,7 @@
 // where t has bit L and the decayed k_t where not, and A is tile * tile^T where the highest differing bit is L.
 // Between L and 2 L a row takes one more factor: the decay of the neighbouring block of L tokens.
 //
-// One workgroup per (chunk, head). A thread holds 8 tokens of two keys. Chunks of a sequence follow each other through
+// One workgroup per (chunk, head). A thread holds TOKENS tokens of two keys. Chunks of a sequence follow each other through
 // slots in scratch memory: each waits for the state after an earlier one and for what those between add to it, fewer than
 // LINK, always the same ones in the same order. Workgroups take chunks in the order in which they start, so
 // what one waits for is always in work; a wait that lasts too long ends in NaN, not in a device that hangs.
@@ -24,7 +24,7 @@
 layout(local_size_x = WG) in;
 
 #define PAIRS (S / 2)
-#define GROUPS (CHUNK / 8)
+#define GROUPS (CHUNK / TOKENS)
 #define SUBGROUPS (WG / SG)
 // Blocks of MM tokens, of MM keys; pairs of different blocks of tokens.
 #define BLOCKS (CHUNK / MM)
@@ -38,15 +38,17 @@ layout(local_size_x = WG) in;
 // Quads of a state that a thread holds, and earlier chunks whose loads are in flight together.
 #define HELD (S * S / 4 / WG)
 #define AHEAD 2
-// INNER and OUTER are the numbers of levels inside a block of MM tokens and across blocks.
+// INNER and OUTER are the numbers of levels inside a block of MM tokens and across blocks; the first LOCAL levels are inside
+// the tokens of a thread.
 
 // Shared memory in uvec4 of eight halves; one more in each row keeps rows in different banks.
 #define LINE (S / 8 + 1)
 #define TILE (CHUNK * LINE)
 #define TILES (INNER > OUTER + 2 ? INNER : OUTER + 2)
 #define K_AT (OUTER * TILE)
-#define R_AT (K_AT + TILE)
+#define R_AT ((TILES - 1) * TILE)
 #define V_AT (TILES * TILE)
+// Weights and the state take the place of tiles, before R_AT; `Matrices` in Rust sees to it that they fit.
 #define WEIGHT_LINE (CHUNK / 8 + 1)
 #define STATE_AT (CHUNK * WEIGHT_LINE)
 #define Y_LINE (S / 4 + 1)
@@ -157,13 +159,13 @@ void main() {
     bool is_last = end == end_of(sequence);
 
     uint pair = tid % PAIRS, group = tid / PAIRS;
-    uint own = first + 8 * group;
-    vec2 k[8], r[8], w[8];
+    uint own = first + TOKENS * group;
+    vec2 k[TOKENS], r[TOKENS], w[TOKENS];
 // The thread's share of a tensor.
 #define FETCH(INTO, BASE, NOTHING)                                                              \
     {                                                                                           \
         uvec2 at = offset(head_of(BASE, own, head), 8 * pair);                                  \
-        [[unroll]] for (uint n = 0; n < 8; n++)                                                 \
+        [[unroll]] for (uint n = 0; n < TOKENS; n++)                                            \
             INTO[n] = own + n < end ? F32x2(offset(at, n * p.heads * (S * 4))).v[0] : vec2(NOTHING); \
     }
     FETCH(k, p.k, 0)
@@ -179,12 +181,12 @@ void main() {
 #if !AFTER_UPDATE
     bonus_of_key = F32x2(p.tf).v[head * PAIRS + pair];
 #endif
-    [[unroll]] for (uint n = 0; n < 8; n++) {
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) {
         most = max(most, vec2(max(abs(r[n].x), abs(r[n].y)), max(abs(k[n].x), abs(k[n].y))));
         decay *= w[n];
         vec2 product = r[n] * bonus_of_key * k[n];
         float sum = sum_of_cluster(product.x + product.y);
-        if (pair % CLUSTER == 0) bonus[(8 * group + n) * SHARES + pair / CLUSTER] = sum;
+        if (pair % CLUSTER == 0) bonus[(TOKENS * group + n) * SHARES + pair / CLUSTER] = sum;
 #if AFTER_UPDATE
         r[n] *= w[n];
 #endif
@@ -196,35 +198,45 @@ void main() {
     // Weights are sums of S products of at most 2^8.
     most = get_top();
     float r_scale = scale_to(4, most.x), k_scale = scale_to(4, most.y);
-    [[unroll]] for (uint n = 0; n < 8; n++) {
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) {
         r[n] *= r_scale;
         k[n] *= k_scale;
     }
-    [[unroll]] for (uint level = 0; level < 3; level++) {
-        [[unroll]] for (uint n = 0; n < 8; n++)
-            put(level * TILE, 8 * group + n, pair, (n >> level & 1) == 1 ? r[n] : k[n]);
-        [[unroll]] for (uint n = 0; n < 8; n++) {
-            if ((n >> level & 1) == 1) r[n] *= w[(n >> level) - 1];
-            else k[n] *= w[(n >> level) + 1];
-        }
-        [[unroll]] for (uint n = 0; n < 8 >> (level + 1); n++) w[n] = w[2 * n] * w[2 * n + 1];
+// The rows of a level.
+#define PUT_ROWS(TILE_AT, LEVEL)                                                                \
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) {                                              \
+        uint t = TOKENS * group + n;                                                            \
+        put(TILE_AT, t, pair, (t >> (LEVEL) & 1) == 1 ? r[n] : k[n]);                           \
     }
-// The rows of the level of 8 << LEVEL tokens, and the step to the next.
-#define PUT_LEVEL(TILE_AT, LEVEL)                                                               \
-    [[unroll]] for (uint n = 0; n < 8; n++)                                                     \
-        put(TILE_AT, 8 * group + n, pair, (group >> (LEVEL) & 1) == 1 ? r[n] : k[n]);           \
+// The same and the step to the next level: one more factor, the decay of the neighbouring block. It is the thread's own,
+// or that of other threads.
+#define PUT_INSIDE(TILE_AT, LEVEL)                                                              \
+    PUT_ROWS(TILE_AT, LEVEL)                                                                    \
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) {                                              \
+        if ((n >> (LEVEL) & 1) == 1) r[n] *= w[(n >> (LEVEL)) - 1];                             \
+        else k[n] *= w[(n >> (LEVEL)) + 1];                                                     \
+    }                                                                                           \
+    [[unroll]] for (uint n = 0; n < TOKENS >> ((LEVEL) + 1); n++) w[n] = w[2 * n] * w[2 * n + 1];
+#define PUT_ACROSS(TILE_AT, LEVEL)                                                              \
+    PUT_ROWS(TILE_AT, LEVEL)                                                                    \
     {                                                                                           \
-        uint neighbour = (group >> (LEVEL) ^ 1) << (LEVEL);                                     \
+        const uint span = 1 << ((LEVEL) - LOCAL);                                               \
+        uint neighbour = (group / span ^ 1) * span;                                             \
         vec2 factor = block_decay[neighbour * PAIRS + pair];                                    \
-        [[unroll]] for (uint n = 1; n < 1 << (LEVEL); n++) factor *= block_decay[(neighbour + n) * PAIRS + pair]; \
-        bool later = (group >> (LEVEL) & 1) == 1;                                               \
-        [[unroll]] for (uint n = 0; n < 8; n++) {                                               \
+        [[unroll]] for (uint n = 1; n < span; n++) factor *= block_decay[(neighbour + n) * PAIRS + pair]; \
+        bool later = (group / span & 1) == 1;                                                   \
+        [[unroll]] for (uint n = 0; n < TOKENS; n++) {                                          \
             if (later) r[n] *= factor;                                                          \
             else k[n] *= factor;                                                                \
         }                                                                                       \
     }
-#if MM == 16
-    PUT_LEVEL(3 * TILE, 0)
+    PUT_INSIDE(0, 0)
+    PUT_INSIDE(TILE, 1)
+    PUT_INSIDE(2 * TILE, 2)
+#if INNER > 3 && LOCAL > 3
+    PUT_INSIDE(3 * TILE, 3)
+#elif INNER > 3
+    PUT_ACROSS(3 * TILE, 3)
 #endif
     barrier();
 
@@ -243,30 +255,29 @@ void main() {
     }
     // Values come late: registers, of which all threads have as many as the hungriest phase wants, decide how many
     // workgroups there are at once.
-    vec2 v[8];
+    vec2 v[TOKENS];
     FETCH(v, p.v, 0)
     most = vec2(0);
-    [[unroll]] for (uint n = 0; n < 8; n++) most = max(most, abs(v[n]));
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) most = max(most, abs(v[n]));
     put_top(vec2(max(most.x, most.y), 0));
     barrier();
 
     float v_scale = scale_to(14, get_top().x);
-    [[unroll]] for (uint n = 0; n < 8; n++) put(V_AT, 8 * group + n, pair, v[n] * v_scale);
-#if MM == 8
-#define OUTER_LEVEL(N) N
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) put(V_AT, TOKENS * group + n, pair, v[n] * v_scale);
+#if INNER < LOCAL
+    PUT_INSIDE(0, INNER)
 #else
-#define OUTER_LEVEL(N) ((N) + 1)
+    PUT_ACROSS(0, INNER)
 #endif
-    PUT_LEVEL(0, OUTER_LEVEL(0))
 #if OUTER > 1
-    PUT_LEVEL(TILE, OUTER_LEVEL(1))
+    PUT_ACROSS(TILE, INNER + 1)
 #endif
 #if OUTER > 2
-    PUT_LEVEL(2 * TILE, OUTER_LEVEL(2))
+    PUT_ACROSS(2 * TILE, INNER + 2)
 #endif
-    [[unroll]] for (uint n = 0; n < 8; n++) {
-        put(K_AT, 8 * group + n, pair, k[n]);
-        put(R_AT, 8 * group + n, pair, r[n]);
+    [[unroll]] for (uint n = 0; n < TOKENS; n++) {
+        put(K_AT, TOKENS * group + n, pair, k[n]);
+        put(R_AT, TOKENS * group + n, pair, r[n]);
     }
     barrier();
 
@@ -324,19 +335,6 @@ void main() {
     barrier();
     bool passes_state = place % LINK == 0;
     if (tid == 0 && !is_last && !passes_state) atomicExchange(Mark(mark_of(chunk, head)).v[0], 1);
-
-    uint y_row = gl_SubgroupID * MY_Y / KEY_BLOCKS, y_column = gl_SubgroupID * MY_Y % KEY_BLOCKS;
-    MATRIX_C y[MY_Y];
-    [[unroll]] for (uint i = 0; i < MY_Y; i++) y[i] = MATRIX_C(0.0);
-    for (uint s = 0; s <= y_row; s++) {
-        MATRIX_A left;
-        coopMatLoad(left, space, y_row * MM * WEIGHT_LINE + s * MM / 8, WEIGHT_LINE, BY_ROWS);
-        [[unroll]] for (uint i = 0; i < MY_Y; i++) {
-            MATRIX_B right;
-            coopMatLoad(right, space, V_AT + s * MM * LINE + (y_column + i) * MM / 8, LINE, BY_ROWS);
-            y[i] = coopMatMulAdd(left, right, y[i]);
-        }
-    }
 
     // The chunks from `from` on add to the state after the one before. What they add together does not depend on that
     // state, so it is ready when the state comes: the chain of all chunks goes through one read and one write a link.
@@ -411,6 +409,18 @@ void main() {
         space[line][at % 4 + 1] = packHalf2x16(x.zw);
     }
     barrier();
+    uint y_row = gl_SubgroupID * MY_Y / KEY_BLOCKS, y_column = gl_SubgroupID * MY_Y % KEY_BLOCKS;
+    MATRIX_C y[MY_Y];
+    [[unroll]] for (uint i = 0; i < MY_Y; i++) y[i] = MATRIX_C(0.0);
+    for (uint s = 0; s <= y_row; s++) {
+        MATRIX_A left;
+        coopMatLoad(left, space, y_row * MM * WEIGHT_LINE + s * MM / 8, WEIGHT_LINE, BY_ROWS);
+        [[unroll]] for (uint i = 0; i < MY_Y; i++) {
+            MATRIX_B right;
+            coopMatLoad(right, space, V_AT + s * MM * LINE + (y_column + i) * MM / 8, LINE, BY_ROWS);
+            y[i] = coopMatMulAdd(left, right, y[i]);
+        }
+    }
     MATRIX_C from_state[MY_Y];
     [[unroll]] for (uint i = 0; i < MY_Y; i++) from_state[i] = MATRIX_C(0.0);
     STEP_LOOP for (uint e = 0; e < S; e += MM) {
