@@ -187,9 +187,11 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.save_pipelines();
+        let memory = self.arenas.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).all();
         // SAFETY: buffers and commands hold an Arc of the device, so all are gone; the queue is idle after the wait.
         unsafe {
             let _ = self.raw.device_wait_idle();
+            memory.iter().for_each(|chunk| self.release(chunk));
             self.destroy_pipelines();
             self.raw.destroy_pipeline_cache(self.pipeline_cache, None);
             self.raw.destroy_pipeline_layout(self.layout, None);

@@ -1,5 +1,6 @@
 //! Device memory: a few large allocations, each one buffer with a device address, handed out in pieces. Freed pieces
-//! are merged; an allocation without pieces goes back to the driver.
+//! are merged. Allocations without pieces go back to the driver, but for one of each kind: taking one takes
+//! milliseconds.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -58,7 +59,7 @@ impl MemoryKind {
 }
 
 /// One allocation of the driver.
-struct Chunk {
+pub(crate) struct Chunk {
     kind: MemoryKind,
     memory: vk::DeviceMemory,
     buffer: vk::Buffer,
@@ -113,6 +114,29 @@ impl Chunk {
 #[derive(Default)]
 pub(crate) struct Arenas {
     chunks: Vec<Option<Chunk>>,
+}
+
+impl Arenas {
+    /// Takes out what need not be kept: every allocation without pieces or, with `spare`, all but one of each kind.
+    fn idle(&mut self, spare: bool) -> Vec<Chunk> {
+        let mut kept = Vec::new();
+        let mut idle = Vec::new();
+        for place in &mut self.chunks {
+            let Some(chunk) = place.as_ref().filter(|c| c.is_unused()) else { continue };
+            // Larger ones than usual were made for one piece.
+            if spare && chunk.bytes <= chunk.kind.chunk() && !kept.contains(&chunk.kind) {
+                kept.push(chunk.kind);
+            } else {
+                idle.extend(place.take());
+            }
+        }
+        idle
+    }
+
+    /// Takes out everything.
+    pub(crate) fn all(&mut self) -> Vec<Chunk> {
+        std::mem::take(&mut self.chunks).into_iter().flatten().collect()
+    }
 }
 
 /// A piece of memory. Clones share it; the last one gives it back.
@@ -186,9 +210,9 @@ impl Drop for Piece {
         let Some(chunk) = arenas.chunks[self.chunk].as_mut() else { return };
         chunk.give(self.offset, self.bytes.max(1).next_multiple_of(ALIGN));
         if chunk.is_unused() {
-            let chunk = arenas.chunks[self.chunk].take();
+            let idle = arenas.idle(true);
             drop(arenas);
-            chunk.into_iter().for_each(|c| self.device.release(&c));
+            idle.iter().for_each(|c| self.device.release(c));
         }
     }
 }
@@ -203,7 +227,13 @@ impl Device {
         let (index, offset) = match found {
             Some(found) => found,
             None => {
-                let mut chunk = self.new_chunk(kind, length)?;
+                let mut chunk = match self.new_chunk(kind, length) {
+                    Err(Error::OutOfMemory { .. }) => {
+                        arenas.idle(false).iter().for_each(|c| self.release(c));
+                        self.new_chunk(kind, length)?
+                    }
+                    other => other?,
+                };
                 let offset = chunk.take(length).expect("a new chunk should hold what it was made for");
                 let index = arenas.chunks.iter().position(Option::is_none).unwrap_or(arenas.chunks.len());
                 if index == arenas.chunks.len() {
@@ -336,7 +366,7 @@ impl Device {
         Ok(Some(Chunk { kind, memory, buffer, address, bytes, mapped, free: BTreeMap::from([(0, bytes)]) }))
     }
 
-    fn release(&self, chunk: &Chunk) {
+    pub(crate) fn release(&self, chunk: &Chunk) {
         // SAFETY: no piece of the chunk is left, and commands keep the pieces they use.
         unsafe {
             self.raw.destroy_buffer(chunk.buffer, None);

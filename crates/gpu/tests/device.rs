@@ -151,6 +151,9 @@ fn memory_given_back_is_used_again_and_too_much_is_an_error_with_numbers() {
     assert!(matches!(error, Error::OutOfMemory { asked, .. } if asked == 1 << 50), "{error}");
     assert!(error.to_string().contains("would fit"), "{error}");
     drop(keep);
+    // One allocation is kept for later, but not where there is too little memory.
+    assert_eq!(device.allocated_bytes(), taken);
+    device.allocate(MemoryKind::Device, 1 << 50).unwrap_err();
     assert_eq!(device.allocated_bytes(), 0);
 }
 

@@ -20,6 +20,8 @@ const MOST_COPIES: u64 = 256;
 const RUNS: usize = 5;
 /// A run should take about this long.
 const RUN_SECONDS: f64 = 0.01;
+/// Clocks of an idle GPU rise within this time of work.
+const WARM_SECONDS: f64 = 0.1;
 const MOST_CALLS: usize = 4096;
 
 /// How long a call takes.
@@ -119,7 +121,10 @@ impl Copies {
     pub fn time(&self, call: (&Call, &Choice)) -> Result<Timing, Error> {
         let few = self.buffers.len().clamp(1, 16);
         let first = self.record(call, few, true)?;
-        run(&first)?;
+        let start = std::time::Instant::now();
+        while start.elapsed().as_secs_f64() < WARM_SECONDS {
+            run(&first)?;
+        }
         let one = run(&first)? / few as f64;
         let wanted = (RUN_SECONDS / one.max(1e-9)).ceil() as usize;
         // Whole rounds, so that every copy weighs the same.

@@ -68,41 +68,114 @@ void finish_columns() {
 #elif STAGED
 #include "mul_mat_vec/round32.glsl"
 #extension GL_EXT_integer_dot_product : require
-shared uint staged_codes[COLS * (K / 4)];
+#if SHUFFLES
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
+// Codes by 16 elements. A thread's neighbour may read 16, 32 or 64 bytes further on: mixing higher bits of the place into
+// the lowest three gives all of them different banks.
+#define PLACES ((K / 16 + 7) / 8 * 8)
+uint staged_place(uint c, uint i) { return c * PLACES + (i ^ ((i >> 3) & 7u)); }
+shared uvec4 staged_codes[COLS * PLACES];
 shared float staged_scales[COLS * (K / 32)];
-#if NORM
-shared float square_sums[WG];
+void stage_codes(uint c, uint q, uint codes) { staged_codes[staged_place(c, q / 4)][q % 4] = codes; }
+uint column_codes(uint c, uint e) { return staged_codes[staged_place(c, e / 16)][e / 4 % 4]; }
+float column_scale(uint c, uint e) { return staged_scales[c * (K / 32) + e / 32]; }
+
+#if A_SHIFTED && A_GROUP == 32 && QUADS == 0
+// Slices are whole groups: what a minimum is multiplied with is known beforehand.
+#define GROUP_SUMS 1
+shared float staged_sums[COLS * (K / 32)];
+float column_sum(uint c, uint e) { return staged_sums[c * (K / 32) + e / 32]; }
 #endif
 
+#if NORM
+#if SUBGROUPS
+shared float square_sums[COLS][SUBGROUPS_MOST];
+#else
+shared float square_sums[1][WG];
+#endif
+#endif
+
+#if SHUFFLES
+// Eight neighbours share 32 elements.
+#define AT_ONCE 4
+void stage_column(uint c, uint t, inout float squares) {
+    const uint quads = K / 4;
+    for (uint first = t; first < quads; first += AT_ONCE * WG) {
+        vec4 x[AT_ONCE];
+        [[unroll]] for (uint i = 0; i < AT_ONCE; i++)
+            if (first + i * WG < quads) x[i] = column_values(columns[c], first + i * WG, squares);
+        [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
+            uint q = first + i * WG;
+            if (q >= quads) continue;
+            float most = most_of(x[i]);
+            [[unroll]] for (uint s = 1; s < 8; s *= 2) most = max(most, subgroupShuffleXor(most, s));
+            uint codes = rounded_bytes(x[i] * inverse_of(most));
+            stage_codes(c, q, codes);
+            float scale = most / 127.0;
+#if defined(GROUP_SUMS)
+            int ones = dotPacked4x8EXT(int(codes), 0x01010101);
+            [[unroll]] for (uint s = 1; s < 8; s *= 2) ones += subgroupShuffleXor(ones, s);
+            if (q % 8 == 0) staged_sums[c * (K / 32) + q / 8] = scale * float(ones);
+#endif
+            if (q % 8 == 0) staged_scales[c * (K / 32) + q / 8] = scale;
+        }
+    }
+}
+#else
 // A thread for 32 elements.
+void stage_column(uint c, uint t, inout float squares) {
+    for (uint g = t; g < K / 32; g += WG) {
+        uint codes[8];
+        float scale = round32(columns[c], g, codes, squares);
+        staged_scales[c * (K / 32) + g] = scale;
+        int ones = 0;
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            stage_codes(c, 8 * g + i, codes[i]);
+            ones += dotPacked4x8EXT(int(codes[i]), 0x01010101);
+        }
+#if defined(GROUP_SUMS)
+        staged_sums[c * (K / 32) + g] = scale * float(ones);
+#endif
+    }
+}
+#endif
+
 void start_columns(uvec2 b) {
+#if SHUFFLES
+    // Neighbours in the subgroup, whatever their place in the workgroup.
+    uint t = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+#else
     uint t = gl_LocalInvocationID.x;
+#endif
     [[unroll]] for (uint c = 0; c < COLS; c++) {
         float squares = 0;
-        for (uint g = t; g < K / 32; g += WG) {
-            uint codes[8];
-            staged_scales[c * (K / 32) + g] = round32(columns[c], g, codes, squares);
-            [[unroll]] for (uint i = 0; i < 8; i++) staged_codes[c * (K / 4) + 8 * g + i] = codes[i];
-        }
-#if NORM
-        square_sums[t] = squares;
+        stage_column(c, t, squares);
+        factor[c] = p.scale;
+#if NORM && SUBGROUPS
+        squares = subgroupAdd(squares);
+        if (subgroupElect()) square_sums[c][gl_SubgroupID] = squares;
+#elif NORM
+        square_sums[0][t] = squares;
         barrier();
         for (uint s = WG / 2; s > 0; s >>= 1) {
-            if (t < s) square_sums[t] += square_sums[t + s];
+            if (t < s) square_sums[0][t] += square_sums[0][t + s];
             barrier();
         }
-        factor[c] = p.scale * inversesqrt(square_sums[0] / float(K) + p.eps);
+        factor[c] *= inversesqrt(square_sums[0][0] / float(K) + p.eps);
         barrier();
-#else
-        factor[c] = p.scale;
 #endif
     }
     barrier();
+#if NORM && SUBGROUPS
+    [[unroll]] for (uint c = 0; c < COLS; c++) {
+        float sum = square_sums[c][0];
+        for (uint s = 1; s < gl_NumSubgroups; s++) sum += square_sums[c][s];
+        factor[c] *= inversesqrt(sum / float(K) + p.eps);
+    }
+#endif
 }
 void finish_columns() {}
-
-uint column_codes(uint c, uint e) { return staged_codes[c * (K / 4) + e / 4]; }
-float column_scale(uint c, uint e) { return staged_scales[c * (K / 32) + e / 32]; }
 
 #else
 #extension GL_EXT_integer_dot_product : require

@@ -227,6 +227,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     let size = caps.subgroups.size.max(1);
     let team = if tuning.team == Team::Subgroup { size } else { tuning.threads };
     let full = caps.subgroups.full && tuning.threads.is_multiple_of(size);
+    let eights = size >= 8 && size.is_power_of_two() && caps.subgroups.shuffle;
     let subgroups_most = if full { tuning.threads / size } else { tuning.threads };
     let (quads, step, groups) = match tuning.slice {
         Slice::Quads { count, step } => (count, step, 0),
@@ -252,6 +253,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         ("A_BRAIN", u32::from(a.ty == TensorType::BF16)),
         ("INT", u32::from(path == Path::IntDot)),
         ("STAGED", u32::from(from == Columns::Staged)),
+        ("SHUFFLES", u32::from(full && eights && tuning.team != Team::Shared)),
         ("MATRICES", count(matrices.len())),
         ("BIAS", u32::from(matrices[0].bias.is_some())),
         ("RESIDUAL", u32::from(call.epilogue.residual.is_some())),

@@ -18,9 +18,19 @@ void multiply_slice(uint f, uint e) {
     [[unroll]] for (uint run = 0; run < RUNS; run++) {
         [[unroll]] for (uint c = 0; c < COLS; c++) {
             uint x[RUN_QUADS];
-            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) x[j] = column_codes(c, e + QUAD_AT(run * RUN_QUADS + j));
-            float scale = column_scale(c, e + QUAD_AT(run * RUN_QUADS));
-#if A_SHIFTED
+            uint run_at = e + QUAD_AT(run * RUN_QUADS);
+#if STAGED && QUADS == 0
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j += 4) {
+                uvec4 four = staged_codes[staged_place(c, run_at / 16 + j / 4)];
+                [[unroll]] for (uint i = 0; i < 4; i++) x[j + i] = four[i];
+            }
+#else
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) x[j] = column_codes(c, run_at + QUAD_AT(j));
+#endif
+            float scale = column_scale(c, run_at);
+#if defined(GROUP_SUMS)
+            float sum = column_sum(c, run_at);
+#elif A_SHIFTED
             int ones = 0;
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) ones += dotPacked4x8EXT(int(x[j]), 0x01010101);
             float sum = scale * float(ones);

@@ -1,23 +1,35 @@
-// Elements 32 g .. 32 g + 31 of a column (after the weight of NORM) as signed bytes; gives their factor back, the
-// largest magnitude / 127, and adds their squares (before the weight) to `squares`.
+// Rounding of columns to signed bytes, 32 elements with one factor: the largest magnitude / 127.
+
+// Four values of magnitude up to 127 as bytes. The sum with 1.5 * 2^23 is the rounded integer in its lowest bits, without
+// the conversions, which are slow on many GPUs.
+uint rounded_bytes(vec4 x) {
+    uvec4 u = floatBitsToUint(x + 12582912.0) & 255u;
+    return u.x | u.y << 8 | u.z << 16 | u.w << 24;
+}
+float inverse_of(float most) { return most > 0.0 ? 127.0 / most : 0.0; }
+float most_of(vec4 x) { return max(max(abs(x.x), abs(x.y)), max(abs(x.z), abs(x.w))); }
+
+// Elements 4 q .. 4 q + 3 of a column, after the weight of NORM; adds their squares (before the weight) to `squares`.
+vec4 column_values(uvec2 column, uint q, inout float squares) {
+    vec4 x = B_LOAD4(column, 4 * q);
+#if NORM
+    squares += dot(x, x);
+#if NORM_WEIGHT
+    x *= F32x4(p.norm_weight).v[q];
+#endif
+#endif
+    return x;
+}
+
+// Elements 32 g .. 32 g + 31 of a column; gives their factor back.
 float round32(uvec2 column, uint g, out uint codes[8], inout float squares) {
     vec4 x[8];
-    vec4 most = vec4(0);
+    float most = 0.0;
     [[unroll]] for (uint i = 0; i < 8; i++) {
-        x[i] = B_LOAD4(column, 32 * g + 4 * i);
-#if NORM
-        squares += dot(x[i], x[i]);
-#if NORM_WEIGHT
-        x[i] *= F32x4(p.norm_weight).v[8 * g + i];
-#endif
-#endif
-        most = max(most, abs(x[i]));
+        x[i] = column_values(column, 8 * g + i, squares);
+        most = max(most, most_of(x[i]));
     }
-    float amax = max(max(most.x, most.y), max(most.z, most.w));
-    float inverse = amax > 0.0 ? 127.0 / amax : 0.0;
-    [[unroll]] for (uint i = 0; i < 8; i++) {
-        ivec4 q = ivec4(round(x[i] * inverse)) & 255;
-        codes[i] = uint(q.x | q.y << 8 | q.z << 16 | q.w << 24);
-    }
-    return amax / 127.0;
+    float inverse = inverse_of(most);
+    [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = rounded_bytes(x[i] * inverse);
+    return most / 127.0;
 }

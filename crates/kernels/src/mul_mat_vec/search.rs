@@ -69,11 +69,13 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
     } else {
         &[Slice::Groups(1)]
     };
-    let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[64, 128, 256] };
+    let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[128, 256, 512] };
     let most_loads = if caps.is_cpu { MOST_LOADS_SOFTWARE } else { MOST_LOADS };
     let mut splits = Vec::new();
     for &slice in slices.iter().filter(|s| !ty.is_quantised() || ty.block_len().is_multiple_of(s.span())) {
-        let teams: &[Team] = if caps.is_cpu { &[Team::Subgroup] } else { &[Team::Subgroup, Team::Workgroup] };
+        // Where columns are rounded in every workgroup, its teams share that work.
+        let alone = caps.is_cpu || subject.path == Path::IntDot;
+        let teams: &[Team] = if alone { &[Team::Subgroup] } else { &[Team::Subgroup, Team::Workgroup] };
         for (&team, &threads) in teams.iter().flat_map(|t| threads.iter().map(move |n| (t, n))) {
             for (rows, flight) in [1, 2, 4, 8].iter().flat_map(|&rows| [1, 2, 4].map(|flight| (rows, flight))) {
                 let sums = rows * u32::try_from(columns).unwrap_or(u32::MAX);

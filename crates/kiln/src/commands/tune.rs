@@ -30,6 +30,9 @@ pub(crate) struct Arguments {
     /// Elements and number of rows of the matrix
     #[arg(long, value_name = "KxM", default_value = "4096x14336", value_parser = shape_of)]
     shape: (usize, usize),
+    /// Only this path (scalar or int_dot); both without
+    #[arg(long, value_name = "PATH", value_parser = path_of)]
+    path: Option<Path>,
     /// Only show what was found
     #[arg(long)]
     dry_run: bool,
@@ -43,12 +46,19 @@ pub(crate) struct Arguments {
 const COMMON: [TensorType; 6] =
     [TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0, TensorType::Q4_0, TensorType::Q5_K, TensorType::F16];
 
+const PATHS: [Path; 2] = [Path::Scalar, Path::IntDot];
+
 fn format_of(text: &str) -> Result<TensorType, String> {
     let named = FORMATS.iter().find(|f| f.ty.name().eq_ignore_ascii_case(text));
     named.map(|f| f.ty).ok_or_else(|| {
         let names: Vec<_> = FORMATS.iter().map(|f| f.ty.name()).collect();
         format!("no such format; there are {}", names.join(", "))
     })
+}
+
+fn path_of(text: &str) -> Result<Path, String> {
+    let known = PATHS.into_iter().find(|path| path.name() == text);
+    known.ok_or_else(|| "there are scalar and int_dot".to_owned())
 }
 
 fn shape_of(text: &str) -> Result<(usize, usize), String> {
@@ -68,7 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut rows = Vec::new();
     for &ty in formats {
         for &n in &columns {
-            for (subject, found) in both_paths(&device, ty, [arguments.shape.0, arguments.shape.1, n])? {
+            let paths = arguments.path.map_or(PATHS.to_vec(), |path| vec![path]);
+            for (subject, found) in tuned(&device, ty, [arguments.shape.0, arguments.shape.1, n], &paths)? {
                 let best = found.trials[0];
                 let line = line(&device, &subject, best.split);
                 if !arguments.json {
@@ -99,9 +110,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The paths the device has for a product, the faster one first: the order of lines is that of preference.
-fn both_paths(device: &Arc<Device>, ty: TensorType, shape: [usize; 3]) -> anyhow::Result<Vec<(Subject, Found)>> {
+fn tuned(
+    device: &Arc<Device>,
+    ty: TensorType,
+    shape: [usize; 3],
+    paths: &[Path],
+) -> anyhow::Result<Vec<(Subject, Found)>> {
     let mut found = Vec::new();
-    for path in [Path::Scalar, Path::IntDot] {
+    for &path in paths {
         let bar = progress(1, &format!("{ty}, {} columns, {}", shape[2], path.name()));
         let subject = Subject { ty, path, shape };
         let result = search(device, subject, &|done, all| {
