@@ -1,7 +1,7 @@
 //! Judges cases on a device: against the reference in f64, with NaN-filled guard bands around every slot, run twice
 //! for determinism, and once more in parts for batch invariance. Tests and `kiln selftest` both come through here.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kiln_gpu::{Address, Buffer, Device, MemoryKind, Recorder, Shader, Uploader};
@@ -37,7 +37,9 @@ pub struct Prepared {
     pub(crate) choice: Choice,
     parts: Vec<(Call, Choice)>,
     tolerance: Tolerance,
-    pub(crate) memory: HostMemory,
+    pub(crate) memory: Arc<HostMemory>,
+    /// What the reference makes of it: the same for every path.
+    expected: Arc<OnceLock<HostMemory>>,
 }
 
 impl Prepared {
@@ -51,6 +53,7 @@ impl Prepared {
         let caps = &device.adapter.caps;
         let (call, tolerance, memory) = case.build();
         call.operation().check()?;
+        let (memory, expected) = (Arc::new(memory), Arc::default());
         let mut prepared = Vec::new();
         for &path in paths {
             let Ok(choice) = call.operation().pick(caps, Some(path)) else { continue };
@@ -64,7 +67,8 @@ impl Prepared {
                 Ok::<_, Error>((part, choice))
             };
             let parts = parts.into_iter().map(pick).collect::<Result<Vec<_>, _>>()?;
-            prepared.push(Prepared { path, call: call.clone(), choice, parts, tolerance, memory: memory.clone() });
+            let (call, memory, expected) = (call.clone(), Arc::clone(&memory), Arc::clone(&expected));
+            prepared.push(Prepared { path, call, choice, parts, tolerance, memory, expected });
         }
         Ok(prepared)
     }
@@ -80,17 +84,25 @@ impl Prepared {
         choices.flat_map(|choice| choice.launches.iter().map(|launch| &launch.shader))
     }
 
+    /// What the reference gives: computed at the first call, by whichever path comes first.
+    pub fn expected(&self) -> &HostMemory {
+        self.expected.get_or_init(|| {
+            let mut expected = HostMemory::clone(&self.memory);
+            self.call.operation().reference(&mut expected);
+            expected
+        })
+    }
+
     /// Runs and judges it.
     pub fn run(&self, device: &Arc<Device>) -> Result<Outcome, Error> {
-        let mut expected = self.memory.clone();
-        self.call.operation().reference(&mut expected);
+        let expected = self.expected();
         let bench = Image::new(device, &self.memory)?;
         let (got, time) = bench.run(&[(&self.call, &self.choice)])?;
         let mut outcome = Outcome { error: 0.0, time, failures: Vec::new() };
         self.judge_untouched(&bench, &got, &mut outcome);
         let got = self.unpack(&bench, &got);
         for written in self.call.operation().writes() {
-            self.judge(&written, &got, &expected, &mut outcome);
+            self.judge(&written, &got, expected, &mut outcome);
         }
         let (again, _) = bench.run(&[(&self.call, &self.choice)])?;
         if self.unpack(&bench, &again).slots != got.slots {

@@ -9,6 +9,7 @@ use kiln_kernels::case::Level;
 use kiln_kernels::harness::{Outcome, Prepared};
 use kiln_kernels::operation::Path;
 use kiln_kernels::{KERNELS, Kernel};
+use rayon::prelude::*;
 use serde_json::json;
 
 use crate::device::DeviceFlag;
@@ -60,23 +61,33 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.json {
         print(&format!("device: {}", device.adapter.describe()));
     }
-    let level = if arguments.full { Level::Full } else { Level::Small };
+    // Cases whose kernels are compiled, and whose references are computed, at once: large ones take gigabytes.
+    let (level, at_once) = if arguments.full { (Level::Full, 8) } else { (Level::Small, 64) };
     let mut rows: Vec<Row> = Vec::new();
     let mut failures = Vec::new();
+    if !arguments.json {
+        print(&heading());
+    }
     for kernel in kernels {
         let cases = (kernel.cases)(level);
         let bar = progress(cases.len() as u64, kernel.name);
-        for chunk in cases.chunks(16) {
+        for chunk in cases.chunks(at_once) {
             let mut ready = Vec::new();
             for case in chunk {
                 match Prepared::all(case, &device) {
                     Ok(prepared) => ready.extend(prepared.into_iter().map(|p| (case, p))),
-                    Err(e) => failures.push(format!("{}: {e}", case.name)),
+                    Err(e) => {
+                        bar.suspend(|| say(&format!("FAILED {}: {e}", case.name)));
+                        failures.push(format!("{}: {e}", case.name));
+                    }
                 }
             }
             let shaders: Vec<Shader> = ready.iter().flat_map(|(_, p)| p.shaders().cloned()).collect();
             // Several at once; one that fails is met again, and named, by the case that wants it.
             let _ = device.prepare(&shaders, &|| {});
+            ready.par_iter().for_each(|(_, prepared)| {
+                prepared.expected();
+            });
             for (case, prepared) in &ready {
                 let clock = Instant::now();
                 let outcome = match prepared.run(&device) {
@@ -93,14 +104,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 } else {
                     row.failed += 1;
                     let what = outcome.failures.join("; ");
-                    failures.push(format!("{} ({}): {what}", case.name, prepared.path.name()));
+                    let failure = format!("{} ({}): {what}", case.name, prepared.path.name());
+                    bar.suspend(|| say(&format!("FAILED {failure}")));
+                    failures.push(failure);
                 }
             }
             bar.inc(chunk.len() as u64);
         }
         bar.finish_and_clear();
+        if !arguments.json {
+            rows.iter().filter(|r| r.operation == kernel.name).for_each(|r| print(&line(r)));
+        }
     }
-    failures.extend(device.instance().validation_messages().into_iter().map(|m| format!("validation layer: {m}")));
+    for message in device.instance().validation_messages() {
+        say(&format!("FAILED validation layer: {message}"));
+        failures.push(format!("validation layer: {message}"));
+    }
     let counts = device.pipeline_counts();
     let passed: usize = rows.iter().map(|r| r.passed).sum();
     let failed = failures.len();
@@ -118,8 +137,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "pipelines": counts.made,
         }))?);
     } else {
-        table(&rows);
-        failures.iter().for_each(|f| say(&format!("FAILED {f}")));
         print(&format!(
             "pipelines: {} used, {} compiled from GLSL, {} compiled by the driver",
             counts.made, counts.glsl_compiled, counts.driver_compiled
@@ -138,16 +155,15 @@ fn row_of<'a>(rows: &'a mut Vec<Row>, operation: &'static str, path: Path) -> &'
     &mut rows[at]
 }
 
-fn table(rows: &[Row]) {
-    print(&format!(
-        "{:16} {:9} {:>7} {:>7} {:>11} {:>9}",
-        "operation", "path", "passed", "failed", "worst nmse", "time"
-    ));
-    for r in rows {
-        let time = format!("{:.2} s", r.time.as_secs_f64());
-        let name = (r.operation, r.path.name());
-        print(&format!("{:16} {:9} {:>7} {:>7} {:>11.1e} {:>9}", name.0, name.1, r.passed, r.failed, r.worst, time));
-    }
+fn heading() -> String {
+    let head = ("operation", "path", "passed", "failed", "worst nmse", "time");
+    format!("{:16} {:9} {:>7} {:>7} {:>11} {:>9}", head.0, head.1, head.2, head.3, head.4, head.5)
+}
+
+fn line(r: &Row) -> String {
+    let time = format!("{:.2} s", r.time.as_secs_f64());
+    let Row { operation, passed, failed, worst, .. } = r;
+    format!("{operation:16} {:9} {passed:>7} {failed:>7} {worst:>11.1e} {time:>9}", r.path.name())
 }
 
 fn row_json(r: &Row) -> serde_json::Value {
