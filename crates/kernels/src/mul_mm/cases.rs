@@ -192,7 +192,7 @@ fn shapes() -> Vec<Case> {
 /// Products so small and so deep that several workgroups share a tile: chunks of the same size and with a shorter last
 /// one, k that ends inside a tile, and the first depth and number of columns that are not split.
 fn split_cases() -> Vec<Case> {
-    let mut cases: Vec<Case> = [[512, 33, 20], [1056, 17, 65], [511, 9, 18], [700, 18, 128], [700, 18, 129]]
+    let mut cases: Vec<Case> = [[512, 33, 20], [1056, 17, 65], [511, 9, 18], [700, 18, 256], [700, 18, 257]]
         .map(|sizes| case([F16, F32, F32], sizes))
         .into();
     cases.push(case([Q8_0, F32, F16], [1056, 35, 19]));

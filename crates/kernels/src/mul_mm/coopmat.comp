@@ -290,7 +290,15 @@ void main() {
         uint row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
         if (first_m + row >= p.m || first_n + column >= end_n) continue;
         vec4 sums = vec4(0);
-        for (uint i = 0; i < p.splits; i++) sums += Partials(partials_of(i, column)).v[(first_m + row) / 4];
+        for (uint from = 0; from < p.splits; from += 8) {
+            // Loads first, so that all are on their way at once.
+            vec4 got[8];
+            [[unroll]] for (uint i = 0; i < 8; i++) {
+                uint split = min(from + i, p.splits - 1);
+                got[i] = Partials(partials_of(split, column)).v[(first_m + row) / 4];
+            }
+            [[unroll]] for (uint i = 0; i < 8; i++) if (from + i < p.splits) sums += got[i];
+        }
         put_four(sums, row, column);
     }
 #endif

@@ -118,8 +118,9 @@ struct Split {
 }
 
 impl Split {
-    /// Tiles of 64 x 64 that keep a large GPU busy. The same for every device: so are the bits and the memory.
-    const ENOUGH: usize = 264;
+    /// Tiles of 64 x 64 that keep a large GPU busy: few columns wait for memory, so every core has several at once. The
+    /// same for every device: so are the bits and the memory.
+    const ENOUGH: usize = 528;
     /// A workgroup with fewer elements of k costs more than it saves.
     const SHORTEST: usize = 256;
 

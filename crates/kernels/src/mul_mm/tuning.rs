@@ -61,6 +61,8 @@ const BUILT_IN: &str = "
 # device format path columns settings
 cpu * coopmat  40 tile=16x16x16 warp=8x8
 cpu * coopmat  * tile=16x16x16  warp=8x8 stages=3 band=2
+gpu * coopmat  32 tile=64x32x64 warp=32x16
+gpu * coopmat  256 tile=64x64x64 warp=32x32
 gpu * coopmat  * tile=256x128x16 warp=64x64 band=8 busy
 gpu * coopmat  * tile=128x128x16 warp=64x64 band=8 busy
 gpu * coopmat  * tile=128x64x32 warp=64x32 busy
@@ -72,7 +74,7 @@ gpu * coopmat2 * tile=128x128x64 threads=256 band=16 busy
 gpu * coopmat2 * tile=128x64x64 threads=128 busy
 gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
-* *      split 128  8
+* *      split 256  8
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat2 decode
