@@ -45,6 +45,24 @@ struct Results {
     stride: usize,
 }
 
+impl Results {
+    /// The results of a column side by side, one column after the other.
+    fn turned(self, n: usize, m: usize) -> Vec<f32> {
+        if self.stride == 1 {
+            return self.values;
+        }
+        let mut out = vec![0.0; n * m];
+        // As many columns at once as a cache line has floats: lines of rows are read once.
+        out.par_chunks_mut(16 * m).enumerate().for_each(|(chunk, out)| {
+            let count = out.len() / m;
+            let rows: Vec<&[f32]> =
+                self.values.chunks_exact(self.stride).map(|row| &row[16 * chunk..][..count]).collect();
+            dispatch!(level(), simd => transpose(simd, &rows, m, out));
+        });
+        out
+    }
+}
+
 /// Computes every result of the call.
 pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
     if call.product.d.is_empty() {
@@ -141,8 +159,8 @@ fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The products of every job.
-fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Results> {
+/// The products of every job, those of a column side by side.
+fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Vec<f32>> {
     let width = dispatch!(level(), simd => panel(simd));
     let mut results: Vec<Results> = jobs
         .iter()
@@ -177,7 +195,7 @@ fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Results>
         // Every task may go to another thread: one that is held up holds up no other.
         tasks.into_par_iter().with_max_len(1).for_each(run);
     }
-    results
+    results.into_iter().zip(jobs).map(|(results, (a, group))| results.turned(group.to.len(), a.shape[1])).collect()
 }
 
 /// Rows times all panels: a piece of each row at a time becomes floats, and meets the same piece of every panel.
@@ -207,7 +225,7 @@ fn finish(
     call: &Call,
     matrix: &Sibling,
     groups: &[Group<'_>],
-    [products, ups]: [&[Results]; 2],
+    [products, ups]: [&[Vec<f32>]; 2],
     memory: &HostMemory,
 ) -> Vec<f32> {
     let m = matrix.d.shape[0];
@@ -221,9 +239,8 @@ fn finish(
     for (g, group) in groups.iter().enumerate() {
         group.to.iter().enumerate().for_each(|(c, to)| from[*to] = (g, c));
     }
-    let scaled = |product: &Results, c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
-        let values = product.values.iter().skip(c).step_by(product.stride);
-        out.iter_mut().zip(values).for_each(|(out, x)| *out = scale * x);
+    let scaled = |product: &[f32], c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
+        out.iter_mut().zip(&product[c * m..]).for_each(|(out, x)| *out = scale * x);
         if let Some(bias) = bias {
             out.iter_mut().zip(bias).for_each(|(out, b)| *out += b);
         }
@@ -231,12 +248,11 @@ fn finish(
     let mut result = vec![0.0; matrix.d.len()];
     let row = |(at, out): (usize, &mut [f32])| {
         let (g, c) = from[at];
-        let of_expert = |bias: &Cow<'_, [f32]>| groups[g].expert * m % bias.len().max(1);
-        let part = |bias: &'_ Option<Cow<'_, [f32]>>| bias.as_ref().map(|b| b[of_expert(b)..][..m].to_vec());
-        scaled(&products[g], c, part(&bias).as_deref(), out);
+        let first = groups[g].expert * m;
+        scaled(&products[g], c, bias.as_ref().map(|b| &b[first..][..m]), out);
         if let Some(gate) = call.gate {
             let mut up = vec![0.0; m];
-            scaled(&ups[g], c, part(&up_bias).as_deref(), &mut up);
+            scaled(&ups[g], c, up_bias.as_ref().map(|b| &b[first..][..m]), &mut up);
             glu::cpu::gate_row(gate.kind, out, &up);
         }
         if let Some(router) = &router {

@@ -4,7 +4,7 @@
 use std::array::from_fn;
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Simd, dispatch, f32x16, i8x16, i32x16, u8x16, u8x32, u8x64, u16x16, u32x16};
+use fearless_simd::{Simd, dispatch, f32x4, f32x16, i8x16, i32x16, u8x16, u8x32, u8x64, u16x16, u32x4, u32x16, u64x2};
 use kiln_gguf::quant::codebook::{E2M1_DOUBLED, IQ4};
 use kiln_gguf::{TensorType, quant};
 
@@ -186,6 +186,19 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     finite_half(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
+/// Two half floats side by side, as [`half_at`] reads one.
+#[inline(always)]
+fn halves_at<S: Simd>(simd: S, block: &[u8], at: usize) -> (f32, f32) {
+    let bits = u64::from(bits_at(block, at));
+    let pair = (bits | bits << 16) & 0x0000_ffff_0000_ffff;
+    let magnitudes: f32x4<S> = u64x2::load_array(simd, [(pair & 0x0000_7fff_0000_7fff) << 13, 0]).bitcast();
+    let signs: u32x4<S> = u64x2::load_array(simd, [(pair & 0x0000_8000_0000_8000) << 16, 0]).bitcast();
+    let bits: u32x4<S> = (magnitudes * f32x4::splat(simd, f32::from_bits(0x7780_0000))).bitcast();
+    let floats: f32x4<S> = (bits | signs).bitcast();
+    let [first, second, ..] = floats.to_array();
+    (first, second)
+}
+
 #[inline(always)]
 fn sixteen<S: Simd>(simd: S, block: &[u8], at: usize) -> u8x16<S> {
     u8x16::load_array_ref(simd, block[at..].first_chunk().expect("blocks hold whole sixteens"))
@@ -271,7 +284,7 @@ format!(Q4_0, 32 in 18, |simd, block, each| {
 });
 
 format!(Q4_1, 32 in 20, |simd, block, each| {
-    let (d, least, nibbles) = (half_at(block, 0), half_at(block, 2), sixteen(simd, block, 4));
+    let ((d, least), nibbles) = (halves_at(simd, block, 0), sixteen(simd, block, 4));
     each(0, affine(simd, nibbles & 15, d, least), affine(simd, nibbles >> 4, d, least));
 });
 
@@ -294,7 +307,7 @@ format!(Q5_0, 32 in 22, |simd, block, each| {
 });
 
 format!(Q5_1, 32 in 24, |simd, block, each| {
-    let (d, least) = (half_at(block, 0), half_at(block, 2));
+    let (d, least) = halves_at(simd, block, 0);
     let (bits, nibbles) = (bits_at(block, 4), sixteen(simd, block, 8));
     let a = affine_of(simd, with_fifth(simd, nibbles & 15, bits), d, least);
     each(0, a, affine_of(simd, with_fifth(simd, nibbles >> 4, bits >> 16), d, least));
@@ -327,7 +340,7 @@ format!(MXFP4, 32 in 17, |simd, block, each| {
 });
 
 format!(Q2K, 256 in 84, |simd, block, each| {
-    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+    let (d, dmin) = halves_at(simd, block, 80);
     for i in 0..8 {
         let (at, shift) = (16 + 32 * (i / 4), 2 * (i % 4) as u32);
         let mut pair = [f32x16::splat(simd, 0.0); 2];
@@ -368,7 +381,7 @@ fn six_bits(c: &[u8], i: usize) -> (f32, f32) {
 }
 
 format!(Q4K, 256 in 144, |simd, block, each| {
-    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    let (d, dmin) = halves_at(simd, block, 0);
     for pair in 0..4 {
         let (a, b) = (sixteen(simd, block, 16 + 32 * pair), sixteen(simd, block, 32 + 32 * pair));
         let (scale, least) = six_bits(&block[4..16], 2 * pair);
@@ -381,7 +394,7 @@ format!(Q4K, 256 in 144, |simd, block, each| {
 });
 
 format!(Q5K, 256 in 176, |simd, block, each| {
-    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    let (d, dmin) = halves_at(simd, block, 0);
     for sub in 0..8 {
         let (scale, least) = six_bits(&block[4..16], sub);
         let mut pair = [f32x16::splat(simd, 0.0); 2];
