@@ -1,5 +1,5 @@
-// flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has a block of MM query rows of the tile, and
-// everything of these rows stays in its registers: Q, S, P and O. A row's maximum is a reduction inside a matrix, whose
+// flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has RB blocks of MM query rows of the tile, and
+// everything of these rows stays in its registers: Q, S, P and O. More blocks share each load of K and V from shared memory. A row's maximum is a reduction inside a matrix, whose
 // result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
 // memory, loaded half a round ahead. S, O and sums are f32, logits to the base 2.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
@@ -18,7 +18,7 @@ layout(local_size_x = WG) in;
 #include "flash_attention/eight.glsl"
 #include "flash_attention/combine.glsl"
 
-#define ROWS (NW * MM)
+#define ROWS (NW * RB * MM)
 #define K_STEPS (HSK_PAD / MM)
 #define V_BLOCKS_WIDE (HSV_PAD / MM)
 #define S_BLOCKS (BC / MM)
@@ -45,9 +45,9 @@ const float LOG2_E = 1.44269504;
 // Where maxima start: far below any logit and far above HIDDEN, so that hidden keys weigh nothing without being asked for.
 const float FLOOR = -1e30;
 
-// What callbacks need to know: the tile, and the first row of the subgroup in it.
+// What callbacks need to know: the tile, and the first row of a block in it.
 #define TILE const in uint kv_head, const in uint batch, const in uint first_row, const in uint rows, const in uint mine
-#define THIS_TILE kv_head, batch, first_row, rows, mine
+#define THIS_BLOCK(B) kv_head, batch, first_row, rows, mine + (B) * MM
 uint token_of(uint first_row, uint row) { return (first_row + row) / RATIO; }
 uint head_of(uint kv_head, uint first_row, uint row) { return kv_head * RATIO + (first_row + row) % RATIO; }
 
@@ -167,7 +167,7 @@ void main() {
 #endif
     uint first_row = tile * ROWS;
     uint rows = min(uint(ROWS), p.tokens * RATIO - first_row);
-    uint mine = gl_SubgroupID * MM;
+    uint mine = gl_SubgroupID * RB * MM;
 
     // Rows past the last see what it does: their results are dropped.
     for (uint r = t; r < ROWS; r += WG) {
@@ -180,7 +180,7 @@ void main() {
     for (uint r = 1; r < ROWS; r++) any = uvec2(min(any.x, row_seen[r].x), max(any.y, row_seen[r].y));
     // What all rows of this subgroup see.
     uvec2 all = row_seen[mine];
-    for (uint r = mine + 1; r < mine + MM; r++) all = uvec2(max(all.x, row_seen[r].x), min(all.y, row_seen[r].y));
+    for (uint r = mine + 1; r < mine + RB * MM; r++) all = uvec2(max(all.x, row_seen[r].x), min(all.y, row_seen[r].y));
     uvec2 tiles = uvec2(any.x / BC, (any.y + BC - 1) / BC);
     if (any.x >= any.y) tiles = uvec2(0);
 #if SPLIT
@@ -188,15 +188,19 @@ void main() {
     tiles = split_tiles(any.x < any.y ? any : uvec2(0), split, used);
 #endif
 
-    MATRIX_A q[K_STEPS];
-    [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
-        q[k] = MATRIX_A(0.0);
-        coopMatPerElementNV(q[k], q[k], query, k * MM, THIS_TILE);
-    }
-    MATRIX_C o[V_BLOCKS_WIDE];
-    [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[i] = MATRIX_C(0.0);
+    MATRIX_A q[RB * K_STEPS];
+    MATRIX_C o[RB * V_BLOCKS_WIDE];
     // Weights are summed up where they are, and across the row at the end.
-    MATRIX_C top = MATRIX_C(FLOOR), weights = MATRIX_C(0.0);
+    MATRIX_C top[RB], weights[RB];
+    [[unroll]] for (uint b = 0; b < RB; b++) {
+        [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
+            q[b * K_STEPS + k] = MATRIX_A(0.0);
+            coopMatPerElementNV(q[b * K_STEPS + k], q[b * K_STEPS + k], query, k * MM, THIS_BLOCK(b));
+        }
+        [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[b * V_BLOCKS_WIDE + i] = MATRIX_C(0.0);
+        top[b] = MATRIX_C(FLOOR);
+        weights[b] = MATRIX_C(0.0);
+    }
 
     uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
     uvec4 k_chunk[K_CHUNKS], v_chunk[V_CHUNKS];
@@ -211,42 +215,45 @@ void main() {
         barrier();
         put_v(v_chunk);
         fetch_k(k_chunk, keys, batch, start + BC, any.y);
-        MATRIX_C s[S_BLOCKS];
+        MATRIX_C s[RB * S_BLOCKS];
         [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
-            s[i] = MATRIX_C(0.0);
+            [[unroll]] for (uint b = 0; b < RB; b++) s[b * S_BLOCKS + i] = MATRIX_C(0.0);
             [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
                 MATRIX_B kt;
                 coopMatLoad(kt, k_tile, i * MM * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
-                s[i] = coopMatMulAdd(q[k], kt, s[i]);
+                [[unroll]] for (uint b = 0; b < RB; b++)
+                    s[b * S_BLOCKS + i] = coopMatMulAdd(q[b * K_STEPS + k], kt, s[b * S_BLOCKS + i]);
             }
         }
 #if SOFTCAP
-        [[unroll]] for (uint i = 0; i < S_BLOCKS; i++)
+        [[unroll]] for (uint i = 0; i < RB * S_BLOCKS; i++)
             [[unroll]] for (uint j = 0; j < s[i].length(); j++) s[i][j] = capped(s[i][j]) * LOG2_E;
 #endif
         if (MASK == 1 || ALIBI == 1 || start < all.x || start + BC > all.y) {
-            [[unroll]] for (uint i = 0; i < S_BLOCKS; i++)
-                coopMatPerElementNV(s[i], s[i], logit, start + MM * i, THIS_TILE);
+            [[unroll]] for (uint b = 0; b < RB; b++)
+                [[unroll]] for (uint i = b * S_BLOCKS; i < b * S_BLOCKS + S_BLOCKS; i++)
+                    coopMatPerElementNV(s[i], s[i], logit, start + MM * (i - b * S_BLOCKS), THIS_BLOCK(b));
         }
-        MATRIX_C most = s[0];
-        [[unroll]] for (uint i = 1; i < S_BLOCKS; i++)
-            [[unroll]] for (uint j = 0; j < most.length(); j++) most[j] = max(most[j], s[i][j]);
-        MATRIX_C row_most;
-        coopMatReduceNV(row_most, most, gl_CooperativeMatrixReduceRowNV, max_of);
-        MATRIX_C keep;
-        [[unroll]] for (uint j = 0; j < top.length(); j++) {
-            float now = max(top[j], row_most[j]);
-            keep[j] = exp2(top[j] - now);
-            top[j] = now;
+        MATRIX_A w[RB * S_BLOCKS];
+        [[unroll]] for (uint b = 0; b < RB; b++) {
+            MATRIX_C most = s[b * S_BLOCKS];
+            [[unroll]] for (uint i = b * S_BLOCKS + 1; i < b * S_BLOCKS + S_BLOCKS; i++)
+                [[unroll]] for (uint j = 0; j < most.length(); j++) most[j] = max(most[j], s[i][j]);
+            MATRIX_C row_most, keep;
+            coopMatReduceNV(row_most, most, gl_CooperativeMatrixReduceRowNV, max_of);
+            [[unroll]] for (uint j = 0; j < keep.length(); j++) {
+                float now = max(top[b][j], row_most[j]);
+                keep[j] = exp2(top[b][j] - now);
+                top[b][j] = now;
+            }
+            weights[b] = weights[b] * keep;
+            [[unroll]] for (uint i = b * S_BLOCKS; i < b * S_BLOCKS + S_BLOCKS; i++) {
+                [[unroll]] for (uint j = 0; j < keep.length(); j++) s[i][j] = exp2(s[i][j] - top[b][j]);
+                weights[b] = weights[b] + s[i];
+                w[i] = MATRIX_A(s[i]);
+            }
+            [[unroll]] for (uint i = b * V_BLOCKS_WIDE; i < b * V_BLOCKS_WIDE + V_BLOCKS_WIDE; i++) o[i] = o[i] * keep;
         }
-        MATRIX_A w[S_BLOCKS];
-        weights = weights * keep;
-        [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
-            [[unroll]] for (uint j = 0; j < top.length(); j++) s[i][j] = exp2(s[i][j] - top[j]);
-            weights = weights + s[i];
-            w[i] = MATRIX_A(s[i]);
-        }
-        [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[i] = o[i] * keep;
         // V is there, and K is used up.
         barrier();
         put_k(k_chunk);
@@ -255,7 +262,8 @@ void main() {
             [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) {
                 MATRIX_B v;
                 coopMatLoad(v, v_tile, k * MM * V_STRIDE + i * (MM / 8), V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-                o[i] = coopMatMulAdd(w[k], v, o[i]);
+                [[unroll]] for (uint b = 0; b < RB; b++)
+                    o[b * V_BLOCKS_WIDE + i] = coopMatMulAdd(w[b * S_BLOCKS + k], v, o[b * V_BLOCKS_WIDE + i]);
             }
         }
     }
@@ -266,10 +274,12 @@ void main() {
 #else
     bool whole = SPLIT == 0;
 #endif
-    MATRIX_C sums;
-    coopMatReduceNV(sums, weights, gl_CooperativeMatrixReduceRowNV, sum_of);
-    [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++)
-        coopMatPerElementNV(o[i], o[i], store, top, sums, MM * i, whole, split, THIS_TILE);
+    [[unroll]] for (uint b = 0; b < RB; b++) {
+        MATRIX_C sums;
+        coopMatReduceNV(sums, weights[b], gl_CooperativeMatrixReduceRowNV, sum_of);
+        [[unroll]] for (uint i = b * V_BLOCKS_WIDE; i < b * V_BLOCKS_WIDE + V_BLOCKS_WIDE; i++)
+            coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (i - b * V_BLOCKS_WIDE), whole, split, THIS_BLOCK(b));
+    }
 
 #if SPLIT == 2
     if (whole) return;

@@ -178,13 +178,14 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let kv_heads = call.k.shape[2];
     let rows = tokens * heads / kv_heads;
     // Subgroups without rows still help to load: alone, a thread would have too many loads for its registers.
-    let subgroups = rows.div_ceil(16).next_power_of_two().max(4).min(most.next_power_of_two());
+    let blocks = number(call, caps, Path::Coopmat2, "blocks")?.clamp(1, 2);
+    let subgroups = rows.div_ceil(16 * blocks).next_power_of_two().max(4).min(most.next_power_of_two());
     let threads = subgroups * caps.subgroups.size as usize;
     // Rounds depend on the head sizes alone, so that the bits of a row do not depend on how many others there are.
     let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(128);
     let pad = [hsk, hsv].map(|n| n.next_multiple_of(16));
     let tables: usize = [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum();
-    let shared = keys * (pad[0] + pad[1] + 16) * 2 + subgroups * 16 * 8 + 16 + tables;
+    let shared = keys * (pad[0] + pad[1] + 16) * 2 + subgroups * blocks * 16 * 8 + 16 + tables;
     let limit = caps.limits.max_shared_bytes as usize;
     if shared > limit || threads > caps.limits.max_workgroup_invocations as usize {
         return Err(unsupported(format!("{threads} threads and {shared} bytes of shared memory, it has {limit}")));
@@ -193,13 +194,14 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
         .define("WG", threads)
         .define("NW", subgroups)
         .define("MM", 16)
+        .define("RB", blocks)
         .define("BC", keys)
         .define("RUN", SPLIT_KEYS.div_ceil(keys))
         .define("HSK_PAD", pad[0])
         .define("HSV_PAD", pad[1])
         .subgroup(SubgroupRequest::Size(caps.subgroups.size));
     let splits = call.split.map_or(1, |s| s.count);
-    let groups = within([rows.div_ceil(16 * subgroups) * splits, kv_heads, batch], caps)?;
+    let groups = within([rows.div_ceil(16 * blocks * subgroups) * splits, kv_heads, batch], caps)?;
     with_combine(call, caps, Choice::one(Path::Coopmat2, first, groups))
 }
 
