@@ -11,9 +11,6 @@ use crate::plan::Ports;
 use crate::sampler;
 use crate::state;
 
-/// Tokens of a prompt that go through the model at once.
-pub const BATCH: usize = 512;
-
 /// A loaded model with one sequence.
 pub struct Session {
     model: Arc<Model>,
@@ -144,7 +141,7 @@ impl Session {
             return Err(Error::TokenOutOfRange { token, vocab });
         }
         let mut logits = Vec::new();
-        let batches = tokens.chunks(BATCH);
+        let batches = tokens.chunks(self.executor.batch());
         let last = batches.len() - 1;
         for (i, batch) in batches.enumerate() {
             // Every batch computes at least one row of logits: a plan without output would be another shape.

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
-use kiln_engine::session::{BATCH, Wanted};
+use kiln_engine::session::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session, compare};
 use kiln_gguf::Gguf;

@@ -8,9 +8,12 @@ use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::{Executor, PlanId, Progress};
+use super::{BATCH, Executor, PlanId, Progress};
 use crate::Error;
 use crate::plan::{Fixed, Plan, SlotKind};
+
+/// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
+const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 
 /// Runs plans on a Vulkan device.
 pub struct GpuExecutor {
@@ -24,6 +27,11 @@ struct Prepared {
     choices: Vec<Choice>,
     /// One buffer a slot: the shared ones, then the plan's own.
     buffers: Vec<Buffer>,
+    /// Host memory of the results, by slot: the commands end with a copy, because kernels that write to the host a few
+    /// bytes at a time would wait for the bus.
+    results: Vec<(Slot, Buffer)>,
+    /// Whether `results` are those of the last run.
+    copied: bool,
     commands: Commands,
 }
 
@@ -38,11 +46,19 @@ impl GpuExecutor {
         self.plans[plan.0].commands.counts()
     }
 
-    fn record(&self, steps: &[(&str, &kiln_kernels::Call, &Choice)], buffers: &[Buffer]) -> Result<Commands, Error> {
+    fn record(
+        &self,
+        steps: &[(&str, &kiln_kernels::Call, &Choice)],
+        buffers: &[Buffer],
+        results: &[(Slot, Buffer)],
+    ) -> Result<Commands, Error> {
         let at = |t: &Tensor| -> Address { buffers[t.slot.0 as usize].address().offset(t.offset as u64) };
         let mut recorder = Recorder::new(&self.device)?;
         for (label, call, choice) in steps {
             record(&mut recorder, &self.device, label, (call, choice), &at)?;
+        }
+        for (slot, result) in results {
+            recorder.copy((&buffers[slot.0 as usize], 0), (result, 0), result.bytes())?;
         }
         Ok(recorder.finish()?)
     }
@@ -83,18 +99,20 @@ impl Executor for GpuExecutor {
         self.device.prepare(&shaders, &|| {})?;
 
         let mut buffers = self.fixed.clone();
+        let mut results = Vec::new();
         for slot in &plan.slots[plan.n_fixed..] {
-            let kind = match slot.kind {
-                SlotKind::Input => MemoryKind::Shared,
-                SlotKind::Output => MemoryKind::Readback,
-                _ => MemoryKind::Device,
-            };
-            buffers.push(self.device.allocate(kind, slot.bytes as u64)?);
+            let bytes = slot.bytes as u64;
+            let kind = if matches!(slot.kind, SlotKind::Input) { MemoryKind::Shared } else { MemoryKind::Device };
+            if matches!(slot.kind, SlotKind::Output) {
+                let number = u32::try_from(buffers.len()).expect("slots are numbered with 32 bits");
+                results.push((Slot(number), self.device.allocate(MemoryKind::Readback, bytes)?));
+            }
+            buffers.push(self.device.allocate(kind, bytes)?);
         }
         let steps: Vec<_> =
             plan.steps.iter().zip(&choices).map(|(s, choice)| (s.label.as_str(), &s.call, choice)).collect();
-        let commands = self.record(&steps, &buffers)?;
-        self.plans.push(Prepared { plan, choices, buffers, commands });
+        let commands = self.record(&steps, &buffers, &results)?;
+        self.plans.push(Prepared { plan, choices, buffers, results, copied: false, commands });
         Ok(PlanId(self.plans.len() - 1))
     }
 
@@ -110,11 +128,16 @@ impl Executor for GpuExecutor {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
-        Ok(self.plans[plan.0].commands.run()?)
+        let prepared = &mut self.plans[plan.0];
+        prepared.commands.run()?;
+        prepared.copied = true;
+        Ok(())
     }
 
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
-        let buffer = &self.plans[plan.0].buffers[tensor.slot.0 as usize];
+        let prepared = &self.plans[plan.0];
+        let result = prepared.results.iter().find(|(slot, _)| prepared.copied && *slot == tensor.slot);
+        let buffer = result.map_or(&prepared.buffers[tensor.slot.0 as usize], |(_, buffer)| buffer);
         Ok(self.device.read(buffer, tensor.offset as u64, bytes)?)
     }
 
@@ -129,10 +152,16 @@ impl Executor for GpuExecutor {
     }
 
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
+        self.plans[plan.0].copied = false;
         let prepared = &self.plans[plan.0];
         let at = &prepared.plan.steps[step];
         let one = [(at.label.as_str(), &at.call, &prepared.choices[step])];
-        Ok(self.record(&one, &prepared.buffers)?.run()?)
+        Ok(self.record(&one, &prepared.buffers, &[])?.run()?)
+    }
+
+    fn batch(&self) -> usize {
+        let adapter = &self.device.adapter;
+        if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

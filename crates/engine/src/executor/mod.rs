@@ -16,6 +16,9 @@ use crate::plan::{Fixed, Plan};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanId(pub(crate) usize);
 
+/// Tokens of a prompt that go through a model at once, where nothing speaks for more.
+pub const BATCH: usize = 512;
+
 /// Told how far loading has come: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -47,6 +50,12 @@ pub trait Executor: Send {
 
     /// Runs one step alone and waits: for comparing executors.
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error>;
+
+    /// Tokens of a prompt that should go through the model at once: more share the reading of weights, and take more
+    /// memory.
+    fn batch(&self) -> usize {
+        BATCH
+    }
 
     /// How the steps of a plan are carried out here: path and variant of each.
     fn choices(&self, plan: PlanId) -> Vec<String>;

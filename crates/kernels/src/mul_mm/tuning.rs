@@ -69,7 +69,7 @@ gpu * coopmat  * tile=128x64x32 warp=64x32 busy
 gpu * coopmat  * tile=64x64x32  warp=32x32 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
-gpu * coopmat2 * tile=128x256x64 threads=256 band=16 busy
+gpu * coopmat2 * tile=128x256x32 threads=256 unroll=8 band=16 busy
 gpu * coopmat2 * tile=128x128x64 threads=256 band=16 busy
 gpu * coopmat2 * tile=128x64x64 threads=128 busy
 gpu * coopmat2 * tile=64x64x64  threads=128 busy
