@@ -2,6 +2,8 @@
 //! each on the normed residual stream and added back to it. Few tokens take fused steps, because each dependent step
 //! costs as much as reading megabytes of weights; many tokens take one step an operation.
 
+use std::cell::Cell;
+
 use kiln_gguf::{Gguf, TensorType};
 use kiln_kernels::flash_attention::{self, Mask, Split};
 use kiln_kernels::glu::{self, Gate};
@@ -137,7 +139,7 @@ impl Llama {
             b,
             format!("{i}.attention.output"),
             Product { a: layer.output, b: work.attended, d: x },
-            work.scratch,
+            work.scratch(),
         );
     }
 
@@ -154,9 +156,9 @@ impl Llama {
             return;
         }
         self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
-        linear(b, format!("{i}.attention.q"), Product { a: layer.q, b: work.normed, d: work.q }, work.scratch);
-        linear(b, format!("{i}.attention.k"), Product { a: layer.k, b: work.normed, d: work.k }, work.scratch);
-        linear(b, format!("{i}.attention.v"), Product { a: layer.v, b: work.normed, d: work.v }, work.scratch);
+        linear(b, format!("{i}.attention.q"), Product { a: layer.q, b: work.normed, d: work.q }, work.scratch());
+        linear(b, format!("{i}.attention.k"), Product { a: layer.k, b: work.normed, d: work.k }, work.scratch());
+        linear(b, format!("{i}.attention.v"), Product { a: layer.v, b: work.normed, d: work.v }, work.scratch());
     }
 
     /// Runs of keys and room for their results, where few tokens attend to many keys.
@@ -173,8 +175,8 @@ impl Llama {
         Some((count, b.slot("attention.partials", SlotKind::Scratch, TensorType::F32, [floats, 1, 1, 1])))
     }
 
-    /// Room for the largest matrix product of a plan of many tokens.
-    fn scratch(&self, b: &mut Builder, shape: BatchShape) -> Option<Tensor> {
+    /// Room for the largest matrix products of a plan of many tokens.
+    fn scratch(&self, b: &mut Builder, shape: BatchShape) -> [Option<Tensor>; 2] {
         let bytes = |weight: &Tensor, columns: usize| {
             if columns <= MOST_COLUMNS {
                 return 0;
@@ -184,9 +186,10 @@ impl Llama {
             mul_mm::ample_scratch_bytes(&Product { a: *weight, b: float(k), d: float(m) }, None)
         };
         let of_layer = |l: &Layer| [l.q, l.k, l.v, l.output, l.gate, l.up, l.down].map(|w| bytes(&w, shape.tokens));
-        let largest = self.layers.iter().flat_map(of_layer).chain([bytes(&self.output, shape.outputs)]).max()?;
-        let words = largest.div_ceil(4);
-        (words > 0).then(|| b.slot("products", SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1]))
+        let largest = self.layers.iter().flat_map(of_layer).chain([bytes(&self.output, shape.outputs)]).max();
+        let words = largest.unwrap_or(0).div_ceil(4);
+        ["products.0", "products.1"]
+            .map(|name| (words > 0).then(|| b.slot(name, SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1])))
     }
 
     /// The feed-forward layer, added to the residual stream `x`.
@@ -204,18 +207,18 @@ impl Llama {
                 b,
                 format!("{i}.feed_forward.gate"),
                 Product { a: layer.gate, b: work.normed, d: work.gate },
-                work.scratch,
+                work.scratch(),
             );
             linear(
                 b,
                 format!("{i}.feed_forward.up"),
                 Product { a: layer.up, b: work.normed, d: work.up },
-                work.scratch,
+                work.scratch(),
             );
             let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
             b.step(format!("{i}.feed_forward.swiglu"), gated);
         }
-        linear_onto(b, format!("{i}.feed_forward.down"), Product { a: layer.down, b: work.gate, d: x }, work.scratch);
+        linear_onto(b, format!("{i}.feed_forward.down"), Product { a: layer.down, b: work.gate, d: x }, work.scratch());
     }
 
     fn norm(&self, b: &mut Builder, label: String, x: Tensor, weight: Tensor, y: Tensor) {
@@ -253,8 +256,19 @@ struct Work {
     up: Tensor,
     /// For few tokens over a long context: number of runs of keys, and memory for their partial results.
     partials: Option<(usize, Tensor)>,
-    /// For many tokens: what matrix products keep between their dispatches.
-    scratch: Option<Tensor>,
+    /// For many tokens: what matrix products keep between their dispatches. Two of them, used in turn, so that the next
+    /// product gets ready while this one multiplies.
+    scratch: [Option<Tensor>; 2],
+    products: Cell<usize>,
+}
+
+impl Work {
+    /// The scratch memory of the next product.
+    fn scratch(&self) -> Option<Tensor> {
+        let number = self.products.get();
+        self.products.set(number + 1);
+        self.scratch[number % 2]
+    }
 }
 
 impl Graph for Llama {
@@ -292,6 +306,7 @@ impl Graph for Llama {
             up: scratch(b, "up", feed_forward),
             partials: self.partials(b, shape.tokens),
             scratch: self.scratch(b, shape),
+            products: Cell::new(0),
         };
         b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
         for (i, layer) in self.layers.iter().enumerate() {
@@ -313,7 +328,7 @@ impl Graph for Llama {
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
             self.norm(b, "output.norm".into(), last, self.output_norm, last);
-            linear(b, "output".into(), Product { a: self.output, b: last, d: logits }, work.scratch);
+            linear(b, "output".into(), Product { a: self.output, b: last, d: logits }, work.scratch());
         }
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
