@@ -194,9 +194,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
             coopmat2(call, caps).or_else(|_| coopmat(call, caps)).or_else(|_| scalar(call, caps))
         }
         // Integer products of a quantised K, where they are not emulated, save most of the arithmetic of a score.
-        None if caps.int_dot == IntDot::Accelerated => {
-            teams(call, caps, Path::IntDot).or_else(|_| scalar(call, caps))
-        }
+        None if caps.int_dot == IntDot::Accelerated => teams(call, caps, Path::IntDot).or_else(|_| scalar(call, caps)),
         None | Some(Path::Scalar) => scalar(call, caps),
         Some(Path::IntDot) => teams(call, caps, Path::IntDot),
         Some(Path::Coopmat) => coopmat(call, caps),
