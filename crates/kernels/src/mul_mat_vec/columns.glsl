@@ -97,8 +97,9 @@ shared float square_sums[1][WG];
 #endif
 
 #if SHUFFLES
-// Eight neighbours share 32 elements.
-#define AT_ONCE 4
+// Eight neighbours share 32 elements. Up to eight loads are on their way at once.
+#define ROUNDS (K / 4 / WG)
+#define AT_ONCE (ROUNDS < 1 ? 1 : ROUNDS > 8 ? 8 : ROUNDS)
 void stage_column(uint c, uint t, inout float squares) {
     const uint quads = K / 4;
     for (uint first = t; first < quads; first += AT_ONCE * WG) {
