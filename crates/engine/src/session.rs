@@ -177,10 +177,11 @@ impl Session {
         }
         executor.write(plan, &ports.wanted, &ints(&mut (batch.len() - outputs..batch.len())))?;
         executor.run(plan)?;
-        let mut bytes = vec![0; ports.logits.span().1];
-        executor.read(plan, &ports.logits, &mut bytes)?;
+        // Devices and files are little endian, and so is every machine Kiln runs on.
+        let mut logits = vec![0.0f32; ports.logits.len()];
+        executor.read(plan, &ports.logits, bytemuck::cast_slice_mut(&mut logits))?;
         self.length = end;
-        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        Ok(logits)
     }
 
     fn prepared(&mut self, shape: BatchShape) -> Result<(PlanId, Ports), Error> {
