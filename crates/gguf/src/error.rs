@@ -123,6 +123,8 @@ pub enum ShapeError {
     TooLarge { shape: Vec<u64> },
     #[error("its rows of {len} elements are no whole number of {ty} blocks of {block}")]
     Block { ty: TensorType, len: u64, block: usize },
+    #[error("files hold no {ty}, which only devices know; use {}", ty.base())]
+    Packed { ty: TensorType },
 }
 
 impl Error {

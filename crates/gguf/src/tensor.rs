@@ -49,6 +49,9 @@ impl TensorInfo {
 
 /// The shape padded with 1 and the bytes of a tensor, or why there can be no such tensor.
 pub(crate) fn layout(ty: TensorType, dims: &[u64]) -> Result<([usize; MAX_DIMS], usize), ShapeError> {
+    if ty.is_packed() {
+        return Err(ShapeError::Packed { ty });
+    }
     if dims.is_empty() || dims.len() > MAX_DIMS {
         return Err(ShapeError::Dims { n_dims: dims.len() as u64 });
     }
@@ -78,6 +81,7 @@ mod tests {
     fn layout_counts_blocks_and_refuses_what_cannot_be() {
         assert_eq!(layout(TensorType::Q4_0, &[64, 3]), Ok(([64, 3, 1, 1], 2 * 18 * 3)));
         assert_eq!(layout(TensorType::F32, &[5]), Ok(([5, 1, 1, 1], 20)));
+        assert_eq!(layout(TensorType::Q8_0x8, &[256]), Err(ShapeError::Packed { ty: TensorType::Q8_0x8 }));
         assert_eq!(layout(TensorType::F32, &[]), Err(ShapeError::Dims { n_dims: 0 }));
         assert_eq!(layout(TensorType::F32, &[1; 5]), Err(ShapeError::Dims { n_dims: 5 }));
         assert_eq!(layout(TensorType::F32, &[4, 0]), Err(ShapeError::Zero { dim: 1 }));

@@ -9,26 +9,57 @@ struct Row {
     block_len: usize,
     /// Bytes of a block.
     block_bytes: usize,
+    /// The type whose blocks are packed here; the type itself for those of files.
+    base: TensorType,
 }
 
 macro_rules! tensor_types {
-    ($($variant:ident = $id:literal, $name:literal, $len:literal, $bytes:literal;)*) => {
-        /// A tensor type of GGUF. The discriminants are the ids in the file.
+    (
+        files { $($variant:ident = $id:literal, $name:literal, $len:literal, $bytes:literal;)* }
+        devices { $($packed:ident of $base:ident, $number:literal, $packed_name:literal, $packed_len:literal, $packed_bytes:literal;)* }
+    ) => {
+        /// A tensor type of GGUF, or one that devices alone know ([`TensorType::PACKED`]). The discriminants are the ids
+        /// in the file.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs, non_camel_case_types, reason = "the names are the format's own")]
         #[repr(u32)]
-        pub enum TensorType { $($variant = $id),* }
+        pub enum TensorType { $($variant = $id,)* $($packed = NO_FILE + $number),* }
 
-        const TABLE: &[Row] = &[$(Row { ty: TensorType::$variant, id: $id, name: $name, block_len: $len, block_bytes: $bytes }),*];
+        const TABLE: &[Row] = &[
+            $(Row {
+                ty: TensorType::$variant,
+                id: $id,
+                name: $name,
+                block_len: $len,
+                block_bytes: $bytes,
+                base: TensorType::$variant,
+            },)*
+            $(Row {
+                ty: TensorType::$packed,
+                id: NO_FILE + $number,
+                name: $packed_name,
+                block_len: $packed_len,
+                block_bytes: $packed_bytes,
+                base: TensorType::$base,
+            }),*
+        ];
 
         impl TensorType {
-            /// Every type, in order of id.
+            /// Every type of files, in order of id.
             pub const ALL: &[TensorType] = &[$(TensorType::$variant),*];
+
+            /// Every type that is no file's: blocks of another type, packed for a device by
+            /// [`pack`](crate::quant::pack).
+            pub const PACKED: &[TensorType] = &[$(TensorType::$packed),*];
         }
     };
 }
 
+/// From here on numbers are no ids of files.
+const NO_FILE: u32 = 1 << 31;
+
 tensor_types! {
+    files {
     // variant = id, name, elements per block, bytes per block
     F32 = 0, "F32", 1, 4;
     F16 = 1, "F16", 1, 2;
@@ -65,6 +96,13 @@ tensor_types! {
     NVFP4 = 40, "NVFP4", 64, 36;
     Q1_0 = 41, "Q1_0", 128, 18;
     Q2_0 = 42, "Q2_0", 64, 18;
+    }
+    devices {
+    // variant of type, number, name, elements per block, bytes per block
+    Q4_0x8 of Q4_0, 0, "Q4_0x8", 256, 144;
+    Q8_0x8 of Q8_0, 1, "Q8_0x8", 256, 272;
+    Q6_Kx8 of Q6_K, 2, "Q6_Kx8", 2048, 1680;
+    }
 }
 
 impl TensorType {
@@ -74,12 +112,22 @@ impl TensorType {
 
     /// The type with this id in a file, if Kiln knows it.
     pub fn from_id(id: u32) -> Option<TensorType> {
-        TABLE.iter().find(|row| row.id == id).map(|row| row.ty)
+        TABLE.iter().find(|row| row.id == id && id < NO_FILE).map(|row| row.ty)
     }
 
-    /// The type with this name, in any case (`q4_k`, `Q4_K`).
+    /// The type of files with this name, in any case (`q4_k`, `Q4_K`).
     pub fn from_name(name: &str) -> Option<TensorType> {
-        TABLE.iter().find(|row| row.name.eq_ignore_ascii_case(name)).map(|row| row.ty)
+        TensorType::ALL.iter().copied().find(|ty| ty.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether devices alone know this type.
+    pub fn is_packed(self) -> bool {
+        self as u32 >= NO_FILE
+    }
+
+    /// The type of files that holds the same values: the type itself unless it is packed.
+    pub fn base(self) -> TensorType {
+        self.row().base
     }
 
     /// The id in a file.
@@ -128,6 +176,10 @@ mod tests {
         for &ty in TensorType::ALL {
             assert_eq!(TensorType::from_id(ty.id()), Some(ty));
             assert_eq!(TensorType::from_name(&ty.name().to_lowercase()), Some(ty));
+        }
+        for &ty in TensorType::PACKED {
+            assert_eq!((TensorType::from_id(ty.id()), TensorType::from_name(ty.name())), (None, None), "{ty}");
+            assert!(ty.is_packed() && !ty.base().is_packed() && ty.block_len().is_multiple_of(ty.base().block_len()));
         }
         for removed in [4, 5, 31, 32, 33, 36, 37, 38, 43] {
             assert_eq!(TensorType::from_id(removed), None);

@@ -2,7 +2,7 @@
 //! format; the interface of all of them is described in `glsl/formats/codes.glsl`.
 
 use half::f16;
-use kiln_gguf::TensorType;
+use kiln_gguf::{TensorType, quant};
 use kiln_gpu::{Caps, Shader};
 
 use crate::case::{Data, Random};
@@ -26,10 +26,12 @@ pub struct Format {
     pub align: usize,
     /// Bytes of shared memory the format's table takes.
     pub shared_bytes: usize,
+    /// What the codes of `raw32` are too large by; 0 where the format has no such function.
+    pub bias: u32,
 }
 
 macro_rules! formats {
-    ($($ty:ident $prefix:literal $group:literal $shifted:literal $align:literal $shared:literal;)*) => {
+    ($($ty:ident $prefix:literal $group:literal $shifted:literal $align:literal $shared:literal $($bias:literal)?;)*) => {
         &[$(Format {
             ty: TensorType::$ty,
             file: concat!("formats/", $prefix, ".glsl"),
@@ -38,13 +40,14 @@ macro_rules! formats {
             shifted: $shifted,
             align: $align,
             shared_bytes: $shared,
+            bias: 0 $(+ $bias)?,
         }),*]
     };
 }
 
 /// Every format that shaders can read.
 pub const FORMATS: &[Format] = formats! {
-    // type, prefix, elements of a scale, minimum, alignment of rows, bytes of shared memory
+    // type, prefix, elements of a scale, minimum, alignment of rows, bytes of shared memory, what raw codes are too large by
     F32 "f32" 0 false 16 0;
     F16 "f16" 0 false 8 0;
     BF16 "bf16" 0 false 8 0;
@@ -76,6 +79,9 @@ pub const FORMATS: &[Format] = formats! {
     TQ2_0 "tq2_0" 32 false 2 0;
     MXFP4 "mxfp4" 32 false 1 0;
     NVFP4 "nvfp4" 16 false 4 0;
+    Q4_0x8 "q4_0x8" 32 false 16 0 8;
+    Q8_0x8 "q8_0x8" 32 false 16 0;
+    Q6_Kx8 "q6_kx8" 16 false 16 0 32;
 };
 
 /// The format of a type, if shaders can read it.
@@ -90,9 +96,9 @@ pub fn is_aligned(tensor: &Tensor) -> bool {
 }
 
 /// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
-/// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32` (functions), `A_GROUP`,
-/// `A_BLOCK`, `A_BLOCK_BYTES` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_BLOCKS` is 1 for block types and
-/// 0 for plain ones.
+/// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32`, `A_RAW32` (functions), `A_GROUP`,
+/// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_BLOCKS` is 1 for block
+/// types and 0 for plain ones.
 pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Unsupported> {
     let Some(format) = format(ty) else {
         return Err(Unsupported { operation: "formats", reason: format!("no shader reads {ty}") });
@@ -109,7 +115,8 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
     if !blocks {
         return Ok(shader);
     }
-    for (name, of) in [("CODES4", "codes4"), ("SCALE", "scale"), ("GROUP32", "group32")] {
+    let raw = if format.bias > 0 { "raw32" } else { "group32" };
+    for (name, of) in [("CODES4", "codes4"), ("SCALE", "scale"), ("GROUP32", "group32"), ("RAW32", raw)] {
         shader = function(shader, name, of);
     }
     let numbers = [
@@ -117,6 +124,7 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
         ("BLOCK", ty.block_len()),
         ("BLOCK_BYTES", ty.block_bytes()),
         ("SHIFTED", usize::from(format.shifted)),
+        ("BIAS", format.bias as usize),
     ];
     Ok(numbers.iter().fold(shader, |shader, (name, n)| shader.define(&format!("{letter}_{name}"), n)))
 }
@@ -182,13 +190,23 @@ pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], 
         return data.input_with(ty, shape, |random, _| random.uniform(-300.0, 300.0));
     }
     let tensor = data.output(ty, shape);
-    let size = ty.block_bytes();
-    let mut bytes = vec![0; tensor.span().1];
-    for (i, block) in bytes.chunks_exact_mut(size).enumerate() {
+    let blocks = random_bytes(&mut data.random, ty.base(), tensor.len() / ty.base().block_len(), extreme);
+    let bytes = data.memory.bytes_mut(tensor.slot);
+    if ty.is_packed() {
+        quant::pack(ty, &blocks, bytes).expect("rows are whole blocks");
+    } else {
+        bytes.copy_from_slice(&blocks);
+    }
+    tensor
+}
+
+fn random_bytes(random: &mut Random, ty: TensorType, blocks: usize, extreme: bool) -> Vec<u8> {
+    let mut bytes = vec![0; blocks * ty.block_bytes()];
+    for (i, block) in bytes.chunks_exact_mut(ty.block_bytes()).enumerate() {
         match i % 8 {
             3 if extreme => block.fill(0x00),
             5 if extreme => block.fill(0xff),
-            _ => block.iter_mut().for_each(|b| *b = data.random.bits() as u8),
+            _ => block.iter_mut().for_each(|b| *b = random.bits() as u8),
         }
         const HALVES: [f32; 8] = [0.01, -0.02, 0.0, 6e-8, -3e-7, 65504.0, 1e-4, -1.0];
         let half = |random: &mut Random| {
@@ -206,15 +224,15 @@ pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], 
             _ => &[0],
         };
         for &at in at {
-            block[at..at + 2].copy_from_slice(&half(&mut data.random).to_le_bytes());
+            block[at..at + 2].copy_from_slice(&half(random).to_le_bytes());
         }
         match ty {
             TensorType::MXFP4 => block[0] = if extreme { [127, 0, 1, 2, 3, 252, 120, 5][i % 8] } else { 118 },
             TensorType::NVFP4 if !extreme => block[..4].iter_mut().for_each(|b| *b &= 0x5f),
-            TensorType::Q8_K => block[..4].copy_from_slice(&half(&mut data.random).to_f32().to_le_bytes()),
+            TensorType::Q8_K => block[..4].copy_from_slice(&half(random).to_f32().to_le_bytes()),
             // The four nibbles of d are the top ones of four words.
             TensorType::IQ1_M => {
-                let bits = half(&mut data.random).to_bits();
+                let bits = half(random).to_bits();
                 for k in 0..4 {
                     let byte = &mut block[49 + 2 * k];
                     *byte = (*byte & 15) | ((bits >> (4 * k) & 15) as u8) << 4;
@@ -223,8 +241,7 @@ pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], 
             _ => {}
         }
     }
-    data.memory.bytes_mut(tensor.slot).copy_from_slice(&bytes);
-    tensor
+    bytes
 }
 
 #[cfg(test)]
@@ -263,7 +280,7 @@ mod tests {
 
     #[test]
     fn every_block_type_has_its_file_and_alignment() {
-        for ty in TensorType::ALL.iter().filter(|ty| ty.block_len() > 1) {
+        for ty in TensorType::ALL.iter().chain(TensorType::PACKED).filter(|ty| ty.block_len() > 1) {
             let format = format(*ty).unwrap_or_else(|| panic!("{ty} has no format"));
             assert!(SOURCES.iter().any(|(name, _)| *name == format.file), "{}", format.file);
             assert!(ty.block_bytes().is_multiple_of(format.align), "{ty}: neighbouring blocks are not aligned alike");

@@ -41,12 +41,13 @@ pub fn names_device(word: &str, caps: &Caps) -> bool {
 }
 
 /// Whether a word stands for a format: its name in small letters, `*` for every one, `blocks` for every quantised one,
-/// `k/*` for every one with blocks of 256.
+/// `packed` for every one that is packed for devices, `k/*` for every other one with blocks of 256.
 pub fn names_format(word: &str, ty: TensorType) -> bool {
     match word {
         "*" => true,
         "blocks" => ty.is_quantised(),
-        "k/*" => ty.block_len() == 256,
+        "packed" => ty.is_packed(),
+        "k/*" => ty.block_len() == 256 && !ty.is_packed(),
         name => name == ty.name().to_lowercase(),
     }
 }
@@ -66,6 +67,9 @@ mod tests {
     fn formats_are_named_alone_or_together() {
         let q4 = TensorType::Q4_K;
         assert!(["*", "blocks", "k/*", "q4_k"].iter().all(|word| names_format(word, q4)));
+        let packed = TensorType::Q8_0x8;
+        assert!(["*", "blocks", "packed", "q8_0x8"].iter().all(|word| names_format(word, packed)));
+        assert!(!names_format("k/*", packed) && !names_format("q8_0", packed) && !names_format("packed", q4));
         assert!(!names_format("blocks", TensorType::F16) && !names_format("k/*", TensorType::Q8_0));
     }
 }

@@ -18,6 +18,7 @@ mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
 mod nvfp4;
+mod packed;
 mod plain;
 mod q1_0;
 mod q2_0;
@@ -39,6 +40,8 @@ mod tq2_0;
 use rayon::prelude::*;
 
 use crate::TensorType;
+
+pub use packed::{pack, packed_type, unpack};
 
 /// Values that one task of [`quantise_rows_parallel`] should at least have, so that handing it out costs nothing.
 const TASK_VALUES: usize = 1 << 15;
@@ -63,7 +66,7 @@ const fn read_only(ty: TensorType, dequantise: Dequantise) -> Format {
     Format { ty, dequantise, quantise: None }
 }
 
-/// Every format Kiln knows; the order is that of the ids.
+/// Every format of files Kiln knows; the order is that of the ids. Packed types are those of their base.
 static FORMATS: &[Format] = &[
     both(TensorType::F32, plain::dequantise_f32, plain::quantise_f32),
     both(TensorType::F16, plain::dequantise_f16, plain::quantise_f16),
@@ -103,7 +106,10 @@ static FORMATS: &[Format] = &[
 ];
 
 fn format(ty: TensorType) -> &'static Format {
-    FORMATS.iter().find(|format| format.ty == ty).expect("every tensor type should have its row: a test checks it")
+    FORMATS
+        .iter()
+        .find(|format| format.ty == ty.base())
+        .expect("every tensor type should have its row: a test checks it")
 }
 
 /// Why tensor data could not be converted.
@@ -170,8 +176,18 @@ pub enum QuantError {
 /// ```
 pub fn dequantise(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     check_bytes(ty, out.len(), out.len(), bytes.len())?;
-    (format(ty).dequantise)(bytes, out);
-    Ok(())
+    if !ty.is_packed() {
+        (format(ty).dequantise)(bytes, out);
+        return Ok(());
+    }
+    let mut blocks = vec![0; base_bytes(ty, out.len())];
+    unpack(ty, bytes, &mut blocks)?;
+    dequantise(ty.base(), &blocks, out)
+}
+
+/// Bytes of so many values in the type of files.
+fn base_bytes(ty: TensorType, values: usize) -> usize {
+    values / ty.base().block_len() * ty.base().block_bytes()
 }
 
 /// Packs whole rows of `values`. `importance` says how much an error in each column of a row matters (None: all alike).
@@ -184,6 +200,11 @@ pub fn quantise(
     out: &mut [u8],
 ) -> Result<(), QuantError> {
     let (quantise, row_bytes) = prepare(ty, values, row_len, importance, out)?;
+    if ty.is_packed() {
+        let mut blocks = vec![0; base_bytes(ty, values.len())];
+        self::quantise(ty.base(), values, row_len, importance, &mut blocks)?;
+        return pack(ty, &blocks, out);
+    }
     for (row, packed) in values.chunks_exact(row_len).zip(out.chunks_exact_mut(row_bytes)) {
         quantise(row, importance, packed);
     }
@@ -199,6 +220,11 @@ pub fn quantise_rows_parallel(
     out: &mut [u8],
 ) -> Result<(), QuantError> {
     let (quantise, row_bytes) = prepare(ty, values, row_len, importance, out)?;
+    if ty.is_packed() {
+        let mut blocks = vec![0; base_bytes(ty, values.len())];
+        quantise_rows_parallel(ty.base(), values, row_len, importance, &mut blocks)?;
+        return pack(ty, &blocks, out);
+    }
     let rows = TASK_VALUES.div_ceil(row_len);
     values.par_chunks(rows * row_len).zip(out.par_chunks_mut(rows * row_bytes)).for_each(|(values, out)| {
         for (row, packed) in values.chunks_exact(row_len).zip(out.chunks_exact_mut(row_bytes)) {

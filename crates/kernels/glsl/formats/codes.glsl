@@ -5,6 +5,8 @@
 //   vec2  F_scale(row, e)    scale and minimum of e's group: value = scale * code + minimum
 //   void  F_group32(row, e, codes, lo, hi)   codes of elements e .. e + 31 (e a multiple of 32), scale and minimum of
 //                            the first and of the second 16, with as few loads as the block allows
+//   void  F_raw32(row, e, codes, lo, hi)   the same before what all codes are too large by is taken from them; only formats
+//                            whose line in `formats.rs` names that number, and their codes are below 128
 //   vec4  F_load4(row, e), float F_load(row, e)   values
 //   void  F_init()           fills the format's table; every thread calls it once before anything else
 // and F_GROUP (elements of a scale), F_BLOCK (elements of a block), F_BLOCK_BYTES. Plain floats have load, load4, init.
@@ -39,6 +41,21 @@ uint pairs_to_bytes(uint x) {
     x = ((x & 255u) | x << 12) & 0x000f000fu;
     return (x | x << 6) & 0x03030303u;
 }
+
+// The low nibbles of sixteen bytes, then the high ones.
+void nibbles32(uvec4 q, out uint codes[8]) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        codes[i] = q[i] & 0x0f0f0f0fu;
+        codes[4 + i] = (q[i] >> 4) & 0x0f0f0f0fu;
+    }
+}
+
+// Codes that may be negative, from those of `raw32`.
+#define GROUP32_OF_RAW(F, TOO_LARGE_BY)                                        \
+    void F##_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) { \
+        F##_raw32(row, e, codes, lo, hi);                                      \
+        [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = minus_bytes(codes[i], in_bytes(TOO_LARGE_BY)); \
+    }
 
 // Values from codes. `precise` keeps product and sum apart, as the format defines the value with two roundings.
 #define SCALED_VALUES(F)                                                       \

@@ -201,17 +201,19 @@ fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Vec<f32>
 /// Rows times all panels: a piece of each row at a time becomes floats, and meets the same piece of every panel.
 fn tiles(rows: Rows<'_>, k: usize, packed: &[f32], out: &mut [f32], stride: usize) {
     let n_rows = out.len() / stride;
-    let mut values = vec![0.0f32; BLOCK_ROWS * DEPTH];
-    for start in (0..k).step_by(DEPTH) {
-        let depth = DEPTH.min(k - start);
+    // Only types packed for devices have longer blocks.
+    let most = DEPTH.max(rows.ty.block_len());
+    let mut values = vec![0.0f32; BLOCK_ROWS * most];
+    for start in (0..k).step_by(most) {
+        let depth = most.min(k - start);
         let per_byte = |elements: usize| elements / rows.ty.block_len() * rows.ty.block_bytes();
-        for (i, values) in values.chunks_exact_mut(DEPTH).take(n_rows).enumerate() {
+        for (i, values) in values.chunks_exact_mut(most).take(n_rows).enumerate() {
             let row = &rows.row(i)[per_byte(start)..per_byte(start + depth)];
             decode(rows.ty, row, &mut values[..depth]);
         }
         dispatch!(level(), simd => {
             let width = panel(simd);
-            let layout = Layout { depth, a_stride: DEPTH, b_stride: width, c_stride: stride, add: start > 0 };
+            let layout = Layout { depth, a_stride: most, b_stride: width, c_stride: stride, add: start > 0 };
             for (p, panel) in packed.chunks_exact(width * k).enumerate() {
                 let out = &mut out[p * width..];
                 multiply(simd, [n_rows, width], layout, &values, &panel[start * width..], out);

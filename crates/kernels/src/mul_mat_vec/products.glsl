@@ -13,7 +13,8 @@ float dot_onto(vec4 a, vec4 b, float sum) { return fma(a.w, b.w, fma(a.z, b.z, f
 
 #if INT
 // One run at a time: value = scale * code + minimum, column = factor * code, so the integer products of a run and, for
-// formats with a minimum, the sum of its column's codes are all there is to scale.
+// formats with a minimum, the sum of its column's codes are all there is to scale. Codes that are too large by a number
+// have products that are too large by that many sums of the column's codes.
 void multiply_slice(uint f, uint e) {
     [[unroll]] for (uint run = 0; run < RUNS; run++) {
         [[unroll]] for (uint c = 0; c < COLS; c++) {
@@ -30,7 +31,7 @@ void multiply_slice(uint f, uint e) {
             float scale = column_scale(c, run_at);
 #if defined(GROUP_SUMS)
             float sum = column_sum(c, run_at);
-#elif A_SHIFTED
+#elif A_SHIFTED || TOO_LARGE_BY
             int ones = 0;
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) ones += dotPacked4x8EXT(int(x[j]), 0x01010101);
             float sum = scale * float(ones);
@@ -41,7 +42,11 @@ void multiply_slice(uint f, uint e) {
                     dot += dotPacked4x8EXT(int(flight[f][m][r].codes[run * RUN_QUADS + j]), int(x[j]));
                 }
                 vec2 s = flight[f][m][r].scales[run];
+#if TOO_LARGE_BY
+                acc[m][r][c] = fma(s.x, fma(scale, float(dot), -float(TOO_LARGE_BY) * sum), acc[m][r][c]);
+#else
                 acc[m][r][c] = fma(s.x * scale, float(dot), acc[m][r][c]);
+#endif
 #if A_SHIFTED
                 acc[m][r][c] = fma(s.y, sum, acc[m][r][c]);
 #endif

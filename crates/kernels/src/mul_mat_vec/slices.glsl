@@ -20,6 +20,13 @@ uint slice_start(uint s) { return s * SLICE; }
 #endif
 #define RUN_QUADS (SLICE_QUADS / RUNS)
 
+// What codes are too large by: groups are loaded as they lie, and it is taken from sums instead of from every code.
+#if QUADS
+#define TOO_LARGE_BY 0
+#else
+#define TOO_LARGE_BY A_BIAS
+#endif
+
 struct Slice {
     uint codes[SLICE_QUADS];
     vec2 scales[RUNS];
@@ -33,7 +40,7 @@ void load_slice(uvec2 row, uint e, out Slice x) {
     [[unroll]] for (uint g = 0; g < GROUPS; g++) {
         uint codes[8];
         vec2 lo, hi;
-        A_GROUP32(row, e + 32 * g, codes, lo, hi);
+        A_RAW32(row, e + 32 * g, codes, lo, hi);
         [[unroll]] for (uint i = 0; i < 8; i++) x.codes[8 * g + i] = codes[i];
 #if A_GROUP == 32
         x.scales[g] = lo;
@@ -45,11 +52,14 @@ void load_slice(uvec2 row, uint e, out Slice x) {
 #endif
 }
 
-// Four signed bytes as floats. Conversion of integers is slow on many GPUs: a number below 2^23 is put into the mantissa
-// of 2^23 instead, which is exact.
+// Four codes as floats. Conversion of integers is slow on many GPUs: a number below 2^23 is put into the mantissa of 2^23
+// instead, which is exact.
 vec4 quad_values(uint codes) {
 #if CONVERT
-    return signed_bytes(codes);
+    return signed_bytes(codes) - float(TOO_LARGE_BY);
+#elif TOO_LARGE_BY
+    uvec4 bytes = uvec4(codes & 255u, (codes >> 8) & 255u, (codes >> 16) & 255u, codes >> 24);
+    return uintBitsToFloat(bytes | 0x4b000000u) - (8388608.0 + float(TOO_LARGE_BY));
 #else
     uint u = codes ^ 0x80808080u;
     uvec4 bytes = uvec4(u & 255u, (u >> 8) & 255u, (u >> 16) & 255u, u >> 24);

@@ -69,7 +69,7 @@ pub struct Tuning {
 pub struct Line {
     /// `cpu` or `gpu`; `*` is both.
     pub device: String,
-    /// The format's name in small letters; `*` is every one, `k/*` every format with blocks of 256.
+    /// The format's name in small letters, or several formats as [`tuning::names_format`] has them: `*` is every one.
     pub format: String,
     /// The path.
     pub path: Path,
@@ -113,6 +113,9 @@ gpu q5_k int_dot 1   256 subgroup 2 1 groups:2
 gpu q5_k int_dot 16  128 subgroup 1 1 groups:2
 gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
 gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
+gpu packed int_dot 1  256 subgroup 2 2 groups:1
+gpu packed int_dot 4  256 subgroup 2 1 groups:1
+gpu packed int_dot 16 128 subgroup 1 1 groups:1
 gpu k/*  int_dot 2   256 subgroup 2 1 groups:1
 gpu *    int_dot 1   256 subgroup 4 2 quads:2x16
 gpu *    int_dot 4   256 subgroup 2 2 quads:2x16
@@ -120,6 +123,8 @@ gpu *    int_dot 16  128 subgroup 1 2 quads:2x16
 gpu q4_k scalar  1   128 subgroup 2 1 groups:2
 gpu q5_k scalar  1   128 subgroup 2 1 groups:2
 gpu q6_k scalar  1   128 subgroup 2 1 quads:4x32
+gpu packed scalar 4   128 subgroup 2 1 groups:1
+gpu packed scalar 16  128 subgroup 1 1 groups:1
 gpu k/*  scalar  4   128 subgroup 2 1 groups:1
 gpu *    scalar  1   128 subgroup 4 2 quads:2x16
 gpu *    scalar  4   128 subgroup 2 1 quads:2x16

@@ -94,7 +94,9 @@ impl Table {
         tuning::lines(text, NAME).map(read).collect::<Result<_, _>>().map(Table)
     }
 
+    /// Packed types take the lines of their base: memory is counted before a type is packed.
     fn fitting(&self, ty: TensorType, columns: usize) -> impl Iterator<Item = &Line> {
+        let ty = ty.base();
         self.0.iter().filter(move |line| tuning::names_format(&line.format, ty) && columns <= line.columns)
     }
 
