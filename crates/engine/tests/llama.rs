@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Packing};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::session::Wanted;
@@ -30,12 +30,17 @@ fn cpu(arithmetic: Arithmetic) -> Box<dyn Executor> {
 
 /// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
 fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
+    gpu_with(Packing::Faster)
+}
+
+fn gpu_with(packing: Packing) -> Option<(Box<dyn Executor>, Arc<Instance>)> {
     let open = || {
         let instance = Instance::new(&Cache::user())?;
         let all = adapters(&instance)?;
         let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
         let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
+        let executor = GpuExecutor::with_packing(device, packing);
+        Ok::<_, kiln_gpu::Error>((Box::new(executor) as Box<dyn Executor>, instance))
     };
     open()
         .inspect_err(|e| {
@@ -117,6 +122,27 @@ fn the_comparison_finds_no_difference_and_a_strict_one_names_the_step() {
     let (mut again, mut reference) = (self::gpu().unwrap().0, CpuExecutor::new(Arithmetic::Reference));
     let strict = compare::run(&model, &TOKENS, 16, again.as_mut(), &mut reference, -1.0).unwrap();
     assert!(strict.first_difference.unwrap().starts_with("embedding:"));
+}
+
+#[test]
+fn packed_weights_give_what_the_file_s_give() {
+    // Rows of whole blocks of every packed type.
+    let wide = Preset { hidden: 256, head_dim: 64, ff: 2048, ..*Preset::from_name("tiny-llama").unwrap() };
+    let many: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 256).collect();
+    for (recipe, packed) in [("Q8_0", "q8_0x8"), ("Q4_0", "q4_0x8"), ("Q6_K", "q6_kx8")] {
+        let bytes = Synth::new(&wide, Recipe::from_name(recipe).unwrap(), 7).to_bytes().unwrap();
+        let model = Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap());
+        // One token, a few and many are different kernels; compiling them is most of the time.
+        let batches = if recipe == "Q8_0" { &[&TOKENS[..1], &TOKENS[..], &many[..]][..] } else { &[&TOKENS[..1]] };
+        for tokens in batches {
+            let Some((mut gpu, instance)) = gpu_with(Packing::All) else { return };
+            let mut reference = CpuExecutor::new(Arithmetic::Reference);
+            let report = compare::run(&model, tokens, 64, gpu.as_mut(), &mut reference, 1e-3).unwrap();
+            assert_eq!(report.first_difference, None);
+            assert!(report.lines.iter().any(|line| line.contains(packed)), "{packed}: {:#?}", report.lines);
+            assert_eq!(instance.validation_messages(), Vec::<String>::new());
+        }
+    }
 }
 
 /// The tiny model with its metadata and tensors changed.

@@ -10,6 +10,7 @@ pub mod host;
 mod linear_recurrence;
 pub mod mul_mat;
 pub mod operation;
+pub mod packing;
 pub mod probe;
 pub mod record;
 pub mod recurrence;

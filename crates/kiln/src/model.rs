@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kiln_engine::Session;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Packing};
 use kiln_engine::model::Model;
 use kiln_gpu::Error as GpuError;
 
@@ -39,6 +39,16 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
     Ok(Arc::new(Model::open(path).with_context(|| format!("cannot run {}", path.display()))?))
 }
 
+/// Which weights are packed, as `KILN_PACK` has it: for measuring what it gains.
+fn packing() -> anyhow::Result<Packing> {
+    match std::env::var("KILN_PACK").ok().as_deref() {
+        None | Some("") => Ok(Packing::Faster),
+        Some("all") => Ok(Packing::All),
+        Some("none") => Ok(Packing::None),
+        Some(other) => anyhow::bail!("KILN_PACK is {other:?}\nhint: it may be `all` or `none`, or not be set"),
+    }
+}
+
 impl ModelFlags {
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
@@ -52,7 +62,7 @@ impl ModelFlags {
             return Ok(cpu());
         }
         match self.device.open() {
-            Ok(device) => Ok(Box::new(GpuExecutor::new(device))),
+            Ok(device) => Ok(Box::new(GpuExecutor::with_packing(device, packing()?))),
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice)) if self.device.device.is_none() => {
                 let reason = why.to_string();
                 say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use kiln_gguf::Gguf;
+use kiln_gguf::{Gguf, TensorType, quant};
 use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
 use kiln_kernels::operation::Choice;
+use kiln_kernels::packing;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 
@@ -14,11 +15,27 @@ use crate::plan::{Fixed, Plan, SlotKind};
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
+/// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// Which weights are packed for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Those that the device reads faster so.
+    Faster,
+    /// All that can be: for tests on devices that gain nothing.
+    All,
+    /// None, to see what packing gains.
+    None,
+}
 
 /// Runs plans on a Vulkan device.
 pub struct GpuExecutor {
     device: Arc<Device>,
+    packing: Packing,
     fixed: Vec<Buffer>,
+    /// The type of each shared slot whose weights were packed.
+    packed: Vec<Option<TensorType>>,
     plans: Vec<Prepared>,
 }
 
@@ -38,7 +55,21 @@ struct Prepared {
 impl GpuExecutor {
     /// An executor without a model.
     pub fn new(device: Arc<Device>) -> GpuExecutor {
-        GpuExecutor { device, fixed: Vec::new(), plans: Vec::new() }
+        GpuExecutor::with_packing(device, Packing::Faster)
+    }
+
+    /// An executor without a model that packs these weights.
+    pub fn with_packing(device: Arc<Device>, packing: Packing) -> GpuExecutor {
+        GpuExecutor { device, packing, fixed: Vec::new(), packed: Vec::new(), plans: Vec::new() }
+    }
+
+    /// The packed type for rows of `len` elements of a type, where they should have one.
+    fn packed_type(&self, ty: TensorType, len: usize) -> Option<TensorType> {
+        match self.packing {
+            Packing::Faster => Some(packing::type_on(ty, len, &self.device.adapter.caps)).filter(|to| *to != ty),
+            Packing::All => quant::packed_type(ty, len),
+            Packing::None => None,
+        }
     }
 
     /// Dispatches and barriers of a prepared plan.
@@ -64,6 +95,26 @@ impl GpuExecutor {
     }
 }
 
+/// Bytes that a packed block takes in the file.
+fn group_bytes(ty: TensorType) -> usize {
+    ty.block_len() / ty.base().block_len() * ty.base().block_bytes()
+}
+
+/// Packs weights piece by piece on their way to the device.
+fn upload_packed(uploader: &mut Uploader, to: &Buffer, ty: TensorType, data: &[u8]) -> Result<(), Error> {
+    let group = group_bytes(ty);
+    let groups = PIECE_BYTES.div_ceil(group.max(ty.block_bytes()));
+    let mut out = vec![0; groups.min(data.len() / group) * ty.block_bytes()];
+    let mut at = 0;
+    for piece in data.chunks(groups * group) {
+        let out = &mut out[..piece.len() / group * ty.block_bytes()];
+        quant::pack(ty, piece, out).expect("rows should be whole blocks: the type was chosen so");
+        uploader.write(to, at, out)?;
+        at += out.len() as u64;
+    }
+    Ok(())
+}
+
 impl Executor for GpuExecutor {
     fn describe(&self) -> String {
         self.device.adapter.describe()
@@ -74,14 +125,19 @@ impl Executor for GpuExecutor {
         let mut done = 0;
         let mut uploader = Uploader::new(&self.device)?;
         for slot in &fixed.slots {
-            let buffer = self.device.allocate(MemoryKind::Device, slot.bytes as u64)?;
-            match &slot.kind {
-                SlotKind::Weight => uploader.write(&buffer, 0, gguf.data(gguf.tensor(&slot.name)?))?,
-                SlotKind::Constant(bytes) => uploader.write(&buffer, 0, bytes)?,
+            let weight = if slot.kind == SlotKind::Weight { Some(gguf.tensor(&slot.name)?) } else { None };
+            let packed = weight.and_then(|info| self.packed_type(info.ty, info.shape[0]));
+            let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
+            let buffer = self.device.allocate(MemoryKind::Device, bytes as u64)?;
+            match (&slot.kind, weight, packed) {
+                (_, Some(info), Some(ty)) => upload_packed(&mut uploader, &buffer, ty, gguf.data(info))?,
+                (_, Some(info), None) => uploader.write(&buffer, 0, gguf.data(info))?,
+                (SlotKind::Constant(bytes), ..) => uploader.write(&buffer, 0, bytes)?,
                 // Rows of the cache past the length are never used, but NaN left in memory must not be there either.
                 _ => uploader.zero(&buffer)?,
             }
             self.fixed.push(buffer);
+            self.packed.push(packed);
             done += slot.bytes as u64;
             progress(done, total);
         }
@@ -89,8 +145,13 @@ impl Executor for GpuExecutor {
         Ok(())
     }
 
-    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
+    fn prepare(&mut self, mut plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.fixed.len(), "the plan should stand on the slots that were loaded");
+        let packed = |slot: Slot| self.packed.get(slot.0 as usize).copied().flatten();
+        for step in &mut plan.steps {
+            let fault = |why| Error::Plan { step: step.label.clone(), why };
+            packing::use_packed(&mut step.call, &packed).map_err(fault)?;
+        }
         let caps = &self.device.adapter.caps;
         let pick = |step: &crate::plan::Step| step.call.operation().pick(caps, None);
         let picked: Result<Vec<Choice>, _> = plan.steps.iter().map(pick).collect();

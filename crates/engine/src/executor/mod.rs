@@ -7,7 +7,7 @@ use kiln_gguf::Gguf;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::GpuExecutor;
+pub use gpu::{GpuExecutor, Packing};
 
 use crate::Error;
 use crate::plan::{Fixed, Plan};

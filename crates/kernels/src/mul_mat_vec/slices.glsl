@@ -55,8 +55,10 @@ void load_slice(uvec2 row, uint e, out Slice x) {
 // Four codes as floats. Conversion of integers is slow on many GPUs: a number below 2^23 is put into the mantissa of 2^23
 // instead, which is exact.
 vec4 quad_values(uint codes) {
-#if CONVERT
+#if CONVERT && TOO_LARGE_BY
     return signed_bytes(codes) - float(TOO_LARGE_BY);
+#elif CONVERT
+    return signed_bytes(codes);
 #elif TOO_LARGE_BY
     uvec4 bytes = uvec4(codes & 255u, (codes >> 8) & 255u, (codes >> 16) & 255u, codes >> 24);
     return uintBitsToFloat(bytes | 0x4b000000u) - (8388608.0 + float(TOO_LARGE_BY));
