@@ -101,7 +101,15 @@ tensor_types! {
     // variant of type, number, name, elements per block, bytes per block
     Q4_0x8 of Q4_0, 0, "Q4_0x8", 256, 144;
     Q8_0x8 of Q8_0, 1, "Q8_0x8", 256, 272;
-    Q6_Kx8 of Q6_K, 2, "Q6_Kx8", 2048, 1680;
+    Q4_1x4 of Q4_1, 2, "Q4_1x4", 128, 80;
+    Q5_0x8 of Q5_0, 3, "Q5_0x8", 256, 176;
+    Q5_1x4 of Q5_1, 4, "Q5_1x4", 128, 96;
+    IQ4_NLx8 of IQ4_NL, 5, "IQ4_NLx8", 256, 144;
+    Q3_Kx1 of Q3_K, 6, "Q3_Kx1", 256, 112;
+    // The same with more and more bytes unused, for rows of other lengths; the first one that fits is taken.
+    Q6_Kx8 of Q6_K, 7, "Q6_Kx8", 2048, 1680;
+    Q6_Kx2 of Q6_K, 8, "Q6_Kx2", 512, 432;
+    Q6_Kx1 of Q6_K, 9, "Q6_Kx1", 256, 224;
     }
 }
 

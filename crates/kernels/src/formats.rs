@@ -81,7 +81,14 @@ pub const FORMATS: &[Format] = formats! {
     NVFP4 "nvfp4" 16 false 4 0;
     Q4_0x8 "q4_0x8" 32 false 16 0 8;
     Q8_0x8 "q8_0x8" 32 false 16 0;
+    Q4_1x4 "q4_1x4" 32 true 16 0;
+    Q5_0x8 "q5_0x8" 32 false 16 0 16;
+    Q5_1x4 "q5_1x4" 32 true 16 0;
+    IQ4_NLx8 "iq4_nlx8" 32 false 16 1024;
+    Q3_Kx1 "q3_kx1" 16 false 16 0 4;
     Q6_Kx8 "q6_kx8" 16 false 16 0 32;
+    Q6_Kx2 "q6_kx2" 16 false 16 0 32;
+    Q6_Kx1 "q6_kx1" 16 false 16 0 32;
 };
 
 /// The format of a type, if shaders can read it.

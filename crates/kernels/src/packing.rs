@@ -106,7 +106,8 @@ mod tests {
     fn types_are_packed_where_rows_are_whole_blocks() {
         let (gpu, software) = (Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() });
         assert_eq!(type_on(TensorType::Q6_K, 4096, &gpu), TensorType::Q6_Kx8);
-        assert_eq!(type_on(TensorType::Q6_K, 2560, &gpu), TensorType::Q6_K);
+        assert_eq!(type_on(TensorType::Q6_K, 2560, &gpu), TensorType::Q6_Kx2);
+        assert_eq!(type_on(TensorType::Q8_0, 96, &gpu), TensorType::Q8_0);
         assert_eq!(type_on(TensorType::Q4_K, 4096, &gpu), TensorType::Q4_K);
         assert_eq!(type_on(TensorType::Q6_K, 4096, &software), TensorType::Q6_K);
     }

@@ -25,17 +25,29 @@ struct Layout {
 
 fn keep(_: &mut [u8]) {}
 
+const fn plain(ty: TensorType, fields: &'static [(usize, usize)]) -> Layout {
+    Layout { ty, fields, order: keep, restore: keep }
+}
+
+const fn ordered<B: Bits>(ty: TensorType, fields: &'static [(usize, usize)]) -> Layout {
+    Layout { ty, fields, order: order::<B>, restore: restore::<B> }
+}
+
+const Q6_K_FIELDS: &[(usize, usize)] = &[(0, 128), (128, 64), (192, 16), (208, 2)];
+
 /// Every packed type. What the bytes are is told in `glsl/formats` of the kernels.
 static LAYOUTS: &[Layout] = &[
-    Layout { ty: TensorType::Q4_0x8, fields: &[(2, 16), (0, 2)], order: keep, restore: keep },
+    plain(TensorType::Q4_0x8, &[(2, 16), (0, 2)]),
     // Two fields of codes: neighbouring blocks are read by neighbouring threads, sixteen bytes each.
-    Layout { ty: TensorType::Q8_0x8, fields: &[(2, 16), (18, 16), (0, 2)], order: keep, restore: keep },
-    Layout {
-        ty: TensorType::Q6_Kx8,
-        fields: &[(0, 128), (128, 64), (192, 16), (208, 2)],
-        order: order_q6_k,
-        restore: restore_q6_k,
-    },
+    plain(TensorType::Q8_0x8, &[(2, 16), (18, 16), (0, 2)]),
+    plain(TensorType::Q4_1x4, &[(4, 16), (0, 4)]),
+    ordered::<FifthBits<2>>(TensorType::Q5_0x8, &[(6, 16), (2, 4), (0, 2)]),
+    ordered::<FifthBits<4>>(TensorType::Q5_1x4, &[(8, 16), (4, 4), (0, 4)]),
+    plain(TensorType::IQ4_NLx8, &[(2, 16), (0, 2)]),
+    ordered::<Q3K>(TensorType::Q3_Kx1, &[(32, 64), (0, 32), (96, 14)]),
+    ordered::<Q6K>(TensorType::Q6_Kx8, Q6_K_FIELDS),
+    ordered::<Q6K>(TensorType::Q6_Kx2, Q6_K_FIELDS),
+    ordered::<Q6K>(TensorType::Q6_Kx1, Q6_K_FIELDS),
 ];
 
 fn layout(ty: TensorType) -> &'static Layout {
@@ -138,40 +150,77 @@ fn check(ty: TensorType, base_bytes: usize, group: usize, got: usize) -> Result<
     Ok(())
 }
 
-/// Where sixteen elements of a block of Q6_K lie: element 16 i, for i of 0 .. 16. Of the file: byte of the low nibbles,
-/// their shift, byte of the upper bits, their shift. Packed: byte and shift of the low nibbles, byte of the upper bits.
-fn q6_k_places(i: usize) -> ([usize; 4], [usize; 3]) {
-    let (n, g, half) = (i / 8, i / 2 % 4, i % 2);
-    (
-        [64 * n + 32 * (g % 2) + 16 * half, 4 * (g / 2), 128 + 32 * n + 16 * half, 2 * g],
-        [i / 2 * 16, 4 * half, 128 + 4 * i],
-    )
+/// Bits of a block that are put in order.
+trait Bits {
+    /// The bytes they are in.
+    const BYTES: std::ops::Range<usize>;
+
+    /// Calls `each(bit in the file's block, bit in the ordered one, how many)`; bits are counted from the block's start,
+    /// lowest first, and stay within a byte.
+    fn each(each: impl FnMut(usize, usize, usize));
 }
 
-/// 32 elements take 16 bytes of low nibbles, element e with e + 16 above it, and 8 bytes of upper bits: of 16 elements
-/// the bits of element l are at 2 (l / 4) of byte l % 4.
-fn order_q6_k(block: &mut [u8]) {
-    let mut out = [0; 192];
-    for i in 0..16 {
-        let ([low, low_shift, high, high_shift], [nibbles, shift, upper]) = q6_k_places(i);
-        for l in 0..16 {
-            out[nibbles + l] |= (block[low + l] >> low_shift & 15) << shift;
-            out[upper + l % 4] |= (block[high + l] >> high_shift & 3) << (l / 4 * 2);
-        }
-    }
-    block[..192].copy_from_slice(&out);
+fn order<B: Bits>(block: &mut [u8]) {
+    let mut out = [0; MOST_BYTES];
+    B::each(|from, to, n| out[to / 8] |= (block[from / 8] >> (from % 8) & ((1 << n) - 1)) << (to % 8));
+    block[B::BYTES].copy_from_slice(&out[B::BYTES]);
 }
 
-fn restore_q6_k(block: &mut [u8]) {
-    let mut out = [0; 192];
-    for i in 0..16 {
-        let ([low, low_shift, high, high_shift], [nibbles, shift, upper]) = q6_k_places(i);
-        for l in 0..16 {
-            out[low + l] |= (block[nibbles + l] >> shift & 15) << low_shift;
-            out[high + l] |= (block[upper + l % 4] >> (l / 4 * 2) & 3) << high_shift;
+fn restore<B: Bits>(block: &mut [u8]) {
+    let mut out = [0; MOST_BYTES];
+    B::each(|to, from, n| out[to / 8] |= (block[from / 8] >> (from % 8) & ((1 << n) - 1)) << (to % 8));
+    block[B::BYTES].copy_from_slice(&out[B::BYTES]);
+}
+
+/// Four bytes at `AT` with a bit for each of 32 elements: that of element e becomes bit e / 4 of byte e % 4.
+struct FifthBits<const AT: usize>;
+
+impl<const AT: usize> Bits for FifthBits<AT> {
+    const BYTES: std::ops::Range<usize> = AT..AT + 4;
+
+    fn each(mut each: impl FnMut(usize, usize, usize)) {
+        (0..32).for_each(|e| each(8 * AT + e, 8 * (AT + e % 4) + e / 4, 1));
+    }
+}
+
+/// 32 elements take 16 bytes of low nibbles, element e with e + 16 above it, and 8 bytes of upper bits: of 16 elements the
+/// bits of element l are at 2 (l / 4) of byte l % 4.
+struct Q6K;
+
+impl Bits for Q6K {
+    const BYTES: std::ops::Range<usize> = 0..192;
+
+    fn each(mut each: impl FnMut(usize, usize, usize)) {
+        for i in 0..16 {
+            let (n, g, half) = (i / 8, i / 2 % 4, i % 2);
+            for l in 0..16 {
+                let nibble = 8 * (64 * n + 32 * (g % 2) + 16 * half + l) + 4 * (g / 2);
+                each(nibble, 8 * (16 * (i / 2) + l) + 4 * half, 4);
+                each(8 * (128 + 32 * n + 16 * half + l) + 2 * g, 8 * (128 + 4 * i + l % 4) + l / 4 * 2, 2);
+            }
         }
     }
-    block[..192].copy_from_slice(&out);
+}
+
+/// 32 elements take 8 bytes of low bits, as the upper bits of Q6_K, and 4 bytes of high bits, as those of Q5_0. The scales
+/// of 32 elements are the nibbles of byte g and two pairs of bits, at 4 g of the four bytes behind.
+struct Q3K;
+
+impl Bits for Q3K {
+    const BYTES: std::ops::Range<usize> = 0..108;
+
+    fn each(mut each: impl FnMut(usize, usize, usize)) {
+        for i in 0..16 {
+            let (plane, half) = (i / 2, i % 2);
+            for l in 0..16 {
+                let low = 8 * (32 + 32 * (i / 8) + 16 * half + l) + 2 * (plane % 4);
+                each(low, 8 * (32 + 4 * i + l % 4) + l / 4 * 2, 2);
+                each(8 * (16 * half + l) + plane, 8 * (4 * plane + l % 4) + 4 * half + l / 4, 1);
+            }
+            each(8 * (96 + i % 8) + 4 * (i / 8), 8 * 96 + 4 * i, 4);
+            each(8 * (104 + i % 4) + 2 * (i / 4), 8 * 104 + 2 * i, 2);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +258,8 @@ mod tests {
         assert_eq!(packed_type(TensorType::Q8_0, 512), Some(TensorType::Q8_0x8));
         assert_eq!(packed_type(TensorType::Q8_0, 288), None);
         assert_eq!(packed_type(TensorType::F16, 256), None);
+        let six = [4096, 2560, 768].map(|len| packed_type(TensorType::Q6_K, len));
+        assert_eq!(six, [TensorType::Q6_Kx8, TensorType::Q6_Kx2, TensorType::Q6_Kx1].map(Some));
         let error = pack(TensorType::Q8_0x8, &[0; 34], &mut [0; 272]).unwrap_err();
         assert_eq!(error, QuantError::PartialBlock { ty: TensorType::Q8_0x8, len: 32, block_len: 256 });
     }

@@ -10,6 +10,7 @@ use kiln_kernels::formats::FORMATS;
 use kiln_kernels::mul_mat_vec::search::{Found, Subject, search};
 use kiln_kernels::mul_mat_vec::tuning::{Line, Table, Tuning};
 use kiln_kernels::operation::Path;
+use kiln_kernels::packing::type_on;
 use serde_json::json;
 
 use super::bench::time;
@@ -20,7 +21,7 @@ use crate::output::{print, progress, say};
 #[derive(clap::Args)]
 #[command(after_help = "Example: kiln tune --format q4_k,q6_k --columns 1")]
 pub(crate) struct Arguments {
-    /// Tensor formats; the ones most models have without any
+    /// Tensor formats; the ones most models have without any, packed as the device gets them
     #[arg(long, value_name = "FORMATS", value_delimiter = ',', value_parser = format_of)]
     format: Vec<TensorType>,
     /// Numbers of columns (sequences, or tokens at once) to tune for, from 1 to 16
@@ -70,7 +71,15 @@ fn shape_of(text: &str) -> Result<(usize, usize), String> {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let device = arguments.device.open()?;
-    let formats = if arguments.format.is_empty() { &COMMON[..] } else { &arguments.format };
+    let caps = &device.adapter.caps;
+    let common = COMMON.map(|ty| type_on(ty, arguments.shape.0, caps));
+    let formats = if arguments.format.is_empty() { &common[..] } else { &arguments.format };
+    if let Some(ty) = formats.iter().find(|ty| !arguments.shape.0.is_multiple_of(ty.block_len())) {
+        let (k, block) = (arguments.shape.0, ty.block_len());
+        anyhow::bail!(
+            "rows of {k} elements are no whole number of {ty} blocks\nhint: --shape with a multiple of {block}"
+        );
+    }
     let mut columns: Vec<usize> = arguments.columns.iter().map(|&n| usize::from(n)).collect();
     columns.sort_unstable();
     columns.dedup();

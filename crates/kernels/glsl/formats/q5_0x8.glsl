@@ -1,0 +1,23 @@
+// Q5_0x8: 256 values of Q5_0 in 176 bytes: the nibbles of eight blocks @0[8][16] as in Q4_0x8, fifth bits of each @128[8][4],
+// f16 d of each @160[8]. (nibble + 16 * bit - 16) * d
+#include "formats/fifth_bits.glsl"
+#define Q5_0X8_GROUP 32
+#define Q5_0X8_BLOCK 256
+#define Q5_0X8_BLOCK_BYTES 176
+
+void q5_0x8_init() {}
+uvec2 q5_0x8_at(uvec2 row, uint e) { return offset(row, e / 256 * 176); }
+uint q5_0x8_codes4(uvec2 row, uint e) {
+    uvec2 b = q5_0x8_at(row, e);
+    uint q = U32(b).v[(e & 224u) / 8 + (e & 12u) / 4];
+    return minus_bytes(five_bits4(q, U32(b).v[32 + (e & 255u) / 32], e), 0x10101010u);
+}
+vec2 q5_0x8_scale(uvec2 row, uint e) { return vec2(half_at(q5_0x8_at(row, e), 80 + (e & 255u) / 32), 0.0); }
+void q5_0x8_raw32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+    uvec2 b = q5_0x8_at(row, e);
+    uint i = (e & 255u) / 32;
+    five_bits32(U32x4(b).v[i], U32(b).v[32 + i], codes);
+    lo = hi = vec2(half_at(b, 80 + i), 0.0);
+}
+GROUP32_OF_RAW(q5_0x8, 16)
+SCALED_VALUES(q5_0x8)
