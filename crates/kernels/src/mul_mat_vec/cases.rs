@@ -1,6 +1,6 @@
 //! Cases of `mul_mat_vec`.
 
-use kiln_gguf::TensorType::{self, F16, F32, I8, I32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0};
+use kiln_gguf::TensorType::{self, F16, F32, I8, I32, Q3_Kx1, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q8_0};
 
 use super::tuning::{Slice, Team, Tuning};
 use super::{Call, Experts, Gated, Norm, Sibling};
@@ -114,6 +114,10 @@ fn small() -> Vec<Case> {
     for ty in [Q4_0, Q6_K, F16] {
         cases.push(case(ty, [4096, 3, 1], Any));
     }
+    // Packed codes with columns in shared memory, for groups of 32 and of 16 elements, and several columns.
+    cases.push(case(Q4_0x8, [512, 9, 1], Any));
+    cases.push(case(Q3_Kx1, [512, 9, 1], Any));
+    cases.push(case(Q6_Kx2, [512, 9, 3], Any));
     cases.extend(layouts());
     cases.extend(splits());
     cases.extend(fusions());

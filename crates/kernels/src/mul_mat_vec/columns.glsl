@@ -81,11 +81,12 @@ void stage_codes(uint c, uint q, uint codes) { staged_codes[staged_place(c, q / 
 uint column_codes(uint c, uint e) { return staged_codes[staged_place(c, e / 16)][e / 4 % 4]; }
 float column_scale(uint c, uint e) { return staged_scales[c * (K / 32) + e / 32]; }
 
-#if A_SHIFTED && A_GROUP == 32 && QUADS == 0
-// Slices are whole groups: what a minimum is multiplied with is known beforehand.
+#if (A_SHIFTED || TOO_LARGE_BY) && QUADS == 0
+// Slices are whole groups: what a minimum, or what codes are too large by, is multiplied with is known beforehand.
 #define GROUP_SUMS 1
-shared float staged_sums[COLS * (K / 32)];
-float column_sum(uint c, uint e) { return staged_sums[c * (K / 32) + e / 32]; }
+#define SUM_QUADS (A_GROUP / 4)
+shared float staged_sums[COLS * (K / A_GROUP)];
+float column_sum(uint c, uint e) { return staged_sums[c * (K / A_GROUP) + e / A_GROUP]; }
 #endif
 
 #if NORM
@@ -116,8 +117,8 @@ void stage_column(uint c, uint t, inout float squares) {
             float scale = most / 127.0;
 #if defined(GROUP_SUMS)
             int ones = dotPacked4x8EXT(int(codes), 0x01010101);
-            [[unroll]] for (uint s = 1; s < 8; s *= 2) ones += subgroupShuffleXor(ones, s);
-            if (q % 8 == 0) staged_sums[c * (K / 32) + q / 8] = scale * float(ones);
+            [[unroll]] for (uint s = 1; s < SUM_QUADS; s *= 2) ones += subgroupShuffleXor(ones, s);
+            if (q % SUM_QUADS == 0) staged_sums[c * (K / A_GROUP) + q / SUM_QUADS] = scale * float(ones);
 #endif
             if (q % 8 == 0) staged_scales[c * (K / 32) + q / 8] = scale;
         }
@@ -130,13 +131,13 @@ void stage_column(uint c, uint t, inout float squares) {
         uint codes[8];
         float scale = round32(columns[c], g, codes, squares);
         staged_scales[c * (K / 32) + g] = scale;
-        int ones = 0;
-        [[unroll]] for (uint i = 0; i < 8; i++) {
-            stage_codes(c, 8 * g + i, codes[i]);
-            ones += dotPacked4x8EXT(int(codes[i]), 0x01010101);
-        }
+        [[unroll]] for (uint i = 0; i < 8; i++) stage_codes(c, 8 * g + i, codes[i]);
 #if defined(GROUP_SUMS)
-        staged_sums[c * (K / 32) + g] = scale * float(ones);
+        [[unroll]] for (uint i = 0; i < 8; i += SUM_QUADS) {
+            int ones = 0;
+            [[unroll]] for (uint j = i; j < i + SUM_QUADS; j++) ones += dotPacked4x8EXT(int(codes[j]), 0x01010101);
+            staged_sums[c * (K / A_GROUP) + (8 * g + i) / SUM_QUADS] = scale * float(ones);
+        }
 #endif
     }
 }

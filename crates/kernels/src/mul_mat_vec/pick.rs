@@ -108,10 +108,16 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             if call.quantised.is_some() {
                 return Ok(Columns::Given);
             }
-            let staged = columns(call) * call.product.b.shape[0] * 9 / 8;
-            let tables = call.matrices().iter().filter_map(|m| formats::format(m.a.ty)).map(|f| f.shared_bytes).max();
+            let elements = columns(call) * call.product.b.shape[0];
+            let staged = elements * 9 / 8;
+            // Tables, and sums of groups of a column's codes.
+            let more = |f: &formats::Format| {
+                let sums = if f.shifted || f.bias > 0 { 4 * elements / f.group } else { 0 };
+                f.shared_bytes + sums
+            };
+            let more = call.matrices().iter().filter_map(|m| formats::format(m.a.ty)).map(more).max();
             // The rest is for partial sums.
-            let fits = staged + tables.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
+            let fits = staged + more.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
             match call.scratch {
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
                 Some(_) if caps.is_cpu || !fits || staged > MOST_STAGED => Ok(Columns::Scratch),
