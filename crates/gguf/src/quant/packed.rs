@@ -17,20 +17,16 @@ struct Layout {
     ty: TensorType,
     /// The fields of a block in the order in which they are packed: first byte, number of bytes.
     fields: &'static [(usize, usize)],
-    /// Puts the bits of a block in order.
-    order: fn(&mut [u8]),
-    /// Puts them back.
-    restore: fn(&mut [u8]),
+    /// Puts the bits of a block in order, and puts them back; nothing where they are.
+    order: Option<[fn(&mut [u8]); 2]>,
 }
 
-fn keep(_: &mut [u8]) {}
-
 const fn plain(ty: TensorType, fields: &'static [(usize, usize)]) -> Layout {
-    Layout { ty, fields, order: keep, restore: keep }
+    Layout { ty, fields, order: None }
 }
 
 const fn ordered<B: Bits>(ty: TensorType, fields: &'static [(usize, usize)]) -> Layout {
-    Layout { ty, fields, order: order::<B>, restore: restore::<B> }
+    Layout { ty, fields, order: Some([order::<B>, restore::<B>]) }
 }
 
 const Q6_K_FIELDS: &[(usize, usize)] = &[(0, 128), (128, 64), (192, 16), (208, 2)];
@@ -77,11 +73,13 @@ impl Layout {
 
     fn pack(&self, from: &[u8], to: &mut [u8], size: usize) {
         let blocks = from.len() / size;
-        for (i, from) in from.chunks_exact(size).enumerate() {
-            let mut block = [0; MOST_BYTES];
-            let block = &mut block[..size];
-            block.copy_from_slice(from);
-            (self.order)(block);
+        let mut ordered = [0; MOST_BYTES];
+        for (i, mut block) in from.chunks_exact(size).enumerate() {
+            if let Some([order, _]) = self.order {
+                ordered[..size].copy_from_slice(block);
+                order(&mut ordered[..size]);
+                block = &ordered[..size];
+            }
             self.for_fields(i, blocks, |field, at| to[at].copy_from_slice(&block[field]));
         }
         to[from.len()..].fill(0);
@@ -91,7 +89,9 @@ impl Layout {
         let blocks = to.len() / size;
         for (i, block) in to.chunks_exact_mut(size).enumerate() {
             self.for_fields(i, blocks, |field, at| block[field].copy_from_slice(&from[at]));
-            (self.restore)(block);
+            if let Some([_, restore]) = self.order {
+                restore(block);
+            }
         }
     }
 }
