@@ -4,7 +4,6 @@
 
 layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer PartialPair { vec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer PartialSum { vec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counter { uint v[]; };
 
 uint result_row(uint token, uint head, uint batch) { return (batch * p.tokens + token) * HEADS + head; }
 

@@ -20,6 +20,10 @@ layout(local_size_x = WG) in;
 #include "flash_attention/view.glsl"
 #include "flash_attention/eight.glsl"
 #include "flash_attention/combine.glsl"
+#if SPLIT == 2
+#define MEMORY_MODEL 1
+#include "last_one.glsl"
+#endif
 
 #define ROWS (NR * MM)
 #define K_SLICES ((HSK + K_SLICE - 1) / K_SLICE)
@@ -44,9 +48,6 @@ shared uvec2 row_seen[ROWS];
 shared float row_factor[ROWS];
 #if SEQUENCES
 shared uint row_sequence[ROWS];
-#endif
-#if SPLIT == 2
-shared bool last;
 #endif
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
@@ -301,17 +302,8 @@ void main() {
 
 #if SPLIT == 2
     if (whole) return;
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) {
-        // Tiles of a kv head have at least a row each, so this counter is theirs alone.
-        uvec2 counter = row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4);
-        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
-        if (last) Counter(counter).v[0] = 0;
-    }
-    barrier();
-    if (!last) return;
-    memoryBarrierBuffer();
+    // Tiles of a kv head have at least a row each, so this counter is theirs alone.
+    if (!is_last_of(row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4), used)) return;
     for (uint i = t; i < rows * (HSV / 4); i += WG) {
         uint r = i / (HSV / 4);
         combine(result_row(token_of(r), head_of(r), batch), head_of(r), i % (HSV / 4), used);

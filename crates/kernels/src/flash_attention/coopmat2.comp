@@ -14,6 +14,10 @@ layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "flash_attention/view.glsl"
 #include "flash_attention/combine.glsl"
+#if SPLIT == 2
+#define MEMORY_MODEL 1
+#include "last_one.glsl"
+#endif
 
 // Aligned, so that the driver may use wide loads; `pick` has checked it.
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Halves { float16_t v[]; };
@@ -29,9 +33,6 @@ float16_t decode_v(const in VBlock block, const in uint at[2], const in uint ins
 }
 
 shared uvec2 row_seen[ROWS];
-#if SPLIT == 2
-shared bool last;
-#endif
 
 const float LOG2_E = 1.44269504;
 // Where maxima start: far below any logit and far above HIDDEN, so that hidden keys weigh nothing without being asked for.
@@ -244,16 +245,7 @@ void main() {
 
 #if SPLIT == 2
     if (whole) return;
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) {
-        uvec2 counter = row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4);
-        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
-        if (last) Counter(counter).v[0] = 0;
-    }
-    barrier();
-    if (!last) return;
-    memoryBarrierBuffer();
+    if (!is_last_of(row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4), used)) return;
     for (uint i = t; i < rows * (HSV / 4); i += WG) {
         uint r = i / (HSV / 4), head = head_of(kv_head, first_row, i / (HSV / 4));
         combine(result_row(token_of(first_row, r), head, batch), head, i % (HSV / 4), used);

@@ -17,6 +17,10 @@ layout(local_size_x = WG) in;
 #include "flash_attention/view.glsl"
 #include "flash_attention/eight.glsl"
 #include "flash_attention/combine.glsl"
+#if SPLIT == 2
+#define MEMORY_MODEL 1
+#include "last_one.glsl"
+#endif
 
 #define ROWS (NW * RB * MM)
 #define K_STEPS (HSK_PAD / MM)
@@ -33,9 +37,6 @@ layout(local_size_x = WG) in;
 shared uvec4 k_tile[BC * K_STRIDE];
 shared uvec4 v_tile[BC * V_STRIDE];
 shared uvec2 row_seen[ROWS];
-#if SPLIT == 2
-shared bool last;
-#endif
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
 #define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseB>
@@ -283,16 +284,7 @@ void main() {
 
 #if SPLIT == 2
     if (whole) return;
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) {
-        uvec2 counter = row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4);
-        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
-        if (last) Counter(counter).v[0] = 0;
-    }
-    barrier();
-    if (!last) return;
-    memoryBarrierBuffer();
+    if (!is_last_of(row_address(p.counters, (batch * gl_NumWorkGroups.y + kv_head) * p.tokens * RATIO + tile, 4), used)) return;
     for (uint i = t; i < rows * (HSV / 4); i += WG) {
         uint r = i / (HSV / 4), head = head_of(kv_head, first_row, i / (HSV / 4));
         combine(result_row(token_of(first_row, r), head, batch), head, i % (HSV / 4), used);

@@ -17,6 +17,9 @@ layout(local_size_x = WG) in;
 #include "flash_attention/view.glsl"
 #include "flash_attention/eight.glsl"
 #include "flash_attention/combine.glsl"
+#if SPLIT == 2
+#include "last_one.glsl"
+#endif
 
 #define KEY_SLOTS (WG / KEY_LANES)
 #define K_CHUNKS ((HSK / 8 + KEY_LANES - 1) / KEY_LANES)
@@ -30,9 +33,6 @@ layout(local_size_x = WG) in;
 shared vec4 space[SPACE];
 shared float logits[ROWS * BC];
 shared float factor[ROWS];
-#if SPLIT == 2
-shared bool last;
-#endif
 
 #if SHUFFLE
 #define BUTTERFLY(LANES, X, COMBINE)                                           \
@@ -241,17 +241,7 @@ void main() {
 
 #if SPLIT == 2
     if (whole) return;
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) {
-        uvec2 counter = row_address(p.counters, result_row(token, group, batch), 4);
-        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
-        // Zero again for the next call, which waits for this one.
-        if (last) Counter(counter).v[0] = 0;
-    }
-    barrier();
-    if (!last) return;
-    memoryBarrierBuffer();
+    if (!is_last_of(row_address(p.counters, result_row(token, group, batch), 4), used)) return;
     for (uint i = t; i < rows * (HSV / 4); i += WG) {
         uint r = i / (HSV / 4);
         combine(result_row(token, head + r, batch), head + r, i % (HSV / 4), used);

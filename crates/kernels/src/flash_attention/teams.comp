@@ -18,6 +18,9 @@ layout(local_size_x = WG) in;
 #include "flash_attention/view.glsl"
 #include "flash_attention/raw.glsl"
 #include "flash_attention/combine.glsl"
+#if SPLIT == 2
+#include "last_one.glsl"
+#endif
 
 #define TEAMS (WG / LANES)
 #define SUBGROUPS (WG / SUBGROUP)
@@ -58,9 +61,6 @@ shared PACK weights_of[TEAMS * (FLIGHT + 1) * PACKS];
 #define MERGED (ROWS * HSV / 4)
 shared vec4 merged[SUBGROUPS * MERGED > WG ? SUBGROUPS * MERGED : WG];
 shared vec2 pairs_of[SUBGROUPS * ROWS > WG ? SUBGROUPS * ROWS : WG];
-#if SPLIT == 2
-shared bool last;
-#endif
 
 uint sequence;
 uvec2 keys, values;
@@ -329,17 +329,7 @@ void main() {
 
 #if SPLIT == 2
     if (whole) return;
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) {
-        uvec2 counter = row_address(p.counters, result_row(token, group, batch), 4);
-        last = atomicAdd(Counter(counter).v[0], 1) + 1 == used;
-        // Zero again for the next call, which waits for this one.
-        if (last) Counter(counter).v[0] = 0;
-    }
-    barrier();
-    if (!last) return;
-    memoryBarrierBuffer();
+    if (!is_last_of(row_address(p.counters, result_row(token, group, batch), 4), used)) return;
     // PARTS threads share four elements of the result, and the splits among them.
     for (uint first = 0; first < rows * (HSV / 4); first += WG / PARTS) {
         uint i = first + t % (WG / PARTS), part = t / (WG / PARTS);

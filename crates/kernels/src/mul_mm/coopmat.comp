@@ -169,8 +169,8 @@ void put_four(vec4 sums, uint row, uint column) {
 
 #if SPLIT
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Partials { vec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counters { uint v[]; };
-shared bool last;
+#define MEMORY_MODEL 1
+#include "last_one.glsl"
 // The sums of one workgroup of the tile for a column: all rows of a, rounded up to whole vectors.
 uvec2 partials_of(uint split, uint column) {
     return row_address(p.partials, split * p.n + first_n + column, (p.m + 3) / 4 * 16);
@@ -280,12 +280,7 @@ void main() {
         }
     }
 #if SPLIT
-    memoryBarrierBuffer();
-    barrier();
-    if (t == 0) last = atomicAdd(Counters(p.counters).v[tile_number], 1) + 1 == p.splits;
-    barrier();
-    if (!last) return;
-    memoryBarrierBuffer();
+    if (!is_last_of(row_address(p.counters, tile_number, 4), p.splits)) return;
     for (uint at = t; at < TILE_M / 4 * TILE_N; at += WG) {
         uint row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
         if (first_m + row >= p.m || first_n + column >= end_n) continue;

@@ -75,7 +75,8 @@ layout(buffer_reference, std430, buffer_reference_align = 8) buffer F32x2 { vec2
 // What other workgroups of this launch write or read.
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Slot { float v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Slot4 { vec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Mark { uint v[]; };
+#define MEMORY_MODEL 1
+#include "last_one.glsl"
 
 uvec2 slot_of(uint chunk, uint head) { return state_of(p.scratch, chunk, p.heads * S * S, head); }
 // The first word counts workgroups.
@@ -122,7 +123,7 @@ void put(uint tile, uint row, uint pair, vec2 x) {
 void wait_for(uint chunk, uint head) {
     uvec2 mark = mark_of(chunk, head);
     for (uint tries = 0; tries < MOST_TRIES; tries++) {
-        if (atomicOr(Mark(mark).v[0], 0) != 0) return;
+        if (atomicOr(Counter(mark).v[0], 0) != 0) return;
     }
     lost = true;
 }
@@ -137,7 +138,7 @@ uvec2 crossed(uint n) {
 void main() {
     uint tid = gl_LocalInvocationID.x;
     if (tid == 0) {
-        number = atomicAdd(Mark(p.marks).v[0], 1);
+        number = atomicAdd(Counter(p.marks).v[0], 1);
         lost = false;
     }
     barrier();
@@ -331,18 +332,15 @@ void main() {
             coopMatStore(half_sum, space, blocks.x * MM * WEIGHT_LINE + blocks.y * MM / 8, WEIGHT_LINE, BY_ROWS);
         }
     }
-    memoryBarrierBuffer();
-    barrier();
+    device_barrier();
     bool passes_state = place % LINK == 0;
-    if (tid == 0 && !is_last && !passes_state) atomicExchange(Mark(mark_of(chunk, head)).v[0], 1);
+    if (tid == 0 && !is_last && !passes_state) atomicExchange(Counter(mark_of(chunk, head)).v[0], 1);
 
     // The chunks from `from` on add to the state after the one before. What they add together does not depend on that
     // state, so it is ready when the state comes: the chain of all chunks goes through one read and one write a link.
     uint from = place == 0 ? chunk : chunk - (place - 1) % LINK;
     if (tid < chunk - from) wait_for(from + tid, head);
-    memoryBarrierBuffer();
-    barrier();
-    memoryBarrierBuffer();
+    device_barrier();
     vec4 state[HELD];
     float passed[HELD];
     [[unroll]] for (uint n = 0; n < HELD; n++) {
@@ -372,9 +370,7 @@ void main() {
     }
     if (place > 0) {
         if (tid == 0) wait_for(from - 1, head);
-        memoryBarrierBuffer();
-        barrier();
-        memoryBarrierBuffer();
+        device_barrier();
     }
     uvec2 before = place == 0 ? state_of(p.state_in, sequence, p.in_stride, head) : slot_of(from - 1, head);
     [[unroll]] for (uint n = 0; n < HELD; n++)
@@ -395,10 +391,9 @@ void main() {
             [[unroll]] for (uint i = 1; i < GROUPS; i++) all *= block_decay[i * PAIRS + key / 2][key % 2];
             Slot4(after).v[tid + n * WG] = fma(vec4(all), state[n], added.v[tid + n * WG]);
         }
-        memoryBarrierBuffer();
     }
-    barrier();
-    if (tid == 0 && !is_last && passes_state) atomicExchange(Mark(mark_of(chunk, head)).v[0], 1);
+    device_barrier();
+    if (tid == 0 && !is_last && passes_state) atomicExchange(Counter(mark_of(chunk, head)).v[0], 1);
 
     float before_scale = scale_to(14, get_top().x);
     [[unroll]] for (uint n = 0; n < HELD; n++) {
