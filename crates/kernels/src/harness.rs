@@ -4,6 +4,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rayon::prelude::*;
+
 use kiln_gpu::{Address, Buffer, Device, MemoryKind, Recorder, Shader, Uploader};
 
 use crate::Call;
@@ -141,13 +143,18 @@ impl Prepared {
             let start = bench.offsets[t.slot.0 as usize];
             for i in rows_apart(t.shape) {
                 let row = start + t.row_offset(i);
+                if t.has_dense_rows() {
+                    owned[row..row + t.row_bytes()].fill(true);
+                    continue;
+                }
                 for block in 0..t.shape[0] / t.ty.block_len() {
                     let at = row + block * t.stride[0];
                     owned[at..at + t.ty.block_bytes()].fill(true);
                 }
             }
         }
-        let touched = (0..got.len()).find(|&i| !owned[i] && got[i] != bench.bytes[i]);
+        let bytes = (owned.par_iter(), got.par_iter(), bench.bytes.par_iter()).into_par_iter();
+        let touched = bytes.position_first(|(owned, now, before)| !owned && now != before);
         if let Some(i) = touched {
             let slot = bench.offsets.iter().rposition(|&o| o <= i);
             let place = slot.map_or("before slot 0".to_owned(), |s| {

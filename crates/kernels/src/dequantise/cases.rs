@@ -46,7 +46,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(unaligned(ty));
         if level == Level::Full {
             // Enough for a thread to take several units.
-            cases.push(case(ty, F32, 8192 / ty.block_len(), [2047, 1, 1]));
+            cases.push(case(ty, F32, 8192 / ty.block_len(), [511, 1, 1]));
         }
     }
     cases

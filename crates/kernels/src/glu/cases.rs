@@ -77,8 +77,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         (Call { kind: Gate::Reglu, gate, up, dst: up }.into(), tolerance(F32))
     }));
     if level == Level::Full {
-        cases.push(halves(Gate::Swiglu, F32, F32, [14336, 2001], false));
-        cases.push(apart(Gate::Geglu, F16, F16, [14337, 1001, 1, 1]));
+        cases.push(halves(Gate::Swiglu, F32, F32, [14336, 501], false));
+        cases.push(apart(Gate::Geglu, F16, F16, [14337, 501, 1, 1]));
     }
     cases
 }

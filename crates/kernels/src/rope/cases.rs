@@ -99,8 +99,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         (call(data, &params, (x, y), 0).into(), tolerance(F16))
     }));
     if level == Level::Full {
-        cases.push(case(RopeParams::plain(Neox, 128, 500_000.0), F32, [128, 64, 4096, 1], 1_000_000));
-        cases.push(case(RopeParams::plain(Normal, 64, 10000.0), F16, [80, 40, 8192, 1], 0));
+        cases.push(case(RopeParams::plain(Neox, 128, 500_000.0), F32, [128, 64, 1024, 1], 1_000_000));
+        cases.push(case(RopeParams::plain(Normal, 64, 10000.0), F16, [80, 40, 2048, 1], 0));
     }
     cases
 }

@@ -108,7 +108,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Full {
         cases.push(case([643_251, 3, 1, 1], PLAIN));
         cases.push(case([1_000_000, 1, 2, 1], Kind { sinks: true, ..masked }));
-        cases.push(case([1024, 512, 32, 2], Kind { repeats: [1, 2], ..masked }));
+        cases.push(case([1024, 128, 32, 2], Kind { repeats: [1, 2], ..masked }));
     }
     cases
 }
