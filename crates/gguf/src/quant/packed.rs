@@ -12,13 +12,16 @@ const TASK_BYTES: usize = 1 << 16;
 /// The largest block that is packed.
 const MOST_BYTES: usize = 256;
 
+/// Moves bits within a block.
+type Reorder = fn(block: &mut [u8]);
+
 /// How a type is packed.
 struct Layout {
     ty: TensorType,
     /// The fields of a block in the order in which they are packed: first byte, number of bytes.
     fields: &'static [(usize, usize)],
     /// Puts the bits of a block in order, and puts them back; nothing where they are.
-    order: Option<[fn(&mut [u8]); 2]>,
+    order: Option<[Reorder; 2]>,
 }
 
 const fn plain(ty: TensorType, fields: &'static [(usize, usize)]) -> Layout {
