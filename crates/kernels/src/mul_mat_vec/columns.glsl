@@ -77,8 +77,32 @@ void finish_columns() {
 uint staged_place(uint c, uint i) { return c * PLACES + (i ^ ((i >> 3) & 7u)); }
 shared uvec4 staged_codes[COLS * PLACES];
 shared float staged_scales[COLS * (K / 32)];
-void stage_codes(uint c, uint q, uint codes) { staged_codes[staged_place(c, q / 4)][q % 4] = codes; }
+#if WIDE
+// 16 bits, in two bytes each: as good as floats, and still four products an instruction.
+shared uvec4 staged_low[COLS * PLACES];
+uint column_low(uint c, uint e) { return staged_low[staged_place(c, e / 16)][e / 4 % 4]; }
+uvec4 column_low16(uint c, uint e) { return staged_low[staged_place(c, e / 16)]; }
+#define LEVELS 32512.0
+#else
+#define LEVELS 127.0
+#endif
+// Puts four values of a group whose largest magnitude is `most` down as codes, and gives the sum of the codes.
+int stage_quad(uint c, uint q, vec4 x, float most) {
+    float inverse = most > 0.0 ? LEVELS / most : 0.0;
+#if WIDE
+    uvec2 codes = rounded_pairs(x * inverse);
+    staged_low[staged_place(c, q / 4)][q % 4] = codes.y;
+    int ones = 256 * dotPacked4x8EXT(int(codes.x), 0x01010101) + dotPacked4x8EXT(int(codes.y), 0x01010101);
+#else
+    uvec2 codes = uvec2(rounded_bytes(x * inverse), 0);
+    int ones = dotPacked4x8EXT(int(codes.x), 0x01010101);
+#endif
+    staged_codes[staged_place(c, q / 4)][q % 4] = codes.x;
+    return ones;
+}
 uint column_codes(uint c, uint e) { return staged_codes[staged_place(c, e / 16)][e / 4 % 4]; }
+// Those of elements e .. e + 15.
+uvec4 column_codes16(uint c, uint e) { return staged_codes[staged_place(c, e / 16)]; }
 float column_scale(uint c, uint e) { return staged_scales[c * (K / 32) + e / 32]; }
 
 #if (A_SHIFTED || TOO_LARGE_BY) && QUADS == 0
@@ -112,11 +136,9 @@ void stage_column(uint c, uint t, inout float squares) {
             if (q >= quads) continue;
             float most = most_of(x[i]);
             [[unroll]] for (uint s = 1; s < 8; s *= 2) most = max(most, subgroupShuffleXor(most, s));
-            uint codes = rounded_bytes(x[i] * inverse_of(most));
-            stage_codes(c, q, codes);
-            float scale = most / 127.0;
+            int ones = stage_quad(c, q, x[i], most);
+            float scale = most / LEVELS;
 #if defined(GROUP_SUMS)
-            int ones = dotPacked4x8EXT(int(codes), 0x01010101);
             [[unroll]] for (uint s = 1; s < SUM_QUADS; s *= 2) ones += subgroupShuffleXor(ones, s);
             if (q % SUM_QUADS == 0) staged_sums[c * (K / A_GROUP) + q / SUM_QUADS] = scale * float(ones);
 #endif
@@ -128,15 +150,21 @@ void stage_column(uint c, uint t, inout float squares) {
 // A thread for 32 elements.
 void stage_column(uint c, uint t, inout float squares) {
     for (uint g = t; g < K / 32; g += WG) {
-        uint codes[8];
-        float scale = round32(columns[c], g, codes, squares);
+        vec4 x[8];
+        float most = 0.0;
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            x[i] = column_values(columns[c], 8 * g + i, squares);
+            most = max(most, most_of(x[i]));
+        }
+        float scale = most / LEVELS;
         staged_scales[c * (K / 32) + g] = scale;
-        [[unroll]] for (uint i = 0; i < 8; i++) stage_codes(c, 8 * g + i, codes[i]);
+        int ones[8];
+        [[unroll]] for (uint i = 0; i < 8; i++) ones[i] = stage_quad(c, 8 * g + i, x[i], most);
 #if defined(GROUP_SUMS)
         [[unroll]] for (uint i = 0; i < 8; i += SUM_QUADS) {
-            int ones = 0;
-            [[unroll]] for (uint j = i; j < i + SUM_QUADS; j++) ones += dotPacked4x8EXT(int(codes[j]), 0x01010101);
-            staged_sums[c * (K / A_GROUP) + (8 * g + i) / SUM_QUADS] = scale * float(ones);
+            int all = 0;
+            [[unroll]] for (uint j = i; j < i + SUM_QUADS; j++) all += ones[j];
+            staged_sums[c * (K / A_GROUP) + (8 * g + i) / SUM_QUADS] = scale * float(all);
         }
 #endif
     }
@@ -192,5 +220,6 @@ void finish_columns() {
     }
 }
 uint column_codes(uint c, uint e) { return U32(columns[c]).v[e / 128 * 36 + 4 + (e & 127u) / 4]; }
+uvec4 column_codes16(uint c, uint e) { return U32x4(columns[c]).v[e / 128 * 9 + 1 + (e & 127u) / 16]; }
 float column_scale(uint c, uint e) { return float(F16(columns[c]).v[e / 128 * 72 + (e & 127u) / 32 * 2]); }
 #endif

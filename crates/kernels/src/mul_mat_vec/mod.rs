@@ -84,7 +84,7 @@ pub struct Call {
     pub others: Vec<Sibling>,
     /// The columns choose their matrices; not with batches in dimension 3.
     pub experts: Option<Experts>,
-    /// The columns must not be rounded to 8 bits: integer products are out.
+    /// The columns must not be rounded to 8 bits: integer products take 16 bits of them, if so many fit shared memory.
     pub exact: bool,
     /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
     /// memory.
@@ -96,7 +96,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// The product alone.
+    /// The product alone, with exact columns.
     pub fn plain(product: Product) -> Call {
         Call {
             product,
@@ -105,7 +105,7 @@ impl Call {
             gate: None,
             others: Vec::new(),
             experts: None,
-            exact: false,
+            exact: true,
             scratch: None,
             quantised: None,
             split: None,

@@ -20,20 +20,37 @@ void multiply_slice(uint f, uint e) {
         [[unroll]] for (uint c = 0; c < COLS; c++) {
             uint x[RUN_QUADS];
             uint run_at = e + QUAD_AT(run * RUN_QUADS);
-#if STAGED && QUADS == 0
+#if QUADS == 0
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j += 4) {
-                uvec4 four = staged_codes[staged_place(c, run_at / 16 + j / 4)];
+                uvec4 four = column_codes16(c, run_at + 4 * j);
                 [[unroll]] for (uint i = 0; i < 4; i++) x[j + i] = four[i];
             }
 #else
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) x[j] = column_codes(c, run_at + QUAD_AT(j));
+#endif
+#if WIDE
+            uint low[RUN_QUADS];
+#if QUADS == 0
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j += 4) {
+                uvec4 four = column_low16(c, run_at + 4 * j);
+                [[unroll]] for (uint i = 0; i < 4; i++) low[j + i] = four[i];
+            }
+#else
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) low[j] = column_low(c, run_at + QUAD_AT(j));
+#endif
 #endif
             float scale = column_scale(c, run_at);
 #if defined(GROUP_SUMS)
             float sum = column_sum(c, run_at);
 #elif A_SHIFTED || TOO_LARGE_BY
             int ones = 0;
-            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) ones += dotPacked4x8EXT(int(x[j]), 0x01010101);
+            [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
+#if WIDE
+                ones += 256 * dotPacked4x8EXT(int(x[j]), 0x01010101) + dotPacked4x8EXT(int(low[j]), 0x01010101);
+#else
+                ones += dotPacked4x8EXT(int(x[j]), 0x01010101);
+#endif
+            }
             float sum = scale * float(ones);
 #endif
             [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
@@ -41,6 +58,13 @@ void multiply_slice(uint f, uint e) {
                 [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
                     dot += dotPacked4x8EXT(int(flight[f][m][r].codes[run * RUN_QUADS + j]), int(x[j]));
                 }
+#if WIDE
+                // 32 products of two bytes, times 256: 2^27 at most.
+                dot *= 256;
+                [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
+                    dot += dotPacked4x8EXT(int(flight[f][m][r].codes[run * RUN_QUADS + j]), int(low[j]));
+                }
+#endif
                 vec2 s = flight[f][m][r].scales[run];
 #if TOO_LARGE_BY
                 acc[m][r][c] = fma(s.x, fma(scale, float(dot), -float(TOO_LARGE_BY) * sum), acc[m][r][c]);

@@ -6,6 +6,13 @@ uint rounded_bytes(vec4 x) {
     uvec4 u = floatBitsToUint(x + 12582912.0) & 255u;
     return u.x | u.y << 8 | u.z << 16 | u.w << 24;
 }
+// Values of magnitude up to 32512 as two bytes each, 256 * high + low.
+uvec2 rounded_pairs(vec4 x) {
+    ivec4 q = floatBitsToInt(x + 12582912.0) - 0x4b400000;
+    ivec4 high = (q + 128) >> 8;
+    uvec4 h = uvec4(high) & 255u, l = uvec4(q - (high << 8)) & 255u;
+    return uvec2(h.x | h.y << 8 | h.z << 16 | h.w << 24, l.x | l.y << 8 | l.z << 16 | l.w << 24);
+}
 float inverse_of(float most) { return most > 0.0 ? 127.0 / most : 0.0; }
 float most_of(vec4 x) { return max(max(abs(x.x), abs(x.y)), max(abs(x.z), abs(x.w))); }
 

@@ -98,7 +98,8 @@ pub fn search(device: &Arc<Device>, subject: Subject, progress: &dyn Fn(usize, u
     let (call, _, memory) = case.build();
     let Call::MulMatVec(call) = call else { return Ok(Found::default()) };
     let with = |split: Option<Tuning>| -> Option<(Call, Choice)> {
-        let call = Call::from(super::Call { split, ..call.clone() });
+        // Models ask for exact columns; of several only rounded ones fit.
+        let call = Call::from(super::Call { split, exact: shape[2] == 1, ..call.clone() });
         let choice = call.operation().pick(caps, Some(path)).ok()?;
         Some((call, choice))
     };
