@@ -35,6 +35,14 @@ pub fn file() -> Result<(String, String), String> {
     }
 }
 
+/// Whether every line of the file that `KILN_TUNING` names can be read, by the operation it is for. Without this look, a
+/// path whose lines cannot be read would only seem to be missing.
+pub fn check() -> Result<(), String> {
+    let (name, text) = file()?;
+    let tables = [crate::mul_mat_vec::tuning::check, crate::mul_mm::check_tuning, crate::flash_attention::check_tuning];
+    tables.iter().try_for_each(|table| table(&text)).map_err(|e| format!("{FILE}={name}: {e}"))
+}
+
 /// Whether a word stands for this kind of device: `cpu`, `gpu` or `*`.
 pub fn names_device(word: &str, caps: &Caps) -> bool {
     word == "*" || word == if caps.is_cpu { "cpu" } else { "gpu" }

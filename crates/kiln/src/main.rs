@@ -50,6 +50,10 @@ enum Command {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     output::start_log(arguments.verbose);
+    if let Err(reason) = kiln_kernels::tuning::check() {
+        output::say(&format!("error: {reason}"));
+        return ExitCode::from(1);
+    }
     let result = match arguments.command {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Run(a) => commands::run::run(&a),

@@ -204,3 +204,18 @@ fn commands_that_need_a_device_point_to_the_doctor_or_the_loader() {
         assert_fails(&kiln(&command), 1, &["error: ", "hint: "]);
     }
 }
+
+#[test]
+fn tuning_lines_that_cannot_be_read_are_refused_by_number() {
+    let folder = Folder::new("tuning");
+    let file = folder.file("lines.txt");
+    let run = |lines: &str| {
+        std::fs::write(&file, lines).unwrap();
+        Command::new(env!("CARGO_BIN_EXE_kiln")).args(["inspect", "none"]).env("KILN_TUNING", &file).output().unwrap()
+    };
+    for wrong in ["gpu q4_k", "mul_mm gpu * coopmat * tile=3", "flash_attention gpu * scalar threads=x"] {
+        assert_fails(&run(&format!("# tried\n{wrong}\n")), 1, &["KILN_TUNING", "line 2"]);
+    }
+    // What can be read is no reason to fail: the missing model is.
+    assert_fails(&run("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1\n"), 1, &["none"]);
+}

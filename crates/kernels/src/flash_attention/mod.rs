@@ -9,6 +9,8 @@ mod reference;
 mod threads;
 mod tuning;
 
+pub(crate) use tuning::check as check_tuning;
+
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps};
 

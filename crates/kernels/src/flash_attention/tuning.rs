@@ -71,6 +71,11 @@ fn parse_line(words: &[&str]) -> Option<Line> {
     Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, numbers })
 }
 
+/// Whether the lines of this operation in a file can be read.
+pub(crate) fn check(text: &str) -> Result<(), String> {
+    Table::parse(text).map(drop)
+}
+
 /// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
 pub(super) fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();

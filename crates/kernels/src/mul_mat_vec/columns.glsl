@@ -88,7 +88,7 @@ uvec4 column_low16(uint c, uint e) { return staged_low[staged_place(c, e / 16)];
 #endif
 // Puts four values of a group whose largest magnitude is `most` down as codes, and gives the sum of the codes.
 int stage_quad(uint c, uint q, vec4 x, float most) {
-    float inverse = most > 0.0 ? LEVELS / most : 0.0;
+    float inverse = inverse_of(most, LEVELS);
 #if WIDE
     uvec2 codes = rounded_pairs(x * inverse);
     staged_low[staged_place(c, q / 4)][q % 4] = codes.y;

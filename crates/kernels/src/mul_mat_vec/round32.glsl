@@ -13,7 +13,8 @@ uvec2 rounded_pairs(vec4 x) {
     uvec4 h = uvec4(high) & 255u, l = uvec4(q - (high << 8)) & 255u;
     return uvec2(h.x | h.y << 8 | h.z << 16 | h.w << 24, l.x | l.y << 8 | l.z << 16 | l.w << 24);
 }
-float inverse_of(float most) { return most > 0.0 ? 127.0 / most : 0.0; }
+// What a group is multiplied with so that its largest magnitude becomes `levels`.
+float inverse_of(float most, float levels) { return most > 0.0 ? levels / most : 0.0; }
 float most_of(vec4 x) { return max(max(abs(x.x), abs(x.y)), max(abs(x.z), abs(x.w))); }
 
 // Elements 4 q .. 4 q + 3 of a column, after the weight of NORM; adds their squares (before the weight) to `squares`.
@@ -36,7 +37,7 @@ float round32(uvec2 column, uint g, out uint codes[8], inout float squares) {
         x[i] = column_values(column, 8 * g + i, squares);
         most = max(most, most_of(x[i]));
     }
-    float inverse = inverse_of(most);
+    float inverse = inverse_of(most, 127.0);
     [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = rounded_bytes(x[i] * inverse);
     return most / 127.0;
 }

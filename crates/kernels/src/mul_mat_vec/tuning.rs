@@ -207,6 +207,11 @@ fn parse_line(words: &[&str]) -> Option<Line> {
     Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
 }
 
+/// Whether the lines of this operation in a file can be read.
+pub(crate) fn check(text: &str) -> Result<(), String> {
+    Table::parse(text).map(drop)
+}
+
 static KEPT: OnceLock<PathBuf> = OnceLock::new();
 
 /// Names the file of lines that were found on the device of this process. It need not exist. To be called before the

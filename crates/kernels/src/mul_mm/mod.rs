@@ -8,6 +8,8 @@ mod pick;
 mod reference;
 mod tuning;
 
+pub(crate) use tuning::check as check_tuning;
+
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 

@@ -213,6 +213,11 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, band, busy })
 }
 
+/// Whether the lines of this operation in a file can be read.
+pub(crate) fn check(text: &str) -> Result<(), String> {
+    Table::parse(text).map(drop)
+}
+
 /// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
 pub(super) fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// Elements and number of rows of the matrix
     #[arg(long, value_name = "KxM", default_value = "4096x14336", value_parser = shape_of)]
     shape: (usize, usize),
-    /// Only this path (scalar or int_dot); both without
+    /// Only show what this path (scalar or int_dot) can do; without it both are compared and the result is kept
     #[arg(long, value_name = "PATH", value_parser = path_of)]
     path: Option<Path>,
     /// Only show what was found
@@ -112,7 +112,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         print(&serde_json::to_string_pretty(&json!({ "device": device.adapter.name, "rows": rows }))?);
     }
-    if !arguments.dry_run {
+    // The order of lines is that of preference, which one path alone does not tell.
+    if !arguments.dry_run && arguments.path.is_none() {
         keep(&device, &lines)?;
     }
     Ok(ExitCode::SUCCESS)

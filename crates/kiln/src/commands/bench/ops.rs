@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use kiln_gpu::Shader;
 use kiln_kernels::case::Level;
 use kiln_kernels::harness::Prepared;
@@ -94,6 +95,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             bar.inc(1);
         }
         bar.finish_and_clear();
+    }
+    if rows.is_empty() && failed == 0 {
+        bail!(
+            "nothing was timed\nhint: no case has such a name, or the device has none of these paths; without --case and --path all are timed"
+        );
     }
     if arguments.json {
         print(&serde_json::to_string_pretty(&json!({
