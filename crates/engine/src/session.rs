@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::Error;
 use crate::arch::{BatchShape, Graph, graph};
@@ -161,6 +162,30 @@ impl Session {
     }
 
     fn run(&mut self, batch: &[u32], outputs: usize) -> Result<Vec<f32>, Error> {
+        let (plan, ports) = self.enter(batch, outputs)?;
+        self.executor.run(plan)?;
+        // Devices and files are little endian, and so is every machine Kiln runs on.
+        let mut logits = vec![0.0f32; ports.logits.len()];
+        self.executor.read(plan, &ports.logits, bytemuck::cast_slice_mut(&mut logits))?;
+        self.length += batch.len();
+        Ok(logits)
+    }
+
+    /// Feeds tokens and gives the time of every step of the last batch, by its label.
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<(String, Duration)>, Error> {
+        let (before, batch) =
+            tokens.split_at(tokens.len().saturating_sub(1) / self.executor.batch() * self.executor.batch());
+        if !before.is_empty() {
+            self.feed(before, Wanted::Last)?;
+        }
+        let (plan, _) = self.enter(batch, 1)?;
+        let times = self.executor.profile(plan)?;
+        self.length += batch.len();
+        Ok(times)
+    }
+
+    /// Makes the plan for a batch ready and writes what it needs from the host.
+    fn enter(&mut self, batch: &[u32], outputs: usize) -> Result<(PlanId, Ports), Error> {
         let shape = BatchShape { tokens: batch.len(), outputs };
         let (plan, ports) = self.prepared(shape)?;
         let start = self.length;
@@ -176,12 +201,7 @@ impl Session {
             executor.write(plan, &ports.length, &ints(&mut std::iter::once(end)))?;
         }
         executor.write(plan, &ports.wanted, &ints(&mut (batch.len() - outputs..batch.len())))?;
-        executor.run(plan)?;
-        // Devices and files are little endian, and so is every machine Kiln runs on.
-        let mut logits = vec![0.0f32; ports.logits.len()];
-        executor.read(plan, &ports.logits, bytemuck::cast_slice_mut(&mut logits))?;
-        self.length = end;
-        Ok(logits)
+        Ok((plan, ports))
     }
 
     fn prepared(&mut self, shape: BatchShape) -> Result<(PlanId, Ports), Error> {

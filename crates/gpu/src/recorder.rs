@@ -135,8 +135,8 @@ pub struct Recorder {
 struct Segment {
     raw: vk::CommandBuffer,
     estimate: f64,
-    /// First of the two timestamps around it.
-    query: u32,
+    /// First of the two timestamps around it, where there is room for them.
+    query: Option<u32>,
 }
 
 /// Recorded commands; they can be submitted again and again.
@@ -144,6 +144,7 @@ pub struct Commands {
     device: Arc<Device>,
     pool: vk::CommandPool,
     queries: vk::QueryPool,
+    most_queries: u32,
     n_queries: u32,
     segments: Vec<Segment>,
     labels: Vec<(String, u32)>,
@@ -162,15 +163,26 @@ pub struct Counts {
     pub barriers: u32,
 }
 
-const MAX_QUERIES: u32 = 16384;
+/// Queries of a recording: two for each submit and, where every step is timed, two for each step.
+const QUERIES: u32 = 512;
+const PROFILE_QUERIES: u32 = 16384;
 
 impl Recorder {
     /// Begins a recording.
     pub fn new(device: &Arc<Device>) -> Result<Recorder, Error> {
+        Recorder::with_queries(device, QUERIES)
+    }
+
+    /// Begins a recording that takes the time of every step. Steps then no longer overlap.
+    pub fn profiled(device: &Arc<Device>) -> Result<Recorder, Error> {
+        Ok(Recorder { profile: true, ..Recorder::with_queries(device, PROFILE_QUERIES)? })
+    }
+
+    fn with_queries(device: &Arc<Device>, most_queries: u32) -> Result<Recorder, Error> {
         let info = vk::CommandPoolCreateInfo::builder().queue_family_index(device.queue_family);
         // SAFETY: the family is the one the device was made with.
         let pool = unsafe { device.raw.create_command_pool(&info, None) }.map_err(vulkan("vkCreateCommandPool"))?;
-        let info = vk::QueryPoolCreateInfo::builder().query_type(vk::QueryType::TIMESTAMP).query_count(MAX_QUERIES);
+        let info = vk::QueryPoolCreateInfo::builder().query_type(vk::QueryType::TIMESTAMP).query_count(most_queries);
         // SAFETY: the device is alive; on failure the pool goes with it.
         let queries = unsafe { device.raw.create_query_pool(&info, None) }.map_err(|e| {
             // SAFETY: nothing was allocated from the pool yet.
@@ -181,6 +193,7 @@ impl Recorder {
             device: Arc::clone(device),
             pool,
             queries,
+            most_queries,
             n_queries: 0,
             segments: Vec::new(),
             labels: Vec::new(),
@@ -189,12 +202,6 @@ impl Recorder {
             last: std::sync::Mutex::new(None),
         };
         Ok(Recorder { commands, hazards: Hazards::default(), open: None, profile: false, limit: TARGET_SECONDS })
-    }
-
-    /// Takes the time of every step. Steps then no longer overlap.
-    pub fn profiled(mut self) -> Recorder {
-        self.profile = true;
-        self
     }
 
     /// Keeps everything in one submit: for measurements that must not be cut.
@@ -296,8 +303,7 @@ impl Recorder {
         let device = Arc::clone(&self.commands.device);
         let estimate = device.pace.lock().unwrap_or_else(PoisonError::into_inner).estimate(cost);
         let full = self.open.as_ref().is_some_and(|s| s.estimate + estimate > self.limit);
-        let crowded = self.commands.n_queries + 4 > MAX_QUERIES;
-        if full || crowded {
+        if full {
             self.close()?;
         }
         let before = self.hazards.add(kind, reads, writes);
@@ -327,14 +333,11 @@ impl Recorder {
         let info = vk::CommandBufferBeginInfo::builder().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
         // SAFETY: the command buffer is new.
         unsafe { device.raw.begin_command_buffer(raw, &info) }.map_err(vulkan("vkBeginCommandBuffer"))?;
-        let query = self.commands.n_queries;
-        self.commands.n_queries += 2;
-        // SAFETY: the queries exist and are reset before they are written.
-        unsafe { device.raw.cmd_reset_query_pool(raw, self.commands.queries, query, 2) };
         // Whatever an earlier submit did is finished and visible to whatever this one does.
         for kind in [Kind::IndirectDispatch, Kind::Transfer] {
             barrier(device, raw, &[Kind::Dispatch, Kind::Transfer], kind);
         }
+        let query = self.commands.take_queries(raw);
         self.commands.stamp(raw, query);
         Ok(Segment { raw, estimate: 0.0, query })
     }
@@ -344,7 +347,7 @@ impl Recorder {
         let device = &self.commands.device;
         // What the host reads next must have arrived.
         host_barrier(device, segment.raw);
-        self.commands.stamp(segment.raw, segment.query + 1);
+        self.commands.stamp(segment.raw, segment.query.map(|q| q + 1));
         // SAFETY: the command buffer is being recorded.
         unsafe { device.raw.end_command_buffer(segment.raw) }.map_err(vulkan("vkEndCommandBuffer"))?;
         self.commands.segments.push(segment);
@@ -352,7 +355,7 @@ impl Recorder {
         Ok(())
     }
 
-    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) -> u32 {
+    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) -> Option<u32> {
         let device = &self.commands.device;
         if device.instance.has_debug() {
             let name = std::ffi::CString::new(label).unwrap_or_default();
@@ -360,19 +363,14 @@ impl Recorder {
             // SAFETY: the extension is enabled where the instance has debug on.
             unsafe { device.instance.raw.cmd_begin_debug_utils_label_ext(raw, &info) };
         }
-        let query = self.commands.n_queries;
-        if self.profile {
-            self.commands.n_queries += 2;
-            // SAFETY: the queries exist and are reset before they are written.
-            unsafe { device.raw.cmd_reset_query_pool(raw, self.commands.queries, query, 2) };
-            self.commands.stamp(raw, query);
-        }
+        let query = if self.profile { self.commands.take_queries(raw) } else { None };
+        self.commands.stamp(raw, query);
         query
     }
 
-    fn label_end(&mut self, raw: vk::CommandBuffer, query: u32, label: &str) {
-        if self.profile {
-            self.commands.stamp(raw, query + 1);
+    fn label_end(&mut self, raw: vk::CommandBuffer, query: Option<u32>, label: &str) {
+        if let Some(query) = query {
+            self.commands.stamp(raw, Some(query + 1));
             self.commands.labels.push((label.to_owned(), query));
         }
         let device = &self.commands.device;
@@ -411,7 +409,19 @@ fn host_barrier(device: &Device, raw: vk::CommandBuffer) {
 }
 
 impl Commands {
-    fn stamp(&self, raw: vk::CommandBuffer, query: u32) {
+    /// Two queries that no step has, while there are some.
+    fn take_queries(&mut self, raw: vk::CommandBuffer) -> Option<u32> {
+        let query = self.n_queries;
+        (query + 2 <= self.most_queries).then(|| {
+            self.n_queries += 2;
+            // SAFETY: the queries exist; they are reset before they are written.
+            unsafe { self.device.raw.cmd_reset_query_pool(raw, self.queries, query, 2) };
+            query
+        })
+    }
+
+    fn stamp(&self, raw: vk::CommandBuffer, query: Option<u32>) {
+        let Some(query) = query else { return };
         // SAFETY: the query exists and was reset in this command buffer.
         unsafe {
             self.device.raw.cmd_write_timestamp(raw, vk::PipelineStageFlags::BOTTOM_OF_PIPE, self.queries, query)
@@ -450,7 +460,7 @@ impl Commands {
     pub fn gpu_time(&self) -> Option<Duration> {
         let first = self.segments.first()?;
         let last = self.segments.last()?;
-        self.between(first.query, last.query + 1)
+        self.between(first.query?, last.query? + 1)
     }
 
     /// The time of each step, for recordings made with `profiled`.
@@ -464,7 +474,7 @@ impl Commands {
     fn learn(&self) {
         let mut pace = self.device.pace.lock().unwrap_or_else(PoisonError::into_inner);
         for segment in &self.segments {
-            if let Some(took) = self.between(segment.query, segment.query + 1) {
+            if let Some(took) = segment.query.and_then(|q| self.between(q, q + 1)) {
                 pace.learn(segment.estimate, took.as_secs_f64());
             }
         }

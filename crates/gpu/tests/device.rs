@@ -100,7 +100,7 @@ fn a_chain_of_dispatches_waits_where_it_must_and_can_run_again() {
     uploader.finish().unwrap();
 
     let pipeline = device.pipeline(&shader("add.comp")).unwrap();
-    let mut recorder = Recorder::new(&device).unwrap().profiled();
+    let mut recorder = Recorder::profiled(&device).unwrap();
     for (from, to) in [(0, 1), (1, 2), (0, 1)] {
         let (x, y) = (buffers[from].address(), buffers[to].address());
         let params = Params { x, y, n, add: 10 }.bytes();

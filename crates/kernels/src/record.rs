@@ -41,9 +41,12 @@ pub fn record(
     let launches = choice.launches.len() as f64;
     for (i, launch) in choice.launches.iter().enumerate() {
         let pipeline = device.pipeline(&launch.shader)?;
+        // In a profile, the launches of a step are told apart by their kernels.
+        let kernel = launch.shader.name.split(' ').next().unwrap_or_default();
+        let label = if launches > 1.0 { format!("{label} {kernel}") } else { label.to_owned() };
         let params = operation.params(choice, i, at);
         recorder.dispatch(Dispatch {
-            label,
+            label: &label,
             pipeline: &pipeline,
             params: &params,
             groups: Groups::Direct(launch.groups),

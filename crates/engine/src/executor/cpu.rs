@@ -1,6 +1,8 @@
 //! The CPU executor: runs each step by the operation's own CPU code, which is its reference where nothing faster is
 //! needed.
 
+use std::time::{Duration, Instant};
+
 use kiln_gguf::Gguf;
 use kiln_kernels::Call;
 use kiln_kernels::host::HostMemory;
@@ -8,7 +10,7 @@ use kiln_kernels::tensor::{Slot, Tensor};
 
 use super::{Executor, PlanId, Progress};
 use crate::Error;
-use crate::plan::{Fixed, Plan, SlotKind};
+use crate::plan::{Fixed, Plan, SlotKind, Step};
 
 /// Which code runs the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,21 @@ impl Executor for CpuExecutor {
         let arithmetic = self.arithmetic;
         self.with_plan(plan, |plan, memory| run_call(&plan.steps[step].call, arithmetic, memory));
         Ok(())
+    }
+
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+        let arithmetic = self.arithmetic;
+        let times = rayon::scope(|_| {
+            self.with_plan(plan, |plan, memory| {
+                let timed = |step: &Step| {
+                    let start = Instant::now();
+                    run_call(&step.call, arithmetic, memory);
+                    (step.label.clone(), start.elapsed())
+                };
+                plan.steps.iter().map(timed).collect()
+            })
+        });
+        Ok(times)
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

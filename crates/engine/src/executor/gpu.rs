@@ -1,6 +1,7 @@
 //! The GPU executor: weights go to the device once, each plan is recorded once and submitted again and again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kiln_gguf::{Gguf, TensorType, quant};
 use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
@@ -52,6 +53,16 @@ struct Prepared {
     commands: Commands,
 }
 
+impl Prepared {
+    fn steps(&self) -> Vec<(&str, &kiln_kernels::Call, &Choice)> {
+        steps(&self.plan, &self.choices)
+    }
+}
+
+fn steps<'p>(plan: &'p Plan, choices: &'p [Choice]) -> Vec<(&'p str, &'p kiln_kernels::Call, &'p Choice)> {
+    plan.steps.iter().zip(choices).map(|(s, choice)| (s.label.as_str(), &s.call, choice)).collect()
+}
+
 impl GpuExecutor {
     /// An executor without a model.
     pub fn new(device: Arc<Device>) -> GpuExecutor {
@@ -79,12 +90,12 @@ impl GpuExecutor {
 
     fn record(
         &self,
+        mut recorder: Recorder,
         steps: &[(&str, &kiln_kernels::Call, &Choice)],
         buffers: &[Buffer],
         results: &[(Slot, Buffer)],
     ) -> Result<Commands, Error> {
         let at = |t: &Tensor| -> Address { buffers[t.slot.0 as usize].address().offset(t.offset as u64) };
-        let mut recorder = Recorder::new(&self.device)?;
         for (label, call, choice) in steps {
             record(&mut recorder, &self.device, label, (call, choice), &at)?;
         }
@@ -170,9 +181,7 @@ impl Executor for GpuExecutor {
             }
             buffers.push(self.device.allocate(kind, bytes)?);
         }
-        let steps: Vec<_> =
-            plan.steps.iter().zip(&choices).map(|(s, choice)| (s.label.as_str(), &s.call, choice)).collect();
-        let commands = self.record(&steps, &buffers, &results)?;
+        let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), &buffers, &results)?;
         self.plans.push(Prepared { plan, choices, buffers, results, copied: false, commands });
         Ok(PlanId(self.plans.len() - 1))
     }
@@ -217,7 +226,17 @@ impl Executor for GpuExecutor {
         let prepared = &self.plans[plan.0];
         let at = &prepared.plan.steps[step];
         let one = [(at.label.as_str(), &at.call, &prepared.choices[step])];
-        Ok(self.record(&one, &prepared.buffers, &[])?.run()?)
+        Ok(self.record(Recorder::new(&self.device)?, &one, &prepared.buffers, &[])?.run()?)
+    }
+
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+        self.plans[plan.0].copied = false;
+        let prepared = &self.plans[plan.0];
+        let commands =
+            self.record(Recorder::profiled(&self.device)?, &prepared.steps(), &prepared.buffers, &prepared.results)?;
+        commands.run()?;
+        self.plans[plan.0].copied = true;
+        Ok(commands.timings())
     }
 
     fn batch(&self) -> usize {

@@ -3,6 +3,8 @@
 mod cpu;
 mod gpu;
 
+use std::time::Duration;
+
 use kiln_gguf::Gguf;
 use kiln_kernels::tensor::{Slot, Tensor};
 
@@ -50,6 +52,9 @@ pub trait Executor: Send {
 
     /// Runs one step alone and waits: for comparing executors.
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error>;
+
+    /// Runs every step and waits, taking the time of each on the executor's own clock; the step's label comes with it.
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error>;
 
     /// Tokens of a prompt that should go through the model at once: more share the reading of weights, and take more
     /// memory.

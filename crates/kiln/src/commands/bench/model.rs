@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use kiln_engine::Session;
@@ -30,6 +30,9 @@ pub(crate) struct ModelArguments {
     /// How often each test is run
     #[arg(short = 'r', long, default_value_t = 5)]
     repetitions: usize,
+    /// Show where the time goes: one row for each kind of step, timed by the device's own clock
+    #[arg(long)]
+    profile: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -42,6 +45,15 @@ struct Row {
     test: String,
     /// Tokens per second of each repetition.
     rates: Vec<f64>,
+    /// The steps of one more run, by kind; empty unless asked for.
+    steps: Vec<StepKind>,
+}
+
+/// Steps that stand at the same place of each layer.
+struct StepKind {
+    name: String,
+    count: usize,
+    time: Duration,
 }
 
 impl Row {
@@ -87,8 +99,21 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
             }
             bar.inc(1);
         }
+        let steps = if arguments.profile {
+            session.reset()?;
+            if arguments.depth > 0 {
+                session.feed(&tokens[..arguments.depth], Wanted::Last)?;
+            }
+            // Generating is timed behind some tokens, so that clocks are as they were.
+            let (before, timed) = if kind == "tg" { (n.min(32) - 1, 1) } else { (0, n) };
+            let (before, timed) = tokens[arguments.depth..][..before + timed].split_at(before);
+            feed(&mut session, before, true)?;
+            step_kinds(session.profile(timed)?)
+        } else {
+            Vec::new()
+        };
         let depth = if arguments.depth > 0 { format!(" @ d{}", arguments.depth) } else { String::new() };
-        rows.push(Row { test: format!("{kind}{n}{depth}"), rates });
+        rows.push(Row { test: format!("{kind}{n}{depth}"), rates, steps });
     }
     bar.finish_and_clear();
     let steps = session.plan(BatchShape { tokens: 1, outputs: 1 })?.len();
@@ -108,13 +133,34 @@ fn feed(session: &mut Session, tokens: &[u32], one_by_one: bool) -> anyhow::Resu
     Ok(())
 }
 
+/// Adds up the times of steps that differ in their layer alone, the longest first.
+fn step_kinds(times: Vec<(String, Duration)>) -> Vec<StepKind> {
+    let mut kinds: Vec<StepKind> = Vec::new();
+    for (label, time) in times {
+        let name = match label.split_once('.') {
+            Some((layer, rest)) if layer.bytes().all(|b| b.is_ascii_digit()) => rest.to_owned(),
+            _ => label,
+        };
+        match kinds.iter_mut().find(|k| k.name == name) {
+            Some(kind) => (kind.count, kind.time) = (kind.count + 1, kind.time + time),
+            None => kinds.push(StepKind { name, count: 1, time }),
+        }
+    }
+    kinds.sort_by_key(|k| std::cmp::Reverse(k.time));
+    kinds
+}
+
 fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: usize) -> anyhow::Result<()> {
     let model = session.model();
     let name = model.gguf.metadata().get_str_or("general.name", "model")?;
     if arguments.json {
         let rows: Vec<_> = rows
             .iter()
-            .map(|r| json!({ "test": r.test, "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates }))
+            .map(|r| {
+                let step = |s: &StepKind| json!({ "step": s.name, "count": s.count, "seconds": s.time.as_secs_f64() });
+                let steps: Vec<_> = r.steps.iter().map(step).collect();
+                json!({ "test": r.test, "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates, "steps": steps })
+            })
             .collect();
         let all = json!({
             "model": name,
@@ -132,6 +178,16 @@ fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: us
     print(&format!("{:20} {:>22}", "test", "tokens/s"));
     for row in rows {
         print(&format!("{:20} {:>12.2} ± {:>7.2}", row.test, row.mean(), row.deviation()));
+    }
+    for row in rows.iter().filter(|r| !r.steps.is_empty()) {
+        let all: f64 = row.steps.iter().map(|s| s.time.as_secs_f64()).sum();
+        print(&format!("\n{}: {:.3} ms in steps one after the other", row.test, 1e3 * all));
+        print(&format!("{:44} {:>6} {:>11} {:>11} {:>7}", "step", "count", "each, us", "all, us", "share"));
+        for StepKind { name, count, time } in &row.steps {
+            let us = 1e6 * time.as_secs_f64();
+            let (each, share) = (us / *count as f64, 1e-4 * us / all);
+            print(&format!("{name:44} {count:>6} {each:>11.2} {us:>11.1} {share:>5.1} %"));
+        }
     }
     Ok(())
 }
