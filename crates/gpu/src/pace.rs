@@ -38,7 +38,9 @@ impl Pace {
 
     /// Learns from a submit that was estimated at `estimated` seconds under the present factor and took `measured`.
     pub(crate) fn learn(&mut self, estimated: f64, measured: f64) {
-        if estimated <= 0.0 || measured <= 0.0 {
+        // What is short by both accounts says more about launching than about the device's speed: believed, a copy of a
+        // few bytes would make every later dispatch a submit of its own.
+        if measured <= 0.0 || (estimated < 0.01 * TARGET_SECONDS && measured < 0.5 * TARGET_SECONDS) {
             return;
         }
         let wanted = (self.factor * measured / estimated).clamp(1e-4, 1e3);
@@ -63,6 +65,10 @@ mod tests {
             let estimated = pace.estimate(cost);
             pace.learn(estimated, 0.001);
         }
-        assert!(pace.estimate(cost) < 0.002, "faster is learnt in steps: {}", pace.estimate(cost));
+        let learnt = pace.estimate(cost);
+        assert!(learnt < 0.002, "faster is learnt in steps: {learnt}");
+        let nothing = pace.estimate(Cost::default());
+        pace.learn(nothing, 100.0 * nothing);
+        assert_eq!(pace.estimate(cost), learnt, "the cost of launching nothing is not the device's speed");
     }
 }

@@ -91,6 +91,16 @@ pub const FORMATS: &[Format] = formats! {
     Q6_Kx1 "q6_kx1" 16 false 16 0 32;
 };
 
+/// Groups of 32 elements in a piece, for the formats that keep loading and unfolding apart.
+fn piece_groups(ty: TensorType) -> usize {
+    use TensorType::*;
+    match ty {
+        Q4_K | Q5_K => 2,
+        Q4_0x8 | Q8_0x8 | Q4_1x4 | Q5_0x8 | Q5_1x4 | IQ4_NLx8 | Q3_Kx1 | Q6_Kx8 | Q6_Kx2 | Q6_Kx1 => 1,
+        _ => 0,
+    }
+}
+
 /// The format of a type, if shaders can read it.
 pub fn format(ty: TensorType) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.ty == ty)
@@ -104,7 +114,8 @@ pub fn is_aligned(tensor: &Tensor) -> bool {
 
 /// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
 /// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32`, `A_RAW32` (functions), `A_GROUP`,
-/// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_BLOCKS` is 1 for block
+/// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_PIECE` is the number of
+/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`. `A_BLOCKS` is 1 for block
 /// types and 0 for plain ones.
 pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Unsupported> {
     let Some(format) = format(ty) else {
@@ -126,7 +137,14 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
     for (name, of) in [("CODES4", "codes4"), ("SCALE", "scale"), ("GROUP32", "group32"), ("RAW32", raw)] {
         shader = function(shader, name, of);
     }
+    let piece = piece_groups(ty);
+    if piece > 0 {
+        for (name, of) in [("PIECE_TYPE", "piece"), ("FETCH", "fetch"), ("UNFOLD", "unfold")] {
+            shader = function(shader, name, of);
+        }
+    }
     let numbers = [
+        ("PIECE", piece),
         ("GROUP", format.group),
         ("BLOCK", ty.block_len()),
         ("BLOCK_BYTES", ty.block_bytes()),

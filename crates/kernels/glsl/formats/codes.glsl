@@ -7,6 +7,9 @@
 //                            the first and of the second 16, with as few loads as the block allows
 //   void  F_raw32(row, e, codes, lo, hi)   the same before what all codes are too large by is taken from them; only formats
 //                            whose line in `formats.rs` names that number, and their codes are below 128
+// Formats whose line in `formats.rs` names pieces keep loading and unfolding apart, so that loads can be far ahead:
+//   F_piece F_fetch(row, e)  the words of the piece that begins at element e, as they lie
+//   void  F_unfold(piece, e, j, codes, lo, hi)   what `raw32`, or else `group32`, gives for its group j of 32 elements
 //   vec4  F_load4(row, e), float F_load(row, e)   values
 //   void  F_init()           fills the format's table; every thread calls it once before anything else
 // and F_GROUP (elements of a scale), F_BLOCK (elements of a block), F_BLOCK_BYTES. Plain floats have load, load4, init.
@@ -49,6 +52,13 @@ void nibbles32(uvec4 q, out uint codes[8]) {
         codes[4 + i] = (q[i] >> 4) & 0x0f0f0f0fu;
     }
 }
+
+// `raw32` or `group32` of formats with pieces of N groups.
+#define GROUP_OF_PIECE(F, NAME, N)                                             \
+    void F##_##NAME(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) { \
+        uint first = e & ~(32u * N - 1u);                                      \
+        F##_unfold(F##_fetch(row, first), first, (e - first) / 32, codes, lo, hi); \
+    }
 
 // Codes that may be negative, from those of `raw32`.
 #define GROUP32_OF_RAW(F, TOO_LARGE_BY)                                        \

@@ -12,15 +12,19 @@ uint iq4_nlx8_codes4(uvec2 row, uint e) {
     return (e & 16u) == 0 ? c.x : c.y;
 }
 vec2 iq4_nlx8_scale(uvec2 row, uint e) { return vec2(half_at(iq4_nlx8_at(row, e), 64 + (e & 255u) / 32), 0.0); }
-void iq4_nlx8_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+struct iq4_nlx8_piece { uvec4 q; uint d; };
+iq4_nlx8_piece iq4_nlx8_fetch(uvec2 row, uint e) {
     uvec2 b = iq4_nlx8_at(row, e);
     uint i = (e & 255u) / 32;
-    uvec4 q = U32x4(b).v[i];
-    [[unroll]] for (uint j = 0; j < 4; j++) {
-        uvec2 c = iq4_codes(q[j]);
-        codes[j] = c.x;
-        codes[4 + j] = c.y;
-    }
-    lo = hi = vec2(half_at(b, 64 + i), 0.0);
+    return iq4_nlx8_piece(U32x4(b).v[i], half_word(b, 64 + i));
 }
+void iq4_nlx8_unfold(iq4_nlx8_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        uvec2 c = iq4_codes(x.q[i]);
+        codes[i] = c.x;
+        codes[4 + i] = c.y;
+    }
+    lo = hi = vec2(unpackHalf2x16(x.d).x, 0.0);
+}
+GROUP_OF_PIECE(iq4_nlx8, group32, 1)
 SCALED_VALUES(iq4_nlx8)

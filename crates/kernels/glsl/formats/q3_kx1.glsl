@@ -24,22 +24,25 @@ float q3_kx1_scale_of(uvec4 tail, uint i) {
 vec2 q3_kx1_scale(uvec2 row, uint e) {
     return vec2(q3_kx1_scale_of(U32x4(q3_kx1_at(row, e)).v[6], (e & 255u) / 16), 0.0);
 }
-void q3_kx1_raw32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+struct q3_kx1_piece { uvec2 low; uint high; uvec4 tail; };
+q3_kx1_piece q3_kx1_fetch(uvec2 row, uint e) {
     uvec2 b = q3_kx1_at(row, e);
     uint i = (e & 255u) / 32;
-    uvec2 low = U32x2(b).v[i];
-    uint high = U32(b).v[16 + i];
-    [[unroll]] for (uint j = 0; j < 4; j++) {
-        codes[j] = (low.x >> (2 * j)) & 0x03030303u;
-        codes[4 + j] = ((low.y >> (2 * j)) & 0x03030303u) | ((high >> (2 + j)) & 0x04040404u);
-    }
-    codes[0] |= (high << 2) & 0x04040404u;
-    codes[1] |= (high << 1) & 0x04040404u;
-    codes[2] |= high & 0x04040404u;
-    codes[3] |= (high >> 1) & 0x04040404u;
-    uvec4 tail = U32x4(b).v[6];
-    lo = vec2(q3_kx1_scale_of(tail, 2 * i), 0.0);
-    hi = vec2(q3_kx1_scale_of(tail, 2 * i + 1), 0.0);
+    return q3_kx1_piece(U32x2(b).v[i], U32(b).v[16 + i], U32x4(b).v[6]);
 }
+void q3_kx1_unfold(q3_kx1_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        codes[i] = (x.low.x >> (2 * i)) & 0x03030303u;
+        codes[4 + i] = ((x.low.y >> (2 * i)) & 0x03030303u) | ((x.high >> (2 + i)) & 0x04040404u);
+    }
+    codes[0] |= (x.high << 2) & 0x04040404u;
+    codes[1] |= (x.high << 1) & 0x04040404u;
+    codes[2] |= x.high & 0x04040404u;
+    codes[3] |= (x.high >> 1) & 0x04040404u;
+    uint i = (e & 255u) / 32;
+    lo = vec2(q3_kx1_scale_of(x.tail, 2 * i), 0.0);
+    hi = vec2(q3_kx1_scale_of(x.tail, 2 * i + 1), 0.0);
+}
+GROUP_OF_PIECE(q3_kx1, raw32, 1)
 GROUP32_OF_RAW(q3_kx1, 4)
 SCALED_VALUES(q3_kx1)

@@ -12,11 +12,16 @@ uint q4_0x8_codes4(uvec2 row, uint e) {
     return minus_bytes(q & 0x0f0f0f0fu, 0x08080808u);
 }
 vec2 q4_0x8_scale(uvec2 row, uint e) { return vec2(half_at(q4_0x8_at(row, e), 64 + (e & 255u) / 32), 0.0); }
-void q4_0x8_raw32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+struct q4_0x8_piece { uvec4 q; uint d; };
+q4_0x8_piece q4_0x8_fetch(uvec2 row, uint e) {
     uvec2 b = q4_0x8_at(row, e);
     uint i = (e & 255u) / 32;
-    nibbles32(U32x4(b).v[i], codes);
-    lo = hi = vec2(half_at(b, 64 + i), 0.0);
+    return q4_0x8_piece(U32x4(b).v[i], half_word(b, 64 + i));
 }
+void q4_0x8_unfold(q4_0x8_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
+    nibbles32(x.q, codes);
+    lo = hi = vec2(unpackHalf2x16(x.d).x, 0.0);
+}
+GROUP_OF_PIECE(q4_0x8, raw32, 1)
 GROUP32_OF_RAW(q4_0x8, 8)
 SCALED_VALUES(q4_0x8)

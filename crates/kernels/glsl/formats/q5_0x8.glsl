@@ -13,11 +13,16 @@ uint q5_0x8_codes4(uvec2 row, uint e) {
     return minus_bytes(five_bits4(q, U32(b).v[32 + (e & 255u) / 32], e), 0x10101010u);
 }
 vec2 q5_0x8_scale(uvec2 row, uint e) { return vec2(half_at(q5_0x8_at(row, e), 80 + (e & 255u) / 32), 0.0); }
-void q5_0x8_raw32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+struct q5_0x8_piece { uvec4 q; uint high; uint d; };
+q5_0x8_piece q5_0x8_fetch(uvec2 row, uint e) {
     uvec2 b = q5_0x8_at(row, e);
     uint i = (e & 255u) / 32;
-    five_bits32(U32x4(b).v[i], U32(b).v[32 + i], codes);
-    lo = hi = vec2(half_at(b, 80 + i), 0.0);
+    return q5_0x8_piece(U32x4(b).v[i], U32(b).v[32 + i], half_word(b, 80 + i));
 }
+void q5_0x8_unfold(q5_0x8_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
+    five_bits32(x.q, x.high, codes);
+    lo = hi = vec2(unpackHalf2x16(x.d).x, 0.0);
+}
+GROUP_OF_PIECE(q5_0x8, raw32, 1)
 GROUP32_OF_RAW(q5_0x8, 16)
 SCALED_VALUES(q5_0x8)

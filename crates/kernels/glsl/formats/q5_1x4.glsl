@@ -13,10 +13,15 @@ uint q5_1x4_codes4(uvec2 row, uint e) {
     return five_bits4(q, U32(b).v[16 + (e & 127u) / 32], e);
 }
 vec2 q5_1x4_scale(uvec2 row, uint e) { return unpackHalf2x16(U32(q5_1x4_at(row, e)).v[20 + (e & 127u) / 32]); }
-void q5_1x4_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+struct q5_1x4_piece { uvec4 q; uint high, dm; };
+q5_1x4_piece q5_1x4_fetch(uvec2 row, uint e) {
     uvec2 b = q5_1x4_at(row, e);
     uint i = (e & 127u) / 32;
-    five_bits32(U32x4(b).v[i], U32(b).v[16 + i], codes);
-    lo = hi = unpackHalf2x16(U32(b).v[20 + i]);
+    return q5_1x4_piece(U32x4(b).v[i], U32(b).v[16 + i], U32(b).v[20 + i]);
 }
+void q5_1x4_unfold(q5_1x4_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
+    five_bits32(x.q, x.high, codes);
+    lo = hi = unpackHalf2x16(x.dm);
+}
+GROUP_OF_PIECE(q5_1x4, group32, 1)
 SHIFTED_VALUES(q5_1x4)

@@ -14,17 +14,20 @@ uint q5_k_codes4(uvec2 row, uint e) {
     return low | ((U32(b).v[4 + l] >> ((e & 255u) / 32)) & 0x01010101u) << 4;
 }
 vec2 q5_k_scale(uvec2 row, uint e) { return k4_scale(U32x4(q5_k_at(row, e)).v[0], (e & 255u) / 32); }
-void q5_k_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) {
+struct q5_k_piece { uvec4 head, high[2], q[2]; };
+q5_k_piece q5_k_fetch(uvec2 row, uint e) {
     uvec2 b = q5_k_at(row, e);
-    uint sub = (e & 255u) / 32, shift = (e & 32u) / 8;
-    [[unroll]] for (uint i = 0; i < 2; i++) {
-        uvec4 low = (U32x4(b).v[3 + (e & 192u) / 32 + i] >> shift) & 0x0f0f0f0fu;
-        uvec4 q = low | ((U32x4(b).v[1 + i] >> sub) & 0x01010101u) << 4;
-        codes[4 * i] = q.x;
-        codes[4 * i + 1] = q.y;
-        codes[4 * i + 2] = q.z;
-        codes[4 * i + 3] = q.w;
-    }
-    lo = hi = k4_scale(U32x4(b).v[0], sub);
+    uint i = 3 + (e & 192u) / 32;
+    uvec4 high[2] = uvec4[2](U32x4(b).v[1], U32x4(b).v[2]);
+    return q5_k_piece(U32x4(b).v[0], high, uvec4[2](U32x4(b).v[i], U32x4(b).v[i + 1]));
 }
+void q5_k_unfold(q5_k_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
+    uint part = (e & 255u) / 32 + j;
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        uint fifth = (x.high[i / 4][i % 4] >> part) & 0x01010101u;
+        codes[i] = ((x.q[i / 4][i % 4] >> (4 * j)) & 0x0f0f0f0fu) | fifth << 4;
+    }
+    lo = hi = k4_scale(x.head, part);
+}
+GROUP_OF_PIECE(q5_k, group32, 2)
 SHIFTED_VALUES(q5_k)

@@ -30,14 +30,18 @@ void q6_k_raw_codes(uvec4 q, uvec2 high, out uint codes[8]) {
         precise float s = half_at(b, 104 * N + i / 16) * signed_byte(byte_at(b, 192 * N + i), 0); \
         return vec2(s, 0.0);                                                   \
     }                                                                          \
-    void F##_raw32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) { \
+    struct F##_piece { uvec4 q; uvec2 high; uint scales, d; };                 \
+    F##_piece F##_fetch(uvec2 row, uint e) {                                   \
         uvec2 b = F##_at(row, e);                                              \
         uint i = e % (256 * N) / 32;                                           \
-        q6_k_raw_codes(U32x4(b).v[i], U32x2(b).v[16 * N + i], codes);          \
-        uint scales = half_word(b, 96 * N + i);                                \
-        precise vec2 s = half_at(b, 104 * N + i / 8) * vec2(signed_byte(scales, 0), signed_byte(scales, 1)); \
+        return F##_piece(U32x4(b).v[i], U32x2(b).v[16 * N + i], half_word(b, 96 * N + i), half_word(b, 104 * N + i / 8)); \
+    }                                                                          \
+    void F##_unfold(F##_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) { \
+        q6_k_raw_codes(x.q, x.high, codes);                                    \
+        precise vec2 s = unpackHalf2x16(x.d).x * vec2(signed_byte(x.scales, 0), signed_byte(x.scales, 1)); \
         lo = vec2(s.x, 0.0);                                                   \
         hi = vec2(s.y, 0.0);                                                   \
     }                                                                          \
+    GROUP_OF_PIECE(F, raw32, 1)                                                \
     GROUP32_OF_RAW(F, 32)                                                      \
     SCALED_VALUES(F)

@@ -167,7 +167,7 @@ fn layouts() -> Vec<Case> {
 /// Every reduction, every kind of slice.
 fn splits() -> Vec<Case> {
     let mut cases = Vec::new();
-    let base = Tuning { threads: 64, team: Team::Subgroup, rows: 3, flight: 2, slice: Slice::Groups(1) };
+    let base = Tuning { threads: 64, team: Team::Subgroup, rows: 3, flight: 2, slice: Slice::Groups(1), loops: 0 };
     for (name, team, threads) in [
         ("subgroups", Team::Subgroup, 64),
         ("a workgroup's subgroups", Team::Workgroup, 64),
@@ -181,6 +181,23 @@ fn splits() -> Vec<Case> {
                 call.scratch = scratch_for(data, &call.product.b);
             }));
         }
+    }
+    // More units than workgroups at once, on a device that does not tell its cores: teams go on to a second and third.
+    for (ty, shape, team, slice, flight) in [
+        (Q4_K, [768, 1057, 1], Team::Subgroup, Slice::Groups(2), 3),
+        (Q8_0x8, [1536, 1057, 2], Team::Subgroup, Slice::Groups(1), 2),
+        (Q4_0, [96, 211, 1], Team::Workgroup, Slice::Groups(1), 2),
+        (F16, [1096, 157, 1], Team::Workgroup, Slice::Groups(1), 1),
+    ] {
+        cases.push(with("rows in a loop", (ty, shape, Any), move |data, call| {
+            call.split = Some(Tuning { team, slice, flight, rows: 2, loops: 1, ..base });
+            call.norm = Some(Norm { weight: None, eps: 1e-5 });
+            let sibling = |data: &mut Data, m| {
+                let (a, d) = (data.input(ty, [shape[0], m, 1, 1]), data.output(F32, [m, shape[2], 1, 1]));
+                Sibling { a, d, bias: None }
+            };
+            call.others = vec![sibling(data, 67), sibling(data, 3)];
+        }));
     }
     let quads = |count, step| Slice::Quads { count, step };
     for (ty, slice, n) in [

@@ -7,7 +7,8 @@
 float squares[COLS];
 #endif
 
-void start_columns(uvec2 b) {
+void start_columns(uvec2 b) {}
+void start_row() {
 #if NORM
     [[unroll]] for (uint c = 0; c < COLS; c++) squares[c] = 0;
 #endif
@@ -41,11 +42,13 @@ float column_element(uint c, uint e) {
 #if TEAM == WG
 shared float square_sums[COLS][WG];
 #endif
-// Each team saw every element of the columns once.
+// Each team saw every element of the columns once for its rows.
 void finish_columns() {
     [[unroll]] for (uint c = 0; c < COLS; c++) {
 #if TEAM == WG
         uint t = gl_LocalInvocationID.x;
+        // What the rows before left is read by now.
+        barrier();
         square_sums[c][t] = squares[c];
         barrier();
         for (uint s = WG / 2; s > 0; s >>= 1) {
@@ -205,11 +208,13 @@ void start_columns(uvec2 b) {
     }
 #endif
 }
+void start_row() {}
 void finish_columns() {}
 
 #else
 #extension GL_EXT_integer_dot_product : require
 void start_columns(uvec2 b) {}
+void start_row() {}
 void finish_columns() {
     [[unroll]] for (uint c = 0; c < COLS; c++) {
 #if NORM

@@ -5,9 +5,11 @@
 //   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
 //   MATRICES up to three matrices of one format share b, each with its own result
 //   INT      columns are rounded to 8 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED) or before
-// A team of TEAM threads (a subgroup or the workgroup) computes ROWS rows. Its threads share a row's slices; a slice is
-// what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits of a row do not
-// depend on the number of rows.
+// A team of TEAM threads (a subgroup or the workgroup) computes ROWS rows at once: a unit. Its threads share a row's
+// slices; a slice is what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits
+// of a row do not depend on the number of rows.
+//   LOOP     there are as many workgroups as run at once, and teams go from unit to unit: columns are made ready once for
+//            all of a workgroup's rows. Loads are FLIGHT slices ahead, those of the next unit too.
 #version 450
 #include "kiln.glsl"
 layout(local_size_x = WG) in;
@@ -54,8 +56,11 @@ float team_sum(uint i, float x) {
 #endif
 }
 #elif SUBGROUPS
-// All partial sums are put down first, so that one barrier does for all of them.
+// All partial sums are put down first, so that one barrier does for all of them; those of the unit before are read by now.
 void prepare_sums() {
+#if LOOP
+    barrier();
+#endif
     [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) [[unroll]] for (uint c = 0; c < COLS; c++) {
         float x = subgroupAdd(acc[m][r][c]);
         if (subgroupElect()) partial[(m * ROWS + r) * COLS + c][gl_SubgroupID] = x;
@@ -94,109 +99,130 @@ float gated(float gate, float up) {
 }
 #endif
 
-void main() {
-    uint group = group_index();
-    A_INIT();
-    // The matrix: a, its rows, result and bias.
-    uvec2 a = p.a, d = p.d;
-    uint m = p.m, d_stride = p.d_stride;
-#if BIAS
-    uvec2 bias = p.bias;
+// The batch, and where it begins: which matrix of a, which columns.
+uint batch;
+#if EXPERTS
+uint slot, token, expert;
 #endif
-    uint row_groups = (m + TEAMS * ROWS - 1) / (TEAMS * ROWS);
+uvec2 batch_a(uvec2 a) {
+#if EXPERTS
+    return row_address(a, expert, p.a_expert);
+#elif BATCHES
+    return row_address(row_address(a, batch % p.b2 / p.share[0], p.a_batch[0]), batch / p.b2 / p.share[1], p.a_batch[1]);
+#else
+    return a;
+#endif
+}
+
+// Units, counted through all matrices.
+#define UNITS(m) (((m) + ROWS - 1) / ROWS)
+uint all_units() {
+    uint n = UNITS(p.m);
 #if MATRICES > 1
-    if (group >= row_groups) {
-        group -= row_groups;
-        a = p.a1, d = p.d1, m = p.m1, d_stride = p.d_stride1;
-#if BIAS
-        bias = p.bias1;
+    n += UNITS(p.m1);
 #endif
-        row_groups = (m + TEAMS * ROWS - 1) / (TEAMS * ROWS);
 #if MATRICES > 2
-        if (group >= row_groups) {
-            group -= row_groups;
-            a = p.a2, d = p.d2, m = p.m2, d_stride = p.d_stride2;
-#if BIAS
-            bias = p.bias2;
+    n += UNITS(p.m2);
 #endif
-            row_groups = (m + TEAMS * ROWS - 1) / (TEAMS * ROWS);
+    return n;
+}
+
+// The matrix of a unit and its place there.
+struct Place {
+    uint first, m, d_stride;
+    uvec2 a, d;
+#if BIAS
+    uvec2 bias;
+#endif
+};
+Place place_of(uint unit) {
+    Place x;
+    x.m = p.m, x.d_stride = p.d_stride, x.a = p.a, x.d = p.d;
+#if BIAS
+    x.bias = p.bias;
+#endif
+#if MATRICES > 1
+    if (unit >= UNITS(p.m)) {
+        unit -= UNITS(p.m);
+        x.m = p.m1, x.d_stride = p.d_stride1, x.a = p.a1, x.d = p.d1;
+#if BIAS
+        x.bias = p.bias1;
+#endif
+#if MATRICES > 2
+        if (unit >= UNITS(p.m1)) {
+            unit -= UNITS(p.m1);
+            x.m = p.m2, x.d_stride = p.d_stride2, x.a = p.a2, x.d = p.d2;
+#if BIAS
+            x.bias = p.bias2;
+#endif
         }
 #endif
     }
 #endif
-    // The batch: which matrix of a, which columns.
-    uvec2 b = p.b;
-    uint batch = group / row_groups;
-    if (batch >= p.batches) return;
-#if GATE
-    uvec2 up = p.up;
-#endif
-#if RESIDUAL
-    uvec2 residual = p.residual;
-#endif
-#if EXPERTS
-    uint slot = batch % p.used, token = batch / p.used;
-    uint expert = U32(row_address(p.ids, token, p.ids_stride)).v[slot];
-    a = row_address(a, expert, p.a_expert);
-    b = row_address(row_address(b, slot, p.b_slot), token, p.b_token);
-    d = row_address(row_address(d, slot, d_stride), token, p.d_token);
-    first_column = token * p.b1 + slot % p.b1;
-#if GATE
-    up = row_address(up, expert, p.a_expert);
-#endif
-#if RESIDUAL
-    residual = row_address(row_address(residual, slot, p.residual_stride), token, p.residual_token);
-#endif
-#elif BATCHES
-    uint i2 = batch % p.b2, i3 = batch / p.b2;
-    first_column = batch * COLS;
-    a = row_address(row_address(a, i2 / p.share[0], p.a_batch[0]), i3 / p.share[1], p.a_batch[1]);
-    b = row_address(row_address(b, i2, p.b_batch[0]), i3, p.b_batch[1]);
-    d = row_address(row_address(d, i2, p.d_batch[0]), i3, p.d_batch[1]);
-#if GATE
-    up = row_address(row_address(up, i2 / p.share[0], p.a_batch[0]), i3 / p.share[1], p.a_batch[1]);
-#endif
-#if RESIDUAL
-    residual = row_address(row_address(residual, i2, p.residual_batch[0]), i3, p.residual_batch[1]);
-#endif
-#endif
+    x.first = unit * ROWS;
+    return x;
+}
 
-#if TEAM == WG
-    uint team = 0, lane = gl_LocalInvocationID.x;
-#else
-    uint team = gl_SubgroupID, lane = gl_SubgroupInvocationID;
+// Where loading is: the unit, its rows and the next slice of this thread.
+uint load_unit, load_slice_number;
+void load_from(uint unit) {
+    load_unit = unit;
+    Place x = place_of(unit);
+    uvec2 a = batch_a(x.a);
+#if GATE
+    uvec2 up = batch_a(p.up);
 #endif
-    uint first = (group % row_groups * TEAMS + team) * ROWS;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        uint row = min(first + r, m - 1);
+        uint row = min(x.first + r, x.m - 1);
         rows[0][r] = row_address(a, row, p.a_stride);
 #if GATE
         rows[1][r] = row_address(up, row, p.a_stride);
 #endif
     }
-#if EXPERTS
-    columns[0] = b;
-#else
-    [[unroll]] for (uint c = 0; c < COLS; c++) columns[c] = row_address(b, c, p.b_stride);
-#endif
+}
+// Loads the next slice of every row, of the next unit at the end of one. Past the last slice it is the last and not used.
+void load_next(uint f, uint lane, uint n, uint units, uint stride) {
+    if (load_unit >= units) return;
+    uint e = slice_start(min(load_slice_number, n - 1));
+    [[unroll]] for (uint m = 0; m < MATS; m++)
+        [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
+    load_slice_number += TEAM;
+    if (load_slice_number - lane >= n) {
+        load_slice_number = lane;
+        if (load_unit + stride < units) load_from(load_unit + stride);
+        else load_unit = units;
+    }
+}
+
+void clear_sums() {
+    start_row();
     [[unroll]] for (uint i = 0; i < MATS; i++)
         [[unroll]] for (uint r = 0; r < ROWS; r++)
             [[unroll]] for (uint c = 0; c < COLS; c++) acc[i][r][c] = 0;
+}
 
-    // The first weights are on their way while the columns are made ready.
-    uint n = p.k / SLICE, s = lane;
-    if (s < n) load_slices(s, n);
-    start_columns(b);
-    while (s < n) {
-        multiply_slices(s, n);
-        s += TEAM * FLIGHT;
-        if (s < n) load_slices(s, n);
-    }
-    finish_columns();
-
-#if EXPERTS && ROUTER
+// Adds up a unit's sums, finishes them and stores them.
+void store_unit(uint unit, uint lane) {
+    Place x = place_of(unit);
+    uvec2 d = x.d;
+#if RESIDUAL
+    uvec2 residual = p.residual;
+#endif
+#if EXPERTS
+    d = row_address(row_address(d, slot, x.d_stride), token, p.d_token);
+#if RESIDUAL
+    residual = row_address(row_address(residual, slot, p.residual_stride), token, p.residual_token);
+#endif
+#if ROUTER
     float share = F32(row_address(p.router, token, p.router_stride)).v[slot];
 #endif
+#elif BATCHES
+    d = row_address(row_address(d, batch % p.b2, p.d_batch[0]), batch / p.b2, p.d_batch[1]);
+#if RESIDUAL
+    residual = row_address(row_address(residual, batch % p.b2, p.residual_batch[0]), batch / p.b2, p.residual_batch[1]);
+#endif
+#endif
+    finish_columns();
     PREPARE_SUMS();
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         [[unroll]] for (uint c = 0; c < COLS; c++) {
@@ -204,15 +230,15 @@ void main() {
 #if GATE
             float sum_up = team_sum((ROWS + r) * COLS + c, acc[1][r][c]) * factor[c];
 #endif
-            uint row = first + r;
-            if (lane == 0 && row < m) {
+            uint row = x.first + r;
+            if (lane == 0 && row < x.m) {
 #if EXPERTS
-                uint bias_at = expert * m + row;
+                uint bias_at = expert * x.m + row;
 #else
                 uint bias_at = row;
 #endif
 #if BIAS
-                sum += F32(bias).v[bias_at];
+                sum += F32(x.bias).v[bias_at];
 #endif
 #if GATE
 #if UP_BIAS
@@ -232,8 +258,64 @@ void main() {
 #if RESIDUAL
                 sum += F32(row_address(residual, c, p.residual_stride)).v[row];
 #endif
-                F32(row_address(d, c, d_stride)).v[row] = sum;
+                F32(row_address(d, c, x.d_stride)).v[row] = sum;
 #endif
+            }
+        }
+    }
+}
+
+void main() {
+    A_INIT();
+    uint units = all_units(), group = group_index();
+#if LOOP
+    batch = 0;
+    uint stride = gl_NumWorkGroups.x * TEAMS;
+#else
+    uint groups = (units + TEAMS - 1) / TEAMS, stride = groups * TEAMS;
+    batch = group / groups;
+    group -= batch * groups;
+    if (batch >= p.batches) return;
+#endif
+    uvec2 b = p.b;
+#if EXPERTS
+    slot = batch % p.used, token = batch / p.used;
+    expert = U32(row_address(p.ids, token, p.ids_stride)).v[slot];
+    b = row_address(row_address(b, slot, p.b_slot), token, p.b_token);
+    first_column = token * p.b1 + slot % p.b1;
+    columns[0] = b;
+#else
+#if BATCHES
+    first_column = batch * COLS;
+    b = row_address(row_address(b, batch % p.b2, p.b_batch[0]), batch / p.b2, p.b_batch[1]);
+#endif
+    [[unroll]] for (uint c = 0; c < COLS; c++) columns[c] = row_address(b, c, p.b_stride);
+#endif
+
+#if TEAM == WG
+    uint team = 0, lane = gl_LocalInvocationID.x;
+#else
+    uint team = gl_SubgroupID, lane = gl_SubgroupInvocationID;
+#endif
+    uint n = p.k / SLICE, unit = group * TEAMS + team, s = lane;
+    // The first weights are on their way while the columns are made ready.
+    load_unit = units;
+    load_slice_number = lane;
+    if (unit < units) load_from(unit);
+    [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_next(f, lane, n, units, stride);
+    start_columns(b);
+    clear_sums();
+    while (unit < units) {
+        [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
+            if (unit >= units) break;
+            if (s < n) multiply_slice(f, slice_start(s));
+            load_next(f, lane, n, units, stride);
+            s += TEAM;
+            if (s - lane >= n) {
+                store_unit(unit, lane);
+                clear_sums();
+                unit += stride;
+                s = lane;
             }
         }
     }

@@ -22,6 +22,9 @@ const MOST_STAGED: usize = 32 << 10;
 /// instructions of multiplying it, and with each more a launch that does it once gets cheaper. Calculated.
 const MOST_STAGED_COLUMNS: usize = 3;
 
+/// Cores of a device that does not tell.
+const CORES: u32 = 32;
+
 /// Where the columns come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Columns {
@@ -243,6 +246,9 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     };
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
+    // Several batches have columns of their own each.
+    let looping = tuning.loops > 0 && batches == 1 && call.experts.is_none();
+    let loops = looping.then(|| (caps.cores.unwrap_or(CORES) * tuning.loops) as usize);
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),
@@ -270,6 +276,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         ("EXPERTS", u32::from(call.experts.is_some())),
         ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
         ("GATE", u32::from(call.gate.is_some())),
+        ("LOOP", u32::from(loops.is_some())),
         ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
     ];
     let mut shader = Shader::new(name, PRODUCT, glsl);
@@ -287,8 +294,9 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         shader = shader.subgroup(SubgroupRequest::Full);
     }
     let shader = formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)?;
-    let rows = (tuning.threads / team * tuning.rows) as usize;
-    let groups: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(rows)).sum();
+    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum();
+    let groups = units.div_ceil((tuning.threads / team) as usize);
+    let groups = loops.map_or(groups, |most| groups.min(most));
     Ok(Launch { shader, groups: grid(groups * batches, caps) })
 }
 

@@ -1,13 +1,12 @@
-// Loads and multiplies the slices of a team's rows. Sums run in the order of the slices, whatever FLIGHT is.
+// Multiplies the slices of a team's rows. Sums run in the order of the slices, whatever FLIGHT is.
 
-// The slices s, s + TEAM .. of every row. Past the last one they are the last and not used.
-void load_slices(uint s, uint n) {
-    [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
-        uint e = slice_start(min(s + f * TEAM, n - 1));
-        [[unroll]] for (uint m = 0; m < MATS; m++)
-            [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
-    }
-}
+#if A_BLOCKS
+// What is in the flight, ready to be multiplied.
+#define UNFOLD(f, e)                                                           \
+    Values w[MATS][ROWS];                                                      \
+    [[unroll]] for (uint m = 0; m < MATS; m++)                                 \
+        [[unroll]] for (uint r = 0; r < ROWS; r++) w[m][r] = slice_values(flight[f][m][r], e);
+#endif
 
 float dot_onto(vec4 a, vec4 b, float sum) { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum)))); }
 
@@ -16,6 +15,7 @@ float dot_onto(vec4 a, vec4 b, float sum) { return fma(a.w, b.w, fma(a.z, b.z, f
 // formats with a minimum, the sum of its column's codes are all there is to scale. Codes that are too large by a number
 // have products that are too large by that many sums of the column's codes.
 void multiply_slice(uint f, uint e) {
+    UNFOLD(f, e)
     [[unroll]] for (uint run = 0; run < RUNS; run++) {
         [[unroll]] for (uint c = 0; c < COLS; c++) {
             uint x[RUN_QUADS];
@@ -56,16 +56,16 @@ void multiply_slice(uint f, uint e) {
             [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
                 int dot = 0;
                 [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
-                    dot += dotPacked4x8EXT(int(flight[f][m][r].codes[run * RUN_QUADS + j]), int(x[j]));
+                    dot += dotPacked4x8EXT(int(w[m][r].codes[run * RUN_QUADS + j]), int(x[j]));
                 }
 #if WIDE
                 // 32 products of two bytes, times 256: 2^27 at most.
                 dot *= 256;
                 [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
-                    dot += dotPacked4x8EXT(int(flight[f][m][r].codes[run * RUN_QUADS + j]), int(low[j]));
+                    dot += dotPacked4x8EXT(int(w[m][r].codes[run * RUN_QUADS + j]), int(low[j]));
                 }
 #endif
-                vec2 s = flight[f][m][r].scales[run];
+                vec2 s = w[m][r].scales[run];
 #if TOO_LARGE_BY
                 acc[m][r][c] = fma(s.x, fma(scale, float(dot), -float(TOO_LARGE_BY) * sum), acc[m][r][c]);
 #else
@@ -81,6 +81,7 @@ void multiply_slice(uint f, uint e) {
 #elif A_BLOCKS && COLS == 1
 // One column: scales are multiplied with the sums of runs.
 void multiply_slice(uint f, uint e) {
+    UNFOLD(f, e)
     [[unroll]] for (uint run = 0; run < RUNS; run++) {
         float sums[MATS][ROWS];
         [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) sums[m][r] = 0;
@@ -90,11 +91,11 @@ void multiply_slice(uint f, uint e) {
             vec4 x = column_quad(0, e + QUAD_AT(quad));
             total += x;
             [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
-                sums[m][r] = dot_onto(quad_values(flight[f][m][r].codes[quad]), x, sums[m][r]);
+                sums[m][r] = dot_onto(quad_values(w[m][r].codes[quad]), x, sums[m][r]);
         }
         float sum = total.x + total.y + (total.z + total.w);
         [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            vec2 s = flight[f][m][r].scales[run];
+            vec2 s = w[m][r].scales[run];
             acc[m][r][0] = fma(s.x, sums[m][r], acc[m][r][0]);
 #if A_SHIFTED
             acc[m][r][0] = fma(s.y, sum, acc[m][r][0]);
@@ -105,23 +106,26 @@ void multiply_slice(uint f, uint e) {
 #elif SLICE > 1
 // Several columns, or plain types: each value is made once for all columns.
 void multiply_slice(uint f, uint e) {
+#if A_BLOCKS
+    UNFOLD(f, e)
+#endif
     [[unroll]] for (uint j = 0; j < SLICE_QUADS; j++) {
-        vec4 w[MATS][ROWS];
+        vec4 x[MATS][ROWS];
         [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) {
 #if A_BLOCKS
-            vec2 s = flight[f][m][r].scales[j / RUN_QUADS];
-            w[m][r] = quad_values(flight[f][m][r].codes[j]) * s.x;
+            vec2 s = w[m][r].scales[j / RUN_QUADS];
+            x[m][r] = quad_values(w[m][r].codes[j]) * s.x;
 #if A_SHIFTED
-            w[m][r] += s.y;
+            x[m][r] += s.y;
 #endif
 #else
-            w[m][r] = plain_quad(flight[f][m][r], j);
+            x[m][r] = plain_quad(flight[f][m][r], j);
 #endif
         }
         [[unroll]] for (uint c = 0; c < COLS; c++) {
-            vec4 x = column_quad(c, e + QUAD_AT(j));
+            vec4 y = column_quad(c, e + QUAD_AT(j));
             [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
-                acc[m][r][c] = dot_onto(w[m][r], x, acc[m][r][c]);
+                acc[m][r][c] = dot_onto(x[m][r], y, acc[m][r][c]);
         }
     }
 }
@@ -134,8 +138,3 @@ void multiply_slice(uint f, uint e) {
     }
 }
 #endif
-
-void multiply_slices(uint s, uint n) {
-    [[unroll]] for (uint f = 0; f < FLIGHT; f++)
-        if (s + f * TEAM < n) multiply_slice(f, slice_start(s + f * TEAM));
-}

@@ -69,7 +69,9 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
     } else {
         &[Slice::Groups(1)]
     };
-    let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[128, 256, 512] };
+    let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[128, 256, 512, 1024] };
+    // Teams that go from row to row pay where columns are made ready in every workgroup.
+    let loops: &[u32] = if caps.is_cpu { &[0] } else { &[0, 1, 2, 4] };
     let most_loads = if caps.is_cpu { MOST_LOADS_SOFTWARE } else { MOST_LOADS };
     let mut splits = Vec::new();
     for &slice in slices.iter().filter(|s| !ty.is_quantised() || ty.block_len().is_multiple_of(s.span())) {
@@ -80,7 +82,7 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
             for (rows, flight) in [1, 2, 4, 8].iter().flat_map(|&rows| [1, 2, 4].map(|flight| (rows, flight))) {
                 let sums = rows * u32::try_from(columns).unwrap_or(u32::MAX);
                 if sums <= MOST_SUMS && rows * flight <= most_loads {
-                    splits.push(Tuning { threads, team, rows, flight, slice });
+                    splits.extend(loops.iter().map(|&loops| Tuning { threads, team, rows, flight, slice, loops }));
                 }
             }
         }

@@ -27,11 +27,44 @@ uint slice_start(uint s) { return s * SLICE; }
 #define TOO_LARGE_BY A_BIAS
 #endif
 
-struct Slice {
+// Codes, scales and minimums of a slice.
+struct Values {
     uint codes[SLICE_QUADS];
     vec2 scales[RUNS];
 };
 
+#if QUADS == 0
+void put_group(inout Values x, uint g, uint codes[8], vec2 lo, vec2 hi) {
+    [[unroll]] for (uint i = 0; i < 8; i++) x.codes[8 * g + i] = codes[i];
+#if A_GROUP == 32
+    x.scales[g] = lo;
+#else
+    x.scales[2 * g] = lo;
+    x.scales[2 * g + 1] = hi;
+#endif
+}
+#endif
+
+#if GROUPS && (A_PIECE == 1 || A_PIECE == 2 && GROUPS % 2 == 0)
+// As the words lie in memory: what is made of them is made when they are multiplied, so that nothing waits for a load
+// before it must.
+struct Slice { A_PIECE_TYPE pieces[GROUPS / A_PIECE]; };
+void load_slice(uvec2 row, uint e, out Slice x) {
+    [[unroll]] for (uint i = 0; i < GROUPS / A_PIECE; i++) x.pieces[i] = A_FETCH(row, e + 32 * A_PIECE * i);
+}
+Values slice_values(Slice x, uint e) {
+    Values v;
+    [[unroll]] for (uint g = 0; g < GROUPS; g++) {
+        uint codes[8];
+        vec2 lo, hi;
+        A_UNFOLD(x.pieces[g / A_PIECE], e + 32 * (g - g % A_PIECE), g % A_PIECE, codes, lo, hi);
+        put_group(v, g, codes, lo, hi);
+    }
+    return v;
+}
+#else
+#define Slice Values
+#define slice_values(x, e) x
 void load_slice(uvec2 row, uint e, out Slice x) {
 #if QUADS
     [[unroll]] for (uint j = 0; j < QUADS; j++) x.codes[j] = A_CODES4(row, e + QUAD_AT(j));
@@ -41,16 +74,11 @@ void load_slice(uvec2 row, uint e, out Slice x) {
         uint codes[8];
         vec2 lo, hi;
         A_RAW32(row, e + 32 * g, codes, lo, hi);
-        [[unroll]] for (uint i = 0; i < 8; i++) x.codes[8 * g + i] = codes[i];
-#if A_GROUP == 32
-        x.scales[g] = lo;
-#else
-        x.scales[2 * g] = lo;
-        x.scales[2 * g + 1] = hi;
-#endif
+        put_group(x, g, codes, lo, hi);
     }
 #endif
 }
+#endif
 
 // Four codes as floats. Conversion of integers is slow on many GPUs: a number below 2^23 is put into the mantissa of 2^23
 // instead, which is exact.

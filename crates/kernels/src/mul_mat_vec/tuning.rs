@@ -62,6 +62,8 @@ pub struct Tuning {
     pub flight: u32,
     /// What a slice is.
     pub slice: Slice,
+    /// Workgroups for each core of the device that go from row to row; 0 for as many as there are rows.
+    pub loops: u32,
 }
 
 /// One line of the table.
@@ -81,7 +83,8 @@ pub struct Line {
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line { device, format, path, columns, tuning: Tuning { threads, team, rows, flight, slice } } = self;
+        let Line { device, format, path, columns, tuning } = self;
+        let Tuning { threads, team, rows, flight, slice, loops } = tuning;
         let team = match team {
             Team::Subgroup => "subgroup",
             Team::Workgroup => "workgroup",
@@ -89,16 +92,17 @@ impl fmt::Display for Line {
         };
         write!(f, "{device} {format} {} {columns} {threads} {team} {rows} {flight} ", path.name())?;
         match slice {
-            Slice::Quads { count, step } => write!(f, "quads:{count}x{step}"),
-            Slice::Groups(n) => write!(f, "groups:{n}"),
+            Slice::Quads { count, step } => write!(f, "quads:{count}x{step}")?,
+            Slice::Groups(n) => write!(f, "groups:{n}")?,
         }
+        if *loops > 0 { write!(f, " loop:{loops}") } else { Ok(()) }
     }
 }
 
 // Why these: `docs/ladder/mul_mat_vec.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
-# device format path columns threads team rows flight slice
+# device format path columns threads team rows flight slice [loop]
 cpu *    scalar  2   8 subgroup  4 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
@@ -136,13 +140,13 @@ gpu *    scalar  16  128 subgroup 1 1 quads:2x16
 pub struct Table(pub Vec<Line>);
 
 impl Table {
-    /// Reads lines of `device format path columns threads team rows flight slice`; `#` begins a comment.
+    /// Reads lines of `device format path columns threads team rows flight slice [loop]`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
         for (number, words) in tuning::lines(text, NAME) {
             let line = parse_line(&words).ok_or_else(|| {
                 let line = words.join(" ");
-                format!("line {number}: `{line}` is not `device format path columns threads team rows flight slice`")
+                format!("line {number}: `{line}` is not `device format path columns threads team rows flight slice [loop:N]`")
             })?;
             lines.push(line);
         }
@@ -186,7 +190,7 @@ pub(super) fn bounded(tuning: Tuning, caps: &Caps) -> Tuning {
 }
 
 fn parse_line(words: &[&str]) -> Option<Line> {
-    let [device, format, path, columns, threads, team, rows, flight, slice] = words else { return None };
+    let [device, format, path, columns, threads, team, rows, flight, slice, rest @ ..] = words else { return None };
     let path = Path::ALL.into_iter().find(|p| p.name() == *path)?;
     let team = match *team {
         "subgroup" => Team::Subgroup,
@@ -201,7 +205,12 @@ fn parse_line(words: &[&str]) -> Option<Line> {
         _ => return None,
     };
     let count = |word: &str| word.parse().ok().filter(|n| (1..=1024u32).contains(n));
-    let tuning = Tuning { threads: count(threads)?, team, rows: count(rows)?, flight: count(flight)?, slice };
+    let loops = match rest {
+        [] => 0,
+        [word] => count(word.strip_prefix("loop:")?)?,
+        _ => return None,
+    };
+    let tuning = Tuning { threads: count(threads)?, team, rows: count(rows)?, flight: count(flight)?, slice, loops };
     (tuning.threads.is_power_of_two() && slice.span() > 0).then_some(())?;
     let columns = columns.parse().ok()?;
     Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
