@@ -3,6 +3,18 @@
 // whose lower bits share a byte.
 #include "formats/codes.glsl"
 
+// Scales (x) and minimums (y) of sub-blocks 2 c and 2 c + 1, in the two lowest bytes.
+uvec2 k4_pairs(uvec4 head, uint c) {
+    uint shift = 16 * (c & 1u);
+    uint a = head.y >> shift, b = head.z >> shift, w = head.w >> shift;
+    return c < 2 ? uvec2(a, b) & 0x3f3fu : (uvec2(w, w >> 4) & 0x0f0fu) | ((uvec2(a, b) >> 2) & 0x3030u);
+}
+// Scale and minimum of the first (j = 0) or second of them.
+vec2 k4_scale_of(uvec4 head, uvec2 pairs, uint j) {
+    precise vec2 s = unpackHalf2x16(head.x) * vec2((pairs >> (8 * j)) & 255u);
+    return vec2(s.x, -s.y);
+}
+
 // Scale and minimum of sub-block i (0 to 7) of a block whose first 16 bytes are `head`.
 vec2 k4_scale(uvec4 head, uint i) {
     uint shift = 8 * (i & 3u);

@@ -14,13 +14,12 @@ uint q4_k_codes4(uvec2 row, uint e) {
 vec2 q4_k_scale(uvec2 row, uint e) { return k4_scale(U32x4(q4_k_at(row, e)).v[0], (e & 255u) / 32); }
 struct q4_k_piece { uvec4 head, q[2]; };
 q4_k_piece q4_k_fetch(uvec2 row, uint e) {
-    uvec2 b = q4_k_at(row, e);
-    uint i = 1 + (e & 192u) / 32;
-    return q4_k_piece(U32x4(b).v[0], uvec4[2](U32x4(b).v[i], U32x4(b).v[i + 1]));
+    uint i = e / 256 * 9, q = i + 1 + (e & 192u) / 32;
+    return q4_k_piece(U32x4(row).v[i], uvec4[2](U32x4(row).v[q], U32x4(row).v[q + 1]));
 }
 void q4_k_unfold(q4_k_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
     [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = (x.q[i / 4][i % 4] >> (4 * j)) & 0x0f0f0f0fu;
-    lo = hi = k4_scale(x.head, (e & 255u) / 32 + j);
+    lo = hi = k4_scale_of(x.head, k4_pairs(x.head, (e & 255u) / 64), j);
 }
 GROUP_OF_PIECE(q4_k, group32, 2)
 SHIFTED_VALUES(q4_k)

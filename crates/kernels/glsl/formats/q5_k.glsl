@@ -16,10 +16,9 @@ uint q5_k_codes4(uvec2 row, uint e) {
 vec2 q5_k_scale(uvec2 row, uint e) { return k4_scale(U32x4(q5_k_at(row, e)).v[0], (e & 255u) / 32); }
 struct q5_k_piece { uvec4 head, high[2], q[2]; };
 q5_k_piece q5_k_fetch(uvec2 row, uint e) {
-    uvec2 b = q5_k_at(row, e);
-    uint i = 3 + (e & 192u) / 32;
-    uvec4 high[2] = uvec4[2](U32x4(b).v[1], U32x4(b).v[2]);
-    return q5_k_piece(U32x4(b).v[0], high, uvec4[2](U32x4(b).v[i], U32x4(b).v[i + 1]));
+    uint i = e / 256 * 11, q = i + 3 + (e & 192u) / 32;
+    uvec4 high[2] = uvec4[2](U32x4(row).v[i + 1], U32x4(row).v[i + 2]);
+    return q5_k_piece(U32x4(row).v[i], high, uvec4[2](U32x4(row).v[q], U32x4(row).v[q + 1]));
 }
 void q5_k_unfold(q5_k_piece x, uint e, uint j, out uint codes[8], out vec2 lo, out vec2 hi) {
     uint part = (e & 255u) / 32 + j;
@@ -27,7 +26,7 @@ void q5_k_unfold(q5_k_piece x, uint e, uint j, out uint codes[8], out vec2 lo, o
         uint fifth = (x.high[i / 4][i % 4] >> part) & 0x01010101u;
         codes[i] = ((x.q[i / 4][i % 4] >> (4 * j)) & 0x0f0f0f0fu) | fifth << 4;
     }
-    lo = hi = k4_scale(x.head, part);
+    lo = hi = k4_scale_of(x.head, k4_pairs(x.head, (e & 255u) / 64), j);
 }
 GROUP_OF_PIECE(q5_k, group32, 2)
 SHIFTED_VALUES(q5_k)

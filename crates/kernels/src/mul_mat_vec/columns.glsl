@@ -74,47 +74,91 @@ void finish_columns() {
 #if SHUFFLES
 #extension GL_KHR_shader_subgroup_shuffle : require
 #endif
-// Codes by 16 elements. A thread's neighbour may read 16, 32 or 64 bytes further on: mixing higher bits of the place into
-// the lowest three gives all of them different banks.
-#define PLACES ((K / 16 + 7) / 8 * 8)
-uint staged_place(uint c, uint i) { return c * PLACES + (i ^ ((i >> 3) & 7u)); }
-shared uvec4 staged_codes[COLS * PLACES];
-shared float staged_scales[COLS * (K / 32)];
+#if (A_SHIFTED || TOO_LARGE_BY) && QUADS == 0
+// Slices are whole groups: what a minimum, or what codes are too large by, is multiplied with is known beforehand.
+#define GROUP_SUMS 1
+#define SUM_QUADS (A_GROUP / 4)
+#endif
 #if WIDE
 // 16 bits, in two bytes each: as good as floats, and still four products an instruction.
-shared uvec4 staged_low[COLS * PLACES];
-uint column_low(uint c, uint e) { return staged_low[staged_place(c, e / 16)][e / 4 % 4]; }
-uvec4 column_low16(uint c, uint e) { return staged_low[staged_place(c, e / 16)]; }
 #define LEVELS 32512.0
 #else
 #define LEVELS 127.0
 #endif
+
+#if SLICED
+// In the order in which a team's threads read them: what is at the same place of all their slices lies side by side, and
+// from one place, or pass over the slices, to the next it is a fixed number of bytes.
+#define PLACES (SLICE / 16)
+#define PASSES ((K / SLICE + TEAM - 1) / TEAM)
+shared uvec4 staged_codes[COLS * PASSES * (1 + WIDE) * PLACES * TEAM];
+// Place i of 16 elements counted through the column; those of the lower bytes follow those of the upper ones.
+uint staged_place(uint c, uint i, uint lower) {
+    uint s = i / PLACES;
+    return ((c * PASSES + s / TEAM) * ((1 + WIDE) * PLACES) + lower * PLACES + i % PLACES) * TEAM + s % TEAM;
+}
+#if defined(GROUP_SUMS)
+#define SLICE_FLOATS (GROUPS + RUNS)
+#else
+#define SLICE_FLOATS GROUPS
+#endif
+shared float staged_floats[COLS * PASSES * SLICE_FLOATS * TEAM];
+uint staged_float(uint c, uint s, uint i) { return ((c * PASSES + s / TEAM) * SLICE_FLOATS + i) * TEAM + s % TEAM; }
+void put_scale(uint c, uint group, float x) { staged_floats[staged_float(c, group / GROUPS, group % GROUPS)] = x; }
+#if defined(GROUP_SUMS)
+void put_sum(uint c, uint run, float x) { staged_floats[staged_float(c, run / RUNS, GROUPS + run % RUNS)] = x; }
+#endif
+
+// Of slice `lane + TEAM * pass`: elements 16 i .. 16 i + 15, the scale of a run, the sum of its codes.
+uvec4 slice_codes16(uint c, uint pass, uint lane, uint i) {
+    return staged_codes[(c * PASSES + pass) * ((1 + WIDE) * PLACES * TEAM) + lane + i * TEAM];
+}
+#if WIDE
+uvec4 slice_low16(uint c, uint pass, uint lane, uint i) { return slice_codes16(c, pass, lane, PLACES + i); }
+#endif
+float slice_float(uint c, uint pass, uint lane, uint i) {
+    return staged_floats[(c * PASSES + pass) * (SLICE_FLOATS * TEAM) + lane + i * TEAM];
+}
+#define slice_scale(c, pass, lane, run) slice_float(c, pass, lane, (run) / (RUNS / GROUPS))
+#define slice_sum(c, pass, lane, run) slice_float(c, pass, lane, GROUPS + (run))
+
+#else
+// Codes by 16 elements. A thread's neighbour may read 16, 32 or 64 bytes further on: mixing higher bits of the place into
+// the lowest three gives all of them different banks.
+#define PLACES ((K / 16 + 7) / 8 * 8)
+shared uvec4 staged_codes[COLS * PLACES * (1 + WIDE)];
+uint staged_place(uint c, uint i, uint lower) { return (lower * COLS + c) * PLACES + (i ^ ((i >> 3) & 7u)); }
+shared float staged_scales[COLS * (K / 32)];
+void put_scale(uint c, uint group, float x) { staged_scales[c * (K / 32) + group] = x; }
+uint column_codes(uint c, uint e) { return staged_codes[staged_place(c, e / 16, 0)][e / 4 % 4]; }
+// Those of elements e .. e + 15.
+uvec4 column_codes16(uint c, uint e) { return staged_codes[staged_place(c, e / 16, 0)]; }
+#if WIDE
+uint column_low(uint c, uint e) { return staged_codes[staged_place(c, e / 16, 1)][e / 4 % 4]; }
+uvec4 column_low16(uint c, uint e) { return staged_codes[staged_place(c, e / 16, 1)]; }
+#endif
+float column_scale(uint c, uint e) { return staged_scales[c * (K / 32) + e / 32]; }
+#if defined(GROUP_SUMS)
+shared float staged_sums[COLS * (K / A_GROUP)];
+void put_sum(uint c, uint run, float x) { staged_sums[c * (K / A_GROUP) + run] = x; }
+float column_sum(uint c, uint e) { return staged_sums[c * (K / A_GROUP) + e / A_GROUP]; }
+#endif
+#endif
+
 // Puts four values of a group whose largest magnitude is `most` down as codes, and gives the sum of the codes.
 int stage_quad(uint c, uint q, vec4 x, float most) {
     float inverse = inverse_of(most, LEVELS);
 #if WIDE
     uvec2 codes = rounded_pairs(x * inverse);
-    staged_low[staged_place(c, q / 4)][q % 4] = codes.y;
+    staged_codes[staged_place(c, q / 4, 1)][q % 4] = codes.y;
     int ones = 256 * dotPacked4x8EXT(int(codes.x), 0x01010101) + dotPacked4x8EXT(int(codes.y), 0x01010101);
 #else
     uvec2 codes = uvec2(rounded_bytes(x * inverse), 0);
     int ones = dotPacked4x8EXT(int(codes.x), 0x01010101);
 #endif
-    staged_codes[staged_place(c, q / 4)][q % 4] = codes.x;
+    staged_codes[staged_place(c, q / 4, 0)][q % 4] = codes.x;
     return ones;
 }
-uint column_codes(uint c, uint e) { return staged_codes[staged_place(c, e / 16)][e / 4 % 4]; }
-// Those of elements e .. e + 15.
-uvec4 column_codes16(uint c, uint e) { return staged_codes[staged_place(c, e / 16)]; }
-float column_scale(uint c, uint e) { return staged_scales[c * (K / 32) + e / 32]; }
-
-#if (A_SHIFTED || TOO_LARGE_BY) && QUADS == 0
-// Slices are whole groups: what a minimum, or what codes are too large by, is multiplied with is known beforehand.
-#define GROUP_SUMS 1
-#define SUM_QUADS (A_GROUP / 4)
-shared float staged_sums[COLS * (K / A_GROUP)];
-float column_sum(uint c, uint e) { return staged_sums[c * (K / A_GROUP) + e / A_GROUP]; }
-#endif
 
 #if NORM
 #if SUBGROUPS
@@ -143,9 +187,9 @@ void stage_column(uint c, uint t, inout float squares) {
             float scale = most / LEVELS;
 #if defined(GROUP_SUMS)
             [[unroll]] for (uint s = 1; s < SUM_QUADS; s *= 2) ones += subgroupShuffleXor(ones, s);
-            if (q % SUM_QUADS == 0) staged_sums[c * (K / A_GROUP) + q / SUM_QUADS] = scale * float(ones);
+            if (q % SUM_QUADS == 0) put_sum(c, q / SUM_QUADS, scale * float(ones));
 #endif
-            if (q % 8 == 0) staged_scales[c * (K / 32) + q / 8] = scale;
+            if (q % 8 == 0) put_scale(c, q / 8, scale);
         }
     }
 }
@@ -160,14 +204,14 @@ void stage_column(uint c, uint t, inout float squares) {
             most = max(most, most_of(x[i]));
         }
         float scale = most / LEVELS;
-        staged_scales[c * (K / 32) + g] = scale;
+        put_scale(c, g, scale);
         int ones[8];
         [[unroll]] for (uint i = 0; i < 8; i++) ones[i] = stage_quad(c, 8 * g + i, x[i], most);
 #if defined(GROUP_SUMS)
         [[unroll]] for (uint i = 0; i < 8; i += SUM_QUADS) {
             int all = 0;
             [[unroll]] for (uint j = i; j < i + SUM_QUADS; j++) all += ones[j];
-            staged_sums[c * (K / A_GROUP) + (8 * g + i) / SUM_QUADS] = scale * float(all);
+            put_sum(c, (8 * g + i) / SUM_QUADS, scale * float(all));
         }
 #endif
     }

@@ -163,10 +163,25 @@ Place place_of(uint unit) {
     return x;
 }
 
-// Where loading is: the unit, its rows and the next slice of this thread.
-uint load_unit, load_slice_number;
+// Elements of a pass: a slice of each thread. Where they are whole blocks, the addresses of rows go on from pass to pass,
+// and the place of a thread's slice stays what it is.
+#define PASS (TEAM * SLICE)
+#if A_BLOCKS
+#if PASS % A_BLOCK == 0
+#define PASS_BYTES (PASS / A_BLOCK * A_BLOCK_BYTES)
+#define PLACE_OF(pass, lane) slice_start(lane)
+#endif
+#endif
+#ifndef PASS_BYTES
+#define PASS_BYTES 0
+#define PLACE_OF(pass, lane) slice_start((pass) * TEAM + (lane))
+#endif
+
+// Where loading is: the unit, its rows and the next pass.
+uint load_unit, load_pass;
 void load_from(uint unit) {
     load_unit = unit;
+    load_pass = 0;
     Place x = place_of(unit);
     uvec2 a = batch_a(x.a);
 #if GATE
@@ -180,17 +195,22 @@ void load_from(uint unit) {
 #endif
     }
 }
-// Loads the next slice of every row, of the next unit at the end of one. Past the last slice it is the last and not used.
+// Loads the next slice of every row, of the next unit at the end of one.
 void load_next(uint f, uint lane, uint n, uint units, uint stride) {
     if (load_unit >= units) return;
-    uint e = slice_start(min(load_slice_number, n - 1));
-    [[unroll]] for (uint m = 0; m < MATS; m++)
-        [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
-    load_slice_number += TEAM;
-    if (load_slice_number - lane >= n) {
-        load_slice_number = lane;
-        if (load_unit + stride < units) load_from(load_unit + stride);
-        else load_unit = units;
+    if (load_pass * TEAM + lane < n) {
+        uint e = PLACE_OF(load_pass, lane);
+        [[unroll]] for (uint m = 0; m < MATS; m++)
+            [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
+    }
+    load_pass++;
+    if (load_pass * TEAM < n) {
+        [[unroll]] for (uint m = 0; m < MATS; m++)
+            [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], PASS_BYTES);
+    } else if (load_unit + stride < units) {
+        load_from(load_unit + stride);
+    } else {
+        load_unit = units;
     }
 }
 
@@ -297,10 +317,15 @@ void main() {
 #else
     uint team = gl_SubgroupID, lane = gl_SubgroupInvocationID;
 #endif
-    uint n = p.k / SLICE, unit = group * TEAMS + team, s = lane;
+#if INT && STAGED
+    const uint n = K / SLICE;
+#else
+    uint n = p.k / SLICE;
+#endif
+    uint unit = group * TEAMS + team, pass = 0;
     // The first weights are on their way while the columns are made ready.
     load_unit = units;
-    load_slice_number = lane;
+    load_pass = 0;
     if (unit < units) load_from(unit);
     [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_next(f, lane, n, units, stride);
     start_columns(b);
@@ -308,14 +333,14 @@ void main() {
     while (unit < units) {
         [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
             if (unit >= units) break;
-            if (s < n) multiply_slice(f, slice_start(s));
+            if (pass * TEAM + lane < n) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
             load_next(f, lane, n, units, stride);
-            s += TEAM;
-            if (s - lane >= n) {
+            pass++;
+            if (pass * TEAM >= n) {
                 store_unit(unit, lane);
                 clear_sums();
                 unit += stride;
-                s = lane;
+                pass = 0;
             }
         }
     }

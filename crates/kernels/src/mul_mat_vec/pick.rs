@@ -22,6 +22,8 @@ const MOST_STAGED: usize = 32 << 10;
 /// instructions of multiplying it, and with each more a launch that does it once gets cheaper. Calculated.
 const MOST_STAGED_COLUMNS: usize = 3;
 
+/// The largest team for which columns lie in the order of its slices: rows are rounded up to a slice for each thread.
+const MOST_SLICED_TEAM: u32 = 64;
 /// Cores of a device that does not tell.
 const CORES: u32 = 32;
 
@@ -111,7 +113,9 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             if call.quantised.is_some() && !call.exact {
                 return Ok(Columns::Given);
             }
-            let elements = columns(call) * call.product.b.shape[0];
+            // Rounded up to whole passes of a team of the device's subgroups with two groups for each thread.
+            let pass = 64 * caps.subgroups.size.clamp(1, MOST_SLICED_TEAM) as usize;
+            let elements = columns(call) * call.product.b.shape[0].next_multiple_of(pass);
             // Codes, and a factor for 32 elements.
             let staged = elements * if call.exact { 17 } else { 9 } / 8;
             // Tables, and sums of groups of a column's codes.
@@ -276,6 +280,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         ("EXPERTS", u32::from(call.experts.is_some())),
         ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
         ("GATE", u32::from(call.gate.is_some())),
+        ("SLICED", u32::from(from == Columns::Staged && quads == 0 && team <= MOST_SLICED_TEAM)),
         ("LOOP", u32::from(loops.is_some())),
         ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
     ];

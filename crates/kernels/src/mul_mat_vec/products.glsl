@@ -1,4 +1,5 @@
-// Multiplies the slices of a team's rows. Sums run in the order of the slices, whatever FLIGHT is.
+// Multiplies the slices of a team's rows. Sums run in the order of the slices, whatever FLIGHT is. `e` is where a slice was
+// loaded from, as its row's address is; `at` is its first element.
 
 #if A_BLOCKS
 // What is in the flight, ready to be multiplied.
@@ -14,15 +15,23 @@ float dot_onto(vec4 a, vec4 b, float sum) { return fma(a.w, b.w, fma(a.z, b.z, f
 // One run at a time: value = scale * code + minimum, column = factor * code, so the integer products of a run and, for
 // formats with a minimum, the sum of its column's codes are all there is to scale. Codes that are too large by a number
 // have products that are too large by that many sums of the column's codes.
-void multiply_slice(uint f, uint e) {
+#if SLICED
+#define CODES16(j) slice_codes16(c, pass, lane, (run * RUN_QUADS + j) / 4)
+#define LOW16(j) slice_low16(c, pass, lane, (run * RUN_QUADS + j) / 4)
+#else
+#define CODES16(j) column_codes16(c, run_at + 4 * j)
+#define LOW16(j) column_low16(c, run_at + 4 * j)
+#endif
+void multiply_slice(uint f, uint e, uint pass, uint lane) {
+    uint at = slice_start(pass * TEAM + lane);
     UNFOLD(f, e)
     [[unroll]] for (uint run = 0; run < RUNS; run++) {
         [[unroll]] for (uint c = 0; c < COLS; c++) {
             uint x[RUN_QUADS];
-            uint run_at = e + QUAD_AT(run * RUN_QUADS);
+            uint run_at = at + QUAD_AT(run * RUN_QUADS);
 #if QUADS == 0
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j += 4) {
-                uvec4 four = column_codes16(c, run_at + 4 * j);
+                uvec4 four = CODES16(j);
                 [[unroll]] for (uint i = 0; i < 4; i++) x[j + i] = four[i];
             }
 #else
@@ -32,15 +41,21 @@ void multiply_slice(uint f, uint e) {
             uint low[RUN_QUADS];
 #if QUADS == 0
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j += 4) {
-                uvec4 four = column_low16(c, run_at + 4 * j);
+                uvec4 four = LOW16(j);
                 [[unroll]] for (uint i = 0; i < 4; i++) low[j + i] = four[i];
             }
 #else
             [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) low[j] = column_low(c, run_at + QUAD_AT(j));
 #endif
 #endif
+#if SLICED
+            float scale = slice_scale(c, pass, lane, run);
+#else
             float scale = column_scale(c, run_at);
-#if defined(GROUP_SUMS)
+#endif
+#if defined(GROUP_SUMS) && SLICED
+            float sum = slice_sum(c, pass, lane, run);
+#elif defined(GROUP_SUMS)
             float sum = column_sum(c, run_at);
 #elif A_SHIFTED || TOO_LARGE_BY
             int ones = 0;
@@ -80,7 +95,8 @@ void multiply_slice(uint f, uint e) {
 }
 #elif A_BLOCKS && COLS == 1
 // One column: scales are multiplied with the sums of runs.
-void multiply_slice(uint f, uint e) {
+void multiply_slice(uint f, uint e, uint pass, uint lane) {
+    uint at = slice_start(pass * TEAM + lane);
     UNFOLD(f, e)
     [[unroll]] for (uint run = 0; run < RUNS; run++) {
         float sums[MATS][ROWS];
@@ -88,7 +104,7 @@ void multiply_slice(uint f, uint e) {
         vec4 total = vec4(0);
         [[unroll]] for (uint j = 0; j < RUN_QUADS; j++) {
             uint quad = run * RUN_QUADS + j;
-            vec4 x = column_quad(0, e + QUAD_AT(quad));
+            vec4 x = column_quad(0, at + QUAD_AT(quad));
             total += x;
             [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
                 sums[m][r] = dot_onto(quad_values(w[m][r].codes[quad]), x, sums[m][r]);
@@ -105,7 +121,8 @@ void multiply_slice(uint f, uint e) {
 }
 #elif SLICE > 1
 // Several columns, or plain types: each value is made once for all columns.
-void multiply_slice(uint f, uint e) {
+void multiply_slice(uint f, uint e, uint pass, uint lane) {
+    uint at = slice_start(pass * TEAM + lane);
 #if A_BLOCKS
     UNFOLD(f, e)
 #endif
@@ -123,16 +140,17 @@ void multiply_slice(uint f, uint e) {
 #endif
         }
         [[unroll]] for (uint c = 0; c < COLS; c++) {
-            vec4 y = column_quad(c, e + QUAD_AT(j));
+            vec4 y = column_quad(c, at + QUAD_AT(j));
             [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
                 acc[m][r][c] = dot_onto(x[m][r], y, acc[m][r][c]);
         }
     }
 }
 #else
-void multiply_slice(uint f, uint e) {
+void multiply_slice(uint f, uint e, uint pass, uint lane) {
+    uint at = slice_start(pass * TEAM + lane);
     [[unroll]] for (uint c = 0; c < COLS; c++) {
-        float x = column_element(c, e);
+        float x = column_element(c, at);
         [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++)
             acc[m][r][c] = fma(flight[f][m][r].raw, x, acc[m][r][c]);
     }
