@@ -33,6 +33,45 @@ kiln_gpu::params! {
     struct MatrixParams { sink: Address, rounds: u32, factor: f32, store: u32 }
 }
 
+/// A kind of multiply-add that one thread does with one instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fma {
+    /// One of f32.
+    F32,
+    /// Two of f16.
+    F16Pairs,
+    /// Four of bytes, summed.
+    PackedBytes,
+}
+
+impl Fma {
+    const ALL: [Fma; 3] = [Fma::F32, Fma::F16Pairs, Fma::PackedBytes];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fma::F32 => "f32 multiply-add",
+            Fma::F16Pairs => "f16 multiply-add, in pairs",
+            Fma::PackedBytes => "i8 dot product of four",
+        }
+    }
+
+    fn operations(self) -> f64 {
+        match self {
+            Fma::F32 => 2.0,
+            Fma::F16Pairs => 4.0,
+            Fma::PackedBytes => 8.0,
+        }
+    }
+}
+
+fn fma_shader(kind: Fma, threads: u32) -> Shader {
+    Shader::new("probe.fma", "probes/fma.comp", FmaParams::glsl())
+        .define("WG", threads)
+        .define("KIND", kind as u32)
+        .define("CHAINS", CHAINS)
+}
+
 /// Sizes that fit a device: a software one gets little work, so that a whole bench takes seconds.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
@@ -361,13 +400,21 @@ impl Probe {
         if caps.is_cpu { 16 } else { caps.cores.map_or(2048, |cores| cores * 16) }
     }
 
-    /// Multiply-adds in f32; each counts as two operations.
-    pub fn fma_rate(&self) -> Result<f64, Error> {
+    /// Multiply-adds outside of matrices, of every kind the device has; each product and each sum counts as an operation.
+    pub fn fma_rates(&self) -> Result<Vec<(Fma, f64)>, Error> {
+        let caps = &self.device.adapter.caps;
+        let has = |kind: &Fma| match kind {
+            Fma::F32 => true,
+            Fma::F16Pairs => caps.float16,
+            Fma::PackedBytes => caps.int_dot != kiln_gpu::IntDot::None,
+        };
+        Fma::ALL.into_iter().filter(has).map(|kind| Ok((kind, self.fma_rate(kind)?))).collect()
+    }
+
+    fn fma_rate(&self, kind: Fma) -> Result<f64, Error> {
         let threads = self.scale.threads;
-        let shader = Shader::new("probe.fma", "probes/fma.comp", FmaParams::glsl())
-            .define("WG", threads)
-            .define("CHAINS", CHAINS);
-        let per_round = 2.0 * f64::from(CHAINS) * f64::from(threads) * f64::from(self.busy());
+        let shader = fma_shader(kind, threads);
+        let per_round = kind.operations() * f64::from(CHAINS) * f64::from(threads) * f64::from(self.busy());
         let sink = self.sink.address();
         let params = |rounds| FmaParams { sink, rounds, factor: 0.5, never: -1.0 }.bytes();
         self.rate(&self.device.pipeline(&shader)?, self.busy(), per_round, &params)
@@ -465,7 +512,7 @@ mod tests {
         shaders.push(plain("probes/empty.comp", String::new()));
         shaders.push(plain("probes/read.comp", ReadParams::glsl()));
         shaders.push(plain("probes/copy.comp", CopyParams::glsl()));
-        shaders.push(plain("probes/fma.comp", FmaParams::glsl()));
+        shaders.extend(Fma::ALL.map(|kind| fma_shader(kind, 256)));
         for shader in shaders {
             if let Err(e) = compile_offline(&sources, &shader) {
                 panic!("{:?}: {e}", shader.defines);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln_kernels::probe::{Bandwidth, Chain, DispatchCost, MatrixRate, Probe};
+use kiln_kernels::probe::{Bandwidth, Chain, DispatchCost, Fma, MatrixRate, Probe};
 use serde_json::json;
 
 use super::{rate, time};
@@ -27,7 +27,7 @@ struct Results {
     copy: Bandwidth,
     driver_copy: Bandwidth,
     chain: Chain,
-    fma: f64,
+    fma: Vec<(Fma, f64)>,
     matrices: Vec<MatrixRate>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         driver_copy: probe.driver_copy_bandwidth().inspect(|_| step())?,
         chain: probe.decode_chain().inspect(|_| step())?,
         dispatches: probe.dispatches().inspect(|_| step())?,
-        fma: probe.fma_rate().inspect(|_| step())?,
+        fma: probe.fma_rates().inspect(|_| step())?,
         matrices: probe.matrix_rates(&step),
     };
     bar.finish_and_clear();
@@ -86,7 +86,9 @@ fn table(r: &Results, bytes: u64) {
     row(&format!("{reads} reads of {amount}, each after the last"), chain(&r.chain.dependent));
     row(&format!("{reads} reads of {amount}, at once"), chain(&r.chain.independent));
     print("");
-    row("f32 multiply-add", rate(r.fma, "FLOP"));
+    for (kind, value) in &r.fma {
+        row(kind.name(), rate(*value, if *kind == Fma::PackedBytes { "OP" } else { "FLOP" }));
+    }
     for m in &r.matrices {
         let unit = if shape_name(m).contains(" f") || shape_name(m).contains(" b") { "FLOP" } else { "OP" };
         let value = m.rate.as_ref().map_or_else(|e| format!("not measured: {e}"), |r| rate(*r, unit));
@@ -114,7 +116,7 @@ fn as_json(r: &Results) -> serde_json::Value {
             "dependent": bandwidth(&r.chain.dependent),
             "independent": bandwidth(&r.chain.independent),
         },
-        "f32_flops_per_second": r.fma,
+        "multiply_add": r.fma.iter().map(|(kind, rate)| json!({"kind": kind.name(), "per_second": rate})).collect::<Vec<_>>(),
         "matrices": r.matrices.iter().map(matrix).collect::<Vec<_>>(),
     })
 }

@@ -13,6 +13,9 @@ use serde_json::json;
 use crate::model::{ModelFlags, open};
 use crate::output::{print, progress, size};
 
+/// Runs before the first that counts take this long, after the one that compiles.
+const WARM: Duration = Duration::from_millis(300);
+
 /// Flags of `kiln bench MODEL`.
 #[derive(clap::Args)]
 pub(crate) struct ModelArguments {
@@ -83,21 +86,23 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
 
     let mut rows = Vec::new();
     let tests = [("pp", arguments.n_prompt), ("tg", arguments.n_gen)];
-    let bar = progress((tests.len() * (arguments.repetitions + 1)) as u64, "bench");
+    let bar = progress((tests.len() * arguments.repetitions) as u64, "bench");
     for (kind, n) in tests.into_iter().filter(|(_, n)| *n > 0) {
         let mut rates = Vec::new();
-        // The first run warms up: kernels are compiled, clocks rise.
-        for repetition in 0..=arguments.repetitions {
+        // The first runs warm up: kernels are compiled, then clocks rise.
+        let mut warm = None;
+        while rates.len() < arguments.repetitions {
             session.reset()?;
             if arguments.depth > 0 {
                 session.feed(&tokens[..arguments.depth], Wanted::Last)?;
             }
             let start = Instant::now();
             feed(&mut session, &tokens[arguments.depth..arguments.depth + n], kind == "tg")?;
-            if repetition > 0 {
+            if warm.is_some_and(|since: Instant| since.elapsed() > WARM) {
                 rates.push(n as f64 / start.elapsed().as_secs_f64());
+                bar.inc(1);
             }
-            bar.inc(1);
+            warm.get_or_insert_with(Instant::now);
         }
         let steps = if arguments.profile {
             session.reset()?;
