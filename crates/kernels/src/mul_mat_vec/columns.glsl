@@ -169,18 +169,26 @@ shared float square_sums[1][WG];
 #endif
 
 #if SHUFFLES
-// Eight neighbours share 32 elements. Up to eight loads are on their way at once.
-#define ROUNDS (K / 4 / WG)
-#define AT_ONCE (ROUNDS < 1 ? 1 : ROUNDS > 8 ? 8 : ROUNDS)
+// Eight neighbours share 32 elements. Up to eight loads are on their way at once. Every workgroup begins elsewhere: all of
+// them asking for the same line of the cache at the same time would wait for each other. Not with NORM: squares are summed in
+// the order of the threads, and their sum must have the same bits everywhere.
+#define QUADS_OF_COLUMN (K / 4)
+#define ROUNDS ((QUADS_OF_COLUMN + WG - 1) / WG)
+#define AT_ONCE (ROUNDS > 8 ? 8 : ROUNDS)
 void stage_column(uint c, uint t, inout float squares) {
-    const uint quads = K / 4;
-    for (uint first = t; first < quads; first += AT_ONCE * WG) {
+    // Groups of 32 elements stay together.
+    uint start = NORM == 1 ? 0 : gl_WorkGroupID.x * 5u % (QUADS_OF_COLUMN / 8) * 8;
+    for (uint first = t; first < QUADS_OF_COLUMN; first += AT_ONCE * WG) {
         vec4 x[AT_ONCE];
-        [[unroll]] for (uint i = 0; i < AT_ONCE; i++)
-            if (first + i * WG < quads) x[i] = column_values(columns[c], first + i * WG, squares);
+        uint places[AT_ONCE];
         [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
-            uint q = first + i * WG;
-            if (q >= quads) continue;
+            uint q = first + i * WG + start;
+            places[i] = q < QUADS_OF_COLUMN ? q : q - QUADS_OF_COLUMN;
+            if (first + i * WG < QUADS_OF_COLUMN) x[i] = column_values(columns[c], places[i], squares);
+        }
+        [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
+            if (first + i * WG >= QUADS_OF_COLUMN) continue;
+            uint q = places[i];
             float most = most_of(x[i]);
             [[unroll]] for (uint s = 1; s < 8; s *= 2) most = max(most, subgroupShuffleXor(most, s));
             int ones = stage_quad(c, q, x[i], most);

@@ -108,20 +108,20 @@ cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
 cpu *    scalar  4   8 subgroup  4 1 groups:1
 cpu *    scalar  16  8 subgroup  2 1 groups:1
-gpu f32  scalar  16  128 subgroup 2 4 groups:1
-gpu f16  scalar  16  128 subgroup 2 4 groups:1
-gpu bf16 scalar  16  128 subgroup 2 4 groups:1
-gpu q4_k int_dot 1   256 subgroup 2 1 groups:2
+gpu f32  scalar  16  256 workgroup 1 4 groups:1
+gpu f16  scalar  16  512 subgroup 2 4 groups:1 loop:2
+gpu bf16 scalar  16  512 subgroup 2 4 groups:1 loop:2
+gpu q4_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1
 gpu q4_k int_dot 16  128 subgroup 1 1 groups:2
-gpu q5_k int_dot 1   256 subgroup 2 1 groups:2
+gpu q5_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1
 gpu q5_k int_dot 16  128 subgroup 1 1 groups:2
 gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
 gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
-gpu packed int_dot 1  256 subgroup 2 2 groups:1
+gpu packed int_dot 3  1024 subgroup 1 2 groups:2 loop:1
 gpu packed int_dot 4  256 subgroup 2 1 groups:1
 gpu packed int_dot 16 128 subgroup 1 1 groups:1
-gpu k/*  int_dot 2   256 subgroup 2 1 groups:1
-gpu *    int_dot 1   256 subgroup 4 2 quads:2x16
+gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 loop:1
+gpu *    int_dot 3   1024 subgroup 1 2 quads:2x16 loop:1
 gpu *    int_dot 4   256 subgroup 2 2 quads:2x16
 gpu *    int_dot 16  128 subgroup 1 2 quads:2x16
 gpu q4_k scalar  1   128 subgroup 2 1 groups:2

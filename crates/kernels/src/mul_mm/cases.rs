@@ -340,7 +340,7 @@ fn timed_experts(ty: TensorType) -> Case {
 fn bench() -> Vec<Case> {
     let mut cases = Vec::new();
     for ty in [F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
-        for n in [32, 128, 512, 2048] {
+        for n in [8, 16, 32, 128, 512, 2048] {
             cases.push(timed(ty, [4096, 4096, n]));
         }
         cases.push(timed(ty, [4096, 14336, 2048]));
