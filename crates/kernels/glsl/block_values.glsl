@@ -9,35 +9,21 @@ void put4_f32(uvec2 dst, uint e, vec4 v) { F32x4(dst).v[e / 4] = v; }
 void put4_f16(uvec2 dst, uint e, vec4 v) { F16x4(dst).v[e / 4] = f16vec4(v); }
 
 #if UNIT == 32
+// Values of four codes with this scale and minimum, rounded as the format says.
+vec4 four_values(uint codes, vec2 s) {
+    precise vec4 v = signed_bytes(codes) * s.x;
+#if A_SHIFTED
+    precise vec4 w = v + s.y;
+    return w;
+#else
+    return v;
+#endif
+}
 void put_values(uvec2 src, uint e, uvec2 dst) {
     uint codes[8];
     vec2 lo, hi;
     A_GROUP32(src, e, codes, lo, hi);
-    [[unroll]] for (uint i = 0; i < 8; i++) {
-        vec2 s = i < 4 ? lo : hi;
-        precise vec4 v = signed_bytes(codes[i]) * s.x;
-#if A_SHIFTED
-        precise vec4 w = v + s.y;
-        PUT4_D(dst, e + 4 * i, w);
-#else
-        PUT4_D(dst, e + 4 * i, v);
-#endif
-    }
-}
-#elif UNIT == 8
-// Eight values share a scale in every format of blocks; they are one store.
-uvec2 halves4(uint codes, vec2 s) {
-    precise vec4 v = signed_bytes(codes) * s.x;
-#if A_SHIFTED
-    precise vec4 w = v + s.y;
-    return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
-#else
-    return uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
-#endif
-}
-void put_values(uvec2 src, uint e, uvec2 dst) {
-    vec2 s = A_SCALE(src, e);
-    U32x4(dst).v[e / 8] = uvec4(halves4(A_CODES4(src, e), s), halves4(A_CODES4(src, e + 4), s));
+    [[unroll]] for (uint i = 0; i < 8; i++) PUT4_D(dst, e + 4 * i, four_values(codes[i], i < 4 ? lo : hi));
 }
 #elif UNIT == 4
 void put_values(uvec2 src, uint e, uvec2 dst) { PUT4_D(dst, e, A_LOAD4(src, e)); }

@@ -1,10 +1,11 @@
 //! Cases of `dequantise`: every format, with the scales and codes that go wrong first.
 
-use kiln_gguf::TensorType::{self, F16, F32};
+use kiln_gguf::TensorType::{self, F16, F32, Q4_K, Q6_K};
 
 use super::Call;
 use crate::case::{Case, Level, Tolerance};
 use crate::formats::{FORMATS, random_blocks};
+use crate::tensor::Tensor;
 
 /// Every value is defined to the bit; only how floats are rounded to f16, the driver chooses.
 fn tolerance(to: TensorType) -> Tolerance {
@@ -31,6 +32,18 @@ fn unaligned(from: TensorType) -> Case {
     })
 }
 
+/// Rows with gaps between them on both sides, which no kernel may take for one long row.
+fn gaps(from: TensorType, to: TensorType) -> Case {
+    let len = from.block_len().max(32);
+    let shape = [2 * len, 3, 2, 2];
+    Case::new(format!("dequantise {from} to {to} with gaps {shape:?}"), move |data| {
+        let src = random_blocks(data, from, [3 * len, 4, 3, 2], to == F32).narrow(0, len, 2 * len);
+        let dst = data.output(to, [2 * len + 8, 4, 3, 2]).narrow(0, 8, 2 * len);
+        let inner = |t: Tensor| t.narrow(1, 1, 3).narrow(2, 1, 2);
+        (Call { src: inner(src), dst: inner(dst) }.into(), tolerance(to))
+    })
+}
+
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -47,7 +60,11 @@ pub fn cases(level: Level) -> Vec<Case> {
         if level == Level::Full {
             // Enough for a thread to take several units.
             cases.push(case(ty, F32, 8192 / ty.block_len(), [511, 1, 1]));
+            cases.push(case(ty, F16, 8192 / ty.block_len(), [2047, 1, 1]));
         }
+    }
+    if level != Level::Bench {
+        cases.extend([gaps(F32, F16), gaps(Q4_K, F32), gaps(Q4_K, F16), gaps(Q6_K, F16)]);
     }
     cases
 }

@@ -39,23 +39,38 @@ kiln_gpu::params! {
     }
 }
 
+/// How threads share the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Form {
+    /// Elements that a thread makes at once.
+    unit: usize,
+    /// Both tensors are one long row.
+    flat: bool,
+    /// Values go through shared memory on their way to the result.
+    staged: bool,
+}
+
 impl Call {
-    /// Elements of a unit. Neighbouring threads with 16 bytes each write whole lines of memory; where threads are slow,
-    /// the wide form takes fewer of them.
-    fn unit(&self, caps: &Caps) -> usize {
+    /// A thread that makes 32 elements reads its codes and their scale once; neighbouring threads that store 16 bytes each
+    /// write whole lines of memory. Shared memory gives both. Software GPUs take the same form, so that tests see it; to
+    /// F32, which has no such form, they make 32 as well, because their threads are slow.
+    fn form(&self, caps: &Caps) -> Form {
+        let Call { src, dst } = self;
         // The products of the wide form may lose the subnormal values of MXFP4.
-        let wide = formats::format(self.src.ty).is_some_and(|f| f.group > 0) && self.src.ty != TensorType::MXFP4;
-        let fours = self.src.shape[0].is_multiple_of(4) && formats::is_aligned(&self.src);
-        let dst = &self.dst;
-        let vectors = dst.ty == TensorType::F16
-            && dst.offset.is_multiple_of(16)
-            && (1..4).all(|i| dst.shape[i] == 1 || dst.stride[i].is_multiple_of(16));
-        match formats::is_aligned(dst) {
+        let wide = formats::format(src.ty).is_some_and(|f| f.group > 0) && src.ty != TensorType::MXFP4;
+        let fours = src.shape[0].is_multiple_of(4) && formats::is_aligned(src);
+        // Formats count the bytes of a row with 32 bits.
+        let short = |t: &Tensor| t.is_dense() && u32::try_from(t.span().1).is_ok();
+        let flat = short(src) && short(dst);
+        let unit = match formats::is_aligned(dst) {
+            true if wide && flat && dst.ty == TensorType::F16 && dst.offset.is_multiple_of(16) => {
+                return Form { unit: 32, flat, staged: true };
+            }
             true if wide && caps.is_cpu => 32,
-            true if wide && fours && vectors => 8,
             true if fours => 4,
             _ => 1,
-        }
+        };
+        Form { unit, flat, staged: false }
     }
 }
 
@@ -84,16 +99,20 @@ impl Operation for Call {
         only_scalar(NAME, want)?;
         formats::readable(NAME, &self.src)?;
         let reach = formats::rows_reachable(NAME, &[self.src, self.dst]);
-        let unit = self.unit(caps);
+        let Form { unit, flat, staged } = self.form(caps);
         let units = self.src.len() / unit;
         let format = formats::format(self.src.ty).expect("`readable` should have found the format");
         let (threads, per) = formats::split(format, units, caps);
+        // A staged unit is worth four others; more of them would leave cores without a workgroup.
+        let per = if staged { per.div_ceil(4) } else { per };
         let (_, store) = element_functions(NAME, self.dst.ty)?;
         let name = format!("{NAME}.{}.{}", self.src.ty, self.dst.ty).to_lowercase();
         let shader = Shader::new(name, "dequantise/dequantise.comp", Params::glsl())
             .define("WG", threads)
             .define("PER", per)
             .define("UNIT", unit)
+            .define("FLAT", u32::from(flat))
+            .define("STAGED", u32::from(staged))
             .define("STORE_D", store)
             .define("PUT4_D", store.replace("store", "put4"));
         let shader = formats::define(shader, "A", self.src.ty)?;
