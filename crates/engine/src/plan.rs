@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 
 use kiln_gguf::TensorType;
+use kiln_kernels::Call;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{Call, mul_mm};
 
 use crate::Error;
 
@@ -127,7 +127,7 @@ impl Builder {
     /// it their fastest paths stay closed.
     pub fn share_product_memory(&mut self) {
         let bytes = |step: &Step| match &step.call {
-            Call::MulMm(call) => mul_mm::ample_scratch_bytes(&call.product, call.ids.as_ref()),
+            Call::MulMm(call) => call.ample_scratch_bytes(),
             _ => 0,
         };
         let words = self.steps.iter().map(bytes).max().unwrap_or(0).div_ceil(4);

@@ -41,6 +41,17 @@ impl Default for Epilogue {
     }
 }
 
+/// Another matrix that multiplies the same columns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sibling {
+    /// `[K, M']`, any format.
+    pub a: Tensor,
+    /// `[M', N]`: F32, or for `mul_mm` also F16.
+    pub d: Tensor,
+    /// `[M']`, F32.
+    pub bias: Option<Tensor>,
+}
+
 /// A plain product by the operation made for its number of columns.
 pub fn call(a: Tensor, b: Tensor, d: Tensor) -> Call {
     let product = Product { a, b, d };

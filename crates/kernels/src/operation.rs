@@ -50,7 +50,7 @@ pub struct Launch {
 pub struct Choice {
     /// The family.
     pub path: Path,
-    /// The dispatches, in order. Each waits for the one before.
+    /// The dispatches, in order. Each waits for those before it whose memory it touches.
     pub launches: Vec<Launch>,
 }
 
@@ -59,6 +59,15 @@ impl Choice {
     pub fn one(path: Path, shader: Shader, groups: [u32; 3]) -> Choice {
         Choice { path, launches: vec![Launch { shader, groups }] }
     }
+}
+
+/// The memory that one dispatch reads and writes: what it must wait for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Touches {
+    /// What it reads.
+    pub reads: Vec<Tensor>,
+    /// What it writes.
+    pub writes: Vec<Tensor>,
 }
 
 /// Why an operation cannot run on a device or on a path: an answer, not a failure.
@@ -114,6 +123,14 @@ pub trait Operation: std::fmt::Debug + Send + Sync {
 
     /// The parameter block of launch number `launch` of a choice; `at` gives the address of a tensor's first element.
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8>;
+
+    /// What launch number `launch` of a choice reads and writes, scratch memory included. Unless an operation knows better,
+    /// each touches all there is, and so waits for the one before.
+    fn touches(&self, _choice: &Choice, _launch: usize) -> Touches {
+        let mut writes = self.writes();
+        writes.extend(self.scratch());
+        Touches { reads: self.reads(), writes }
+    }
 
     /// The definition: the plainest loop, in f64.
     fn reference(&self, memory: &mut HostMemory);

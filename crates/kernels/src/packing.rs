@@ -20,7 +20,10 @@ fn weights(call: &mut Call) -> Vec<&mut Tensor> {
             let up = call.gate.as_mut().map(|gate| &mut gate.up);
             [&mut call.product.a].into_iter().chain(up).chain(others).collect()
         }
-        Call::MulMm(call) => vec![&mut call.product.a],
+        Call::MulMm(call) => {
+            let others = call.others.iter_mut().map(|sibling| &mut sibling.a);
+            [&mut call.product.a].into_iter().chain(others).collect()
+        }
         Call::GetRows(call) => vec![&mut call.src],
         Call::Dequantise(call) => vec![&mut call.src],
         Call::Copy(call) if !call.dst.ty.is_quantised() => vec![&mut call.src],

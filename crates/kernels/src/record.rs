@@ -35,8 +35,6 @@ pub fn record(
         debug_assert_eq!(first, t.offset);
         Span { start: at(t), bytes: bytes as u64 }
     };
-    let reads: Vec<Span> = operation.reads().iter().map(span).collect();
-    let writes: Vec<Span> = operation.writes().iter().chain(&operation.scratch()).map(span).collect();
     let work = operation.work();
     let launches = choice.launches.len() as f64;
     for (i, launch) in choice.launches.iter().enumerate() {
@@ -45,6 +43,9 @@ pub fn record(
         let kernel = launch.shader.name.split(' ').next().unwrap_or_default();
         let label = if launches > 1.0 { format!("{label} {kernel}") } else { label.to_owned() };
         let params = operation.params(choice, i, at);
+        let touches = operation.touches(choice, i);
+        let reads: Vec<Span> = touches.reads.iter().map(span).collect();
+        let writes: Vec<Span> = touches.writes.iter().map(span).collect();
         recorder.dispatch(Dispatch {
             label: &label,
             pipeline: &pipeline,

@@ -89,12 +89,17 @@ impl Copies {
             let at =
                 |t: &Tensor| -> Address { buffer.address().offset(self.offsets[t.slot.0 as usize] + t.offset as u64) };
             let span = |t: &Tensor| Span { start: at(t), bytes: t.span().1 as u64 };
-            let reads: Vec<Span> = operation.reads().iter().map(span).collect();
-            let mut writes: Vec<Span> = operation.writes().iter().chain(&operation.scratch()).map(span).collect();
-            if dependent {
-                writes.push(Span { start: self.token.address(), bytes: 4 });
-            }
+            // A call that waits: its first launch writes what all launches of the call before read, and no more launches of
+            // one call wait for each other than must.
+            let token = |n: usize| Span { start: self.token.address().offset(128 * (n as u64 % 2)), bytes: 4 };
             for (i, launch) in launches.iter().enumerate() {
+                let touches = operation.touches(choice, i);
+                let mut reads: Vec<Span> = touches.reads.iter().map(span).collect();
+                let mut writes: Vec<Span> = touches.writes.iter().map(span).collect();
+                if dependent {
+                    reads.push(token(number));
+                    writes.extend((i == 0).then(|| token(number + 1)));
+                }
                 recorder.dispatch(Dispatch {
                     label: operation.name(),
                     pipeline: &self.device.pipeline(&launch.shader)?,

@@ -1,10 +1,13 @@
 //! What every operation promises before any device is involved: its cases fit together, `pick` answers on every kind of
 //! device, the parameter block fits every device, and the reference writes nothing but its results.
 
+use std::ops::Range;
+
 use kiln_gpu::{Address, Caps};
 use kiln_kernels::KERNELS;
 use kiln_kernels::case::{Case, Level};
 use kiln_kernels::operation::{Path, rows_apart};
+use kiln_kernels::tensor::{Slot, Tensor};
 
 fn small_cases() -> impl Iterator<Item = Case> {
     KERNELS.iter().flat_map(|kernel| (kernel.cases)(Level::Small))
@@ -41,6 +44,57 @@ fn every_small_case_has_a_path_with_128_bytes_of_parameters_or_names_the_limit()
             }
         }
     }
+}
+
+/// Barriers come from what launches say they touch, and a software GPU would not miss one: so what they say is checked here.
+#[test]
+fn launches_touch_what_their_call_does_and_read_what_was_written() {
+    for case in small_cases() {
+        let (call, ..) = case.build();
+        let operation = call.operation();
+        let bytes = |t: &Tensor| {
+            let (first, bytes) = t.span();
+            (t.slot, first..first + bytes)
+        };
+        let within = |t: &Tensor, all: &[Tensor]| {
+            let (slot, range) = bytes(t);
+            let holds =
+                |(of, whole): (Slot, Range<usize>)| of == slot && whole.start <= range.start && range.end <= whole.end;
+            range.is_empty() || all.iter().any(|t| holds(bytes(t)))
+        };
+        let (reads, writes, scratch) = (operation.reads(), operation.writes(), operation.scratch());
+        for (caps, path) in devices().iter().flat_map(|caps| Path::ALL.map(|path| (caps, path))) {
+            let Ok(choice) = operation.pick(caps, Some(path)) else { continue };
+            let mut written: Vec<Tensor> = Vec::new();
+            for launch in 0..choice.launches.len() {
+                let touches = operation.touches(&choice, launch);
+                for t in &touches.reads {
+                    let known = within(t, &reads) || within(t, &writes) || covered(bytes(t), &written, bytes);
+                    assert!(known, "{} {path:?}: launch {launch} reads {t}, written by none before it", case.name);
+                }
+                for t in &touches.writes {
+                    let own = within(t, &writes) || within(t, &scratch);
+                    assert!(own, "{} {path:?}: launch {launch} writes {t}, not its own", case.name);
+                }
+                written.extend(touches.writes);
+            }
+            let left = writes.iter().find(|t| !within(t, &written));
+            assert_eq!(left, None, "{} {path:?}: no launch writes it", case.name);
+        }
+    }
+}
+
+/// Whether every byte of a range lies in one of the tensors.
+fn covered(
+    (slot, range): (Slot, Range<usize>),
+    tensors: &[Tensor],
+    bytes: impl Fn(&Tensor) -> (Slot, Range<usize>),
+) -> bool {
+    let mut parts: Vec<Range<usize>> =
+        tensors.iter().map(bytes).filter(|(of, _)| *of == slot).map(|(_, r)| r).collect();
+    parts.sort_by_key(|part| part.start);
+    let reached = parts.iter().fold(range.start, |at, part| if part.start <= at { at.max(part.end) } else { at });
+    reached >= range.end
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! Llama: per layer, attention with rotary positions and grouped key-value heads, then a gated feed-forward layer,
 //! each on the normed residual stream and added back to it. Few tokens take fused steps, because each dependent step
-//! costs as much as reading megabytes of weights; many tokens take one step an operation.
-
-use std::cell::Cell;
+//! costs as much as reading megabytes of weights; many tokens take one step an operation, and one for matrices that
+//! multiply the same columns.
 
 use kiln_gguf::{Gguf, TensorType};
 use kiln_kernels::flash_attention::{self, Mask, Split};
@@ -139,7 +138,7 @@ impl Llama {
             b,
             format!("{i}.attention.output"),
             Product { a: layer.output, b: work.attended, d: x },
-            work.scratch(),
+            work.scratch.back,
         );
     }
 
@@ -156,9 +155,9 @@ impl Llama {
             return;
         }
         self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
-        linear(b, format!("{i}.attention.q"), Product { a: layer.q, b: work.normed, d: work.q }, work.scratch());
-        linear(b, format!("{i}.attention.k"), Product { a: layer.k, b: work.normed, d: work.k }, work.scratch());
-        linear(b, format!("{i}.attention.v"), Product { a: layer.v, b: work.normed, d: work.v }, work.scratch());
+        let others = [(layer.k, work.k), (layer.v, work.v)];
+        let product = Product { a: layer.q, b: work.normed, d: work.q };
+        b.step(format!("{i}.attention.qkv"), siblings(product, &others, work.scratch.ahead));
     }
 
     /// Runs of keys and room for their results, where few tokens attend to many keys.
@@ -176,20 +175,29 @@ impl Llama {
     }
 
     /// Room for the largest matrix products of a plan of many tokens.
-    fn scratch(&self, b: &mut Builder, shape: BatchShape) -> [Option<Tensor>; 2] {
-        let bytes = |weight: &Tensor, columns: usize| {
+    fn scratch(&self, b: &mut Builder, shape: BatchShape) -> Scratch {
+        let bytes = |weights: &[Tensor], columns: usize| {
             if columns <= MOST_COLUMNS {
                 return 0;
             }
-            let [k, m, ..] = weight.shape;
-            let float = |width: usize| Tensor::dense(weight.slot, TensorType::F32, [width, columns, 1, 1]);
-            mul_mm::ample_scratch_bytes(&Product { a: *weight, b: float(k), d: float(m) }, None)
+            let float = |width: usize| Tensor::dense(weights[0].slot, TensorType::F32, [width, columns, 1, 1]);
+            let input = float(weights[0].shape[0]);
+            let others: Vec<(Tensor, Tensor)> = weights[1..].iter().map(|w| (*w, float(w.shape[1]))).collect();
+            let product = Product { a: weights[0], b: input, d: float(weights[0].shape[1]) };
+            siblings(product, &others, None).ample_scratch_bytes()
         };
-        let of_layer = |l: &Layer| [l.q, l.k, l.v, l.output, l.gate, l.up, l.down].map(|w| bytes(&w, shape.tokens));
-        let largest = self.layers.iter().flat_map(of_layer).chain([bytes(&self.output, shape.outputs)]).max();
-        let words = largest.unwrap_or(0).div_ceil(4);
-        ["products.0", "products.1"]
-            .map(|name| (words > 0).then(|| b.slot(name, SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1])))
+        let ahead = |l: &Layer| bytes(&[l.q, l.k, l.v], shape.tokens).max(bytes(&[l.gate, l.up], shape.tokens));
+        let back = |l: &Layer| bytes(&[l.output], shape.tokens).max(bytes(&[l.down], shape.tokens));
+        let output = bytes(&[self.output], shape.outputs);
+        let largest = |bytes: &dyn Fn(&Layer) -> usize| self.layers.iter().map(bytes).max().unwrap_or(0);
+        let mut room = |name: &str, bytes: usize| {
+            let words = bytes.div_ceil(4);
+            (words > 0).then(|| b.slot(name, SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1]))
+        };
+        Scratch {
+            ahead: room("products.ahead", largest(&ahead).max(output)),
+            back: room("products.back", largest(&back)),
+        }
     }
 
     /// The feed-forward layer, added to the residual stream `x`.
@@ -203,22 +211,17 @@ impl Llama {
             b.step(format!("{i}.feed_forward.gated"), fused);
         } else {
             self.norm(b, format!("{i}.feed_forward.norm"), x, layer.feed_forward_norm, work.normed);
-            linear(
-                b,
-                format!("{i}.feed_forward.gate"),
-                Product { a: layer.gate, b: work.normed, d: work.gate },
-                work.scratch(),
-            );
-            linear(
-                b,
-                format!("{i}.feed_forward.up"),
-                Product { a: layer.up, b: work.normed, d: work.up },
-                work.scratch(),
-            );
+            let product = Product { a: layer.gate, b: work.normed, d: work.gate };
+            b.step(format!("{i}.feed_forward.gate_up"), siblings(product, &[(layer.up, work.up)], work.scratch.ahead));
             let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
             b.step(format!("{i}.feed_forward.swiglu"), gated);
         }
-        linear_onto(b, format!("{i}.feed_forward.down"), Product { a: layer.down, b: work.gate, d: x }, work.scratch());
+        linear_onto(
+            b,
+            format!("{i}.feed_forward.down"),
+            Product { a: layer.down, b: work.gate, d: x },
+            work.scratch.back,
+        );
     }
 
     fn norm(&self, b: &mut Builder, label: String, x: Tensor, weight: Tensor, y: Tensor) {
@@ -256,19 +259,16 @@ struct Work {
     up: Tensor,
     /// For few tokens over a long context: number of runs of keys, and memory for their partial results.
     partials: Option<(usize, Tensor)>,
-    /// For many tokens: what matrix products keep between their dispatches. Two of them, used in turn, so that the next
-    /// product gets ready while this one multiplies.
-    scratch: [Option<Tensor>; 2],
-    products: Cell<usize>,
+    scratch: Scratch,
 }
 
-impl Work {
-    /// The scratch memory of the next product.
-    fn scratch(&self) -> Option<Tensor> {
-        let number = self.products.get();
-        self.products.set(number + 1);
-        self.scratch[number % 2]
-    }
+/// For many tokens: what matrix products keep between their dispatches. Those that begin a block and those that end it have
+/// their own, so that weights of the next are decoded while this one still multiplies.
+struct Scratch {
+    /// Queries, keys and values; gate and up; logits.
+    ahead: Option<Tensor>,
+    /// Attention's output and down: back onto the residual stream.
+    back: Option<Tensor>,
 }
 
 impl Graph for Llama {
@@ -306,7 +306,6 @@ impl Graph for Llama {
             up: scratch(b, "up", feed_forward),
             partials: self.partials(b, shape.tokens),
             scratch: self.scratch(b, shape),
-            products: Cell::new(0),
         };
         b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
         for (i, layer) in self.layers.iter().enumerate() {
@@ -328,10 +327,16 @@ impl Graph for Llama {
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
             self.norm(b, "output.norm".into(), last, self.output_norm, last);
-            linear(b, "output".into(), Product { a: self.output, b: last, d: logits }, work.scratch());
+            linear(b, "output".into(), Product { a: self.output, b: last, d: logits }, work.scratch.ahead);
         }
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
+}
+
+/// Several matrices times the same many columns: each with its result.
+fn siblings(product: Product, others: &[(Tensor, Tensor)], scratch: Option<Tensor>) -> mul_mm::Call {
+    let others = others.iter().map(|&(a, d)| Sibling { a, d, bias: None }).collect();
+    mul_mm::Call { others, scratch, ..mul_mm::Call::plain(product) }
 }
 
 /// d = a b.

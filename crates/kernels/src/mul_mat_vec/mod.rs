@@ -19,6 +19,7 @@ use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work};
 use crate::tensor::Tensor;
 
+pub use crate::mul_mat::Sibling;
 use tuning::Tuning;
 
 pub(crate) const NAME: &str = "mul_mat_vec";
@@ -44,17 +45,6 @@ pub struct Gated {
     /// Format, extents and strides of `a`.
     pub up: Tensor,
     /// As the epilogue's bias, for `up`.
-    pub bias: Option<Tensor>,
-}
-
-/// Another matrix that multiplies the same columns.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sibling {
-    /// `[K, M']`, any format.
-    pub a: Tensor,
-    /// `[M', N]`, F32.
-    pub d: Tensor,
-    /// `[M']`, F32.
     pub bias: Option<Tensor>,
 }
 

@@ -2,10 +2,10 @@
 
 use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
 
-use super::{Call, ample_scratch_bytes, scratch_bytes};
+use super::Call;
 use crate::case::{Case, Data, Level, Random, Tolerance};
 use crate::formats::{FORMATS, random_blocks};
-use crate::mul_mat::{Epilogue, Product};
+use crate::mul_mat::{Epilogue, Product, Sibling};
 use crate::tensor::Tensor;
 
 /// The plain path has exact weights and sums in f32 (1e-13 or so); paths with f16 operands round each to 11 bits, which
@@ -22,7 +22,7 @@ fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
 }
 
 fn with_scratch(data: &mut Data, call: Call) -> Call {
-    let bytes = ample_scratch_bytes(&call.product, call.ids.as_ref());
+    let bytes = call.ample_scratch_bytes();
     Call { scratch: (bytes > 0).then(|| data.output(I32, [bytes / 4, 1, 1, 1])), exact: true, ..call }
 }
 
@@ -121,6 +121,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.extend(split_cases());
     cases.extend(shapes());
     cases.extend(extras());
+    cases.extend(sibling_cases());
     cases.extend(expert_cases());
     cases.push(rounded_experts());
     if level == Level::Full {
@@ -212,10 +213,10 @@ fn extras() -> Vec<Case> {
     for (what, less) in [("ample", 0), ("scarce", 4)] {
         cases.push(Case::new(format!("mul_mm many columns with {what} scratch memory"), move |data| {
             let product = product(data, [Q4_K, F32, F32], [256, 9, 512]);
-            let words = (ample_scratch_bytes(&product, None) - less) / 4;
-            assert!(4 * words >= scratch_bytes(&product, None));
-            let scratch = Some(data.output(I32, [words, 1, 1, 1]));
-            (Call { scratch, exact: true, ..Call::plain(product) }.into(), TOLERANCE)
+            let call = Call { exact: true, ..Call::plain(product) };
+            let words = (call.ample_scratch_bytes() - less) / 4;
+            assert!(4 * words >= call.scratch_bytes());
+            (Call { scratch: Some(data.output(I32, [words, 1, 1, 1])), ..call }.into(), TOLERANCE)
         }));
     }
     for d in [F32, F16] {
@@ -231,6 +232,60 @@ fn extras() -> Vec<Case> {
         let (d, bias) = (data.input(F32, [67, 65, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
         let epilogue = Epilogue { residual: Some(d), bias, ..Epilogue::default() };
         (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
+    }));
+    cases
+}
+
+/// Several matrices, each of a type and with so many rows, for n columns of k elements.
+fn siblings(data: &mut Data, types: &[(TensorType, usize)], [k, n]: [usize; 2]) -> Call {
+    let (ty, m) = types[0];
+    let product = product(data, [ty, F32, F32], [k, m, n]);
+    let mut call = Call { exact: true, ..Call::plain(product) };
+    for &(ty, m) in &types[1..] {
+        let (a, d) = (weights(data, ty, [k, m, 1, 1]), data.output(F32, [m, n, 1, 1]));
+        call.others.push(Sibling { a, d, bias: None });
+    }
+    call
+}
+
+/// Matrices that share their columns: every kind of preparation, shared or not, and weights decoded before all products
+/// (few tiles) or between them (many).
+fn sibling_cases() -> Vec<Case> {
+    let case = |what: &str, types: &'static [(TensorType, usize)], sizes: [usize; 2]| {
+        let name = format!("mul_mm siblings {types:?} k={} n={}, {what}", sizes[0], sizes[1]);
+        let tolerance = types.iter().map(|(ty, _)| *ty).find(|ty| *ty == BF16).map_or(TOLERANCE, tolerance);
+        Case::new(name, move |data| {
+            let call = siblings(data, types, sizes);
+            (with_scratch(data, call).into(), tolerance)
+        })
+    };
+    let mut cases = vec![
+        case("like q, k, v", &[(Q4_K, 33), (Q4_K, 17), (Q6_K, 9)], [256, 20]),
+        case("columns of two types", &[(F16, 9), (BF16, 18), (F16, 17)], [40, 18]),
+        case("one of F32", &[(F16, 9), (F32, 10)], [40, 18]),
+        case("split over k", &[(F16, 35), (F16, 67), (F16, 3)], [777, 21]),
+        case("only one is split", &[(F32, 18), (F16, 18)], [700, 21]),
+        case("decoded together", &[(Q4_K, 9), (F16, 12), (Q6_K, 10)], [256, 256]),
+        case("decoded in turn", &[(Q4_K, 18), (Q4_K, 17)], [256, 512]),
+        case("decoded in turn, two late", &[(Q4_K, 2), (F16, 18), (Q6_K, 9), (Q4_K, 10)], [256, 512]),
+    ];
+    cases.push(Case::new("mul_mm siblings with scale, biases, strides and an F16 result", |data| {
+        let mut call = siblings(data, &[(Q8_0, 19), (Q8_0, 12), (Q8_0, 8)], [64, 23]);
+        let bias = |data: &mut Data, m: usize| Some(data.input(F32, [m, 1, 1, 1]));
+        call.epilogue = Epilogue { scale: 0.25, bias: bias(data, 19), residual: None };
+        call.others[0].bias = bias(data, 12);
+        call.others[0].d = data.strided_output(F32, [12, 23, 1, 1], [15, 23, 1, 1]);
+        call.others[1].d = data.output(F16, [8, 23, 1, 1]);
+        (with_scratch(data, call).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm siblings with rounded columns", |data| {
+        let call = siblings(data, &[(Q8_0, 17), (Q4_0, 9), (Q4_0, 20)], [96, 18]);
+        (Call { exact: false, ..with_scratch(data, call) }.into(), ROUNDED)
+    }));
+    cases.push(Case::new("mul_mm siblings with scarce scratch memory", |data| {
+        let call = siblings(data, &[(Q4_K, 9), (Q4_K, 10)], [256, 512]);
+        let words = (call.ample_scratch_bytes() - 4) / 4;
+        (Call { scratch: Some(data.output(I32, [words, 1, 1, 1])), ..call }.into(), TOLERANCE)
     }));
     cases
 }
@@ -337,6 +392,21 @@ fn timed_experts(ty: TensorType) -> Case {
     })
 }
 
+/// Q, k and v, or gate and up, of a model with 8 billion weights.
+fn timed_siblings(ty: TensorType, rows: &'static [usize], n: usize) -> Case {
+    Case::new(format!("mul_mm {ty} k=4096 m={rows:?} n={n}"), move |data| {
+        let b = repeated(data, F32, [4096, n, 1, 1]);
+        let mut matrix = |m: usize| {
+            let (a, d) = (repeated(data, ty, [4096, m, 1, 1]), data.output(F32, [m, n, 1, 1]));
+            Sibling { a, d, bias: None }
+        };
+        let others: Vec<Sibling> = rows[1..].iter().map(|&m| matrix(m)).collect();
+        let Sibling { a, d, .. } = matrix(rows[0]);
+        let call = with_scratch(data, Call { others, ..Call::plain(Product { a, b, d }) });
+        (Call { exact: false, ..call }.into(), ROUNDED)
+    })
+}
+
 fn bench() -> Vec<Case> {
     let mut cases = Vec::new();
     for ty in [F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
@@ -344,6 +414,9 @@ fn bench() -> Vec<Case> {
             cases.push(timed(ty, [4096, 4096, n]));
         }
         cases.push(timed(ty, [4096, 14336, 2048]));
+    }
+    for n in [512, 2048] {
+        cases.extend([&[4096, 1024, 1024][..], &[14336, 14336]].map(|rows| timed_siblings(Q4_K, rows, n)));
     }
     cases.extend(weight_types().map(|ty| timed(ty, [14336, 4096, 512])));
     cases.extend([F16, Q4_0, Q4_K, Q8_0].map(timed_experts));

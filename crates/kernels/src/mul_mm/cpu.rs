@@ -8,5 +8,6 @@ use crate::mul_mat_vec::{self, Experts};
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
     let experts = call.ids.map(|ids| Experts { ids, weights: None });
     let plain = mul_mat_vec::Call::plain(call.product);
-    mul_mat_vec::cpu::compute(&mul_mat_vec::Call { epilogue: call.epilogue, experts, ..plain }, memory);
+    let (epilogue, others) = (call.epilogue, call.others.clone());
+    mul_mat_vec::cpu::compute(&mul_mat_vec::Call { epilogue, others, experts, ..plain }, memory);
 }

@@ -3,23 +3,36 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
+use super::params::SplitParams;
 use super::pick::{columns, columns_each, launches, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
-use super::{Call, NAME, SplitParams};
+use super::{Call, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
-use crate::operation::{Choice, Path, Unsupported, element_functions};
+use crate::operation::{Launch, Path, Unsupported, element_functions};
 use crate::tensor::Tensor;
 
+/// A device, and the rows of all matrices that it multiplies at the same time.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'c> {
+    pub caps: &'c Caps,
+    pub rows: usize,
+}
+
 /// The first cut that fits the device and has a tile for nearly every core, or the last that fits.
-fn cut_for(call: &Call, path: Path, caps: &Caps, fits: impl Fn(&Cut) -> bool) -> Result<Option<Cut>, Unsupported> {
+fn cut_for(
+    call: &Call,
+    path: Path,
+    Place { caps, rows }: Place<'_>,
+    fits: impl Fn(&Cut) -> bool,
+) -> Result<Option<Cut>, Unsupported> {
     let d = &call.product.d;
     let n = columns_each(call);
     let share = call.split().filter(|_| path == Path::Coopmat).map_or(1, |split| split.count);
     let products = d.rows().div_ceil(n.max(1));
     let cores = caps.cores.unwrap_or(32) as usize;
     let busy = |cut: &&Cut| {
-        let tiles = d.shape[0].div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products * share;
+        let tiles = rows.div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products * share;
         // A few idle cores cost less than tiles of half the size.
         !cut.busy || (8 * tiles >= 7 * cores && n > cut.tile[1] / 2)
     };
@@ -77,7 +90,8 @@ fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize
         && cut.warp[1].is_multiple_of(shape.n as usize)
 }
 
-pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
+    let caps = place.caps;
     let Product { a, d, .. } = &call.product;
     let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
     let (element, half) = element_of(a)?;
@@ -91,10 +105,7 @@ pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     if !caps.subgroups.full {
         return unsupported("subgroups may be partly empty");
     }
-    if !call.can_prepare() {
-        return unsupported("no scratch memory for the columns");
-    }
-    let Some(cut) = cut_for(call, Path::Coopmat, caps, |cut| fits_coopmat(cut, caps, shape, format))? else {
+    let Some(cut) = cut_for(call, Path::Coopmat, place, |cut| fits_coopmat(cut, caps, shape, format))? else {
         return unsupported(format!(
             "no tile of {}x{} matrices fits {} bytes of shared memory",
             shape.m, shape.n, caps.limits.max_shared_bytes
@@ -121,17 +132,15 @@ pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     };
     let mut launches = shared_launches(call, caps, shader, cut.tile, share);
     launches.insert(launches.len() - 1, columns(call, caps, half)?);
-    Ok(Choice { path: Path::Coopmat, launches })
+    Ok(launches)
 }
 
-pub(super) fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
+    let caps = place.caps;
     let Product { a, d, .. } = &call.product;
     let has = &caps.coopmat2;
     if !has.is_complete() {
         return unsupported("the driver has not all of NV cooperative matrices 2");
-    }
-    if !call.can_prepare() {
-        return unsupported("no scratch memory for the columns");
     }
     let (element, half) = element_of(a)?;
     let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
@@ -151,7 +160,7 @@ pub(super) fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> 
     };
     let room = (caps.limits.max_shared_bytes as usize).saturating_sub(has.reserved_shared_bytes as usize + format);
     let fits = |cut: &Cut| granularity(cut).is_some() && finish_bytes(cut) <= room;
-    let chosen = cut_for(call, Path::Coopmat2, caps, fits)?;
+    let chosen = cut_for(call, Path::Coopmat2, place, fits)?;
     let Some((cut, shape)) = chosen.and_then(|cut| granularity(&cut).map(|shape| (cut, shape))) else {
         return unsupported(format!(
             "the driver lists no {element:?} tile for a workgroup with F32 sums, or {format} bytes of tables do not fit"
@@ -170,5 +179,5 @@ pub(super) fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> 
         .define("LEAST_N", shape.n);
     let mut launches = launches(call, caps, shader, cut.tile);
     launches.insert(launches.len() - 1, columns(call, caps, half)?);
-    Ok(Choice { path: Path::Coopmat2, launches })
+    Ok(launches)
 }

@@ -4,6 +4,8 @@
 pub mod cases;
 mod cpu;
 mod matrix;
+mod memory;
+mod params;
 mod pick;
 mod reference;
 mod tuning;
@@ -13,29 +15,35 @@ pub(crate) use tuning::check as check_tuning;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
-use crate::formats::row_strides;
 use crate::host::HostMemory;
-use crate::mul_mat::{Epilogue, Product};
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, require};
+use crate::mul_mat::{Epilogue, Product, Sibling};
+use crate::operation::{Choice, Invalid, Operation, Path, Touches, Unsupported, Work, require};
 use crate::tensor::Tensor;
 use crate::{dequantise, quantise_q8_1};
+
+use memory::{Layout, Split};
+use params::SplitParams;
 
 const NAME: &str = "mul_mm";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, or with an expert for each";
+pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, with siblings, or with an expert \
+                           for each";
 
 /// Operands of `mul_mm`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     /// The product. Without `ids`: `a [K, M, A2, A3]`, `b [K, N, B2, B3]`, `d [M, N, B2, B3]`. With `ids`:
     /// `a [K, M, experts]`, `b [K, used or 1, tokens]`, `d [M, used, tokens]`. `b` is F32, F16 or BF16; `d` is F32 or F16.
     pub product: Product,
     /// What follows it. With `ids` the bias is `[M, experts]`.
     pub epilogue: Epilogue,
+    /// More matrices for the same columns, which are prepared once; not with batches, a residual or `ids`. The epilogue's
+    /// scale is theirs too. They do not wait for each other.
+    pub others: Vec<Sibling>,
     /// I32 `[used, tokens]`, dense rows: the expert of each column; d\[:, slot, token\] = a\[ids\[slot, token\]\] * b.
     pub ids: Option<Tensor>,
-    /// Memory between launches, I32, dense, of [`scratch_bytes`]. Needed with `ids`; without it the fastest paths stay
+    /// Memory between launches, I32, dense, of [`Call::ample_scratch_bytes`]. Needed with `ids`; without it the fastest paths stay
     /// closed.
     pub scratch: Option<Tensor>,
     /// Whether columns keep their precision: integer products would round them to 8 bits and a scale per 32 values.
@@ -48,222 +56,52 @@ pub struct Call {
 impl Call {
     /// The product alone.
     pub fn plain(product: Product) -> Call {
-        Call { product, epilogue: Epilogue::default(), ids: None, scratch: None, exact: false, whole: None }
+        let (others, epilogue) = (Vec::new(), Epilogue::default());
+        Call { product, epilogue, others, ids: None, scratch: None, exact: false, whole: None }
     }
-}
 
-/// Fewest columns of a tile of any path: bounds the list of tiles.
-const LEAST_TILE_N: usize = 16;
+    /// Bytes of scratch memory that let every path run.
+    pub fn scratch_bytes(&self) -> usize {
+        self.layout().end
+    }
 
-/// Words of the list of tiles of so many (token, slot) pairs: their number, then three words each.
-fn tile_words(pairs: usize, experts: usize) -> usize {
-    (1 + 3 * pairs.min(pairs / LEAST_TILE_N + experts)).next_multiple_of(4)
-}
+    /// Bytes of scratch memory that also hold the weights as F16: with so much, many columns (see `pick`) are multiplied
+    /// with weights that are decoded once instead of once for every tile. The same as [`Call::scratch_bytes`] where that is
+    /// no use.
+    pub fn ample_scratch_bytes(&self) -> usize {
+        self.layout().ample_end
+    }
 
-/// Prepared columns are padded with zeros to whole tiles of the deepest kernel.
-const PADDED: usize = 64;
+    /// The product of each matrix.
+    fn products(&self) -> Vec<Product> {
+        let others = self.others.iter().map(|&Sibling { a, d, .. }| Product { a, d, ..self.product });
+        std::iter::once(self.product).chain(others).collect()
+    }
 
-/// What lies where in the scratch memory: byte offsets of each part, then of the end.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    /// Number of tiles, then three words each. Empty without experts.
-    tiles: usize,
-    /// (token, slot) pairs by expert.
-    pairs: usize,
-    /// The list alone ends here: enough for the plain path.
-    lists_end: usize,
-    /// A factor for each column.
-    factors: usize,
-    /// The columns as 16-bit floats.
-    halves: usize,
-    /// Counters of tiles and sums of workgroups that share one. Empty where they are not split.
-    counters: usize,
-    partials: usize,
-    end: usize,
-    /// The weights as F16, where there is room.
-    weights: usize,
-}
-
-impl Layout {
-    fn of(product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Layout {
-        let rows = prepared_columns(product, ids);
-        let (tile_bytes, pair_bytes) =
-            ids.map_or((0, 0), |ids| (4 * tile_words(ids.len(), product.a.shape[2]), 4 * ids.len()));
-        let lists_end = tile_bytes + pair_bytes;
-        let factors = lists_end.next_multiple_of(256);
-        let halves = (factors + 4 * rows).next_multiple_of(256);
-        // Columns of integers take the place of those of 16-bit floats.
-        let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
-        let counters = (halves + 2 * rows * padded(product)).max(integers).next_multiple_of(256);
-        let (partials, end) = match Split::of(product, ids, whole) {
-            Some(split) => {
-                let partials = (counters + 4 * n_counters(product)).next_multiple_of(256);
-                (partials, partials + 4 * split.count * rows * product.a.shape[1].next_multiple_of(4))
-            }
-            None => (counters, counters),
+    /// The call of each matrix alone.
+    fn alone(&self) -> Vec<Call> {
+        let first = Call { others: Vec::new(), ..self.clone() };
+        let other = |&Sibling { a, d, bias }: &Sibling| Call {
+            product: Product { a, d, ..self.product },
+            epilogue: Epilogue { bias, ..self.epilogue },
+            ..first.clone()
         };
-        let weights = end.next_multiple_of(256);
-        Layout { tiles: 0, pairs: tile_bytes, lists_end, factors, halves, counters, partials, end, weights }
+        let others: Vec<Call> = self.others.iter().map(other).collect();
+        std::iter::once(first).chain(others).collect()
     }
-}
 
-/// Tiles of the smallest kind: bounds the counters of a split product.
-fn n_counters(product: &Product) -> usize {
-    product.a.shape[1].div_ceil(LEAST_TILE_N) * product.b.shape[1].div_ceil(LEAST_TILE_N)
-}
-
-/// How the sums of a product with few tiles are cut: workgroups that share a tile, and elements of k of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Split {
-    count: usize,
-    chunk: usize,
-}
-
-impl Split {
-    /// Tiles of 64 x 64 that keep a large GPU busy: few columns wait for memory, so every core has several at once. The
-    /// same for every device: so are the bits and the memory.
-    const ENOUGH: usize = 528;
-    /// A workgroup with fewer elements of k costs more than it saves.
-    const SHORTEST: usize = 256;
-
-    fn of(product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Option<Split> {
-        let Product { a, b, .. } = product;
-        if ids.is_some() || b.shape[2] * b.shape[3] != 1 || a.ty == TensorType::F32 {
-            return None;
+    fn check_others(&self) -> Result<(), Invalid> {
+        let b = self.product.b;
+        let fits = self.ids.is_none() && self.epilogue.residual.is_none() && b.shape[2..] == [1, 1];
+        require(fits, NAME, || format!("more matrices want no experts, residual or batches; b is {b}"))?;
+        for Call { product, epilogue, .. } in &self.alone()[1..] {
+            let d = product.d;
+            require(matches!(d.ty, TensorType::F32 | TensorType::F16), NAME, || format!("d is {d}, not F32 or F16"))?;
+            product.check(NAME, epilogue)?;
         }
-        let [k, m, ..] = a.shape;
-        let columns = whole.unwrap_or(b.shape[1]);
-        let tiles = m.div_ceil(64) * columns.div_ceil(64);
-        let count = (Split::ENOUGH / tiles.max(1)).min(tuning::most_splits(columns)).min(k / Split::SHORTEST);
-        // Chunks of whole tiles of every depth.
-        let chunk = k.div_ceil(count.max(1)).next_multiple_of(PADDED);
-        let count = k.div_ceil(chunk.max(1));
-        (count > 1).then_some(Split { count, chunk })
+        Ok(())
     }
-}
 
-/// Prepared columns: those of b, or with experts one for each pair.
-fn prepared_columns(product: &Product, ids: Option<&Tensor>) -> usize {
-    ids.map_or(product.b.rows(), Tensor::len)
-}
-
-/// Elements of a prepared column.
-fn padded(product: &Product) -> usize {
-    product.b.shape[0].next_multiple_of(PADDED)
-}
-
-/// Bytes of scratch memory that let every path run.
-pub fn scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
-    Layout::of(product, ids, None).end
-}
-
-/// Bytes of scratch memory that also hold the weights as F16: with so much, many columns (see `pick`) are multiplied with
-/// weights that are decoded once instead of once for every tile. The same as [`scratch_bytes`] where that is no use.
-pub fn ample_scratch_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
-    let layout = Layout::of(product, ids, None);
-    if pick::decodes_first(product, ids) { layout.weights + 2 * product.a.len() } else { layout.end }
-}
-
-kiln_gpu::params! {
-    struct Params {
-        a: Address,
-        b: Address,
-        factors: Address,
-        d: Address,
-        bias: Address,
-        residual: Address,
-        a_stride: [u32; 3],
-        b_stride: [u32; 3],
-        d_stride: [u32; 3],
-        residual_stride: [u32; 3],
-        batches: [u32; 2],
-        share: [u32; 2],
-        k: u32,
-        m: u32,
-        n: u32,
-        scale: f32,
-    }
-}
-
-kiln_gpu::params! {
-    struct ColumnParams {
-        b: Address,
-        factors: Address,
-        halves: Address,
-        stride: [u32; 3],
-        shape: [u32; 3],
-        pairs: Address,
-        counters: Address,
-        n_counters: u32,
-        used: u32,
-        columns: u32,
-        k: u32,
-        padded_k: u32,
-    }
-}
-
-kiln_gpu::params! {
-    struct SplitParams {
-        a: Address,
-        b: Address,
-        factors: Address,
-        d: Address,
-        bias: Address,
-        residual: Address,
-        partials: Address,
-        counters: Address,
-        a_stride: [u32; 1],
-        b_stride: [u32; 1],
-        d_stride: [u32; 1],
-        residual_stride: [u32; 1],
-        k: u32,
-        m: u32,
-        n: u32,
-        scale: f32,
-        chunk: u32,
-        splits: u32,
-    }
-}
-
-kiln_gpu::params! {
-    struct ListParams {
-        ids: Address,
-        tiles: Address,
-        pairs: Address,
-        ids_stride: u32,
-        used: u32,
-        pairs_in_all: u32,
-    }
-}
-
-kiln_gpu::params! {
-    struct ExpertParams {
-        a: Address,
-        b: Address,
-        factors: Address,
-        d: Address,
-        bias: Address,
-        residual: Address,
-        tiles: Address,
-        pairs: Address,
-        a_stride: [u32; 2],
-        b_stride: [u32; 2],
-        d_stride: [u32; 2],
-        residual_stride: [u32; 2],
-        k: u32,
-        m: u32,
-        used: u32,
-        b_slots: u32,
-        pairs_in_all: u32,
-        scale: f32,
-    }
-}
-
-fn count(n: usize) -> u32 {
-    u32::try_from(n).expect("`pick` should have refused larger numbers")
-}
-
-impl Call {
     fn check_experts(&self, ids: &Tensor) -> Result<(), Invalid> {
         let Product { a, b, d } = &self.product;
         let [used, tokens, i2, i3] = ids.shape;
@@ -287,12 +125,12 @@ impl Call {
             require(fits, NAME, || format!("residual is {residual}, want the extents of {d}"))?;
         }
         let has = self.scratch.map_or(0, |s| s.span().1);
-        let bytes = Layout::of(&self.product, Some(ids), None).lists_end;
+        let bytes = self.layout().lists_end;
         require(has >= bytes, NAME, || format!("{has} bytes of scratch memory, want {bytes}"))
     }
 
     fn layout(&self) -> Layout {
-        Layout::of(&self.product, self.ids.as_ref(), self.whole)
+        Layout::of(self)
     }
 
     fn split(&self) -> Option<Split> {
@@ -304,13 +142,16 @@ impl Call {
         self.scratch.is_some_and(|s| s.span().1 >= self.layout().end)
     }
 
-    /// The weights as F16 in the scratch memory, and the call that puts them there, if this is worth it and they fit.
-    fn decoded(&self) -> Option<dequantise::Call> {
-        let (product, ids) = (&self.product, self.ids.as_ref());
-        let scratch = self.scratch.filter(|s| s.span().1 >= ample_scratch_bytes(product, ids))?;
-        let dense = Tensor::dense(scratch.slot, TensorType::F16, product.a.shape);
-        let dst = dense.at(scratch.offset + self.layout().weights);
-        pick::decodes_first(product, ids).then_some(dequantise::Call { src: product.a, dst })
+    /// For each matrix the call that puts its weights as F16 into the scratch memory, if this is worth it and all fit.
+    fn decoded(&self) -> Vec<Option<dequantise::Call>> {
+        let layout = self.layout();
+        let scratch = self.scratch.filter(|s| s.span().1 >= layout.ample_end);
+        let decode = |(product, places): (Product, &memory::Places)| {
+            let (scratch, weights) = (scratch?, places.weights?);
+            let dense = Tensor::dense(scratch.slot, TensorType::F16, product.a.shape);
+            Some(dequantise::Call { src: product.a, dst: dense.at(scratch.offset + weights) })
+        };
+        self.products().into_iter().zip(&layout.matrices).map(decode).collect()
     }
 
     /// The columns as 8-bit integers in the scratch memory: the call that puts them there.
@@ -325,116 +166,40 @@ impl Call {
 
     /// The same call with other weights.
     fn with_weights(&self, a: Tensor) -> Call {
-        Call { product: Product { a, ..self.product }, ..*self }
+        Call { product: Product { a, ..self.product }, ..self.clone() }
     }
 
-    fn params_of(&self, kernel: Kernel, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let Product { a, b, d } = self.product;
-        let Epilogue { bias, residual, scale } = self.epilogue;
-        let layout = self.layout();
-        let place = |offset: usize| self.scratch.map_or(Address::default(), |s| at(&s).offset(offset as u64));
-        let optional = |t: &Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        let two = |s: [u32; 3]| [s[0], s[1]];
-        let padded_bytes = 2 * padded(&self.product);
-        // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split) {
-            let [_, n, n2, _] = b.shape;
-            (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
-        } else {
-            (at(&b), row_strides(&b))
+    /// What a launch does, and to which matrix.
+    fn job(&self, choice: &Choice, launch: usize) -> Job {
+        let kernel = |i: usize| Kernel::of(&choice.launches[i].shader);
+        let decoded = if choice.path >= Path::Coopmat { self.decoded() } else { vec![None; 1 + self.others.len()] };
+        let of = kernel(launch);
+        let before = |like: &dyn Fn(Kernel) -> bool| (0..launch).filter(|&i| like(kernel(i))).count();
+        // Both decoding launches and products are in the order of the matrices.
+        let matrix = match of {
+            Kernel::Decode => {
+                let mut decoding = (0..decoded.len()).filter(|&i| decoded[i].is_some());
+                decoding.nth(before(&|k| k == Kernel::Decode)).expect("`pick` should decode what `decoded` names")
+            }
+            _ if of.multiplies() => before(&Kernel::multiplies),
+            _ => 0,
         };
-        let residual_stride = residual.as_ref().map_or([0; 3], row_strides);
-        match (kernel, &self.ids) {
-            (Kernel::List, ids) => ListParams {
-                ids: optional(ids),
-                tiles: place(layout.tiles),
-                pairs: place(layout.pairs),
-                ids_stride: ids.as_ref().map_or(0, |ids| row_strides(ids)[0]),
-                used: ids.map_or(1, |ids| count(ids.shape[0])),
-                pairs_in_all: ids.map_or(0, |ids| count(ids.len())),
-            }
-            .bytes(),
-            (Kernel::Columns, _) => ColumnParams {
-                b: at(&b),
-                factors: place(layout.factors),
-                halves: place(layout.halves),
-                stride: row_strides(&b),
-                shape: [1, 2, 3].map(|d| count(b.shape[d])),
-                pairs: place(layout.pairs),
-                used: self.ids.map_or(1, |ids| count(ids.shape[0])),
-                counters: place(layout.counters),
-                n_counters: self.split().map_or(0, |_| count(n_counters(&self.product))),
-                columns: count(prepared_columns(&self.product, self.ids.as_ref())),
-                k: count(b.shape[0]),
-                padded_k: count(padded(&self.product)),
-            }
-            .bytes(),
-            (_, Some(ids)) => ExpertParams {
-                a: at(&a),
-                b: b_at,
-                factors: place(layout.factors),
-                d: at(&d),
-                bias: optional(&bias),
-                residual: optional(&residual),
-                tiles: place(layout.tiles),
-                pairs: place(layout.pairs),
-                a_stride: two(row_strides(&a)),
-                b_stride: two(b_stride),
-                d_stride: two(row_strides(&d)),
-                residual_stride: two(residual_stride),
-                k: count(a.shape[0]),
-                m: count(a.shape[1]),
-                used: count(ids.shape[0]),
-                b_slots: count(b.shape[1]),
-                pairs_in_all: count(ids.len()),
-                scale,
-            }
-            .bytes(),
-            (Kernel::Split, None) => {
-                let split = self.split().expect("only split products have this kernel");
-                SplitParams {
-                    a: at(&a),
-                    b: b_at,
-                    factors: place(layout.factors),
-                    d: at(&d),
-                    bias: optional(&bias),
-                    residual: optional(&residual),
-                    partials: place(layout.partials),
-                    counters: place(layout.counters),
-                    a_stride: [row_strides(&a)[0]],
-                    b_stride: [b_stride[0]],
-                    d_stride: [row_strides(&d)[0]],
-                    residual_stride: [residual_stride[0]],
-                    k: count(a.shape[0]),
-                    m: count(a.shape[1]),
-                    n: count(b.shape[1]),
-                    scale,
-                    chunk: count(split.chunk),
-                    splits: count(split.count),
-                }
-                .bytes()
-            }
-            (_, None) => Params {
-                a: at(&a),
-                b: b_at,
-                factors: place(layout.factors),
-                d: at(&d),
-                bias: optional(&bias),
-                residual: optional(&residual),
-                a_stride: row_strides(&a),
-                b_stride,
-                d_stride: row_strides(&d),
-                residual_stride,
-                batches: [count(b.shape[2]), count(b.shape[3])],
-                share: [count(b.shape[2] / a.shape[2]), count(b.shape[3] / a.shape[3])],
-                k: count(a.shape[0]),
-                m: count(a.shape[1]),
-                n: count(b.shape[1]),
-                scale,
-            }
-            .bytes(),
-        }
+        Job { kernel: of, matrix, decode: decoded[matrix] }
     }
+
+    /// Some bytes of the scratch memory.
+    fn piece(&self, from: usize, to: usize) -> Option<Tensor> {
+        let scratch = self.scratch.filter(|_| to > from)?;
+        Some(Tensor::dense(scratch.slot, TensorType::I32, [(to - from) / 4, 1, 1, 1]).at(scratch.offset + from))
+    }
+}
+
+/// What a launch does, and to which matrix of the call.
+struct Job {
+    kernel: Kernel,
+    matrix: usize,
+    /// How the weights of this matrix become F16, where they do.
+    decode: Option<dequantise::Call>,
 }
 
 /// What a launch does.
@@ -468,6 +233,10 @@ impl Kernel {
             _ => Kernel::Plain,
         }
     }
+
+    fn multiplies(self) -> bool {
+        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::Plain)
+    }
 }
 
 impl Operation for Call {
@@ -476,11 +245,12 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        self.product.reads(&self.epilogue).into_iter().chain(self.ids).collect()
+        let others = self.others.iter().flat_map(|s| [Some(s.a), s.bias]).flatten();
+        self.product.reads(&self.epilogue).into_iter().chain(self.ids).chain(others).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        vec![self.product.d]
+        self.products().iter().map(|product| product.d).collect()
     }
 
     fn scratch(&self) -> Vec<Tensor> {
@@ -497,6 +267,9 @@ impl Operation for Call {
             require(fits, NAME, || "scratch memory must be dense and at a multiple of 16".into())?;
         }
         tuning::table().map_err(|reason| Invalid { operation: NAME, reason })?;
+        if !self.others.is_empty() {
+            self.check_others()?;
+        }
         match &self.ids {
             Some(ids) => self.check_experts(ids),
             None => self.product.check(NAME, &self.epilogue),
@@ -508,21 +281,54 @@ impl Operation for Call {
     }
 
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let file = |launch: &Launch| Kernel::of(&launch.shader);
-        let decodes = choice.launches.iter().any(|launch| file(launch) == Kernel::Decode);
-        let kernel = file(&choice.launches[launch]);
-        if let Some(integers) = self.integers().filter(|_| choice.path == Path::IntDot) {
-            return match kernel {
-                Kernel::Integers => integers.params(choice, launch, at),
-                Kernel::List => self.params_of(kernel, at),
-                _ => Call { product: Product { b: integers.y, ..self.product }, ..*self }.params_of(kernel, at),
-            };
+        let Job { kernel, matrix, decode } = self.job(choice, launch);
+        let layout = self.layout();
+        let alone = &self.alone()[matrix];
+        let block = |call: &Call| call.block(kernel, (&layout, matrix), at);
+        // Other operations look at the only launch they know.
+        let only = Choice { path: Path::Scalar, launches: vec![choice.launches[launch].clone()] };
+        let integers = self.integers().filter(|_| choice.path == Path::IntDot);
+        match (kernel, decode, integers) {
+            (Kernel::Decode, Some(decode), _) => decode.params(&only, 0, at),
+            (Kernel::Integers, _, Some(integers)) => integers.params(&only, 0, at),
+            (Kernel::List | Kernel::Columns, ..) => block(alone),
+            (_, Some(decode), _) => block(&alone.with_weights(decode.dst)),
+            (_, _, Some(integers)) => {
+                block(&Call { product: Product { b: integers.y, ..alone.product }, ..alone.clone() })
+            }
+            _ => block(alone),
         }
-        match self.decoded().filter(|_| decodes) {
-            Some(decode) if kernel == Kernel::Decode => decode.params(choice, launch, at),
-            Some(decode) => self.with_weights(decode.dst).params_of(kernel, at),
-            None => self.params_of(kernel, at),
-        }
+    }
+
+    fn touches(&self, choice: &Choice, launch: usize) -> Touches {
+        let Job { kernel, matrix, decode } = self.job(choice, launch);
+        let layout = self.layout();
+        let places = layout.matrices[matrix];
+        let Call { product: Product { a, b, d }, epilogue, .. } = &self.alone()[matrix];
+        let lists = self.ids.and_then(|_| self.piece(0, layout.lists_end));
+        let counters_end = layout.counters + 4 * layout.n_counters;
+        let columns = self.piece(layout.factors, layout.counters);
+        let list = |tensors: &[Option<Tensor>]| tensors.iter().flatten().copied().collect();
+        let (reads, writes) = match kernel {
+            Kernel::List => (list(&[self.ids]), list(&[lists])),
+            // Columns of floats are put in the order of the pairs, those of integers stay where they are.
+            Kernel::Columns => (list(&[Some(*b), lists]), list(&[self.piece(layout.factors, counters_end)])),
+            Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),
+            Kernel::Decode => (list(&[Some(*a)]), list(&[decode.map(|decode| decode.dst)])),
+            _ => {
+                let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
+                let a = decode.map_or(*a, |decode| decode.dst);
+                let shared = |piece: Option<Tensor>| piece.filter(|_| kernel == Kernel::Split);
+                let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
+                let sums = shared(self.piece(places.partials, places.partials_end));
+                // Counters are set to zero before they are counted up.
+                (
+                    list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]),
+                    list(&[Some(*d), counters, sums]),
+                )
+            }
+        };
+        Touches { reads, writes }
     }
 
     fn reference(&self, memory: &mut HostMemory) {
@@ -535,7 +341,11 @@ impl Operation for Call {
 
     fn work(&self) -> Work {
         match self.ids {
-            None => self.product.work(),
+            None => {
+                let b = (self.product.b.rows() * self.product.b.row_bytes()) as f64;
+                let both = |x: Work, y: Work| Work { bytes: x.bytes + y.bytes - b, flops: x.flops + y.flops };
+                self.products().iter().map(Product::work).reduce(both).unwrap_or_default()
+            }
             Some(_) => {
                 let Product { a, b, d } = &self.product;
                 let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
@@ -559,7 +369,8 @@ impl Operation for Call {
             let epilogue = Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue };
             let ids = self.ids.map(|t| t.narrow(1, start, len));
             let whole = self.whole.or(Some(n)).filter(|_| self.ids.is_none());
-            parts.push(Call { product, epilogue, ids, whole, ..*self }.into());
+            let others = self.others.iter().map(|s| Sibling { d: cut(s.d), ..*s }).collect();
+            parts.push(Call { product, epilogue, others, ids, whole, ..self.clone() }.into());
             start += len;
         }
         parts
@@ -580,16 +391,16 @@ mod tests {
             d: t(TensorType::F32, [5, 2, 7, 1]),
         };
         let ids = t(TensorType::I32, [2, 7, 1, 1]);
-        let words = scratch_bytes(&product, Some(&ids)) / 4;
-        let scratch = Some(t(TensorType::I32, [words, 1, 1, 1]));
-        let call = Call { ids: Some(ids), scratch, ..Call::plain(product) };
+        let call = Call { ids: Some(ids), ..Call::plain(product) };
+        let scratch = Some(t(TensorType::I32, [call.scratch_bytes() / 4, 1, 1, 1]));
+        let call = Call { scratch, ..call };
         assert_eq!(call.check(), Ok(()));
         let choice = call.pick(&Caps::least(), None).unwrap();
         for launch in 0..choice.launches.len() {
             assert!(call.params(&choice, launch, &|_| Address(0)).len() <= 128);
         }
-        assert!(Call { scratch: None, ..call }.check().is_err());
+        assert!(Call { scratch: None, ..call.clone() }.check().is_err());
         let plain = Call { ids: None, ..call };
-        assert!(plain.params_of(Kernel::Matrix, &|_| Address(0)).len() <= 128);
+        assert!(plain.block(Kernel::Matrix, (&plain.layout(), 0), &|_| Address(0)).len() <= 128);
     }
 }

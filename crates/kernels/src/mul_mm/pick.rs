@@ -3,9 +3,11 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader};
 
-use super::matrix::{coopmat, coopmat2};
+use super::matrix::{Place, coopmat, coopmat2};
+use super::memory::prepared_columns;
+use super::params::{ColumnParams, ExpertParams, ListParams, Params};
 use super::tuning::table;
-use super::{Call, ColumnParams, ExpertParams, ListParams, NAME, Params, prepared_columns};
+use super::{Call, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
@@ -16,25 +18,64 @@ const MOST_EXPERTS: usize = 2048;
 
 /// The best path for a call, or the one asked for.
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
-    addressable(call)?;
+    call.alone().iter().try_for_each(addressable)?;
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let on = |path: Path| match path {
-        Path::Scalar => scalar(call, caps),
-        Path::IntDot => int_dot(call, caps),
-        Path::Coopmat => with_decoding(call, caps, coopmat),
-        Path::Coopmat2 => with_decoding(call, caps, coopmat2),
-    };
+    let on = |path: Path| on(call, caps, path);
     match want {
         Some(path) => on(path),
         // Software GPUs only imitate matrix units.
-        None if caps.is_cpu => scalar(call, caps),
+        None if caps.is_cpu => on(Path::Scalar),
         None => {
             let (preferred, _) = table.preferred(call.product.a.ty, columns_each(call));
             let integers = if caps.int_dot == IntDot::Accelerated { Path::IntDot } else { Path::Scalar };
             let order = [preferred, Path::Coopmat2, Path::Coopmat, integers];
-            order.into_iter().find_map(|path| on(path).ok()).map_or_else(|| scalar(call, caps), Ok)
+            order.into_iter().find_map(|path| on(path).ok()).map_or_else(|| on(Path::Scalar), Ok)
         }
     }
+}
+
+/// The launches of every matrix of a call on one path. Weights are decoded first and columns prepared once for all, so that
+/// the products wait for nothing in between and fill the device together. Where products of neighbouring matrices fill it
+/// by themselves, the second's weights are decoded after the first product instead: on cores that its last tiles leave idle.
+fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
+    if path != Path::Scalar && !call.can_prepare() {
+        return unsupported("no scratch memory for the columns");
+    }
+    let alone = call.alone();
+    let place = Place { caps, rows: alone.iter().map(|one| one.product.d.shape[0]).sum() };
+    let decoded = call.decoded().into_iter().map(|decode| decode.filter(|_| path >= Path::Coopmat));
+    let (mut decodes, mut prepares, mut products) = (Vec::new(), Vec::new(), Vec::new());
+    for (one, decode) in alone.iter().zip(decoded) {
+        let of = decode.map(|decode| one.with_weights(decode.dst));
+        let one = of.as_ref().unwrap_or(one);
+        let mut launches = match path {
+            Path::Scalar => scalar(one, caps)?,
+            Path::IntDot => int_dot(one, caps)?,
+            Path::Coopmat => coopmat(one, place)?,
+            Path::Coopmat2 => coopmat2(one, place)?,
+        };
+        products.extend(launches.pop());
+        prepares.push(launches);
+        let first = decode.map(|decode| decode.pick(caps, Some(Path::Scalar))).transpose()?;
+        decodes.push(first.map_or_else(Vec::new, |choice| choice.launches));
+    }
+    let cores = u64::from(caps.cores.unwrap_or(32));
+    let fills = |launch: &Launch| launch.groups.iter().map(|&n| u64::from(n)).product::<u64>() >= cores;
+    let late = products.windows(2).position(|pair| pair.iter().all(fills)).map_or(products.len(), |i| i + 1);
+    let mut launches: Vec<Launch> = decodes.drain(..late).flatten().collect();
+    let mut prepared = &Vec::new();
+    for (i, product) in products.into_iter().enumerate() {
+        // What was prepared for the matrix before serves this one too, unless it wants another type.
+        if prepares[i] != *prepared {
+            launches.extend(prepares[i].iter().cloned());
+            prepared = &prepares[i];
+        }
+        if i >= late {
+            launches.append(&mut decodes[i - late]);
+        }
+        launches.push(product);
+    }
+    Ok(Choice { path, launches })
 }
 
 pub(super) fn unsupported<T>(reason: impl Into<String>) -> Result<T, Unsupported> {
@@ -117,7 +158,7 @@ pub(super) fn columns(call: &Call, caps: &Caps, half: bool) -> Result<Launch, Un
     Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref()), caps) })
 }
 
-fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+fn scalar(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
     let Product { a, b, .. } = &call.product;
     let vectors = |t: &Tensor| formats::is_aligned(t);
     if caps.is_cpu && vectors(a) && vectors(b) {
@@ -127,14 +168,13 @@ fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
             .define("WG", threads)
             .define("ROWS", rows)
             .define("TILE_N", columns);
-        let launches = launches(call, caps, shader, [rows * threads, columns]);
-        return Ok(Choice { path: Path::Scalar, launches });
+        return Ok(launches(call, caps, shader, [rows * threads, columns]));
     }
     let fours = a.shape[0].is_multiple_of(4);
     let shader = shader(call, Path::Scalar, "mul_mm/tile.comp")?
         .define("VECTORS_A", u32::from(fours && vectors(a)))
         .define("VECTORS_B", u32::from(fours && vectors(b)));
-    Ok(Choice { path: Path::Scalar, launches: launches(call, caps, shader, [64, 64]) })
+    Ok(launches(call, caps, shader, [64, 64]))
 }
 
 /// Whether matrix units get the weights decoded beforehand, given the memory: once, not once for every tile of columns.
@@ -151,20 +191,7 @@ pub(super) fn columns_each(call: &Call) -> usize {
     }
 }
 
-/// The product of a matrix path, and all that goes before it: lists, columns and, where it is worth it, weights.
-fn with_decoding(
-    call: &Call,
-    caps: &Caps,
-    path: fn(&Call, &Caps) -> Result<Choice, Unsupported>,
-) -> Result<Choice, Unsupported> {
-    let Some(decode) = call.decoded() else { return path(call, caps) };
-    let mut choice = path(&call.with_weights(decode.dst), caps)?;
-    let first = decode.pick(caps, Some(Path::Scalar))?;
-    choice.launches.splice(0..0, first.launches);
-    Ok(choice)
-}
-
-fn int_dot(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+fn int_dot(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
     if caps.int_dot == IntDot::None {
         return unsupported("the device has no integer dot products");
     }
@@ -185,5 +212,83 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let mut launches = launches(call, caps, shader, tile);
     let round = integers.pick(caps, Some(Path::Scalar))?;
     launches.splice(0..0, round.launches);
-    Ok(Choice { path: Path::IntDot, launches })
+    Ok(launches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Kernel::{self, Columns, Decode, Matrix};
+    use super::*;
+    use crate::mul_mat::Sibling;
+    use crate::tensor::Slot;
+
+    /// A call of matrices with so many rows of 4096 elements and n columns, with all the scratch memory it can use.
+    fn siblings(rows: &[(TensorType, usize)], n: usize) -> Call {
+        let mut slots = 0..;
+        let mut dense = |ty, shape| Tensor::dense(Slot(slots.next().unwrap()), ty, shape);
+        let mut matrix = |(ty, m): (TensorType, usize)| {
+            let (a, d) = (dense(ty, [4096, m, 1, 1]), dense(TensorType::F32, [m, n, 1, 1]));
+            Sibling { a, d, bias: None }
+        };
+        let Sibling { a, d, .. } = matrix(rows[0]);
+        let others = rows[1..].iter().map(|&row| matrix(row)).collect();
+        let b = dense(TensorType::F32, [4096, n, 1, 1]);
+        let call = Call { others, ..Call::plain(Product { a, b, d }) };
+        let words = call.ample_scratch_bytes().div_ceil(4);
+        Call { scratch: Some(dense(TensorType::I32, [words, 1, 1, 1])), ..call }
+    }
+
+    /// The launches of a call on a large GPU, each with the number of barriers before it.
+    fn order(call: &Call) -> Vec<(Kernel, usize)> {
+        let choice = call.pick(&Caps::example_nvidia(), None).unwrap();
+        let overlap = |a: &[Tensor], b: &[Tensor]| {
+            let bytes = |t: &Tensor| (t.slot, t.span().0, t.span().0 + t.span().1);
+            let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (bytes(a), bytes(b))));
+            pairs.into_iter().any(|(a, b)| a.0 == b.0 && a.1 < b.2 && b.1 < a.2)
+        };
+        let (mut reads, mut writes, mut barriers) = (Vec::new(), Vec::new(), 0);
+        let step = |(i, launch): (usize, &Launch)| {
+            let touches = call.touches(&choice, i);
+            if overlap(&writes, &touches.reads) || overlap(&writes, &touches.writes) || overlap(&reads, &touches.writes)
+            {
+                (reads, writes, barriers) = (Vec::new(), Vec::new(), barriers + 1);
+            }
+            reads.extend(touches.reads);
+            writes.extend(touches.writes);
+            (Kernel::of(&launch.shader), barriers)
+        };
+        choice.launches.iter().enumerate().map(step).collect()
+    }
+
+    #[test]
+    fn small_siblings_are_multiplied_together_and_large_ones_decoded_in_turn() {
+        use TensorType::{F16, Q4_K, Q6_K};
+        let qkv = order(&siblings(&[(Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)], 512));
+        let decoded = [(Decode, 0), (Decode, 0), (Decode, 0), (Columns, 0)];
+        assert_eq!(qkv, [&decoded[..], &[(Matrix, 1), (Matrix, 1), (Matrix, 1)]].concat());
+        let gate_up = order(&siblings(&[(Q4_K, 14336), (Q4_K, 14336)], 512));
+        assert_eq!(gate_up, [(Decode, 0), (Columns, 0), (Matrix, 1), (Decode, 1), (Matrix, 2)]);
+        let plain = order(&siblings(&[(F16, 14336), (F16, 14336)], 512));
+        assert_eq!(plain, [(Columns, 0), (Matrix, 1), (Matrix, 1)]);
+    }
+
+    #[test]
+    fn columns_are_prepared_again_for_another_type_only() {
+        use TensorType::{BF16, F16};
+        let mixed = order(&siblings(&[(F16, 1024), (F16, 1024), (BF16, 1024)], 512));
+        assert_eq!(mixed, [(Columns, 0), (Matrix, 1), (Matrix, 1), (Columns, 2), (Matrix, 3)]);
+    }
+
+    #[test]
+    fn tiles_are_chosen_for_all_matrices_together() {
+        let tile = |call: &Call| {
+            let choice = call.pick(&Caps::example_nvidia(), None).unwrap();
+            let defines = choice.launches.last().unwrap().shader.defines.clone();
+            ["TILE_M", "TILE_N"]
+                .map(|name| defines.iter().find(|(n, _)| n == name).unwrap().1.parse::<usize>().unwrap())
+        };
+        let alone = tile(&siblings(&[(TensorType::F16, 1024)], 512));
+        let together = tile(&siblings(&[(TensorType::F16, 4096), (TensorType::F16, 1024)], 512));
+        assert!(alone[0] * alone[1] < together[0] * together[1], "{alone:?} {together:?}");
+    }
 }

@@ -7,7 +7,10 @@ use crate::mul_mat::{Epilogue, Product};
 /// See [`Product::reference`]; with experts, every (slot, token) is a product of one column with its expert's weights.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     let Call { product, epilogue, ids, .. } = call;
-    let Some(ids) = ids else { return product.reference(epilogue, memory) };
+    let Some(ids) = ids else {
+        // The results of siblings are results of the same columns, one matrix after the other.
+        return call.alone().iter().for_each(|alone| alone.product.reference(&alone.epilogue, memory));
+    };
     let Product { a, b, d } = *product;
     let [used, tokens, ..] = ids.shape;
     let chosen = memory.read(ids);
