@@ -41,6 +41,15 @@ impl Default for Epilogue {
     }
 }
 
+/// The columns are normed first: b\[k\] * weight\[k\] / sqrt(mean of b^2 + eps).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[K]`, F32.
+    pub weight: Option<Tensor>,
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
 /// Another matrix that multiplies the same columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sibling {

@@ -1,15 +1,16 @@
 //! Llama: per layer, attention with rotary positions and grouped key-value heads, then a gated feed-forward layer,
 //! each on the normed residual stream and added back to it. Few tokens take fused steps, because each dependent step
-//! costs as much as reading megabytes of weights; many tokens take one step an operation, and one for matrices that
-//! multiply the same columns.
+//! costs as much as reading megabytes of weights; many tokens take one step for matrices that multiply
+//! the same columns, norms and gates included.
 
 use kiln_gguf::{Gguf, TensorType};
 use kiln_kernels::flash_attention::{self, Mask, Split};
-use kiln_kernels::glu::{self, Gate};
+use kiln_kernels::glu::Gate;
 use kiln_kernels::mul_mat::{Epilogue, MOST_COLUMNS, Product};
 use kiln_kernels::mul_mat_vec::{self, Gated, Norm, Sibling};
+use kiln_kernels::mul_mm::{self, Before};
 use kiln_kernels::tensor::Tensor;
-use kiln_kernels::{get_rows, kv_write, mul_mm, rms_norm, rope};
+use kiln_kernels::{get_rows, kv_write, rope};
 
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -144,20 +145,16 @@ impl Llama {
 
     /// Queries, keys and values of the normed stream.
     fn projections(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
+        let product = Product { a: layer.q, b: x, d: work.q };
+        let others = [(layer.k, work.k), (layer.v, work.v)].map(|(a, d)| Sibling { a, d, bias: None }).to_vec();
+        let norm = self.norm(layer.attention_norm);
+        let label = format!("{i}.attention.qkv");
         if x.shape[1] <= MOST_COLUMNS {
-            let others = [(layer.k, work.k), (layer.v, work.v)];
-            let fused = mul_mat_vec::Call {
-                norm: Some(Norm { weight: Some(layer.attention_norm), eps: self.config.rms_eps }),
-                others: others.map(|(a, d)| Sibling { a, d, bias: None }).to_vec(),
-                ..mul_mat_vec::Call::plain(Product { a: layer.q, b: x, d: work.q })
-            };
-            b.step(format!("{i}.attention.qkv"), fused);
-            return;
+            b.step(label, mul_mat_vec::Call { norm: Some(norm), others, ..mul_mat_vec::Call::plain(product) });
+        } else {
+            let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
+            b.step(label, mul_mm::Call { before, others, scratch, ..mul_mm::Call::plain(product) });
         }
-        self.norm(b, format!("{i}.attention.norm"), x, layer.attention_norm, work.normed);
-        let others = [(layer.k, work.k), (layer.v, work.v)];
-        let product = Product { a: layer.q, b: work.normed, d: work.q };
-        b.step(format!("{i}.attention.qkv"), siblings(product, &others, work.scratch.ahead));
     }
 
     /// Runs of keys and room for their results, where few tokens attend to many keys.
@@ -181,10 +178,12 @@ impl Llama {
                 return 0;
             }
             let float = |width: usize| Tensor::dense(weights[0].slot, TensorType::F32, [width, columns, 1, 1]);
-            let input = float(weights[0].shape[0]);
-            let others: Vec<(Tensor, Tensor)> = weights[1..].iter().map(|w| (*w, float(w.shape[1]))).collect();
-            let product = Product { a: weights[0], b: input, d: float(weights[0].shape[1]) };
-            siblings(product, &others, None).ample_scratch_bytes()
+            let [k, m, ..] = weights[0].shape;
+            let others = weights[1..].iter().map(|w| Sibling { a: *w, d: float(w.shape[1]), bias: None }).collect();
+            // As much as a norm a gate takes as well.
+            let before = Some(Before::Norm(Norm { weight: None, eps: 0.0 }));
+            let plain = mul_mm::Call::plain(Product { a: weights[0], b: float(k), d: float(m) });
+            mul_mm::Call { before, others, ..plain }.ample_scratch_bytes()
         };
         let ahead = |l: &Layer| bytes(&[l.q, l.k, l.v], shape.tokens).max(bytes(&[l.gate, l.up], shape.tokens));
         let back = |l: &Layer| bytes(&[l.output], shape.tokens).max(bytes(&[l.down], shape.tokens));
@@ -202,30 +201,28 @@ impl Llama {
 
     /// The feed-forward layer, added to the residual stream `x`.
     fn feed_forward(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
+        let norm = self.norm(layer.feed_forward_norm);
+        let product = Product { a: layer.gate, b: x, d: work.gate };
+        let down = Product { a: layer.down, b: work.gate, d: x };
+        let label = format!("{i}.feed_forward.down");
         if x.shape[1] <= MOST_COLUMNS {
-            let fused = mul_mat_vec::Call {
-                norm: Some(Norm { weight: Some(layer.feed_forward_norm), eps: self.config.rms_eps }),
-                gate: Some(Gated { kind: Gate::Swiglu, up: layer.up, bias: None }),
-                ..mul_mat_vec::Call::plain(Product { a: layer.gate, b: x, d: work.gate })
-            };
+            let gate = Some(Gated { kind: Gate::Swiglu, up: layer.up, bias: None });
+            let fused = mul_mat_vec::Call { norm: Some(norm), gate, ..mul_mat_vec::Call::plain(product) };
             b.step(format!("{i}.feed_forward.gated"), fused);
+            linear_onto(b, label, down, None);
         } else {
-            self.norm(b, format!("{i}.feed_forward.norm"), x, layer.feed_forward_norm, work.normed);
-            let product = Product { a: layer.gate, b: work.normed, d: work.gate };
-            b.step(format!("{i}.feed_forward.gate_up"), siblings(product, &[(layer.up, work.up)], work.scratch.ahead));
-            let gated = glu::Call { kind: Gate::Swiglu, gate: work.gate, up: work.up, dst: work.gate };
-            b.step(format!("{i}.feed_forward.swiglu"), gated);
+            let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
+            let others = vec![Sibling { a: layer.up, d: work.up, bias: None }];
+            let both = mul_mm::Call { before, others, scratch, ..mul_mm::Call::plain(product) };
+            b.step(format!("{i}.feed_forward.gate_up"), both);
+            let (before, scratch) = (Some(Before::Gate { kind: Gate::Swiglu, up: work.up }), work.scratch.back);
+            let epilogue = Epilogue { residual: Some(x), ..Epilogue::default() };
+            b.step(label, mul_mm::Call { before, epilogue, scratch, ..mul_mm::Call::plain(down) });
         }
-        linear_onto(
-            b,
-            format!("{i}.feed_forward.down"),
-            Product { a: layer.down, b: work.gate, d: x },
-            work.scratch.back,
-        );
     }
 
-    fn norm(&self, b: &mut Builder, label: String, x: Tensor, weight: Tensor, y: Tensor) {
-        b.step(label, rms_norm::Call { x, weight: Some(weight), y, eps: self.config.rms_eps });
+    fn norm(&self, weight: Tensor) -> Norm {
+        Norm { weight: Some(weight), eps: self.config.rms_eps }
     }
 
     /// How heads are turned in place by their positions.
@@ -250,7 +247,6 @@ impl Llama {
 struct Work {
     positions: Tensor,
     length: Tensor,
-    normed: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -297,7 +293,6 @@ impl Graph for Llama {
         let work = Work {
             positions,
             length,
-            normed: scratch(b, "normed", hidden),
             q: scratch(b, "q", q_width),
             k: scratch(b, "k", kv_width),
             v: scratch(b, "v", kv_width),
@@ -321,36 +316,20 @@ impl Graph for Llama {
             b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
             last
         };
+        let (norm, product) = (self.norm(self.output_norm), Product { a: self.output, b: last, d: logits });
         if shape.outputs <= MOST_COLUMNS {
-            let norm = Norm { weight: Some(self.output_norm), eps: self.config.rms_eps };
-            let product = Product { a: self.output, b: last, d: logits };
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
-            self.norm(b, "output.norm".into(), last, self.output_norm, last);
-            linear(b, "output".into(), Product { a: self.output, b: last, d: logits }, work.scratch.ahead);
+            let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
+            b.step("output", mul_mm::Call { before, scratch, ..mul_mm::Call::plain(product) });
         }
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 }
 
-/// Several matrices times the same many columns: each with its result.
-fn siblings(product: Product, others: &[(Tensor, Tensor)], scratch: Option<Tensor>) -> mul_mm::Call {
-    let others = others.iter().map(|&(a, d)| Sibling { a, d, bias: None }).collect();
-    mul_mm::Call { others, scratch, ..mul_mm::Call::plain(product) }
-}
-
-/// d = a b.
-fn linear(b: &mut Builder, label: String, product: Product, scratch: Option<Tensor>) {
-    step(b, label, product, Epilogue::default(), scratch);
-}
-
-/// d += a b.
+/// d += a b, by the operation made for the number of columns.
 fn linear_onto(b: &mut Builder, label: String, product: Product, scratch: Option<Tensor>) {
-    step(b, label, product, Epilogue { residual: Some(product.d), ..Epilogue::default() }, scratch);
-}
-
-/// The operation made for the number of columns.
-fn step(b: &mut Builder, label: String, product: Product, epilogue: Epilogue, scratch: Option<Tensor>) {
+    let epilogue = Epilogue { residual: Some(product.d), ..Epilogue::default() };
     if product.b.shape[1] <= MOST_COLUMNS {
         b.step(label, mul_mat_vec::Call { epilogue, ..mul_mat_vec::Call::plain(product) });
     } else {

@@ -19,7 +19,7 @@ use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work};
 use crate::tensor::Tensor;
 
-pub use crate::mul_mat::Sibling;
+pub use crate::mul_mat::{Norm, Sibling};
 use tuning::Tuning;
 
 pub(crate) const NAME: &str = "mul_mat_vec";
@@ -27,15 +27,6 @@ pub(crate) const NAME: &str = "mul_mat_vec";
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format, with rms_norm \
                            before, a gate, siblings or experts";
-
-/// The columns are normed first: b\[k\] * weight\[k\] / sqrt(mean of b^2 + eps).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Norm {
-    /// `[K]`, F32.
-    pub weight: Option<Tensor>,
-    /// Added to the mean of squares.
-    pub eps: f32,
-}
 
 /// A second matrix: d = activation(product with `a`) * (product with `up`).
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,10 +2,11 @@
 
 use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
 
-use super::Call;
+use super::{Before, Call};
 use crate::case::{Case, Data, Level, Random, Tolerance};
 use crate::formats::{FORMATS, random_blocks};
-use crate::mul_mat::{Epilogue, Product, Sibling};
+use crate::glu::Gate;
+use crate::mul_mat::{Epilogue, Norm, Product, Sibling};
 use crate::tensor::Tensor;
 
 /// The plain path has exact weights and sums in f32 (1e-13 or so); paths with f16 operands round each to 11 bits, which
@@ -122,6 +123,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.extend(shapes());
     cases.extend(extras());
     cases.extend(sibling_cases());
+    cases.extend(before_cases());
     cases.extend(expert_cases());
     cases.push(rounded_experts());
     if level == Level::Full {
@@ -286,6 +288,57 @@ fn sibling_cases() -> Vec<Case> {
         let call = siblings(data, &[(Q4_K, 9), (Q4_K, 10)], [256, 512]);
         let words = (call.ample_scratch_bytes() - 4) / 4;
         (Call { scratch: Some(data.output(I32, [words, 1, 1, 1])), ..call }.into(), TOLERANCE)
+    }));
+    cases
+}
+
+/// Columns that are made on their way: short ones and such as do not fit registers, odd lengths and places, with and without
+/// a weight; beside siblings and with decoded weights; small enough to vanish without their factor.
+fn before_cases() -> Vec<Case> {
+    let norm = |data: &mut Data, k: usize, eps: f32| {
+        Some(Before::Norm(Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps }))
+    };
+    let gate = |data: &mut Data, kind: Gate, ty: TensorType, shape: [usize; 4]| {
+        Some(Before::Gate { kind, up: data.input(ty, shape) })
+    };
+    let mut cases = Vec::new();
+    for (ty, k) in [(F16, 40), (F16, 77), (F16, 1500), (Q8_0, 320), (BF16, 40)] {
+        cases.push(Case::new(format!("mul_mm {ty} x normed columns k={k}"), move |data| {
+            let product = product(data, [ty, F32, F32], [k, 17, 19]);
+            let before = norm(data, k, 1e-5);
+            (with_scratch(data, Call { before, ..Call::plain(product) }).into(), tolerance(ty))
+        }));
+        cases.push(Case::new(format!("mul_mm {ty} x gated columns k={k}"), move |data| {
+            let product = product(data, [ty, F32, F32], [k, 17, 19]);
+            let before = gate(data, Gate::Swiglu, F32, [k, 19, 1, 1]);
+            (with_scratch(data, Call { before, ..Call::plain(product) }).into(), tolerance(ty))
+        }));
+    }
+    cases.push(Case::new("mul_mm siblings x columns normed without a weight, decoded weights", |data| {
+        let call = siblings(data, &[(Q4_K, 9), (Q6_K, 10)], [256, 256]);
+        let before = Some(Before::Norm(Norm { weight: None, eps: 0.25 }));
+        (with_scratch(data, Call { before, ..call }).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm siblings x normed columns, rounded", move |data| {
+        let call = siblings(data, &[(Q8_0, 17), (Q4_0, 9)], [96, 18]);
+        let before = norm(data, 96, 1e-5);
+        (Call { exact: false, ..with_scratch(data, Call { before, ..call }) }.into(), ROUNDED)
+    }));
+    cases.push(Case::new("mul_mm batches of normed columns of 1e-12, strided", move |data| {
+        let a = data.input(F16, [36, 9, 2, 1]);
+        let b = data.input_with(F32, [39, 18, 4, 1], |random, _| 1e-12 * random.uniform(-1.0, 1.0)).narrow(0, 1, 36);
+        let d = data.output(F32, [9, 18, 4, 1]);
+        let before = norm(data, 36, 1e-30);
+        (with_scratch(data, Call { before, ..Call::plain(Product { a, b, d }) }).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm split over k x columns gated by unaligned F16, residual in place", |data| {
+        let product = product(data, [F16, F16, F32], [700, 18, 21]);
+        let up = data.input(F16, [703, 21, 1, 1]).narrow(0, 1, 700);
+        let d = data.input(F32, [18, 21, 1, 1]);
+        let epilogue = Epilogue { residual: Some(d), ..Epilogue::default() };
+        let before = Some(Before::Gate { kind: Gate::Geglu, up });
+        let call = Call { before, epilogue, ..Call::plain(Product { d, ..product }) };
+        (with_scratch(data, call).into(), TOLERANCE)
     }));
     cases
 }

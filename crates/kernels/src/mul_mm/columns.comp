@@ -1,25 +1,73 @@
-// Columns of b as 16-bit floats for matrix units: halves[k, n] = b[k, n] / factor[n], and zeros up to p.padded_k.
+// Columns of b as 16-bit floats for matrix units: halves[k, n] = c[k, n] / factor[n], and zeros up to p.padded_k.
+// c is b itself; or NORMED: b / sqrt(mean of b^2 + eps) * other (F32[K], where there is one: OTHER); or, where GATE names an
+// activation: GATE(b) * other (the extents of b).
 // HALF: as F16. The factor is the power of two that brings the column's largest value to 2^14 .. 2^15: columns beyond the
 // range of F16 survive, and small ones keep their 11 bits. Otherwise as BF16, which has the range of F32: factors are 1.
 // With EXPERTS, columns are put in the order of their experts (one for each pair), so that a tile's lie side by side.
 // The first workgroup also sets p.n_counters counters of the product to zero.
-// One workgroup of WG threads per column. Columns with infinities or NaN keep them, with a factor of 1.
+// One workgroup of WG threads per column; each keeps HELD fours of it in registers, or reads them for every pass where
+// HELD is 0. Columns with infinities or NaN keep them, with a factor of 1.
 #version 450
 #include "kiln.glsl"
 
 layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "reduce.glsl"
+#ifdef GATE
+#include "activations.glsl"
+#endif
 
-vec4 four(uvec2 row, uint e) {
+uvec2 b_row, other_row;
+float norm_scale = 1;
+
+uvec2 row_of(uvec2 base, uvec3 at, uint stride[3]) {
+    return row_address(row_address(row_address(base, at.x, stride[0]), at.y, stride[1]), at.z, stride[2]);
+}
+
+vec4 b_four(uint e) {
 #if VECTORS_B
-    return e < p.k ? B_LOAD4(row, e) : vec4(0);
+    return e < p.k ? B_LOAD4(b_row, e) : vec4(0);
 #else
     vec4 v = vec4(0);
-    [[unroll]] for (uint i = 0; i < 4; i++) if (e + i < p.k) v[i] = B_LOAD(row, e + i);
+    [[unroll]] for (uint i = 0; i < 4; i++) if (e + i < p.k) v[i] = B_LOAD(b_row, e + i);
     return v;
 #endif
 }
+
+#if OTHER
+vec4 other_four(uint e) {
+#if VECTORS_O
+    return e < p.k ? O_LOAD4(other_row, e) : vec4(0);
+#else
+    vec4 v = vec4(0);
+    [[unroll]] for (uint i = 0; i < 4; i++) if (e + i < p.k) v[i] = O_LOAD(other_row, e + i);
+    return v;
+#endif
+}
+#endif
+
+// Elements e .. e + 3 of the column, given those of b.
+vec4 column_four(uint e, vec4 b) {
+#ifdef GATE
+    return vec4(GATE(b.x), GATE(b.y), GATE(b.z), GATE(b.w)) * other_four(e);
+#elif NORMED && OTHER
+    return b * norm_scale * other_four(e);
+#else
+    return b * norm_scale;
+#endif
+}
+
+// FOURS: every four elements of this thread, the first of them e. B4 and C4: of b and of the column.
+#if HELD
+vec4 held[HELD];
+#define FOURS(e) [[unroll]] for (uint h = 0, e = 4 * gl_LocalInvocationID.x; h < HELD; h++, e += 4 * WG)
+#define B4(e) held[h]
+#define C4(e) held[h]
+#else
+#define FOURS(e) for (uint e = 4 * gl_LocalInvocationID.x; e < p.padded_k; e += 4 * WG)
+#define B4(e) b_four(e)
+#define C4(e) column_four(e, b_four(e))
+#endif
 
 void main() {
     uint column = group_index();
@@ -35,14 +83,32 @@ void main() {
 #else
     uvec3 at = unravel(column, uint[4](p.shape[0], p.shape[1], p.shape[2], 1)).xyz;
 #endif
-    uvec2 row = row_address(row_address(row_address(p.b, at.x, p.stride[0]), at.y, p.stride[1]), at.z, p.stride[2]);
+    b_row = row_of(p.b, at, p.stride);
     uvec2 to = row_address(p.halves, column, 2 * p.padded_k);
-    uint t = gl_LocalInvocationID.x;
+#ifdef GATE
+    other_row = row_of(p.other, at, p.other_stride);
+#elif OTHER
+    other_row = p.other;
+#endif
+#if HELD
+    FOURS(e) held[h] = b_four(e);
+#endif
+#if NORMED
+    float sum = 0;
+    FOURS(e) {
+        vec4 v = B4(e);
+        sum += dot(v, v);
+    }
+    norm_scale = inversesqrt(wg_sum(sum) / float(p.k) + p.eps);
+#endif
+#if HELD
+    FOURS(e) held[h] = column_four(e, held[h]);
+#endif
     float factor = 1, inverse = 1;
 #if HALF
     float most = 0;
-    for (uint e = 4 * t; e < p.k; e += 4 * WG) {
-        vec4 v = abs(four(row, e));
+    FOURS(e) {
+        vec4 v = abs(C4(e));
         most = max(most, max(max(v.x, v.y), max(v.z, v.w)));
     }
     uint exponent = floatBitsToUint(wg_max(most)) >> 23;
@@ -52,9 +118,10 @@ void main() {
         inverse = uintBitsToFloat((268 - exponent) << 23);
     }
 #endif
-    if (t == 0) F32(p.factors).v[column] = factor;
-    for (uint e = 4 * t; e < p.padded_k; e += 4 * WG) {
-        vec4 v = four(row, e) * inverse;
+    if (gl_LocalInvocationID.x == 0) F32(p.factors).v[column] = factor;
+    FOURS(e) {
+        if (e >= p.padded_k) break;
+        vec4 v = C4(e) * inverse;
 #if HALF
         U32x2(to).v[e / 4] = uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
 #else

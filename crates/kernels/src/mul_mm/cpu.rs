@@ -1,13 +1,17 @@
-//! `mul_mm` on the CPU: the product of `mul_mat_vec`, which takes any number of columns there.
+//! `mul_mm` on the CPU: the product of `mul_mat_vec`, which takes any number of columns there, normed ones too.
 
-use super::Call;
+use super::{Before, Call};
 use crate::host::HostMemory;
 use crate::mul_mat_vec::{self, Experts};
 
 /// Computes the result of the call.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
+    if let Some(Before::Gate { .. }) = call.before {
+        return call.with_made(memory, |made, memory| made.operation().cpu(memory), compute);
+    }
+    let norm = call.before.and_then(Before::norm);
     let experts = call.ids.map(|ids| Experts { ids, weights: None });
     let plain = mul_mat_vec::Call::plain(call.product);
     let (epilogue, others) = (call.epilogue, call.others.clone());
-    mul_mat_vec::cpu::compute(&mul_mat_vec::Call { epilogue, others, experts, ..plain }, memory);
+    mul_mat_vec::cpu::compute(&mul_mat_vec::Call { epilogue, norm, others, experts, ..plain }, memory);
 }

@@ -31,6 +31,9 @@ pub(super) struct Layout {
     pub factors: usize,
     /// The columns as 16-bit floats.
     pub halves: usize,
+    /// The columns as they are made by what comes before the product, for paths that take floats. Other paths have other
+    /// things there.
+    pub floats: usize,
     /// Counters of tiles that several workgroups share, of all matrices, and their number.
     pub counters: usize,
     pub n_counters: usize,
@@ -66,6 +69,8 @@ impl Layout {
         // Columns of integers take the place of those of 16-bit floats.
         let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
         let counters = (halves + 2 * rows * padded(product)).max(integers).next_multiple_of(256);
+        let floats = integers.next_multiple_of(256);
+        let floats_end = call.before.map_or(0, |_| floats + 4 * product.b.len());
         let products = call.products();
         let splits: Vec<Option<Split>> = products.iter().map(|p| Split::of(p, ids, call.whole)).collect();
         // The counters of all matrices lie side by side: one pass sets them to zero.
@@ -97,11 +102,12 @@ impl Layout {
             lists_end,
             factors,
             halves,
+            floats,
             counters,
             n_counters,
             matrices,
-            end,
-            ample_end,
+            end: end.max(floats_end),
+            ample_end: ample_end.max(floats_end),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `mul_mm`: a matrix of any format times many columns, and the same with a matrix for each expert. The prompt kernel:
 //! bound by arithmetic, so its paths differ in which units of the device multiply.
 
+mod before;
 pub mod cases;
 mod cpu;
 mod matrix;
@@ -10,6 +11,7 @@ mod pick;
 mod reference;
 mod tuning;
 
+pub use before::Before;
 pub(crate) use tuning::check as check_tuning;
 
 use kiln_gguf::TensorType;
@@ -27,8 +29,8 @@ use params::SplitParams;
 const NAME: &str = "mul_mm";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, with siblings, or with an expert \
-                           for each";
+pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, with rms_norm or a gate before, \
+                           siblings, or with an expert for each";
 
 /// Operands of `mul_mm`.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +40,8 @@ pub struct Call {
     pub product: Product,
     /// What follows it. With `ids` the bias is `[M, experts]`.
     pub epilogue: Epilogue,
+    /// What makes the columns on their way to the product; wants scratch memory and no `ids`.
+    pub before: Option<Before>,
     /// More matrices for the same columns, which are prepared once; not with batches, a residual or `ids`. The epilogue's
     /// scale is theirs too. They do not wait for each other.
     pub others: Vec<Sibling>,
@@ -57,7 +61,7 @@ impl Call {
     /// The product alone.
     pub fn plain(product: Product) -> Call {
         let (others, epilogue) = (Vec::new(), Epilogue::default());
-        Call { product, epilogue, others, ids: None, scratch: None, exact: false, whole: None }
+        Call { product, epilogue, before: None, others, ids: None, scratch: None, exact: false, whole: None }
     }
 
     /// Bytes of scratch memory that let every path run.
@@ -209,6 +213,8 @@ enum Kernel {
     List,
     /// Turns columns into 16-bit floats.
     Columns,
+    /// Makes columns of floats: `rms_norm` or `glu`.
+    Make,
     /// Rounds columns to integers: `quantise_q8_1`.
     Integers,
     /// Turns weights into F16: `dequantise`.
@@ -226,6 +232,7 @@ impl Kernel {
         match shader.file {
             "mul_mm/experts.comp" => Kernel::List,
             "mul_mm/columns.comp" => Kernel::Columns,
+            "rms_norm/rms_norm.comp" | "glu/glu.comp" => Kernel::Make,
             "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
             "dequantise/dequantise.comp" => Kernel::Decode,
             "mul_mm/coopmat.comp" if shader.params == SplitParams::glsl() => Kernel::Split,
@@ -246,7 +253,8 @@ impl Operation for Call {
 
     fn reads(&self) -> Vec<Tensor> {
         let others = self.others.iter().flat_map(|s| [Some(s.a), s.bias]).flatten();
-        self.product.reads(&self.epilogue).into_iter().chain(self.ids).chain(others).collect()
+        let before = self.before.and_then(Before::operand);
+        self.product.reads(&self.epilogue).into_iter().chain(self.ids).chain(before).chain(others).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -267,6 +275,7 @@ impl Operation for Call {
             require(fits, NAME, || "scratch memory must be dense and at a multiple of 16".into())?;
         }
         tuning::table().map_err(|reason| Invalid { operation: NAME, reason })?;
+        self.check_before()?;
         if !self.others.is_empty() {
             self.check_others()?;
         }
@@ -282,11 +291,15 @@ impl Operation for Call {
 
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let Job { kernel, matrix, decode } = self.job(choice, launch);
+        // Other operations look at the only launch they know.
+        let only = Choice { path: Path::Scalar, launches: vec![choice.launches[launch].clone()] };
+        if let Some((made, call)) = self.on_floats(choice.path) {
+            let making = kernel == Kernel::Make;
+            return if making { made.operation().params(&only, 0, at) } else { call.params(choice, launch, at) };
+        }
         let layout = self.layout();
         let alone = &self.alone()[matrix];
         let block = |call: &Call| call.block(kernel, (&layout, matrix), at);
-        // Other operations look at the only launch they know.
-        let only = Choice { path: Path::Scalar, launches: vec![choice.launches[launch].clone()] };
         let integers = self.integers().filter(|_| choice.path == Path::IntDot);
         match (kernel, decode, integers) {
             (Kernel::Decode, Some(decode), _) => decode.params(&only, 0, at),
@@ -302,6 +315,10 @@ impl Operation for Call {
 
     fn touches(&self, choice: &Choice, launch: usize) -> Touches {
         let Job { kernel, matrix, decode } = self.job(choice, launch);
+        if let Some((made, call)) = self.on_floats(choice.path) {
+            let making = kernel == Kernel::Make;
+            return if making { made.operation().touches(choice, launch) } else { call.touches(choice, launch) };
+        }
         let layout = self.layout();
         let places = layout.matrices[matrix];
         let Call { product: Product { a, b, d }, epilogue, .. } = &self.alone()[matrix];
@@ -312,7 +329,10 @@ impl Operation for Call {
         let (reads, writes) = match kernel {
             Kernel::List => (list(&[self.ids]), list(&[lists])),
             // Columns of floats are put in the order of the pairs, those of integers stay where they are.
-            Kernel::Columns => (list(&[Some(*b), lists]), list(&[self.piece(layout.factors, counters_end)])),
+            Kernel::Columns => {
+                let before = self.before.and_then(Before::operand);
+                (list(&[Some(*b), before, lists]), list(&[self.piece(layout.factors, counters_end)]))
+            }
             Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),
             Kernel::Decode => (list(&[Some(*a)]), list(&[decode.map(|decode| decode.dst)])),
             _ => {
@@ -370,7 +390,8 @@ impl Operation for Call {
             let ids = self.ids.map(|t| t.narrow(1, start, len));
             let whole = self.whole.or(Some(n)).filter(|_| self.ids.is_none());
             let others = self.others.iter().map(|s| Sibling { d: cut(s.d), ..*s }).collect();
-            parts.push(Call { product, epilogue, others, ids, whole, ..self.clone() }.into());
+            let before = self.before.map(|before| before.cut(cut));
+            parts.push(Call { product, epilogue, before, others, ids, whole, ..self.clone() }.into());
             start += len;
         }
         parts

@@ -3,7 +3,7 @@
 use kiln_gpu::Address;
 
 use super::memory::{Layout, padded, prepared_columns};
-use super::{Call, Kernel};
+use super::{Before, Call, Kernel};
 use crate::formats::row_strides;
 use crate::mul_mat::{Epilogue, Product};
 use crate::tensor::Tensor;
@@ -38,11 +38,14 @@ kiln_gpu::params! {
         shape: [u32; 3],
         pairs: Address,
         counters: Address,
+        other: Address,
+        other_stride: [u32; 3],
         n_counters: u32,
         used: u32,
         columns: u32,
         k: u32,
         padded_k: u32,
+        eps: f32,
     }
 }
 
@@ -141,6 +144,9 @@ impl Call {
             }
             .bytes(),
             (Kernel::Columns, _) => ColumnParams {
+                other: optional(&self.before.and_then(|before| before.operand())),
+                other_stride: self.before.and_then(|before| before.operand()).as_ref().map_or([0; 3], row_strides),
+                eps: if let Some(Before::Norm(norm)) = self.before { norm.eps } else { 0.0 },
                 b: at(&b),
                 factors: place(layout.factors),
                 halves: place(layout.halves),

@@ -4,14 +4,15 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader};
 
 use super::matrix::{Place, coopmat, coopmat2};
-use super::memory::prepared_columns;
+use super::memory::{padded, prepared_columns};
 use super::params::{ColumnParams, ExpertParams, ListParams, Params};
 use super::tuning::table;
-use super::{Call, NAME};
+use super::{Before, Call, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
 use crate::tensor::Tensor;
+use crate::unary::Function;
 
 /// Most experts whose counts fit into the shared memory that every device has.
 const MOST_EXPERTS: usize = 2048;
@@ -40,6 +41,12 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
 fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
     if path != Path::Scalar && !call.can_prepare() {
         return unsupported("no scratch memory for the columns");
+    }
+    if let Some((made, call)) = call.on_floats(path) {
+        let mut choice = on(&call, caps, path)?;
+        let first = made.operation().pick(caps, Some(Path::Scalar))?;
+        choice.launches.splice(0..0, first.launches);
+        return Ok(choice);
     }
     let alone = call.alone();
     let place = Place { caps, rows: alone.iter().map(|one| one.product.d.shape[0]).sum() };
@@ -154,8 +161,35 @@ pub(super) fn columns(call: &Call, caps: &Caps, half: bool) -> Result<Launch, Un
     .define("HALF", u32::from(half))
     .define("EXPERTS", u32::from(call.ids.is_some()))
     .define("VECTORS_B", u32::from(formats::is_aligned(b) && b.shape[0].is_multiple_of(4)));
-    let shader = reduce_defines(formats::define(shader, "B", b.ty)?, b.shape[0], caps);
+    let mut shader = reduce_defines(formats::define(shader, "B", b.ty)?, b.shape[0], caps);
+    shader.name += match call.before {
+        None => "",
+        Some(Before::Norm(_)) => ".normed",
+        Some(Before::Gate { .. }) => ".gated",
+    };
+    let other = call.before.and_then(Before::operand);
+    let held = held(&shader, padded(&call.product));
+    shader = shader
+        .define("NORMED", u32::from(call.before.is_some_and(|before| before.norm().is_some())))
+        .define("OTHER", u32::from(other.is_some()))
+        .define("VECTORS_O", u32::from(other.is_some_and(|o| formats::is_aligned(&o) && o.shape[0].is_multiple_of(4))))
+        .define("HELD", held);
+    if let Some(other) = other {
+        formats::rows_reachable(NAME, &[other])?;
+        shader = formats::define(shader, "O", other.ty)?;
+    }
+    if let Some(Before::Gate { kind, .. }) = call.before {
+        shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
+    }
     Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref()), caps) })
+}
+
+/// Vectors of four elements that each thread keeps in registers, if a column so long fits them; else 0, and they are read
+/// again for every pass. Few sizes keep the number of pipelines small.
+fn held(shader: &Shader, padded_k: usize) -> usize {
+    let threads = shader.defines.iter().find(|(name, _)| name == "WG").and_then(|(_, n)| n.parse::<usize>().ok());
+    let vectors = padded_k.div_ceil(4 * threads.unwrap_or(1)).next_power_of_two();
+    if vectors <= 8 { vectors } else { 0 }
 }
 
 fn scalar(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {

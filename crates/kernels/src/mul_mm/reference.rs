@@ -4,8 +4,11 @@ use super::Call;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
 
-/// See [`Product::reference`]; with experts, every (slot, token) is a product of one column with its expert's weights.
+/// See [`Product::reference`]; what makes the columns is another operation; with experts, every (slot, token) is a product of one column with its expert's weights.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
+    if call.before.is_some() {
+        return call.with_made(memory, |made, memory| made.operation().reference(memory), reference);
+    }
     let Call { product, epilogue, ids, .. } = call;
     let Some(ids) = ids else {
         // The results of siblings are results of the same columns, one matrix after the other.
