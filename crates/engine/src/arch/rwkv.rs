@@ -292,11 +292,10 @@ impl FeedForward {
                     token_mix::Call { x: normed, before: last, lerp, another, extra: None, y, keep: true },
                 );
                 // Products of different blends do not wait for each other.
-                linear(b, at("k"), key, group(blends, 0), wide);
+                linear_function(b, at("k"), (key, None), Function::Relu2, group(blends, 0), wide);
                 if let Some((_, receptance)) = receptance {
                     linear(b, at("r"), receptance, group(blends, 1), r);
                 }
-                function(b, at("k.relu2"), Function::Relu2, wide, wide);
                 if receptance.is_none() {
                     return linear_onto(b, at("value"), value, wide, x);
                 }
@@ -369,6 +368,27 @@ pub(super) fn function(b: &mut Builder, label: String, function: Function, x: Te
 /// y = weight x.
 pub(super) fn linear(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
     b.step(label, mul_mat::call(weight, x, y));
+}
+
+/// y = f(weight x + bias).
+pub(super) fn linear_function(
+    b: &mut Builder,
+    label: String,
+    (weight, bias): (Tensor, Option<Tensor>),
+    f: Function,
+    x: Tensor,
+    y: Tensor,
+) {
+    let mut call = mul_mat::call(weight, x, y);
+    epilogue(&mut call).bias = bias.map(|bias| bias.reshape([bias.len(), 1, 1, 1]));
+    match call {
+        // Few columns: in the same pass.
+        Call::MulMatVec(call) => b.step(label, mul_mat_vec::Call { function: Some(f), ..call }),
+        call => {
+            b.step(label.clone(), call);
+            function(b, format!("{label}.function"), f, y, y);
+        }
+    }
 }
 
 /// y = weight x + bias.

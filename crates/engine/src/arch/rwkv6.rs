@@ -9,7 +9,7 @@ use kiln_kernels::unary::Function;
 use kiln_kernels::{copy, gla, token_mix, wkv6};
 
 use super::rwkv::{
-    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, affine, function, group, linear, linear_onto,
+    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, function, group, linear, linear_function, linear_onto,
     maybe_affine, multiply, scratch, subtract,
 };
 use super::{BatchShape, Graph, WeightTable};
@@ -113,8 +113,7 @@ impl Rwkv6 {
             keep: false,
         };
         b.step(at("x"), mix);
-        linear(b, at("mix.in"), layer.mix_in, blend, ranks);
-        function(b, at("mix.tanh"), Function::Tanh, ranks, ranks);
+        linear_function(b, at("mix.in"), (layer.mix_in, None), Function::Tanh, blend, ranks);
         let by_blend = ranks.reshape([ranks.shape[0] / BLENDS, BLENDS, tokens, 1]).permute([0, 2, 1, 3]);
         linear(b, at("mix.out"), layer.mix_out, by_blend, mixed);
         let lerp = layer.lerp.reshape([hidden, 1, BLENDS, 1]);
@@ -126,10 +125,9 @@ impl Rwkv6 {
         self.repeated(b, at("v"), layer.value, xv, [work.grouped, v]);
         linear(b, at("g"), layer.gate, xg, g);
         // w = exp(-exp(decay + D2 tanh(D1 xw)))
-        linear(b, at("w.in"), layer.decay_in, xw, decay_rank);
-        function(b, at("w.tanh"), Function::Tanh, decay_rank, decay_rank);
-        affine(b, at("w.out"), [layer.decay_out, layer.decay], decay_rank, w);
-        function(b, at("w"), Function::ExpNegExp, w, w);
+        linear_function(b, at("w.in"), (layer.decay_in, None), Function::Tanh, xw, decay_rank);
+        let decay = (layer.decay_out, Some(layer.decay));
+        linear_function(b, at("w.out"), decay, Function::ExpNegExp, decay_rank, w);
 
         match layer.own {
             Some((first, norm)) => {

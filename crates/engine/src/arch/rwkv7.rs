@@ -8,8 +8,8 @@ use kiln_kernels::unary::Function;
 use kiln_kernels::{head_mix, key_mix, sum_rows, token_mix, wkv7};
 
 use super::rwkv::{
-    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, function, group, linear, linear_onto,
-    multiply, scratch,
+    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, group, linear, linear_function,
+    linear_onto, multiply, scratch,
 };
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;
@@ -39,14 +39,12 @@ impl LowRank {
         })
     }
 
-    /// The first matrix; `between` holds what lies between the two.
+    /// The first matrix and the function; `between` holds what lies between the two.
     fn enter(&self, b: &mut Builder, at: &str, x: Tensor, between: Tensor) {
-        linear(b, format!("{at}.in"), self.into, x, between);
-    }
-
-    fn activate(&self, b: &mut Builder, at: &str, between: Tensor) {
-        if let Some(f) = self.activation {
-            function(b, format!("{at}.activation"), f, between, between);
+        let label = format!("{at}.in");
+        match self.activation {
+            Some(f) => linear_function(b, label, (self.into, None), f, x, between),
+            None => linear(b, label, self.into, x, between),
         }
     }
 
@@ -165,11 +163,7 @@ impl Rwkv7 {
             || low_ranks.iter().filter_map(|(pair, at, x, between, y)| Some(((*pair)?, at, *x, *between, *y)));
         low_ranks().for_each(|(pair, at, x, between, _)| pair.enter(b, at, x, between));
         if let Some((into, _)) = layer.gate {
-            linear(b, at("g.in"), into, group(mixed, 5), work.gate_rank);
-        }
-        low_ranks().for_each(|(pair, at, _, between, _)| pair.activate(b, at, between));
-        if layer.gate.is_some() {
-            function(b, at("g.sigmoid"), Function::Sigmoid, work.gate_rank, work.gate_rank);
+            linear_function(b, at("g.in"), (into, None), Function::Sigmoid, group(mixed, 5), work.gate_rank);
         }
         low_ranks().for_each(|(pair, at, _, between, y)| pair.leave(b, at, between, y));
         if let Some((_, out)) = layer.gate {

@@ -9,6 +9,7 @@ use crate::formats::FORMATS;
 use crate::glu::Gate;
 use crate::mul_mat::{Epilogue, Product};
 use crate::tensor::Tensor;
+use crate::unary::Function;
 
 /// Exact columns: what is left is rounding of a few thousand terms in f32.
 const EXACT: Tolerance = Tolerance::Nmse(1e-9);
@@ -252,6 +253,13 @@ fn fusions() -> Vec<Case> {
                 let bias = Some(data.input(F32, [m, 1, 1, 1]));
                 call.others.push(Sibling { a, d: data.output(F32, [m, 1, 1, 1]), bias });
             }
+        }));
+    }
+    for (ty, function) in [(F32, Function::Tanh), (F16, Function::ExpNegExp), (Q4_0, Function::Relu2)] {
+        cases.push(with(function.name(), (ty, [64, 19, 1], Any), move |data, call| {
+            call.epilogue.bias = Some(data.input(F32, [19, 1, 1, 1]));
+            call.epilogue.residual = Some(data.input(F32, [19, 1, 1, 1]));
+            call.function = Some(function);
         }));
     }
     let oai = Gate::SwigluOai { alpha: 1.702, limit: 3.0 };

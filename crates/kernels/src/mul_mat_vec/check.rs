@@ -31,6 +31,8 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
     if let Some(weight) = call.norm.and_then(|norm| norm.weight) {
         vector(&weight, a.shape[0], "the norm's weight")?;
     }
+    let one = call.function.is_none() || (call.gate.is_none() && call.others.is_empty());
+    require(one, NAME, || "a function goes with neither a gate nor more matrices".into())?;
     if let Some(Gated { up, bias, .. }) = call.gate {
         let same = up.ty == a.ty && up.shape == a.shape && up.stride == a.stride;
         require(same, NAME, || format!("up is {up}, want the type, extents and strides of {a}"))?;

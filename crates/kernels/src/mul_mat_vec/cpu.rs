@@ -257,6 +257,9 @@ fn finish(
             scaled(&ups[g], c, up_bias.as_ref().map(|b| &b[first..][..m]), &mut up);
             glu::cpu::gate_row(gate.kind, out, &up);
         }
+        if let Some(function) = call.function {
+            out.iter_mut().for_each(|out| *out = function.of(f64::from(*out)) as f32);
+        }
         if let Some(router) = &router {
             out.iter_mut().for_each(|out| *out *= router[at]);
         }

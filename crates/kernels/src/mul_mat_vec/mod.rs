@@ -18,6 +18,7 @@ use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work};
 use crate::tensor::Tensor;
+use crate::unary::Function;
 
 pub use crate::mul_mat::{Norm, Sibling};
 use tuning::Tuning;
@@ -26,7 +27,7 @@ pub(crate) const NAME: &str = "mul_mat_vec";
 
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format, with rms_norm \
-                           before, a gate, siblings or experts";
+                           before, a function, a gate, siblings or experts";
 
 /// A second matrix: d = activation(product with `a`) * (product with `up`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,8 +50,8 @@ pub struct Experts {
     pub weights: Option<Tensor>,
 }
 
-/// Operands of `mul_mat_vec`. In this order: the columns are normed, multiplied and scaled, the bias is added, the gate
-/// applied, the expert's weight multiplied, the residual added.
+/// Operands of `mul_mat_vec`. In this order: the columns are normed, multiplied and scaled, the bias is added, the function
+/// or the gate applied, the expert's weight multiplied, the residual added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     /// The product; `b` is F32 or F16 with 1 to 16 columns (any number with experts), `d` is F32.
@@ -59,6 +60,8 @@ pub struct Call {
     pub epilogue: Epilogue,
     /// What comes before it.
     pub norm: Option<Norm>,
+    /// What every result becomes; not with a gate or more matrices.
+    pub function: Option<Function>,
     /// A second matrix whose product is gated.
     pub gate: Option<Gated>,
     /// More matrices for the same columns; not with batches, a gate, a residual or experts.
@@ -83,6 +86,7 @@ impl Call {
             product,
             epilogue: Epilogue::default(),
             norm: None,
+            function: None,
             gate: None,
             others: Vec::new(),
             experts: None,

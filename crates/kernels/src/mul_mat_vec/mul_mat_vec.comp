@@ -1,6 +1,7 @@
 // mul_mat_vec: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n]), for COLS columns at once
 // a: rows of any format; b: F32 or F16; d: F32. Options, all chosen when compiled:
 //   NORM     b stands for its columns after rms_norm: b[k, n] * weight[k] / sqrt(mean_k(b[k, n]^2) + eps)
+//   FUNCTION d = the function of what it would be, bias included
 //   GATE     d = activation(product with a) * (product with up), each with its bias
 //   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
 //   MATRICES up to three matrices of one format share b, each with its own result
@@ -18,7 +19,7 @@ layout(local_size_x = WG) in;
 #endif
 #include "formats.glsl"
 #include "mul_mat_vec/slices.glsl"
-#if GATE
+#if GATE || FUNCTION
 #include "activations.glsl"
 #endif
 
@@ -259,6 +260,9 @@ void store_unit(uint unit, uint lane) {
 #endif
 #if BIAS
                 sum += F32(x.bias).v[bias_at];
+#endif
+#if FUNCTION
+                sum = FUNCTION_OF(sum);
 #endif
 #if GATE
 #if UP_BIAS

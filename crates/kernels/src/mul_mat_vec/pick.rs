@@ -282,12 +282,16 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         ("GATE", u32::from(call.gate.is_some())),
         ("SLICED", u32::from(from == Columns::Staged && quads == 0 && team <= MOST_SLICED_TEAM)),
         ("LOOP", u32::from(loops.is_some())),
+        ("FUNCTION", u32::from(call.function.is_some())),
         ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
     ];
     let mut shader = Shader::new(name, PRODUCT, glsl);
     // Only staged columns need the length of a row when compiled; elsewhere it would only multiply pipelines.
     for (name, value) in flags.into_iter().filter(|(name, _)| *name != "K" || from == Columns::Staged) {
         shader = shader.define(name, value);
+    }
+    if let Some(function) = call.function {
+        shader = shader.define("FUNCTION_OF", function.glsl());
     }
     if let Some(gate) = call.gate {
         let function = gate.kind.function().map_or("silu", crate::unary::Function::glsl);

@@ -69,6 +69,9 @@ fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMe
                 let up = scale * second[row] + up_bias.as_ref().map_or(0.0, |b| b[expert * m + row]);
                 value = gated(gate.kind, value, up);
             }
+            if let Some(function) = call.function {
+                value = function.of(value);
+            }
             value *= router.as_ref().map_or(1.0, |r| r[at]);
             result[at * m + row] = value + residual.as_ref().map_or(0.0, |r| r[at * m + row]);
         }
