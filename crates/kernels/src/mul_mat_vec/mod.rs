@@ -16,7 +16,7 @@ use kiln_gpu::{Address, Caps};
 use crate::glu::Gate;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work};
+use crate::operation::{Choice, Invalid, Operation, Path, Touches, Unsupported, Work};
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
@@ -157,6 +157,10 @@ impl Operation for Call {
 
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         pick::params(self, choice, launch, at)
+    }
+
+    fn touches(&self, choice: &Choice, launch: usize) -> Touches {
+        pick::touches(self, choice, launch)
     }
 
     fn reference(&self, memory: &mut HostMemory) {

@@ -9,7 +9,7 @@ use super::{Call, NAME, Sibling, column_bytes};
 use crate::formats::{self, row_strides};
 use crate::glu::Gate;
 use crate::mul_mat::Product;
-use crate::operation::{Choice, Launch, Path, Unsupported, grid};
+use crate::operation::{Choice, Launch, Operation as _, Path, Touches, Unsupported, grid};
 use crate::tensor::Tensor;
 
 const PRODUCT: &str = "mul_mat_vec/mul_mat_vec.comp";
@@ -179,6 +179,19 @@ pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&T
         _ => Columns::Floats,
     };
     product_block(call, columns, &launches(call)[launch - usize::from(scratch)], at).bytes()
+}
+
+/// Launches of different formats do not wait for each other: siblings go with neither a gate nor a residual.
+pub(super) fn touches(call: &Call, choice: &Choice, launch: usize) -> Touches {
+    let scratch = choice.launches[0].shader.file == QUANTISE;
+    let rounded: Vec<Tensor> = call.scratch.into_iter().collect();
+    let mut reads = call.reads();
+    if scratch && launch == 0 {
+        return Touches { reads, writes: rounded };
+    }
+    let writes = launches(call)[launch - usize::from(scratch)].iter().map(|matrix| matrix.d).collect();
+    reads.extend(rounded.into_iter().filter(|_| scratch));
+    Touches { reads, writes }
 }
 
 /// Where things lie does not matter for a declaration.
