@@ -13,6 +13,10 @@ use crate::tensor::Tensor;
 /// leaves 2^-24 / 3 for each of both, and sums over k average it.
 const TOLERANCE: Tolerance = Tolerance::Nmse(2e-7);
 
+/// F32 weights are multiplied in f32 on every path: a rounding for each product and sum, and a sum that misses an element is
+/// wrong by 1 / K.
+const PLAIN: Tolerance = Tolerance::Nmse(1e-11);
+
 /// Columns become BF16 beside BF16 weights where matrix units take those: 8 bits, 2^-18 / 3 and some.
 fn tolerance(a: TensorType) -> Tolerance {
     if a == BF16 { Tolerance::Nmse(4e-6) } else { TOLERANCE }
@@ -120,6 +124,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     }
     cases.push(case([F32, F32, F32], [8, 3, 0]));
     cases.extend(split_cases());
+    cases.extend(plain_split_cases());
     cases.extend(shapes());
     cases.extend(extras());
     cases.extend(sibling_cases());
@@ -205,6 +210,53 @@ fn split_cases() -> Vec<Case> {
         let (d, bias) = (data.input(F32, [67, 21, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
         let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
         (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
+    }));
+    cases
+}
+
+/// Columns that lie one element off, all of them: software GPUs, too, multiply them by tiles in shared memory.
+fn askew(data: &mut Data, types: [TensorType; 3], [k, m, n]: [usize; 3]) -> Product {
+    let product = product(data, types, [k, m, n]);
+    let b = data.input(types[1], [k + 4, n, 1, 1]).narrow(0, 1, k);
+    Product { b, ..product }
+}
+
+/// The same for the scalar path, which is split for any number of columns: two chunks, a shorter last one, k that ends inside a
+/// tile and inside a four, several tiles both ways, more chunks than are loaded at once, and the first depth that is not split.
+fn plain_split_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for sizes in [[256, 33, 20], [252, 36, 20], [700, 72, 67], [2556, 9, 18]] {
+        let [k, m, n] = sizes;
+        cases.push(Case::new(format!("mul_mm F32 x askew columns k={k} m={m} n={n}"), move |data| {
+            let product = askew(data, [F32, F32, F32], sizes);
+            (with_scratch(data, Call::plain(product)).into(), PLAIN)
+        }));
+    }
+    cases.push(case([F32, F32, F32], [391, 35, 50]));
+    cases.push(Case::new("mul_mm Q8_0 x askew columns to F16, split over k", |data| {
+        let product = askew(data, [Q8_0, F32, F16], [416, 38, 19]);
+        // Rows of results take vectors, and the last one is not whole.
+        let d = data.strided_output(F16, [38, 19, 1, 1], [40, 19, 1, 1]);
+        (with_scratch(data, Call::plain(Product { d, ..product })).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm askew columns split over k, scale, bias and residual in place", |data| {
+        let product = askew(data, [F32, F32, F32], [388, 67, 21]);
+        let (d, bias) = (data.input(F32, [67, 21, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
+        let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
+        (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), PLAIN)
+    }));
+    // Columns that are made in the same memory as the sums, and sums of some of the matrices (software GPUs) or of all.
+    cases.push(Case::new("mul_mm normed columns, siblings of which the askew ones are split over k", |data| {
+        let mut call = siblings(data, &[(F32, 9), (F32, 35), (F32, 18)], [388, 20]);
+        for (other, m) in call.others.iter_mut().zip([35, 18]) {
+            other.a = data.input(F32, [392, m, 1, 1]).narrow(0, 1, 388);
+        }
+        let before = Some(Before::Norm(Norm { weight: Some(data.input(F32, [388, 1, 1, 1])), eps: 1e-5 }));
+        (with_scratch(data, Call { before, ..call }).into(), PLAIN)
+    }));
+    // No memory for the sums of several workgroups: one of them computes all.
+    cases.push(Case::new("mul_mm askew columns without scratch memory", |data| {
+        (Call::plain(askew(data, [F32, F32, F32], [512, 34, 20])).into(), PLAIN)
     }));
     cases
 }
@@ -434,6 +486,15 @@ fn timed(ty: TensorType, [k, m, n]: [usize; 3]) -> Case {
     })
 }
 
+/// The low-rank products of RWKV-6: five outputs of one matrix of ranks.
+fn timed_ranks([k, m, n]: [usize; 3]) -> Case {
+    Case::new(format!("mul_mm F32 k={k} m={m} n={n}, 5 batches"), move |data| {
+        let (a, b) = (repeated(data, F32, [k, m, 5, 1]), repeated(data, F32, [k, 5, n, 1]).permute([0, 2, 1, 3]));
+        let product = Product { a, b, d: data.output(F32, [m, n, 5, 1]) };
+        (with_scratch(data, Call::plain(product)).into(), ROUNDED)
+    })
+}
+
 fn timed_experts(ty: TensorType) -> Case {
     let (k, m, n_experts, used, tokens) = (2048, 768, 128, 8, 2048);
     Case::new(format!("mul_mm {ty} k={k} m={m}, {used} of {n_experts} experts, {tokens} tokens"), move |data| {
@@ -473,5 +534,9 @@ fn bench() -> Vec<Case> {
     }
     cases.extend(weight_types().map(|ty| timed(ty, [14336, 4096, 512])));
     cases.extend([F16, Q4_0, Q4_K, Q8_0].map(timed_experts));
+    for n in [512, 2048] {
+        cases.extend([[4096, 64, n], [4096, 160, n], [64, 4096, n]].map(|sizes| timed(F32, sizes)));
+        cases.push(timed_ranks([32, 4096, n]));
+    }
     cases
 }

@@ -150,9 +150,6 @@ void put(uint buffer_start) {
     }
 }
 
-void put4_f32(uvec2 d, uint m, vec4 v) { F32x4(d).v[m / 4] = v; }
-void put4_f16(uvec2 d, uint m, vec4 v) { F16x4(d).v[m / 4] = f16vec4(v); }
-
 // Four sums of a column, from this row of the tile on.
 void put_four(vec4 sums, uint row, uint column) {
     uint m = first_m + row;
@@ -168,13 +165,10 @@ void put_four(vec4 sums, uint row, uint column) {
 }
 
 #if SPLIT
-layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Partials { vec4 v[]; };
 #define MEMORY_MODEL 1
 #include "last_one.glsl"
-// The sums of one workgroup of the tile for a column: all rows of a, rounded up to whole vectors.
-uvec2 partials_of(uint split, uint column) {
-    return row_address(p.partials, split * p.n + first_n + column, (p.m + 3) / 4 * 16);
-}
+#define SAME_LAUNCH 1
+#include "mul_mm/partials.glsl"
 #endif
 
 #define LOAD_A(A, START, E)                                                                       \
@@ -271,7 +265,7 @@ void main() {
                 uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + j * MN + at / (MM / 4);
                 if (first_m + row >= p.m || first_n + column >= end_n) continue;
 #if SPLIT
-                Partials(partials_of(tile_split, column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
+                Partials(partials_of(tile_split, first_n + column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
 #else
                 put_four(uintBitsToFloat(space[stage + at]), row, column);
 #endif
@@ -284,17 +278,7 @@ void main() {
     for (uint at = t; at < TILE_M / 4 * TILE_N; at += WG) {
         uint row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
         if (first_m + row >= p.m || first_n + column >= end_n) continue;
-        vec4 sums = vec4(0);
-        for (uint from = 0; from < p.splits; from += 8) {
-            // Loads first, so that all are on their way at once.
-            vec4 got[8];
-            [[unroll]] for (uint i = 0; i < 8; i++) {
-                uint split = min(from + i, p.splits - 1);
-                got[i] = Partials(partials_of(split, column)).v[(first_m + row) / 4];
-            }
-            [[unroll]] for (uint i = 0; i < 8; i++) if (from + i < p.splits) sums += got[i];
-        }
-        put_four(sums, row, column);
+        put_four(sum_of_partials(first_m + row, first_n + column), row, column);
     }
 #endif
 }

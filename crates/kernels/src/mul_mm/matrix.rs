@@ -20,7 +20,7 @@ pub(super) struct Place<'c> {
 }
 
 /// The first cut that fits the device and has a tile for nearly every core, or the last that fits.
-fn cut_for(
+pub(super) fn cut_for(
     call: &Call,
     path: Path,
     Place { caps, rows }: Place<'_>,
@@ -28,7 +28,7 @@ fn cut_for(
 ) -> Result<Option<Cut>, Unsupported> {
     let d = &call.product.d;
     let n = columns_each(call);
-    let share = call.split().filter(|_| path == Path::Coopmat).map_or(1, |split| split.count);
+    let share = call.split(path).map_or(1, |split| split.count);
     let products = d.rows().div_ceil(n.max(1));
     let cores = caps.cores.unwrap_or(32) as usize;
     let busy = |cut: &&Cut| {
@@ -61,7 +61,7 @@ fn finish_bytes(cut: &Cut) -> usize {
 }
 
 /// Whether rows of a tensor lie at multiples of so many bytes.
-fn rows_at(t: &Tensor, bytes: usize) -> bool {
+pub(super) fn rows_at(t: &Tensor, bytes: usize) -> bool {
     t.offset.is_multiple_of(bytes) && (1..4).all(|i| t.shape[i] == 1 || t.stride[i].is_multiple_of(bytes))
 }
 
@@ -126,7 +126,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MK", shape.k)
         .define("SG", caps.subgroups.size)
         .subgroup(SubgroupRequest::Full);
-    let (shader, share) = match call.split() {
+    let (shader, share) = match call.split(Path::Coopmat) {
         Some(split) => (Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) }, split.count),
         None => (shader, 1),
     };

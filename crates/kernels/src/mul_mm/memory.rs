@@ -4,6 +4,7 @@ use kiln_gguf::TensorType;
 
 use super::{Call, pick, tuning};
 use crate::mul_mat::Product;
+use crate::operation::Path;
 use crate::quantise_q8_1;
 use crate::tensor::Tensor;
 
@@ -46,13 +47,16 @@ pub(super) struct Layout {
 }
 
 /// Parts of the scratch memory that belong to one matrix of a call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Places {
     /// Counters of tiles and sums of workgroups that share one. Empty where they are not split.
     pub counters: usize,
     pub n_counters: usize,
     pub partials: usize,
     pub partials_end: usize,
+    /// The same sums on the scalar path, which takes the columns as they are: there other paths have other things.
+    pub plain_sums: usize,
+    pub plain_sums_end: usize,
     /// The weights as F16, where they are decoded beforehand.
     pub weights: Option<usize>,
 }
@@ -70,23 +74,32 @@ impl Layout {
         let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
         let counters = (halves + 2 * rows * padded(product)).max(integers).next_multiple_of(256);
         let floats = integers.next_multiple_of(256);
-        let floats_end = call.before.map_or(0, |_| floats + 4 * product.b.len());
+        // The call on columns that were made there has them for its b.
+        let made = call.before.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);
+        let floats_end = if made { floats + 4 * product.b.len() } else { 0 };
         let products = call.products();
-        let splits: Vec<Option<Split>> = products.iter().map(|p| Split::of(p, ids, call.whole)).collect();
+        let splits: Vec<Option<Split>> =
+            products.iter().map(|p| Split::of(Path::Coopmat, p, ids, call.whole)).collect();
         // The counters of all matrices lie side by side: one pass sets them to zero.
         let mut end = counters;
         let mut matrices = Vec::new();
         for (product, split) in products.iter().zip(&splits) {
             let n_counters = split.map_or(0, |_| n_counters(product));
-            matrices.push(Places { counters: end, n_counters, partials: 0, partials_end: 0, weights: None });
+            matrices.push(Places { counters: end, n_counters, ..Places::default() });
             end += 4 * n_counters;
         }
         let n_counters = (end - counters) / 4;
         for ((product, split), places) in products.iter().zip(&splits).zip(&mut matrices) {
             places.partials = if split.is_some() { end.next_multiple_of(256) } else { end };
-            let sums = split.map_or(0, |split| split.count * rows * product.a.shape[1].next_multiple_of(4));
-            places.partials_end = places.partials + 4 * sums;
+            places.partials_end = places.partials + split.map_or(0, |split| split.sums_bytes(product));
             end = places.partials_end;
+        }
+        let mut plain_end = floats_end;
+        for (product, places) in products.iter().zip(&mut matrices) {
+            let Some(split) = Split::of(Path::Scalar, product, ids, call.whole) else { continue };
+            places.plain_sums = plain_end.next_multiple_of(256);
+            places.plain_sums_end = places.plain_sums + split.sums_bytes(product);
+            plain_end = places.plain_sums_end;
         }
         let mut ample_end = end;
         for (product, places) in products.iter().zip(&mut matrices) {
@@ -106,8 +119,8 @@ impl Layout {
             counters,
             n_counters,
             matrices,
-            end: end.max(floats_end),
-            ample_end: ample_end.max(floats_end),
+            end: end.max(plain_end),
+            ample_end: ample_end.max(plain_end),
         }
     }
 }
@@ -138,21 +151,35 @@ impl Split {
     /// Tiles of 64 x 64 that keep a large GPU busy: few columns wait for memory, so every core has several at once. The
     /// same for every device: so are the bits and the memory.
     const ENOUGH: usize = 528;
-    /// A workgroup with fewer elements of k costs more than it saves.
+    /// A workgroup with fewer elements of k costs more than it saves: matrix units.
     const SHORTEST: usize = 256;
+    /// The same in plain arithmetic, which is some 15 times slower.
+    const SHORTEST_PLAIN: usize = 128;
 
-    pub(super) fn of(product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Option<Split> {
+    /// How the sums of a product are cut on a path. By rows, depth and columns alone, so that the bits depend on nothing else.
+    pub(super) fn of(path: Path, product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Option<Split> {
         let Product { a, b, .. } = product;
-        if ids.is_some() || b.shape[2] * b.shape[3] != 1 || a.ty == TensorType::F32 {
+        let shortest = match path {
+            Path::Scalar => Split::SHORTEST_PLAIN,
+            // F32 weights do not go to matrix units.
+            Path::Coopmat if a.ty != TensorType::F32 => Split::SHORTEST,
+            _ => return None,
+        };
+        if ids.is_some() || b.shape[2] * b.shape[3] != 1 {
             return None;
         }
         let [k, m, ..] = a.shape;
         let columns = whole.unwrap_or(b.shape[1]);
         let tiles = m.div_ceil(64) * columns.div_ceil(64);
-        let count = (Split::ENOUGH / tiles.max(1)).min(tuning::most_splits(columns)).min(k / Split::SHORTEST);
+        let count = (Split::ENOUGH / tiles.max(1)).min(tuning::most_splits(path, columns)).min(k / shortest);
         // Chunks of whole tiles of every depth.
         let chunk = k.div_ceil(count.max(1)).next_multiple_of(PADDED);
         let count = k.div_ceil(chunk.max(1));
         (count > 1).then_some(Split { count, chunk })
+    }
+
+    /// Memory for the sums of all workgroups: rows are rounded up to whole vectors.
+    fn sums_bytes(&self, product: &Product) -> usize {
+        4 * self.count * product.b.rows() * product.a.shape[1].next_multiple_of(4)
     }
 }

@@ -137,11 +137,12 @@ impl Call {
         Layout::of(self)
     }
 
-    fn split(&self) -> Option<Split> {
-        Split::of(&self.product, self.ids.as_ref(), self.whole)
+    /// How workgroups of a path share tiles of the first matrix over k, given the memory.
+    fn split(&self, path: Path) -> Option<Split> {
+        Split::of(path, &self.product, self.ids.as_ref(), self.whole)
     }
 
-    /// Whether the scratch memory has room for prepared columns.
+    /// Whether the scratch memory has room for prepared columns and for sums of workgroups that share a tile.
     fn can_prepare(&self) -> bool {
         self.scratch.is_some_and(|s| s.span().1 >= self.layout().end)
     }
@@ -179,11 +180,16 @@ impl Call {
         let decoded = if choice.path >= Path::Coopmat { self.decoded() } else { vec![None; 1 + self.others.len()] };
         let of = kernel(launch);
         let before = |like: &dyn Fn(Kernel) -> bool| (0..launch).filter(|&i| like(kernel(i))).count();
-        // Both decoding launches and products are in the order of the matrices.
+        // Decoding launches, products and sums are each in the order of the matrices.
         let matrix = match of {
             Kernel::Decode => {
                 let mut decoding = (0..decoded.len()).filter(|&i| decoded[i].is_some());
                 decoding.nth(before(&|k| k == Kernel::Decode)).expect("`pick` should decode what `decoded` names")
+            }
+            Kernel::Sums => {
+                let products = (0..choice.launches.len()).map(kernel).filter(|k| k.multiplies());
+                let mut shared = products.enumerate().filter(|&(_, k)| k == Kernel::PlainSplit).map(|(i, _)| i);
+                shared.nth(before(&|k| k == Kernel::Sums)).expect("`pick` should add what it has split")
             }
             _ if of.multiplies() => before(&Kernel::multiplies),
             _ => 0,
@@ -225,6 +231,10 @@ enum Kernel {
     Split,
     /// Multiplies the columns as they are.
     Plain,
+    /// The same, several workgroups to a tile.
+    PlainSplit,
+    /// Adds the sums that those left.
+    Sums,
 }
 
 impl Kernel {
@@ -237,12 +247,14 @@ impl Kernel {
             "dequantise/dequantise.comp" => Kernel::Decode,
             "mul_mm/coopmat.comp" if shader.params == SplitParams::glsl() => Kernel::Split,
             "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
+            "mul_mm/tile.comp" if shader.params == SplitParams::glsl() => Kernel::PlainSplit,
+            "mul_mm/sums.comp" => Kernel::Sums,
             _ => Kernel::Plain,
         }
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::Plain)
+        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -325,6 +337,7 @@ impl Operation for Call {
         let lists = self.ids.and_then(|_| self.piece(0, layout.lists_end));
         let counters_end = layout.counters + 4 * layout.n_counters;
         let columns = self.piece(layout.factors, layout.counters);
+        let plain_sums = self.piece(places.plain_sums, places.plain_sums_end);
         let list = |tensors: &[Option<Tensor>]| tensors.iter().flatten().copied().collect();
         let (reads, writes) = match kernel {
             Kernel::List => (list(&[self.ids]), list(&[lists])),
@@ -335,6 +348,8 @@ impl Operation for Call {
             }
             Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),
             Kernel::Decode => (list(&[Some(*a)]), list(&[decode.map(|decode| decode.dst)])),
+            Kernel::PlainSplit => (list(&[Some(*a), Some(*b)]), list(&[plain_sums])),
+            Kernel::Sums => (list(&[plain_sums, epilogue.bias, epilogue.residual]), list(&[Some(*d)])),
             _ => {
                 let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
                 let a = decode.map_or(*a, |decode| decode.dst);

@@ -6,6 +6,7 @@ use super::memory::{Layout, padded, prepared_columns};
 use super::{Before, Call, Kernel};
 use crate::formats::row_strides;
 use crate::mul_mat::{Epilogue, Product};
+use crate::operation::Path;
 use crate::tensor::Tensor;
 
 kiln_gpu::params! {
@@ -182,8 +183,12 @@ impl Call {
                 scale,
             }
             .bytes(),
-            (Kernel::Split, None) => {
-                let split = self.split().expect("only split products have this kernel");
+            (Kernel::Split | Kernel::PlainSplit | Kernel::Sums, None) => {
+                let (path, partials) = match kernel {
+                    Kernel::Split => (Path::Coopmat, places.partials),
+                    _ => (Path::Scalar, places.plain_sums),
+                };
+                let split = self.split(path).expect("only split products have this kernel");
                 SplitParams {
                     a: at(&a),
                     b: b_at,
@@ -191,7 +196,7 @@ impl Call {
                     d: at(&d),
                     bias: optional(&bias),
                     residual: optional(&residual),
-                    partials: place(places.partials),
+                    partials: place(partials),
                     counters: place(places.counters),
                     a_stride: [row_strides(&a)[0]],
                     b_stride: [b_stride[0]],

@@ -3,11 +3,11 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader};
 
-use super::matrix::{Place, coopmat, coopmat2};
+use super::matrix::{Place, coopmat, coopmat2, cut_for, rows_at};
 use super::memory::{padded, prepared_columns};
-use super::params::{ColumnParams, ExpertParams, ListParams, Params};
-use super::tuning::table;
-use super::{Before, Call, NAME};
+use super::params::{ColumnParams, ExpertParams, ListParams, Params, SplitParams};
+use super::tuning::{Cut, table};
+use super::{Before, Call, Kernel, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
@@ -51,16 +51,18 @@ fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
     let alone = call.alone();
     let place = Place { caps, rows: alone.iter().map(|one| one.product.d.shape[0]).sum() };
     let decoded = call.decoded().into_iter().map(|decode| decode.filter(|_| path >= Path::Coopmat));
-    let (mut decodes, mut prepares, mut products) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut decodes, mut prepares, mut products, mut sums) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (one, decode) in alone.iter().zip(decoded) {
         let of = decode.map(|decode| one.with_weights(decode.dst));
         let one = of.as_ref().unwrap_or(one);
         let mut launches = match path {
-            Path::Scalar => scalar(one, caps)?,
+            Path::Scalar => scalar(one, place, call.can_prepare())?,
             Path::IntDot => int_dot(one, caps)?,
             Path::Coopmat => coopmat(one, place)?,
             Path::Coopmat2 => coopmat2(one, place)?,
         };
+        // Sums that are added afterwards wait for all products together.
+        sums.extend(launches.pop_if(|launch| Kernel::of(&launch.shader) == Kernel::Sums));
         products.extend(launches.pop());
         prepares.push(launches);
         let first = decode.map(|decode| decode.pick(caps, Some(Path::Scalar))).transpose()?;
@@ -82,6 +84,7 @@ fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
         }
         launches.push(product);
     }
+    launches.append(&mut sums);
     Ok(Choice { path, launches })
 }
 
@@ -192,10 +195,13 @@ fn held(shader: &Shader, padded_k: usize) -> usize {
     if vectors <= 8 { vectors } else { 0 }
 }
 
-fn scalar(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
-    let Product { a, b, .. } = &call.product;
+/// `shares`: the scratch memory has room for the sums of workgroups that share a tile.
+fn scalar(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Unsupported> {
+    let (Product { a, b, .. }, caps) = (&call.product, place.caps);
     let vectors = |t: &Tensor| formats::is_aligned(t);
-    if caps.is_cpu && vectors(a) && vectors(b) {
+    // A single column of many that lie askew would have vectors, and other sums than the rest: it stays with them.
+    let askew = b.stride[1..].iter().any(|bytes| !bytes.is_multiple_of(4 * b.ty.block_bytes()));
+    if caps.is_cpu && vectors(a) && vectors(b) && !askew {
         // Two rows and 16 columns a thread keep 32 sums in registers; docs/ladder/mul_mm.md has the others.
         let (threads, rows, columns) = (caps.subgroups.size.max(1) as usize, 2, 16);
         let shader = shader(call, Path::Scalar, "mul_mm/rows.comp")?
@@ -204,11 +210,53 @@ fn scalar(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
             .define("TILE_N", columns);
         return Ok(launches(call, caps, shader, [rows * threads, columns]));
     }
+    tiles(call, place, shares)
+}
+
+/// The scalar path with tiles in shared memory. Where workgroups share a tile over k, a last launch adds their sums.
+fn tiles(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Unsupported> {
+    let (Product { a, b, d }, caps) = (&call.product, place.caps);
+    let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    let threads = |cut: &Cut| cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]);
+    let fits = |cut: &Cut| {
+        let bytes = 4 * cut.depth * (cut.tile[0] + cut.tile[1]) + format;
+        bytes <= caps.limits.max_shared_bytes as usize && threads(cut) <= caps.limits.max_workgroup_invocations as usize
+    };
+    let Some(cut) = cut_for(call, Path::Scalar, place, fits)? else {
+        let bytes = caps.limits.max_shared_bytes;
+        return unsupported(format!("no tile fits {bytes} bytes of shared memory, {format} of them for tables"));
+    };
     let fours = a.shape[0].is_multiple_of(4);
-    let shader = shader(call, Path::Scalar, "mul_mm/tile.comp")?
-        .define("VECTORS_A", u32::from(fours && vectors(a)))
-        .define("VECTORS_B", u32::from(fours && vectors(b)));
-    Ok(launches(call, caps, shader, [64, 64]))
+    let vectors = |t: &Tensor| u32::from(fours && formats::is_aligned(t));
+    let (_, store) = element_functions(NAME, d.ty)?;
+    // What the product and the sums of a split one have in common.
+    let ends = |shader: Shader| {
+        shader
+            .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
+            .define("PUT4_D", store.replace("store", "put4"))
+            .define("TILE_M", cut.tile[0])
+            .define("TILE_N", cut.tile[1])
+    };
+    let shader = ends(shader(call, Path::Scalar, "mul_mm/tile.comp")?)
+        .define("VECTORS_A", vectors(a))
+        .define("VECTORS_B", vectors(b))
+        .define("DEPTH", cut.depth)
+        .define("THREAD_M", cut.warp[0])
+        .define("THREAD_N", cut.warp[1]);
+    let Some(split) = call.split(Path::Scalar).filter(|_| shares) else {
+        return Ok(launches(call, caps, shader, cut.tile));
+    };
+    let product = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
+    let sums = Shader::new(format!("{NAME}.sums"), "mul_mm/sums.comp", SplitParams::glsl())
+        .define("EXPERTS", 0)
+        .define("BIAS", u32::from(call.epilogue.bias.is_some()))
+        .define("RESIDUAL", u32::from(call.epilogue.residual.is_some()))
+        .define("PREPARED", 0)
+        .define("SPLIT", 1)
+        .define("STORE_D", store)
+        .define("WG", threads(&cut));
+    let launches = [product, ends(sums)].map(|shader| shared_launches(call, caps, shader, cut.tile, split.count));
+    Ok(launches.concat())
 }
 
 /// Whether matrix units get the weights decoded beforehand, given the memory: once, not once for every tile of columns.
@@ -311,6 +359,22 @@ mod tests {
         use TensorType::{BF16, F16};
         let mixed = order(&siblings(&[(F16, 1024), (F16, 1024), (BF16, 1024)], 512));
         assert_eq!(mixed, [(Columns, 0), (Matrix, 1), (Matrix, 1), (Columns, 2), (Matrix, 3)]);
+    }
+
+    #[test]
+    fn sums_of_shared_tiles_wait_once_for_all_products() {
+        use super::super::Kernel::{PlainSplit, Sums};
+        let ranks = siblings(&[(TensorType::F32, 64), (TensorType::F32, 160)], 512);
+        assert_eq!(order(&ranks), [(PlainSplit, 0), (PlainSplit, 0), (Sums, 1), (Sums, 1)]);
+        // 32 times 8 tiles, and 22 times 24.
+        let groups = |call: &Call| {
+            let choice = call.pick(&Caps::example_nvidia(), None).unwrap();
+            choice.launches.iter().map(|launch| launch.groups[0]).collect::<Vec<u32>>()
+        };
+        assert_eq!(groups(&ranks), [256, 528, 256, 528]);
+        // The whole is split less often than its part would be: the part follows.
+        let whole = Call { whole: Some(4096), ..ranks };
+        assert_eq!(groups(&whole)[0], 8 * 8);
     }
 
     #[test]

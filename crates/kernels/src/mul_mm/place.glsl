@@ -1,7 +1,7 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
 // that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
 // list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
-// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k; there are no batches then.
+// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then.
 #ifndef BAND
 #define BAND tiles_m
 #endif
@@ -117,3 +117,37 @@ float finish(float sum, uint m, uint n) {
 #endif
     return sum;
 }
+
+void put4_f32(uvec2 d, uint m, vec4 v) { F32x4(d).v[m / 4] = v; }
+void put4_f16(uvec2 d, uint m, vec4 v) { F16x4(d).v[m / 4] = f16vec4(v); }
+
+#if defined(PUT4_D) && !PREPARED
+// The bias of four rows from m on; m lies inside.
+vec4 bias_from(uint m) {
+    vec4 bias = vec4(0);
+#if BIAS
+    [[unroll]] for (uint i = 0; i < 4; i++) bias[i] = F32(tile_bias).v[min(m + i, p.m - 1)];
+#endif
+    return bias;
+}
+
+// The sums of four rows of column n from m on become results; m and n lie inside.
+void put_four(vec4 sums, vec4 bias, uint m, uint n) {
+    sums *= p.scale;
+#if BIAS
+    sums += bias;
+#endif
+#if RESIDUAL
+    uvec2 residual = column_of_residual(n);
+    [[unroll]] for (uint i = 0; i < 4; i++) if (m + i < p.m) sums[i] += F32(residual).v[m + i];
+#endif
+    uvec2 d = column_of_d(n);
+#if VECTORS_D
+    if (m + 4 <= p.m) {
+        PUT4_D(d, m, sums);
+        return;
+    }
+#endif
+    [[unroll]] for (uint i = 0; i < 4; i++) if (m + i < p.m) STORE_D(d, m + i, sums[i]);
+}
+#endif

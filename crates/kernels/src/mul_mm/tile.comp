@@ -1,22 +1,36 @@
 // mul_mm in plain arithmetic: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n])
 // a: rows of any format; b: F32, F16 or BF16; d: F32 or F16; rows of any alignment that the formats take.
-// WG = 128 threads compute 64 rows x 64 columns, 8 x 4 each, from tiles of 16 elements of k in shared memory (8.5 KiB).
-// Tiles lie with k outermost, so that a thread reads four rows or four columns at once. Sums are f32, over k in order.
+// WG threads compute TILE_M x TILE_N, each THREAD_M x THREAD_N in fours, from tiles of DEPTH elements of k in shared
+// memory: k outermost, so that a thread reads four rows or four columns at once. While a tile is multiplied, the next one is
+// on its way in registers; products no deeper than a tile wait once. Sums are f32, over k in order, whatever the tile.
+// With SPLIT, workgroups that share a tile leave their sums in p.partials, and sums.comp makes the results of them.
 #version 450
 #include "kiln.glsl"
 
-#define WG 128
+#define THREADS_M (TILE_M / THREAD_M)
+#define WG (THREADS_M * (TILE_N / THREAD_N))
 layout(local_size_x = WG) in;
 #include "formats.glsl"
-#define TILE_M 64
-#define TILE_N 64
-#define DEPTH 16
-// In vectors of four; one more than the tile has keeps the threads of a subgroup in different banks.
-#define LINE 17
 #include "mul_mm/place.glsl"
+#if SPLIT
+#include "mul_mm/partials.glsl"
+#endif
 
-shared vec4 tile_of_a[DEPTH * LINE];
-shared vec4 tile_of_b[DEPTH * LINE];
+// Neighbouring threads load neighbouring fours of k of a row, so that a row comes in whole lines of memory.
+#define FOURS (DEPTH / 4)
+#define PER_A (TILE_M * FOURS / WG)
+#define PER_B (TILE_N * FOURS / WG)
+#define LINE_A (TILE_M / 4)
+#define LINE_B (TILE_N / 4)
+shared vec4 tile_of_a[DEPTH * LINE_A];
+shared vec4 tile_of_b[DEPTH * LINE_B];
+
+uvec2 row_a[PER_A], row_b[PER_B];
+vec4 next_a[PER_A], next_b[PER_B];
+
+// Lines of shared memory are as long as its banks are many, and threads store down the lines: each four of k has its
+// vectors in another order, so that all threads of a subgroup store to different banks.
+uint turned(uint vector, uint four) { return vector ^ (DEPTH == 16 ? 2 * four : four % 8); }
 
 // Four elements of k from e on; past the end they are zero on both sides, whatever lies there in memory.
 vec4 four_of_a(uvec2 row, uint e) {
@@ -38,44 +52,77 @@ vec4 four_of_b(uvec2 row, uint e) {
 #endif
 }
 
+// This thread's four of k, and the first of its rows and columns; the others are WG / FOURS apart.
+uint my_four() { return gl_LocalInvocationID.x % FOURS; }
+uint my_line(uint i) { return gl_LocalInvocationID.x / FOURS + i * (WG / FOURS); }
+
+void fetch(uint k) {
+    uint e = k + 4 * my_four();
+    [[unroll]] for (uint i = 0; i < PER_A; i++) next_a[i] = four_of_a(row_a[i], e);
+    [[unroll]] for (uint i = 0; i < PER_B; i++) next_b[i] = four_of_b(row_b[i], e);
+}
+
+void put() {
+    uint four = my_four();
+    [[unroll]] for (uint i = 0; i < PER_A; i++) {
+        uint line = my_line(i), at = 4 * four * LINE_A + turned(line / 4, four);
+        [[unroll]] for (uint j = 0; j < 4; j++) tile_of_a[at + j * LINE_A][line % 4] = next_a[i][j];
+    }
+    [[unroll]] for (uint i = 0; i < PER_B; i++) {
+        uint line = my_line(i), at = 4 * four * LINE_B + turned(line / 4, four);
+        [[unroll]] for (uint j = 0; j < 4; j++) tile_of_b[at + j * LINE_B][line % 4] = next_b[i][j];
+    }
+}
+
 void main() {
     A_INIT();
     if (!find_tile()) return;
-    uint t = gl_LocalInvocationID.x;
-    // Loading: this thread's line of both tiles, and two quarters of its elements of k.
-    uint line = t % 64, quarter = t / 64;
-    uvec2 row = row_of_a(first_m + line), column = column_of_b(first_n + line);
-    // Computing: rows 4 * tm .. and 32 + 4 * tm .., columns 4 * tn ..
-    uint tm = t % 8, tn = t / 8;
-    vec4 sum[4][2];
-    [[unroll]] for (uint n = 0; n < 4; n++) sum[n][0] = sum[n][1] = vec4(0);
+    [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + my_line(i));
+    [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + my_line(i));
+    // Computing: the fours of rows number tm, THREADS_M + tm .., and the fours of columns number tn ..
+    uint tm = gl_LocalInvocationID.x % THREADS_M, tn = gl_LocalInvocationID.x / THREADS_M * (THREAD_N / 4);
+    vec4 sum[THREAD_N][THREAD_M / 4];
+    [[unroll]] for (uint n = 0; n < THREAD_N; n++)
+        [[unroll]] for (uint m = 0; m < THREAD_M / 4; m++) sum[n][m] = vec4(0);
 
-    for (uint k = 0; k < p.k; k += DEPTH) {
-        [[unroll]] for (uint half_tile = 0; half_tile < 2; half_tile++) {
-            uint e = 4 * (quarter + 2 * half_tile);
-            vec4 a = four_of_a(row, k + e), b = four_of_b(column, k + e);
-            [[unroll]] for (uint i = 0; i < 4; i++) {
-                tile_of_a[(e + i) * LINE + line / 4][line % 4] = a[i];
-                tile_of_b[(e + i) * LINE + line / 4][line % 4] = b[i];
-            }
-        }
+    uint k = BEGIN_K, end_k = END_K;
+    fetch(k);
+    while (true) {
+        put();
         barrier();
-        [[unroll]] for (uint e = 0; e < DEPTH; e++) {
-            vec4 a0 = tile_of_a[e * LINE + tm], a1 = tile_of_a[e * LINE + 8 + tm], b = tile_of_b[e * LINE + tn];
-            [[unroll]] for (uint n = 0; n < 4; n++) {
-                sum[n][0] = fma(a0, vec4(b[n]), sum[n][0]);
-                sum[n][1] = fma(a1, vec4(b[n]), sum[n][1]);
+        k += DEPTH;
+        bool more = k < end_k;
+        if (more) fetch(k);
+        for (uint start = 0; start < DEPTH; start += 16) {
+            [[unroll]] for (uint i = 0; i < 16; i++) {
+                uint e = start + i, four = start / 4 + i / 4;
+                vec4 a[THREAD_M / 4], b[THREAD_N / 4];
+                [[unroll]] for (uint m = 0; m < THREAD_M / 4; m++)
+                    a[m] = tile_of_a[e * LINE_A + turned(m * THREADS_M + tm, four)];
+                [[unroll]] for (uint n = 0; n < THREAD_N / 4; n++)
+                    b[n] = tile_of_b[e * LINE_B + turned(tn + n, four)];
+                [[unroll]] for (uint n = 0; n < THREAD_N; n++)
+                    [[unroll]] for (uint m = 0; m < THREAD_M / 4; m++)
+                        sum[n][m] = fma(a[m], vec4(b[n / 4][n % 4]), sum[n][m]);
             }
         }
+        if (!more) break;
         barrier();
     }
-    [[unroll]] for (uint n = 0; n < 4; n++) {
-        uint at = first_n + 4 * tn + n;
-        if (at >= end_n) continue;
-        uvec2 d = column_of_d(at);
-        [[unroll]] for (uint i = 0; i < 8; i++) {
-            uint m = first_m + 32 * (i / 4) + 4 * tm + i % 4;
-            if (m < p.m) STORE_D(d, m, finish(sum[n][i / 4][i % 4], m, at));
+    [[unroll]] for (uint m = 0; m < THREAD_M / 4; m++) {
+        uint row = first_m + 4 * (m * THREADS_M + tm);
+        if (row >= p.m) continue;
+#if !SPLIT
+        vec4 bias = bias_from(row);
+#endif
+        [[unroll]] for (uint n = 0; n < THREAD_N; n++) {
+            uint at = first_n + 4 * tn + n;
+            if (at >= end_n) continue;
+#if SPLIT
+            Partials(partials_of(tile_split, at)).v[row / 4] = sum[n][m];
+#else
+            put_four(sum[n][m], bias, row, at);
+#endif
         }
     }
 }

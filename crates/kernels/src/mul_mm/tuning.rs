@@ -17,7 +17,7 @@ pub(super) struct Cut {
     pub tile: [usize; 2],
     /// Elements of k at a time.
     pub depth: usize,
-    /// Rows and columns of a subgroup (`coopmat`).
+    /// Rows and columns of a subgroup (`coopmat`) or of a thread (`scalar`).
     pub warp: [usize; 2],
     /// Tiles in shared memory (`coopmat`): 2, or 3 to load matrices before the barrier.
     pub stages: usize,
@@ -40,8 +40,8 @@ pub(super) enum Setting {
     Cut(Path, Cut),
     /// The path that is tried first, and whether it gets weights that were decoded beforehand.
     Prefer(Path, bool),
-    /// Most workgroups that share a tile over k.
-    Split(usize),
+    /// Most workgroups of a path that share a tile over k.
+    Split(Path, usize),
 }
 
 /// One line of the table.
@@ -59,6 +59,10 @@ pub(super) struct Line {
 // reach every part of the kernel; the fewest threads are best there, and little is unrolled, as it compiles for long.
 const BUILT_IN: &str = "
 # device format path columns settings
+cpu * scalar   40 tile=32x32x16 thread=4x4
+cpu * scalar   * tile=64x32x32  thread=8x4
+gpu * scalar   * tile=64x64x32  thread=8x4
+gpu * scalar   * tile=64x64x16  thread=8x4
 cpu * coopmat  40 tile=16x16x16 warp=8x8
 cpu * coopmat  * tile=16x16x16  warp=8x8 stages=3 band=2
 gpu * coopmat  32 tile=64x32x64 warp=32x16
@@ -75,6 +79,7 @@ gpu * coopmat2 * tile=128x64x64 threads=128 busy
 gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
+* *      split *    32 scalar
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat2 decode
@@ -119,11 +124,11 @@ impl Table {
         self.fitting(ty, columns).find_map(preference).unwrap_or((Path::Coopmat2, false))
     }
 
-    /// Most workgroups that share a tile of a product of so many columns. The same for every format: memory for it is
-    /// counted before weights are decoded.
-    fn most_splits(&self, columns: usize) -> usize {
+    /// Most workgroups of a path that share a tile of a product of so many columns. The same for every format: memory for
+    /// it is counted before weights are decoded.
+    fn most_splits(&self, path: Path, columns: usize) -> usize {
         let splits = |line: &Line| match line.setting {
-            Setting::Split(n) if columns <= line.columns => Some(n),
+            Setting::Split(of, n) if of == path && columns <= line.columns => Some(n),
             _ => None,
         };
         self.0.iter().find_map(splits).unwrap_or(1)
@@ -144,13 +149,17 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     let setting = match *path {
         "prefer" => parse_preference(settings)?,
         "split" => match settings {
-            [n] if [*device, *format] == ["*", "*"] => Setting::Split(sizes::<1>(n)?[0]),
-            [_] => return Err("splits are the same for every device and format: `* *`".into()),
-            _ => return Err("want a number of workgroups".into()),
+            [_] | [_, "scalar"] if [*device, *format] != ["*", "*"] => {
+                return Err("splits are the same for every device and format: `* *`".into());
+            }
+            [n] => Setting::Split(Path::Coopmat, sizes::<1>(n)?[0]),
+            [n, "scalar"] => Setting::Split(Path::Scalar, sizes::<1>(n)?[0]),
+            _ => return Err("want a number of workgroups, or one and `scalar`".into()),
         },
         "coopmat" => Setting::Cut(Path::Coopmat, parse_cut(Path::Coopmat, settings)?),
         "coopmat2" => Setting::Cut(Path::Coopmat2, parse_cut(Path::Coopmat2, settings)?),
-        other => return Err(format!("`{other}` is not `coopmat`, `coopmat2`, `prefer` or `split`")),
+        "scalar" => Setting::Cut(Path::Scalar, parse_cut(Path::Scalar, settings)?),
+        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `coopmat2`, `prefer` or `split`")),
     };
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), columns, setting })
 }
@@ -178,22 +187,23 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
     let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, false, false);
-    let first = path == Path::Coopmat;
+    let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
             Some(("tile", text)) => tile = Some(sizes::<3>(text)?),
             Some(("band", text)) => [band] = sizes(text)?,
+            Some(("thread", text)) if plain => warp = Some(sizes::<2>(text)?),
             Some(("warp", text)) if first => warp = Some(sizes::<2>(text)?),
             Some(("stages", text)) if first => [stages] = sizes(text)?,
-            Some(("threads", text)) if !first => threads = Some(sizes::<1>(text)?[0]),
-            Some(("unroll", text)) if !first => [unroll] = sizes(text)?,
-            None if *setting == "ahead" && !first => ahead = true,
+            Some(("threads", text)) if second => threads = Some(sizes::<1>(text)?[0]),
+            Some(("unroll", text)) if second => [unroll] = sizes(text)?,
+            None if *setting == "ahead" && second => ahead = true,
             None if *setting == "busy" => busy = true,
             _ => return Err(format!("{} takes no `{setting}`", path.name())),
         }
     }
     let Some([m, n, depth]) = tile else { return Err("no `tile=MxNxK`".into()) };
-    if ![16, 32, 64, 128].contains(&depth) || (first && depth == 128) {
+    if ![16, 32, 64, 128].contains(&depth) || (!second && depth == 128) {
         return Err(format!("a depth of {depth}"));
     }
     if !(2..=3).contains(&stages) {
@@ -203,14 +213,35 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
         Some([wm, wn]) if m % wm == 0 && n % wn == 0 => [wm, wn],
         Some([wm, wn]) => return Err(format!("{wm}x{wn} does not divide {m}x{n}")),
         None if first => return Err("no `warp=MxN`".into()),
+        None if plain => return Err("no `thread=MxN`".into()),
         None => [0; 2],
     };
     let threads = match threads {
         Some(n) => n as u32,
-        None if first => 0,
+        None if !second => 0,
         None => return Err("no `threads=N`".into()),
     };
+    if plain {
+        check_plain([m, n], depth, warp)?;
+    }
     Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, band, busy })
+}
+
+/// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
+/// fours of k of both.
+fn check_plain(tile: [usize; 2], depth: usize, thread: [usize; 2]) -> Result<(), String> {
+    let ([m, n], [rows, columns]) = (tile, thread);
+    if [rows, columns].iter().any(|n| ![4, 8].contains(n)) {
+        return Err(format!("{rows}x{columns} for a thread, want 4 or 8 of each"));
+    }
+    if [m, n].iter().any(|n| !n.is_multiple_of(32)) {
+        return Err(format!("a tile of {m}x{n}, want multiples of 32"));
+    }
+    let threads = m / rows * (n / columns);
+    if [m, n].iter().any(|lines| !(lines * depth / 4).is_multiple_of(threads)) {
+        return Err(format!("{threads} threads cannot load {m} and {n} rows of {depth} evenly"));
+    }
+    Ok(())
 }
 
 /// Whether the lines of this operation in a file can be read.
@@ -230,10 +261,10 @@ pub(super) fn table() -> Result<&'static Table, String> {
     TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-/// Most workgroups that share a tile of a product of so many columns; 1 where the table cannot be read, which `check`
-/// tells.
-pub(super) fn most_splits(columns: usize) -> usize {
-    table().map_or(1, |table| table.most_splits(columns))
+/// Most workgroups of a path that share a tile of a product of so many columns; 1 where the table cannot be read, which
+/// `check` tells.
+pub(super) fn most_splits(path: Path, columns: usize) -> usize {
+    table().map_or(1, |table| table.most_splits(path, columns))
 }
 
 fn built_in() -> Result<Table, String> {
@@ -251,13 +282,16 @@ mod tests {
         for caps in [Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() }] {
             for format in crate::formats::FORMATS {
                 for columns in [1, 16, 512, 1 << 20] {
-                    let last = table.cuts(Path::Coopmat, format.ty, columns, &caps).last().unwrap();
-                    assert!(!last.busy, "a cut without conditions comes last");
+                    for path in [Path::Scalar, Path::Coopmat] {
+                        let last = table.cuts(path, format.ty, columns, &caps).last().unwrap();
+                        assert!(!last.busy, "a cut without conditions comes last");
+                    }
                 }
             }
         }
         assert_eq!(table.preferred(TensorType::F16, 4096), (Path::Coopmat2, false));
-        assert!(table.most_splits(32) > 1 && table.most_splits(2048) == 1);
+        assert!(table.most_splits(Path::Coopmat, 32) > 1 && table.most_splits(Path::Coopmat, 2048) == 1);
+        assert!(table.most_splits(Path::Scalar, 2048) > 1);
         assert!(!table.preferred(TensorType::Q4_K, 16).1 && table.preferred(TensorType::Q4_K, 4096).1);
     }
 
@@ -275,6 +309,12 @@ mod tests {
             ("coopmat2 * tile=64x64x32 threads=128 warp=8x8", "takes no `warp=8x8`"),
             ("prefer 63 warp", "`warp` is no path"),
             ("split 128 4", "`* *`"),
+            ("split 128 4 scalar", "`* *`"),
+            ("scalar * tile=64x64x32", "no `thread=MxN`"),
+            ("scalar * tile=64x64x32 thread=8x2", "8x2 for a thread"),
+            ("scalar * tile=64x48x32 thread=8x4", "multiples of 32"),
+            ("scalar * tile=32x256x16 thread=4x4", "512 threads cannot load 32 and 256 rows of 16 evenly"),
+            ("scalar * tile=64x64x32 thread=8x4 threads=128", "takes no `threads=128`"),
             ("tile *", "`tile` is not"),
         ] {
             let fault = fault(line);
