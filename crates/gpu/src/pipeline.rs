@@ -11,6 +11,9 @@ use vulkanalia::prelude::v1_2::*;
 use crate::error::vulkan;
 use crate::{Adapter, Cache, Device, Error, Shader, SubgroupRequest, cache, compile, spirv};
 
+/// Pipelines that take longer are named in the log.
+const SLOW: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// A compiled kernel.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -38,6 +41,8 @@ pub(crate) struct Pipelines {
     /// Keys of the SPIR-V modules that earlier runs stored with the driver's cache, and those of this run.
     stored: HashSet<String>,
     used: Mutex<HashSet<String>>,
+    /// Held while the common cache takes in another.
+    merging: Mutex<()>,
     glsl_compiled: AtomicU64,
     hits: AtomicU64,
     unknown: AtomicU64,
@@ -53,7 +58,11 @@ impl Device {
         }
         // Made outside the lock, so that several threads can make different ones. Where two make the same one, the
         // first stays and the other is dropped.
+        let start = std::time::Instant::now();
         let pipeline = Arc::new(self.make(shader)?);
+        if start.elapsed() > SLOW {
+            log::info!("{}: {:.1} s to compile {:?}", shader.name, start.elapsed().as_secs_f64(), shader.defines);
+        }
         let mut all = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = all.get(shader) {
             // SAFETY: just made and never used.
@@ -144,8 +153,24 @@ impl Device {
         if reports {
             info = info.push_next(&mut report);
         }
-        // SAFETY: module, layout and cache are alive and of this device.
-        let made = unsafe { self.raw.create_compute_pipelines(self.pipeline_cache, &[info], None) };
+        // Drivers lock a cache while they compile for it, so that several threads would take turns. What is not stored yet is
+        // compiled for a cache of its own, which the common one takes in afterwards.
+        let own = if self.pipelines.stored.contains(&key) { None } else { self.empty_cache() };
+        // SAFETY: module, layout and caches are alive and of this device.
+        let made = unsafe { self.raw.create_compute_pipelines(own.unwrap_or(self.pipeline_cache), &[info], None) };
+        if let Some(own) = own {
+            let _one_at_a_time = self.pipelines.merging.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: both caches are alive, no other thread merges, and nobody else knows `own`.
+            unsafe {
+                if made.is_ok() && self.raw.merge_pipeline_caches(self.pipeline_cache, &[own]).is_err() {
+                    log::warn!(
+                        "{}: the driver would not store this pipeline; it is compiled again next time",
+                        shader.name
+                    );
+                }
+                self.raw.destroy_pipeline_cache(own, None);
+            }
+        }
         let (pipelines, _) = made.map_err(vulkan("vkCreateComputePipelines"))?;
         let hit = vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
         if reports && feedback.flags.contains(vk::PipelineCreationFeedbackFlags::VALID) && feedback.flags.contains(hit)
@@ -157,6 +182,12 @@ impl Device {
         }
         self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         Ok(Pipeline { raw: pipelines[0], name: shader.name.clone() })
+    }
+
+    /// A cache with nothing in it; none where the driver has no memory for it.
+    fn empty_cache(&self) -> Option<vk::PipelineCache> {
+        // SAFETY: the device is alive; the caller destroys the cache.
+        unsafe { self.raw.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None) }.ok()
     }
 
     fn driver_compiled(&self) -> u64 {

@@ -7,19 +7,21 @@
 shared float reduce_space[WG];
 
 #if SUBGROUPS
-// One partial result per subgroup, combined by every thread in the same order.
-#define WG_REDUCE(NAME, SUBGROUP_OP, COMBINE)                                  \
+// One partial result per subgroup, combined by every subgroup in the same way: at once, if it has as many threads.
+#define WG_REDUCE(NAME, SUBGROUP_OP, COMBINE, NEUTRAL)                         \
     float NAME(float x) {                                                      \
         x = SUBGROUP_OP(x);                                                    \
         barrier();                                                             \
         if (subgroupElect()) reduce_space[gl_SubgroupID] = x;                  \
         barrier();                                                             \
+        if (gl_NumSubgroups <= gl_SubgroupSize)                                \
+            return SUBGROUP_OP(gl_SubgroupInvocationID < gl_NumSubgroups ? reduce_space[gl_SubgroupInvocationID] : NEUTRAL); \
         x = reduce_space[0];                                                   \
         for (uint i = 1; i < gl_NumSubgroups; i++) x = COMBINE(x, reduce_space[i]); \
         return x;                                                              \
     }
 #else
-#define WG_REDUCE(NAME, SUBGROUP_OP, COMBINE)                                  \
+#define WG_REDUCE(NAME, SUBGROUP_OP, COMBINE, NEUTRAL)                         \
     float NAME(float x) {                                                      \
         uint t = gl_LocalInvocationID.x;                                       \
         barrier();                                                             \
@@ -36,5 +38,5 @@ shared float reduce_space[WG];
 float plus(float a, float b) { return a + b; }
 
 // Both must be called by every thread of the workgroup; all get the result.
-WG_REDUCE(wg_sum, subgroupAdd, plus)
-WG_REDUCE(wg_max, subgroupMax, max)
+WG_REDUCE(wg_sum, subgroupAdd, plus, 0.0)
+WG_REDUCE(wg_max, subgroupMax, max, uintBitsToFloat(0xff800000u))

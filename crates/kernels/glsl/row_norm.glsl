@@ -11,6 +11,12 @@ layout(local_size_x = WG) in;
 #endif
 
 uint row_in_batch, x0, y0;
+#if HELD && WEIGHT
+float held_weight[ROUNDS];
+#endif
+#if HELD && BIAS
+float held_bias[ROUNDS];
+#endif
 
 // Finds this workgroup's row; false where there is none.
 bool row_begin() {
@@ -22,6 +28,13 @@ bool row_begin() {
     y0 = at.x * p.y_stride[0] + at.y * p.y_stride[1] + at.z * p.y_stride[2];
 #if HELD
     SHARE(i) held[k] = LOAD_X(p.x, x0 + i);
+    // Loaded together, so that only one latency is waited for.
+#if WEIGHT
+    SHARE(i) held_weight[k] = F32(p.weight).v[CHANNEL(i)];
+#endif
+#if BIAS
+    SHARE(i) held_bias[k] = F32(p.bias).v[CHANNEL(i)];
+#endif
 #endif
     return true;
 }
@@ -53,10 +66,14 @@ float row_sum_squares(float shift) {
 void row_finish(float shift, float rest, float scale) {
     SHARE(i) {
         float v = ((ROW(i) - shift) - rest) * scale;
-#if WEIGHT
+#if HELD && WEIGHT
+        v *= held_weight[k];
+#elif WEIGHT
         v *= F32(p.weight).v[CHANNEL(i)];
 #endif
-#if BIAS
+#if HELD && BIAS
+        v += held_bias[k];
+#elif BIAS
         v += F32(p.bias).v[CHANNEL(i)];
 #endif
         STORE_Y(p.y, y0 + i, v);

@@ -8,8 +8,8 @@ use kiln_kernels::unary::Function;
 use kiln_kernels::{head_mix, key_mix, sum_rows, token_mix, wkv7};
 
 use super::rwkv::{
-    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, group, linear, linear_function,
-    linear_onto, multiply, scratch,
+    FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, group, linear, linear_function, linear_onto,
+    multiply, scratch,
 };
 use super::{BatchShape, Graph, WeightTable};
 use crate::Error;

@@ -337,8 +337,15 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
         return Ok(bounded(split, caps));
     }
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let found = table.find(ty, path, columns(call), caps);
+    let found = table.find(ty, path, columns(call), caps).map(|tuning| fitted(call, ty, tuning, caps));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
+}
+
+/// A workgroup for a row of fewer slices than it has threads would mostly be idle: such rows are for subgroups.
+fn fitted(call: &Call, ty: TensorType, tuning: Tuning, caps: &Caps) -> Tuning {
+    let slices = call.product.b.shape[0] / if ty.is_quantised() { tuning.slice.span() } else { 4 };
+    let short = tuning.team == Team::Workgroup && slices < tuning.threads as usize;
+    if short { bounded(Tuning { team: Team::Subgroup, ..tuning }, caps) } else { tuning }
 }
 
 fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&Tensor) -> Address) -> Block {

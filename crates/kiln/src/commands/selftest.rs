@@ -1,11 +1,12 @@
 //! `kiln selftest`: the kernel cases of the tests, run by the release binary on the user's own device and driver.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use kiln_gpu::Shader;
-use kiln_kernels::case::Level;
+use kiln_gpu::{Device, Shader};
+use kiln_kernels::case::{Case, Level};
 use kiln_kernels::harness::{Outcome, Prepared};
 use kiln_kernels::operation::Path;
 use kiln_kernels::{KERNELS, Kernel};
@@ -61,8 +62,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.json {
         print(&format!("device: {}", device.adapter.describe()));
     }
-    // Cases whose kernels are compiled, and whose references are computed, at once: large ones take gigabytes.
+    // Cases whose references are computed at once: large ones take gigabytes.
     let (level, at_once) = if arguments.full { (Level::Full, 8) } else { (Level::Small, 64) };
+    // All at once, on all cores; one that fails is met again, and named, by the case that wants it.
+    let shaders = shaders(&kernels, level, &device);
+    let bar = progress(shaders.len() as u64, "compiling");
+    let _ = device.prepare(&shaders, &|| bar.inc(1));
+    bar.finish_and_clear();
+    let compiled = start.elapsed() - set_up;
     let mut rows: Vec<Row> = Vec::new();
     let mut failures = Vec::new();
     if !arguments.json {
@@ -82,9 +89,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     }
                 }
             }
-            let shaders: Vec<Shader> = ready.iter().flat_map(|(_, p)| p.shaders().cloned()).collect();
-            // Several at once; one that fails is met again, and named, by the case that wants it.
-            let _ = device.prepare(&shaders, &|| {});
             ready.par_iter().for_each(|(_, prepared)| {
                 prepared.expected();
             });
@@ -141,10 +145,35 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "pipelines: {} used, {} compiled from GLSL, {} compiled by the driver",
             counts.made, counts.glsl_compiled, counts.driver_compiled
         ));
-        print(&format!("set-up {:.2} s, in all {:.1} s", set_up.as_secs_f64(), start.elapsed().as_secs_f64()));
+        print(&format!(
+            "set-up {:.2} s, pipelines {:.1} s, in all {:.1} s",
+            set_up.as_secs_f64(),
+            compiled.as_secs_f64(),
+            start.elapsed().as_secs_f64()
+        ));
         print(&format!("{passed} passed, {failed} failed"));
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Every shader of every case, each once. Cases are built for it and dropped: some hold much data.
+fn shaders(kernels: &[&Kernel], level: Level, device: &Device) -> Vec<Shader> {
+    let cases: Vec<Case> = kernels.iter().flat_map(|kernel| (kernel.cases)(level)).collect();
+    let bar = progress(cases.len() as u64, "making cases");
+    let of = |case: &Case| {
+        let prepared = Prepared::all(case, device).unwrap_or_default();
+        bar.inc(1);
+        prepared.iter().flat_map(|p| p.shaders().cloned().collect::<Vec<_>>()).collect::<HashSet<Shader>>()
+    };
+    let all: HashSet<Shader> =
+        cases.chunks(8).flat_map(|few| few.par_iter().map(of).reduce(HashSet::new, join)).collect();
+    bar.finish_and_clear();
+    all.into_iter().collect()
+}
+
+fn join(mut a: HashSet<Shader>, b: HashSet<Shader>) -> HashSet<Shader> {
+    a.extend(b);
+    a
 }
 
 fn row_of<'a>(rows: &'a mut Vec<Row>, operation: &'static str, path: Path) -> &'a mut Row {
