@@ -24,6 +24,8 @@ const MOST_STAGED_COLUMNS: usize = 3;
 
 /// The largest team for which columns lie in the order of its slices: rows are rounded up to a slice for each thread.
 const MOST_SLICED_TEAM: u32 = 64;
+/// Rows of a subgroup where one has no more slices than it has threads.
+const SHORT_ROWS: u32 = 4;
 /// Cores of a device that does not tell.
 const CORES: u32 = 32;
 
@@ -341,11 +343,15 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
 }
 
-/// A workgroup for a row of fewer slices than it has threads would mostly be idle: such rows are for subgroups.
+/// A workgroup for a row of fewer slices than it has threads would mostly be idle: such rows are for subgroups, and where
+/// most of those would be idle too, each has several rows under way.
 fn fitted(call: &Call, ty: TensorType, tuning: Tuning, caps: &Caps) -> Tuning {
     let slices = call.product.b.shape[0] / if ty.is_quantised() { tuning.slice.span() } else { 4 };
-    let short = tuning.team == Team::Workgroup && slices < tuning.threads as usize;
-    if short { bounded(Tuning { team: Team::Subgroup, ..tuning }, caps) } else { tuning }
+    if tuning.team != Team::Workgroup || slices >= tuning.threads as usize {
+        return tuning;
+    }
+    let rows = if slices <= caps.subgroups.size as usize { SHORT_ROWS } else { tuning.rows };
+    bounded(Tuning { team: Team::Subgroup, rows, ..tuning }, caps)
 }
 
 fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&Tensor) -> Address) -> Block {
