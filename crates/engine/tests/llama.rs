@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Packing};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::session::Wanted;
@@ -30,16 +30,16 @@ fn cpu(arithmetic: Arithmetic) -> Box<dyn Executor> {
 
 /// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
 fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
-    gpu_with(Packing::Faster)
+    gpu_with(Options::default())
 }
 
-fn gpu_with(packing: Packing) -> Option<(Box<dyn Executor>, Arc<Instance>)> {
+fn gpu_with(options: Options) -> Option<(Box<dyn Executor>, Arc<Instance>)> {
     let open = || {
         let instance = Instance::new(&Cache::user())?;
         let all = adapters(&instance)?;
         let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
         let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        let executor = GpuExecutor::with_packing(device, packing);
+        let executor = GpuExecutor::with_options(device, options);
         Ok::<_, kiln_gpu::Error>((Box::new(executor) as Box<dyn Executor>, instance))
     };
     open()
@@ -135,7 +135,9 @@ fn packed_weights_give_what_the_file_s_give() {
         // One token, a few and many are different kernels; compiling them is most of the time.
         let batches = if recipe == "Q8_0" { &[&TOKENS[..1], &TOKENS[..], &many[..]][..] } else { &[&TOKENS[..1]] };
         for tokens in batches {
-            let Some((mut gpu, instance)) = gpu_with(Packing::All) else { return };
+            let Some((mut gpu, instance)) = gpu_with(Options { packing: Packing::All, ..Options::default() }) else {
+                return;
+            };
             let mut reference = CpuExecutor::new(Arithmetic::Reference);
             let report = compare::run(&model, tokens, 64, gpu.as_mut(), &mut reference, 1e-3).unwrap();
             assert_eq!(report.first_difference, None);
@@ -143,6 +145,19 @@ fn packed_weights_give_what_the_file_s_give() {
             assert_eq!(instance.validation_messages(), Vec::<String>::new());
         }
     }
+}
+
+#[test]
+fn weights_that_are_kept_decoded_give_what_the_file_s_give() {
+    let model = Arc::new(Model::new(Gguf::from_bytes(file("Q8_0")).unwrap()).unwrap());
+    let many: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 256).collect();
+    let Some((mut gpu, instance)) = gpu_with(Options { keep: Keep::All, ..Options::default() }) else { return };
+    let mut reference = CpuExecutor::new(Arithmetic::Reference);
+    let report = compare::run(&model, &many, 64, gpu.as_mut(), &mut reference, 1e-6).unwrap();
+    assert_eq!(report.first_difference, None);
+    assert!(report.lines.iter().any(|line| line.contains("mul_mm.f16")), "{:#?}", report.lines);
+    assert!(!report.lines.iter().any(|line| line.contains("mul_mm.q8_0")), "{:#?}", report.lines);
+    assert_eq!(instance.validation_messages(), Vec::<String>::new());
 }
 
 /// The tiny model with its metadata and tensors changed.

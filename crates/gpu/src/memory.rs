@@ -291,10 +291,15 @@ impl Device {
         }
     }
 
-    fn out_of_memory(&self, kind: MemoryKind, asked: u64) -> Error {
+    /// Bytes of the device's own memory in all, and those that nobody uses now, as far as the driver tells.
+    pub fn memory_now(&self) -> (u64, u64) {
         let has_budget = self.adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION);
         let (total, free) = crate::adapter::memory(&self.instance, self.adapter.physical, has_budget);
-        let free = free.unwrap_or_else(|| total.saturating_sub(self.allocated_bytes_unlocked()));
+        (total, free.unwrap_or_else(|| total.saturating_sub(self.allocated_bytes_unlocked())))
+    }
+
+    fn out_of_memory(&self, kind: MemoryKind, asked: u64) -> Error {
+        let (total, free) = self.memory_now();
         let fits = free.min(self.adapter.caps.limits.max_buffer_bytes);
         Error::OutOfMemory { kind: kind.name(), asked, free, total, fits }
     }

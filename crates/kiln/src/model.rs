@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kiln_engine::Session;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Packing};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing};
 use kiln_engine::model::Model;
 use kiln_gpu::Error as GpuError;
 
@@ -49,6 +49,15 @@ fn packing() -> anyhow::Result<Packing> {
     }
 }
 
+/// Which weights are kept decoded, as `KILN_KEEP` has it.
+fn keep() -> anyhow::Result<Keep> {
+    match std::env::var("KILN_KEEP").ok().as_deref() {
+        None | Some("") => Ok(Keep::Ample),
+        Some("none") => Ok(Keep::None),
+        Some(other) => anyhow::bail!("KILN_KEEP is {other:?}\nhint: it may be `none`, or not be set"),
+    }
+}
+
 impl ModelFlags {
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
@@ -62,7 +71,9 @@ impl ModelFlags {
             return Ok(cpu());
         }
         match self.device.open() {
-            Ok(device) => Ok(Box::new(GpuExecutor::with_packing(device, packing()?))),
+            Ok(device) => {
+                Ok(Box::new(GpuExecutor::with_options(device, Options { packing: packing()?, keep: keep()? })))
+            }
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice)) if self.device.device.is_none() => {
                 let reason = why.to_string();
                 say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));

@@ -1,14 +1,15 @@
 //! The GPU executor: weights go to the device once, each plan is recorded once and submitted again and again.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_gguf::{Gguf, TensorType, quant};
 use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
 use kiln_kernels::operation::Choice;
-use kiln_kernels::packing;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::{dequantise, packing};
 
 use super::{BATCH, Executor, PlanId, Progress};
 use crate::Error;
@@ -30,13 +31,42 @@ pub enum Packing {
     None,
 }
 
+/// Which weights the device keeps as F16 besides, once a product of many columns has decoded them: it need not do so
+/// again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// As many as fit a quarter of the device's memory and half of what is free.
+    Ample,
+    /// All weights of such products: for tests on devices that do not decode.
+    All,
+    /// None.
+    None,
+}
+
+/// How weights lie on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Which are packed.
+    pub packing: Packing,
+    /// Which are kept decoded.
+    pub keep: Keep,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { packing: Packing::Faster, keep: Keep::Ample }
+    }
+}
+
 /// Runs plans on a Vulkan device.
 pub struct GpuExecutor {
     device: Arc<Device>,
-    packing: Packing,
+    options: Options,
     fixed: Vec<Buffer>,
     /// The type of each shared slot whose weights were packed.
     packed: Vec<Option<TensorType>>,
+    /// Weights as F16, by the slot they were decoded from.
+    decoded: HashMap<Slot, Buffer>,
     plans: Vec<Prepared>,
 }
 
@@ -66,17 +96,18 @@ fn steps<'p>(plan: &'p Plan, choices: &'p [Choice]) -> Vec<(&'p str, &'p kiln_ke
 impl GpuExecutor {
     /// An executor without a model.
     pub fn new(device: Arc<Device>) -> GpuExecutor {
-        GpuExecutor::with_packing(device, Packing::Faster)
+        GpuExecutor::with_options(device, Options::default())
     }
 
-    /// An executor without a model that packs these weights.
-    pub fn with_packing(device: Arc<Device>, packing: Packing) -> GpuExecutor {
-        GpuExecutor { device, packing, fixed: Vec::new(), packed: Vec::new(), plans: Vec::new() }
+    /// An executor without a model that keeps weights so.
+    pub fn with_options(device: Arc<Device>, options: Options) -> GpuExecutor {
+        let decoded = HashMap::new();
+        GpuExecutor { device, options, fixed: Vec::new(), packed: Vec::new(), decoded, plans: Vec::new() }
     }
 
     /// The packed type for rows of `len` elements of a type, where they should have one.
     fn packed_type(&self, ty: TensorType, len: usize) -> Option<TensorType> {
-        match self.packing {
+        match self.options.packing {
             Packing::Faster => Some(packing::type_on(ty, len, &self.device.adapter.caps)).filter(|to| *to != ty),
             Packing::All => quant::packed_type(ty, len),
             Packing::None => None,
@@ -86,6 +117,65 @@ impl GpuExecutor {
     /// Dispatches and barriers of a prepared plan.
     pub fn counts(&self, plan: PlanId) -> kiln_gpu::Counts {
         self.plans[plan.0].commands.counts()
+    }
+
+    /// Lets products of many columns read weights that are kept decoded. What they read lies in slots behind the plan's own,
+    /// whose buffers are given back.
+    fn use_decoded(&mut self, plan: &mut Plan) -> Result<Vec<Buffer>, Error> {
+        let (mut buffers, mut slots) = (Vec::new(), HashMap::new());
+        for step in &mut plan.steps {
+            let kiln_kernels::Call::MulMm(call) = &mut step.call else { continue };
+            let wanted = match self.options.keep {
+                Keep::Ample => call.ids.is_none() && call.decodes(&self.device.adapter.caps),
+                Keep::All => call.ids.is_none(),
+                Keep::None => false,
+            };
+            let mut weights: Vec<&mut Tensor> =
+                std::iter::once(&mut call.product.a).chain(call.others.iter_mut().map(|s| &mut s.a)).collect();
+            let whole = |t: &Tensor| t.ty.is_quantised() && t.offset == 0 && t.is_dense();
+            if !wanted || !weights.iter().all(|t| whole(t)) {
+                continue;
+            }
+            let new = weights.iter().filter(|t| !self.decoded.contains_key(&t.slot)).map(|t| 2 * t.len() as u64);
+            if self.options.keep == Keep::Ample && !self.has_room(new.sum()) {
+                continue;
+            }
+            for tensor in &mut weights {
+                let buffer = self.decode(tensor)?;
+                let slot = *slots.entry(tensor.slot).or_insert_with(|| {
+                    buffers.push(buffer);
+                    let number = plan.slots.len() + buffers.len() - 1;
+                    Slot(u32::try_from(number).expect("slots are numbered with 32 bits"))
+                });
+                **tensor = Tensor::dense(slot, TensorType::F16, tensor.shape);
+            }
+        }
+        Ok(buffers)
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        let (total, free) = self.device.memory_now();
+        let kept: u64 = self.decoded.values().map(Buffer::bytes).sum();
+        kept + bytes <= total / 4 && bytes <= free / 2
+    }
+
+    /// The weights of a whole slot as F16, decoded now if they are new.
+    fn decode(&mut self, src: &Tensor) -> Result<Buffer, Error> {
+        if let Some(buffer) = self.decoded.get(&src.slot) {
+            return Ok(buffer.clone());
+        }
+        let dst = Tensor::dense(Slot(u32::MAX), TensorType::F16, src.shape);
+        let to = self.device.allocate(MemoryKind::Device, 2 * src.len() as u64)?;
+        let call = kiln_kernels::Call::from(dequantise::Call { src: *src, dst });
+        let choice =
+            call.operation().pick(&self.device.adapter.caps, None).map_err(kiln_kernels::record::Error::from)?;
+        let from = &self.fixed[src.slot.0 as usize];
+        let at = |t: &Tensor| if t.slot == dst.slot { to.address() } else { from.address() };
+        let mut recorder = Recorder::new(&self.device)?;
+        record(&mut recorder, &self.device, "decode", (&call, &choice), &at)?;
+        recorder.finish()?.run()?;
+        self.decoded.insert(src.slot, to.clone());
+        Ok(to)
     }
 
     fn record(
@@ -163,6 +253,7 @@ impl Executor for GpuExecutor {
             let fault = |why| Error::Plan { step: step.label.clone(), why };
             packing::use_packed(&mut step.call, &packed).map_err(fault)?;
         }
+        let decoded = self.use_decoded(&mut plan)?;
         let caps = &self.device.adapter.caps;
         let pick = |step: &crate::plan::Step| step.call.operation().pick(caps, None);
         let picked: Result<Vec<Choice>, _> = plan.steps.iter().map(pick).collect();
@@ -181,6 +272,7 @@ impl Executor for GpuExecutor {
             }
             buffers.push(self.device.allocate(kind, bytes)?);
         }
+        buffers.extend(decoded);
         let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), &buffers, &results)?;
         self.plans.push(Prepared { plan, choices, buffers, results, copied: false, commands });
         Ok(PlanId(self.plans.len() - 1))

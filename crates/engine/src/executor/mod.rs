@@ -9,7 +9,7 @@ use kiln_gguf::Gguf;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Packing};
+pub use gpu::{GpuExecutor, Keep, Options, Packing};
 
 use crate::Error;
 use crate::plan::{Fixed, Plan};

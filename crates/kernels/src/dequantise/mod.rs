@@ -27,6 +27,9 @@ pub struct Call {
     pub dst: Tensor,
 }
 
+/// The kernel.
+pub(crate) const FILE: &str = "dequantise/dequantise.comp";
+
 kiln_gpu::params! {
     struct Params {
         src: Address,
@@ -107,7 +110,7 @@ impl Operation for Call {
         let per = if staged { per.div_ceil(4) } else { per };
         let (_, store) = element_functions(NAME, self.dst.ty)?;
         let name = format!("{NAME}.{}.{}", self.src.ty, self.dst.ty).to_lowercase();
-        let shader = Shader::new(name, "dequantise/dequantise.comp", Params::glsl())
+        let shader = Shader::new(name, FILE, Params::glsl())
             .define("WG", threads)
             .define("PER", per)
             .define("UNIT", unit)

@@ -58,6 +58,12 @@ pub struct Call {
 }
 
 impl Call {
+    /// Whether the call decodes its weights to F16 on a device before it multiplies them, each time it runs.
+    pub fn decodes(&self, caps: &Caps) -> bool {
+        let decode = |launch: &crate::operation::Launch| launch.shader.file == dequantise::FILE;
+        self.pick(caps, None).is_ok_and(|choice| choice.launches.iter().any(decode))
+    }
+
     /// The product alone.
     pub fn plain(product: Product) -> Call {
         let (others, epilogue) = (Vec::new(), Epilogue::default());
