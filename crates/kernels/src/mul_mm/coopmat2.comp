@@ -104,6 +104,8 @@ const uint HALF_N = TILE_N / 2, QUARTER_N = TILE_N / 4;
         sum = coopMatMulAdd(a, b, sum);                                                                       \
         k += DEPTH;                                                                                           \
     }
+#elif UNROLL == 1
+#define STEPS(N) while (k + DEPTH <= p.k) STEP(N, a_layout, b_layout)
 #else
 #define STEPS(N)                                                                                              \
     while (k + UNROLL * DEPTH <= p.k) [[unroll]] for (uint u = 0; u < UNROLL; u++) STEP(N, a_layout, b_layout) \
