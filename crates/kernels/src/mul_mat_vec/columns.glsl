@@ -149,7 +149,7 @@ float column_sum(uint c, uint e) { return staged_sums[c * (K / A_GROUP) + e / A_
 int stage_quad(uint c, uint q, vec4 x, float most) {
     float inverse = inverse_of(most, LEVELS);
 #if WIDE
-    uvec2 codes = rounded_pairs(x * inverse);
+    uvec2 codes = rounded_pairs(x, inverse);
     staged_codes[staged_place(c, q / 4, 1)][q % 4] = codes.y;
     int ones = 256 * dotPacked4x8EXT(int(codes.x), 0x01010101) + dotPacked4x8EXT(int(codes.y), 0x01010101);
 #else
@@ -192,7 +192,7 @@ void stage_column(uint c, uint t, inout float squares) {
             float most = most_of(x[i]);
             [[unroll]] for (uint s = 1; s < 8; s *= 2) most = max(most, subgroupShuffleXor(most, s));
             int ones = stage_quad(c, q, x[i], most);
-            float scale = most / LEVELS;
+            float scale = most * (1.0 / LEVELS);
 #if defined(GROUP_SUMS)
             [[unroll]] for (uint s = 1; s < SUM_QUADS; s *= 2) ones += subgroupShuffleXor(ones, s);
             if (q % SUM_QUADS == 0) put_sum(c, q / SUM_QUADS, scale * float(ones));
@@ -211,7 +211,7 @@ void stage_column(uint c, uint t, inout float squares) {
             x[i] = column_values(columns[c], 8 * g + i, squares);
             most = max(most, most_of(x[i]));
         }
-        float scale = most / LEVELS;
+        float scale = most * (1.0 / LEVELS);
         put_scale(c, g, scale);
         int ones[8];
         [[unroll]] for (uint i = 0; i < 8; i++) ones[i] = stage_quad(c, 8 * g + i, x[i], most);

@@ -215,7 +215,30 @@ void load_next(uint f, uint lane, uint n, uint units, uint stride) {
     }
 }
 
-void clear_sums() {
+#if RESIDUAL
+// What is added to the unit's results, asked for when it begins.
+float held_residual[ROWS][COLS];
+uvec2 batch_residual() {
+#if EXPERTS
+    return row_address(row_address(p.residual, slot, p.residual_stride), token, p.residual_token);
+#elif BATCHES
+    return row_address(row_address(p.residual, batch % p.b2, p.residual_batch[0]), batch / p.b2, p.residual_batch[1]);
+#else
+    return p.residual;
+#endif
+}
+#endif
+
+void start_unit(uint unit, uint units, uint lane) {
+#if RESIDUAL
+    if (lane == 0 && unit < units) {
+        Place x = place_of(unit);
+        uvec2 residual = batch_residual();
+        [[unroll]] for (uint r = 0; r < ROWS; r++)
+            [[unroll]] for (uint c = 0; c < COLS; c++)
+                held_residual[r][c] = F32(row_address(residual, c, p.residual_stride)).v[min(x.first + r, x.m - 1)];
+    }
+#endif
     start_row();
     [[unroll]] for (uint i = 0; i < MATS; i++)
         [[unroll]] for (uint r = 0; r < ROWS; r++)
@@ -226,22 +249,13 @@ void clear_sums() {
 void store_unit(uint unit, uint lane) {
     Place x = place_of(unit);
     uvec2 d = x.d;
-#if RESIDUAL
-    uvec2 residual = p.residual;
-#endif
 #if EXPERTS
     d = row_address(row_address(d, slot, x.d_stride), token, p.d_token);
-#if RESIDUAL
-    residual = row_address(row_address(residual, slot, p.residual_stride), token, p.residual_token);
-#endif
 #if ROUTER
     float share = F32(row_address(p.router, token, p.router_stride)).v[slot];
 #endif
 #elif BATCHES
     d = row_address(row_address(d, batch % p.b2, p.d_batch[0]), batch / p.b2, p.d_batch[1]);
-#if RESIDUAL
-    residual = row_address(row_address(residual, batch % p.b2, p.residual_batch[0]), batch / p.b2, p.residual_batch[1]);
-#endif
 #endif
     finish_columns();
     PREPARE_SUMS();
@@ -273,15 +287,12 @@ void store_unit(uint unit, uint lane) {
 #if EXPERTS && ROUTER
                 sum *= share;
 #endif
-#if EXPERTS
 #if RESIDUAL
-                sum += F32(residual).v[row];
+                sum += held_residual[r][c];
 #endif
+#if EXPERTS
                 F32(d).v[row] = sum;
 #else
-#if RESIDUAL
-                sum += F32(row_address(residual, c, p.residual_stride)).v[row];
-#endif
                 F32(row_address(d, c, x.d_stride)).v[row] = sum;
 #endif
             }
@@ -332,8 +343,8 @@ void main() {
     load_pass = 0;
     if (unit < units) load_from(unit);
     [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_next(f, lane, n, units, stride);
+    start_unit(unit, units, lane);
     start_columns(b);
-    clear_sums();
     while (unit < units) {
         [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
             if (unit >= units) break;
@@ -342,9 +353,9 @@ void main() {
             pass++;
             if (pass * TEAM >= n) {
                 store_unit(unit, lane);
-                clear_sums();
                 unit += stride;
                 pass = 0;
+                start_unit(unit, units, lane);
             }
         }
     }

@@ -6,15 +6,18 @@ uint rounded_bytes(vec4 x) {
     uvec4 u = floatBitsToUint(x + 12582912.0) & 255u;
     return u.x | u.y << 8 | u.z << 16 | u.w << 24;
 }
-// Values of magnitude up to 32512 as two bytes each, 256 * high + low.
-uvec2 rounded_pairs(vec4 x) {
-    ivec4 q = floatBitsToInt(x + 12582912.0) - 0x4b400000;
-    ivec4 high = (q + 128) >> 8;
-    uvec4 h = uvec4(high) & 255u, l = uvec4(q - (high << 8)) & 255u;
-    return uvec2(h.x | h.y << 8 | h.z << 16 | h.w << 24, l.x | l.y << 8 | l.z << 16 | l.w << 24);
+// Values times a factor, of magnitude up to 32512 then, as two signed bytes each: 256 * high + low. The lowest 16 bits of
+// the sum are the rounded integer plus 128, so the upper byte is rounded as it should be, and the lower one has 128 too much:
+// its highest bit is turned. Bytes of all four are moved together.
+uvec2 rounded_pairs(vec4 x, float factor) {
+    uvec4 u = floatBitsToUint(fma(x, vec4(factor), vec4(12582912.0 + 128.0)));
+    uint even = (u.x & 0xffffu) | u.z << 16, odd = (u.y & 0xffffu) | u.w << 16;
+    uint high = ((even >> 8) & 0x00ff00ffu) | (odd & 0xff00ff00u);
+    uint low = (even & 0x00ff00ffu) | (odd & 0x00ff00ffu) << 8;
+    return uvec2(high, low ^ 0x80808080u);
 }
-// What a group is multiplied with so that its largest magnitude becomes `levels`.
-float inverse_of(float most, float levels) { return most > 0.0 ? levels / most : 0.0; }
+// What a group is multiplied with so that its largest magnitude becomes `levels`: near enough, as codes are rounded after it.
+float inverse_of(float most, float levels) { return most > 0.0 ? levels * (1.0 / most) : 0.0; }
 float most_of(vec4 x) { return max(max(abs(x.x), abs(x.y)), max(abs(x.z), abs(x.w))); }
 
 // Elements 4 q .. 4 q + 3 of a column, after the weight of NORM; adds their squares (before the weight) to `squares`.
