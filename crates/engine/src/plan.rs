@@ -4,10 +4,13 @@
 use std::fmt::Write as _;
 
 use kiln_gguf::TensorType;
-use kiln_kernels::Call;
 use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::{Call, mul_mat_vec};
 
 use crate::Error;
+
+/// A single column of more elements may not fit the memory of a workgroup.
+const LONG_COLUMN: usize = 8192;
 
 /// What fills a slot.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,6 +143,19 @@ impl Builder {
                 call.scratch = Some(memory);
             }
         }
+    }
+
+    /// Gives the products of few columns one piece of memory to share, for columns that do not fit a workgroup's memory.
+    pub fn share_column_memory(&mut self) {
+        fn columns(step: &mut Step) -> Option<&mut mul_mat_vec::Call> {
+            let Call::MulMatVec(call) = &mut step.call else { return None };
+            let b = &call.product.b;
+            (b.rows() > 1 || b.shape[0] > LONG_COLUMN).then_some(call)
+        }
+        let bytes = |call: &mut mul_mat_vec::Call| mul_mat_vec::Call::scratch_bytes(&call.product.b);
+        let Some(bytes) = self.steps.iter_mut().filter_map(columns).map(bytes).max() else { return };
+        let memory = self.slot("columns", SlotKind::Scratch, TensorType::I8, [bytes, 1, 1, 1]);
+        self.steps.iter_mut().filter_map(columns).for_each(|call| call.scratch = Some(memory));
     }
 
     /// The finished plan, checked.

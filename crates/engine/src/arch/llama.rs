@@ -323,6 +323,7 @@ impl Graph for Llama {
             let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
             b.step("output", mul_mm::Call { before, scratch, ..mul_mm::Call::plain(product) });
         }
+        builder.share_column_memory();
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 }

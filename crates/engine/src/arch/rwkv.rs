@@ -165,6 +165,7 @@ impl Frame {
         self.norm(b, "output.norm".into(), last, self.output_norm, last);
         linear(b, "output".into(), self.output, last, logits);
         builder.share_product_memory();
+        builder.share_column_memory();
         builder.finish(Ports { tokens, positions, length, wanted, logits })
     }
 

@@ -75,7 +75,8 @@ fn case(ty: TensorType, shape: [usize; 3], columns: Columns) -> Case {
     Case::new(format!("mul_mat_vec {ty} k={k} m={m} n={n}{how}"), move |data| {
         let mut call = plain(data, ty, shape);
         // Without scratch memory the columns are rounded in shared memory.
-        if columns == Any && (n > 1 || k <= 256) {
+        let before = if columns == Any { n > 1 || k <= 256 } else { n > 3 };
+        if before {
             call.scratch = scratch_for(data, &call.product.b);
         }
         judged(call, columns)
@@ -119,6 +120,8 @@ fn small() -> Vec<Case> {
         cases.push(case(F16, [k, 5, 3], Exact));
     }
     cases.push(case(Q4_K, [768, 5, 2], Exact));
+    cases.push(case(Q4_K, [768, 5, 4], Exact));
+    cases.push(case(Q6_Kx2, [512, 9, 5], Exact));
     for ty in [Q4_0, Q6_K, F16] {
         cases.push(case(ty, [4096, 3, 1], Any));
     }

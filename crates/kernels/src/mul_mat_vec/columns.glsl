@@ -276,7 +276,15 @@ void finish_columns() {
 #endif
     }
 }
+#if WIDE
+uint column_codes(uint c, uint e) { return U32(columns[c]).v[e / 128 * 68 + 4 + (e & 127u) / 4]; }
+uvec4 column_codes16(uint c, uint e) { return U32x4(columns[c]).v[e / 128 * 17 + 1 + (e & 127u) / 16]; }
+uint column_low(uint c, uint e) { return U32(columns[c]).v[e / 128 * 68 + 36 + (e & 127u) / 4]; }
+uvec4 column_low16(uint c, uint e) { return U32x4(columns[c]).v[e / 128 * 17 + 9 + (e & 127u) / 16]; }
+float column_scale(uint c, uint e) { return F32(columns[c]).v[e / 128 * 68 + (e & 127u) / 32]; }
+#else
 uint column_codes(uint c, uint e) { return U32(columns[c]).v[e / 128 * 36 + 4 + (e & 127u) / 4]; }
 uvec4 column_codes16(uint c, uint e) { return U32x4(columns[c]).v[e / 128 * 9 + 1 + (e & 127u) / 16]; }
 float column_scale(uint c, uint e) { return float(F16(columns[c]).v[e / 128 * 72 + (e & 127u) / 32 * 2]); }
+#endif
 #endif

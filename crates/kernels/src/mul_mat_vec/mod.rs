@@ -97,9 +97,9 @@ impl Call {
         }
     }
 
-    /// Bytes of `scratch` for these columns: 144 for 128 elements, and a factor for each column.
+    /// Bytes of `scratch` for these columns, rounded or exact, and a factor for each column.
     pub fn scratch_bytes(b: &Tensor) -> usize {
-        b.rows() * (column_bytes(b) + 4)
+        b.rows() * (column_bytes(b, true) + 4)
     }
 
     /// Every matrix with its result and bias: the product's first.
@@ -109,9 +109,9 @@ impl Call {
     }
 }
 
-/// Bytes of a rounded column.
-fn column_bytes(b: &Tensor) -> usize {
-    b.shape[0].div_ceil(128) * 144
+/// Bytes of a column rounded to 8 or, where it is to be exact, 16 bits: factors and codes of 128 elements together.
+fn column_bytes(b: &Tensor, exact: bool) -> usize {
+    b.shape[0].div_ceil(128) * if exact { 16 + 256 } else { 16 + 128 }
 }
 
 impl Operation for Call {

@@ -128,7 +128,7 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             let more = call.matrices().iter().filter_map(|m| formats::format(m.a.ty)).map(more).max();
             // The rest is for partial sums.
             let fits = staged + more.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
-            match call.scratch.filter(|_| !call.exact) {
+            match call.scratch {
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
                 Some(_) if caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
                 Some(_) if staged > MOST_STAGED => Ok(Columns::Scratch),
@@ -159,8 +159,8 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
 /// The first path of the table that the call can take.
 fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    // A software GPU emulates integer products, and rounding in every small workgroup costs as much as the product. Others
-    // that emulate them gain nothing.
+    // A software GPU emulates integer products: twice as many of them, for 16 bits, or rounding in every small workgroup cost as
+    // much as the product. Others that emulate them gain nothing.
     let rounded_once = (call.scratch.is_some() || call.quantised.is_some()) && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
     let paths = table.paths(call.product.a.ty, columns(call), caps);
@@ -212,6 +212,7 @@ fn quantise(call: &Call, caps: &Caps) -> Result<Launch, Unsupported> {
     let threads = if caps.is_cpu { 8 } else { 256.min(caps.limits.max_workgroup_invocations) };
     let shader = Shader::new(name, QUANTISE, quantise_block(call, &nowhere).glsl())
         .define("WG", threads)
+        .define("WIDE", u32::from(call.exact))
         .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic));
     let shader = formats::define(norm_defines(call, shader), "B", b.ty)?;
     Ok(Launch { shader, groups: grid(b.rows(), caps) })
@@ -224,7 +225,7 @@ fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {
     block.add("b", at(&b));
     block.add("scratch", scratch);
     if let Some(norm) = call.norm {
-        block.add("factors", scratch.offset((b.rows() * column_bytes(&b)) as u64));
+        block.add("factors", scratch.offset((b.rows() * column_bytes(&b, call.exact)) as u64));
         if let Some(weight) = norm.weight {
             block.add("norm_weight", at(&weight));
         }
@@ -234,7 +235,7 @@ fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {
     for (name, n) in [("columns", b.rows()), ("b1", b.shape[1]), ("b2", b.shape[2]), ("k", b.shape[0])] {
         block.add(name, count(n));
     }
-    block.add("column_bytes", count(column_bytes(&b)));
+    block.add("column_bytes", count(column_bytes(&b, call.exact)));
     block
 }
 
@@ -382,7 +383,7 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
             block.add("norm_weight", at(&weight));
         }
         match rounded {
-            Some(rounded) => block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b)) as u64)),
+            Some(rounded) => block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b, call.exact)) as u64)),
             None => block.add("eps", norm.eps),
         }
     }
@@ -400,7 +401,7 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
     block.add("a_stride", row_strides(&matrices[0].a)[0]);
     block.add("scale", call.epilogue.scale);
     // Rounded columns lie one after the other, in the order of b's.
-    let column = |d: usize| count(column_bytes(&b) * b.shape[1..d].iter().product::<usize>());
+    let column = |d: usize| count(column_bytes(&b, call.exact) * b.shape[1..d].iter().product::<usize>());
     let b_stride = if rounded.is_some() { [column(1), column(2), column(3)] } else { row_strides(&b) };
     block.add("batches", count(batches(call)));
     if call.experts.is_some() {

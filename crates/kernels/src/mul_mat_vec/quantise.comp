@@ -1,5 +1,6 @@
-// Columns of mul_mat_vec as 8-bit integers, where they are too large for shared memory: for 128 elements 144 bytes, four
-// pairs of f16 (factor, factor * sum of codes), then the codes. One workgroup a column.
+// Columns of mul_mat_vec as integers, where they are too large for shared memory. Of 8 bits: for 128 elements 144 bytes, four
+// pairs of f16 (factor, factor * sum of codes), then the codes. WIDE, of 16 bits: for 128 elements 272 bytes, four factors of
+// f32, then the upper bytes of the codes, then the lower ones. One workgroup a column.
 // With NORM, what follows all columns is 1 / sqrt(mean of squares + eps) of each, and the weight is in the codes.
 #version 450
 #include "kiln.glsl"
@@ -21,6 +22,22 @@ void main() {
     float squares = 0;
     // The last 128 elements may be fewer; what is missing is never read.
     for (uint g = gl_LocalInvocationID.x; g < p.k / 32; g += WG) {
+#if WIDE
+        vec4 x[8];
+        float most = 0.0;
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            x[i] = column_values(from, 8 * g + i, squares);
+            most = max(most, most_of(x[i]));
+        }
+        float inverse = inverse_of(most, 32512.0);
+        uint at = g / 4 * 68;
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            uvec2 codes = rounded_pairs(x[i], inverse);
+            U32(to).v[at + 4 + (g & 3u) * 8 + i] = codes.x;
+            U32(to).v[at + 36 + (g & 3u) * 8 + i] = codes.y;
+        }
+        F32(to).v[at + (g & 3u)] = most * (1.0 / 32512.0);
+#else
         uint codes[8];
         float scale = round32(from, g, codes, squares);
         int sum = 0;
@@ -30,6 +47,7 @@ void main() {
             sum += dotPacked4x8EXT(int(codes[i]), 0x01010101);
         }
         U32(to).v[at + (g & 3u)] = packHalf2x16(vec2(scale, scale * float(sum)));
+#endif
     }
 #if NORM
     float factor = inversesqrt(wg_sum(squares) / float(p.k) + p.eps);
