@@ -26,7 +26,7 @@ pub fn lines<'a>(text: &'a str, operation: &'a str) -> impl Iterator<Item = (usi
 }
 
 /// The name and the text of the file that `KILN_TUNING` names; nothing where it names none.
-pub fn file() -> Result<(String, String), String> {
+fn file() -> Result<(String, String), String> {
     let Some(file) = std::env::var_os(FILE) else { return Ok(Default::default()) };
     let name = file.to_string_lossy().into_owned();
     match std::fs::read_to_string(&file) {
@@ -35,12 +35,17 @@ pub fn file() -> Result<(String, String), String> {
     }
 }
 
+/// What `parse` makes of that file; of an empty one where there is none.
+pub fn of_file<T>(parse: impl Fn(&str) -> Result<T, String>) -> Result<T, String> {
+    let (name, text) = file()?;
+    parse(&text).map_err(|e| format!("{FILE}={name}: {e}"))
+}
+
 /// Whether every line of the file that `KILN_TUNING` names can be read, by the operation it is for. Without this look, a
 /// path whose lines cannot be read would only seem to be missing.
 pub fn check() -> Result<(), String> {
-    let (name, text) = file()?;
     let tables = [crate::mul_mat_vec::tuning::check, crate::mul_mm::check_tuning, crate::flash_attention::check_tuning];
-    tables.iter().try_for_each(|table| table(&text)).map_err(|e| format!("{FILE}={name}: {e}"))
+    of_file(|text| tables.iter().try_for_each(|table| table(text)))
 }
 
 /// Whether a word stands for this kind of device: `cpu`, `gpu` or `*`.

@@ -234,8 +234,7 @@ pub fn use_file(file: PathBuf) {
 pub fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
-        let (name, text) = tuning::file()?;
-        let mut table = Table::parse(&text).map_err(|e| format!("{}={name}: {e}", tuning::FILE))?;
+        let mut table = tuning::of_file(Table::parse)?;
         // What `kiln tune` kept can be made again: a file that cannot be read, or was spoilt, costs speed only.
         if let Some(text) = KEPT.get().and_then(|file| std::fs::read_to_string(file).ok()) {
             match Table::parse(&text) {

@@ -258,8 +258,7 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
 pub(super) fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
-        let (name, text) = tuning::file()?;
-        let mut table = Table::parse(&text).map_err(|e| format!("{}={name}: {e}", tuning::FILE))?;
+        let mut table = tuning::of_file(Table::parse)?;
         table.0.extend(built_in()?.0);
         Ok(table)
     };
