@@ -1,8 +1,8 @@
 // kv_write: what stands between the projections and attention, in one launch. Queries are turned by their positions in
 // place (as rope does), keys are turned and written to their rows of the cache, values are written to theirs.
 // q: [HEAD_DIM, Q_HEADS, tokens]; k, v: [K_COLS, tokens], [V_COLS, tokens]; caches: [.., rows], of floats or simple blocks.
-// A row number outside of the caches drops the row. Threads: one for each pair of q (elements in no pair stay), then one
-// for each UNIT_K elements of k, then one for each UNIT_V elements of v.
+// A row number outside of the caches drops the row. Threads: one for each pair of q in Q_GROUP heads, which turn alike (elements
+// in no pair stay), then one for each UNIT_K elements of k, then one for each UNIT_V elements of v.
 #version 450
 #include "kiln.glsl"
 
@@ -18,17 +18,20 @@ vec2 turn_of(uint token, uint pair) {
 }
 
 void query(uint item) {
-    uint pair = item % PAIRS, head = item / PAIRS % Q_HEADS, token = item / PAIRS / Q_HEADS;
-    uvec2 x = row_address(row_address(p.q, head, p.q_stride[0]), token, p.q_stride[1]);
+    const uint groups = Q_HEADS / Q_GROUP;
+    uint pair = item % PAIRS, group = item / PAIRS % groups, token = item / PAIRS / groups;
 #if ADJACENT
     uint a = OFFSET + 2 * pair, b = a + 1;
 #else
     uint a = OFFSET + pair, b = a + PAIRS;
 #endif
     vec2 turn = turn_of(token, pair);
-    float xa = F32(x).v[a], xb = F32(x).v[b];
-    F32(x).v[a] = xa * turn.x - xb * turn.y;
-    F32(x).v[b] = xa * turn.y + xb * turn.x;
+    [[unroll]] for (uint i = 0; i < Q_GROUP; i++) {
+        uvec2 x = row_address(row_address(p.q, group * Q_GROUP + i, p.q_stride[0]), token, p.q_stride[1]);
+        float xa = F32(x).v[a], xb = F32(x).v[b];
+        F32(x).v[a] = xa * turn.x - xb * turn.y;
+        F32(x).v[b] = xa * turn.y + xb * turn.x;
+    }
 }
 
 // Element e of a token's keys, turned.
@@ -59,7 +62,7 @@ float key(uvec2 row, uint token, uint e) {
 
 void main() {
     uint item = group_index() * WG + gl_LocalInvocationID.x;
-    uint q_items = p.tokens * Q_HEADS * PAIRS;
+    uint q_items = p.tokens * (Q_HEADS / Q_GROUP) * PAIRS;
     if (item < q_items) {
         query(item);
         return;

@@ -93,6 +93,11 @@ fn unit(cache: &Tensor) -> usize {
     if BLOCK_TYPES.contains(&cache.ty) { 32 } else { 1 }
 }
 
+/// Heads of q that a thread turns: sines and cosines cost more than turning.
+fn q_group(heads: usize) -> usize {
+    [4, 3, 2].into_iter().find(|n| heads.is_multiple_of(*n)).unwrap_or(1)
+}
+
 impl Operation for Call {
     fn name(&self) -> &'static str {
         NAME
@@ -146,6 +151,7 @@ impl Operation for Call {
             .define("WG", THREADS)
             .define("HEAD_DIM", k.shape[0])
             .define("Q_HEADS", q.x.shape[1])
+            .define("Q_GROUP", q_group(q.x.shape[1]))
             .define("PAIRS", q.style.pairs(q.n_dims))
             .define("OFFSET", q.offset)
             .define("MAGNITUDE", format!("{}u", q.magnitude.to_bits()))
@@ -165,7 +171,7 @@ impl Operation for Call {
             };
         }
         let shader = formats::define(shader, "S", TensorType::F32)?;
-        let pairs = q.style.pairs(q.n_dims) * q.x.shape[1];
+        let pairs = q.style.pairs(q.n_dims) * (q.x.shape[1] / q_group(q.x.shape[1]));
         let items = q.x.shape[2]
             .saturating_mul(pairs + k_cache.shape[0] / unit(k_cache) + v_cache.shape[0] / unit(v_cache));
         // The last workgroups of the grid lie past the end, and their indices must not wrap.
