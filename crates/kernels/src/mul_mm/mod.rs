@@ -250,7 +250,7 @@ impl Kernel {
             "mul_mm/columns.comp" => Kernel::Columns,
             "rms_norm/rms_norm.comp" | "glu/glu.comp" => Kernel::Make,
             "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
-            "dequantise/dequantise.comp" => Kernel::Decode,
+            dequantise::FILE => Kernel::Decode,
             "mul_mm/coopmat.comp" if shader.params == SplitParams::glsl() => Kernel::Split,
             "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
             "mul_mm/tile.comp" if shader.params == SplitParams::glsl() => Kernel::PlainSplit,
