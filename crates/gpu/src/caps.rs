@@ -167,7 +167,15 @@ pub struct Caps {
     pub is_cpu: bool,
 }
 
+/// Cores of a device that does not tell.
+const USUAL_CORES: u32 = 32;
+
 impl Caps {
+    /// Number of shader cores, or a guess where the driver does not tell.
+    pub fn cores_or_guess(&self) -> u32 {
+        self.cores.unwrap_or(USUAL_CORES)
+    }
+
     /// The least a device must have for Kiln: useful as the base of made-up devices in tests.
     pub fn least() -> Caps {
         Caps {

@@ -55,7 +55,7 @@ pub struct Dispatch<'a> {
 }
 
 /// What kind of work a step is. Barriers name only the kinds they stand between: one that also waits for copies costs
-/// an NVIDIA H200 3.4 us, one between dispatches alone 1.9 us.
+/// an NVIDIA H200 3.4 us, one between dispatches alone 1.1 us (`kiln bench device`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Dispatch,

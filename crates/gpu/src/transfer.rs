@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{Buffer, Commands, DEFAULT_TIMEOUT, Device, Error, MemoryKind, Recorder, Submission};
 
 /// Bytes of one staging buffer. All of a ring fit one allocation for uploads, which is kept: taking one from the driver
-/// takes tens of milliseconds.
+/// takes milliseconds.
 const STAGE_BYTES: u64 = 8 << 20;
 /// Staging buffers in the ring: one being filled, the others on their way.
 const STAGES: usize = 3;

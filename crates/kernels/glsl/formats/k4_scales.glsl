@@ -16,12 +16,4 @@ vec2 k4_scale_of(uvec4 head, uvec2 pairs, uint j) {
 }
 
 // Scale and minimum of sub-block i (0 to 7) of a block whose first 16 bytes are `head`.
-vec2 k4_scale(uvec4 head, uint i) {
-    uint shift = 8 * (i & 3u);
-    uint a = head.y >> shift, b = head.z >> shift, c = head.w >> shift;
-    uint scale = i < 4 ? a & 63u : (c & 15u) | ((a >> 2) & 0x30u);
-    uint least = i < 4 ? b & 63u : ((c >> 4) & 15u) | ((b >> 2) & 0x30u);
-    vec2 d = unpackHalf2x16(head.x);
-    precise vec2 s = d * vec2(scale, least);
-    return vec2(s.x, -s.y);
-}
+vec2 k4_scale(uvec4 head, uint i) { return k4_scale_of(head, k4_pairs(head, i / 2), i & 1u); }

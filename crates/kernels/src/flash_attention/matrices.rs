@@ -133,7 +133,7 @@ const WIDEST_WORKGROUP_HEAD: usize = 256;
 /// Tiles of the coopmat2 path: rows, keys, threads and padded head sizes.
 fn coopmat2_tile(call: &Call, caps: &Caps, rows: usize) -> Result<([usize; 3], [usize; 2]), Unsupported> {
     let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
-    // An NVIDIA driver (580.159) took 80 s to compile heads of 576 and 512, 17 s for 256: wider ones are the coopmat path's.
+    // An NVIDIA driver (580.159) took 80 s to compile heads of 576 and 512, 17 s for 256 (`kiln selftest -v`): wider ones are the coopmat path's.
     if hsk.max(hsv) > WIDEST_WORKGROUP_HEAD {
         return Err(unsupported(format!("heads of {hsk} and {hsv}, at most {WIDEST_WORKGROUP_HEAD}")));
     }

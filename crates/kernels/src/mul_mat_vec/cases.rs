@@ -65,7 +65,7 @@ pub(super) fn plain(data: &mut Data, ty: TensorType, [k, m, n]: [usize; 3]) -> C
     Call::plain(Product { a, b, d })
 }
 
-fn scratch_for(data: &mut Data, b: &Tensor) -> Option<Tensor> {
+pub(super) fn scratch_for(data: &mut Data, b: &Tensor) -> Option<Tensor> {
     Some(data.output(I8, [Call::scratch_bytes(b), 1, 1, 1]))
 }
 

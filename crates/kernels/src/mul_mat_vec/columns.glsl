@@ -1,5 +1,5 @@
-// The columns: as floats where they lie, or as 8-bit integers with one factor for 32 elements, in shared memory (STAGED) or
-// in memory where `quantise.comp` put them: 144 bytes for 128 elements, four pairs of f16 (factor, sum), then the codes.
+// The columns: as floats where they lie, or as integers of 8 or (WIDE) 16 bits with one factor for 32 elements, in shared
+// memory (STAGED) or in memory in the form that `quantise.comp` tells.
 // With NORM, `factor` of a column becomes 1 / sqrt(mean + eps); the weight is multiplied into the elements.
 
 #if !INT
@@ -206,11 +206,7 @@ void stage_column(uint c, uint t, inout float squares) {
 void stage_column(uint c, uint t, inout float squares) {
     for (uint g = t; g < K / 32; g += WG) {
         vec4 x[8];
-        float most = 0.0;
-        [[unroll]] for (uint i = 0; i < 8; i++) {
-            x[i] = column_values(columns[c], 8 * g + i, squares);
-            most = max(most, most_of(x[i]));
-        }
+        float most = load32(columns[c], g, x, squares);
         float scale = most * (1.0 / LEVELS);
         put_scale(c, g, scale);
         int ones[8];

@@ -68,12 +68,13 @@ pub struct Call {
     pub others: Vec<Sibling>,
     /// The columns choose their matrices; not with batches in dimension 3.
     pub experts: Option<Experts>,
-    /// The columns must not be rounded to 8 bits: integer products take 16 bits of them, if so many fit shared memory.
+    /// The columns must not be rounded to 8 bits: integer products take 16 bits of them.
     pub exact: bool,
     /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
     /// memory.
     pub scratch: Option<Tensor>,
-    /// The columns already rounded, in the form of `scratch`: `b` is then not read by integer products.
+    /// The columns already rounded to 8 bits, in the form of `scratch`: integer products then do not read `b`, unless they must be
+    /// exact.
     pub quantised: Option<Tensor>,
     /// A split of the work other than the table's: for cases, benches and tuning.
     pub split: Option<Tuning>,

@@ -5,7 +5,8 @@
 //   GATE     d = activation(product with a) * (product with up), each with its bias
 //   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
 //   MATRICES up to three matrices of one format share b, each with its own result
-//   INT      columns are rounded to 8 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED) or before
+//   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
+//            or before
 // A team of TEAM threads (a subgroup or the workgroup) computes ROWS rows at once: a unit. Its threads share a row's
 // slices; a slice is what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits
 // of a row do not depend on the number of rows.

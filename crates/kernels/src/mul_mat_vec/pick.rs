@@ -26,8 +26,6 @@ const MOST_STAGED_COLUMNS: usize = 3;
 const MOST_SLICED_TEAM: u32 = 64;
 /// Rows of a subgroup where one has no more slices than it has threads.
 const SHORT_ROWS: u32 = 4;
-/// Cores of a device that does not tell.
-const CORES: u32 = 32;
 
 /// Where the columns come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,7 +266,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     let batches = batches(call);
     // Several batches have columns of their own each.
     let looping = tuning.loops > 0 && batches == 1 && call.experts.is_none();
-    let loops = looping.then(|| (caps.cores.unwrap_or(CORES) * tuning.loops) as usize);
+    let loops = looping.then(|| (caps.cores_or_guess() * tuning.loops) as usize);
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),

@@ -24,11 +24,7 @@ void main() {
     for (uint g = gl_LocalInvocationID.x; g < p.k / 32; g += WG) {
 #if WIDE
         vec4 x[8];
-        float most = 0.0;
-        [[unroll]] for (uint i = 0; i < 8; i++) {
-            x[i] = column_values(from, 8 * g + i, squares);
-            most = max(most, most_of(x[i]));
-        }
+        float most = load32(from, g, x, squares);
         float inverse = inverse_of(most, 32512.0);
         uint at = g / 4 * 68;
         [[unroll]] for (uint i = 0; i < 8; i++) {

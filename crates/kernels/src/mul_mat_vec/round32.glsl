@@ -1,4 +1,4 @@
-// Rounding of columns to signed bytes, 32 elements with one factor: the largest magnitude / 127.
+// Rounding of columns to one or two signed bytes, 32 elements with one factor: the largest magnitude / 127 or / 32512.
 
 // Four values of magnitude up to 127 as bytes. The sum with 1.5 * 2^23 is the rounded integer in its lowest bits, without
 // the conversions, which are slow on many GPUs.
@@ -32,14 +32,20 @@ vec4 column_values(uvec2 column, uint q, inout float squares) {
     return x;
 }
 
-// Elements 32 g .. 32 g + 31 of a column; gives their factor back.
-float round32(uvec2 column, uint g, out uint codes[8], inout float squares) {
-    vec4 x[8];
+// Elements 32 g .. 32 g + 31 of a column; gives their largest magnitude back.
+float load32(uvec2 column, uint g, out vec4 x[8], inout float squares) {
     float most = 0.0;
     [[unroll]] for (uint i = 0; i < 8; i++) {
         x[i] = column_values(column, 8 * g + i, squares);
         most = max(most, most_of(x[i]));
     }
+    return most;
+}
+
+// The same as codes of 8 bits; gives their factor back.
+float round32(uvec2 column, uint g, out uint codes[8], inout float squares) {
+    vec4 x[8];
+    float most = load32(column, g, x, squares);
     float inverse = inverse_of(most, 127.0);
     [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = rounded_bytes(x[i] * inverse);
     return most / 127.0;

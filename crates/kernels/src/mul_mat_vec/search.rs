@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Device};
 
-use super::cases::plain;
+use super::cases::{plain, scratch_for};
 use super::tuning::{Slice, Team, Tuning};
 use crate::Call;
 use crate::case::Case;
@@ -70,8 +70,16 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
         &[Slice::Groups(1)]
     };
     let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[128, 256, 512, 1024] };
-    // Teams that go from row to row pay where columns are made ready in every workgroup.
-    let loops: &[u32] = if caps.is_cpu { &[0] } else { &[0, 1, 2, 4] };
+    // Teams go from row to row where a core's threads are all there; more of them than run at once would only wait.
+    let loops = |threads: u32| -> &[u32] {
+        match threads {
+            _ if caps.is_cpu => &[0],
+            1024 => &[1],
+            512 => &[0, 2],
+            256 => &[0, 4],
+            _ => &[0],
+        }
+    };
     let most_loads = if caps.is_cpu { MOST_LOADS_SOFTWARE } else { MOST_LOADS };
     let mut splits = Vec::new();
     for &slice in slices.iter().filter(|s| !ty.is_quantised() || ty.block_len().is_multiple_of(s.span())) {
@@ -82,7 +90,7 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
             for (rows, flight) in [1, 2, 4, 8].iter().flat_map(|&rows| [1, 2, 4].map(|flight| (rows, flight))) {
                 let sums = rows * u32::try_from(columns).unwrap_or(u32::MAX);
                 if sums <= MOST_SUMS && rows * flight <= most_loads {
-                    splits.extend(loops.iter().map(|&loops| Tuning { threads, team, rows, flight, slice, loops }));
+                    splits.extend(loops(threads).iter().map(|&loops| Tuning { threads, team, rows, flight, slice, loops }));
                 }
             }
         }
@@ -95,13 +103,14 @@ pub fn search(device: &Arc<Device>, subject: Subject, progress: &dyn Fn(usize, u
     let caps = &device.adapter.caps;
     let Subject { ty, path, shape } = subject;
     let case = Case::new(format!("tune {ty} {shape:?}"), move |data| {
-        (plain(data, ty, shape).into(), crate::case::Tolerance::Exact)
+        let mut call = plain(data, ty, shape);
+        call.scratch = scratch_for(data, &call.product.b);
+        (call.into(), crate::case::Tolerance::Exact)
     });
     let (call, _, memory) = case.build();
     let Call::MulMatVec(call) = call else { return Ok(Found::default()) };
     let with = |split: Option<Tuning>| -> Option<(Call, Choice)> {
-        // Models ask for exact columns; of several only rounded ones fit.
-        let call = Call::from(super::Call { split, exact: shape[2] == 1, ..call.clone() });
+        let call = Call::from(super::Call { split, ..call.clone() });
         let choice = call.operation().pick(caps, Some(path)).ok()?;
         Some((call, choice))
     };

@@ -30,7 +30,7 @@ pub(super) fn cut_for(
     let n = columns_each(call);
     let share = call.split(path).map_or(1, |split| split.count);
     let products = d.rows().div_ceil(n.max(1));
-    let cores = caps.cores.unwrap_or(32) as usize;
+    let cores = caps.cores_or_guess() as usize;
     let busy = |cut: &&Cut| {
         let tiles = rows.div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) * products * share;
         // A few idle cores cost less than tiles of half the size.

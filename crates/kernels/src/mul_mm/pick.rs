@@ -68,7 +68,7 @@ fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
         let first = decode.map(|decode| decode.pick(caps, Some(Path::Scalar))).transpose()?;
         decodes.push(first.map_or_else(Vec::new, |choice| choice.launches));
     }
-    let cores = u64::from(caps.cores.unwrap_or(32));
+    let cores = u64::from(caps.cores_or_guess());
     let fills = |launch: &Launch| launch.groups.iter().map(|&n| u64::from(n)).product::<u64>() >= cores;
     let late = products.windows(2).position(|pair| pair.iter().all(fills)).map_or(products.len(), |i| i + 1);
     let mut launches: Vec<Launch> = decodes.drain(..late).flatten().collect();

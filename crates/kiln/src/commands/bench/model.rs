@@ -76,6 +76,8 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     let path = crate::model::resolve(arguments.model.as_deref())?;
     let model = open(&path)?;
     ensure!(arguments.repetitions > 0, "--repetitions must be at least 1");
+    let tests = arguments.n_prompt + arguments.n_gen;
+    ensure!(tests > 0, "nothing to time: both --n-prompt and --n-gen are 0");
     let needed = arguments.depth + arguments.n_prompt.max(arguments.n_gen);
     let mut flags = arguments.flags.clone();
     flags.ctx_size = flags.ctx_size.or(Some(needed.max(1)));
