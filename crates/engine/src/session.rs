@@ -130,17 +130,7 @@ impl Session {
 
     /// Feeds tokens and gives the logits of the wanted ones, one row of `vocab` each.
     pub fn feed(&mut self, tokens: &[u32], wanted: Wanted) -> Result<Vec<f32>, Error> {
-        let (config, vocab) = (&self.model.config, self.model.config.vocab);
-        if tokens.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let needed = self.length.saturating_add(tokens.len());
-        if needed > self.context {
-            return Err(Error::PromptTooLong { tokens: needed, context: self.context, trained: config.context });
-        }
-        if let Some(&token) = tokens.iter().find(|t| **t as usize >= vocab) {
-            return Err(Error::TokenOutOfRange { token, vocab });
-        }
+        self.admit(tokens)?;
         let mut logits = Vec::new();
         let batches = tokens.chunks(self.executor.batch());
         let last = batches.len() - 1;
@@ -173,8 +163,9 @@ impl Session {
 
     /// Feeds tokens and gives the time of every step of the last batch, by its label.
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<(String, Duration)>, Error> {
-        let (before, batch) =
-            tokens.split_at(tokens.len().saturating_sub(1) / self.executor.batch() * self.executor.batch());
+        self.admit(tokens)?;
+        let size = self.executor.batch();
+        let (before, batch) = tokens.split_at((tokens.len() - 1) / size * size);
         if !before.is_empty() {
             self.feed(before, Wanted::Last)?;
         }
@@ -182,6 +173,22 @@ impl Session {
         let times = self.executor.profile(plan)?;
         self.length += batch.len();
         Ok(times)
+    }
+
+    /// Whether tokens are of the vocabulary, and there is room for them.
+    fn admit(&self, tokens: &[u32]) -> Result<(), Error> {
+        let (config, vocab) = (&self.model.config, self.model.config.vocab);
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let needed = self.length.saturating_add(tokens.len());
+        if needed > self.context {
+            return Err(Error::PromptTooLong { tokens: needed, context: self.context, trained: config.context });
+        }
+        if let Some(&token) = tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(Error::TokenOutOfRange { token, vocab });
+        }
+        Ok(())
     }
 
     /// Makes the plan for a batch ready and writes what it needs from the host.
