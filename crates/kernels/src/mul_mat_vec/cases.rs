@@ -368,6 +368,7 @@ fn bench() -> Vec<Case> {
     for ty in [Q4_0x8, Q8_0x8, Q6_Kx8, Q4_K] {
         cases.push(case(ty, [4096, 14336, 1], Exact));
         cases.push(case(ty, [14336, 4096, 1], Exact));
+        cases.extend([2, 3, 4, 5, 8, 16].map(|n| case(ty, [4096, 14336, n], Exact)));
     }
     for ty in [F16, Q4_0, Q4_K, Q6_K, Q8_0] {
         for (k, m) in [(4096, 4096), (4096, 128_256)] {

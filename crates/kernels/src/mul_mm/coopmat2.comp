@@ -1,9 +1,11 @@
 // mul_mm on matrix units, the workgroup as one (NV cooperative matrices 2): d[m, n] = scale * sum_k a[k, m] * b[k, n] ...
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // WG threads compute TILE_M x TILE_N with f32 sums, DEPTH elements of k at a time, straight from memory: the driver stages
-// the tiles. Blocks are decoded by a callback for each element. Tiles inside of the operands use layouts without bounds,
-// others layouts that read zeros past the end. A tile whose columns end early takes matrices of half or a quarter of
-// TILE_N. With AHEAD the next tiles are loaded before the last ones are multiplied. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
+// the tiles. Tiles inside of the operands use layouts without bounds, others layouts that read zeros past the end. A tile whose
+// columns end early takes matrices of half or a quarter of TILE_N. With AHEAD the next tiles are loaded before the last ones
+// are multiplied. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
+// Blocks are decoded by a callback for each element, which a driver compiles as often as a thread has elements in all products:
+// so they have one product, that of whole tiles with bounds.
 #version 450
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
@@ -123,11 +125,17 @@ const uint HALF_N = TILE_N / 2, QUARTER_N = TILE_N / 4;
 #define STORE(N)
 #endif
 
+#if A_BLOCKS
+#define INSIDE(N)
+#else
+#define INSIDE(N) if (inside_m && first_n + N <= columns_in_all) { STEPS(N) }
+#endif
+
 #define MULTIPLY(N)                                                                                          \
     {                                                                                                        \
         MATRIX_C(N) sum = MATRIX_C(N)(0.0);                                                                  \
         uint k = 0;                                                                                          \
-        if (inside_m && first_n + N <= columns_in_all) { STEPS(N) }                                          \
+        INSIDE(N)                                                                                            \
         while (k < p.k) STEP(N, a_clamped, b_clamped)                                                        \
         coopMatPerElementNV(sum, sum, finish_element);                                                       \
         STORE(N)                                                                                             \
@@ -177,13 +185,13 @@ void main() {
     bool inside_m = first_m + TILE_M <= p.m;
 
     uint left = end_n - first_n;
-#if LEAST_N <= TILE_N / 4
+#if !A_BLOCKS && LEAST_N <= TILE_N / 4
     if (left <= QUARTER_N) {
         MULTIPLY(QUARTER_N)
         return;
     }
 #endif
-#if LEAST_N <= TILE_N / 2
+#if !A_BLOCKS && LEAST_N <= TILE_N / 2
     if (left <= HALF_N) {
         MULTIPLY(HALF_N)
         return;

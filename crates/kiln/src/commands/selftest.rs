@@ -81,6 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         for chunk in cases.chunks(at_once) {
             let mut ready = Vec::new();
             for case in chunk {
+                let clock = Instant::now();
                 match Prepared::all(case, &device) {
                     Ok(prepared) => ready.extend(prepared.into_iter().map(|p| (case, p))),
                     Err(e) => {
@@ -88,9 +89,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                         failures.push(format!("{}: {e}", case.name));
                     }
                 }
+                tell_if_slow("made", case, &clock);
             }
-            ready.par_iter().for_each(|(_, prepared)| {
+            ready.par_iter().for_each(|(case, prepared)| {
+                let clock = Instant::now();
                 prepared.expected();
+                tell_if_slow("its reference computed", case, &clock);
             });
             for (case, prepared) in &ready {
                 let clock = Instant::now();
@@ -100,6 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     Err(e) if device.is_lost() => return Err(e.into()),
                     Err(e) => Outcome { error: f64::INFINITY, time: None, failures: vec![e.to_string()] },
                 };
+                tell_if_slow(prepared.path.name(), case, &clock);
                 let row = row_of(&mut rows, kernel.name, prepared.path);
                 row.time += clock.elapsed();
                 row.worst = row.worst.max(outcome.error);
@@ -169,6 +174,14 @@ fn shaders(kernels: &[&Kernel], level: Level, device: &Device) -> Vec<Shader> {
         cases.chunks(8).flat_map(|few| few.par_iter().map(of).reduce(HashSet::new, join)).collect();
     bar.finish_and_clear();
     all.into_iter().collect()
+}
+
+/// With `-v`: where the time goes.
+fn tell_if_slow(what: &str, case: &Case, since: &Instant) {
+    let seconds = since.elapsed().as_secs_f64();
+    if seconds > 2.0 {
+        log::info!("{} ({what}): {seconds:.1} s", case.name);
+    }
 }
 
 fn join(mut a: HashSet<Shader>, b: HashSet<Shader>) -> HashSet<Shader> {
