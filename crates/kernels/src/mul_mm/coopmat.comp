@@ -1,11 +1,13 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with f32 sums. Tiles of DEPTH elements of k lie in shared memory STAGES times: while one is multiplied, a later one is on
-// its way in registers; it is turned into 16-bit floats when it is stored. With two stages matrices are loaded after the
-// barrier; with three the first ones of the next tile are loaded before it, so that the units do not wait for them.
-// Sums run over k in order, whatever the tile. With SPLIT, workgroups that share a tile leave their sums in p.partials,
-// and the last one to finish adds them up, in the order of k whoever that is. p.counters are zero before.
+// with f32 sums. Tiles of DEPTH elements of k lie in shared memory twice: while one is multiplied, the next one is on its way
+// in registers; it is turned into 16-bit floats when it is stored. Sums run over k in order, whatever the tile.
+// With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
+// order of k whoever that is. p.counters are zero before.
+// A driver keeps arrays in registers only where it knows every index. So each loop over matrices is short enough to be
+// unrolled, rows of sums are written out one by one (FINISH), and what fetches and what stores stands in one place of main:
+// with sums in memory, an H200 multiplied at 29 TFLOP/s whatever the tile, and each load waited for the one before.
 #version 450
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
@@ -35,22 +37,15 @@ layout(local_size_x = WG) in;
 // Eight elements in each vector; one vector more than the tile is deep keeps rows in different banks.
 #define LINE (DEPTH / 8 + 1)
 #define BUFFER ((TILE_M + TILE_N) * LINE)
-shared uvec4 space[STAGES * BUFFER];
+#define ROWS (WARP_M / MM)
+#define COLUMNS (WARP_N / MN)
+// Sums of a row of matrices of all subgroups; `fits_coopmat` counts the same.
+#define FINISHED (WG / SG * COLUMNS * MN * MM / 4)
+shared uvec4 space[2 * BUFFER > FINISHED ? 2 * BUFFER : FINISHED];
 
 #define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
 #define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
 #define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
-#define ROWS (WARP_M / MM)
-#define COLUMNS (WARP_N / MN)
-
-uvec2 row_a[PER_A], row_b[PER_B];
-#if A_BLOCKS
-uint codes[PER_A][4];
-vec2 scales[PER_A];
-#else
-uvec4 lines_a[PER_A];
-#endif
-uvec4 lines_b[PER_B];
 
 // Which row of the tile a unit belongs to. Eight neighbouring threads store at once, and their rows are such that all eight
 // vectors lie in different banks: rows are 3, 5 or 9 vectors apart.
@@ -95,27 +90,6 @@ uvec4 eight(uvec2 row, uint e) {
 }
 #endif
 
-// Starts the loads of the tile from element k on.
-void fetch(uint k) {
-    uint t = gl_LocalInvocationID.x;
-    [[unroll]] for (uint i = 0; i < PER_A; i++) {
-        uint e = k + UNIT_A * place_a(t + i * WG);
-#if A_BLOCKS
-        // Rows are whole groups of 32: only a deeper tile may reach past the end.
-        if ((DEPTH <= 32 || e < p.k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
-            [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = A_CODES4(row_a[i], e + 4 * j);
-            scales[i] = A_SCALE(row_a[i], e);
-        } else {
-            [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = 0;
-            scales[i] = vec2(0);
-        }
-#else
-        lines_a[i] = eight(row_a[i], e);
-#endif
-    }
-    [[unroll]] for (uint i = 0; i < PER_B; i++) lines_b[i] = U32x4(row_b[i]).v[k / 8 + place_b(t + i * WG)];
-}
-
 #if A_BLOCKS
 // `precise`: the same bits as weights that were decoded beforehand.
 uvec2 values(uint code, vec2 s) {
@@ -128,27 +102,6 @@ uvec2 values(uint code, vec2 s) {
 #endif
 }
 #endif
-
-// Puts what was fetched into a buffer.
-void put(uint buffer_start) {
-    uint t = gl_LocalInvocationID.x;
-    [[unroll]] for (uint i = 0; i < PER_A; i++) {
-        uint unit = t + i * WG;
-        if (UNITS_A % WG != 0 && unit >= UNITS_A) break;
-        uint at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
-#if A_BLOCKS
-        space[at] = uvec4(values(codes[i][0], scales[i]), values(codes[i][1], scales[i]));
-        space[at + 1] = uvec4(values(codes[i][2], scales[i]), values(codes[i][3], scales[i]));
-#else
-        space[at] = lines_a[i];
-#endif
-    }
-    [[unroll]] for (uint i = 0; i < PER_B; i++) {
-        uint unit = t + i * WG;
-        if (UNITS_B % WG != 0 && unit >= UNITS_B) break;
-        space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[i];
-    }
-}
 
 // Four sums of a column, from this row of the tile on.
 void put_four(vec4 sums, uint row, uint column) {
@@ -171,21 +124,39 @@ void put_four(vec4 sums, uint row, uint column) {
 #include "mul_mm/partials.glsl"
 #endif
 
-#define LOAD_A(A, START, E)                                                                       \
-    [[unroll]] for (uint i = 0; i < ROWS; i++)                                                    \
-        coopMatLoad(A[i], space, (START) + (warp_m + i * MM) * LINE + (E) / 8, LINE, gl_CooperativeMatrixLayoutRowMajor);
-#define LOAD_B(B, J, START, E)                                                                    \
-    coopMatLoad(B, space, (START) + (TILE_M + warp_n + (J) * MN) * LINE + (E) / 8, LINE, gl_CooperativeMatrixLayoutColumnMajor);
-#define MULTIPLY(A, B, J) [[unroll]] for (uint i = 0; i < ROWS; i++) sum[i][J] = coopMatMulAdd(A[i], B, sum[i][J]);
+uint warp_m, warp_n;
+
+// What a subgroup has staged: sums of a row of its matrices, columns apart.
+void finish_row(uint i) {
+    uint stage = gl_SubgroupID * (COLUMNS * MN * MM / 4);
+    for (uint at = gl_SubgroupInvocationID; at < COLUMNS * MN * MM / 4; at += SG) {
+        uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + at / (MM / 4);
+        if (first_m + row >= p.m || first_n + column >= end_n) continue;
+#if SPLIT
+        Partials(partials_of(tile_split, first_n + column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
+#else
+        put_four(uintBitsToFloat(space[stage + at]), row, column);
+#endif
+    }
+}
+// Which element a thread holds is the driver's secret, so matrices go through shared memory.
+#define FINISH(I)                                                                                 \
+    [[unroll]] for (uint j = 0; j < COLUMNS; j++)                                                 \
+        coopMatStore(sum[I][j], space, (gl_SubgroupID * COLUMNS + j) * (MN * MM / 4), MM / 4, gl_CooperativeMatrixLayoutColumnMajor); \
+    subgroupBarrier();                                                                            \
+    finish_row(I);                                                                                \
+    subgroupBarrier();
 
 void main() {
     A_INIT();
     if (!find_tile()) return;
     prepare_finish();
     uint t = gl_LocalInvocationID.x;
+    uvec2 row_a[PER_A], row_b[PER_B];
     [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + row_a_of(t + i * WG));
     [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + row_b_of(t + i * WG));
-    uint warp_m = gl_SubgroupID % WARPS_M * WARP_M, warp_n = gl_SubgroupID / WARPS_M * WARP_N;
+    warp_m = gl_SubgroupID % WARPS_M * WARP_M;
+    warp_n = gl_SubgroupID / WARPS_M * WARP_N;
     // Tiles of experts often end early: subgroups without a column only fetch.
 #if EXPERTS
     bool works = first_n + warp_n < end_n;
@@ -197,81 +168,87 @@ void main() {
     [[unroll]] for (uint i = 0; i < ROWS; i++)
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) sum[i][j] = MATRIX_C(0.0);
 
-    uint begin_k = BEGIN_K, end_k = END_K;
-    fetch(begin_k);
-    put(0);
-#if STAGES == 2
-    uint current = 0;
-    for (uint k = begin_k; k < end_k; k += DEPTH) {
-        barrier();
-        bool more = k + DEPTH < end_k;
-        if (more) fetch(k + DEPTH);
-        if (WORKS) [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
-            MATRIX_A a[ROWS];
-            LOAD_A(a, current, e)
-            [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
-                MATRIX_B b;
-                LOAD_B(b, j, current, e)
-                MULTIPLY(a, b, j)
+    // What is on its way.
+#if A_BLOCKS
+    uint codes[PER_A][4];
+    vec2 scales[PER_A];
+#else
+    uvec4 lines_a[PER_A];
+#endif
+    uvec4 lines_b[PER_B];
+    uint begin_k = BEGIN_K, end_k = END_K, buffer_start = 0;
+    // Round by round, and one more: tile k is fetched, the one before it multiplied, and tile k stored where the one before
+    // that was.
+    for (uint k = begin_k; k < end_k + DEPTH; k += DEPTH) {
+        bool more = k < end_k;
+        if (more) {
+            [[unroll]] for (uint i = 0; i < PER_A; i++) {
+                uint e = k + UNIT_A * place_a(t + i * WG);
+#if A_BLOCKS
+                // Rows are whole groups of 32: only a deeper tile may reach past the end.
+                if ((DEPTH <= 32 || e < p.k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
+                    [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = A_CODES4(row_a[i], e + 4 * j);
+                    scales[i] = A_SCALE(row_a[i], e);
+                } else {
+                    [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = 0;
+                    scales[i] = vec2(0);
+                }
+#else
+                lines_a[i] = eight(row_a[i], e);
+#endif
+            }
+            [[unroll]] for (uint i = 0; i < PER_B; i++) lines_b[i] = U32x4(row_b[i]).v[k / 8 + place_b(t + i * WG)];
+        }
+        if (WORKS && k > begin_k) {
+            uint from_a = BUFFER - buffer_start + warp_m * LINE, from_b = BUFFER - buffer_start + (TILE_M + warp_n) * LINE;
+            [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
+                MATRIX_A a[ROWS];
+                [[unroll]] for (uint i = 0; i < ROWS; i++)
+                    coopMatLoad(a[i], space, from_a + i * MM * LINE + e / 8, LINE, gl_CooperativeMatrixLayoutRowMajor);
+                [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, space, from_b + j * MN * LINE + e / 8, LINE, gl_CooperativeMatrixLayoutColumnMajor);
+                    [[unroll]] for (uint i = 0; i < ROWS; i++) sum[i][j] = coopMatMulAdd(a[i], b, sum[i][j]);
+                }
             }
         }
-        current = BUFFER - current;
-        if (more) put(current);
-    }
-    barrier();
+        if (more) {
+            [[unroll]] for (uint i = 0; i < PER_A; i++) {
+                uint unit = t + i * WG, at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
+                if (UNITS_A % WG == 0 || unit < UNITS_A) {
+#if A_BLOCKS
+                    space[at] = uvec4(values(codes[i][0], scales[i]), values(codes[i][1], scales[i]));
+                    space[at + 1] = uvec4(values(codes[i][2], scales[i]), values(codes[i][3], scales[i]));
 #else
-    // Step s multiplies tile s, loads the first matrices of tile s + 1, and stores tile s + 2, all in different buffers:
-    // one barrier at its end is enough.
-    if (begin_k + DEPTH < end_k) {
-        fetch(begin_k + DEPTH);
-        put(BUFFER);
-    }
-    barrier();
-    uint current = 0, next = BUFFER, later = 2 * BUFFER;
-    MATRIX_A a[2][ROWS];
-    MATRIX_B b[2][COLUMNS];
-    LOAD_A(a[0], current, 0)
-    [[unroll]] for (uint j = 0; j < COLUMNS; j++) LOAD_B(b[0][j], j, current, 0)
-    for (uint k = begin_k; k < end_k; k += DEPTH) {
-        bool more = k + 2 * DEPTH < end_k;
-        if (more) fetch(k + 2 * DEPTH);
-        if (WORKS) [[unroll]] for (uint s = 0; s < DEPTH / MK; s++) {
-            // After the last tile this loads what is not used: the buffer is there, its values do not matter.
-            uint from = s + 1 < DEPTH / MK ? current : next, e = s + 1 < DEPTH / MK ? (s + 1) * MK : 0;
-            LOAD_A(a[(s + 1) % 2], from, e)
-            [[unroll]] for (uint j = 0; j < COLUMNS; j++) LOAD_B(b[(s + 1) % 2][j], j, from, e)
-            [[unroll]] for (uint j = 0; j < COLUMNS; j++) MULTIPLY(a[s % 2], b[s % 2][j], j)
+                    space[at] = lines_a[i];
+#endif
+                }
+            }
+            [[unroll]] for (uint i = 0; i < PER_B; i++) {
+                uint unit = t + i * WG;
+                if (UNITS_B % WG == 0 || unit < UNITS_B)
+                    space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[i];
+            }
         }
-        if (DEPTH / MK % 2 == 1) {
-            [[unroll]] for (uint i = 0; i < ROWS; i++) a[0][i] = a[1][i];
-            [[unroll]] for (uint j = 0; j < COLUMNS; j++) b[0][j] = b[1][j];
-        }
-        if (more) put(later);
-        uint done = current;
-        current = next;
-        next = later;
-        later = done;
+        buffer_start = BUFFER - buffer_start;
         barrier();
     }
-#endif
 
-    // Which element a thread holds is the driver's secret, so each matrix goes through shared memory, columns apart.
-    uint stage = gl_SubgroupID * (MM * MN / 4);
-    if (WORKS) [[unroll]] for (uint i = 0; i < ROWS; i++) {
-        [[unroll]] for (uint j = 0; j < COLUMNS; j++) {
-            coopMatStore(sum[i][j], space, stage, MM / 4, gl_CooperativeMatrixLayoutColumnMajor);
-            subgroupBarrier();
-            for (uint at = gl_SubgroupInvocationID; at < MM * MN / 4; at += SG) {
-                uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + j * MN + at / (MM / 4);
-                if (first_m + row >= p.m || first_n + column >= end_n) continue;
-#if SPLIT
-                Partials(partials_of(tile_split, first_n + column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
-#else
-                put_four(uintBitsToFloat(space[stage + at]), row, column);
+    if (WORKS) {
+        FINISH(0)
+#if ROWS > 1
+        FINISH(1)
 #endif
-            }
-            subgroupBarrier();
-        }
+#if ROWS > 2
+        FINISH(2)
+        FINISH(3)
+#endif
+#if ROWS > 4
+        FINISH(4)
+        FINISH(5)
+        FINISH(6)
+        FINISH(7)
+#endif
     }
 #if SPLIT
     if (!is_last_of(row_address(p.counters, tile_number, 4), p.splits)) return;

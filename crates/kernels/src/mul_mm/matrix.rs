@@ -80,14 +80,20 @@ fn cut_shader(call: &Call, path: Path, file: &'static str, cut: &Cut, half: bool
 }
 
 fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -> bool {
-    let lines = cut.depth / 8 + 1;
-    let bytes = cut.stages * (cut.tile[0] + cut.tile[1]) * lines * 16 + table_bytes + finish_bytes(cut);
-    let threads = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]) * caps.subgroups.size as usize;
+    let subgroups = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]);
+    // Two tiles of vectors of eight, or the sums of a row of matrices of each subgroup (`FINISHED`).
+    let tiles = 2 * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
+    let vectors = tiles.max(subgroups * cut.warp[1] * shape.m as usize / 4);
+    let bytes = 16 * vectors + table_bytes + finish_bytes(cut);
+    let threads = subgroups * caps.subgroups.size as usize;
+    let rows = cut.warp[0] / shape.m as usize;
     bytes <= caps.limits.max_shared_bytes as usize
         && threads <= caps.limits.max_workgroup_invocations as usize
         && cut.depth.is_multiple_of(shape.k as usize)
         && cut.warp[0].is_multiple_of(shape.m as usize)
         && cut.warp[1].is_multiple_of(shape.n as usize)
+        // As many as are written out in `coopmat.comp`.
+        && matches!(rows, 1 | 2 | 4 | 8)
 }
 
 pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
@@ -120,7 +126,6 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("PUT4_D", store.replace("store", "put4"))
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
-        .define("STAGES", cut.stages)
         .define("MM", shape.m)
         .define("MN", shape.n)
         .define("MK", shape.k)

@@ -19,8 +19,6 @@ pub(super) struct Cut {
     pub depth: usize,
     /// Rows and columns of a subgroup (`coopmat`) or of a thread (`scalar`).
     pub warp: [usize; 2],
-    /// Tiles in shared memory (`coopmat`): 2, or 3 to load matrices before the barrier.
-    pub stages: usize,
     /// Threads of the workgroup (`coopmat2`).
     pub threads: u32,
     /// Steps of k in one round (`coopmat2`).
@@ -66,7 +64,7 @@ cpu * scalar   * tile=64x32x32  thread=8x4
 gpu * scalar   * tile=64x64x32  thread=8x4
 gpu * scalar   * tile=64x64x16  thread=8x4
 cpu * coopmat  40 tile=16x16x16 warp=8x8
-cpu * coopmat  * tile=16x16x16  warp=8x8 stages=3 band=2
+cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
 gpu * coopmat  32 tile=64x32x64 warp=32x16
 gpu * coopmat  256 tile=64x64x64 warp=32x32
 gpu * coopmat  * tile=256x128x16 warp=64x64 band=8 busy
@@ -191,7 +189,7 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, false, false);
+    let (mut unroll, mut band, mut ahead, mut busy) = (4, 0, false, false);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -199,7 +197,6 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("band", text)) => [band] = sizes(text)?,
             Some(("thread", text)) if plain => warp = Some(sizes::<2>(text)?),
             Some(("warp", text)) if first => warp = Some(sizes::<2>(text)?),
-            Some(("stages", text)) if first => [stages] = sizes(text)?,
             Some(("threads", text)) if second => threads = Some(sizes::<1>(text)?[0]),
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
             None if *setting == "ahead" && second => ahead = true,
@@ -210,9 +207,6 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let Some([m, n, depth]) = tile else { return Err("no `tile=MxNxK`".into()) };
     if ![16, 32, 64, 128].contains(&depth) || (!second && depth == 128) {
         return Err(format!("a depth of {depth}"));
-    }
-    if !(2..=3).contains(&stages) {
-        return Err(format!("{stages} stages, want 2 or 3"));
     }
     let warp = match warp {
         Some([wm, wn]) if m % wm == 0 && n % wn == 0 => [wm, wn],
@@ -229,7 +223,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, band, busy })
+    Ok(Cut { tile: [m, n], depth, warp, threads, unroll, ahead, band, busy })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -305,7 +299,6 @@ mod tests {
         for (line, lacks) in [
             ("coopmat * tile=64x64x16", "no `warp=MxN`"),
             ("coopmat * tile=64x64x16 warp=48x32", "48x32 does not divide 64x64"),
-            ("coopmat * tile=64x64x16 warp=32x32 stages=4", "4 stages"),
             ("coopmat2 * tile=64x64", "not 3 numbers"),
             ("coopmat2 * tile=64x64x48 threads=128", "a depth of 48"),
             ("coopmat2 * tile=64x64x32", "no `threads=N`"),
