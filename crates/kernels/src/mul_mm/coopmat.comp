@@ -1,8 +1,10 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with f32 sums. Tiles of DEPTH elements of k lie in shared memory twice: while one is multiplied, the next one is on its way
-// in registers; it is turned into 16-bit floats when it is stored. Sums run over k in order, whatever the tile.
+// with f32 sums. While a tile of DEPTH elements of k in shared memory is multiplied, the next one is on its way in registers;
+// it is turned into 16-bit floats when it is stored: beside the other with two STAGES, in its place with one, which leaves
+// room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
+// whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
 // order of k whoever that is. p.counters are zero before.
 // A driver keeps arrays in registers only where it knows every index. So each loop over matrices is short enough to be
@@ -41,7 +43,7 @@ layout(local_size_x = WG) in;
 #define COLUMNS (WARP_N / MN)
 // Sums of a row of matrices of all subgroups; `fits_coopmat` counts the same.
 #define FINISHED (WG / SG * COLUMNS * MN * MM / 4)
-shared uvec4 space[2 * BUFFER > FINISHED ? 2 * BUFFER : FINISHED];
+shared uvec4 space[STAGES * BUFFER > FINISHED ? STAGES * BUFFER : FINISHED];
 
 #define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
 #define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
@@ -57,12 +59,12 @@ uint spread(uint row) {
     return row - j + j % 4 * 2 + j / 4;
 #endif
 }
-#if DEPTH == 16 && A_BLOCKS || DEPTH == 64
+#if DEPTH == 16 && A_BLOCKS || DEPTH >= 64
 uint row_a_of(uint unit) { return unit / (DEPTH / UNIT_A); }
 #else
 uint row_a_of(uint unit) { return spread(unit / (DEPTH / UNIT_A)); }
 #endif
-#if DEPTH == 64
+#if DEPTH >= 64
 uint row_b_of(uint unit) { return unit / (DEPTH / 8); }
 #else
 uint row_b_of(uint unit) { return spread(unit / (DEPTH / 8)); }
@@ -72,20 +74,20 @@ uint place_b(uint unit) { return unit % (DEPTH / 8); }
 
 #if !A_BLOCKS
 // 16-bit floats from element e on; past the end zeros, whatever lies there in memory.
-uvec2 four_words(uvec2 row, uint e) {
+uvec2 four_words(uvec2 row, uint e, uint end) {
 #if VECTORS_A
-    return e < p.k ? U32x2(row).v[e / 4] : uvec2(0);
+    return e < end ? U32x2(row).v[e / 4] : uvec2(0);
 #else
     uvec4 w = uvec4(0);
-    [[unroll]] for (uint i = 0; i < 4; i++) if (e + i < p.k) w[i] = uint(U16(row).v[e + i]);
+    [[unroll]] for (uint i = 0; i < 4; i++) if (e + i < end) w[i] = uint(U16(row).v[e + i]);
     return uvec2(w.x | w.y << 16, w.z | w.w << 16);
 #endif
 }
-uvec4 eight(uvec2 row, uint e) {
+uvec4 eight(uvec2 row, uint e, uint end) {
 #if WIDE_A
-    return e < p.k ? U32x4(row).v[e / 8] : uvec4(0);
+    return e < end ? U32x4(row).v[e / 8] : uvec4(0);
 #else
-    return uvec4(four_words(row, e), four_words(row, e + 4));
+    return uvec4(four_words(row, e, end), four_words(row, e + 4, end));
 #endif
 }
 #endif
@@ -118,6 +120,8 @@ void put_four(vec4 sums, uint row, uint column) {
 }
 
 #if SPLIT
+// Vectors of sums that a thread adds up at once.
+#define FOURS (TILE_M / 4 * TILE_N % (4 * WG) == 0 ? 4 : TILE_M / 4 * TILE_N % (2 * WG) == 0 ? 2 : 1)
 #define MEMORY_MODEL 1
 #include "last_one.glsl"
 #define SAME_LAUNCH 1
@@ -177,8 +181,7 @@ void main() {
 #endif
     uvec4 lines_b[PER_B];
     uint begin_k = BEGIN_K, end_k = END_K, buffer_start = 0;
-    // Round by round, and one more: tile k is fetched, the one before it multiplied, and tile k stored where the one before
-    // that was.
+    // Round by round, and one more: tile k is fetched, the one before it multiplied, and tile k stored.
     for (uint k = begin_k; k < end_k + DEPTH; k += DEPTH) {
         bool more = k < end_k;
         if (more) {
@@ -186,7 +189,7 @@ void main() {
                 uint e = k + UNIT_A * place_a(t + i * WG);
 #if A_BLOCKS
                 // Rows are whole groups of 32: only a deeper tile may reach past the end.
-                if ((DEPTH <= 32 || e < p.k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
+                if ((DEPTH <= 32 || e < end_k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
                     [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = A_CODES4(row_a[i], e + 4 * j);
                     scales[i] = A_SCALE(row_a[i], e);
                 } else {
@@ -194,14 +197,19 @@ void main() {
                     scales[i] = vec2(0);
                 }
 #else
-                lines_a[i] = eight(row_a[i], e);
+                lines_a[i] = eight(row_a[i], e, end_k);
 #endif
             }
-            [[unroll]] for (uint i = 0; i < PER_B; i++) lines_b[i] = U32x4(row_b[i]).v[k / 8 + place_b(t + i * WG)];
+            [[unroll]] for (uint i = 0; i < PER_B; i++) {
+                uint at = k / 8 + place_b(t + i * WG);
+                // Columns are padded to 64 elements; what they have past end_k meets zeros.
+                lines_b[i] = DEPTH <= 64 || at < (p.k + 63) / 64 * 8 ? U32x4(row_b[i]).v[at] : uvec4(0);
+            }
         }
         if (WORKS && k > begin_k) {
-            uint from_a = BUFFER - buffer_start + warp_m * LINE, from_b = BUFFER - buffer_start + (TILE_M + warp_n) * LINE;
-            [[unroll]] for (uint e = 0; e < DEPTH; e += MK) {
+            uint from = STAGES == 1 ? 0 : BUFFER - buffer_start;
+            uint from_a = from + warp_m * LINE, from_b = from + (TILE_M + warp_n) * LINE;
+            STEP_LOOP for (uint e = 0; e < DEPTH; e += MK) {
                 MATRIX_A a[ROWS];
                 [[unroll]] for (uint i = 0; i < ROWS; i++)
                     coopMatLoad(a[i], space, from_a + i * MM * LINE + e / 8, LINE, gl_CooperativeMatrixLayoutRowMajor);
@@ -212,6 +220,9 @@ void main() {
                 }
             }
         }
+#if STAGES == 1
+        barrier();
+#endif
         if (more) {
             [[unroll]] for (uint i = 0; i < PER_A; i++) {
                 uint unit = t + i * WG, at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
@@ -230,7 +241,9 @@ void main() {
                     space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[i];
             }
         }
+#if STAGES == 2
         buffer_start = BUFFER - buffer_start;
+#endif
         barrier();
     }
 
@@ -252,10 +265,24 @@ void main() {
     }
 #if SPLIT
     if (!is_last_of(row_address(p.counters, tile_number, 4), p.splits)) return;
-    for (uint at = t; at < TILE_M / 4 * TILE_N; at += WG) {
-        uint row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
-        if (first_m + row >= p.m || first_n + column >= end_n) continue;
-        put_four(sum_of_partials(first_m + row, first_n + column), row, column);
+    for (uint first = t; first < TILE_M / 4 * TILE_N; first += FOURS * WG) {
+        vec4 sums[FOURS];
+        [[unroll]] for (uint i = 0; i < FOURS; i++) sums[i] = vec4(0);
+        // All loads of a round at once; sums past the end are those of the last row and column, and not stored.
+        for (uint from = 0; from < p.splits; from += 4) {
+            vec4 got[FOURS][4];
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                uint at = first + i * WG, column = min(first_n + at / (TILE_M / 4), end_n - 1);
+                uint four = min(first_m / 4 + at % (TILE_M / 4), (p.m - 1) / 4);
+                [[unroll]] for (uint j = 0; j < 4; j++) got[i][j] = Partials(partials_of(min(from + j, p.splits - 1), column)).v[four];
+            }
+            [[unroll]] for (uint i = 0; i < FOURS; i++)
+                [[unroll]] for (uint j = 0; j < 4; j++) if (from + j < p.splits) sums[i] += got[i][j];
+        }
+        [[unroll]] for (uint i = 0; i < FOURS; i++) {
+            uint at = first + i * WG, row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
+            if (first_m + row < p.m && first_n + column < end_n) put_four(sums[i], row, column);
+        }
     }
 #endif
 }

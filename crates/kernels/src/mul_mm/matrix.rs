@@ -81,8 +81,8 @@ fn cut_shader(call: &Call, path: Path, file: &'static str, cut: &Cut, half: bool
 
 fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -> bool {
     let subgroups = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]);
-    // Two tiles of vectors of eight, or the sums of a row of matrices of each subgroup (`FINISHED`).
-    let tiles = 2 * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
+    // Tiles of vectors of eight, or the sums of a row of matrices of each subgroup (`FINISHED`).
+    let tiles = cut.stages * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
     let vectors = tiles.max(subgroups * cut.warp[1] * shape.m as usize / 4);
     let bytes = 16 * vectors + table_bytes + finish_bytes(cut);
     let threads = subgroups * caps.subgroups.size as usize;
@@ -126,6 +126,9 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("PUT4_D", store.replace("store", "put4"))
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
+        .define("STAGES", cut.stages)
+        // A software GPU takes long to compile every product of a tile.
+        .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
         .define("MM", shape.m)
         .define("MN", shape.n)
         .define("MK", shape.k)

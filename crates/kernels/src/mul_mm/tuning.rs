@@ -19,6 +19,8 @@ pub(super) struct Cut {
     pub depth: usize,
     /// Rows and columns of a subgroup (`coopmat`) or of a thread (`scalar`).
     pub warp: [usize; 2],
+    /// Tiles in shared memory (`coopmat`): 2, or 1, which can be deeper.
+    pub stages: usize,
     /// Threads of the workgroup (`coopmat2`).
     pub threads: u32,
     /// Steps of k in one round (`coopmat2`).
@@ -63,7 +65,8 @@ cpu * scalar   40 tile=32x32x16 thread=4x4
 cpu * scalar   * tile=64x32x32  thread=8x4
 gpu * scalar   * tile=64x64x32  thread=8x4
 gpu * scalar   * tile=64x64x16  thread=8x4
-cpu * coopmat  40 tile=16x16x16 warp=8x8
+cpu * coopmat  20 tile=16x16x16 warp=8x8
+cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1
 cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
 gpu * coopmat  32 tile=64x32x64 warp=32x16
 gpu * coopmat  256 tile=64x64x64 warp=32x32
@@ -189,7 +192,7 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut unroll, mut band, mut ahead, mut busy) = (4, 0, false, false);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, false, false);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -197,6 +200,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("band", text)) => [band] = sizes(text)?,
             Some(("thread", text)) if plain => warp = Some(sizes::<2>(text)?),
             Some(("warp", text)) if first => warp = Some(sizes::<2>(text)?),
+            Some(("stages", text)) if first => [stages] = sizes(text)?,
             Some(("threads", text)) if second => threads = Some(sizes::<1>(text)?[0]),
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
             None if *setting == "ahead" && second => ahead = true,
@@ -205,8 +209,12 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
         }
     }
     let Some([m, n, depth]) = tile else { return Err("no `tile=MxNxK`".into()) };
-    if ![16, 32, 64, 128].contains(&depth) || (!second && depth == 128) {
+    let deepest = if first { 256 } else if second { 128 } else { 64 };
+    if !depth.is_power_of_two() || !(16..=deepest).contains(&depth) {
         return Err(format!("a depth of {depth}"));
+    }
+    if !(1..=2).contains(&stages) {
+        return Err(format!("{stages} stages, want 1 or 2"));
     }
     let warp = match warp {
         Some([wm, wn]) if m % wm == 0 && n % wn == 0 => [wm, wn],
@@ -223,7 +231,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, threads, unroll, ahead, band, busy })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, band, busy })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -299,6 +307,7 @@ mod tests {
         for (line, lacks) in [
             ("coopmat * tile=64x64x16", "no `warp=MxN`"),
             ("coopmat * tile=64x64x16 warp=48x32", "48x32 does not divide 64x64"),
+            ("coopmat * tile=64x64x16 warp=32x32 stages=3", "3 stages"),
             ("coopmat2 * tile=64x64", "not 3 numbers"),
             ("coopmat2 * tile=64x64x48 threads=128", "a depth of 48"),
             ("coopmat2 * tile=64x64x32", "no `threads=N`"),
