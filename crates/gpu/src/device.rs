@@ -11,7 +11,7 @@ use crate::memory::Arenas;
 use crate::pace::Pace;
 use crate::pipeline::Pipelines;
 use crate::query::{self, Offers};
-use crate::{Adapter, Cache, Error, Instance, Sources};
+use crate::{Adapter, Cache, Error, Instance, Sources, statistics};
 
 /// How long to wait for a submission before it counts as hung. Submits are paced to well under a second; a software
 /// GPU under load may need a while for the largest ones.
@@ -223,6 +223,8 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     want(offers.coopmat2, &vk::NV_COOPERATIVE_MATRIX2_EXTENSION);
     want(offers.bfloat16, &vk::KHR_SHADER_BFLOAT16_EXTENSION);
     want(adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION), &vk::EXT_MEMORY_BUDGET_EXTENSION);
+    let statistics = statistics::wanted(adapter);
+    want(statistics, &statistics::EXTENSION);
 
     let priorities = [1.0];
     let queues = [vk::DeviceQueueCreateInfo::builder().queue_family_index(queue_family).queue_priorities(&priorities)];
@@ -243,6 +245,11 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     }
     if offers.bfloat16 {
         info = info.push_next(&mut f.bfloat16);
+    }
+    let mut tells =
+        vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::builder().pipeline_executable_info(true);
+    if statistics {
+        info = info.push_next(&mut tells);
     }
     // SAFETY: only offered features and extensions are asked for; every pointer lives until the call returns.
     unsafe { instance.raw.create_device(adapter.physical, &info, None) }.map_err(vulkan("vkCreateDevice"))

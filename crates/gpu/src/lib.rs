@@ -18,6 +18,7 @@ mod query;
 mod recorder;
 mod shader;
 mod spirv;
+mod statistics;
 mod transfer;
 
 pub use adapter::{Adapter, AdapterKind, adapters, choose};

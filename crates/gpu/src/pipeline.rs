@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use vulkanalia::prelude::v1_2::*;
 
 use crate::error::vulkan;
-use crate::{Adapter, Cache, Device, Error, Shader, SubgroupRequest, cache, compile, spirv};
+use crate::{Adapter, Cache, Device, Error, Shader, SubgroupRequest, cache, compile, spirv, statistics};
 
 /// Pipelines that take longer are named in the log.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(5);
@@ -149,6 +149,10 @@ impl Device {
             .pipeline_creation_feedback(&mut feedback)
             .pipeline_stage_creation_feedbacks(&mut stages);
         let mut info = vk::ComputePipelineCreateInfo::builder().stage(stage).layout(self.layout);
+        let statistics = statistics::wanted(&self.adapter);
+        if statistics {
+            info = info.flags(vk::PipelineCreateFlags::CAPTURE_STATISTICS_KHR);
+        }
         let reports = self.adapter.api_version >= (1, 3, 0);
         if reports {
             info = info.push_next(&mut report);
@@ -172,6 +176,9 @@ impl Device {
             }
         }
         let (pipelines, _) = made.map_err(vulkan("vkCreateComputePipelines"))?;
+        if statistics {
+            log::warn!("{}: {}", shader.name, statistics::of(&self.raw, pipelines[0]));
+        }
         let hit = vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
         if reports && feedback.flags.contains(vk::PipelineCreationFeedbackFlags::VALID) && feedback.flags.contains(hit)
         {

@@ -1,6 +1,6 @@
 //! Cases of `mul_mm`: sizes around every tile, every format, odd rows, batches, experts, and what follows the product.
 
-use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0};
+use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, Q4_0, Q4_0x8, Q4_K, Q6_K, Q6_Kx8, Q8_0, Q8_0x8};
 
 use super::{Before, Call};
 use crate::case::{Case, Data, Level, Random, Tolerance};
@@ -528,6 +528,10 @@ fn bench() -> Vec<Case> {
             cases.push(timed(ty, [4096, 4096, n]));
         }
         cases.push(timed(ty, [4096, 14336, 2048]));
+    }
+    // As models have them on a GPU.
+    for ty in [F16, Q4_K, Q4_0x8, Q8_0x8, Q6_Kx8] {
+        cases.extend([4, 8, 16, 32, 64, 128, 512].map(|n| timed(ty, [4096, 14336, n])));
     }
     for n in [512, 2048] {
         cases.extend([&[4096, 1024, 1024][..], &[14336, 14336]].map(|rows| timed_siblings(Q4_K, rows, n)));
