@@ -12,8 +12,6 @@
 // of a row do not depend on the number of rows.
 //   LOOP     there are as many workgroups as run at once, and teams go from unit to unit: columns are made ready once for
 //            all of a workgroup's rows. Loads are FLIGHT slices ahead, those of the next unit too.
-// Every function that touches an array is called from one place: a driver that does not inline it keeps the array in memory,
-// and a load that is to be on its way is waited for.
 #version 450
 #include "kiln.glsl"
 layout(local_size_x = WG) in;
@@ -182,8 +180,10 @@ Place place_of(uint unit) {
 #endif
 
 // Where loading is: the unit, its rows and the next pass.
-uint load_unit, load_pass = 0;
+uint load_unit, load_pass;
 void load_from(uint unit) {
+    load_unit = unit;
+    load_pass = 0;
     Place x = place_of(unit);
     uvec2 a = batch_a(x.a);
 #if GATE
@@ -199,20 +199,20 @@ void load_from(uint unit) {
 }
 // Loads the next slice of every row, of the next unit at the end of one.
 void load_next(uint f, uint lane, uint n, uint units, uint stride) {
-    if (load_unit < units) {
-        if (load_pass == 0) load_from(load_unit);
-        if (load_pass * TEAM + lane < n) {
-            uint e = PLACE_OF(load_pass, lane);
-            [[unroll]] for (uint m = 0; m < MATS; m++)
-                [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
-        }
-        load_pass++;
+    if (load_unit >= units) return;
+    if (load_pass * TEAM + lane < n) {
+        uint e = PLACE_OF(load_pass, lane);
+        [[unroll]] for (uint m = 0; m < MATS; m++)
+            [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
+    }
+    load_pass++;
+    if (load_pass * TEAM < n) {
         [[unroll]] for (uint m = 0; m < MATS; m++)
             [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], PASS_BYTES);
-        if (load_pass * TEAM >= n) {
-            load_unit += stride;
-            load_pass = 0;
-        }
+    } else if (load_unit + stride < units) {
+        load_from(load_unit + stride);
+    } else {
+        load_unit = units;
     }
 }
 
@@ -230,9 +230,9 @@ uvec2 batch_residual() {
 }
 #endif
 
-void start_unit(uint unit, uint lane) {
+void start_unit(uint unit, uint units, uint lane) {
 #if RESIDUAL
-    if (lane == 0) {
+    if (lane == 0 && unit < units) {
         Place x = place_of(unit);
         uvec2 residual = batch_residual();
         [[unroll]] for (uint r = 0; r < ROWS; r++)
@@ -339,26 +339,25 @@ void main() {
     uint n = p.k / SLICE;
 #endif
     uint unit = group * TEAMS + team, pass = 0;
-    load_unit = unit;
-    // The first round only loads: those weights are on their way while the columns are made ready.
-    bool loads_only = true;
-    do {
+    // The first weights are on their way while the columns are made ready.
+    load_unit = units;
+    load_pass = 0;
+    if (unit < units) load_from(unit);
+    [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_next(f, lane, n, units, stride);
+    start_unit(unit, units, lane);
+    start_columns(b);
+    while (unit < units) {
         [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
-            if (!loads_only && unit < units) {
-                if (pass == 0) start_unit(unit, lane);
-                if (pass * TEAM + lane < n) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
-            }
+            if (unit >= units) break;
+            if (pass * TEAM + lane < n) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
             load_next(f, lane, n, units, stride);
-            if (!loads_only && unit < units) {
-                pass++;
-                if (pass * TEAM >= n) {
-                    store_unit(unit, lane);
-                    unit += stride;
-                    pass = 0;
-                }
+            pass++;
+            if (pass * TEAM >= n) {
+                store_unit(unit, lane);
+                unit += stride;
+                pass = 0;
+                start_unit(unit, units, lane);
             }
         }
-        if (loads_only) start_columns(b);
-        loads_only = false;
-    } while (unit < units);
+    }
 }

@@ -26,9 +26,13 @@ layout(local_size_x = WG) in;
 #define STORE_TENSOR 0
 #include "mul_mm/finish.glsl"
 
-// A thread fetches 16 elements of blocks at a time, which share a scale in every format, and 8 of b or of plain rows.
-#if A_BLOCKS
-#define UNIT_A 16
+// A thread fetches 8 elements of b or of plain rows at a time, and groups of 32 of blocks: one, or a piece where the format
+// has pieces, whose words stay as they are until they are stored.
+#if A_BLOCKS && A_PIECE && DEPTH >= 32 * A_PIECE
+#define UNIT_A (32 * A_PIECE)
+#elif A_BLOCKS
+#define UNIT_A 32
+#define ONE_GROUP 1
 #else
 #define UNIT_A 8
 #endif
@@ -59,7 +63,7 @@ uint spread(uint row) {
     return row - j + j % 4 * 2 + j / 4;
 #endif
 }
-#if DEPTH == 16 && A_BLOCKS || DEPTH >= 64
+#if A_BLOCKS || DEPTH >= 64
 uint row_a_of(uint unit) { return unit / (DEPTH / UNIT_A); }
 #else
 uint row_a_of(uint unit) { return spread(unit / (DEPTH / UNIT_A)); }
@@ -93,9 +97,13 @@ uvec4 eight(uvec2 row, uint e, uint end) {
 #endif
 
 #if A_BLOCKS
-// `precise`: the same bits as weights that were decoded beforehand.
+// Four codes as 16-bit floats. `precise`: the same bits as weights that were decoded beforehand.
 uvec2 values(uint code, vec2 s) {
+#if ONE_GROUP
     precise vec4 v = signed_bytes(code) * s.x;
+#else
+    precise vec4 v = (signed_bytes(code) - float(A_BIAS)) * s.x;
+#endif
 #if A_SHIFTED
     precise vec4 w = v + s.y;
     return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
@@ -173,9 +181,11 @@ void main() {
         [[unroll]] for (uint j = 0; j < COLUMNS; j++) sum[i][j] = MATRIX_C(0.0);
 
     // What is on its way.
-#if A_BLOCKS
-    uint codes[PER_A][4];
-    vec2 scales[PER_A];
+#if ONE_GROUP
+    uint group_codes[PER_A][8];
+    vec2 group_scales[PER_A][2];
+#elif A_BLOCKS
+    A_PIECE_TYPE pieces[PER_A];
 #else
     uvec4 lines_a[PER_A];
 #endif
@@ -190,11 +200,11 @@ void main() {
 #if A_BLOCKS
                 // Rows are whole groups of 32: only a deeper tile may reach past the end.
                 if ((DEPTH <= 32 || e < end_k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
-                    [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = A_CODES4(row_a[i], e + 4 * j);
-                    scales[i] = A_SCALE(row_a[i], e);
-                } else {
-                    [[unroll]] for (uint j = 0; j < 4; j++) codes[i][j] = 0;
-                    scales[i] = vec2(0);
+#if ONE_GROUP
+                    A_GROUP32(row_a[i], e, group_codes[i], group_scales[i][0], group_scales[i][1]);
+#else
+                    pieces[i] = A_FETCH(row_a[i], e);
+#endif
                 }
 #else
                 lines_a[i] = eight(row_a[i], e, end_k);
@@ -228,8 +238,22 @@ void main() {
                 uint unit = t + i * WG, at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
                 if (UNITS_A % WG == 0 || unit < UNITS_A) {
 #if A_BLOCKS
-                    space[at] = uvec4(values(codes[i][0], scales[i]), values(codes[i][1], scales[i]));
-                    space[at + 1] = uvec4(values(codes[i][2], scales[i]), values(codes[i][3], scales[i]));
+                    uint e = k + UNIT_A * place_a(unit);
+                    [[unroll]] for (uint group = 0; group < UNIT_A / 32; group++) {
+                        uint codes[8];
+                        vec2 lo, hi;
+#if ONE_GROUP
+                        codes = group_codes[i];
+                        lo = group_scales[i][0], hi = group_scales[i][1];
+#else
+                        A_UNFOLD(pieces[i], e, group, codes, lo, hi);
+#endif
+                        [[unroll]] for (uint j = 0; j < 4; j++) {
+                            vec2 s = j < 2 ? lo : hi;
+                            uvec4 eight = uvec4(values(codes[2 * j], s), values(codes[2 * j + 1], s));
+                            space[at + 4 * group + j] = DEPTH <= 32 || e + 32 * group < end_k ? eight : uvec4(0);
+                        }
+                    }
 #else
                     space[at] = lines_a[i];
 #endif

@@ -79,7 +79,8 @@ fn cut_shader(call: &Call, path: Path, file: &'static str, cut: &Cut, half: bool
     Ok(shader)
 }
 
-fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize) -> bool {
+fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, a: TensorType) -> bool {
+    let table_bytes = formats::format(a).map_or(0, |f| f.shared_bytes);
     let subgroups = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]);
     // Tiles of vectors of eight, or the sums of a row of matrices of each subgroup (`FINISHED`).
     let tiles = cut.stages * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
@@ -90,6 +91,8 @@ fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize
     bytes <= caps.limits.max_shared_bytes as usize
         && threads <= caps.limits.max_workgroup_invocations as usize
         && cut.depth.is_multiple_of(shape.k as usize)
+        // Blocks are decoded by groups of 32.
+        && (!a.is_quantised() || cut.depth >= 32)
         && cut.warp[0].is_multiple_of(shape.m as usize)
         && cut.warp[1].is_multiple_of(shape.n as usize)
         // As many as are written out in `coopmat.comp`.
@@ -99,7 +102,6 @@ fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, table_bytes: usize
 pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
     let caps = place.caps;
     let Product { a, d, .. } = &call.product;
-    let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
     let (element, half) = element_of(a)?;
     let Some(shape) = caps.coopmat_shape(element, Component::F32) else {
         return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
@@ -111,7 +113,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
     if !caps.subgroups.full {
         return unsupported("subgroups may be partly empty");
     }
-    let Some(cut) = cut_for(call, Path::Coopmat, place, |cut| fits_coopmat(cut, caps, shape, format))? else {
+    let Some(cut) = cut_for(call, Path::Coopmat, place, |cut| fits_coopmat(cut, caps, shape, a.ty))? else {
         return unsupported(format!(
             "no tile of {}x{} matrices fits {} bytes of shared memory",
             shape.m, shape.n, caps.limits.max_shared_bytes
