@@ -31,7 +31,7 @@ pub fn run(
     tolerance: f64,
 ) -> Result<Report, Error> {
     let graph = graph(&model.config, &model.gguf, context)?;
-    let shape = BatchShape { tokens: tokens.len(), outputs: 1 };
+    let shape = BatchShape { few: device.few_columns(), ..BatchShape::new(tokens.len(), 1) };
     let plan = graph.plan(shape)?;
     let start = |executor: &mut dyn Executor| -> Result<PlanId, Error> {
         executor.load(graph.fixed(), &model.gguf, &mut |_, _| {})?;

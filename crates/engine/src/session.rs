@@ -193,7 +193,7 @@ impl Session {
 
     /// Makes the plan for a batch ready and writes what it needs from the host.
     fn enter(&mut self, batch: &[u32], outputs: usize) -> Result<(PlanId, Ports), Error> {
-        let shape = BatchShape { tokens: batch.len(), outputs };
+        let shape = BatchShape { tokens: batch.len(), outputs, few: self.executor.few_columns() };
         let (plan, ports) = self.prepared(shape)?;
         let start = self.length;
         let ints = |values: &mut dyn Iterator<Item = usize>| -> Vec<u8> {

@@ -66,7 +66,7 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
 fn the_plan_is_the_one_in_the_snapshot() {
     let model = model("F32");
     let graph = graph(&model.config, &model.gguf, 64).unwrap();
-    let plan = graph.plan(BatchShape { tokens: 1, outputs: 1 }).unwrap();
+    let plan = graph.plan(BatchShape::new(1, 1)).unwrap();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans/tiny-llama.txt");
     if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(path, plan.print()).unwrap();
@@ -108,7 +108,7 @@ fn a_profile_times_every_step_and_feeds_the_tokens() {
     let executors = [Some(cpu(Arithmetic::Fast)), gpu().map(|(gpu, _)| gpu)];
     for executor in executors.into_iter().flatten() {
         let mut session = session(&model, executor);
-        let plan = session.plan(BatchShape { tokens: before.len(), outputs: 1 }).unwrap();
+        let plan = session.plan(BatchShape::new(before.len(), 1)).unwrap();
         let times = session.profile(before).unwrap();
         for step in &plan.steps {
             assert!(times.iter().any(|(label, _)| label.starts_with(&step.label)), "{} is missing", step.label);

@@ -281,7 +281,7 @@ fn the_plans_are_those_of_the_snapshots() {
     for preset in PRESETS {
         let model = synth(preset, SEED);
         let graph = graph(&model.config, &model.gguf, 1).unwrap();
-        let plan = graph.plan(BatchShape { tokens: 2, outputs: 1 }).unwrap().print();
+        let plan = graph.plan(BatchShape::new(2, 1)).unwrap().print();
         let path = path(&format!("plans/{preset}.txt"));
         if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
             std::fs::write(&path, &plan).unwrap();

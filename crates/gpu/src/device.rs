@@ -246,8 +246,7 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     if offers.bfloat16 {
         info = info.push_next(&mut f.bfloat16);
     }
-    let mut tells =
-        vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::builder().pipeline_executable_info(true);
+    let mut tells = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::builder().pipeline_executable_info(true);
     if statistics {
         info = info.push_next(&mut tells);
     }

@@ -17,9 +17,8 @@ pub(crate) fn wanted(adapter: &Adapter) -> bool {
 /// Name and value of every statistic of a pipeline that was made with `CAPTURE_STATISTICS`.
 pub(crate) fn of(raw: &vulkanalia::Device, pipeline: vk::Pipeline) -> String {
     // SAFETY: the pipeline is alive, the device has the extension (`wanted`), and the pipeline was made to be asked.
-    let executables = unsafe {
-        raw.get_pipeline_executable_properties_khr(&vk::PipelineInfoKHR::builder().pipeline(pipeline))
-    };
+    let executables =
+        unsafe { raw.get_pipeline_executable_properties_khr(&vk::PipelineInfoKHR::builder().pipeline(pipeline)) };
     let mut told = Vec::new();
     for i in 0..executables.map_or(0, |all| all.len() as u32) {
         let info = vk::PipelineExecutableInfoKHR::builder().pipeline(pipeline).executable_index(i);

@@ -135,12 +135,7 @@ impl Llama {
         };
         let split = work.partials.map(|(count, scratch)| Split { count, scratch, counters: Some(self.counters) });
         b.step(format!("{i}.attention"), flash_attention::Call { split, ..attend });
-        linear_onto(
-            b,
-            format!("{i}.attention.output"),
-            Product { a: layer.output, b: work.attended, d: x },
-            work.scratch.back,
-        );
+        linear_onto(b, format!("{i}.attention.output"), Product { a: layer.output, b: work.attended, d: x }, work);
     }
 
     /// Queries, keys and values of the normed stream.
@@ -149,7 +144,7 @@ impl Llama {
         let others = [(layer.k, work.k), (layer.v, work.v)].map(|(a, d)| Sibling { a, d, bias: None }).to_vec();
         let norm = self.norm(layer.attention_norm);
         let label = format!("{i}.attention.qkv");
-        if x.shape[1] <= MOST_COLUMNS {
+        if x.shape[1] <= work.few {
             b.step(label, mul_mat_vec::Call { norm: Some(norm), others, ..mul_mat_vec::Call::plain(product) });
         } else {
             let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
@@ -174,7 +169,7 @@ impl Llama {
     /// Room for the largest matrix products of a plan of many tokens.
     fn scratch(&self, b: &mut Builder, shape: BatchShape) -> Scratch {
         let bytes = |weights: &[Tensor], columns: usize| {
-            if columns <= MOST_COLUMNS {
+            if columns <= shape.few {
                 return 0;
             }
             let float = |width: usize| Tensor::dense(weights[0].slot, TensorType::F32, [width, columns, 1, 1]);
@@ -205,11 +200,11 @@ impl Llama {
         let product = Product { a: layer.gate, b: x, d: work.gate };
         let down = Product { a: layer.down, b: work.gate, d: x };
         let label = format!("{i}.feed_forward.down");
-        if x.shape[1] <= MOST_COLUMNS {
+        if x.shape[1] <= work.few {
             let gate = Some(Gated { kind: Gate::Swiglu, up: layer.up, bias: None });
             let fused = mul_mat_vec::Call { norm: Some(norm), gate, ..mul_mat_vec::Call::plain(product) };
             b.step(format!("{i}.feed_forward.gated"), fused);
-            linear_onto(b, label, down, None);
+            linear_onto(b, label, down, work);
         } else {
             let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
             let others = vec![Sibling { a: layer.up, d: work.up, bias: None }];
@@ -245,6 +240,8 @@ impl Llama {
 
 /// What the layers of one plan compute in.
 struct Work {
+    /// Most columns that are few.
+    few: usize,
     positions: Tensor,
     length: Tensor,
     q: Tensor,
@@ -299,6 +296,7 @@ impl Graph for Llama {
             attended: scratch(b, "attended", q_width),
             gate: scratch(b, "gate", feed_forward),
             up: scratch(b, "up", feed_forward),
+            few: shape.few,
             partials: self.partials(b, shape.tokens),
             scratch: self.scratch(b, shape),
         };
@@ -317,7 +315,7 @@ impl Graph for Llama {
             last
         };
         let (norm, product) = (self.norm(self.output_norm), Product { a: self.output, b: last, d: logits });
-        if shape.outputs <= MOST_COLUMNS {
+        if shape.outputs <= shape.few {
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
             let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
@@ -329,12 +327,12 @@ impl Graph for Llama {
 }
 
 /// d += a b, by the operation made for the number of columns.
-fn linear_onto(b: &mut Builder, label: String, product: Product, scratch: Option<Tensor>) {
+fn linear_onto(b: &mut Builder, label: String, product: Product, work: &Work) {
     let epilogue = Epilogue { residual: Some(product.d), ..Epilogue::default() };
-    if product.b.shape[1] <= MOST_COLUMNS {
+    if product.b.shape[1] <= work.few {
         b.step(label, mul_mat_vec::Call { epilogue, ..mul_mat_vec::Call::plain(product) });
     } else {
-        b.step(label, mul_mm::Call { epilogue, scratch, ..mul_mm::Call::plain(product) });
+        b.step(label, mul_mm::Call { epilogue, scratch: work.scratch.back, ..mul_mm::Call::plain(product) });
     }
 }
 

@@ -7,6 +7,7 @@ mod rwkv6;
 mod rwkv7;
 
 use kiln_gguf::{Gguf, TensorType};
+use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::tensor::Tensor;
 
 use crate::Error;
@@ -20,6 +21,15 @@ pub struct BatchShape {
     pub tokens: usize,
     /// Tokens whose logits are wanted.
     pub outputs: usize,
+    /// Most columns of a product that are few ([`crate::executor::Executor::few_columns`]).
+    pub few: usize,
+}
+
+impl BatchShape {
+    /// The shape for an executor without matrix units.
+    pub fn new(tokens: usize, outputs: usize) -> BatchShape {
+        BatchShape { tokens, outputs, few: MOST_COLUMNS }
+    }
 }
 
 /// What an architecture makes of a model file: shared slots, and plans on them.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_gguf::{Gguf, TensorType, quant};
-use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
+use kiln_gpu::{Address, Buffer, Commands, Component, Device, MemoryKind, Recorder, Shader, Uploader};
+use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
@@ -16,6 +17,9 @@ use crate::Error;
 use crate::plan::{Fixed, Plan, SlotKind};
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
+/// Matrix units take 8 columns of Q4_K in 55 us where integer products take 77, 5 columns in as long (NVIDIA H200, 14336 x 4096,
+/// `docs/ladder/mul_mm.md`).
+const FEW_BESIDE_MATRICES: usize = 5;
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
 const PIECE_BYTES: usize = 16 << 20;
@@ -334,6 +338,12 @@ impl Executor for GpuExecutor {
     fn batch(&self) -> usize {
         let adapter = &self.device.adapter;
         if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
+    }
+
+    fn few_columns(&self) -> usize {
+        let caps = &self.device.adapter.caps;
+        let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
+        if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

@@ -6,6 +6,7 @@ mod gpu;
 use std::time::Duration;
 
 use kiln_gguf::Gguf;
+use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
@@ -60,6 +61,11 @@ pub trait Executor: Send {
     /// memory.
     fn batch(&self) -> usize {
         BATCH
+    }
+
+    /// Most columns of a product that are few here: those go to `mul_mat_vec`, more to `mul_mm`.
+    fn few_columns(&self) -> usize {
+        MOST_COLUMNS
     }
 
     /// How the steps of a plan are carried out here: path and variant of each.

@@ -69,10 +69,14 @@ cpu * coopmat  20 tile=16x16x32 warp=8x8
 cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1
 cpu blocks coopmat * tile=16x16x64 warp=8x8 band=2
 cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
-gpu * coopmat  32 tile=64x32x64 warp=32x16
-gpu * coopmat  256 tile=64x64x64 warp=32x32
-gpu * coopmat  * tile=256x128x16 warp=64x64 band=8 busy
-gpu * coopmat  * tile=128x128x16 warp=64x64 band=8 busy
+gpu * coopmat  16 tile=64x16x128 warp=16x16 stages=1
+gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
+gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
+gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
+gpu * coopmat  64 tile=128x64x64 warp=64x32 stages=1 busy
+gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
+gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
+gpu * coopmat  * tile=128x128x32 warp=64x32 band=16 busy
 gpu * coopmat  * tile=128x64x32 warp=64x32 busy
 gpu * coopmat  * tile=64x64x32  warp=32x32 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy

@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("--tokens must be at least 1");
     }
     let graph = graph(&model.config, &model.gguf, arguments.flags.context(&model))?;
-    let plan = graph.plan(BatchShape { tokens: arguments.tokens, outputs: 1 })?;
+    let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
     if arguments.json {
         let steps: Vec<_> = plan
             .steps

@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
         rows.push(Row { test: format!("{kind}{n}{depth}"), rates, steps });
     }
     bar.finish_and_clear();
-    let steps = session.plan(BatchShape { tokens: 1, outputs: 1 })?.len();
+    let steps = session.plan(BatchShape::new(1, 1))?.len();
     report(arguments, &session, &rows, steps)?;
     Ok(ExitCode::SUCCESS)
 }
