@@ -45,24 +45,9 @@ bool row_begin() {
 #define ROW(i) LOAD_X(p.x, x0 + i)
 #endif
 
-// Sum of x[i] - shift.
-float row_sum(float shift) {
-    float sum = 0.0;
-    SHARE(i) sum += ROW(i) - shift;
-    return wg_sum(sum);
-}
+#include "row_sums.glsl"
 
-// Sum of (x[i] - shift)^2.
-float row_sum_squares(float shift) {
-    float sum = 0.0;
-    SHARE(i) {
-        float v = ROW(i) - shift;
-        sum = fma(v, v, sum);
-    }
-    return wg_sum(sum);
-}
-
-// Writes the row. `rest` is what `shift` misses: subtracted on its own it keeps the digits that x - shift has won.
+// Writes the row.
 void row_finish(float shift, float rest, float scale) {
     SHARE(i) {
         float v = ((ROW(i) - shift) - rest) * scale;
@@ -80,12 +65,8 @@ void row_finish(float shift, float rest, float scale) {
     }
 }
 
-// Mean 0 and variance 1. The mean in f32 is off by some ulps of itself, which is large beside a small deviation; so the
-// deviations from it are summed too, and both mean and variance are corrected by that sum.
+// Mean 0 and variance 1.
 void row_standardise() {
-    float n = float(p.cols);
-    float mean = row_sum(0.0) / n;
-    float rest = row_sum(mean) / n;
-    float variance = max(row_sum_squares(mean) / n - rest * rest, 0.0);
-    row_finish(mean, rest, inversesqrt(variance + p.eps));
+    Standard to = row_standard(float(p.cols), p.eps);
+    row_finish(to.shift, to.rest, to.scale);
 }

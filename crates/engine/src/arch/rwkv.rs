@@ -182,6 +182,29 @@ impl Frame {
         }
     }
 
+    /// Blends of normed tokens with the ones before: `mix` is of the normed columns in `mix.x`, here they are computed from
+    /// `x`. A layer norm is part of the same pass, which leaves its columns in memory only if they are `read` again.
+    pub(super) fn normed_mix(
+        &self,
+        b: &mut Builder,
+        [norm_label, label]: [String; 2],
+        x: Tensor,
+        norm: Norm,
+        mix: token_mix::Call,
+        read: bool,
+    ) {
+        match norm {
+            Norm::Layer(weight, bias) => {
+                let norm = token_mix::Norm { weight, bias, eps: self.rwkv.norm_eps, y: read.then_some(mix.x) };
+                b.step(label, token_mix::Call { x, norm: Some(norm), ..mix });
+            }
+            Norm::MeanSquare(_) => {
+                self.norm(b, norm_label, x, norm, mix.x);
+                b.step(label, mix);
+            }
+        }
+    }
+
     /// The norm of every head of every token, the bonus of the token itself, and the gate, in place.
     pub(super) fn head_mix(
         &self,
@@ -285,13 +308,11 @@ impl FeedForward {
             Kind::ChannelMix { last, lerp, key, value, receptance } => {
                 // x += sigmoid(R xr) * (V relu(K xk)^2), without the gate in RWKV-7.
                 let at = |part: &str| format!("{i}.channel_mix.{part}");
-                frame.norm(b, at("norm"), x, self.norm, normed);
                 let y = blends.narrow(2, 0, 1 + usize::from(receptance.is_some()));
                 let another = receptance.map(|(lerp, _)| lerp);
-                b.step(
-                    at("mix"),
-                    token_mix::Call { x: normed, before: last, lerp, another, extra: None, y, keep: true },
-                );
+                let mix =
+                    token_mix::Call { x: normed, norm: None, before: last, lerp, another, extra: None, y, keep: true };
+                frame.normed_mix(b, [at("norm"), at("mix")], x, self.norm, mix, false);
                 // Products of different blends do not wait for each other.
                 linear_function(b, at("k"), (key, None), Function::Relu2, group(blends, 0), wide);
                 if let Some((_, receptance)) = receptance {

@@ -100,11 +100,11 @@ impl Rwkv6 {
         let MixWork { normed, blends, .. } = work.mix;
         let blend = group(blends, 0);
         let (hidden, tokens) = (x.shape[0], x.shape[1]);
-        self.frame.norm(b, at("norm"), x, layer.norm, normed);
 
         // Five blends of the token and the one before, each leaning by a learnt vector plus one that depends on both.
         let mix = token_mix::Call {
             x: normed,
+            norm: None,
             before: layer.last,
             lerp: layer.lerp_x,
             another: None,
@@ -112,7 +112,7 @@ impl Rwkv6 {
             y: blend,
             keep: false,
         };
-        b.step(at("x"), mix);
+        self.frame.normed_mix(b, [at("norm"), at("x")], x, layer.norm, mix, true);
         linear_function(b, at("mix.in"), (layer.mix_in, None), Function::Tanh, blend, ranks);
         let by_blend = ranks.reshape([ranks.shape[0] / BLENDS, BLENDS, tokens, 1]).permute([0, 2, 1, 3]);
         linear(b, at("mix.out"), layer.mix_out, by_blend, mixed);

@@ -139,14 +139,12 @@ impl Rwkv7 {
         let at = |part: &str| format!("{i}.time_mix.{part}");
         let Work { mixed, w, k, r, a, g, lookup, replaced, y, .. } = *work;
         let MixWork { normed, .. } = work.mix;
-        self.frame.norm(b, at("norm"), x, layer.norm, normed);
         let [hidden, _, groups, _] = mixed.shape;
         let lerp = layer.lerp.reshape([hidden, 1, groups, 1]);
         let before = layer.last;
-        b.step(
-            at("mix"),
-            token_mix::Call { x: normed, before, lerp, another: None, extra: None, y: mixed, keep: true },
-        );
+        let mix =
+            token_mix::Call { x: normed, norm: None, before, lerp, another: None, extra: None, y: mixed, keep: true };
+        self.frame.normed_mix(b, [at("norm"), at("mix")], x, layer.norm, mix, false);
         let [xr, xw, xk, xv, xa] = [0, 1, 2, 3, 4].map(|n| group(mixed, n));
         // The values of the first layer are kept: the others lean to them.
         let v = if layer.first_value.is_some() { work.v } else { work.first_v };

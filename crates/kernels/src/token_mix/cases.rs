@@ -2,9 +2,10 @@
 
 use kiln_gguf::TensorType::F32;
 
-use super::Call;
-use crate::case::{Case, Level};
+use super::{Call, Norm};
+use crate::case::{Case, Data, Level};
 use crate::elementwise::tolerance;
+use crate::row_norm;
 
 /// How the blends lean: by groups of one tensor, by one more, by an extra for each token.
 #[derive(Clone, Copy, Debug)]
@@ -14,17 +15,35 @@ struct Lean {
     extra: bool,
 }
 
+fn call(data: &mut Data, [width, tokens]: [usize; 2], lean: Lean, keep: bool) -> Call {
+    let shape = [width, tokens, lean.groups + usize::from(lean.another), 1];
+    let x = data.input(F32, [width, tokens, 1, 1]);
+    let before = data.input(F32, [width, 1, 1, 1]);
+    let lerp = data.input(F32, [width, 1, lean.groups, 1]);
+    let another = lean.another.then(|| data.input(F32, [width, 1, 1, 1]));
+    let extra = lean.extra.then(|| data.input(F32, shape));
+    // What is added lies where the result goes, as models have it.
+    let y = extra.unwrap_or_else(|| data.output(F32, shape));
+    Call { x, norm: None, before, lerp, another, extra, y, keep }
+}
+
 fn case(width: usize, tokens: usize, lean: Lean, keep: bool) -> Case {
     Case::new(format!("token_mix {width} x {tokens} {lean:?} keep={keep}"), move |data| {
-        let shape = [width, tokens, lean.groups + usize::from(lean.another), 1];
-        let x = data.input(F32, [width, tokens, 1, 1]);
-        let before = data.input(F32, [width, 1, 1, 1]);
-        let lerp = data.input(F32, [width, 1, lean.groups, 1]);
-        let another = lean.another.then(|| data.input(F32, [width, 1, 1, 1]));
-        let extra = lean.extra.then(|| data.input(F32, shape));
-        // What is added lies where the result goes, as models have it.
-        let y = extra.unwrap_or_else(|| data.output(F32, shape));
-        (Call { x, before, lerp, another, extra, y, keep }.into(), tolerance(F32))
+        (call(data, [width, tokens], lean, keep).into(), tolerance(F32))
+    })
+}
+
+/// With a norm before it. Columns differ in mean and deviation: one in place of another shows.
+fn normed(width: usize, tokens: usize, lean: Lean, keep: bool, written: bool) -> Case {
+    let name = format!("token_mix norm {width} x {tokens} {lean:?} keep={keep} written={written}");
+    Case::new(name, move |data| {
+        let call = call(data, [width, tokens], lean, keep);
+        let x =
+            data.input_with(F32, call.x.shape, |r, i| (i / width) as f64 + r.uniform(-1.0, 1.0 + (i / width) as f64));
+        let [weight, bias] = [(); 2].map(|()| data.input(F32, [width, 1, 1, 1]));
+        let y = written.then(|| data.output(F32, x.shape));
+        let norm = Some(Norm { weight, bias, eps: 0.1, y });
+        (Call { x, norm, ..call }.into(), row_norm::tolerance(F32))
     })
 }
 
@@ -36,7 +55,14 @@ pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
         return [1, 2048]
             .into_iter()
-            .flat_map(|tokens| [one, two, five].map(|l| case(4096, tokens, l, true)))
+            .flat_map(|tokens| {
+                let plain = [one, two, five].map(|l| case(4096, tokens, l, true));
+                // The three ways in which models begin with a norm.
+                let six = Lean { groups: 6, another: false, extra: false };
+                plain.into_iter().chain(
+                    [(one, false), (two, true), (six, true)].map(move |(l, keep)| normed(4096, tokens, l, keep, !keep)),
+                )
+            })
             .collect();
     }
     let mut cases = Vec::new();
@@ -45,7 +71,16 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case(width, tokens, two, true));
         cases.push(case(width, tokens, five, true));
     }
+    // Channels in slices and whole, in registers and too many for them, one round of a workgroup and several.
+    for (width, tokens) in [(4, 1), (132, 2), (1028, 5), (2060, 1), (2060, 3)] {
+        cases.push(normed(width, tokens, one, false, true));
+        cases.push(normed(width, tokens, two, true, false));
+    }
+    cases.push(normed(260, 3, five, true, true));
     if level == Level::Full {
+        cases.push(normed(4096, 1, five, true, true));
+        cases.push(normed(4096, 1000, two, true, false));
+        cases.push(normed(16384, 3, one, false, true));
         cases.push(case(4096, 1000, five, true));
         cases.push(case(2560, 4097, two, true));
     }

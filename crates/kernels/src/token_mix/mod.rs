@@ -1,5 +1,5 @@
 //! `token_mix`: blends of each token with the one before it, as RWKV models begin their layers. One pass for any number
-//! of blends, and the last token is kept for the next call.
+//! of blends, and the last token is kept for the next call. The norm before it can be part of it.
 
 pub mod cases;
 mod reference;
@@ -9,19 +9,40 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
+use crate::rows::cols_bound;
 use crate::tensor::Tensor;
 
 const NAME: &str = "token_mix";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "y[t, g] = x[t] + (x[t - 1] - x[t]) * (lerp[g] + extra[t, g]): blends of neighbouring tokens";
+pub const SUMMARY: &str =
+    "y[t, g] = x[t] + (x[t - 1] - x[t]) * (lerp[g] + extra[t, g]): blends of neighbouring tokens, with norm before";
+
+/// Threads of a workgroup that norms first. With four channels for each thread, the channels of one token are spread over
+/// several cores, each of which computes the sums for itself: cheaper than reading all weights through one core. Calculated.
+const NORM_THREADS: usize = 128;
+
+/// The columns are normed first: (x - mean) / sqrt(variance + eps) * weight + bias, as `norm` does it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[width]`.
+    pub weight: Tensor,
+    /// `[width]`.
+    pub bias: Tensor,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Where the normed columns go if anybody else reads them: as `x`, but not `x` itself, which neighbours read too.
+    pub y: Option<Tensor>,
+}
 
 /// Operands of `token_mix`. All are F32, dense, and begin at multiples of 16 bytes; the width is a multiple of 4.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
     /// Tokens `[width, tokens]`.
     pub x: Tensor,
-    /// The token before the first one, `[width]`.
+    /// What comes before: the blends are of normed columns then.
+    pub norm: Option<Norm>,
+    /// The token before the first one, `[width]`; normed already.
     pub before: Tensor,
     /// How far the blends lean to the token before, `[width, 1, groups]`.
     pub lerp: Tensor,
@@ -43,17 +64,38 @@ kiln_gpu::params! {
         another: Address,
         extra: Address,
         y: Address,
+        weight: Address,
+        bias: Address,
+        normed: Address,
         quads: u32,
         tokens: u32,
         units: u32,
+        eps: f32,
     }
 }
 
 impl Call {
     fn operands(&self) -> impl Iterator<Item = (&'static str, Tensor)> {
         let named = [("x", self.x), ("before", self.before), ("lerp", self.lerp), ("y", self.y)];
-        let optional = [("another", self.another), ("extra", self.extra)];
+        let norm = |part: fn(Norm) -> Option<Tensor>| self.norm.and_then(part);
+        let optional = [
+            ("another", self.another),
+            ("extra", self.extra),
+            ("the norm's weight", norm(|norm| Some(norm.weight))),
+            ("the norm's bias", norm(|norm| Some(norm.bias))),
+            ("the norm's y", norm(|norm| norm.y)),
+        ];
         named.into_iter().chain(optional.into_iter().filter_map(|(name, t)| Some((name, t?))))
+    }
+
+    fn check_norm(&self, norm: &Norm) -> Result<(), Invalid> {
+        let (x, width) = (self.x, self.x.shape[0]);
+        for (name, t) in [("weight", norm.weight), ("bias", norm.bias)] {
+            require(t.len() == width, NAME, || format!("the norm's {name} is {t}, want F32[{width}]"))?;
+        }
+        require(norm.eps >= 0.0, NAME, || format!("the norm's eps is {}, want 0 or more", norm.eps))?;
+        let apart = norm.y.is_none_or(|y| y.shape == x.shape && y.slot != x.slot);
+        require(apart, NAME, || format!("the norm's y is {:?}, want the extents of x {x}, and not in x", norm.y))
     }
 }
 
@@ -63,11 +105,13 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        [self.x, self.before, self.lerp].into_iter().chain(self.another).chain(self.extra).collect()
+        let norm = self.norm.into_iter().flat_map(|norm| [norm.weight, norm.bias]);
+        [self.x, self.before, self.lerp].into_iter().chain(self.another).chain(self.extra).chain(norm).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        if self.keep { vec![self.y, self.before] } else { vec![self.y] }
+        let normed = self.norm.and_then(|norm| norm.y);
+        [self.y].into_iter().chain(normed).chain(self.keep.then_some(self.before)).collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {
@@ -88,7 +132,8 @@ impl Operation for Call {
         })?;
         let shape = [width, tokens, groups + usize::from(another.is_some()), 1];
         require(y.shape == shape, NAME, || format!("y is {y}, want F32{shape:?}"))?;
-        require(extra.is_none_or(|t| t.shape == shape), NAME, || format!("extra is {extra:?}, want F32{shape:?}"))
+        require(extra.is_none_or(|t| t.shape == shape), NAME, || format!("extra is {extra:?}, want F32{shape:?}"))?;
+        self.norm.map_or(Ok(()), |norm| self.check_norm(&norm))
     }
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
@@ -96,14 +141,27 @@ impl Operation for Call {
         if self.x.len() * 4 > u32::MAX as usize || self.y.rows() > u32::MAX as usize {
             return Err(Unsupported { operation: NAME, reason: format!("x is {}, beyond 32 bits", self.x) });
         }
-        let threads = 64;
         let shader = Shader::new(NAME, "token_mix/token_mix.comp", Params::glsl())
-            .define("WG", threads)
             .define("GROUPS", self.lerp.len() / self.x.shape[0])
             .define("ANOTHER", u32::from(self.another.is_some()))
             .define("EXTRA", u32::from(self.extra.is_some()))
-            .define("KEEP", u32::from(self.keep));
-        Ok(Choice::one(Path::Scalar, shader, grid((self.x.len() / 4).div_ceil(threads), caps)))
+            .define("KEEP", u32::from(self.keep))
+            .define("NORM", u32::from(self.norm.is_some()));
+        let Some(norm) = self.norm else {
+            let threads = 64;
+            let groups = grid((self.x.len() / 4).div_ceil(threads), caps);
+            return Ok(Choice::one(Path::Scalar, shader.define("WG", threads), groups));
+        };
+        let [quads, tokens] = [self.x.shape[0] / 4, self.x.shape[1]];
+        let shader = shader.define("COLS_BOUND", cols_bound(quads)).define("NORMED", u32::from(norm.y.is_some()));
+        // A software GPU runs threads one after the other: more of them than one subgroup only add barriers.
+        let threads = if caps.is_cpu { 32 } else { NORM_THREADS };
+        let shader = shader.define("WG", threads).define("SUBGROUPS", u32::from(caps.subgroups.arithmetic));
+        // Few tokens are spread over the device's cores; the order of every sum stays the same.
+        let slices = quads.div_ceil(threads);
+        let sliced = tokens * slices <= caps.cores_or_guess() as usize;
+        let groups = if sliced { tokens * slices } else { tokens };
+        Ok(Choice::one(Path::Scalar, shader.define("SLICED", u32::from(sliced)), grid(groups, caps)))
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
@@ -116,9 +174,13 @@ impl Operation for Call {
             another: maybe(self.another),
             extra: maybe(self.extra),
             y: at(&self.y),
+            weight: maybe(self.norm.map(|norm| norm.weight)),
+            bias: maybe(self.norm.map(|norm| norm.bias)),
+            normed: maybe(self.norm.and_then(|norm| norm.y)),
             quads: number(self.x.shape[0] / 4),
             tokens: number(self.x.shape[1]),
             units: number(self.x.len() / 4),
+            eps: self.norm.map_or(0.0, |norm| norm.eps),
         }
         .bytes()
     }
@@ -138,6 +200,7 @@ mod tests {
         let tensor = |slot, shape| Tensor::dense(Slot(slot), TensorType::F32, shape);
         let good = Call {
             x: tensor(0, [8, 3, 1, 1]),
+            norm: None,
             before: tensor(1, [8, 1, 1, 1]),
             lerp: tensor(2, [8, 1, 2, 1]),
             another: None,
@@ -151,5 +214,11 @@ mod tests {
         assert!(reason(Call { before: good.x, ..good }).contains("before"));
         assert!(reason(Call { another: Some(good.before), ..good }).contains("want F32[8, 3, 3, 1]"));
         assert!(reason(Call { extra: Some(good.x), ..good }).contains("extra"));
+        let norm = Norm { weight: good.before, bias: good.before, eps: 1e-5, y: Some(tensor(4, good.x.shape)) };
+        let normed = |norm: Norm| Call { norm: Some(norm), ..good };
+        assert_eq!(normed(norm).check(), Ok(()));
+        assert!(reason(normed(Norm { weight: good.x, ..norm })).contains("the norm's weight"));
+        assert!(reason(normed(Norm { y: Some(good.x), ..norm })).contains("not in x"));
+        assert!(reason(normed(Norm { eps: -1.0, ..norm })).contains("eps"));
     }
 }

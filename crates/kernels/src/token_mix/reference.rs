@@ -2,11 +2,22 @@
 
 use super::Call;
 use crate::host::HostMemory;
+use crate::norm::reference::standardise;
 
-/// y[t, g] = x[t] + (x[t - 1] - x[t]) * (lerp[g] + extra[t, g]), with `before` for the token before the first.
+/// y[t, g] = x[t] + (x[t - 1] - x[t]) * (lerp[g] + extra[t, g]), with `before` for the token before the first. The norm, where there is
+/// one, goes before all of that.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     let [width, tokens, groups, _] = call.y.shape;
-    let (x, before) = (memory.read(&call.x), memory.read(&call.before));
+    let (mut x, before) = (memory.read(&call.x), memory.read(&call.before));
+    if let Some(norm) = call.norm {
+        let (weight, bias) = (memory.read(&norm.weight), memory.read(&norm.bias));
+        for column in x.chunks_exact_mut(width) {
+            standardise(column, f64::from(norm.eps));
+            for c in 0..width {
+                column[c] = column[c] * weight[c] + bias[c];
+            }
+        }
+    }
     let mut lerp = memory.read(&call.lerp);
     lerp.extend(call.another.iter().flat_map(|t| memory.read(t)));
     let extra = call.extra.map(|t| memory.read(&t));
@@ -22,6 +33,9 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
         }
     }
     memory.write(&call.y, &y);
+    if let Some(normed) = call.norm.and_then(|norm| norm.y) {
+        memory.write(&normed, &x);
+    }
     if call.keep {
         memory.write(&call.before, &x[(tokens - 1) * width..]);
     }

@@ -1,29 +1,110 @@
 // token_mix: y[c,t,g] = x[c,t] + (x[c,t-1] - x[c,t]) * (lerp[c,g] + extra[c,t,g]), with before[c] for x[c,-1]; with KEEP
 // the last token takes the place of `before`. x: [width, tokens]; lerp: [width, GROUPS], one more group in `another`;
 // extra, y: [width, tokens, groups]. A thread computes four channels of one token in every group.
+//   NORM  x stands for its columns after norm: (x[c,t] - mean) / sqrt(variance + eps) * weight[c] + bias[c]; `before` is such
+//         a column already. With NORMED they are written too. A workgroup computes a token, or with SLICED four
+//         channels for each thread: the sums of the whole column, and of the one before, it computes for itself.
 #version 450
 #include "kiln.glsl"
 
 layout(local_size_x = WG) in;
 
+#define BLENDS (GROUPS + ANOTHER)
+
 vec4 quad_of(uvec2 base, uint row, uint quad) { return F32x4(row_address(base, row, p.quads * 16)).v[quad]; }
 
+// How far four channels of a token lean to the one before, for each blend.
+struct Lean {
+    vec4 by[BLENDS];
+};
+Lean lean_of(uint t, uint quad) {
+    Lean lean;
+    [[unroll]] for (uint g = 0; g < BLENDS; g++) {
+        lean.by[g] = g < GROUPS ? quad_of(p.lerp, g, quad) : F32x4(p.another).v[quad];
+#if EXTRA
+        lean.by[g] += quad_of(p.extra, g * p.tokens + t, quad);
+#endif
+    }
+    return lean;
+}
+
+void store_blends(uint t, uint quad, vec4 x, vec4 earlier, Lean lean) {
+    [[unroll]] for (uint g = 0; g < BLENDS; g++)
+        F32x4(row_address(p.y, g * p.tokens + t, p.quads * 16)).v[quad] = fma(earlier - x, lean.by[g], x);
+}
+
+#if NORM
+#define ELEMENT vec4
+#define ROW_LENGTH p.quads
+#include "reduce.glsl"
+#include "row_share.glsl"
+
+uvec2 row;
+#if HELD
+#define ROW(i) held[k]
+#else
+#define ROW(i) F32x4(row).v[i]
+#endif
+#include "row_sums.glsl"
+
+Standard standard_of(uint t) {
+    row = row_address(p.x, t, p.quads * 16);
+#if HELD
+    SHARE(i) held[k] = F32x4(row).v[i];
+#endif
+    return row_standard(float(p.quads * 4), p.eps);
+}
+
+// Four channels of what the sums do not change; only the first token has a use for `before`.
+struct Channels {
+    vec4 weight, bias, before;
+    Lean lean;
+};
+Channels channels_of(uint t, uint quad) {
+    vec4 before = t > 0 ? vec4(0) : F32x4(p.before).v[quad];
+    return Channels(F32x4(p.weight).v[quad], F32x4(p.bias).v[quad], before, lean_of(t, quad));
+}
+
+vec4 normed(uint t, uint quad, Standard to, Channels channels) {
+    return ((quad_of(p.x, t, quad) - to.shift) - to.rest) * to.scale * channels.weight + channels.bias;
+}
+
+void main() {
+    uint span = SLICED == 1 ? WG : p.quads, slices = (p.quads + span - 1) / span;
+    uint t = group_index() / slices, start = group_index() % slices * span;
+    if (t >= p.tokens) return;
+    uint end = min(start + span, p.quads), quad = start + gl_LocalInvocationID.x;
+    // Loaded before the sums, which they do not wait for.
+    Channels channels;
+    if (quad < end) channels = channels_of(t, quad);
+    Standard to = standard_of(t), other_to = to;
+    // The token before; the first one has none, and keeps the last one for the next call.
+    uint other = t > 0 ? t - 1 : KEEP * (p.tokens - 1);
+    if (other != t) other_to = standard_of(other);
+    while (quad < end) {
+        vec4 x = normed(t, quad, to, channels), neighbour = normed(other, quad, other_to, channels);
+#if NORMED
+        F32x4(row_address(p.normed, t, p.quads * 16)).v[quad] = x;
+#endif
+#if KEEP
+        // Nobody else reads these four elements.
+        if (t == 0) F32x4(p.before).v[quad] = neighbour;
+#endif
+        store_blends(t, quad, x, t > 0 ? neighbour : channels.before, channels.lean);
+        quad += WG;
+        if (quad < end) channels = channels_of(t, quad);
+    }
+}
+#else
 void main() {
     uint unit = group_index() * WG + gl_LocalInvocationID.x;
     if (unit >= p.units) return;
     uint t = unit / p.quads, quad = unit % p.quads;
-    vec4 x = quad_of(p.x, t, quad);
-    vec4 shift = (t > 0 ? quad_of(p.x, t - 1, quad) : F32x4(p.before).v[quad]) - x;
+    vec4 x = quad_of(p.x, t, quad), earlier = t > 0 ? quad_of(p.x, t - 1, quad) : F32x4(p.before).v[quad];
 #if KEEP
     // Nobody else reads these four elements.
     if (t == 0) F32x4(p.before).v[quad] = quad_of(p.x, p.tokens - 1, quad);
 #endif
-    [[unroll]] for (uint g = 0; g < GROUPS + ANOTHER; g++) {
-        vec4 factor = g < GROUPS ? quad_of(p.lerp, g, quad) : F32x4(p.another).v[quad];
-        uint row = g * p.tokens + t;
-#if EXTRA
-        factor += quad_of(p.extra, row, quad);
-#endif
-        F32x4(row_address(p.y, row, p.quads * 16)).v[quad] = fma(shift, factor, x);
-    }
+    store_blends(t, quad, x, earlier, lean_of(t, quad));
 }
+#endif
