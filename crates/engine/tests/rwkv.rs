@@ -244,9 +244,12 @@ fn every_step_agrees_on_both_executors() {
             let Some((mut gpu, instance)) = gpu() else { return };
             let model = synth(preset, SEED);
             let mut reference = CpuExecutor::new(Arithmetic::Reference);
-            let report = compare::run(&model, &tokens(n), 1, gpu.as_mut(), &mut reference, 1e-7).unwrap();
+            let tokens = tokens(n);
+            let report = compare::run(&model, &tokens, 1, gpu.as_mut(), &mut reference, 1e-7).unwrap();
             assert_eq!(report.first_difference, None, "{preset}, {n} tokens");
-            assert!(report.steps >= 40);
+            let shape = BatchShape { few: gpu.few_columns(), ..BatchShape::new(tokens.len(), 1) };
+            let plan = graph(&model.config, &model.gguf, 1).unwrap().plan(shape).unwrap();
+            assert_eq!(report.steps, plan.steps.len(), "{preset}, {n} tokens: every step of the plan is compared");
             assert_eq!(instance.validation_messages(), Vec::<String>::new());
         }
     }

@@ -4,7 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_kernels::binary::{self, Operator};
 use kiln_kernels::glu::{self, Gate};
-use kiln_kernels::mul_mat_vec::{self, Gated};
+use kiln_kernels::mul_mat_vec::{self, Factor, Gated};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
 use kiln_kernels::{Call, gated_add, get_rows, head_mix, mul_mat, norm, rms_norm, scale, token_mix};
@@ -315,14 +315,23 @@ impl FeedForward {
                 frame.normed_mix(b, [at("norm"), at("mix")], x, self.norm, mix, false);
                 // Products of different blends do not wait for each other.
                 linear_function(b, at("k"), (key, None), Function::Relu2, group(blends, 0), wide);
-                if let Some((_, receptance)) = receptance {
-                    linear(b, at("r"), receptance, group(blends, 1), r);
-                }
-                if receptance.is_none() {
+                let Some((_, receptance)) = receptance else {
                     return linear_onto(b, at("value"), value, wide, x);
+                };
+                linear(b, at("r"), receptance, group(blends, 1), r);
+                let function = Function::Sigmoid;
+                match mul_mat::call(value, wide, x) {
+                    // Few columns: in the same pass.
+                    Call::MulMatVec(mut call) => {
+                        call.factor = Some(Factor { function, gate: r });
+                        call.epilogue.residual = Some(x);
+                        b.step(at("value"), call);
+                    }
+                    _ => {
+                        linear(b, at("value"), value, wide, branch);
+                        b.step(at("gate"), gated_add::Call { function, gate: r, y: branch, x, dst: x });
+                    }
                 }
-                linear(b, at("value"), value, wide, branch);
-                b.step(at("gate"), gated_add::Call { function: Function::Sigmoid, gate: r, y: branch, x, dst: x });
             }
         }
     }

@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType::{self, F16, F32, I8, I32, Q3_Kx1, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q6_Kx8, Q8_0, Q8_0x8};
 
 use super::tuning::{Slice, Team, Tuning};
-use super::{Call, Experts, Gated, Norm, Sibling};
+use super::{Call, Experts, Factor, Gated, Norm, Sibling};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::formats::FORMATS;
 use crate::glu::Gate;
@@ -263,6 +263,18 @@ fn fusions() -> Vec<Case> {
             call.epilogue.bias = Some(data.input(F32, [19, 1, 1, 1]));
             call.epilogue.residual = Some(data.input(F32, [19, 1, 1, 1]));
             call.function = Some(function);
+        }));
+    }
+    for (ty, shape, in_place) in [(Q4_K, [768, 35, 1], true), (Q8_0, [96, 19, 3], false), (F16, [64, 19, 2], true)] {
+        cases.push(with("factor", (ty, shape, Any), move |data, call| {
+            let like_d = call.product.d.shape;
+            call.factor = Some(Factor { function: Function::Sigmoid, gate: data.input(F32, like_d) });
+            call.epilogue.bias = Some(data.input(F32, [shape[1], 1, 1, 1])).filter(|_| !in_place);
+            let residual = data.input(F32, like_d);
+            call.epilogue.residual = Some(residual);
+            if in_place {
+                call.product.d = residual;
+            }
         }));
     }
     let oai = Gate::SwigluOai { alpha: 1.702, limit: 3.0 };

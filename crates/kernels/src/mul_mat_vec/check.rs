@@ -2,7 +2,7 @@
 
 use kiln_gguf::TensorType;
 
-use super::{Call, Experts, Gated, NAME, Sibling};
+use super::{Call, Experts, Factor, Gated, NAME, Sibling};
 use crate::mul_mat::{Epilogue, MOST_COLUMNS, Product};
 use crate::operation::{Invalid, require};
 use crate::tensor::Tensor;
@@ -40,6 +40,12 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
             let experts = if call.experts.is_some() { a.shape[2] } else { 1 };
             vector(&bias, a.shape[1] * experts, "the bias of up")?;
         }
+    }
+    if let Some(Factor { gate, .. }) = call.factor {
+        let fits = is_f32(&gate) && gate.has_dense_rows() && gate.shape == d.shape;
+        require(fits, NAME, || format!("the factor's gate is {gate}, want the extents of {d}"))?;
+        let alone = call.experts.is_none() && call.others.is_empty() && d.shape[2..] == [1, 1];
+        require(alone, NAME, || format!("a factor goes with neither batches, experts nor more matrices, d is {d}"))?;
     }
     for sibling in &call.others {
         check_sibling(call, sibling)?;
@@ -120,5 +126,6 @@ fn narrow(call: &Call, start: usize, len: usize) -> Call {
     let epilogue =
         Epilogue { bias: call.epilogue.bias.map(cut), residual: call.epilogue.residual.map(cut), ..call.epilogue };
     let gate = call.gate.map(|gate| Gated { up: gate.up.narrow(1, start, len), bias: gate.bias.map(cut), ..gate });
-    Call { product, epilogue, gate, ..call.clone() }
+    let factor = call.factor.map(|factor| Factor { gate: cut(factor.gate), ..factor });
+    Call { product, epilogue, gate, factor, ..call.clone() }
 }

@@ -235,6 +235,7 @@ fn finish(
     let bias = matrix.bias.map(|t| memory.floats(&t));
     let up_bias = call.gate.and_then(|gate| gate.bias).map(|t| memory.floats(&t));
     let residual = call.epilogue.residual.map(|t| memory.floats(&t));
+    let factor = call.factor.map(|factor| (factor.function, memory.floats(&factor.gate)));
     let router = call.experts.and_then(|experts| experts.weights).map(|t| memory.floats(&t));
     // Where each row of the result comes from.
     let mut from = vec![(0, 0); matrix.d.rows()];
@@ -262,6 +263,10 @@ fn finish(
         }
         if let Some(router) = &router {
             out.iter_mut().for_each(|out| *out *= router[at]);
+        }
+        if let Some((function, gate)) = &factor {
+            let factors = gate[at * m..].iter().map(|gate| function.of(f64::from(*gate)) as f32);
+            out.iter_mut().zip(factors).for_each(|(out, factor)| *out *= factor);
         }
         if let Some(residual) = &residual {
             out.iter_mut().zip(&residual[at * m..]).for_each(|(out, r)| *out += r);

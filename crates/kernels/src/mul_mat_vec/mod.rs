@@ -27,7 +27,7 @@ pub(crate) const NAME: &str = "mul_mat_vec";
 
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format, with rms_norm \
-                           before, a function, a gate, siblings or experts";
+                           before, a function, a gate, factors, siblings or experts";
 
 /// A second matrix: d = activation(product with `a`) * (product with `up`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +38,15 @@ pub struct Gated {
     pub up: Tensor,
     /// As the epilogue's bias, for `up`.
     pub bias: Option<Tensor>,
+}
+
+/// A gate that is known already: d = function(gate) * (the product and what belongs to it) + residual.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factor {
+    /// The function of the gate.
+    pub function: Function,
+    /// F32 with the extents of `d`.
+    pub gate: Tensor,
 }
 
 /// Which expert's matrix multiplies which column. `a` is `[K, M, experts]`, `b` `[K, used or 1, tokens]` (1: all slots of a
@@ -51,7 +60,7 @@ pub struct Experts {
 }
 
 /// Operands of `mul_mat_vec`. In this order: the columns are normed, multiplied and scaled, the bias is added, the function
-/// or the gate applied, the expert's weight multiplied, the residual added.
+/// or the gate applied, the expert's weight or the factor multiplied, the residual added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     /// The product; `b` is F32 or F16 with 1 to 16 columns (any number with experts), `d` is F32.
@@ -64,7 +73,9 @@ pub struct Call {
     pub function: Option<Function>,
     /// A second matrix whose product is gated.
     pub gate: Option<Gated>,
-    /// More matrices for the same columns; not with batches, a gate, a residual or experts.
+    /// What every result is multiplied by; not with batches, more matrices or experts.
+    pub factor: Option<Factor>,
+    /// More matrices for the same columns; not with batches, a gate, a factor, a residual or experts.
     pub others: Vec<Sibling>,
     /// The columns choose their matrices; not with batches in dimension 3.
     pub experts: Option<Experts>,
@@ -89,6 +100,7 @@ impl Call {
             norm: None,
             function: None,
             gate: None,
+            factor: None,
             others: Vec::new(),
             experts: None,
             exact: true,
@@ -132,6 +144,7 @@ impl Operation for Call {
             reads.push(gate.up);
             reads.extend(gate.bias);
         }
+        reads.extend(self.factor.map(|factor| factor.gate));
         if let Some(experts) = self.experts {
             reads.push(experts.ids);
             reads.extend(experts.weights);

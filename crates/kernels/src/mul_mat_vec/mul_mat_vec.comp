@@ -3,6 +3,7 @@
 //   NORM     b stands for its columns after rms_norm: b[k, n] * weight[k] / sqrt(mean_k(b[k, n]^2) + eps)
 //   FUNCTION d = the function of what it would be, bias included
 //   GATE     d = activation(product with a) * (product with up), each with its bias
+//   FACTOR   d = factor's function of its gate[m, n] * what d would be, but for the residual
 //   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
 //   MATRICES up to three matrices of one format share b, each with its own result
 //   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
@@ -20,7 +21,7 @@ layout(local_size_x = WG) in;
 #endif
 #include "formats.glsl"
 #include "mul_mat_vec/slices.glsl"
-#if GATE || FUNCTION
+#if GATE || FUNCTION || FACTOR
 #include "activations.glsl"
 #endif
 
@@ -230,6 +231,11 @@ uvec2 batch_residual() {
 }
 #endif
 
+#if FACTOR
+// What the unit's results are multiplied by, before the function.
+float held_factor[ROWS][COLS];
+#endif
+
 void start_unit(uint unit, uint units, uint lane) {
 #if RESIDUAL
     if (lane == 0 && unit < units) {
@@ -238,6 +244,14 @@ void start_unit(uint unit, uint units, uint lane) {
         [[unroll]] for (uint r = 0; r < ROWS; r++)
             [[unroll]] for (uint c = 0; c < COLS; c++)
                 held_residual[r][c] = F32(row_address(residual, c, p.residual_stride)).v[min(x.first + r, x.m - 1)];
+    }
+#endif
+#if FACTOR
+    if (lane == 0 && unit < units) {
+        Place x = place_of(unit);
+        [[unroll]] for (uint r = 0; r < ROWS; r++)
+            [[unroll]] for (uint c = 0; c < COLS; c++)
+                held_factor[r][c] = F32(row_address(p.factor, c, p.factor_stride)).v[min(x.first + r, x.m - 1)];
     }
 #endif
     start_row();
@@ -287,6 +301,9 @@ void store_unit(uint unit, uint lane) {
 #endif
 #if EXPERTS && ROUTER
                 sum *= share;
+#endif
+#if FACTOR
+                sum *= FACTOR_OF(held_factor[r][c]);
 #endif
 #if RESIDUAL
                 sum += held_residual[r][c];

@@ -297,6 +297,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         ("SLICED", u32::from(from == Columns::Staged && quads == 0 && team <= MOST_SLICED_TEAM)),
         ("LOOP", u32::from(loops.is_some())),
         ("FUNCTION", u32::from(call.function.is_some())),
+        ("FACTOR", u32::from(call.factor.is_some())),
         ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
     ];
     let mut shader = Shader::new(name, PRODUCT, glsl);
@@ -306,6 +307,9 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     }
     if let Some(function) = call.function {
         shader = shader.define("FUNCTION_OF", function.glsl());
+    }
+    if let Some(factor) = call.factor {
+        shader = shader.define("FACTOR_OF", factor.function.glsl());
     }
     if let Some(gate) = call.gate {
         let function = gate.kind.function().map_or("silu", crate::unary::Function::glsl);
@@ -394,6 +398,10 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
             block.add("alpha", alpha);
             block.add("limit", limit);
         }
+    }
+    if let Some(factor) = call.factor {
+        block.add("factor", at(&factor.gate));
+        block.add("factor_stride", row_strides(&factor.gate)[0]);
     }
     block.add("k", count(a.shape[0]));
     block.add("a_stride", row_strides(&matrices[0].a)[0]);

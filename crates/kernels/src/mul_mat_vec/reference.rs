@@ -42,6 +42,7 @@ fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMe
     let (k, m) = (a.shape[0], matrix.d.shape[0]);
     let bias = matrix.bias.map(|t| memory.read(&t));
     let residual = call.epilogue.residual.map(|t| memory.read(&t));
+    let factor = call.factor.map(|factor| (factor.function, memory.read(&factor.gate)));
     let up_bias = call.gate.and_then(|gate| gate.bias).map(|t| memory.read(&t));
     let ids = call.experts.map(|experts| memory.read(&experts.ids));
     let router = call.experts.and_then(|experts| experts.weights).map(|t| memory.read(&t));
@@ -73,6 +74,7 @@ fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMe
                 value = function.of(value);
             }
             value *= router.as_ref().map_or(1.0, |r| r[at]);
+            value *= factor.as_ref().map_or(1.0, |(function, gate)| function.of(gate[at * m + row]));
             result[at * m + row] = value + residual.as_ref().map_or(0.0, |r| r[at * m + row]);
         }
     }
