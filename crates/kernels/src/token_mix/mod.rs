@@ -2,6 +2,7 @@
 //! of blends, and the last token is kept for the next call. The norm before it can be part of it.
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use kiln_gguf::TensorType;
@@ -187,6 +188,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 }
 
