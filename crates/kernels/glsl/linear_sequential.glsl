@@ -19,6 +19,12 @@ shared float y_stage[STEP * WG];
 #if !AFTER_UPDATE
 shared float bonus_stage[STEP * QUADS];
 #endif
+#include "recurrence_mix.glsl"
+#if MIX
+#define Y_SCALE 1.0
+#else
+#define Y_SCALE p.scale
+#endif
 
 void main() {
     uint group = group_index();
@@ -37,6 +43,7 @@ void main() {
         [[unroll]] for (uint e = 0; e < 4; e++) state[n][e] = from.v[(4 * (lane + n * LANES) + e) * S + column];
     }
 
+    MIX_BEGIN
     vec4 k_next[LOADS], r_next[LOADS], decay_next[LOADS];
     float v_next[VALUES];
 #define FETCH(TOKEN)                                                                            \
@@ -45,6 +52,7 @@ void main() {
         k_next[n] = load4(p.k, token, end, head, at % QUADS, 0);                                \
         r_next[n] = load4(p.r, token, end, head, at % QUADS, 0);                                \
         decay_next[n] = load4(p.td, token, end, head, at % QUADS, 0);                           \
+        MIX_FETCH(n, token, at % QUADS)                                                         \
     }                                                                                           \
     [[unroll]] for (uint n = 0; n < VALUES; n++) {                                              \
         uint at = tid + n * WG, token = (TOKEN) + at / COLS;                                    \
@@ -64,6 +72,7 @@ void main() {
                 // y = r S + (sum of r tf k) v: the sum needs no state, so it is prepared here.
                 bonus_stage[at] = dot4(r_next[n] * F32x4(p.tf).v[head * QUADS + at % QUADS], k_next[n]);
 #endif
+                MIX_KEEP(n, r_next[n], k_next[n])
             }
         }
         [[unroll]] for (uint n = 0; n < VALUES; n++) {
@@ -92,11 +101,7 @@ void main() {
             y_stage[(t * LANES + lane) * COLS + col] = fma(bonus, v, sum4(sum));
         }
         barrier();
-        for (uint at = tid; at < tokens * COLS; at += WG) {
-            float y = 0;
-            [[unroll]] for (uint n = 0; n < LANES; n++) y += y_stage[(at / COLS * LANES + n) * COLS + at % COLS];
-            F32(head_of(p.y, now + at / COLS, head)).v[slice * COLS + at % COLS] = y * p.scale;
-        }
+        STORE_Y(now, tokens, Y_SCALE)
     }
 
     F32 to = F32(state_of(p.state_out, sequence, p.out_stride, head));

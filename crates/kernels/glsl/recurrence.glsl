@@ -1,11 +1,15 @@
 // Where the sequences of a recurrence lie among its tokens: p.starts holds the first token of each sequence and the end
 // of the last one; where it is no address, all sequences have the same length. CHUNK, where it is defined, is the number
-// of tokens of a chunk: every sequence is cut from its own start, so its neighbours do not change its result.
+// of tokens of a chunk: every sequence is cut from its own start, so its neighbours do not change its result. EQUAL, where
+// it is defined, says that all sequences have the same length, and that there is no p.starts.
+#include "quads.glsl"
 
 uint start_of(uint sequence) {
-    if (p.starts == uvec2(0)) return p.tokens / p.sequences * sequence;
+#ifndef EQUAL
     // Numbers that make no sense give a wrong result, never a wild address.
-    return min(uint(max(I32(p.starts).v[sequence], 0)), p.tokens);
+    if (p.starts != uvec2(0)) return min(uint(max(I32(p.starts).v[sequence], 0)), p.tokens);
+#endif
+    return p.tokens / p.sequences * sequence;
 }
 
 uint end_of(uint sequence) { return max(start_of(sequence + 1), start_of(sequence)); }
@@ -51,8 +55,3 @@ uvec2 state_of(uvec2 base, uint sequence, uint stride, uint head) {
 vec4 load4(uvec2 base, uint token, uint end, uint head, uint quad, float nothing) {
     return token < end ? F32x4(head_of(base, token, head)).v[quad] : vec4(nothing);
 }
-
-float sum4(vec4 x) { return (x.x + x.y) + (x.z + x.w); }
-
-// Written out, so that every variant of a kernel rounds alike.
-float dot4(vec4 a, vec4 b) { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, a.w * b.w))); }

@@ -29,7 +29,6 @@ macro_rules! operations {
         /// One operation with its operands: what a step of a plan holds.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs, reason = "each variant is documented in its module")]
-        #[expect(clippy::large_enum_variant, reason = "a plan has a thousand of them, and most are of the largest kind")]
         pub enum Call { $($variant($module::Call)),* }
 
         impl Call {

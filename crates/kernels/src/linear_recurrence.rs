@@ -4,7 +4,8 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Component, CoopmatShape, Scope, Shader, SubgroupRequest};
 
-use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, Work, grid, require};
+use crate::head_mix::{self, Mix};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, require};
 use crate::recurrence::{self, Form, Layout, Sequences, tile};
 use crate::tensor::Tensor;
 
@@ -27,6 +28,8 @@ pub(crate) struct Linear {
     pub(crate) sequences: Sequences,
     pub(crate) form: Form,
     pub(crate) scale: f32,
+    /// What becomes of y; not beside a scale.
+    pub(crate) mix: Option<Mix>,
 }
 
 kiln_gpu::params! {
@@ -50,6 +53,29 @@ kiln_gpu::params! {
         in_stride: u32,
         out_stride: u32,
         scale: f32,
+    }
+}
+
+kiln_gpu::params! {
+    /// Of the sequential kernel with the mix of heads inside: no chunks, no lengths that differ.
+    struct MixedParams {
+        k: Address,
+        v: Address,
+        r: Address,
+        tf: Address,
+        td: Address,
+        state_in: Address,
+        y: Address,
+        state_out: Address,
+        weight: Address,
+        bias: Address,
+        gate: Address,
+        heads: u32,
+        tokens: u32,
+        sequences: u32,
+        in_stride: u32,
+        out_stride: u32,
+        eps: f32,
     }
 }
 
@@ -179,7 +205,13 @@ impl Linear {
 
     pub(crate) fn reads(&self) -> Vec<Tensor> {
         let tokens = [self.k, self.v, self.r, self.td, self.state_in];
-        tokens.into_iter().chain(self.tf).chain(self.sequences.tensor()).collect()
+        let mix = self.mix.iter().flat_map(Mix::reads);
+        tokens.into_iter().chain(self.tf).chain(self.sequences.tensor()).chain(mix).collect()
+    }
+
+    /// The mix of heads as a call by itself.
+    pub(crate) fn mixed(&self) -> Option<head_mix::Call> {
+        self.mix.map(|mix| mix.of(self.y, None))
     }
 
     pub(crate) fn check(&self) -> Result<(), Invalid> {
@@ -193,11 +225,20 @@ impl Linear {
             let fits = tf.shape == shape && tf.ty == TensorType::F32 && tf.is_dense() && tf.offset.is_multiple_of(16);
             require(fits, self.operation, || format!("tf is {tf}, want dense F32{shape:?} at a multiple of 16"))?;
         }
+        self.mixed().map_or(Ok(()), |mix| mix.check_within(self.sequences))?;
         let bytes = scratch_bytes(layout.head_size, layout.heads, layout.tokens, self.sequences.count());
         layout.check_scratch(self.scratch, self.form, bytes)
     }
 
     pub(crate) fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
+        let choice = self.pick_recurrence(caps, want)?;
+        match self.mixed() {
+            Some(mix) => mix.after(choice, caps),
+            None => Ok(choice),
+        }
+    }
+
+    fn pick_recurrence(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
         let layout = self.layout();
         layout.supported(&[self.state_in, self.state_out])?;
         let is_chunked = layout.is_chunked(self.form, self.scratch, chunked_from(layout.head_size));
@@ -237,18 +278,20 @@ impl Linear {
     fn sequential(&self, caps: &Caps) -> Choice {
         let layout = self.layout();
         let s = layout.head_size;
-        let (lanes, columns) = layout.columns(caps);
+        let mixed = self.mixed().and_then(|mix| Some((mix, layout.whole_heads(caps)?)));
+        let (lanes, columns) = mixed.map_or_else(|| layout.columns(caps), |(_, whole)| whole);
         let threads = lanes * columns;
         // Staged for each token: keys, receptances, decays, a quarter as much for the bonus, values, shares of y.
-        let floats = |step: usize| step * (3 * s + s / 4 + columns + threads);
+        // The mix adds up four floats of every thread.
+        let sums = if mixed.is_some() { 4 * threads } else { 0 };
+        let floats = |step: usize| step * (3 * s + s / 4 + columns + threads) + sums;
         let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
         let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
-        let shader = layout
-            .shader(self.file, Params::glsl())
-            .define("LANES", lanes)
-            .define("COLS", columns)
-            .define("STEP", step)
-            .define("WG", threads);
+        let shader = match mixed {
+            Some((mix, _)) => mix.defines(layout.shader_with_mix(self.file, MixedParams::glsl())),
+            None => layout.shader(self.file, Params::glsl()).define("MIX", 0),
+        };
+        let shader = shader.define("LANES", lanes).define("COLS", columns).define("STEP", step).define("WG", threads);
         Choice::one(Path::Scalar, shader, grid(self.sequences.count() * layout.heads * (s / columns), caps))
     }
 
@@ -283,7 +326,40 @@ impl Linear {
         ])
     }
 
-    pub(crate) fn params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    pub(crate) fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        match self.mixed() {
+            Some(mix) if head_mix::is_mix(choice, launch) => mix.params(choice, launch, at),
+            Some(mix) if head_mix::is_within(choice) => self.mixed_params(&mix, at),
+            _ => self.plain_params(choice, at),
+        }
+    }
+
+    fn mixed_params(&self, mix: &head_mix::Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let layout = self.layout();
+        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        MixedParams {
+            k: at(&self.k),
+            v: at(&self.v),
+            r: at(&self.r),
+            tf: maybe(self.tf),
+            td: at(&self.td),
+            state_in: at(&self.state_in),
+            y: at(&self.y),
+            state_out: at(&self.state_out),
+            weight: at(&mix.weight),
+            bias: at(&mix.bias),
+            gate: maybe(mix.gate.map(|(gate, _)| gate)),
+            heads: layout.number(layout.heads),
+            tokens: layout.number(layout.tokens),
+            sequences: layout.number(self.sequences.count()),
+            in_stride: layout.number(self.state_in.stride[3] / 4),
+            out_stride: layout.number(self.state_out.stride[3] / 4),
+            eps: mix.eps,
+        }
+        .bytes()
+    }
+
+    fn plain_params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
         let chunks = layout.chunks_of(choice);
         let states = chunks * layout.heads * layout.head_size * layout.head_size * 4;
@@ -318,7 +394,8 @@ impl Linear {
         let Layout { head_size: s, heads, tokens, .. } = self.layout();
         let states = 2 * 4 * s * s * heads * self.sequences.count();
         // A multiply for k v, and two multiply-adds.
-        Work { bytes: (5 * 4 * s * heads * tokens + states) as f64, flops: (5 * s * s * heads * tokens) as f64 }
+        let per_token = 5 + usize::from(self.mix.is_some_and(|mix| mix.gate.is_some()));
+        Work { bytes: (per_token * 4 * s * heads * tokens + states) as f64, flops: (5 * s * s * heads * tokens) as f64 }
     }
 
     /// Every sequence alone.
@@ -335,6 +412,7 @@ impl Linear {
                 state_in: self.state_in.narrow(3, b, 1),
                 state_out: self.state_out.narrow(3, b, 1),
                 sequences,
+                mix: self.mix.map(|mix| mix.view(&view)),
                 ..*self
             }
         };

@@ -80,6 +80,10 @@ impl Sequences {
 /// Fewest tokens of a chunk, which scratch memory is sized for.
 const LEAST_CHUNK: usize = 16;
 
+/// Longest sequences whose heads are mixed inside the sequential kernel. Calculated for a large GPU, not measured: a launch
+/// that waits is 3 to 4 us, a token 0.14 us with the columns of a head on four cores, so at most 0.4 us more on one.
+const MOST_MIXED: usize = 8;
+
 /// The sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Layout {
@@ -230,13 +234,19 @@ impl Layout {
         Shader::new(name, file, params).define("S", self.head_size)
     }
 
+    /// The same for a sequential kernel with the mix of heads inside.
+    pub(crate) fn shader_with_mix(&self, file: &'static str, params: String) -> Shader {
+        let mut shader = self.shader(file, params).define("MIX", 1).define("EQUAL", 1);
+        shader.name.push_str(".head_mix");
+        shader
+    }
+
     /// Lanes of a column and columns of a workgroup for the sequential form.
     pub(crate) fn columns(&self, caps: &Caps) -> (usize, usize) {
         // Sixteen keys a lane: few registers, and four times as many threads as columns. It must not depend on the
         // number of sequences, as the order of additions does.
         let lanes = self.head_size / 16;
-        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
-        let mut columns = self.head_size.min(limit / lanes);
+        let mut columns = self.head_size.min(most_threads(caps) / lanes);
         // Few heads are spread over more workgroups, for the price of staging their keys more than once.
         let cores = if caps.is_cpu { 1 } else { caps.cores.unwrap_or(64) as usize };
         while columns > 16 && self.sequences.count() * self.heads * (self.head_size / columns) < 4 * cores {
@@ -244,6 +254,19 @@ impl Layout {
         }
         (lanes, columns)
     }
+
+    /// The same with whole heads in a workgroup, for a mix of heads inside the kernel: where they fit, and where a launch
+    /// more costs more than columns on fewer cores do.
+    pub(crate) fn whole_heads(&self, caps: &Caps) -> Option<(usize, usize)> {
+        let lanes = self.head_size / 16;
+        let fits = lanes * self.head_size <= most_threads(caps) && self.sequences.longest(self.tokens) <= MOST_MIXED;
+        fits.then_some((lanes, self.head_size))
+    }
+}
+
+/// Most threads of a workgroup of the sequential form.
+fn most_threads(caps: &Caps) -> usize {
+    caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize
 }
 
 /// Bytes of scratch memory of `floats` for each chunk and head.

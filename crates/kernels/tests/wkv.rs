@@ -12,8 +12,9 @@ use kiln_kernels::case::{Case, Data, Tolerance};
 use kiln_kernels::host::HostMemory;
 use kiln_kernels::record::record;
 use kiln_kernels::recurrence::{Form, Sequences};
-use kiln_kernels::tensor::Tensor;
-use kiln_kernels::{Call, SOURCES, gla, wkv6, wkv7};
+use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::unary::Function;
+use kiln_kernels::{Call, SOURCES, gla, head_mix, wkv6, wkv7};
 
 const HEADS: usize = 2;
 
@@ -100,7 +101,7 @@ fn calls(head_size: usize, tokens: usize, sequences: usize, form: Form) -> Vec<(
         let td = s.tokens(data, 0.2, 1.0);
         let (state_in, y, state_out) = (s.state(data), s.tokens(data, 0.0, 1.0), s.state(data));
         let (scratch, sequences, form) = (s.scratch(data, wkv6::scratch_bytes), Sequences::Equal(s.2), s.3);
-        wkv6::Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form }.into()
+        wkv6::Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix: None }.into()
     };
     let gla: Make = |data, s| {
         let [k, v, r] = std::array::from_fn(|_| s.tokens(data, -1.0, 1.0));
@@ -116,7 +117,7 @@ fn calls(head_size: usize, tokens: usize, sequences: usize, form: Form) -> Vec<(
         let w = s.tokens(data, 0.2, 1.0);
         let (state_in, y, state_out) = (s.state(data), s.tokens(data, 0.0, 1.0), s.state(data));
         let (scratch, sequences, form) = (s.scratch(data, wkv7::scratch_bytes), Sequences::Equal(s.2), s.3);
-        wkv7::Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form }.into()
+        wkv7::Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form, mix: None }.into()
     };
     let shape = Shape(head_size, tokens, sequences, form);
     let made = [wkv6, gla, wkv7].map(|make| {
@@ -243,6 +244,44 @@ fn a_sequence_of_nan_leaves_the_others_alone() {
                 }
             }
             assert!(spoilt.read(&y.narrow(2, 37, 37)).iter().all(|x| x.is_nan()));
+        }
+    }
+}
+
+/// A token at a time, heads are mixed inside the recurrence; over many tokens, after it.
+#[test]
+fn heads_are_mixed_to_the_same_bits_inside_the_recurrence_and_after_it() {
+    let Some(machine) = Machine::find() else { return };
+    let caps = machine.caps();
+    for head_size in [32, 64] {
+        for (call, mut memory) in calls(head_size, 7, 1, Form::Sequential) {
+            let mut slot = |t: Tensor, value: fn(usize) -> f64| {
+                let slot = Slot(memory.slots.len() as u32);
+                memory.slots.push(vec![0; t.span().1]);
+                let t = Tensor { slot, ..t };
+                memory.write(&t, &(0..t.len()).map(value).collect::<Vec<f64>>());
+                t
+            };
+            let channels = Tensor::dense(Slot(0), F32, [head_size * HEADS, 1, 1, 1]);
+            let weight = slot(channels, |i| 1.0 + (i as f64 * 0.7).sin());
+            let bias = slot(channels, |i| (i as f64 * 1.3).cos());
+            let bonus = slot(channels, |i| (i as f64 * 0.9).sin());
+            let gate = slot(call.operation().writes()[0], |i| (i as f64 * 0.3).cos());
+            let heads = head_mix::Mix { weight, bias, eps: 1e-3, gate: Some((gate, Some(Function::Silu))) };
+            let (mixed, after) = match call {
+                Call::Wkv6(c) => (wkv6::Call { mix: Some(heads), ..c }.into(), heads.of(c.y, None)),
+                Call::Wkv7(c) => {
+                    let token = head_mix::Bonus { r: c.r, k: c.k, v: c.v, weight: bonus };
+                    let mix = Some(wkv7::Mix { heads, bonus });
+                    (Call::from(wkv7::Call { mix, ..c }), heads.of(c.y, Some(token)))
+                }
+                _ => continue,
+            };
+            let name = mixed.operation().name();
+            assert_eq!(mixed.operation().pick(&caps, None).unwrap().launches.len(), 1, "{name} of {head_size}");
+            let apart = results(&call, &machine.run(&caps, &[call.clone(), after.into()], &memory));
+            let within = results(&call, &machine.run(&caps, &[mixed], &memory));
+            assert!(apart == within, "{name} of {head_size}: other bits");
         }
     }
 }

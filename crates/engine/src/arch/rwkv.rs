@@ -205,25 +205,16 @@ impl Frame {
         }
     }
 
-    /// The norm of every head of every token, the bonus of the token itself, and the gate, in place.
-    pub(super) fn head_mix(
-        &self,
-        b: &mut Builder,
-        label: String,
-        x: Tensor,
-        norm: HeadNorm,
-        bonus: Option<head_mix::Bonus>,
-        gate: Option<(Tensor, Option<Function>)>,
-    ) {
-        let x = self.by_head(x);
-        let gate = gate.map(|(gate, function)| (self.by_head(gate), function));
-        let HeadNorm { weight, bias } = norm;
-        b.step(label, head_mix::Call { x, weight, bias, eps: HEAD_EPS, bonus, gate, y: x });
-    }
-
     /// `[hidden, tokens]` as `[head_dim, heads, tokens]`.
     pub(super) fn by_head(&self, t: Tensor) -> Tensor {
         t.reshape([self.config.head_dim, self.config.heads, t.len() / self.config.hidden, 1])
+    }
+
+    /// The norm of every head of every token and the gate: what becomes of the result of a recurrence.
+    pub(super) fn head_mix(&self, norm: HeadNorm, gate: Option<(Tensor, Option<Function>)>) -> head_mix::Mix {
+        let gate = gate.map(|(gate, function)| (self.by_head(gate), function));
+        let HeadNorm { weight, bias } = norm;
+        head_mix::Mix { weight, bias, eps: HEAD_EPS, gate }
     }
 
     /// Halves the residual stream after the layers where the model was trained so: keeps it inside the range of F16.

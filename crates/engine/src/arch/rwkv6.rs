@@ -3,6 +3,7 @@
 //! attention (`gla`), in a transformer.
 
 use kiln_gguf::Gguf;
+use kiln_kernels::head_mix::Mix;
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
@@ -131,8 +132,8 @@ impl Rwkv6 {
 
         match layer.own {
             Some((first, norm)) => {
-                self.recurrence(b, at("wkv"), layer.state, first, work);
-                self.frame.head_mix(b, at("head_mix"), y, norm, None, Some((g, Some(Function::Silu))));
+                let mix = self.frame.head_mix(norm, Some((g, Some(Function::Silu))));
+                self.recurrence(b, at("wkv"), layer.state, first, mix, work);
             }
             None => {
                 // What a head forgets makes room for as much of the key.
@@ -168,7 +169,7 @@ impl Rwkv6 {
         b.step(label, copy::Call { src, dst: y.reshape(src.shape) });
     }
 
-    fn recurrence(&self, b: &mut Builder, label: String, state: Tensor, first: Tensor, work: &Work) {
+    fn recurrence(&self, b: &mut Builder, label: String, state: Tensor, first: Tensor, mix: Mix, work: &Work) {
         let by_head = |t: Tensor| self.frame.by_head(t);
         b.step(
             label,
@@ -184,6 +185,7 @@ impl Rwkv6 {
                 scratch: work.recurrence,
                 sequences: Sequences::Equal(1),
                 form: Form::Auto,
+                mix: Some(mix),
             },
         );
     }

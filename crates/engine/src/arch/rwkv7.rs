@@ -5,7 +5,7 @@ use kiln_gguf::Gguf;
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
-use kiln_kernels::{head_mix, key_mix, sum_rows, token_mix, wkv7};
+use kiln_kernels::{key_mix, sum_rows, token_mix, wkv7};
 
 use super::rwkv::{
     FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, group, linear, linear_function, linear_onto,
@@ -186,6 +186,12 @@ impl Rwkv7 {
                 eps: KEY_EPS,
             },
         );
+        let gate = layer.gate.map(|_| g);
+        // The token itself: y += v (r . k r_k) in each head, after the norm and before the gate.
+        let mix = layer.head_norm.map(|norm| {
+            let heads = self.frame.head_mix(norm, gate.map(|gate| (gate, None)));
+            wkv7::Mix { heads, bonus: layer.r_k }
+        });
         b.step(
             at("wkv"),
             wkv7::Call {
@@ -201,16 +207,11 @@ impl Rwkv7 {
                 scratch: work.recurrence,
                 sequences: Sequences::Equal(1),
                 form: Form::Auto,
+                mix,
             },
         );
-        let gate = layer.gate.map(|_| g);
-        match layer.head_norm {
-            // The token itself: y += v (r . k r_k) in each head.
-            Some(norm) => {
-                let bonus = head_mix::Bonus { r: by_head(r), k: by_head(k), v: by_head(v), weight: layer.r_k };
-                self.frame.head_mix(b, at("head_mix"), y, norm, Some(bonus), gate.map(|gate| (gate, None)));
-            }
-            None => self.plain_bonus(b, i, layer, v, gate, work),
+        if mix.is_none() {
+            self.plain_bonus(b, i, layer, v, gate, work);
         }
         linear_onto(b, at("output"), layer.output, y, x);
     }

@@ -66,6 +66,7 @@ impl Call {
             sequences,
             form,
             scale,
+            mix: None,
         }
     }
 }
@@ -95,8 +96,8 @@ impl Operation for Call {
         self.linear().pick(caps, want)
     }
 
-    fn params(&self, choice: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        self.linear().params(choice, at)
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        self.linear().params(choice, launch, at)
     }
 
     fn reference(&self, memory: &mut HostMemory) {

@@ -2,8 +2,8 @@
 
 use kiln_gguf::TensorType::F32;
 
-use super::{Bonus, Call};
-use crate::case::{Case, Level, Tolerance};
+use super::{Bonus, Call, Mix};
+use crate::case::{Case, Data, Level, Tolerance};
 use crate::unary::Function;
 
 /// f32 sums of a head, and `exp` to some units in the last place.
@@ -36,6 +36,14 @@ fn case(kind: Kind, [size, heads, tokens]: [usize; 3], mean: f64) -> Case {
         let y = if tokens % 2 == 0 { x } else { data.output(F32, shape) };
         (Call { x, weight, bias, eps: 64e-5, bonus, gate, y }.into(), CLOSE)
     })
+}
+
+/// A mix inside a recurrence over `shape`, with a gate that goes through a function or not, or none.
+pub(crate) fn within(data: &mut Data, shape: [usize; 4], gate: Option<Option<Function>>) -> Mix {
+    let [weight, bias] = std::array::from_fn(|_| data.input(F32, [shape[0] * shape[1], 1, 1, 1]));
+    // Large enough to show beside the variance of what a recurrence gives.
+    let eps = 0.5;
+    Mix { weight, bias, eps, gate: gate.map(|function| (data.input(F32, shape), function)) }
 }
 
 /// The cases of a level.

@@ -3,6 +3,7 @@
 
 pub mod cases;
 mod reference;
+mod within;
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
@@ -11,6 +12,9 @@ use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
 use crate::tensor::Tensor;
 use crate::unary::Function;
+
+pub use within::Mix;
+pub(crate) use within::{is_mix, is_within, touches};
 
 const NAME: &str = "head_mix";
 
@@ -116,13 +120,8 @@ impl Operation for Call {
             return refuse(format!("x is {}, beyond 31 bits", self.x));
         }
         let threads = 64;
-        let function = self.gate.and_then(|(_, function)| function);
-        let shader = Shader::new(NAME, "head_mix/head_mix.comp", Params::glsl())
-            .define("WG", threads)
-            .define("S", size)
-            .define("BONUS", u32::from(self.bonus.is_some()))
-            .define("GATE", u32::from(self.gate.is_some()))
-            .define("FUNCTION", function.map_or("", Function::glsl));
+        let shader = Shader::new(NAME, "head_mix/head_mix.comp", Params::glsl()).define("WG", threads);
+        let shader = self.defines(shader.define("S", size));
         Ok(Choice::one(Path::Scalar, shader, grid(self.x.rows().div_ceil(threads / (size / 4)), caps)))
     }
 

@@ -14,7 +14,7 @@ void main() {
     bool some = find_head();
     vec4 k = some ? QUAD(p.k) : vec4(0);
     vec4 kk = some ? k * CHANNEL(p.k_k) : vec4(0);
-    float squares = sum_of_head(vec4(sum4(kk * kk), 0, 0, 0)).x;
+    float squares = sum_of_head(vec4(sum4(kk * kk), 0, 0, 0), gl_LocalInvocationID.x).x;
     if (!some) return;
     kk *= 1.0 / max(sqrt(squares), p.eps);
     vec4 a = each_sigmoid(QUAD(p.rate));

@@ -4,8 +4,10 @@ use kiln_gguf::TensorType::{F32, I32};
 
 use super::{Call, scratch_bytes};
 use crate::case::{Case, Data, Level, Random, Tolerance};
+use crate::head_mix::{self, Mix};
 use crate::recurrence::{Form, Sequences};
 use crate::tensor::Tensor;
+use crate::unary::Function;
 
 /// Sums of f32 products along a sequence, whose terms decay.
 pub(crate) const CLOSE: Tolerance = Tolerance::Nmse(1e-7);
@@ -156,8 +158,46 @@ pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
     cases
 }
 
+/// The cases of a recurrence whose heads are mixed; `case` makes one of them, with the gate of RWKV-6, or one without a
+/// function, or none.
+pub(crate) fn mixed(level: Level, case: fn(Sizes, Option<Option<Function>>) -> Case) -> Vec<Case> {
+    use Form::{Auto, Chunked, Sequential};
+    let silu = Some(Some(Function::Silu));
+    let of = |head_size, heads, lengths: &'static [usize], form, gate| {
+        case(Sizes { head_size, heads, lengths, form, decay: Decay::Unit }, gate)
+    };
+    if level == Level::Bench {
+        return vec![of(64, 32, &[1], Auto, silu), of(64, 64, &[1], Auto, silu), of(64, 32, &[1; 32], Auto, silu)];
+    }
+    let mut cases = vec![
+        // Inside the kernel: one token, several, several sequences.
+        of(64, 3, &[1], Sequential, silu),
+        of(64, 3, &[1], Sequential, None),
+        of(64, 2, &[7; 3], Sequential, Some(None)),
+        of(32, 5, &[8; 2], Sequential, silu),
+        // After it: heads too wide for a workgroup, sequences too long, chunks.
+        of(128, 2, &[3; 2], Sequential, silu),
+        of(64, 2, &[20; 2], Sequential, silu),
+        of(32, 2, &[40; 2], Chunked, silu),
+    ];
+    if level == Level::Full {
+        cases.extend([of(64, 64, &[1; 32], Auto, silu), of(64, 32, &[1000], Auto, silu)]);
+    }
+    cases
+}
+
 fn case(sizes: Sizes) -> Case {
-    Case::new(sizes.name("wkv6"), move |data| {
+    made(sizes.name("wkv6"), sizes, |_| None)
+}
+
+fn mixed_case(sizes: Sizes, gate: Option<Option<Function>>) -> Case {
+    made(sizes.name(&format!("wkv6 mixed, gate {gate:?}")), sizes, move |data| {
+        Some(head_mix::cases::within(data, sizes.shape(), gate))
+    })
+}
+
+fn made(name: String, sizes: Sizes, mix: impl Fn(&mut Data) -> Option<Mix> + Send + Sync + 'static) -> Case {
+    Case::new(name, move |data| {
         let [k, v, r] = std::array::from_fn(|_| data.input(F32, sizes.shape()));
         let tf = data.input(F32, [sizes.head_size, sizes.heads, 1, 1]);
         let td = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
@@ -165,7 +205,8 @@ fn case(sizes: Sizes) -> Case {
         let (y, state_out) = sizes.results(data);
         let scratch = sizes.scratch(data, scratch_bytes);
         let sequences = sizes.sequences(data);
-        let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form };
+        let (form, mix) = (sizes.form, mix(data));
+        let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix };
         (call.into(), sizes.tolerance())
     })
 }
@@ -173,6 +214,7 @@ fn case(sizes: Sizes) -> Case {
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     let mut cases = of_all(level, case);
+    cases.extend(mixed(level, mixed_case));
     if level != Level::Bench {
         // The state lies in a cache with room for more, and is updated in place; there are tokens of no sequence.
         for form in [Form::Sequential, Form::Chunked] {
@@ -188,7 +230,9 @@ pub fn cases(level: Level) -> Vec<Case> {
                 let scratch =
                     (form == Form::Chunked).then(|| data.output(F32, [scratch_bytes(32, 2, 115, 2) / 4, 1, 1, 1]));
                 let (state_in, state_out) = (state, state);
-                (Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form }.into(), sizes.tolerance())
+                let call =
+                    Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix: None };
+                (call.into(), sizes.tolerance())
             }));
         }
         // Numbers beyond the range of f16, which matrix units take.
@@ -203,7 +247,7 @@ pub fn cases(level: Level) -> Vec<Case> {
             let (y, state_out) = sizes.results(data);
             let scratch = sizes.scratch(data, scratch_bytes);
             let sequences = sizes.sequences(data);
-            let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form };
+            let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form, mix: None };
             (call.into(), sizes.tolerance())
         }));
     }

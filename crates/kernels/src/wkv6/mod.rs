@@ -1,14 +1,15 @@
 //! `wkv6`: the recurrence of RWKV-6, S = td S + k v with a bonus for the token itself. Sequential, or in chunks for
-//! long sequences.
+//! long sequences. What models do with the result, `head_mix`, may be a part of it.
 
 pub mod cases;
 mod reference;
 
 use kiln_gpu::{Address, Caps};
 
+use crate::head_mix::{self, Mix};
 use crate::host::HostMemory;
 use crate::linear_recurrence::{self, Linear};
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work};
+use crate::operation::{Choice, Invalid, Operation, Path, Touches, Unsupported, Work};
 use crate::recurrence::{Form, Sequences};
 use crate::tensor::Tensor;
 
@@ -42,6 +43,8 @@ pub struct Call {
     pub sequences: Sequences,
     /// The way through the tokens.
     pub form: Form,
+    /// What becomes of `y` before it is stored; only for sequences of equal length.
+    pub mix: Option<Mix>,
 }
 
 /// Bytes of scratch memory that the chunked form needs on any device.
@@ -51,7 +54,7 @@ pub fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: u
 
 impl Call {
     fn linear(&self) -> Linear {
-        let &Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form } = self;
+        let &Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix } = self;
         Linear {
             operation: NAME,
             file: "wkv6/wkv6.comp",
@@ -67,6 +70,7 @@ impl Call {
             sequences,
             form,
             scale: 1.0,
+            mix,
         }
     }
 }
@@ -96,12 +100,19 @@ impl Operation for Call {
         self.linear().pick(caps, want)
     }
 
-    fn params(&self, choice: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        self.linear().params(choice, at)
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        self.linear().params(choice, launch, at)
+    }
+
+    fn touches(&self, choice: &Choice, launch: usize) -> Touches {
+        head_mix::touches(self, self.linear().mixed(), choice, launch)
     }
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+        if let Some(mix) = self.linear().mixed() {
+            mix.reference(memory);
+        }
     }
 
     fn work(&self) -> Work {
@@ -109,8 +120,8 @@ impl Operation for Call {
     }
 
     fn parts(&self) -> Vec<crate::Call> {
-        let part = |Linear { k, v, r, td, state_in, y, state_out, sequences, .. }| {
-            Call { k, v, r, td, state_in, y, state_out, sequences, ..*self }.into()
+        let part = |Linear { k, v, r, td, state_in, y, state_out, sequences, mix, .. }| {
+            Call { k, v, r, td, state_in, y, state_out, sequences, mix, ..*self }.into()
         };
         self.linear().parts().into_iter().map(part).collect()
     }
@@ -139,6 +150,7 @@ mod tests {
             scratch: Some(Tensor::dense(Slot(8), F32, [scratch, 1, 1, 1])),
             sequences: Sequences::Equal(sequences),
             form: Form::Auto,
+            mix: None,
         }
     }
 
@@ -158,6 +170,37 @@ mod tests {
         // Too few threads for the products of a chunk.
         assert_eq!(launches(&call(64, 256, 1), &Caps::least()), Ok(1));
         assert!(launches(&Call { form: Form::Chunked, ..call(64, 64, 1) }, &Caps::least()).is_err());
+    }
+
+    #[test]
+    fn heads_are_mixed_inside_the_kernel_for_few_tokens_and_after_it_otherwise() {
+        let mixed = |head_size, tokens, sequences| {
+            let call = call(head_size, tokens, sequences);
+            let weight = Tensor::dense(Slot(9), F32, [3 * head_size, 1, 1, 1]);
+            let mix = Mix { weight, bias: weight, eps: 1e-5, gate: Some((Tensor { slot: Slot(10), ..call.y }, None)) };
+            Call { mix: Some(mix), ..call }
+        };
+        let nvidia = Caps::example_nvidia();
+        let files = |call: &Call, caps: &Caps| {
+            let choice = call.pick(caps, None).unwrap();
+            choice.launches.iter().map(|launch| launch.shader.file).collect::<Vec<_>>()
+        };
+        let (within, after) = (["wkv6/wkv6.comp"], ["wkv6/wkv6.comp", "head_mix/head_mix.comp"]);
+        assert_eq!(files(&mixed(64, 1, 1), &nvidia), within);
+        assert_eq!(files(&mixed(64, 64, 64), &nvidia), within);
+        assert_eq!(files(&mixed(64, 64, 1), &nvidia), after);
+        assert_eq!(files(&mixed(128, 1, 1), &nvidia), after);
+        assert_eq!(files(&mixed(64, 1, 1), &Caps::least()), after);
+        let chunks = mixed(64, 256, 1);
+        assert_eq!(files(&chunks, &nvidia), ["wkv6/chunk_clear.comp", "wkv6/coopmat.comp", "head_mix/head_mix.comp"]);
+        // The mix waits for y and for its own operands alone.
+        let choice = chunks.pick(&nvidia, None).unwrap();
+        assert_eq!(chunks.touches(&choice, 2).writes, [chunks.y]);
+        assert!(!chunks.touches(&choice, 2).reads.contains(&chunks.k));
+
+        let starts = Tensor::dense(Slot(11), kiln_gguf::TensorType::I32, [2, 1, 1, 1]);
+        let ragged = Call { sequences: Sequences::Ragged { starts, longest: 1 }, ..mixed(64, 1, 1) };
+        assert!(ragged.check().unwrap_err().reason.contains("different lengths"));
     }
 
     #[test]

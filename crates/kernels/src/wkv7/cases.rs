@@ -2,10 +2,12 @@
 
 use kiln_gguf::TensorType::F32;
 
-use super::{Call, scratch_bytes};
+use super::{Call, Mix, scratch_bytes};
 use crate::case::{Case, Data, Level};
+use crate::head_mix;
 use crate::tensor::Tensor;
-use crate::wkv6::cases::{CLOSE, Sizes, of_all};
+use crate::unary::Function;
+use crate::wkv6::cases::{CLOSE, Sizes, mixed, of_all};
 
 /// Vectors of length one, as models have them for a and b: others let the state grow without bounds.
 fn normalised(data: &mut Data, shape: [usize; 4]) -> Tensor {
@@ -20,7 +22,18 @@ fn normalised(data: &mut Data, shape: [usize; 4]) -> Tensor {
 }
 
 fn case(sizes: Sizes) -> Case {
-    Case::new(sizes.name("wkv7"), move |data| {
+    made(sizes.name("wkv7"), sizes, |_| None)
+}
+
+fn mixed_case(sizes: Sizes, gate: Option<Option<Function>>) -> Case {
+    made(sizes.name(&format!("wkv7 mixed, gate {gate:?}")), sizes, move |data| {
+        let heads = head_mix::cases::within(data, sizes.shape(), gate);
+        Some(Mix { heads, bonus: data.input(F32, heads.weight.shape) })
+    })
+}
+
+fn made(name: String, sizes: Sizes, mix: impl Fn(&mut Data) -> Option<Mix> + Send + Sync + 'static) -> Case {
+    Case::new(name, move |data| {
         let [r, k, v] = std::array::from_fn(|_| data.input(F32, sizes.shape()));
         let [a, b] = std::array::from_fn(|_| normalised(data, sizes.shape()));
         let w = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
@@ -28,12 +41,14 @@ fn case(sizes: Sizes) -> Case {
         let (y, state_out) = sizes.results(data);
         let scratch = sizes.scratch(data, scratch_bytes);
         let sequences = sizes.sequences(data);
-        let form = sizes.form;
-        (Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form }.into(), CLOSE)
+        let (form, mix) = (sizes.form, mix(data));
+        (Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form, mix }.into(), CLOSE)
     })
 }
 
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
-    of_all(level, case)
+    let mut cases = of_all(level, case);
+    cases.extend(mixed(level, mixed_case));
+    cases
 }

@@ -1,13 +1,15 @@
 //! `wkv7`: the recurrence of RWKV-7, S = S diag(w) + (S a) b + v k. Sequential, or in chunks for long sequences, where
-//! the coupling of tokens through a and b becomes a triangular system.
+//! the coupling of tokens through a and b becomes a triangular system. What models do with the result, `head_mix`, may be
+//! a part of it.
 
 pub mod cases;
 mod reference;
 
 use kiln_gpu::{Address, Caps};
 
+use crate::head_mix;
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, only_scalar};
 use crate::recurrence::{self, Form, Layout, Sequences, lanes, tile};
 use crate::tensor::Tensor;
 
@@ -43,6 +45,17 @@ pub struct Call {
     pub sequences: Sequences,
     /// The way through the tokens.
     pub form: Form,
+    /// What becomes of `y` before it is stored; only for sequences of equal length.
+    pub mix: Option<Mix>,
+}
+
+/// The mix of heads with the bonus of the token itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mix {
+    /// The norm and the gate.
+    pub heads: head_mix::Mix,
+    /// A factor for each channel, `[S * heads]`: v times the sum of r k bonus over the head is added before the gate.
+    pub bonus: Tensor,
 }
 
 /// Most tokens of a chunk: the triangular system grows with its square.
@@ -79,6 +92,31 @@ kiln_gpu::params! {
     }
 }
 
+kiln_gpu::params! {
+    /// Of the sequential kernel with the mix of heads inside: no chunks, no lengths that differ.
+    struct MixedParams {
+        r: Address,
+        w: Address,
+        k: Address,
+        v: Address,
+        a: Address,
+        b: Address,
+        state_in: Address,
+        y: Address,
+        state_out: Address,
+        weight: Address,
+        bias: Address,
+        bonus_weight: Address,
+        gate: Address,
+        heads: u32,
+        tokens: u32,
+        sequences: u32,
+        in_stride: u32,
+        out_stride: u32,
+        eps: f32,
+    }
+}
+
 impl Call {
     fn layout(&self) -> Layout {
         Layout::new(NAME, &self.y, self.sequences)
@@ -87,19 +125,81 @@ impl Call {
     fn sequential(&self, caps: &Caps) -> Choice {
         let layout = self.layout();
         let s = layout.head_size;
-        let (n_lanes, columns) = layout.columns(caps);
+        let mixed = self.mixed().and_then(|mix| Some((mix, layout.whole_heads(caps)?)));
+        let (n_lanes, columns) = mixed.map_or_else(|| layout.columns(caps), |(_, whole)| whole);
         let threads = n_lanes * columns;
-        // Staged for each token: five vectors of the head, values, shares of y. Sums of lanes may need shared memory.
-        let floats = |step: usize| step * (5 * s + columns + threads) + threads;
+        // Staged for each token: five vectors of the head, values, shares of y. Sums of lanes may need shared memory, and
+        // the mix adds up four floats of every thread.
+        let sums = if mixed.is_some() { 5 * threads } else { threads };
+        let floats = |step: usize| step * (5 * s + columns + threads) + sums;
         let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
         let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
-        let shader = layout
-            .shader("wkv7/wkv7.comp", Params::glsl())
-            .define("COLS", columns)
-            .define("STEP", step)
-            .define("WG", threads);
+        let file = "wkv7/wkv7.comp";
+        let shader = match mixed {
+            Some((mix, _)) => mix.defines(layout.shader_with_mix(file, MixedParams::glsl())),
+            None => layout.shader(file, Params::glsl()).define("MIX", 0),
+        };
+        let shader = shader.define("COLS", columns).define("STEP", step).define("WG", threads);
         let shader = lanes(shader, n_lanes, threads, caps);
         Choice::one(Path::Scalar, shader, grid(self.sequences.count() * layout.heads * (s / columns), caps))
+    }
+
+    /// The mix of heads as a call by itself.
+    fn mixed(&self) -> Option<head_mix::Call> {
+        let Call { r, k, v, y, .. } = *self;
+        self.mix.map(|mix| mix.heads.of(y, Some(head_mix::Bonus { r, k, v, weight: mix.bonus })))
+    }
+
+    fn mixed_params(&self, mix: &Mix, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let layout = self.layout();
+        let head_mix::Mix { weight, bias, eps, gate } = mix.heads;
+        MixedParams {
+            r: at(&self.r),
+            w: at(&self.w),
+            k: at(&self.k),
+            v: at(&self.v),
+            a: at(&self.a),
+            b: at(&self.b),
+            state_in: at(&self.state_in),
+            y: at(&self.y),
+            state_out: at(&self.state_out),
+            weight: at(&weight),
+            bias: at(&bias),
+            bonus_weight: at(&mix.bonus),
+            gate: gate.as_ref().map_or(Address::default(), |(gate, _)| at(gate)),
+            heads: layout.number(layout.heads),
+            tokens: layout.number(layout.tokens),
+            sequences: layout.number(self.sequences.count()),
+            in_stride: layout.number(self.state_in.stride[3] / 4),
+            out_stride: layout.number(self.state_out.stride[3] / 4),
+            eps,
+        }
+        .bytes()
+    }
+
+    fn plain_params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let layout = self.layout();
+        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        Params {
+            r: at(&self.r),
+            w: at(&self.w),
+            k: at(&self.k),
+            v: at(&self.v),
+            a: at(&self.a),
+            b: at(&self.b),
+            state_in: at(&self.state_in),
+            y: at(&self.y),
+            state_out: at(&self.state_out),
+            scratch: maybe(self.scratch),
+            starts: maybe(self.sequences.tensor()),
+            heads: layout.number(layout.heads),
+            tokens: layout.number(layout.tokens),
+            sequences: layout.number(self.sequences.count()),
+            chunks: layout.number(layout.chunks_of(choice)),
+            in_stride: layout.number(self.state_in.stride[3] / 4),
+            out_stride: layout.number(self.state_out.stride[3] / 4),
+        }
+        .bytes()
     }
 
     /// The launches of the chunked form; none where no chunk fits the device.
@@ -145,7 +245,8 @@ impl Operation for Call {
 
     fn reads(&self) -> Vec<Tensor> {
         let tokens = [self.r, self.w, self.k, self.v, self.a, self.b, self.state_in];
-        tokens.into_iter().chain(self.sequences.tensor()).collect()
+        let mix = self.mix.into_iter().flat_map(|mix| mix.heads.reads().chain([mix.bonus]));
+        tokens.into_iter().chain(self.sequences.tensor()).chain(mix).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -161,6 +262,7 @@ impl Operation for Call {
         let per_token =
             [("r", self.r), ("w", self.w), ("k", self.k), ("v", self.v), ("a", self.a), ("b", self.b), ("y", self.y)];
         layout.check(&per_token, &[("state_in", self.state_in), ("state_out", self.state_out)])?;
+        self.mixed().map_or(Ok(()), |mix| mix.check_within(self.sequences))?;
         let bytes = scratch_bytes(layout.head_size, layout.heads, layout.tokens, self.sequences.count());
         layout.check_scratch(self.scratch, self.form, bytes)
     }
@@ -170,43 +272,38 @@ impl Operation for Call {
         let layout = self.layout();
         layout.supported(&[self.state_in, self.state_out])?;
         let launches = if layout.is_chunked(self.form, self.scratch, CHUNKED_FROM) { self.chunked(caps) } else { None };
-        layout.choice(self.form, caps, launches, || self.sequential(caps))
+        let choice = layout.choice(self.form, caps, launches, || self.sequential(caps))?;
+        match self.mixed() {
+            Some(mix) => mix.after(choice, caps),
+            None => Ok(choice),
+        }
     }
 
-    fn params(&self, choice: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let layout = self.layout();
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        Params {
-            r: at(&self.r),
-            w: at(&self.w),
-            k: at(&self.k),
-            v: at(&self.v),
-            a: at(&self.a),
-            b: at(&self.b),
-            state_in: at(&self.state_in),
-            y: at(&self.y),
-            state_out: at(&self.state_out),
-            scratch: maybe(self.scratch),
-            starts: maybe(self.sequences.tensor()),
-            heads: layout.number(layout.heads),
-            tokens: layout.number(layout.tokens),
-            sequences: layout.number(self.sequences.count()),
-            chunks: layout.number(layout.chunks_of(choice)),
-            in_stride: layout.number(self.state_in.stride[3] / 4),
-            out_stride: layout.number(self.state_out.stride[3] / 4),
+    fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        match (self.mixed(), &self.mix) {
+            (Some(mix), _) if head_mix::is_mix(choice, launch) => mix.params(choice, launch, at),
+            (_, Some(mix)) if head_mix::is_within(choice) => self.mixed_params(mix, at),
+            _ => self.plain_params(choice, at),
         }
-        .bytes()
+    }
+
+    fn touches(&self, choice: &Choice, launch: usize) -> Touches {
+        head_mix::touches(self, self.mixed(), choice, launch)
     }
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+        if let Some(mix) = self.mixed() {
+            mix.reference(memory);
+        }
     }
 
     fn work(&self) -> Work {
         let Layout { head_size: s, heads, tokens, .. } = self.layout();
         let states = 2 * 4 * s * s * heads * self.sequences.count();
         // A multiply for v k, and four multiply-adds.
-        Work { bytes: (7 * 4 * s * heads * tokens + states) as f64, flops: (9 * s * s * heads * tokens) as f64 }
+        let per_token = 7 + usize::from(self.mix.is_some_and(|mix| mix.heads.gate.is_some()));
+        Work { bytes: (per_token * 4 * s * heads * tokens + states) as f64, flops: (9 * s * s * heads * tokens) as f64 }
     }
 
     fn parts(&self) -> Vec<crate::Call> {
@@ -215,7 +312,8 @@ impl Operation for Call {
             let (sequences, view) = self.sequences.alone(b);
             let [r, w, k, v, a] = [self.r, self.w, self.k, self.v, self.a].map(&view);
             let (state_in, state_out) = (self.state_in.narrow(3, b, 1), self.state_out.narrow(3, b, 1));
-            Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, ..*self }.into()
+            let mix = self.mix.map(|mix| Mix { heads: mix.heads.view(&view), ..mix });
+            Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, mix, ..*self }.into()
         };
         if n > 1 { (0..n).map(part).collect() } else { Vec::new() }
     }
@@ -245,6 +343,7 @@ mod tests {
             scratch: Some(Tensor::dense(Slot(9), F32, [scratch, 1, 1, 1])),
             sequences: Sequences::Equal(sequences),
             form: Form::Auto,
+            mix: None,
         }
     }
 

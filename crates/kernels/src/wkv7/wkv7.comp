@@ -1,5 +1,6 @@
 // wkv7, token after token: S = S diag(w_t) + (S a_t) b_t^T + v_t k_t^T, then y_t = S r_t, S the state [key, value].
 // r, w, k, v, a, b: [S, heads, tokens]; states: [S keys, S values, heads, sequences].
+// With MIX, y_t is the mix of its heads (head_mix) with p.weight, p.bias, p.bonus_weight: [S * heads] and p.gate, as r.
 // One workgroup per (sequence, head, COLS values): values are independent of each other. LANES threads share one; each
 // keeps its keys in registers. STEP tokens are staged in shared memory at once while the loads of the next ones are in
 // flight. The sum S a is needed before the token is done, the lanes' shares of y are added up once per STEP.
@@ -22,6 +23,7 @@ shared vec4 a_stage[STEP * QUADS];
 shared vec4 b_stage[STEP * QUADS];
 shared float v_stage[STEP * COLS];
 shared float y_stage[STEP * WG];
+#include "recurrence_mix.glsl"
 
 void main() {
     uint group = group_index();
@@ -38,6 +40,7 @@ void main() {
     F32x4 from = F32x4(state_of(p.state_in, sequence, p.in_stride, head));
     [[unroll]] for (uint n = 0; n < HELD; n++) state[n] = from.v[value * QUADS + lane + n * LANES];
 
+    MIX_BEGIN
     vec4 r_next[LOADS], w_next[LOADS], k_next[LOADS], a_next[LOADS], b_next[LOADS];
     float v_next[VALUES];
 #define FETCH(TOKEN)                                                                            \
@@ -48,6 +51,7 @@ void main() {
         k_next[n] = load4(p.k, token, end, head, at % QUADS, 0);                                \
         a_next[n] = load4(p.a, token, end, head, at % QUADS, 0);                                \
         b_next[n] = load4(p.b, token, end, head, at % QUADS, 0);                                \
+        MIX_FETCH(n, token, at % QUADS)                                                         \
     }                                                                                           \
     [[unroll]] for (uint n = 0; n < VALUES; n++) {                                              \
         uint at = tid + n * WG, token = (TOKEN) + at / COLS;                                    \
@@ -65,6 +69,7 @@ void main() {
                 k_stage[at] = k_next[n];
                 a_stage[at] = a_next[n];
                 b_stage[at] = b_next[n];
+                MIX_KEEP(n, r_next[n], k_next[n])
             }
         }
         [[unroll]] for (uint n = 0; n < VALUES; n++) {
@@ -91,11 +96,7 @@ void main() {
             y_stage[(t * LANES + lane) * COLS + col] = sum4(sum);
         }
         barrier();
-        for (uint at = tid; at < tokens * COLS; at += WG) {
-            float y = 0;
-            [[unroll]] for (uint n = 0; n < LANES; n++) y += y_stage[(at / COLS * LANES + n) * COLS + at % COLS];
-            F32(head_of(p.y, now + at / COLS, head)).v[slice * COLS + at % COLS] = y;
-        }
+        STORE_Y(now, tokens, 1.0)
     }
 
     F32x4 to = F32x4(state_of(p.state_out, sequence, p.out_stride, head));
