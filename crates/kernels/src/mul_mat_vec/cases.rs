@@ -119,6 +119,15 @@ fn small() -> Vec<Case> {
         cases.push(case(F32, [k, 5, 1], Exact));
         cases.push(case(F16, [k, 5, 3], Exact));
     }
+    // Rows for parts of a subgroup, of one to four threads here, with teams and rows to spare.
+    for (k, m) in [(3, 9), (8, 37), (12, 130), (16, 5)] {
+        cases.push(case(F32, [k, m, 1], Exact));
+    }
+    cases.push(case(F16, [16, 21, 5], Exact));
+    cases.push(with("parts of a subgroup, normed, with a residual,", (F32, [16, 19, 3], Exact), |data, call| {
+        call.norm = Some(Norm { weight: Some(data.input(F32, [16, 1, 1, 1])), eps: 1e-5 });
+        call.epilogue.residual = Some(data.input(F32, [19, 3, 1, 1]));
+    }));
     cases.push(case(Q4_K, [768, 5, 2], Exact));
     cases.push(case(Q4_K, [768, 5, 4], Exact));
     cases.push(case(Q6_Kx2, [512, 9, 5], Exact));
@@ -382,6 +391,12 @@ fn bench() -> Vec<Case> {
         cases.push(case(ty, [14336, 4096, 1], Exact));
         cases.extend([2, 3, 4, 5, 8, 16].map(|n| case(ty, [4096, 14336, n], Exact)));
     }
+    // The low ranks of RWKV.
+    cases.push(Case::new("mul_mat_vec F32 k=32 m=4096, 5 batches", |data| {
+        let (a, b) = (data.input(F32, [32, 4096, 5, 1]), data.input(F32, [32, 1, 5, 1]));
+        judged(Call::plain(Product { a, b, d: data.output(F32, [4096, 1, 5, 1]) }), Exact)
+    }));
+    cases.extend([[4096, 160, 1], [64, 4096, 1]].map(|shape| case(F32, shape, Exact)));
     for ty in [F16, Q4_0, Q4_K, Q6_K, Q8_0] {
         for (k, m) in [(4096, 4096), (4096, 128_256)] {
             cases.push(case(ty, [k, m, 1], Any));

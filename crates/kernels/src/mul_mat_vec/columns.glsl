@@ -57,7 +57,7 @@ void finish_columns() {
         }
         float sum = square_sums[c][0];
 #else
-        float sum = subgroupAdd(squares[c]);
+        float sum = add_up(squares[c]);
 #endif
         factor[c] = p.scale * inversesqrt(sum / float(p.k) + p.eps);
     }

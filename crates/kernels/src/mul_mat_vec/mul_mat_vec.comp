@@ -8,7 +8,7 @@
 //   MATRICES up to three matrices of one format share b, each with its own result
 //   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
 //            or before
-// A team of TEAM threads (a subgroup or the workgroup) computes ROWS rows at once: a unit. Its threads share a row's
+// A team of TEAM threads (the workgroup, a subgroup, or with PART a part of one, for rows too short for all of it) computes ROWS rows at once: a unit. Its threads share a row's
 // slices; a slice is what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits
 // of a row do not depend on the number of rows.
 //   LOOP     there are as many workgroups as run at once, and teams go from unit to unit: columns are made ready once for
@@ -18,6 +18,16 @@
 layout(local_size_x = WG) in;
 #if SUBGROUPS
 #extension GL_KHR_shader_subgroup_arithmetic : require
+#endif
+#if PART
+#extension GL_KHR_shader_subgroup_shuffle : require
+// Every thread of the team gets the sum.
+float add_up(float x) {
+    [[unroll]] for (uint i = 1; i < TEAM; i *= 2) x += subgroupShuffleXor(x, i);
+    return x;
+}
+#else
+#define add_up(x) subgroupAdd(x)
 #endif
 #include "formats.glsl"
 #include "mul_mat_vec/slices.glsl"
@@ -53,7 +63,7 @@ shared float partial[1][WG];
 #define PREPARE_SUMS()
 float team_sum(uint i, float x) {
 #if WG > 1
-    return subgroupAdd(x);
+    return add_up(x);
 #else
     return x;
 #endif
@@ -347,6 +357,8 @@ void main() {
 
 #if TEAM == WG
     uint team = 0, lane = gl_LocalInvocationID.x;
+#elif PART
+    uint team = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) / TEAM, lane = gl_SubgroupInvocationID % TEAM;
 #else
     uint team = gl_SubgroupID, lane = gl_SubgroupInvocationID;
 #endif

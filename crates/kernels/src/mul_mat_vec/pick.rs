@@ -254,8 +254,11 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         return unsupported(format!("{bytes} bytes of parameters, the device takes {limit}"));
     }
     let size = caps.subgroups.size.max(1);
-    let team = if tuning.team == Team::Subgroup { size } else { tuning.threads };
     let full = caps.subgroups.full && tuning.threads.is_multiple_of(size);
+    let part = part_of_subgroup(call, &a, tuning, caps).filter(|_| full);
+    let tuning = if part.is_some() { Tuning { rows: 1, flight: 1, loops: 0, ..tuning } } else { tuning };
+    let whole = if tuning.team == Team::Subgroup { size } else { tuning.threads };
+    let team = part.unwrap_or(whole);
     let eights = size >= 8 && size.is_power_of_two() && caps.subgroups.shuffle;
     let subgroups_most = if full { tuning.threads / size } else { tuning.threads };
     let (quads, step, groups) = match tuning.slice {
@@ -270,6 +273,7 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),
+        ("PART", u32::from(part.is_some())),
         ("ROWS", tuning.rows),
         ("COLS", count(columns)),
         ("FLIGHT", tuning.flight),
@@ -318,7 +322,8 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     }
     shader = norm_defines(call, shader);
     if tuning.team != Team::Shared && full {
-        shader = shader.subgroup(SubgroupRequest::Full);
+        let request = if part.is_some() { SubgroupRequest::Size(size) } else { SubgroupRequest::Full };
+        shader = shader.subgroup(request);
     }
     let shader = formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)?;
     let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum();
@@ -355,6 +360,18 @@ fn fitted(call: &Call, ty: TensorType, tuning: Tuning, caps: &Caps) -> Tuning {
     }
     let rows = if slices <= caps.subgroups.size as usize { SHORT_ROWS } else { tuning.rows };
     bounded(Tuning { team: Team::Subgroup, rows, ..tuning }, caps)
+}
+
+/// Threads that share a row of a plain type where half of a subgroup or more would be idle: the low ranks of RWKV have rows of
+/// 32 elements, eight loads.
+fn part_of_subgroup(call: &Call, a: &Tensor, tuning: Tuning, caps: &Caps) -> Option<u32> {
+    let subgroups = &caps.subgroups;
+    let sized = subgroups.size_control || caps.is_cpu;
+    if call.split.is_some() || a.ty.is_quantised() || tuning.team != Team::Subgroup || !subgroups.shuffle || !sized {
+        return None;
+    }
+    let threads = a.shape[0].div_ceil(width(call, a)).next_power_of_two() as u32;
+    (2 * threads <= subgroups.size).then_some(threads)
 }
 
 fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&Tensor) -> Address) -> Block {
