@@ -79,17 +79,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let cases = (kernel.cases)(level);
         let bar = progress(cases.len() as u64, kernel.name);
         for chunk in cases.chunks(at_once) {
-            let mut ready = Vec::new();
-            for case in chunk {
+            let make = |case| {
                 let clock = Instant::now();
-                match Prepared::all(case, &device) {
+                let made = Prepared::all(case, &device);
+                tell_if_slow("made", case, &clock);
+                (case, made)
+            };
+            let mut ready = Vec::new();
+            for (case, made) in chunk.par_iter().map(make).collect::<Vec<_>>() {
+                match made {
                     Ok(prepared) => ready.extend(prepared.into_iter().map(|p| (case, p))),
                     Err(e) => {
                         bar.suspend(|| say(&format!("FAILED {}: {e}", case.name)));
                         failures.push(format!("{}: {e}", case.name));
                     }
                 }
-                tell_if_slow("made", case, &clock);
             }
             ready.par_iter().for_each(|(case, prepared)| {
                 let clock = Instant::now();
