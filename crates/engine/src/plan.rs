@@ -4,8 +4,9 @@
 use std::fmt::Write as _;
 
 use kiln_gguf::TensorType;
+use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{Call, mul_mat_vec};
+use kiln_kernels::{Call, mul_mat_vec, mul_mm};
 
 use crate::Error;
 
@@ -108,12 +109,28 @@ pub struct Builder {
     slots: Vec<SlotInfo>,
     n_fixed: usize,
     steps: Vec<Step>,
+    few: usize,
 }
 
 impl Builder {
-    /// A plan on top of the shared slots.
-    pub fn new(fixed: &Fixed) -> Builder {
-        Builder { slots: fixed.slots.clone(), n_fixed: fixed.slots.len(), steps: Vec::new() }
+    /// A plan on top of the shared slots, for an executor that has so few columns for `mul_mat_vec`.
+    pub fn new(fixed: &Fixed, few: usize) -> Builder {
+        Builder { slots: fixed.slots.clone(), n_fixed: fixed.slots.len(), steps: Vec::new(), few }
+    }
+
+    /// Whether so many columns are few for these weights. Matrix units do not take F32.
+    pub fn is_few(&self, weights: &Tensor, columns: usize) -> bool {
+        columns <= if weights.ty == TensorType::F32 { MOST_COLUMNS } else { self.few }
+    }
+
+    /// A plain product by the operation made for its number of columns.
+    pub fn product(&self, a: Tensor, b: Tensor, d: Tensor) -> Call {
+        let product = Product { a, b, d };
+        if self.is_few(&a, b.shape[1]) {
+            mul_mat_vec::Call::plain(product).into()
+        } else {
+            mul_mm::Call::plain(product).into()
+        }
     }
 
     /// A slot of this plan alone.

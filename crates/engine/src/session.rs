@@ -222,8 +222,8 @@ impl Session {
         Ok(made)
     }
 
-    /// The plan for a batch shape, for printing and comparing.
-    pub fn plan(&self, shape: BatchShape) -> Result<crate::plan::Plan, Error> {
-        self.graph.plan(shape)
+    /// The plan that this many tokens and wanted logits get here, for printing and comparing.
+    pub fn plan(&self, tokens: usize, outputs: usize) -> Result<crate::plan::Plan, Error> {
+        self.graph.plan(BatchShape { tokens, outputs, few: self.executor.few_columns() })
     }
 }

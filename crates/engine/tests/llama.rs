@@ -77,6 +77,24 @@ fn the_plan_is_the_one_in_the_snapshot() {
 }
 
 #[test]
+fn more_columns_than_are_few_go_to_matrix_units_unless_weights_are_plain_floats() {
+    let products = |recipe: &str, few: usize| {
+        let model = model(recipe);
+        let graph = graph(&model.config, &model.gguf, 64).unwrap();
+        let plan = graph.plan(BatchShape { few, ..BatchShape::new(8, 1) }).unwrap();
+        let of = |name: &str| plan.steps.iter().filter(|step| step.call.operation().name() == name).count();
+        // The output has one column.
+        [of("mul_mat_vec"), of("mul_mm")].map(|n| n as f64 / model.config.layers as f64)
+    };
+    let [vec, mm] = products("Q8_0", 16);
+    assert!(vec > 4.0 && mm == 0.0, "{vec} {mm}");
+    let [vec, mm] = products("Q8_0", 5);
+    assert!(vec < 1.0 && mm == 4.0, "{vec} {mm}");
+    let [vec, mm] = products("F32", 5);
+    assert!(vec > 4.0 && mm == 0.0, "{vec} {mm}");
+}
+
+#[test]
 fn both_executors_give_the_same_logits() {
     let Some((gpu, instance)) = gpu() else { return };
     let logits = |model: &Arc<Model>, executor| session(model, executor).feed(&TOKENS, Wanted::All).unwrap();
@@ -108,7 +126,7 @@ fn a_profile_times_every_step_and_feeds_the_tokens() {
     let executors = [Some(cpu(Arithmetic::Fast)), gpu().map(|(gpu, _)| gpu)];
     for executor in executors.into_iter().flatten() {
         let mut session = session(&model, executor);
-        let plan = session.plan(BatchShape::new(before.len(), 1)).unwrap();
+        let plan = session.plan(before.len(), 1).unwrap();
         let times = session.profile(before).unwrap();
         for step in &plan.steps {
             assert!(times.iter().any(|(label, _)| label.starts_with(&step.label)), "{} is missing", step.label);

@@ -4,11 +4,9 @@
 use kiln_gguf::{TensorType, quant};
 use rayon::prelude::*;
 
-use crate::Call;
 use crate::host::HostMemory;
 use crate::operation::{Invalid, Work, require, rows_apart};
 use crate::tensor::Tensor;
-use crate::{mul_mat_vec, mul_mm};
 
 /// Most columns that `mul_mat_vec` takes; more go to `mul_mm`.
 pub const MOST_COLUMNS: usize = 16;
@@ -59,16 +57,6 @@ pub struct Sibling {
     pub d: Tensor,
     /// `[M']`, F32.
     pub bias: Option<Tensor>,
-}
-
-/// A plain product by the operation made for its number of columns.
-pub fn call(a: Tensor, b: Tensor, d: Tensor) -> Call {
-    let product = Product { a, b, d };
-    if b.shape[1] <= MOST_COLUMNS {
-        mul_mat_vec::Call::plain(product).into()
-    } else {
-        mul_mm::Call::plain(product).into()
-    }
 }
 
 impl Product {

@@ -144,7 +144,7 @@ impl Llama {
         let others = [(layer.k, work.k), (layer.v, work.v)].map(|(a, d)| Sibling { a, d, bias: None }).to_vec();
         let norm = self.norm(layer.attention_norm);
         let label = format!("{i}.attention.qkv");
-        if x.shape[1] <= work.few {
+        if b.is_few(&layer.q, x.shape[1]) {
             b.step(label, mul_mat_vec::Call { norm: Some(norm), others, ..mul_mat_vec::Call::plain(product) });
         } else {
             let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
@@ -200,7 +200,7 @@ impl Llama {
         let product = Product { a: layer.gate, b: x, d: work.gate };
         let down = Product { a: layer.down, b: work.gate, d: x };
         let label = format!("{i}.feed_forward.down");
-        if x.shape[1] <= work.few {
+        if b.is_few(&layer.gate, x.shape[1]) {
             let gate = Some(Gated { kind: Gate::Swiglu, up: layer.up, bias: None });
             let fused = mul_mat_vec::Call { norm: Some(norm), gate, ..mul_mat_vec::Call::plain(product) };
             b.step(format!("{i}.feed_forward.gated"), fused);
@@ -240,8 +240,6 @@ impl Llama {
 
 /// What the layers of one plan compute in.
 struct Work {
-    /// Most columns that are few.
-    few: usize,
     positions: Tensor,
     length: Tensor,
     q: Tensor,
@@ -273,7 +271,7 @@ impl Graph for Llama {
         let Config { hidden, vocab, feed_forward, .. } = self.config;
         let q_width = self.config.heads * self.config.head_dim;
         let kv_width = self.config.kv_heads * self.config.head_dim;
-        let mut builder = Builder::new(&self.fixed);
+        let mut builder = Builder::new(&self.fixed, shape.few);
         let b = &mut builder;
         let input =
             |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
@@ -296,7 +294,6 @@ impl Graph for Llama {
             attended: scratch(b, "attended", q_width),
             gate: scratch(b, "gate", feed_forward),
             up: scratch(b, "up", feed_forward),
-            few: shape.few,
             partials: self.partials(b, shape.tokens),
             scratch: self.scratch(b, shape),
         };
@@ -315,7 +312,7 @@ impl Graph for Llama {
             last
         };
         let (norm, product) = (self.norm(self.output_norm), Product { a: self.output, b: last, d: logits });
-        if shape.outputs <= shape.few {
+        if b.is_few(&self.output, shape.outputs) {
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
             let (before, scratch) = (Some(Before::Norm(norm)), work.scratch.ahead);
@@ -329,7 +326,7 @@ impl Graph for Llama {
 /// d += a b, by the operation made for the number of columns.
 fn linear_onto(b: &mut Builder, label: String, product: Product, work: &Work) {
     let epilogue = Epilogue { residual: Some(product.d), ..Epilogue::default() };
-    if product.b.shape[1] <= work.few {
+    if b.is_few(&product.a, product.b.shape[1]) {
         b.step(label, mul_mat_vec::Call { epilogue, ..mul_mat_vec::Call::plain(product) });
     } else {
         b.step(label, mul_mm::Call { epilogue, scratch: work.scratch.back, ..mul_mm::Call::plain(product) });

@@ -143,7 +143,7 @@ impl Frame {
         layers: impl FnOnce(&mut Builder, Tensor),
     ) -> Result<Plan, Error> {
         let Config { hidden, vocab, .. } = self.config;
-        let mut builder = Builder::new(fixed);
+        let mut builder = Builder::new(fixed, shape.few);
         let b = &mut builder;
         let input =
             |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
@@ -282,7 +282,7 @@ impl FeedForward {
                 // x += D (silu(G x) * U x)
                 let at = |part: &str| format!("{i}.feed_forward.{part}");
                 frame.norm(b, at("norm"), x, self.norm, normed);
-                match mul_mat::call(gate, normed, wide) {
+                match b.product(gate, normed, wide) {
                     // Few columns: both matrices in one pass.
                     Call::MulMatVec(call) => {
                         let gate = Some(Gated { kind: Gate::Swiglu, up, bias: None });
@@ -311,7 +311,7 @@ impl FeedForward {
                 };
                 linear(b, at("r"), receptance, group(blends, 1), r);
                 let function = Function::Sigmoid;
-                match mul_mat::call(value, wide, x) {
+                match b.product(value, wide, x) {
                     // Few columns: in the same pass.
                     Call::MulMatVec(mut call) => {
                         call.factor = Some(Factor { function, gate: r });
@@ -389,7 +389,7 @@ pub(super) fn function(b: &mut Builder, label: String, function: Function, x: Te
 
 /// y = weight x.
 pub(super) fn linear(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
-    b.step(label, mul_mat::call(weight, x, y));
+    b.step(label, b.product(weight, x, y));
 }
 
 /// y = f(weight x + bias).
@@ -401,7 +401,7 @@ pub(super) fn linear_function(
     x: Tensor,
     y: Tensor,
 ) {
-    let mut call = mul_mat::call(weight, x, y);
+    let mut call = b.product(weight, x, y);
     epilogue(&mut call).bias = bias.map(|bias| bias.reshape([bias.len(), 1, 1, 1]));
     match call {
         // Few columns: in the same pass.
@@ -416,7 +416,7 @@ pub(super) fn linear_function(
 /// y = weight x + bias.
 pub(super) fn affine(b: &mut Builder, label: String, [weight, bias]: [Tensor; 2], x: Tensor, y: Tensor) {
     let bias = bias.reshape([bias.len(), 1, 1, 1]);
-    let mut call = mul_mat::call(weight, x, y);
+    let mut call = b.product(weight, x, y);
     epilogue(&mut call).bias = Some(bias);
     b.step(label, call);
 }
@@ -431,7 +431,7 @@ pub(super) fn maybe_affine(b: &mut Builder, label: String, matrix: (Tensor, Opti
 
 /// y += weight x.
 pub(super) fn linear_onto(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
-    let mut call = mul_mat::call(weight, x, y);
+    let mut call = b.product(weight, x, y);
     epilogue(&mut call).residual = Some(y);
     b.step(label, call);
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use kiln_engine::Session;
-use kiln_engine::arch::BatchShape;
 use kiln_engine::session::Wanted;
 use serde_json::json;
 
@@ -123,7 +122,7 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
         rows.push(Row { test: format!("{kind}{n}{depth}"), rates, steps });
     }
     bar.finish_and_clear();
-    let steps = session.plan(BatchShape::new(1, 1))?.len();
+    let steps = session.plan(1, 1)?.len();
     report(arguments, &session, &rows, steps)?;
     Ok(ExitCode::SUCCESS)
 }
