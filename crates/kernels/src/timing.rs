@@ -16,8 +16,8 @@ use crate::tensor::Tensor;
 const SPREAD_BYTES: u64 = 256 << 20;
 /// More copies than this are not made of small cases: their cost is the launch, not the memory.
 const MOST_COPIES: u64 = 256;
-/// Times are the shortest of this many runs: clocks fall whenever a GPU waits, so that others took up to four times as long,
-/// and nothing makes a run too short.
+/// Times are the shortest of this many runs: some take two to four times as long for a reason that is not known (clocks were
+/// steady), and nothing makes a run too short. Even so a time stands out now and then.
 const RUNS: usize = 9;
 /// A run should take about this long.
 const RUN_SECONDS: f64 = 0.01;

@@ -7,9 +7,9 @@
 // whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
 // order of k whoever that is. p.counters are zero before.
-// A driver keeps arrays in registers only where it knows every index. So each loop over matrices is short enough to be
-// unrolled, rows of sums are written out one by one (FINISH), and what fetches and what stores stands in one place of main:
-// with sums in memory, an H200 multiplied at 29 TFLOP/s whatever the tile, and each load waited for the one before.
+// A driver can keep arrays in registers only where it knows every index. So each loop over matrices is short enough to be
+// unrolled, rows of sums are written out one by one (FINISH), and what fetches and what stores stands in one place of main.
+// Before that an H200 multiplied at 29 TFLOP/s whatever the tile.
 #version 450
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
