@@ -11,7 +11,13 @@ pub(crate) const EXTENSION: vk::Extension = vk::KHR_PIPELINE_EXECUTABLE_PROPERTI
 
 /// Whether statistics are asked for and the driver has them.
 pub(crate) fn wanted(adapter: &Adapter) -> bool {
-    std::env::var("KILN_STATISTICS").is_ok_and(|v| !v.is_empty() && v != "0") && adapter.has(&EXTENSION)
+    static TOLD: std::sync::Once = std::sync::Once::new();
+    let asked = std::env::var("KILN_STATISTICS").is_ok_and(|v| !v.is_empty() && v != "0");
+    let offered = adapter.has(&EXTENSION);
+    if asked && !offered {
+        TOLD.call_once(|| log::warn!("KILN_STATISTICS: {} tells nothing of its kernels", adapter.name));
+    }
+    asked && offered
 }
 
 /// Name and value of every statistic of a pipeline that was made with `CAPTURE_STATISTICS`.

@@ -17,8 +17,8 @@ use crate::Error;
 use crate::plan::{Fixed, Plan, SlotKind};
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
-/// Matrix units take 8 columns of Q4_K in 55 us where integer products take 77, 5 columns in as long (NVIDIA H200, 14336 x 4096,
-/// `docs/ladder/mul_mm.md`).
+/// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
+/// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
 const FEW_BESIDE_MATRICES: usize = 5;
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.

@@ -1,7 +1,6 @@
 // flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has RB blocks of MM query rows of the tile, and
-// everything of these rows stays in its registers: Q, S, P and O; with Q_SHARED, Q is in shared memory instead, which leaves
-// registers for more workgroups at once. More blocks share each load of K and V from shared memory. A row's maximum is a
-// reduction inside a matrix, whose result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
+// everything of these rows stays in its registers: Q, S, P and O. More blocks share each load of K and V from shared memory. A row's maximum is a reduction inside a matrix, whose
+// result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
 // memory, loaded half a round ahead. S, O and sums are f32, logits to the base 2.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
 // mask. The longest tiles of a causal mask come first.
@@ -37,9 +36,6 @@ layout(local_size_x = WG) in;
 
 shared uvec4 k_tile[BC * K_STRIDE];
 shared uvec4 v_tile[BC * V_STRIDE];
-#if Q_SHARED
-shared uvec4 q_tile[ROWS * K_STRIDE];
-#endif
 shared uvec2 row_seen[ROWS];
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
@@ -56,28 +52,18 @@ const float FLOOR = -1e30;
 uint token_of(uint first_row, uint row) { return (first_row + row) / RATIO; }
 uint head_of(uint kv_head, uint first_row, uint row) { return kv_head * RATIO + (first_row + row) % RATIO; }
 
-#if SOFTCAP
-const float Q_SCALE = SCALE;
-#else
-const float Q_SCALE = SCALE * LOG2_E;
-#endif
-#if Q_SHARED
-// Two elements of a row of the tile from column c on, as halves.
-uint query_pair(uint row, uint c, uint kv_head, uint batch, uint first_row, uint rows) {
-    if (row >= rows || c >= HSK) return 0;
-    uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
-    at = row_address(row_address(at, head_of(kv_head, first_row, row), p.q_stride[1]), batch, p.q_stride[2]);
-    return packHalf2x16(clamp(vec2(F32(at).v[c], F32(at).v[c + 1]) * Q_SCALE, -65504.0, 65504.0));
-}
-#else
 float16_t query(const in uint r, const in uint c, const in float16_t old, const in uint column, TILE) {
     uint row = mine + r;
     if (row >= rows || column + c >= HSK) return float16_t(0.0);
     uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
     at = row_address(row_address(at, head_of(kv_head, first_row, row), p.q_stride[1]), batch, p.q_stride[2]);
-    return float16_t(clamp(F32(at).v[column + c] * Q_SCALE, -65504.0, 65504.0));
-}
+    float x = F32(at).v[column + c];
+#if SOFTCAP
+    return float16_t(clamp(x * SCALE, -65504.0, 65504.0));
+#else
+    return float16_t(clamp(x * (SCALE * LOG2_E), -65504.0, 65504.0));
 #endif
+}
 
 // The logit of a score, `key` the first one of the block.
 float logit(const in uint r, const in uint c, const in float score, const in uint start, TILE) {
@@ -203,27 +189,15 @@ void main() {
     tiles = split_tiles(any.x < any.y ? any : uvec2(0), split, used);
 #endif
 
-#if Q_SHARED
-    // The first round begins with a barrier.
-    for (uint i = t; i < ROWS * K_COLS; i += WG) {
-        uvec4 eight;
-        [[unroll]] for (uint j = 0; j < 4; j++)
-            eight[j] = query_pair(i / K_COLS, i % K_COLS * 8 + 2 * j, kv_head, batch, first_row, rows);
-        q_tile[i / K_COLS * K_STRIDE + i % K_COLS] = eight;
-    }
-#else
     MATRIX_A q[RB * K_STEPS];
+    MATRIX_C o[RB * V_BLOCKS_WIDE];
+    // Weights are summed up where they are, and across the row at the end.
+    MATRIX_C top[RB], weights[RB];
     [[unroll]] for (uint b = 0; b < RB; b++) {
         [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
             q[b * K_STEPS + k] = MATRIX_A(0.0);
             coopMatPerElementNV(q[b * K_STEPS + k], q[b * K_STEPS + k], query, k * MM, THIS_BLOCK(b));
         }
-    }
-#endif
-    MATRIX_C o[RB * V_BLOCKS_WIDE];
-    // Weights are summed up where they are, and across the row at the end.
-    MATRIX_C top[RB], weights[RB];
-    [[unroll]] for (uint b = 0; b < RB; b++) {
         [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[b * V_BLOCKS_WIDE + i] = MATRIX_C(0.0);
         top[b] = MATRIX_C(FLOOR);
         weights[b] = MATRIX_C(0.0);
@@ -243,19 +217,6 @@ void main() {
         put_v(v_chunk);
         fetch_k(k_chunk, keys, batch, start + BC, any.y);
         MATRIX_C s[RB * S_BLOCKS];
-#if Q_SHARED
-        [[unroll]] for (uint i = 0; i < RB * S_BLOCKS; i++) s[i] = MATRIX_C(0.0);
-        [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
-            MATRIX_A q[RB];
-            [[unroll]] for (uint b = 0; b < RB; b++)
-                coopMatLoad(q[b], q_tile, (mine + b * MM) * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
-            [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
-                MATRIX_B kt;
-                coopMatLoad(kt, k_tile, i * MM * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
-                [[unroll]] for (uint b = 0; b < RB; b++) s[b * S_BLOCKS + i] = coopMatMulAdd(q[b], kt, s[b * S_BLOCKS + i]);
-            }
-        }
-#else
         [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
             [[unroll]] for (uint b = 0; b < RB; b++) s[b * S_BLOCKS + i] = MATRIX_C(0.0);
             [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
@@ -265,7 +226,6 @@ void main() {
                     s[b * S_BLOCKS + i] = coopMatMulAdd(q[b * K_STEPS + k], kt, s[b * S_BLOCKS + i]);
             }
         }
-#endif
 #if SOFTCAP
         [[unroll]] for (uint i = 0; i < RB * S_BLOCKS; i++)
             [[unroll]] for (uint j = 0; j < s[i].length(); j++) s[i][j] = capped(s[i][j]) * LOG2_E;

@@ -192,9 +192,7 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(128);
     let pad = [hsk, hsv].map(|n| n.next_multiple_of(16));
     let tables: usize = [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum();
-    let queries = number(call, caps, Path::Coopmat2, "queries")? > 0;
-    let rows_bytes = 8 + if queries { 2 * (pad[0] + 8) } else { 0 };
-    let shared = keys * (pad[0] + pad[1] + 16) * 2 + subgroups * blocks * 16 * rows_bytes + 16 + tables;
+    let shared = keys * (pad[0] + pad[1] + 16) * 2 + subgroups * blocks * 16 * 8 + 16 + tables;
     let limit = caps.limits.max_shared_bytes as usize;
     if shared > limit || threads > caps.limits.max_workgroup_invocations as usize {
         return Err(unsupported(format!("{threads} threads and {shared} bytes of shared memory, it has {limit}")));
@@ -204,7 +202,6 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
         .define("NW", subgroups)
         .define("MM", 16)
         .define("RB", blocks)
-        .define("Q_SHARED", u32::from(queries))
         .define("BC", keys)
         .define("RUN", SPLIT_KEYS.div_ceil(keys))
         .define("HSK_PAD", pad[0])

@@ -54,7 +54,7 @@ shared uvec4 space[STAGES * BUFFER > FINISHED ? STAGES * BUFFER : FINISHED];
 #define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
 
 // Which row of the tile a unit belongs to. Eight neighbouring threads store at once, and their rows are such that all eight
-// vectors lie in different banks: rows are 3, 5 or 9 vectors apart.
+// vectors lie in different banks: rows are 3 or 5 vectors apart. Deeper tiles have eight threads in a row.
 uint spread(uint row) {
     uint j = row % 8;
 #if DEPTH == 32

@@ -9,6 +9,18 @@ layout(local_size_x = WG) in;
 #include "mul_mm/place.glsl"
 #include "mul_mm/partials.glsl"
 
+// Four rows of column n from m on: in the order of k, whoever comes first.
+vec4 sum_of_partials(uint m, uint n) {
+    vec4 sums = vec4(0);
+    for (uint from = 0; from < p.splits; from += 8) {
+        // Loads first, so that all are on their way at once.
+        vec4 got[8];
+        [[unroll]] for (uint i = 0; i < 8; i++) got[i] = Partials(partials_of(min(from + i, p.splits - 1), n)).v[m / 4];
+        [[unroll]] for (uint i = 0; i < 8; i++) if (from + i < p.splits) sums += got[i];
+    }
+    return sums;
+}
+
 void main() {
     if (!find_tile()) return;
     for (uint at = tile_split * WG + gl_LocalInvocationID.x; at < TILE_M / 4 * TILE_N; at += p.splits * WG) {

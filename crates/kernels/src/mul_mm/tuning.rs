@@ -56,9 +56,9 @@ pub(super) struct Line {
 
 // Why these: `docs/ladder/mul_mm.md`. A cut that a device cannot have is passed over; where no cut is `busy`, the last
 // one that fits is taken. Software GPUs multiply faster without matrix units: their lines are for tests, and between them
-// reach every part of the kernel; the fewest threads are best there, and little is unrolled, as it compiles for long. Nor are
-// block formats on coopmat2: each step has their callback as often as a thread has elements, and with four of them in a row
-// a driver compiled each variant for 10 to 30 s (`kiln selftest -v mul_mm`).
+// reach every part of the kernel; the fewest threads are best there, and little is unrolled, as it compiles for long. Block
+// formats on coopmat2 are never unrolled: their callback stands in a step as often as a thread has elements, and four steps in a
+// row took a driver 10 to 30 s for each variant (`kiln selftest -v mul_mm`).
 const BUILT_IN: &str = "
 # device format path columns settings
 cpu * scalar   40 tile=32x32x16 thread=4x4
@@ -81,9 +81,9 @@ gpu * coopmat  * tile=128x64x32 warp=64x32 busy
 gpu * coopmat  * tile=64x64x32  warp=32x32 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
-gpu blocks coopmat2 * tile=128x128x32 threads=256 unroll=1 band=16 busy
-gpu blocks coopmat2 * tile=64x64x32 threads=128 unroll=1 busy
-gpu blocks coopmat2 * tile=64x32x32 threads=128 unroll=1
+gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
+gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
+gpu blocks coopmat2 * tile=64x32x32 threads=128
 gpu * coopmat2 * tile=128x256x32 threads=256 unroll=8 band=16 busy
 gpu * coopmat2 * tile=128x128x64 threads=256 band=16 busy
 gpu * coopmat2 * tile=128x64x64 threads=128 busy

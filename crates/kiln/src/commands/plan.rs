@@ -19,7 +19,7 @@ use crate::output::print;
 pub(crate) struct Arguments {
     /// GGUF file; without one the default model of the local store
     model: Option<PathBuf>,
-    /// Tokens that enter at once
+    /// Tokens that enter at once; from six on a device with matrix units gets other products than shown
     #[arg(long, default_value_t = 1)]
     tokens: usize,
     /// Run this prompt on the device and on the CPU reference, step by step, and show the first difference
