@@ -87,7 +87,8 @@ impl Prepared {
         choices.flat_map(|choice| choice.launches.iter().map(|launch| &launch.shader))
     }
 
-    /// What the reference gives: computed at the first call, by whichever path comes first.
+    /// What the reference gives: computed at the first call, by whichever path comes first. Not for several paths of a case in
+    /// parallel: references use all threads, and one of them would wait for itself.
     pub fn expected(&self) -> &HostMemory {
         self.expected.get_or_init(|| {
             let mut expected = HostMemory::clone(&self.memory);
