@@ -51,6 +51,12 @@ impl Prepared {
         Prepared::on(case, device, &Path::ALL)
     }
 
+    /// The path a call takes by itself on a device.
+    pub fn chosen(case: &Case, device: &Device) -> Result<Path, Error> {
+        let (call, ..) = case.build();
+        Ok(call.operation().pick(&device.adapter.caps, None)?.path)
+    }
+
     /// Builds a case for those of the paths that the device offers.
     pub fn on(case: &Case, device: &Device, paths: &[Path]) -> Result<Vec<Prepared>, Error> {
         let caps = &device.adapter.caps;

@@ -49,8 +49,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Copies the slots as often as caches demand.
-    pub fn new(device: &Arc<Device>, memory: &HostMemory) -> Result<Copies, Error> {
+    /// Copies the slots as often as caches demand, or keeps one copy where caches may help.
+    pub fn new(device: &Arc<Device>, memory: &HostMemory, cached: bool) -> Result<Copies, Error> {
         let mut bytes = Vec::new();
         let mut offsets = Vec::new();
         for slot in &memory.slots {
@@ -60,7 +60,8 @@ impl Copies {
         }
         let length = (bytes.len() as u64).max(256);
         // A software device has the memory of the CPU, and its caches are not what is measured.
-        let wanted = if device.adapter.caps.is_cpu { 1 } else { SPREAD_BYTES.div_ceil(length).clamp(1, MOST_COPIES) };
+        let one = cached || device.adapter.caps.is_cpu;
+        let wanted = if one { 1 } else { SPREAD_BYTES.div_ceil(length).clamp(1, MOST_COPIES) };
         let mut buffers = Vec::new();
         for _ in 0..wanted {
             buffers.push(device.allocate(MemoryKind::Device, length)?);
@@ -157,7 +158,7 @@ fn run(commands: &Commands) -> Result<f64, Error> {
     Ok(commands.gpu_time().filter(|t| !t.is_zero()).unwrap_or(wall).as_secs_f64())
 }
 
-/// Times a prepared case.
-pub fn time(prepared: &Prepared, device: &Arc<Device>) -> Result<Timing, Error> {
-    Copies::new(device, &prepared.memory)?.time((&prepared.call, &prepared.choice))
+/// Times a prepared case; `cached`: again and again on the same data.
+pub fn time(prepared: &Prepared, device: &Arc<Device>, cached: bool) -> Result<Timing, Error> {
+    Copies::new(device, &prepared.memory, cached)?.time((&prepared.call, &prepared.choice))
 }

@@ -391,6 +391,10 @@ fn bench() -> Vec<Case> {
         cases.push(case(ty, [14336, 4096, 1], Exact));
         cases.extend([2, 3, 4, 5, 8, 16].map(|n| case(ty, [4096, 14336, n], Exact)));
     }
+    // Every format as models have it on a GPU.
+    for ty in crate::formats::on_a_gpu(4096) {
+        cases.extend([1, 2, 3, 4, 5].map(|n| case(ty, [4096, 4096, n], Exact)));
+    }
     // The low ranks of RWKV.
     cases.push(Case::new("mul_mat_vec F32 k=32 m=4096, 5 batches", |data| {
         let (a, b) = (data.input(F32, [32, 4096, 5, 1]), data.input(F32, [32, 1, 5, 1]));
@@ -401,6 +405,7 @@ fn bench() -> Vec<Case> {
         for (k, m) in [(4096, 4096), (4096, 128_256)] {
             cases.push(case(ty, [k, m, 1], Any));
         }
+        cases.push(case(kiln_gguf::quant::packed_type(ty, 4096).unwrap_or(ty), [4096, 128_256, 1], Exact));
         for n in [2, 3, 4, 5, 8, 16] {
             cases.push(case(ty, [4096, 14336, n], Any));
             cases.push(case(ty, [14336, 4096, n], Any));

@@ -125,7 +125,7 @@ pub fn search(device: &Arc<Device>, subject: Subject, progress: &dyn Fn(usize, u
     let choices = tries.iter().map(|(_, _, choice)| choice).chain(now.iter().map(|(_, choice)| choice));
     let shaders: Vec<_> = choices.flat_map(|choice| choice.launches.iter().map(|l| l.shader.clone())).collect();
     device.prepare(&shaders, &|| {})?;
-    let copies = Copies::new(device, &memory)?;
+    let copies = Copies::new(device, &memory, false)?;
     let mut glances = Vec::new();
     for (number, (_, call, choice)) in tries.iter().enumerate() {
         glances.push((copies.glance((call, choice))?, number));

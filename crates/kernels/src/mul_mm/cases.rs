@@ -495,8 +495,8 @@ fn timed_ranks([k, m, n]: [usize; 3]) -> Case {
     })
 }
 
-fn timed_experts(ty: TensorType) -> Case {
-    let (k, m, n_experts, used, tokens) = (2048, 768, 128, 8, 2048);
+fn timed_experts(ty: TensorType, tokens: usize) -> Case {
+    let (k, m, n_experts, used) = (2048, 768, 128, 8);
     Case::new(format!("mul_mm {ty} k={k} m={m}, {used} of {n_experts} experts, {tokens} tokens"), move |data| {
         let (a, b) = (repeated(data, ty, [k, m, n_experts, 1]), repeated(data, F32, [k, 1, tokens, 1]));
         let d = data.output(F32, [m, used, tokens, 1]);
@@ -523,21 +523,20 @@ fn timed_siblings(ty: TensorType, rows: &'static [usize], n: usize) -> Case {
 
 fn bench() -> Vec<Case> {
     let mut cases = Vec::new();
-    for ty in [F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K] {
-        for n in [8, 16, 32, 128, 512, 2048] {
-            cases.push(timed(ty, [4096, 4096, n]));
-        }
-        cases.push(timed(ty, [4096, 14336, 2048]));
-    }
     // As models have them on a GPU.
+    for ty in crate::formats::on_a_gpu(4096) {
+        cases.extend([8, 16, 32, 128, 512, 2048].map(|n| timed(ty, [4096, 4096, n])));
+    }
     for ty in [F16, Q4_K, Q4_0x8, Q8_0x8, Q6_Kx8] {
-        cases.extend([4, 8, 16, 32, 64, 128, 512].map(|n| timed(ty, [4096, 14336, n])));
+        cases.extend([4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
     }
     for n in [512, 2048] {
         cases.extend([&[4096, 1024, 1024][..], &[14336, 14336]].map(|rows| timed_siblings(Q4_K, rows, n)));
     }
     cases.extend(weight_types().map(|ty| timed(ty, [14336, 4096, 512])));
-    cases.extend([F16, Q4_0, Q4_K, Q8_0].map(timed_experts));
+    for tokens in [512, 2048] {
+        cases.extend([F16, Q4_0x8, Q4_K, Q8_0x8].map(|ty| timed_experts(ty, tokens)));
+    }
     for n in [512, 2048] {
         cases.extend([[4096, 64, n], [4096, 160, n], [64, 4096, n]].map(|sizes| timed(F32, sizes)));
         cases.push(timed_ranks([32, 4096, n]));

@@ -28,6 +28,12 @@ pub(crate) struct Arguments {
     /// Only these paths: scalar, int_dot, coopmat, coopmat2
     #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
     path: Vec<Path>,
+    /// Only the path that a model would take
+    #[arg(long, conflicts_with = "path")]
+    chosen: bool,
+    /// Time each case again and again on the same data, so that caches help: for comparison with tools that do so
+    #[arg(long)]
+    cached: bool,
     #[command(flatten)]
     device: DeviceFlag,
     /// Print JSON
@@ -65,18 +71,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let wanted =
         |name: &str| arguments.case.is_empty() || arguments.case.iter().any(|text| name.contains(text.as_str()));
-    let paths = if arguments.path.is_empty() { &Path::ALL[..] } else { &arguments.path };
     let mut rows = Vec::new();
     let mut failed = 0;
     for kernel in kernels {
         let cases: Vec<_> = (kernel.cases)(Level::Bench).into_iter().filter(|c| wanted(&c.name)).collect();
         let bar = progress(cases.len() as u64, kernel.name);
         for case in &cases {
-            let prepared = Prepared::on(case, &device, paths)?;
+            let paths = match &arguments.path[..] {
+                [] if arguments.chosen => vec![Prepared::chosen(case, &device)?],
+                [] => Path::ALL.to_vec(),
+                some => some.to_vec(),
+            };
+            let prepared = Prepared::on(case, &device, &paths)?;
             let shaders: Vec<Shader> = prepared.iter().flat_map(|p| p.shaders_of_call().cloned()).collect();
             device.prepare(&shaders, &|| {})?;
             for p in &prepared {
-                match timing::time(p, &device) {
+                match timing::time(p, &device, arguments.cached) {
                     Ok(timing) => {
                         let work = p.call().operation().work();
                         let (bytes, flops) = (work.bytes, work.flops);
