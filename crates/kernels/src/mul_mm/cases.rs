@@ -143,7 +143,7 @@ fn unaligned_columns(ty: TensorType) -> Case {
     Case::new(format!("mul_mm {ty} x unaligned columns"), move |data| {
         let product = product(data, [ty, F32, F32], [block, 67, 20]);
         let b = data.input(F32, [block + 3, 20, 1, 1]).narrow(0, 1, block);
-        (with_scratch(data, Call::plain(Product { b, ..product })).into(), TOLERANCE)
+        (with_scratch(data, Call::plain(Product { b, ..product })).into(), tolerance(ty))
     })
 }
 

@@ -1,8 +1,8 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with f32 sums. While a tile of DEPTH elements of k in shared memory is multiplied, the next one is on its way in registers;
-// it is turned into 16-bit floats when it is stored: beside the other with two STAGES, in its place with one, which leaves
+// with f32 sums. While a tile of DEPTH elements of k in shared memory is multiplied, the next AHEAD ones are on their way in
+// registers; they are turned into 16-bit floats when they are stored: beside the other with two STAGES, in its place with one, which leaves
 // room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
 // whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
@@ -182,41 +182,42 @@ void main() {
 
     // What is on its way.
 #if ONE_GROUP
-    uint group_codes[PER_A][8];
-    vec2 group_scales[PER_A][2];
+    uint group_codes[AHEAD][PER_A][8];
+    vec2 group_scales[AHEAD][PER_A][2];
 #elif A_BLOCKS
-    A_PIECE_TYPE pieces[PER_A];
+    A_PIECE_TYPE pieces[AHEAD][PER_A];
 #else
-    uvec4 lines_a[PER_A];
+    uvec4 lines_a[AHEAD][PER_A];
 #endif
-    uvec4 lines_b[PER_B];
+    uvec4 lines_b[AHEAD][PER_B];
     uint begin_k = BEGIN_K, end_k = END_K, buffer_start = 0;
-    // Round by round, and one more: tile k is fetched, the one before it multiplied, and tile k stored.
-    for (uint k = begin_k; k < end_k + DEPTH; k += DEPTH) {
-        bool more = k < end_k;
-        if (more) {
+    // Round by round, and AHEAD more: tile k is fetched, the one AHEAD rounds before it multiplied, and the one after that
+    // stored. AHEAD rounds stand in a row, so that every index of what is on its way is known.
+    for (uint first_k = begin_k; first_k < end_k + AHEAD * DEPTH; first_k += AHEAD * DEPTH) [[unroll]] for (uint on = 0; on < AHEAD; on++) {
+        uint k = first_k + on * DEPTH;
+        if (k < end_k) {
             [[unroll]] for (uint i = 0; i < PER_A; i++) {
                 uint e = k + UNIT_A * place_a(t + i * WG);
 #if A_BLOCKS
                 // Rows are whole groups of 32: only a deeper tile may reach past the end.
                 if ((DEPTH <= 32 || e < end_k) && (UNITS_A % WG == 0 || t + i * WG < UNITS_A)) {
 #if ONE_GROUP
-                    A_GROUP32(row_a[i], e, group_codes[i], group_scales[i][0], group_scales[i][1]);
+                    A_GROUP32(row_a[i], e, group_codes[on][i], group_scales[on][i][0], group_scales[on][i][1]);
 #else
-                    pieces[i] = A_FETCH(row_a[i], e);
+                    pieces[on][i] = A_FETCH(row_a[i], e);
 #endif
                 }
 #else
-                lines_a[i] = eight(row_a[i], e, end_k);
+                lines_a[on][i] = eight(row_a[i], e, end_k);
 #endif
             }
             [[unroll]] for (uint i = 0; i < PER_B; i++) {
                 uint at = k / 8 + place_b(t + i * WG);
                 // Columns are padded to 64 elements; what they have past end_k meets zeros.
-                lines_b[i] = DEPTH <= 64 || at < (p.k + 63) / 64 * 8 ? U32x4(row_b[i]).v[at] : uvec4(0);
+                lines_b[on][i] = DEPTH <= 64 || at < (p.k + 63) / 64 * 8 ? U32x4(row_b[i]).v[at] : uvec4(0);
             }
         }
-        if (WORKS && k > begin_k) {
+        if (WORKS && k >= begin_k + AHEAD * DEPTH && k < end_k + AHEAD * DEPTH) {
             uint from = STAGES == 1 ? 0 : BUFFER - buffer_start;
             uint from_a = from + warp_m * LINE, from_b = from + (TILE_M + warp_n) * LINE;
             STEP_LOOP for (uint e = 0; e < DEPTH; e += MK) {
@@ -233,20 +234,23 @@ void main() {
 #if STAGES == 1
         barrier();
 #endif
-        if (more) {
+        // The oldest of those on their way.
+        const uint oldest = (on + 1) % AHEAD;
+        uint stored_k = k - (AHEAD - 1) * DEPTH;
+        if (k >= begin_k + (AHEAD - 1) * DEPTH && stored_k < end_k) {
             [[unroll]] for (uint i = 0; i < PER_A; i++) {
                 uint unit = t + i * WG, at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
                 if (UNITS_A % WG == 0 || unit < UNITS_A) {
 #if A_BLOCKS
-                    uint e = k + UNIT_A * place_a(unit);
+                    uint e = stored_k + UNIT_A * place_a(unit);
                     [[unroll]] for (uint group = 0; group < UNIT_A / 32; group++) {
                         uint codes[8];
                         vec2 lo, hi;
 #if ONE_GROUP
-                        codes = group_codes[i];
-                        lo = group_scales[i][0], hi = group_scales[i][1];
+                        codes = group_codes[oldest][i];
+                        lo = group_scales[oldest][i][0], hi = group_scales[oldest][i][1];
 #else
-                        A_UNFOLD(pieces[i], e, group, codes, lo, hi);
+                        A_UNFOLD(pieces[oldest][i], e, group, codes, lo, hi);
 #endif
                         [[unroll]] for (uint j = 0; j < 4; j++) {
                             vec2 s = j < 2 ? lo : hi;
@@ -255,14 +259,14 @@ void main() {
                         }
                     }
 #else
-                    space[at] = lines_a[i];
+                    space[at] = lines_a[oldest][i];
 #endif
                 }
             }
             [[unroll]] for (uint i = 0; i < PER_B; i++) {
                 uint unit = t + i * WG;
                 if (UNITS_B % WG == 0 || unit < UNITS_B)
-                    space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[i];
+                    space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[oldest][i];
             }
         }
 #if STAGES == 2

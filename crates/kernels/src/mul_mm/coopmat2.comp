@@ -2,8 +2,7 @@
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // WG threads compute TILE_M x TILE_N with f32 sums, DEPTH elements of k at a time, straight from memory: the driver stages
 // the tiles. Tiles inside of the operands use layouts without bounds, others layouts that read zeros past the end. A tile whose
-// columns end early takes matrices of half or a quarter of TILE_N. With AHEAD the next tiles are loaded before the last ones
-// are multiplied. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
+// columns end early takes matrices of half or a quarter of TILE_N. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
 // Blocks are decoded by a callback for each element, which a driver compiles as often as a thread has elements in all products:
 // so they have one product, that of whole tiles with bounds.
 #version 450
@@ -69,44 +68,19 @@ float finish_element(const in uint row, const in uint column, const in float sum
 
 const uint HALF_N = TILE_N / 2, QUARTER_N = TILE_N / 4;
 
-// Tiles of a and b by these layouts from element K on, a multiple of DEPTH, which is a power of two.
-#define LOAD(A, B, N, K, A_LAYOUT, B_LAYOUT)                                                                  \
-    coopMatLoadTensorNV(A, weights.v, 0, sliceTensorLayoutNV(A_LAYOUT, first_m, TILE_M, (K) & ~(DEPTH - 1u), DEPTH) DECODE); \
-    coopMatLoadTensorNV(B, columns.v, 0, sliceTensorLayoutNV(B_LAYOUT, first_n, N, (K) & ~(DEPTH - 1u), DEPTH), transpose);
-
-// One step: the tiles from element k on.
+// One step: the tiles from element k on, a multiple of DEPTH, which is a power of two.
 #define STEP(N, A_LAYOUT, B_LAYOUT)                                                                           \
     {                                                                                                         \
         MATRIX_A a;                                                                                           \
         MATRIX_B(N) b;                                                                                        \
-        LOAD(a, b, N, k, A_LAYOUT, B_LAYOUT)                                                                  \
+        coopMatLoadTensorNV(a, weights.v, 0, sliceTensorLayoutNV(A_LAYOUT, first_m, TILE_M, k & ~(DEPTH - 1u), DEPTH) DECODE); \
+        coopMatLoadTensorNV(b, columns.v, 0, sliceTensorLayoutNV(B_LAYOUT, first_n, N, k & ~(DEPTH - 1u), DEPTH), transpose); \
         sum = coopMatMulAdd(a, b, sum);                                                                       \
         k += DEPTH;                                                                                           \
     }
 
 // All steps that lie inside, UNROLL in one round.
-#if AHEAD
-#define STEP_AHEAD(N)                                                                                         \
-    {                                                                                                         \
-        MATRIX_A next_a;                                                                                      \
-        MATRIX_B(N) next_b;                                                                                   \
-        k += DEPTH;                                                                                           \
-        LOAD(next_a, next_b, N, k, a_layout, b_layout)                                                        \
-        sum = coopMatMulAdd(a, b, sum);                                                                       \
-        a = next_a;                                                                                           \
-        b = next_b;                                                                                           \
-    }
-#define STEPS(N)                                                                                              \
-    if (DEPTH <= p.k) {                                                                                       \
-        MATRIX_A a;                                                                                           \
-        MATRIX_B(N) b;                                                                                        \
-        LOAD(a, b, N, 0, a_layout, b_layout)                                                                  \
-        while (k + (UNROLL + 1) * DEPTH <= p.k) [[unroll]] for (uint u = 0; u < UNROLL; u++) STEP_AHEAD(N)    \
-        while (k + 2 * DEPTH <= p.k) STEP_AHEAD(N)                                                            \
-        sum = coopMatMulAdd(a, b, sum);                                                                       \
-        k += DEPTH;                                                                                           \
-    }
-#elif UNROLL == 1
+#if UNROLL == 1
 #define STEPS(N) while (k + DEPTH <= p.k) STEP(N, a_layout, b_layout)
 #else
 #define STEPS(N)                                                                                              \

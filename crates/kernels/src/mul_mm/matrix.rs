@@ -129,6 +129,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
         .define("STAGES", cut.stages)
+        .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every product of a tile.
         .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
         .define("MM", shape.m)
@@ -185,7 +186,6 @@ pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Uns
         .define("ALIGNED_D", u32::from(aligned(d)))
         .define("WG", cut.threads)
         .define("UNROLL", cut.unroll)
-        .define("AHEAD", u32::from(cut.ahead))
         .define("LEAST_N", shape.n);
     let mut launches = launches(call, caps, shader, cut.tile);
     launches.insert(launches.len() - 1, columns(call, caps, half)?);

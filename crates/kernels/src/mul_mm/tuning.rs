@@ -25,8 +25,8 @@ pub(super) struct Cut {
     pub threads: u32,
     /// Steps of k in one round (`coopmat2`).
     pub unroll: usize,
-    /// Whether tiles are loaded before the ones of the step before are multiplied (`coopmat2`).
-    pub ahead: bool,
+    /// Tiles that are on their way in registers (`coopmat`): 1, or 2 where loads take longer than a product.
+    pub ahead: usize,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
     /// Only where nearly every core gets a tile, and no more than half of the columns are wasted.
@@ -66,9 +66,9 @@ cpu * scalar   * tile=64x32x32  thread=8x4
 gpu * scalar   * tile=64x64x32  thread=8x4
 gpu * scalar   * tile=64x64x16  thread=8x4
 cpu * coopmat  20 tile=16x16x32 warp=8x8
-cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1
+cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1 ahead=2
 cpu blocks coopmat * tile=16x16x64 warp=8x8 band=2
-cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
+cpu * coopmat  * tile=16x16x16  warp=8x8 ahead=2 band=2
 gpu * coopmat  16 tile=64x16x128 warp=16x16 stages=1
 gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
 gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
@@ -197,7 +197,7 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, false, false);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, 1, false);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -206,9 +206,9 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("thread", text)) if plain => warp = Some(sizes::<2>(text)?),
             Some(("warp", text)) if first => warp = Some(sizes::<2>(text)?),
             Some(("stages", text)) if first => [stages] = sizes(text)?,
+            Some(("ahead", text)) if first => [ahead] = sizes(text)?,
             Some(("threads", text)) if second => threads = Some(sizes::<1>(text)?[0]),
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
-            None if *setting == "ahead" && second => ahead = true,
             None if *setting == "busy" => busy = true,
             _ => return Err(format!("{} takes no `{setting}`", path.name())),
         }
@@ -218,8 +218,10 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if !depth.is_power_of_two() || !(16..=deepest).contains(&depth) {
         return Err(format!("a depth of {depth}"));
     }
-    if !(1..=2).contains(&stages) {
-        return Err(format!("{stages} stages, want 1 or 2"));
+    for (n, what) in [(stages, "stages"), (ahead, "tiles ahead")] {
+        if !(1..=2).contains(&n) {
+            return Err(format!("{n} {what}, want 1 or 2"));
+        }
     }
     let warp = match warp {
         Some([wm, wn]) if m % wm == 0 && n % wn == 0 => [wm, wn],
@@ -313,6 +315,7 @@ mod tests {
             ("coopmat * tile=64x64x16", "no `warp=MxN`"),
             ("coopmat * tile=64x64x16 warp=48x32", "48x32 does not divide 64x64"),
             ("coopmat * tile=64x64x16 warp=32x32 stages=3", "3 stages"),
+            ("coopmat * tile=64x64x16 warp=32x32 ahead=3", "3 tiles ahead"),
             ("coopmat2 * tile=64x64", "not 3 numbers"),
             ("coopmat2 * tile=64x64x48 threads=128", "a depth of 48"),
             ("coopmat2 * tile=64x64x32", "no `threads=N`"),
@@ -335,12 +338,12 @@ mod tests {
 
     #[test]
     fn lines_of_a_file_go_first() {
-        let text = "mul_mm gpu f16 coopmat2 * tile=64x64x32 threads=128 unroll=2 ahead band=8\n\
+        let text = "mul_mm gpu f16 coopmat2 * tile=64x64x32 threads=128 unroll=2 band=8\n\
                     mul_mm * q4_k prefer 100 coopmat decode";
         let table = Table::parse(text).unwrap();
         let cut = table.cuts(Path::Coopmat2, TensorType::F16, 1000, &Caps::example_nvidia()).next().unwrap();
         assert_eq!((cut.tile, cut.depth, cut.threads, cut.unroll), ([64, 64], 32, 128, 2));
-        assert!(cut.ahead && cut.band == 8 && !cut.busy);
+        assert!(cut.band == 8 && !cut.busy);
         assert_eq!(table.preferred(TensorType::Q4_K, 100), (Path::Coopmat, true));
         assert_eq!(table.preferred(TensorType::Q4_K, 101), (Path::Coopmat2, false));
     }
