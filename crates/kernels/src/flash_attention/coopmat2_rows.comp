@@ -1,7 +1,9 @@
 // flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has RB blocks of MM query rows of the tile, and
 // everything of these rows stays in its registers: Q, S, P and O. More blocks share each load of K and V from shared memory. A row's maximum is a reduction inside a matrix, whose
 // result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
-// memory, loaded half a round ahead. S, O and sums are f32, logits to the base 2.
+// memory, loaded half a round ahead, and so does an explicit mask that all heads share (MASK_TOKENS > 0). S, O and sums are
+// f32, logits to the base 2. Of wide heads PARTS subgroups have the same rows and each a part of the columns of O; the scores
+// are computed by each of them, which costs less than handing them over.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
 // mask. The longest tiles of a causal mask come first.
 // Grid: (tile * splits + split, kv head, batch).
@@ -22,9 +24,10 @@ layout(local_size_x = WG) in;
 #include "last_one.glsl"
 #endif
 
-#define ROWS (NW * RB * MM)
+#define ROWS (NW / PARTS * RB * MM)
 #define K_STEPS (HSK_PAD / MM)
-#define V_BLOCKS_WIDE (HSV_PAD / MM)
+// Blocks of O that a subgroup has for each of its blocks of rows.
+#define O_BLOCKS (HSV_PAD / MM / PARTS)
 #define S_BLOCKS (BC / MM)
 // Rows of the tiles in vectors of eight halves; the odd one spreads rows over the banks.
 #define K_COLS (HSK_PAD / 8)
@@ -37,6 +40,12 @@ layout(local_size_x = WG) in;
 shared uvec4 k_tile[BC * K_STRIDE];
 shared uvec4 v_tile[BC * V_STRIDE];
 shared uvec2 row_seen[ROWS];
+#if MASK && MASK_TOKENS
+// Eight keys in each vector.
+#define MASK_COLS (BC / 8)
+#define MASK_CHUNKS ((MASK_TOKENS * MASK_COLS + WG - 1) / WG)
+shared uvec4 mask_tile[MASK_TOKENS * MASK_COLS];
+#endif
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
 #define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseB>
@@ -73,7 +82,12 @@ float logit(const in uint r, const in uint c, const in float score, const in uin
     float x = score;
 #if MASK
     uint head = head_of(kv_head, first_row, row);
+#if MASK_TOKENS
+    uint at = (token_of(first_row, row) - token_of(first_row, 0)) * BC + key % BC;
+    float term = unpackHalf2x16(mask_tile[at / 8][at / 2 % 4])[at % 2];
+#else
     float term = load_f16(mask_row(token_of(first_row, row), head, batch), key);
+#endif
     x = floatBitsToUint(term) == 0xff800000u ? HIDDEN : x + slope_of(head) * LOG2_E * term;
 #elif ALIBI
     float distance = float(position_of(token_of(first_row, row), batch) - int(key));
@@ -152,6 +166,28 @@ void put_v(uvec4 chunk[V_CHUNKS]) {
     }
 }
 
+#if MASK && MASK_TOKENS
+// The mask of the tile's tokens for the keys from `start` on; past the last of either it is never asked for.
+void fetch_mask(out uvec4 chunk[MASK_CHUNKS], uint first_token, uint batch, uint start) {
+    [[unroll]] for (uint c = 0; c < MASK_CHUNKS; c++) {
+        uint i = t + c * WG, key = start + i % MASK_COLS * 8;
+        uvec2 row = mask_row(min(first_token + i / MASK_COLS, p.tokens - 1), 0, batch);
+#if MASK_WIDE
+        chunk[c] = U32x4(row).v[min(key, p.keys - 8) / 8];
+#else
+        [[unroll]] for (uint j = 0; j < 4; j++)
+            chunk[c][j] = uint(U16(row).v[min(key + 2 * j, p.keys - 1)]) | uint(U16(row).v[min(key + 2 * j + 1, p.keys - 1)]) << 16;
+#endif
+    }
+}
+void put_mask(uvec4 chunk[MASK_CHUNKS]) {
+    [[unroll]] for (uint c = 0; c < MASK_CHUNKS; c++) {
+        uint i = t + c * WG;
+        if (MASK_TOKENS * MASK_COLS % WG == 0 || i < MASK_TOKENS * MASK_COLS) mask_tile[i] = chunk[c];
+    }
+}
+#endif
+
 void main() {
     K_INIT();
     V_INIT();
@@ -168,7 +204,8 @@ void main() {
 #endif
     uint first_row = tile * ROWS;
     uint rows = min(uint(ROWS), p.tokens * RATIO - first_row);
-    uint mine = gl_SubgroupID * RB * MM;
+    uint mine = gl_SubgroupID / PARTS * RB * MM;
+    uint first_block = gl_SubgroupID % PARTS * O_BLOCKS;
 
     // Rows past the last see what it does: their results are dropped.
     for (uint r = t; r < ROWS; r += WG) {
@@ -190,7 +227,7 @@ void main() {
 #endif
 
     MATRIX_A q[RB * K_STEPS];
-    MATRIX_C o[RB * V_BLOCKS_WIDE];
+    MATRIX_C o[RB * O_BLOCKS];
     // Weights are summed up where they are, and across the row at the end.
     MATRIX_C top[RB], weights[RB];
     [[unroll]] for (uint b = 0; b < RB; b++) {
@@ -198,15 +235,23 @@ void main() {
             q[b * K_STEPS + k] = MATRIX_A(0.0);
             coopMatPerElementNV(q[b * K_STEPS + k], q[b * K_STEPS + k], query, k * MM, THIS_BLOCK(b));
         }
-        [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) o[b * V_BLOCKS_WIDE + i] = MATRIX_C(0.0);
+        [[unroll]] for (uint i = 0; i < O_BLOCKS; i++) o[b * O_BLOCKS + i] = MATRIX_C(0.0);
         top[b] = MATRIX_C(FLOOR);
         weights[b] = MATRIX_C(0.0);
     }
 
     uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
     uvec4 k_chunk[K_CHUNKS], v_chunk[V_CHUNKS];
+#if MASK && MASK_TOKENS
+    uvec4 mask_chunk[MASK_CHUNKS];
+    uint first_token = token_of(first_row, 0);
+#endif
     if (tiles.x < tiles.y) {
         fetch_k(k_chunk, keys, batch, tiles.x * BC, any.y);
+#if MASK && MASK_TOKENS
+        fetch_mask(mask_chunk, first_token, batch, tiles.x * BC);
+        put_mask(mask_chunk);
+#endif
         put_k(k_chunk);
         fetch_v(v_chunk, values, batch, tiles.x * BC, any.y);
     }
@@ -216,6 +261,9 @@ void main() {
         barrier();
         put_v(v_chunk);
         fetch_k(k_chunk, keys, batch, start + BC, any.y);
+#if MASK && MASK_TOKENS
+        fetch_mask(mask_chunk, first_token, batch, start + BC);
+#endif
         MATRIX_C s[RB * S_BLOCKS];
         [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
             [[unroll]] for (uint b = 0; b < RB; b++) s[b * S_BLOCKS + i] = MATRIX_C(0.0);
@@ -253,18 +301,21 @@ void main() {
                 weights[b] = weights[b] + s[i];
                 w[i] = MATRIX_A(s[i]);
             }
-            [[unroll]] for (uint i = b * V_BLOCKS_WIDE; i < b * V_BLOCKS_WIDE + V_BLOCKS_WIDE; i++) o[i] = o[i] * keep;
+            [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++) o[i] = o[i] * keep;
         }
         // V is there, and K is used up.
         barrier();
         put_k(k_chunk);
+#if MASK && MASK_TOKENS
+        put_mask(mask_chunk);
+#endif
         fetch_v(v_chunk, values, batch, start + BC, any.y);
         [[unroll]] for (uint k = 0; k < S_BLOCKS; k++) {
-            [[unroll]] for (uint i = 0; i < V_BLOCKS_WIDE; i++) {
+            [[unroll]] for (uint i = 0; i < O_BLOCKS; i++) {
                 MATRIX_B v;
-                coopMatLoad(v, v_tile, k * MM * V_STRIDE + i * (MM / 8), V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+                coopMatLoad(v, v_tile, k * MM * V_STRIDE + (first_block + i) * (MM / 8), V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
                 [[unroll]] for (uint b = 0; b < RB; b++)
-                    o[b * V_BLOCKS_WIDE + i] = coopMatMulAdd(w[b * S_BLOCKS + k], v, o[b * V_BLOCKS_WIDE + i]);
+                    o[b * O_BLOCKS + i] = coopMatMulAdd(w[b * S_BLOCKS + k], v, o[b * O_BLOCKS + i]);
             }
         }
     }
@@ -278,8 +329,8 @@ void main() {
     [[unroll]] for (uint b = 0; b < RB; b++) {
         MATRIX_C sums;
         coopMatReduceNV(sums, weights[b], gl_CooperativeMatrixReduceRowNV, sum_of);
-        [[unroll]] for (uint i = b * V_BLOCKS_WIDE; i < b * V_BLOCKS_WIDE + V_BLOCKS_WIDE; i++)
-            coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (i - b * V_BLOCKS_WIDE), whole, split, THIS_BLOCK(b));
+        [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++)
+            coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (first_block + i - b * O_BLOCKS), whole, split, THIS_BLOCK(b));
     }
 
 #if SPLIT == 2

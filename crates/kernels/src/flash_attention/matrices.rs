@@ -2,7 +2,7 @@
 
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
-use super::Call;
+use super::{Call, Mask};
 use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
@@ -171,29 +171,46 @@ pub(super) fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> 
     by_rows.or_else(|_| coopmat2_workgroup(call, caps))
 }
 
-/// Matrices of subgroups, at most `most` of them in a workgroup: heads of at most 128, whose sums fit in registers.
+/// The widest head of `coopmat2_rows.comp`.
+const WIDEST_ROWS_HEAD: usize = 256;
+
+/// Matrices of subgroups, at most `most` of them in a workgroup. The sums of heads of 128 fit in registers; of wider ones two
+/// subgroups have half of the columns each.
 fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupported> {
     let wanted = |s: &&CoopmatShape| {
         let types = s.a == Component::F16 && s.b == s.a && s.c == Component::F32 && s.result == s.c && !s.saturating;
         types && (s.m, s.n, s.k) == (16, 16, 16) && s.scope == Scope::Subgroup
     };
     let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
-    if !caps.coopmat.iter().any(|s| wanted(&s)) || !caps.subgroups.full || hsk.max(hsv) > 128 {
+    if !caps.coopmat.iter().any(|s| wanted(&s)) || !caps.subgroups.full || hsk.max(hsv) > WIDEST_ROWS_HEAD {
         return Err(unsupported(format!("no matrices of subgroups for heads of {hsk} and {hsv}")));
     }
+    let parts = if hsk.max(hsv) > 128 { 2 } else { 1 };
     let [_, tokens, heads, batch] = call.q.shape;
     let kv_heads = call.k.shape[2];
     let rows = tokens * heads / kv_heads;
     // Subgroups without rows still help to load: alone, a thread would have too many loads for its registers.
-    let blocks = number(call, caps, Path::Coopmat2, "blocks")?.clamp(1, 2);
-    let subgroups = rows.div_ceil(16 * blocks).next_power_of_two().max(4).min(most.next_power_of_two());
+    let blocks = number(call, caps, Path::Coopmat2, "blocks")?.clamp(1, if parts == 1 { 2 } else { 1 });
+    let subgroups = (parts * rows.div_ceil(16 * blocks)).next_power_of_two().max(4).min(most.next_power_of_two());
     let threads = subgroups * caps.subgroups.size as usize;
     // Rounds depend on the head sizes alone, so that the bits of a row do not depend on how many others there are.
-    let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(128);
-    let pad = [hsk, hsv].map(|n| n.next_multiple_of(16));
+    let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(if parts == 1 { 128 } else { 32 });
+    let pad = [hsk.next_multiple_of(16), hsv.next_multiple_of(16 * parts)];
     let tables: usize = [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum();
-    let shared = keys * (pad[0] + pad[1] + 16) * 2 + subgroups * blocks * 16 * 8 + 16 + tables;
+    let tile_rows = subgroups / parts * blocks * 16;
+    let shared = keys * (pad[0] + pad[1] + 16) * 2 + tile_rows * 8 + 16 + tables;
     let limit = caps.limits.max_shared_bytes as usize;
+    // A mask that all heads share passes through shared memory, where there is room for it.
+    let (mask_tokens, wide_mask) = match &call.mask {
+        Mask::Explicit(mask) if mask.shape[2] == 1 => {
+            let most = (tile_rows - 1).div_ceil(heads / kv_heads) + 1;
+            let fits = shared + most * keys * 2 <= limit;
+            let aligned = |bytes: usize| bytes.is_multiple_of(16);
+            let wide = call.keys().is_multiple_of(8) && aligned(mask.offset) && mask.stride[1..].iter().all(|&n| aligned(n));
+            (if fits { most } else { 0 }, wide)
+        }
+        _ => (0, false),
+    };
     if shared > limit || threads > caps.limits.max_workgroup_invocations as usize {
         return Err(unsupported(format!("{threads} threads and {shared} bytes of shared memory, it has {limit}")));
     }
@@ -202,13 +219,16 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
         .define("NW", subgroups)
         .define("MM", 16)
         .define("RB", blocks)
+        .define("PARTS", parts)
+        .define("MASK_TOKENS", mask_tokens)
+        .define("MASK_WIDE", u32::from(wide_mask))
         .define("BC", keys)
         .define("RUN", SPLIT_KEYS.div_ceil(keys))
         .define("HSK_PAD", pad[0])
         .define("HSV_PAD", pad[1])
         .subgroup(SubgroupRequest::Size(caps.subgroups.size));
     let splits = call.split.map_or(1, |s| s.count);
-    let groups = within([rows.div_ceil(16 * blocks * subgroups) * splits, kv_heads, batch], caps)?;
+    let groups = within([rows.div_ceil(tile_rows) * splits, kv_heads, batch], caps)?;
     with_combine(call, caps, Choice::one(Path::Coopmat2, first, groups))
 }
 
