@@ -50,7 +50,7 @@ impl Sources {
 
     fn append(&self, shader: &Shader, file: &str, text: &mut Text, seen: &mut Vec<String>) -> Result<(), Error> {
         if seen.iter().any(|s| s == file) {
-            return Ok(()); // Every file is included once.
+            return Ok(()); // Every file is included once, but for `#include_again`.
         }
         seen.push(file.to_owned());
         if file == "params.glsl" {
@@ -64,7 +64,12 @@ impl Sources {
             self.get(file).ok_or_else(|| Error::NoSource { name: shader.name.clone(), file: file.to_owned() })?;
         for (number, line) in body.lines().enumerate() {
             let directive = line.trim_start();
-            if let Some(rest) = directive.strip_prefix("#include") {
+            if let Some(rest) = directive.strip_prefix("#include_again") {
+                // A piece of a function that is written out several times.
+                let file = rest.trim().trim_matches('"');
+                seen.retain(|s| s != file);
+                self.append(shader, file, text, seen)?;
+            } else if let Some(rest) = directive.strip_prefix("#include") {
                 self.append(shader, rest.trim().trim_matches('"'), text, seen)?;
             } else if !directive.starts_with("#version") {
                 text.push(line, file, number + 1);
@@ -147,6 +152,11 @@ mod tests {
         ("part.glsl", "#include \"params.glsl\"\nvoid part() { uint x = p.n; }\n"),
         ("bad.comp", "#include \"part.glsl\"\nlayout(local_size_x = 1) in;\n\nvoid main() {\n  part(oops);\n}\n"),
         ("missing.comp", "#include \"nowhere.glsl\"\n"),
+        (
+            "twice.comp",
+            "#include \"part.glsl\"\n#include \"part.glsl\"\nvoid main() {\n#include_again \"step.glsl\"\n#include_again \"step.glsl\"\n}\n",
+        ),
+        ("step.glsl", "part();\n"),
     ];
     const PARAMS: &str = "layout(push_constant) uniform Params { uint n; } p;\n";
 
@@ -158,6 +168,13 @@ mod tests {
     fn includes_defines_and_parameters_come_together() {
         let spirv = compile_offline(&Sources::with_folder(FILES, None), &shader("good.comp")).unwrap();
         assert_eq!(spirv[0], 0x0723_0203);
+    }
+
+    #[test]
+    fn files_come_once_or_as_often_as_they_are_asked_for() {
+        let text = Sources::with_folder(FILES, None).expand(&shader("twice.comp")).unwrap().body;
+        assert_eq!(text.matches("void part()").count(), 1, "{text}");
+        assert_eq!(text.matches("part();").count(), 2, "{text}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has RB blocks of MM query rows of the tile, and
 // everything of these rows stays in its registers: Q, S, P and O. More blocks share each load of K and V from shared memory. A row's maximum is a reduction inside a matrix, whose
 // result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
-// memory, loaded half a round ahead, and so does an explicit mask that all heads share (MASK_TOKENS > 0). S, O and sums are
+// memory, loaded half a round ahead, and so does an explicit mask (MASK_STAGED), a row of it for each row. S, O and sums are
 // f32, logits to the base 2. Of wide heads PARTS subgroups have the same rows and each a part of the columns of O; the scores
 // are computed by each of them, which costs less than handing them over.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
@@ -40,11 +40,12 @@ layout(local_size_x = WG) in;
 shared uvec4 k_tile[BC * K_STRIDE];
 shared uvec4 v_tile[BC * V_STRIDE];
 shared uvec2 row_seen[ROWS];
-#if MASK && MASK_TOKENS
-// Eight keys in each vector.
-#define MASK_COLS (BC / 8)
-#define MASK_CHUNKS ((MASK_TOKENS * MASK_COLS + WG - 1) / WG)
-shared uvec4 mask_tile[MASK_TOKENS * MASK_COLS];
+#if MASK_STAGED
+// Eight keys in each vector, and again an odd one. Keys past the last are hidden.
+#define MASK_STRIDE (BC / 8 + 1)
+#define MASK_CHUNKS ((ROWS * (BC / 8) + WG - 1) / WG)
+shared uvec4 mask_tile[ROWS * MASK_STRIDE];
+#define MATRIX_M coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseAccumulator>
 #endif
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
@@ -82,12 +83,7 @@ float logit(const in uint r, const in uint c, const in float score, const in uin
     float x = score;
 #if MASK
     uint head = head_of(kv_head, first_row, row);
-#if MASK_TOKENS
-    uint at = (token_of(first_row, row) - token_of(first_row, 0)) * BC + key % BC;
-    float term = unpackHalf2x16(mask_tile[at / 8][at / 2 % 4])[at % 2];
-#else
     float term = load_f16(mask_row(token_of(first_row, row), head, batch), key);
-#endif
     x = floatBitsToUint(term) == 0xff800000u ? HIDDEN : x + slope_of(head) * LOG2_E * term;
 #elif ALIBI
     float distance = float(position_of(token_of(first_row, row), batch) - int(key));
@@ -166,24 +162,26 @@ void put_v(uvec4 chunk[V_CHUNKS]) {
     }
 }
 
-#if MASK && MASK_TOKENS
-// The mask of the tile's tokens for the keys from `start` on; past the last of either it is never asked for.
-void fetch_mask(out uvec4 chunk[MASK_CHUNKS], uint first_token, uint batch, uint start) {
+#if MASK_STAGED
+// The mask of the tile's rows for the keys from `start` on.
+void fetch_mask(out uvec4 chunk[MASK_CHUNKS], uint kv_head, uint batch, uint first_row, uint rows, uint start) {
     [[unroll]] for (uint c = 0; c < MASK_CHUNKS; c++) {
-        uint i = t + c * WG, key = start + i % MASK_COLS * 8;
-        uvec2 row = mask_row(min(first_token + i / MASK_COLS, p.tokens - 1), 0, batch);
+        uint i = t + c * WG, r = min(i / (BC / 8), rows - 1), key = start + i % (BC / 8) * 8;
+        uvec2 row = mask_row(token_of(first_row, r), head_of(kv_head, first_row, r), batch);
 #if MASK_WIDE
-        chunk[c] = U32x4(row).v[min(key, p.keys - 8) / 8];
+        chunk[c] = key < p.keys ? U32x4(row).v[key / 8] : uvec4(0xfc00fc00u);
 #else
-        [[unroll]] for (uint j = 0; j < 4; j++)
-            chunk[c][j] = uint(U16(row).v[min(key + 2 * j, p.keys - 1)]) | uint(U16(row).v[min(key + 2 * j + 1, p.keys - 1)]) << 16;
+        [[unroll]] for (uint j = 0; j < 8; j++) {
+            uint term = key + j < p.keys ? uint(U16(row).v[key + j]) : 0xfc00u;
+            chunk[c][j / 2] = j % 2 == 0 ? term : chunk[c][j / 2] | term << 16;
+        }
 #endif
     }
 }
 void put_mask(uvec4 chunk[MASK_CHUNKS]) {
     [[unroll]] for (uint c = 0; c < MASK_CHUNKS; c++) {
         uint i = t + c * WG;
-        if (MASK_TOKENS * MASK_COLS % WG == 0 || i < MASK_TOKENS * MASK_COLS) mask_tile[i] = chunk[c];
+        if (ROWS * (BC / 8) % WG == 0 || i < ROWS * (BC / 8)) mask_tile[i / (BC / 8) * MASK_STRIDE + i % (BC / 8)] = chunk[c];
     }
 }
 #endif
@@ -242,14 +240,13 @@ void main() {
 
     uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
     uvec4 k_chunk[K_CHUNKS], v_chunk[V_CHUNKS];
-#if MASK && MASK_TOKENS
+#if MASK_STAGED
     uvec4 mask_chunk[MASK_CHUNKS];
-    uint first_token = token_of(first_row, 0);
 #endif
     if (tiles.x < tiles.y) {
         fetch_k(k_chunk, keys, batch, tiles.x * BC, any.y);
-#if MASK && MASK_TOKENS
-        fetch_mask(mask_chunk, first_token, batch, tiles.x * BC);
+#if MASK_STAGED
+        fetch_mask(mask_chunk, kv_head, batch, first_row, rows, tiles.x * BC);
         put_mask(mask_chunk);
 #endif
         put_k(k_chunk);
@@ -261,8 +258,8 @@ void main() {
         barrier();
         put_v(v_chunk);
         fetch_k(k_chunk, keys, batch, start + BC, any.y);
-#if MASK && MASK_TOKENS
-        fetch_mask(mask_chunk, first_token, batch, start + BC);
+#if MASK_STAGED
+        fetch_mask(mask_chunk, kv_head, batch, first_row, rows, start + BC);
 #endif
         MATRIX_C s[RB * S_BLOCKS];
         [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
@@ -278,11 +275,21 @@ void main() {
         [[unroll]] for (uint i = 0; i < RB * S_BLOCKS; i++)
             [[unroll]] for (uint j = 0; j < s[i].length(); j++) s[i][j] = capped(s[i][j]) * LOG2_E;
 #endif
+#if MASK_STAGED
+        // What is hidden becomes minus infinity, and weighs nothing beside FLOOR.
+        [[unroll]] for (uint b = 0; b < RB; b++)
+            [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
+                MATRIX_M term;
+                coopMatLoad(term, mask_tile, (mine + b * MM) * MASK_STRIDE + i * (MM / 8), MASK_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+                [[unroll]] for (uint j = 0; j < term.length(); j++) s[b * S_BLOCKS + i][j] += LOG2_E * float(term[j]);
+            }
+#else
         if (MASK == 1 || ALIBI == 1 || start < all.x || start + BC > all.y) {
             [[unroll]] for (uint b = 0; b < RB; b++)
                 [[unroll]] for (uint i = b * S_BLOCKS; i < b * S_BLOCKS + S_BLOCKS; i++)
                     coopMatPerElementNV(s[i], s[i], logit, start + MM * (i - b * S_BLOCKS), THIS_BLOCK(b));
         }
+#endif
         MATRIX_A w[RB * S_BLOCKS];
         [[unroll]] for (uint b = 0; b < RB; b++) {
             MATRIX_C most = s[b * S_BLOCKS];
@@ -306,7 +313,7 @@ void main() {
         // V is there, and K is used up.
         barrier();
         put_k(k_chunk);
-#if MASK && MASK_TOKENS
+#if MASK_STAGED
         put_mask(mask_chunk);
 #endif
         fetch_v(v_chunk, values, batch, start + BC, any.y);

@@ -189,28 +189,28 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let [_, tokens, heads, batch] = call.q.shape;
     let kv_heads = call.k.shape[2];
     let rows = tokens * heads / kv_heads;
-    // Subgroups without rows still help to load: alone, a thread would have too many loads for its registers.
     let blocks = number(call, caps, Path::Coopmat2, "blocks")?.clamp(1, if parts == 1 { 2 } else { 1 });
-    let subgroups = (parts * rows.div_ceil(16 * blocks)).next_power_of_two().max(4).min(most.next_power_of_two());
-    let threads = subgroups * caps.subgroups.size as usize;
     // Rounds depend on the head sizes alone, so that the bits of a row do not depend on how many others there are.
     let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(if parts == 1 { 128 } else { 32 });
     let pad = [hsk.next_multiple_of(16), hsv.next_multiple_of(16 * parts)];
     let tables: usize = [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum();
-    let tile_rows = subgroups / parts * blocks * 16;
-    let shared = keys * (pad[0] + pad[1] + 16) * 2 + tile_rows * 8 + 16 + tables;
     let limit = caps.limits.max_shared_bytes as usize;
-    // A mask that all heads share passes through shared memory, where there is room for it.
-    let (mask_tokens, wide_mask) = match &call.mask {
-        Mask::Explicit(mask) if mask.shape[2] == 1 => {
-            let most = (tile_rows - 1).div_ceil(heads / kv_heads) + 1;
-            let fits = shared + most * keys * 2 <= limit;
-            let aligned = |bytes: usize| bytes.is_multiple_of(16);
-            let wide = call.keys().is_multiple_of(8) && aligned(mask.offset) && mask.stride[1..].iter().all(|&n| aligned(n));
-            (if fits { most } else { 0 }, wide)
-        }
-        _ => (0, false),
+    let shared = |subgroups: usize, mask: bool| {
+        let tile_rows = subgroups / parts * blocks * 16;
+        let mask = if mask { tile_rows * (keys + 8) * 2 } else { 0 };
+        keys * (pad[0] + pad[1] + 16) * 2 + tile_rows * 8 + 16 + tables + mask
     };
+    // Subgroups without rows still help to load: alone, a thread would have too many loads for its registers.
+    let mut subgroups = (parts * rows.div_ceil(16 * blocks)).next_power_of_two().max(4).min(most.next_power_of_two());
+    // An explicit mask passes through shared memory, with fewer rows where all of them do not fit. Slopes are by the row.
+    let mask = staged_mask(call, caps);
+    while mask.is_some() && subgroups > 4 && shared(subgroups, true) > limit {
+        subgroups /= 2;
+    }
+    let mask = mask.filter(|_| shared(subgroups, true) <= limit);
+    let shared = shared(subgroups, mask.is_some());
+    let tile_rows = subgroups / parts * blocks * 16;
+    let threads = subgroups * caps.subgroups.size as usize;
     if shared > limit || threads > caps.limits.max_workgroup_invocations as usize {
         return Err(unsupported(format!("{threads} threads and {shared} bytes of shared memory, it has {limit}")));
     }
@@ -220,8 +220,8 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
         .define("MM", 16)
         .define("RB", blocks)
         .define("PARTS", parts)
-        .define("MASK_TOKENS", mask_tokens)
-        .define("MASK_WIDE", u32::from(wide_mask))
+        .define("MASK_STAGED", u32::from(mask.is_some()))
+        .define("MASK_WIDE", u32::from(mask == Some(true)))
         .define("BC", keys)
         .define("RUN", SPLIT_KEYS.div_ceil(keys))
         .define("HSK_PAD", pad[0])
@@ -230,6 +230,18 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let splits = call.split.map_or(1, |s| s.count);
     let groups = within([rows.div_ceil(tile_rows) * splits, kv_heads, batch], caps)?;
     with_combine(call, caps, Choice::one(Path::Coopmat2, first, groups))
+}
+
+/// Whether an explicit mask can be added as matrices: then, whether it can be read by eights.
+fn staged_mask(call: &Call, caps: &Caps) -> Option<bool> {
+    let Mask::Explicit(mask) = &call.mask else { return None };
+    let halves = |s: &CoopmatShape| s.c == Component::F16 && (s.m, s.n, s.k) == (16, 16, 16) && s.scope == Scope::Subgroup;
+    if call.max_bias > 0.0 || !caps.coopmat.iter().any(halves) {
+        return None;
+    }
+    let aligned = |bytes: usize| bytes.is_multiple_of(16);
+    let rows = (1..4).all(|d| mask.shape[d] == 1 || aligned(mask.stride[d]));
+    Some(rows && aligned(mask.offset) && call.keys().is_multiple_of(8))
 }
 
 /// Matrices of the whole workgroup.

@@ -188,10 +188,18 @@ pub(super) fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupp
 
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     check_operands(call)?;
+    let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
+    // Few rows do not fill a matrix, and wide heads fill threads with fewer of them (docs/ladder/flash_attention.md).
+    let few = if call.k.shape[0].max(call.v.shape[0]) > 128 { 16 } else { 8 };
     match want {
-        // Few rows do not fill a matrix, and a software GPU takes a second or two to compile each matrix kernel.
-        None if !caps.is_cpu && call.q.shape[1] * call.q.shape[2] / call.k.shape[2] > 8 => {
-            coopmat2(call, caps).or_else(|_| coopmat(call, caps)).or_else(|_| scalar(call, caps))
+        // A software GPU takes a second or two to compile each matrix kernel.
+        None if !caps.is_cpu && rows > few => {
+            let matrices = if rows <= 64 {
+                coopmat(call, caps).or_else(|_| coopmat2(call, caps))
+            } else {
+                coopmat2(call, caps).or_else(|_| coopmat(call, caps))
+            };
+            matrices.or_else(|_| scalar(call, caps))
         }
         // Integer products of a quantised K, where they are not emulated, save most of the arithmetic of a score.
         None if caps.int_dot == IntDot::Accelerated => teams(call, caps, Path::IntDot).or_else(|_| scalar(call, caps)),

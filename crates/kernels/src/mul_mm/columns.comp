@@ -3,7 +3,7 @@
 // activation: GATE(b) * other (the extents of b).
 // HALF: as F16. The factor is the power of two that brings the column's largest value to 2^14 .. 2^15: columns beyond the
 // range of F16 survive, and small ones keep their 11 bits. Otherwise as BF16, which has the range of F32: factors are 1.
-// With EXPERTS, columns are put in the order of their experts (one for each pair), so that a tile's lie side by side.
+// SORTED: one for each (token, slot) pair, in the order of experts, so that a tile's lie side by side.
 // The first workgroup also sets p.n_counters counters of the product to zero.
 // One workgroup of WG threads per column; each keeps HELD fours of it in registers, or reads them for every pass where
 // HELD is 0. Columns with infinities or NaN keep them, with a factor of 1.
@@ -74,7 +74,7 @@ void main() {
     if (column >= p.columns) return;
     if (column == 0)
         for (uint i = gl_LocalInvocationID.x; i < p.n_counters; i += WG) U32(p.counters).v[i] = 0;
-#if EXPERTS
+#if SORTED
     uint pair = U32(p.pairs).v[column];
     // Ids of experts that do not exist leave the end of the list unwritten.
     if (pair >= p.columns) return;

@@ -15,14 +15,22 @@ uint expert_of(uint pair) {
     return U32(row_address(p.ids, token, p.ids_stride)).v[pair - token * p.used];
 }
 
+// Every pair I of this thread and its expert E; eight loads are on their way at once.
+#define EXPERTS_OF_PAIRS(I, E, STATEMENT)                                                         \
+    for (uint first = t; first < p.pairs_in_all; first += 8 * WG) {                               \
+        uint experts[8];                                                                          \
+        [[unroll]] for (uint j = 0; j < 8; j++) experts[j] = expert_of(min(first + j * WG, p.pairs_in_all - 1)); \
+        [[unroll]] for (uint j = 0; j < 8; j++) {                                                 \
+            uint I = first + j * WG, E = experts[j];                                              \
+            if (I < p.pairs_in_all) { STATEMENT }                                                 \
+        }                                                                                         \
+    }
+
 void main() {
     uint t = gl_LocalInvocationID.x;
     for (uint e = t; e < N_EXPERTS; e += WG) count[e] = 0;
     barrier();
-    for (uint i = t; i < p.pairs_in_all; i += WG) {
-        uint e = expert_of(i);
-        if (e < N_EXPERTS) atomicAdd(count[e], 1);
-    }
+    EXPERTS_OF_PAIRS(i, e, if (e < N_EXPERTS) atomicAdd(count[e], 1);)
     barrier();
     for (uint e = t; e < N_EXPERTS; e += WG) {
         uint pairs = 0, tiles = 0;
@@ -42,8 +50,5 @@ void main() {
         if (e == N_EXPERTS - 1) U32(p.tiles).v[0] = tiles;
     }
     barrier();
-    for (uint i = t; i < p.pairs_in_all; i += WG) {
-        uint e = expert_of(i);
-        if (e < N_EXPERTS) U32(p.pairs).v[atomicAdd(place[e], 1)] = i;
-    }
+    EXPERTS_OF_PAIRS(i, e, if (e < N_EXPERTS) U32(p.pairs).v[atomicAdd(place[e], 1)] = i;)
 }

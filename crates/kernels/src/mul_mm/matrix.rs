@@ -142,7 +142,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         None => (shader, 1),
     };
     let mut launches = shared_launches(call, caps, shader, cut.tile, share);
-    launches.insert(launches.len() - 1, columns(call, caps, half)?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, false)?);
     Ok(launches)
 }
 
@@ -188,6 +188,6 @@ pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Uns
         .define("UNROLL", cut.unroll)
         .define("LEAST_N", shape.n);
     let mut launches = launches(call, caps, shader, cut.tile);
-    launches.insert(launches.len() - 1, columns(call, caps, half)?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, true)?);
     Ok(launches)
 }

@@ -225,6 +225,8 @@ enum Kernel {
     List,
     /// Turns columns into 16-bit floats.
     Columns,
+    /// The same, in the order of experts.
+    SortedColumns,
     /// Makes columns of floats: `rms_norm` or `glu`.
     Make,
     /// Rounds columns to integers: `quantise_q8_1`.
@@ -247,6 +249,9 @@ impl Kernel {
     fn of(shader: &Shader) -> Kernel {
         match shader.file {
             "mul_mm/experts.comp" => Kernel::List,
+            "mul_mm/columns.comp" if shader.defines.iter().any(|(name, value)| name == "SORTED" && value == "1") => {
+                Kernel::SortedColumns
+            }
             "mul_mm/columns.comp" => Kernel::Columns,
             "rms_norm/rms_norm.comp" | "glu/glu.comp" => Kernel::Make,
             "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
@@ -322,7 +327,7 @@ impl Operation for Call {
         match (kernel, decode, integers) {
             (Kernel::Decode, Some(decode), _) => decode.params(&only, 0, at),
             (Kernel::Integers, _, Some(integers)) => integers.params(&only, 0, at),
-            (Kernel::List | Kernel::Columns, ..) => block(alone),
+            (Kernel::List | Kernel::Columns | Kernel::SortedColumns, ..) => block(alone),
             (_, Some(decode), _) => block(&alone.with_weights(decode.dst)),
             (_, _, Some(integers)) => {
                 block(&Call { product: Product { b: integers.y, ..alone.product }, ..alone.clone() })
@@ -347,9 +352,9 @@ impl Operation for Call {
         let list = |tensors: &[Option<Tensor>]| tensors.iter().flatten().copied().collect();
         let (reads, writes) = match kernel {
             Kernel::List => (list(&[self.ids]), list(&[lists])),
-            // Columns of floats are put in the order of the pairs, those of integers stay where they are.
-            Kernel::Columns => {
+            Kernel::Columns | Kernel::SortedColumns => {
                 let before = self.before.and_then(Before::operand);
+                let lists = lists.filter(|_| kernel == Kernel::SortedColumns);
                 (list(&[Some(*b), before, lists]), list(&[self.piece(layout.factors, counters_end)]))
             }
             Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),

@@ -144,7 +144,7 @@ impl Call {
                 pairs_in_all: ids.map_or(0, |ids| count(ids.len())),
             }
             .bytes(),
-            (Kernel::Columns, _) => ColumnParams {
+            (Kernel::Columns | Kernel::SortedColumns, _) => ColumnParams {
                 other: optional(&self.before.and_then(|before| before.operand())),
                 other_stride: self.before.and_then(|before| before.operand()).as_ref().map_or([0; 3], row_strides),
                 eps: if let Some(Before::Norm(norm)) = self.before { norm.eps } else { 0.0 },
@@ -157,7 +157,7 @@ impl Call {
                 used: self.ids.map_or(1, |ids| count(ids.shape[0])),
                 counters: place(layout.counters),
                 n_counters: count(layout.n_counters),
-                columns: count(prepared_columns(&self.product, self.ids.as_ref())),
+                columns: count(prepared_columns(&self.product, self.ids.as_ref().filter(|_| kernel == Kernel::SortedColumns))),
                 k: count(b.shape[0]),
                 padded_k: count(padded(&self.product)),
             }

@@ -122,6 +122,7 @@ pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shad
         .define("BIAS", u32::from(call.epilogue.bias.is_some()))
         .define("RESIDUAL", u32::from(call.epilogue.residual.is_some()))
         .define("PREPARED", u32::from(path >= Path::Coopmat))
+        .define("SORTED", u32::from(call.ids.is_some() && path == Path::Coopmat2))
         .define("STORE_D", store);
     let shader = formats::define(shader, "A", a.ty)?;
     // The other paths get prepared columns, whose type is theirs.
@@ -152,8 +153,9 @@ pub(super) fn shared_launches(call: &Call, caps: &Caps, kernel: Shader, tile: [u
     vec![Launch { shader: list, groups: [1, 1, 1] }, Launch { shader: kernel, groups: grid(rows * most, caps) }]
 }
 
-/// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
-pub(super) fn columns(call: &Call, caps: &Caps, half: bool) -> Result<Launch, Unsupported> {
+/// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16. `sorted`: with experts one for each
+/// pair, in the order of experts.
+pub(super) fn columns(call: &Call, caps: &Caps, half: bool, sorted: bool) -> Result<Launch, Unsupported> {
     let b = &call.product.b;
     let to = if half { "f16" } else { "bf16" };
     let shader = Shader::new(
@@ -162,7 +164,7 @@ pub(super) fn columns(call: &Call, caps: &Caps, half: bool) -> Result<Launch, Un
         ColumnParams::glsl(),
     )
     .define("HALF", u32::from(half))
-    .define("EXPERTS", u32::from(call.ids.is_some()))
+    .define("SORTED", u32::from(sorted && call.ids.is_some()))
     .define("VECTORS_B", u32::from(formats::is_aligned(b) && b.shape[0].is_multiple_of(4)));
     let mut shader = reduce_defines(formats::define(shader, "B", b.ty)?, b.shape[0], caps);
     shader.name += match call.before {
@@ -184,7 +186,7 @@ pub(super) fn columns(call: &Call, caps: &Caps, half: bool) -> Result<Launch, Un
     if let Some(Before::Gate { kind, .. }) = call.before {
         shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
     }
-    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref()), caps) })
+    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted)), caps) })
 }
 
 /// Vectors of four elements that each thread keeps in registers, if a column so long fits them; else 0, and they are read

@@ -90,10 +90,16 @@ uvec2 column_of(uvec2 base, uint pair, uint slots, uint stride[2]) {
     return row_address(row_address(base, slots == 1 ? 0 : slot, stride[0]), token, stride[1]);
 }
 uint pair_at(uint n) { return U32(p.pairs).v[min(n, end_n - 1)]; }
-#if PREPARED
+#if SORTED
 // columns.comp has sorted them.
 uvec2 column_of_b(uint n) { return row_address(p.b, min(n, end_n - 1), p.b_stride[0]); }
 uint column_number(uint n) { return n; }
+#elif PREPARED
+uint column_number(uint n) {
+    uint pair = pair_at(n);
+    return p.b_slots == 1 ? pair / p.used : pair;
+}
+uvec2 column_of_b(uint n) { return row_address(p.b, column_number(n), p.b_stride[0]); }
 #else
 uvec2 column_of_b(uint n) { return column_of(p.b, pair_at(n), p.b_slots, p.b_stride); }
 #endif
