@@ -102,7 +102,8 @@ fn piece_groups(ty: TensorType) -> usize {
     use TensorType::*;
     match ty {
         Q4_K | Q5_K => 2,
-        Q4_0x8 | Q8_0x8 | Q4_1x4 | Q5_0x8 | Q5_1x4 | IQ4_NLx8 | Q3_Kx1 | Q6_Kx8 | Q6_Kx2 | Q6_Kx1 => 1,
+        _ if ty.is_packed() => 1,
+        NVFP4 => 1,
         _ => 0,
     }
 }

@@ -121,6 +121,9 @@ gpu packed int_dot 3  1024 subgroup 1 2 groups:2 loop:1
 gpu packed int_dot 4  256 subgroup 2 1 groups:1
 gpu packed int_dot 16 128 subgroup 1 1 groups:1
 gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 loop:1
+gpu nvfp4 int_dot 3  1024 subgroup 1 2 groups:1 loop:1
+gpu nvfp4 int_dot 4  256 subgroup 2 1 groups:1
+gpu nvfp4 int_dot 16 128 subgroup 1 1 groups:1
 gpu *    int_dot 3   1024 subgroup 1 2 quads:2x16 loop:1
 gpu *    int_dot 4   256 subgroup 2 2 quads:2x16
 gpu *    int_dot 16  128 subgroup 1 2 quads:2x16
@@ -130,6 +133,8 @@ gpu q6_k scalar  1   128 subgroup 2 1 quads:4x32
 gpu packed scalar 4   128 subgroup 2 1 groups:1
 gpu packed scalar 16  128 subgroup 1 1 groups:1
 gpu k/*  scalar  4   128 subgroup 2 1 groups:1
+gpu nvfp4 scalar 4   128 subgroup 2 1 groups:1
+gpu nvfp4 scalar 16  128 subgroup 1 1 groups:1
 gpu *    scalar  1   128 subgroup 4 2 quads:2x16
 gpu *    scalar  4   128 subgroup 2 1 quads:2x16
 gpu *    scalar  16  128 subgroup 1 1 quads:2x16
