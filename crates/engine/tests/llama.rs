@@ -166,7 +166,7 @@ fn packed_weights_give_what_the_file_s_give() {
     // Rows of whole blocks of every packed type.
     let wide = Preset { hidden: 256, head_dim: 64, ff: 2048, ..*Preset::from_name("tiny-llama").unwrap() };
     let many: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 256).collect();
-    for (recipe, packed) in [("Q8_0", "q8_0x8"), ("Q4_0", "q4_0x8"), ("Q6_K", "q6_kx8")] {
+    for (recipe, packed) in [("Q8_0", "q8_0x8"), ("Q4_0", "q4_0x8"), ("Q6_K", "q6_kx8"), ("MXFP4", "mxfp4x16")] {
         let bytes = Synth::new(&wide, Recipe::from_name(recipe).unwrap(), 7).to_bytes().unwrap();
         let model = Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap());
         // One token, a few and many are different kernels; compiling them is most of the time.

@@ -110,6 +110,10 @@ tensor_types! {
     Q6_Kx8 of Q6_K, 7, "Q6_Kx8", 2048, 1680;
     Q6_Kx2 of Q6_K, 8, "Q6_Kx2", 512, 432;
     Q6_Kx1 of Q6_K, 9, "Q6_Kx1", 256, 224;
+    MXFP4x16 of MXFP4, 10, "MXFP4x16", 512, 272;
+    // For rows of 2880, which are no whole number of 256.
+    MXFP4x30 of MXFP4, 11, "MXFP4x30", 960, 512;
+    NVFP4x4 of NVFP4, 12, "NVFP4x4", 256, 144;
     }
 }
 

@@ -95,6 +95,9 @@ pub const FORMATS: &[Format] = formats! {
     Q6_Kx8 "q6_kx8" 16 false 16 0 32;
     Q6_Kx2 "q6_kx2" 16 false 16 0 32;
     Q6_Kx1 "q6_kx1" 16 false 16 0 32;
+    MXFP4x16 "mxfp4x16" 32 false 16 0;
+    MXFP4x30 "mxfp4x30" 32 false 16 0;
+    NVFP4x4 "nvfp4x4" 16 false 16 0;
 };
 
 /// Groups of 32 elements in a piece, for the formats that keep loading and unfolding apart.

@@ -110,6 +110,7 @@ mod tests {
         let (gpu, software) = (Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() });
         assert_eq!(type_on(TensorType::Q6_K, 4096, &gpu), TensorType::Q6_Kx8);
         assert_eq!(type_on(TensorType::Q6_K, 2560, &gpu), TensorType::Q6_Kx2);
+        assert_eq!(type_on(TensorType::MXFP4, 2880, &gpu), TensorType::MXFP4x30);
         assert_eq!(type_on(TensorType::Q8_0, 96, &gpu), TensorType::Q8_0);
         assert_eq!(type_on(TensorType::Q4_K, 4096, &gpu), TensorType::Q4_K);
         assert_eq!(type_on(TensorType::Q6_K, 4096, &software), TensorType::Q6_K);

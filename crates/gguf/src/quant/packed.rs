@@ -47,6 +47,9 @@ static LAYOUTS: &[Layout] = &[
     ordered::<Q6K>(TensorType::Q6_Kx8, Q6_K_FIELDS),
     ordered::<Q6K>(TensorType::Q6_Kx2, Q6_K_FIELDS),
     ordered::<Q6K>(TensorType::Q6_Kx1, Q6_K_FIELDS),
+    plain(TensorType::MXFP4x16, &[(1, 16), (0, 1)]),
+    plain(TensorType::MXFP4x30, &[(1, 16), (0, 1)]),
+    plain(TensorType::NVFP4x4, &[(4, 32), (0, 4)]),
 ];
 
 fn layout(ty: TensorType) -> &'static Layout {
@@ -256,6 +259,23 @@ mod tests {
         }
     }
 
+    /// What is quantised, packed and read gives the bits of the type of files.
+    #[test]
+    fn packed_values_are_those_of_files() {
+        for &ty in TensorType::PACKED {
+            let (base, n) = (ty.base(), 2 * ty.block_len());
+            let values: Vec<f32> = (0..n).map(|i| (i * 37 % 101) as f32 * 0.07 - 3.0 + i as f32 * 1e-3).collect();
+            let (mut file, mut packed) = (vec![0; base.row_bytes(n).unwrap()], vec![0; ty.row_bytes(n).unwrap()]);
+            crate::quant::quantise(base, &values, n, None, &mut file).unwrap();
+            pack(ty, &file, &mut packed).unwrap();
+            let (mut want, mut got) = (vec![0.0f32; n], vec![1.0f32; n]);
+            crate::quant::dequantise(base, &file, &mut want).unwrap();
+            crate::quant::dequantise(ty, &packed, &mut got).unwrap();
+            assert!(want.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{ty}");
+            assert!(want.iter().any(|x| *x != 0.0), "{ty}: nothing to compare");
+        }
+    }
+
     #[test]
     fn rows_that_are_no_whole_groups_stay_as_they_are() {
         assert_eq!(packed_type(TensorType::Q8_0, 512), Some(TensorType::Q8_0x8));
@@ -263,6 +283,9 @@ mod tests {
         assert_eq!(packed_type(TensorType::F16, 256), None);
         let six = [4096, 2560, 768].map(|len| packed_type(TensorType::Q6_K, len));
         assert_eq!(six, [TensorType::Q6_Kx8, TensorType::Q6_Kx2, TensorType::Q6_Kx1].map(Some));
+        let four = [4096, 2880, 768].map(|len| packed_type(TensorType::MXFP4, len));
+        assert_eq!(four, [Some(TensorType::MXFP4x16), Some(TensorType::MXFP4x30), None]);
+        assert_eq!(packed_type(TensorType::NVFP4, 768), Some(TensorType::NVFP4x4));
         let error = pack(TensorType::Q8_0x8, &[0; 34], &mut [0; 272]).unwrap_err();
         assert_eq!(error, QuantError::PartialBlock { ty: TensorType::Q8_0x8, len: 32, block_len: 256 });
     }

@@ -60,7 +60,7 @@ impl Call {
     fn form(&self, caps: &Caps) -> Form {
         let Call { src, dst } = self;
         // The products of the wide form may lose the subnormal values of MXFP4.
-        let wide = formats::format(src.ty).is_some_and(|f| f.group > 0) && src.ty != TensorType::MXFP4;
+        let wide = formats::format(src.ty).is_some_and(|f| f.group > 0) && src.ty.base() != TensorType::MXFP4;
         let fours = src.shape[0].is_multiple_of(4) && formats::is_aligned(src);
         // Formats count the bytes of a row with 32 bits.
         let short = |t: &Tensor| t.is_dense() && u32::try_from(t.span().1).is_ok();

@@ -34,7 +34,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case(ty, F32, 3 * ty.block_len().max(4), 9, [5, 1, 1]));
         cases.push(case(ty, F32, ty.block_len(), 3, [2, 3, 2]));
         if level == Level::Full {
-            cases.push(case(ty, F32, 4096, 1000, [513, 1, 1]));
+            cases.push(case(ty, F32, 4096 / ty.block_len() * ty.block_len(), 1000, [513, 1, 1]));
         }
     }
     cases.push(case(I32, F32, 7, 5, [4, 1, 1]));

@@ -1,6 +1,6 @@
 //! Cases of `mul_mat_vec`.
 
-use kiln_gguf::TensorType::{self, F16, F32, I8, I32, Q3_Kx1, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q6_Kx8, Q8_0, Q8_0x8};
+use kiln_gguf::TensorType::{self, F16, F32, I8, I32, MXFP4, MXFP4x30, Q3_Kx1, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q6_Kx8, Q8_0, Q8_0x8};
 
 use super::tuning::{Slice, Team, Tuning};
 use super::{Call, Experts, Factor, Gated, Norm, Sibling};
@@ -199,6 +199,8 @@ fn splits() -> Vec<Case> {
     for (ty, shape, team, slice, flight) in [
         (Q4_K, [768, 1057, 1], Team::Subgroup, Slice::Groups(2), 3),
         (Q8_0x8, [1536, 1057, 2], Team::Subgroup, Slice::Groups(1), 2),
+        // Passes that are no whole blocks.
+        (MXFP4x30, [2880, 211, 1], Team::Subgroup, Slice::Groups(1), 3),
         (Q4_0, [96, 211, 1], Team::Workgroup, Slice::Groups(1), 2),
         (F16, [1096, 157, 1], Team::Workgroup, Slice::Groups(1), 1),
     ] {
@@ -382,9 +384,14 @@ pub fn cases(level: Level) -> Vec<Case> {
 
 fn bench() -> Vec<Case> {
     let mut cases = Vec::new();
-    for format in FORMATS {
-        cases.push(case(format.ty, [4096, 14336, 1], Any));
-        cases.push(case(format.ty, [14336, 4096, 1], Any));
+    for ty in FORMATS.iter().map(|format| format.ty) {
+        let whole = [[4096, 14336, 1], [14336, 4096, 1]].into_iter().filter(|shape| ty.row_bytes(shape[0]).is_some());
+        cases.extend(whole.map(|shape| case(ty, shape, Any)));
+    }
+    // The experts of gpt-oss, whose rows few blocks divide.
+    for ty in [MXFP4, MXFP4x30] {
+        cases.push(case(ty, [2880, 5760, 1], Exact));
+        cases.push(expert_case(ty, [2880, 2880], [32, 4, 1], true, Exact));
     }
     for ty in [Q4_0x8, Q8_0x8, Q6_Kx8, Q4_K] {
         cases.push(case(ty, [4096, 14336, 1], Exact));

@@ -64,8 +64,8 @@ fn path_of(text: &str) -> Result<Path, String> {
 
 fn shape_of(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('x').and_then(|(k, m)| Some((k.parse().ok()?, m.parse().ok()?)));
-    let wrong = || "want elements x rows, elements a multiple of 256, such as 4096x14336".to_owned();
-    numbers.filter(|&(k, m): &(usize, usize)| k > 0 && k.is_multiple_of(256) && m > 0).ok_or_else(wrong)
+    let wrong = || "want elements x rows, elements a multiple of 32, such as 4096x14336".to_owned();
+    numbers.filter(|&(k, m): &(usize, usize)| k > 0 && k.is_multiple_of(32) && m > 0).ok_or_else(wrong)
 }
 
 /// Runs the command.
