@@ -29,15 +29,23 @@ impl Pace {
         Pace { bytes_per_second, flops_per_second, factor: 1.0 }
     }
 
-    /// Seconds this will take.
-    pub(crate) fn estimate(&self, cost: Cost) -> f64 {
-        // Every dispatch costs something, whatever it does.
-        let least = 2e-6;
-        self.factor * (cost.bytes / self.bytes_per_second).max(cost.flops / self.flops_per_second) + least
+    /// What a dispatch adds to a submit.
+    pub(crate) fn work(&self, cost: Cost) -> Work {
+        let seconds = (cost.bytes / self.bytes_per_second).max(cost.flops / self.flops_per_second);
+        Work { seconds, steps: 1 }
     }
 
-    /// Learns from a submit that was estimated at `estimated` seconds under the present factor and took `measured`.
-    pub(crate) fn learn(&mut self, estimated: f64, measured: f64) {
+    /// Seconds this will take, by what is known now.
+    pub(crate) fn estimate(&self, work: Work) -> f64 {
+        // Every dispatch costs something, whatever it does.
+        let least = 2e-6;
+        self.factor * work.seconds + least * work.steps as f64
+    }
+
+    /// Learns from a submit that took `measured` seconds. The same recording may run many times: each time it is judged
+    /// by what is known now, not by what was known when it was recorded, or the difference would count again and again.
+    pub(crate) fn learn(&mut self, work: Work, measured: f64) {
+        let estimated = self.estimate(work);
         // What is short by both accounts says more about launching than about the device's speed: believed, a copy of a
         // few bytes would make every later dispatch a submit of its own.
         if measured <= 0.0 || (estimated < 0.01 * TARGET_SECONDS && measured < 0.5 * TARGET_SECONDS) {
@@ -49,6 +57,20 @@ impl Pace {
     }
 }
 
+/// Work of a submit: seconds by the first guesses of the device's speed, and dispatches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Work {
+    seconds: f64,
+    steps: usize,
+}
+
+impl std::ops::Add for Work {
+    type Output = Work;
+    fn add(self, other: Work) -> Work {
+        Work { seconds: self.seconds + other.seconds, steps: self.steps + other.steps }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,19 +78,30 @@ mod tests {
     #[test]
     fn estimates_follow_what_was_measured() {
         let mut pace = Pace::new(false);
-        let cost = Cost { bytes: 3e9, flops: 0.0 };
-        assert!((pace.estimate(cost) - 0.1).abs() < 1e-3);
-        let slow = pace.estimate(cost);
-        pace.learn(slow, 10.0 * slow);
-        assert!((pace.estimate(cost) - 1.0).abs() < 1e-2, "slower is believed at once");
+        let work = pace.work(Cost { bytes: 3e9, flops: 0.0 });
+        let slow = pace.estimate(work);
+        assert!((slow - 0.1).abs() < 1e-3);
+        pace.learn(work, 10.0 * slow);
+        assert!((pace.estimate(work) - 1.0).abs() < 1e-2, "slower is believed at once");
         for _ in 0..40 {
-            let estimated = pace.estimate(cost);
-            pace.learn(estimated, 0.001);
+            pace.learn(work, 0.001);
         }
-        let learnt = pace.estimate(cost);
+        let learnt = pace.estimate(work);
         assert!(learnt < 0.002, "faster is learnt in steps: {learnt}");
-        let nothing = pace.estimate(Cost::default());
-        pace.learn(nothing, 100.0 * nothing);
-        assert_eq!(pace.estimate(cost), learnt, "the cost of launching nothing is not the device's speed");
+        let nothing = pace.work(Cost::default());
+        pace.learn(nothing, 100.0 * pace.estimate(nothing));
+        assert_eq!(pace.estimate(work), learnt, "the cost of launching nothing is not the device's speed");
+    }
+
+    /// A recording that runs again and again teaches what one run does.
+    #[test]
+    fn a_difference_counts_once() {
+        for (times, slower) in [(1, 5.0), (50, 5.0), (50, 0.2)] {
+            let mut pace = Pace::new(false);
+            let work = pace.work(Cost { bytes: 3e9, flops: 0.0 });
+            let measured = slower * pace.estimate(work);
+            (0..times).for_each(|_| pace.learn(work, measured));
+            assert!((pace.estimate(work) / measured - 1.0).abs() < 0.01, "{times} times: {}", pace.estimate(work));
+        }
     }
 }

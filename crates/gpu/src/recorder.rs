@@ -8,7 +8,7 @@ use vulkanalia::prelude::v1_2::*;
 use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
 
 use crate::error::vulkan;
-use crate::pace::{Cost, TARGET_SECONDS};
+use crate::pace::{Cost, TARGET_SECONDS, Work};
 use crate::{Address, Buffer, DEFAULT_TIMEOUT, Device, Error, Pipeline, Submission};
 
 /// A range of device memory.
@@ -134,7 +134,7 @@ pub struct Recorder {
 /// One command buffer: what is submitted at once.
 struct Segment {
     raw: vk::CommandBuffer,
-    estimate: f64,
+    work: Work,
     /// First of the two timestamps around it, where there is room for them.
     query: Option<u32>,
 }
@@ -301,8 +301,11 @@ impl Recorder {
     /// The command buffer for the next step, with a barrier before it where its ranges conflict.
     fn begin(&mut self, kind: Kind, reads: &[Span], writes: &[Span], cost: Cost) -> Result<vk::CommandBuffer, Error> {
         let device = Arc::clone(&self.commands.device);
-        let estimate = device.pace.lock().unwrap_or_else(PoisonError::into_inner).estimate(cost);
-        let full = self.open.as_ref().is_some_and(|s| s.estimate + estimate > self.limit);
+        let (work, full) = {
+            let pace = device.pace.lock().unwrap_or_else(PoisonError::into_inner);
+            let work = pace.work(cost);
+            (work, self.open.as_ref().is_some_and(|s| pace.estimate(s.work + work) > self.limit))
+        };
         if full {
             self.close()?;
         }
@@ -312,7 +315,7 @@ impl Recorder {
             self.open = Some(self.open_segment()?);
         }
         let segment = self.open.as_mut().expect("a segment was just opened");
-        segment.estimate += estimate;
+        segment.work = segment.work + work;
         let raw = segment.raw;
         // A new segment starts with a barrier anyway, against what ran before it.
         if !before.is_empty() && !fresh {
@@ -339,7 +342,7 @@ impl Recorder {
         }
         let query = self.commands.take_queries(raw);
         self.commands.stamp(raw, query);
-        Ok(Segment { raw, estimate: 0.0, query })
+        Ok(Segment { raw, work: Work::default(), query })
     }
 
     fn close(&mut self) -> Result<(), Error> {
@@ -475,7 +478,7 @@ impl Commands {
         let mut pace = self.device.pace.lock().unwrap_or_else(PoisonError::into_inner);
         for segment in &self.segments {
             if let Some(took) = segment.query.and_then(|q| self.between(q, q + 1)) {
-                pace.learn(segment.estimate, took.as_secs_f64());
+                pace.learn(segment.work, took.as_secs_f64());
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kiln_engine::Session;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Sums};
 use kiln_engine::model::Model;
 use kiln_gpu::Error as GpuError;
 
@@ -58,6 +58,15 @@ fn keep() -> anyhow::Result<Keep> {
     }
 }
 
+/// What long prompts add up in, as `KILN_SUMS` has it.
+fn sums() -> anyhow::Result<Sums> {
+    match std::env::var("KILN_SUMS").ok().as_deref() {
+        None | Some("" | "f32") => Ok(Sums::F32),
+        Some("f16") => Ok(Sums::F16),
+        Some(other) => anyhow::bail!("KILN_SUMS is {other:?}\nhint: it may be `f32` or `f16`, or not be set"),
+    }
+}
+
 impl ModelFlags {
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
@@ -71,9 +80,10 @@ impl ModelFlags {
             return Ok(cpu());
         }
         match self.device.open() {
-            Ok(device) => {
-                Ok(Box::new(GpuExecutor::with_options(device, Options { packing: packing()?, keep: keep()? })))
-            }
+            Ok(device) => Ok(Box::new(GpuExecutor::with_options(
+                device,
+                Options { packing: packing()?, keep: keep()?, sums: sums()? },
+            ))),
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice)) if self.device.device.is_none() => {
                 let reason = why.to_string();
                 say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));

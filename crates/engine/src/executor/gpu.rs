@@ -47,18 +47,29 @@ pub enum Keep {
     None,
 }
 
-/// How weights lie on the device.
+/// What products of many columns add up in, where matrix units have both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    /// 32 bits.
+    F32,
+    /// 16 bits: faster, and less exact.
+    F16,
+}
+
+/// How weights lie on the device, and how they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Which are packed.
     pub packing: Packing,
     /// Which are kept decoded.
     pub keep: Keep,
+    /// What long prompts add up in.
+    pub sums: Sums,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { packing: Packing::Faster, keep: Keep::Ample }
+        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32 }
     }
 }
 
@@ -123,12 +134,13 @@ impl GpuExecutor {
         self.plans[plan.0].commands.counts()
     }
 
-    /// Lets products of many columns read weights that are kept decoded. What they read lies in slots behind the plan's own,
+    /// Lets products of many columns add up as the options say, and read weights that are kept decoded. What they read lies in slots behind the plan's own,
     /// whose buffers are given back.
     fn use_decoded(&mut self, plan: &mut Plan) -> Result<Vec<Buffer>, Error> {
         let (mut buffers, mut slots) = (Vec::new(), HashMap::new());
         for step in &mut plan.steps {
             let kiln_kernels::Call::MulMm(call) = &mut step.call else { continue };
+            call.half_sums |= self.options.sums == Sums::F16;
             let wanted = match self.options.keep {
                 Keep::Ample => call.ids.is_none() && call.decodes(&self.device.adapter.caps),
                 Keep::All => call.ids.is_none(),

@@ -10,7 +10,7 @@ use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Keep, Options, Packing};
+pub use gpu::{GpuExecutor, Keep, Options, Packing, Sums};
 
 use crate::Error;
 use crate::plan::{Fixed, Plan};

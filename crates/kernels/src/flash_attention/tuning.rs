@@ -17,7 +17,7 @@ const BUILT_IN: &str = "
 flash_attention cpu f16 scalar threads=64
 flash_attention cpu * scalar   threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * int_dot  threads=8 flight=4 rows=8 ahead=0
-flash_attention gpu * scalar   threads=256 flight=4 rows=8 ahead=1
+flash_attention gpu * scalar   threads=256 flight=4 rows=4 ahead=1
 flash_attention gpu * int_dot  threads=256 flight=4 rows=8 ahead=1
 flash_attention gpu * coopmat2 subgroups=8 blocks=1 keys=64 rows=64 threads=128 early=1
 ";

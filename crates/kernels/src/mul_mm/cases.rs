@@ -56,6 +56,15 @@ fn rounded(ty: TensorType, [k, m, n]: [usize; 3]) -> Case {
     })
 }
 
+/// Sums of 16 bits where the device has them: K / 10^8 of NMSE.
+fn half_sums(ty: TensorType, [k, m, n]: [usize; 3]) -> Case {
+    Case::new(format!("mul_mm {ty} k={k} m={m} n={n}, sums of 16 bits"), move |data| {
+        let product = product(data, [ty, F32, F32], [k, m, n]);
+        let call = with_scratch(data, Call::plain(product));
+        (Call { half_sums: true, ..call }.into(), Tolerance::Nmse(1e-4))
+    })
+}
+
 /// Which expert a pair goes to: gets the generator, the pair's number and the number of experts.
 type Choose = fn(&mut Random, usize, usize) -> usize;
 
@@ -105,6 +114,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     for ty in weight_types().filter(|ty| ty.is_quantised()) {
         cases.push(rounded(ty, [3 * ty.block_len().max(32), 17, 18]));
     }
+    cases.extend([(F16, [160, 70, 40]), (Q8_0, [96, 33, 18]), (Q4_K, [512, 17, 130])].map(|(ty, size)| half_sums(ty, size)));
     for (m, n) in [(1, 1), (15, 16), (16, 17), (63, 64), (64, 65), (65, 63)] {
         cases.push(rounded(Q8_0, [160, m, n]));
     }
@@ -477,12 +487,17 @@ fn repeated(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
     tensor
 }
 
-fn timed(ty: TensorType, [k, m, n]: [usize; 3]) -> Case {
-    Case::new(format!("mul_mm {ty} k={k} m={m} n={n}"), move |data| {
+fn timed(ty: TensorType, sizes: [usize; 3]) -> Case {
+    timed_with(ty, sizes, false)
+}
+
+fn timed_with(ty: TensorType, [k, m, n]: [usize; 3], half_sums: bool) -> Case {
+    let sums = if half_sums { ", sums of 16 bits" } else { "" };
+    Case::new(format!("mul_mm {ty} k={k} m={m} n={n}{sums}"), move |data| {
         let (a, b) = (repeated(data, ty, [k, m, 1, 1]), repeated(data, F32, [k, n, 1, 1]));
         let product = Product { a, b, d: data.output(F32, [m, n, 1, 1]) };
         let call = with_scratch(data, Call::plain(product));
-        (Call { exact: false, ..call }.into(), ROUNDED)
+        (Call { exact: false, half_sums, ..call }.into(), ROUNDED)
     })
 }
 
@@ -529,6 +544,9 @@ fn bench() -> Vec<Case> {
     }
     for ty in [F16, Q4_K, Q4_0x8, Q8_0x8, Q6_Kx8] {
         cases.extend([4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
+    }
+    for ty in [F16, Q4_K] {
+        cases.extend([512, 2048].map(|n| timed_with(ty, [4096, 14336, n], true)));
     }
     for n in [512, 2048] {
         cases.extend([&[4096, 1024, 1024][..], &[14336, 14336]].map(|rows| timed_siblings(Q4_K, rows, n)));

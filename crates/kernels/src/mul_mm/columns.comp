@@ -1,7 +1,7 @@
 // Columns of b as 16-bit floats for matrix units: halves[k, n] = c[k, n] / factor[n], and zeros up to p.padded_k.
 // c is b itself; or NORMED: b / sqrt(mean of b^2 + eps) * other (F32[K], where there is one: OTHER); or, where GATE names an
 // activation: GATE(b) * other (the extents of b).
-// HALF: as F16. The factor is the power of two that brings the column's largest value to 2^14 .. 2^15: columns beyond the
+// HALF: as F16. The factor is the power of two that brings the column's largest value to 2^TOP .. 2^(TOP + 1): columns beyond the
 // range of F16 survive, and small ones keep their 11 bits. Otherwise as BF16, which has the range of F32: factors are 1.
 // SORTED: one for each (token, slot) pair, in the order of experts, so that a tile's lie side by side.
 // The first workgroup also sets p.n_counters counters of the product to zero.
@@ -113,9 +113,9 @@ void main() {
     }
     uint exponent = floatBitsToUint(wg_max(most)) >> 23;
     if (exponent != 0 && exponent != 255) {
-        exponent = max(exponent, 15);
-        factor = uintBitsToFloat((exponent - 14) << 23);
-        inverse = uintBitsToFloat((268 - exponent) << 23);
+        exponent = max(exponent, TOP + 1);
+        factor = uintBitsToFloat((exponent - TOP) << 23);
+        inverse = uintBitsToFloat((254 + TOP - exponent) << 23);
     }
 #endif
     if (gl_LocalInvocationID.x == 0) F32(p.factors).v[column] = factor;

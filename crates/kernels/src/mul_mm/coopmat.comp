@@ -1,7 +1,7 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with f32 sums. While a tile of DEPTH elements of k in shared memory is multiplied, the next AHEAD ones are on their way in
+// with sums of type SUM. While a tile of DEPTH elements of k in shared memory is multiplied, the next AHEAD ones are on their way in
 // registers; they are turned into 16-bit floats when they are stored: beside the other with two STAGES, in its place with one, which leaves
 // room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
 // whatever the tile.
@@ -51,7 +51,8 @@ shared uvec4 space[STAGES * BUFFER > FINISHED ? STAGES * BUFFER : FINISHED];
 
 #define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
 #define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
-#define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
+#define MATRIX_C coopmat<SUM, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
+#define WIDE_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
 
 // Which row of the tile a unit belongs to. Eight neighbouring threads store at once, and their rows are such that all eight
 // vectors lie in different banks: rows are 3 or 5 vectors apart. Deeper tiles have eight threads in a row.
@@ -97,13 +98,17 @@ uvec4 eight(uvec2 row, uint e, uint end) {
 #endif
 
 #if A_BLOCKS
-// Four codes as 16-bit floats. `precise`: the same bits as weights that were decoded beforehand.
+// Four codes as 16-bit floats. `precise`: the same bits as weights that were decoded beforehand. Converting integers is slow on
+// many GPUs: a code goes into the mantissa of 2^23 instead, which is exact.
 uvec2 values(uint code, vec2 s) {
-#if ONE_GROUP
-    precise vec4 v = signed_bytes(code) * s.x;
+#if ONE_GROUP || A_BIAS == 0
+    const float offset = 8388608.0 + 128.0;
+    code ^= 0x80808080u;
 #else
-    precise vec4 v = (signed_bytes(code) - float(A_BIAS)) * s.x;
+    const float offset = 8388608.0 + float(A_BIAS);
 #endif
+    uvec4 bytes = uvec4(code & 255u, (code >> 8) & 255u, (code >> 16) & 255u, code >> 24);
+    precise vec4 v = (uintBitsToFloat(bytes | 0x4b000000u) - offset) * s.x;
 #if A_SHIFTED
     precise vec4 w = v + s.y;
     return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
@@ -154,7 +159,7 @@ void finish_row(uint i) {
 // Which element a thread holds is the driver's secret, so matrices go through shared memory.
 #define FINISH(I)                                                                                 \
     [[unroll]] for (uint j = 0; j < COLUMNS; j++)                                                 \
-        coopMatStore(sum[I][j], space, (gl_SubgroupID * COLUMNS + j) * (MN * MM / 4), MM / 4, gl_CooperativeMatrixLayoutColumnMajor); \
+        coopMatStore(WIDE_C(sum[I][j]), space, (gl_SubgroupID * COLUMNS + j) * (MN * MM / 4), MM / 4, gl_CooperativeMatrixLayoutColumnMajor); \
     subgroupBarrier();                                                                            \
     finish_row(I);                                                                                \
     subgroupBarrier();

@@ -4,7 +4,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
 use super::params::SplitParams;
-use super::pick::{columns, columns_each, launches, shader, shared_launches, unsupported};
+use super::pick::{Columns, columns, columns_each, launches, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
 use super::{Call, NAME};
 use crate::formats;
@@ -103,9 +103,11 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
     let caps = place.caps;
     let Product { a, d, .. } = &call.product;
     let (element, half) = element_of(a)?;
-    let Some(shape) = caps.coopmat_shape(element, Component::F32) else {
+    let half_sums = caps.coopmat_shape(element, Component::F16).filter(|_| call.half_sums && half);
+    let Some(shape) = half_sums.or_else(|| caps.coopmat_shape(element, Component::F32)) else {
         return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
     };
+    let sums = if half_sums.is_some() { "float16_t" } else { "float" };
     // Tiles are addressed by vectors of eight elements.
     if !(shape.k.is_multiple_of(8) && shape.m.is_multiple_of(4)) {
         return unsupported(format!("matrices of {}x{}x{}", shape.m, shape.n, shape.k));
@@ -128,6 +130,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("PUT4_D", store.replace("store", "put4"))
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
+        .define("SUM", sums)
         .define("STAGES", cut.stages)
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every product of a tile.
@@ -142,7 +145,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         None => (shader, 1),
     };
     let mut launches = shared_launches(call, caps, shader, cut.tile, share);
-    launches.insert(launches.len() - 1, columns(call, caps, half, false)?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some() })?);
     Ok(launches)
 }
 
@@ -188,6 +191,6 @@ pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Uns
         .define("UNROLL", cut.unroll)
         .define("LEAST_N", shape.n);
     let mut launches = launches(call, caps, shader, cut.tile);
-    launches.insert(launches.len() - 1, columns(call, caps, half, true)?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: true, half_sums: false })?);
     Ok(launches)
 }

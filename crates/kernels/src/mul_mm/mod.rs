@@ -52,6 +52,9 @@ pub struct Call {
     pub scratch: Option<Tensor>,
     /// Whether columns keep their precision: integer products would round them to 8 bits and a scale per 32 values.
     pub exact: bool,
+    /// Whether sums of 16 bits will do, where matrix units have them: they lose about `K / 10^8` of NMSE, and results beyond
+    /// 65504 times the largest value of a column become infinite.
+    pub half_sums: bool,
     /// Columns of the batch that these are a part of, where they are: sums are cut as the whole's are, so that columns
     /// computed apart have the same bits. Small grids are split over k by the number of columns.
     pub whole: Option<usize>,
@@ -67,7 +70,17 @@ impl Call {
     /// The product alone.
     pub fn plain(product: Product) -> Call {
         let (others, epilogue) = (Vec::new(), Epilogue::default());
-        Call { product, epilogue, before: None, others, ids: None, scratch: None, exact: false, whole: None }
+        Call {
+            product,
+            epilogue,
+            before: None,
+            others,
+            ids: None,
+            scratch: None,
+            exact: false,
+            half_sums: false,
+            whole: None,
+        }
     }
 
     /// Bytes of scratch memory that let every path run.

@@ -153,9 +153,22 @@ pub(super) fn shared_launches(call: &Call, caps: &Caps, kernel: Shader, tile: [u
     vec![Launch { shader: list, groups: [1, 1, 1] }, Launch { shader: kernel, groups: grid(rows * most, caps) }]
 }
 
-/// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16. `sorted`: with experts one for each
-/// pair, in the order of experts.
-pub(super) fn columns(call: &Call, caps: &Caps, half: bool, sorted: bool) -> Result<Launch, Unsupported> {
+/// How columns are prepared.
+#[derive(Clone, Copy)]
+pub(super) struct Columns {
+    /// With experts one for each pair, in the order of experts.
+    pub sorted: bool,
+    /// For sums of 16 bits, which large values would leave.
+    pub half_sums: bool,
+}
+
+/// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
+pub(super) fn columns(
+    call: &Call,
+    caps: &Caps,
+    half: bool,
+    Columns { sorted, half_sums }: Columns,
+) -> Result<Launch, Unsupported> {
     let b = &call.product.b;
     let to = if half { "f16" } else { "bf16" };
     let shader = Shader::new(
@@ -164,6 +177,7 @@ pub(super) fn columns(call: &Call, caps: &Caps, half: bool, sorted: bool) -> Res
         ColumnParams::glsl(),
     )
     .define("HALF", u32::from(half))
+    .define("TOP", if half_sums { 0 } else { 14 })
     .define("SORTED", u32::from(sorted && call.ids.is_some()))
     .define("VECTORS_B", u32::from(formats::is_aligned(b) && b.shape[0].is_multiple_of(4)));
     let mut shader = reduce_defines(formats::define(shader, "B", b.ty)?, b.shape[0], caps);

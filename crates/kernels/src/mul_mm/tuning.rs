@@ -76,9 +76,10 @@ gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
 gpu * coopmat  64 tile=128x64x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
-gpu * coopmat  * tile=128x128x32 warp=64x32 band=16 busy
-gpu * coopmat  * tile=128x64x32 warp=64x32 busy
-gpu * coopmat  * tile=64x64x32  warp=32x32 busy
+gpu * coopmat  * tile=128x256x32 warp=64x64 stages=1 ahead=2 band=16 busy
+gpu * coopmat  * tile=128x128x64 warp=64x32 stages=1 band=16 busy
+gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
+gpu * coopmat  * tile=64x64x64  warp=32x32 stages=1 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
@@ -93,8 +94,8 @@ gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split *    32 scalar
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
-* blocks prefer *   coopmat2 decode
-* *      prefer *   coopmat2
+* blocks prefer *   coopmat decode
+* *      prefer *   coopmat
 ";
 
 /// Lines, first one first.
@@ -302,7 +303,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(table.preferred(TensorType::F16, 4096), (Path::Coopmat2, false));
+        assert_eq!(table.preferred(TensorType::F16, 4096), (Path::Coopmat, false));
         assert!(table.most_splits(Path::Coopmat, 32) > 1 && table.most_splits(Path::Coopmat, 2048) == 1);
         assert!(table.most_splits(Path::Scalar, 2048) > 1);
         assert!(!table.preferred(TensorType::Q4_K, 16).1 && table.preferred(TensorType::Q4_K, 4096).1);
