@@ -2,8 +2,8 @@
 // everything of these rows stays in its registers: Q, S, P and O. More blocks share each load of K and V from shared memory. A row's maximum is a reduction inside a matrix, whose
 // result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
 // memory, loaded half a round ahead, and so does an explicit mask (MASK_STAGED), a row of it for each row. S, O and sums are
-// f32, logits to the base 2. Of wide heads PARTS subgroups have the same rows and each a part of the columns of O; the scores
-// are computed by each of them, which costs less than handing them over.
+// f32, logits to the base 2. Of wide heads PARTS subgroups have the same rows: each makes the weights of a part of the keys, hands
+// them over in shared memory, and has a part of the columns of O.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
 // mask. The longest tiles of a causal mask come first.
 // Grid: (tile * splits + split, kv head, batch).
@@ -28,7 +28,9 @@ layout(local_size_x = WG) in;
 #define K_STEPS (HSK_PAD / MM)
 // Blocks of O that a subgroup has for each of its blocks of rows.
 #define O_BLOCKS (HSV_PAD / MM / PARTS)
-#define S_BLOCKS (BC / MM)
+// Blocks of scores in all, and those that a subgroup makes.
+#define P_BLOCKS (BC / MM)
+#define S_BLOCKS (P_BLOCKS / PARTS)
 // Rows of the tiles in vectors of eight halves; the odd one spreads rows over the banks.
 #define K_COLS (HSK_PAD / 8)
 #define V_COLS (HSV_PAD / 8)
@@ -46,6 +48,13 @@ shared uvec2 row_seen[ROWS];
 #define MASK_CHUNKS ((ROWS * (BC / 8) + WG - 1) / WG)
 shared uvec4 mask_tile[ROWS * MASK_STRIDE];
 #define MATRIX_M coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseAccumulator>
+#endif
+
+#if PARTS > 1
+// What subgroups with the same rows tell each other: maxima or sums of rows, and weights.
+shared float row_numbers[NW][MM];
+#define P_STRIDE (BC / 8 + 1)
+shared uvec4 p_tile[ROWS * P_STRIDE];
 #endif
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MM, gl_MatrixUseA>
@@ -94,6 +103,24 @@ float logit(const in uint r, const in uint c, const in float score, const in uin
 
 float max_of(const in float a, const in float b) { return max(a, b); }
 float sum_of(const in float a, const in float b) { return a + b; }
+
+#if PARTS > 1
+// A number for each row, the same in all of its columns: put down, and what all parts put down.
+float put_number(const in uint r, const in uint c, const in float x, const in uint subgroup) {
+    if (c == 0) row_numbers[subgroup][r] = x;
+    return x;
+}
+float most_of_parts(const in uint r, const in uint c, const in float x, const in uint subgroup) {
+    float most = row_numbers[subgroup - subgroup % PARTS][r];
+    [[unroll]] for (uint i = 1; i < PARTS; i++) most = max(most, row_numbers[subgroup - subgroup % PARTS + i][r]);
+    return most;
+}
+float sum_of_parts(const in uint r, const in uint c, const in float x, const in uint subgroup) {
+    float sum = row_numbers[subgroup - subgroup % PARTS][r];
+    [[unroll]] for (uint i = 1; i < PARTS; i++) sum += row_numbers[subgroup - subgroup % PARTS + i][r];
+    return sum;
+}
+#endif
 
 // Stores an element of O, or of the partial result of a split.
 float store(const in uint r, const in uint c, const in float x, const in float top, const in float weights,
@@ -203,7 +230,7 @@ void main() {
     uint first_row = tile * ROWS;
     uint rows = min(uint(ROWS), p.tokens * RATIO - first_row);
     uint mine = gl_SubgroupID / PARTS * RB * MM;
-    uint first_block = gl_SubgroupID % PARTS * O_BLOCKS;
+    uint first_block = gl_SubgroupID % PARTS * O_BLOCKS, first_keys = gl_SubgroupID % PARTS * S_BLOCKS;
 
     // Rows past the last see what it does: their results are dropped.
     for (uint r = t; r < ROWS; r += WG) {
@@ -266,7 +293,7 @@ void main() {
             [[unroll]] for (uint b = 0; b < RB; b++) s[b * S_BLOCKS + i] = MATRIX_C(0.0);
             [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
                 MATRIX_B kt;
-                coopMatLoad(kt, k_tile, i * MM * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
+                coopMatLoad(kt, k_tile, (first_keys + i) * MM * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
                 [[unroll]] for (uint b = 0; b < RB; b++)
                     s[b * S_BLOCKS + i] = coopMatMulAdd(q[b * K_STEPS + k], kt, s[b * S_BLOCKS + i]);
             }
@@ -280,23 +307,28 @@ void main() {
         [[unroll]] for (uint b = 0; b < RB; b++)
             [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
                 MATRIX_M term;
-                coopMatLoad(term, mask_tile, (mine + b * MM) * MASK_STRIDE + i * (MM / 8), MASK_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+                coopMatLoad(term, mask_tile, (mine + b * MM) * MASK_STRIDE + (first_keys + i) * (MM / 8), MASK_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
                 [[unroll]] for (uint j = 0; j < term.length(); j++) s[b * S_BLOCKS + i][j] += LOG2_E * float(term[j]);
             }
 #else
         if (MASK == 1 || ALIBI == 1 || start < all.x || start + BC > all.y) {
             [[unroll]] for (uint b = 0; b < RB; b++)
                 [[unroll]] for (uint i = b * S_BLOCKS; i < b * S_BLOCKS + S_BLOCKS; i++)
-                    coopMatPerElementNV(s[i], s[i], logit, start + MM * (i - b * S_BLOCKS), THIS_BLOCK(b));
+                    coopMatPerElementNV(s[i], s[i], logit, start + MM * (first_keys + i - b * S_BLOCKS), THIS_BLOCK(b));
         }
 #endif
-        MATRIX_A w[RB * S_BLOCKS];
+        MATRIX_A w[RB * P_BLOCKS];
         [[unroll]] for (uint b = 0; b < RB; b++) {
             MATRIX_C most = s[b * S_BLOCKS];
             [[unroll]] for (uint i = b * S_BLOCKS + 1; i < b * S_BLOCKS + S_BLOCKS; i++)
                 [[unroll]] for (uint j = 0; j < most.length(); j++) most[j] = max(most[j], s[i][j]);
             MATRIX_C row_most, keep;
             coopMatReduceNV(row_most, most, gl_CooperativeMatrixReduceRowNV, max_of);
+#if PARTS > 1
+            coopMatPerElementNV(row_most, row_most, put_number, gl_SubgroupID);
+            barrier();
+            coopMatPerElementNV(row_most, row_most, most_of_parts, gl_SubgroupID);
+#endif
             [[unroll]] for (uint j = 0; j < keep.length(); j++) {
                 float now = max(top[b][j], row_most[j]);
                 keep[j] = exp2(top[b][j] - now);
@@ -306,23 +338,31 @@ void main() {
             [[unroll]] for (uint i = b * S_BLOCKS; i < b * S_BLOCKS + S_BLOCKS; i++) {
                 [[unroll]] for (uint j = 0; j < keep.length(); j++) s[i][j] = exp2(s[i][j] - top[b][j]);
                 weights[b] = weights[b] + s[i];
+#if PARTS > 1
+                coopMatStore(MATRIX_A(s[i]), p_tile, mine * P_STRIDE + (first_keys + i) * (MM / 8), P_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+#else
                 w[i] = MATRIX_A(s[i]);
+#endif
             }
             [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++) o[i] = o[i] * keep;
         }
-        // V is there, and K is used up.
+        // V is there, and K is used up; weights of other parts are there.
         barrier();
+#if PARTS > 1
+        [[unroll]] for (uint i = 0; i < P_BLOCKS; i++)
+            coopMatLoad(w[i], p_tile, mine * P_STRIDE + i * (MM / 8), P_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+#endif
         put_k(k_chunk);
 #if MASK_STAGED
         put_mask(mask_chunk);
 #endif
         fetch_v(v_chunk, values, batch, start + BC, any.y);
-        [[unroll]] for (uint k = 0; k < S_BLOCKS; k++) {
+        [[unroll]] for (uint k = 0; k < P_BLOCKS; k++) {
             [[unroll]] for (uint i = 0; i < O_BLOCKS; i++) {
                 MATRIX_B v;
                 coopMatLoad(v, v_tile, k * MM * V_STRIDE + (first_block + i) * (MM / 8), V_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
                 [[unroll]] for (uint b = 0; b < RB; b++)
-                    o[b * O_BLOCKS + i] = coopMatMulAdd(w[b * S_BLOCKS + k], v, o[b * O_BLOCKS + i]);
+                    o[b * O_BLOCKS + i] = coopMatMulAdd(w[b * P_BLOCKS + k], v, o[b * O_BLOCKS + i]);
             }
         }
     }
@@ -336,6 +376,12 @@ void main() {
     [[unroll]] for (uint b = 0; b < RB; b++) {
         MATRIX_C sums;
         coopMatReduceNV(sums, weights[b], gl_CooperativeMatrixReduceRowNV, sum_of);
+#if PARTS > 1
+        barrier();
+        coopMatPerElementNV(sums, sums, put_number, gl_SubgroupID);
+        barrier();
+        coopMatPerElementNV(sums, sums, sum_of_parts, gl_SubgroupID);
+#endif
         [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++)
             coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (first_block + i - b * O_BLOCKS), whole, split, THIS_BLOCK(b));
     }
