@@ -52,7 +52,7 @@ pub enum Keep {
 pub enum Sums {
     /// 32 bits.
     F32,
-    /// 16 bits: faster, and less exact.
+    /// 16 bits: less exact, and faster on some devices.
     F16,
 }
 

@@ -371,11 +371,13 @@ mod tests {
     fn many_rows_take_the_best_path_and_few_the_scalar_one() {
         let nvidia = Caps::example_nvidia();
         let path = |call: Call, caps: &Caps| call.pick(caps, None).unwrap().path;
-        assert_eq!(path(call(), &nvidia), Path::Coopmat2);
+        let many = Call { q: tensor(0, F32, [64, 40, 8, 1]), out: tensor(3, F32, [64, 8, 40, 1]), ..call() };
+        assert_eq!(path(many, &nvidia), Path::Coopmat2);
+        assert_eq!(path(call(), &nvidia), Path::Coopmat, "36 rows");
         assert_eq!(path(call(), &Caps::least()), Path::Scalar);
         let mut khr = nvidia.clone();
         khr.coopmat2 = Default::default();
-        assert_eq!(path(call(), &khr), Path::Coopmat);
+        assert_eq!(path(many, &khr), Path::Coopmat);
         let one = Mask::Causal { positions: tensor(4, I32, [1; 4]), length: tensor(5, I32, [1; 4]), window: None };
         let decode = Call { q: tensor(0, F32, [64, 1, 8, 1]), out: tensor(3, F32, [64, 8, 1, 1]), mask: one, ..call() };
         assert_eq!(path(decode, &nvidia), Path::Scalar);

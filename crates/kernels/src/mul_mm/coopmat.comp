@@ -1,7 +1,7 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
 // a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with sums of type SUM. While a tile of DEPTH elements of k in shared memory is multiplied, the next AHEAD ones are on their way in
+// with f32 sums, or f16 ones (HALF_SUMS). While a tile of DEPTH elements of k in shared memory is multiplied, the next AHEAD ones are on their way in
 // registers; they are turned into 16-bit floats when they are stored: beside the other with two STAGES, in its place with one, which leaves
 // room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
 // whatever the tile.
@@ -49,10 +49,19 @@ layout(local_size_x = WG) in;
 #define FINISHED (WG / SG * COLUMNS * MN * MM / 4)
 shared uvec4 space[STAGES * BUFFER > FINISHED ? STAGES * BUFFER : FINISHED];
 
+#if HALF_SUMS
+#define SUM_TYPE float16_t
+#else
+#define SUM_TYPE float
+#endif
 #define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
 #define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
-#define MATRIX_C coopmat<SUM, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
-#define WIDE_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
+#define MATRIX_C coopmat<SUM_TYPE, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
+#if HALF_SUMS
+#define WIDE(SUM) coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>(SUM)
+#else
+#define WIDE(SUM) SUM
+#endif
 
 // Which row of the tile a unit belongs to. Eight neighbouring threads store at once, and their rows are such that all eight
 // vectors lie in different banks: rows are 3 or 5 vectors apart. Deeper tiles have eight threads in a row.
@@ -159,7 +168,7 @@ void finish_row(uint i) {
 // Which element a thread holds is the driver's secret, so matrices go through shared memory.
 #define FINISH(I)                                                                                 \
     [[unroll]] for (uint j = 0; j < COLUMNS; j++)                                                 \
-        coopMatStore(WIDE_C(sum[I][j]), space, (gl_SubgroupID * COLUMNS + j) * (MN * MM / 4), MM / 4, gl_CooperativeMatrixLayoutColumnMajor); \
+        coopMatStore(WIDE(sum[I][j]), space, (gl_SubgroupID * COLUMNS + j) * (MN * MM / 4), MM / 4, gl_CooperativeMatrixLayoutColumnMajor); \
     subgroupBarrier();                                                                            \
     finish_row(I);                                                                                \
     subgroupBarrier();

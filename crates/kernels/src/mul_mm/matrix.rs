@@ -107,7 +107,6 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
     let Some(shape) = half_sums.or_else(|| caps.coopmat_shape(element, Component::F32)) else {
         return unsupported(format!("the driver lists no {element:?} matrices with F32 sums"));
     };
-    let sums = if half_sums.is_some() { "float16_t" } else { "float" };
     // Tiles are addressed by vectors of eight elements.
     if !(shape.k.is_multiple_of(8) && shape.m.is_multiple_of(4)) {
         return unsupported(format!("matrices of {}x{}x{}", shape.m, shape.n, shape.k));
@@ -130,7 +129,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("PUT4_D", store.replace("store", "put4"))
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
-        .define("SUM", sums)
+        .define("HALF_SUMS", u32::from(half_sums.is_some()))
         .define("STAGES", cut.stages)
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every product of a tile.

@@ -2,7 +2,14 @@
 // Of what is on its way, tile k is number ON and the oldest number OLDEST. Written out AHEAD times in main, with numbers that
 // the compiler knows: as a loop the driver kept them in memory.
 {
-    if (k < end_k) {
+#if AHEAD == 1
+    // One condition for fetching and storing keeps registers few enough for two workgroups on a core.
+    bool fetches = k < end_k, multiplies = k > begin_k, stores = fetches;
+#else
+    bool fetches = k < end_k, multiplies = k >= begin_k + AHEAD * DEPTH && k < end_k + AHEAD * DEPTH;
+    bool stores = k >= begin_k + (AHEAD - 1) * DEPTH && k - (AHEAD - 1) * DEPTH < end_k;
+#endif
+    if (fetches) {
         [[unroll]] for (uint i = 0; i < PER_A; i++) {
             uint e = k + UNIT_A * place_a(t + i * WG);
 #if A_BLOCKS
@@ -24,7 +31,7 @@
             lines_b[ON][i] = DEPTH <= 64 || at < (p.k + 63) / 64 * 8 ? U32x4(row_b[i]).v[at] : uvec4(0);
         }
     }
-    if (WORKS && k >= begin_k + AHEAD * DEPTH && k < end_k + AHEAD * DEPTH) {
+    if (WORKS && multiplies) {
         uint from = STAGES == 1 ? 0 : BUFFER - buffer_start;
         uint from_a = from + warp_m * LINE, from_b = from + (TILE_M + warp_n) * LINE;
         STEP_LOOP for (uint e = 0; e < DEPTH; e += MK) {
@@ -41,8 +48,8 @@
 #if STAGES == 1
     barrier();
 #endif
-    uint stored_k = k - (AHEAD - 1) * DEPTH;
-    if (k >= begin_k + (AHEAD - 1) * DEPTH && stored_k < end_k) {
+    if (stores) {
+        uint stored_k = k - (AHEAD - 1) * DEPTH;
         [[unroll]] for (uint i = 0; i < PER_A; i++) {
             uint unit = t + i * WG, at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
             if (UNITS_A % WG == 0 || unit < UNITS_A) {
