@@ -219,3 +219,28 @@ fn tuning_lines_that_cannot_be_read_are_refused_by_number() {
     // What can be read is no reason to fail: the missing model is.
     assert_fails(&run("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1\n"), 1, &["none"]);
 }
+
+#[test]
+fn a_saved_state_goes_on_where_the_prompt_ended() {
+    let folder = Folder::new("state");
+    for preset in ["tiny-rwkv6", "tiny-llama"] {
+        let (model, state) = (synth(&folder, preset, "F32"), folder.file("prompt.state"));
+        let run = |prompt: &str, more: &[&str]| {
+            let output = kiln(&[&["run", &model, prompt, "--cpu", "-c", "64", "--ignore-eos"], more].concat());
+            assert_succeeds(&output);
+            text(&output.stdout)
+        };
+        let whole = run("ab cd", &["-n", "12"]);
+        assert_eq!(run("ab", &["-n", "0", "--save-state", &state]), "ab\n");
+        let rest = run(" cd", &["-n", "12", "--load-state", &state]);
+        assert_eq!(format!("ab{rest}"), whole, "{preset}");
+        assert_ne!(format!("ab{}", run(" cd", &["-n", "12"])), whole, "{preset}: the state says something");
+        assert!(!folder.names().iter().any(|name| name.ends_with(".partial")));
+        std::fs::write(&state, b"not a state").unwrap();
+        let output = kiln(&["run", &model, "x", "--cpu", "-c", "64", "--load-state", &state]);
+        assert_fails(&output, 1, &["prompt.state"]);
+    }
+    let nowhere = folder.file("no-such.state");
+    let model = folder.file("tiny-llama-F32.gguf");
+    assert_fails(&kiln(&["run", &model, "x", "--cpu", "--load-state", &nowhere]), 1, &["no-such.state"]);
+}

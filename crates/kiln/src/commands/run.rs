@@ -1,10 +1,11 @@
 //! `kiln run`: a prompt in, text out as it is made.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use anyhow::Context as _;
 use kiln_engine::tokenizer::{AddSpecial, LeadingSpace, ParseSpecial, ShowSpecial, TextStream};
 
 use crate::model::{ModelFlags, open, resolve};
@@ -13,7 +14,7 @@ use crate::output::say;
 /// Flags of `kiln run`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln run                                  the default model, fetched at first use\n  kiln run model.gguf \"The capital of France is\" -n 32"
+    after_help = "Examples:\n  kiln run                                  the default model, fetched at first use\n  kiln run model.gguf \"The capital of France is\" -n 32\n  kiln run model.gguf \"$(cat book.txt)\" -n 0 --save-state book.state\n  kiln run model.gguf \" The end came when\" --load-state book.state"
 )]
 pub(crate) struct Arguments {
     /// GGUF file; without one SmolLM2-135M-Instruct from the local store, fetched at first use
@@ -27,6 +28,12 @@ pub(crate) struct Arguments {
     /// Never choose a token that ends the text
     #[arg(long)]
     ignore_eos: bool,
+    /// Save what the model remembers after the prompt, to go on from with --load-state
+    #[arg(long, value_name = "FILE")]
+    save_state: Option<PathBuf>,
+    /// Go on from a saved state of the same model and context: the prompt continues the text it holds
+    #[arg(long, value_name = "FILE")]
+    load_state: Option<PathBuf>,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -36,7 +43,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = open(&resolve(arguments.model.as_deref())?)?;
     let mut session = arguments.flags.session(&model)?;
     let tokenizer = &model.tokenizer;
-    let prompt = tokenizer.encode(&arguments.prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
+    let special = if arguments.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
+    let prompt = tokenizer.encode(&arguments.prompt, special, ParseSpecial::Yes)?;
+    if let Some(path) = &arguments.load_state {
+        let state = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        session.load_state(&state).with_context(|| format!("cannot go on from {}", path.display()))?;
+    }
     say(&format!("{} on {}", model.gguf.metadata().get_str_or("general.name", "model")?, session.describe()));
 
     print_piece(&arguments.prompt)?;
@@ -45,6 +57,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let banned = if arguments.ignore_eos { tokenizer.end_ids() } else { &[] };
     let mut token = session.next_greedy(&prompt, banned)?;
     let prompted = start.elapsed();
+    if let Some(path) = &arguments.save_state {
+        save(path, &session.save_state()?)?;
+        say(&format!("{}: {} tokens", path.display(), session.length()));
+    }
     let start = Instant::now();
     let mut made = 0;
     while made < arguments.n_predict && !tokenizer.is_end(token) {
@@ -66,6 +82,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         rate(made.saturating_sub(1), decode),
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file that is there as a whole or not at all.
+fn save(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    // In the same folder, because a rename cannot cross file systems.
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    std::fs::write(&partial, bytes)
+        .and_then(|()| std::fs::rename(&partial, path))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Text as it comes. A reader that has gone ends the program.
