@@ -468,6 +468,10 @@ fn full() -> Vec<Case> {
             cases.push(case([F16, F32, F32], [k, m, 200]));
         }
     }
+    // Tiles that only products take which give one to nearly every core: an odd and an even number of rounds over k.
+    for (ty, k) in [(F16, 160), (F16, 200), (BF16, 192), (Q8_0, 288), (Q4_K, 512)] {
+        cases.extend([(4100, 1030), (4096, 515), (2100, 900)].map(|(m, n)| case([ty, F32, F32], [k, m, n])));
+    }
     let any: Choose = |random, _, experts| random.below(experts);
     let sizes = Experts { ty: Q4_K, k: 2048, m: 768, experts: 128, used: 8, tokens: 512, shared_b: true };
     cases.push(experts("any", sizes, any));
