@@ -191,7 +191,9 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     let rows = tokens * heads / kv_heads;
     let blocks = number(call, caps, Path::Coopmat2, "blocks")?.clamp(1, if parts == 1 { 2 } else { 1 });
     // Rounds depend on the head sizes alone, so that the bits of a row do not depend on how many others there are.
-    let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16).min(if parts == 1 { 128 } else { 32 });
+    // Each part has whole matrices of them.
+    let keys = number(call, caps, Path::Coopmat2, "keys")?.next_multiple_of(16 * parts);
+    let keys = keys.min(if parts == 1 { 128 } else { 32 });
     let pad = [hsk.next_multiple_of(16), hsv.next_multiple_of(16 * parts)];
     let tables: usize = [&call.k, &call.v].map(|t| formats::format(t.ty).map_or(0, |f| f.shared_bytes)).iter().sum();
     let limit = caps.limits.max_shared_bytes as usize;
