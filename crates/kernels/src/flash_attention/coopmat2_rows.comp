@@ -40,7 +40,9 @@ layout(local_size_x = WG) in;
 #define V_CHUNKS ((BC * V_COLS + WG - 1) / WG)
 
 shared uvec4 k_tile[BC * K_STRIDE];
-shared uvec4 v_tile[BC * V_STRIDE];
+// Blocks of O pass through it at the end, one of each subgroup.
+#define O_VECTORS (MM * MM / 4)
+shared uvec4 v_tile[BC * V_STRIDE > NW * O_VECTORS ? BC * V_STRIDE : NW * O_VECTORS];
 shared uvec2 row_seen[ROWS];
 #if MASK_STAGED
 // Eight keys in each vector, and again an odd one. Keys past the last are hidden.
@@ -71,17 +73,18 @@ const float FLOOR = -1e30;
 uint token_of(uint first_row, uint row) { return (first_row + row) / RATIO; }
 uint head_of(uint kv_head, uint first_row, uint row) { return kv_head * RATIO + (first_row + row) % RATIO; }
 
-float16_t query(const in uint r, const in uint c, const in float16_t old, const in uint column, TILE) {
-    uint row = mine + r;
-    if (row >= rows || column + c >= HSK) return float16_t(0.0);
+// Eight columns of a query as halves, scaled.
+uvec4 query(uint row, uint e, uint kv_head, uint batch, uint first_row) {
     uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
     at = row_address(row_address(at, head_of(kv_head, first_row, row), p.q_stride[1]), batch, p.q_stride[2]);
-    float x = F32(at).v[column + c];
 #if SOFTCAP
-    return float16_t(clamp(x * SCALE, -65504.0, 65504.0));
+    const float scale = SCALE;
 #else
-    return float16_t(clamp(x * (SCALE * LOG2_E), -65504.0, 65504.0));
+    const float scale = SCALE * LOG2_E;
 #endif
+    vec4 a = clamp(F32x4(at).v[e / 4] * scale, vec4(-65504.0), vec4(65504.0));
+    vec4 b = clamp(F32x4(at).v[e / 4 + 1] * scale, vec4(-65504.0), vec4(65504.0));
+    return uvec4(packHalf2x16(a.xy), packHalf2x16(a.zw), packHalf2x16(b.xy), packHalf2x16(b.zw));
 }
 
 // The logit of a score, `key` the first one of the block.
@@ -122,23 +125,27 @@ float sum_of_parts(const in uint r, const in uint c, const in float x, const in 
 }
 #endif
 
-// Stores an element of O, or of the partial result of a split.
-float store(const in uint r, const in uint c, const in float x, const in float top, const in float weights,
-    const in uint column, const in bool whole, const in uint split, TILE) {
-    uint row = mine + r, e = column + c;
-    if (row >= rows || e >= HSV) return x;
+// The maximum and the weights of a row, for those who store it.
+shared vec2 row_end[ROWS];
+float put_end(const in uint r, const in uint c, const in float top, const in float weights, const in uint row) {
+    if (c == 0) row_end[row + r] = vec2(top, weights);
+    return top;
+}
+
+// Stores four elements of O from column e on, or of the partial result of a split.
+void store_four(vec4 x, uint row, uint e, bool whole, uint split, uint kv_head, uint batch, uint first_row, uint rows) {
+    if (row >= rows || e >= HSV) return;
     uint head = head_of(kv_head, first_row, row);
     uint at = result_row(token_of(first_row, row), head, batch);
-    float natural = top * (1.0 / LOG2_E);
+    float natural = row_end[row].x * (1.0 / LOG2_E), weights = row_end[row].y;
 #if SPLIT
     if (!whole) {
         if (e == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
-        PartialSum(partial_sums(at, split)).v[e / 4][e % 4] = x;
-        return x;
+        PartialSum(partial_sums(at, split)).v[e / 4] = x;
+        return;
     }
 #endif
-    F32(row_address(p.result, at, HSV * 4)).v[e] = x * result_factor(head, natural, weights);
-    return x;
+    F32x4(row_address(p.result, at, HSV * 4)).v[e / 4] = x * result_factor(head, natural, weights);
 }
 
 uint t;
@@ -256,13 +263,25 @@ void main() {
     // Weights are summed up where they are, and across the row at the end.
     MATRIX_C top[RB], weights[RB];
     [[unroll]] for (uint b = 0; b < RB; b++) {
-        [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
-            q[b * K_STEPS + k] = MATRIX_A(0.0);
-            coopMatPerElementNV(q[b * K_STEPS + k], q[b * K_STEPS + k], query, k * MM, THIS_BLOCK(b));
-        }
         [[unroll]] for (uint i = 0; i < O_BLOCKS; i++) o[b * O_BLOCKS + i] = MATRIX_C(0.0);
         top[b] = MATRIX_C(FLOOR);
         weights[b] = MATRIX_C(0.0);
+    }
+
+    // Queries pass through the tile of keys, BC rows at a time.
+    for (uint pass = 0; pass < ROWS; pass += BC) {
+        for (uint i = t; i < BC * K_COLS; i += WG) {
+            uint row = pass + i / K_COLS, e = i % K_COLS * 8;
+            k_tile[i / K_COLS * K_STRIDE + i % K_COLS] = row < rows && e < HSK ? query(row, e, kv_head, batch, first_row) : uvec4(0);
+        }
+        barrier();
+        [[unroll]] for (uint b = 0; b < RB; b++) {
+            uint row = mine + b * MM;
+            if (row >= pass && row < pass + BC)
+                [[unroll]] for (uint k = 0; k < K_STEPS; k++)
+                    coopMatLoad(q[b * K_STEPS + k], k_tile, (row - pass) * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+        }
+        barrier();
     }
 
     uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
@@ -382,8 +401,19 @@ void main() {
         barrier();
         coopMatPerElementNV(sums, sums, sum_of_parts, gl_SubgroupID);
 #endif
-        [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++)
-            coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (first_block + i - b * O_BLOCKS), whole, split, THIS_BLOCK(b));
+        coopMatPerElementNV(top[b], top[b], put_end, sums, mine + b * MM);
+    }
+    // The numbers of rows are there, and V is used up.
+    barrier();
+    uint stage = gl_SubgroupID * O_VECTORS;
+    [[unroll]] for (uint i = 0; i < RB * O_BLOCKS; i++) {
+        coopMatStore(o[i], v_tile, stage, MM / 4, gl_CooperativeMatrixLayoutRowMajor);
+        subgroupBarrier();
+        for (uint at = gl_SubgroupInvocationID; at < O_VECTORS; at += gl_SubgroupSize) {
+            uint row = mine + i / O_BLOCKS * MM + at / (MM / 4), e = MM * (first_block + i % O_BLOCKS) + at % (MM / 4) * 4;
+            store_four(uintBitsToFloat(v_tile[stage + at]), row, e, whole, split, kv_head, batch, first_row, rows);
+        }
+        subgroupBarrier();
     }
 
 #if SPLIT == 2

@@ -201,7 +201,8 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
         let tile_rows = subgroups / parts * blocks * 16;
         let mask = if mask { tile_rows * (keys + 8) * 2 } else { 0 };
         let parts = if parts > 1 { subgroups * 16 * 4 + tile_rows * (keys + 8) * 2 } else { 0 };
-        keys * (pad[0] + pad[1] + 16) * 2 + tile_rows * 8 + 16 + tables + mask + parts
+        let values = (keys * (pad[1] + 8) * 2).max(subgroups * 1024);
+        keys * (pad[0] + 8) * 2 + values + tile_rows * 16 + 16 + tables + mask + parts
     };
     // Subgroups without rows still help to load: alone, a thread would have too many loads for its registers.
     let mut subgroups = (parts * rows.div_ceil(16 * blocks)).next_power_of_two().max(4).min(most.next_power_of_two());
