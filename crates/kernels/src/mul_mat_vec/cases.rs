@@ -215,6 +215,18 @@ fn splits() -> Vec<Case> {
         }));
     }
     let quads = |count, step| Slice::Quads { count, step };
+    // Every thread has a slice in every pass, and every round is full; quads of 16-bit floats.
+    for (ty, [k, m, n], slice, flight) in [
+        (F16, [1024, 37, 1], quads(1, 4), 4),
+        (TensorType::BF16, [1024, 37, 2], quads(1, 4), 2),
+        (F16, [1092, 19, 1], quads(1, 4), 2),
+        (F32, [2048, 19, 1], Slice::Groups(1), 4),
+        (Q4_0, [4096, 19, 1], Slice::Groups(1), 2),
+    ] {
+        cases.push(with(&format!("even rounds, {slice:?}"), (ty, [k, m, n], Any), move |_, call| {
+            call.split = Some(Tuning { slice, rows: 2, flight, ..base });
+        }));
+    }
     for (ty, slice, n) in [
         (Q4_K, Slice::Groups(2), 1),
         (Q4_K, quads(2, 32), 2),

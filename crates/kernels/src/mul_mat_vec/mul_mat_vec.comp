@@ -190,11 +190,19 @@ Place place_of(uint unit) {
 #define PLACE_OF(pass, lane) slice_start((pass) * TEAM + (lane))
 #endif
 
-// Where loading is: the unit, its rows and the next pass.
-uint load_unit, load_pass;
+// Whether a thread has a slice in a pass. EVEN: each has one in every pass, and rounds are full, so that no branch keeps the
+// compiler from asking for the columns of several slices at once.
+#if EVEN
+#define INSIDE(pass) true
+#else
+#define INSIDE(pass) ((pass) * TEAM + lane < n)
+#endif
+
+// Where loading is: the unit, its rows and its next round of FLIGHT passes.
+uint load_unit, load_round;
 void load_from(uint unit) {
     load_unit = unit;
-    load_pass = 0;
+    load_round = 0;
     Place x = place_of(unit);
     uvec2 a = batch_a(x.a);
 #if GATE
@@ -208,18 +216,21 @@ void load_from(uint unit) {
 #endif
     }
 }
-// Loads the next slice of every row, of the next unit at the end of one.
-void load_next(uint f, uint lane, uint n, uint units, uint stride) {
+// Loads slice f of the next round of every row.
+void load_slices(uint f, uint lane, uint n, uint units) {
+    uint pass = load_round * FLIGHT + f;
+    if (load_unit >= units || !INSIDE(pass)) return;
+    uint e = PLACE_OF(pass, lane);
+    [[unroll]] for (uint m = 0; m < MATS; m++)
+        [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(offset(rows[m][r], f * PASS_BYTES), e, flight[f][m][r]);
+}
+// After all slices of a round: the next round, of the next unit at the end of one.
+void next_round(uint rounds, uint units, uint stride) {
     if (load_unit >= units) return;
-    if (load_pass * TEAM + lane < n) {
-        uint e = PLACE_OF(load_pass, lane);
+    load_round++;
+    if (load_round < rounds) {
         [[unroll]] for (uint m = 0; m < MATS; m++)
-            [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(rows[m][r], e, flight[f][m][r]);
-    }
-    load_pass++;
-    if (load_pass * TEAM < n) {
-        [[unroll]] for (uint m = 0; m < MATS; m++)
-            [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], PASS_BYTES);
+            [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], FLIGHT * PASS_BYTES);
     } else if (load_unit + stride < units) {
         load_from(load_unit + stride);
     } else {
@@ -367,26 +378,31 @@ void main() {
 #else
     uint n = p.k / SLICE;
 #endif
-    uint unit = group * TEAMS + team, pass = 0;
+#if LOOP
+    // Units that are left after full turns are shared out among all workgroups: a core alone could not fetch them as fast.
+    uint unit = team * gl_NumWorkGroups.x + group;
+#else
+    uint unit = group * TEAMS + team;
+#endif
+    uint rounds = ((n + TEAM - 1) / TEAM + FLIGHT - 1) / FLIGHT;
     // The first weights are on their way while the columns are made ready.
     load_unit = units;
-    load_pass = 0;
+    load_round = 0;
     if (unit < units) load_from(unit);
-    [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_next(f, lane, n, units, stride);
+    [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_slices(f, lane, n, units);
+    next_round(rounds, units, stride);
     start_unit(unit, units, lane);
     start_columns(b);
-    while (unit < units) {
-        [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
-            if (unit >= units) break;
-            if (pass * TEAM + lane < n) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
-            load_next(f, lane, n, units, stride);
-            pass++;
-            if (pass * TEAM >= n) {
-                store_unit(unit, lane);
-                unit += stride;
-                pass = 0;
-                start_unit(unit, units, lane);
+    for (; unit < units; unit += stride) {
+        for (uint round = 0; round < rounds; round++) {
+            [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
+                uint pass = round * FLIGHT + f;
+                if (INSIDE(pass)) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
+                load_slices(f, lane, n, units);
             }
+            next_round(rounds, units, stride);
         }
+        store_unit(unit, lane);
+        start_unit(unit + stride, units, lane);
     }
 }

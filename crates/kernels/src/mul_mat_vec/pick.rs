@@ -55,8 +55,16 @@ fn columns(call: &Call) -> usize {
     if call.experts.is_some() { 1 } else { call.product.b.shape[1] }
 }
 
-/// Elements that a load of a plain type takes: 8, 4 or 1.
-fn width(call: &Call, a: &Tensor) -> usize {
+/// Elements that a load of a plain type takes: 8, 4 or 1. Slices of quads have 4: neighbouring threads read neighbouring bytes of
+/// the columns then, too.
+fn width(call: &Call, a: &Tensor, slice: Slice) -> usize {
+    match slice {
+        Slice::Quads { .. } => widest(call, a).min(4),
+        Slice::Groups(_) => widest(call, a),
+    }
+}
+
+fn widest(call: &Call, a: &Tensor) -> usize {
     let (k, b) = (a.shape[0], &call.product.b);
     let four = k.is_multiple_of(4) && aligned(b, 4 * b.ty.block_bytes()) && whole_weight(call);
     let two_bytes = a.ty.block_bytes() == 2;
@@ -75,7 +83,7 @@ fn whole_weight(call: &Call) -> bool {
 fn launches(call: &Call) -> Vec<Vec<Sibling>> {
     let mut groups: Vec<Vec<Sibling>> = Vec::new();
     for matrix in call.matrices() {
-        let stride = |s: &Sibling| (s.a.ty, s.a.stride[1], s.bias.is_some(), width(call, &s.a));
+        let stride = |s: &Sibling| (s.a.ty, s.a.stride[1], s.bias.is_some(), widest(call, &s.a));
         match groups.iter_mut().find(|g| stride(&g[0]) == stride(&matrix) && g.len() < MOST_MATRICES) {
             Some(group) => group.push(matrix),
             None => groups.push(vec![matrix]),
@@ -265,6 +273,13 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         Slice::Quads { count, step } => (count, step, 0),
         Slice::Groups(n) => (0, 4, n),
     };
+    let width = width(call, &a, tuning.slice);
+    let slice = match (a.ty.is_quantised(), tuning.slice) {
+        (false, _) => width,
+        (true, Slice::Quads { count, .. }) => 4 * count as usize,
+        (true, Slice::Groups(_)) => tuning.slice.span(),
+    };
+    let even = b.shape[0].is_multiple_of(slice * team as usize * tuning.flight as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
     // Several batches have columns of their own each.
@@ -280,12 +295,14 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         ("QUADS", quads),
         ("STEP", step),
         ("GROUPS", groups),
-        ("WIDTH", count(width(call, &a))),
+        ("WIDTH", count(width)),
+        ("EVEN", u32::from(even)),
         ("K", count(b.shape[0])),
         ("SUBGROUPS", u32::from(tuning.team != Team::Shared)),
         ("SUBGROUPS_MOST", subgroups_most),
         // Conversion costs a software GPU nothing extra.
         ("CONVERT", u32::from(caps.is_cpu)),
+        ("A_TWO_BYTES", u32::from(a.ty.block_bytes() == 2)),
         ("A_BRAIN", u32::from(a.ty == TensorType::BF16)),
         ("INT", u32::from(path == Path::IntDot)),
         ("STAGED", u32::from(from == Columns::Staged)),
@@ -370,7 +387,7 @@ fn part_of_subgroup(call: &Call, a: &Tensor, tuning: Tuning, caps: &Caps) -> Opt
     if call.split.is_some() || a.ty.is_quantised() || tuning.team != Team::Subgroup || !subgroups.shuffle || !sized {
         return None;
     }
-    let threads = a.shape[0].div_ceil(width(call, a)).next_power_of_two() as u32;
+    let threads = a.shape[0].div_ceil(width(call, a, tuning.slice)).next_power_of_two() as u32;
     (2 * threads <= subgroups.size).then_some(threads)
 }
 

@@ -66,8 +66,11 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
             Slice::Quads { count: 4, step: 32 },
             Slice::Quads { count: 8, step: 32 },
         ]
-    } else {
+    } else if caps.is_cpu {
         &[Slice::Groups(1)]
+    } else {
+        // Plain types: by eights or by fours.
+        &[Slice::Groups(1), Slice::Quads { count: 1, step: 4 }]
     };
     let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[128, 256, 512, 1024] };
     // Teams go from row to row where a core's threads are all there; more of them than run at once would only wait.

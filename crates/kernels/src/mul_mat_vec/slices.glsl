@@ -1,7 +1,8 @@
 // A slice: the elements of a row that a thread loads and multiplies at once, in quads of four.
 //   blocks, QUADS > 0: QUADS quads that lie STEP apart (they share bytes of the block), neighbours take neighbouring quads
 //   blocks, QUADS = 0: GROUPS groups of 32 elements, one after the other
-//   plain types: WIDTH elements side by side (8 in one 16-byte load, 4, or 1)
+//   plain types: WIDTH elements side by side (8 in one 16-byte load, 4, or 1); with 4 (`quads:1x4`) neighbours read neighbouring
+//   quads of the columns, too
 // A block's quads fall into RUNS of equal length; each run has one scale and one group of 32 columns' elements.
 
 #if A_BLOCKS
@@ -103,17 +104,21 @@ uint slice_start(uint s) { return s * WIDTH; }
 #define QUAD_AT(j) ((j) * 4)
 #define SLICE_QUADS (WIDTH / 4)
 
-#if WIDTH == 8
-struct Slice { uvec4 raw; };
-void load_slice(uvec2 row, uint e, out Slice x) { x.raw = U32x4(row).v[e / 8]; }
-vec4 plain_quad(Slice x, uint j) {
-    uvec2 u = j == 0 ? x.raw.xy : x.raw.zw;
+vec4 quad_of_words(uvec2 u) {
 #if A_BRAIN
     return uintBitsToFloat(uvec4(u.x << 16, u.x & 0xffff0000u, u.y << 16, u.y & 0xffff0000u));
 #else
     return vec4(unpackHalf2x16(u.x), unpackHalf2x16(u.y));
 #endif
 }
+#if WIDTH == 8
+struct Slice { uvec4 raw; };
+void load_slice(uvec2 row, uint e, out Slice x) { x.raw = U32x4(row).v[e / 8]; }
+vec4 plain_quad(Slice x, uint j) { return quad_of_words(j == 0 ? x.raw.xy : x.raw.zw); }
+#elif WIDTH == 4 && A_TWO_BYTES
+struct Slice { uvec2 raw; };
+void load_slice(uvec2 row, uint e, out Slice x) { x.raw = U32x2(row).v[e / 4]; }
+vec4 plain_quad(Slice x, uint j) { return quad_of_words(x.raw); }
 #elif WIDTH == 4
 struct Slice { vec4 raw; };
 void load_slice(uvec2 row, uint e, out Slice x) { x.raw = A_LOAD4(row, e); }
