@@ -204,20 +204,25 @@ void main() {
     uvec4 lines_a[AHEAD][PER_A];
 #endif
     uvec4 lines_b[AHEAD][PER_B];
-    uint begin_k = BEGIN_K, end_k = END_K, buffer_start = 0;
+    uint begin_k = BEGIN_K, end_k = END_K;
     // Round by round, and AHEAD more.
     for (uint k = begin_k; k < end_k + AHEAD * DEPTH;) {
+#if AHEAD == 1 && STAGES == 1
 #define ON 0
-#if AHEAD == 1
 #define OLDEST 0
+#define STORED 0
 #include_again "mul_mm/round.glsl"
 #else
-#define OLDEST 1
+#define ON 0
+#define OLDEST (AHEAD - 1)
+#define STORED 0
 #include_again "mul_mm/round.glsl"
 #undef ON
 #undef OLDEST
-#define ON 1
+#undef STORED
+#define ON (AHEAD - 1)
 #define OLDEST 0
+#define STORED ((STAGES - 1) * BUFFER)
 #include_again "mul_mm/round.glsl"
 #endif
     }

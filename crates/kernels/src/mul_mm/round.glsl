@@ -1,8 +1,8 @@
 // A round of coopmat.comp: tile k is fetched, the one AHEAD rounds before it is multiplied, and the one after that is stored.
-// Of what is on its way, tile k is number ON and the oldest number OLDEST. Written out AHEAD times in main, with numbers that
-// the compiler knows: as a loop the driver kept them in memory.
+// Of what is on its way, tile k is number ON and the oldest number OLDEST; it is stored at STORED. Written out in main for each
+// of two rounds, with numbers that the compiler knows: as a loop the driver kept them in memory.
 {
-#if AHEAD == 1
+#if AHEAD == 1 && STAGES == 1
     // One condition for fetching and storing keeps registers few enough for two workgroups on a core.
     bool fetches = k < end_k, multiplies = k > begin_k, stores = fetches;
 #else
@@ -32,7 +32,7 @@
         }
     }
     if (WORKS && multiplies) {
-        uint from = STAGES == 1 ? 0 : BUFFER - buffer_start;
+        uint from = (STAGES - 1) * BUFFER - STORED;
         uint from_a = from + warp_m * LINE, from_b = from + (TILE_M + warp_n) * LINE;
         STEP_LOOP for (uint e = 0; e < DEPTH; e += MK) {
             MATRIX_A a[ROWS];
@@ -51,7 +51,7 @@
     if (stores) {
         uint stored_k = k - (AHEAD - 1) * DEPTH;
         [[unroll]] for (uint i = 0; i < PER_A; i++) {
-            uint unit = t + i * WG, at = buffer_start + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
+            uint unit = t + i * WG, at = STORED + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
             if (UNITS_A % WG == 0 || unit < UNITS_A) {
 #if A_BLOCKS
                 uint e = stored_k + UNIT_A * place_a(unit);
@@ -78,12 +78,9 @@
         [[unroll]] for (uint i = 0; i < PER_B; i++) {
             uint unit = t + i * WG;
             if (UNITS_B % WG == 0 || unit < UNITS_B)
-                space[buffer_start + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[OLDEST][i];
+                space[STORED + (TILE_M + row_b_of(unit)) * LINE + place_b(unit)] = lines_b[OLDEST][i];
         }
     }
-#if STAGES == 2
-    buffer_start = BUFFER - buffer_start;
-#endif
     barrier();
     k += DEPTH;
 }

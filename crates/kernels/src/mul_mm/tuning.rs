@@ -29,8 +29,8 @@ pub(super) struct Cut {
     pub ahead: usize,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
-    /// Only where nearly every core gets a tile, and no more than half of the columns are wasted.
-    pub busy: bool,
+    /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
+    pub busy: usize,
 }
 
 /// What a line says.
@@ -76,6 +76,7 @@ gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
 gpu * coopmat  64 tile=128x64x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
+gpu * coopmat  * tile=128x128x32 warp=64x64 stages=1 ahead=2 band=16 busy=2
 gpu * coopmat  * tile=128x256x32 warp=64x64 stages=1 ahead=2 band=16 busy
 gpu * coopmat  * tile=128x128x64 warp=64x32 stages=1 band=16 busy
 gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
@@ -198,7 +199,7 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, 1, false);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, 1, 0);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -210,7 +211,8 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("ahead", text)) if first => [ahead] = sizes(text)?,
             Some(("threads", text)) if second => threads = Some(sizes::<1>(text)?[0]),
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
-            None if *setting == "busy" => busy = true,
+            Some(("busy", text)) => [busy] = sizes(text)?,
+            None if *setting == "busy" => busy = 1,
             _ => return Err(format!("{} takes no `{setting}`", path.name())),
         }
     }
@@ -298,7 +300,7 @@ mod tests {
                 for columns in [1, 16, 512, 1 << 20] {
                     for path in [Path::Scalar, Path::Coopmat] {
                         let last = table.cuts(path, format.ty, columns, &caps).last().unwrap();
-                        assert!(!last.busy, "a cut without conditions comes last");
+                        assert!(last.busy == 0, "a cut without conditions comes last");
                     }
                 }
             }
@@ -344,7 +346,7 @@ mod tests {
         let table = Table::parse(text).unwrap();
         let cut = table.cuts(Path::Coopmat2, TensorType::F16, 1000, &Caps::example_nvidia()).next().unwrap();
         assert_eq!((cut.tile, cut.depth, cut.threads, cut.unroll), ([64, 64], 32, 128, 2));
-        assert!(cut.band == 8 && !cut.busy);
+        assert!(cut.band == 8 && cut.busy == 0);
         assert_eq!(table.preferred(TensorType::Q4_K, 100), (Path::Coopmat, true));
         assert_eq!(table.preferred(TensorType::Q4_K, 101), (Path::Coopmat2, false));
     }
