@@ -4,7 +4,7 @@
 //! the same columns, norms and gates included.
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_kernels::flash_attention::{self, Mask, Split};
+use kiln_kernels::flash_attention::{self, Mask, Split, good_splits};
 use kiln_kernels::glu::Gate;
 use kiln_kernels::mul_mat::{Epilogue, MOST_COLUMNS, Product};
 use kiln_kernels::mul_mat_vec::{self, Gated, Norm, Sibling};
@@ -17,10 +17,8 @@ use crate::Error;
 use crate::model::{Config, names};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
 
-/// Workgroups that attention of few tokens aims at, by splitting the keys.
-const WORKGROUPS: usize = 256;
-/// Keys that are worth a workgroup of their own.
-const SHORTEST_RUN: usize = 128;
+/// Cores of a large GPU, which attention of few tokens keeps busy by splitting the keys.
+const CORES: usize = 132;
 
 /// The weights and caches of one layer.
 struct Layer {
@@ -157,7 +155,7 @@ impl Llama {
         let Config { heads, kv_heads, head_dim, .. } = self.config;
         let context = self.layers.first()?.k_cache.shape[1];
         // Enough workgroups for a large GPU; runs that turn out empty leave at once.
-        let count = (WORKGROUPS / (kv_heads * tokens)).min(context / SHORTEST_RUN);
+        let count = good_splits([tokens * heads / kv_heads, kv_heads], head_dim, context, CORES);
         if count < 2 || tokens > MOST_COLUMNS {
             return None;
         }

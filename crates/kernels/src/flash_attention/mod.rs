@@ -100,6 +100,22 @@ pub struct Call {
     pub split: Option<Split>,
 }
 
+/// Keys of the shortest run that is worth a workgroup of its own.
+const SHORTEST_RUN: usize = 128;
+
+/// Rows that a team of threads serves at once: a whole subgroup for a wide head has more keys on their way with fewer of them.
+fn team_rows(head: usize) -> usize {
+    if head > 128 { 2 } else { 4 }
+}
+
+/// A good number of splits for so many rows (tokens times heads that share a kv head) of so many kv heads, on a device with this
+/// many cores: two workgroups for each of them, runs of at least 128 keys; 1 where the rows alone are enough work.
+pub fn good_splits([rows, kv_heads]: [usize; 2], head: usize, keys: usize, cores: usize) -> usize {
+    // More rows than these are for matrices, which take 64 at once.
+    let tile = if rows <= 16 { team_rows(head) } else { 64 };
+    (2 * cores / (kv_heads * rows.div_ceil(tile)).max(1)).min(keys / SHORTEST_RUN).clamp(1, 256)
+}
+
 impl Call {
     /// A call that sees every key, without any extras.
     pub fn plain(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: f32) -> Call {
@@ -130,12 +146,12 @@ impl Call {
         self.out.rows()
     }
 
-    /// A good number of splits for a device with this many cores: two workgroups for each of them, runs of at least 128 keys;
-    /// 1 where the queries alone are enough work.
+    /// A good number of splits for a device with this many cores ([`good_splits`]).
     pub fn good_splits(&self, cores: Option<u32>) -> usize {
-        let [_, tokens, _, batch] = self.q.shape;
-        let groups = tokens * self.k.shape[2] * batch;
-        (2 * cores.unwrap_or(16) as usize / groups).min(self.keys() / 128).clamp(1, 256)
+        let [_, tokens, heads, batch] = self.q.shape;
+        let kv_heads = self.k.shape[2];
+        let head = self.k.shape[0].max(self.v.shape[0]);
+        good_splits([tokens * heads / kv_heads, kv_heads * batch], head, self.keys(), cores.unwrap_or(16) as usize)
     }
 
     /// Most keys a query can see.
@@ -395,5 +411,8 @@ mod tests {
         let long = tensor(1, F16, [64, 8192, 2, 1]);
         assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(132)), 64);
         assert_eq!(Call { k: long, v: long, ..decode }.good_splits(Some(8)), 8);
+        // Sixteen rows of a wide head are eight teams' work, four tokens of them a matrix's.
+        assert_eq!(good_splits([16, 2], 256, 20_000, 132), 16);
+        assert_eq!(good_splits([64, 2], 256, 20_000, 132), 132);
     }
 }

@@ -3,8 +3,8 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader, SubgroupRequest};
 
-use super::Call;
 use super::plan::{SPLIT_KEYS, number, shader, unsupported, with_combine, within};
+use super::{Call, team_rows};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -124,8 +124,9 @@ impl Teams {
         let chunks = hsk.div_ceil(8 * lanes) + hsv.div_ceil(8 * lanes);
         let number = |name: &str| number(call, caps, path, name);
         // Queries and sums of a row take 8 registers each for every chunk; software GPUs have no registers to run out of.
-        let most =
-            if caps.is_cpu { 8 } else { (128 / (8 * chunks)).clamp(1, 8) }.min(lanes).min(number("rows")?.max(1));
+        let registers = (128 / (8 * chunks)).clamp(1, 8);
+        let registers = if hsk.max(hsv) > 128 { registers.min(team_rows(hsk.max(hsv))) } else { registers };
+        let most = if caps.is_cpu { 8 } else { registers }.min(lanes).min(number("rows")?.max(1));
         let rows = ratio.div_ceil(ratio.div_ceil(most));
         let flight = number("flight")?.next_power_of_two().min(64);
         // Wide heads and many rows have fewer keys under way.
