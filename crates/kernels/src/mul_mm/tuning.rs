@@ -69,7 +69,7 @@ cpu * coopmat  20 tile=16x16x32 warp=8x8
 cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1 ahead=2
 cpu blocks coopmat * tile=16x16x64 warp=8x8 band=2
 cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
-gpu * coopmat  16 tile=64x16x128 warp=16x16 stages=1
+gpu * coopmat  16 tile=64x16x64 warp=32x16 stages=1 ahead=2
 gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
 gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
 gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
