@@ -45,10 +45,14 @@ macro_rules! formats {
     };
 }
 
+/// The formats of weights in files.
+pub(crate) fn of_files() -> impl Iterator<Item = TensorType> {
+    FORMATS.iter().map(|format| format.ty).filter(|ty| !ty.is_packed() && *ty != TensorType::I32)
+}
+
 /// The formats of weights, packed where a GPU packs rows of so many elements.
 pub(crate) fn on_a_gpu(len: usize) -> impl Iterator<Item = TensorType> {
-    let of_files = FORMATS.iter().map(|format| format.ty).filter(|ty| !ty.is_packed() && *ty != TensorType::I32);
-    of_files.map(move |ty| kiln_gguf::quant::packed_type(ty, len).unwrap_or(ty))
+    of_files().map(move |ty| kiln_gguf::quant::packed_type(ty, len).unwrap_or(ty))
 }
 
 /// Every format that shaders can read.

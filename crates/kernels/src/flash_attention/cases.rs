@@ -391,6 +391,10 @@ fn bench() -> Vec<Case> {
         cases.push(timed(kind, (keys / 128).min(16)));
         cases.push(timed(Kind { queries: [512, 32, 1], ..kind }, 1));
     }
+    // A short prompt, which a software GPU is through with in a moment.
+    for ty in [F16, Q8_0, Q4_0] {
+        cases.push(timed(Kind { k: ty, v: ty, queries: [64, 32, 1], keys: 512, sight: masked, ..decode }, 1));
+    }
     cases.push(timed(Kind { head: [72, 72], queries: [5776, 16, 1], kv_heads: 16, keys: 5776, ..PLAIN }, 1));
     for (head, kv_heads, count) in [(64, 32, 8), (64, 8, 32), (128, 32, 8), (128, 8, 32)] {
         for keys in [4096, 8192, 16384] {

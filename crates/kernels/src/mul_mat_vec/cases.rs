@@ -414,6 +414,10 @@ fn bench() -> Vec<Case> {
     for ty in crate::formats::on_a_gpu(4096) {
         cases.extend([1, 2, 3, 4, 5].map(|n| case(ty, [4096, 4096, n], Exact)));
     }
+    // As they have it on a software GPU, and small enough for others' tools there.
+    for ty in crate::formats::of_files() {
+        cases.extend([1, 2, 4, 8].map(|n| case(ty, [2048, 2048, n], Exact)));
+    }
     // The low ranks of RWKV.
     cases.push(Case::new("mul_mat_vec F32 k=32 m=4096, 5 batches", |data| {
         let (a, b) = (data.input(F32, [32, 4096, 5, 1]), data.input(F32, [32, 1, 5, 1]));

@@ -103,11 +103,11 @@ impl fmt::Display for Line {
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
 # device format path columns threads team rows flight slice [loop]
-cpu *    scalar  2   8 subgroup  4 1 groups:1
+cpu *    scalar  2   8 subgroup  8 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
-cpu *    scalar  4   8 subgroup  4 1 groups:1
-cpu *    scalar  16  8 subgroup  2 1 groups:1
+cpu *    scalar  8   8 subgroup  8 1 groups:1
+cpu *    scalar  16  8 subgroup  4 1 groups:1
 gpu f32  scalar  16  256 workgroup 1 4 groups:1
 gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 loop:4
 gpu f16  scalar  16  128 subgroup 4 4 quads:1x4

@@ -546,6 +546,8 @@ fn bench() -> Vec<Case> {
     for ty in crate::formats::on_a_gpu(4096) {
         cases.extend([8, 16, 32, 128, 512, 2048].map(|n| timed(ty, [4096, 4096, n])));
     }
+    // As they have them on a software GPU, and small enough for others' tools there.
+    cases.extend(crate::formats::of_files().map(|ty| timed(ty, [2048, 2048, 64])));
     for ty in [F16, Q4_K, Q4_0x8, Q8_0x8, Q6_Kx8] {
         cases.extend([4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
     }
