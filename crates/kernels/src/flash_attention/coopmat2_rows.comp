@@ -5,7 +5,8 @@
 // f32, logits to the base 2. Of wide heads PARTS subgroups have the same rows: each makes the weights of a part of the keys, hands
 // them over in shared memory, and has a part of the columns of O.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
-// mask. The longest tiles of a causal mask come first.
+// mask. The longest tiles of a causal mask come first. Queries and results pass through shared memory (STAGED_ENDS), or a callback
+// has each element.
 // Grid: (tile * splits + split, kv head, batch).
 #version 450
 #include "kiln.glsl"
@@ -40,8 +41,12 @@ layout(local_size_x = WG) in;
 #define V_CHUNKS ((BC * V_COLS + WG - 1) / WG)
 
 shared uvec4 k_tile[BC * K_STRIDE];
+#if STAGED_ENDS
 // Blocks of O pass through it at the end, one of each subgroup.
 #define O_VECTORS (MM * MM / 4)
+#else
+#define O_VECTORS 0
+#endif
 shared uvec4 v_tile[BC * V_STRIDE > NW * O_VECTORS ? BC * V_STRIDE : NW * O_VECTORS];
 shared uvec2 row_seen[ROWS];
 #if MASK_STAGED
@@ -73,6 +78,7 @@ const float FLOOR = -1e30;
 uint token_of(uint first_row, uint row) { return (first_row + row) / RATIO; }
 uint head_of(uint kv_head, uint first_row, uint row) { return kv_head * RATIO + (first_row + row) % RATIO; }
 
+#if STAGED_ENDS
 // Eight columns of a query as halves, scaled.
 uvec4 query(uint row, uint e, uint kv_head, uint batch, uint first_row) {
     uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
@@ -86,6 +92,21 @@ uvec4 query(uint row, uint e, uint kv_head, uint batch, uint first_row) {
     vec4 b = clamp(F32x4(at).v[e / 4 + 1] * scale, vec4(-65504.0), vec4(65504.0));
     return uvec4(packHalf2x16(a.xy), packHalf2x16(a.zw), packHalf2x16(b.xy), packHalf2x16(b.zw));
 }
+#else
+// An element of the queries, scaled.
+float16_t query(const in uint r, const in uint c, const in float16_t old, const in uint column, TILE) {
+    uint row = mine + r;
+    if (row >= rows || column + c >= HSK) return float16_t(0.0);
+    uvec2 at = row_address(p.q, token_of(first_row, row), p.q_stride[0]);
+    at = row_address(row_address(at, head_of(kv_head, first_row, row), p.q_stride[1]), batch, p.q_stride[2]);
+    float x = F32(at).v[column + c];
+#if SOFTCAP
+    return float16_t(clamp(x * SCALE, -65504.0, 65504.0));
+#else
+    return float16_t(clamp(x * (SCALE * LOG2_E), -65504.0, 65504.0));
+#endif
+}
+#endif
 
 // The logit of a score, `key` the first one of the block.
 float logit(const in uint r, const in uint c, const in float score, const in uint start, TILE) {
@@ -125,6 +146,7 @@ float sum_of_parts(const in uint r, const in uint c, const in float x, const in 
 }
 #endif
 
+#if STAGED_ENDS
 // The maximum and the weights of a row, for those who store it.
 shared vec2 row_end[ROWS];
 float put_end(const in uint r, const in uint c, const in float top, const in float weights, const in uint row) {
@@ -147,6 +169,26 @@ void store_four(vec4 x, uint row, uint e, bool whole, uint split, uint kv_head, 
 #endif
     F32x4(row_address(p.result, at, HSV * 4)).v[e / 4] = x * result_factor(head, natural, weights);
 }
+#else
+// Stores an element of O, or of the partial result of a split.
+float store(const in uint r, const in uint c, const in float x, const in float top, const in float weights,
+    const in uint column, const in bool whole, const in uint split, TILE) {
+    uint row = mine + r, e = column + c;
+    if (row >= rows || e >= HSV) return x;
+    uint head = head_of(kv_head, first_row, row);
+    uint at = result_row(token_of(first_row, row), head, batch);
+    float natural = top * (1.0 / LOG2_E);
+#if SPLIT
+    if (!whole) {
+        if (e == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
+        PartialSum(partial_sums(at, split)).v[e / 4][e % 4] = x;
+        return x;
+    }
+#endif
+    F32(row_address(p.result, at, HSV * 4)).v[e] = x * result_factor(head, natural, weights);
+    return x;
+}
+#endif
 
 uint t;
 
@@ -268,6 +310,7 @@ void main() {
         weights[b] = MATRIX_C(0.0);
     }
 
+#if STAGED_ENDS
     // Queries pass through the tile of keys, BC rows at a time.
     for (uint pass = 0; pass < ROWS; pass += BC) {
         for (uint i = t; i < BC * K_COLS; i += WG) {
@@ -283,6 +326,13 @@ void main() {
         }
         barrier();
     }
+#else
+    [[unroll]] for (uint b = 0; b < RB; b++)
+        [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
+            q[b * K_STEPS + k] = MATRIX_A(0.0);
+            coopMatPerElementNV(q[b * K_STEPS + k], q[b * K_STEPS + k], query, k * MM, THIS_BLOCK(b));
+        }
+#endif
 
     uvec2 keys = keys_at(kv_head, batch), values = values_at(kv_head, batch);
     uvec4 k_chunk[K_CHUNKS], v_chunk[V_CHUNKS];
@@ -401,8 +451,14 @@ void main() {
         barrier();
         coopMatPerElementNV(sums, sums, sum_of_parts, gl_SubgroupID);
 #endif
+#if STAGED_ENDS
         coopMatPerElementNV(top[b], top[b], put_end, sums, mine + b * MM);
+#else
+        [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++)
+            coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (first_block + i - b * O_BLOCKS), whole, split, THIS_BLOCK(b));
+#endif
     }
+#if STAGED_ENDS
     // The numbers of rows are there, and V is used up.
     barrier();
     uint stage = gl_SubgroupID * O_VECTORS;
@@ -415,6 +471,7 @@ void main() {
         }
         subgroupBarrier();
     }
+#endif
 
 #if SPLIT == 2
     if (whole) return;
