@@ -1,0 +1,47 @@
+//! The scripts that people run by hand, with programs that answer as the real ones do.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn program(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+/// What `scripts/compare` prints for an operation, line by line.
+fn compare(kiln: &Path, peer: &Path, rounds: &str, operation: &str) -> Vec<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/compare");
+    let mut command = Command::new("python3");
+    command.arg(script).arg("--kiln").arg(kiln).arg("--peer").arg(peer).args(["--rounds", rounds, "ops", operation]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn compare_prints_a_row_for_each_case_both_have_timed() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compare");
+    fs::create_dir_all(&folder).unwrap();
+    let rows = r#"{"rows": [
+        {"case": "mul_mat_vec Q4_0x8 k=64 m=32 n=1 exact", "dependent_seconds": 1e-5},
+        {"case": "mul_mat_vec Q4_0 k=64 m=32 n=1", "dependent_seconds": 5e-6},
+        {"case": "mul_mat_vec Q8_0x8 k=64 m=32 n=1 exact", "dependent_seconds": 1e-5},
+        {"case": "flash_attention F16/F16 head [64, 64] 1 tokens, 64/8 heads, batch 1/1, 7680 keys, Mask([1, 1]), 16 splits",
+         "dependent_seconds": 4e-5}]}"#;
+    let kiln = program(&folder, "kiln", &format!("cat <<'END'\n{rows}\nEND"));
+    // Takes 20 us for each line of its file but those of Q8_0, which it does not know.
+    let answer =
+        r#"grep -v " 8 64 32 " "$4" | sed 's/.* \(case[0-9]*\)$/  MUL_MAT(name=\1,n=1): 9 runs - 20.00 us\/run/'"#;
+    let peer = program(&folder, "peer", answer);
+    let want = [
+        "| f16, heads of 64, 64/8, 1 tokens, 7680 keys | 40.0 |  | 20.0 | 0.50 |  |",
+        "| q4_0 k=64 m=32 n=1 | 5.0 | 10.0 | 20.0 | 4.00 | 2.00 |",
+    ];
+    for rounds in ["1", "2"] {
+        assert_eq!(compare(&kiln, &peer, rounds, "mul_mat_vec")[2..], want, "{rounds} rounds");
+    }
+}
