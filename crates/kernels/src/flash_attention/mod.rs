@@ -108,11 +108,16 @@ fn team_rows(head: usize) -> usize {
     if head > 128 { 2 } else { 4 }
 }
 
+/// Most rows that teams serve: more fill a matrix, those of wide heads keep enough threads at work (`docs/ladder/flash_attention.md`).
+fn few_rows(head: usize) -> usize {
+    if head > 128 { 16 } else { 8 }
+}
+
 /// A good number of splits for so many rows (tokens times heads that share a kv head) of so many kv heads, on a device with this
 /// many cores: two workgroups for each of them, runs of at least 128 keys; 1 where the rows alone are enough work.
 pub fn good_splits([rows, kv_heads]: [usize; 2], head: usize, keys: usize, cores: usize) -> usize {
-    // More rows than these are for matrices, which take 64 at once.
-    let tile = if rows <= 16 { team_rows(head) } else { 64 };
+    // Matrices take 64 at once.
+    let tile = if rows <= few_rows(head) { team_rows(head) } else { 64 };
     (2 * cores / (kv_heads * rows.div_ceil(tile)).max(1)).min(keys / SHORTEST_RUN).clamp(1, 256)
 }
 
@@ -414,5 +419,7 @@ mod tests {
         // Sixteen rows of a wide head are eight teams' work, four tokens of them a matrix's.
         assert_eq!(good_splits([16, 2], 256, 20_000, 132), 16);
         assert_eq!(good_splits([64, 2], 256, 20_000, 132), 132);
+        // So are more than eight rows of a narrow one.
+        assert_eq!([4, 8, 12].map(|rows| good_splits([rows, 8], 128, 20_000, 132)), [33, 16, 33]);
     }
 }

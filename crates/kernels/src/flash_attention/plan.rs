@@ -6,7 +6,7 @@ use kiln_gpu::{Address, Caps, IntDot, Shader};
 
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
-use super::{Call, Mask, NAME, tuning};
+use super::{Call, Mask, NAME, few_rows, tuning};
 use crate::formats;
 use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -189,8 +189,7 @@ pub(super) fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupp
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     check_operands(call)?;
     let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
-    // Few rows do not fill a matrix, and wide heads fill threads with fewer of them (docs/ladder/flash_attention.md).
-    let few = if call.k.shape[0].max(call.v.shape[0]) > 128 { 16 } else { 8 };
+    let few = few_rows(call.k.shape[0].max(call.v.shape[0]));
     match want {
         // A software GPU takes a second or two to compile each matrix kernel.
         None if !caps.is_cpu && rows > few => {
