@@ -7,8 +7,8 @@ use std::process::Command;
 
 fn program(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a writable folder");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its own file");
     path
 }
 
@@ -17,9 +17,9 @@ fn compare(kiln: &Path, peer: &Path, rounds: &str, operation: &str) -> Vec<Strin
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/compare");
     let mut command = Command::new("python3");
     command.arg(script).arg("--kiln").arg(kiln).arg("--peer").arg(peer).args(["--rounds", rounds, "ops", operation]);
-    let output = command.output().unwrap();
+    let output = command.output().expect("python3");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect()
 }
 
 #[test]
