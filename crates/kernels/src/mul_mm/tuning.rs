@@ -65,9 +65,10 @@ cpu * scalar   40 tile=32x32x16 thread=4x4
 cpu * scalar   * tile=64x32x32  thread=8x4
 gpu * scalar   * tile=64x64x32  thread=8x4
 gpu * scalar   * tile=64x64x16  thread=8x4
-cpu * coopmat  20 tile=16x16x32 warp=8x8
+cpu q4_k coopmat 20 tile=16x16x32 warp=8x8
+cpu * coopmat  20 tile=16x16x32 warp=8x8 stages=1
 cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1 ahead=2
-cpu blocks coopmat * tile=16x16x64 warp=8x8 band=2
+cpu blocks coopmat * tile=16x16x64 warp=8x8 stages=1 band=2
 cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
 gpu * coopmat  16 tile=64x16x64 warp=32x16 stages=1 ahead=2
 gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
