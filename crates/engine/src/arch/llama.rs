@@ -17,8 +17,9 @@ use crate::Error;
 use crate::model::{Config, names};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
 
-/// Cores of a large GPU, which attention of few tokens keeps busy by splitting the keys.
-const CORES: usize = 132;
+/// About as many cores as a large GPU has, which attention of few tokens keeps busy by splitting the keys: splits of a power of
+/// two take rounds of keys more evenly (`docs/ladder/flash_attention.md`).
+const CORES: usize = 128;
 
 /// The weights and caches of one layer.
 struct Layer {
