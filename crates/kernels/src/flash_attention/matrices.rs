@@ -218,8 +218,8 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     if shared > limit || threads > caps.limits.max_workgroup_invocations as usize {
         return Err(unsupported(format!("{threads} threads and {shared} bytes of shared memory, it has {limit}")));
     }
-    // Narrow heads of block formats took 1.6 times as long with it on an H200: it is thought to cost the registers with which two
-    // workgroups run on a core (docs/ladder/flash_attention.md).
+    // Narrow heads of block formats took 1.6 times as long on an H200 with both ends in shared memory, thought to cost the registers
+    // with which two workgroups run on a core (docs/ladder/flash_attention.md).
     let narrow_blocks = hsk.max(hsv) <= 64 && [&call.k, &call.v].iter().any(|t| t.ty.is_quantised());
     let first = shader(call, Path::Coopmat2, "flash_attention/coopmat2_rows.comp")?
         .define("STAGED_ENDS", u32::from(!narrow_blocks))

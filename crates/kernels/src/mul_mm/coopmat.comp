@@ -207,16 +207,11 @@ void main() {
     uint begin_k = BEGIN_K, end_k = END_K;
     // Round by round, and AHEAD more.
     for (uint k = begin_k; k < end_k + AHEAD * DEPTH;) {
-#if AHEAD == 1 && STAGES == 1
-#define ON 0
-#define OLDEST 0
-#define STORED 0
-#include_again "mul_mm/round.glsl"
-#else
 #define ON 0
 #define OLDEST (AHEAD - 1)
 #define STORED 0
 #include_again "mul_mm/round.glsl"
+#if AHEAD == 2 || STAGES == 2
 #undef ON
 #undef OLDEST
 #undef STORED
