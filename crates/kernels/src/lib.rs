@@ -16,6 +16,7 @@ pub mod record;
 pub mod recurrence;
 pub mod row_norm;
 pub mod rows;
+pub mod sample;
 mod simd;
 pub mod tensor;
 pub mod timing;

@@ -1,0 +1,5 @@
+//! `sample`: from logits to a token.
+
+mod numbers;
+
+pub use numbers::{MOST_GUMBEL, gumbel, gumbel_of, score, stream};
