@@ -5,9 +5,10 @@ use kiln_kernels::host::HostMemory;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use crate::Error;
-use crate::arch::{BatchShape, graph};
+use crate::arch::{BatchShape, PAGE, Room, graph};
 use crate::executor::{Executor, PlanId};
 use crate::model::Model;
+use crate::run::batch::{Inputs, Taken};
 
 /// What came of a comparison.
 pub struct Report {
@@ -30,18 +31,19 @@ pub fn run(
     reference: &mut dyn Executor,
     tolerance: f64,
 ) -> Result<Report, Error> {
-    let graph = graph(&model.config, &model.gguf, context)?;
+    let graph = graph(&model.config, &model.gguf, &Room::one(context))?;
     let shape = BatchShape { few: device.few_columns(), ..BatchShape::new(tokens.len(), 1) };
     let plan = graph.plan(shape)?;
+    let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE)).collect();
+    let taken = [Taken { tokens, start: 0, pages: &pages, state: Some(0) }];
+    let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
+    let inputs = Inputs::new(&shape, &plan.ports, decode, prompts);
     let start = |executor: &mut dyn Executor| -> Result<PlanId, Error> {
         executor.load(graph.fixed(), &model.gguf, &mut |_, _| {})?;
         let id = executor.prepare(graph.plan(shape)?)?;
-        let ints = |values: Vec<usize>| -> Vec<u8> { values.iter().flat_map(|v| (*v as i32).to_le_bytes()).collect() };
-        let n = tokens.len();
-        executor.write(id, &plan.ports.tokens, &ints(tokens.iter().map(|t| *t as usize).collect()))?;
-        executor.write(id, &plan.ports.positions, &ints((0..n).collect()))?;
-        executor.write(id, &plan.ports.length, &ints(vec![n]))?;
-        executor.write(id, &plan.ports.wanted, &ints(vec![n - 1]))?;
+        for (tensor, bytes) in inputs.bytes() {
+            executor.write(id, tensor, bytes)?;
+        }
         Ok(id)
     };
     let ids = [start(device)?, start(reference)?];

@@ -46,6 +46,12 @@ pub enum Error {
         "the saved state does not fit: {why}\nhint: states fit only the model, the context and the version they were saved with"
     )]
     SavedState { why: String },
+    #[error(
+        "{needed} {what} are needed, {free} of {all} are free\nhint: end other sequences, or give the engine more room"
+    )]
+    NoRoom { what: &'static str, needed: usize, free: usize, all: usize },
+    #[error("the sequence cannot be used: {why}")]
+    NoSequence { why: &'static str },
     #[error("the prompt is empty\nhint: give at least one token of text")]
     EmptyPrompt,
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]

@@ -1,7 +1,7 @@
 //! From a model file to text: configuration and weights, the plan, two executors that run it, sampler, tokenizer.
 //!
 //! The way of the data: GGUF file, [`model`] (configuration and weights), [`plan`] built by [`arch`], [`executor`],
-//! logits, [`sampler`], token, [`tokenizer`], text. [`session`] walks it.
+//! logits, [`sampler`], token, [`tokenizer`], text. [`run`] walks it.
 
 pub mod arch;
 pub mod compare;
@@ -11,11 +11,11 @@ pub mod model;
 pub mod plan;
 pub mod quantise_recipe;
 pub mod requantise;
+pub mod run;
 pub mod sampler;
-pub mod session;
 mod state;
 pub mod synth;
 pub mod tokenizer;
 
 pub use error::Error;
-pub use session::Session;
+pub use run::Session;

@@ -9,6 +9,7 @@ use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, mul_mat_vec, mul_mm};
 
 use crate::Error;
+use crate::arch::{BatchShape, Room};
 
 /// A single column of more elements may not fit the memory of a workgroup.
 const LONG_COLUMN: usize = 8192;
@@ -20,8 +21,12 @@ pub enum SlotKind {
     Weight,
     /// Bytes that are computed when the model is loaded.
     Constant(Vec<u8>),
-    /// Kept from run to run: the key-value cache.
+    /// Rows of keys or values of all sequences, in pages, kept from run to run.
+    Cache,
+    /// Kept from run to run: what recurrent layers remember of each sequence, states side by side.
     State,
+    /// Zero before every run and zero again after it.
+    Zeroed,
     /// Written by the host before each run.
     Input,
     /// Written and read by steps of one run.
@@ -89,19 +94,54 @@ pub struct Plan {
     pub ports: Ports,
 }
 
-/// The tensors of a plan that the host touches.
+/// The tensors of a plan that the host touches; I32 but for the logits. Sequences and rows are those of
+/// [`crate::arch::BatchShape`]. Rows without a token (batches are padded) have position and cache row -1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ports {
-    /// I32 `[tokens]`: token ids.
+    /// `[rows]`: token ids.
     pub tokens: Tensor,
-    /// I32 `[tokens]`: position of each token in its sequence.
+    /// `[rows]`: position of each token in its sequence.
     pub positions: Tensor,
-    /// I32 `[1]`: number of keys in the cache once this batch is written.
-    pub length: Tensor,
-    /// I32 `[outputs]`: the tokens whose logits are wanted.
+    /// `[rows]`: row of the caches that each token is written to.
+    pub rows: Tensor,
+    /// `[sequences]`: number of keys in the cache once this batch is written.
+    pub lengths: Tensor,
+    /// `[pages of a sequence, sequences]`: key j of sequence s is cache row `table[j / PAGE, s] * PAGE + j % PAGE`.
+    pub table: Tensor,
+    /// `[prompt]`: the piece that each row of prompts belongs to. Nobody reads it if there is one piece.
+    pub owners: Tensor,
+    /// `[pieces + 1]`: first of the prompt rows of each piece, then the end of the last. Rows behind belong to nobody.
+    pub starts: Tensor,
+    /// `[sequences]`: the state of each sequence, in models with recurrent layers.
+    pub states: Tensor,
+    /// `[outputs]`: the rows whose logits are wanted.
     pub wanted: Tensor,
     /// F32 `[vocab, outputs]`: their logits.
     pub logits: Tensor,
+}
+
+impl Ports {
+    /// The inputs, and room for the logits.
+    pub fn new(b: &mut Builder, shape: &BatchShape, room: &Room, vocab: usize) -> Ports {
+        let mut ints = |name: &str, extents: [usize; 2]| {
+            // Some shapes have no use for an input: a slot of one element stands for it.
+            let [n, m] = extents.map(|n| n.max(1));
+            b.slot(name, SlotKind::Input, TensorType::I32, [n, m, 1, 1])
+        };
+        let (rows, sequences) = (shape.rows(), shape.sequences());
+        Ports {
+            tokens: ints("tokens", [rows, 1]),
+            positions: ints("positions", [rows, 1]),
+            rows: ints("rows", [rows, 1]),
+            lengths: ints("lengths", [sequences, 1]),
+            table: ints("table", [room.pages_of_a_sequence(), sequences]),
+            owners: ints("owners", [shape.prompt, 1]),
+            starts: ints("starts", [shape.pieces + 1, 1]),
+            states: ints("states", [sequences, 1]),
+            wanted: ints("wanted", [shape.outputs, 1]),
+            logits: b.slot("logits", SlotKind::Output, TensorType::F32, [vocab, shape.outputs, 1, 1]),
+        }
+    }
 }
 
 /// Builds a plan step by step.

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use kiln_engine::arch::{BatchShape, graph};
+use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
-use kiln_engine::session::Wanted;
+use kiln_engine::run::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Session, compare};
 use kiln_gguf::{Gguf, Metadata, Writer};
@@ -65,7 +65,7 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
 #[test]
 fn the_plan_is_the_one_in_the_snapshot() {
     let model = model("F32");
-    let graph = graph(&model.config, &model.gguf, 64).unwrap();
+    let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
     let plan = graph.plan(BatchShape::new(1, 1)).unwrap();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans/tiny-llama.txt");
     if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
@@ -80,7 +80,7 @@ fn the_plan_is_the_one_in_the_snapshot() {
 fn more_columns_than_are_few_go_to_matrix_units_unless_weights_are_plain_floats() {
     let products = |recipe: &str, few: usize| {
         let model = model(recipe);
-        let graph = graph(&model.config, &model.gguf, 64).unwrap();
+        let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
         let plan = graph.plan(BatchShape { few, ..BatchShape::new(8, 1) }).unwrap();
         let of = |name: &str| plan.steps.iter().filter(|step| step.call.operation().name() == name).count();
         // The output has one column.
@@ -216,7 +216,7 @@ fn changed(edit: impl Fn(&mut Metadata), keep: impl Fn(&str) -> bool, widen: &st
 
 fn refusal(bytes: Vec<u8>) -> String {
     let opened = Model::new(Gguf::from_bytes(bytes).unwrap());
-    let refused = opened.and_then(|model| graph(&model.config, &model.gguf, 16).map(drop));
+    let refused = opened.and_then(|model| graph(&model.config, &model.gguf, &Room::one(16)).map(drop));
     refused.unwrap_err().to_string()
 }
 

@@ -9,11 +9,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_engine::arch::{BatchShape, graph};
+use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
-use kiln_engine::session::Wanted;
+use kiln_engine::run::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session, compare};
 use kiln_gguf::Gguf;
@@ -203,7 +203,7 @@ fn states_of_other_models_and_damaged_ones_are_refused() {
     };
     // Another architecture; then only other weights.
     let why = refusal(&mut session(&synth("tiny-rwkv6", SEED), Arithmetic::Fast), &saved);
-    assert!(why.contains("rwkv7") && why.contains("rwkv6"), "{why}");
+    assert!(why.contains("rwkv6"), "{why}");
     let why = refusal(&mut session(&synth("tiny-rwkv7", SEED + 1), Arithmetic::Fast), &saved);
     assert!(why.contains("rwkv7"), "{why}");
 
@@ -248,7 +248,7 @@ fn every_step_agrees_on_both_executors() {
             let report = compare::run(&model, &tokens, 1, gpu.as_mut(), &mut reference, 1e-7).unwrap();
             assert_eq!(report.first_difference, None, "{preset}, {n} tokens");
             let shape = BatchShape { few: gpu.few_columns(), ..BatchShape::new(tokens.len(), 1) };
-            let plan = graph(&model.config, &model.gguf, 1).unwrap().plan(shape).unwrap();
+            let plan = graph(&model.config, &model.gguf, &Room::one(1)).unwrap().plan(shape).unwrap();
             assert_eq!(report.steps, plan.steps.len(), "{preset}, {n} tokens: every step of the plan is compared");
             assert_eq!(instance.validation_messages(), Vec::<String>::new());
         }
@@ -283,7 +283,7 @@ fn a_device_keeps_and_gives_back_states_like_the_cpu() {
 fn the_plans_are_those_of_the_snapshots() {
     for preset in PRESETS {
         let model = synth(preset, SEED);
-        let graph = graph(&model.config, &model.gguf, 1).unwrap();
+        let graph = graph(&model.config, &model.gguf, &Room::one(1)).unwrap();
         let plan = graph.plan(BatchShape::new(2, 1)).unwrap().print();
         let path = path(&format!("plans/{preset}.txt"));
         if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {

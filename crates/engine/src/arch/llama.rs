@@ -4,7 +4,7 @@
 //! the same columns, norms and gates included.
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_kernels::flash_attention::{self, Mask, Split, good_splits};
+use kiln_kernels::flash_attention::{self, Mask, Pages, Split, good_splits};
 use kiln_kernels::glu::Gate;
 use kiln_kernels::mul_mat::{Epilogue, MOST_COLUMNS, Product};
 use kiln_kernels::mul_mat_vec::{self, Gated, Norm, Sibling};
@@ -12,7 +12,7 @@ use kiln_kernels::mul_mm::{self, Before};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{get_rows, kv_write, rope};
 
-use super::{BatchShape, Graph, WeightTable};
+use super::{BatchShape, Graph, PAGE, Room, WeightTable};
 use crate::Error;
 use crate::model::{Config, names};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
@@ -39,6 +39,7 @@ struct Layer {
 /// A Llama model with its slots.
 pub(super) struct Llama {
     config: Config,
+    room: Room,
     fixed: Fixed,
     embedding: Tensor,
     layers: Vec<Layer>,
@@ -50,12 +51,15 @@ pub(super) struct Llama {
 }
 
 impl Llama {
-    pub(super) fn new(config: &Config, gguf: &Gguf, context: usize) -> Result<Llama, Error> {
+    pub(super) fn new(config: &Config, gguf: &Gguf, room: &Room) -> Result<Llama, Error> {
         let mut table = WeightTable { gguf, fixed: Fixed::default() };
         let Config { hidden, vocab, feed_forward, .. } = *config;
         let q_width = config.heads * config.head_dim;
         let kv_width = config.kv_heads * config.head_dim;
         let embedding = table.weight(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
+        let cache = |fixed: &mut Fixed, name: String, ty: TensorType| {
+            fixed.add(name, SlotKind::Cache, ty, [kv_width, room.pages * PAGE, 1, 1])
+        };
         let mut layers = Vec::with_capacity(config.layers);
         for i in 0..config.layers {
             let mut weight = |name: &str, want: &[usize]| table.weight(&names::layer(name, i), want);
@@ -69,18 +73,8 @@ impl Llama {
                 gate: weight("ffn_gate.weight", &[hidden, feed_forward])?,
                 up: weight("ffn_up.weight", &[hidden, feed_forward])?,
                 down: weight("ffn_down.weight", &[feed_forward, hidden])?,
-                k_cache: table.fixed.add(
-                    format!("{i}.k_cache"),
-                    SlotKind::State,
-                    TensorType::F16,
-                    [kv_width, context, 1, 1],
-                ),
-                v_cache: table.fixed.add(
-                    format!("{i}.v_cache"),
-                    SlotKind::State,
-                    TensorType::F16,
-                    [kv_width, context, 1, 1],
-                ),
+                k_cache: cache(&mut table.fixed, format!("{i}.k_cache"), room.k_type),
+                v_cache: cache(&mut table.fixed, format!("{i}.v_cache"), room.v_type),
             };
             layers.push(layer);
         }
@@ -90,10 +84,11 @@ impl Llama {
         let factors = gguf.find(names::ROPE_FACTORS).map(|info| floats(gguf.data(info)));
         let turns = config.rope.turns(factors.as_deref()).map_err(|e| Error::Kernel(e.into()))?;
         let turns = table.constant("rope.turns", &turns, [2, config.rope.pairs(), 1, 1]);
-        let n_counters = config.heads * MOST_COLUMNS;
-        let counters = table.fixed.add("attention.counters", SlotKind::State, TensorType::I32, [n_counters, 1, 1, 1]);
+        let n_counters = config.heads * MOST_COLUMNS.max(room.sequences);
+        let counters = table.fixed.add("attention.counters", SlotKind::Zeroed, TensorType::I32, [n_counters, 1, 1, 1]);
         Ok(Llama {
             config: config.clone(),
+            room: *room,
             fixed: table.fixed,
             embedding,
             layers,
@@ -107,34 +102,62 @@ impl Llama {
     /// Attention of one layer, added to the residual stream `x`.
     fn attention(&self, b: &mut Builder, i: usize, layer: &Layer, x: Tensor, work: &Work) {
         let Config { heads, kv_heads, head_dim, .. } = self.config;
-        let tokens = x.shape[1];
+        let rows = x.shape[1];
         self.projections(b, i, layer, x, work);
-        let by_head = |t: Tensor, heads: usize| t.reshape([head_dim, heads, tokens, 1]);
+        let by_head = |t: Tensor, heads: usize| t.reshape([head_dim, heads, rows, 1]);
         let write = kv_write::Call {
-            q: self.rope(by_head(work.q, heads), work.positions),
+            q: self.rope(by_head(work.q, heads), work.ports.positions),
             k: by_head(work.k, kv_heads),
             v: by_head(work.v, kv_heads),
-            ids: work.positions,
+            ids: work.ports.rows,
             k_cache: layer.k_cache,
             v_cache: layer.v_cache,
         };
         b.step(format!("{i}.attention.kv_write"), write);
+        if work.shape.decode > 0 {
+            b.step(format!("{i}.attention"), self.attend(layer, work, Part::Decode));
+        }
+        if work.shape.prompt > 0 {
+            b.step(format!("{i}.attention.prompt"), self.attend(layer, work, Part::Prompt));
+        }
+        linear_onto(b, format!("{i}.attention.output"), Product { a: layer.output, b: work.attended, d: x }, work);
+    }
+
+    /// The rows of a batch that go on by one token, or those of prompts, over the keys of their sequences.
+    fn attend(&self, layer: &Layer, work: &Work, part: Part) -> flash_attention::Call {
+        let Config { heads, kv_heads, head_dim, .. } = self.config;
+        let BatchShape { decode, prompt, pieces, .. } = work.shape;
+        // Among rows that go on, each is a sequence of its own; those of prompts lie one after the other.
+        let (first, first_sequence, tokens, sequences) = match part {
+            Part::Decode => (0, 0, 1, decode),
+            Part::Prompt => (decode, decode, prompt, pieces),
+        };
+        let batch = if part == Part::Decode { decode } else { 1 };
+        let by_head = |t: Tensor| t.narrow(1, first, tokens * batch).reshape([head_dim, heads, tokens, batch]);
         // A cache row holds all heads of a token; attention wants [head_dim, keys, heads].
-        let context = layer.k_cache.shape[1];
-        let keys = |cache: Tensor| cache.reshape([head_dim, kv_heads, context, 1]).permute([0, 2, 1, 3]);
-        let attend = flash_attention::Call {
-            mask: Mask::Causal { positions: work.positions, length: work.length, window: None },
+        let cached = layer.k_cache.shape[1];
+        let keys = |cache: Tensor| cache.reshape([head_dim, kv_heads, cached, 1]).permute([0, 2, 1, 3]);
+        let split = match part {
+            Part::Decode => work.decode_split,
+            Part::Prompt => work.prompt_split,
+        };
+        flash_attention::Call {
+            mask: Mask::Causal {
+                positions: work.ports.positions.narrow(0, first, tokens * batch),
+                length: work.ports.lengths.narrow(0, first_sequence, sequences),
+                window: None,
+            },
+            pages: Some(Pages { table: work.ports.table.narrow(1, first_sequence, sequences), size: PAGE }),
+            sequences: (part == Part::Prompt && pieces > 1).then_some(work.ports.owners),
+            split: split.map(|(count, scratch)| Split { count, scratch, counters: Some(self.counters) }),
             ..flash_attention::Call::plain(
-                by_head(work.q, heads).permute([0, 2, 1, 3]),
+                by_head(work.q).permute([0, 2, 1, 3]),
                 keys(layer.k_cache),
                 keys(layer.v_cache),
-                by_head(work.attended, heads),
+                by_head(work.attended),
                 1.0 / (head_dim as f32).sqrt(),
             )
-        };
-        let split = work.partials.map(|(count, scratch)| Split { count, scratch, counters: Some(self.counters) });
-        b.step(format!("{i}.attention"), flash_attention::Call { split, ..attend });
-        linear_onto(b, format!("{i}.attention.output"), Product { a: layer.output, b: work.attended, d: x }, work);
+        }
     }
 
     /// Queries, keys and values of the normed stream.
@@ -151,18 +174,18 @@ impl Llama {
         }
     }
 
-    /// Runs of keys and room for their results, where few tokens attend to many keys.
-    fn partials(&self, b: &mut Builder, tokens: usize) -> Option<(usize, Tensor)> {
+    /// Runs of keys and room for their results, where few tokens of so many sequences attend to many keys.
+    fn split(&self, b: &mut Builder, name: &str, tokens: usize, sequences: usize) -> Option<(usize, Tensor)> {
         let Config { heads, kv_heads, head_dim, .. } = self.config;
-        let context = self.layers.first()?.k_cache.shape[1];
         // Enough workgroups for a large GPU; runs that turn out empty leave at once.
-        let count = good_splits([tokens * heads / kv_heads, kv_heads], head_dim, context, CORES);
-        if count < 2 || tokens > MOST_COLUMNS {
+        let rows = tokens * heads / kv_heads;
+        let count = good_splits([rows, kv_heads * sequences], head_dim, self.room.context, CORES);
+        if count < 2 || tokens == 0 || sequences == 0 || tokens > MOST_COLUMNS {
             return None;
         }
-        let rows = heads * tokens * count;
+        let rows = heads * tokens * sequences * count;
         let floats = (2 * rows).next_multiple_of(4) + rows * head_dim;
-        Some((count, b.slot("attention.partials", SlotKind::Scratch, TensorType::F32, [floats, 1, 1, 1])))
+        Some((count, b.slot(name, SlotKind::Scratch, TensorType::F32, [floats, 1, 1, 1])))
     }
 
     /// Room for the largest matrix products of a plan of many tokens.
@@ -179,8 +202,9 @@ impl Llama {
             let plain = mul_mm::Call::plain(Product { a: weights[0], b: float(k), d: float(m) });
             mul_mm::Call { before, others, ..plain }.ample_scratch_bytes()
         };
-        let ahead = |l: &Layer| bytes(&[l.q, l.k, l.v], shape.tokens).max(bytes(&[l.gate, l.up], shape.tokens));
-        let back = |l: &Layer| bytes(&[l.output], shape.tokens).max(bytes(&[l.down], shape.tokens));
+        let rows = shape.rows();
+        let ahead = |l: &Layer| bytes(&[l.q, l.k, l.v], rows).max(bytes(&[l.gate, l.up], rows));
+        let back = |l: &Layer| bytes(&[l.output], rows).max(bytes(&[l.down], rows));
         let output = bytes(&[self.output], shape.outputs);
         let largest = |bytes: &dyn Fn(&Layer) -> usize| self.layers.iter().map(bytes).max().unwrap_or(0);
         let mut room = |name: &str, bytes: usize| {
@@ -237,10 +261,17 @@ impl Llama {
     }
 }
 
+/// The two kinds of rows of a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Decode,
+    Prompt,
+}
+
 /// What the layers of one plan compute in.
 struct Work {
-    positions: Tensor,
-    length: Tensor,
+    shape: BatchShape,
+    ports: Ports,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -248,7 +279,8 @@ struct Work {
     gate: Tensor,
     up: Tensor,
     /// For few tokens over a long context: number of runs of keys, and memory for their partial results.
-    partials: Option<(usize, Tensor)>,
+    decode_split: Option<(usize, Tensor)>,
+    prompt_split: Option<(usize, Tensor)>,
     scratch: Scratch,
 }
 
@@ -272,45 +304,41 @@ impl Graph for Llama {
         let kv_width = self.config.kv_heads * self.config.head_dim;
         let mut builder = Builder::new(&self.fixed, shape.few);
         let b = &mut builder;
-        let input =
-            |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
-        let tokens = input(b, "tokens", shape.tokens);
-        let positions = input(b, "positions", shape.tokens);
-        let length = input(b, "length", 1);
-        let wanted = input(b, "wanted", shape.outputs);
+        let ports = Ports::new(b, &shape, &self.room, vocab);
         let float = |b: &mut Builder, name: &str, kind: SlotKind, width: usize, rows: usize| {
             b.slot(name, kind, TensorType::F32, [width, rows, 1, 1])
         };
         let scratch =
-            |b: &mut Builder, name: &str, width: usize| float(b, name, SlotKind::Scratch, width, shape.tokens);
+            |b: &mut Builder, name: &str, width: usize| float(b, name, SlotKind::Scratch, width, shape.rows());
         let x = scratch(b, "x", hidden);
         let work = Work {
-            positions,
-            length,
+            shape,
+            ports,
             q: scratch(b, "q", q_width),
             k: scratch(b, "k", kv_width),
             v: scratch(b, "v", kv_width),
             attended: scratch(b, "attended", q_width),
             gate: scratch(b, "gate", feed_forward),
             up: scratch(b, "up", feed_forward),
-            partials: self.partials(b, shape.tokens),
+            decode_split: self.split(b, "attention.partials", 1, shape.decode),
+            // Pieces of several prompts have no splits.
+            prompt_split: self.split(b, "attention.prompt.partials", shape.prompt, usize::from(shape.pieces == 1)),
             scratch: self.scratch(b, shape),
         };
-        b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
+        b.step("embedding", get_rows::Call { src: self.embedding, ids: ports.tokens, dst: x });
         for (i, layer) in self.layers.iter().enumerate() {
             self.attention(b, i, layer, x, &work);
             self.feed_forward(b, i, layer, x, &work);
         }
-        let logits = float(b, "logits", SlotKind::Output, vocab, shape.outputs);
         // Only the wanted tokens go through the output matrix, the largest of all.
-        let last = if shape.outputs == shape.tokens {
+        let last = if shape.outputs == shape.rows() {
             x
         } else {
             let last = float(b, "last", SlotKind::Scratch, hidden, shape.outputs);
-            b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
+            b.step("output.rows", get_rows::Call { src: x, ids: ports.wanted, dst: last });
             last
         };
-        let (norm, product) = (self.norm(self.output_norm), Product { a: self.output, b: last, d: logits });
+        let (norm, product) = (self.norm(self.output_norm), Product { a: self.output, b: last, d: ports.logits });
         if b.is_few(&self.output, shape.outputs) {
             b.step("output", mul_mat_vec::Call { norm: Some(norm), ..mul_mat_vec::Call::plain(product) });
         } else {
@@ -318,7 +346,7 @@ impl Graph for Llama {
             b.step("output", mul_mm::Call { before, scratch, ..mul_mm::Call::plain(product) });
         }
         builder.share_column_memory();
-        builder.finish(Ports { tokens, positions, length, wanted, logits })
+        builder.finish(ports)
     }
 }
 

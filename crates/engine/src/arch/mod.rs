@@ -14,21 +14,70 @@ use crate::Error;
 use crate::model::{Architecture, Config};
 use crate::plan::{Fixed, Plan, SlotKind};
 
-/// Sizes of one plan.
+/// Rows of a page of the key-value caches.
+pub const PAGE: usize = 64;
+
+/// Sizes of one plan. A batch holds `decode` rows of one token each, row i of sequence i, and behind them `prompt` rows: pieces
+/// of the prompts of `pieces` more sequences, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchShape {
-    /// Tokens that enter.
-    pub tokens: usize,
-    /// Tokens whose logits are wanted.
+    /// Sequences that go on by one token.
+    pub decode: usize,
+    /// Tokens of prompts.
+    pub prompt: usize,
+    /// Sequences whose prompts these are.
+    pub pieces: usize,
+    /// Tokens whose logits are wanted. If all are, logits come in the order of the rows.
     pub outputs: usize,
     /// Most columns of a product that are few ([`crate::executor::Executor::few_columns`]).
     pub few: usize,
 }
 
 impl BatchShape {
-    /// The shape for an executor without matrix units.
+    /// So many tokens of one sequence, for an executor without matrix units.
     pub fn new(tokens: usize, outputs: usize) -> BatchShape {
-        BatchShape { tokens, outputs, few: MOST_COLUMNS }
+        let (decode, prompt, pieces) = if tokens == 1 { (1, 0, 0) } else { (0, tokens, 1) };
+        BatchShape { decode, prompt, pieces, outputs, few: MOST_COLUMNS }
+    }
+
+    /// Tokens of the batch.
+    pub fn rows(&self) -> usize {
+        self.decode + self.prompt
+    }
+
+    /// Sequences of the batch: those that go on, then those whose prompts are read.
+    pub fn sequences(&self) -> usize {
+        self.decode + self.pieces
+    }
+}
+
+/// What a model has to remember with: all sequences share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Most tokens of one sequence.
+    pub context: usize,
+    /// Pages of the key-value caches, [`PAGE`] rows each.
+    pub pages: usize,
+    /// States of recurrent layers, one for each sequence.
+    pub states: usize,
+    /// Most sequences that go on at once.
+    pub sequences: usize,
+    /// Type of cached keys.
+    pub k_type: TensorType,
+    /// Type of cached values.
+    pub v_type: TensorType,
+}
+
+impl Room {
+    /// Room for one sequence.
+    pub fn one(context: usize) -> Room {
+        let pages = context.div_ceil(PAGE);
+        Room { context, pages, states: 1, sequences: 1, k_type: TensorType::F16, v_type: TensorType::F16 }
+    }
+
+    /// Pages of a sequence that is as long as it may be.
+    pub fn pages_of_a_sequence(&self) -> usize {
+        self.context.div_ceil(PAGE)
     }
 }
 
@@ -41,12 +90,12 @@ pub trait Graph: Send + Sync {
     fn plan(&self, shape: BatchShape) -> Result<Plan, Error>;
 }
 
-/// The graph of a model with room for `context` tokens in its cache, where it has one.
-pub fn graph(config: &Config, gguf: &Gguf, context: usize) -> Result<Box<dyn Graph>, Error> {
+/// The graph of a model with this much room in its caches, where it has some.
+pub fn graph(config: &Config, gguf: &Gguf, room: &Room) -> Result<Box<dyn Graph>, Error> {
     match config.architecture {
-        Architecture::Llama => Ok(Box::new(llama::Llama::new(config, gguf, context)?)),
-        Architecture::Rwkv6 | Architecture::Rwkv6Qwen2 => Ok(Box::new(rwkv6::Rwkv6::new(config, gguf)?)),
-        Architecture::Rwkv7 | Architecture::Arwkv7 => Ok(Box::new(rwkv7::Rwkv7::new(config, gguf)?)),
+        Architecture::Llama => Ok(Box::new(llama::Llama::new(config, gguf, room)?)),
+        Architecture::Rwkv6 | Architecture::Rwkv6Qwen2 => Ok(Box::new(rwkv6::Rwkv6::new(config, gguf, room)?)),
+        Architecture::Rwkv7 | Architecture::Arwkv7 => Ok(Box::new(rwkv7::Rwkv7::new(config, gguf, room)?)),
     }
 }
 

@@ -9,7 +9,7 @@ use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
 use kiln_kernels::{Call, gated_add, get_rows, head_mix, mul_mat, norm, rms_norm, scale, token_mix};
 
-use super::{BatchShape, WeightTable};
+use super::{BatchShape, Room, WeightTable};
 use crate::Error;
 use crate::model::{Config, Rwkv, names};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
@@ -100,6 +100,7 @@ impl LayerTable<'_, '_> {
 /// A model without its layers.
 pub(super) struct Frame {
     pub(super) config: Config,
+    room: Room,
     pub(super) rwkv: Rwkv,
     embedding: Tensor,
     embedding_norm: Option<Norm>,
@@ -108,7 +109,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub(super) fn new(config: &Config, table: &mut WeightTable<'_>) -> Result<Frame, Error> {
+    pub(super) fn new(config: &Config, table: &mut WeightTable<'_>, room: &Room) -> Result<Frame, Error> {
         let Config { hidden, vocab, .. } = *config;
         let embedding = table.weight(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
         let (embedding_norm, output_norm) = if config.architecture.is_hybrid() {
@@ -122,7 +123,7 @@ impl Frame {
         };
         let output = table.optional(names::OUTPUT, &[hidden, vocab])?.unwrap_or(embedding);
         let rwkv = config.rwkv.expect("the configuration of an RWKV model should hold its own part");
-        Ok(Frame { config: config.clone(), rwkv, embedding, embedding_norm, output_norm, output })
+        Ok(Frame { config: config.clone(), room: *room, rwkv, embedding, embedding_norm, output_norm, output })
     }
 
     /// Every layer of the file, as `make` reads it.
@@ -145,28 +146,21 @@ impl Frame {
         let Config { hidden, vocab, .. } = self.config;
         let mut builder = Builder::new(fixed, shape.few);
         let b = &mut builder;
-        let input =
-            |b: &mut Builder, name: &str, n: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, 1, 1, 1]);
-        let tokens = input(b, "tokens", shape.tokens);
-        let wanted = input(b, "wanted", shape.outputs);
-        // No step reads these: a recurrence knows no positions.
-        let positions = input(b, "positions", shape.tokens);
-        let length = input(b, "length", 1);
-        let x = scratch(b, "x", hidden, shape.tokens);
-        b.step("embedding", get_rows::Call { src: self.embedding, ids: tokens, dst: x });
+        let ports = Ports::new(b, &shape, &self.room, vocab);
+        let x = scratch(b, "x", hidden, shape.rows());
+        b.step("embedding", get_rows::Call { src: self.embedding, ids: ports.tokens, dst: x });
         if let Some(norm) = self.embedding_norm {
             self.norm(b, "embedding.norm".into(), x, norm, x);
         }
         layers(b, x);
         // Only the wanted tokens go through the output matrix, the largest of all.
         let last = scratch(b, "last", hidden, shape.outputs);
-        let logits = b.slot("logits", SlotKind::Output, TensorType::F32, [vocab, shape.outputs, 1, 1]);
-        b.step("output.rows", get_rows::Call { src: x, ids: wanted, dst: last });
+        b.step("output.rows", get_rows::Call { src: x, ids: ports.wanted, dst: last });
         self.norm(b, "output.norm".into(), last, self.output_norm, last);
-        linear(b, "output".into(), self.output, last, logits);
+        linear(b, "output".into(), self.output, last, ports.logits);
         builder.share_product_memory();
         builder.share_column_memory();
-        builder.finish(Ports { tokens, positions, length, wanted, logits })
+        builder.finish(ports)
     }
 
     /// A norm of every token.

@@ -13,7 +13,7 @@ use super::rwkv::{
     FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, function, group, linear, linear_function, linear_onto,
     maybe_affine, multiply, scratch, subtract,
 };
-use super::{BatchShape, Graph, WeightTable};
+use super::{BatchShape, Graph, Room, WeightTable};
 use crate::Error;
 use crate::model::{Config, Rwkv};
 use crate::plan::{Builder, Fixed, Plan};
@@ -87,9 +87,9 @@ pub(super) struct Rwkv6 {
 }
 
 impl Rwkv6 {
-    pub(super) fn new(config: &Config, gguf: &Gguf) -> Result<Rwkv6, Error> {
+    pub(super) fn new(config: &Config, gguf: &Gguf, room: &Room) -> Result<Rwkv6, Error> {
         let mut table = WeightTable { gguf, fixed: Fixed::default() };
-        let frame = Frame::new(config, &mut table)?;
+        let frame = Frame::new(config, &mut table, room)?;
         let layers = frame.layers(&mut table, |_, table| Layer::read(config, &frame.rwkv, table))?;
         Ok(Rwkv6 { frame, fixed: table.fixed, layers })
     }
@@ -237,7 +237,7 @@ impl Graph for Rwkv6 {
     fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
         let Config { hidden, heads, kv_heads, head_dim, .. } = self.frame.config;
         let Rwkv { mix_rank, decay_rank, .. } = self.frame.rwkv;
-        let tokens = shape.tokens;
+        let tokens = shape.rows();
         self.frame.plan(&self.fixed, shape, |b, x| {
             let recurrence = if self.frame.config.architecture.is_hybrid() {
                 gla::scratch_bytes(head_dim, heads, tokens, 1)

@@ -11,7 +11,7 @@ use super::rwkv::{
     FeedForward, Frame, HeadNorm, LayerTable, MixWork, Norm, add, affine, group, linear, linear_function, linear_onto,
     multiply, scratch,
 };
-use super::{BatchShape, Graph, WeightTable};
+use super::{BatchShape, Graph, Room, WeightTable};
 use crate::Error;
 use crate::model::{Config, Rwkv};
 use crate::plan::{Builder, Fixed, Plan};
@@ -127,9 +127,9 @@ pub(super) struct Rwkv7 {
 }
 
 impl Rwkv7 {
-    pub(super) fn new(config: &Config, gguf: &Gguf) -> Result<Rwkv7, Error> {
+    pub(super) fn new(config: &Config, gguf: &Gguf, room: &Room) -> Result<Rwkv7, Error> {
         let mut table = WeightTable { gguf, fixed: Fixed::default() };
-        let frame = Frame::new(config, &mut table)?;
+        let frame = Frame::new(config, &mut table, room)?;
         let layers = frame.layers(&mut table, |i, table| Layer::read(i, config, &frame.rwkv, table))?;
         Ok(Rwkv7 { frame, fixed: table.fixed, layers })
     }
@@ -266,7 +266,7 @@ impl Graph for Rwkv7 {
     fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
         let Config { hidden, heads, head_dim, .. } = self.frame.config;
         let rwkv = self.frame.rwkv;
-        let tokens = shape.tokens;
+        let tokens = shape.rows();
         self.frame.plan(&self.fixed, shape, |b, x| {
             let recurrence = wkv7::scratch_bytes(head_dim, heads, tokens, 1);
             let groups = blends(&rwkv);

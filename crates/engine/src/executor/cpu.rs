@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use kiln_gguf::Gguf;
 use kiln_kernels::Call;
 use kiln_kernels::host::HostMemory;
-use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::tensor::Tensor;
 
-use super::{Executor, PlanId, Progress};
+use super::{Executor, FORGOTTEN, PlanId, Progress, Range};
 use crate::Error;
 use crate::plan::{Fixed, Plan, SlotKind, Step};
 
@@ -26,7 +26,7 @@ pub struct CpuExecutor {
     arithmetic: Arithmetic,
     memory: HostMemory,
     n_fixed: usize,
-    plans: Vec<Prepared>,
+    plans: Vec<Option<Prepared>>,
 }
 
 struct Prepared {
@@ -42,7 +42,7 @@ impl CpuExecutor {
     }
 
     fn with_plan<T>(&mut self, plan: PlanId, work: impl FnOnce(&Plan, &mut HostMemory) -> T) -> T {
-        let prepared = &mut self.plans[plan.0];
+        let prepared = self.plans[plan.0].as_mut().expect(FORGOTTEN);
         self.memory.slots.append(&mut prepared.own);
         let result = work(&prepared.plan, &mut self.memory);
         prepared.own = self.memory.slots.split_off(self.n_fixed);
@@ -80,8 +80,7 @@ impl Executor for CpuExecutor {
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.n_fixed, "the plan should stand on the slots that were loaded");
         let own = plan.slots[plan.n_fixed..].iter().map(|s| vec![0; s.bytes]).collect();
-        self.plans.push(Prepared { plan, own });
-        Ok(PlanId(self.plans.len() - 1))
+        Ok(super::keep(&mut self.plans, Prepared { plan, own }))
     }
 
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
@@ -109,14 +108,47 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn read_fixed(&mut self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error> {
-        bytes.copy_from_slice(self.memory.bytes(slot));
+    fn forget(&mut self, plan: PlanId) {
+        self.plans[plan.0] = None;
+    }
+
+    fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
+        let mut rest = bytes;
+        for range in from {
+            let (own, others) = rest.split_at_mut(range.bytes);
+            own.copy_from_slice(&self.memory.bytes(range.slot)[range.offset..range.offset + range.bytes]);
+            rest = others;
+        }
         Ok(())
     }
 
-    fn write_fixed(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error> {
-        self.memory.bytes_mut(slot).copy_from_slice(bytes);
+    fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
+        let mut rest = bytes;
+        for range in to {
+            let (own, others) = rest.split_at(range.bytes);
+            self.memory.bytes_mut(range.slot)[range.offset..range.offset + range.bytes].copy_from_slice(own);
+            rest = others;
+        }
         Ok(())
+    }
+
+    fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error> {
+        for (from, to) in pairs {
+            let bytes = self.memory.bytes(from.slot)[from.offset..from.offset + from.bytes].to_vec();
+            self.scatter(&[*to], &bytes)?;
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, ranges: &[Range]) -> Result<(), Error> {
+        for range in ranges {
+            self.memory.bytes_mut(range.slot)[range.offset..range.offset + range.bytes].fill(0);
+        }
+        Ok(())
+    }
+
+    fn takes_any_shape(&self) -> bool {
+        true
     }
 
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
@@ -141,7 +173,7 @@ impl Executor for CpuExecutor {
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {
-        self.plans[plan.0].plan.steps.iter().map(|_| "cpu".to_owned()).collect()
+        self.plans[plan.0].as_ref().expect(FORGOTTEN).plan.steps.iter().map(|_| "cpu".to_owned()).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, packing};
 
-use super::{BATCH, Executor, PlanId, Progress};
+use super::{BATCH, Executor, FORGOTTEN, PlanId, Progress, Range};
 use crate::Error;
 use crate::plan::{Fixed, Plan, SlotKind};
 
@@ -82,7 +82,7 @@ pub struct GpuExecutor {
     packed: Vec<Option<TensorType>>,
     /// Weights as F16, by the slot they were decoded from.
     decoded: HashMap<Slot, Buffer>,
-    plans: Vec<Prepared>,
+    plans: Vec<Option<Prepared>>,
 }
 
 struct Prepared {
@@ -129,9 +129,21 @@ impl GpuExecutor {
         }
     }
 
+    fn prepared(&self, plan: PlanId) -> &Prepared {
+        self.plans[plan.0].as_ref().expect(FORGOTTEN)
+    }
+
+    fn prepared_mut(&mut self, plan: PlanId) -> &mut Prepared {
+        self.plans[plan.0].as_mut().expect(FORGOTTEN)
+    }
+
+    fn buffer(&self, range: &Range) -> &Buffer {
+        &self.fixed[range.slot.0 as usize]
+    }
+
     /// Dispatches and barriers of a prepared plan.
     pub fn counts(&self, plan: PlanId) -> kiln_gpu::Counts {
-        self.plans[plan.0].commands.counts()
+        self.prepared(plan).commands.counts()
     }
 
     /// Lets products of many columns add up as the options say, and read weights that are kept decoded. What they read lies in slots behind the plan's own,
@@ -241,6 +253,10 @@ impl Executor for GpuExecutor {
         let total = fixed.slots.iter().map(|s| s.bytes as u64).sum();
         let mut done = 0;
         let mut uploader = Uploader::new(&self.device)?;
+        self.plans.clear();
+        self.decoded.clear();
+        self.fixed.clear();
+        self.packed.clear();
         for slot in &fixed.slots {
             let weight = if slot.kind == SlotKind::Weight { Some(gguf.tensor(&slot.name)?) } else { None };
             let packed = weight.and_then(|info| self.packed_type(info.ty, info.shape[0]));
@@ -290,12 +306,11 @@ impl Executor for GpuExecutor {
         }
         buffers.extend(decoded);
         let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), &buffers, &results)?;
-        self.plans.push(Prepared { plan, choices, buffers, results, copied: false, commands });
-        Ok(PlanId(self.plans.len() - 1))
+        Ok(super::keep(&mut self.plans, Prepared { plan, choices, buffers, results, copied: false, commands }))
     }
 
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
-        let buffer = &self.plans[plan.0].buffers[tensor.slot.0 as usize];
+        let buffer = &self.prepared(plan).buffers[tensor.slot.0 as usize];
         if buffer.is_mapped() {
             buffer.write(tensor.offset as u64, bytes);
             return Ok(());
@@ -306,44 +321,81 @@ impl Executor for GpuExecutor {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
-        let prepared = &mut self.plans[plan.0];
+        let prepared = self.prepared_mut(plan);
         prepared.commands.run()?;
         prepared.copied = true;
         Ok(())
     }
 
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
-        let prepared = &self.plans[plan.0];
+        let prepared = self.prepared(plan);
         let result = prepared.results.iter().find(|(slot, _)| prepared.copied && *slot == tensor.slot);
         let buffer = result.map_or(&prepared.buffers[tensor.slot.0 as usize], |(_, buffer)| buffer);
         Ok(self.device.read(buffer, tensor.offset as u64, bytes)?)
     }
 
-    fn read_fixed(&mut self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error> {
-        Ok(self.device.read(&self.fixed[slot.0 as usize], 0, bytes)?)
+    fn forget(&mut self, plan: PlanId) {
+        self.plans[plan.0] = None;
     }
 
-    fn write_fixed(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error> {
-        let mut uploader = Uploader::new(&self.device)?;
-        uploader.write(&self.fixed[slot.0 as usize], 0, bytes)?;
-        Ok(uploader.finish()?)
+    fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
+        let all = bytes.len() as u64;
+        let stage = self.device.allocate(MemoryKind::Readback, all)?;
+        let mut recorder = Recorder::new(&self.device)?;
+        let mut at = 0;
+        for range in from {
+            recorder.copy((self.buffer(range), range.offset as u64), (&stage, at), range.bytes as u64)?;
+            at += range.bytes as u64;
+        }
+        recorder.finish()?.run()?;
+        stage.read(0, bytes);
+        Ok(())
+    }
+
+    fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
+        let stage = self.device.allocate(MemoryKind::Upload, bytes.len() as u64)?;
+        stage.write(0, bytes);
+        let mut recorder = Recorder::new(&self.device)?;
+        let mut at = 0;
+        for range in to {
+            recorder.copy((&stage, at), (self.buffer(range), range.offset as u64), range.bytes as u64)?;
+            at += range.bytes as u64;
+        }
+        Ok(recorder.finish()?.run()?)
+    }
+
+    fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error> {
+        let mut recorder = Recorder::new(&self.device)?;
+        for (from, to) in pairs {
+            let (source, target) = (self.buffer(from), self.buffer(to));
+            recorder.copy((source, from.offset as u64), (target, to.offset as u64), from.bytes as u64)?;
+        }
+        Ok(recorder.finish()?.run()?)
+    }
+
+    fn zero(&mut self, ranges: &[Range]) -> Result<(), Error> {
+        let mut recorder = Recorder::new(&self.device)?;
+        for range in ranges {
+            recorder.fill((self.buffer(range), range.offset as u64), range.bytes as u64, 0)?;
+        }
+        Ok(recorder.finish()?.run()?)
     }
 
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
-        self.plans[plan.0].copied = false;
-        let prepared = &self.plans[plan.0];
+        self.prepared_mut(plan).copied = false;
+        let prepared = self.prepared(plan);
         let at = &prepared.plan.steps[step];
         let one = [(at.label.as_str(), &at.call, &prepared.choices[step])];
         Ok(self.record(Recorder::new(&self.device)?, &one, &prepared.buffers, &[])?.run()?)
     }
 
     fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
-        self.plans[plan.0].copied = false;
-        let prepared = &self.plans[plan.0];
+        self.prepared_mut(plan).copied = false;
+        let prepared = self.prepared(plan);
         let commands =
             self.record(Recorder::profiled(&self.device)?, &prepared.steps(), &prepared.buffers, &prepared.results)?;
         commands.run()?;
-        self.plans[plan.0].copied = true;
+        self.prepared_mut(plan).copied = true;
         Ok(commands.timings())
     }
 
@@ -360,6 +412,6 @@ impl Executor for GpuExecutor {
 
     fn choices(&self, plan: PlanId) -> Vec<String> {
         let variant = |c: &Choice| c.launches.iter().map(|l| l.shader.name.clone()).collect::<Vec<_>>().join(" + ");
-        self.plans[plan.0].choices.iter().map(|c| format!("{} ({})", variant(c), c.path.name())).collect()
+        self.prepared(plan).choices.iter().map(|c| format!("{} ({})", variant(c), c.path.name())).collect()
     }
 }

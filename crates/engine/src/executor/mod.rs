@@ -19,6 +19,37 @@ use crate::plan::{Fixed, Plan};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanId(pub(crate) usize);
 
+/// What holds of every plan that an executor is asked for.
+const FORGOTTEN: &str = "nobody should use a plan after it was given up";
+
+/// Puts a prepared plan into the first free place.
+fn keep<P>(plans: &mut Vec<Option<P>>, prepared: P) -> PlanId {
+    let place = plans.iter().position(Option::is_none).unwrap_or_else(|| {
+        plans.push(None);
+        plans.len() - 1
+    });
+    plans[place] = Some(prepared);
+    PlanId(place)
+}
+
+/// A piece of a shared slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The slot.
+    pub slot: Slot,
+    /// First byte; a multiple of four.
+    pub offset: usize,
+    /// Number of bytes; a multiple of four.
+    pub bytes: usize,
+}
+
+impl Range {
+    /// A piece of slot number `slot`.
+    pub fn new(slot: u32, offset: usize, bytes: usize) -> Range {
+        Range { slot: Slot(slot), offset, bytes }
+    }
+}
+
 /// Tokens of a prompt that go through a model at once, where nothing speaks for more.
 pub const BATCH: usize = 512;
 
@@ -45,11 +76,20 @@ pub trait Executor: Send {
     /// Reads a dense tensor back.
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error>;
 
-    /// Reads a whole shared slot back: what a model remembers.
-    fn read_fixed(&mut self, slot: Slot, bytes: &mut [u8]) -> Result<(), Error>;
+    /// Gives up a plan that was made ready.
+    fn forget(&mut self, plan: PlanId);
 
-    /// Writes a whole shared slot from the host.
-    fn write_fixed(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), Error>;
+    /// Reads pieces of shared slots back, one after the other: what a model remembers.
+    fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Writes pieces of shared slots from the host, one after the other.
+    fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error>;
+
+    /// Copies pieces of shared slots; those of a pair have the same length and lie apart.
+    fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error>;
+
+    /// Fills pieces of shared slots with zeros.
+    fn zero(&mut self, ranges: &[Range]) -> Result<(), Error>;
 
     /// Runs one step alone and waits: for comparing executors.
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error>;
@@ -66,6 +106,11 @@ pub trait Executor: Send {
     /// Most columns of a product that are few here: those go to `mul_mat_vec`, more to `mul_mm`.
     fn few_columns(&self) -> usize {
         MOST_COLUMNS
+    }
+
+    /// Whether a plan costs nothing to make ready, so that no batch need be padded to a size that was met before.
+    fn takes_any_shape(&self) -> bool {
+        false
     }
 
     /// How the steps of a plan are carried out here: path and variant of each.

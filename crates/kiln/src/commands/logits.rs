@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use kiln_engine::session::Wanted;
+use kiln_engine::run::Wanted;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_gguf::{Metadata, TensorType, Writer};
 

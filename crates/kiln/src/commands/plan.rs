@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use kiln_engine::arch::{BatchShape, graph};
+use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.tokens == 0 {
         bail!("--tokens must be at least 1");
     }
-    let graph = graph(&model.config, &model.gguf, arguments.flags.context(&model))?;
+    let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
     if arguments.json {
         let steps: Vec<_> = plan

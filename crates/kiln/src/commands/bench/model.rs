@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use kiln_engine::Session;
-use kiln_engine::session::Wanted;
+use kiln_engine::run::Wanted;
 use serde_json::json;
 
 use crate::model::{ModelFlags, open};

@@ -1,0 +1,101 @@
+//! The inputs of one run: which token stands in which row, where it is written, and which keys its sequence has.
+
+use crate::arch::{BatchShape, PAGE};
+use crate::plan::Ports;
+use kiln_kernels::tensor::Tensor;
+
+/// What a batch takes of one sequence.
+pub(crate) struct Taken<'a> {
+    pub(crate) tokens: &'a [u32],
+    /// Tokens of the sequence before these.
+    pub(crate) start: usize,
+    /// Its pages, those of these tokens included; empty where the model has no caches.
+    pub(crate) pages: &'a [u32],
+    /// Its state, where the model has recurrent layers.
+    pub(crate) state: Option<u32>,
+}
+
+/// The inputs as the executor takes them.
+pub(crate) struct Inputs {
+    values: Vec<(Tensor, Vec<i32>)>,
+    /// First row of each sequence, in the order in which they were given.
+    pub(crate) first_row: Vec<usize>,
+}
+
+fn int(n: usize) -> i32 {
+    i32::try_from(n).expect("tokens, positions and rows fit 31 bits")
+}
+
+impl Inputs {
+    /// Lays out sequences: first all that go on by one token, then prompts, each in the order given.
+    pub(crate) fn new(shape: &BatchShape, ports: &Ports, decode: &[Taken<'_>], prompts: &[Taken<'_>]) -> Inputs {
+        let rows = shape.rows();
+        let mut tokens = vec![0; rows];
+        let (mut positions, mut cache_rows) = (vec![-1; rows], vec![-1; rows]);
+        let mut lengths = vec![0; shape.sequences()];
+        let mut states = vec![-1; shape.sequences()];
+        let width = ports.table.shape[0];
+        let mut table = vec![0; width * shape.sequences()];
+        let mut owners = vec![0; shape.prompt];
+        let mut starts = vec![0; shape.pieces + 1];
+        // With all logits wanted they come in the order of the rows.
+        let all = shape.outputs == rows;
+        let mut wanted: Vec<i32> = (0..shape.outputs).map(|row| if all { int(row) } else { 0 }).collect();
+        let mut first_row = Vec::with_capacity(decode.len() + prompts.len());
+
+        let mut row = 0;
+        for (i, taken) in decode.iter().chain(prompts).enumerate() {
+            let piece = i.checked_sub(decode.len());
+            if piece == Some(0) {
+                row = shape.decode;
+            }
+            let sequence = piece.map_or(i, |piece| shape.decode + piece);
+            first_row.push(row);
+            for (k, &token) in taken.tokens.iter().enumerate() {
+                let position = taken.start + k;
+                tokens[row + k] = int(token as usize);
+                // A recurrence knows no positions, and its sequence may be longer than they could count.
+                if !taken.pages.is_empty() {
+                    positions[row + k] = int(position);
+                    cache_rows[row + k] = int(taken.pages[position / PAGE] as usize * PAGE + position % PAGE);
+                }
+                if let Some(piece) = piece {
+                    owners[row + k - shape.decode] = int(piece);
+                }
+            }
+            if let Some(piece) = piece {
+                starts[piece] = int(row - shape.decode);
+                starts[piece + 1..].fill(int(row + taken.tokens.len() - shape.decode));
+            }
+            row += taken.tokens.len();
+            if !taken.pages.is_empty() {
+                lengths[sequence] = int(taken.start + taken.tokens.len());
+                let column = &mut table[sequence * width..(sequence + 1) * width];
+                column.iter_mut().zip(taken.pages).for_each(|(to, page)| *to = int(*page as usize));
+            }
+            states[sequence] = taken.state.map_or(-1, |state| int(state as usize));
+            if !all {
+                wanted[sequence] = int(row - 1);
+            }
+        }
+        let mut values = vec![
+            (ports.tokens, tokens),
+            (ports.positions, positions),
+            (ports.rows, cache_rows),
+            (ports.lengths, lengths),
+            (ports.table, table),
+            (ports.owners, owners),
+            (ports.starts, starts),
+            (ports.states, states),
+            (ports.wanted, wanted),
+        ];
+        // Inputs without a use in this shape have a slot of one element all the same.
+        values.retain(|(_, values)| !values.is_empty());
+        Inputs { values, first_row }
+    }
+
+    /// Every input with its bytes.
+    pub(crate) fn bytes(&self) -> impl Iterator<Item = (&Tensor, &[u8])> {
+        self.values.iter().map(|(tensor, values)| (tensor, bytemuck::cast_slice(values)))
+    }
+}

@@ -1,0 +1,575 @@
+//! A loaded model with any number of sequences: tokens of several of them go through it at once, and each remembers its own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::batch::{Inputs, Taken};
+use super::pages::{Chain, Page, Pages};
+use super::shapes;
+use crate::Error;
+use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
+use crate::executor::{Executor, PlanId, Progress, Range};
+use crate::model::Model;
+use crate::plan::{Plan, Ports, SlotKind};
+
+/// Plans that are kept ready. The least recently used one goes when there are more.
+const MOST_PLANS: usize = 32;
+
+/// A sequence of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(u64);
+
+/// Which tokens of an entry give logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// None: the prompt goes on.
+    Nothing,
+    /// The last one: what generating needs.
+    Last,
+    /// All of them: what measuring needs.
+    All,
+}
+
+/// What one sequence has in a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'t> {
+    /// The sequence; each only once in a batch.
+    pub sequence: SequenceId,
+    /// Its next tokens.
+    pub tokens: &'t [u32],
+    /// Which logits are wanted.
+    pub wanted: Wanted,
+}
+
+/// What the engine knows of one sequence.
+#[derive(Debug, Default)]
+struct Sequence {
+    /// Every token that was fed.
+    tokens: Vec<u32>,
+    /// The pages that hold their keys and values.
+    pages: Vec<Page>,
+    /// What the full ones hold.
+    chains: Vec<Chain>,
+    /// Its state, in models with recurrent layers.
+    state: Option<u32>,
+    /// Keeps the pages of one owner from others.
+    owner: u64,
+    /// A run with it failed: what it remembers cannot be trusted.
+    broken: bool,
+    /// What it remembers, while it lies in host memory.
+    swapped: Option<Vec<u8>>,
+}
+
+/// A loaded model with its sequences.
+pub struct Engine {
+    model: Arc<Model>,
+    graph: Box<dyn Graph>,
+    executor: Box<dyn Executor>,
+    room: Room,
+    has_caches: bool,
+    has_states: bool,
+    pages: Pages,
+    free_states: Vec<u32>,
+    sequences: HashMap<SequenceId, Sequence>,
+    next: u64,
+    plans: HashMap<BatchShape, Ready>,
+    clock: u64,
+}
+
+/// A plan that is ready to run.
+struct Ready {
+    plan: PlanId,
+    ports: Ports,
+    last_used: u64,
+}
+
+impl Engine {
+    /// Loads a model onto an executor with this much room.
+    pub fn new(
+        model: Arc<Model>,
+        mut executor: Box<dyn Executor>,
+        room: Room,
+        progress: Progress<'_>,
+    ) -> Result<Engine, Error> {
+        let graph = graph(&model.config, &model.gguf, &room)?;
+        executor.load(graph.fixed(), &model.gguf, progress)?;
+        let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
+        let (has_caches, has_states) = (has(SlotKind::Cache), has(SlotKind::State));
+        let states = u32::try_from(room.states).expect("states are numbered with 32 bits");
+        Ok(Engine {
+            model,
+            graph,
+            executor,
+            room,
+            has_caches,
+            has_states,
+            pages: Pages::new(if has_caches { room.pages } else { 0 }),
+            free_states: (0..states).rev().collect(),
+            sequences: HashMap::new(),
+            next: 0,
+            plans: HashMap::new(),
+            clock: 0,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Where it runs.
+    pub fn describe(&self) -> String {
+        self.executor.describe()
+    }
+
+    /// What it has to remember with.
+    pub fn room(&self) -> &Room {
+        &self.room
+    }
+
+    /// Most tokens of one sequence; without end where nothing is kept of each token.
+    pub fn context(&self) -> usize {
+        if self.has_caches { self.room.context } else { usize::MAX }
+    }
+
+    /// Tokens that should go through the model at once at most.
+    pub fn batch(&self) -> usize {
+        self.executor.batch()
+    }
+
+    /// Pages of the caches that can be had now, and in all.
+    pub fn pages(&self) -> (usize, usize) {
+        (self.pages.available(), self.pages.count())
+    }
+
+    /// A new sequence. Beginnings are shared among sequences of the same owner.
+    pub fn open(&mut self, owner: u64) -> Result<SequenceId, Error> {
+        let state = self.take_state()?;
+        if let Some(state) = state {
+            let ranges = self.state_ranges(state);
+            self.executor.zero(&ranges)?;
+        }
+        Ok(self.add(Sequence { state, owner, ..Sequence::default() }))
+    }
+
+    fn add(&mut self, sequence: Sequence) -> SequenceId {
+        self.next += 1;
+        self.sequences.insert(SequenceId(self.next), sequence);
+        SequenceId(self.next)
+    }
+
+    fn take_state(&mut self) -> Result<Option<u32>, Error> {
+        if !self.has_states {
+            return Ok(None);
+        }
+        let state = self.free_states.pop();
+        state.map(Some).ok_or(Error::NoRoom { what: "states", needed: 1, free: 0, all: self.room.states })
+    }
+
+    /// Ends a sequence. What it shares stays with the others.
+    pub fn close(&mut self, id: SequenceId) {
+        let Some(sequence) = self.sequences.remove(&id) else { return };
+        sequence.pages.iter().for_each(|page| self.pages.give_back(*page));
+        self.free_states.extend(sequence.state);
+    }
+
+    fn sequence(&self, id: SequenceId) -> Result<&Sequence, Error> {
+        self.sequences.get(&id).ok_or(Error::NoSequence { why: "it was closed" })
+    }
+
+    fn sequence_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, Error> {
+        self.sequences.get_mut(&id).ok_or(Error::NoSequence { why: "it was closed" })
+    }
+
+    /// The tokens of a sequence.
+    pub fn tokens(&self, id: SequenceId) -> &[u32] {
+        self.sequences.get(&id).map_or(&[], |s| &s.tokens)
+    }
+
+    /// Number of tokens of a sequence.
+    pub fn length(&self, id: SequenceId) -> usize {
+        self.tokens(id).len()
+    }
+
+    /// Gives an empty sequence the pages that hold the beginning of `tokens` already, and says how many tokens that are. At
+    /// least one token is left to be fed, because somebody wants its logits.
+    pub fn reuse(&mut self, id: SequenceId, tokens: &[u32]) -> Result<usize, Error> {
+        let sequence = self.sequence(id)?;
+        // A state remembers everything at once: there is no beginning of it to share.
+        if !sequence.tokens.is_empty() || self.has_states || !self.has_caches || tokens.is_empty() {
+            return Ok(0);
+        }
+        let (mut before, mut chains, mut pages) = (Err(sequence.owner), Vec::new(), Vec::new());
+        for page in tokens[..tokens.len() - 1].chunks_exact(PAGE) {
+            let chain = self.pages.chain(before, page);
+            let Some(found) = self.pages.find(chain) else { break };
+            self.pages.share(found);
+            pages.push(found);
+            chains.push(chain);
+            before = Ok(chain);
+        }
+        let reused = pages.len() * PAGE;
+        let sequence = self.sequence_mut(id)?;
+        sequence.tokens.extend(&tokens[..reused]);
+        (sequence.pages, sequence.chains) = (pages, chains);
+        Ok(reused)
+    }
+
+    /// A sequence that goes on from where another one is now.
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, Error> {
+        self.usable(id)?;
+        let state = self.take_state()?;
+        let from = self.sequence(id)?;
+        let (tokens, pages, chains) = (from.tokens.clone(), from.pages.clone(), from.chains.clone());
+        let (owner, from_state) = (from.owner, from.state);
+        pages.iter().for_each(|page| self.pages.share(*page));
+        if let (Some(from), Some(to)) = (from_state, state) {
+            let copies: Vec<_> = self.state_ranges(from).into_iter().zip(self.state_ranges(to)).collect();
+            self.executor.copy(&copies)?;
+        }
+        Ok(self.add(Sequence { tokens, pages, chains, state, owner, ..Sequence::default() }))
+    }
+
+    /// Forgets a sequence from this token on. A recurrent state has no way back but to the beginning.
+    pub fn truncate(&mut self, id: SequenceId, length: usize) -> Result<(), Error> {
+        let sequence = self.sequence(id)?;
+        let now = sequence.tokens.len();
+        if length >= now && !sequence.broken {
+            return Ok(());
+        }
+        if let Some(state) = sequence.state {
+            if length > 0 {
+                return Err(Error::NoWayBack { length: now, asked: length });
+            }
+            let ranges = self.state_ranges(state);
+            self.executor.zero(&ranges)?;
+        }
+        let sequence = self.sequence_mut(id)?;
+        sequence.tokens.truncate(length);
+        sequence.chains.truncate(length / PAGE);
+        // Rows past the length are written anew before anybody reads them, so a failed run leaves nothing behind.
+        sequence.broken = false;
+        let unused = sequence.pages.split_off(length.div_ceil(PAGE).min(sequence.pages.len()));
+        unused.iter().for_each(|page| self.pages.give_back(*page));
+        Ok(())
+    }
+
+    /// Whether a sequence can go on.
+    fn usable(&self, id: SequenceId) -> Result<(), Error> {
+        let sequence = self.sequence(id)?;
+        if sequence.broken {
+            return Err(Error::NoSequence { why: "a run with it failed; go back with truncate or start over" });
+        }
+        if sequence.swapped.is_some() {
+            return Err(Error::NoSequence { why: "it is swapped out" });
+        }
+        Ok(())
+    }
+
+    /// How many more pages a sequence needs for so many more tokens.
+    pub fn pages_needed(&self, id: SequenceId, more: usize) -> usize {
+        let Some(sequence) = self.sequences.get(&id).filter(|_| self.has_caches) else { return 0 };
+        (sequence.tokens.len() + more).div_ceil(PAGE).saturating_sub(sequence.pages.len())
+    }
+
+    /// Feeds tokens of several sequences at once; gives the logits of the wanted ones, entry by entry, one row of `vocab` each. If
+    /// it fails, the sequences of the batch cannot be used until they are truncated or closed; all others go on.
+    pub fn feed(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
+        let (plan, ports, inputs) = self.enter(entries)?;
+        let result = self.executor.run(plan).and_then(|()| self.logits(entries, plan, &ports, &inputs.first_row));
+        self.leave(entries, result.is_ok());
+        result
+    }
+
+    /// Feeds tokens and gives the time of every step, by its label.
+    pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<(String, Duration)>, Error> {
+        let (plan, ..) = self.enter(entries)?;
+        let result = self.executor.profile(plan);
+        self.leave(entries, result.is_ok());
+        result
+    }
+
+    /// Checks entries, makes room for their tokens, and writes what the plan needs from the host.
+    fn enter(&mut self, entries: &[Entry<'_>]) -> Result<(PlanId, Ports, Inputs), Error> {
+        self.admit(entries)?;
+        for entry in entries {
+            self.make_room(entry.sequence, entry.tokens.len())?;
+        }
+        let (decode, prompts) = split(entries);
+        let tokens: usize = prompts.iter().map(|e| e.tokens.len()).sum();
+        let all = entries.iter().any(|e| e.wanted == Wanted::All && e.tokens.len() > 1);
+        let (few, exact) = (self.executor.few_columns(), self.executor.takes_any_shape() || self.has_states);
+        let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, few, exact);
+        let (plan, ports) = self.prepared(shape)?;
+        let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
+        for (tensor, bytes) in inputs.bytes() {
+            self.executor.write(plan, tensor, bytes)?;
+        }
+        Ok((plan, ports, inputs))
+    }
+
+    fn taken<'a>(&'a self, entries: &[&Entry<'a>]) -> Vec<Taken<'a>> {
+        let of = |entry: &&Entry<'a>| {
+            let sequence = &self.sequences[&entry.sequence];
+            Taken { tokens: entry.tokens, start: sequence.tokens.len(), pages: &sequence.pages, state: sequence.state }
+        };
+        entries.iter().map(of).collect()
+    }
+
+    /// Whether every entry makes sense: nothing has changed if one does not.
+    fn admit(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
+        let vocab = self.model.config.vocab;
+        let (mut seen, mut pages) = (std::collections::HashSet::new(), 0);
+        for entry in entries {
+            self.usable(entry.sequence)?;
+            if !seen.insert(entry.sequence) {
+                return Err(Error::NoSequence { why: "it is in the batch twice" });
+            }
+            if entry.tokens.is_empty() {
+                return Err(Error::EmptyPrompt);
+            }
+            let needed = self.length(entry.sequence).saturating_add(entry.tokens.len());
+            if needed > self.context() {
+                let trained = self.model.config.context;
+                return Err(Error::PromptTooLong { tokens: needed, context: self.context(), trained });
+            }
+            if let Some(&token) = entry.tokens.iter().find(|t| **t as usize >= vocab) {
+                return Err(Error::TokenOutOfRange { token, vocab });
+            }
+            pages += self.pages_needed(entry.sequence, entry.tokens.len())
+                + usize::from(self.shares_its_end(entry.sequence));
+        }
+        let (free, all) = self.pages();
+        if pages > free {
+            return Err(Error::NoRoom { what: "pages of the cache", needed: pages, free, all });
+        }
+        Ok(())
+    }
+
+    /// Whether the page that the next token is written to belongs to another sequence, too.
+    fn shares_its_end(&self, id: SequenceId) -> bool {
+        let Some(sequence) = self.sequences.get(&id) else { return false };
+        let page = sequence.pages.get(sequence.tokens.len() / PAGE);
+        page.is_some_and(|page| self.pages.is_shared(*page))
+    }
+
+    /// Takes the pages for so many more tokens; the page that is written to next becomes the sequence's own.
+    fn make_room(&mut self, id: SequenceId, more: usize) -> Result<(), Error> {
+        if !self.has_caches {
+            return Ok(());
+        }
+        let at = self.length(id) / PAGE;
+        if let Some(&page) = self.sequence(id)?.pages.get(at)
+            && !self.pages.may_write(page)
+        {
+            let own = self.take_page()?;
+            let copies: Vec<_> = self.page_ranges(page).into_iter().zip(self.page_ranges(own)).collect();
+            self.executor.copy(&copies)?;
+            self.sequence_mut(id)?.pages[at] = own;
+            self.pages.give_back(page);
+        }
+        for _ in 0..self.pages_needed(id, more) {
+            let page = self.take_page()?;
+            self.sequence_mut(id)?.pages.push(page);
+        }
+        Ok(())
+    }
+
+    fn take_page(&mut self) -> Result<Page, Error> {
+        let all = self.pages.count();
+        self.pages.take().ok_or(Error::NoRoom { what: "pages of the cache", needed: 1, free: 0, all })
+    }
+
+    /// What a batch leaves behind in its sequences.
+    fn leave(&mut self, entries: &[Entry<'_>], worked: bool) {
+        for entry in entries {
+            let Some(sequence) = self.sequences.get_mut(&entry.sequence) else { continue };
+            if !worked {
+                sequence.broken = true;
+                continue;
+            }
+            sequence.tokens.extend(entry.tokens);
+            // Pages that are full now can be found by others. A state belongs to all tokens at once, so there none can.
+            while !self.has_states && self.has_caches && (sequence.chains.len() + 1) * PAGE <= sequence.tokens.len() {
+                let at = sequence.chains.len();
+                let before = sequence.chains.last().copied().ok_or(sequence.owner);
+                let chain = self.pages.chain(before, &sequence.tokens[at * PAGE..(at + 1) * PAGE]);
+                sequence.chains.push(chain);
+                self.pages.publish(sequence.pages[at], chain);
+            }
+        }
+        if !worked {
+            // What should be zero between runs may not be after one that failed.
+            let zeroed: Vec<Range> = self.whole(|kind| *kind == SlotKind::Zeroed);
+            if let Err(error) = self.executor.zero(&zeroed) {
+                log::debug!("after a failed run: {error}");
+            }
+        }
+    }
+
+    /// The logits of every entry.
+    fn logits(
+        &mut self,
+        entries: &[Entry<'_>],
+        plan: PlanId,
+        ports: &Ports,
+        first_row: &[usize],
+    ) -> Result<Vec<Vec<f32>>, Error> {
+        let vocab = ports.logits.shape[0];
+        let rows = ports.tokens.shape[0];
+        let all_rows = ports.logits.shape[1] == rows;
+        let (decode, prompts) = split(entries);
+        let pieces_from = ports.logits.shape[1].saturating_sub(ports.starts.shape[0] - 1);
+        let mut logits = HashMap::new();
+        for (i, entry) in decode.iter().chain(&prompts).enumerate() {
+            let n = entry.tokens.len();
+            let (first, count) = match entry.wanted {
+                Wanted::Nothing => continue,
+                Wanted::All => (first_row[i], n),
+                Wanted::Last if all_rows => (first_row[i] + n - 1, 1),
+                Wanted::Last if i < decode.len() => (i, 1),
+                Wanted::Last => (pieces_from + i - decode.len(), 1),
+            };
+            let mut values = vec![0.0f32; vocab * count];
+            let part = ports.logits.narrow(1, first, count);
+            // Devices and files are little endian, and so is every machine Kiln runs on.
+            self.executor.read(plan, &part, bytemuck::cast_slice_mut(&mut values))?;
+            logits.insert(entry.sequence, values);
+        }
+        Ok(entries.iter().map(|e| logits.remove(&e.sequence).unwrap_or_default()).collect())
+    }
+
+    fn prepared(&mut self, shape: BatchShape) -> Result<(PlanId, Ports), Error> {
+        self.clock += 1;
+        let now = self.clock;
+        if let Some(ready) = self.plans.get_mut(&shape) {
+            ready.last_used = now;
+            return Ok((ready.plan, ready.ports));
+        }
+        if self.plans.len() >= MOST_PLANS
+            && let Some((&oldest, _)) = self.plans.iter().min_by_key(|(_, ready)| ready.last_used)
+            && let Some(ready) = self.plans.remove(&oldest)
+        {
+            self.executor.forget(ready.plan);
+        }
+        let plan = self.graph.plan(shape)?;
+        let ports = plan.ports;
+        let plan = self.executor.prepare(plan)?;
+        self.plans.insert(shape, Ready { plan, ports, last_used: now });
+        Ok((plan, ports))
+    }
+
+    /// The plan that so many tokens of one sequence get here, for printing and comparing.
+    pub fn plan(&self, tokens: usize, outputs: usize) -> Result<Plan, Error> {
+        self.graph.plan(BatchShape { few: self.executor.few_columns(), ..BatchShape::new(tokens, outputs) })
+    }
+
+    fn whole(&self, wanted: impl Fn(&SlotKind) -> bool) -> Vec<Range> {
+        let slots = (0..).zip(&self.graph.fixed().slots).filter(|(_, slot)| wanted(&slot.kind));
+        slots.map(|(i, slot)| Range::new(i, 0, slot.bytes)).collect()
+    }
+
+    /// Where a page lies in every cache.
+    fn page_ranges(&self, page: Page) -> Vec<Range> {
+        self.parts(SlotKind::Cache, self.room.pages, page)
+    }
+
+    /// Where a state lies in every recurrent layer.
+    fn state_ranges(&self, state: u32) -> Vec<Range> {
+        self.parts(SlotKind::State, self.room.states, state)
+    }
+
+    /// Part number `at` of all slots of a kind, each of which holds `count` of them side by side.
+    fn parts(&self, kind: SlotKind, count: usize, at: u32) -> Vec<Range> {
+        let part =
+            |whole: Range| Range { offset: whole.bytes / count * at as usize, bytes: whole.bytes / count, ..whole };
+        self.whole(|k| *k == kind).into_iter().map(part).collect()
+    }
+
+    /// Everything a sequence remembers: the rows of its tokens in every cache, and its states.
+    fn memory_of(&self, sequence: &Sequence) -> Vec<Range> {
+        let mut ranges = Vec::new();
+        for (i, &page) in sequence.pages.iter().enumerate() {
+            let rows = sequence.tokens.len().saturating_sub(i * PAGE).min(PAGE);
+            ranges.extend(self.page_ranges(page).into_iter().map(|r| Range { bytes: r.bytes / PAGE * rows, ..r }));
+        }
+        ranges.extend(sequence.state.into_iter().flat_map(|state| self.state_ranges(state)));
+        ranges.retain(|r| r.bytes > 0);
+        ranges
+    }
+
+    /// The bytes that a sequence remembers with, page by page.
+    pub(crate) fn remembered(&mut self, id: SequenceId) -> Result<Vec<u8>, Error> {
+        self.usable(id)?;
+        let ranges = self.memory_of(self.sequence(id)?);
+        let mut bytes = vec![0; ranges.iter().map(|r| r.bytes).sum()];
+        self.executor.gather(&ranges, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Bytes that a sequence of so many tokens remembers with.
+    pub(crate) fn remembered_bytes(&self, tokens: usize) -> usize {
+        let of = |kind, count: usize, times: usize| {
+            self.whole(|k| *k == kind).iter().map(|r| r.bytes / count * times).sum::<usize>()
+        };
+        let caches = if self.has_caches { of(SlotKind::Cache, self.room.pages * PAGE, tokens) } else { 0 };
+        caches + if self.has_states { of(SlotKind::State, self.room.states, 1) } else { 0 }
+    }
+
+    /// Makes a sequence remember what another one did ([`Engine::remembered`]).
+    pub(crate) fn remember(&mut self, id: SequenceId, tokens: &[u32], bytes: &[u8]) -> Result<(), Error> {
+        self.truncate(id, 0)?;
+        self.make_room(id, tokens.len())?;
+        let sequence = self.sequence_mut(id)?;
+        sequence.tokens = tokens.to_vec();
+        let ranges = self.memory_of(self.sequence(id)?);
+        let worked = self.executor.scatter(&ranges, bytes);
+        self.sequence_mut(id)?.broken = worked.is_err();
+        worked
+    }
+
+    /// Moves what a sequence remembers to host memory; its pages and its state are free for others.
+    pub fn swap_out(&mut self, id: SequenceId) -> Result<(), Error> {
+        let bytes = self.remembered(id)?;
+        let sequence = self.sequence_mut(id)?;
+        let (pages, state) = (std::mem::take(&mut sequence.pages), sequence.state.take());
+        sequence.chains.clear();
+        sequence.swapped = Some(bytes);
+        pages.iter().for_each(|page| self.pages.give_back(*page));
+        self.free_states.extend(state);
+        Ok(())
+    }
+
+    /// Brings a sequence back.
+    pub fn swap_in(&mut self, id: SequenceId) -> Result<(), Error> {
+        let tokens = self.length(id);
+        if self.sequence(id)?.swapped.is_none() {
+            return Ok(());
+        }
+        let (needed, (free, all)) = (self.pages_needed(id, 0), self.pages());
+        if needed > free {
+            return Err(Error::NoRoom { what: "pages of the cache", needed, free, all });
+        }
+        let state = self.take_state()?;
+        let sequence = self.sequence_mut(id)?;
+        sequence.state = state;
+        let bytes = sequence.swapped.take().unwrap_or_default();
+        debug_assert_eq!(tokens, sequence.tokens.len());
+        self.make_room(id, 0)?;
+        let ranges = self.memory_of(self.sequence(id)?);
+        let worked = self.executor.scatter(&ranges, &bytes);
+        self.sequence_mut(id)?.broken = worked.is_err();
+        worked
+    }
+
+    /// Whether a sequence lies in host memory.
+    pub fn is_swapped(&self, id: SequenceId) -> bool {
+        self.sequences.get(&id).is_some_and(|s| s.swapped.is_some())
+    }
+}
+
+/// Entries that go on by one token, and those of prompts.
+fn split<'e, 't>(entries: &'e [Entry<'t>]) -> (Vec<&'e Entry<'t>>, Vec<&'e Entry<'t>>) {
+    entries.iter().partition(|entry| entry.tokens.len() == 1)
+}

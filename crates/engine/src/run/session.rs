@@ -1,0 +1,133 @@
+//! One sequence being read and continued: tokens go in, logits come out. For tools; an [`Engine`] serves many.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::engine::{Engine, Entry, SequenceId, Wanted};
+use crate::Error;
+use crate::arch::Room;
+use crate::executor::{Executor, Progress};
+use crate::model::Model;
+use crate::plan::Plan;
+use crate::{sampler, state};
+
+/// A loaded model with one sequence.
+pub struct Session {
+    engine: Engine,
+    sequence: SequenceId,
+}
+
+impl Session {
+    /// Loads a model onto an executor, with room for `context` tokens. Recurrent models have room for any number.
+    pub fn new(
+        model: Arc<Model>,
+        executor: Box<dyn Executor>,
+        context: usize,
+        progress: Progress<'_>,
+    ) -> Result<Session, Error> {
+        let recurrent = model.config.architecture.is_recurrent();
+        let most = if recurrent { usize::MAX } else { model.config.context.max(1) };
+        if context == 0 || context > most {
+            return Err(Error::Context { asked: context, most });
+        }
+        let room = Room::one(if recurrent { 1 } else { context });
+        let mut engine = Engine::new(model, executor, room, progress)?;
+        let sequence = engine.open(0)?;
+        Ok(Session { engine, sequence })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        self.engine.model()
+    }
+
+    /// Where it runs.
+    pub fn describe(&self) -> String {
+        self.engine.describe()
+    }
+
+    /// Tokens that were fed.
+    pub fn length(&self) -> usize {
+        self.engine.length(self.sequence)
+    }
+
+    /// Room for tokens.
+    pub fn context(&self) -> usize {
+        self.engine.context()
+    }
+
+    /// Forgets the sequence from this token on. A recurrent state has no way back but to the beginning.
+    pub fn truncate(&mut self, length: usize) -> Result<(), Error> {
+        self.engine.truncate(self.sequence, length)
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) -> Result<(), Error> {
+        self.truncate(0)
+    }
+
+    /// Everything the model remembers, as bytes that [`Session::load_state`] takes: a prefix to go on from, here or in
+    /// another session of the same model.
+    pub fn save_state(&mut self) -> Result<Vec<u8>, Error> {
+        let bytes = self.engine.remembered(self.sequence)?;
+        Ok(state::write(self.model(), self.engine.tokens(self.sequence), &bytes))
+    }
+
+    /// Goes on from a saved state. One of another model, or too long for the context, is refused, and nothing has changed then.
+    pub fn load_state(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let (tokens, rest) = state::open(self.model(), bytes, &|tokens| self.engine.remembered_bytes(tokens))?;
+        if tokens.len() > self.context() {
+            let (length, context) = (tokens.len(), self.context());
+            return Err(Error::SavedState { why: format!("it holds {length} tokens, the context {context}") });
+        }
+        self.engine.remember(self.sequence, &tokens, rest)
+    }
+
+    /// Feeds tokens and gives the logits of the wanted ones, one row of `vocab` each.
+    pub fn feed(&mut self, tokens: &[u32], wanted: Wanted) -> Result<Vec<f32>, Error> {
+        self.admit(tokens)?;
+        let mut logits = Vec::new();
+        let batches = tokens.chunks(self.engine.batch());
+        let last = batches.len() - 1;
+        for (i, tokens) in batches.enumerate() {
+            let wanted = if wanted == Wanted::Last && i < last { Wanted::Nothing } else { wanted };
+            let rows = self.engine.feed(&[Entry { sequence: self.sequence, tokens, wanted }])?;
+            logits.extend(rows.into_iter().flatten());
+        }
+        Ok(logits)
+    }
+
+    /// Whether there is room for all tokens: a prompt is read whole or not at all.
+    fn admit(&self, tokens: &[u32]) -> Result<(), Error> {
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let (needed, context) = (self.length().saturating_add(tokens.len()), self.context());
+        if needed > context {
+            return Err(Error::PromptTooLong { tokens: needed, context, trained: self.model().config.context });
+        }
+        Ok(())
+    }
+
+    /// Feeds tokens and gives the likeliest next one that is not `banned`.
+    pub fn next_greedy(&mut self, tokens: &[u32], banned: &[u32]) -> Result<u32, Error> {
+        let logits = self.feed(tokens, Wanted::Last)?;
+        sampler::greedy(&logits, banned).ok_or(Error::NotANumber { token: self.length() })
+    }
+
+    /// Feeds tokens and gives the time of every step of the last batch, by its label.
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<(String, Duration)>, Error> {
+        self.admit(tokens)?;
+        let size = self.engine.batch();
+        let (before, tokens) = tokens.split_at((tokens.len() - 1) / size * size);
+        if !before.is_empty() {
+            self.feed(before, Wanted::Nothing)?;
+        }
+        self.engine.profile(&[Entry { sequence: self.sequence, tokens, wanted: Wanted::Last }])
+    }
+
+    /// The plan that this many tokens and wanted logits get here, for printing and comparing.
+    pub fn plan(&self, tokens: usize, outputs: usize) -> Result<Plan, Error> {
+        self.engine.plan(tokens, outputs)
+    }
+}

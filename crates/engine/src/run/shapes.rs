@@ -1,0 +1,47 @@
+//! The sizes of batches: few enough that plans are met again, close enough that padding costs little.
+
+use crate::arch::BatchShape;
+
+/// Rounds a number up to one of four in each power of two: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 40 and so on.
+fn fine(n: usize) -> usize {
+    if n <= 8 { n } else { n.next_multiple_of(1 << ((n - 1).ilog2() - 2)) }
+}
+
+/// The shape that holds so many rows. An executor that prepares nothing by shape gets exactly those.
+pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, few: usize, exact: bool) -> BatchShape {
+    // Batches of both kinds would meet too many pairs of fine sizes.
+    let coarse = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
+    let mixed = decode > 0 && prompt > 0;
+    let round = |n: usize| match (exact, mixed) {
+        (true, _) => n,
+        (false, true) => coarse(n),
+        (false, false) => fine(n),
+    };
+    let (decode, prompt) = (round(decode), round(prompt));
+    let pieces = if exact { pieces } else { coarse(pieces) };
+    let outputs = if all_logits { decode + prompt } else { decode + pieces };
+    BatchShape { decode, prompt, pieces, outputs, few }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_wastes_at_most_a_quarter_and_keeps_round_numbers() {
+        for n in 1..5000 {
+            let to = fine(n);
+            assert!(to >= n && 4 * (to - n) <= n, "{n} became {to}");
+            assert_eq!(fine(to), to);
+        }
+        assert_eq!([9, 33, 512, 2048, 300].map(fine), [10, 40, 512, 2048, 320]);
+    }
+
+    #[test]
+    fn every_sequence_has_an_output() {
+        let mixed = shape([3, 100, 2], false, 16, false);
+        assert_eq!((mixed.decode, mixed.prompt, mixed.pieces, mixed.outputs), (4, 128, 2, 6));
+        let exact = shape([3, 100, 2], true, 16, true);
+        assert_eq!((exact.decode, exact.prompt, exact.pieces, exact.outputs), (3, 100, 2, 103));
+    }
+}

@@ -1,0 +1,174 @@
+//! Many sequences in one engine: together they say what each says alone, whatever they share, and nothing leaks.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
+
+use std::sync::Arc;
+
+use kiln_engine::Error;
+use kiln_engine::arch::{PAGE, Room};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::model::Model;
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
+use kiln_engine::synth::{Preset, Synth};
+use kiln_gguf::Gguf;
+use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+
+fn model(preset: &str) -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
+}
+
+fn cpu() -> Box<dyn Executor> {
+    Box::new(CpuExecutor::new(Arithmetic::Fast))
+}
+
+/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
+fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
+    let open = || {
+        let instance = Instance::new(&Cache::user())?;
+        let all = adapters(&instance)?;
+        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
+        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
+        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
+    };
+    open()
+        .inspect_err(|e| {
+            assert!(std::env::var_os("KILN_TESTS_NEED_DEVICE").is_none(), "no device: {e}");
+            println!("no device, test passed over: {e}");
+        })
+        .ok()
+}
+
+fn engine(model: &Arc<Model>, executor: Box<dyn Executor>, pages: usize, sequences: usize) -> Engine {
+    let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
+    Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap()
+}
+
+/// Tokens without a pattern.
+fn text(n: u32, salt: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * i * 7 + i * 37 + 11 + salt * 101) % 256).collect()
+}
+
+fn last(engine: &mut Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
+    engine.feed(&[Entry { sequence, tokens, wanted: Wanted::Last }]).unwrap().remove(0)
+}
+
+fn alone(model: &Arc<Model>, tokens: &[u32]) -> Vec<f32> {
+    let mut engine = engine(model, cpu(), 4, 1);
+    let sequence = engine.open(0).unwrap();
+    last(&mut engine, sequence, tokens)
+}
+
+fn close(got: &[f32], want: &[f32]) -> bool {
+    let (sum, norm) = got
+        .iter()
+        .zip(want)
+        .fold((0.0, 0.0), |(s, n), (g, w)| (s + f64::from(g - w).powi(2), n + f64::from(*w).powi(2)));
+    got.len() == want.len() && sum < 1e-6 * norm
+}
+
+#[test]
+fn sequences_of_different_lengths_together_are_as_each_alone() {
+    let model = model("tiny-llama");
+    let texts: Vec<Vec<u32>> = [1, 70, 3, 130, 9].into_iter().zip(0..).map(|(n, salt)| text(n + 1, salt)).collect();
+    let want: Vec<Vec<f32>> = texts.iter().map(|t| alone(&model, t)).collect();
+    for executor in [Some(cpu()), gpu().map(|(gpu, _)| gpu)].into_iter().flatten() {
+        let mut engine = engine(&model, executor, 16, 8);
+        let ids: Vec<SequenceId> = texts.iter().map(|_| engine.open(0).unwrap()).collect();
+        // Prompts of one, several and many tokens at once; then all go on by one token, beside a prompt in two pieces.
+        let prompts: Vec<Entry<'_>> = ids
+            .iter()
+            .zip(&texts)
+            .map(|(sequence, t)| Entry { sequence: *sequence, tokens: &t[..t.len() - 1], wanted: Wanted::Nothing })
+            .collect();
+        assert!(engine.feed(&prompts).unwrap().iter().all(Vec::is_empty));
+        let late = engine.open(0).unwrap();
+        let (first, second) = texts[3].split_at(77);
+        let mut all: Vec<Entry<'_>> = ids
+            .iter()
+            .zip(&texts)
+            .map(|(sequence, t)| Entry { sequence: *sequence, tokens: &t[t.len() - 1..], wanted: Wanted::Last })
+            .collect();
+        all.insert(2, Entry { sequence: late, tokens: first, wanted: Wanted::Nothing });
+        let mut got = engine.feed(&all).unwrap();
+        assert!(got.remove(2).is_empty());
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert!(close(got, want), "sequence {i} on {}", engine.describe());
+        }
+        assert!(close(&last(&mut engine, late, second), &want[3]));
+        ids.into_iter().chain([late]).for_each(|id| engine.close(id));
+        assert_eq!(engine.pages(), (16, 16), "every page came back");
+    }
+}
+
+#[test]
+fn a_common_beginning_is_computed_once_and_a_fork_goes_its_own_way() {
+    let model = model("tiny-llama");
+    let (a, b) = (text(150, 1), [text(150, 1), text(9, 2)].concat());
+    for executor in [Some(cpu()), gpu().map(|(gpu, _)| gpu)].into_iter().flatten() {
+        let mut engine = engine(&model, executor, 8, 4);
+        let first = engine.open(5).unwrap();
+        assert_eq!(engine.reuse(first, &a).unwrap(), 0);
+        last(&mut engine, first, &a);
+        let second = engine.open(5).unwrap();
+        assert_eq!(engine.reuse(second, &b).unwrap(), 2 * PAGE);
+        assert!(close(&last(&mut engine, second, &b[2 * PAGE..]), &alone(&model, &b)));
+        assert_eq!(engine.pages().0, 8 - 4, "two pages are shared");
+        let stranger = engine.open(6).unwrap();
+        assert_eq!(engine.reuse(stranger, &a).unwrap(), 0, "owners do not share");
+
+        // Both write to the page they share, each its own token.
+        let fork = engine.fork(first).unwrap();
+        let entries = [first, fork].map(|sequence| Entry { sequence, tokens: &[0][..], wanted: Wanted::Last });
+        let entries = [Entry { tokens: &[7], ..entries[0] }, Entry { tokens: &[99], ..entries[1] }];
+        let got = engine.feed(&entries).unwrap();
+        for (got, token) in got.iter().zip([7, 99]) {
+            assert!(close(got, &alone(&model, &[&a[..], &[token]].concat())), "token {token}");
+        }
+        [first, second, stranger, fork].into_iter().for_each(|id| engine.close(id));
+        assert_eq!(engine.pages(), (8, 8));
+        let again = engine.open(5).unwrap();
+        assert_eq!(engine.reuse(again, &a).unwrap(), 2 * PAGE, "closed sequences leave their pages to be found");
+    }
+}
+
+#[test]
+fn sequences_come_back_from_host_memory_as_they_went() {
+    let model = model("tiny-llama");
+    let a = text(100, 3);
+    for executor in [Some(cpu()), gpu().map(|(gpu, _)| gpu)].into_iter().flatten() {
+        let mut engine = engine(&model, executor, 3, 2);
+        let first = engine.open(0).unwrap();
+        last(&mut engine, first, &a[..99]);
+        engine.swap_out(first).unwrap();
+        assert!(engine.is_swapped(first) && engine.pages().0 == 3);
+        let other = engine.open(0).unwrap();
+        last(&mut engine, other, &text(150, 4));
+        let full = engine.swap_in(first).unwrap_err();
+        assert!(matches!(full, Error::NoRoom { needed: 2, free: 0, all: 3, .. }), "{full}");
+        assert!(engine.feed(&[Entry { sequence: first, tokens: &a[99..], wanted: Wanted::Last }]).is_err());
+        engine.close(other);
+        engine.swap_in(first).unwrap();
+        assert!(close(&last(&mut engine, first, &a[99..]), &alone(&model, &a)));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers_and_changes_nothing() {
+    let model = model("tiny-llama");
+    let mut engine = engine(&model, cpu(), 2, 2);
+    let (a, b) = (engine.open(0).unwrap(), engine.open(0).unwrap());
+    last(&mut engine, a, &text(100, 0));
+    let tokens = text(1, 0);
+    let full = engine.feed(&[Entry { sequence: b, tokens: &tokens, wanted: Wanted::Last }]).unwrap_err();
+    assert!(matches!(full, Error::NoRoom { needed: 1, free: 0, all: 2, .. }), "{full}");
+    let twice = [Entry { sequence: a, tokens: &tokens, wanted: Wanted::Last }; 2];
+    assert!(engine.feed(&twice).unwrap_err().to_string().contains("twice"));
+    let long = text(200, 0);
+    let error = engine.feed(&[Entry { sequence: a, tokens: &long, wanted: Wanted::Last }]).unwrap_err().to_string();
+    assert!(error.contains("300 tokens") && error.contains("256"), "{error}");
+    engine.close(a);
+    assert!(engine.feed(&[Entry { sequence: a, tokens: &tokens, wanted: Wanted::Last }]).is_err(), "it was closed");
+    last(&mut engine, b, &text(128, 0));
+}
