@@ -50,6 +50,16 @@ pub enum Error {
         "{needed} {what} are needed, {free} of {all} are free\nhint: end other sequences, or give the engine more room"
     )]
     NoRoom { what: &'static str, needed: usize, free: usize, all: usize },
+    #[error("{waiting} requests are waiting already\nhint: try again later")]
+    Busy { waiting: usize },
+    #[error("the engine was stopped")]
+    Stopped,
+    #[error("{why}")]
+    Run { why: String },
+    #[error("the rule for the text cannot be kept: {why}")]
+    Constraint { why: String },
+    #[error(transparent)]
+    Sample(#[from] crate::sampler::SampleError),
     #[error("the sequence cannot be used: {why}")]
     NoSequence { why: &'static str },
     #[error("the prompt is empty\nhint: give at least one token of text")]

@@ -15,6 +15,7 @@ pub mod run;
 pub mod sampler;
 mod state;
 pub mod synth;
+pub mod text;
 pub mod tokenizer;
 
 pub use error::Error;

@@ -75,6 +75,12 @@ impl Room {
         Room { context, pages, states: 1, sequences: 1, k_type: TensorType::F16, v_type: TensorType::F16 }
     }
 
+    /// Room for so many sequences, each as long as the context.
+    pub fn for_sequences(sequences: usize, context: usize) -> Room {
+        let one = Room::one(context);
+        Room { pages: one.pages * sequences, states: sequences, sequences, ..one }
+    }
+
     /// Pages of a sequence that is as long as it may be.
     pub fn pages_of_a_sequence(&self) -> usize {
         self.context.div_ceil(PAGE)

@@ -273,6 +273,21 @@ impl Engine {
         (sequence.tokens.len() + more).div_ceil(PAGE).saturating_sub(sequence.pages.len())
     }
 
+    /// Pages that feeding so many more tokens takes: new ones, and one for an end that others share.
+    pub(crate) fn pages_wanted(&self, id: SequenceId, more: usize) -> usize {
+        self.pages_needed(id, more) + usize::from(self.shares_its_end(id))
+    }
+
+    /// Bytes of the caches and states that a sequence holds.
+    pub(crate) fn bytes_of(&self, id: SequenceId) -> usize {
+        self.remembered_bytes(self.length(id))
+    }
+
+    /// Bytes that a sequence takes in host memory while it is swapped out.
+    pub(crate) fn swapped_bytes(&self, id: SequenceId) -> usize {
+        self.sequences.get(&id).and_then(|s| s.swapped.as_ref()).map_or(0, Vec::len)
+    }
+
     /// Feeds tokens of several sequences at once; gives the logits of the wanted ones, entry by entry, one row of `vocab` each. If
     /// it fails, the sequences of the batch cannot be used until they are truncated or closed; all others go on.
     pub fn feed(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
@@ -337,8 +352,7 @@ impl Engine {
             if let Some(&token) = entry.tokens.iter().find(|t| **t as usize >= vocab) {
                 return Err(Error::TokenOutOfRange { token, vocab });
             }
-            pages += self.pages_needed(entry.sequence, entry.tokens.len())
-                + usize::from(self.shares_its_end(entry.sequence));
+            pages += self.pages_wanted(entry.sequence, entry.tokens.len());
         }
         let (free, all) = self.pages();
         if pages > free {

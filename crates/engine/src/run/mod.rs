@@ -1,10 +1,18 @@
-//! Running a model: an [`Engine`] with any number of sequences, and a [`Session`] for tools that need one.
+//! Running a model. A [`Scheduler`] serves requests from many threads; below it an [`Engine`] feeds tokens of any number of
+//! sequences at once; a [`Session`] is an engine with one sequence, for tools.
 
 pub(crate) mod batch;
 mod engine;
 mod pages;
+mod request;
+mod schedule;
+mod scheduler;
 mod session;
 mod shapes;
+mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
+pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
+pub use schedule::{Load, Policy};
+pub use scheduler::{Cancel, Events, Scheduler};
 pub use session::Session;

@@ -1,0 +1,153 @@
+//! What somebody wants generated, and what is told of it while it is made.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::sampler::{Logprobs, Sampling};
+
+/// What to generate.
+pub struct Request {
+    /// The tokens to continue.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; none for as many as the context holds.
+    pub limit: Option<usize>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// What ends a text.
+    pub stop: StopRule,
+    /// Report each token's logarithm of probability, and those of so many likeliest ones.
+    pub logprobs: Option<usize>,
+    /// What the text must look like.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// Texts to make of the same prompt. Text number i has the seed plus i.
+    pub choices: usize,
+    /// Who asks: owners take turns, and share the beginnings of their prompts with nobody else.
+    pub owner: u64,
+    /// Requests of higher priority are begun first.
+    pub priority: i32,
+    /// Whether the beginning of the prompt may be taken from an earlier request.
+    pub reuse: bool,
+}
+
+impl Request {
+    /// Continues a prompt with the default settings.
+    pub fn new(prompt: Vec<u32>) -> Request {
+        Request {
+            prompt,
+            limit: None,
+            sampling: Sampling::default(),
+            stop: StopRule::default(),
+            logprobs: None,
+            constraint: None,
+            choices: 1,
+            owner: 0,
+            priority: 0,
+            reuse: true,
+        }
+    }
+}
+
+/// What a text must look like, token by token: a grammar, a schema.
+pub trait Constraint: Send {
+    /// The tokens that may come next, one bit each, the lowest first.
+    fn mask(&mut self) -> Result<Vec<u32>, String>;
+
+    /// A token was chosen.
+    fn accept(&mut self, token: u32) -> Result<(), String>;
+
+    /// Whether nothing more may come but an end token.
+    fn is_complete(&mut self) -> bool;
+
+    /// The same rule at the same place, for another text.
+    fn fork(&self) -> Box<dyn Constraint>;
+}
+
+/// What ends a text, beside its limit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StopRule {
+    /// Texts: what is generated ends before the first of them.
+    pub strings: Vec<String>,
+    /// Tokens that end a text as the model's own end tokens do.
+    pub tokens: Vec<u32>,
+    /// The model's end tokens are never chosen.
+    pub ignore_end: bool,
+    /// No end token is chosen before so many tokens.
+    pub min_tokens: usize,
+    /// A stop text is part of the result.
+    pub include: bool,
+}
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The model chose an end token.
+    EndToken(u32),
+    /// One of the request's stop tokens was chosen.
+    StopToken(u32),
+    /// One of the request's stop texts came.
+    StopString(String),
+    /// As many tokens as were asked for.
+    Limit,
+    /// The context is full.
+    Context,
+    /// The constraint allows nothing more.
+    Complete,
+    /// Nobody wants it any more.
+    Cancelled,
+}
+
+/// Counts and times of a finished text.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that an earlier request had computed already.
+    pub cached_tokens: usize,
+    /// Tokens that were generated, the end token included.
+    pub generated_tokens: usize,
+    /// From the request to its begin.
+    pub waiting: Duration,
+    /// From the begin to the first token.
+    pub reading: Duration,
+    /// From the first token to the last.
+    pub writing: Duration,
+}
+
+/// One thing that happened to a request.
+#[derive(Debug)]
+pub enum Event {
+    /// It was taken up; so many tokens of its prompt need not be computed.
+    Started {
+        /// Tokens of the prompt that were there already.
+        cached_tokens: usize,
+    },
+    /// A piece of the prompt was read.
+    Read {
+        /// Tokens of the prompt read so far.
+        tokens: usize,
+    },
+    /// A token was chosen.
+    Token {
+        /// Which of the request's texts.
+        choice: usize,
+        /// The token.
+        token: u32,
+        /// Text that is certain now: empty while a character is unfinished or a stop text may be coming.
+        text: String,
+        /// Where they were asked for.
+        logprobs: Option<Logprobs>,
+    },
+    /// A text is finished. The request is over with its last text.
+    End {
+        /// Which of the request's texts.
+        choice: usize,
+        /// Text that was held back.
+        text: String,
+        /// Why.
+        reason: EndReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The whole request failed; nothing comes after it.
+    Failed(Error),
+}

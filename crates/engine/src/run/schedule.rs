@@ -1,0 +1,540 @@
+//! Who runs next: every step takes all texts that are being written and a piece of the prompts that are being read, sized so that
+//! nobody who writes stutters. Requests come and go between steps.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::engine::{Engine, Entry, SequenceId, Wanted};
+use super::request::{EndReason, Event, Request};
+use super::writer::{Chosen, Writer};
+use crate::Error;
+
+/// How requests share an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// Requests that may wait; one more is refused.
+    pub queue: usize,
+    /// How long one step may keep those who write waiting for others' prompts.
+    pub stutter: Duration,
+    /// Bytes of host memory for texts that must make room for others.
+    pub swap_bytes: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { queue: 1024, stutter: Duration::from_millis(100), swap_bytes: 4 << 30 }
+    }
+}
+
+/// Where the events of a request go. `false`: nobody listens any more.
+pub(crate) type Sink = Box<dyn FnMut(Event) -> bool + Send>;
+
+/// A request on its way through the engine.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) sink: Sink,
+    pub(crate) cancelled: Arc<AtomicBool>,
+    pub(crate) came: Instant,
+}
+
+impl Job {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn tell(&mut self, event: Event) {
+        if !(self.sink)(event) {
+            self.cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A request that was taken up.
+struct Active {
+    job: Job,
+    began: Instant,
+    cached: usize,
+    /// Tokens of the prompt that were read.
+    read: usize,
+    /// While the prompt is being read: its sequence.
+    reading: Option<SequenceId>,
+    texts: Vec<Text>,
+    first_token: Option<Instant>,
+    /// Requests taken up before this one: the youngest makes room first.
+    number: u64,
+}
+
+/// One text of a request.
+struct Text {
+    sequence: SequenceId,
+    writer: Writer,
+    /// The token that was chosen last and goes into the engine next.
+    next: u32,
+}
+
+/// All requests of an engine.
+pub(crate) struct Schedule {
+    engine: Engine,
+    policy: Policy,
+    waiting: VecDeque<Job>,
+    active: Vec<Active>,
+    /// Tokens of prompts that the engine reads in a second, as far as it is known.
+    pace: f64,
+    taken_up: u64,
+    swapped_bytes: usize,
+}
+
+/// What a schedule is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Prompts that are being read.
+    pub reading: usize,
+    /// Texts that are being written.
+    pub writing: usize,
+    /// Texts that had to make room.
+    pub swapped: usize,
+    /// Pages of the cache that are free or kept only for beginnings.
+    pub free_pages: usize,
+    /// Pages of the cache in all.
+    pub pages: usize,
+}
+
+impl Schedule {
+    pub(crate) fn new(engine: Engine, policy: Policy) -> Schedule {
+        let (waiting, active) = (VecDeque::new(), Vec::new());
+        Schedule { engine, policy, waiting, active, pace: 1000.0, taken_up: 0, swapped_bytes: 0 }
+    }
+
+    pub(crate) fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.active.is_empty()
+    }
+
+    pub(crate) fn load(&self) -> Load {
+        let (free_pages, pages) = self.engine.pages();
+        let texts = || self.active.iter().flat_map(|a| &a.texts);
+        let swapped = texts().filter(|t| self.engine.is_swapped(t.sequence)).count();
+        Load {
+            waiting: self.waiting.len(),
+            reading: self.active.iter().filter(|a| a.reading.is_some()).count(),
+            writing: texts().count() - swapped,
+            swapped,
+            free_pages,
+            pages,
+        }
+    }
+
+    /// Takes a request in, or refuses it with a reason.
+    pub(crate) fn add(&mut self, mut job: Job) {
+        match self.admit(&job.request) {
+            Ok(()) => {
+                // Behind all of at least the same priority.
+                let place = self.waiting.iter().position(|other| other.request.priority < job.request.priority);
+                self.waiting.insert(place.unwrap_or(self.waiting.len()), job);
+            }
+            Err(error) => job.tell(Event::Failed(error)),
+        }
+    }
+
+    fn admit(&self, request: &Request) -> Result<(), Error> {
+        let (config, context) = (&self.engine.model().config, self.engine.context());
+        let (tokens, vocab) = (request.prompt.len(), config.vocab);
+        if tokens == 0 {
+            return Err(Error::EmptyPrompt);
+        }
+        if tokens > context {
+            return Err(Error::PromptTooLong { tokens, context, trained: config.context });
+        }
+        if let Some(&token) = request.prompt.iter().find(|t| **t as usize >= vocab) {
+            return Err(Error::TokenOutOfRange { token, vocab });
+        }
+        let most = self.engine.room().sequences;
+        if request.choices == 0 || request.choices > most {
+            return Err(Error::NoRoom { what: "texts at once", needed: request.choices, free: most, all: most });
+        }
+        if self.waiting.len() >= self.policy.queue {
+            return Err(Error::Busy { waiting: self.waiting.len() });
+        }
+        Ok(())
+    }
+
+    /// Ends everything with an error.
+    pub(crate) fn fail_all(&mut self, error: impl Fn() -> Error) {
+        for mut job in self.waiting.drain(..) {
+            job.tell(Event::Failed(error()));
+        }
+        for mut active in std::mem::take(&mut self.active) {
+            self.end_sequences(&active);
+            active.job.tell(Event::Failed(error()));
+        }
+    }
+
+    fn end_sequences(&mut self, active: &Active) {
+        active.reading.into_iter().chain(active.texts.iter().map(|t| t.sequence)).for_each(|id| self.engine.close(id));
+    }
+
+    /// One step of all that can run.
+    pub(crate) fn step(&mut self) {
+        self.drop_cancelled();
+        self.take_up();
+        self.bring_back();
+        let batch = self.batch();
+        if batch.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let entries: Vec<Entry<'_>> = batch
+            .iter()
+            .map(|part| Entry { sequence: part.sequence, tokens: &part.tokens, wanted: part.wanted })
+            .collect();
+        match self.engine.feed(&entries) {
+            Ok(logits) => {
+                self.learn(&batch, start.elapsed());
+                self.after(&batch, logits);
+            }
+            Err(error) => self.fail(&batch, &error),
+        }
+    }
+
+    /// Only the requests of a batch that failed are told; all others go on.
+    fn fail(&mut self, batch: &[Part], error: &Error) {
+        let mut failed: Vec<usize> = batch.iter().map(|part| part.active).collect();
+        failed.dedup();
+        failed.sort_unstable();
+        failed.dedup();
+        for at in failed.into_iter().rev() {
+            let mut active = self.active.remove(at);
+            self.end_sequences(&active);
+            active.job.tell(Event::Failed(Error::Run { why: error.to_string() }));
+        }
+    }
+
+    /// How fast prompts are read, learnt from batches that hold enough of them.
+    fn learn(&mut self, batch: &[Part], took: Duration) {
+        let tokens: usize = batch.iter().map(|part| part.tokens.len()).sum();
+        if tokens >= 32 && took > Duration::ZERO {
+            let pace = tokens as f64 / took.as_secs_f64();
+            self.pace = 0.5 * self.pace + 0.5 * pace;
+        }
+    }
+
+    fn drop_cancelled(&mut self) {
+        for at in (0..self.waiting.len()).rev() {
+            if self.waiting[at].is_cancelled()
+                && let Some(mut job) = self.waiting.remove(at)
+            {
+                let choices = 0..job.request.choices;
+                for choice in choices {
+                    let (reason, usage) = (EndReason::Cancelled, Default::default());
+                    job.tell(Event::End { choice, text: String::new(), reason, usage });
+                }
+            }
+        }
+        for at in (0..self.active.len()).rev() {
+            if self.active[at].job.is_cancelled() {
+                let mut active = self.active.remove(at);
+                self.end_sequences(&active);
+                active.end_all(&EndReason::Cancelled);
+            }
+        }
+    }
+
+    /// Begins with requests that wait, while there is room: owners with fewer running texts first, then in order.
+    fn take_up(&mut self) {
+        loop {
+            let texts = |owner: Option<u64>| -> usize {
+                let of = |a: &&Active| owner.is_none_or(|owner| a.job.request.owner == owner);
+                self.active.iter().filter(of).map(|a| a.job.request.choices).sum()
+            };
+            let Some(highest) = self.waiting.front().map(|job| job.request.priority) else { return };
+            let rivals = self.waiting.iter().enumerate().take_while(|(_, job)| job.request.priority == highest);
+            let next = rivals.min_by_key(|(at, job)| (texts(Some(job.request.owner)), *at)).map(|(at, _)| at);
+            let Some(at) = next else { return };
+            let request = &self.waiting[at].request;
+            let free = self.engine.room().sequences.saturating_sub(texts(None));
+            // A prompt that begins now must not push out texts that are being written.
+            let pages = request.prompt.len().div_ceil(crate::arch::PAGE) + request.choices;
+            let fits = request.choices <= free && (self.active.is_empty() || pages <= self.engine.pages().0);
+            if !fits {
+                return;
+            }
+            let Some(job) = self.waiting.remove(at) else { return };
+            self.begin(job);
+        }
+    }
+
+    fn begin(&mut self, mut job: Job) {
+        let owner = job.request.owner;
+        let begun = self.engine.open(owner).and_then(|id| {
+            let cached = if job.request.reuse { self.engine.reuse(id, &job.request.prompt) } else { Ok(0) };
+            cached.map(|cached| (id, cached)).inspect_err(|_| self.engine.close(id))
+        });
+        match begun {
+            Ok((id, cached)) => {
+                job.tell(Event::Started { cached_tokens: cached });
+                self.taken_up += 1;
+                self.active.push(Active {
+                    job,
+                    began: Instant::now(),
+                    cached,
+                    read: cached,
+                    reading: Some(id),
+                    texts: Vec::new(),
+                    first_token: None,
+                    number: self.taken_up,
+                });
+            }
+            Err(error) => job.tell(Event::Failed(error)),
+        }
+    }
+
+    /// Texts that had to make room come back as soon as there is some, the oldest first.
+    fn bring_back(&mut self) {
+        let mut swapped: Vec<(u64, SequenceId)> = Vec::new();
+        for active in &self.active {
+            let out = active.texts.iter().map(|t| t.sequence).chain(active.reading);
+            swapped.extend(out.filter(|id| self.engine.is_swapped(*id)).map(|id| (active.number, id)));
+        }
+        swapped.sort_unstable();
+        for (_, id) in swapped {
+            let running = self.running();
+            // One page more for each text that runs, so that it need not leave again at once.
+            let needed = self.engine.pages_needed(id, 1) + running;
+            if running > 0 && needed > self.engine.pages().0 {
+                return;
+            }
+            let bytes = self.engine.swapped_bytes(id);
+            if self.engine.swap_in(id).is_err() {
+                return;
+            }
+            self.swapped_bytes -= bytes.min(self.swapped_bytes);
+        }
+    }
+
+    fn running(&self) -> usize {
+        let ids = self.active.iter().flat_map(|a| a.texts.iter().map(|t| t.sequence).chain(a.reading));
+        ids.filter(|id| !self.engine.is_swapped(*id)).count()
+    }
+
+    /// What goes into the engine next.
+    fn batch(&mut self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for (at, active) in self.active.iter().enumerate() {
+            for (choice, text) in active.texts.iter().enumerate() {
+                if text.writer.is_writing() && !self.engine.is_swapped(text.sequence) {
+                    let (sequence, tokens) = (text.sequence, vec![text.next]);
+                    parts.push(Part { active: at, choice: Some(choice), sequence, tokens, wanted: Wanted::Last });
+                }
+            }
+        }
+        let writing = parts.len();
+        let mut reading: Vec<(usize, usize)> = self
+            .active
+            .iter()
+            .enumerate()
+            .filter(|(_, a)| a.reading.is_some_and(|id| !self.engine.is_swapped(id)))
+            .map(|(at, a)| (a.job.request.prompt.len() - a.read, at))
+            .collect();
+        let mut budget = self.budget(writing, reading.len());
+        // The request that has waited longest has half of the piece, short prompts have the rest.
+        if let Some(oldest) = reading.iter().position(|(_, at)| Some(*at) == reading.iter().map(|(_, at)| *at).min()) {
+            let oldest = reading.remove(oldest);
+            reading.sort_unstable();
+            let half = if reading.is_empty() { budget } else { budget.div_ceil(2) };
+            self.piece(&mut parts, oldest, half.max(1), &mut budget);
+        }
+        for prompt in reading {
+            self.piece(&mut parts, prompt, usize::MAX, &mut budget);
+        }
+        self.make_room(parts)
+    }
+
+    /// Adds a piece of a prompt, at most `share` tokens.
+    fn piece(&self, parts: &mut Vec<Part>, (left, at): (usize, usize), share: usize, budget: &mut usize) {
+        let active = &self.active[at];
+        let Some(sequence) = active.reading else { return };
+        let tokens = left.min(share).min(*budget);
+        if tokens == 0 {
+            return;
+        }
+        *budget -= tokens;
+        let wanted = if tokens == left { Wanted::Last } else { Wanted::Nothing };
+        let tokens = active.job.request.prompt[active.read..active.read + tokens].to_vec();
+        parts.push(Part { active: at, choice: None, sequence, tokens, wanted });
+    }
+
+    /// Tokens of prompts for the next step. If nobody else would wait, as many as the engine likes at once.
+    fn budget(&self, writing: usize, reading: usize) -> usize {
+        let most = self.engine.batch().saturating_sub(writing).max(1);
+        if writing == 0 && reading <= 1 && self.waiting.is_empty() {
+            return most;
+        }
+        let tokens = self.pace * self.policy.stutter.as_secs_f64();
+        (tokens as usize).next_multiple_of(16).clamp(32, most.max(32))
+    }
+
+    /// Takes parts out until the pages suffice for the rest: prompts first, then the youngest texts make room.
+    fn make_room(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
+        loop {
+            let needed: usize = parts.iter().map(|p| self.engine.pages_wanted(p.sequence, p.tokens.len())).sum();
+            if needed <= self.engine.pages().0 {
+                return parts;
+            }
+            if let Some(at) = parts.iter().rposition(|p| p.choice.is_none())
+                && parts.len() > 1
+            {
+                parts.remove(at);
+                continue;
+            }
+            let youngest = (0..parts.len()).max_by_key(|i| (self.active[parts[*i].active].number, parts[*i].choice));
+            let Some(youngest) = youngest else { return parts };
+            let part = parts.remove(youngest);
+            if parts.is_empty() || !self.swap_out(part.sequence) {
+                // Nobody is left who could make room: the text ends as one whose context is full.
+                self.end_for_want_of_room(&part);
+                parts.retain_mut(|p| p.active != part.active);
+            }
+        }
+    }
+
+    fn swap_out(&mut self, id: SequenceId) -> bool {
+        let bytes = self.engine.bytes_of(id);
+        if self.swapped_bytes + bytes > self.policy.swap_bytes || self.engine.swap_out(id).is_err() {
+            return false;
+        }
+        self.swapped_bytes += bytes;
+        true
+    }
+
+    fn end_for_want_of_room(&mut self, part: &Part) {
+        let (free, all) = self.engine.pages();
+        let needed = self.engine.pages_wanted(part.sequence, part.tokens.len());
+        let active = &mut self.active[part.active];
+        // Indices of other parts stay valid: the request leaves when the next step begins.
+        active.job.tell(Event::Failed(Error::NoRoom { what: "pages of the cache", needed, free, all }));
+        active.job.cancelled.store(true, Ordering::Relaxed);
+        active.job.sink = Box::new(|_| false);
+    }
+
+    /// Tells everybody what came of a step.
+    fn after(&mut self, batch: &[Part], logits: Vec<Vec<f32>>) {
+        for (part, logits) in batch.iter().zip(logits) {
+            match part.choice {
+                Some(choice) => self.active[part.active].choose(choice, &logits),
+                None => self.read(part, &logits),
+            }
+        }
+        for at in (0..self.active.len()).rev() {
+            let active = &mut self.active[at];
+            let over = active.texts.iter().filter(|t| !t.writer.is_writing()).map(|t| t.sequence);
+            over.collect::<Vec<_>>().into_iter().for_each(|id| self.engine.close(id));
+            if active.reading.is_none() && active.texts.iter().all(|t| !t.writer.is_writing()) {
+                self.active.remove(at);
+            }
+        }
+    }
+
+    /// A piece of a prompt was read; with the last one the texts begin.
+    fn read(&mut self, part: &Part, logits: &[f32]) {
+        let active = &mut self.active[part.active];
+        active.read += part.tokens.len();
+        active.job.tell(Event::Read { tokens: active.read });
+        let prompt = active.job.request.prompt.len();
+        if active.read < prompt {
+            return;
+        }
+        active.reading = None;
+        active.first_token = Some(Instant::now());
+        let mut sequences = vec![part.sequence];
+        for _ in 1..active.job.request.choices {
+            match self.engine.fork(part.sequence) {
+                Ok(id) => sequences.push(id),
+                Err(error) => {
+                    sequences.into_iter().for_each(|id| self.engine.close(id));
+                    active.job.tell(Event::Failed(error));
+                    active.job.cancelled.store(true, Ordering::Relaxed);
+                    active.job.sink = Box::new(|_| false);
+                    return;
+                }
+            }
+        }
+        let context = self.engine.context();
+        for (choice, sequence) in sequences.into_iter().enumerate() {
+            match Writer::new(self.engine.model(), &active.job.request, choice, context) {
+                Ok(writer) => {
+                    active.texts.push(Text { sequence, writer, next: 0 });
+                    active.choose(choice, logits);
+                }
+                Err(error) => {
+                    self.engine.close(sequence);
+                    active.job.tell(Event::Failed(error));
+                    active.job.cancelled.store(true, Ordering::Relaxed);
+                    active.job.sink = Box::new(|_| false);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What one sequence has in a step.
+struct Part {
+    active: usize,
+    /// Which text goes on; none while the prompt is read.
+    choice: Option<usize>,
+    sequence: SequenceId,
+    tokens: Vec<u32>,
+    wanted: Wanted,
+}
+
+impl Active {
+    /// The next token of a text, from its logits.
+    fn choose(&mut self, choice: usize, logits: &[f32]) {
+        let text = &mut self.texts[choice];
+        match text.writer.choose(logits) {
+            Ok(Chosen { token, text: certain, logprobs, end }) => {
+                text.next = token;
+                self.job.tell(Event::Token { choice, token, text: certain, logprobs });
+                if let Some((rest, reason)) = end {
+                    let usage = self.usage(choice);
+                    self.job.tell(Event::End { choice, text: rest, reason, usage });
+                }
+            }
+            Err(error) => {
+                text.writer.stop();
+                self.job.tell(Event::Failed(error));
+                self.job.cancelled.store(true, Ordering::Relaxed);
+                self.job.sink = Box::new(|_| false);
+            }
+        }
+    }
+
+    fn end_all(&mut self, reason: &EndReason) {
+        for choice in 0..self.job.request.choices {
+            let over = self.texts.get(choice).is_some_and(|t| !t.writer.is_writing());
+            if !over {
+                let usage = self.usage(choice);
+                self.job.tell(Event::End { choice, text: String::new(), reason: reason.clone(), usage });
+            }
+        }
+    }
+
+    fn usage(&self, choice: usize) -> super::request::Usage {
+        let first = self.first_token.unwrap_or_else(Instant::now);
+        super::request::Usage {
+            prompt_tokens: self.job.request.prompt.len(),
+            cached_tokens: self.cached,
+            generated_tokens: self.texts.get(choice).map_or(0, |t| t.writer.made()),
+            waiting: self.began.duration_since(self.job.came),
+            reading: first.duration_since(self.began),
+            writing: first.elapsed(),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The engine as a service: requests come from any thread, one thread runs the model, events go back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::engine::Engine;
+use super::request::{Event, Request};
+use super::schedule::{Job, Load, Policy, Schedule};
+use crate::Error;
+use crate::model::Model;
+
+/// A loaded model that serves many requests at once.
+///
+/// ```
+/// use std::sync::Arc;
+/// use kiln_engine::arch::Room;
+/// use kiln_engine::executor::{Arithmetic, CpuExecutor};
+/// use kiln_engine::model::Model;
+/// use kiln_engine::quantise_recipe::Recipe;
+/// use kiln_engine::run::{Engine, Event, Policy, Request, Scheduler};
+/// use kiln_engine::synth::{Preset, Synth};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // A tiny model with random weights stands for a file: `Model::open("model.gguf")`.
+/// let preset = Preset::from_name("tiny-llama").ok_or("no such preset")?;
+/// let bytes = Synth::new(preset, Recipe::from_name("Q8_0")?, 1).to_bytes()?;
+/// let model = Arc::new(Model::new(kiln_gguf::Gguf::from_bytes(bytes)?)?);
+///
+/// let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+/// let engine = Engine::new(model, executor, Room::for_sequences(4, 256), &mut |_, _| {})?;
+/// let scheduler = Scheduler::start(engine, Policy::default());
+///
+/// let mut text = String::new();
+/// for event in scheduler.generate(Request { limit: Some(8), ..Request::new(vec![72, 101, 108]) }) {
+///     match event {
+///         Event::Token { text: piece, .. } => text += &piece,
+///         Event::End { text: rest, reason, .. } => println!("{text}{rest} ({reason:?})"),
+///         Event::Failed(error) => return Err(error.into()),
+///         Event::Started { .. } | Event::Read { .. } => {}
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Scheduler {
+    to: Sender<Message>,
+    thread: Option<JoinHandle<()>>,
+    model: Arc<Model>,
+    device: String,
+    context: usize,
+    load: Arc<Mutex<Load>>,
+}
+
+enum Message {
+    Job(Box<Job>),
+    Call(Box<dyn FnOnce(&mut Engine) + Send>),
+    Quit,
+}
+
+/// The events of one request. Dropping it cancels the request.
+pub struct Events {
+    from: Receiver<Event>,
+    cancel: Cancel,
+    over: usize,
+}
+
+/// Ends a request early.
+#[derive(Clone, Debug)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// The request ends within one step.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Events {
+    /// A way to end the request while somebody waits for its events.
+    pub fn canceller(&self) -> Cancel {
+        self.cancel.clone()
+    }
+}
+
+impl Iterator for Events {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        if self.over == 0 {
+            return None;
+        }
+        let event = self.from.recv().unwrap_or(Event::Failed(Error::Stopped));
+        match &event {
+            Event::End { .. } => self.over -= 1,
+            Event::Failed(_) => self.over = 0,
+            _ => {}
+        }
+        Some(event)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+impl Scheduler {
+    /// Runs an engine on a thread of its own.
+    pub fn start(engine: Engine, policy: Policy) -> Scheduler {
+        let (to, from) = channel();
+        let (model, device, context) = (Arc::clone(engine.model()), engine.describe(), engine.context());
+        let load = Arc::new(Mutex::new(Load::default()));
+        let seen = Arc::clone(&load);
+        let work = move || run(Schedule::new(engine, policy), &from, &seen);
+        let thread = std::thread::Builder::new().name("kiln engine".into()).spawn(work);
+        // Without the thread every request ends with `Error::Stopped`.
+        let thread = thread.inspect_err(|error| log::error!("cannot start the engine's thread: {error}")).ok();
+        Scheduler { to, thread, model, device, context, load }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Where it runs.
+    pub fn describe(&self) -> &str {
+        &self.device
+    }
+
+    /// Most tokens of one sequence.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// What it is doing.
+    pub fn load(&self) -> Load {
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands a request in. Its events go to `sink` on the engine's thread, which must not block; `false` from it cancels.
+    pub fn submit(&self, request: Request, sink: impl FnMut(Event) -> bool + Send + 'static) -> Cancel {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let job = Job { request, sink: Box::new(sink), cancelled: Arc::clone(&cancelled), came: Instant::now() };
+        if let Err(refused) = self.to.send(Message::Job(Box::new(job)))
+            && let Message::Job(mut job) = refused.0
+        {
+            (job.sink)(Event::Failed(Error::Stopped));
+        }
+        Cancel(cancelled)
+    }
+
+    /// Hands a request in and gives its events as they come.
+    pub fn generate(&self, request: Request) -> Events {
+        let (to, from) = channel();
+        let over = request.choices.max(1);
+        let cancel = self.submit(request, move |event| to.send(event).is_ok());
+        Events { from, cancel, over }
+    }
+
+    /// Runs something on the engine between two steps, and waits for it: for tools that need the engine itself.
+    pub fn with_engine<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let (to, from) = channel();
+        let call = Box::new(move |engine: &mut Engine| {
+            // Whoever asked may have gone.
+            let _ = to.send(work(engine));
+        });
+        self.to.send(Message::Call(call)).map_err(|_| Error::Stopped)?;
+        from.recv().map_err(|_| Error::Stopped)
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // The thread may be gone already.
+        let _ = self.to.send(Message::Quit);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The engine's thread.
+fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>) {
+    loop {
+        // While there is work, only what has come already is taken in.
+        let mut message = if schedule.is_idle() { from.recv().ok() } else { from.try_recv().ok() };
+        while let Some(next) = message {
+            match next {
+                Message::Job(job) => schedule.add(*job),
+                Message::Call(call) => call(schedule.engine()),
+                Message::Quit => {
+                    schedule.fail_all(|| Error::Stopped);
+                    return;
+                }
+            }
+            message = from.try_recv().ok();
+        }
+        schedule.step();
+        *load.lock().unwrap_or_else(PoisonError::into_inner) = schedule.load();
+    }
+}

@@ -1,0 +1,3 @@
+//! What stands between tokens and people: text that comes piece by piece.
+
+pub mod stop;

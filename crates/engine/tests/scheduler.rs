@@ -1,0 +1,187 @@
+//! Requests of many users at once: each gets the text that it would get alone, whoever comes, goes or has to make room.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
+
+use std::sync::Arc;
+
+use kiln_engine::Error;
+use kiln_engine::arch::Room;
+use kiln_engine::executor::{Arithmetic, CpuExecutor};
+use kiln_engine::model::Model;
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::run::{Constraint, EndReason, Engine, Event, Events, Policy, Request, Scheduler, StopRule, Usage};
+use kiln_engine::sampler::Sampling;
+use kiln_engine::synth::{Preset, Synth};
+use kiln_gguf::Gguf;
+
+fn model() -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
+}
+
+fn scheduler(model: &Arc<Model>, pages: usize, sequences: usize, policy: Policy) -> Scheduler {
+    let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
+    let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+    Scheduler::start(Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap(), policy)
+}
+
+/// Tokens without a pattern.
+fn text(n: u32, salt: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * i * 7 + i * 37 + 11 + salt * 101) % 256).collect()
+}
+
+/// A request whose text has exactly so many tokens.
+fn greedy(prompt: Vec<u32>, limit: usize) -> Request {
+    let stop = StopRule { ignore_end: true, ..StopRule::default() };
+    Request { limit: Some(limit), sampling: Sampling::greedy(), stop, ..Request::new(prompt) }
+}
+
+/// What became of each text of a request.
+#[derive(Debug, Default, PartialEq)]
+struct Result {
+    tokens: Vec<u32>,
+    text: String,
+    end: Option<(EndReason, Usage)>,
+}
+
+fn collect(events: Events, choices: usize) -> std::result::Result<Vec<Result>, Error> {
+    let mut results: Vec<Result> = (0..choices).map(|_| Result::default()).collect();
+    for event in events {
+        match event {
+            Event::Token { choice, token, text, .. } => {
+                assert!(results[choice].end.is_none(), "a token after the end");
+                results[choice].tokens.push(token);
+                results[choice].text += &text;
+            }
+            Event::End { choice, text, reason, usage } => {
+                results[choice].text += &text;
+                results[choice].end = Some((reason, usage));
+            }
+            Event::Failed(error) => return Err(error),
+            Event::Started { .. } | Event::Read { .. } => {}
+        }
+    }
+    Ok(results)
+}
+
+fn one(events: Events) -> Result {
+    collect(events, 1).unwrap().remove(0)
+}
+
+#[test]
+fn many_users_at_once_get_what_each_gets_alone() {
+    let model = model();
+    let prompts: Vec<Vec<u32>> = (0..12).map(|i| text(1 + (i * 29) % 120, i)).collect();
+    let want: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|p| one(scheduler(&model, 4, 1, Policy::default()).generate(greedy(p.clone(), 40))).tokens)
+        .collect();
+    // With room for all; then with so few pages that texts must make room for each other again and again.
+    for (pages, sequences) in [(64, 12), (7, 12), (64, 3)] {
+        let scheduler = scheduler(&model, pages, sequences, Policy::default());
+        let all: Vec<Events> = prompts.iter().map(|p| scheduler.generate(greedy(p.clone(), 40))).collect();
+        for (i, (events, want)) in all.into_iter().zip(&want).enumerate() {
+            let got = one(events);
+            assert_eq!(&got.tokens, want, "request {i} of {pages} pages, {sequences} sequences");
+            assert_eq!(got.end.unwrap().0, EndReason::Limit);
+        }
+        let pages = scheduler.with_engine(|engine| engine.pages()).unwrap();
+        assert_eq!(pages.0, pages.1, "every page came back");
+    }
+}
+
+#[test]
+fn a_prompt_is_computed_once_for_all_its_texts_and_for_those_who_begin_alike() {
+    let scheduler = scheduler(&model(), 32, 8, Policy::default());
+    let sampling = Sampling { seed: Some(5), temperature: 1.5, ..Sampling::default() };
+    let request = || Request { choices: 3, sampling: sampling.clone(), ..greedy(text(150, 1), 20) };
+    let texts = collect(scheduler.generate(request()), 3).unwrap();
+    assert!(texts[0].tokens != texts[1].tokens && texts[1].tokens != texts[2].tokens, "{texts:?}");
+    assert_eq!(texts[0].end.as_ref().unwrap().1.cached_tokens, 0);
+    let again = collect(scheduler.generate(request()), 3).unwrap();
+    assert_eq!(again[2].end.as_ref().unwrap().1.cached_tokens, 128);
+    let tokens = |texts: &[Result]| texts.iter().map(|t| t.tokens.clone()).collect::<Vec<_>>();
+    assert_eq!(tokens(&again), tokens(&texts), "the same seed, the same texts");
+    let other = one(scheduler.generate(Request { owner: 9, ..greedy(text(150, 1), 1) }));
+    assert_eq!(other.end.unwrap().1.cached_tokens, 0, "another owner shares nothing");
+}
+
+#[test]
+fn a_text_ends_for_every_reason_there_is() {
+    let model = model();
+    let scheduler = scheduler(&model, 8, 2, Policy::default());
+    let full = one(scheduler.generate(Request { limit: None, ..greedy(text(250, 1), 0) }));
+    assert_eq!((full.tokens.len(), full.end.unwrap().0), (7, EndReason::Context));
+    let free = one(scheduler.generate(greedy(text(20, 3), 30)));
+    let stop = StopRule { tokens: vec![free.tokens[4]], ..StopRule::default() };
+    let at = free.tokens.iter().position(|t| *t == free.tokens[4]).unwrap();
+    let stopped = one(scheduler.generate(Request { stop, ..greedy(text(20, 3), 30) }));
+    assert_eq!((stopped.tokens.len(), stopped.end.unwrap().0), (at + 1, EndReason::StopToken(free.tokens[4])));
+    let word: String = free.text.chars().skip(6).take(3).collect();
+    let strings = vec!["never to be seen".to_owned(), word.clone()];
+    let stop = StopRule { strings, ignore_end: true, ..StopRule::default() };
+    let cut = one(scheduler.generate(Request { stop, ..greedy(text(20, 3), 30) }));
+    assert_eq!(cut.end.unwrap().0, EndReason::StopString(word.clone()));
+    assert_eq!(cut.text, free.text[..free.text.find(&word).unwrap()]);
+
+    let mut events = scheduler.generate(Request { limit: None, ..greedy(vec![1], 0) });
+    let cancel = events.canceller();
+    assert!(matches!(events.next(), Some(Event::Started { .. })));
+    cancel.cancel();
+    assert_eq!(one(events).end.unwrap().0, EndReason::Cancelled);
+}
+
+/// Only even tokens, three of them.
+#[derive(Clone)]
+struct Even(usize);
+
+impl Constraint for Even {
+    fn mask(&mut self) -> std::result::Result<Vec<u32>, String> {
+        Ok(vec![0x5555_5555; 9])
+    }
+
+    fn accept(&mut self, token: u32) -> std::result::Result<(), String> {
+        self.0 += 1;
+        if token % 2 == 0 { Ok(()) } else { Err(format!("{token} is odd")) }
+    }
+
+    fn is_complete(&mut self) -> bool {
+        self.0 == 3
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn a_rule_is_kept_and_ends_the_text() {
+    let scheduler = scheduler(&model(), 8, 2, Policy::default());
+    let request = Request { constraint: Some(Box::new(Even(0))), ..greedy(text(9, 1), 30) };
+    let got = one(scheduler.generate(request));
+    assert_eq!((got.tokens.len(), got.end.unwrap().0), (3, EndReason::Complete));
+    assert!(got.tokens.iter().all(|t| t % 2 == 0), "{:?}", got.tokens);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_the_others_go_on() {
+    let model = model();
+    let scheduler = scheduler(&model, 4, 2, Policy { queue: 2, ..Policy::default() });
+    let refusal = |request: Request| {
+        let choices = request.choices.max(1);
+        collect(scheduler.generate(request), choices).unwrap_err().to_string()
+    };
+    assert!(refusal(greedy(vec![], 1)).contains("empty"));
+    assert!(refusal(greedy(vec![1; 257], 1)).contains("257 tokens"));
+    assert!(refusal(greedy(vec![1 << 20], 1)).contains("not in the vocabulary"));
+    assert!(refusal(Request { choices: 3, ..greedy(vec![1], 1) }).contains("3 texts"));
+    let hot = Sampling { temperature: f32::NAN, ..Sampling::default() };
+    assert!(refusal(Request { sampling: hot, ..greedy(vec![1], 1) }).contains("temperature"));
+    let long: Vec<Events> = (0..8).map(|i| scheduler.generate(greedy(text(30, i), 60))).collect();
+    let ends: Vec<_> = long.into_iter().map(|events| collect(events, 1)).collect();
+    let busy = ends.iter().filter(|end| matches!(end, Err(Error::Busy { .. }))).count();
+    let done = ends.iter().filter(|end| end.as_ref().is_ok_and(|r| r[0].tokens.len() == 60)).count();
+    assert!(busy >= 1 && done >= 2 && busy + done == 8, "{busy} refused, {done} done");
+    drop(scheduler.generate(greedy(vec![1], 100)));
+    assert_eq!(one(scheduler.generate(greedy(vec![1], 2))).tokens.len(), 2);
+}
