@@ -1,9 +1,8 @@
 //! A model file in other tensor types: tensor after tensor, on all cores, with one piece of one tensor in memory at a
 //! time. Which type a tensor gets is decided in `quantise_recipe.rs`.
 
-use std::path::Path;
-
 use kiln_gguf::{Gguf, TensorInfo, TensorType, Writer, quant};
+use kiln_system::files::Output;
 use rayon::prelude::*;
 
 use crate::quantise_recipe::Recipe;
@@ -64,7 +63,7 @@ impl<'a> Conversion<'a> {
     }
 
     /// Writes the new file, which appears under its name when it is complete. `done` is told the bytes of each piece.
-    pub fn save(&self, path: &Path, done: &dyn Fn(u64)) -> Result<(), RequantiseError> {
+    pub fn save(&self, output: Output, done: &dyn Fn(u64)) -> Result<(), RequantiseError> {
         let mut metadata = self.model.metadata().clone();
         // The result is one file, whatever the parts of the model were.
         for key in ["split.no", "split.count", "split.tensors.count"] {
@@ -76,7 +75,7 @@ impl<'a> Conversion<'a> {
         for (info, ty) in self.tensors() {
             writer.declare(&info.name, info.dims(), ty)?;
         }
-        let mut stream = writer.start(path)?;
+        let mut stream = writer.start_on(output)?;
         let mut packed = Vec::new();
         for (info, ty) in self.tensors() {
             let data = self.model.data(info);
@@ -122,6 +121,8 @@ fn convert(info: &TensorInfo, to: TensorType, data: &[u8], packed: &mut Vec<u8>)
 
 #[cfg(test)]
 mod tests {
+    use kiln_system::files::Overwrite;
+
     use super::*;
     use crate::synth::{Preset, Synth};
 
@@ -136,7 +137,7 @@ mod tests {
         let plain = synth("F32");
         for recipe in ["Q8_0", "Q4_K_M", "F16"] {
             let conversion = Conversion::new(&plain, Recipe::from_name(recipe).unwrap()).unwrap();
-            conversion.save(&path, &|_| {}).unwrap();
+            conversion.save(Output::create(&path, Overwrite::Yes, &[]).unwrap(), &|_| {}).unwrap();
             let (got, want) = (Gguf::open(&path).unwrap(), synth(recipe));
             assert_eq!(got.data_bytes(), conversion.data_bytes());
             for info in want.tensors() {

@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use kiln_system::text::shown;
+
 use crate::TensorType;
 
 /// The result of everything that touches a file.
@@ -15,10 +17,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     #[error("cannot {action} {}: {why}", path.display())]
     Io { action: &'static str, path: PathBuf, why: std::io::Error },
+    #[error(transparent)]
+    Write(#[from] kiln_system::files::WriteError),
     #[error("{}: {why}", path.display())]
     InFile { path: PathBuf, why: Box<Error> },
 
-    #[error("not a GGUF file: it starts with {start:?} instead of \"GGUF\"; {hint}")]
+    #[error("the file is empty: a download that failed leaves such files; fetch it again")]
+    Empty,
+    #[error("not a GGUF file: it starts with \"{start}\" instead of \"GGUF\"; {hint}", start = shown(start))]
     Magic { start: String, hint: &'static str },
     #[error(
         "GGUF version 1 is not supported (byte 4): its lengths have 32 bits; convert the model again with a newer converter"
@@ -31,30 +37,26 @@ pub enum Error {
 
     #[error(
         "the file ends inside {what} of {owner}: {needed} bytes needed at byte {offset}, {left} left; it is cut short or \
-         damaged: fetch it again"
-    )]
+         damaged: fetch it again", owner = shown(owner))]
     Truncated { what: &'static str, owner: String, offset: u64, needed: u64, left: u64 },
     #[error(
         "{owner} claims {count} {what} at byte {offset}, but the {left} bytes after it hold at most {most}; the file is cut \
-         short or damaged: fetch it again"
-    )]
+         short or damaged: fetch it again", owner = shown(owner))]
     TooMany { what: &'static str, owner: String, offset: u64, count: u64, left: u64, most: u64 },
     #[error("the {what} at byte {offset} has {len} bytes, the most is {most}; the file is damaged: fetch it again")]
     NameTooLong { what: &'static str, offset: u64, len: u64, most: u64 },
-    #[error("the {what} at byte {offset} is not UTF-8 (\"{text}\"); the file is damaged: fetch or convert it again")]
+    #[error("the {what} at byte {offset} is not UTF-8 (\"{text}\"); the file is damaged: fetch or convert it again", text = shown(text))]
     NameNotUtf8 { what: &'static str, offset: u64, text: String },
 
-    #[error("metadata key `{key}` occurs a second time at byte {offset}; convert the model again")]
+    #[error("metadata key `{key}` occurs a second time at byte {offset}; convert the model again", key = shown(key))]
     DuplicateKey { key: String, offset: u64 },
     #[error(
-        "metadata key `{key}` has unknown value type {id} at byte {offset}; the file is damaged or newer than Kiln"
-    )]
+        "metadata key `{key}` has unknown value type {id} at byte {offset}; the file is damaged or newer than Kiln", key = shown(key))]
     ValueType { key: String, offset: u64, id: u32 },
     #[error(
-        "metadata key `{key}` holds {value} at byte {offset} where a bool (0 or 1) belongs; convert the model again"
-    )]
+        "metadata key `{key}` holds {value} at byte {offset} where a bool (0 or 1) belongs; convert the model again", key = shown(key))]
     NotBool { key: String, offset: u64, value: u8 },
-    #[error("metadata key `{key}` nests arrays deeper than {most} at byte {offset}; convert the model again")]
+    #[error("metadata key `{key}` nests arrays deeper than {most} at byte {offset}; convert the model again", key = shown(key))]
     TooDeep { key: String, offset: u64, most: usize },
     #[error(
         "metadata key `general.alignment` is {value}; a power of two from {least} to {most} belongs there: convert the model \
@@ -62,31 +64,29 @@ pub enum Error {
     )]
     Alignment { value: u64, least: u64, most: u64 },
 
-    #[error("metadata key `{key}` is missing; the file is not a complete model of its kind: convert it again")]
+    #[error("metadata key `{key}` is missing; the file is not a complete model of its kind: convert it again", key = shown(key))]
     MissingKey { key: String },
-    #[error("metadata key `{key}` should be {expected} but is {got}; convert the model again")]
+    #[error("metadata key `{key}` should be {expected} but is {got}; convert the model again", key = shown(key), got = shown(got))]
     WrongType { key: String, expected: &'static str, got: String },
-    #[error("metadata key `{key}` has {got} entries where {expected} belong; convert the model again")]
+    #[error("metadata key `{key}` has {got} entries where {expected} belong; convert the model again", key = shown(key))]
     WrongLength { key: String, expected: usize, got: usize },
 
-    #[error("tensor `{name}` has unknown type id {id} (byte {offset}); it was removed from GGUF or is newer than Kiln")]
+    #[error("tensor `{name}` has unknown type id {id} (byte {offset}); it was removed from GGUF or is newer than Kiln", name = shown(name))]
     TensorType { name: String, offset: u64, id: u32 },
-    #[error("tensor `{name}` at byte {offset}: {why}; the file is damaged: fetch or convert it again")]
+    #[error("tensor `{name}` at byte {offset}: {why}; the file is damaged: fetch or convert it again", name = shown(name))]
     TensorShape { name: String, offset: u64, why: ShapeError },
-    #[error("tensor `{name}` occurs a second time at byte {offset}; convert the model again")]
+    #[error("tensor `{name}` occurs a second time at byte {offset}; convert the model again", name = shown(name))]
     DuplicateTensor { name: String, offset: u64 },
-    #[error("tensor `{name}` starts at data offset {start} (byte {offset}), no multiple of the alignment {alignment}")]
+    #[error("tensor `{name}` starts at data offset {start} (byte {offset}), no multiple of the alignment {alignment}", name = shown(name))]
     TensorMisaligned { name: String, offset: u64, start: u64, alignment: u64 },
     #[error(
         "tensor `{name}` (byte {offset}) claims {bytes} bytes at data offset {start}, past the end of the file ({file_bytes} \
-         bytes); the file is cut short or damaged: fetch it again"
-    )]
+         bytes); the file is cut short or damaged: fetch it again", name = shown(name))]
     TensorOutOfFile { name: String, offset: u64, start: u64, bytes: u64, file_bytes: u64 },
     #[error(
-        "tensors `{first}` and `{second}` overlap at byte {offset}; the file is damaged: fetch or convert it again"
-    )]
+        "tensors `{first}` and `{second}` overlap at byte {offset}; the file is damaged: fetch or convert it again", first = shown(first), second = shown(second))]
     TensorOverlap { first: String, second: String, offset: u64 },
-    #[error("tensor `{name}` is missing; the file is not a complete model of its kind: convert it again")]
+    #[error("tensor `{name}` is missing; the file is not a complete model of its kind: convert it again", name = shown(name))]
     MissingTensor { name: String },
 
     #[error(
@@ -99,15 +99,15 @@ pub enum Error {
     #[error("`{key}` is {got} where {expected} belongs; the parts are of different models: fetch them again")]
     SplitMismatch { key: &'static str, expected: u64, got: u64 },
 
-    #[error("cannot write tensor `{name}`: {why}")]
+    #[error("cannot write tensor `{name}`: {why}", name = shown(name))]
     WriteShape { name: String, why: ShapeError },
-    #[error("cannot write {what} `{name}` twice")]
+    #[error("cannot write {what} `{name}` twice", name = shown(name))]
     WriteTwice { what: &'static str, name: String },
-    #[error("cannot write the {what} `{name:.64}`...: it has {len} bytes, the most is {most}")]
+    #[error("cannot write the {what} `{name}`: it has {len} bytes, the most is {most}", name = shown(name))]
     WriteName { what: &'static str, name: String, len: usize, most: u64 },
-    #[error("tensor `{name}` has {expected} bytes, but {got} were given")]
+    #[error("tensor `{name}` has {expected} bytes, but {got} were given", name = shown(name))]
     WriteLength { name: String, expected: usize, got: usize },
-    #[error("tensor `{expected}` is next to be written, not `{got}`")]
+    #[error("tensor `{expected}` is next to be written, not `{got}`", expected = shown(expected), got = shown(got))]
     WriteOrder { expected: String, got: String },
 }
 

@@ -44,6 +44,9 @@ pub struct Header {
 impl Header {
     /// Parses the header of a file. `bytes` is the whole file: the tensors are checked against its length.
     pub fn parse(bytes: &[u8]) -> Result<Header> {
+        if bytes.is_empty() {
+            return Err(Error::Empty);
+        }
         let mut cursor = Cursor { bytes, pos: 0, owner: Owner::Header };
         let version = cursor.version()?;
         let at_tensors = cursor.offset();

@@ -3,10 +3,10 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
+
+use kiln_system::files::{Output, Overwrite};
 
 use crate::TensorType;
 use crate::error::{Error, Result};
@@ -73,9 +73,15 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes the file with the data given so far. Every tensor must have come with its data.
+    /// Writes the file with the data given so far, over a regular file of this name. Every tensor must have come with its
+    /// data.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let mut stream = self.start(path)?;
+        self.save_to(Output::create(path.as_ref(), Overwrite::Yes, &[])?)
+    }
+
+    /// As [`Writer::save`], to a file that was opened for it.
+    pub fn save_to(&self, output: Output) -> Result<()> {
+        let mut stream = self.start_on(output)?;
         for tensor in &self.tensors {
             stream.write_tensor(&tensor.name, tensor.data.as_deref().unwrap_or_default())?;
         }
@@ -94,11 +100,19 @@ impl<'a> Writer<'a> {
         Ok(bytes)
     }
 
-    /// Starts the file: writes everything but the tensor data.
+    /// Starts the file, over a regular file of this name: writes everything but the tensor data.
     pub fn start(&self, path: impl AsRef<Path>) -> Result<Stream> {
+        self.start_on(Output::create(path.as_ref(), Overwrite::Yes, &[])?)
+    }
+
+    /// As [`Writer::start`], in a file that was opened for it.
+    pub fn start_on(&self, output: Output) -> Result<Stream> {
         let (header, alignment) = self.header()?;
         let sizes = self.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.bytes)).collect();
-        Stream::create(path.as_ref(), &header, alignment, sizes)
+        let out = BufWriter::with_capacity(1 << 20, output);
+        let mut stream = Stream { out, alignment, sizes, current: 0, written: 0 };
+        stream.put(&header)?;
+        Ok(stream)
     }
 
     /// Everything before the tensor data, padded, and the alignment.
@@ -134,10 +148,7 @@ impl<'a> Writer<'a> {
 /// name before [`Stream::finish`]; dropped before, it leaves nothing behind.
 #[derive(Debug)]
 pub struct Stream {
-    path: PathBuf,
-    temporary: PathBuf,
-    /// Gone when finished.
-    out: Option<BufWriter<File>>,
+    out: BufWriter<Output>,
     alignment: usize,
     /// Name and bytes of every tensor.
     sizes: Vec<(String, usize)>,
@@ -148,24 +159,6 @@ pub struct Stream {
 }
 
 impl Stream {
-    fn create(path: &Path, header: &[u8], alignment: usize, sizes: Vec<(String, usize)>) -> Result<Stream> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let mut name = std::ffi::OsString::from(".");
-        name.push(path.file_name().unwrap_or_default());
-        name.push(format!(".{}.{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
-        // In the same folder, because a rename cannot cross file systems.
-        let temporary = path.with_file_name(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(|why| Error::Io {
-            action: "create",
-            path: temporary.clone(),
-            why,
-        })?;
-        let out = Some(BufWriter::with_capacity(1 << 20, file));
-        let mut stream = Stream { path: path.to_owned(), temporary, out, alignment, sizes, current: 0, written: 0 };
-        stream.put(header)?;
-        Ok(stream)
-    }
-
     /// Writes the data of the next tensor, which must have this name.
     pub fn write_tensor(&mut self, name: &str, data: &[u8]) -> Result<()> {
         let next = self.sizes.get(self.current);
@@ -192,8 +185,8 @@ impl Stream {
         self.written += piece.len();
         if self.written == bytes {
             let padding = bytes.next_multiple_of(self.alignment) - bytes;
-            io::copy(&mut io::Read::take(io::repeat(0), padding as u64), self.writer())
-                .map_err(|why| self.failed("write", why))?;
+            io::copy(&mut io::Read::take(io::repeat(0), padding as u64), &mut self.out)
+                .map_err(|why| self.failed(why))?;
             (self.current, self.written) = (self.current + 1, 0);
         }
         Ok(())
@@ -204,37 +197,17 @@ impl Stream {
         if let Some((name, expected)) = self.sizes.get(self.current) {
             return Err(Error::WriteLength { name: name.clone(), expected: *expected, got: self.written });
         }
-        self.writer().flush().map_err(|why| self.failed("write", why))?;
-        self.writer().get_ref().sync_all().map_err(|why| self.failed("write", why))?;
-        fs::rename(&self.temporary, &self.path).map_err(|why| Error::Io {
-            action: "rename the finished file to",
-            path: self.path.clone(),
-            why,
-        })?;
-        self.out = None;
-        Ok(())
+        self.out.flush().map_err(|why| self.failed(why))?;
+        let (output, _) = self.out.into_parts();
+        Ok(output.finish()?)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.writer().write_all(bytes).map_err(|why| self.failed("write", why))
+        self.out.write_all(bytes).map_err(|why| self.failed(why))
     }
 
-    fn writer(&mut self) -> &mut BufWriter<File> {
-        self.out.as_mut().expect("only finish should take the file away, and it consumes the stream")
-    }
-
-    fn failed(&self, action: &'static str, why: io::Error) -> Error {
-        Error::Io { action, path: self.temporary.clone(), why }
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if let Some(out) = self.out.take() {
-            // What is still buffered is not worth writing, and a failure to remove has nobody to hear of it.
-            drop(out.into_parts());
-            let _ = fs::remove_file(&self.temporary);
-        }
+    fn failed(&self, why: io::Error) -> Error {
+        self.out.get_ref().failed(why).into()
     }
 }
 

@@ -110,7 +110,7 @@ fn wrong_magic_says_what_the_file_may_be() {
         assert!(matches!(error, Error::Magic { .. }) && error.to_string().contains(hint), "{error}");
     }
     assert!(matches!(Header::parse(b"GG").unwrap_err(), Error::Truncated { what: "magic", offset: 0, left: 2, .. }));
-    assert!(matches!(Header::parse(b"").unwrap_err(), Error::Truncated { .. }));
+    assert!(matches!(Header::parse(b"").unwrap_err(), Error::Empty));
 }
 
 #[test]

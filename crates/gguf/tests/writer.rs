@@ -257,8 +257,8 @@ fn errors_of_files_name_the_file() {
     assert!(Gguf::open(&path).unwrap_err().to_string().contains("bad.gguf"));
     fs::write(&path, "").unwrap();
     let error = Gguf::open(&path).unwrap_err().to_string();
-    assert!(error.contains("bad.gguf: the file ends inside magic"), "{error}");
+    assert!(error.contains("bad.gguf: the file is empty"), "{error}");
     assert!(matches!(Gguf::open(&folder.0), Err(Error::Io { .. })));
     let nowhere = Writer::new(Metadata::new()).save(folder.file("no/such/folder.gguf"));
-    assert!(matches!(nowhere, Err(Error::Io { action: "create", .. })));
+    assert!(matches!(nowhere, Err(Error::Write(_))));
 }

@@ -2,13 +2,15 @@
 //! read or written costs time, never a result, so trouble is logged once and work goes on.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use etcetera::BaseStrategy as _;
+use kiln_system::environment;
+use kiln_system::files::{Output, Overwrite};
 use sha2::{Digest as _, Sha256};
 
 /// Part of every key: a change of the compiler or of this crate's rules makes old entries unreachable.
-const VERSION: &str = "kiln-1 glslang-0.9.1";
+const VERSION: &str = "kiln-2 glslang-0.9.1";
 
 /// A folder for things that can be made again.
 #[derive(Debug)]
@@ -20,7 +22,7 @@ pub struct Cache {
 impl Cache {
     /// The folder named by `KILN_CACHE_DIR`, else `kiln` in the user's cache folder.
     pub fn user() -> Cache {
-        let named = std::env::var_os("KILN_CACHE_DIR").map(PathBuf::from);
+        let named = environment::path("KILN_CACHE_DIR");
         let folder = named.or_else(|| etcetera::choose_base_strategy().ok().map(|dirs| dirs.cache_dir().join("kiln")));
         Cache::at(folder)
     }
@@ -38,6 +40,11 @@ impl Cache {
     /// The entry of this name with its checksum verified; `None` where there is none or it is damaged.
     pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.folder.as_ref()?.join(name);
+        // Looked at before it is opened: opening a pipe would wait for somebody to write to it.
+        if std::fs::metadata(&path).is_ok_and(|m| !m.is_file()) {
+            self.warn(&format!("{} is no regular file", path.display()));
+            return None;
+        }
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
@@ -48,7 +55,7 @@ impl Cache {
         };
         let sum_at = bytes.len().checked_sub(32)?;
         let (body, sum) = bytes.split_at(sum_at);
-        if Sha256::digest(body).as_slice() != sum {
+        if checksum(name, body) != sum {
             log::warn!("{} is damaged; it will be made anew", path.display());
             return None;
         }
@@ -58,20 +65,21 @@ impl Cache {
     /// Writes an entry: to a temporary file first, so that no reader ever sees half of it.
     pub(crate) fn write(&self, name: &str, body: &[u8]) {
         let Some(folder) = &self.folder else { return };
+        // Where one entry cannot be written the others cannot either.
+        if self.warned.load(Ordering::Relaxed) {
+            return;
+        }
         let path = folder.join(name);
-        // Unique among processes and threads: two may write the same entry at once.
-        static WRITES: AtomicU64 = AtomicU64::new(0);
-        let number = WRITES.fetch_add(1, Ordering::Relaxed);
-        let temporary = path.with_extension(format!("tmp{}-{number}", std::process::id()));
+        if std::fs::symlink_metadata(&path).is_ok_and(|m| !m.is_file()) {
+            return self.warn(&format!("{} is no regular file", path.display()));
+        }
         let mut bytes = body.to_vec();
-        bytes.extend_from_slice(&Sha256::digest(body));
-        let written = path
-            .parent()
-            .map_or(Ok(()), std::fs::create_dir_all)
-            .and_then(|()| std::fs::write(&temporary, &bytes))
-            .and_then(|()| std::fs::rename(&temporary, &path));
-        if let Err(e) = written {
-            self.warn(&format!("cannot write {}: {e}", path.display()));
+        bytes.extend_from_slice(&checksum(name, body));
+        if let Some(Err(e)) = path.parent().map(std::fs::create_dir_all) {
+            return self.warn(&format!("cannot write {}: {e}", path.display()));
+        }
+        if let Err(e) = Output::write(&path, Overwrite::Yes, &bytes) {
+            self.warn(e.to_string().lines().next().unwrap_or_default());
         }
     }
 
@@ -80,6 +88,15 @@ impl Cache {
             log::warn!("{what}; kernels are compiled anew each start (KILN_CACHE_DIR names another folder)");
         }
     }
+}
+
+/// Stands behind an entry's bytes. Its name is part of it, so that one entry cannot take another's place.
+fn checksum(name: &str, body: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update((name.len() as u64).to_le_bytes());
+    hash.update(name);
+    hash.update(body);
+    hash.finalize().into()
 }
 
 /// The key of a text: hex of a hash over the version, the texts and their lengths.
@@ -109,9 +126,26 @@ mod tests {
             std::fs::write(&path, damage).unwrap();
             assert_eq!(cache.read("a/b.spv"), None);
         }
+        cache.write("a/other.spv", b"another kernel");
+        std::fs::copy(folder.join("a/other.spv"), &path).unwrap();
+        assert_eq!(cache.read("a/b.spv"), None, "an entry under another's name");
         cache.write("a/b.spv", b"again");
         assert_eq!(cache.read("a/b.spv").as_deref(), Some(&b"again"[..]));
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_nothing_and_is_tried_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(Some(folder.path().to_owned()));
+        // Nothing can take the place of a folder.
+        std::fs::create_dir_all(folder.path().join("a/b.spv/inside")).unwrap();
+        cache.write("a/b.spv", b"hello");
+        cache.write("a/c.spv", b"hello");
+        let names: Vec<_> =
+            std::fs::read_dir(folder.path().join("a")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["b.spv"]);
+        assert_eq!(cache.read("a/b.spv"), None, "a folder is no entry");
     }
 
     #[test]

@@ -37,7 +37,7 @@ enum Command {
     Doctor(commands::doctor::Arguments),
     /// Show what is in a model file and how much memory it needs
     Inspect(commands::inspect::Arguments),
-    /// Write a model file in other tensor types
+    /// Make a model file smaller: write it quantised, or in any other tensor type
     Quantize(commands::quantize::Arguments),
     /// Prove every kernel on this device and driver against its reference
     Selftest(commands::selftest::Arguments),

@@ -18,10 +18,10 @@ mod values;
 mod vocab;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use kiln_gguf::{Metadata, TensorType, Writer, quant};
+use kiln_system::files::Output;
 use rayon::prelude::*;
 
 use crate::quantise_recipe::{ModelFacts, Recipe, TensorFacts};
@@ -115,12 +115,12 @@ impl Synth {
     }
 
     /// Writes the file, which appears under its name when it is complete. `done` is told the bytes of each piece.
-    pub fn save(&self, path: &Path, done: &dyn Fn(u64)) -> Result<(), SynthError> {
+    pub fn save(&self, output: Output, done: &dyn Fn(u64)) -> Result<(), SynthError> {
         let mut writer = Writer::new(self.metadata.clone());
         for (spec, &ty) in self.specs.iter().zip(&self.types) {
             writer.declare(&spec.name, &spec.dims, ty)?;
         }
-        let mut stream = writer.start(path)?;
+        let mut stream = writer.start_on(output)?;
         let mut pools = Pools::new();
         for (spec, &ty) in self.specs.iter().zip(&self.types) {
             self.make(spec, ty, &mut pools, &mut |piece| {

@@ -1,12 +1,12 @@
 //! `kiln logits`: the logits of every token of a prompt, as a GGUF file that other tools can compare.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use kiln_engine::run::Wanted;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_gguf::{Metadata, TensorType, Writer};
+use kiln_system::files::{Output, Overwrite};
 
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::say;
@@ -23,6 +23,9 @@ pub(crate) struct Arguments {
     /// File to write: tensors `tokens` (I32) and `logits` (F32)
     #[arg(short, long)]
     output: PathBuf,
+    /// Overwrite the output if it is there
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -31,6 +34,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let path = resolve(arguments.model.as_deref())?;
     let model = open(&path)?;
+    let inputs: Vec<&Path> = model.gguf.paths().collect();
+    let output = Output::create(&arguments.output, Overwrite::if_forced(arguments.force), &inputs)?;
     let mut session = arguments.flags.session(&model)?;
     let tokens = model.tokenizer.encode(&arguments.prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
     let logits = session.feed(&tokens, Wanted::All)?;
@@ -43,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let bytes: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();
     // The established layout names the number of tokens first, though rows of the vocabulary lie in memory.
     writer.add("logits", &[tokens.len(), model.config.vocab], TensorType::F32, bytes)?;
-    writer.save(&arguments.output).with_context(|| format!("cannot write {}", arguments.output.display()))?;
+    writer.save_to(output)?;
     say(&format!("{} tokens, {} logits each, in {}", tokens.len(), model.config.vocab, arguments.output.display()));
     Ok(ExitCode::SUCCESS)
 }

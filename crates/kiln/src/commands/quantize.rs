@@ -1,13 +1,14 @@
-//! `kiln quantize`: a model file in other tensor types.
+//! `kiln quantize`: a model file made smaller (quantised), or brought into other tensor types.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use kiln_engine::requantise::Conversion;
 use kiln_gguf::Gguf;
+use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::synth::recipe;
@@ -54,7 +55,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         list(&conversion, arguments.json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    check_target(&model, arguments)?;
+    let inputs: Vec<&Path> = model.paths().collect();
+    let output = Output::create(&arguments.out, Overwrite::if_forced(arguments.force), &inputs)?;
     let again = conversion.n_requantised();
     if again > 0 {
         say(&format!("note: {again} tensors are quantised already; quantising them again costs quality"));
@@ -66,13 +68,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let pool = pool.build().context("cannot start the threads")?;
     let start = Instant::now();
     let bar = byte_progress(conversion.data_bytes(), recipe.name);
-    pool.install(|| conversion.save(&arguments.out, &|bytes| bar.inc(bytes)))?;
+    pool.install(|| conversion.save(output, &|bytes| bar.inc(bytes)))?;
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
     let (before, after) = (model.data_bytes(), conversion.data_bytes());
     if arguments.json {
         print(&serde_json::to_string_pretty(&json!({
-            "file": arguments.out,
+            "file": arguments.out.to_string_lossy(),
             "type": recipe.name,
             "tensors": model.tensors().len(),
             "data_bytes_before": before,
@@ -85,22 +87,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         say(&format!("{}: {} in {seconds:.1} s, {from} -> {to}", arguments.out.display(), recipe.name));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Refuses to destroy anything.
-fn check_target(model: &Gguf, arguments: &Arguments) -> anyhow::Result<()> {
-    let out = &arguments.out;
-    let same = |path: &Path| matches!((path.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
-    if model.paths().any(same) {
-        bail!("{} is the model that is read\nhint: name another file to write", out.display());
-    }
-    if out.is_dir() {
-        bail!("{} is a folder\nhint: name a file in it", out.display());
-    }
-    if out.exists() && !arguments.force {
-        bail!("{} is there already\nhint: --force overwrites it", out.display());
-    }
-    Ok(())
 }
 
 fn list(conversion: &Conversion<'_>, as_json: bool) -> anyhow::Result<()> {

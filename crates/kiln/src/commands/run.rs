@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use kiln_engine::tokenizer::{AddSpecial, LeadingSpace, ParseSpecial, ShowSpecial, TextStream};
+use kiln_system::files::{Output, Overwrite};
 
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::say;
@@ -34,6 +35,9 @@ pub(crate) struct Arguments {
     /// Go on from a saved state of the same model and context: the prompt continues the text it holds
     #[arg(long, value_name = "FILE")]
     load_state: Option<PathBuf>,
+    /// Overwrite the file of --save-state if it is there
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -41,6 +45,10 @@ pub(crate) struct Arguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = open(&resolve(arguments.model.as_deref())?)?;
+    // Both before the weights are loaded: a wrong name should not cost a minute.
+    let inputs: Vec<&Path> = model.gguf.paths().chain(arguments.load_state.as_deref()).collect();
+    let save = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);
+    let output = arguments.save_state.as_ref().map(save).transpose()?;
     let mut session = arguments.flags.session(&model)?;
     let tokenizer = &model.tokenizer;
     let special = if arguments.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
@@ -57,9 +65,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let banned = if arguments.ignore_eos { tokenizer.end_ids() } else { &[] };
     let mut token = session.next_greedy(&prompt, banned)?;
     let prompted = start.elapsed();
-    if let Some(path) = &arguments.save_state {
-        save(path, &session.save_state()?)?;
-        say(&format!("{}: {} tokens", path.display(), session.length()));
+    if let Some(mut output) = output {
+        output.write_all(&session.save_state()?).map_err(|why| output.failed(why))?;
+        let name = output.path().display().to_string();
+        output.finish()?;
+        say(&format!("{name}: {} tokens", session.length()));
     }
     let start = Instant::now();
     let mut made = 0;
@@ -82,16 +92,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         rate(made.saturating_sub(1), decode),
     ));
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes a file that is there as a whole or not at all.
-fn save(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    // In the same folder, because a rename cannot cross file systems.
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    std::fs::write(&partial, bytes)
-        .and_then(|()| std::fs::rename(&partial, path))
-        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Text as it comes. A reader that has gone ends the program.

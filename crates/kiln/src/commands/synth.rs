@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use kiln_engine::quantise_recipe::{RECIPES, Recipe};
 use kiln_engine::synth::{PRESETS, Preset, Synth};
+use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use crate::output::{byte_progress, print, say, size};
@@ -58,18 +59,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let preset =
         Preset::from_name(preset).with_context(|| format!("no preset {preset:?}\nhint: there are {}", known()))?;
     let recipe = recipe(recipe_name)?;
-    if out.exists() && !arguments.force {
-        bail!("{} is there already\nhint: --force overwrites it", out.display());
-    }
+    let output = Output::create(out, Overwrite::if_forced(arguments.force), &[])?;
     let start = Instant::now();
     let synth = Synth::new(preset, recipe, arguments.seed);
     let bar = byte_progress(synth.data_bytes(), preset.name);
-    synth.save(out, &|bytes| bar.inc(bytes))?;
+    synth.save(output, &|bytes| bar.inc(bytes))?;
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
         print(&serde_json::to_string_pretty(&json!({
-            "file": out,
+            "file": out.to_string_lossy(),
             "preset": preset.name,
             "type": recipe.name,
             "seed": arguments.seed,

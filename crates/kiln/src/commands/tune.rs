@@ -11,6 +11,7 @@ use kiln_kernels::mul_mat_vec::search::{Found, Subject, search};
 use kiln_kernels::mul_mat_vec::tuning::{Line, Table, Tuning};
 use kiln_kernels::operation::Path;
 use kiln_kernels::packing::type_on;
+use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::bench::time;
@@ -170,7 +171,7 @@ fn keep(device: &Device, lines: &[Line]) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let text = format!("# {}\n{text}", device.adapter.describe());
-    std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    Output::write(&file, Overwrite::Yes, text.as_bytes())?;
     say(&format!("kept in {}", file.display()));
     Ok(())
 }

@@ -1,0 +1,369 @@
+//! Files that Kiln writes: whole or not at all, and never over what is not its own to overwrite. Everything that writes
+//! a file goes through [`Output`].
+//!
+//! The bytes go to a file beside the target first, with a name nobody can guess, and take the target's name when they are
+//! complete. That file goes away when the writing fails, and on signals where [`remove_on_signals`] was called; it is
+//! locked while it is written, so that [`stale`] can tell what a killed process left behind.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use signal_hook::consts::{SIGBUS, SIGHUP, SIGINT, SIGTERM};
+use tempfile::NamedTempFile;
+
+/// How the names of incomplete files begin and end.
+const PREFIX: &str = ".kiln-";
+const SUFFIX: &str = ".tmp";
+
+/// Whether a file that is there may be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrite {
+    /// It stays.
+    No,
+    /// It goes, if it is a regular file.
+    Yes,
+}
+
+impl Overwrite {
+    /// `Yes` where a user said `--force`.
+    pub fn if_forced(force: bool) -> Overwrite {
+        if force { Overwrite::Yes } else { Overwrite::No }
+    }
+}
+
+/// Why a file is not written.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum WriteError {
+    #[error("{} is there already\nhint: --force overwrites it", path.display())]
+    Exists { path: PathBuf },
+    #[error("{} is the file that is read\nhint: name another file to write", path.display())]
+    IsInput { path: PathBuf },
+    #[error("{} is a folder\nhint: name a file in it", path.display())]
+    Folder { path: PathBuf },
+    #[error("{} is {what}, which Kiln does not write to\nhint: name a file", path.display())]
+    Special { path: PathBuf, what: &'static str },
+    #[error("{} is a link to {}, which is not there\nhint: remove the link, or make what it points to", path.display(), to.display())]
+    DeadLink { path: PathBuf, to: PathBuf },
+    #[error("cannot write {}: {why}{}", path.display(), hint(why))]
+    Io { path: PathBuf, why: io::Error },
+}
+
+/// What helps, where the error alone does not say.
+fn hint(why: &io::Error) -> &'static str {
+    match why.kind() {
+        io::ErrorKind::StorageFull => "\nhint: the disk is full; nothing of the file was kept",
+        io::ErrorKind::NotFound => "\nhint: its folder is not there",
+        _ => "",
+    }
+}
+
+/// A file being written. What is in it is seen under its name after [`Output::finish`]; dropped before, it leaves nothing.
+#[derive(Debug)]
+pub struct Output {
+    /// As the caller named it, for messages.
+    name: PathBuf,
+    to: To,
+}
+
+#[derive(Debug)]
+enum To {
+    /// A regular file: the incomplete one, the name it gets, and whether it may replace another.
+    Place(Temporary, PathBuf, Overwrite),
+    /// What is no regular file takes the bytes as they come: a pipe, a terminal, `/dev/null`.
+    Through(File),
+}
+
+impl Output {
+    /// Opens a file for writing; the target is checked now, before hours of work go into it. `inputs` are files that are
+    /// being read and must not be replaced, whatever `overwrite` says.
+    pub fn create(path: &Path, overwrite: Overwrite, inputs: &[&Path]) -> Result<Output, WriteError> {
+        let name = path.to_owned();
+        let failed = |why| WriteError::Io { path: path.to_owned(), why };
+        if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) && fs::metadata(path).is_err() {
+            let to = fs::read_link(path).map_err(failed)?;
+            return Err(WriteError::DeadLink { path: name, to });
+        }
+        let place = match fs::metadata(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(e) => return Err(failed(e)),
+            Ok(there) => {
+                let kind = there.file_type();
+                let same = |input: &&Path| fs::metadata(input).is_ok_and(|m| id(&m) == id(&there));
+                if kind.is_file() && inputs.iter().any(same) {
+                    return Err(WriteError::IsInput { path: name });
+                }
+                if kind.is_dir() {
+                    return Err(WriteError::Folder { path: name });
+                }
+                if kind.is_block_device() || kind.is_socket() {
+                    let what = if kind.is_socket() { "a socket" } else { "a disk" };
+                    return Err(WriteError::Special { path: name, what });
+                }
+                if !kind.is_file() {
+                    let file = File::options().write(true).open(path).map_err(failed)?;
+                    return Ok(Output { name, to: To::Through(file) });
+                }
+                if overwrite == Overwrite::No {
+                    return Err(WriteError::Exists { path: name });
+                }
+                // A link stays one: what it points to is replaced.
+                fs::canonicalize(path).map_err(failed)?
+            }
+        };
+        let folder = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let temporary = Temporary::in_folder(folder).map_err(failed)?;
+        Ok(Output { name, to: To::Place(temporary, place, overwrite) })
+    }
+
+    /// The path, as the caller named it.
+    pub fn path(&self) -> &Path {
+        &self.name
+    }
+
+    /// The error of writing this file.
+    pub fn failed(&self, why: io::Error) -> WriteError {
+        WriteError::Io { path: self.name.clone(), why }
+    }
+
+    /// Gives the file its name, when all of it is safe on the disk.
+    pub fn finish(self) -> Result<(), WriteError> {
+        let Output { name, to } = self;
+        let failed = |why: io::Error| match why.kind() {
+            io::ErrorKind::AlreadyExists => WriteError::Exists { path: name.clone() },
+            _ => WriteError::Io { path: name.clone(), why },
+        };
+        match to {
+            To::Through(mut file) => file.flush().map_err(failed),
+            To::Place(temporary, place, overwrite) => temporary.persist(&place, overwrite).map_err(failed),
+        }
+    }
+
+    /// Writes a whole file at once.
+    pub fn write(path: &Path, overwrite: Overwrite, bytes: &[u8]) -> Result<(), WriteError> {
+        let mut output = Output::create(path, overwrite, &[])?;
+        output.write_all(bytes).map_err(|why| output.failed(why))?;
+        output.finish()
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.to {
+            To::Place(temporary, ..) => temporary.file().write(bytes),
+            To::Through(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.to {
+            To::Place(temporary, ..) => temporary.file().flush(),
+            To::Through(file) => file.flush(),
+        }
+    }
+}
+
+/// What makes two names the same file.
+fn id(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// An incomplete file, known to [`remove_on_signals`] as long as it is there.
+#[derive(Debug)]
+struct Temporary(Option<NamedTempFile>);
+
+impl Temporary {
+    fn in_folder(folder: &Path) -> io::Result<Temporary> {
+        use std::os::unix::fs::PermissionsExt as _;
+        // Held while the file is made: a signal that comes between would miss it.
+        let mut incomplete = incomplete();
+        let mut builder = tempfile::Builder::new();
+        // The user's umask takes away from this what it takes from every file.
+        let file = builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(16).permissions(fs::Permissions::from_mode(0o666));
+        let file = file.tempfile_in(folder)?;
+        // Best effort: not every file system knows locks.
+        let _ = file.as_file().try_lock();
+        incomplete.insert(file.path().to_owned());
+        Ok(Temporary(Some(file)))
+    }
+
+    fn file(&mut self) -> &mut File {
+        self.0.as_mut().expect("only `persist` takes the file away, and it consumes this").as_file_mut()
+    }
+
+    fn persist(mut self, place: &Path, overwrite: Overwrite) -> io::Result<()> {
+        let Some(file) = self.0.take() else { return Ok(()) };
+        let path = file.path().to_owned();
+        let done = (|| {
+            file.as_file().sync_all()?;
+            if let Ok(old) = fs::metadata(place) {
+                file.as_file().set_permissions(old.permissions())?;
+            }
+            match overwrite {
+                Overwrite::Yes => file.persist(place).map_err(|e| e.error)?,
+                // Another process may have made the file since it was looked for.
+                Overwrite::No => file.persist_noclobber(place).map_err(|e| e.error)?,
+            };
+            Ok(())
+        })();
+        incomplete().remove(&path);
+        done
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.take() {
+            let path = file.path().to_owned();
+            // A failure to remove has nobody to hear of it; `kiln doctor` will name the file.
+            drop(file);
+            incomplete().remove(&path);
+        }
+    }
+}
+
+/// Every incomplete file of this process.
+fn incomplete() -> MutexGuard<'static, HashSet<PathBuf>> {
+    static FILES: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on Ctrl-C, `kill` and a closed terminal remove incomplete files before they end the process as usual, and a
+/// mapped file that is cut short under the process (SIGBUS) ends it with a message. Starts a thread. Signals that the
+/// process was told to ignore (`nohup`) stay ignored.
+pub fn remove_on_signals() {
+    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGBUS].into_iter().filter(|signal| !is_ignored(*signal));
+    let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
+    let wait = move || {
+        let Some(signal) = signals.forever().next() else { return };
+        // Never given back: no file is made any more.
+        let files = incomplete();
+        files.iter().for_each(|file| drop(fs::remove_file(file)));
+        if signal == SIGBUS {
+            // The thread that touched the missing bytes tries again and again until the process has ended.
+            let _ = io::stderr().write_all(
+                b"\nerror: the model file was cut short while it was being read\n\
+                  hint: another program is writing to it, or its disk is failing; fetch it again\n",
+            );
+            signal_hook::low_level::exit(1);
+        }
+        let _ = signal_hook::low_level::emulate_default_handler(signal);
+    };
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+}
+
+/// Whether the process was started with this signal ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
+/// Incomplete files in a folder that no process writes any more, with their sizes: killed processes left them.
+pub fn stale(folder: &Path) -> Vec<(PathBuf, u64)> {
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let size = |path: PathBuf| {
+        let metadata = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let locked = File::open(&path).ok()?.try_lock().is_err_and(|e| matches!(e, fs::TryLockError::WouldBlock));
+        (!locked).then_some((path, metadata.len()))
+    };
+    let mut found: Vec<_> = entries.filter(is_ours).filter_map(size).collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_there_as_a_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let mut output = Output::create(&path, Overwrite::No, &[]).unwrap();
+        output.write_all(b"half").unwrap();
+        assert_eq!(names(folder.path()).len(), 1, "only the incomplete file is there");
+        assert!(stale(folder.path()).is_empty(), "and it is being written");
+        drop(output);
+        assert!(names(folder.path()).is_empty());
+        Output::write(&path, Overwrite::No, b"whole").unwrap();
+        assert_eq!(names(folder.path()), ["x"]);
+        fs::write(folder.path().join(".kiln-left.tmp"), b"1234").unwrap();
+        assert_eq!(stale(folder.path()), [(folder.path().join(".kiln-left.tmp"), 4)]);
+    }
+
+    #[test]
+    fn nothing_is_replaced_unless_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("x"), folder.path().join("link"));
+        fs::write(&path, b"precious").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for there in [&path, &link] {
+            assert!(matches!(Output::create(there, Overwrite::No, &[]), Err(WriteError::Exists { .. })));
+            assert!(matches!(Output::create(there, Overwrite::Yes, &[&path]), Err(WriteError::IsInput { .. })));
+        }
+        let hard = folder.path().join("hard");
+        fs::hard_link(&path, &hard).unwrap();
+        assert!(matches!(Output::create(&hard, Overwrite::Yes, &[&path]), Err(WriteError::IsInput { .. })));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        Output::write(&link, Overwrite::Yes, b"new").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink(), "a link stays a link");
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        // A file that appears while another is written stays, too.
+        let late = folder.path().join("late");
+        let output = Output::create(&late, Overwrite::No, &[]).unwrap();
+        fs::write(&late, b"first").unwrap();
+        assert!(matches!(output.finish(), Err(WriteError::Exists { .. })));
+        assert_eq!(fs::read(&late).unwrap(), b"first");
+        assert_eq!(names(folder.path()), ["hard", "late", "link", "x"]);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_written_through_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        Output::write(Path::new("/dev/null"), Overwrite::Yes, b"x").unwrap();
+        assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        let error = Output::write(Path::new("/dev/full"), Overwrite::Yes, b"x").unwrap_err().to_string();
+        assert!(error.contains("/dev/full") && error.contains("full"), "{error}");
+        assert!(matches!(Output::create(folder.path(), Overwrite::Yes, &[]), Err(WriteError::Folder { .. })));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path().join("gone"), &link).unwrap();
+        assert!(matches!(Output::create(&link, Overwrite::Yes, &[]), Err(WriteError::DeadLink { .. })));
+        let socket = folder.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(matches!(Output::create(&socket, Overwrite::Yes, &[]), Err(WriteError::Special { .. })));
+        let error = Output::create(&folder.path().join("no/x"), Overwrite::Yes, &[]).unwrap_err().to_string();
+        assert!(error.contains("no/x") && error.contains("folder is not there"), "{error}");
+        assert_eq!(names(folder.path()), ["link", "socket"]);
+    }
+
+    #[test]
+    fn rights_follow_the_umask_and_the_file_that_is_replaced() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, plain) = (folder.path().join("x"), folder.path().join("plain"));
+        Output::write(&path, Overwrite::No, b"1").unwrap();
+        fs::write(&plain, b"1").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&plain));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        Output::write(&path, Overwrite::Yes, b"2").unwrap();
+        assert_eq!(mode(&path) & 0o777, 0o600);
+    }
+}
