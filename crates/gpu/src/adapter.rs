@@ -126,7 +126,10 @@ pub fn choose<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a A
     let Some(wanted) = wanted.map(str::trim).filter(|w| !w.is_empty()) else {
         let usable = adapters.iter().filter(|a| a.kind != AdapterKind::Cpu && a.missing().is_none());
         let best = usable.min_by_key(|a| (a.kind.rank(), std::cmp::Reverse(a.memory_bytes), a.index));
-        return best.ok_or(Error::NoDevice);
+        return best.ok_or_else(|| {
+            let software = adapters.iter().find(|a| a.kind == AdapterKind::Cpu && a.missing().is_none());
+            software.map_or(Error::NoDevice, |a| Error::OnlySoftware { name: a.name.clone(), index: a.index })
+        });
     };
     let index = wanted.parse::<usize>().ok();
     if let Some(adapter) = index.and_then(|i| adapters.get(i)) {
@@ -183,7 +186,7 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let version = Version::from(core.api_version);
     let (memory_bytes, memory_free) = memory(instance, physical, has(&vk::EXT_MEMORY_BUDGET_EXTENSION));
     let (mut caps, addressable) = crate::query::caps(raw, physical, &core, &extensions);
-    let disabled = std::env::var("KILN_DISABLE").unwrap_or_default();
+    let disabled = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
     for unknown in caps.disable(&disabled) {
         log::warn!("KILN_DISABLE names {unknown:?}; coopmat2, coopmat, int_dot, bfloat16 and subgroups are known");
     }
@@ -276,7 +279,8 @@ mod tests {
 
     #[test]
     fn a_software_device_is_taken_only_when_named() {
-        assert!(matches!(choose(&machine()[..1], None), Err(Error::NoDevice)));
+        let error = choose(&machine()[..1], None).unwrap_err().to_string();
+        assert!(error.contains("llvmpipe") && error.contains("--device 0"), "{error}");
         assert_eq!(choose(&machine()[..1], Some("llvmpipe")).unwrap().index, 0);
     }
 

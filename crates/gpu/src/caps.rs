@@ -138,8 +138,8 @@ pub struct Limits {
     pub max_push_bytes: u32,
     pub max_buffer_bytes: u64,
     pub max_allocation_bytes: u64,
-    /// Nanoseconds of one tick of a timestamp; 0 where the queue has no timestamps.
-    pub timestamp_period: u32,
+    /// Femtoseconds of one tick of a timestamp: periods of some devices are no whole nanoseconds (83.333).
+    pub timestamp_femtoseconds: u64,
 }
 
 /// Everything a kernel may ask about the device before it chooses its path.
@@ -188,7 +188,7 @@ impl Caps {
                 max_push_bytes: 128,
                 max_buffer_bytes: 1 << 30,
                 max_allocation_bytes: 1 << 30,
-                timestamp_period: 1,
+                timestamp_femtoseconds: 1_000_000,
             },
             storage_8bit: true,
             storage_16bit: true,
@@ -245,7 +245,7 @@ impl Caps {
                 max_push_bytes: 256,
                 max_buffer_bytes: 1 << 40,
                 max_allocation_bytes: 4 << 30,
-                timestamp_period: 1,
+                timestamp_femtoseconds: 1_000_000,
             },
             float16: true,
             int8: true,

@@ -3,14 +3,24 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use glslang::{
     Compiler, CompilerOptions, ShaderInput, ShaderSource, ShaderStage, SourceLanguage, SpirvVersion, Target,
     VulkanVersion,
 };
 
+use kiln_system::{environment, text::shown};
+
 use crate::{Error, Shader};
+
+/// Deepest nesting of includes; Kiln's own go five deep.
+const DEEPEST: usize = 32;
+/// Most bytes of a shader's whole text; Kiln's own stay below a tenth of it.
+const MOST_BYTES: usize = 4 << 20;
+/// Longest compilation of a text that a user's folder had a part in. Macros that double each other would go on for years.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// Where shader texts come from: embedded ones, and a folder that overrides them.
 #[derive(Clone, Debug)]
@@ -22,7 +32,7 @@ pub struct Sources {
 impl Sources {
     /// The embedded files, overridden by those in the folder named by `KILN_SHADER_DIR`.
     pub fn new(embedded: &'static [(&'static str, &'static str)]) -> Sources {
-        Sources { embedded, folder: std::env::var_os("KILN_SHADER_DIR").map(PathBuf::from) }
+        Sources { embedded, folder: environment::path("KILN_SHADER_DIR") }
     }
 
     /// The embedded files, overridden by those in `folder`.
@@ -30,10 +40,42 @@ impl Sources {
         Sources { embedded, folder }
     }
 
-    fn get(&self, file: &str) -> Option<Cow<'static, str>> {
-        let overridden = self.folder.as_ref().and_then(|dir| std::fs::read_to_string(dir.join(file)).ok());
-        let embedded = || self.embedded.iter().find(|(name, _)| *name == file).map(|(_, text)| Cow::Borrowed(*text));
-        overridden.map(Cow::Owned).or_else(embedded)
+    /// Whether the folder, if one is named, can take the place of embedded files. A folder that changes nothing was named
+    /// by mistake: without a word the embedded files would be measured in its stead.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let wrong = |why: String| Err(Error::ShaderFolder { why });
+        if !folder.is_dir() {
+            return wrong(format!("{} is not a folder", shown(&folder.to_string_lossy())));
+        }
+        let mut files = Vec::new();
+        shader_files(folder, Path::new(""), &mut files);
+        let known = |file: &String| self.embedded.iter().any(|(name, _)| name == file);
+        for file in files.iter().filter(|file| !known(file)) {
+            // Files of other names may be new ones that an overriding one includes.
+            let base = file.rsplit('/').next().unwrap_or_default();
+            let meant = self.embedded.iter().find(|(name, _)| name.rsplit('/').next() == Some(base));
+            if let Some((meant, _)) = meant {
+                return wrong(format!("{} takes no file's place; was {meant} meant?", shown(file)));
+            }
+        }
+        if !files.iter().any(known) {
+            let folder = shown(&folder.to_string_lossy());
+            return wrong(format!("no file in {folder} takes the place of one of Kiln's"));
+        }
+        files.iter().try_for_each(|file| self.get(file).map(drop))
+    }
+
+    /// A file's text: that of the folder, else the embedded one.
+    fn get(&self, file: &str) -> Result<Option<Cow<'static, str>>, Error> {
+        if let Some(path) = self.folder.as_ref().map(|folder| folder.join(file)) {
+            match std::fs::read_to_string(&path) {
+                Ok(text) => return Ok(Some(Cow::Owned(text))),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(Error::ShaderFolder { why: format!("{} cannot be read: {e}", shown(file)) }),
+            }
+        }
+        Ok(self.embedded.iter().find(|(name, _)| *name == file).map(|(_, text)| Cow::Borrowed(*text)))
     }
 
     /// The whole text of a shader, includes and defines in place.
@@ -44,11 +86,25 @@ impl Sources {
             text.push(&format!("#define {name} {value}"), "(defines)", 0);
         }
         let mut seen = Vec::new();
-        self.append(shader, shader.file, &mut text, &mut seen)?;
+        self.append(shader, shader.file, &mut text, &mut seen, 0)?;
         Ok(text)
     }
 
-    fn append(&self, shader: &Shader, file: &str, text: &mut Text, seen: &mut Vec<String>) -> Result<(), Error> {
+    fn append(
+        &self,
+        shader: &Shader,
+        file: &str,
+        text: &mut Text,
+        seen: &mut Vec<String>,
+        depth: usize,
+    ) -> Result<(), Error> {
+        let too_much = |why: String| Err(Error::Includes { name: shader.name.clone(), file: shown(file), why });
+        if depth > DEEPEST {
+            return too_much(format!("files include each other more than {DEEPEST} deep"));
+        }
+        if text.body.len() > MOST_BYTES {
+            return too_much(format!("its text has more than {MOST_BYTES} bytes"));
+        }
         if seen.iter().any(|s| s == file) {
             return Ok(()); // Every file is included once, but for `#include_again`.
         }
@@ -58,24 +114,39 @@ impl Sources {
             return Ok(());
         }
         if file == "formats.glsl" {
-            return shader.formats.iter().try_for_each(|format| self.append(shader, format, text, seen));
+            return shader.formats.iter().try_for_each(|format| self.append(shader, format, text, seen, depth + 1));
         }
-        let body =
-            self.get(file).ok_or_else(|| Error::NoSource { name: shader.name.clone(), file: file.to_owned() })?;
+        let body = self.get(file)?.ok_or_else(|| Error::NoSource { name: shader.name.clone(), file: shown(file) })?;
         for (number, line) in body.lines().enumerate() {
             let directive = line.trim_start();
             if let Some(rest) = directive.strip_prefix("#include_again") {
                 // A piece of a function that is written out several times.
                 let file = rest.trim().trim_matches('"');
                 seen.retain(|s| s != file);
-                self.append(shader, file, text, seen)?;
+                self.append(shader, file, text, seen, depth + 1)?;
             } else if let Some(rest) = directive.strip_prefix("#include") {
-                self.append(shader, rest.trim().trim_matches('"'), text, seen)?;
+                self.append(shader, rest.trim().trim_matches('"'), text, seen, depth + 1)?;
             } else if !directive.starts_with("#version") {
                 text.push(line, file, number + 1);
             }
         }
         Ok(())
+    }
+}
+
+/// Shader files below a folder, by their path from it.
+fn shader_files(root: &Path, below: &Path, files: &mut Vec<String>) {
+    // A folder that leads into itself by a link has no end.
+    if below.components().count() > DEEPEST {
+        return;
+    }
+    for entry in std::fs::read_dir(root.join(below)).into_iter().flatten().flatten() {
+        let path = below.join(entry.file_name());
+        if root.join(&path).is_dir() {
+            shader_files(root, &path, files);
+        } else if path.extension().is_some_and(|e| e == "comp" || e == "glsl") {
+            files.push(path.to_string_lossy().into_owned());
+        }
     }
 }
 
@@ -138,6 +209,23 @@ pub(crate) fn compile(name: &str, text: &Text, vulkan_1_3: bool) -> Result<Vec<u
     shader.compile().map_err(|e| failed(e.to_string()))
 }
 
+/// As [`compile`], but gives up after a while where a user's folder may have given the text.
+pub(crate) fn compile_in_time(sources: &Sources, name: &str, text: Text, vulkan_1_3: bool) -> Result<Vec<u32>, Error> {
+    if sources.folder.is_none() {
+        return compile(name, &text, vulkan_1_3);
+    }
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let own_name = name.to_owned();
+    let work = move || drop(sender.send(compile(&own_name, &text, vulkan_1_3)));
+    // Not waited for where it takes too long: nothing can stop the compiler but the end of the process.
+    let started = std::thread::Builder::new().name("glsl".into()).stack_size(64 << 20).spawn(work);
+    let failed = |messages: String| Error::Compile { name: name.to_owned(), messages };
+    started.map_err(|e| failed(format!("  no thread for the compiler: {e}")))?;
+    receiver.recv_timeout(LONGEST).unwrap_or_else(|_| {
+        Err(failed(format!("  the compiler took more than {} s; do macros expand each other?", LONGEST.as_secs())))
+    })
+}
+
 /// Compiles a shader without a device: for tests and for checking every variant.
 pub fn compile_offline(sources: &Sources, shader: &Shader) -> Result<Vec<u32>, Error> {
     compile(&shader.name, &sources.expand(shader)?, true)
@@ -187,6 +275,49 @@ mod tests {
     fn a_missing_include_is_named() {
         let error = compile_offline(&Sources::with_folder(FILES, None), &shader("missing.comp")).unwrap_err();
         assert!(error.to_string().contains("nowhere.glsl"), "{error}");
+    }
+
+    #[test]
+    fn folders_that_change_nothing_and_files_that_cannot_be_read_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        };
+        const FILES: &[(&str, &str)] = &[("a/a.comp", "void main() {}"), ("b.glsl", "")];
+        let check = |path: &Path| Sources::with_folder(FILES, Some(path.to_owned())).check().map_err(|e| e.to_string());
+        let says = |path: &Path, word: &str| {
+            let error = check(path).unwrap_err();
+            assert!(error.contains(word), "{word:?} is not in: {error}");
+        };
+        says(&folder.path().join("gone"), "is not a folder");
+        says(folder.path(), "takes the place");
+        put("a.comp", b"void main() {}");
+        says(&folder.path().join("a.comp"), "is not a folder");
+        says(folder.path(), "was a/a.comp meant?");
+        std::fs::remove_file(folder.path().join("a.comp")).unwrap();
+        put("a/a.comp", b"\xff\xfe");
+        says(folder.path(), "a/a.comp cannot be read");
+        put("a/a.comp", b"#include \"new.glsl\"");
+        put("new.glsl", b"");
+        check(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn files_that_include_each_other_without_end_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = |name: &str, text: &str| {
+            std::fs::write(folder.path().join(name), text).unwrap();
+            let sources = Sources::with_folder(FILES, Some(folder.path().to_owned()));
+            compile_offline(&sources, &shader("good.comp")).unwrap_err().to_string()
+        };
+        let deep = error("part.glsl", "#include_again \"part.glsl\"\n");
+        assert!(deep.contains("part.glsl") && deep.contains("32 deep"), "{deep}");
+        let (half, twice) = ("x".repeat(1 << 20), "#include_again \"half.glsl\"\n".repeat(9));
+        std::fs::write(folder.path().join("half.glsl"), half).unwrap();
+        let wide = error("part.glsl", &twice);
+        assert!(wide.contains("4194304 bytes"), "{wide}");
     }
 
     #[test]

@@ -13,9 +13,13 @@ use crate::pipeline::Pipelines;
 use crate::query::{self, Offers};
 use crate::{Adapter, Cache, Error, Instance, Sources, statistics};
 
-/// How long to wait for a submission before it counts as hung. Submits are paced to well under a second; a software
-/// GPU under load may need a while for the largest ones.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a device may go without finishing any submit before it counts as hung. Submits are paced to well under a
+/// second (`pace.rs`); a software GPU under load may need a while for the largest ones. `KILN_TIMEOUT` names another
+/// number of seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE_WITH_SOFTWARE: Duration = Duration::from_secs(120);
+/// After so long the user is told what is waited for.
+const NOTICE: Duration = Duration::from_secs(5);
 
 /// An opened device.
 pub struct Device {
@@ -34,7 +38,11 @@ pub struct Device {
     pub(crate) cache: Cache,
     pub(crate) sources: Sources,
     pub(crate) pace: Mutex<Pace>,
+    /// Bits of a timestamp that mean something; 0 where the queue has no timestamps.
+    pub(crate) timestamp_bits: u32,
+    patience: Duration,
     lost: AtomicBool,
+    hung: AtomicBool,
 }
 
 struct Queue {
@@ -61,6 +69,8 @@ impl Device {
         sources: Sources,
         cache: Cache,
     ) -> Result<Arc<Device>, Error> {
+        sources.check()?;
+        let patience = patience(adapter)?;
         if let Some(feature) = adapter.missing() {
             return Err(Error::MissingFeature { device: adapter.name.clone(), feature });
         }
@@ -72,6 +82,7 @@ impl Device {
             .position(computes)
             .and_then(|i| u32::try_from(i).ok())
             .ok_or_else(|| Error::MissingFeature { device: adapter.name.clone(), feature: "a compute queue" })?;
+        let timestamp_bits = families[queue_family as usize].timestamp_valid_bits;
         let raw = create(instance, adapter, queue_family)?;
         // SAFETY: the family and index were asked for at creation.
         let queue = unsafe { raw.get_device_queue(queue_family, 0) };
@@ -107,7 +118,10 @@ impl Device {
             cache,
             sources,
             pace: Mutex::new(Pace::new(adapter.caps.is_cpu)),
+            timestamp_bits,
+            patience,
             lost: AtomicBool::new(false),
+            hung: AtomicBool::new(false),
         }))
     }
 
@@ -134,33 +148,78 @@ impl Device {
         Ok(Submission(value))
     }
 
-    /// Waits until the device has passed a point.
-    pub fn wait(&self, submission: Submission, timeout: Duration) -> Result<(), Error> {
+    /// Waits until the device has passed a point. If it finishes nothing at all for as long as `patience`, it counts as
+    /// hung, and is lost from then on.
+    pub fn wait(&self, submission: Submission, patience: Duration) -> Result<(), Error> {
         self.check()?;
-        let (semaphores, values) = ([self.timeline], [submission.0]);
-        let info = vk::SemaphoreWaitInfo::builder().semaphores(&semaphores).values(&values);
         let start = Instant::now();
-        let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        if self.wait_for(submission.0, patience.min(NOTICE))? {
+            return Ok(());
+        }
+        let mut progress = (self.finished()?, start);
+        if start.elapsed() < patience {
+            log::warn!(
+                "{} has been busy for {:.0} s; it counts as hung when it finishes nothing for {:.0} s (KILN_TIMEOUT)",
+                self.adapter.name,
+                start.elapsed().as_secs_f64(),
+                patience.as_secs_f64()
+            );
+        }
+        while progress.1.elapsed() < patience {
+            let left = patience.saturating_sub(progress.1.elapsed()).min(NOTICE);
+            if self.wait_for(submission.0, left)? {
+                return Ok(());
+            }
+            let finished = self.finished()?;
+            if finished > progress.0 {
+                progress = (finished, Instant::now());
+            }
+        }
+        self.hung.store(true, Ordering::Relaxed);
+        self.lost.store(true, Ordering::Relaxed);
+        Err(Error::Timeout { what: format!("work on {}", self.adapter.name), after: start.elapsed() })
+    }
+
+    /// Waits for a value of the timeline; says whether it came in time.
+    fn wait_for(&self, value: u64, most: Duration) -> Result<bool, Error> {
+        let (semaphores, values) = ([self.timeline], [value]);
+        let info = vk::SemaphoreWaitInfo::builder().semaphores(&semaphores).values(&values);
+        let nanos = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
         // SAFETY: the semaphore is alive.
         match unsafe { self.raw.wait_semaphores(&info, nanos) } {
-            Ok(vk::SuccessCode::TIMEOUT) => Err(Error::Timeout {
-                what: format!("submission {} on {}", submission.0, self.adapter.name),
-                after: start.elapsed(),
-            }),
-            Ok(_) => Ok(()),
+            Ok(code) => Ok(code != vk::SuccessCode::TIMEOUT),
             Err(e) => Err(self.note(vulkan("vkWaitSemaphores")(e))),
         }
+    }
+
+    /// How far the device has come on its timeline.
+    fn finished(&self) -> Result<u64, Error> {
+        // SAFETY: the semaphore is alive and a timeline.
+        let value = unsafe { self.raw.get_semaphore_counter_value(self.timeline) };
+        value.map_err(|e| self.note(vulkan("vkGetSemaphoreCounterValue")(e)))
     }
 
     /// Waits for everything submitted so far.
     pub fn wait_idle(&self) -> Result<(), Error> {
         let last = self.queue.lock().unwrap_or_else(PoisonError::into_inner).last;
-        self.wait(Submission(last), DEFAULT_TIMEOUT)
+        self.wait(Submission(last), self.patience)
     }
 
-    /// Whether the driver has given the device up. Everything on it fails from then on; open it again.
+    /// How long the device may go without finishing anything before it counts as hung.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Whether the driver has given the device up, or it did not finish in time. Everything on it fails from then on; open
+    /// it again.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether work may still be running that nobody waits for any more. What it uses is never given back: the device
+    /// could still write to it.
+    pub fn is_hung(&self) -> bool {
+        self.hung.load(Ordering::Relaxed)
     }
 
     /// Treats the device as lost from now on: for tests of recovery, which no driver offers a way to provoke.
@@ -171,7 +230,8 @@ impl Device {
 
     fn check(&self) -> Result<(), Error> {
         if self.is_lost() {
-            return Err(Error::DeviceLost { during: format!("earlier work on {}", self.adapter.name) });
+            let how = if self.is_hung() { "work that did not finish in time" } else { "earlier work" };
+            return Err(Error::DeviceLost { during: format!("{how} on {}", self.adapter.name) });
         }
         Ok(())
     }
@@ -184,8 +244,25 @@ impl Device {
     }
 }
 
+/// How long to wait for a device without any sign of progress.
+fn patience(adapter: &Adapter) -> Result<Duration, Error> {
+    let Some(text) = kiln_system::environment::text("KILN_TIMEOUT") else {
+        return Ok(if adapter.caps.is_cpu { PATIENCE_WITH_SOFTWARE } else { PATIENCE });
+    };
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=1e6).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        let text = kiln_system::text::shown(&text);
+        Error::Setting(format!("KILN_TIMEOUT is \"{text}\"\nhint: it is a number of seconds, such as 30"))
+    })
+}
+
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.is_hung() {
+            // Everything stays as it is until the process ends, the instance too: a device must go before it.
+            std::mem::forget(Arc::clone(&self.instance));
+            return;
+        }
         self.save_pipelines();
         let memory = self.arenas.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).all();
         // SAFETY: buffers and commands hold an Arc of the device, so all are gone; the queue is idle after the wait.

@@ -18,6 +18,19 @@ pub enum Error {
     /// The loader is there but no driver offers a device.
     #[error("no Vulkan device found\nhint: `kiln doctor` tells what is missing; Kiln runs on the CPU without one")]
     NoDevice,
+    /// The only device is the CPU pretending to be a GPU.
+    #[error(
+        "the only Vulkan device is a software one ({name}), which is slow and taken only when named\nhint: --device {index} takes it; models run on the CPU without it"
+    )]
+    OnlySoftware {
+        /// Its name.
+        name: String,
+        /// Its position in the list.
+        index: usize,
+    },
+    /// A variable of the environment has a value that makes no sense.
+    #[error("{0}")]
+    Setting(String),
     /// No adapter fits the request.
     #[error(
         "no device matches {wanted:?}; there are: {available}\nhint: `kiln devices` lists index, name, PCI address and UUID"
@@ -58,7 +71,7 @@ pub enum Error {
     },
     /// The driver gave the device up.
     #[error(
-        "device lost in {during}\nhint: the driver reset the GPU; work in flight is gone, the device can be opened again"
+        "the GPU is lost: {during}\nhint: the driver reset the GPU or it hung; start again, and see the system log if it happens again"
     )]
     DeviceLost {
         /// What was running.
@@ -66,7 +79,7 @@ pub enum Error {
     },
     /// The GPU did not finish in time.
     #[error(
-        "{what} did not finish within {after:?}\nhint: the GPU is hung or far slower than expected; see the system log"
+        "{what} did not finish within {:.0} s\nhint: the GPU is hung or far slower than expected; see the system log, or wait longer with KILN_TIMEOUT=SECONDS", after.as_secs_f64().ceil()
     )]
     Timeout {
         /// What was waited for.
@@ -105,6 +118,22 @@ pub enum Error {
         name: String,
         /// The missing file.
         file: String,
+    },
+    /// A folder of shaders, or a file in it, that cannot take the place of embedded ones.
+    #[error("KILN_SHADER_DIR: {why}\nhint: files lie in it as in `crates/kernels`, such as rms_norm/rms_norm.comp")]
+    ShaderFolder {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Includes without end.
+    #[error("shader {name} includes too much at {file:?}: {why}")]
+    Includes {
+        /// The shader's name.
+        name: String,
+        /// The file that went too far.
+        file: String,
+        /// How far.
+        why: String,
     },
     /// A kernel that exceeds a limit of the device; drivers do not always check and may lose the device instead.
     #[error("shader {name} needs {needs} {what}, the device has {limit}")]

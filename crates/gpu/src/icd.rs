@@ -4,6 +4,9 @@
 use std::path::PathBuf;
 use std::sync::Once;
 
+use kiln_system::environment;
+use kiln_system::files::{Output, Overwrite};
+
 use crate::Cache;
 
 /// The NVIDIA library that works as a Vulkan driver without an X server.
@@ -52,36 +55,47 @@ pub fn can_load(library: &str) -> Result<(), String> {
     unsafe { vulkanalia::loader::LibloadingLoader::new(library) }.map(drop).map_err(|e| e.to_string())
 }
 
-/// Makes the loader see an NVIDIA driver that has no manifest. Returns the manifest it wrote.
-pub(crate) fn help_headless_nvidia(cache: &Cache) -> Option<PathBuf> {
+/// Makes the loader see an NVIDIA driver that has no manifest. Returns the manifest it wrote. Programs call this first in
+/// `main`: the variable that names the manifest can only be set while there are no other threads.
+pub fn help_headless_nvidia(cache: &Cache) -> Option<PathBuf> {
     static ONCE: Once = Once::new();
     let mut written = None;
     ONCE.call_once(|| written = write_manifest(cache));
     written
 }
 
+/// Threads of this process.
+fn threads() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok())
+}
+
 fn write_manifest(cache: &Cache) -> Option<PathBuf> {
-    if OVERRIDES.iter().any(|v| std::env::var_os(v).is_some()) || manifests().iter().any(is_nvidia) {
+    if OVERRIDES.iter().any(|v| environment::variable(v).is_some()) || manifests().iter().any(is_nvidia) {
         return None;
     }
     can_load(NVIDIA_LIBRARY).ok()?;
-    let temporary = std::env::temp_dir();
-    let folder = cache.folder().unwrap_or(&temporary);
+    let Some(folder) = cache.folder() else {
+        log::warn!("no cache folder for a driver manifest (KILN_CACHE_DIR names one); the NVIDIA driver stays unseen");
+        return None;
+    };
     let path = folder.join("nvidia_headless_icd.json");
     let text = format!(
         "{{\"file_format_version\": \"1.0.1\", \"ICD\": {{\"library_path\": \"{NVIDIA_LIBRARY}\", \"api_version\": \"1.4.312\"}}}}\n"
     );
-    let partial = path.with_extension(format!("tmp{}", std::process::id()));
-    std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&partial, text))
-        .and_then(|()| std::fs::rename(&partial, &path))
-        .inspect_err(|e| log::warn!("cannot write {}: {e}; the NVIDIA driver stays unseen", path.display()))
+    let _ = std::fs::create_dir_all(folder);
+    Output::write(&path, Overwrite::Yes, text.as_bytes())
+        .inspect_err(|e| log::warn!("{e}; the NVIDIA driver stays unseen"))
         .ok()?;
     let files: Vec<PathBuf> = manifests().into_iter().chain([path.clone()]).collect();
     let joined = std::env::join_paths(files).ok()?;
     // VK_DRIVER_FILES is unknown to loaders before 1.3.207; the older name works with all.
-    // SAFETY: this runs once, before the first Vulkan instance; nothing in this process has read or can hold a pointer
-    // into these two variables, which only the Vulkan loader reads.
+    if threads() != Some(1) {
+        let path = path.display();
+        log::warn!("no manifest names the NVIDIA driver; VK_ICD_FILENAMES={path} shows it to the loader");
+        return None;
+    }
+    // SAFETY: no other thread is there that could read the environment at the same time.
     unsafe { std::env::set_var("VK_ICD_FILENAMES", joined) };
     log::info!("no manifest for the NVIDIA driver found; using {}", path.display());
     Some(path)

@@ -51,7 +51,7 @@ impl Instance {
         let loader = unsafe { LibloadingLoader::new(LIBRARY) }.map_err(|e| no_loader(e.to_string()))?;
         // SAFETY: the loader's library offers Vulkan's entry points.
         let entry = unsafe { Entry::new(loader) }.map_err(|e| no_loader(e.to_string()))?;
-        let validate = std::env::var("KILN_VALIDATION").is_ok_and(|v| !v.is_empty() && v != "0");
+        let validate = kiln_system::environment::is_on("KILN_VALIDATION");
         let messages = Box::new(Messages::default());
 
         let application =

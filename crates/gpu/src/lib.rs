@@ -25,7 +25,7 @@ pub use adapter::{Adapter, AdapterKind, adapters, choose};
 pub use cache::Cache;
 pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, Scope, Subgroups};
 pub use compile::{Sources, compile_offline};
-pub use device::{DEFAULT_TIMEOUT, Device, Submission};
+pub use device::{Device, Submission};
 pub use error::Error;
 pub use instance::Instance;
 pub use loader::{LOADER_LIBRARY, loader_version};

@@ -3,7 +3,7 @@
 //! milliseconds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vulkanalia::prelude::v1_2::*;
 
@@ -34,6 +34,17 @@ impl MemoryKind {
             MemoryKind::Readback => "readback",
             MemoryKind::Shared => "shared",
         }
+    }
+
+    /// What to try for a piece of `least` bytes, in this order: properties, and bytes of the allocation. Sharing a large
+    /// allocation is a wish, the size that is needed is the demand: all sizes are tried in the best memory before any in
+    /// the second best, which may be many times slower.
+    fn attempts(self, least: u64, most: u64) -> Vec<(vk::MemoryPropertyFlags, u64)> {
+        let mut sizes = vec![self.chunk().min(most).max(least)];
+        while let Some(half) = sizes.last().map(|last| (last / 2).max(least)).filter(|half| sizes.last() > Some(half)) {
+            sizes.push(half);
+        }
+        self.wishes().into_iter().flat_map(|wish| sizes.iter().map(move |bytes| (wish, *bytes))).collect()
     }
 
     /// Property sets to look for, best first.
@@ -152,6 +163,8 @@ struct Piece {
     raw: vk::Buffer,
     address: u64,
     mapped: Option<Mapped>,
+    /// Held while the host copies in or out: clones of a buffer may be on several threads.
+    host: Mutex<()>,
     kind: MemoryKind,
 }
 
@@ -192,13 +205,16 @@ impl Buffer {
     /// Copies bytes in. The device must not be using this range.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let to = self.host(offset, data.len());
-        // SAFETY: `to` is valid for the length; `data` is Rust memory and cannot overlap a mapping.
+        let _alone = self.0.host.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: `to` is valid for the length; `data` is Rust memory and cannot overlap a mapping; no other thread copies
+        // to or from this piece meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
     }
 
     /// Copies bytes out. The device must have finished writing this range.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         let from = self.host(offset, data.len());
+        let _alone = self.0.host.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as in `write`.
         unsafe { std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
     }
@@ -206,6 +222,10 @@ impl Buffer {
 
 impl Drop for Piece {
     fn drop(&mut self) {
+        // A hung device may still write to the piece: nobody gets it again.
+        if self.device.is_hung() {
+            return;
+        }
         let mut arenas = self.device.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(chunk) = arenas.chunks[self.chunk].as_mut() else { return };
         chunk.give(self.offset, self.bytes.max(1).next_multiple_of(ALIGN));
@@ -227,13 +247,7 @@ impl Device {
         let (index, offset) = match found {
             Some(found) => found,
             None => {
-                let mut chunk = match self.new_chunk(kind, length) {
-                    Err(Error::OutOfMemory { .. }) => {
-                        arenas.idle(false).iter().for_each(|c| self.release(c));
-                        self.new_chunk(kind, length)?
-                    }
-                    other => other?,
-                };
+                let mut chunk = self.new_chunk(kind, length, &mut arenas)?;
                 let offset = chunk.take(length).expect("a new chunk should hold what it was made for");
                 let index = arenas.chunks.iter().position(Option::is_none).unwrap_or(arenas.chunks.len());
                 if index == arenas.chunks.len() {
@@ -254,6 +268,7 @@ impl Device {
             raw: chunk.buffer,
             address: chunk.address + offset,
             mapped,
+            host: Mutex::new(()),
             kind,
         })))
     }
@@ -264,31 +279,56 @@ impl Device {
         arenas.chunks.iter().flatten().map(|c| c.bytes).sum()
     }
 
-    fn new_chunk(&self, kind: MemoryKind, least: u64) -> Result<Chunk, Error> {
+    /// A new allocation for a piece of `least` bytes, in the best memory that has room.
+    fn new_chunk(&self, kind: MemoryKind, least: u64, arenas: &mut Arenas) -> Result<Chunk, Error> {
         let limits = &self.adapter.caps.limits;
         if least > limits.max_buffer_bytes {
+            arenas.idle(false).iter().for_each(|c| self.release(c));
             return Err(self.out_of_memory(kind, least));
         }
-        // Sharing a large allocation is a wish; the size that is needed is the demand.
-        let wished = kind.chunk().min(limits.max_allocation_bytes).min(limits.max_buffer_bytes).max(least);
-        let mut last = None;
-        for bytes in [wished, least] {
-            for wish in kind.wishes() {
-                match self.try_chunk(kind, bytes, wish) {
-                    Ok(Some(chunk)) => return Ok(chunk),
-                    Ok(None) => {}
-                    Err(e) => last = Some(e),
+        let mut other = None;
+        let mut refused = None;
+        let attempts = kind.attempts(least, limits.max_allocation_bytes.min(limits.max_buffer_bytes));
+        for same_memory in attempts.chunk_by(|a, b| a.0 == b.0) {
+            loop {
+                for &(wish, bytes) in same_memory {
+                    match self.try_chunk(kind, bytes, wish, refused.filter(|r| *r != wish)) {
+                        Ok(Some(chunk)) => {
+                            self.tell_if_spilled(&chunk, wish, refused);
+                            return Ok(chunk);
+                        }
+                        Ok(None) => {}
+                        Err(Error::Vulkan {
+                            result: vk::ErrorCode::OUT_OF_DEVICE_MEMORY | vk::ErrorCode::OUT_OF_HOST_MEMORY,
+                            ..
+                        }) => refused = refused.or(Some(wish)),
+                        Err(e) => other = Some(e),
+                    }
                 }
+                // Before worse memory is looked at, what lies idle goes back to the driver, and all is tried again.
+                let idle = if refused.is_some() { arenas.idle(false) } else { Vec::new() };
+                if idle.is_empty() {
+                    break;
+                }
+                idle.iter().for_each(|c| self.release(c));
             }
         }
-        match last {
-            Some(Error::Vulkan {
-                result: vk::ErrorCode::OUT_OF_DEVICE_MEMORY | vk::ErrorCode::OUT_OF_HOST_MEMORY,
-                ..
-            })
-            | None => Err(self.out_of_memory(kind, least)),
-            Some(other) => Err(other),
+        Err(other.unwrap_or_else(|| self.out_of_memory(kind, least)))
+    }
+
+    /// Memory of the second choice is many times slower: nobody should have to find that out by measuring.
+    fn tell_if_spilled(&self, chunk: &Chunk, wish: vk::MemoryPropertyFlags, refused: Option<vk::MemoryPropertyFlags>) {
+        if chunk.kind != MemoryKind::Device || wish == chunk.kind.wishes()[0] || refused.is_none() {
+            return;
         }
+        let (total, free) = self.memory_now();
+        log::warn!(
+            "the memory of {} is full ({} of {} free): {} go to the computer's memory, which is far slower; a shorter context or a smaller model would fit",
+            self.adapter.name,
+            kiln_system::memory::size(free),
+            kiln_system::memory::size(total),
+            kiln_system::memory::size(chunk.bytes)
+        );
     }
 
     /// Bytes of the device's own memory in all, and those that nobody uses now, as far as the driver tells.
@@ -309,8 +349,15 @@ impl Device {
         self.arenas.try_lock().map_or(0, |a| a.chunks.iter().flatten().map(|c| c.bytes).sum())
     }
 
-    /// One allocation of a memory type with these properties; `None` where there is no such type.
-    fn try_chunk(&self, kind: MemoryKind, bytes: u64, wish: vk::MemoryPropertyFlags) -> Result<Option<Chunk>, Error> {
+    /// One allocation of a memory type with these properties and without those that were refused already; `None` where
+    /// there is no such type.
+    fn try_chunk(
+        &self,
+        kind: MemoryKind,
+        bytes: u64,
+        wish: vk::MemoryPropertyFlags,
+        refused: Option<vk::MemoryPropertyFlags>,
+    ) -> Result<Option<Chunk>, Error> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
             | vk::BufferUsageFlags::INDIRECT_BUFFER
@@ -327,7 +374,9 @@ impl Device {
         let needs = unsafe { self.raw.get_buffer_memory_requirements(buffer) };
         let types = &self.memory_types;
         let Some(index) = (0..types.memory_type_count).find(|&i| {
-            needs.memory_type_bits & (1 << i) != 0 && types.memory_types[i as usize].property_flags.contains(wish)
+            let flags = types.memory_types[i as usize].property_flags;
+            let new = refused.is_none_or(|refused| !flags.contains(refused));
+            needs.memory_type_bits & (1 << i) != 0 && flags.contains(wish) && new
         }) else {
             destroy();
             return Ok(None);
@@ -394,6 +443,22 @@ mod tests {
             mapped: None,
             free: BTreeMap::from([(0, bytes)]),
         }
+    }
+
+    /// A large allocation that is refused is no reason to leave the device's memory: a smaller one is tried there first.
+    #[test]
+    fn every_size_is_tried_in_the_best_memory_before_any_in_the_next() {
+        const MIB: u64 = 1 << 20;
+        let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
+        let attempts = MemoryKind::Device.attempts(100 * MIB, 1 << 40);
+        let sizes = [256 * MIB, 128 * MIB, 100 * MIB];
+        let want =
+            [local, vk::MemoryPropertyFlags::empty()].into_iter().flat_map(|wish| sizes.map(|size| (wish, size)));
+        assert_eq!(attempts, want.collect::<Vec<_>>());
+        let large = MemoryKind::Device.attempts(700 * MIB, 1 << 40);
+        assert_eq!(large.iter().map(|a| a.1).collect::<Vec<_>>(), [700 * MIB; 2]);
+        let bounded = MemoryKind::Device.attempts(1, 64 * MIB);
+        assert_eq!((bounded[0].1, bounded.iter().map(|a| a.1).min()), (64 * MIB, Some(1)));
     }
 
     #[test]

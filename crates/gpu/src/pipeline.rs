@@ -104,7 +104,7 @@ impl Device {
             let words = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
             return Ok((words.collect(), key));
         }
-        let module = compile::compile(&shader.name, &text, newer)?;
+        let module = compile::compile_in_time(&self.sources, &shader.name, text, newer)?;
         self.pipelines.glsl_compiled.fetch_add(1, Ordering::Relaxed);
         let bytes: Vec<u8> = module.iter().flat_map(|w| w.to_le_bytes()).collect();
         self.cache.write(&name, &bytes);

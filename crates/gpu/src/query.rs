@@ -114,7 +114,7 @@ pub(crate) fn caps(
             max_push_bytes: limits.max_push_constants_size,
             max_buffer_bytes: if offers.v13 { v13.max_buffer_size } else { v11.max_memory_allocation_size },
             max_allocation_bytes: v11.max_memory_allocation_size,
-            timestamp_period: limits.timestamp_period.round() as u32,
+            timestamp_femtoseconds: (f64::from(limits.timestamp_period) * 1e6).round() as u64,
         },
         storage_8bit: on(f.v12.storage_buffer_8bit_access),
         storage_16bit: on(f.v11.storage_buffer_16bit_access),

@@ -9,7 +9,7 @@ use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
 
 use crate::error::vulkan;
 use crate::pace::{Cost, TARGET_SECONDS, Work};
-use crate::{Address, Buffer, DEFAULT_TIMEOUT, Device, Error, Pipeline, Submission};
+use crate::{Address, Buffer, Device, Error, Pipeline, Submission};
 
 /// A range of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -415,7 +415,8 @@ impl Commands {
     /// Two queries that no step has, while there are some.
     fn take_queries(&mut self, raw: vk::CommandBuffer) -> Option<u32> {
         let query = self.n_queries;
-        (query + 2 <= self.most_queries).then(|| {
+        // A queue without timestamps must not be asked for any.
+        (self.device.timestamp_bits > 0 && query + 2 <= self.most_queries).then(|| {
             self.n_queries += 2;
             // SAFETY: the queries exist; they are reset before they are written.
             unsafe { self.device.raw.cmd_reset_query_pool(raw, self.queries, query, 2) };
@@ -454,7 +455,7 @@ impl Commands {
     /// Submits everything and waits for it.
     pub fn run(&self) -> Result<(), Error> {
         let last = self.submit()?;
-        self.device.wait(last, DEFAULT_TIMEOUT)?;
+        self.device.wait(last, self.device.patience())?;
         self.learn();
         Ok(())
     }
@@ -484,8 +485,9 @@ impl Commands {
     }
 
     fn between(&self, first: u32, second: u32) -> Option<Duration> {
-        let tick = u64::from(self.device.adapter.caps.limits.timestamp_period);
-        if tick == 0 {
+        let bits = self.device.timestamp_bits;
+        let tick = self.device.adapter.caps.limits.timestamp_femtoseconds;
+        if bits == 0 || tick == 0 {
             return None;
         }
         let stamp = |query: u32| {
@@ -495,17 +497,31 @@ impl Commands {
             let got = unsafe { self.device.raw.get_query_pool_results(self.queries, query, 1, &mut bytes, 8, flags) };
             (got == Ok(vk::SuccessCode::SUCCESS)).then(|| u64::from_ne_bytes(bytes))
         };
-        Some(Duration::from_nanos(stamp(second)?.wrapping_sub(stamp(first)?).saturating_mul(tick)))
+        Some(ticks_between(stamp(first)?, stamp(second)?, bits, tick))
     }
+}
+
+/// The time between two stamps of which only the lowest `bits` count, at so many femtoseconds a tick. The counter may
+/// have begun anew in between.
+fn ticks_between(first: u64, second: u64, bits: u32, femtoseconds: u64) -> Duration {
+    let mask = if bits >= 64 { u64::MAX } else { (1 << bits) - 1 };
+    let ticks = second.wrapping_sub(first) & mask;
+    let nanos = u128::from(ticks) * u128::from(femtoseconds) / 1_000_000;
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 impl Drop for Commands {
     fn drop(&mut self) {
         if let Some(last) = *self.last.lock().unwrap_or_else(PoisonError::into_inner) {
-            // A device that is lost or hung has nothing left to wait for.
-            let _ = self.device.wait(last, DEFAULT_TIMEOUT);
+            // A lost device has nothing left to wait for.
+            let _ = self.device.wait(last, self.device.patience());
         }
-        // SAFETY: nothing of this recording is running any more.
+        if self.device.is_hung() {
+            // The commands may still be running: they stay, and so do the buffers that they name.
+            std::mem::take(&mut self._kept).into_iter().for_each(std::mem::forget);
+            return;
+        }
+        // SAFETY: nothing of this recording is running any more: it was waited for, or the driver gave the device up.
         unsafe {
             self.device.raw.destroy_query_pool(self.queries, None);
             self.device.raw.destroy_command_pool(self.pool, None);
@@ -533,6 +549,16 @@ mod tests {
         assert!(add(&[], &[span(100, 1)]), "writes what is being read");
         assert!(add(&[], &[span(100, 1)]), "writes what was written");
         assert!(!add(&[span(0, 0)], &[]), "an empty range touches nothing");
+    }
+
+    #[test]
+    fn times_come_from_the_bits_that_count() {
+        let nanos = |first, second, bits, tick| ticks_between(first, second, bits, tick).as_nanos();
+        assert_eq!(nanos(10, 40, 64, 1_000_000), 30);
+        // 83.333 nanoseconds a tick: rounded to 83, an hour would be 14 seconds short.
+        assert_eq!(nanos(0, 12_000_000, 64, 83_333_333), 999_999_996);
+        // A counter of 36 bits that began anew, and garbage above it.
+        assert_eq!(nanos((7 << 36) | ((1 << 36) - 5), 5 << 40 | 10, 36, 1_000_000), 15);
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub(crate) const EXTENSION: vk::Extension = vk::KHR_PIPELINE_EXECUTABLE_PROPERTI
 /// Whether statistics are asked for and the driver has them.
 pub(crate) fn wanted(adapter: &Adapter) -> bool {
     static TOLD: std::sync::Once = std::sync::Once::new();
-    let asked = std::env::var("KILN_STATISTICS").is_ok_and(|v| !v.is_empty() && v != "0");
+    let asked = kiln_system::environment::is_on("KILN_STATISTICS");
     let offered = adapter.has(&EXTENSION);
     if asked && !offered {
         TOLD.call_once(|| log::warn!("KILN_STATISTICS: {} tells nothing of its kernels", adapter.name));

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::{Buffer, Commands, DEFAULT_TIMEOUT, Device, Error, MemoryKind, Recorder, Submission};
+use crate::{Buffer, Commands, Device, Error, MemoryKind, Recorder, Submission};
 
 /// Bytes of one staging buffer. All of a ring fit one allocation for uploads, which is kept: taking one from the driver
 /// takes milliseconds.
@@ -42,7 +42,7 @@ impl Uploader {
             let stage = &mut self.stages[self.next];
             self.next = (self.next + 1) % STAGES;
             if let Some((_, submission)) = stage.running.take() {
-                self.device.wait(submission, DEFAULT_TIMEOUT)?;
+                self.device.wait(submission, self.device.patience())?;
             }
             stage.buffer.write(0, piece);
             let mut recorder = Recorder::new(&self.device)?;
@@ -70,7 +70,7 @@ impl Uploader {
     pub fn finish(&mut self) -> Result<(), Error> {
         for stage in &mut self.stages {
             if let Some((_, submission)) = stage.running.take() {
-                self.device.wait(submission, DEFAULT_TIMEOUT)?;
+                self.device.wait(submission, self.device.patience())?;
             }
         }
         Ok(())

@@ -194,7 +194,7 @@ fn a_kernel_over_the_shared_memory_limit_is_refused_before_the_driver_sees_it() 
 }
 
 #[test]
-fn a_slow_submission_times_out_as_a_value_and_the_device_goes_on() {
+fn a_device_that_does_not_finish_in_time_is_lost_and_what_it_uses_is_kept() {
     let Some(machine) = Machine::find() else { return };
     let device = machine.open(Cache::at(None));
     let buffer = device.allocate(MemoryKind::Device, 4).unwrap();
@@ -216,7 +216,20 @@ fn a_slow_submission_times_out_as_a_value_and_the_device_goes_on() {
     let submission = commands.submit().unwrap();
     let error = device.wait(submission, Duration::from_millis(1)).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    device.wait(submission, Duration::from_secs(60)).unwrap();
+    assert!(device.is_lost() && device.is_hung());
+    for error in [device.wait(submission, Duration::from_secs(60)).unwrap_err(), commands.run().unwrap_err()] {
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+    }
+    // Nothing waits and nothing that the kernel may still write to is given back.
+    let (taken, start) = (device.allocated_bytes(), std::time::Instant::now());
+    drop((commands, buffer));
+    assert_eq!(device.allocated_bytes(), taken);
+    drop((pipeline, device));
+    assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+    // Another device of the same adapter works.
+    let again = machine.open(Cache::at(None));
+    let buffer = again.allocate(MemoryKind::Device, 64).unwrap();
+    again.read(&buffer, 0, &mut [0; 64]).unwrap();
 }
 
 #[test]
