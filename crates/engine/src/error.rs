@@ -42,10 +42,8 @@ pub enum Error {
         "the sequence has {length} tokens and cannot go back to {asked}: the model keeps no tokens, only a state\nhint: save the state where you want to return, or start over"
     )]
     NoWayBack { length: usize, asked: usize },
-    #[error(
-        "the saved state does not fit: {why}\nhint: states fit only the model, the context and the version they were saved with"
-    )]
-    SavedState { why: String },
+    #[error("the saved state cannot be used: {why}\nhint: {hint}")]
+    SavedState { why: String, hint: &'static str },
     #[error(
         "{needed} {what} are needed, {free} of {all} are free\nhint: end other sequences, or give the engine more room"
     )]

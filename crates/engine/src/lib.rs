@@ -13,7 +13,7 @@ pub mod quantise_recipe;
 pub mod requantise;
 pub mod run;
 pub mod sampler;
-mod state;
+pub mod state;
 pub mod synth;
 pub mod text;
 pub mod tokenizer;

@@ -1,64 +1,299 @@
-//! The form of a saved state: a magic, a text that describes the model, the tokens, then what was remembered of them.
-//! The texts must be the same, so a state never enters another model.
+//! The form of a saved state: a magic, a fingerprint of the model, the tokens, what was remembered of them, and a checksum
+//! over all of it. Only the form: which bytes are remembered is the business of whoever holds the memory.
+//!
+//! Little endian: magic `[8]`, fingerprint `[32]`, words about the model (`u32` and bytes), rows of a page `u32`, number of
+//! tokens `u64`, number of remembered bytes `u64`, tokens `u32` each, remembered bytes, SHA-256 of all before `[32]`.
+
+use std::io::Read;
+use std::path::Path;
+
+use kiln_gguf::Value;
+use kiln_system::memory::size;
+use kiln_system::text::shown;
+use sha2::{Digest as _, Sha256};
 
 use crate::Error;
-use crate::model::{Model, names};
+use crate::arch::PAGE;
+use crate::model::Model;
 
-const MAGIC: &[u8; 8] = b"KILNST02";
-/// Bytes of the embeddings that stand for all weights: enough to tell apart models of the same name and shape.
-const SAMPLE: usize = 1 << 16;
+const MAGIC: &[u8; 8] = b"KILNST03";
+/// How all versions begin.
+const FAMILY: &[u8; 6] = b"KILNST";
+/// Most bytes of the words about the model: a bound for what is read before anything is known of the file.
+const MOST_WORDS: usize = 1 << 12;
+/// Bytes of each sample of a tensor, and samples of a tensor: fine-tunes of one base differ everywhere.
+const SAMPLE: usize = 64;
+const SAMPLES: usize = 5;
 
-/// A saved state of these tokens.
+/// What a state says about itself first.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    /// Its own bytes in the file.
+    bytes: usize,
+    tokens: usize,
+    remembered: usize,
+}
+
+impl Header {
+    /// Most bytes of a header.
+    const MOST: usize = 8 + 32 + 4 + MOST_WORDS + 4 + 8 + 8;
+
+    /// Bytes of the whole file.
+    fn file_bytes(self) -> u64 {
+        self.bytes as u64 + 4 * self.tokens as u64 + self.remembered as u64 + 32
+    }
+}
+
+fn refuse(why: impl Into<String>) -> Error {
+    let hint = "a state goes on with the very model file that it was saved with";
+    Error::SavedState { why: why.into(), hint }
+}
+
+fn damaged(why: impl Into<String>) -> Error {
+    Error::SavedState { why: why.into(), hint: "the file is damaged; save the state again" }
+}
+
+/// The state of these tokens.
 pub(crate) fn write(model: &Model, tokens: &[u32], remembered: &[u8]) -> Vec<u8> {
-    let text = description(model);
+    let about = about(model);
     let mut bytes = MAGIC.to_vec();
-    bytes.extend((text.len() as u64).to_le_bytes());
-    bytes.extend(text.as_bytes());
+    bytes.extend(fingerprint(model));
+    bytes.extend((about.len() as u32).to_le_bytes());
+    bytes.extend(about.as_bytes());
+    bytes.extend((PAGE as u32).to_le_bytes());
     bytes.extend((tokens.len() as u64).to_le_bytes());
+    bytes.extend((remembered.len() as u64).to_le_bytes());
     bytes.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
     bytes.extend(remembered);
+    let sum = Sha256::digest(&bytes);
+    bytes.extend(sum);
     bytes
 }
 
-/// Checks a saved state against a model; gives its tokens and what was remembered of them, which has the length that `needed` says.
-pub(crate) fn open<'b>(
-    model: &Model,
-    bytes: &'b [u8],
-    needed: &dyn Fn(usize) -> usize,
-) -> Result<(Vec<u32>, &'b [u8]), Error> {
-    let refuse = |why: &str| Error::SavedState { why: why.to_owned() };
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| refuse("it does not begin like one"))?;
-    let cut_short = || refuse("it ends inside its header");
-    let (text_len, rest) = rest.split_first_chunk().ok_or_else(cut_short)?;
-    let text_len = usize::try_from(u64::from_le_bytes(*text_len)).map_err(|_| cut_short())?;
-    let (text, rest) = rest.split_at_checked(text_len).ok_or_else(cut_short)?;
-    let want = description(model);
-    if text != want.as_bytes() {
-        return Err(Error::SavedState { why: format!("it was saved with another model than {}", want.trim_end()) });
+/// Checks a state against a model; gives its tokens and what was remembered of them.
+pub(crate) fn open<'b>(model: &Model, bytes: &'b [u8]) -> Result<(Vec<u32>, &'b [u8]), Error> {
+    let header = header(model, bytes)?;
+    let want = header.file_bytes();
+    if bytes.len() as u64 != want {
+        let what = if (bytes.len() as u64) < want { "cut short" } else { "too long" };
+        return Err(damaged(format!("it is {what}: it has {} bytes, {want} belong there", bytes.len())));
     }
-    let (count, rest) = rest.split_first_chunk().ok_or_else(cut_short)?;
-    let count = usize::try_from(u64::from_le_bytes(*count)).map_err(|_| cut_short())?;
-    let (tokens, rest) = count.checked_mul(4).and_then(|n| rest.split_at_checked(n)).ok_or_else(cut_short)?;
-    let expected = needed(count);
-    if rest.len() != expected {
-        return Err(Error::SavedState { why: format!("it holds {} bytes of state, want {expected}", rest.len()) });
+    let (body, sum) = bytes.split_at(bytes.len() - 32);
+    if Sha256::digest(body).as_slice() != sum {
+        return Err(damaged("its checksum does not fit its bytes"));
     }
-    let tokens: Vec<u32> = tokens.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    let (tokens, remembered) = body[header.bytes..].split_at(4 * header.tokens);
+    let tokens: Vec<u32> = tokens.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     let vocab = model.config.vocab;
     match tokens.iter().find(|t| **t as usize >= vocab) {
-        Some(token) => Err(Error::SavedState { why: format!("it holds token {token}, the vocabulary has {vocab}") }),
-        None => Ok((tokens, rest)),
+        Some(token) => Err(damaged(format!("it holds token {token}, the vocabulary has {vocab}"))),
+        None => Ok((tokens, remembered)),
     }
 }
 
-fn description(model: &Model) -> String {
-    let name = model.gguf.metadata().get_str_or("general.name", "unnamed").unwrap_or("unnamed");
-    let embedding = model.gguf.find(names::TOKEN_EMBEDDING).map_or(&[][..], |info| model.gguf.data(info));
-    let sum = checksum(&embedding[..embedding.len().min(SAMPLE)]);
-    format!("{} {name:?} {sum:016x}\n", model.config.architecture.name())
+/// Reads the file of a state of this model. Its first bytes are looked at before the rest is read: gigabytes of
+/// something else are refused at once.
+pub fn read(path: &Path, model: &Model) -> Result<Vec<u8>, Error> {
+    let failed = |why| kiln_gguf::Error::Io { action: "read", path: path.to_owned(), why };
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if !metadata.is_file() {
+        let why = std::io::Error::other("it is a folder, a pipe or a device; states are read from regular files");
+        return Err(failed(why).into());
+    }
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(Header::MOST as u64).read_to_end(&mut bytes).map_err(failed)?;
+    let header = header(model, &bytes)?;
+    if metadata.len() == header.file_bytes() {
+        file.read_to_end(&mut bytes).map_err(failed)?;
+    }
+    open(model, &bytes)?;
+    Ok(bytes)
 }
 
-/// FNV-1a: the same in every process and version, which the standard hasher does not promise.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, b| (sum ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))
+/// Reads what a state says about itself first, and checks that it is of this model.
+fn header(model: &Model, bytes: &[u8]) -> Result<Header, Error> {
+    let Some(rest) = bytes.strip_prefix(MAGIC) else {
+        return Err(match bytes.strip_prefix(FAMILY) {
+            Some(_) if bytes.len() >= MAGIC.len() => damaged("it was saved by another version of Kiln"),
+            _ if MAGIC.starts_with(bytes) => damaged("it is cut short: it ends inside its header"),
+            _ => refuse("it is no state that Kiln saved"),
+        });
+    };
+    let mut cursor = Cursor(rest);
+    let mark: [u8; 32] = cursor.array()?;
+    let saved_with = cursor.words()?;
+    if mark != fingerprint(model) {
+        let (saved_with, own) = (shown(&saved_with), shown(&about(model)));
+        return Err(refuse(if saved_with == own {
+            format!("it was saved with another file of {own}: other weights, or another quantisation")
+        } else {
+            format!("it was saved with {saved_with}, and this is {own}")
+        }));
+    }
+    let page = u32::from_le_bytes(cursor.array()?);
+    if page as usize != PAGE {
+        return Err(damaged("it was saved by another version of Kiln"));
+    }
+    let (tokens, remembered) = (cursor.number()?, cursor.number()?);
+    Ok(Header { bytes: bytes.len() - cursor.0.len(), tokens, remembered })
+}
+
+struct Cursor<'b>(&'b [u8]);
+
+impl<'b> Cursor<'b> {
+    fn take(&mut self, n: usize) -> Result<&'b [u8], Error> {
+        let (taken, rest) =
+            self.0.split_at_checked(n).ok_or_else(|| damaged("it is cut short: it ends inside its header"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        Ok(self.take(N)?.try_into().expect("as many bytes as were asked for"))
+    }
+
+    fn number(&mut self) -> Result<usize, Error> {
+        let number = u64::from_le_bytes(self.array()?);
+        usize::try_from(number).ok().filter(|n| *n < 1 << 48).ok_or_else(|| damaged("its sizes are absurd"))
+    }
+
+    fn words(&mut self) -> Result<String, Error> {
+        let n = u32::from_le_bytes(self.array()?) as usize;
+        if n > MOST_WORDS {
+            return Err(damaged("its words about the model are absurdly long"));
+        }
+        Ok(String::from_utf8_lossy(self.take(n)?).into_owned())
+    }
+}
+
+/// The model in a few words, for messages.
+fn about(model: &Model) -> String {
+    let name = model.gguf.metadata().get_str_or("general.name", "unnamed").unwrap_or("unnamed");
+    let types: std::collections::BTreeMap<_, u64> =
+        model.gguf.tensors().iter().fold(Default::default(), |mut all, t| {
+            *all.entry(t.ty).or_default() += t.bytes as u64;
+            all
+        });
+    let main = types.iter().max_by_key(|(_, bytes)| **bytes).map_or("", |(ty, _)| ty.name());
+    let kept: String = name.chars().take(100).collect();
+    format!("{} \"{kept}\" ({main}, {})", model.config.architecture.name(), size(model.gguf.data_bytes()))
+}
+
+/// A hash of everything that makes a model this one: its hyper-parameters, the layout of its tensors, and samples of every
+/// tensor.
+fn fingerprint(model: &Model) -> [u8; 32] {
+    let gguf = &model.gguf;
+    let mut hash = Sha256::new();
+    let mut put = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    for (key, value) in gguf.metadata().iter() {
+        put(key.as_bytes());
+        match value {
+            // Vocabularies are long; a model with another one has another shape or other weights as well.
+            Value::Array(array) => put(&(array.len() as u64).to_le_bytes()),
+            Value::Str(text) => put(text),
+            number => put(number.to_string().as_bytes()),
+        }
+    }
+    for info in gguf.tensors() {
+        put(info.name.as_bytes());
+        put(info.ty.name().as_bytes());
+        info.dims().iter().for_each(|dim| put(&(*dim as u64).to_le_bytes()));
+        let data = gguf.data(info);
+        if data.len() <= SAMPLE * SAMPLES {
+            put(data);
+            continue;
+        }
+        for i in 0..SAMPLES {
+            let at = (data.len() - SAMPLE) / (SAMPLES - 1) * i;
+            put(&data[at..at + SAMPLE]);
+        }
+    }
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_gguf::Gguf;
+
+    use super::*;
+    use crate::quantise_recipe::Recipe;
+    use crate::synth::{Preset, Synth};
+
+    fn bytes_of(recipe: &str, seed: u64) -> Vec<u8> {
+        let preset = Preset::from_name("tiny-llama").unwrap();
+        Synth::new(preset, Recipe::from_name(recipe).unwrap(), seed).to_bytes().unwrap()
+    }
+
+    fn model(recipe: &str, seed: u64) -> Model {
+        Model::new(Gguf::from_bytes(bytes_of(recipe, seed)).unwrap()).unwrap()
+    }
+
+    const TOKENS: [u32; 3] = [5, 6, 7];
+
+    fn remembered() -> Vec<u8> {
+        (0..1300).map(|i| i as u8).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let model = model("Q8_0", 1);
+        let bytes = write(&model, &TOKENS, &remembered());
+        assert_eq!(open(&model, &bytes).unwrap(), (TOKENS.to_vec(), &remembered()[..]));
+        let outside = write(&model, &[u32::MAX], &[]);
+        assert!(open(&model, &outside).unwrap_err().to_string().contains("vocabulary"));
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_seen() {
+        let model = model("Q8_0", 1);
+        let bytes = write(&model, &TOKENS, &remembered());
+        for at in 0..bytes.len() {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= 1 << (at % 8);
+            assert!(matches!(open(&model, &wrong), Err(Error::SavedState { .. })), "byte {at}");
+            assert!(matches!(open(&model, &bytes[..at]), Err(Error::SavedState { .. })), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn other_quantisations_weights_and_settings_are_other_models() {
+        let own = model("Q8_0", 1);
+        let bytes = write(&own, &TOKENS, &remembered());
+        let why = |other: &Model| open(other, &bytes).unwrap_err().to_string();
+        assert!(why(&model("Q8_0", 2)).contains("other weights"), "{}", why(&model("Q8_0", 2)));
+        assert!(why(&model("Q4_0", 1)).contains("Q4_0"), "{}", why(&model("Q4_0", 1)));
+        // One byte of one tensor near the end of the file, and nothing else.
+        let mut file = bytes_of("Q8_0", 1);
+        let info = own.gguf.tensor("blk.1.ffn_down.weight").unwrap();
+        file[info.offset as usize + (info.bytes - SAMPLE) / (SAMPLES - 1) * 2 + 9] ^= 1;
+        let other = Model::new(Gguf::from_bytes(file).unwrap()).unwrap();
+        assert!(why(&other).contains("other weights"));
+        assert_eq!(fingerprint(&model("Q8_0", 1)), fingerprint(&own));
+    }
+
+    #[test]
+    fn something_else_is_refused_before_it_is_read() {
+        let model = model("Q8_0", 1);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.state");
+        for (bytes, word) in [
+            (&b"GGUF and more"[..], "no state"),
+            (b"", "cut short"),
+            (b"KILNST03", "cut short"),
+            (b"KILNST01 old", "another version"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = read(&path, &model).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        for special in [Path::new("/dev/zero"), folder.path()] {
+            assert!(read(special, &model).unwrap_err().to_string().contains("regular files"));
+        }
+        std::fs::write(&path, write(&model, &TOKENS, &remembered())).unwrap();
+        assert_eq!(read(&path, &model).unwrap(), write(&model, &TOKENS, &remembered()));
+    }
 }

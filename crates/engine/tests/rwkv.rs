@@ -198,7 +198,7 @@ fn states_of_other_models_and_damaged_ones_are_refused() {
     own.feed(&tokens(5), Wanted::Last).unwrap();
     let saved = own.save_state().unwrap();
     let refusal = |session: &mut Session, bytes: &[u8]| match session.load_state(bytes) {
-        Err(Error::SavedState { why }) => why,
+        Err(Error::SavedState { why, .. }) => why,
         other => panic!("should be refused: {other:?}"),
     };
     // Another architecture; then only other weights.

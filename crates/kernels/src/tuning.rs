@@ -27,8 +27,8 @@ pub fn lines<'a>(text: &'a str, operation: &'a str) -> impl Iterator<Item = (usi
 
 /// The name and the text of the file that `KILN_TUNING` names; nothing where it names none.
 fn file() -> Result<(String, String), String> {
-    let Some(file) = std::env::var_os(FILE) else { return Ok(Default::default()) };
-    let name = file.to_string_lossy().into_owned();
+    let Some(file) = kiln_system::environment::variable(FILE) else { return Ok(Default::default()) };
+    let name = kiln_system::text::shown(&file.to_string_lossy());
     match std::fs::read_to_string(&file) {
         Ok(text) => Ok((name, text)),
         Err(e) => Err(format!("{FILE}={name}: {e}")),

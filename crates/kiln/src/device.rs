@@ -4,13 +4,26 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_gpu::{Adapter, Cache, Device, Error, Instance, Sources, adapters, choose};
+use kiln_system::environment;
+use kiln_system::text::shown;
 
 /// The `--device` flag, shared by every command that runs on a device.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct DeviceFlag {
-    /// Device by index, part of the name, PCI address or UUID (see `kiln devices`)
-    #[arg(long, env = "KILN_DEVICE", value_name = "DEVICE")]
-    pub(crate) device: Option<String>,
+    /// Device by index, part of the name, PCI address or UUID (see `kiln devices`); `cpu` for none [env: KILN_DEVICE]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+}
+
+/// Where a user wants something to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// The best device, else the CPU.
+    Any,
+    /// The CPU, without any device.
+    Cpu,
+    /// A device that goes by this.
+    Device(String),
 }
 
 /// The instance and every adapter.
@@ -21,10 +34,38 @@ pub(crate) fn all_adapters() -> Result<(Arc<Instance>, Vec<Adapter>), Error> {
 }
 
 impl DeviceFlag {
+    /// What the flag says, else the variable. An empty one says nothing.
+    pub(crate) fn wish(&self) -> Wish {
+        let named = self.device.clone().or_else(|| environment::text("KILN_DEVICE"));
+        match named.as_deref().map(str::trim) {
+            None | Some("") => Wish::Any,
+            Some(word) if word.eq_ignore_ascii_case("cpu") => Wish::Cpu,
+            Some(word) => Wish::Device(word.to_owned()),
+        }
+    }
+
+    /// The adapter to take.
+    pub(crate) fn choose<'a>(&self, adapters: &'a [Adapter]) -> Result<&'a Adapter, Error> {
+        match self.wish() {
+            Wish::Any => choose(adapters, None),
+            Wish::Device(name) => choose(adapters, Some(&name)).map_err(|e| match e {
+                Error::UnknownDevice { wanted, available } => {
+                    Error::UnknownDevice { wanted: shown(&wanted), available }
+                }
+                other => other,
+            }),
+            Wish::Cpu => Err(Error::Setting(
+                "`--device cpu` means no device, and this needs one\nhint: `kiln devices` lists what there is".into(),
+            )),
+        }
+    }
+
     /// Opens the chosen device with Kiln's kernels.
     pub(crate) fn open(&self) -> Result<Arc<Device>, Error> {
+        // Wrong lines would only show as a path that is missing.
+        kiln_kernels::tuning::check().map_err(Error::Setting)?;
         let (instance, adapters) = all_adapters()?;
-        let adapter = choose(&adapters, self.device.as_deref())?;
+        let adapter = self.choose(&adapters)?;
         if let Some(file) = tuning_file(adapter) {
             kiln_kernels::mul_mat_vec::tuning::use_file(file);
         }

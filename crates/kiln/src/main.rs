@@ -47,13 +47,22 @@ enum Command {
     Tune(commands::tune::Arguments),
 }
 
+impl Command {
+    /// Whether the command looks for a GPU.
+    fn may_use_device(&self) -> bool {
+        !matches!(self, Command::Inspect(_) | Command::Quantize(_) | Command::Synth(_))
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     output::start_log(arguments.verbose);
-    if let Err(reason) = kiln_kernels::tuning::check() {
-        output::say(&format!("error: {reason}"));
-        return ExitCode::from(1);
+    // In this order: the first may set a variable of the environment, which only a process of one thread can do, and the
+    // second starts a thread.
+    if arguments.command.may_use_device() {
+        kiln_gpu::icd::help_headless_nvidia(&kiln_gpu::Cache::user());
     }
+    kiln_system::files::remove_on_signals();
     let result = match arguments.command {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Run(a) => commands::run::run(&a),

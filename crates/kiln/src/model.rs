@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use kiln_engine::Session;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Sums};
 use kiln_engine::model::Model;
 use kiln_gpu::Error as GpuError;
+use kiln_system::environment;
 
-use crate::device::DeviceFlag;
+use crate::device::{DeviceFlag, Wish};
 use crate::output::{byte_progress, say};
 use crate::store;
 
@@ -36,13 +36,18 @@ pub(crate) fn resolve(model: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
-    Ok(Arc::new(Model::open(path).with_context(|| format!("cannot run {}", path.display()))?))
+    let named = |why: kiln_engine::Error| match why {
+        // These name the file themselves.
+        kiln_engine::Error::Gguf(why) => anyhow::Error::new(why).context("cannot run the model"),
+        why => anyhow::Error::new(why).context(format!("cannot run {}", path.display())),
+    };
+    Ok(Arc::new(Model::open(path).map_err(named)?))
 }
 
 /// Which weights are packed, as `KILN_PACK` has it: for measuring what it gains.
 fn packing() -> anyhow::Result<Packing> {
-    match std::env::var("KILN_PACK").ok().as_deref() {
-        None | Some("") => Ok(Packing::Faster),
+    match environment::text("KILN_PACK").as_deref() {
+        None => Ok(Packing::Faster),
         Some("all") => Ok(Packing::All),
         Some("none") => Ok(Packing::None),
         Some(other) => anyhow::bail!("KILN_PACK is {other:?}\nhint: it may be `all` or `none`, or not be set"),
@@ -51,8 +56,8 @@ fn packing() -> anyhow::Result<Packing> {
 
 /// Which weights are kept decoded, as `KILN_KEEP` has it.
 fn keep() -> anyhow::Result<Keep> {
-    match std::env::var("KILN_KEEP").ok().as_deref() {
-        None | Some("") => Ok(Keep::Ample),
+    match environment::text("KILN_KEEP").as_deref() {
+        None => Ok(Keep::Ample),
         Some("none") => Ok(Keep::None),
         Some(other) => anyhow::bail!("KILN_KEEP is {other:?}\nhint: it may be `none`, or not be set"),
     }
@@ -60,8 +65,8 @@ fn keep() -> anyhow::Result<Keep> {
 
 /// What long prompts add up in, as `KILN_SUMS` has it.
 fn sums() -> anyhow::Result<Sums> {
-    match std::env::var("KILN_SUMS").ok().as_deref() {
-        None | Some("" | "f32") => Ok(Sums::F32),
+    match environment::text("KILN_SUMS").as_deref() {
+        None | Some("f32") => Ok(Sums::F32),
         Some("f16") => Ok(Sums::F16),
         Some(other) => anyhow::bail!("KILN_SUMS is {other:?}\nhint: it may be `f32` or `f16`, or not be set"),
     }
@@ -76,7 +81,8 @@ impl ModelFlags {
     /// The executor asked for. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
         let cpu = || -> Box<dyn Executor> { Box::new(CpuExecutor::new(Arithmetic::Fast)) };
-        if self.cpu {
+        let wish = self.device.wish();
+        if self.cpu || wish == Wish::Cpu {
             return Ok(cpu());
         }
         match self.device.open() {
@@ -84,7 +90,9 @@ impl ModelFlags {
                 device,
                 Options { packing: packing()?, keep: keep()?, sums: sums()? },
             ))),
-            Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice)) if self.device.device.is_none() => {
+            Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
+                if wish == Wish::Any =>
+            {
                 let reason = why.to_string();
                 say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));
                 Ok(cpu())

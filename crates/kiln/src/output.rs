@@ -1,18 +1,40 @@
-//! Where text goes: data to stdout, the rest to stderr. A closed pipe ends the program quietly.
+//! Where text goes: data to stdout, the rest to stderr. A closed pipe ends the program quietly, a full disk with an
+//! error. Text of files and models reaches a terminal without the commands that may be in it.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kiln_system::text::for_terminal;
+
+/// Whether the last thing on stdout did not end its line: what goes to stderr next begins a new one.
+static MID_LINE: AtomicBool = AtomicBool::new(false);
 
 /// One line of data.
 pub(crate) fn print(line: &str) {
-    if writeln!(std::io::stdout().lock(), "{line}").is_err() {
+    print_piece(line);
+    print_piece("\n");
+}
+
+/// Data as it comes.
+pub(crate) fn print_piece(text: &str) {
+    let Some(last) = text.chars().next_back() else { return };
+    let mut out = std::io::stdout().lock();
+    let text = if out.is_terminal() { for_terminal(text) } else { text.into() };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => MID_LINE.store(last != '\n', Ordering::Relaxed),
         // The reader has gone (`kiln devices | head -1`): nobody is left to tell.
-        std::process::exit(0);
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(e) => {
+            say(&format!("error: cannot write the output: {e}"));
+            std::process::exit(1);
+        }
     }
 }
 
 /// One line for the person at the terminal.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let start = if MID_LINE.swap(false, Ordering::Relaxed) { "\n" } else { "" };
+    let _ = writeln!(std::io::stderr().lock(), "{start}{}", for_terminal(line));
 }
 
 struct Log;
@@ -43,17 +65,7 @@ pub(crate) fn start_log(verbose: u8) {
     }
 }
 
-/// Bytes as people read them.
-pub(crate) fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
-}
+pub(crate) use kiln_system::memory::size;
 
 /// A progress bar on stderr; drawn only where stderr is a terminal.
 pub(crate) fn progress(total: u64, what: &str) -> indicatif::ProgressBar {

@@ -37,6 +37,11 @@ impl Drop for Folder {
 
 /// Runs the binary on a machine without any Vulkan driver.
 fn kiln(arguments: &[&str]) -> Output {
+    kiln_with(arguments, &[])
+}
+
+/// The same with variables of the environment.
+fn kiln_with(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let nowhere = std::env::temp_dir().join("kiln-cli-no-such-manifest.json");
     Command::new(env!("CARGO_BIN_EXE_kiln"))
         .args(arguments)
@@ -44,6 +49,7 @@ fn kiln(arguments: &[&str]) -> Output {
         .env("VK_ICD_FILENAMES", &nowhere)
         .env_remove("KILN_DEVICE")
         .env_remove("KILN_VALIDATION")
+        .envs(variables.iter().copied())
         .output()
         .unwrap()
 }
@@ -211,13 +217,17 @@ fn tuning_lines_that_cannot_be_read_are_refused_by_number() {
     let file = folder.file("lines.txt");
     let run = |lines: &str| {
         std::fs::write(&file, lines).unwrap();
-        Command::new(env!("CARGO_BIN_EXE_kiln")).args(["inspect", "none"]).env("KILN_TUNING", &file).output().unwrap()
+        kiln_with(&["bench", "device"], &[("KILN_TUNING", &file)])
     };
     for wrong in ["gpu q4_k", "mul_mm gpu * coopmat * tile=3", "flash_attention gpu * scalar threads=x"] {
         assert_fails(&run(&format!("# tried\n{wrong}\n")), 1, &["KILN_TUNING", "line 2"]);
     }
-    // What can be read is no reason to fail: the missing model is.
-    assert_fails(&run("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1\n"), 1, &["none"]);
+    // What can be read is no reason to fail: the missing device is.
+    assert_fails(&run("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1\n"), 1, &["no Vulkan"]);
+    // Where no device is used, nobody reads it.
+    let model = synth(&folder, "tiny-llama", "F16");
+    assert_succeeds(&kiln_with(&["inspect", &model], &[("KILN_TUNING", "/no/such/file")]));
+    assert_fails(&kiln_with(&["bench", "device"], &[("KILN_TUNING", "")]), 1, &["no Vulkan"]);
 }
 
 #[test]
@@ -231,11 +241,11 @@ fn a_saved_state_goes_on_where_the_prompt_ended() {
             text(&output.stdout)
         };
         let whole = run("ab cd", &["-n", "12"]);
-        assert_eq!(run("ab", &["-n", "0", "--save-state", &state]), "ab\n");
+        assert_eq!(run("ab", &["-n", "0", "--save-state", &state, "--force"]), "ab\n");
         let rest = run(" cd", &["-n", "12", "--load-state", &state]);
         assert_eq!(format!("ab{rest}"), whole, "{preset}");
         assert_ne!(format!("ab{}", run(" cd", &["-n", "12"])), whole, "{preset}: the state says something");
-        assert!(!folder.names().iter().any(|name| name.ends_with(".partial")));
+        assert!(!folder.names().iter().any(|name| name.ends_with(".tmp")));
         std::fs::write(&state, b"not a state").unwrap();
         let output = kiln(&["run", &model, "x", "--cpu", "-c", "64", "--load-state", &state]);
         assert_fails(&output, 1, &["prompt.state"]);

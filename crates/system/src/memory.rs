@@ -141,7 +141,8 @@ mod tests {
             ("proc/self/limits", "Max cpu time  unlimited\nMax address space         20480    unlimited    bytes\n");
         let two = ("proc/self/cgroup", "0::/a/b\n");
         let one = ("proc/self/cgroup", "12:cpu:/\n9:hugetlb,memory:/a\n");
-        let rows: &[(&[(&str, &str)], u64, Bound)] = &[
+        type Row<'a> = (&'a [(&'a str, &'a str)], u64, Bound);
+        let rows: &[Row<'_>] = &[
             (&[MEMORY, PAGES, unlimited], 51200, Bound::Machine),
             (&[MEMORY, PAGES, limited], 20480 - 3 * 4096, Bound::AddressSpace),
             // The limit stands above the process's own group, and pages of files can be had back.

@@ -75,10 +75,18 @@ impl Session {
 
     /// Goes on from a saved state. One of another model, or too long for the context, is refused, and nothing has changed then.
     pub fn load_state(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let (tokens, rest) = state::open(self.model(), bytes, &|tokens| self.engine.remembered_bytes(tokens))?;
+        let (tokens, rest) = state::open(self.model(), bytes)?;
         if tokens.len() > self.context() {
-            let (length, context) = (tokens.len(), self.context());
-            return Err(Error::SavedState { why: format!("it holds {length} tokens, the context {context}") });
+            let why = format!("it holds {} tokens, the context has room for {}", tokens.len(), self.context());
+            return Err(Error::SavedState { why, hint: "--ctx-size makes room for more" });
+        }
+        let needed = self.engine.remembered_bytes(tokens.len());
+        if rest.len() != needed {
+            let why = format!("it remembers {} bytes, {needed} belong to its tokens", rest.len());
+            return Err(Error::SavedState {
+                why,
+                hint: "it was saved by another version of Kiln; save the state again",
+            });
         }
         self.engine.remember(self.sequence, &tokens, rest)
     }
@@ -98,7 +106,7 @@ impl Session {
     }
 
     /// Whether there is room for all tokens: a prompt is read whole or not at all.
-    fn admit(&self, tokens: &[u32]) -> Result<(), Error> {
+    pub fn admit(&self, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }

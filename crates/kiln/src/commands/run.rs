@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Context as _;
+use kiln_engine::state;
 use kiln_engine::tokenizer::{AddSpecial, LeadingSpace, ParseSpecial, ShowSpecial, TextStream};
 use kiln_system::files::{Output, Overwrite};
+use kiln_system::text::shown;
 
 use crate::model::{ModelFlags, open, resolve};
-use crate::output::say;
+use crate::output::{print_piece, say};
 
 /// Flags of `kiln run`.
 #[derive(clap::Args)]
@@ -49,40 +50,58 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let inputs: Vec<&Path> = model.gguf.paths().chain(arguments.load_state.as_deref()).collect();
     let save = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);
     let output = arguments.save_state.as_ref().map(save).transpose()?;
+    let from = |path: &PathBuf| {
+        state::read(path, &model).map_err(|why| match why {
+            // This names the file itself.
+            kiln_engine::Error::Gguf(why) => anyhow::Error::new(why),
+            why => anyhow::Error::new(why).context(format!("cannot go on from {}", path.display())),
+        })
+    };
+    let state = arguments.load_state.as_ref().map(from).transpose()?;
     let mut session = arguments.flags.session(&model)?;
     let tokenizer = &model.tokenizer;
     let special = if arguments.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
     let prompt = tokenizer.encode(&arguments.prompt, special, ParseSpecial::Yes)?;
-    if let Some(path) = &arguments.load_state {
-        let state = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        session.load_state(&state).with_context(|| format!("cannot go on from {}", path.display()))?;
+    if let Some(state) = state {
+        session.load_state(&state)?;
     }
-    say(&format!("{} on {}", model.gguf.metadata().get_str_or("general.name", "model")?, session.describe()));
+    let name = shown(model.gguf.metadata().get_str_or("general.name", "model")?);
+    say(&format!("{name} on {}", session.describe()));
+    // Before the prompt is shown, which may be long.
+    session.admit(&prompt)?;
 
-    print_piece(&arguments.prompt)?;
+    print_piece(&arguments.prompt);
     let mut stream = TextStream::new(tokenizer.clone(), ShowSpecial::No, LeadingSpace::Keep);
     let start = Instant::now();
     let banned = if arguments.ignore_eos { tokenizer.end_ids() } else { &[] };
     let mut token = session.next_greedy(&prompt, banned)?;
     let prompted = start.elapsed();
+    // Said when the text is complete, so as not to stand in it.
+    let mut notes = Vec::new();
     if let Some(mut output) = output {
         output.write_all(&session.save_state()?).map_err(|why| output.failed(why))?;
         let name = output.path().display().to_string();
         output.finish()?;
-        say(&format!("{name}: {} tokens", session.length()));
+        notes.push(format!("{name}: {} tokens", session.length()));
     }
     let start = Instant::now();
     let mut made = 0;
     while made < arguments.n_predict && !tokenizer.is_end(token) {
-        print_piece(&stream.push(token)?)?;
+        print_piece(&stream.push(token)?);
         made += 1;
-        if made == arguments.n_predict || session.length() == session.context() {
+        if made == arguments.n_predict {
+            break;
+        }
+        if session.length() == session.context() {
+            let context = session.context();
+            notes.push(format!("note: the context of {context} tokens is full\nhint: --ctx-size makes room for more"));
             break;
         }
         token = session.next_greedy(&[token], banned)?;
     }
-    print_piece(&stream.finish())?;
-    print_piece("\n")?;
+    print_piece(&stream.finish());
+    print_piece("\n");
+    notes.iter().for_each(|note| say(note));
     let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
     let decode = start.elapsed().as_secs_f64();
     say(&format!(
@@ -92,13 +111,4 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         rate(made.saturating_sub(1), decode),
     ));
     Ok(ExitCode::SUCCESS)
-}
-
-/// Text as it comes. A reader that has gone ends the program.
-fn print_piece(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => Ok(other?),
-    }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use kiln_gpu::{Adapter, AdapterKind, Cache, Device, Error, Sources, choose, icd};
+use kiln_gpu::{Adapter, AdapterKind, Cache, Device, Error, Sources, icd};
 use serde::Serialize;
 
 use crate::device::{DeviceFlag, all_adapters};
@@ -145,7 +145,8 @@ fn vulkan(flag: &DeviceFlag) -> (Result<Vec<Found>, String>, Result<String, Stri
         is_cpu: a.kind == AdapterKind::Cpu,
         missing: a.missing().map(str::to_owned),
     };
-    let usable = choose(&adapters, flag.device.as_deref())
+    let usable = flag
+        .choose(&adapters)
         .and_then(|adapter| Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user()))
         .map(|device| device.adapter.describe())
         .map_err(|e| e.to_string());
