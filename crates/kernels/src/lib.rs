@@ -16,7 +16,6 @@ pub mod record;
 pub mod recurrence;
 pub mod row_norm;
 pub mod rows;
-pub mod sample;
 mod simd;
 pub mod tensor;
 pub mod timing;
@@ -95,6 +94,8 @@ operations! {
     key_mix => KeyMix,
     mul_mat_vec => MulMatVec,
     mul_mm => MulMm,
+    sample => Sample,
+    advance => Advance,
 }
 
 /// Every GLSL file of this crate: path as shaders name it, and text.

@@ -90,6 +90,45 @@ pub fn score(logit: f32, temperature: f32, gumbel: f32) -> f32 {
     logit + temperature * gumbel
 }
 
+/// exp(-distance) in units of 2^-30, before it is cut to a whole number: weights of a row are whole numbers, so that their sums have
+/// no order either. Distances are 0 or more.
+fn scaled(distance: f32) -> f32 {
+    if distance.partial_cmp(&21.0).is_none_or(|order| order.is_ge()) {
+        return 0.0;
+    }
+    // exp(x) = 2^n * exp(rest), with a rest of at most half of ln 2.
+    let x = -distance;
+    let n = (x * std::f32::consts::LOG2_E + 0.5).floor();
+    let rest = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    let mut sum = 1.987_569_1e-4_f32;
+    for factor in [1.398_2e-3_f32, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1] {
+        sum = sum * rest + factor;
+    }
+    let square = rest * rest;
+    (sum * square + rest + 1.0) * f32::from_bits((n as i32 + 127 + 30) as u32 * (1 << 23))
+}
+
+/// What a token weighs whose logit lies so far below the largest.
+pub(super) fn weight(distance: f32) -> u32 {
+    scaled(distance) as u32
+}
+
+/// A token's weight times its distance: the sum of these over that of the weights is the mean distance.
+pub(super) fn spread(distance: f32) -> u32 {
+    // Weights are zero from a finite distance on.
+    if distance < 21.0 { (scaled(distance) * distance) as u32 } else { 0 }
+}
+
+/// The order of floats as an order of integers: NaN is below everything, -0 equals 0.
+pub(super) fn order_key(x: f32) -> u32 {
+    match x.to_bits() {
+        _ if x.is_nan() => 0,
+        0x8000_0000 => 0x8000_0000,
+        bits if bits >> 31 == 1 => !bits,
+        bits => bits | 0x8000_0000,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +155,22 @@ mod tests {
         }
         assert_eq!(leading(u32::MAX), 4_294_967_040.0);
         assert_eq!([leading(1), leading(0xff_ffff), leading(0x100_0001)], [1.0, 16_777_215.0, 16_777_216.0]);
+    }
+
+    #[test]
+    fn weights_are_exponentials() {
+        assert_eq!([weight(0.0), weight(f32::INFINITY), weight(f32::NAN), weight(25.0)], [1 << 30, 0, 0, 0]);
+        assert_eq!([spread(0.0), spread(f32::INFINITY), spread(30.0)], [0, 0, 0]);
+        let mut last = 1 << 30;
+        for i in 1..22_000u32 {
+            let distance = i as f32 * 1e-3;
+            let want = (-f64::from(distance)).exp() * f64::from(1 << 30);
+            assert!((f64::from(weight(distance)) - want).abs() <= 1.0 + 2e-7 * want, "{distance}");
+            let want = want * f64::from(distance);
+            assert!((f64::from(spread(distance)) - want).abs() <= 25.0 + 3e-7 * want, "{distance}");
+            assert!(weight(distance) <= last, "{distance}: a smaller logit weighs more");
+            last = weight(distance);
+        }
     }
 
     #[test]
