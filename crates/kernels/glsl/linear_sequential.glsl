@@ -38,9 +38,13 @@ void main() {
     uint lane = tid % LANES, col = tid / LANES;
     uint column = slice * COLS + col;
     vec4 state[HELD];
-    F32 from = F32(state_of(p.state_in, sequence, p.in_stride, head));
-    [[unroll]] for (uint n = 0; n < HELD; n++) {
-        [[unroll]] for (uint e = 0; e < 4; e++) state[n][e] = from.v[(4 * (lane + n * LANES) + e) * S + column];
+    bool kept = has_state(sequence);
+    [[unroll]] for (uint n = 0; n < HELD; n++) state[n] = vec4(0);
+    if (kept) {
+        F32 from = F32(state_before(sequence, head));
+        [[unroll]] for (uint n = 0; n < HELD; n++) {
+            [[unroll]] for (uint e = 0; e < 4; e++) state[n][e] = from.v[(4 * (lane + n * LANES) + e) * S + column];
+        }
     }
 
     MIX_BEGIN
@@ -104,7 +108,8 @@ void main() {
         STORE_Y(now, tokens, Y_SCALE)
     }
 
-    F32 to = F32(state_of(p.state_out, sequence, p.out_stride, head));
+    if (!kept) return;
+    F32 to = F32(state_after(sequence, head));
     [[unroll]] for (uint n = 0; n < HELD; n++) {
         [[unroll]] for (uint e = 0; e < 4; e++) to.v[(4 * (lane + n * LANES) + e) * S + column] = state[n][e];
     }

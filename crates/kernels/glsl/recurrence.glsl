@@ -1,18 +1,7 @@
-// Where the sequences of a recurrence lie among its tokens: p.starts holds the first token of each sequence and the end
-// of the last one; where it is no address, all sequences have the same length. CHUNK, where it is defined, is the number
-// of tokens of a chunk: every sequence is cut from its own start, so its neighbours do not change its result. EQUAL, where
-// it is defined, says that all sequences have the same length, and that there is no p.starts.
+// Where the sequences of a recurrence, their chunks and their states lie. CHUNK, where it is defined, is the number of tokens of a
+// chunk: every sequence is cut from its own start, so its neighbours do not change its result.
 #include "quads.glsl"
-
-uint start_of(uint sequence) {
-#ifndef EQUAL
-    // Numbers that make no sense give a wrong result, never a wild address.
-    if (p.starts != uvec2(0)) return min(uint(max(I32(p.starts).v[sequence], 0)), p.tokens);
-#endif
-    return p.tokens / p.sequences * sequence;
-}
-
-uint end_of(uint sequence) { return max(start_of(sequence + 1), start_of(sequence)); }
+#include "sequences.glsl"
 
 #ifdef CHUNK
 // The number of a sequence's first chunk. Sequences never share a number, and some numbers stand for no chunk: this
@@ -50,6 +39,18 @@ uvec2 head_of(uvec2 base, uint token, uint head) {
 uvec2 state_of(uvec2 base, uint sequence, uint stride, uint head) {
     return row_address(row_address(base, sequence, stride * 4), head, S * S * 4);
 }
+
+// Where the states of a sequence lie before its first token and after its last. With SLOTS, p.state_out holds the slot of each
+// sequence among the p.out_stride states of p.state_in, which are updated in place; a sequence of padding has none.
+#if SLOTS
+bool has_state(uint sequence) { return U32(p.state_out).v[sequence] < p.out_stride; }
+uvec2 state_before(uint sequence, uint head) { return state_of(p.state_in, U32(p.state_out).v[sequence], p.in_stride, head); }
+uvec2 state_after(uint sequence, uint head) { return state_before(sequence, head); }
+#else
+bool has_state(uint sequence) { return true; }
+uvec2 state_before(uint sequence, uint head) { return state_of(p.state_in, sequence, p.in_stride, head); }
+uvec2 state_after(uint sequence, uint head) { return state_of(p.state_out, sequence, p.out_stride, head); }
+#endif
 
 // Four elements of a token's head, `nothing` for tokens past the end.
 vec4 load4(uvec2 base, uint token, uint end, uint head, uint quad, float nothing) {

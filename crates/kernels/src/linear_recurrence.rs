@@ -6,7 +6,7 @@ use kiln_gpu::{Address, Caps, Component, CoopmatShape, Scope, Shader, SubgroupRe
 
 use crate::head_mix::{self, Mix};
 use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, require};
-use crate::recurrence::{self, Form, Layout, Sequences, tile};
+use crate::recurrence::{self, Form, Layout, Sequences, part_of_states, tile};
 use crate::tensor::Tensor;
 
 /// The operands of both operations.
@@ -26,6 +26,7 @@ pub(crate) struct Linear {
     pub(crate) state_out: Tensor,
     pub(crate) scratch: Option<Tensor>,
     pub(crate) sequences: Sequences,
+    pub(crate) slots: Option<Tensor>,
     pub(crate) form: Form,
     pub(crate) scale: f32,
     /// What becomes of y; not beside a scale.
@@ -200,13 +201,13 @@ fn chunk_blocks(chunk: usize, head_size: usize, size: usize) -> usize {
 
 impl Linear {
     fn layout(&self) -> Layout {
-        Layout::new(self.operation, &self.y, self.sequences)
+        Layout::new(self.operation, &self.y, self.sequences, self.slots)
     }
 
     pub(crate) fn reads(&self) -> Vec<Tensor> {
         let tokens = [self.k, self.v, self.r, self.td, self.state_in];
         let mix = self.mix.iter().flat_map(Mix::reads);
-        tokens.into_iter().chain(self.tf).chain(self.sequences.tensor()).chain(mix).collect()
+        tokens.into_iter().chain(self.tf).chain(self.sequences.tensor()).chain(self.slots).chain(mix).collect()
     }
 
     /// The mix of heads as a call by itself.
@@ -218,7 +219,7 @@ impl Linear {
         let layout = self.layout();
         layout.check(
             &[("k", self.k), ("v", self.v), ("r", self.r), ("td", self.td), ("y", self.y)],
-            &[("state_in", self.state_in), ("state_out", self.state_out)],
+            [self.state_in, self.state_out],
         )?;
         if let Some(tf) = self.tf {
             let shape = [layout.head_size, layout.heads, 1, 1];
@@ -337,23 +338,25 @@ impl Linear {
     fn mixed_params(&self, mix: &head_mix::Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
         let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let ([state_in, state_out], [in_stride, out_stride]) =
+            layout.state_params([&self.state_in, &self.state_out], at);
         MixedParams {
             k: at(&self.k),
             v: at(&self.v),
             r: at(&self.r),
             tf: maybe(self.tf),
             td: at(&self.td),
-            state_in: at(&self.state_in),
+            state_in,
             y: at(&self.y),
-            state_out: at(&self.state_out),
+            state_out,
             weight: at(&mix.weight),
             bias: at(&mix.bias),
             gate: maybe(mix.gate.map(|(gate, _)| gate)),
             heads: layout.number(layout.heads),
             tokens: layout.number(layout.tokens),
             sequences: layout.number(self.sequences.count()),
-            in_stride: layout.number(self.state_in.stride[3] / 4),
-            out_stride: layout.number(self.state_out.stride[3] / 4),
+            in_stride,
+            out_stride,
             eps: mix.eps,
         }
         .bytes()
@@ -366,15 +369,17 @@ impl Linear {
         let decays = chunks * layout.heads * layout.head_size * 4;
         let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
         let scratch = maybe(self.scratch);
+        let ([state_in, state_out], [in_stride, out_stride]) =
+            layout.state_params([&self.state_in, &self.state_out], at);
         Params {
             k: at(&self.k),
             v: at(&self.v),
             r: at(&self.r),
             tf: maybe(self.tf),
             td: at(&self.td),
-            state_in: at(&self.state_in),
+            state_in,
             y: at(&self.y),
-            state_out: at(&self.state_out),
+            state_out,
             scratch,
             decays: scratch.offset(states as u64),
             marks: scratch.offset((states + decays) as u64),
@@ -383,8 +388,8 @@ impl Linear {
             tokens: layout.number(layout.tokens),
             sequences: layout.number(self.sequences.count()),
             chunks: layout.number(chunks),
-            in_stride: layout.number(self.state_in.stride[3] / 4),
-            out_stride: layout.number(self.state_out.stride[3] / 4),
+            in_stride,
+            out_stride,
             scale: self.scale,
         }
         .bytes()
@@ -403,15 +408,17 @@ impl Linear {
         let n = self.sequences.count();
         let part = |b| {
             let (sequences, view) = self.sequences.alone(b);
+            let (slots, state) = part_of_states(self.slots, b);
             Linear {
                 k: view(self.k),
                 v: view(self.v),
                 r: view(self.r),
                 td: view(self.td),
                 y: view(self.y),
-                state_in: self.state_in.narrow(3, b, 1),
-                state_out: self.state_out.narrow(3, b, 1),
+                state_in: state(self.state_in),
+                state_out: state(self.state_out),
                 sequences,
+                slots,
                 mix: self.mix.map(|mix| mix.view(&view)),
                 ..*self
             }

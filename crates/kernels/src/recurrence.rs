@@ -2,7 +2,7 @@
 //! run, and what they ask of their operands. `glsl/recurrence.glsl` is the other half.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Shader, SubgroupRequest};
+use kiln_gpu::{Address, Caps, Shader, SubgroupRequest};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, require};
@@ -53,6 +53,33 @@ impl Sequences {
         }
     }
 
+    /// Whether so many tokens can be divided like this.
+    pub(crate) fn check(self, operation: &'static str, tokens: usize) -> Result<(), Invalid> {
+        match self {
+            Sequences::Equal(n) => require(n > 0 && tokens.is_multiple_of(n), operation, || {
+                format!("{tokens} tokens are no {n} sequences of equal length")
+            }),
+            Sequences::Ragged { starts, longest } => {
+                let fits = starts.ty == TensorType::I32 && starts.is_dense() && starts.rows() == 1;
+                require(fits && starts.shape[0] > 0 && starts.offset.is_multiple_of(4), operation, || {
+                    format!("starts are {starts}, want dense I32[sequences + 1]")
+                })?;
+                require(longest <= tokens, operation, || format!("longest is {longest} but there are {tokens} tokens"))
+            }
+        }
+    }
+
+    /// The tokens of each sequence, with its number.
+    pub(crate) fn ranges(&self, tokens: usize, memory: &HostMemory) -> Vec<(usize, std::ops::Range<usize>)> {
+        let starts: Vec<usize> = match self {
+            Sequences::Equal(n) => (0..=*n).map(|b| tokens / (*n).max(1) * b).collect(),
+            Sequences::Ragged { starts, .. } => {
+                memory.read(starts).into_iter().map(|t| t.clamp(0.0, tokens as f64) as usize).collect()
+            }
+        };
+        starts.windows(2).map(|w| w[0]..w[1]).enumerate().collect()
+    }
+
     fn longest(&self, tokens: usize) -> usize {
         match self {
             Sequences::Equal(n) => tokens / (*n).max(1),
@@ -77,6 +104,26 @@ impl Sequences {
     }
 }
 
+/// Where a sequence's state lies among `count` of them; none for padding.
+pub(crate) fn place(slots: Option<Tensor>, sequence: usize, count: usize, memory: &HostMemory) -> Option<usize> {
+    let Some(slots) = slots else { return Some(sequence) };
+    let slot = memory.read(&slots.narrow(0, sequence, 1))[0];
+    (slot >= 0.0 && (slot as usize) < count).then_some(slot as usize)
+}
+
+/// The slots of sequence `b` alone, and the view of the states that goes with them.
+pub(crate) fn part_of_states(slots: Option<Tensor>, b: usize) -> (Option<Tensor>, impl Fn(Tensor) -> Tensor) {
+    let view = move |t: Tensor| if slots.is_some() { t } else { t.narrow(3, b, 1) };
+    (slots.map(|slots| slots.narrow(0, b, 1)), view)
+}
+
+/// Whether there is a slot for each sequence.
+pub(crate) fn check_slots(operation: &'static str, slots: Tensor, sequences: Sequences) -> Result<(), Invalid> {
+    let n = sequences.count();
+    let fits = slots.ty == TensorType::I32 && slots.shape == [n, 1, 1, 1] && slots.is_dense();
+    require(fits && slots.offset.is_multiple_of(4), operation, || format!("slots are {slots}, want dense I32[{n}]"))
+}
+
 /// Fewest tokens of a chunk, which scratch memory is sized for.
 const LEAST_CHUNK: usize = 16;
 
@@ -92,6 +139,8 @@ pub(crate) struct Layout {
     pub(crate) heads: usize,
     pub(crate) tokens: usize,
     pub(crate) sequences: Sequences,
+    /// Where each sequence's state lies.
+    pub(crate) slots: Option<Tensor>,
 }
 
 /// Value columns of a workgroup of the chunked form.
@@ -101,15 +150,15 @@ pub(crate) fn tile(head_size: usize) -> usize {
 
 impl Layout {
     /// The sizes that `y` and the sequences give.
-    pub(crate) fn new(operation: &'static str, y: &Tensor, sequences: Sequences) -> Layout {
+    pub(crate) fn new(operation: &'static str, y: &Tensor, sequences: Sequences, slots: Option<Tensor>) -> Layout {
         let [head_size, heads, tokens, _] = y.shape;
-        Layout { operation, head_size, heads, tokens, sequences }
+        Layout { operation, head_size, heads, tokens, sequences, slots }
     }
 
     /// The rules of the operands: `per_token` of `[head_size, heads, tokens]`, states of
-    /// `[head_size, head_size, heads, sequences]`.
-    pub(crate) fn check(&self, per_token: &[(&str, Tensor)], states: &[(&str, Tensor)]) -> Result<(), Invalid> {
-        let &Layout { operation, head_size, heads, tokens, sequences } = self;
+    /// `[head_size, head_size, heads, sequences]`, before and after; or of any number of slots, in place.
+    pub(crate) fn check(&self, per_token: &[(&str, Tensor)], states: [Tensor; 2]) -> Result<(), Invalid> {
+        let &Layout { operation, head_size, heads, tokens, sequences, slots } = self;
         let fits = |t: &Tensor, shape: [usize; 4]| {
             t.ty == TensorType::F32 && t.shape == shape && t.offset.is_multiple_of(16) && t.is_dense()
         };
@@ -119,36 +168,56 @@ impl Layout {
                 format!("{name} is {t} at byte {}, want dense F32{shape:?} at a multiple of 16", t.offset)
             })?;
         }
-        let shape = [head_size, head_size, heads, sequences.count()];
-        for (name, t) in states {
-            let one = Tensor { shape: [head_size, head_size, heads, 1], ..*t };
+        if let Some(slots) = slots {
+            check_slots(operation, slots, sequences)?;
+            require(states[0] == states[1] && states[0].shape[3] > 0, operation, || {
+                format!("state_in is {}, state_out {}: with slots both are one tensor", states[0], states[1])
+            })?;
+        }
+        let shape = [head_size, head_size, heads, slots.map_or(sequences.count(), |_| states[0].shape[3])];
+        for (name, t) in ["state_in", "state_out"].into_iter().zip(states) {
+            let one = Tensor { shape: [head_size, head_size, heads, 1], ..t };
             let fits = t.shape == shape && fits(&one, one.shape) && t.stride[3].is_multiple_of(16);
             require(fits, operation, || {
                 format!("{name} is {t} at byte {}, want F32{shape:?} of dense states at multiples of 16", t.offset)
             })?;
         }
-        match sequences {
-            Sequences::Equal(n) => require(n > 0 && tokens % n == 0, operation, || {
-                format!("{tokens} tokens are no {n} sequences of equal length")
-            }),
-            Sequences::Ragged { starts, longest } => {
-                let fits = starts.ty == TensorType::I32 && starts.is_dense() && starts.rows() == 1;
-                require(fits && starts.shape[0] > 0 && starts.offset.is_multiple_of(4), operation, || {
-                    format!("starts are {starts}, want dense I32[sequences + 1]")
-                })?;
-                require(longest <= tokens, operation, || format!("longest is {longest} but there are {tokens} tokens"))
-            }
+        sequences.check(operation, tokens)
+    }
+
+    /// Every (token, head) of a sequence in an order that keeps that of the tokens, for references.
+    pub(crate) fn steps(&self, sequence: usize, memory: &HostMemory) -> Vec<[usize; 2]> {
+        let (_, tokens) = self.sequences.ranges(self.tokens, memory).swap_remove(sequence);
+        tokens.flat_map(|t| (0..self.heads).map(move |h| [t, h])).collect()
+    }
+
+    /// The state of a sequence before its first token.
+    pub(crate) fn load(&self, state_in: &Tensor, sequence: usize, memory: &HostMemory) -> Vec<f64> {
+        match place(self.slots, sequence, state_in.shape[3], memory) {
+            Some(place) => memory.read(&state_in.narrow(3, place, 1)),
+            None => vec![0.0; self.head_size * self.head_size * self.heads],
         }
     }
 
-    /// Every (sequence, token, head) in an order that keeps that of the tokens, for references.
-    pub(crate) fn steps(&self, memory: &HostMemory) -> Vec<[usize; 3]> {
-        let starts: Vec<usize> = match self.sequences {
-            Sequences::Equal(n) => (0..=n).map(|b| self.tokens / n.max(1) * b).collect(),
-            Sequences::Ragged { starts, .. } => memory.read(&starts).into_iter().map(|t| t as usize).collect(),
-        };
-        let tokens = starts.windows(2).enumerate().flat_map(|(b, w)| (w[0]..w[1]).map(move |t| (b, t)));
-        tokens.flat_map(|(b, t)| (0..self.heads).map(move |h| [b, t, h])).collect()
+    /// The state of a sequence after its last token.
+    pub(crate) fn store(&self, state_out: &Tensor, sequence: usize, state: &[f64], memory: &mut HostMemory) {
+        if let Some(place) = place(self.slots, sequence, state_out.shape[3], memory) {
+            memory.write(&state_out.narrow(3, place, 1), state);
+        }
+    }
+
+    /// The addresses and numbers by which kernels find states: with slots, those of `state_out` stand for the slots.
+    pub(crate) fn state_params(
+        &self,
+        states: [&Tensor; 2],
+        at: &dyn Fn(&Tensor) -> Address,
+    ) -> ([Address; 2], [u32; 2]) {
+        let [state_in, state_out] = states;
+        let in_stride = self.number(state_in.stride[3] / 4);
+        match self.slots {
+            Some(slots) => ([at(state_in), at(&slots)], [in_stride, self.number(state_in.shape[3])]),
+            None => ([at(state_in), at(state_out)], [in_stride, self.number(state_out.stride[3] / 4)]),
+        }
     }
 
     /// Whether the scratch memory, where there is one, is large enough.
@@ -231,7 +300,7 @@ impl Layout {
     pub(crate) fn shader(&self, file: &'static str, params: String) -> Shader {
         let stem = file.rsplit('/').next().and_then(|f| f.strip_suffix(".comp")).unwrap_or(file);
         let name = if stem == self.operation { format!("{stem}.f32") } else { format!("{}.{stem}", self.operation) };
-        Shader::new(name, file, params).define("S", self.head_size)
+        Shader::new(name, file, params).define("S", self.head_size).define("SLOTS", u32::from(self.slots.is_some()))
     }
 
     /// The same for a sequential kernel with the mix of heads inside.

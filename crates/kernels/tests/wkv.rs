@@ -101,14 +101,14 @@ fn calls(head_size: usize, tokens: usize, sequences: usize, form: Form) -> Vec<(
         let td = s.tokens(data, 0.2, 1.0);
         let (state_in, y, state_out) = (s.state(data), s.tokens(data, 0.0, 1.0), s.state(data));
         let (scratch, sequences, form) = (s.scratch(data, wkv6::scratch_bytes), Sequences::Equal(s.2), s.3);
-        wkv6::Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix: None }.into()
+        wkv6::Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, slots: None, form, mix: None }.into()
     };
     let gla: Make = |data, s| {
         let [k, v, r] = std::array::from_fn(|_| s.tokens(data, -1.0, 1.0));
         let td = s.tokens(data, 0.2, 1.0);
         let (state_in, y, state_out) = (s.state(data), s.tokens(data, 0.0, 1.0), s.state(data));
         let (scratch, sequences, form) = (s.scratch(data, gla::scratch_bytes), Sequences::Equal(s.2), s.3);
-        gla::Call { k, v, r, td, state_in, y, state_out, scratch, sequences, form, scale: 0.25 }.into()
+        gla::Call { k, v, r, td, state_in, y, state_out, scratch, sequences, slots: None, form, scale: 0.25 }.into()
     };
     let wkv7: Make = |data, s| {
         let [r, k, v] = std::array::from_fn(|_| s.tokens(data, -1.0, 1.0));
@@ -117,7 +117,7 @@ fn calls(head_size: usize, tokens: usize, sequences: usize, form: Form) -> Vec<(
         let w = s.tokens(data, 0.2, 1.0);
         let (state_in, y, state_out) = (s.state(data), s.tokens(data, 0.0, 1.0), s.state(data));
         let (scratch, sequences, form) = (s.scratch(data, wkv7::scratch_bytes), Sequences::Equal(s.2), s.3);
-        wkv7::Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form, mix: None }.into()
+        wkv7::Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, slots: None, form, mix: None }.into()
     };
     let shape = Shape(head_size, tokens, sequences, form);
     let made = [wkv6, gla, wkv7].map(|make| {

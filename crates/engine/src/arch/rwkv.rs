@@ -5,6 +5,7 @@ use kiln_gguf::TensorType;
 use kiln_kernels::binary::{self, Operator};
 use kiln_kernels::glu::{self, Gate};
 use kiln_kernels::mul_mat_vec::{self, Factor, Gated};
+use kiln_kernels::recurrence::Sequences;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
 use kiln_kernels::{Call, gated_add, get_rows, head_mix, mul_mat, norm, rms_norm, scale, token_mix};
@@ -295,8 +296,18 @@ impl FeedForward {
                 let at = |part: &str| format!("{i}.channel_mix.{part}");
                 let y = blends.narrow(2, 0, 1 + usize::from(receptance.is_some()));
                 let another = receptance.map(|(lerp, _)| lerp);
-                let mix =
-                    token_mix::Call { x: normed, norm: None, before: last, lerp, another, extra: None, y, keep: true };
+                let mix = token_mix::Call {
+                    x: normed,
+                    norm: None,
+                    before: last,
+                    lerp,
+                    another,
+                    extra: None,
+                    y,
+                    keep: true,
+                    sequences: Sequences::Equal(1),
+                    slots: None,
+                };
                 frame.normed_mix(b, [at("norm"), at("mix")], x, self.norm, mix, false);
                 // Products of different blends do not wait for each other.
                 linear_function(b, at("k"), (key, None), Function::Relu2, group(blends, 0), wide);

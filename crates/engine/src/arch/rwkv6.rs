@@ -112,6 +112,8 @@ impl Rwkv6 {
             extra: None,
             y: blend,
             keep: false,
+            sequences: Sequences::Equal(1),
+            slots: None,
         };
         self.frame.normed_mix(b, [at("norm"), at("x")], x, layer.norm, mix, true);
         linear_function(b, at("mix.in"), (layer.mix_in, None), Function::Tanh, blend, ranks);
@@ -184,6 +186,7 @@ impl Rwkv6 {
                 state_out: state,
                 scratch: work.recurrence,
                 sequences: Sequences::Equal(1),
+                slots: None,
                 form: Form::Auto,
                 mix: Some(mix),
             },
@@ -204,6 +207,7 @@ impl Rwkv6 {
                 state_out: state,
                 scratch: work.recurrence,
                 sequences: Sequences::Equal(1),
+                slots: None,
                 form: Form::Auto,
                 scale: 1.0 / (self.frame.config.head_dim as f32).sqrt(),
             },

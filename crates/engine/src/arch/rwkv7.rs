@@ -142,8 +142,18 @@ impl Rwkv7 {
         let [hidden, _, groups, _] = mixed.shape;
         let lerp = layer.lerp.reshape([hidden, 1, groups, 1]);
         let before = layer.last;
-        let mix =
-            token_mix::Call { x: normed, norm: None, before, lerp, another: None, extra: None, y: mixed, keep: true };
+        let mix = token_mix::Call {
+            x: normed,
+            norm: None,
+            before,
+            lerp,
+            another: None,
+            extra: None,
+            y: mixed,
+            keep: true,
+            sequences: Sequences::Equal(1),
+            slots: None,
+        };
         self.frame.normed_mix(b, [at("norm"), at("mix")], x, layer.norm, mix, false);
         let [xr, xw, xk, xv, xa] = [0, 1, 2, 3, 4].map(|n| group(mixed, n));
         // The values of the first layer are kept: the others lean to them.
@@ -206,6 +216,7 @@ impl Rwkv7 {
                 state_out: layer.state,
                 scratch: work.recurrence,
                 sequences: Sequences::Equal(1),
+                slots: None,
                 form: Form::Auto,
                 mix,
             },

@@ -193,6 +193,104 @@ fn paged(ragged: bool) -> Case {
     })
 }
 
+/// A batch as an engine makes it: sequences of different lengths, some of them padding (no key, position -1), whose pages lie in any
+/// order in one cache of these types.
+#[derive(Clone, Copy, Debug)]
+struct Batch {
+    types: [TensorType; 2],
+    head: usize,
+    /// Heads, and those of the cache.
+    heads: [usize; 2],
+    sequences: usize,
+    page: usize,
+    /// Rows for each sequence in token form, of as many sequences; none for one token of each sequence in batch form.
+    prompts: Option<usize>,
+    window: Option<usize>,
+    splits: usize,
+}
+
+const DECODE: Batch = Batch {
+    types: [F16, F16],
+    head: 64,
+    heads: [8, 2],
+    sequences: 64,
+    page: 32,
+    prompts: None,
+    window: None,
+    splits: 1,
+};
+
+impl Batch {
+    fn case(self) -> Case {
+        Case::new(format!("flash_attention {self:?}"), move |data| {
+            let Batch { types: [k, v], head, heads: [heads, kv_heads], sequences, page, .. } = self;
+            let pages = 160usize.div_ceil(page) + 1;
+            let per = self.prompts.unwrap_or(1);
+            // Every fifth sequence is padding; the others have at least their own tokens.
+            let longest = 160 - per;
+            let lengths: Vec<usize> =
+                (0..sequences).map(|s| if s % 5 == 3 { 0 } else { per + (37 * s + s * s) % longest }).collect();
+            // Each sequence has pages of its own, numbered backwards; entries past its length are no pages.
+            let mut last = 0;
+            let mut table = vec![-1; pages * sequences];
+            for (s, length) in lengths.iter().enumerate() {
+                for entry in &mut table[s * pages..][..length.div_ceil(page)] {
+                    *entry = last;
+                    last += 1;
+                }
+            }
+            table.iter_mut().filter(|entry| **entry >= 0).for_each(|entry| *entry = last - *entry);
+            let kind = Kind { keys: (last as usize + 1) * page, kv_heads, ..PLAIN };
+            let (k_cache, v_cache) = (cache(data, k, head, &kind), cache(data, v, head, &kind));
+            // Page 0 belongs to nobody.
+            for cache in [&k_cache, &v_cache] {
+                spoil(data, &cache.narrow(1, 0, page), 0);
+            }
+            let positions: Vec<i32> = lengths
+                .iter()
+                .flat_map(|&length| (0..per).map(move |n| if length == 0 { -1 } else { (length - per + n) as i32 }))
+                .collect();
+            let owners: Vec<i32> = (0..sequences * per).map(|i| (i / per) as i32).collect();
+            let (tokens, batch) = if self.prompts.is_some() { (sequences * per, 1) } else { (1, sequences) };
+            let lengths: Vec<i32> = lengths.iter().map(|n| *n as i32).collect();
+            let mask =
+                Mask::Causal { positions: whole(data, &positions), length: whole(data, &lengths), window: self.window };
+            let table = whole(data, &table).reshape([pages, sequences, 1, 1]);
+            let q = data.input(F32, [head, heads, tokens, batch]).permute([0, 2, 1, 3]);
+            let out = data.output(F32, [head, heads, tokens, batch]);
+            let call = Call {
+                mask,
+                pages: Some(Pages { table, size: page }),
+                sequences: self.prompts.map(|_| whole(data, &owners)),
+                ..Call::plain(q, k_cache, v_cache, out, 0.125)
+            };
+            let split = (self.splits > 1).then(|| splits(data, &call, self.splits, true));
+            (Call { split, ..call }.into(), tolerance(k))
+        })
+    }
+}
+
+/// Every pair of types of a cache in pages, in both forms; other pages, windows, splits.
+fn batches(types: &[TensorType]) -> Vec<Case> {
+    let mut cases = vec![
+        DECODE.case(),
+        Batch { splits: 2, ..DECODE }.case(),
+        Batch { page: 16, window: Some(33), heads: [4, 4], ..DECODE }.case(),
+        Batch { head: 128, page: 64, heads: [12, 2], sequences: 9, ..DECODE }.case(),
+        Batch { sequences: 1, ..DECODE }.case(),
+        Batch { prompts: Some(11), sequences: 7, ..DECODE }.case(),
+        Batch { prompts: Some(40), sequences: 4, window: Some(50), ..DECODE }.case(),
+        Batch { prompts: Some(3), sequences: 9, page: 16, head: 128, ..DECODE }.case(),
+    ];
+    for (i, &k) in types.iter().enumerate() {
+        for (j, &v) in types.iter().enumerate() {
+            let prompts = ((i + j) % 2 == 0).then_some(9);
+            cases.push(Batch { types: [k, v], sequences: 5, heads: [4, 2], prompts, ..DECODE }.case());
+        }
+    }
+    cases
+}
+
 /// V as the first columns of K, as latent attention keeps it: one head of 576, of which 512 are the value.
 fn latent(heads: usize, tokens: usize, keys: usize) -> Case {
     Case::new(
@@ -279,6 +377,12 @@ fn small() -> Vec<Case> {
     ];
     cases.extend([false, true].map(hidden_rows));
     cases.extend([false, true].map(paged));
+    // Each type as K and as V; all pairs want a real GPU.
+    cases.extend(batches(&[F16, Q8_0]));
+    for (k, v) in [(F32, Q4_0), (BF16, Q4_1), (Q4_0, Q5_0), (Q4_1, Q5_1), (Q5_0, IQ4_NL), (Q5_1, F32), (IQ4_NL, BF16)] {
+        cases.push(Batch { types: [k, v], sequences: 4, heads: [4, 2], ..DECODE }.case());
+        cases.push(Batch { types: [k, v], sequences: 3, heads: [4, 2], prompts: Some(5), ..DECODE }.case());
+    }
     for counted in [false, true] {
         cases.push(split(Kind { keys: 300, sinks: true, ..decode }, 16, counted));
         let masked = Kind { queries: [3, 4, 2], keys: 513, sight: Sight::Mask([4, 1]), ..PLAIN };
@@ -303,6 +407,7 @@ fn full() -> Vec<Case> {
         }
     }
     let types = [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL];
+    cases.extend(batches(&types));
     for (k, v) in types.into_iter().flat_map(|k| types.map(|v| (k, v))) {
         if [k, v].iter().all(|&ty| crate::formats::format(ty).is_some()) {
             for tokens in [1, 33] {

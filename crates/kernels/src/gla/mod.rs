@@ -37,6 +37,9 @@ pub struct Call {
     pub scratch: Option<Tensor>,
     /// Which tokens belong together.
     pub sequences: Sequences,
+    /// I32 `[sequences]`, dense: where each sequence's state lies among those of `state_in`, which then holds any number of them
+    /// and is `state_out`, too. A negative one is padding: the sequence starts from zeros, and its state goes nowhere.
+    pub slots: Option<Tensor>,
     /// The way through the tokens.
     pub form: Form,
     /// Factor of `y`.
@@ -50,7 +53,7 @@ pub fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: u
 
 impl Call {
     fn linear(&self) -> Linear {
-        let &Call { k, v, r, td, state_in, y, state_out, scratch, sequences, form, scale } = self;
+        let &Call { k, v, r, td, state_in, y, state_out, scratch, sequences, slots, form, scale } = self;
         Linear {
             operation: NAME,
             file: "gla/gla.comp",
@@ -64,6 +67,7 @@ impl Call {
             state_out,
             scratch,
             sequences,
+            slots,
             form,
             scale,
             mix: None,
@@ -109,8 +113,8 @@ impl Operation for Call {
     }
 
     fn parts(&self) -> Vec<crate::Call> {
-        let part = |Linear { k, v, r, td, state_in, y, state_out, sequences, .. }| {
-            Call { k, v, r, td, state_in, y, state_out, sequences, ..*self }.into()
+        let part = |Linear { k, v, r, td, state_in, y, state_out, sequences, slots, .. }| {
+            Call { k, v, r, td, state_in, y, state_out, sequences, slots, ..*self }.into()
         };
         self.linear().parts().into_iter().map(part).collect()
     }

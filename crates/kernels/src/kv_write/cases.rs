@@ -1,6 +1,6 @@
 //! Cases of `kv_write`.
 
-use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, IQ4_NL, Q4_0, Q5_1, Q8_0};
+use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 use super::Call;
 use crate::case::{Case, Data, Level};
@@ -75,6 +75,17 @@ pub fn cases(level: Level) -> Vec<Case> {
         // Numbers outside of the cache drop their rows.
         case(Neox, sizes(32, 32, [2, 1], 8), [F16, F16], 9),
     ];
+    // Every type beside another.
+    for types in [[F32, Q8_0], [BF16, Q4_0], [Q8_0, F32], [Q4_0, Q4_1], [Q4_1, Q5_0], [Q5_0, Q5_1], [Q5_1, IQ4_NL], [IQ4_NL, BF16]] {
+        cases.push(case(Neox, sizes(64, 64, [3, 1], 3), types, 17));
+    }
+    cases.push(Case::new("kv_write drops rows of padding", |data| {
+        let sizes = Sizes { head: 32, turned: 32, heads: [2, 1], tokens: 6 };
+        let call = call(data, Neox, sizes, [Q8_0, F16], 13);
+        let ids = data.input_with(I32, [6, 1, 1, 1], |_, i| if i % 2 == 0 { -1.0 } else { i as f64 });
+        let positions = data.input_with(I32, [6, 1, 1, 1], |_, i| if i % 2 == 0 { -1.0 } else { i as f64 });
+        (Call { ids, q: rope::Call { positions, ..call.q }, ..call }.into(), tolerance(F32, Q8_0))
+    }));
     cases.push(Case::new("kv_write rows of q, k and v in one", |data| {
         let sizes = Sizes { head: 32, turned: 16, heads: [4, 2], tokens: 3 };
         let all = data.input(F32, [32, 8, 3, 1]);

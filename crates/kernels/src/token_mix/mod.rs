@@ -10,6 +10,7 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
+use crate::recurrence::{Sequences, check_slots};
 use crate::rows::cols_bound;
 use crate::tensor::Tensor;
 
@@ -43,7 +44,7 @@ pub struct Call {
     pub x: Tensor,
     /// What comes before: the blends are of normed columns then.
     pub norm: Option<Norm>,
-    /// The token before the first one, `[width]`; normed already.
+    /// The token before the first one of each sequence, `[width, sequences]`, or `[width, any number]` with slots; normed already.
     pub before: Tensor,
     /// How far the blends lean to the token before, `[width, 1, groups]`.
     pub lerp: Tensor,
@@ -53,8 +54,13 @@ pub struct Call {
     pub extra: Option<Tensor>,
     /// Result `[width, tokens, groups]`, with one more group for `another`.
     pub y: Tensor,
-    /// Whether the last token takes the place of `before`.
+    /// Whether the last token of each sequence takes its place in `before`.
     pub keep: bool,
+    /// Which tokens belong together. Results of tokens of no sequence are left alone.
+    pub sequences: Sequences,
+    /// I32 `[sequences]`, dense: where each sequence's token lies in `before`. A negative one is padding: zeros come before the
+    /// sequence, and its last token goes nowhere.
+    pub slots: Option<Tensor>,
 }
 
 kiln_gpu::params! {
@@ -72,6 +78,10 @@ kiln_gpu::params! {
         tokens: u32,
         units: u32,
         eps: f32,
+        starts: Address,
+        slots: Address,
+        sequences: u32,
+        states: u32,
     }
 }
 
@@ -107,7 +117,9 @@ impl Operation for Call {
 
     fn reads(&self) -> Vec<Tensor> {
         let norm = self.norm.into_iter().flat_map(|norm| [norm.weight, norm.bias]);
-        [self.x, self.before, self.lerp].into_iter().chain(self.another).chain(self.extra).chain(norm).collect()
+        let places = self.sequences.tensor().into_iter().chain(self.slots);
+        let operands = [self.x, self.before, self.lerp].into_iter().chain(self.another).chain(self.extra);
+        operands.chain(norm).chain(places).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -125,7 +137,12 @@ impl Operation for Call {
             let fits = t.ty == TensorType::F32 && t.is_dense() && t.offset.is_multiple_of(16);
             require(fits, NAME, || format!("{name} is {t} at byte {}, want dense F32 at a multiple of 16", t.offset))?;
         }
-        require(before.len() == width, NAME, || format!("before is {before}, want F32[{width}]"))?;
+        self.sequences.check(NAME, tokens)?;
+        let states = match self.slots {
+            Some(slots) => check_slots(NAME, slots, self.sequences).map(|()| before.shape[1].max(1))?,
+            None => self.sequences.count(),
+        };
+        require(before.shape == [width, states, 1, 1], NAME, || format!("before is {before}, want F32[{width}, {states}]"))?;
         let groups = lerp.len() / width;
         require(lerp.len() == width * groups, NAME, || format!("lerp is {lerp}, want F32[{width}, 1, groups]"))?;
         require(another.is_none_or(|t| t.len() == width), NAME, || {
@@ -147,7 +164,8 @@ impl Operation for Call {
             .define("ANOTHER", u32::from(self.another.is_some()))
             .define("EXTRA", u32::from(self.extra.is_some()))
             .define("KEEP", u32::from(self.keep))
-            .define("NORM", u32::from(self.norm.is_some()));
+            .define("NORM", u32::from(self.norm.is_some()))
+            .define("ALONE", u32::from(self.sequences == Sequences::Equal(1) && self.slots.is_none()));
         let Some(norm) = self.norm else {
             let threads = 64;
             let groups = grid((self.x.len() / 4).div_ceil(threads), caps);
@@ -182,6 +200,10 @@ impl Operation for Call {
             tokens: number(self.x.shape[1]),
             units: number(self.x.len() / 4),
             eps: self.norm.map_or(0.0, |norm| norm.eps),
+            starts: maybe(self.sequences.tensor()),
+            slots: maybe(self.slots),
+            sequences: number(self.sequences.count()),
+            states: number(self.before.shape[1]),
         }
         .bytes()
     }
@@ -212,6 +234,8 @@ mod tests {
             extra: None,
             y: tensor(3, [8, 3, 2, 1]),
             keep: true,
+            sequences: Sequences::Equal(1),
+            slots: None,
         };
         assert_eq!(good.check(), Ok(()));
         let reason = |call: Call| call.check().unwrap_err().reason;

@@ -1,5 +1,6 @@
-// token_mix: y[c,t,g] = x[c,t] + (x[c,t-1] - x[c,t]) * (lerp[c,g] + extra[c,t,g]), with before[c] for x[c,-1]; with KEEP
-// the last token takes the place of `before`. x: [width, tokens]; lerp: [width, GROUPS], one more group in `another`;
+// token_mix: y[c,t,g] = x[c,t] + (x[c,t-1] - x[c,t]) * (lerp[c,g] + extra[c,t,g]), with before[c,s] for the token before the first
+// of sequence s; with KEEP its last token takes that place. With ALONE there is one sequence; else slots may say where in
+// `before` it lies, and zeros stand before a sequence that has no place. x: [width, tokens]; lerp: [width, GROUPS], one more group in `another`;
 // extra, y: [width, tokens, groups]. A thread computes four channels of one token in every group.
 //   NORM  x stands for its columns after norm: (x[c,t] - mean) / sqrt(variance + eps) * weight[c] + bias[c]; `before` is such
 //         a column already. With NORMED they are written too. A workgroup computes a token, or with SLICED four
@@ -12,6 +13,37 @@ layout(local_size_x = WG) in;
 #define BLENDS (GROUPS + ANOTHER)
 
 vec4 quad_of(uvec2 base, uint row, uint quad) { return F32x4(row_address(base, row, p.quads * 16)).v[quad]; }
+
+// The sequence of a token: its first token, the end, and where its column of `before` lies, if there is one.
+struct Sequence {
+    uint start, end;
+    bool kept;
+    uvec2 before;
+};
+#if ALONE
+Sequence sequence_of(uint t) { return Sequence(0, p.tokens, true, p.before); }
+#else
+#include "sequences.glsl"
+// No token where t is in no sequence.
+Sequence sequence_of(uint t) {
+    uint low = 0, high = p.sequences;
+    while (high - low > 1) {
+        uint middle = (low + high) / 2;
+        if (start_of(middle) <= t) low = middle;
+        else high = middle;
+    }
+    uint place = p.slots == uvec2(0) ? low : U32(p.slots).v[low];
+    bool kept = place < p.states;
+    uint start = start_of(low), end = end_of(low);
+    if (t < start || t >= end) start = end = 0;
+    return Sequence(start, end, kept, row_address(p.before, kept ? place : 0, p.quads * 16));
+}
+#endif
+vec4 before_of(Sequence s, uint quad) {
+    vec4 before = vec4(0);
+    if (s.kept) before = F32x4(s.before).v[quad];
+    return before;
+}
 
 // How far four channels of a token lean to the one before, for each blend.
 struct Lean {
@@ -60,8 +92,9 @@ struct Channels {
     vec4 weight, bias, before;
     Lean lean;
 };
-Channels channels_of(uint t, uint quad) {
-    vec4 before = t > 0 ? vec4(0) : F32x4(p.before).v[quad];
+Channels channels_of(uint t, uint quad, Sequence s) {
+    vec4 before = vec4(0);
+    if (t == s.start) before = before_of(s, quad);
     return Channels(F32x4(p.weight).v[quad], F32x4(p.bias).v[quad], before, lean_of(t, quad));
 }
 
@@ -73,13 +106,15 @@ void main() {
     uint span = SLICED == 1 ? WG : p.quads, slices = (p.quads + span - 1) / span;
     uint t = group_index() / slices, start = group_index() % slices * span;
     if (t >= p.tokens) return;
+    Sequence s = sequence_of(t);
+    if (s.start >= s.end) return;
     uint end = min(start + span, p.quads), quad = start + gl_LocalInvocationID.x;
     // Loaded before the sums, which they do not wait for.
     Channels channels;
-    if (quad < end) channels = channels_of(t, quad);
+    if (quad < end) channels = channels_of(t, quad, s);
     Standard to = standard_of(t), other_to = to;
     // The token before; the first one has none, and keeps the last one for the next call.
-    uint other = t > 0 ? t - 1 : KEEP * (p.tokens - 1);
+    uint other = t > s.start ? t - 1 : KEEP == 1 ? s.end - 1 : t;
     if (other != t) other_to = standard_of(other);
     while (quad < end) {
         vec4 x = normed(t, quad, to, channels), neighbour = normed(other, quad, other_to, channels);
@@ -88,11 +123,11 @@ void main() {
 #endif
 #if KEEP
         // Nobody else reads these four elements.
-        if (t == 0) F32x4(p.before).v[quad] = neighbour;
+        if (t == s.start && s.kept) F32x4(s.before).v[quad] = neighbour;
 #endif
-        store_blends(t, quad, x, t > 0 ? neighbour : channels.before, channels.lean);
+        store_blends(t, quad, x, t > s.start ? neighbour : channels.before, channels.lean);
         quad += WG;
-        if (quad < end) channels = channels_of(t, quad);
+        if (quad < end) channels = channels_of(t, quad, s);
     }
 }
 #else
@@ -100,10 +135,14 @@ void main() {
     uint unit = group_index() * WG + gl_LocalInvocationID.x;
     if (unit >= p.units) return;
     uint t = unit / p.quads, quad = unit % p.quads;
-    vec4 x = quad_of(p.x, t, quad), earlier = t > 0 ? quad_of(p.x, t - 1, quad) : F32x4(p.before).v[quad];
+    Sequence s = sequence_of(t);
+    if (s.start >= s.end) return;
+    vec4 x = quad_of(p.x, t, quad), earlier;
+    if (t > s.start) earlier = quad_of(p.x, t - 1, quad);
+    else earlier = before_of(s, quad);
 #if KEEP
     // Nobody else reads these four elements.
-    if (t == 0) F32x4(p.before).v[quad] = quad_of(p.x, p.tokens - 1, quad);
+    if (t == s.start && s.kept) F32x4(s.before).v[quad] = quad_of(p.x, s.end - 1, quad);
 #endif
     store_blends(t, quad, x, earlier, lean_of(t, quad));
 }

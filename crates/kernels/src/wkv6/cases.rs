@@ -49,12 +49,15 @@ pub(crate) struct Sizes {
     pub(crate) lengths: &'static [usize],
     pub(crate) form: Form,
     pub(crate) decay: Decay,
+    /// Whether states lie in slots, those of a sequence of padding nowhere.
+    pub(crate) slots: bool,
 }
 
 impl Sizes {
     pub(crate) fn name(&self, operation: &str) -> String {
-        let Sizes { head_size, heads, lengths, form, decay } = self;
-        format!("{operation} S={head_size} H={heads} L={lengths:?} {form:?} decay {decay:?}")
+        let Sizes { head_size, heads, lengths, form, decay, slots } = self;
+        let slots = if *slots { ", in slots" } else { "" };
+        format!("{operation} S={head_size} H={heads} L={lengths:?} {form:?} decay {decay:?}{slots}")
     }
 
     pub(crate) fn tokens(&self) -> usize {
@@ -82,17 +85,27 @@ impl Sizes {
         Sequences::Ragged { starts, longest: lengths.iter().copied().max().unwrap_or(0) }
     }
 
+    /// States before the tokens, y, states after the tokens, slots.
+    pub(crate) fn operands(&self, data: &mut Data) -> (Tensor, Tensor, Tensor, Option<Tensor>) {
+        let (s, n) = (self.head_size, self.lengths.len());
+        if !self.slots {
+            let state_in = data.input(F32, [s, s, self.heads, n]);
+            let (y, state_out) = self.results(data);
+            return (state_in, y, state_out, None);
+        }
+        let state = data.input(F32, [s, s, self.heads, n + 3]);
+        // In no order, and the second sequence is padding.
+        let slots = data.input_with(I32, [n, 1, 1, 1], |_, b| if b == 1 { -1.0 } else { (n + 1 - b) as f64 });
+        (state, data.output(F32, self.shape()), state, Some(slots))
+    }
+
     /// y and the final states in one slot, as models take them apart.
-    pub(crate) fn results(&self, data: &mut Data) -> (Tensor, Tensor) {
+    fn results(&self, data: &mut Data) -> (Tensor, Tensor) {
         let s = self.head_size;
         let y = Tensor::dense(data.slot(Vec::new()), F32, self.shape());
         let state = Tensor::dense(y.slot, F32, [s, s, self.heads, self.lengths.len()]).at(y.span().1);
         data.memory.slots[y.slot.0 as usize] = vec![crate::case::POISON; state.offset + state.span().1];
         (y, state)
-    }
-
-    pub(crate) fn states(&self, data: &mut Data) -> Tensor {
-        data.input(F32, [self.head_size, self.head_size, self.heads, self.lengths.len()])
     }
 
     pub(crate) fn scratch(&self, data: &mut Data, bytes: fn(usize, usize, usize, usize) -> usize) -> Option<Tensor> {
@@ -105,7 +118,7 @@ impl Sizes {
 pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
     use Form::{Auto, Chunked, Sequential};
     let of = |head_size, heads, lengths: &'static [usize], form, decay| {
-        case(Sizes { head_size, heads, lengths, form, decay })
+        case(Sizes { head_size, heads, lengths, form, decay, slots: false })
     };
     if level == Level::Bench {
         return vec![
@@ -136,6 +149,10 @@ pub(crate) fn of_all(level: Level, case: fn(Sizes) -> Case) -> Vec<Case> {
         cases.push(of(64, 3, &[3; 3], form, Decay::Slow));
         cases.push(of(32, 1, &[150], form, Decay::Extreme));
         cases.push(of(64, 1, &[70], form, Decay::Extreme));
+        let slots = |head_size, heads, lengths: &'static [usize]| {
+            case(Sizes { head_size, heads, lengths, form, decay: Decay::Unit, slots: true })
+        };
+        cases.extend([slots(64, 2, &[1; 5]), slots(32, 3, &[17, 40, 0, 1, 90]), slots(32, 1, &[3, 0, 2])]);
         // Longer than the chunks that a chunk looks back over.
         cases.push(of(32, 1, &[700], form, Decay::Slow));
     }
@@ -164,7 +181,11 @@ pub(crate) fn mixed(level: Level, case: fn(Sizes, Option<Option<Function>>) -> C
     use Form::{Auto, Chunked, Sequential};
     let silu = Some(Some(Function::Silu));
     let of = |head_size, heads, lengths: &'static [usize], form, gate| {
-        case(Sizes { head_size, heads, lengths, form, decay: Decay::Unit }, gate)
+        case(Sizes { head_size, heads, lengths, form, decay: Decay::Unit, slots: false }, gate)
+    };
+    let in_slots = |head_size, lengths: &'static [usize]| {
+        let sizes = Sizes { head_size, heads: 2, lengths, form: Sequential, decay: Decay::Unit, slots: true };
+        case(sizes, silu)
     };
     if level == Level::Bench {
         return vec![of(64, 32, &[1], Auto, silu), of(64, 64, &[1], Auto, silu), of(64, 32, &[1; 32], Auto, silu)];
@@ -179,6 +200,8 @@ pub(crate) fn mixed(level: Level, case: fn(Sizes, Option<Option<Function>>) -> C
         of(128, 2, &[3; 2], Sequential, silu),
         of(64, 2, &[20; 2], Sequential, silu),
         of(32, 2, &[40; 2], Chunked, silu),
+        in_slots(64, &[1; 5]),
+        in_slots(32, &[20; 3]),
     ];
     if level == Level::Full {
         cases.extend([of(64, 64, &[1; 32], Auto, silu), of(64, 32, &[1000], Auto, silu)]);
@@ -201,12 +224,11 @@ fn made(name: String, sizes: Sizes, mix: impl Fn(&mut Data) -> Option<Mix> + Sen
         let [k, v, r] = std::array::from_fn(|_| data.input(F32, sizes.shape()));
         let tf = data.input(F32, [sizes.head_size, sizes.heads, 1, 1]);
         let td = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
-        let state_in = sizes.states(data);
-        let (y, state_out) = sizes.results(data);
+        let (state_in, y, state_out, slots) = sizes.operands(data);
         let scratch = sizes.scratch(data, scratch_bytes);
         let sequences = sizes.sequences(data);
         let (form, mix) = (sizes.form, mix(data));
-        let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix };
+        let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, slots, form, mix };
         (call.into(), sizes.tolerance())
     })
 }
@@ -219,7 +241,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         // The state lies in a cache with room for more, and is updated in place; there are tokens of no sequence.
         for form in [Form::Sequential, Form::Chunked] {
             cases.push(Case::new(format!("wkv6 states in place, spare tokens, {form:?}"), move |data| {
-                let sizes = Sizes { head_size: 32, heads: 2, lengths: &[20, 90], form, decay: Decay::Unit };
+                let sizes = Sizes { head_size: 32, heads: 2, lengths: &[20, 90], form, decay: Decay::Unit, slots: false };
                 let sequences = sizes.sequences(data);
                 let shape = [32, 2, 115, 1];
                 let [k, v, r] = std::array::from_fn(|_| data.input(F32, shape));
@@ -231,13 +253,13 @@ pub fn cases(level: Level) -> Vec<Case> {
                     (form == Form::Chunked).then(|| data.output(F32, [scratch_bytes(32, 2, 115, 2) / 4, 1, 1, 1]));
                 let (state_in, state_out) = (state, state);
                 let call =
-                    Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix: None };
+                    Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, slots: None, form, mix: None };
                 (call.into(), sizes.tolerance())
             }));
         }
         // Numbers beyond the range of f16, which matrix units take.
         cases.push(Case::new("wkv6 far from one", |data| {
-            let sizes = Sizes { head_size: 64, heads: 1, lengths: &[100], form: Form::Chunked, decay: Decay::Unit };
+            let sizes = Sizes { head_size: 64, heads: 1, lengths: &[100], form: Form::Chunked, decay: Decay::Unit, slots: false };
             let mut scaled = |shape, most: f64| data.input_with(F32, shape, |random, _| random.uniform(-most, most));
             let [k, v] = [scaled(sizes.shape(), 1e6), scaled(sizes.shape(), 1e-9)];
             let r = scaled(sizes.shape(), 1e-7);
@@ -247,7 +269,7 @@ pub fn cases(level: Level) -> Vec<Case> {
             let (y, state_out) = sizes.results(data);
             let scratch = sizes.scratch(data, scratch_bytes);
             let sequences = sizes.sequences(data);
-            let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form: sizes.form, mix: None };
+            let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, slots: None, form: sizes.form, mix: None };
             (call.into(), sizes.tolerance())
         }));
     }

@@ -19,7 +19,8 @@ void main() {
 
     uint at = part * WG + gl_LocalInvocationID.x;
     uint key = at / QUADS;
-    vec4 state = F32x4(state_of(p.state_in, sequence, p.in_stride, head)).v[at];
+    vec4 state = vec4(0);
+    if (has_state(sequence)) state = F32x4(state_before(sequence, head)).v[at];
     uint chunk = first_chunk(sequence);
     uint chunks = chunk + (end_of(sequence) - start_of(sequence) + CHUNK - 1) / CHUNK;
     for (; chunk < chunks; chunk += AHEAD) {
@@ -38,5 +39,5 @@ void main() {
             }
         }
     }
-    F32x4(state_of(p.state_out, sequence, p.out_stride, head)).v[at] = state;
+    if (has_state(sequence)) F32x4(state_after(sequence, head)).v[at] = state;
 }

@@ -150,9 +150,9 @@ void main() {
     uint place = chunk - first_chunk(sequence);
     if (first >= end) {
         // The state of a sequence without tokens stays as it is; other numbers stand for no chunk.
-        if (place == 0 && start_of(sequence) == end_of(sequence)) {
-            F32x4 was = F32x4(state_of(p.state_in, sequence, p.in_stride, head));
-            F32x4 is = F32x4(state_of(p.state_out, sequence, p.out_stride, head));
+        if (SLOTS == 0 && place == 0 && start_of(sequence) == end_of(sequence)) {
+            F32x4 was = F32x4(state_before(sequence, head));
+            F32x4 is = F32x4(state_after(sequence, head));
             [[unroll]] for (uint n = 0; n < HELD; n++) is.v[tid + n * WG] = was.v[tid + n * WG];
         }
         return;
@@ -372,8 +372,9 @@ void main() {
         if (tid == 0) wait_for(from - 1, head);
         device_barrier();
     }
-    uvec2 before = place == 0 ? state_of(p.state_in, sequence, p.in_stride, head) : slot_of(from - 1, head);
-    [[unroll]] for (uint n = 0; n < HELD; n++)
+    uvec2 before = place == 0 ? state_before(sequence, head) : slot_of(from - 1, head);
+    // A sequence of padding starts from zeros.
+    if (place > 0 || has_state(sequence)) [[unroll]] for (uint n = 0; n < HELD; n++)
         state[n] = fma(vec4(passed[n]), Slot4(before).v[tid + n * WG], state[n]);
     if (lost) [[unroll]] for (uint n = 0; n < HELD; n++) state[n] = vec4(uintBitsToFloat(0x7fc00000u));
     float largest = 0;
@@ -382,9 +383,9 @@ void main() {
         largest = max(largest, max(max(x.x, x.y), max(x.z, x.w)));
     }
     put_top(vec2(largest, 0));
-    if (is_last || passes_state) {
+    if (is_last ? has_state(sequence) : passes_state) {
         Slot4 added = Slot4(slot_of(chunk, head));
-        uvec2 after = is_last ? state_of(p.state_out, sequence, p.out_stride, head) : slot_of(chunk, head);
+        uvec2 after = is_last ? state_after(sequence, head) : slot_of(chunk, head);
         [[unroll]] for (uint n = 0; n < HELD; n++) {
             uint key = (tid + n * WG) / (S / 4);
             float all = block_decay[key / 2][key % 2];

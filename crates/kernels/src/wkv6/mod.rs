@@ -41,6 +41,9 @@ pub struct Call {
     pub scratch: Option<Tensor>,
     /// Which tokens belong together.
     pub sequences: Sequences,
+    /// I32 `[sequences]`, dense: where each sequence's state lies among those of `state_in`, which then holds any number of them
+    /// and is `state_out`, too. A negative one is padding: the sequence starts from zeros, and its state goes nowhere.
+    pub slots: Option<Tensor>,
     /// The way through the tokens.
     pub form: Form,
     /// What becomes of `y` before it is stored; only for sequences of equal length.
@@ -54,7 +57,7 @@ pub fn scratch_bytes(head_size: usize, heads: usize, tokens: usize, sequences: u
 
 impl Call {
     fn linear(&self) -> Linear {
-        let &Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, form, mix } = self;
+        let &Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, slots, form, mix } = self;
         Linear {
             operation: NAME,
             file: "wkv6/wkv6.comp",
@@ -68,6 +71,7 @@ impl Call {
             state_out,
             scratch,
             sequences,
+            slots,
             form,
             scale: 1.0,
             mix,
@@ -120,8 +124,8 @@ impl Operation for Call {
     }
 
     fn parts(&self) -> Vec<crate::Call> {
-        let part = |Linear { k, v, r, td, state_in, y, state_out, sequences, mix, .. }| {
-            Call { k, v, r, td, state_in, y, state_out, sequences, mix, ..*self }.into()
+        let part = |Linear { k, v, r, td, state_in, y, state_out, sequences, slots, mix, .. }| {
+            Call { k, v, r, td, state_in, y, state_out, sequences, slots, mix, ..*self }.into()
         };
         self.linear().parts().into_iter().map(part).collect()
     }
@@ -149,6 +153,7 @@ mod tests {
             state_out: state(7),
             scratch: Some(Tensor::dense(Slot(8), F32, [scratch, 1, 1, 1])),
             sequences: Sequences::Equal(sequences),
+            slots: None,
             form: Form::Auto,
             mix: None,
         }

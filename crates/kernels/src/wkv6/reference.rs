@@ -6,14 +6,16 @@ use crate::recurrence::Layout;
 
 /// y_t = r_t (S + tf k_t v_t) and S = td_t S + k_t v_t, token after token.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
-    let layout = Layout::new(super::NAME, &call.y, call.sequences);
+    let layout = Layout::new(super::NAME, &call.y, call.sequences, call.slots);
     let s = layout.head_size;
     let [k, v, r, td] = [call.k, call.v, call.r, call.td].map(|t| memory.read(&t));
     let tf = memory.read(&call.tf);
-    let [mut y, mut states] = [call.y, call.state_in].map(|t| memory.read(&t));
-    for [b, t, h] in layout.steps(memory) {
+    let mut y = memory.read(&call.y);
+    for sequence in 0..call.sequences.count() {
+    let mut states = layout.load(&call.state_in, sequence, memory);
+    for [t, h] in layout.steps(sequence, memory) {
         let token = (t * layout.heads + h) * s;
-        let state = &mut states[(b * layout.heads + h) * s * s..][..s * s];
+        let state = &mut states[h * s * s..][..s * s];
         y[token..token + s].fill(0.0);
         for i in 0..s {
             for j in 0..s {
@@ -24,6 +26,7 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
             }
         }
     }
+    layout.store(&call.state_out, sequence, &states, memory);
+    }
     memory.write(&call.y, &y);
-    memory.write(&call.state_out, &states);
 }

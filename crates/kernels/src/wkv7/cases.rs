@@ -37,12 +37,11 @@ fn made(name: String, sizes: Sizes, mix: impl Fn(&mut Data) -> Option<Mix> + Sen
         let [r, k, v] = std::array::from_fn(|_| data.input(F32, sizes.shape()));
         let [a, b] = std::array::from_fn(|_| normalised(data, sizes.shape()));
         let w = data.input_with(F32, sizes.shape(), |random, _| sizes.decay.draw(random));
-        let state_in = sizes.states(data);
-        let (y, state_out) = sizes.results(data);
+        let (state_in, y, state_out, slots) = sizes.operands(data);
         let scratch = sizes.scratch(data, scratch_bytes);
         let sequences = sizes.sequences(data);
         let (form, mix) = (sizes.form, mix(data));
-        (Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, form, mix }.into(), CLOSE)
+        (Call { r, w, k, v, a, b, state_in, y, state_out, scratch, sequences, slots, form, mix }.into(), CLOSE)
     })
 }
 

@@ -31,11 +31,12 @@ void main() {
     uint tid = gl_LocalInvocationID.x;
     uint row = tid / COL_QUADS, quad = tid % COL_QUADS;
     uint value = slice * COLS + 4 * quad;
-    F32 from = F32(state_of(p.state_in, sequence, p.in_stride, head));
+    bool kept = has_state(sequence);
+    uvec2 from = state_before(sequence, head);
     [[unroll]] for (uint slab = 0; slab < SLABS; slab++) {
         uint key = slab * SLAB + row;
-        vec4 state;
-        [[unroll]] for (uint e = 0; e < 4; e++) state[e] = from.v[(value + e) * S + key];
+        vec4 state = vec4(0);
+        if (kept) [[unroll]] for (uint e = 0; e < 4; e++) state[e] = F32(from).v[(value + e) * S + key];
         states[0][key * COL_QUADS + quad] = state;
     }
 
@@ -75,7 +76,8 @@ void main() {
         now = 1 - now;
     }
 
-    F32 to = F32(state_of(p.state_out, sequence, p.out_stride, head));
+    if (!kept) return;
+    F32 to = F32(state_after(sequence, head));
     [[unroll]] for (uint slab = 0; slab < SLABS; slab++) {
         // Every thread wrote these elements itself.
         uint key = slab * SLAB + row;

@@ -10,7 +10,7 @@ use kiln_gpu::{Address, Caps};
 use crate::head_mix;
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, only_scalar};
-use crate::recurrence::{self, Form, Layout, Sequences, lanes, tile};
+use crate::recurrence::{self, Form, Layout, Sequences, lanes, part_of_states, tile};
 use crate::tensor::Tensor;
 
 const NAME: &str = "wkv7";
@@ -43,6 +43,9 @@ pub struct Call {
     pub scratch: Option<Tensor>,
     /// Which tokens belong together.
     pub sequences: Sequences,
+    /// I32 `[sequences]`, dense: where each sequence's state lies among those of `state_in`, which then holds any number of them
+    /// and is `state_out`, too. A negative one is padding: the sequence starts from zeros, and its state goes nowhere.
+    pub slots: Option<Tensor>,
     /// The way through the tokens.
     pub form: Form,
     /// What becomes of `y` before it is stored; only for sequences of equal length.
@@ -119,7 +122,7 @@ kiln_gpu::params! {
 
 impl Call {
     fn layout(&self) -> Layout {
-        Layout::new(NAME, &self.y, self.sequences)
+        Layout::new(NAME, &self.y, self.sequences, self.slots)
     }
 
     fn sequential(&self, caps: &Caps) -> Choice {
@@ -153,6 +156,8 @@ impl Call {
     fn mixed_params(&self, mix: &Mix, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
         let head_mix::Mix { weight, bias, eps, gate } = mix.heads;
+        let ([state_in, state_out], [in_stride, out_stride]) =
+            layout.state_params([&self.state_in, &self.state_out], at);
         MixedParams {
             r: at(&self.r),
             w: at(&self.w),
@@ -160,9 +165,9 @@ impl Call {
             v: at(&self.v),
             a: at(&self.a),
             b: at(&self.b),
-            state_in: at(&self.state_in),
+            state_in,
             y: at(&self.y),
-            state_out: at(&self.state_out),
+            state_out,
             weight: at(&weight),
             bias: at(&bias),
             bonus_weight: at(&mix.bonus),
@@ -170,8 +175,8 @@ impl Call {
             heads: layout.number(layout.heads),
             tokens: layout.number(layout.tokens),
             sequences: layout.number(self.sequences.count()),
-            in_stride: layout.number(self.state_in.stride[3] / 4),
-            out_stride: layout.number(self.state_out.stride[3] / 4),
+            in_stride,
+            out_stride,
             eps,
         }
         .bytes()
@@ -180,6 +185,8 @@ impl Call {
     fn plain_params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
         let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let ([state_in, state_out], [in_stride, out_stride]) =
+            layout.state_params([&self.state_in, &self.state_out], at);
         Params {
             r: at(&self.r),
             w: at(&self.w),
@@ -187,17 +194,17 @@ impl Call {
             v: at(&self.v),
             a: at(&self.a),
             b: at(&self.b),
-            state_in: at(&self.state_in),
+            state_in,
             y: at(&self.y),
-            state_out: at(&self.state_out),
+            state_out,
             scratch: maybe(self.scratch),
             starts: maybe(self.sequences.tensor()),
             heads: layout.number(layout.heads),
             tokens: layout.number(layout.tokens),
             sequences: layout.number(self.sequences.count()),
             chunks: layout.number(layout.chunks_of(choice)),
-            in_stride: layout.number(self.state_in.stride[3] / 4),
-            out_stride: layout.number(self.state_out.stride[3] / 4),
+            in_stride,
+            out_stride,
         }
         .bytes()
     }
@@ -246,7 +253,7 @@ impl Operation for Call {
     fn reads(&self) -> Vec<Tensor> {
         let tokens = [self.r, self.w, self.k, self.v, self.a, self.b, self.state_in];
         let mix = self.mix.into_iter().flat_map(|mix| mix.heads.reads().chain([mix.bonus]));
-        tokens.into_iter().chain(self.sequences.tensor()).chain(mix).collect()
+        tokens.into_iter().chain(self.sequences.tensor()).chain(self.slots).chain(mix).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -261,7 +268,7 @@ impl Operation for Call {
         let layout = self.layout();
         let per_token =
             [("r", self.r), ("w", self.w), ("k", self.k), ("v", self.v), ("a", self.a), ("b", self.b), ("y", self.y)];
-        layout.check(&per_token, &[("state_in", self.state_in), ("state_out", self.state_out)])?;
+        layout.check(&per_token, [self.state_in, self.state_out])?;
         self.mixed().map_or(Ok(()), |mix| mix.check_within(self.sequences))?;
         let bytes = scratch_bytes(layout.head_size, layout.heads, layout.tokens, self.sequences.count());
         layout.check_scratch(self.scratch, self.form, bytes)
@@ -311,9 +318,10 @@ impl Operation for Call {
         let part = |b| {
             let (sequences, view) = self.sequences.alone(b);
             let [r, w, k, v, a] = [self.r, self.w, self.k, self.v, self.a].map(&view);
-            let (state_in, state_out) = (self.state_in.narrow(3, b, 1), self.state_out.narrow(3, b, 1));
+            let (slots, state) = part_of_states(self.slots, b);
+            let (state_in, state_out) = (state(self.state_in), state(self.state_out));
             let mix = self.mix.map(|mix| Mix { heads: mix.heads.view(&view), ..mix });
-            Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, mix, ..*self }.into()
+            Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, slots, mix, ..*self }.into()
         };
         if n > 1 { (0..n).map(part).collect() } else { Vec::new() }
     }
@@ -342,6 +350,7 @@ mod tests {
             state_out: state(8),
             scratch: Some(Tensor::dense(Slot(9), F32, [scratch, 1, 1, 1])),
             sequences: Sequences::Equal(sequences),
+            slots: None,
             form: Form::Auto,
             mix: None,
         }

@@ -37,8 +37,12 @@ void main() {
     uint lane = tid % LANES, col = tid / LANES;
     uint value = slice * COLS + col;
     vec4 state[HELD];
-    F32x4 from = F32x4(state_of(p.state_in, sequence, p.in_stride, head));
-    [[unroll]] for (uint n = 0; n < HELD; n++) state[n] = from.v[value * QUADS + lane + n * LANES];
+    bool kept = has_state(sequence);
+    [[unroll]] for (uint n = 0; n < HELD; n++) state[n] = vec4(0);
+    if (kept) {
+        F32x4 from = F32x4(state_before(sequence, head));
+        [[unroll]] for (uint n = 0; n < HELD; n++) state[n] = from.v[value * QUADS + lane + n * LANES];
+    }
 
     MIX_BEGIN
     vec4 r_next[LOADS], w_next[LOADS], k_next[LOADS], a_next[LOADS], b_next[LOADS];
@@ -99,6 +103,7 @@ void main() {
         STORE_Y(now, tokens, 1.0)
     }
 
-    F32x4 to = F32x4(state_of(p.state_out, sequence, p.out_stride, head));
+    if (!kept) return;
+    F32x4 to = F32x4(state_after(sequence, head));
     [[unroll]] for (uint n = 0; n < HELD; n++) to.v[value * QUADS + lane + n * LANES] = state[n];
 }
