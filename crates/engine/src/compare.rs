@@ -5,9 +5,11 @@ use kiln_kernels::host::HostMemory;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use crate::Error;
-use crate::arch::{BatchShape, PAGE, Room, graph};
+use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
 use crate::executor::{Executor, PlanId};
+use crate::lower::lower;
 use crate::model::Model;
+use crate::plan::Plan;
 use crate::run::batch::{Inputs, Taken};
 
 /// What came of a comparison.
@@ -32,15 +34,12 @@ pub fn run(
     tolerance: f64,
 ) -> Result<Report, Error> {
     let graph = graph(&model.config, &model.gguf, &Room::one(context))?;
-    let shape = BatchShape { few: device.few_columns(), ..BatchShape::new(tokens.len(), 1) };
-    let plan = graph.plan(shape)?;
-    let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE)).collect();
-    let taken = [Taken { tokens, start: 0, pages: &pages, state: Some(0) }];
-    let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
-    let inputs = Inputs::new(&shape, &plan.ports, decode, prompts);
+    let shape = BatchShape::new(tokens.len(), 1);
+    let plan = lower(graph.plan(shape)?, &device.target())?;
+    let inputs = inputs(&plan, shape, tokens);
     let start = |executor: &mut dyn Executor| -> Result<PlanId, Error> {
         executor.load(graph.fixed(), &model.gguf, &mut |_, _| {})?;
-        let id = executor.prepare(graph.plan(shape)?)?;
+        let id = executor.prepare(plan.clone())?;
         for (tensor, bytes) in inputs.bytes() {
             executor.write(id, tensor, bytes)?;
         }
@@ -76,6 +75,33 @@ pub fn run(
     Ok(report)
 }
 
+/// The logits that a plan gives for the beginning of a sequence, on an executor of its own: for comparing plans.
+pub fn logits(
+    model: &Model,
+    graph: &Graph,
+    plan: &Plan,
+    (shape, tokens): (BatchShape, &[u32]),
+    executor: &mut dyn Executor,
+) -> Result<Vec<f32>, Error> {
+    executor.load(graph.fixed(), &model.gguf, &mut |_, _| {})?;
+    let id = executor.prepare(plan.clone())?;
+    for (tensor, bytes) in inputs(plan, shape, tokens).bytes() {
+        executor.write(id, tensor, bytes)?;
+    }
+    executor.run(id)?;
+    let mut logits = vec![0.0f32; plan.ports.logits.len()];
+    executor.read(id, &plan.ports.logits, bytemuck::cast_slice_mut(&mut logits))?;
+    Ok(logits)
+}
+
+/// What the host writes for the beginning of a sequence.
+fn inputs(plan: &Plan, shape: BatchShape, tokens: &[u32]) -> Inputs {
+    let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE)).collect();
+    let taken = [Taken { tokens, start: 0, pages: &pages, state: Some(0) }];
+    let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
+    Inputs::new(&shape, &plan.ports, decode, prompts)
+}
+
 /// The bytes of a tensor's span.
 fn read(executor: &mut dyn Executor, plan: PlanId, tensor: &Tensor) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; tensor.span().1];
@@ -85,7 +111,7 @@ fn read(executor: &mut dyn Executor, plan: PlanId, tensor: &Tensor) -> Result<Ve
 
 /// The values of a tensor given the bytes of its span.
 fn values(tensor: &Tensor, bytes: Vec<u8>) -> Vec<f64> {
-    let memory = HostMemory { slots: vec![bytes] };
+    let memory = HostMemory { slots: vec![bytes], ..HostMemory::default() };
     memory.read(&Tensor { slot: Slot(0), offset: 0, ..*tensor })
 }
 

@@ -21,7 +21,7 @@ pub enum Error {
     #[error(
         "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind"
     )]
-    Hyperparameter { key: String, value: u64, want: String },
+    Hyperparameter { key: String, value: String, want: String },
     #[error(
         "tensor `{name}` is missing\nhint: the file is not a complete model of its architecture; fetch or convert it again"
     )]
@@ -30,6 +30,22 @@ pub enum Error {
         "tensor `{name}` has shape {got:?}, the model's configuration wants {want:?}\nhint: convert the model again"
     )]
     TensorShape { name: String, got: Vec<usize>, want: Vec<usize> },
+    #[error(
+        "tensor `{name}` of type {ty} does not hold finite numbers that can be read\nhint: the file is damaged; fetch or convert it again"
+    )]
+    TensorValues { name: String, ty: String },
+    #[error(
+        "tensor `{name}` is in the file, but the architecture has no use for it ({others} more like it): the result would be wrong\nhint: the file may be of another kind than it says, or of a newer one than Kiln knows"
+    )]
+    UnreadTensor { name: String, others: usize },
+    #[error("{what} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds")]
+    NotSupported { what: String },
+    #[error(
+        "a cache of {ty} takes rows of whole blocks of {block}, the model's have {width} elements\nhint: choose F16 for this cache"
+    )]
+    CacheType { ty: String, width: usize, block: usize },
+    #[error("there is no pass {name:?}; the passes are {known}")]
+    UnknownPass { name: String, known: String },
     #[error("the plan is not sound at step {step}: {why}")]
     Plan { step: String, why: String },
     #[error(

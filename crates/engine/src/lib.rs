@@ -4,9 +4,11 @@
 //! logits, [`sampler`], token, [`tokenizer`], text. [`run`] walks it.
 
 pub mod arch;
+pub mod blocks;
 pub mod compare;
 pub mod error;
 pub mod executor;
+pub mod lower;
 pub mod model;
 pub mod plan;
 pub mod quantise_recipe;

@@ -177,7 +177,7 @@ fn about(model: &Model) -> String {
         });
     let main = types.iter().max_by_key(|(_, bytes)| **bytes).map_or("", |(ty, _)| ty.name());
     let kept: String = name.chars().take(100).collect();
-    format!("{} \"{kept}\" ({main}, {})", model.config.architecture.name(), size(model.gguf.data_bytes()))
+    format!("{} \"{kept}\" ({main}, {})", model.config.architecture.name, size(model.gguf.data_bytes()))
 }
 
 /// A hash of everything that makes a model this one: its hyper-parameters, the layout of its tensors, and samples of every

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing};
+use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::Wanted;
@@ -66,7 +67,7 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
 fn the_plan_is_the_one_in_the_snapshot() {
     let model = model("F32");
     let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
-    let plan = graph.plan(BatchShape::new(1, 1)).unwrap();
+    let plan = lower(graph.plan(BatchShape::new(1, 1)).unwrap(), &Target::cpu()).unwrap();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans/tiny-llama.txt");
     if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(path, plan.print()).unwrap();
@@ -81,7 +82,8 @@ fn more_columns_than_are_few_go_to_matrix_units_unless_weights_are_plain_floats(
     let products = |recipe: &str, few: usize| {
         let model = model(recipe);
         let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
-        let plan = graph.plan(BatchShape { few, ..BatchShape::new(8, 1) }).unwrap();
+        let target = Target { few, ..Target::cpu() };
+        let plan = lower(graph.plan(BatchShape::new(8, 1)).unwrap(), &target).unwrap();
         let of = |name: &str| plan.steps.iter().filter(|step| step.call.operation().name() == name).count();
         // The output has one column.
         [of("mul_mat_vec"), of("mul_mm")].map(|n| n as f64 / model.config.layers as f64)

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::Wanted;
@@ -247,8 +248,9 @@ fn every_step_agrees_on_both_executors() {
             let tokens = tokens(n);
             let report = compare::run(&model, &tokens, 1, gpu.as_mut(), &mut reference, 1e-7).unwrap();
             assert_eq!(report.first_difference, None, "{preset}, {n} tokens");
-            let shape = BatchShape { few: gpu.few_columns(), ..BatchShape::new(tokens.len(), 1) };
+            let shape = BatchShape::new(tokens.len(), 1);
             let plan = graph(&model.config, &model.gguf, &Room::one(1)).unwrap().plan(shape).unwrap();
+            let plan = lower(plan, &gpu.target()).unwrap();
             assert_eq!(report.steps, plan.steps.len(), "{preset}, {n} tokens: every step of the plan is compared");
             assert_eq!(instance.validation_messages(), Vec::<String>::new());
         }
@@ -284,7 +286,7 @@ fn the_plans_are_those_of_the_snapshots() {
     for preset in PRESETS {
         let model = synth(preset, SEED);
         let graph = graph(&model.config, &model.gguf, &Room::one(1)).unwrap();
-        let plan = graph.plan(BatchShape::new(2, 1)).unwrap().print();
+        let plan = lower(graph.plan(BatchShape::new(2, 1)).unwrap(), &Target::cpu()).unwrap().print();
         let path = path(&format!("plans/{preset}.txt"));
         if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
             std::fs::write(&path, &plan).unwrap();

@@ -142,7 +142,7 @@ impl Constraint for Even {
 
     fn accept(&mut self, token: u32) -> std::result::Result<(), String> {
         self.0 += 1;
-        if token % 2 == 0 { Ok(()) } else { Err(format!("{token} is odd")) }
+        if token.is_multiple_of(2) { Ok(()) } else { Err(format!("{token} is odd")) }
     }
 
     fn is_complete(&mut self) -> bool {

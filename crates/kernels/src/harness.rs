@@ -146,7 +146,7 @@ impl Prepared {
         for i in self.written() {
             slots[i] = bench.read(i)?;
         }
-        let mut memory = HostMemory { slots };
+        let mut memory = HostMemory { slots, ..HostMemory::default() };
         self.clear_scratch(&mut memory);
         Ok(memory)
     }
@@ -317,6 +317,6 @@ impl Image {
 
     fn unpack(&self, image: &[u8]) -> HostMemory {
         let slots = self.offsets.iter().zip(&self.lengths).map(|(&o, &n)| image[o..o + n].to_vec()).collect();
-        HostMemory { slots }
+        HostMemory { slots, ..HostMemory::default() }
     }
 }

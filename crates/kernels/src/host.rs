@@ -11,17 +11,36 @@ use crate::tensor::{Slot, Tensor};
 pub struct HostMemory {
     /// The bytes of each slot.
     pub slots: Vec<Vec<u8>>,
+    /// Slots that are pieces of others, by slot number; shorter than `slots` where the last ones are not.
+    pub places: Vec<Option<Place>>,
+}
+
+/// A piece of a slot that stands for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The slot it lies in, which is no piece itself.
+    pub slot: Slot,
+    /// Its first byte there.
+    pub offset: usize,
+    /// Number of bytes.
+    pub bytes: usize,
 }
 
 impl HostMemory {
     /// The bytes of a slot.
     pub fn bytes(&self, slot: Slot) -> &[u8] {
-        &self.slots[slot.0 as usize]
+        match self.places.get(slot.0 as usize) {
+            Some(Some(place)) => &self.slots[place.slot.0 as usize][place.offset..][..place.bytes],
+            _ => &self.slots[slot.0 as usize],
+        }
     }
 
     /// The bytes of a slot, to be written.
     pub fn bytes_mut(&mut self, slot: Slot) -> &mut [u8] {
-        &mut self.slots[slot.0 as usize]
+        match self.places.get(slot.0 as usize) {
+            Some(Some(place)) => &mut self.slots[place.slot.0 as usize][place.offset..][..place.bytes],
+            _ => &mut self.slots[slot.0 as usize],
+        }
     }
 
     /// Every element in index order (dimension 0 fastest), dequantised. Integers are given as they are.
@@ -34,7 +53,7 @@ impl HostMemory {
     /// Writes every element in index order, converted to the tensor's type.
     pub fn write(&mut self, tensor: &Tensor, values: &[f64]) {
         assert_eq!(values.len(), tensor.len(), "write: values for every element of {tensor}");
-        let bytes = &mut self.slots[tensor.slot.0 as usize];
+        let bytes = self.bytes_mut(tensor.slot);
         let mut values = values.chunks_exact(tensor.shape[0].max(1));
         for i in rows_apart(tensor.shape) {
             let row = values.next().expect("one chunk for every row");

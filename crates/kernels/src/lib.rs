@@ -5,6 +5,7 @@ pub mod case;
 mod elementwise;
 mod floats;
 pub mod formats;
+pub mod fuse;
 pub mod harness;
 pub mod host;
 mod linear_recurrence;

@@ -4,6 +4,7 @@
 use kiln_gguf::{TensorType, quant};
 use rayon::prelude::*;
 
+use crate::binary;
 use crate::host::HostMemory;
 use crate::operation::{Invalid, Work, require, rows_apart};
 use crate::tensor::Tensor;
@@ -57,6 +58,16 @@ pub struct Sibling {
     pub d: Tensor,
     /// `[M']`, F32.
     pub bias: Option<Tensor>,
+}
+
+/// What a sum adds to `d`, where `d` is one of its two summands and both have the same extents.
+pub(crate) fn other_summand(sum: &binary::Call, d: &Tensor) -> Option<Tensor> {
+    let other = match (sum.a == *d, sum.b == *d) {
+        (true, false) => sum.b,
+        (false, true) => sum.a,
+        _ => return None,
+    };
+    (other.shape == d.shape).then_some(other)
 }
 
 impl Product {

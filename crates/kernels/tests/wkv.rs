@@ -66,7 +66,7 @@ impl Machine {
         recorder.finish().unwrap().run().unwrap();
         self.device.read(&buffer, 0, &mut bytes).unwrap();
         let slots = offsets.iter().zip(&memory.slots).map(|(&o, slot)| bytes[o..o + slot.len()].to_vec()).collect();
-        HostMemory { slots }
+        HostMemory { slots, ..HostMemory::default() }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kiln_engine::Session;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Sums};
 use kiln_engine::model::Model;
+use kiln_gguf::TensorType;
 use kiln_gpu::Error as GpuError;
 use kiln_system::environment;
 
@@ -24,6 +25,30 @@ pub(crate) struct ModelFlags {
     /// Tokens of context to keep room for [default: the model's own, at most 4096]
     #[arg(short = 'c', long, value_name = "TOKENS")]
     pub(crate) ctx_size: Option<usize>,
+    /// Type of cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl [default: f16]
+    #[arg(long, value_name = "TYPE", value_parser = cache_type, default_value = "f16", hide_default_value = true)]
+    pub(crate) cache_type_k: TensorType,
+    /// Type of cached values, as for keys [default: f16]
+    #[arg(long, value_name = "TYPE", value_parser = cache_type, default_value = "f16", hide_default_value = true)]
+    pub(crate) cache_type_v: TensorType,
+}
+
+/// Types that caches can have.
+const CACHE_TYPES: [TensorType; 9] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::Q8_0,
+    TensorType::Q5_1,
+    TensorType::Q5_0,
+    TensorType::Q4_1,
+    TensorType::Q4_0,
+    TensorType::IQ4_NL,
+];
+
+fn cache_type(name: &str) -> Result<TensorType, String> {
+    let found = CACHE_TYPES.into_iter().find(|ty| ty.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| format!("caches can be {}", CACHE_TYPES.map(|ty| ty.name().to_lowercase()).join(", ")))
 }
 
 /// The model file named, or the default one from the local store.
@@ -108,7 +133,13 @@ impl ModelFlags {
             bar.set_length(total);
             bar.set_position(done);
         };
-        let session = Session::new(Arc::clone(model), self.executor()?, self.context(model), &mut progress)?;
+        let session = Session::with_caches(
+            Arc::clone(model),
+            self.executor()?,
+            self.context(model),
+            [self.cache_type_k, self.cache_type_v],
+            &mut progress,
+        )?;
         bar.finish_and_clear();
         Ok(session)
     }

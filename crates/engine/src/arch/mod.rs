@@ -1,18 +1,173 @@
-//! Architectures: each file builds the plan of one kind of model and reads like its paper. No device and no tensor
-//! format is named here.
+//! Architectures: one table, one row and one short file each, put together from [`crate::blocks`]. A file reads the model's
+//! keys and tensors and builds plain plans; it reads like its paper. No device and no tensor format is named here.
 
+mod cohere;
+mod experts;
+mod falcon;
+mod gemma;
+mod glm;
+mod gpt;
+mod gpt_oss;
+mod granite;
 mod llama;
+mod mistral3;
+mod olmo;
+mod olmoe;
+mod phi;
+mod qwen2;
+mod qwen2moe;
+mod qwen3;
 mod rwkv;
 mod rwkv6;
 mod rwkv7;
+mod stablelm;
+mod variants;
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_kernels::mul_mat::MOST_COLUMNS;
-use kiln_kernels::tensor::Tensor;
 
 use crate::Error;
-use crate::model::{Architecture, Config};
-use crate::plan::{Fixed, Plan, SlotKind};
+use crate::model::{Config, Facts, Loader};
+use crate::plan::{Builder, Fixed, Plan, Ports};
+use kiln_kernels::recurrence::Sequences;
+use kiln_kernels::tensor::Tensor;
+
+/// One architecture.
+pub struct Row {
+    /// The name in files, which its keys begin with.
+    pub name: &'static str,
+    /// Which models are of this kind.
+    pub models: &'static str,
+    /// Reads a file.
+    load: Load,
+}
+
+/// Reads the keys and tensors of a file.
+type Load = fn(&mut Loader<'_>) -> Result<Box<dyn Architecture>, Error>;
+
+impl std::fmt::Debug for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Every architecture Kiln can run.
+pub const TABLE: &[Row] = &[
+    row("arcee", "Arcee AFM", variants::arcee),
+    row("arwkv7", "ARWKV", rwkv7::load_hybrid),
+    row("baichuan", "Baichuan 1 and 2", variants::baichuan),
+    row("bailingmoe2", "Ling 2, Ring 2", experts::bailing2),
+    row("bloom", "BLOOM", gpt::load_bloom),
+    row("chatglm", "ChatGLM 3, GLM 4", glm::load),
+    row("codeshell", "CodeShell", gpt::load_rotary),
+    row("cohere2", "Command R7B", cohere::load2),
+    row("command-r", "Command R", cohere::load),
+    row("deepseek", "DeepSeek 1", experts::deepseek),
+    row("dots1", "dots.llm1", experts::dots1),
+    row("ernie4_5", "Ernie 4.5", variants::ernie),
+    row("ernie4_5-moe", "Ernie 4.5 with experts", experts::ernie),
+    row("exaone", "EXAONE 3", variants::exaone),
+    row("exaone-moe", "EXAONE with experts", experts::exaone),
+    row("exaone4", "EXAONE 4", variants::exaone4),
+    row("falcon", "Falcon", falcon::load),
+    row("gemma", "Gemma 1", gemma::load),
+    row("gemma2", "Gemma 2", gemma::load2),
+    row("gemma3", "Gemma 3", gemma::load3),
+    row("glm4", "GLM 4 of 2025", glm::load4),
+    row("glm4moe", "GLM 4.5 and 4.6", experts::glm4),
+    row("gpt-oss", "gpt-oss", gpt_oss::load),
+    row("gpt2", "GPT-2", gpt::load_learnt),
+    row("gptneox", "GPT-NeoX, Pythia", gpt::load_neox),
+    row("granite", "Granite 3 and 4", granite::load),
+    row("granitemoe", "Granite with experts", granite::load_moe),
+    row("hunyuan-dense", "Hunyuan", variants::hunyuan),
+    row("hunyuan-moe", "Hunyuan with experts", experts::hunyuan),
+    row("internlm2", "InternLM 2 and 3", variants::normal),
+    row("jais2", "Jais 2", variants::nemotron),
+    row("llama", "Llama, Mistral, Mixtral, SmolLM2, TinyLlama", llama::load),
+    row("maincoder", "Maincoder", variants::maincoder),
+    row("minicpm", "MiniCPM 1 and 2", granite::load_minicpm),
+    row("minimax-m2", "MiniMax M2", experts::minimax2),
+    row("mistral3", "Mistral 3, Ministral", mistral3::load),
+    row("mpt", "MPT", gpt::load_mpt),
+    row("nemotron", "Nemotron 3", variants::nemotron),
+    row("olmo", "OLMo 1", olmo::load),
+    row("olmo2", "OLMo 2 and 3", olmo::load2),
+    row("olmoe", "OLMoE", olmoe::load),
+    row("openelm", "OpenELM", variants::openelm),
+    row("orion", "Orion", variants::orion),
+    row("pangu-embedded", "openPangu", qwen2::load),
+    row("phi2", "Phi 1 and 2", phi::load2),
+    row("phi3", "Phi 3 and 4", phi::load3),
+    row("plamo", "PLaMo", variants::plamo),
+    row("qwen", "Qwen 1", variants::qwen),
+    row("qwen2", "Qwen 2 and 2.5", qwen2::load),
+    row("qwen2moe", "Qwen 2 with experts", qwen2moe::load),
+    row("qwen2vl", "Qwen 2 VL (text)", qwen2::load_vl),
+    row("qwen3", "Qwen 3", qwen3::load),
+    row("qwen3moe", "Qwen 3 with experts", qwen3::load_moe),
+    row("qwen3vl", "Qwen 3 VL (text)", qwen3::load_vl),
+    row("refact", "Refact", variants::refact),
+    row("rwkv6", "RWKV-6", rwkv6::load),
+    row("rwkv6qwen2", "QRWKV", rwkv6::load_hybrid),
+    row("rwkv7", "RWKV-7", rwkv7::load),
+    row("seed_oss", "Seed-OSS", variants::seed_oss),
+    row("smollm3", "SmolLM 3", variants::smollm3),
+    row("stablelm", "StableLM", stablelm::load),
+    row("starcoder", "StarCoder", gpt::load_learnt),
+    row("starcoder2", "StarCoder 2", gpt::load_rotary),
+    row("xverse", "XVERSE", variants::normal),
+];
+
+/// Tensors of single architectures that Kiln leaves unread, by parts of their names.
+const HARMLESS: &[(&str, &[&str])] = &[
+    // Norms of keys without those of queries do not count; heads of models that rank texts.
+    ("mpt", &["attn_k_norm"]),
+    ("qwen3", &["cls.output"]),
+    ("qwen3vl", &["cls.output"]),
+    // Scores lean by distance; nothing is turned.
+    ("refact", &["rope_freqs"]),
+];
+
+const fn row(name: &'static str, models: &'static str, load: Load) -> Row {
+    Row { name, models, load }
+}
+
+/// The architecture of this name.
+pub fn find(name: &str) -> Result<&'static Row, Error> {
+    TABLE.iter().find(|row| row.name == name).ok_or_else(|| Error::Architecture {
+        name: name.to_owned(),
+        known: TABLE.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// A model of some architecture with its slots: builds the steps of a batch.
+pub trait Architecture: Send + Sync {
+    /// Adds the steps of a batch and gives its logits, F32 `[vocab, outputs]`.
+    fn build(&self, b: &mut Builder, batch: &Batch) -> Tensor;
+}
+
+/// What a plan is built for.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    /// Its sizes.
+    pub shape: BatchShape,
+    /// Where the host writes.
+    pub ports: Ports,
+}
+
+impl Batch {
+    /// Which rows belong together, and where the state of each sequence lies: for recurrent layers. Prompts of one sequence
+    /// must not be padded.
+    pub fn recurrence(&self) -> (Sequences, Option<Tensor>) {
+        let BatchShape { decode, prompt, pieces, .. } = self.shape;
+        let sequences = match (decode, pieces) {
+            (_, 0) => Sequences::Equal(decode),
+            (0, 1) => Sequences::Equal(1),
+            _ => Sequences::Ragged { starts: self.ports.firsts, longest: prompt },
+        };
+        (sequences, Some(self.ports.states))
+    }
+}
 
 /// Rows of a page of the key-value caches.
 pub const PAGE: usize = 64;
@@ -29,15 +184,13 @@ pub struct BatchShape {
     pub pieces: usize,
     /// Tokens whose logits are wanted. If all are, logits come in the order of the rows.
     pub outputs: usize,
-    /// Most columns of a product that are few ([`crate::executor::Executor::few_columns`]).
-    pub few: usize,
 }
 
 impl BatchShape {
-    /// So many tokens of one sequence, for an executor without matrix units.
+    /// So many tokens of one sequence.
     pub fn new(tokens: usize, outputs: usize) -> BatchShape {
         let (decode, prompt, pieces) = if tokens == 1 { (1, 0, 0) } else { (0, tokens, 1) };
-        BatchShape { decode, prompt, pieces, outputs, few: MOST_COLUMNS }
+        BatchShape { decode, prompt, pieces, outputs }
     }
 
     /// Tokens of the batch.
@@ -88,50 +241,39 @@ impl Room {
 }
 
 /// What an architecture makes of a model file: shared slots, and plans on them.
-pub trait Graph: Send + Sync {
-    /// Weights, constants and state.
-    fn fixed(&self) -> &Fixed;
+pub struct Graph {
+    architecture: Box<dyn Architecture>,
+    fixed: Fixed,
+    facts: Facts,
+    room: Room,
+}
 
-    /// The plan for a batch shape.
-    fn plan(&self, shape: BatchShape) -> Result<Plan, Error>;
+impl Graph {
+    /// Weights, constants, caches and states.
+    pub fn fixed(&self) -> &Fixed {
+        &self.fixed
+    }
+
+    /// What the model asks of the rest of the engine.
+    pub fn facts(&self) -> Facts {
+        self.facts
+    }
+
+    /// The plain plan for a batch shape, to be lowered for a device ([`crate::lower::lower`]).
+    pub fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
+        let mut b = Builder::new(&self.fixed);
+        let ports = Ports::new(&mut b, &shape, &self.room);
+        let logits = self.architecture.build(&mut b, &Batch { shape, ports });
+        b.finish(ports, logits)
+    }
 }
 
 /// The graph of a model with this much room in its caches, where it has some.
-pub fn graph(config: &Config, gguf: &Gguf, room: &Room) -> Result<Box<dyn Graph>, Error> {
-    match config.architecture {
-        Architecture::Llama => Ok(Box::new(llama::Llama::new(config, gguf, room)?)),
-        Architecture::Rwkv6 | Architecture::Rwkv6Qwen2 => Ok(Box::new(rwkv6::Rwkv6::new(config, gguf, room)?)),
-        Architecture::Rwkv7 | Architecture::Arwkv7 => Ok(Box::new(rwkv7::Rwkv7::new(config, gguf, room)?)),
-    }
-}
-
-/// Declares weights as they are asked for, checking names and shapes against the file.
-struct WeightTable<'a> {
-    gguf: &'a Gguf,
-    fixed: Fixed,
-}
-
-impl WeightTable<'_> {
-    /// A tensor that must be there with exactly these extents.
-    fn weight(&mut self, name: &str, want: &[usize]) -> Result<Tensor, Error> {
-        self.optional(name, want)?.ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
-    }
-
-    /// A tensor that may be there.
-    fn optional(&mut self, name: &str, want: &[usize]) -> Result<Option<Tensor>, Error> {
-        let Some(info) = self.gguf.find(name) else { return Ok(None) };
-        let mut padded = [1; 4];
-        padded[..want.len()].copy_from_slice(want);
-        if info.shape != padded {
-            let (name, got, want) = (name.to_owned(), info.dims().to_vec(), want.to_vec());
-            return Err(Error::TensorShape { name, got, want });
-        }
-        Ok(Some(self.fixed.add(name, SlotKind::Weight, info.ty, info.shape)))
-    }
-
-    /// Bytes computed at load, as I32.
-    fn constant(&mut self, name: &str, values: &[i32], shape: [usize; 4]) -> Tensor {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.fixed.add(name, SlotKind::Constant(bytes), TensorType::I32, shape)
-    }
+pub fn graph(config: &Config, gguf: &Gguf, room: &Room) -> Result<Graph, Error> {
+    let row = config.architecture;
+    let mut loader = Loader::new(gguf, row.name, room);
+    let architecture = (row.load)(&mut loader)?;
+    let harmless = HARMLESS.iter().find(|(name, _)| *name == row.name).map_or(&[][..], |(_, parts)| parts);
+    let (fixed, facts) = loader.finish(harmless)?;
+    Ok(Graph { architecture, fixed, facts, room: *room })
 }

@@ -2,227 +2,137 @@
 //! place of a cache, the shift by one token, and the second half of a layer. The time mix is in files of its own.
 
 use kiln_gguf::TensorType;
-use kiln_kernels::binary::{self, Operator};
-use kiln_kernels::glu::{self, Gate};
-use kiln_kernels::mul_mat_vec::{self, Factor, Gated};
-use kiln_kernels::recurrence::Sequences;
+use kiln_kernels::glu::Gate;
 use kiln_kernels::tensor::Tensor;
-use kiln_kernels::unary::{self, Function};
-use kiln_kernels::{Call, gated_add, get_rows, head_mix, mul_mat, norm, rms_norm, scale, token_mix};
+use kiln_kernels::token_mix;
+use kiln_kernels::unary::Function;
 
-use super::{BatchShape, Room, WeightTable};
+use super::Batch;
 use crate::Error;
-use crate::model::{Config, Rwkv, names};
-use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
+use crate::blocks::mlp::{Activation, Mlp, MlpSpec};
+use crate::blocks::norms::NormKind;
+use crate::blocks::output::{Embedding, Head, Output};
+use crate::model::{Loader, MOST_LAYERS};
+use crate::plan::{Builder, Linear, Norm};
 
 /// The name of the norm of each head.
 const HEAD_NORM: &str = "time_mix_ln";
 /// Added to the variance in the norm of each head.
-const HEAD_EPS: f32 = 64e-5;
+pub(super) const HEAD_EPS: f32 = 64e-5;
+/// Most of a rank of a pair of small matrices.
+pub(super) const MOST_RANK: usize = 1 << 14;
 
-/// A norm of every token.
+/// Sizes that all of them have.
 #[derive(Clone, Copy)]
-pub(super) enum Norm {
-    /// Weight and bias of a layer norm.
-    Layer(Tensor, Tensor),
-    /// Weight of a norm by the mean square, as hybrids have them.
-    MeanSquare(Tensor),
+pub(super) struct Sizes {
+    /// Whether only attention was replaced: norms and feed-forward layers are those of a transformer.
+    pub(super) hybrid: bool,
+    pub(super) layers: usize,
+    pub(super) hidden: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    feed_forward: usize,
+    norm: NormKind,
+    eps: f32,
+    /// After so many layers the residual stream is halved; 0 for never.
+    rescale_every: usize,
 }
 
-/// Weight and bias of the norm of every head.
-#[derive(Clone, Copy)]
-pub(super) struct HeadNorm {
-    weight: Tensor,
-    bias: Tensor,
-}
-
-/// The tensors of one layer, asked for by their names.
-pub(super) struct LayerTable<'t, 'g> {
-    table: &'t mut WeightTable<'g>,
-    layer: usize,
-    hybrid: bool,
-}
-
-impl LayerTable<'_, '_> {
-    /// A weight that must be there; `name` is without `.weight`.
-    pub(super) fn weight(&mut self, name: &str, want: &[usize]) -> Result<Tensor, Error> {
-        self.table.weight(&names::layer(&format!("{name}.weight"), self.layer), want)
+impl Sizes {
+    pub(super) fn read(l: &Loader<'_>, hybrid: bool) -> Result<Sizes, Error> {
+        let keys = l.keys;
+        let hidden = keys.count("embedding_length", 1 << 17)?;
+        let head_dim = keys.count("wkv.head_size", 1024)?;
+        let fits = hidden.is_multiple_of(head_dim);
+        keys.require(fits, "wkv.head_size", head_dim, &format!("a divisor of the width {hidden}"))?;
+        let heads = hidden / head_dim;
+        // Files of models without grouped heads say 0.
+        let kv_heads = keys.count_opt("attention.head_count_kv", heads)?.unwrap_or(heads);
+        let fits = heads.is_multiple_of(kv_heads);
+        keys.require(fits, "attention.head_count_kv", kv_heads, &format!("a divisor of the {heads} heads"))?;
+        let norm = if hybrid { NormKind::Rms } else { NormKind::Layer };
+        Ok(Sizes {
+            hybrid,
+            layers: keys.count("block_count", MOST_LAYERS)?,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            feed_forward: keys.count("feed_forward_length", 1 << 20)?,
+            norm,
+            eps: keys.float(norm.eps_key(), 1e-5, [0.0, 1.0])?,
+            rescale_every: keys.count_opt("rescale_every_n_layers", MOST_LAYERS)?.unwrap_or(0),
+        })
     }
 
-    /// The bias of a matrix that may have one.
-    pub(super) fn bias(&mut self, name: &str, width: usize) -> Result<Option<Tensor>, Error> {
-        self.table.optional(&names::layer(&format!("{name}.bias"), self.layer), &[width])
+    /// The norm of tokens before a half of a layer.
+    pub(super) fn norm(&self, l: &mut Loader<'_>, name: &str) -> Result<Norm, Error> {
+        self.norm.load(l, name, self.hidden, self.eps)
     }
 
-    /// A norm of the model's kind.
-    pub(super) fn norm(&mut self, name: &str, width: usize) -> Result<Norm, Error> {
-        let weight = self.weight(name, &[width])?;
-        if self.hybrid {
-            return Ok(Norm::MeanSquare(weight));
-        }
-        Ok(Norm::Layer(weight, self.required_bias(name, width)?))
-    }
-
-    /// The norm of every head.
-    pub(super) fn head_norm(&mut self, width: usize) -> Result<HeadNorm, Error> {
-        let weight = self.weight(HEAD_NORM, &[width])?;
-        Ok(HeadNorm { weight, bias: self.required_bias(HEAD_NORM, width)? })
-    }
-
-    /// The norm of every head, which hybrids may not have.
-    pub(super) fn optional_head_norm(&mut self, width: usize) -> Result<Option<HeadNorm>, Error> {
-        if self.hybrid && self.extent(HEAD_NORM, 0).is_none() { Ok(None) } else { self.head_norm(width).map(Some) }
-    }
-
-    /// An extent of a weight, where the file has it.
-    pub(super) fn extent(&self, name: &str, dim: usize) -> Option<usize> {
-        self.table.gguf.find(&names::layer(&format!("{name}.weight"), self.layer)).map(|info| info.shape[dim])
-    }
-
-    fn required_bias(&mut self, name: &str, width: usize) -> Result<Tensor, Error> {
-        self.table.weight(&names::layer(&format!("{name}.bias"), self.layer), &[width])
+    /// `[hidden, tokens]` as `[head_dim, heads, tokens]`.
+    pub(super) fn by_head(&self, t: Tensor) -> Tensor {
+        t.reshape([self.head_dim, self.heads, t.len() / self.hidden, 1])
     }
 
     /// A vector for the last token's input of a mix.
-    pub(super) fn shift_state(&mut self, name: &str, config: &Config) -> Tensor {
-        self.state(name, [config.hidden, 1, 1, 1])
+    pub(super) fn shift_state(&self, l: &mut Loader<'_>, layer: usize, name: &str) -> Tensor {
+        l.state(&format!("{layer}.{name}"), &[self.hidden])
     }
 
     /// The matrix of each head.
-    pub(super) fn wkv_state(&mut self, config: &Config) -> Tensor {
-        self.state("wkv_state", [config.head_dim, config.head_dim, config.heads, 1])
+    pub(super) fn wkv_state(&self, l: &mut Loader<'_>, layer: usize) -> Tensor {
+        l.state(&format!("{layer}.wkv_state"), &[self.head_dim, self.head_dim, self.heads])
     }
 
-    fn state(&mut self, name: &str, shape: [usize; 4]) -> Tensor {
-        self.table.fixed.add(format!("{}.{name}", self.layer), SlotKind::State, TensorType::F32, shape)
+    /// Weight and bias of the norm of every head, which hybrids may not have.
+    pub(super) fn head_norm(&self, l: &mut Loader<'_>) -> Result<Option<[Tensor; 2]>, Error> {
+        let weight = format!("{HEAD_NORM}.weight");
+        if self.hybrid && !l.has(&weight) {
+            return Ok(None);
+        }
+        let weight = l.vector(&weight, &[self.hidden])?;
+        Ok(Some([weight, l.vector(&format!("{HEAD_NORM}.bias"), &[self.hidden])?]))
     }
 }
 
 /// A model without its layers.
 pub(super) struct Frame {
-    pub(super) config: Config,
-    room: Room,
-    pub(super) rwkv: Rwkv,
-    embedding: Tensor,
-    embedding_norm: Option<Norm>,
-    output_norm: Norm,
-    output: Tensor,
+    pub(super) sizes: Sizes,
+    embedding: Embedding,
+    output: Output,
 }
 
 impl Frame {
-    pub(super) fn new(config: &Config, table: &mut WeightTable<'_>, room: &Room) -> Result<Frame, Error> {
-        let Config { hidden, vocab, .. } = *config;
-        let embedding = table.weight(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
-        let (embedding_norm, output_norm) = if config.architecture.is_hybrid() {
-            (None, Norm::MeanSquare(table.weight(names::OUTPUT_NORM, &[hidden])?))
-        } else {
-            let mut norm = |weight: &str, bias: &str| -> Result<Norm, Error> {
-                Ok(Norm::Layer(table.weight(weight, &[hidden])?, table.weight(bias, &[hidden])?))
-            };
-            let embedding_norm = norm(names::TOKEN_EMBEDDING_NORM, names::TOKEN_EMBEDDING_NORM_BIAS)?;
-            (Some(embedding_norm), norm(names::OUTPUT_NORM, names::OUTPUT_NORM_BIAS)?)
-        };
-        let output = table.optional(names::OUTPUT, &[hidden, vocab])?.unwrap_or(embedding);
-        let rwkv = config.rwkv.expect("the configuration of an RWKV model should hold its own part");
-        Ok(Frame { config: config.clone(), room: *room, rwkv, embedding, embedding_norm, output_norm, output })
-    }
-
-    /// Every layer of the file, as `make` reads it.
-    pub(super) fn layers<L>(
-        &self,
-        table: &mut WeightTable<'_>,
-        make: impl Fn(usize, &mut LayerTable<'_, '_>) -> Result<L, Error>,
-    ) -> Result<Vec<L>, Error> {
-        let hybrid = self.config.architecture.is_hybrid();
-        (0..self.config.layers).map(|layer| make(layer, &mut LayerTable { table, layer, hybrid })).collect()
-    }
-
-    /// The plan: embeddings, what `layers` adds on the residual stream it is given, logits.
-    pub(super) fn plan(
-        &self,
-        fixed: &Fixed,
-        shape: BatchShape,
-        layers: impl FnOnce(&mut Builder, Tensor),
-    ) -> Result<Plan, Error> {
-        let Config { hidden, vocab, .. } = self.config;
-        let mut builder = Builder::new(fixed, shape.few);
-        let b = &mut builder;
-        let ports = Ports::new(b, &shape, &self.room, vocab);
-        let x = scratch(b, "x", hidden, shape.rows());
-        b.step("embedding", get_rows::Call { src: self.embedding, ids: ports.tokens, dst: x });
-        if let Some(norm) = self.embedding_norm {
-            self.norm(b, "embedding.norm".into(), x, norm, x);
+    pub(super) fn load(l: &mut Loader<'_>, sizes: Sizes) -> Result<Frame, Error> {
+        let vocab = l.vocab()?;
+        let mut embedding = Embedding::load(l, sizes.hidden, vocab)?;
+        if !sizes.hybrid {
+            embedding.norm = Some(sizes.norm(l, "token_embd_norm")?);
         }
-        layers(b, x);
-        // Only the wanted tokens go through the output matrix, the largest of all.
-        let last = scratch(b, "last", hidden, shape.outputs);
-        b.step("output.rows", get_rows::Call { src: x, ids: ports.wanted, dst: last });
-        self.norm(b, "output.norm".into(), last, self.output_norm, last);
-        linear(b, "output".into(), self.output, last, ports.logits);
-        builder.share_product_memory();
-        builder.share_column_memory();
-        builder.finish(ports)
+        let output = Output::load(l, (sizes.norm, sizes.eps), Head::Tied, &embedding)?;
+        Ok(Frame { sizes, embedding, output })
     }
 
-    /// A norm of every token.
-    pub(super) fn norm(&self, b: &mut Builder, label: String, x: Tensor, norm: Norm, y: Tensor) {
-        match norm {
-            Norm::Layer(weight, bias) => {
-                let eps = self.rwkv.norm_eps;
-                b.step(label, norm::Call { x, weight: Some(weight), bias: Some(bias), y, eps });
-            }
-            Norm::MeanSquare(weight) => {
-                b.step(label, rms_norm::Call { x, weight: Some(weight), y, eps: self.config.rms_eps });
-            }
-        }
-    }
-
-    /// Blends of normed tokens with the ones before: `mix` is of the normed columns in `mix.x`, here they are computed from
-    /// `x`. A layer norm is part of the same pass, which leaves its columns in memory only if they are `read` again.
-    pub(super) fn normed_mix(
+    /// Embeddings, what `layer` makes of the residual stream layer by layer, logits.
+    pub(super) fn build(
         &self,
         b: &mut Builder,
-        [norm_label, label]: [String; 2],
-        x: Tensor,
-        norm: Norm,
-        mix: token_mix::Call,
-        read: bool,
-    ) {
-        match norm {
-            Norm::Layer(weight, bias) => {
-                let norm = token_mix::Norm { weight, bias, eps: self.rwkv.norm_eps, y: read.then_some(mix.x) };
-                b.step(label, token_mix::Call { x, norm: Some(norm), ..mix });
-            }
-            Norm::MeanSquare(_) => {
-                self.norm(b, norm_label, x, norm, mix.x);
-                b.step(label, mix);
+        batch: &Batch,
+        mut layer: impl FnMut(&mut Builder, usize, Tensor) -> Tensor,
+    ) -> Tensor {
+        let mut x = self.embedding.build(b, batch);
+        for i in 0..self.sizes.layers {
+            x = layer(b, i, x);
+            // Keeps the stream inside the range of F16 where the model was trained so.
+            let every = self.sizes.rescale_every;
+            if every != 0 && (i + 1).is_multiple_of(every) {
+                b.at(format!("{i}"));
+                x = b.scale("rescale", x, 0.5);
             }
         }
-    }
-
-    /// `[hidden, tokens]` as `[head_dim, heads, tokens]`.
-    pub(super) fn by_head(&self, t: Tensor) -> Tensor {
-        t.reshape([self.config.head_dim, self.config.heads, t.len() / self.config.hidden, 1])
-    }
-
-    /// The norm of every head of every token and the gate: what becomes of the result of a recurrence.
-    pub(super) fn head_mix(&self, norm: HeadNorm, gate: Option<(Tensor, Option<Function>)>) -> head_mix::Mix {
-        let gate = gate.map(|(gate, function)| (self.by_head(gate), function));
-        let HeadNorm { weight, bias } = norm;
-        head_mix::Mix { weight, bias, eps: HEAD_EPS, gate }
-    }
-
-    /// Halves the residual stream after the layers where the model was trained so: keeps it inside the range of F16.
-    pub(super) fn rescale(&self, b: &mut Builder, layer: usize, x: Tensor) {
-        let every = self.rwkv.rescale_every;
-        if every != 0 && (layer + 1).is_multiple_of(every) {
-            b.step(format!("{layer}.rescale"), scale::Call { x, dst: x, factor: 0.5, bias: 0.0 });
-        }
-    }
-
-    /// Memory for the chunked form of the recurrence.
-    pub(super) fn recurrence_scratch(&self, b: &mut Builder, tokens: usize, bytes: usize) -> Option<Tensor> {
-        (tokens > 1).then(|| b.slot("wkv.scratch", SlotKind::Scratch, TensorType::F32, [bytes.div_ceil(4), 1, 1, 1]))
+        self.output.build(b, batch, x)
     }
 }
 
@@ -232,219 +142,92 @@ pub(super) struct FeedForward {
     kind: Kind,
 }
 
-#[derive(Clone, Copy)]
-#[expect(clippy::large_enum_variant, reason = "one for each layer of a model: the bytes do not matter, `Copy` does")]
 enum Kind {
     /// RWKV: a blend of each token with the one before, widened, squared where positive, and gated in RWKV-6.
-    ChannelMix { last: Tensor, lerp: Tensor, key: Tensor, value: Tensor, receptance: Option<(Tensor, Tensor)> },
+    ChannelMix { last: Tensor, lerp: Tensor, key: Linear, value: Linear, receptance: Option<(Tensor, Linear)> },
     /// Hybrids: the gated layer of transformers.
-    Swiglu { gate: Tensor, up: Tensor, down: Tensor },
+    Mlp(Mlp),
 }
 
 impl FeedForward {
     /// Reads it; `gated` says whether a channel mix has a receptance.
-    pub(super) fn read(table: &mut LayerTable<'_, '_>, config: &Config, gated: bool) -> Result<FeedForward, Error> {
-        let Config { hidden, feed_forward, .. } = *config;
-        if table.hybrid {
-            let kind = Kind::Swiglu {
-                gate: table.weight("ffn_gate", &[hidden, feed_forward])?,
-                up: table.weight("ffn_up", &[hidden, feed_forward])?,
-                down: table.weight("ffn_down", &[feed_forward, hidden])?,
-            };
-            return Ok(FeedForward { norm: table.norm("ffn_norm", hidden)?, kind });
+    pub(super) fn load(l: &mut Loader<'_>, sizes: &Sizes, layer: usize, gated: bool) -> Result<FeedForward, Error> {
+        let Sizes { hidden, feed_forward: width, .. } = *sizes;
+        if sizes.hybrid {
+            let activation = Activation::Gated(Gate::Swiglu);
+            let spec = MlpSpec { hidden, width, activation, scaled: false, bias: true, suffix: "" };
+            return Ok(FeedForward { norm: sizes.norm(l, "ffn_norm")?, kind: Kind::Mlp(Mlp::load(l, &spec)?) });
         }
         let receptance = if gated {
-            let lerp = table.weight("channel_mix_lerp_r", &[hidden])?;
-            Some((lerp, table.weight("channel_mix_receptance", &[hidden, hidden])?))
+            let lerp = l.vector("channel_mix_lerp_r.weight", &[hidden])?;
+            Some((lerp, l.linear("channel_mix_receptance", &[hidden, hidden])?))
         } else {
             None
         };
         let kind = Kind::ChannelMix {
-            last: table.shift_state("channel_shift", config),
-            lerp: table.weight("channel_mix_lerp_k", &[hidden])?,
-            key: table.weight("channel_mix_key", &[hidden, feed_forward])?,
-            value: table.weight("channel_mix_value", &[feed_forward, hidden])?,
+            last: sizes.shift_state(l, layer, "channel_shift"),
+            lerp: l.vector("channel_mix_lerp_k.weight", &[hidden])?,
+            key: l.linear("channel_mix_key", &[hidden, width])?,
+            value: l.linear("channel_mix_value", &[width, hidden])?,
             receptance,
         };
-        Ok(FeedForward { norm: table.norm("attn_norm_2", hidden)?, kind })
+        Ok(FeedForward { norm: sizes.norm(l, "attn_norm_2")?, kind })
     }
 
-    /// Adds the steps to the residual stream `x`.
-    pub(super) fn steps(&self, b: &mut Builder, frame: &Frame, i: usize, x: Tensor, work: &MixWork) {
-        let MixWork { normed, blends, wide, gate: r, branch } = *work;
-        match self.kind {
-            Kind::Swiglu { gate, up, down } => {
+    /// Adds the steps; gives the residual stream after it.
+    pub(super) fn build(&self, b: &mut Builder, batch: &Batch, i: usize, x: Tensor) -> Tensor {
+        match &self.kind {
+            Kind::Mlp(mlp) => {
                 // x += D (silu(G x) * U x)
-                let at = |part: &str| format!("{i}.feed_forward.{part}");
-                frame.norm(b, at("norm"), x, self.norm, normed);
-                match b.product(gate, normed, wide) {
-                    // Few columns: both matrices in one pass.
-                    Call::MulMatVec(call) => {
-                        let gate = Some(Gated { kind: Gate::Swiglu, up, bias: None });
-                        b.step(at("gated"), mul_mat_vec::Call { gate, ..call });
-                    }
-                    call => {
-                        b.step(at("gate"), call);
-                        linear(b, at("up"), up, normed, r);
-                        b.step(at("swiglu"), glu::Call { kind: Gate::Swiglu, gate: wide, up: r, dst: wide });
-                    }
-                }
-                linear_onto(b, at("down"), down, wide, x);
+                b.at(format!("{i}.feed_forward"));
+                let normed = b.norm("norm", x, &self.norm);
+                let branch = mlp.build(b, normed);
+                b.add("residual", x, branch)
             }
             Kind::ChannelMix { last, lerp, key, value, receptance } => {
                 // x += sigmoid(R xr) * (V relu(K xk)^2), without the gate in RWKV-7.
-                let at = |part: &str| format!("{i}.channel_mix.{part}");
-                let y = blends.narrow(2, 0, 1 + usize::from(receptance.is_some()));
-                let another = receptance.map(|(lerp, _)| lerp);
-                let mix = token_mix::Call {
-                    x: normed,
-                    norm: None,
-                    before: last,
-                    lerp,
-                    another,
-                    extra: None,
-                    y,
-                    keep: true,
-                    sequences: Sequences::Equal(1),
-                    slots: None,
-                };
-                frame.normed_mix(b, [at("norm"), at("mix")], x, self.norm, mix, false);
+                b.at(format!("{i}.channel_mix"));
+                let normed = b.norm("norm", x, &self.norm);
+                let another = receptance.as_ref().map(|(lerp, _)| *lerp);
+                let blends = Blends { before: *last, lerp: *lerp, another, extra: None, keep: true };
+                let mixed = blends.build(b, batch, "mix", normed);
                 // Products of different blends do not wait for each other.
-                linear_function(b, at("k"), (key, None), Function::Relu2, group(blends, 0), wide);
-                let Some((_, receptance)) = receptance else {
-                    return linear_onto(b, at("value"), value, wide, x);
-                };
-                linear(b, at("r"), receptance, group(blends, 1), r);
-                let function = Function::Sigmoid;
-                match b.product(value, wide, x) {
-                    // Few columns: in the same pass.
-                    Call::MulMatVec(mut call) => {
-                        call.factor = Some(Factor { function, gate: r });
-                        call.epilogue.residual = Some(x);
-                        b.step(at("value"), call);
-                    }
-                    _ => {
-                        linear(b, at("value"), value, wide, branch);
-                        b.step(at("gate"), gated_add::Call { function, gate: r, y: branch, x, dst: x });
-                    }
+                let wide = b.linear("k", mixed.narrow(2, 0, 1), key);
+                let wide = b.function("k.relu2", wide, Function::Relu2);
+                let r = receptance.as_ref().map(|(_, receptance)| b.linear("r", mixed.narrow(2, 1, 1), receptance));
+                let branch = b.linear("value", wide, value);
+                match r {
+                    Some(r) => b.gated_add("gate", x, (r, Function::Sigmoid), branch),
+                    None => b.add("residual", x, branch),
                 }
             }
         }
     }
 }
 
-/// What both halves of the layers of one plan compute in.
-#[derive(Clone, Copy)]
-pub(super) struct MixWork {
-    /// The normed residual stream.
-    pub(super) normed: Tensor,
-    /// Two blends of each token with the one before, `[hidden, tokens, 2]`.
-    pub(super) blends: Tensor,
-    /// The wide inner side of the feed-forward layer.
-    wide: Tensor,
-    /// What it is gated with, or what is gated.
-    gate: Tensor,
-    /// What is added to the residual stream.
-    branch: Tensor,
+/// Blends of each token with the one before it.
+pub(super) struct Blends {
+    /// The token before the first one.
+    pub(super) before: Tensor,
+    /// How far the blends lean to the token before, `[hidden, 1, groups]`.
+    pub(super) lerp: Tensor,
+    /// The same for one more blend.
+    pub(super) another: Option<Tensor>,
+    /// Added to that for each token.
+    pub(super) extra: Option<Tensor>,
+    /// Whether the last token is kept for the next batch.
+    pub(super) keep: bool,
 }
 
-impl MixWork {
-    pub(super) fn new(b: &mut Builder, config: &Config, tokens: usize) -> MixWork {
-        let Config { hidden, feed_forward, .. } = *config;
-        let gate_width = if config.architecture.is_hybrid() { feed_forward } else { hidden };
-        MixWork {
-            normed: scratch(b, "normed", hidden, tokens),
-            blends: scratch(b, "blends", hidden, 2 * tokens).reshape([hidden, tokens, 2, 1]),
-            wide: scratch(b, "wide", feed_forward, tokens),
-            gate: scratch(b, "gate", gate_width, tokens),
-            branch: scratch(b, "branch", hidden, tokens),
-        }
-    }
-}
-
-/// F32 `[width, tokens]` of one plan.
-pub(super) fn scratch(b: &mut Builder, name: &str, width: usize, tokens: usize) -> Tensor {
-    b.slot(name, SlotKind::Scratch, TensorType::F32, [width, tokens, 1, 1])
-}
-
-/// The group `i` of `[hidden, tokens, groups]`.
-pub(super) fn group(mixed: Tensor, i: usize) -> Tensor {
-    mixed.narrow(2, i, 1)
-}
-
-/// dst = x + y, with y repeated.
-pub(super) fn add(b: &mut Builder, label: String, x: Tensor, y: Tensor, dst: Tensor) {
-    b.step(label, binary::Call { operator: Operator::Add, a: x, b: y, dst });
-}
-
-/// dst = x - y, with y repeated.
-pub(super) fn subtract(b: &mut Builder, label: String, x: Tensor, y: Tensor, dst: Tensor) {
-    b.step(label, binary::Call { operator: Operator::Sub, a: x, b: y, dst });
-}
-
-/// dst = x * y, element by element, with y repeated.
-pub(super) fn multiply(b: &mut Builder, label: String, x: Tensor, y: Tensor, dst: Tensor) {
-    b.step(label, binary::Call { operator: Operator::Mul, a: x, b: y, dst });
-}
-
-/// dst = f(x).
-pub(super) fn function(b: &mut Builder, label: String, function: Function, x: Tensor, dst: Tensor) {
-    b.step(label, unary::Call { function, x, dst });
-}
-
-/// y = weight x.
-pub(super) fn linear(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
-    b.step(label, b.product(weight, x, y));
-}
-
-/// y = f(weight x + bias).
-pub(super) fn linear_function(
-    b: &mut Builder,
-    label: String,
-    (weight, bias): (Tensor, Option<Tensor>),
-    f: Function,
-    x: Tensor,
-    y: Tensor,
-) {
-    let mut call = b.product(weight, x, y);
-    epilogue(&mut call).bias = bias.map(|bias| bias.reshape([bias.len(), 1, 1, 1]));
-    match call {
-        // Few columns: in the same pass.
-        Call::MulMatVec(call) => b.step(label, mul_mat_vec::Call { function: Some(f), ..call }),
-        call => {
-            b.step(label.clone(), call);
-            function(b, format!("{label}.function"), f, y, y);
-        }
-    }
-}
-
-/// y = weight x + bias.
-pub(super) fn affine(b: &mut Builder, label: String, [weight, bias]: [Tensor; 2], x: Tensor, y: Tensor) {
-    let bias = bias.reshape([bias.len(), 1, 1, 1]);
-    let mut call = b.product(weight, x, y);
-    epilogue(&mut call).bias = Some(bias);
-    b.step(label, call);
-}
-
-/// y = weight x, plus the bias where there is one.
-pub(super) fn maybe_affine(b: &mut Builder, label: String, matrix: (Tensor, Option<Tensor>), x: Tensor, y: Tensor) {
-    match matrix {
-        (weight, Some(bias)) => affine(b, label, [weight, bias], x, y),
-        (weight, None) => linear(b, label, weight, x, y),
-    }
-}
-
-/// y += weight x.
-pub(super) fn linear_onto(b: &mut Builder, label: String, weight: Tensor, x: Tensor, y: Tensor) {
-    let mut call = b.product(weight, x, y);
-    epilogue(&mut call).residual = Some(y);
-    b.step(label, call);
-}
-
-fn epilogue(call: &mut Call) -> &mut mul_mat::Epilogue {
-    match call {
-        Call::MulMatVec(call) => &mut call.epilogue,
-        Call::MulMm(call) => &mut call.epilogue,
-        other => unreachable!("a product should not be a {}", other.operation().name()),
+impl Blends {
+    /// `[hidden, tokens, groups]`.
+    pub(super) fn build(&self, b: &mut Builder, batch: &Batch, name: &str, x: Tensor) -> Tensor {
+        let [hidden, tokens, ..] = x.shape;
+        let groups = self.lerp.len() / hidden + usize::from(self.another.is_some());
+        let y = b.fresh(name, TensorType::F32, [hidden, tokens, groups, 1]);
+        let Blends { before, lerp, another, extra, keep } = *self;
+        let (sequences, slots) = batch.recurrence();
+        b.step(name, token_mix::Call { x, norm: None, before, lerp, another, extra, y, keep, sequences, slots });
+        y
     }
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use kiln_gguf::Gguf;
 use kiln_kernels::Call;
-use kiln_kernels::host::HostMemory;
-use kiln_kernels::tensor::Tensor;
+use kiln_kernels::host::{HostMemory, Place};
+use kiln_kernels::tensor::{Slot, Tensor};
 
 use super::{Executor, FORGOTTEN, PlanId, Progress, Range};
 use crate::Error;
-use crate::plan::{Fixed, Plan, SlotKind, Step};
+use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
 
 /// Which code runs the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct CpuExecutor {
     memory: HostMemory,
     n_fixed: usize,
     plans: Vec<Option<Prepared>>,
+    /// Where scratch slots of plans lie: as large as the largest plan needs.
+    arena: Vec<u8>,
 }
 
 struct Prepared {
@@ -38,13 +40,20 @@ struct Prepared {
 impl CpuExecutor {
     /// An executor without a model.
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
-        CpuExecutor { arithmetic, memory: HostMemory::default(), n_fixed: 0, plans: Vec::new() }
+        CpuExecutor { arithmetic, memory: HostMemory::default(), n_fixed: 0, plans: Vec::new(), arena: Vec::new() }
     }
 
     fn with_plan<T>(&mut self, plan: PlanId, work: impl FnOnce(&Plan, &mut HostMemory) -> T) -> T {
         let prepared = self.plans[plan.0].as_mut().expect(FORGOTTEN);
         self.memory.slots.append(&mut prepared.own);
+        // Scratch slots are pieces of an arena that all plans share; it stands behind the plan's own slots.
+        let arena = Slot(u32::try_from(self.memory.slots.len()).expect("far fewer slots than 2^32"));
+        self.memory.slots.push(std::mem::take(&mut self.arena));
+        let place = |s: &SlotInfo| s.place.map(|offset| Place { slot: arena, offset, bytes: s.bytes });
+        self.memory.places = prepared.plan.slots.iter().map(place).collect();
         let result = work(&prepared.plan, &mut self.memory);
+        self.memory.places.clear();
+        self.arena = self.memory.slots.pop().unwrap_or_default();
         prepared.own = self.memory.slots.split_off(self.n_fixed);
         result
     }
@@ -79,7 +88,11 @@ impl Executor for CpuExecutor {
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.n_fixed, "the plan should stand on the slots that were loaded");
-        let own = plan.slots[plan.n_fixed..].iter().map(|s| vec![0; s.bytes]).collect();
+        let own = plan.slots[plan.n_fixed..].iter();
+        let own = own.map(|s| vec![0; if s.place.is_some() { 0 } else { s.bytes }]).collect();
+        if self.arena.len() < plan.arena {
+            self.arena = vec![0; plan.arena];
+        }
         Ok(super::keep(&mut self.plans, Prepared { plan, own }))
     }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_gguf::{Gguf, TensorType, quant};
-use kiln_gpu::{Address, Buffer, Commands, Component, Device, MemoryKind, Recorder, Shader, Uploader};
-use kiln_kernels::mul_mat::MOST_COLUMNS;
+use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
@@ -14,12 +13,10 @@ use kiln_kernels::{dequantise, packing};
 
 use super::{BATCH, Executor, FORGOTTEN, PlanId, Progress, Range};
 use crate::Error;
+use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
-/// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
-/// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
-const FEW_BESIDE_MATRICES: usize = 5;
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
 const PIECE_BYTES: usize = 16 << 20;
@@ -83,6 +80,9 @@ pub struct GpuExecutor {
     /// Weights as F16, by the slot they were decoded from.
     decoded: HashMap<Slot, Buffer>,
     plans: Vec<Option<Prepared>>,
+    /// Where scratch slots of plans lie: as large as the largest plan needs. Plans that were made ready before it grew keep
+    /// the one they have.
+    arena: Option<Buffer>,
 }
 
 struct Prepared {
@@ -90,6 +90,8 @@ struct Prepared {
     choices: Vec<Choice>,
     /// One buffer a slot: the shared ones, then the plan's own.
     buffers: Vec<Buffer>,
+    /// Where each slot begins in its buffer.
+    bases: Vec<u64>,
     /// Host memory of the results, by slot: the commands end with a copy, because kernels that write to the host a few
     /// bytes at a time would wait for the bus.
     results: Vec<(Slot, Buffer)>,
@@ -99,6 +101,15 @@ struct Prepared {
 }
 
 impl Prepared {
+    /// The buffer of a slot, and where the slot begins in it.
+    fn place(&self, slot: Slot) -> (&Buffer, u64) {
+        (&self.buffers[slot.0 as usize], self.bases.get(slot.0 as usize).copied().unwrap_or(0))
+    }
+
+    fn places(&self) -> (&[Buffer], &[u64]) {
+        (&self.buffers, &self.bases)
+    }
+
     fn steps(&self) -> Vec<(&str, &kiln_kernels::Call, &Choice)> {
         steps(&self.plan, &self.choices)
     }
@@ -117,7 +128,7 @@ impl GpuExecutor {
     /// An executor without a model that keeps weights so.
     pub fn with_options(device: Arc<Device>, options: Options) -> GpuExecutor {
         let decoded = HashMap::new();
-        GpuExecutor { device, options, fixed: Vec::new(), packed: Vec::new(), decoded, plans: Vec::new() }
+        GpuExecutor { device, options, fixed: Vec::new(), packed: Vec::new(), decoded, plans: Vec::new(), arena: None }
     }
 
     /// The packed type for rows of `len` elements of a type, where they should have one.
@@ -127,6 +138,18 @@ impl GpuExecutor {
             Packing::All => quant::packed_type(ty, len),
             Packing::None => None,
         }
+    }
+
+    /// Memory for the scratch slots of a plan that needs so many bytes; `None` for a plan whose slots have no places.
+    fn arena(&mut self, bytes: u64) -> Result<Option<Buffer>, Error> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        if self.arena.as_ref().is_none_or(|arena| arena.bytes() < bytes) {
+            self.arena = None;
+            self.arena = Some(self.device.allocate(MemoryKind::Device, bytes)?);
+        }
+        Ok(self.arena.clone())
     }
 
     fn prepared(&self, plan: PlanId) -> &Prepared {
@@ -210,10 +233,13 @@ impl GpuExecutor {
         &self,
         mut recorder: Recorder,
         steps: &[(&str, &kiln_kernels::Call, &Choice)],
-        buffers: &[Buffer],
+        (buffers, bases): (&[Buffer], &[u64]),
         results: &[(Slot, Buffer)],
     ) -> Result<Commands, Error> {
-        let at = |t: &Tensor| -> Address { buffers[t.slot.0 as usize].address().offset(t.offset as u64) };
+        let at = |t: &Tensor| -> Address {
+            let slot = t.slot.0 as usize;
+            buffers[slot].address().offset(bases.get(slot).copied().unwrap_or(0) + t.offset as u64)
+        };
         for (label, call, choice) in steps {
             record(&mut recorder, &self.device, label, (call, choice), &at)?;
         }
@@ -294,29 +320,46 @@ impl Executor for GpuExecutor {
         self.device.prepare(&shaders, &|| {})?;
 
         let mut buffers = self.fixed.clone();
+        let mut bases = vec![0; buffers.len()];
         let mut results = Vec::new();
+        let arena = self.arena(plan.arena as u64)?;
         for slot in &plan.slots[plan.n_fixed..] {
             let bytes = slot.bytes as u64;
+            if let (Some(place), Some(arena)) = (slot.place, &arena) {
+                buffers.push(arena.clone());
+                bases.push(place as u64);
+                continue;
+            }
+            bases.push(0);
             let kind = if matches!(slot.kind, SlotKind::Input) { MemoryKind::Shared } else { MemoryKind::Device };
             if matches!(slot.kind, SlotKind::Output) {
                 let number = u32::try_from(buffers.len()).expect("slots are numbered with 32 bits");
                 results.push((Slot(number), self.device.allocate(MemoryKind::Readback, bytes)?));
             }
-            buffers.push(self.device.allocate(kind, bytes)?);
+            let buffer = self.device.allocate(kind, bytes.max(4))?;
+            if matches!(slot.kind, SlotKind::Zeroed) {
+                let mut uploader = Uploader::new(&self.device)?;
+                uploader.zero(&buffer)?;
+                uploader.finish()?;
+            }
+            buffers.push(buffer);
         }
         buffers.extend(decoded);
-        let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), &buffers, &results)?;
-        Ok(super::keep(&mut self.plans, Prepared { plan, choices, buffers, results, copied: false, commands }))
+        let places = (&buffers[..], &bases[..]);
+        let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), places, &results)?;
+        let prepared = Prepared { plan, choices, buffers, bases, results, copied: false, commands };
+        Ok(super::keep(&mut self.plans, prepared))
     }
 
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
-        let buffer = &self.prepared(plan).buffers[tensor.slot.0 as usize];
+        let (buffer, base) = self.prepared(plan).place(tensor.slot);
+        let at = base + tensor.offset as u64;
         if buffer.is_mapped() {
-            buffer.write(tensor.offset as u64, bytes);
+            buffer.write(at, bytes);
             return Ok(());
         }
         let mut uploader = Uploader::new(&self.device)?;
-        uploader.write(buffer, tensor.offset as u64, bytes)?;
+        uploader.write(buffer, at, bytes)?;
         Ok(uploader.finish()?)
     }
 
@@ -330,8 +373,8 @@ impl Executor for GpuExecutor {
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
         let prepared = self.prepared(plan);
         let result = prepared.results.iter().find(|(slot, _)| prepared.copied && *slot == tensor.slot);
-        let buffer = result.map_or(&prepared.buffers[tensor.slot.0 as usize], |(_, buffer)| buffer);
-        Ok(self.device.read(buffer, tensor.offset as u64, bytes)?)
+        let (buffer, base) = result.map_or_else(|| prepared.place(tensor.slot), |(_, buffer)| (buffer, 0));
+        Ok(self.device.read(buffer, base + tensor.offset as u64, bytes)?)
     }
 
     fn forget(&mut self, plan: PlanId) {
@@ -386,14 +429,14 @@ impl Executor for GpuExecutor {
         let prepared = self.prepared(plan);
         let at = &prepared.plan.steps[step];
         let one = [(at.label.as_str(), &at.call, &prepared.choices[step])];
-        Ok(self.record(Recorder::new(&self.device)?, &one, &prepared.buffers, &[])?.run()?)
+        Ok(self.record(Recorder::new(&self.device)?, &one, prepared.places(), &[])?.run()?)
     }
 
     fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
         self.prepared_mut(plan).copied = false;
         let prepared = self.prepared(plan);
         let commands =
-            self.record(Recorder::profiled(&self.device)?, &prepared.steps(), &prepared.buffers, &prepared.results)?;
+            self.record(Recorder::profiled(&self.device)?, &prepared.steps(), prepared.places(), &prepared.results)?;
         commands.run()?;
         self.prepared_mut(plan).copied = true;
         Ok(commands.timings())
@@ -404,10 +447,8 @@ impl Executor for GpuExecutor {
         if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
     }
 
-    fn few_columns(&self) -> usize {
-        let caps = &self.device.adapter.caps;
-        let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
-        if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS }
+    fn target(&self) -> Target {
+        Target::gpu(&self.device.adapter.caps)
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

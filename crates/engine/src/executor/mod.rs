@@ -6,13 +6,13 @@ mod gpu;
 use std::time::Duration;
 
 use kiln_gguf::Gguf;
-use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, Keep, Options, Packing, Sums};
 
 use crate::Error;
+use crate::lower::Target;
 use crate::plan::{Fixed, Plan};
 
 /// A plan an executor has made ready.
@@ -103,9 +103,9 @@ pub trait Executor: Send {
         BATCH
     }
 
-    /// Most columns of a product that are few here: those go to `mul_mat_vec`, more to `mul_mm`.
-    fn few_columns(&self) -> usize {
-        MOST_COLUMNS
+    /// What plans are lowered for.
+    fn target(&self) -> Target {
+        Target::cpu()
     }
 
     /// Whether a plan costs nothing to make ready, so that no batch need be padded to a size that was met before.

@@ -1,24 +1,32 @@
-//! A model file, read: its configuration, the names of its tensors, and the check that they are all there.
+//! A model file, read: its sizes, the keys and tensors its architecture asks for, and the check that nothing is left over.
 
 mod config;
+mod keys;
+mod loader;
 pub mod names;
+pub mod parts;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use kiln_gguf::Gguf;
 
-pub use config::{Architecture, Config, Rwkv};
+pub use config::Config;
+pub use keys::{Keys, MOST_LAYERS};
+pub use loader::{Cached, Facts, Loader};
 
 use crate::Error;
+use crate::arch::{Room, graph};
 use crate::tokenizer::Tokenizer;
 
 /// An open model.
 pub struct Model {
     /// The file.
     pub gguf: Arc<Gguf>,
-    /// Its hyper-parameters, checked.
+    /// Its sizes, checked.
     pub config: Config,
+    /// What it asks of the rest of the engine.
+    pub facts: Facts,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
 }
@@ -32,7 +40,10 @@ impl Model {
     /// The same from a file that is already open.
     pub fn new(gguf: Gguf) -> Result<Model, Error> {
         let config = Config::read(&gguf)?;
+        // Every key and the shape of every tensor is looked at now, so that what does not fit is said before anything is
+        // loaded.
+        let facts = graph(&config, &gguf, &Room::one(1))?.facts();
         let tokenizer = Arc::new(Tokenizer::from_gguf(gguf.metadata())?);
-        Ok(Model { gguf: Arc::new(gguf), config, tokenizer })
+        Ok(Model { gguf: Arc::new(gguf), config, facts, tokenizer })
     }
 }

@@ -78,6 +78,8 @@ impl Inputs {
                 wanted[sequence] = int(row - 1);
             }
         }
+        let firsts = (0..shape.decode).map(int);
+        let firsts = firsts.chain(starts.iter().map(|start| int(shape.decode) + start)).collect();
         let mut values = vec![
             (ports.tokens, tokens),
             (ports.positions, positions),
@@ -86,6 +88,7 @@ impl Inputs {
             (ports.table, table),
             (ports.owners, owners),
             (ports.starts, starts),
+            (ports.firsts, firsts),
             (ports.states, states),
             (ports.wanted, wanted),
         ];

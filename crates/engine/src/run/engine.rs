@@ -10,6 +10,7 @@ use super::shapes;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
 use crate::executor::{Executor, PlanId, Progress, Range};
+use crate::lower::lower;
 use crate::model::Model;
 use crate::plan::{Plan, Ports, SlotKind};
 
@@ -64,7 +65,7 @@ struct Sequence {
 /// A loaded model with its sequences.
 pub struct Engine {
     model: Arc<Model>,
-    graph: Box<dyn Graph>,
+    graph: Graph,
     executor: Box<dyn Executor>,
     room: Room,
     has_caches: bool,
@@ -314,8 +315,8 @@ impl Engine {
         let (decode, prompts) = split(entries);
         let tokens: usize = prompts.iter().map(|e| e.tokens.len()).sum();
         let all = entries.iter().any(|e| e.wanted == Wanted::All && e.tokens.len() > 1);
-        let (few, exact) = (self.executor.few_columns(), self.executor.takes_any_shape() || self.has_states);
-        let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, few, exact);
+        let exact = self.executor.takes_any_shape() || self.has_states;
+        let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
         let (plan, ports) = self.prepared(shape)?;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
         for (tensor, bytes) in inputs.bytes() {
@@ -415,9 +416,8 @@ impl Engine {
         }
         if !worked {
             // What should be zero between runs may not be after one that failed.
-            let zeroed: Vec<Range> = self.whole(|kind| *kind == SlotKind::Zeroed);
-            if let Err(error) = self.executor.zero(&zeroed) {
-                log::debug!("after a failed run: {error}");
+            for (_, ready) in self.plans.drain() {
+                self.executor.forget(ready.plan);
             }
         }
     }
@@ -467,7 +467,7 @@ impl Engine {
         {
             self.executor.forget(ready.plan);
         }
-        let plan = self.graph.plan(shape)?;
+        let plan = lower(self.graph.plan(shape)?, &self.executor.target())?;
         let ports = plan.ports;
         let plan = self.executor.prepare(plan)?;
         self.plans.insert(shape, Ready { plan, ports, last_used: now });
@@ -476,7 +476,7 @@ impl Engine {
 
     /// The plan that so many tokens of one sequence get here, for printing and comparing.
     pub fn plan(&self, tokens: usize, outputs: usize) -> Result<Plan, Error> {
-        self.graph.plan(BatchShape { few: self.executor.few_columns(), ..BatchShape::new(tokens, outputs) })
+        lower(self.graph.plan(BatchShape::new(tokens, outputs))?, &self.executor.target())
     }
 
     fn whole(&self, wanted: impl Fn(&SlotKind) -> bool) -> Vec<Range> {

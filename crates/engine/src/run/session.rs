@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kiln_gguf::TensorType;
+
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use crate::Error;
 use crate::arch::Room;
@@ -25,12 +27,23 @@ impl Session {
         context: usize,
         progress: Progress<'_>,
     ) -> Result<Session, Error> {
-        let recurrent = model.config.architecture.is_recurrent();
+        Session::with_caches(model, executor, context, [TensorType::F16; 2], progress)
+    }
+
+    /// The same with caches of these types, of keys and of values.
+    pub fn with_caches(
+        model: Arc<Model>,
+        executor: Box<dyn Executor>,
+        context: usize,
+        [k_type, v_type]: [TensorType; 2],
+        progress: Progress<'_>,
+    ) -> Result<Session, Error> {
+        let recurrent = !model.facts.has_cache();
         let most = if recurrent { usize::MAX } else { model.config.context.max(1) };
         if context == 0 || context > most {
             return Err(Error::Context { asked: context, most });
         }
-        let room = Room::one(if recurrent { 1 } else { context });
+        let room = Room { k_type, v_type, ..Room::one(if recurrent { 1 } else { context }) };
         let mut engine = Engine::new(model, executor, room, progress)?;
         let sequence = engine.open(0)?;
         Ok(Session { engine, sequence })

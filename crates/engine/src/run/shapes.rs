@@ -8,7 +8,7 @@ fn fine(n: usize) -> usize {
 }
 
 /// The shape that holds so many rows. An executor that prepares nothing by shape gets exactly those.
-pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, few: usize, exact: bool) -> BatchShape {
+pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, exact: bool) -> BatchShape {
     // Batches of both kinds would meet too many pairs of fine sizes.
     let coarse = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
     let mixed = decode > 0 && prompt > 0;
@@ -20,7 +20,7 @@ pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, few:
     let (decode, prompt) = (round(decode), round(prompt));
     let pieces = if exact { pieces } else { coarse(pieces) };
     let outputs = if all_logits { decode + prompt } else { decode + pieces };
-    BatchShape { decode, prompt, pieces, outputs, few }
+    BatchShape { decode, prompt, pieces, outputs }
 }
 
 #[cfg(test)]
@@ -39,9 +39,9 @@ mod tests {
 
     #[test]
     fn every_sequence_has_an_output() {
-        let mixed = shape([3, 100, 2], false, 16, false);
+        let mixed = shape([3, 100, 2], false, false);
         assert_eq!((mixed.decode, mixed.prompt, mixed.pieces, mixed.outputs), (4, 128, 2, 6));
-        let exact = shape([3, 100, 2], true, 16, true);
+        let exact = shape([3, 100, 2], true, true);
         assert_eq!((exact.decode, exact.prompt, exact.pieces, exact.outputs), (3, 100, 2, 103));
     }
 }

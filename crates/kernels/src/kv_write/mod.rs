@@ -2,6 +2,7 @@
 //! written to the cache, values are written to the cache: four steps that wait for each other in turn, as one.
 
 pub mod cases;
+mod fuse;
 mod reference;
 
 use kiln_gguf::TensorType;
@@ -16,6 +17,8 @@ use crate::rope::{self, RopeStyle};
 use crate::rows::reachable;
 use crate::set_rows::{self, BLOCK_TYPES};
 use crate::tensor::Tensor;
+
+pub(crate) use fuse::of;
 
 const NAME: &str = "kv_write";
 const FILE: &str = "kv_write/kv_write.comp";

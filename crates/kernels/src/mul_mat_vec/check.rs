@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType;
 
 use super::{Call, Experts, Factor, Gated, NAME, Sibling};
-use crate::mul_mat::{Epilogue, MOST_COLUMNS, Product};
+use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Invalid, require};
 use crate::tensor::Tensor;
 
@@ -21,12 +21,7 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
     require(is_f32(&d), NAME, || format!("d is {d}, want F32"))?;
     match &call.experts {
         Some(experts) => check_experts(call, experts)?,
-        None => {
-            call.product.check(NAME, &call.epilogue)?;
-            let columns = b.shape[1];
-            let few = (1..=MOST_COLUMNS).contains(&columns);
-            require(few, NAME, || format!("{columns} columns, at most {MOST_COLUMNS}: more are for mul_mm"))?;
-        }
+        None => call.product.check(NAME, &call.epilogue)?,
     }
     if let Some(weight) = call.norm.and_then(|norm| norm.weight) {
         vector(&weight, a.shape[0], "the norm's weight")?;

@@ -6,6 +6,7 @@ pub mod cases;
 mod check;
 pub(crate) mod cpu;
 mod cpu_rows;
+mod fuse;
 mod pick;
 mod reference;
 pub mod search;
@@ -21,6 +22,7 @@ use crate::tensor::Tensor;
 use crate::unary::Function;
 
 pub use crate::mul_mat::{Norm, Sibling};
+pub(crate) use fuse::gated;
 use tuning::Tuning;
 
 pub(crate) const NAME: &str = "mul_mat_vec";
@@ -63,7 +65,8 @@ pub struct Experts {
 /// or the gate applied, the expert's weight or the factor multiplied, the residual added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// The product; `b` is F32 or F16 with 1 to 16 columns (any number with experts), `d` is F32.
+    /// The product; `b` is F32 or F16, `d` is F32. Devices take up to 16 columns (any number with experts), the CPU any
+    /// number: plans hold their products in this form until they are lowered for a device.
     pub product: Product,
     /// What follows it.
     pub epilogue: Epilogue,

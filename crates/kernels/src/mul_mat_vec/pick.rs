@@ -8,7 +8,7 @@ use super::tuning::{Slice, Team, Tuning, bounded, table};
 use super::{Call, NAME, Sibling, column_bytes};
 use crate::formats::{self, row_strides};
 use crate::glu::Gate;
-use crate::mul_mat::Product;
+use crate::mul_mat::{MOST_COLUMNS, Product};
 use crate::operation::{Choice, Launch, Operation as _, Path, Touches, Unsupported, grid};
 use crate::tensor::Tensor;
 
@@ -148,6 +148,10 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
 
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     readable(call)?;
+    let n = columns(call);
+    if n > MOST_COLUMNS {
+        return unsupported(format!("{n} columns, at most {MOST_COLUMNS}: more are for mul_mm"));
+    }
     let (path, columns) = match want {
         Some(path) => (path, columns_for(call, path, caps)?),
         None => preferred(call, caps)?,

@@ -4,6 +4,7 @@
 mod before;
 pub mod cases;
 mod cpu;
+mod fuse;
 mod matrix;
 mod memory;
 mod params;

@@ -48,7 +48,7 @@ impl RopeStyle {
     }
 
     /// Which row of positions a pair follows.
-    fn position_row(self, pair: usize, sections: [usize; 4]) -> usize {
+    pub fn position_row(self, pair: usize, sections: [usize; 4]) -> usize {
         match self {
             RopeStyle::Normal | RopeStyle::Neox => 0,
             RopeStyle::Vision => usize::from(pair % (sections[0] + sections[1]) >= sections[0]),

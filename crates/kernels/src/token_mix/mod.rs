@@ -3,6 +3,7 @@
 
 pub mod cases;
 mod cpu;
+mod fuse;
 mod reference;
 
 use kiln_gguf::TensorType;

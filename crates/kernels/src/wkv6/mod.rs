@@ -2,6 +2,7 @@
 //! long sequences. What models do with the result, `head_mix`, may be a part of it.
 
 pub mod cases;
+mod fuse;
 mod reference;
 
 use kiln_gpu::{Address, Caps};

@@ -3,6 +3,7 @@
 //! a part of it.
 
 pub mod cases;
+mod fuse;
 mod reference;
 
 use kiln_gpu::{Address, Caps};

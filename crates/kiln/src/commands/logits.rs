@@ -13,13 +13,18 @@ use crate::output::say;
 
 /// Flags of `kiln logits`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln logits model.gguf -p \"Hello\" -o hello.gguf")]
+#[command(
+    after_help = "Examples:\n  kiln logits model.gguf -p \"Hello\" -o hello.gguf\n  kiln logits model.gguf --tokens 98,36,54 -o ids.gguf"
+)]
 pub(crate) struct Arguments {
     /// GGUF file; without one the default model of the local store
     model: Option<PathBuf>,
     /// Text
-    #[arg(short, long)]
-    prompt: String,
+    #[arg(short, long, required_unless_present = "tokens")]
+    prompt: Option<String>,
+    /// Ids of tokens in the place of a text
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
+    tokens: Option<Vec<u32>>,
     /// File to write: tensors `tokens` (I32) and `logits` (F32)
     #[arg(short, long)]
     output: PathBuf,
@@ -37,7 +42,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let inputs: Vec<&Path> = model.gguf.paths().collect();
     let output = Output::create(&arguments.output, Overwrite::if_forced(arguments.force), &inputs)?;
     let mut session = arguments.flags.session(&model)?;
-    let tokens = model.tokenizer.encode(&arguments.prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
+    let tokens = match (&arguments.tokens, &arguments.prompt) {
+        (Some(tokens), _) => tokens.clone(),
+        (None, Some(prompt)) => model.tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?,
+        (None, None) => Vec::new(),
+    };
     let logits = session.feed(&tokens, Wanted::All)?;
 
     let mut metadata = Metadata::new();

@@ -7,6 +7,8 @@ use anyhow::bail;
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
+use kiln_engine::lower::lower_until;
+use kiln_engine::plan::Step;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use serde_json::json;
 
@@ -15,13 +17,18 @@ use crate::output::print;
 
 /// Flags of `kiln plan`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --diff \"Hello there\"")]
+#[command(
+    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after fuse\n  kiln plan model.gguf --diff \"Hello there\""
+)]
 pub(crate) struct Arguments {
     /// GGUF file; without one the default model of the local store
     model: Option<PathBuf>,
-    /// Tokens that enter at once; from six on a device with matrix units gets other products than shown
+    /// Tokens that enter at once
     #[arg(long, default_value_t = 1)]
     tokens: usize,
+    /// Show the plan as it is after this pass; `plain` for the one that the architecture makes [default: the last one]
+    #[arg(long, value_name = "PASS")]
+    after: Option<String>,
     /// Run this prompt on the device and on the CPU reference, step by step, and show the first difference
     #[arg(long, value_name = "PROMPT")]
     diff: Option<String>,
@@ -46,27 +53,42 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
+    let target = arguments.flags.executor()?.target();
+    let plan = match arguments.after.as_deref() {
+        Some("plain") => plan,
+        after => lower_until(plan, &target, after)?,
+    };
+    // How the device runs a step; steps of a plan that is not lowered to the end may have no way yet.
+    let runs = |step: &Step| {
+        let choice = target.caps.as_ref().map(|caps| step.call.operation().pick(caps, None));
+        match choice {
+            None => "cpu".to_owned(),
+            Some(Ok(choice)) => choice.launches.iter().map(|l| l.shader.name.clone()).collect::<Vec<_>>().join(" + "),
+            Some(Err(_)) => "not yet".to_owned(),
+        }
+    };
     if arguments.json {
-        let steps: Vec<_> = plan
-            .steps
-            .iter()
-            .map(|s| {
-                let names = |t: Vec<kiln_kernels::tensor::Tensor>| {
-                    t.iter().map(|t| format!("{} {t}", plan.slot_name(t))).collect::<Vec<_>>()
-                };
-                let operation = s.call.operation();
-                json!({
-                    "label": s.label,
-                    "operation": operation.name(),
-                    "reads": names(operation.reads()),
-                    "writes": names(operation.writes()),
-                })
+        let names = |t: Vec<kiln_kernels::tensor::Tensor>| {
+            t.iter().map(|t| format!("{} {t}", plan.slot_name(t))).collect::<Vec<_>>()
+        };
+        let step = |s: &Step| {
+            let operation = s.call.operation();
+            json!({
+                "label": s.label,
+                "operation": operation.name(),
+                "runs": runs(s),
+                "reads": names(operation.reads()),
+                "writes": names(operation.writes()),
             })
-            .collect();
-        print(&serde_json::to_string_pretty(&json!({ "tokens": arguments.tokens, "steps": steps }))?);
+        };
+        let steps: Vec<_> = plan.steps.iter().map(step).collect();
+        let all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "steps": steps });
+        print(&serde_json::to_string_pretty(&all)?);
     } else {
-        print(plan.print().trim_end());
-        print(&format!("{} steps for {} token(s)", plan.len(), arguments.tokens));
+        for (line, step) in plan.print().lines().zip(&plan.steps) {
+            print(&format!("{line}  [{}]", runs(step)));
+        }
+        print(&format!("{} steps for {} token(s), {} bytes between them", plan.len(), arguments.tokens, plan.arena));
     }
     Ok(ExitCode::SUCCESS)
 }

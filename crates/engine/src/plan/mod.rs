@@ -1,18 +1,19 @@
 //! The plan: a list of steps over named slots. It is data: it can be printed, checked, compared and run by either
-//! executor. It names no device.
+//! executor. Architectures build plain plans ([`Builder`]); [`crate::lower`] turns them into plans for a device.
+
+mod builder;
+mod check;
+pub mod uses;
 
 use std::fmt::Write as _;
 
 use kiln_gguf::TensorType;
-use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
+use kiln_kernels::Call;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{Call, mul_mat_vec, mul_mm};
 
-use crate::Error;
 use crate::arch::{BatchShape, Room};
 
-/// A single column of more elements may not fit the memory of a workgroup.
-const LONG_COLUMN: usize = 8192;
+pub use builder::{Builder, Linear, Norm};
 
 /// What fills a slot.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +45,9 @@ pub struct SlotInfo {
     pub kind: SlotKind,
     /// Its size.
     pub bytes: usize,
+    /// Where it lies in the plan's arena, for scratch slots of a lowered plan. Slots whose contents are needed at different
+    /// times may lie in the same place.
+    pub place: Option<usize>,
 }
 
 /// One step.
@@ -55,7 +59,7 @@ pub struct Step {
     pub call: Call,
 }
 
-/// The slots all plans of a model share: weights, constants and state. Their numbers are the same in every plan.
+/// The slots all plans of a model share: weights, constants, caches and states. Their numbers are the same in every plan.
 #[derive(Clone, Debug, Default)]
 pub struct Fixed {
     /// The slots, by number.
@@ -77,7 +81,7 @@ impl Fixed {
 fn add(slots: &mut Vec<SlotInfo>, name: String, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
     let slot = Slot(u32::try_from(slots.len()).expect("plans have far fewer slots than 2^32"));
     let tensor = Tensor::dense(slot, ty, shape);
-    slots.push(SlotInfo { name, kind, bytes: tensor.span().1 });
+    slots.push(SlotInfo { name, kind, bytes: tensor.span().1, place: None });
     tensor
 }
 
@@ -92,6 +96,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Where the host writes and reads.
     pub ports: Ports,
+    /// Bytes of the memory that scratch slots with a place lie in; 0 before places are given.
+    pub arena: usize,
 }
 
 /// The tensors of a plan that the host touches; I32 but for the logits. Sequences and rows are those of
@@ -112,6 +118,8 @@ pub struct Ports {
     pub owners: Tensor,
     /// `[pieces + 1]`: first of the prompt rows of each piece, then the end of the last. Rows behind belong to nobody.
     pub starts: Tensor,
+    /// `[sequences + 1]`: first row of each sequence, then the end of the last. Rows behind belong to nobody.
+    pub firsts: Tensor,
     /// `[sequences]`: the state of each sequence, in models with recurrent layers.
     pub states: Tensor,
     /// `[outputs]`: the rows whose logits are wanted.
@@ -121,140 +129,60 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// The inputs, and room for the logits.
-    pub fn new(b: &mut Builder, shape: &BatchShape, room: &Room, vocab: usize) -> Ports {
+    /// The inputs. The logits are those that the last step makes ([`Builder::finish`]).
+    pub fn new(b: &mut Builder, shape: &BatchShape, room: &Room) -> Ports {
         let mut ints = |name: &str, extents: [usize; 2]| {
             // Some shapes have no use for an input: a slot of one element stands for it.
             let [n, m] = extents.map(|n| n.max(1));
             b.slot(name, SlotKind::Input, TensorType::I32, [n, m, 1, 1])
         };
         let (rows, sequences) = (shape.rows(), shape.sequences());
+        let tokens = ints("tokens", [rows, 1]);
         Ports {
-            tokens: ints("tokens", [rows, 1]),
+            tokens,
             positions: ints("positions", [rows, 1]),
             rows: ints("rows", [rows, 1]),
             lengths: ints("lengths", [sequences, 1]),
             table: ints("table", [room.pages_of_a_sequence(), sequences]),
             owners: ints("owners", [shape.prompt, 1]),
             starts: ints("starts", [shape.pieces + 1, 1]),
+            firsts: ints("firsts", [sequences + 1, 1]),
             states: ints("states", [sequences, 1]),
             wanted: ints("wanted", [shape.outputs, 1]),
-            logits: b.slot("logits", SlotKind::Output, TensorType::F32, [vocab, shape.outputs, 1, 1]),
+            logits: tokens,
         }
     }
 }
 
-/// Builds a plan step by step.
-pub struct Builder {
-    slots: Vec<SlotInfo>,
-    n_fixed: usize,
-    steps: Vec<Step>,
-    few: usize,
-}
-
-impl Builder {
-    /// A plan on top of the shared slots, for an executor that has so few columns for `mul_mat_vec`.
-    pub fn new(fixed: &Fixed, few: usize) -> Builder {
-        Builder { slots: fixed.slots.clone(), n_fixed: fixed.slots.len(), steps: Vec::new(), few }
-    }
-
-    /// Whether so many columns are few for these weights. Matrix units do not take F32.
-    pub fn is_few(&self, weights: &Tensor, columns: usize) -> bool {
-        columns <= if weights.ty == TensorType::F32 { MOST_COLUMNS } else { self.few }
-    }
-
-    /// A plain product by the operation made for its number of columns.
-    pub fn product(&self, a: Tensor, b: Tensor, d: Tensor) -> Call {
-        let product = Product { a, b, d };
-        if self.is_few(&a, b.shape[1]) {
-            mul_mat_vec::Call::plain(product).into()
-        } else {
-            mul_mm::Call::plain(product).into()
+#[cfg(test)]
+impl Ports {
+    /// The same tensor for every port, for plans that nobody runs.
+    pub(crate) fn all(t: Tensor) -> Ports {
+        Ports {
+            tokens: t,
+            positions: t,
+            rows: t,
+            lengths: t,
+            table: t,
+            owners: t,
+            starts: t,
+            firsts: t,
+            states: t,
+            wanted: t,
+            logits: t,
         }
-    }
-
-    /// A slot of this plan alone.
-    pub fn slot(&mut self, name: &str, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
-        add(&mut self.slots, name.to_owned(), kind, ty, shape)
-    }
-
-    /// Adds a step.
-    pub fn step(&mut self, label: impl Into<String>, call: impl Into<Call>) {
-        self.steps.push(Step { label: label.into(), call: call.into() });
-    }
-
-    /// Gives the products of many columns one piece of memory to share, as large as the largest of them can use: without
-    /// it their fastest paths stay closed.
-    pub fn share_product_memory(&mut self) {
-        let bytes = |step: &Step| match &step.call {
-            Call::MulMm(call) => call.ample_scratch_bytes(),
-            _ => 0,
-        };
-        let words = self.steps.iter().map(bytes).max().unwrap_or(0).div_ceil(4);
-        if words == 0 {
-            return;
-        }
-        let memory = self.slot("products", SlotKind::Scratch, TensorType::I32, [words, 1, 1, 1]);
-        for step in &mut self.steps {
-            if let Call::MulMm(call) = &mut step.call {
-                call.scratch = Some(memory);
-            }
-        }
-    }
-
-    /// Gives the products of few columns one piece of memory to share, for columns that do not fit a workgroup's memory.
-    pub fn share_column_memory(&mut self) {
-        fn columns(step: &mut Step) -> Option<&mut mul_mat_vec::Call> {
-            let Call::MulMatVec(call) = &mut step.call else { return None };
-            let b = &call.product.b;
-            (b.rows() > 1 || b.shape[0] > LONG_COLUMN).then_some(call)
-        }
-        let bytes = |call: &mut mul_mat_vec::Call| mul_mat_vec::Call::scratch_bytes(&call.product.b);
-        let Some(bytes) = self.steps.iter_mut().filter_map(columns).map(bytes).max() else { return };
-        let memory = self.slot("columns", SlotKind::Scratch, TensorType::I8, [bytes, 1, 1, 1]);
-        self.steps.iter_mut().filter_map(columns).for_each(|call| call.scratch = Some(memory));
-    }
-
-    /// The finished plan, checked.
-    pub fn finish(self, ports: Ports) -> Result<Plan, Error> {
-        let plan = Plan { slots: self.slots, n_fixed: self.n_fixed, steps: self.steps, ports };
-        plan.check()?;
-        Ok(plan)
     }
 }
 
 impl Plan {
-    /// Whether every call's operands fit together, lie inside their slots, and read only what was written before.
-    pub fn check(&self) -> Result<(), Error> {
-        let mut written: Vec<bool> =
-            self.slots.iter().map(|s| !matches!(s.kind, SlotKind::Scratch | SlotKind::Output)).collect();
-        for step in &self.steps {
-            let fault = |why: String| Error::Plan { step: step.label.clone(), why };
-            let operation = step.call.operation();
-            operation.check().map_err(|e| fault(e.to_string()))?;
-            let reads = operation.reads();
-            let writes = operation.writes();
-            for tensor in reads.iter().chain(&writes).chain(&operation.scratch()) {
-                let slot = self.slots.get(tensor.slot.0 as usize);
-                let slot = slot.ok_or_else(|| fault(format!("there is no slot {}", tensor.slot.0)))?;
-                let (first, bytes) = tensor.span();
-                if first + bytes > slot.bytes {
-                    return Err(fault(format!("{tensor} exceeds slot {} of {} bytes", slot.name, slot.bytes)));
-                }
-            }
-            if let Some(early) = reads.iter().find(|t| !written[t.slot.0 as usize]) {
-                let name = &self.slots[early.slot.0 as usize].name;
-                return Err(fault(format!("reads {name}, which no step before it writes")));
-            }
-            for tensor in &writes {
-                let slot = &self.slots[tensor.slot.0 as usize];
-                if matches!(slot.kind, SlotKind::Weight | SlotKind::Constant(_) | SlotKind::Input) {
-                    return Err(fault(format!("writes {}, which is not its to write", slot.name)));
-                }
-                written[tensor.slot.0 as usize] = true;
-            }
-        }
-        Ok(())
+    /// Adds a slot of this plan alone.
+    pub fn add(&mut self, name: &str, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
+        add(&mut self.slots, name.to_owned(), kind, ty, shape)
+    }
+
+    /// What fills the slot of a tensor.
+    pub fn kind(&self, tensor: &Tensor) -> &SlotKind {
+        &self.slots[tensor.slot.0 as usize].kind
     }
 
     /// Number of steps; on the GPU each is at least one dispatch.

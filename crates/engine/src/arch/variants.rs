@@ -1,0 +1,154 @@
+//! Llama with one or two changes: which elements form a rotary pair, what stands in the feed-forward layer, which norm.
+
+use kiln_kernels::rope::RopeStyle;
+use kiln_kernels::unary::Function;
+
+use super::Architecture;
+use crate::Error;
+use crate::blocks::attention::HeadNorm;
+use crate::blocks::decoder::{Decoder, Layout, Spec};
+use crate::blocks::mlp::Activation;
+use crate::blocks::norms::NormKind;
+use crate::blocks::output::Head;
+use crate::model::Loader;
+use crate::model::parts::{Factors, windows};
+
+type Loaded = Result<Box<dyn Architecture>, Error>;
+
+/// Pairs of neighbours: InternLM 2, XVERSE, Ernie 4.5.
+pub(super) fn normal(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    Decoder::load(l, spec)
+}
+
+/// Ernie 4.5: files may hold a bias of attention's output, which does not count.
+pub(super) fn ernie(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    spec.each_attention(|_, attention| attention.output_bias = false);
+    Decoder::load(l, spec)
+}
+
+/// EXAONE: pairs half a head apart, with divisors of the frequencies.
+pub(super) fn exaone(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Usual)?;
+    Decoder::load(l, spec)
+}
+
+/// EXAONE 4: norms after each half of a layer and of each head; in the large model, heads are turned in layers with a window alone.
+pub(super) fn exaone4(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Usual)?;
+    let mut spec = spec.with_head_norm(HeadNorm::Rms);
+    spec.layout = Layout::Post;
+    if spec.sizes.layers == 64 {
+        let window = l.keys.count_opt("attention.sliding_window", 1 << 24)?.unwrap_or(4096);
+        let windows = windows(l, 64, window, 4)?;
+        spec.each_attention(|i, attention| {
+            attention.window = windows[i];
+            attention.rope = attention.rope.take().filter(|_| windows[i].is_some());
+        });
+    }
+    Decoder::load(l, spec)
+}
+
+/// SmolLM 3: heads are not turned in every fourth layer.
+pub(super) fn smollm3(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    spec.each_attention(|i, attention| attention.rope = attention.rope.take().filter(|_| (i + 1) % 4 != 0));
+    Decoder::load(l, spec)
+}
+
+/// Seed-OSS: the norm before the feed-forward layer has another name.
+pub(super) fn seed_oss(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    spec.ffn_norm = "post_attention_norm";
+    Decoder::load(l, spec)
+}
+
+/// Arcee: squares in the place of the gate.
+pub(super) fn arcee(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Usual)?;
+    spec.activation = Activation::Plain(Function::Relu2);
+    Decoder::load(l, spec)
+}
+
+/// Nemotron and Jais 2: layer norms, and squares in the place of the gate.
+pub(super) fn nemotron(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Layer, RopeStyle::Neox, Factors::Unused)?;
+    spec.activation = Activation::Plain(Function::Relu2);
+    Decoder::load(l, spec)
+}
+
+/// Orion: layer norms.
+pub(super) fn orion(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Layer, RopeStyle::Neox, Factors::Unused)?;
+    spec.head = Head::Own;
+    Decoder::load(l, spec)
+}
+
+/// PLaMo: both halves of a layer side by side.
+pub(super) fn plamo(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    spec.layout = Layout::Parallel;
+    spec.head = Head::Own;
+    Decoder::load(l, spec)
+}
+
+/// Baichuan: 32 layers turn heads, 40 lean scores by distance.
+pub(super) fn baichuan(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    spec.head = Head::Own;
+    let layers = spec.sizes.layers;
+    spec.each_attention(|_, attention| {
+        attention.rope = attention.rope.take().filter(|_| layers == 32);
+        attention.max_bias = if layers == 40 { 8.0 } else { 0.0 };
+    });
+    Decoder::load(l, spec)
+}
+
+/// Refact: scores lean by distance.
+pub(super) fn refact(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::plain(l, NormKind::Rms)?;
+    spec.ffn_bias = false;
+    spec.each_attention(|_, attention| (attention.max_bias, attention.output_bias) = (8.0, false));
+    Decoder::load(l, spec)
+}
+
+/// Qwen 1: the width that files say is twice the real one.
+pub(super) fn qwen(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    spec.sizes.feed_forward.iter_mut().for_each(|width| *width /= 2);
+    spec.head = Head::Own;
+    Decoder::load(l, spec)
+}
+
+/// Hunyuan: heads are normed after they are turned; pairs lie half a head apart.
+pub(super) fn hunyuan(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let mut spec = spec.with_head_norm(HeadNorm::Rms);
+    let d = spec.sizes.head_dim as f32;
+    let alpha = l.keys.factor("rope.scaling.alpha")?;
+    spec.each_attention(|_, attention| {
+        attention.norm_after_rope = true;
+        if let (Some(alpha), Some(rope)) = (alpha, attention.rope.as_mut()) {
+            rope.params.freq_base *= alpha.powf(d / (d - 2.0));
+        }
+    });
+    Decoder::load(l, spec)
+}
+
+/// Maincoder: heads are normed after they are turned; pairs are neighbours.
+pub(super) fn maincoder(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    let mut spec = spec.with_head_norm(HeadNorm::Rms);
+    spec.each_attention(|_, attention| attention.norm_after_rope = true);
+    Decoder::load(l, spec)
+}
+
+/// OpenELM: numbers of heads and widths by layer, norms of each head.
+pub(super) fn openelm(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let mut spec = spec.with_head_norm(HeadNorm::Rms);
+    spec.head = Head::Embedding;
+    spec.each_attention(|_, attention| attention.scaled = false);
+    Decoder::load(l, spec)
+}

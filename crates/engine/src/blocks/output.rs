@@ -1,0 +1,122 @@
+//! The two ends of a model: tokens to vectors, vectors to logits.
+
+use kiln_kernels::tensor::Tensor;
+use kiln_kernels::unary::Function;
+
+use super::norms::NormKind;
+use crate::Error;
+use crate::arch::Batch;
+use crate::model::{Loader, names};
+use crate::plan::{Builder, Linear, Norm};
+
+/// Which matrix makes the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// `output`, or the embeddings where the file has none.
+    Tied,
+    /// `output`, which must be there.
+    Own,
+    /// The embeddings, whatever the file has.
+    Embedding,
+}
+
+/// Tokens to vectors.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// `[hidden, vocab]`.
+    pub weight: Tensor,
+    /// Factor of the vectors.
+    pub scale: f32,
+    /// Norm of the vectors.
+    pub norm: Option<Norm>,
+    /// `[hidden, context]`: added by position.
+    pub positions: Option<Tensor>,
+}
+
+impl Embedding {
+    /// Reads the embeddings alone.
+    pub fn load(l: &mut Loader<'_>, hidden: usize, vocab: usize) -> Result<Embedding, Error> {
+        l.whole();
+        let weight = l.tensor(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
+        Ok(Embedding { weight, scale: 1.0, norm: None, positions: None })
+    }
+
+    /// Adds the steps.
+    pub fn build(&self, b: &mut Builder, batch: &Batch) -> Tensor {
+        b.at("embedding");
+        let mut x = b.rows("", self.weight, batch.ports.tokens);
+        if self.scale != 1.0 {
+            x = b.scale("scale", x, self.scale);
+        }
+        if let Some(positions) = self.positions {
+            // Rows without a token have position -1: they get zeros.
+            let places = b.rows("positions", positions, batch.ports.positions);
+            x = b.add("position", x, places);
+        }
+        match &self.norm {
+            Some(norm) => b.norm("norm", x, norm),
+            None => x,
+        }
+    }
+}
+
+/// Vectors to logits.
+#[derive(Clone, Debug)]
+pub struct Output {
+    norm: Norm,
+    matrix: Linear,
+    /// Factor of the logits.
+    pub scale: f32,
+    /// With c > 0, logits become c * tanh(logit / c).
+    pub softcap: f32,
+}
+
+impl Output {
+    /// Reads it; `embedding` are the embeddings.
+    pub fn load(
+        l: &mut Loader<'_>,
+        (norm, eps): (NormKind, f32),
+        head: Head,
+        embedding: &Embedding,
+    ) -> Result<Output, Error> {
+        l.whole();
+        let [hidden, vocab, ..] = embedding.weight.shape;
+        let own = match head {
+            Head::Own => Some(l.linear("output", &[hidden, vocab])?),
+            Head::Tied => l.linear_opt("output", &[hidden, vocab])?,
+            Head::Embedding => {
+                ["output.weight", "output.bias", "output.scale"].iter().for_each(|name| l.ignore(name));
+                None
+            }
+        };
+        let mut matrix = own.unwrap_or_else(|| Linear::plain(embedding.weight));
+        // Files of some tools carry this factor without using it.
+        matrix.scale = 1.0;
+        Ok(Output { norm: norm.load(l, "output_norm", hidden, eps)?, matrix, scale: 1.0, softcap: 0.0 })
+    }
+
+    /// Leaves out a bias that the file has.
+    pub fn without_bias(mut self) -> Output {
+        self.matrix.bias = None;
+        self
+    }
+
+    /// Adds the steps; gives the logits of the wanted rows.
+    pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        b.at("output");
+        // Only the wanted tokens go through the output matrix, the largest of all.
+        let x = if batch.shape.outputs == batch.shape.rows() { x } else { b.rows("rows", x, batch.ports.wanted) };
+        let x = b.norm("norm", x, &self.norm);
+        let mut logits = b.linear("", x, &self.matrix);
+        let cap = self.softcap;
+        let scale = if cap > 0.0 { self.scale / cap } else { self.scale };
+        if scale != 1.0 {
+            logits = b.scale("scale", logits, scale);
+        }
+        if cap > 0.0 {
+            logits = b.function("tanh", logits, Function::Tanh);
+            logits = b.scale("cap", logits, cap);
+        }
+        logits
+    }
+}

@@ -1,0 +1,101 @@
+//! Around attention: rope and the writing of caches become one step, and attention of few tokens is split over the keys.
+
+use std::collections::HashMap;
+
+use kiln_gguf::TensorType;
+use kiln_kernels::flash_attention::Split;
+use kiln_kernels::mul_mat::MOST_COLUMNS;
+use kiln_kernels::tensor::Tensor;
+use kiln_kernels::{Call, fuse, rope, set_rows};
+
+use super::Target;
+use super::edit::Edit;
+use crate::plan::{Plan, SlotKind, Step};
+
+/// Queries and keys are turned and caches written in one step.
+pub(super) fn cache_write(plan: &mut Plan, target: &Target) {
+    let mut edit = Edit::new(plan);
+    for at in 0..edit.steps.len() {
+        let Some(Step { call: Call::FlashAttention(attention), .. }) = &edit.steps[at] else { continue };
+        let Some(found) = four_steps(&edit, [attention.q, attention.k, attention.v]) else { continue };
+        let Four { steps, turn_q, turn_k, write_k, write_v } = found;
+        let fused = fuse::cache_write(&turn_q, &turn_k, [&write_k, &write_v]).filter(|call| target.runs(call));
+        let last = steps.into_iter().max().unwrap_or(at);
+        let Some(call) = fused.filter(|_| steps.iter().all(|step| edit.can_move_with(*step, last, &steps))) else {
+            continue;
+        };
+        let label = edit.steps[steps[2]].as_ref().map_or_else(String::new, |step| step.label.clone());
+        let label = format!("{}.kv_write", label.rsplit_once('.').map_or("", |(place, _)| place));
+        edit.replace(&steps, last, Step { label, call });
+        for reader in edit.uses.readers(turn_q.y.slot).to_vec() {
+            let Some(Step { label, call: Call::FlashAttention(call) }) = &edit.steps[reader] else { continue };
+            let (mut call, label) = (*call, label.clone());
+            call.q =
+                Tensor { slot: turn_q.x.slot, offset: call.q.offset - turn_q.y.offset + turn_q.x.offset, ..call.q };
+            edit.replace(&[reader], reader, Step { label, call: call.into() });
+        }
+    }
+    edit.finish();
+}
+
+/// The steps that `kv_write` stands for, with their numbers.
+struct Four {
+    steps: [usize; 4],
+    turn_q: rope::Call,
+    turn_k: rope::Call,
+    write_k: set_rows::Call,
+    write_v: set_rows::Call,
+}
+
+/// Finds them from the operands of attention.
+fn four_steps(edit: &Edit<'_>, [q, k, v]: [Tensor; 3]) -> Option<Four> {
+    let rope = |slot| match edit.steps[edit.uses.writer(slot)?].as_ref()?.call {
+        Call::Rope(call) => Some(call),
+        _ => None,
+    };
+    let set_rows = |slot| match edit.steps[edit.uses.writer(slot)?].as_ref()?.call {
+        Call::SetRows(call) => Some(call),
+        _ => None,
+    };
+    let (turn_q, write_k, write_v) = (rope(q.slot)?, set_rows(k.slot)?, set_rows(v.slot)?);
+    let turn_k = rope(write_k.src.slot)?;
+    let steps = [q.slot, write_k.src.slot, k.slot, v.slot].map(|slot| edit.uses.writer(slot));
+    let [Some(a), Some(b), Some(c), Some(d)] = steps else { return None };
+    // The queries are turned in place: nobody else may read them before, and attention alone after.
+    let attends = |reader: &usize| matches!(&edit.steps[*reader], Some(Step { call: Call::FlashAttention(_), .. }));
+    let alone = edit.uses.reader(turn_q.x.slot) == Some(a)
+        && edit.is_result(turn_q.x.slot)
+        && edit.uses.readers(turn_q.y.slot).iter().all(attends)
+        && edit.uses.reader(turn_k.y.slot) == Some(c)
+        && c != d;
+    alone.then_some(Four { steps: [a, b, c, d], turn_q, turn_k, write_k, write_v })
+}
+
+/// Few tokens over many keys: workgroups take a run of keys each.
+pub(super) fn splits(plan: &mut Plan, target: &Target) {
+    if target.cores == 0 {
+        return;
+    }
+    // Layers follow each other and share memory. Calls of one layer that may run side by side have different shapes.
+    let mut memory: HashMap<[usize; 4], (Tensor, Tensor)> = HashMap::new();
+    for at in 0..plan.steps.len() {
+        let Call::FlashAttention(mut call) = plan.steps[at].call else { continue };
+        let count = call.good_splits(Some(u32::try_from(target.cores).unwrap_or(u32::MAX)));
+        if count < 2 || call.q.shape[1] > MOST_COLUMNS || call.split.is_some() || call.sequences.is_some() {
+            continue;
+        }
+        let floats = call.scratch_bytes(count) / 4;
+        let counters = call.counters();
+        let enough = |(partials, zeroed): &(Tensor, Tensor)| partials.len() >= floats && zeroed.len() >= counters;
+        let known = memory.get(&call.q.shape).copied().filter(enough);
+        let (scratch, zeroed) = known.unwrap_or_else(|| {
+            let partials = plan.add("attention.partials", SlotKind::Scratch, TensorType::F32, [floats, 1, 1, 1]);
+            (partials, plan.add("attention.counters", SlotKind::Zeroed, TensorType::I32, [counters, 1, 1, 1]))
+        });
+        memory.insert(call.q.shape, (scratch, zeroed));
+        call.split = Some(Split { count, scratch, counters: Some(zeroed) });
+        if target.runs(&call.into()) {
+            plan.steps[at].call = call.into();
+        }
+    }
+}

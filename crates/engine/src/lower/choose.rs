@@ -1,0 +1,20 @@
+//! Products of many columns go to `mul_mm`, those of few stay with `mul_mat_vec`.
+
+use kiln_kernels::{Call, mul_mm};
+
+use super::Target;
+use crate::plan::Plan;
+
+pub(super) fn run(plan: &mut Plan, target: &Target) {
+    for step in &mut plan.steps {
+        let Call::MulMatVec(call) = &step.call else { continue };
+        let b = &call.product.b;
+        let columns = if call.experts.is_some() { b.shape[2] } else { b.shape[1] };
+        if target.is_few(&call.product.a, columns) {
+            continue;
+        }
+        if let Some(many) = mul_mm::Call::of_neutral(call).map(Call::from).filter(|many| target.runs(many)) {
+            step.call = many;
+        }
+    }
+}

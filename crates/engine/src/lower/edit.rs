@@ -1,0 +1,64 @@
+//! A plan being changed: steps can be taken out and replaced one by one, while it stays known who writes and reads each
+//! slot.
+
+use kiln_kernels::tensor::Slot;
+
+use crate::plan::uses::{Uses, depend};
+use crate::plan::{Plan, SlotKind, Step};
+
+/// Steps of a plan with their uses.
+pub(super) struct Edit<'p> {
+    pub(super) plan: &'p mut Plan,
+    /// `None` where a step was taken out.
+    pub(super) steps: Vec<Option<Step>>,
+    pub(super) uses: Uses,
+}
+
+impl<'p> Edit<'p> {
+    pub(super) fn new(plan: &'p mut Plan) -> Edit<'p> {
+        let steps: Vec<Option<Step>> = std::mem::take(&mut plan.steps).into_iter().map(Some).collect();
+        let uses = Uses::of(plan.slots.len(), &steps);
+        Edit { plan, steps, uses }
+    }
+
+    /// Puts the steps that are left back into the plan.
+    pub(super) fn finish(self) {
+        self.plan.steps = self.steps.into_iter().flatten().collect();
+    }
+
+    /// Whether a slot holds a result of one step for others, and nothing else.
+    pub(super) fn is_result(&self, slot: Slot) -> bool {
+        self.plan.slots[slot.0 as usize].kind == SlotKind::Scratch && self.uses.writers(slot).len() == 1
+    }
+
+    /// Whether a step could stand at another place: it depends on no step between the two.
+    pub(super) fn can_move(&self, from: usize, to: usize) -> bool {
+        self.can_move_with(from, to, &[])
+    }
+
+    /// The same where some of the steps between the two move along.
+    pub(super) fn can_move_with(&self, from: usize, to: usize, along: &[usize]) -> bool {
+        let Some(step) = &self.steps[from] else { return false };
+        let mut between = if from < to { from + 1..to } else { to + 1..from };
+        between.all(|other| match &self.steps[other] {
+            Some(other_step) if !along.contains(&other) => !depend(step, other_step) && !depend(other_step, step),
+            _ => true,
+        })
+    }
+
+    /// Where two steps can become one: at the place of the later one, or of the earlier one.
+    pub(super) fn meeting(&self, first: usize, second: usize) -> Option<usize> {
+        if self.can_move(first, second) { Some(second) } else { self.can_move(second, first).then_some(first) }
+    }
+
+    /// Takes steps out and puts one in.
+    pub(super) fn replace(&mut self, old: &[usize], at: usize, new: Step) {
+        for &i in old {
+            if let Some(step) = self.steps[i].take() {
+                self.uses.remove(i, &step);
+            }
+        }
+        self.uses.add(at, &new);
+        self.steps[at] = Some(new);
+    }
+}

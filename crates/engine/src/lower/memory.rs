@@ -1,0 +1,90 @@
+//! Results that are needed at different times share memory: each scratch slot gets a place in one arena.
+//!
+//! Steps that do not depend on each other may run side by side, and stay so: a device needs a barrier where a step meets
+//! memory of one before it, so places are given anew only behind a barrier that is there anyway.
+
+use kiln_kernels::Call;
+use kiln_kernels::tensor::Tensor;
+
+use super::Target;
+use crate::plan::uses::depend;
+use crate::plan::{Plan, SlotKind};
+
+/// Places begin at multiples of this many bytes: kernels ask for 16, formats for up to 256.
+const ALIGNMENT: usize = 256;
+
+/// When a slot's contents are needed: numbers of the runs of steps between barriers, both included.
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    slot: usize,
+    first: usize,
+    last: usize,
+    bytes: usize,
+}
+
+pub(super) fn run(plan: &mut Plan, _: &Target) {
+    let mut lives = lives(plan);
+    // Large ones first: they find the fewest places.
+    lives.sort_by_key(|life| (std::cmp::Reverse(life.bytes), life.first, life.slot));
+    let mut placed: Vec<(Life, usize)> = Vec::new();
+    let mut arena = 0;
+    for life in lives {
+        let mut taken: Vec<(usize, usize)> = placed
+            .iter()
+            .filter(|(other, _)| other.first <= life.last && life.first <= other.last)
+            .map(|(other, place)| (*place, place + other.bytes))
+            .collect();
+        taken.sort_unstable();
+        let mut place = 0;
+        for (start, end) in taken {
+            if place + life.bytes <= start {
+                break;
+            }
+            place = place.max(end.next_multiple_of(ALIGNMENT));
+        }
+        arena = arena.max(place + life.bytes);
+        placed.push((life, place));
+        plan.slots[life.slot].place = Some(place);
+    }
+    plan.arena = arena.next_multiple_of(ALIGNMENT);
+    // What no step uses any more takes no memory.
+    for slot in &mut plan.slots[plan.n_fixed..] {
+        if slot.kind == SlotKind::Scratch && slot.place.is_none() {
+            (slot.bytes, slot.place) = (0, Some(0));
+        }
+    }
+}
+
+/// The life of every scratch slot that a step uses.
+fn lives(plan: &Plan) -> Vec<Life> {
+    let mut lives: Vec<Option<Life>> = vec![None; plan.slots.len()];
+    let mut run = 0;
+    let mut start = 0;
+    let mut decoding: Option<usize> = None;
+    for at in 0..plan.steps.len() {
+        let step = &plan.steps[at];
+        if plan.steps[start..at].iter().any(|before| depend(before, step)) {
+            (run, start) = (run + 1, at);
+        }
+        let operation = step.call.operation();
+        let mut enter = |t: &Tensor, run: usize| {
+            let slot = &plan.slots[t.slot.0 as usize];
+            if slot.kind == SlotKind::Scratch {
+                let new = Life { slot: t.slot.0 as usize, first: run, last: run, bytes: slot.bytes };
+                lives[t.slot.0 as usize].get_or_insert(new).last = run;
+            }
+        };
+        for tensor in operation.reads().iter().chain(&operation.writes()).chain(&operation.scratch()) {
+            enter(tensor, run);
+        }
+        // Weights of the next product are decoded while this one still multiplies: their memory must differ.
+        if let Call::MulMm(call) = &step.call {
+            let before = decoding.and_then(|n| plan.steps[n].call.operation().scratch().first().copied());
+            if let (Some(_), Some(before)) = (call.scratch, before) {
+                enter(&before, run);
+            }
+            decoding = Some(at);
+        }
+    }
+    lives.into_iter().flatten().collect()
+}

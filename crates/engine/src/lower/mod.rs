@@ -1,0 +1,72 @@
+//! From the plain plan of an architecture to the plan a device runs: named passes, each takes a plan and gives one. The
+//! meaning stays the same: after every pass the reference executor gives the same logits. `kiln plan --after PASS` prints
+//! each stage.
+//!
+//! What may be fused is not decided here: operations say it themselves ([`kiln_kernels::fuse`]), their `check` says whether
+//! operands fit, their `pick` whether the device can run the result.
+
+mod attention;
+mod choose;
+mod edit;
+mod fuse;
+mod late_rows;
+mod memory;
+mod prune;
+mod scratch;
+mod target;
+
+pub use target::Target;
+
+use crate::Error;
+use crate::plan::Plan;
+
+/// One pass.
+pub struct Pass {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    run: fn(&mut Plan, &Target),
+}
+
+/// Every pass, in order.
+pub const PASSES: &[Pass] = &[
+    Pass { name: "prune", summary: "steps whose results nobody reads go", run: prune::run },
+    Pass { name: "late-rows", summary: "only wanted tokens go through the end of the last layer", run: late_rows::run },
+    Pass { name: "choose", summary: "products of many columns go to mul_mm", run: choose::run },
+    Pass { name: "epilogue", summary: "bias, function, factor and residual join the step before", run: fuse::epilogue },
+    Pass { name: "gate", summary: "two products and the gate between them become one", run: fuse::gate },
+    Pass { name: "siblings", summary: "products of the same columns become one", run: fuse::siblings },
+    Pass { name: "prologue", summary: "norms and gates join the step after", run: fuse::prologue },
+    Pass { name: "cache", summary: "rope and the writing of caches become one", run: attention::cache_write },
+    Pass { name: "splits", summary: "attention of few tokens is split over keys", run: attention::splits },
+    Pass { name: "scratch", summary: "steps get the memory they need between their dispatches", run: scratch::run },
+    Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },
+];
+
+/// The plan for a device.
+pub fn lower(plan: Plan, target: &Target) -> Result<Plan, Error> {
+    lower_until(plan, target, None)
+}
+
+/// The plan as it is after the pass of this name, or after all of them. The plan is checked after the last one; an unknown
+/// name is an error that lists the known ones.
+pub fn lower_until(mut plan: Plan, target: &Target, last: Option<&str>) -> Result<Plan, Error> {
+    let end = match last {
+        None => PASSES.len(),
+        Some(name) => {
+            let known = || PASSES.iter().map(|pass| pass.name).collect::<Vec<_>>().join(", ");
+            let place = PASSES.iter().position(|pass| pass.name == name);
+            1 + place.ok_or_else(|| Error::UnknownPass { name: name.to_owned(), known: known() })?
+        }
+    };
+    for pass in &PASSES[..end] {
+        (pass.run)(&mut plan, target);
+    }
+    // A plan can be run and checked after any pass: its steps have their memory.
+    if end < PASSES.iter().position(|pass| pass.name == "scratch").map_or(0, |scratch| scratch + 1) {
+        scratch::run(&mut plan, target);
+    }
+    plan.check()?;
+    Ok(plan)
+}

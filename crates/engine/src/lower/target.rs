@@ -1,0 +1,60 @@
+//! What a plan is lowered for: the facts about a device that passes decide by. Numbers that were measured on one card stand
+//! here and in the kernels' tuning tables, and nowhere else in the engine.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Caps, Component};
+use kiln_kernels::Call;
+use kiln_kernels::mul_mat::MOST_COLUMNS;
+use kiln_kernels::tensor::{Slot, Tensor};
+
+/// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
+/// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
+const FEW_BESIDE_MATRICES: usize = 5;
+/// About as many cores as a large GPU has, which attention of few tokens keeps busy by splitting the keys: splits of a power
+/// of two take rounds of keys more evenly (`docs/ladder/flash_attention.md`).
+const CORES: usize = 128;
+/// A single column of more elements may not fit the memory of a workgroup.
+const LONG_COLUMN: usize = 8192;
+
+/// Facts about the device that a plan is for.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// What the device can do; `None` for the CPU, which runs every step.
+    pub caps: Option<Caps>,
+    /// Most columns of a product that are few: those go to `mul_mat_vec`, more to `mul_mm`.
+    pub few: usize,
+    /// Cores that attention of few tokens should keep busy; 0 where splitting the keys gains nothing.
+    pub cores: usize,
+    /// Single columns of more elements need memory of their own.
+    pub long_column: usize,
+}
+
+impl Target {
+    /// The CPU executor.
+    pub fn cpu() -> Target {
+        Target { caps: None, few: MOST_COLUMNS, cores: 0, long_column: usize::MAX }
+    }
+
+    /// A GPU with these capabilities.
+    pub fn gpu(caps: &Caps) -> Target {
+        let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
+        let few = if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS };
+        Target { caps: Some(caps.clone()), few, cores: CORES, long_column: LONG_COLUMN }
+    }
+
+    /// Whether so many columns are few for these weights. Matrix units do not take F32.
+    pub fn is_few(&self, weights: &Tensor, columns: usize) -> bool {
+        columns <= if weights.ty == TensorType::F32 { MOST_COLUMNS } else { self.few }
+    }
+
+    /// Whether the operands of a call fit together and the device can run it, given all the memory it may ask for.
+    pub fn runs(&self, call: &Call) -> bool {
+        let mut call = call.clone();
+        if let Call::MulMm(product) = &mut call {
+            let words = product.ample_scratch_bytes().div_ceil(4).max(1);
+            product.scratch = Some(Tensor::dense(Slot(u32::MAX), TensorType::I32, [words, 1, 1, 1]));
+        }
+        let operation = call.operation();
+        operation.check().is_ok() && self.caps.as_ref().is_none_or(|caps| operation.pick(caps, None).is_ok())
+    }
+}

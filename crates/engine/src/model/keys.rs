@@ -1,0 +1,121 @@
+//! Reads the hyper-parameters of an architecture from a file's metadata. Every value is bounded: the file is not trusted.
+
+use kiln_gguf::{Gguf, Metadata};
+
+use crate::Error;
+
+/// Most layers of a model.
+pub const MOST_LAYERS: usize = 1024;
+
+/// The keys of one architecture.
+#[derive(Clone, Copy)]
+pub struct Keys<'a> {
+    metadata: &'a Metadata,
+    prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    /// The keys of a file whose architecture is called `prefix`.
+    pub fn new(gguf: &'a Gguf, prefix: &'a str) -> Keys<'a> {
+        Keys { metadata: gguf.metadata(), prefix }
+    }
+
+    /// The name of a key: `llama.block_count` for `block_count`.
+    pub fn name(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.prefix)
+    }
+
+    fn refuse<T>(&self, suffix: &str, value: impl std::fmt::Display, want: String) -> Result<T, Error> {
+        Err(Error::Hyperparameter { key: self.name(suffix), value: value.to_string(), want })
+    }
+
+    /// A number from 1 to `most` that must be there.
+    pub fn count(&self, suffix: &str, most: usize) -> Result<usize, Error> {
+        let value = self.metadata.get_usize(&self.name(suffix))?;
+        self.bounded(suffix, value, 1, most)
+    }
+
+    /// A number from 1 to `most`; `None` where it is missing or 0, by which files say that there is none.
+    pub fn count_opt(&self, suffix: &str, most: usize) -> Result<Option<usize>, Error> {
+        match self.metadata.get_usize_opt(&self.name(suffix))? {
+            None | Some(0) => Ok(None),
+            Some(value) => self.bounded(suffix, value, 1, most).map(Some),
+        }
+    }
+
+    fn bounded(&self, suffix: &str, value: usize, least: usize, most: usize) -> Result<usize, Error> {
+        if (least..=most).contains(&value) {
+            Ok(value)
+        } else {
+            self.refuse(suffix, value, format!("{least} to {most}"))
+        }
+    }
+
+    /// A number from `least` to `most` for each layer: one for all, or an array.
+    pub fn per_layer(
+        &self,
+        suffix: &str,
+        layers: usize,
+        [least, most]: [usize; 2],
+    ) -> Result<Option<Vec<usize>>, Error> {
+        let Some(values) = self.metadata.get_u32_per_layer_opt(&self.name(suffix), layers)? else { return Ok(None) };
+        values.into_iter().map(|v| self.bounded(suffix, v as usize, least, most)).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// A switch.
+    pub fn flag(&self, suffix: &str, default: bool) -> Result<bool, Error> {
+        Ok(self.metadata.get_bool_or(&self.name(suffix), default)?)
+    }
+
+    /// A word.
+    pub fn text(&self, suffix: &str) -> Result<Option<&'a str>, Error> {
+        let key = self.name(suffix);
+        Ok(self.metadata.get_str_opt(&key)?)
+    }
+
+    /// A number within these bounds, or the default. Infinities and what is not a number are refused whatever the bounds.
+    pub fn float(&self, suffix: &str, default: f32, [least, most]: [f32; 2]) -> Result<f32, Error> {
+        let value = self.metadata.get_f32_or(&self.name(suffix), default)?;
+        if value.is_finite() && (least..=most).contains(&value) {
+            Ok(value)
+        } else {
+            self.refuse(suffix, value, format!("a number from {least} to {most}"))
+        }
+    }
+
+    /// A factor above 0; `None` where it is missing or 0, by which files say that there is none.
+    pub fn factor(&self, suffix: &str) -> Result<Option<f32>, Error> {
+        let value = self.float(suffix, 0.0, [0.0, 1e9])?;
+        Ok((value != 0.0).then_some(value))
+    }
+
+    /// The small number that norms add, which must be there.
+    pub fn eps(&self, suffix: &str) -> Result<f32, Error> {
+        self.metadata.get_f32(&self.name(suffix))?;
+        self.float(suffix, 0.0, [0.0, 1.0])
+    }
+
+    /// Whole numbers of a short array, as many as there are.
+    pub fn small_array(&self, suffix: &str, len: usize) -> Result<Option<Vec<usize>>, Error> {
+        self.per_layer(suffix, len, [0, 1 << 20])
+    }
+
+    /// Switches of an array of bools or of whole numbers.
+    pub fn flags(&self, suffix: &str) -> Result<Vec<bool>, Error> {
+        let key = self.name(suffix);
+        if let Ok(flags) = self.metadata.get_bool_array(&key) {
+            return Ok(flags);
+        }
+        Ok(self.metadata.get_i32_array(&key)?.into_iter().map(|flag| flag != 0).collect())
+    }
+
+    /// Whether a key is an array.
+    pub fn is_array(&self, suffix: &str) -> bool {
+        matches!(self.metadata.value(&self.name(suffix)), Some(kiln_gguf::Value::Array(_)))
+    }
+
+    /// `Err` naming the key unless `holds`.
+    pub fn require(&self, holds: bool, suffix: &str, value: usize, want: &str) -> Result<(), Error> {
+        if holds { Ok(()) } else { self.refuse(suffix, value, want.to_owned()) }
+    }
+}

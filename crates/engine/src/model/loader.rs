@@ -1,0 +1,291 @@
+//! Declares the slots of a model while its architecture asks for them: weights by name and shape, checked against the file,
+//! caches and states. It counts what was read: a tensor that nobody asked for is an error, because a bias left out in
+//! silence is the commonest way to be wrong.
+
+use std::collections::HashMap;
+
+use kiln_gguf::{Gguf, TensorType, quant};
+use kiln_kernels::rope::RopeParams;
+use kiln_kernels::tensor::Tensor;
+
+use super::Keys;
+use crate::Error;
+use crate::arch::{PAGE, Room};
+use crate::plan::{Fixed, Linear, SlotKind};
+
+/// Endings of tensors that no architecture reads: factors of activations for formats that Kiln does not round to.
+const HARMLESS: &[&str] = &[".input_scale"];
+
+/// What a model asks of the rest of the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Elements of keys that a token takes in the caches of all layers.
+    pub key_elements: usize,
+    /// Elements of values that a token takes in the caches of all layers.
+    pub value_elements: usize,
+    /// Bytes that recurrent layers keep of a sequence.
+    pub state_bytes: usize,
+}
+
+impl Facts {
+    /// Whether the model remembers every token, so that its context ends somewhere.
+    pub fn has_cache(&self) -> bool {
+        self.key_elements > 0
+    }
+
+    /// Whether the model keeps states: a sequence cannot go back to an earlier token then.
+    pub fn has_state(&self) -> bool {
+        self.state_bytes > 0
+    }
+}
+
+/// Which of the two caches of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// Keys.
+    Keys,
+    /// Values.
+    Values,
+}
+
+/// Reads a model file for its architecture.
+pub struct Loader<'a> {
+    /// The hyper-parameters.
+    pub keys: Keys<'a>,
+    /// Room of the caches and states.
+    pub room: Room,
+    gguf: &'a Gguf,
+    fixed: Fixed,
+    facts: Facts,
+    place: String,
+    /// What was read, with its slot where it has one: asked for twice, it is loaded once.
+    read: HashMap<String, Option<Tensor>>,
+    turns: Vec<(RopeParams, Option<Vec<f32>>, Tensor)>,
+    /// Layers from here on are not run.
+    layers: usize,
+}
+
+impl<'a> Loader<'a> {
+    /// A loader for a file whose architecture is called `name`.
+    pub fn new(gguf: &'a Gguf, name: &'a str, room: &Room) -> Loader<'a> {
+        Loader {
+            keys: Keys::new(gguf, name),
+            room: *room,
+            gguf,
+            fixed: Fixed::default(),
+            facts: Facts::default(),
+            place: String::new(),
+            read: HashMap::new(),
+            turns: Vec::new(),
+            layers: usize::MAX,
+        }
+    }
+
+    /// From now on names are those of layer `i`: `attn_q` means `blk.i.attn_q`.
+    pub fn layer(&mut self, i: usize) {
+        self.place = format!("blk.{i}.");
+    }
+
+    /// From now on names are those of the whole model.
+    pub fn whole(&mut self) {
+        self.place.clear();
+    }
+
+    fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.place)
+    }
+
+    /// Whether the file has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.gguf.find(&self.full(name)).is_some()
+    }
+
+    /// The extents of a tensor, where the file has it.
+    pub fn shape(&self, name: &str) -> Option<[usize; 4]> {
+        self.gguf.find(&self.full(name)).map(|info| info.shape)
+    }
+
+    /// Tokens in the vocabulary: rows of the embeddings.
+    pub fn vocab(&self) -> Result<usize, Error> {
+        let name = super::names::TOKEN_EMBEDDING;
+        let info = self.gguf.find(name).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })?;
+        Ok(info.shape[1])
+    }
+
+    /// A tensor that must be there with exactly these extents.
+    pub fn tensor(&mut self, name: &str, want: &[usize]) -> Result<Tensor, Error> {
+        self.tensor_opt(name, want)?.ok_or_else(|| Error::MissingTensor { name: self.full(name) })
+    }
+
+    /// A tensor that may be there.
+    pub fn tensor_opt(&mut self, name: &str, want: &[usize]) -> Result<Option<Tensor>, Error> {
+        let name = self.full(name);
+        let Some(info) = self.gguf.find(&name) else { return Ok(None) };
+        let mut padded = [1; 4];
+        padded[..want.len()].copy_from_slice(want);
+        // Vectors may be stored as rows of a matrix with one row each: the elements lie the same.
+        let flat = info.shape[0] == 1 && info.shape.iter().product::<usize>() == want.iter().product::<usize>();
+        if info.shape != padded && !(flat && want.len() == 1) {
+            let (got, want) = (info.dims().to_vec(), want.to_vec());
+            return Err(Error::TensorShape { name, got, want });
+        }
+        let tensor = match self.read.get(&name) {
+            Some(Some(known)) => *known,
+            _ => {
+                let tensor = self.fixed.add(name.clone(), SlotKind::Weight, info.ty, info.shape);
+                self.read.insert(name, Some(tensor));
+                tensor
+            }
+        };
+        Ok(Some(tensor.reshape(padded)))
+    }
+
+    /// A vector of floats that kernels read as F32: other types are decoded here.
+    pub fn vector_opt(&mut self, name: &str, want: &[usize]) -> Result<Option<Tensor>, Error> {
+        let full = self.full(name);
+        let plain = self.gguf.find(&full).is_none_or(|info| info.ty == TensorType::F32);
+        if plain {
+            return self.tensor_opt(name, want);
+        }
+        let Some(values) = self.values(name)? else { return Ok(None) };
+        let n: usize = want.iter().product();
+        if values.len() != n {
+            return Err(Error::TensorShape { name: full, got: vec![values.len()], want: want.to_vec() });
+        }
+        let mut shape = [1; 4];
+        shape[..want.len()].copy_from_slice(want);
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Ok(Some(self.fixed.add(full, SlotKind::Constant(bytes), TensorType::F32, shape)))
+    }
+
+    /// A vector that must be there.
+    pub fn vector(&mut self, name: &str, want: &[usize]) -> Result<Tensor, Error> {
+        self.vector_opt(name, want)?.ok_or_else(|| Error::MissingTensor { name: self.full(name) })
+    }
+
+    /// The values of a small tensor of any type, on the host.
+    pub fn values(&mut self, name: &str) -> Result<Option<Vec<f32>>, Error> {
+        let name = self.full(name);
+        let Some(info) = self.gguf.find(&name) else { return Ok(None) };
+        let mut values = vec![0.0; info.shape.iter().product()];
+        let decoded = quant::dequantise(info.ty, self.gguf.data(info), &mut values);
+        if decoded.is_err() || values.iter().any(|v| !v.is_finite()) {
+            return Err(Error::TensorValues { name, ty: info.ty.to_string() });
+        }
+        self.read.entry(name).or_insert(None);
+        Ok(Some(values))
+    }
+
+    /// A tensor that this architecture does not use: it may be there.
+    pub fn ignore(&mut self, name: &str) {
+        let name = self.full(name);
+        self.read.entry(name).or_insert(None);
+    }
+
+    /// Layers from this number on are not run: their tensors may be there.
+    pub fn ignore_layers_from(&mut self, layer: usize) {
+        self.layers = layer;
+    }
+
+    /// The matrix `NAME.weight` with its optional `NAME.bias` and `NAME.scale`.
+    pub fn linear(&mut self, name: &str, shape: &[usize]) -> Result<Linear, Error> {
+        let weight = self.tensor(&format!("{name}.weight"), shape)?;
+        self.with_extras(name, weight, shape)
+    }
+
+    /// The same where the file has it.
+    pub fn linear_opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<Linear>, Error> {
+        match self.tensor_opt(&format!("{name}.weight"), shape)? {
+            Some(weight) => self.with_extras(name, weight, shape).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The matrix alone: a bias or a scale in the file is left to whoever asks for it.
+    pub fn matrix(&mut self, name: &str, shape: &[usize]) -> Result<Linear, Error> {
+        Ok(Linear::plain(self.tensor(&format!("{name}.weight"), shape)?))
+    }
+
+    fn with_extras(&mut self, name: &str, weight: Tensor, shape: &[usize]) -> Result<Linear, Error> {
+        // Matrices of experts have a bias each.
+        let bias = self.vector_opt(&format!("{name}.bias"), &shape[1..])?;
+        Ok(Linear { weight, bias, scale: self.scale(name)? })
+    }
+
+    /// The factor `NAME.scale` of a matrix, 1 where there is none.
+    pub fn scale(&mut self, name: &str) -> Result<f32, Error> {
+        let values = self.values(&format!("{name}.scale"))?;
+        match values.as_deref() {
+            None => Ok(1.0),
+            Some([one]) => Ok(*one),
+            Some(more) => Err(Error::TensorShape {
+                name: self.full(&format!("{name}.scale")),
+                got: vec![more.len()],
+                want: vec![1],
+            }),
+        }
+    }
+
+    /// The table of turns for a rotary embedding. Layers with the same one share it.
+    pub fn turns(&mut self, rope: &RopeParams, factors: Option<&[f32]>) -> Result<Tensor, Error> {
+        let known = self.turns.iter().find(|(known, by, _)| known == rope && by.as_deref() == factors);
+        if let Some((.., turns)) = known {
+            return Ok(*turns);
+        }
+        let values = rope.turns(factors).map_err(|e| Error::Kernel(e.into()))?;
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let name = match self.turns.len() {
+            0 => "rope.turns".to_owned(),
+            n => format!("rope.turns.{n}"),
+        };
+        let turns = self.fixed.add(name, SlotKind::Constant(bytes), TensorType::I32, [2, rope.pairs(), 1, 1]);
+        self.turns.push((*rope, factors.map(<[f32]>::to_vec), turns));
+        Ok(turns)
+    }
+
+    /// A cache of rows of this width, one for each token.
+    pub fn cache(&mut self, name: &str, which: Cached, width: usize) -> Result<Tensor, Error> {
+        let (ty, count) = match which {
+            Cached::Keys => (self.room.k_type, &mut self.facts.key_elements),
+            Cached::Values => (self.room.v_type, &mut self.facts.value_elements),
+        };
+        *count += width;
+        if !width.is_multiple_of(ty.block_len()) {
+            return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
+        }
+        Ok(self.fixed.add(name, SlotKind::Cache, ty, [width, self.room.pages * PAGE, 1, 1]))
+    }
+
+    /// What a recurrent layer keeps of each sequence: states of this shape side by side, in one more dimension.
+    pub fn state(&mut self, name: &str, one: &[usize]) -> Tensor {
+        let mut shape = [1; 4];
+        shape[..one.len()].copy_from_slice(one);
+        shape[one.len()] = self.room.states.max(1);
+        self.facts.state_bytes += 4 * one.iter().product::<usize>();
+        self.fixed.add(name, SlotKind::State, TensorType::F32, shape)
+    }
+
+    /// The slots, if every tensor of the file was read or is known to be harmless: one of `harmless`, a part of the name.
+    pub fn finish(self, harmless: &[&str]) -> Result<(Fixed, Facts), Error> {
+        let not_run = |name: &str| {
+            let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            layer.is_some_and(|layer| layer >= self.layers)
+        };
+        let known = |name: &str| {
+            not_run(name)
+                || HARMLESS.iter().any(|end| name.ends_with(end))
+                || harmless.iter().any(|part| name.contains(part))
+        };
+        let unread: Vec<&str> = self
+            .gguf
+            .tensors()
+            .iter()
+            .map(|info| info.name.as_str())
+            .filter(|name| !self.read.contains_key(*name) && !known(name))
+            .collect();
+        match unread.first() {
+            None => Ok((self.fixed, self.facts)),
+            Some(first) => Err(Error::UnreadTensor { name: (*first).to_owned(), others: unread.len() - 1 }),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Hyper-parameters that many architectures share, read part by part: sizes, rotary embedding, windows. Where files may say
+//! something else for each layer, there is one value for each.
+
+use kiln_kernels::rope::{RopeParams, RopeStyle};
+
+use super::{Loader, MOST_LAYERS, names};
+use crate::Error;
+
+/// Sizes of a transformer.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// Layers that are run.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Context length the model was trained with.
+    pub context: usize,
+    /// Query heads of each layer.
+    pub heads: Vec<usize>,
+    /// Key and value heads of each layer.
+    pub kv_heads: Vec<usize>,
+    /// Width of a head of queries and keys.
+    pub head_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+    /// Width of the feed-forward layer of each layer; 0 where the file does not say it.
+    pub feed_forward: Vec<usize>,
+}
+
+impl Sizes {
+    /// Reads and checks them. Layers at the end that only guess further tokens are not run.
+    pub fn read(l: &mut Loader<'_>) -> Result<Sizes, Error> {
+        let keys = l.keys;
+        let blocks = keys.count("block_count", MOST_LAYERS)?;
+        let guessing = keys.count_opt("nextn_predict_layers", blocks - 1)?.unwrap_or(0);
+        let layers = blocks - guessing;
+        l.ignore_layers_from(layers);
+        let hidden = keys.count("embedding_length", 1 << 17)?;
+        let first = |values: Vec<usize>| values[..layers].to_vec();
+        let heads = keys.per_layer("attention.head_count", blocks, [0, 1 << 12])?;
+        let heads = first(heads.unwrap_or_else(|| vec![0; blocks]));
+        // Files of models without grouped heads may say 0 for all layers.
+        let kv_heads = keys.per_layer("attention.head_count_kv", blocks, [0, 1 << 12])?.map(first);
+        let kv_heads = kv_heads.filter(|n| n.iter().any(|n| *n > 0)).unwrap_or_else(|| heads.clone());
+        for (&heads, &kv_heads) in heads.iter().zip(&kv_heads) {
+            let fits = kv_heads == 0 || heads.is_multiple_of(kv_heads);
+            keys.require(fits, "attention.head_count_kv", kv_heads, &format!("a divisor of the {heads} heads"))?;
+        }
+        let head_dim = match keys.count_opt("attention.key_length", 4096)? {
+            Some(given) => given,
+            None => {
+                let n = heads[0].max(1);
+                let fits = hidden.is_multiple_of(n);
+                keys.require(fits, "attention.head_count", n, &format!("a divisor of the width {hidden}"))?;
+                hidden / n
+            }
+        };
+        let value_dim = keys.count_opt("attention.value_length", 4096)?.unwrap_or(head_dim);
+        let feed_forward = keys.per_layer("feed_forward_length", blocks, [0, 1 << 20])?;
+        Ok(Sizes {
+            layers,
+            hidden,
+            vocab: l.vocab()?,
+            context: keys.count("context_length", 1 << 24)?,
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim,
+            feed_forward: first(feed_forward.unwrap_or_else(|| vec![0; blocks])),
+        })
+    }
+}
+
+/// A rotary embedding with the divisors of its frequencies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// How pairs are turned.
+    pub params: RopeParams,
+    /// What the frequencies are divided by, one for each pair.
+    pub factors: Option<Vec<f32>>,
+}
+
+/// Which tensors of a file divide the frequencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factors {
+    /// None; such tensors may be there all the same.
+    Unused,
+    /// `rope_freqs`, or with the scaling type `longrope` those for long or short contexts.
+    Usual,
+    /// Those for long or short contexts, whatever the type.
+    LongShort,
+}
+
+/// Most that a base or factor of frequencies may be.
+const MOST_BASE: f32 = 1e12;
+
+impl Rope {
+    /// Reads and checks it, for heads of `sizes.head_dim`.
+    pub fn read(l: &mut Loader<'_>, sizes: &Sizes, style: RopeStyle, factors: Factors) -> Result<Rope, Error> {
+        let keys = l.keys;
+        let head = sizes.head_dim;
+        let n_dims = keys.count_opt("rope.dimension_count", head)?.unwrap_or(head);
+        keys.require(n_dims % 2 == 0, "rope.dimension_count", n_dims, "even")?;
+        let base = keys.float("rope.freq_base", 10000.0, [1.0, MOST_BASE])?;
+        let mut params = RopeParams::plain(style, n_dims, base);
+        let old = keys.factor("rope.scale_linear")?;
+        // Files say 0 where they mean that nothing is scaled.
+        let factor = keys.factor("rope.scaling.factor")?.or(old).unwrap_or(1.0);
+        params.attn_factor = keys.float("rope.scaling.attn_factor", 1.0, [1e-3, 1e3])?;
+        let original = keys.count_opt("rope.scaling.original_context_length", 1 << 24)?.unwrap_or(sizes.context);
+        let kind = keys.text("rope.scaling.type")?.unwrap_or("linear");
+        match kind {
+            "none" => {}
+            "linear" | "longrope" => params.freq_scale = 1.0 / factor,
+            "yarn" => {
+                (params.freq_scale, params.ext_factor, params.n_ctx_orig) = (1.0 / factor, 1.0, original);
+            }
+            other => {
+                let (key, value) = (keys.name("rope.scaling.type"), format!("{other:?}"));
+                return Err(Error::Hyperparameter { key, value, want: "none, linear, yarn or longrope".into() });
+            }
+        }
+        let long = factors == Factors::LongShort || (factors == Factors::Usual && kind == "longrope");
+        l.whole();
+        let all = ["rope_factors_long.weight", "rope_factors_short.weight", names::ROPE_FACTORS];
+        all.iter().for_each(|name| l.ignore(name));
+        let name = match (factors, long) {
+            (Factors::Unused, _) => None,
+            (_, true) => Some(if l.room.context > original { all[0] } else { all[1] }),
+            (_, false) => Some(all[2]),
+        };
+        let factors = name.map(|name| l.values(name)).transpose()?.flatten();
+        if let (Some(values), Some(name)) = (&factors, name)
+            && (values.len() < params.pairs() || values.contains(&0.0))
+        {
+            let (got, want) = (vec![values.len()], vec![params.pairs()]);
+            return Err(Error::TensorShape { name: name.to_owned(), got, want });
+        }
+        Ok(Rope { params, factors })
+    }
+
+    /// The same for layers with a window, where they have a base of their own and nothing is scaled.
+    pub fn unscaled(&self, base: f32) -> Rope {
+        let RopeParams { style, n_dims, sections, .. } = self.params;
+        let params = RopeParams { sections, ..RopeParams::plain(style, n_dims, base) };
+        Rope { params, factors: self.factors.clone() }
+    }
+
+    /// The same for text of models whose pairs follow several positions, in `style`. Time, height and width of a token are its
+    /// place in the text then; the extra position is 0, so that its pairs are not turned.
+    pub fn for_text(&self, style: RopeStyle, sections: [usize; 4]) -> Rope {
+        let pairs = self.params.pairs();
+        let still = |pair: usize| style.position_row(pair, sections) == 3;
+        let factor = |pair: usize| if still(pair) { f32::INFINITY } else { 1.0 };
+        let factors = (0..pairs).any(still).then(|| (0..pairs).map(factor).collect());
+        Rope { params: self.params, factors: factors.or_else(|| self.factors.clone()) }
+    }
+
+    /// The same with another base.
+    pub fn with_base(&self, base: f32) -> Rope {
+        Rope { params: RopeParams { freq_base: base, ..self.params }, factors: self.factors.clone() }
+    }
+}
+
+/// Width inside an expert: what the file says, else the feed-forward layer's, divided among the experts of a token.
+pub fn expert_width(l: &Loader<'_>, sizes: &Sizes, [_, used]: [usize; 2]) -> Result<usize, Error> {
+    let given = l.keys.count_opt("expert_feed_forward_length", 1 << 20)?;
+    let width = given.unwrap_or(sizes.feed_forward[0] / used);
+    l.keys.require(width > 0, "expert_feed_forward_length", width, "1 or more")?;
+    Ok(width)
+}
+
+/// Numbers of rotary pairs that follow each of several positions (time, height, width, extra), where a file has them.
+pub fn sections(l: &Loader<'_>) -> Result<Option<[usize; 4]>, Error> {
+    let Some(sections) = l.keys.small_array("rope.dimension_sections", 4)? else { return Ok(None) };
+    Ok(<[usize; 4]>::try_from(sections).ok().filter(|s| s[0] > 0 && s[1] > 0))
+}
+
+/// The base of the frequencies in layers with a window.
+pub fn window_base(l: &Loader<'_>, default: f32) -> Result<f32, Error> {
+    l.keys.float("rope.freq_base_swa", default, [1.0, MOST_BASE])
+}
+
+/// The window of each layer, `None` for those that see everything. `pattern` holds one flag a layer, or the number of layers
+/// of which the last one sees everything; `period` is that number where the file does not say it.
+pub fn windows(l: &Loader<'_>, layers: usize, window: usize, period: usize) -> Result<Vec<Option<usize>>, Error> {
+    let keys = l.keys;
+    let suffix = "attention.sliding_window_pattern";
+    let flags = if keys.is_array(suffix) { keys.flags(suffix)? } else { Vec::new() };
+    if !flags.is_empty() && flags.len() < layers {
+        keys.require(false, suffix, flags.len(), &format!("one flag for each of {layers} layers"))?;
+    }
+    let period = if flags.is_empty() { keys.count_opt(suffix, MOST_LAYERS)?.unwrap_or(period) } else { 0 };
+    let has = |i: usize| match flags.get(i) {
+        Some(flag) => *flag,
+        None => period == 0 || i % period < period - 1,
+    };
+    Ok((0..layers).map(|i| has(i).then_some(window)).collect())
+}

@@ -1,0 +1,158 @@
+//! Lowering keeps the meaning: after every pass the reference executor gives the same logits, for every tiny preset and for
+//! batches of every kind. Snapshots hold what devices of several kinds are given.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use kiln_engine::arch::{self, BatchShape, Graph, Room, graph};
+use kiln_engine::compare;
+use kiln_engine::executor::{Arithmetic, CpuExecutor};
+use kiln_engine::lower::{PASSES, Target, lower, lower_until};
+use kiln_engine::model::Model;
+use kiln_engine::plan::{Plan, SlotKind};
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::synth::{PRESETS, Preset, Synth};
+use kiln_gguf::{Gguf, TensorType};
+use kiln_gpu::Caps;
+
+fn model(preset: &Preset, recipe: &str) -> Model {
+    let bytes = Synth::new(preset, Recipe::from_name(recipe).unwrap(), 7).to_bytes().unwrap();
+    Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap()
+}
+
+fn tiny() -> impl Iterator<Item = &'static Preset> {
+    let known = |preset: &&Preset| arch::find(preset.architecture()).is_ok();
+    PRESETS.iter().filter(|preset| preset.name.starts_with("tiny-")).filter(known)
+}
+
+/// Caches of F32: rounding to F16 would turn a difference of one bit into one of thousands.
+fn room(context: usize) -> Room {
+    Room { k_type: TensorType::F32, v_type: TensorType::F32, ..Room::one(context) }
+}
+
+/// A device with matrix units, as far as the reference executor can follow: it runs what the device would.
+fn devices() -> Vec<(&'static str, Target)> {
+    let nvidia = Caps::example_nvidia();
+    let mut wide = nvidia.clone();
+    (wide.subgroups.size, wide.subgroups.min_size, wide.subgroups.max_size) = (64, 64, 64);
+    wide.coopmat2 = Default::default();
+    let mut narrow = Caps::least();
+    (narrow.subgroups.size, narrow.subgroups.min_size, narrow.subgroups.max_size) = (16, 8, 32);
+    let software = Caps { is_cpu: true, ..Caps::least() };
+    vec![
+        ("cpu", Target::cpu()),
+        ("nvidia", Target::gpu(&nvidia)),
+        ("waves-of-64", Target::gpu(&wide)),
+        ("subgroups-of-16", Target::gpu(&narrow)),
+        ("software", Target::gpu(&software)),
+    ]
+}
+
+/// Logits of the last token.
+fn logits(model: &Model, graph: &Graph, plan: &Plan, shape: BatchShape) -> Vec<f32> {
+    let tokens: Vec<u32> = (0..shape.rows() as u32).map(|i| (i * i * 7 + i * 37 + 11) % 256).collect();
+    let mut executor = CpuExecutor::new(Arithmetic::Reference);
+    compare::logits(model, graph, plan, (shape, &tokens), &mut executor).unwrap()
+}
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    let squared = |a: f32, b: f32| f64::from(a - b).powi(2);
+    let sum: f64 = got.iter().zip(want).map(|(a, b)| squared(*a, *b)).sum();
+    sum / want.iter().map(|w| squared(*w, 0.0)).sum::<f64>()
+}
+
+#[test]
+fn every_pass_keeps_the_logits() {
+    for preset in tiny() {
+        let model = model(preset, "Q8_0");
+        for n in [1, 5, 9, 40, 300] {
+            let graph = graph(&model.config, &model.gguf, &room(n)).unwrap();
+            let shape = BatchShape::new(n, 1);
+            let plain = graph.plan(shape).unwrap();
+            let want = logits(&model, &graph, &plain, shape);
+            assert!(want.iter().all(|v| v.is_finite()));
+            // Matrix units change the plan the most; the longest prompt is run at the end alone.
+            let (_, target) = &devices()[1];
+            let last = PASSES.len() - 1;
+            for (i, pass) in PASSES.iter().enumerate() {
+                if n == 300 && i != last {
+                    continue;
+                }
+                let plan = lower_until(plain.clone(), target, Some(pass.name)).unwrap();
+                let error = nmse(&logits(&model, &graph, &plan, shape), &want);
+                assert!(error < 1e-12, "{}, {n} tokens, after {}: {error:.1e}", preset.name, pass.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_for_several_devices_are_those_of_the_snapshots() {
+    for preset in tiny() {
+        let model = model(preset, "Q8_0");
+        let graph = graph(&model.config, &model.gguf, &Room::one(4096)).unwrap();
+        let mut text = String::new();
+        for (device, target) in devices() {
+            for n in [1, 9, 40] {
+                let plan = lower(graph.plan(BatchShape::new(n, 1)).unwrap(), &target).unwrap();
+                text += &format!("# {device}, {n} token(s): {} steps, arena of {} bytes\n", plan.len(), plan.arena);
+                for step in &plan.steps {
+                    text += &format!("{:28} {}\n", step.label, step.call.operation().name());
+                }
+            }
+        }
+        let path = format!("{}/tests/plans/{}-devices.txt", env!("CARGO_MANIFEST_DIR"), preset.name);
+        if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        assert!(
+            text == std::fs::read_to_string(&path).unwrap(),
+            "{path} differs: KILN_UPDATE_SNAPSHOTS=1 writes the new plans"
+        );
+    }
+}
+
+#[test]
+fn a_lowered_plan_needs_far_less_memory_than_its_results_together() {
+    let model = model(&Preset { layers: 8, ..*Preset::from_name("tiny-llama").unwrap() }, "Q8_0");
+    let graph = graph(&model.config, &model.gguf, &Room::one(512)).unwrap();
+    let plan = lower(graph.plan(BatchShape::new(300, 1)).unwrap(), &Target::cpu()).unwrap();
+    let scratch = plan.slots[plan.n_fixed..].iter().filter(|slot| slot.kind == SlotKind::Scratch);
+    assert!(scratch.clone().all(|slot| slot.place.is_some_and(|place| place + slot.bytes <= plan.arena)));
+    let together: usize = scratch.map(|slot| slot.bytes).sum();
+    assert!(4 * plan.arena < together, "{} of {together} bytes", plan.arena);
+}
+
+#[test]
+fn results_that_are_needed_at_the_same_time_lie_apart() {
+    for preset in tiny() {
+        let model = model(preset, "F32");
+        let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
+        let plan = lower(graph.plan(BatchShape::new(9, 1)).unwrap(), &Target::cpu()).unwrap();
+        // From the first to the last step that touches it, nothing else may lie in a slot's place.
+        let mut lives = vec![None; plan.slots.len()];
+        for (at, step) in plan.steps.iter().enumerate() {
+            let operation = step.call.operation();
+            for tensor in operation.reads().iter().chain(&operation.writes()).chain(&operation.scratch()) {
+                lives[tensor.slot.0 as usize].get_or_insert((at, at)).1 = at;
+            }
+        }
+        let used: Vec<_> =
+            plan.slots.iter().zip(&lives).filter_map(|(s, life)| Some((s, s.place?, (*life)?))).collect();
+        for (i, (a, a_place, a_life)) in used.iter().enumerate() {
+            for (b, b_place, b_life) in &used[i + 1..] {
+                let together = a_life.0 <= b_life.1 && b_life.0 <= a_life.1;
+                let meet = *a_place < b_place + b.bytes && *b_place < a_place + a.bytes;
+                assert!(!(together && meet), "{}: {} and {}", preset.name, a.name, b.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_unknown_pass_is_named_with_the_known_ones() {
+    let model = model(Preset::from_name("tiny-llama").unwrap(), "F32");
+    let graph = graph(&model.config, &model.gguf, &Room::one(16)).unwrap();
+    let plan = graph.plan(BatchShape::new(1, 1)).unwrap();
+    let refused = lower_until(plan, &Target::cpu(), Some("polish")).unwrap_err().to_string();
+    assert!(refused.contains("\"polish\"") && refused.contains("late-rows"), "{refused}");
+}

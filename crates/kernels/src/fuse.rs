@@ -1,0 +1,54 @@
+//! One call in the place of several. What an operation can take in is said in its own folder (`fuse.rs` there); these
+//! functions only find the folder. They answer whether the meaning is the same. Whether the operands fit is for `check`,
+//! whether a device can run it is for `pick`.
+
+use crate::Call;
+use crate::glu;
+use crate::rope;
+use crate::set_rows;
+use crate::{kv_write, mul_mat_vec};
+
+/// `first` with `next` as its last part: `next` reads the one result of `first`, and nothing else does.
+pub fn after(first: &Call, next: &Call) -> Option<Call> {
+    match first {
+        Call::MulMatVec(call) => call.after(next).map(Into::into),
+        Call::MulMm(call) => call.after(next).map(Into::into),
+        Call::Wkv6(call) => call.after(next).map(Into::into),
+        Call::Wkv7(call) => call.after(next).map(Into::into),
+        _ => None,
+    }
+}
+
+/// `last` with `previous` as its first part: `last` reads the one result of `previous`. If other calls read that result as
+/// well, it is `kept`: the new call writes it too.
+pub fn before(last: &Call, previous: &Call, kept: bool) -> Option<Call> {
+    match last {
+        Call::MulMatVec(call) if !kept => call.before(previous).map(Into::into),
+        Call::MulMm(call) if !kept => call.before(previous).map(Into::into),
+        Call::TokenMix(call) => call.before(previous, kept).map(Into::into),
+        _ => None,
+    }
+}
+
+/// Two products of the same columns as one.
+pub fn beside(first: &Call, other: &Call) -> Option<Call> {
+    match (first, other) {
+        (Call::MulMatVec(first), Call::MulMatVec(other)) => first.beside(other).map(Into::into),
+        (Call::MulMm(first), Call::MulMm(other)) => first.beside(other).map(Into::into),
+        _ => None,
+    }
+}
+
+/// Two products of the same columns and the gate between their results as one.
+pub fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
+    match (gate, up) {
+        (Call::MulMatVec(gate), Call::MulMatVec(up)) => mul_mat_vec::gated(gate, up, glu).map(Into::into),
+        _ => None,
+    }
+}
+
+/// Queries and keys turned by their positions, keys and values written to their caches, as one. The queries are turned in
+/// place: the result lies where `q.x` lay.
+pub fn cache_write(q: &rope::Call, k: &rope::Call, writes: [&set_rows::Call; 2]) -> Option<Call> {
+    kv_write::of(q, k, writes).map(Into::into)
+}
