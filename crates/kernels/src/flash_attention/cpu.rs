@@ -163,8 +163,11 @@ fn part(call: &Call, task: &Task, inputs: &Inputs, memory: &HostMemory) -> Part 
     let (mut values, mut scores) = (vec![0.0; KEYS * wide], vec![0.0; rows * KEYS]);
     for first in task.keys.clone().step_by(KEYS) {
         let count = KEYS.min(task.keys.end - first);
+        let mut row = 0;
         for j in 0..count {
-            let row = row_of(call, inputs, task.sequence, first + j);
+            // Keys of a page lie side by side.
+            let follows = j > 0 && call.pages.is_none_or(|pages| !(first + j).is_multiple_of(pages.size));
+            row = if follows { row + 1 } else { row_of(call, inputs, task.sequence, first + j) };
             let at = [row, task.kv_head, task.kv_batch];
             dense_row(&call.k, at, memory, &mut keys[j * hsk..][..hsk]);
             dense_row(&call.v, at, memory, &mut values[j * wide..][..hsv]);

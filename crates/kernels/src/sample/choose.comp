@@ -14,10 +14,12 @@ void finish(uint row, int token) {
 }
 
 #if LOGPROBS
-// The best of the logits behind `last` in the order of (key, id).
-uvec2 next_largest(uvec2 logits, uvec2 last) {
+// The best of the logits behind `last` in the order of (key, id), among the first `n` of a list or in the whole row.
+uvec2 next_largest(uvec2 logits, uvec2 last, uvec2 list, uint n) {
     uvec2 best = NONE;
-    for (uint id = gl_LocalInvocationID.x; id < p.vocab; id += WG) {
+    for (uint i = gl_LocalInvocationID.x; i < (n <= LIST ? n : p.vocab); i += WG) {
+        uint id = i;
+        if (n <= LIST) id = Ids(list).v[i];
         uvec2 pair = uvec2(order_key(U32(logits).v[id]), id);
         if (better(last, pair) && better(pair, best)) best = pair;
     }
@@ -52,9 +54,13 @@ void logprobs(uint row, uvec2 scratch, uint token) {
         float x = F32(logits).v[token];
         F32(p.chosen).v[row] = -below(order_key(floatBitsToUint(x)), largest.x, x, most) - rest;
     }
-    uvec2 next = largest;
+    // Few tokens are as good as the n-th best of the chunks' best ones.
+    uvec2 next = largest, list = list_of(scratch);
+    uint n = LIST + 1;
+    if (p.n_top > 1 && p.n_top <= chunks) 
+        n = list_best(logits, list, bound_of_chunks(scratch, p.n_top, 2), true, scratch, 2);
     for (uint i = 0; i < p.n_top; i++) {
-        if (i > 0) next = next_largest(logits, next);
+        if (i > 0) next = next_largest(logits, next, list, n);
         if (tid == 0) {
             U32(p.top_ids).v[row * p.n_top + i] = next.y;
             F32(p.top_values).v[row * p.n_top + i] = -below(next.x, largest.x, F32(logits).v[next.y], most) - rest;

@@ -2,9 +2,6 @@
 // time by counting and weighing. Tokens are ordered by (depth, id), smallest first: depth is how far the key of the logit lies
 // below the largest one. The first thing done is to list the few tokens that can matter, where few can.
 
-// Ids that threads leave for each other.
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Ids { uint v[]; };
-
 uvec2 adjusted;       // The row's logits.
 uvec2 list;           // Ids of the tokens that are looked through, if `listed`.
 bool listed = false;
@@ -102,47 +99,14 @@ uvec2 beginning(bool by_mean, bool by_weight, uvec2 least) {
     return bound;
 }
 
-shared uint list_length;
-shared uvec2 chunk_bound;
-
-// Loads in flight of a pass over the whole row.
-#define AHEAD 8
-
-// Lists the kept tokens up to a depth. Where they are more than the list holds, the whole row is looked through on.
-void list_up_to(uvec2 bound) {
-    if (gl_LocalInvocationID.x == 0) list_length = 0;
-    barrier();
-    for (uint first = gl_LocalInvocationID.x; first < p.vocab; first += WG * AHEAD) {
-        uint bits[AHEAD];
-        [[unroll]] for (uint j = 0; j < AHEAD; j++) bits[j] = U32(adjusted).v[min(first + j * WG, p.vocab - 1)];
-        [[unroll]] for (uint j = 0; j < AHEAD; j++) {
-            uint id = first + j * WG, key = order_key(bits[j]);
-            if (id < p.vocab && key > FORBIDDEN && within(most_key - key, id, bound)) {
-                uint at = atomicAdd(list_length, 1);
-                if (at < LIST) Ids(list).v[at] = id;
-            }
-        }
-    }
-    memoryBarrierBuffer();
-    barrier();
-    listed = list_length <= LIST;
-    if (listed) candidates = list_length;
-}
-
-// The k-th best of the chunks' best tokens: k tokens at least are as good.
-uvec2 bound_of_chunks(uvec2 scratch, uint k) {
-    uint chunks = chunks_of_row();
-    for (uint c = gl_LocalInvocationID.x; c < chunks; c += WG) {
-        uvec2 mine = uvec2(U32(chunk_words(scratch, c)).v[0], U32(chunk_words(scratch, c)).v[1]);
-        uint before = 0;
-        for (uint i = 0; i < chunks; i++) {
-            uvec2 words = chunk_words(scratch, i);
-            before += uint(better(uvec2(U32(words).v[0], U32(words).v[1]), mine));
-        }
-        if (before == k - 1) chunk_bound = uvec2(most_key - mine.x, mine.y);
-    }
-    barrier();
-    return chunk_bound;
+// Lists the allowed tokens that are as good as the bound, a (key, id). Where they are more than the list holds, the whole row is
+// looked through on.
+void list_up_to(uvec2 bound, bool few) {
+    if (bound.x <= FORBIDDEN) bound = uvec2(FORBIDDEN + 1, 0xffffffffu);
+    // The adjusted logits lie at the beginning of scratch memory.
+    uint found = list_best(adjusted, list, bound, few, adjusted, 0);
+    listed = found <= LIST;
+    if (listed) candidates = found;
 }
 
 // A share of a weight in units of 2^-24, rounded down, and whether anything was lost.
@@ -187,16 +151,20 @@ uvec2 list_by_steps(uint top_k, uint top_p) {
     uint counts[STEPS], weights[STEPS];
     [[unroll]] for (uint j = 0; j < STEPS; j++) counts[j] = weights[j] = 0;
     uvec2 sum = uvec2(0);
-    for (uint id = gl_LocalInvocationID.x; id < p.vocab; id += WG) {
-        Token t = token_of(id, U32(adjusted).v[id]);
-        if (!t.kept) continue;
-        uint weight = weight_of(t.distance);
-        sum = plus64(sum, uvec2(weight, 0));
-        [[unroll]] for (uint j = 0; j < STEPS; j++) {
-            bool inside = t.distance <= STEP[j];
-            counts[j] += uint(inside);
-            // The low bits would overflow the sum; without them a step is only taken for too light.
-            weights[j] += inside ? weight >> 16 : 0;
+    for (uint first = gl_LocalInvocationID.x; first < p.vocab; first += WG * AHEAD) {
+        uint bits[AHEAD];
+        [[unroll]] for (uint i = 0; i < AHEAD; i++) bits[i] = U32(adjusted).v[min(first + i * WG, p.vocab - 1)];
+        [[unroll]] for (uint i = 0; i < AHEAD; i++) {
+            Token t = token_of(first + i * WG, bits[i]);
+            if (t.id >= p.vocab || !t.kept) continue;
+            uint weight = weight_of(t.distance);
+            sum = plus64(sum, uvec2(weight, 0));
+            [[unroll]] for (uint j = 0; j < STEPS; j++) {
+                bool inside = t.distance <= STEP[j];
+                counts[j] += uint(inside);
+                // The low bits would overflow the sum; without them a step is only taken for too light.
+                weights[j] += inside ? weight >> 16 : 0;
+            }
         }
     }
     uvec2 least = top_k > 0 ? uvec2(top_k, 0) : top_p_of(wg_sum64(sum), top_p);
@@ -204,13 +172,9 @@ uvec2 list_by_steps(uint top_k, uint top_p) {
         uvec2 has = wg_sum64(uvec2(top_k > 0 ? counts[j] : weights[j], 0));
         if (top_k == 0) has = uvec2(has.x << 16, has.y << 16 | has.x >> 16);
         if (less64(has, least)) continue;
-        // The depth of the step: the deepest token within it.
-        uvec2 last = uvec2(0);
-        for (uint id = gl_LocalInvocationID.x; id < p.vocab; id += WG) {
-            Token t = token_of(id, U32(adjusted).v[id]);
-            if (t.kept && t.distance <= STEP[j]) last.x = max(last.x, t.depth);
-        }
-        list_up_to(uvec2(wg_best(last).x, 0xffffffffu));
+        // A little lower than the step, since distances were rounded: a few tokens more do no harm.
+        float lowest = most - STEP[j] - 1e-5 * (abs(most) + STEP[j]);
+        list_up_to(uvec2(order_key(floatBitsToUint(lowest)), 0xffffffffu), false);
         break;
     }
     return least;
@@ -254,7 +218,7 @@ uint draw_with_cuts(Settings s, uint position, uvec2 scratch, uvec2 best) {
     bool by_mean = s.typical_p < WHOLE;
     uvec2 least_weight = uvec2(0);
     if (s.top_k > 0 && s.top_k < p.vocab) {
-        if (s.top_k <= chunks_of_row()) list_up_to(bound_of_chunks(scratch, s.top_k));
+        if (s.top_k <= chunks_of_row()) list_up_to(bound_of_chunks(scratch, s.top_k, 0), true);
         else list_by_steps(s.top_k, 0);
         deepest = beginning(false, false, uvec2(s.top_k, 0));
     } else if (!by_mean && s.top_p < WHOLE) {

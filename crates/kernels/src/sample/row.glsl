@@ -73,6 +73,77 @@ uvec2 wg_best(uvec2 mine) {
 #endif
 }
 
+// Ids that threads leave for each other.
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Ids { uint v[]; };
+
+shared uint list_length;
+shared uvec2 chunk_bound;
+
+uvec2 best_of_chunk(uvec2 scratch, uint chunk, uint word) {
+    U32 words = U32(chunk_words(scratch, chunk));
+    return uvec2(words.v[word], words.v[word + 1]);
+}
+
+// The k-th best of the chunks' best tokens, as (key, id): k tokens at least are as good. The words of a chunk from `word` on hold
+// its best.
+uvec2 bound_of_chunks(uvec2 scratch, uint k, uint word) {
+    uint chunks = chunks_of_row();
+    barrier();
+    for (uint c = gl_LocalInvocationID.x; c < min(chunks, WG); c += WG) pair_space[c] = best_of_chunk(scratch, c, word);
+    barrier();
+    for (uint c = gl_LocalInvocationID.x; c < chunks; c += WG) {
+        uvec2 mine = best_of_chunk(scratch, c, word);
+        uint before = 0;
+        for (uint i = 0; i < min(chunks, WG); i++) before += uint(better(pair_space[i], mine));
+        // Chunks that did not fit shared memory.
+        for (uint i = WG; i < chunks; i++) before += uint(better(best_of_chunk(scratch, i, word), mine));
+        if (before == k - 1) chunk_bound = mine;
+    }
+    barrier();
+    return chunk_bound;
+}
+
+// Loads in flight of a pass over the whole row.
+#define AHEAD 8
+
+// Threads that look through a chunk together.
+#define TEAM 32
+
+// Appends the tokens first, first + step, .. before `end` that are as good as the bound.
+void list_run(uvec2 logits, uvec2 list, uvec2 bound, uint first, uint step, uint end) {
+    for (; first < end; first += step * AHEAD) {
+        uint bits[AHEAD];
+        [[unroll]] for (uint j = 0; j < AHEAD; j++) bits[j] = U32(logits).v[min(first + j * step, end - 1)];
+        [[unroll]] for (uint j = 0; j < AHEAD; j++) {
+            uint id = first + j * step;
+            if (id < end && !better(bound, uvec2(order_key(bits[j]), id))) {
+                uint at = atomicAdd(list_length, 1);
+                if (at < LIST) Ids(list).v[at] = id;
+            }
+        }
+    }
+}
+
+// Lists the tokens of a row of logits that are as good as the bound, in no order, and gives their number; of more than LIST only
+// so many are listed. Where the bound is that of few chunks, the others need no look: the words of a chunk from `word` on hold
+// its best.
+uint list_best(uvec2 logits, uvec2 list, uvec2 bound, bool few, uvec2 scratch, uint word) {
+    uint tid = gl_LocalInvocationID.x;
+    barrier();
+    if (tid == 0) list_length = 0;
+    barrier();
+    if (few) {
+        for (uint c = tid / TEAM; c < chunks_of_row(); c += WG / TEAM)
+            if (!better(bound, best_of_chunk(scratch, c, word)))
+                list_run(logits, list, bound, c * CHUNK + tid % TEAM, TEAM, min((c + 1) * CHUNK, p.vocab));
+    } else {
+        list_run(logits, list, bound, tid, WG, p.vocab);
+    }
+    memoryBarrierBuffer();
+    barrier();
+    return list_length;
+}
+
 // Whole numbers of 64 bits, low word first.
 uvec2 plus64(uvec2 a, uvec2 b) {
     uint carry;
