@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_engine::Session;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Sums};
+use kiln_engine::arch::Room;
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
+use kiln_engine::run::Engine;
 use kiln_gguf::TensorType;
 use kiln_gpu::Error as GpuError;
 use kiln_system::environment;
@@ -97,6 +99,17 @@ fn sums() -> anyhow::Result<Sums> {
     }
 }
 
+/// Loads something with a progress bar.
+fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
+    let bar = byte_progress(0, "loading");
+    let loaded = load(&mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    loaded
+}
+
 impl ModelFlags {
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
@@ -126,21 +139,16 @@ impl ModelFlags {
         }
     }
 
-    /// Loads a model, with a progress bar.
+    /// Loads a model for one sequence, with a progress bar.
     pub(crate) fn session(&self, model: &Arc<Model>) -> anyhow::Result<Session> {
-        let bar = byte_progress(0, "loading");
-        let mut progress = |done: u64, total: u64| {
-            bar.set_length(total);
-            bar.set_position(done);
-        };
-        let session = Session::with_caches(
-            Arc::clone(model),
-            self.executor()?,
-            self.context(model),
-            [self.cache_type_k, self.cache_type_v],
-            &mut progress,
-        )?;
-        bar.finish_and_clear();
-        Ok(session)
+        let (executor, context, caches) = (self.executor()?, self.context(model), [self.cache_type_k, self.cache_type_v]);
+        Ok(loading(|progress| Session::with_caches(Arc::clone(model), executor, context, caches, progress))?)
+    }
+
+    /// Loads a model with this much room, with a progress bar.
+    pub(crate) fn engine(&self, model: &Arc<Model>, room: Room) -> anyhow::Result<Engine> {
+        let executor = self.executor()?;
+        let room = Room { k_type: self.cache_type_k, v_type: self.cache_type_v, ..room };
+        Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
     }
 }

@@ -3,6 +3,7 @@
 mod device;
 mod model;
 mod ops;
+mod sequences;
 
 use std::process::ExitCode;
 

@@ -22,24 +22,27 @@ pub(crate) struct ModelArguments {
     model: Option<PathBuf>,
     /// Tokens of the prompt; 0 leaves the test out
     #[arg(short = 'p', long, default_value_t = 512)]
-    n_prompt: usize,
+    pub(super) n_prompt: usize,
     /// Tokens to generate; 0 leaves the test out
     #[arg(short = 'n', long, default_value_t = 128)]
-    n_gen: usize,
+    pub(super) n_gen: usize,
     /// Tokens in the context before each test
     #[arg(short = 'd', long, default_value_t = 0)]
-    depth: usize,
+    pub(super) depth: usize,
     /// How often each test is run
     #[arg(short = 'r', long, default_value_t = 5)]
-    repetitions: usize,
+    pub(super) repetitions: usize,
+    /// Write so many texts together instead: a row for each number, as in `--sequences 1,2,4,8`
+    #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
+    pub(super) sequences: Vec<usize>,
     /// Show where the time goes: one row for each kind of step, timed by the device's own clock
     #[arg(long)]
     profile: bool,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     #[command(flatten)]
-    flags: ModelFlags,
+    pub(super) flags: ModelFlags,
 }
 
 /// One row of the table.
@@ -75,6 +78,9 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     let path = crate::model::resolve(arguments.model.as_deref())?;
     let model = open(&path)?;
     ensure!(arguments.repetitions > 0, "--repetitions must be at least 1");
+    if !arguments.sequences.is_empty() {
+        return super::sequences::run(arguments, &model);
+    }
     let tests = arguments.n_prompt + arguments.n_gen;
     ensure!(tests > 0, "nothing to time: both --n-prompt and --n-gen are 0");
     let needed = arguments.depth + arguments.n_prompt.max(arguments.n_gen);
