@@ -141,7 +141,8 @@ impl ModelFlags {
 
     /// Loads a model for one sequence, with a progress bar.
     pub(crate) fn session(&self, model: &Arc<Model>) -> anyhow::Result<Session> {
-        let (executor, context, caches) = (self.executor()?, self.context(model), [self.cache_type_k, self.cache_type_v]);
+        let (executor, context, caches) =
+            (self.executor()?, self.context(model), [self.cache_type_k, self.cache_type_v]);
         Ok(loading(|progress| Session::with_caches(Arc::clone(model), executor, context, caches, progress))?)
     }
 

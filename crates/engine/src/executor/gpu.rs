@@ -11,7 +11,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, packing};
 
-use super::{BATCH, Executor, FORGOTTEN, PlanId, Progress, Range};
+use super::{BATCH, Executor, FORGOTTEN, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
@@ -331,8 +331,11 @@ impl Executor for GpuExecutor {
                 continue;
             }
             bases.push(0);
-            let kind = if matches!(slot.kind, SlotKind::Input) { MemoryKind::Shared } else { MemoryKind::Device };
-            if matches!(slot.kind, SlotKind::Output) {
+            let kind = match slot.kind {
+                SlotKind::Input | SlotKind::Control => MemoryKind::Shared,
+                _ => MemoryKind::Device,
+            };
+            if matches!(slot.kind, SlotKind::Output | SlotKind::Log) {
                 let number = u32::try_from(buffers.len()).expect("slots are numbered with 32 bits");
                 results.push((Slot(number), self.device.allocate(MemoryKind::Readback, bytes)?));
             }
@@ -367,6 +370,19 @@ impl Executor for GpuExecutor {
         let prepared = self.prepared_mut(plan);
         prepared.commands.run()?;
         prepared.copied = true;
+        Ok(())
+    }
+
+    fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
+        let submission = self.prepared(plan).commands.submit()?;
+        Ok(Ticket { plan, submission: Some(submission) })
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
+        if let Some(submission) = ticket.submission {
+            self.device.wait(submission, self.device.patience())?;
+        }
+        self.prepared_mut(ticket.plan).copied = true;
         Ok(())
     }
 

@@ -19,6 +19,14 @@ use crate::plan::{Fixed, Plan};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanId(pub(crate) usize);
 
+/// A plan on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    plan: PlanId,
+    /// Where there is a device: its point in time.
+    submission: Option<kiln_gpu::Submission>,
+}
+
 /// What holds of every plan that an executor is asked for.
 const FORGOTTEN: &str = "nobody should use a plan after it was given up";
 
@@ -72,6 +80,12 @@ pub trait Executor: Send {
 
     /// Runs every step and waits.
     fn run(&mut self, plan: PlanId) -> Result<(), Error>;
+
+    /// Sends a plan on its way behind those before it, and does not wait. Its inputs must stay as they are until it has ended.
+    fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error>;
+
+    /// Waits for a plan on its way, and all before it.
+    fn wait(&mut self, ticket: Ticket) -> Result<(), Error>;
 
     /// Reads a dense tensor back.
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error>;

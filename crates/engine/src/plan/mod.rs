@@ -30,10 +30,14 @@ pub enum SlotKind {
     Zeroed,
     /// Written by the host before each run.
     Input,
+    /// Written by the host before the first of several runs, and by each of them for the next.
+    Control,
     /// Written and read by steps of one run.
     Scratch,
     /// Read by the host after each run.
     Output,
+    /// Added to by each of several runs, and read by the host.
+    Log,
 }
 
 /// A named piece of memory.

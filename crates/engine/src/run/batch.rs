@@ -35,7 +35,8 @@ impl Inputs {
         let mut lengths = vec![0; shape.sequences()];
         let mut states = vec![-1; shape.sequences()];
         let width = ports.table.shape[0];
-        let mut table = vec![0; width * shape.sequences()];
+        // A step that makes the next one's inputs must not take an entry without a page for one.
+        let mut table = vec![-1; width * shape.sequences()];
         let mut owners = vec![0; shape.prompt];
         let mut starts = vec![0; shape.pieces + 1];
         // With all logits wanted they come in the order of the rows.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch::{Inputs, Taken};
+use super::decode::{Decoding, Tail, add_tail};
 use super::pages::{Chain, Page, Pages};
 use super::shapes;
 use crate::Error;
@@ -66,7 +67,7 @@ struct Sequence {
 pub struct Engine {
     model: Arc<Model>,
     graph: Graph,
-    executor: Box<dyn Executor>,
+    pub(super) executor: Box<dyn Executor>,
     room: Room,
     has_caches: bool,
     has_states: bool,
@@ -74,14 +75,29 @@ pub struct Engine {
     free_states: Vec<u32>,
     sequences: HashMap<SequenceId, Sequence>,
     next: u64,
-    plans: HashMap<BatchShape, Ready>,
+    plans: HashMap<Key, Ready>,
     clock: u64,
+    /// Texts that go on by themselves.
+    pub(super) decoding: Option<Decoding>,
+}
+
+/// What a plan is made for: a shape, and whether its steps draw tokens: with cuts or without.
+type Key = (BatchShape, Option<bool>);
+
+/// A batch that is ready to run.
+pub(super) struct Entered {
+    pub(super) plan: PlanId,
+    pub(super) ports: Ports,
+    pub(super) tail: Option<Tail>,
+    pub(super) shape: BatchShape,
+    first_row: Vec<usize>,
 }
 
 /// A plan that is ready to run.
 struct Ready {
     plan: PlanId,
     ports: Ports,
+    tail: Option<Tail>,
     last_used: u64,
 }
 
@@ -111,6 +127,7 @@ impl Engine {
             next: 0,
             plans: HashMap::new(),
             clock: 0,
+            decoding: None,
         })
     }
 
@@ -292,22 +309,23 @@ impl Engine {
     /// Feeds tokens of several sequences at once; gives the logits of the wanted ones, entry by entry, one row of `vocab` each. If
     /// it fails, the sequences of the batch cannot be used until they are truncated or closed; all others go on.
     pub fn feed(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
-        let (plan, ports, inputs) = self.enter(entries)?;
-        let result = self.executor.run(plan).and_then(|()| self.logits(entries, plan, &ports, &inputs.first_row));
+        let entered = self.enter(entries, None)?;
+        let result = self.executor.run(entered.plan).and_then(|()| self.logits(entries, &entered));
         self.leave(entries, result.is_ok());
         result
     }
 
     /// Feeds tokens and gives the time of every step, by its label.
     pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<(String, Duration)>, Error> {
-        let (plan, ..) = self.enter(entries)?;
-        let result = self.executor.profile(plan);
+        let entered = self.enter(entries, None)?;
+        let result = self.executor.profile(entered.plan);
         self.leave(entries, result.is_ok());
         result
     }
 
-    /// Checks entries, makes room for their tokens, and writes what the plan needs from the host.
-    fn enter(&mut self, entries: &[Entry<'_>]) -> Result<(PlanId, Ports, Inputs), Error> {
+    /// Checks entries, makes room for their tokens, and writes what the plan needs from the host. `draws`: the plan ends with
+    /// draws, with cuts or without; every entry then has one token.
+    pub(super) fn enter(&mut self, entries: &[Entry<'_>], draws: Option<bool>) -> Result<Entered, Error> {
         self.admit(entries)?;
         for entry in entries {
             self.make_room(entry.sequence, entry.tokens.len())?;
@@ -317,12 +335,12 @@ impl Engine {
         let all = entries.iter().any(|e| e.wanted == Wanted::All && e.tokens.len() > 1);
         let exact = self.executor.takes_any_shape() || self.has_states;
         let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
-        let (plan, ports) = self.prepared(shape)?;
+        let (plan, ports, tail) = self.prepared((shape, draws))?;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
         for (tensor, bytes) in inputs.bytes() {
             self.executor.write(plan, tensor, bytes)?;
         }
-        Ok((plan, ports, inputs))
+        Ok(Entered { plan, ports, tail, shape, first_row: inputs.first_row })
     }
 
     fn taken<'a>(&'a self, entries: &[&Entry<'a>]) -> Vec<Taken<'a>> {
@@ -398,38 +416,60 @@ impl Engine {
 
     /// What a batch leaves behind in its sequences.
     fn leave(&mut self, entries: &[Entry<'_>], worked: bool) {
-        for entry in entries {
-            let Some(sequence) = self.sequences.get_mut(&entry.sequence) else { continue };
-            if !worked {
-                sequence.broken = true;
-                continue;
-            }
-            sequence.tokens.extend(entry.tokens);
-            // Pages that are full now can be found by others. A state belongs to all tokens at once, so there none can.
-            while !self.has_states && self.has_caches && (sequence.chains.len() + 1) * PAGE <= sequence.tokens.len() {
-                let at = sequence.chains.len();
-                let before = sequence.chains.last().copied().ok_or(sequence.owner);
-                let chain = self.pages.chain(before, &sequence.tokens[at * PAGE..(at + 1) * PAGE]);
-                sequence.chains.push(chain);
-                self.pages.publish(sequence.pages[at], chain);
-            }
-        }
-        if !worked {
-            // What should be zero between runs may not be after one that failed.
-            for (_, ready) in self.plans.drain() {
-                self.executor.forget(ready.plan);
-            }
+        if worked {
+            entries.iter().for_each(|entry| self.append(entry.sequence, entry.tokens));
+        } else {
+            self.break_all(&entries.iter().map(|entry| entry.sequence).collect::<Vec<_>>());
         }
     }
 
+    /// Tokens of a sequence went through the model.
+    pub(super) fn append(&mut self, id: SequenceId, tokens: &[u32]) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.tokens.extend(tokens);
+        // Pages that are full now can be found by others. A state belongs to all tokens at once, so there none can.
+        while !self.has_states && self.has_caches && (sequence.chains.len() + 1) * PAGE <= sequence.tokens.len() {
+            let at = sequence.chains.len();
+            let before = sequence.chains.last().copied().ok_or(sequence.owner);
+            let chain = self.pages.chain(before, &sequence.tokens[at * PAGE..(at + 1) * PAGE]);
+            sequence.chains.push(chain);
+            self.pages.publish(sequence.pages[at], chain);
+        }
+    }
+
+    /// A run with these sequences failed.
+    pub(super) fn break_all(&mut self, ids: &[SequenceId]) {
+        for id in ids {
+            if let Some(sequence) = self.sequences.get_mut(id) {
+                sequence.broken = true;
+            }
+        }
+        // What should be zero between runs may not be after one that failed.
+        for (_, ready) in self.plans.drain() {
+            self.executor.forget(ready.plan);
+        }
+    }
+
+    /// Pages that a sequence lacks for so many more tokens, at most those of its context.
+    pub(super) fn pages_ahead(&self, id: SequenceId, more: usize) -> usize {
+        self.pages_needed(id, more.min(self.context().saturating_sub(self.length(id))))
+    }
+
+    /// Takes those pages; gives each with its place in the sequence.
+    pub(super) fn take_pages_ahead(&mut self, id: SequenceId, more: usize) -> Result<Vec<(usize, Page)>, Error> {
+        let mut taken = Vec::new();
+        for _ in 0..self.pages_ahead(id, more) {
+            let page = self.take_page()?;
+            let pages = &mut self.sequence_mut(id)?.pages;
+            taken.push((pages.len(), page));
+            pages.push(page);
+        }
+        Ok(taken)
+    }
+
     /// The logits of every entry.
-    fn logits(
-        &mut self,
-        entries: &[Entry<'_>],
-        plan: PlanId,
-        ports: &Ports,
-        first_row: &[usize],
-    ) -> Result<Vec<Vec<f32>>, Error> {
+    fn logits(&mut self, entries: &[Entry<'_>], entered: &Entered) -> Result<Vec<Vec<f32>>, Error> {
+        let Entered { plan, ports, first_row, .. } = entered;
         let vocab = ports.logits.shape[0];
         let rows = ports.tokens.shape[0];
         let all_rows = ports.logits.shape[1] == rows;
@@ -448,18 +488,18 @@ impl Engine {
             let mut values = vec![0.0f32; vocab * count];
             let part = ports.logits.narrow(1, first, count);
             // Devices and files are little endian, and so is every machine Kiln runs on.
-            self.executor.read(plan, &part, bytemuck::cast_slice_mut(&mut values))?;
+            self.executor.read(*plan, &part, bytemuck::cast_slice_mut(&mut values))?;
             logits.insert(entry.sequence, values);
         }
         Ok(entries.iter().map(|e| logits.remove(&e.sequence).unwrap_or_default()).collect())
     }
 
-    fn prepared(&mut self, shape: BatchShape) -> Result<(PlanId, Ports), Error> {
+    fn prepared(&mut self, key: Key) -> Result<(PlanId, Ports, Option<Tail>), Error> {
         self.clock += 1;
         let now = self.clock;
-        if let Some(ready) = self.plans.get_mut(&shape) {
+        if let Some(ready) = self.plans.get_mut(&key) {
             ready.last_used = now;
-            return Ok((ready.plan, ready.ports));
+            return Ok((ready.plan, ready.ports, ready.tail));
         }
         if self.plans.len() >= MOST_PLANS
             && let Some((&oldest, _)) = self.plans.iter().min_by_key(|(_, ready)| ready.last_used)
@@ -467,11 +507,12 @@ impl Engine {
         {
             self.executor.forget(ready.plan);
         }
-        let plan = lower(self.graph.plan(shape)?, &self.executor.target())?;
+        let mut plan = lower(self.graph.plan(key.0)?, &self.executor.target())?;
+        let tail = key.1.map(|cuts| add_tail(&mut plan, cuts)).transpose()?;
         let ports = plan.ports;
         let plan = self.executor.prepare(plan)?;
-        self.plans.insert(shape, Ready { plan, ports, last_used: now });
-        Ok((plan, ports))
+        self.plans.insert(key, Ready { plan, ports, tail, last_used: now });
+        Ok((plan, ports, tail))
     }
 
     /// The plan that so many tokens of one sequence get here, for printing and comparing.

@@ -2,6 +2,7 @@
 //! sequences at once; a [`Session`] is an engine with one sequence, for tools.
 
 pub(crate) mod batch;
+mod decode;
 mod engine;
 mod pages;
 mod request;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::decode::{AHEAD, Going};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use super::request::{EndReason, Event, Request};
 use super::writer::{Chosen, Writer};
@@ -84,6 +85,8 @@ pub(crate) struct Schedule {
     pace: f64,
     taken_up: u64,
     swapped_bytes: usize,
+    /// While texts go on by themselves: which, in the engine's order.
+    ahead: Option<Vec<(usize, usize)>>,
 }
 
 /// What a schedule is doing.
@@ -106,10 +109,12 @@ pub struct Load {
 impl Schedule {
     pub(crate) fn new(engine: Engine, policy: Policy) -> Schedule {
         let (waiting, active) = (VecDeque::new(), Vec::new());
-        Schedule { engine, policy, waiting, active, pace: 1000.0, taken_up: 0, swapped_bytes: 0 }
+        Schedule { engine, policy, waiting, active, pace: 1000.0, taken_up: 0, swapped_bytes: 0, ahead: None }
     }
 
+    /// The engine, between two steps.
     pub(crate) fn engine(&mut self) -> &mut Engine {
+        self.stop_going_ahead();
         &mut self.engine
     }
 
@@ -167,6 +172,8 @@ impl Schedule {
 
     /// Ends everything with an error.
     pub(crate) fn fail_all(&mut self, error: impl Fn() -> Error) {
+        self.ahead = None;
+        self.engine.end_decoding(true);
         for mut job in self.waiting.drain(..) {
             job.tell(Event::Failed(error()));
         }
@@ -182,11 +189,20 @@ impl Schedule {
 
     /// One step of all that can run.
     pub(crate) fn step(&mut self) {
+        if self.ahead.is_some() {
+            if !self.is_disturbed() && self.go_ahead() {
+                return;
+            }
+            self.stop_going_ahead();
+        }
         self.drop_cancelled();
         self.take_up();
         self.bring_back();
         let batch = self.batch();
         if batch.is_empty() {
+            return;
+        }
+        if self.begin_going_ahead(&batch) {
             return;
         }
         let start = Instant::now();
@@ -203,10 +219,95 @@ impl Schedule {
         }
     }
 
+    /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
+    fn begin_going_ahead(&mut self, batch: &[Part]) -> bool {
+        if self.is_disturbed() {
+            return false;
+        }
+        let mut going = Vec::with_capacity(batch.len());
+        let mut texts = Vec::with_capacity(batch.len());
+        for part in batch {
+            let Some(choice) = part.choice else { return false };
+            let text = &self.active[part.active].texts[choice];
+            let Some(draw) = text.writer.on_device() else { return false };
+            let (row, bias) = (draw.row, draw.bias.clone());
+            going.push(Going { sequence: part.sequence, token: text.next, row, bias });
+            texts.push((part.active, choice));
+        }
+        // Where pages are short, steps that the host makes let texts make room for each other.
+        let needed: usize = batch.iter().map(|part| self.engine.pages_ahead(part.sequence, AHEAD + 1)).sum();
+        if needed > self.engine.pages().0 {
+            return false;
+        }
+        match self.engine.begin_decoding(going) {
+            Ok(()) => self.ahead = Some(texts),
+            Err(error) => self.fail(batch, &error),
+        }
+        true
+    }
+
+    /// Whether somebody who is not among the texts that go on by themselves should be looked after.
+    fn is_disturbed(&self) -> bool {
+        let cancelled = self.active.iter().any(|a| a.job.is_cancelled()) || self.waiting.iter().any(Job::is_cancelled);
+        let texts: usize = self.active.iter().map(|a| a.job.request.choices).sum();
+        let could_begin = !self.waiting.is_empty() && texts < self.engine.room().sequences;
+        let swapped = self.load().swapped > 0;
+        cancelled || could_begin || swapped
+    }
+
+    /// One step of texts that go on by themselves. `false`: they cannot any more, as one of them ended, or pages ran out.
+    fn go_ahead(&mut self) -> bool {
+        let mut has_pages = true;
+        while has_pages && self.engine.decoding_ahead() < AHEAD {
+            match self.engine.submit_decoding() {
+                Ok(submitted) => has_pages = submitted,
+                Err(error) => return self.fail_ahead(&error),
+            }
+        }
+        self.collect_ahead() && has_pages
+    }
+
+    /// Tells everybody the tokens of the oldest step. `false`: somebody's text has ended.
+    fn collect_ahead(&mut self) -> bool {
+        let texts = self.ahead.clone().unwrap_or_default();
+        let tokens = match self.engine.collect_decoding() {
+            Ok(tokens) => tokens,
+            Err(error) => return self.fail_ahead(&error),
+        };
+        for ((active, choice), token) in texts.iter().zip(tokens) {
+            let active = &mut self.active[*active];
+            // A text that ended is known to have ended a step late.
+            if active.texts[*choice].writer.is_writing() {
+                active.drawn(*choice, token);
+            }
+        }
+        texts.iter().all(|(active, choice)| self.active[*active].texts[*choice].writer.is_writing())
+    }
+
+    /// Waits for the steps on their way, and goes back to steps that the host makes.
+    fn stop_going_ahead(&mut self) {
+        while self.ahead.is_some() && self.engine.decoding_ahead() > 0 {
+            self.collect_ahead();
+        }
+        if self.ahead.take().is_some() {
+            self.engine.end_decoding(true);
+            self.end_texts();
+        }
+    }
+
+    fn fail_ahead(&mut self, error: &Error) -> bool {
+        self.engine.end_decoding(false);
+        let texts = self.ahead.take().unwrap_or_default();
+        self.fail_requests(texts.iter().map(|(active, _)| *active).collect(), error);
+        false
+    }
+
     /// Only the requests of a batch that failed are told; all others go on.
     fn fail(&mut self, batch: &[Part], error: &Error) {
-        let mut failed: Vec<usize> = batch.iter().map(|part| part.active).collect();
-        failed.dedup();
+        self.fail_requests(batch.iter().map(|part| part.active).collect(), error);
+    }
+
+    fn fail_requests(&mut self, mut failed: Vec<usize>, error: &Error) {
         failed.sort_unstable();
         failed.dedup();
         for at in failed.into_iter().rev() {
@@ -431,6 +532,11 @@ impl Schedule {
                 None => self.read(part, &logits),
             }
         }
+        self.end_texts();
+    }
+
+    /// Closes the sequences of texts that ended, and lets requests go whose texts have all ended.
+    fn end_texts(&mut self) {
         for at in (0..self.active.len()).rev() {
             let active = &mut self.active[at];
             let over = active.texts.iter().filter(|t| !t.writer.is_writing()).map(|t| t.sequence);
@@ -497,8 +603,23 @@ struct Part {
 impl Active {
     /// The next token of a text, from its logits.
     fn choose(&mut self, choice: usize, logits: &[f32]) {
+        let chosen = self.texts[choice].writer.choose(logits);
+        self.tell(choice, chosen);
+    }
+
+    /// The next token of a text, drawn on the device; `None` where the logits were no numbers.
+    fn drawn(&mut self, choice: usize, token: Option<u32>) {
+        let writer = &mut self.texts[choice].writer;
+        let chosen = match token {
+            Some(token) => writer.take(token, None),
+            None => Err(Error::NotANumber { token: self.job.request.prompt.len() + writer.made() }),
+        };
+        self.tell(choice, chosen);
+    }
+
+    fn tell(&mut self, choice: usize, chosen: Result<Chosen, Error>) {
         let text = &mut self.texts[choice];
-        match text.writer.choose(logits) {
+        match chosen {
             Ok(Chosen { token, text: certain, logprobs, end }) => {
                 text.next = token;
                 self.job.tell(Event::Token { choice, token, text: certain, logprobs });

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use kiln_kernels::sample::{self, Row};
+
+use super::decode::MOST_BIASES;
 use super::request::{Constraint, EndReason, Request, StopRule};
 use crate::Error;
 use crate::model::Model;
-use crate::sampler::{Breakers, Logprobs, Sampler, Step};
+use crate::sampler::{Breakers, Kind, Logprobs, Sampler, Step, logprobs};
 use crate::text::stop::StopStrings;
 use crate::tokenizer::{LeadingSpace, ShowSpecial, TextStream};
 
@@ -19,10 +22,59 @@ pub(crate) struct Chosen {
     pub(crate) end: Option<(String, EndReason)>,
 }
 
+/// A draw that the operation `sample` can do, here or on a device: the same token either way.
+#[derive(Clone, Debug)]
+pub(crate) struct Draw {
+    pub(crate) row: Row,
+    pub(crate) bias: Vec<(u32, f32)>,
+}
+
+impl Draw {
+    /// The draw of a text, where its settings allow it.
+    fn of(sampler: &Sampler, stop: &StopRule, ends: &[u32]) -> Option<Draw> {
+        let sampling = sampler.sampling();
+        // Penalties tell the prompt's tokens from the model's, which the operation does not.
+        let penalties =
+            sampling.repeat_penalty != 1.0 || sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0;
+        if !sampling.on_device() || (penalties && sampling.repeat_last_n != 0 && sampling.uses(Kind::Penalties)) {
+            return None;
+        }
+        let used = |kind: Kind, value: f32, off: f32| if sampling.uses(kind) { value } else { off };
+        let row = Row {
+            temperature: used(Kind::Temperature, sampling.temperature, 1.0).max(0.0),
+            top_k: if sampling.uses(Kind::TopK) { u32::try_from(sampling.top_k).unwrap_or(0) } else { 0 },
+            top_p: used(Kind::TopP, sampling.top_p, 1.0),
+            min_p: used(Kind::MinP, sampling.min_p, 0.0),
+            typical_p: used(Kind::TypP, sampling.typical_p, 1.0),
+            seed: sampler.seed(),
+            ..Row::default()
+        };
+        let forbid = |value: f32| if value <= -100.0 { f32::NEG_INFINITY } else { value };
+        let mut bias: Vec<(u32, f32)> = sampling.logit_bias.iter().map(|(id, value)| (*id, forbid(*value))).collect();
+        if stop.ignore_end {
+            bias.extend(ends.iter().chain(&stop.tokens).map(|id| (*id, f32::NEG_INFINITY)));
+        }
+        Some(Draw { row, bias })
+    }
+
+    /// The token, from logits that only allowed tokens have.
+    fn token(&self, position: usize, logits: &mut [f32]) -> Option<u32> {
+        for (id, value) in &self.bias {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit += value;
+            }
+        }
+        // Positions wrap as they do on a device.
+        sample::draw(&self.row, position as u32, logits)
+    }
+}
+
 /// A text being written.
 pub(crate) struct Writer {
     model: Arc<Model>,
     sampler: Sampler,
+    /// How a device would draw, where it can.
+    draw: Option<Draw>,
     logprobs: Option<usize>,
     constraint: Option<Box<dyn Constraint>>,
     stream: TextStream,
@@ -47,11 +99,13 @@ impl Writer {
         };
         let mut sampler = Sampler::new(sampling, model.config.vocab, breakers)?;
         sampler.prompt(&request.prompt);
+        let draw = Draw::of(&sampler, &request.stop, model.tokenizer.end_ids());
         // The last token of a text need not be fed back, so it needs no room.
         let room = context.saturating_sub(request.prompt.len()).saturating_add(1);
         Ok(Writer {
             model: Arc::clone(model),
             sampler,
+            draw,
             logprobs: request.logprobs,
             constraint: request.constraint.as_ref().map(|c| c.fork()),
             stream: TextStream::new(Arc::clone(&model.tokenizer), ShowSpecial::No, LeadingSpace::Keep),
@@ -80,8 +134,26 @@ impl Writer {
     /// Chooses the next token.
     pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<Chosen, Error> {
         let mask = self.mask(logits.len())?;
+        if let Some(draw) = &self.draw {
+            let mut allowed = logits.to_vec();
+            for (id, logit) in allowed.iter_mut().enumerate() {
+                if mask.as_ref().is_some_and(|mask| mask[id / 32] >> (id % 32) & 1 == 0) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            let position = self.sampler.position().saturating_sub(1);
+            let token = draw.token(position, &mut allowed).ok_or(Error::NotANumber { token: position + 1 })?;
+            let logprobs = self.logprobs.map(|top| logprobs(logits, token, top));
+            return self.take(token, logprobs);
+        }
         let sampled = self.sampler.sample(logits, Step { mask: mask.as_deref(), logprobs: self.logprobs })?;
         self.take(sampled.token, sampled.logprobs)
+    }
+
+    /// How the next tokens are drawn on a device, where nothing that only the host knows has a say in it.
+    pub(crate) fn on_device(&self) -> Option<&Draw> {
+        let free = self.constraint.is_none() && self.logprobs.is_none() && self.made >= self.stop.min_tokens;
+        self.draw.as_ref().filter(|draw| free && draw.bias.len() <= MOST_BIASES)
     }
 
     /// The tokens that may be chosen, where not all may.

@@ -220,9 +220,14 @@ impl Sampler {
         }
     }
 
+    /// What the numbers of this draw come from. A device counts from the position of the last token, and so does this.
+    fn stream(&self) -> [u32; 2] {
+        stream(self.seed, (self.history.len() as u32).wrapping_sub(1))
+    }
+
     /// A number between 0 and 1, from the generator of the draw.
     fn uniform(&self, id: u32) -> f64 {
-        let noise = gumbel_of(stream(self.seed, self.history.len() as u32), id);
+        let noise = gumbel_of(self.stream(), id);
         (-(-f64::from(noise)).exp()).exp()
     }
 
@@ -231,7 +236,7 @@ impl Sampler {
         if candidates.len() == 1 {
             return candidates.best();
         }
-        let stream = stream(self.seed, self.history.len() as u32);
+        let stream = self.stream();
         let temperature = candidates.temperature();
         let scored = |item: &Candidate| score(item.logit, temperature, gumbel_of(stream, item.id));
         let scores = candidates.items().iter().map(|item| (scored(item), item));

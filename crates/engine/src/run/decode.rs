@@ -1,0 +1,231 @@
+//! Writing without waiting: a decode step ends with a draw and makes the inputs of the next one on the device, so that steps are
+//! submitted ahead and the host reads tokens behind.
+
+use std::collections::VecDeque;
+
+use kiln_gguf::TensorType;
+use kiln_kernels::sample::{self, Row, WORDS};
+use kiln_kernels::tensor::Tensor;
+use kiln_kernels::{Call, advance};
+
+use super::engine::{Engine, SequenceId};
+use crate::Error;
+use crate::arch::{BatchShape, PAGE};
+use crate::executor::{PlanId, Ticket};
+use crate::plan::{Plan, Ports, SlotKind, Step};
+
+/// Steps whose tokens the device keeps: more than are ever on their way.
+const HISTORY: usize = 4;
+/// Steps on their way at once: while one runs the next one waits, so the device is never idle.
+pub(crate) const AHEAD: usize = 2;
+/// Tokens of each text that a draw on the device may favour or forbid.
+pub(crate) const MOST_BIASES: usize = 16;
+
+/// The tensors at the end of a plan whose steps draw tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tail {
+    settings: Tensor,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+    history: Tensor,
+    step: Tensor,
+}
+
+/// A text that goes on by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Going {
+    pub(crate) sequence: SequenceId,
+    /// The token that goes into the model first.
+    pub(crate) token: u32,
+    /// How tokens are drawn.
+    pub(crate) row: Row,
+    /// Numbers added to single logits, at most [`MOST_BIASES`].
+    pub(crate) bias: Vec<(u32, f32)>,
+}
+
+/// Texts that go on by themselves, and the steps on their way.
+pub(crate) struct Decoding {
+    plan: PlanId,
+    ports: Ports,
+    tail: Tail,
+    going: Vec<Going>,
+    on_their_way: VecDeque<Ticket>,
+    submitted: usize,
+    collected: usize,
+}
+
+fn add(plan: &mut Plan, name: &str, kind: SlotKind, ty: TensorType, [n, m]: [usize; 2]) -> Tensor {
+    plan.add(name, kind, ty, [n, m, 1, 1])
+}
+
+/// Lets a plan of texts that go on end with a draw instead of logits. With `cuts` rows may ask for top-k and the like.
+pub(crate) fn add_tail(plan: &mut Plan, cuts: bool) -> Result<Tail, Error> {
+    let ports = plan.ports;
+    let [vocab, rows, ..] = ports.logits.shape;
+    let slot = |t: &Tensor| t.slot.0 as usize;
+    for written in [ports.tokens, ports.positions, ports.lengths, ports.rows] {
+        plan.slots[slot(&written)].kind = SlotKind::Control;
+    }
+    plan.slots[slot(&ports.logits)].kind = SlotKind::Scratch;
+    let ints = TensorType::I32;
+    let tail = Tail {
+        settings: add(plan, "sample.settings", SlotKind::Input, ints, [WORDS, rows]),
+        bias_ids: add(plan, "sample.bias.ids", SlotKind::Input, ints, [MOST_BIASES, rows]),
+        bias_values: add(plan, "sample.bias.values", SlotKind::Input, TensorType::F32, [MOST_BIASES, rows]),
+        history: add(plan, "history", SlotKind::Log, ints, [HISTORY, rows]),
+        step: add(plan, "step", SlotKind::Control, ints, [1, 1]),
+    };
+    let token = add(plan, "sampled", SlotKind::Scratch, ints, [rows, 1]);
+    let scratch = add(plan, "sample.scratch", SlotKind::Scratch, ints, [sample::scratch_words(vocab), rows]);
+    let draw = sample::Call {
+        logits: ports.logits,
+        settings: tail.settings,
+        positions: ports.positions,
+        recent: None,
+        bias: Some(sample::Bias { ids: tail.bias_ids, values: tail.bias_values }),
+        mask: None,
+        token,
+        logprobs: None,
+        scratch,
+        cuts,
+    };
+    let advance = advance::Call {
+        sampled: token,
+        table: ports.table,
+        tokens: ports.tokens,
+        positions: ports.positions,
+        lengths: ports.lengths,
+        rows: ports.rows,
+        recent: None,
+        history: tail.history,
+        step: tail.step,
+        page: PAGE,
+    };
+    for (label, call) in [("sample", Call::from(draw)), ("advance", Call::from(advance))] {
+        plan.steps.push(Step { label: label.into(), call });
+    }
+    plan.check()?;
+    Ok(tail)
+}
+
+impl Engine {
+    /// Lets texts go on by themselves, until [`Engine::end_decoding`]. None of their sequences may be used meanwhile.
+    pub(crate) fn begin_decoding(&mut self, going: Vec<Going>) -> Result<(), Error> {
+        debug_assert!(self.decoding.is_none(), "texts that went on should have been ended");
+        let entries: Vec<_> = going.iter().map(|g| (g.sequence, [g.token])).collect();
+        let cuts = going.iter().any(|g| g.row.cuts());
+        let (plan, ports, tail, shape) = self.enter_decoding(&entries, cuts)?;
+        let mut settings = vec![0i32; WORDS * shape.decode];
+        let mut ids = vec![-1i32; MOST_BIASES * shape.decode];
+        let mut values = vec![0f32; MOST_BIASES * shape.decode];
+        for (i, text) in going.iter().enumerate() {
+            let row = Row { biases: u32::try_from(text.bias.len()).unwrap_or(0), ..text.row };
+            settings[i * WORDS..(i + 1) * WORDS].copy_from_slice(&row.encode());
+            for (k, (id, value)) in text.bias.iter().take(MOST_BIASES).enumerate() {
+                ids[i * MOST_BIASES + k] = i32::try_from(*id).unwrap_or(-1);
+                values[i * MOST_BIASES + k] = *value;
+            }
+        }
+        let writes: [(Tensor, &[u8]); 4] = [
+            (tail.settings, bytemuck::cast_slice(&settings)),
+            (tail.bias_ids, bytemuck::cast_slice(&ids)),
+            (tail.bias_values, bytemuck::cast_slice(&values)),
+            (tail.step, &[0; 4]),
+        ];
+        for (tensor, bytes) in writes {
+            self.executor.write(plan, &tensor, bytes)?;
+        }
+        let on_their_way = VecDeque::new();
+        self.decoding = Some(Decoding { plan, ports, tail, going, on_their_way, submitted: 0, collected: 0 });
+        Ok(())
+    }
+
+    /// Sends one more step on its way. `false`: there are no pages for it.
+    pub(crate) fn submit_decoding(&mut self) -> Result<bool, Error> {
+        let Some(mut decoding) = self.decoding.take() else { return Ok(false) };
+        let result = self.submit_step(&mut decoding);
+        self.decoding = Some(decoding);
+        result
+    }
+
+    fn submit_step(&mut self, decoding: &mut Decoding) -> Result<bool, Error> {
+        // The step writes one token, and makes the row of the next one.
+        let ahead = decoding.submitted - decoding.collected + 2;
+        let sequences = decoding.going.iter().map(|g| g.sequence);
+        let needed: usize = sequences.clone().map(|id| self.pages_ahead(id, ahead)).sum();
+        if needed > self.pages().0 {
+            return Ok(false);
+        }
+        let width = decoding.ports.table.shape[0];
+        for (i, id) in sequences.enumerate() {
+            for (at, page) in self.take_pages_ahead(id, ahead)? {
+                // Steps on their way do not read this entry: their tokens lie in pages before it.
+                let entry = decoding.ports.table.reshape([width * decoding.ports.table.shape[1], 1, 1, 1]);
+                let entry = entry.narrow(0, i * width + at, 1);
+                let page = i32::try_from(page).expect("pages fit 31 bits");
+                self.executor.write(decoding.plan, &entry, &page.to_le_bytes())?;
+            }
+        }
+        decoding.on_their_way.push_back(self.executor.submit(decoding.plan)?);
+        decoding.submitted += 1;
+        Ok(true)
+    }
+
+    /// Steps on their way.
+    pub(crate) fn decoding_ahead(&self) -> usize {
+        self.decoding.as_ref().map_or(0, |d| d.on_their_way.len())
+    }
+
+    /// Waits for the oldest step on its way: the token of each text, in the order in which they began; `None` where the logits
+    /// were no numbers. Without a step on its way there are none.
+    pub(crate) fn collect_decoding(&mut self) -> Result<Vec<Option<u32>>, Error> {
+        let Some(mut decoding) = self.decoding.take() else { return Ok(Vec::new()) };
+        let result = self.collect_step(&mut decoding);
+        self.decoding = Some(decoding);
+        result
+    }
+
+    fn collect_step(&mut self, decoding: &mut Decoding) -> Result<Vec<Option<u32>>, Error> {
+        let Some(ticket) = decoding.on_their_way.pop_front() else { return Ok(Vec::new()) };
+        self.executor.wait(ticket)?;
+        let mut history = vec![0i32; decoding.tail.history.len()];
+        self.executor.read(decoding.plan, &decoding.tail.history, bytemuck::cast_slice_mut(&mut history))?;
+        let at = decoding.collected % HISTORY;
+        decoding.collected += 1;
+        let mut tokens = Vec::with_capacity(decoding.going.len());
+        for (i, text) in decoding.going.iter_mut().enumerate() {
+            self.append(text.sequence, &[text.token]);
+            let token = u32::try_from(history[i * HISTORY + at]).ok();
+            text.token = token.unwrap_or(text.token);
+            tokens.push(token);
+        }
+        Ok(tokens)
+    }
+
+    /// Ends what [`Engine::begin_decoding`] began; steps whose tokens nobody collected are waited for, and forgotten.
+    pub(crate) fn end_decoding(&mut self, worked: bool) {
+        let Some(decoding) = self.decoding.take() else { return };
+        let mut worked = worked;
+        for ticket in decoding.on_their_way {
+            worked &= self.executor.wait(ticket).is_ok();
+        }
+        if !worked {
+            let sequences: Vec<SequenceId> = decoding.going.iter().map(|g| g.sequence).collect();
+            self.break_all(&sequences);
+        }
+    }
+
+    fn enter_decoding(
+        &mut self,
+        entries: &[(SequenceId, [u32; 1])],
+        cuts: bool,
+    ) -> Result<(PlanId, Ports, Tail, BatchShape), Error> {
+        let entries: Vec<super::Entry<'_>> = entries
+            .iter()
+            .map(|(sequence, tokens)| super::Entry { sequence: *sequence, tokens, wanted: super::Wanted::Last })
+            .collect();
+        let entered = self.enter(&entries, Some(cuts))?;
+        let tail = entered.tail.expect("a plan that draws should have been asked for");
+        Ok((entered.plan, entered.ports, tail, entered.shape))
+    }
+}
