@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use kiln_engine::Error;
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{Arithmetic, CpuExecutor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{Constraint, EndReason, Engine, Event, Events, Policy, Request, Scheduler, StopRule, Usage};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::Gguf;
+use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
 
 fn model() -> Arc<Model> {
     let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 11);
@@ -20,9 +21,29 @@ fn model() -> Arc<Model> {
 }
 
 fn scheduler(model: &Arc<Model>, pages: usize, sequences: usize, policy: Policy) -> Scheduler {
+    on(model, Box::new(CpuExecutor::new(Arithmetic::Fast)), pages, sequences, policy)
+}
+
+fn on(model: &Arc<Model>, executor: Box<dyn Executor>, pages: usize, sequences: usize, policy: Policy) -> Scheduler {
     let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
-    let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
     Scheduler::start(Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap(), policy)
+}
+
+/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
+fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
+    let open = || {
+        let instance = Instance::new(&Cache::user())?;
+        let all = adapters(&instance)?;
+        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
+        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
+        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
+    };
+    open()
+        .inspect_err(|e| {
+            assert!(std::env::var_os("KILN_TESTS_NEED_DEVICE").is_none(), "no device: {e}");
+            println!("no device, test passed over: {e}");
+        })
+        .ok()
 }
 
 /// Tokens without a pattern.
@@ -88,6 +109,29 @@ fn many_users_at_once_get_what_each_gets_alone() {
         let pages = scheduler.with_engine(|engine| engine.pages()).unwrap();
         assert_eq!(pages.0, pages.1, "every page came back");
     }
+}
+
+/// Greedy and drawn texts, beside each other: tokens are chosen on the device, and are those that the CPU chooses.
+#[test]
+fn a_device_draws_the_tokens_that_the_cpu_draws() {
+    let Some((gpu, instance)) = gpu() else { return };
+    let model = model();
+    let hot = Sampling { seed: Some(3), temperature: 1.2, top_k: 50, ..Sampling::default() };
+    let banned = Sampling { logit_bias: vec![(7, -100.0), (40, 2.0)], seed: Some(4), ..Sampling::default() };
+    let requests = || {
+        let all = [Sampling::greedy(), hot.clone(), banned.clone(), Sampling { min_p: 0.0, ..hot.clone() }];
+        all.into_iter().zip(0..).map(|(sampling, i)| Request { sampling, ..greedy(text(3 + 40 * i, i), 70) })
+    };
+    let texts = |scheduler: &Scheduler| -> Vec<Vec<u32>> {
+        let all: Vec<Events> = requests().map(|request| scheduler.generate(request)).collect();
+        all.into_iter().map(|events| one(events).tokens).collect()
+    };
+    let want = texts(&scheduler(&model, 32, 4, Policy::default()));
+    let scheduler = on(&model, gpu, 32, 4, Policy::default());
+    assert_eq!(texts(&scheduler), want);
+    assert_eq!(texts(&scheduler), want, "again, with pages of the first time");
+    drop(scheduler);
+    assert_eq!(instance.validation_messages(), Vec::<String>::new());
 }
 
 #[test]
@@ -160,7 +204,7 @@ fn a_rule_is_kept_and_ends_the_text() {
     let request = Request { constraint: Some(Box::new(Even(0))), ..greedy(text(9, 1), 30) };
     let got = one(scheduler.generate(request));
     assert_eq!((got.tokens.len(), got.end.unwrap().0), (3, EndReason::Complete));
-    assert!(got.tokens.iter().all(|t| t.is_multiple_of(2)), "{:?}", got.tokens);
+    assert!(got.tokens.iter().all(|t| t % 2 == 0), "{:?}", got.tokens);
 }
 
 #[test]

@@ -215,6 +215,32 @@ impl Engine {
         }
     }
 
+    /// Writes so many tokens of several texts, each from its sequence and its next token on: what benches and tools need.
+    pub fn go_on(&mut self, texts: &[(SequenceId, u32)], tokens: usize, row: Row) -> Result<Vec<Vec<u32>>, Error> {
+        let going =
+            |(sequence, token): &(SequenceId, u32)| Going { sequence: *sequence, token: *token, row, bias: Vec::new() };
+        self.begin_decoding(texts.iter().map(going).collect())?;
+        let written = self.steps(texts, tokens);
+        self.end_decoding(written.is_ok());
+        written
+    }
+
+    fn steps(&mut self, texts: &[(SequenceId, u32)], tokens: usize) -> Result<Vec<Vec<u32>>, Error> {
+        let mut written = vec![Vec::with_capacity(tokens); texts.len()];
+        for step in 0..tokens {
+            while self.decoding_ahead() < AHEAD.min(tokens - step) {
+                if !self.submit_decoding()? {
+                    let (free, all) = self.pages();
+                    return Err(Error::NoRoom { what: "pages of the cache", needed: texts.len(), free, all });
+                }
+            }
+            for (text, token) in written.iter_mut().zip(self.collect_decoding()?) {
+                text.push(token.ok_or(Error::NotANumber { token: step })?);
+            }
+        }
+        Ok(written)
+    }
+
     fn enter_decoding(
         &mut self,
         entries: &[(SequenceId, [u32; 1])],

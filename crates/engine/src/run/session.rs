@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use kiln_gguf::TensorType;
 
+use kiln_kernels::sample::Row;
+
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use crate::Error;
 use crate::arch::Room;
@@ -134,6 +136,12 @@ impl Session {
     pub fn next_greedy(&mut self, tokens: &[u32], banned: &[u32]) -> Result<u32, Error> {
         let logits = self.feed(tokens, Wanted::Last)?;
         sampler::greedy(&logits, banned).ok_or(Error::NotANumber { token: self.length() })
+    }
+
+    /// Goes on by itself for so many tokens, beginning with `token`, and gives the likeliest ones: the device chooses them.
+    pub fn go_on(&mut self, token: u32, tokens: usize) -> Result<Vec<u32>, Error> {
+        let written = self.engine.go_on(&[(self.sequence, token)], tokens, Row::default())?;
+        Ok(written.into_iter().flatten().collect())
     }
 
     /// Feeds tokens and gives the time of every step of the last batch, by its label.

@@ -104,7 +104,11 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
                 session.feed(&tokens[..arguments.depth], Wanted::Last)?;
             }
             let start = Instant::now();
-            feed(&mut session, &tokens[arguments.depth..arguments.depth + n], kind == "tg")?;
+            if kind == "tg" {
+                session.go_on(tokens[arguments.depth], n)?;
+            } else {
+                session.feed(&tokens[arguments.depth..arguments.depth + n], Wanted::Last)?;
+            }
             if warm.is_some_and(|since: Instant| since.elapsed() > WARM) {
                 rates.push(n as f64 / start.elapsed().as_secs_f64());
                 bar.inc(1);

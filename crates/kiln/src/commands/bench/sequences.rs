@@ -7,6 +7,7 @@ use std::time::Instant;
 use kiln_engine::arch::{PAGE, Room};
 use kiln_engine::model::Model;
 use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
+use kiln_kernels::sample;
 use serde_json::json;
 
 use super::model::ModelArguments;
@@ -67,13 +68,8 @@ fn together(engine: &mut Engine, sequences: usize, arguments: &ModelArguments) -
     }
     let reading = start.elapsed().as_secs_f64();
     let start = Instant::now();
-    for i in 0..arguments.n_gen {
-        let tokens: Vec<[u32; 1]> = (0..sequences).map(|s| [token(read + i, s)]).collect();
-        let pairs = ids.iter().zip(&tokens);
-        let entries: Vec<Entry<'_>> =
-            pairs.map(|(id, tokens)| Entry { sequence: *id, tokens, wanted: Wanted::Last }).collect();
-        engine.feed(&entries)?;
-    }
+    let texts: Vec<(SequenceId, u32)> = ids.iter().zip(0..).map(|(id, s)| (*id, token(read, s))).collect();
+    engine.go_on(&texts, arguments.n_gen, sample::Row::default())?;
     let writing = start.elapsed().as_secs_f64();
     ids.into_iter().for_each(|id| engine.close(id));
     Ok(Row { sequences, reading, writing })
