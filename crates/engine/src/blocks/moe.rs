@@ -139,7 +139,7 @@ impl Moe {
         let weights = b.fresh("weights", TensorType::F32, [used, rows, 1, 1]);
         let MoeSpec { gating: gate, shares, scale, .. } = self.spec;
         let bias = self.choice_bias;
-        b.step("choose", topk_moe::Call { logits, bias, ids, weights, gate, shares, scale, shift: 0.0 });
+        b.step("choose", topk_moe::Call { logits, bias, ids, weights, groups: None, gate, shares, scale, shift: 0.0 });
         let column = x.reshape([hidden, 1, rows, 1]);
         let gate = self.product(b, "gate", column, &self.gate, ids, 0);
         let up = self.product(b, "up", column, &self.up, ids, 1);

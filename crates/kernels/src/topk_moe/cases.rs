@@ -2,7 +2,7 @@
 
 use kiln_gguf::TensorType::{F32, I32};
 
-use super::{Call, Gate, Shares};
+use super::{Call, Gate, Groups, Shares};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::tensor::Tensor;
 
@@ -14,7 +14,7 @@ fn call(data: &mut Data, logits: Tensor, n_used: usize, gate: Gate) -> Call {
     let tokens = logits.shape[1];
     let ids = data.output(I32, [n_used, tokens, 1, 1]);
     let weights = data.output(F32, [n_used, tokens, 1, 1]);
-    Call { logits, bias: None, ids, weights, gate, shares: Shares::Gates, scale: 1.0, shift: 0.0 }
+    Call { logits, bias: None, ids, weights, groups: None, gate, shares: Shares::Gates, scale: 1.0, shift: 0.0 }
 }
 
 /// Distinct logits: a random order of evenly spaced numbers.
@@ -59,6 +59,20 @@ pub fn cases(level: Level) -> Vec<Case> {
         let shares = Shares::OfSum { least: 20.0, most: 30.0 };
         let call = Call { ids, bias, shares, scale: 2.5, shift: 0.125, ..call(data, logits, 6, Gate::Sigmoid) };
         (call.into(), CLOSE)
+    }));
+    for (experts, count, used, n_used) in [(8, 4, 2, 3), (256, 8, 4, 8), (160, 8, 3, 6), (640, 32, 5, 10), (6, 3, 3, 4)] {
+        let name = format!("topk_moe {n_used} of {experts} in the {used} best of {count} groups");
+        cases.push(Case::new(name, move |data| {
+            let logits = logits(data, experts, 5);
+            let bias = Some(data.input_with(F32, [experts, 1, 1, 1], |random, _| random.uniform(-0.1, 0.1)));
+            let groups = Some(Groups { count, used });
+            (Call { groups, bias, shares: of_sum, ..call(data, logits, n_used, Gate::Sigmoid) }.into(), CLOSE)
+        }));
+    }
+    cases.push(Case::new("topk_moe of equal groups the first", |data| {
+        let logits = data.input_with(F32, [64, 3, 1, 1], |random, _| random.below(2) as f64);
+        let groups = Some(Groups { count: 8, used: 2 });
+        (Call { groups, ..call(data, logits, 9, Gate::Sigmoid) }.into(), CLOSE)
     }));
     cases.push(Case::new("topk_moe ties go to the lower number", |data| {
         let logits = data.input_with(F32, [100, 3, 1, 1], |random, _| random.below(3) as f64);

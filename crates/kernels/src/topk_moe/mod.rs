@@ -45,6 +45,19 @@ pub enum Shares {
     Softmax,
 }
 
+/// Experts in consecutive groups of the same size: only those of the best groups can be chosen. A group is as good as the sum of
+/// its two largest gates, bias included; of equal groups the first is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// Number of groups.
+    pub count: usize,
+    /// Number of groups whose experts can be chosen.
+    pub used: usize,
+}
+
+/// Most groups: a thread each.
+const MOST_GROUPS: usize = 32;
+
 /// Operands of `topk_moe`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
@@ -56,6 +69,8 @@ pub struct Call {
     pub ids: Tensor,
     /// F32 `[n_used, tokens]`, dense rows: their weights.
     pub weights: Tensor,
+    /// Groups of experts, where the best groups are chosen first.
+    pub groups: Option<Groups>,
     /// What becomes of the logits.
     pub gate: Gate,
     /// How gates become weights.
@@ -122,6 +137,14 @@ impl Operation for Call {
             let fits = b.len() == experts && b.ty == TensorType::F32 && b.is_dense();
             require(fits, NAME, || format!("bias is {b}, want F32[{experts}]"))?;
         }
+        if let Some(Groups { count, used }) = self.groups {
+            let divided = count > 0 && experts.is_multiple_of(count) && experts / count >= 2;
+            require(divided && count <= MOST_GROUPS && used > 0 && used <= count, NAME, || {
+                format!("{used} of {count} groups of {experts} experts, want at most {MOST_GROUPS} groups of at least 2 each")
+            })?;
+            let left = experts / count * used;
+            require(n_used <= left, NAME, || format!("{n_used} of the {left} experts of {used} groups cannot be chosen"))?;
+        }
         match shares {
             Shares::OfSum { least, most } => {
                 require(least <= most, NAME, || format!("the sum cannot be at least {least} and at most {most}"))
@@ -159,7 +182,9 @@ impl Operation for Call {
             .define("COLS_BOUND", bound)
             .define("GATE", gate)
             .define("SHARES", shares)
-            .define("BIAS", u32::from(self.bias.is_some()));
+            .define("BIAS", u32::from(self.bias.is_some()))
+            .define("GROUPS", self.groups.map_or(0, |g| g.count))
+            .define("GROUPS_USED", self.groups.map_or(0, |g| g.used));
         Ok(Choice::one(Path::Scalar, shader, grid(self.logits.shape[1], caps)))
     }
 
@@ -220,6 +245,7 @@ mod tests {
             bias: None,
             ids: tensor(1, TensorType::I32, 4),
             weights: tensor(2, TensorType::F32, 4),
+            groups: None,
             gate: Gate::Softmax,
             shares: Shares::Gates,
             scale: 1.0,
@@ -234,6 +260,9 @@ mod tests {
         assert!(reason(call(3)).contains("4 of 3 experts"));
         assert!(reason(Call { weights: call(8).ids, ..call(8) }).contains("want F32[4, 3]"));
         assert!(reason(Call { bias: Some(call(8).logits), ..call(8) }).contains("bias"));
+        let grouped = |count, used| reason(Call { groups: Some(Groups { count, used }), ..call(8) });
+        assert!(grouped(3, 1).contains("1 of 3 groups of 8 experts") && grouped(4, 5).contains("5 of 4 groups"));
+        assert!(grouped(4, 1).contains("4 of the 2 experts of 1 groups"));
         assert!(reason(Call { shares: Shares::OfSum { least: 2.0, most: 1.0 }, ..call(8) }).contains("sum"));
     }
 

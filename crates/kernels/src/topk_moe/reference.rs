@@ -1,6 +1,6 @@
 //! The definition of `topk_moe`.
 
-use super::{Call, Gate, Shares};
+use super::{Call, Gate, Groups, Shares};
 use crate::host::HostMemory;
 
 /// Chooses the experts of every token and weighs them.
@@ -11,7 +11,9 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
     let (mut ids, mut weights) = (Vec::new(), Vec::new());
     for row in logits.chunks_exact(n_experts) {
         let gates = gates(call.gate, row);
-        let score = |&i: &usize| gates[i] + bias[i];
+        let scores: Vec<f64> = gates.iter().zip(&bias).map(|(g, b)| g + b).collect();
+        let scores = in_best_groups(call.groups, scores);
+        let score = |&i: &usize| scores[i];
         let mut order: Vec<usize> = (0..n_experts).collect();
         order.sort_by(|a, b| score(b).total_cmp(&score(a)));
         let picked = &order[..call.ids.shape[0]];
@@ -21,6 +23,24 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
     }
     memory.write(&call.ids, &ids);
     memory.write(&call.weights, &weights);
+}
+
+/// Minus infinity for the experts of groups that are not among the best.
+fn in_best_groups(groups: Option<Groups>, mut scores: Vec<f64>) -> Vec<f64> {
+    let Some(Groups { count, used }) = groups else { return scores };
+    let size = scores.len() / count;
+    let goodness = |group: &[f64]| {
+        let mut group = group.to_vec();
+        group.sort_by(|a, b| b.total_cmp(a));
+        group[0] + group[1]
+    };
+    let good: Vec<f64> = scores.chunks_exact(size).map(goodness).collect();
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by(|a, b| good[*b].total_cmp(&good[*a]));
+    for &group in &order[used..] {
+        scores[group * size..(group + 1) * size].fill(f64::NEG_INFINITY);
+    }
+    scores
 }
 
 fn gates(gate: Gate, logits: &[f64]) -> Vec<f64> {

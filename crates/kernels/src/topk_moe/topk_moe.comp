@@ -1,6 +1,7 @@
 // topk_moe: the router of a mixture of experts. Per token: gate = GATE(logits), the n_used experts with the largest
 // gate + bias (ties: the lower number) in falling order, and their weights share(gates) * scale + shift.
 // logits: F32 [experts, tokens]; bias (BIAS 1): F32 [experts]; ids: I32 [n_used, tokens]; weights: F32 [n_used, tokens].
+// GROUPS > 0: only experts of the GROUPS_USED groups with the largest sums of their two best scores can be chosen.
 // One workgroup of WG threads per token; its logits stay in registers, a maximum over the workgroup finds each expert.
 #version 450
 #include "kiln.glsl"
@@ -11,6 +12,10 @@ layout(local_size_x = WG) in;
 
 const float LOWEST = -3.402823466e38;
 const uint UNUSED = 0xffffffffu;
+
+#if GROUPS
+shared float goodness[GROUPS];
+#endif
 
 float softplus(float v) {
     float e = exp(-abs(v));
@@ -61,6 +66,29 @@ void main() {
         score[k] = v >= LOWEST ? v : LOWEST;
         place[k] = UNUSED;
     }
+#if GROUPS
+    // The two largest scores of each group; of equal ones the lower number counts as the largest.
+    for (uint g = 0; g < GROUPS; g++) {
+        uint start = g * (p.cols / GROUPS), end = start + p.cols / GROUPS;
+        float best = LOWEST;
+        SHARE(i) if (i >= start && i < end) best = max(best, score[k]);
+        best = wg_max(best);
+        float first = 1e9;
+        SHARE(i) if (i >= start && i < end && score[k] == best) first = min(first, float(i));
+        uint winner = uint(-wg_max(-first));
+        float second = LOWEST;
+        SHARE(i) if (i >= start && i < end && i != winner) second = max(second, score[k]);
+        second = wg_max(second);
+        if (gl_LocalInvocationID.x == 0) goodness[g] = best + second;
+    }
+    barrier();
+    SHARE(i) {
+        uint group = i / (p.cols / GROUPS), before = 0;
+        for (uint g = 0; g < GROUPS; g++)
+            before += uint(goodness[g] > goodness[group] || (goodness[g] == goodness[group] && g < group));
+        if (before >= GROUPS_USED) score[k] = LOWEST;
+    }
+#endif
     for (uint n = 0; n < p.n_used; n++) {
         float best = uintBitsToFloat(0xff800000u);
         SHARE(i) if (place[k] == UNUSED) best = max(best, score[k]);
