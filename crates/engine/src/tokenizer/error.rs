@@ -12,7 +12,7 @@ pub enum TokenizerError {
     #[error(transparent)]
     Metadata(#[from] kiln_gguf::Error),
     /// `tokenizer.ggml.model` names a kind of tokenizer that does not exist here.
-    #[error("tokenizer model `{model}` is not supported; known are gpt2, gemma4, llama and rwkv")]
+    #[error("tokenizer model `{model}` is not supported; known are gpt2, gemma4, llama, bert, t5 and rwkv")]
     UnknownModel {
         /// The name in the file.
         model: String,
@@ -119,6 +119,12 @@ pub enum TokenizerError {
         offset: usize,
         /// The text of the token.
         text: String,
+    },
+    /// The table that normalises a text is damaged.
+    #[error("`tokenizer.ggml.precompiled_charsmap` is damaged: {what}")]
+    BadCharsmap {
+        /// What is wrong.
+        what: String,
     },
     /// A token id is not in the vocabulary.
     #[error("token id {id} is out of range: the vocabulary has {tokens} tokens")]

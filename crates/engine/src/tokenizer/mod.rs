@@ -26,7 +26,9 @@ mod special;
 mod spm;
 mod stream;
 mod trie;
+mod ugm;
 mod vocab;
+mod wpm;
 
 pub use error::TokenizerError;
 pub use stream::TextStream;
@@ -39,6 +41,8 @@ use bpe::{Alphabet, Bpe};
 use rwkv::Rwkv;
 use special::{Part, SpecialTokens};
 use spm::Spm;
+use ugm::Ugm;
+use wpm::Wpm;
 
 /// Whether BOS and EOS are put around a text where the vocabulary wants them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +84,8 @@ enum Model {
     Bpe(Box<Bpe>),
     Spm(Box<Spm>),
     Rwkv(Box<Rwkv>),
+    Wpm(Box<Wpm>),
+    Ugm(Box<Ugm>),
 }
 
 /// A vocabulary ready for use. It can be shared between threads.
@@ -121,6 +127,14 @@ impl Tokenizer {
                 pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
                 model = Model::Spm(Box::new(Spm::new(&vocab)));
             }
+            "bert" => {
+                pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
+                model = Model::Wpm(Box::new(Wpm::new(&vocab)?));
+            }
+            "t5" => {
+                pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
+                model = Model::Ugm(Box::new(Ugm::new(&vocab)?));
+            }
             "rwkv" => {
                 pieces = collect_pieces(&vocab, rwkv::unescape)?;
                 model = Model::Rwkv(Box::new(Rwkv::new(&vocab, pieces.iter())));
@@ -155,6 +169,8 @@ impl Tokenizer {
         match &self.model {
             Model::Bpe(bpe) => bpe.encode(text, ids)?,
             Model::Rwkv(rwkv) => rwkv.encode(text, ids),
+            Model::Wpm(wpm) => wpm.encode(text, ids)?,
+            Model::Ugm(ugm) => ugm.encode(text, ids),
             Model::Spm(spm) => {
                 let mut marked = String::with_capacity(text.len() + text.len() / 2);
                 if self.vocab.add_space_prefix && after_special {

@@ -51,6 +51,24 @@ impl<V: Copy> Trie<V> {
         self.root[usize::from(byte)] != ABSENT
     }
 
+    /// Every key at the beginning of `text`, the shortest first, as its length and value.
+    pub(super) fn each_prefix(&self, text: &[u8], mut found: impl FnMut(usize, V)) {
+        let Some((&first, rest)) = text.split_first() else { return };
+        let mut at = self.root[usize::from(first)];
+        let mut len = 1;
+        let mut bytes = rest.iter();
+        while at != ABSENT {
+            let node = &self.nodes[at as usize];
+            if let Some(value) = node.value {
+                found(len, value);
+            }
+            let Some(byte) = bytes.next() else { return };
+            let Ok(child) = node.children.binary_search_by_key(byte, |child| child.0) else { return };
+            at = node.children[child].1;
+            len += 1;
+        }
+    }
+
     /// The longest key at the beginning of `text` whose value is accepted, as its length and value.
     pub(super) fn longest(&self, text: &[u8], accept: impl Fn(V) -> bool) -> Option<(usize, V)> {
         let (&first, rest) = text.split_first()?;

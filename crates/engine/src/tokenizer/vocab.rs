@@ -41,7 +41,7 @@ impl TokenType {
 /// A vocabulary: everything that decides how text becomes tokens. Fill it by hand or by [`Vocab::from_gguf`].
 #[derive(Clone, Debug, Default)]
 pub struct Vocab {
-    /// The kind of tokenizer: `gpt2`, `gemma4`, `llama` or `rwkv` (`tokenizer.ggml.model`).
+    /// The kind of tokenizer: `gpt2`, `gemma4`, `llama`, `bert`, `t5` or `rwkv` (`tokenizer.ggml.model`).
     pub model: String,
     /// How a `gpt2` vocabulary splits text into words (`tokenizer.ggml.pre`).
     pub pre: String,
@@ -71,8 +71,25 @@ pub struct Vocab {
     pub add_eos: bool,
     /// Whether a text gets a space in front, for `llama`.
     pub add_space_prefix: bool,
+    /// Whether several spaces count as one, for `t5`.
+    pub merge_spaces: bool,
+    /// The table that normalises a text, for `t5`; empty if there is none.
+    pub charsmap: Vec<u8>,
     /// Whether white space after a special token is dropped, as Phi-3 was trained.
     pub trim_after_special: bool,
+}
+
+/// The table of `t5`, which files hold as signed or unsigned bytes.
+fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, TokenizerError> {
+    const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
+    let bytes = match metadata.value(KEY).and_then(kiln_gguf::Value::as_array) {
+        None => return Ok(Vec::new()),
+        Some(kiln_gguf::Array::I8(bytes)) => bytes.iter().map(|byte| *byte as u8).collect(),
+        Some(array) => array
+            .to_ints::<u8>()
+            .ok_or_else(|| TokenizerError::BadCharsmap { what: "it is no list of bytes".into() })?,
+    };
+    Ok(bytes)
 }
 
 const MAX_TOKENS: usize = 1 << 24;
@@ -92,8 +109,12 @@ impl Vocab {
             Ok::<_, TokenizerError>(id)
         };
         let (is_spm, is_gemma) = (model == "llama", model == "gemma4");
+        let (is_wpm, is_ugm) = (model == "bert", model == "t5");
         let spm_default = |id: u32| Some(id).filter(|_| is_spm);
-        let add_bos = metadata.get_bool_or("tokenizer.ggml.add_bos_token", is_spm || pre::default_add_bos(&pre))?;
+        let wpm_default = |id: u32| Some(id).filter(|_| is_wpm);
+        let ugm_default = |id: u32| Some(id).filter(|_| is_ugm);
+        let add_bos = metadata
+            .get_bool_or("tokenizer.ggml.add_bos_token", is_spm || is_wpm || (!is_ugm && pre::default_add_bos(&pre)))?;
         let types = metadata.get_i32_array_or("tokenizer.ggml.token_type", Vec::new())?;
         let name = metadata.get_str_or("general.name", "")?.to_lowercase();
         Ok(Self {
@@ -101,16 +122,23 @@ impl Vocab {
             token_types: types.into_iter().map(TokenType::from_number).collect(),
             scores: metadata.get_f32_array_or("tokenizer.ggml.scores", Vec::new())?,
             merges: metadata.get_str_array_opt("tokenizer.ggml.merges")?.cloned().unwrap_or_default(),
-            bos: id("bos")?.or(spm_default(1)),
-            eos: id("eos")?.or(spm_default(2)),
+            // Encoders begin by their class token and end by their separator.
+            bos: id("bos")?.or(id("cls")?.filter(|_| is_wpm)).or(spm_default(1)).or(wpm_default(101)),
+            eos: id("eos")?
+                .or(id("seperator")?.filter(|_| is_wpm))
+                .or(spm_default(2))
+                .or(wpm_default(102))
+                .or(ugm_default(1)),
             eot: id("eot")?,
             eom: id("eom")?,
-            unk: id("unknown")?.or(spm_default(0)),
+            unk: id("unknown")?.or(spm_default(0)).or(wpm_default(100)).or(ugm_default(2)),
             pad: id("padding")?,
             // Files of Gemma 4 say no and mean yes: the model was trained with BOS.
             add_bos: add_bos || is_gemma,
-            add_eos: metadata.get_bool_or("tokenizer.ggml.add_eos_token", false)?,
+            add_eos: metadata.get_bool_or("tokenizer.ggml.add_eos_token", is_wpm || is_ugm)?,
             add_space_prefix: metadata.get_bool_or("tokenizer.ggml.add_space_prefix", is_spm)?,
+            merge_spaces: metadata.get_bool_or("tokenizer.ggml.remove_extra_whitespaces", false)?,
+            charsmap: charsmap(metadata)?,
             trim_after_special: name.contains("phi-3") || name.contains("phi3"),
             model,
             pre,
