@@ -108,6 +108,6 @@ mod tests {
         assert_eq!(encode("Café CAFÉS"), [1, 1, 2]);
         assert_eq!(encode("ca\u{200b}fe!你你 x"), [1, 3, 4, 4, 0]);
         assert_eq!(encode("한"), [5, 6, 7]);
-        assert_eq!(encode(" \n"), []);
+        assert!(encode(" \n").is_empty());
     }
 }

@@ -334,3 +334,57 @@ fn templates_tell_their_family() {
         assert_eq!(family(template), want, "{template}");
     }
 }
+
+/// Pieces of markup from every family, well and badly placed.
+fn markup() -> impl proptest::strategy::Strategy<Value = String> {
+    let mut pieces: Vec<String> = WRITTEN.iter().flat_map(|(_, text)| cut_up(text)).collect();
+    pieces
+        .extend(["{", "}", "[", "]", "\"", "\\", "'", "(", ")", ",", ":", "<", "é", "\n", " ", "x"].map(str::to_owned));
+    pieces.sort();
+    pieces.dedup();
+    proptest::strategy::Strategy::prop_map(
+        proptest::collection::vec(proptest::sample::select(pieces), 0..14),
+        |pieces| pieces.concat(),
+    )
+}
+
+/// A text cut where markup begins or ends.
+fn cut_up(text: &str) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for c in text.chars() {
+        let starts = matches!(c, '<' | '[' | '{' | '"');
+        if starts {
+            pieces.push(String::new());
+        }
+        if let Some(last) = pieces.last_mut() {
+            last.push(c);
+        }
+        if matches!(c, '>' | ']' | '}' | ',' | '\n' | '(') {
+            pieces.push(String::new());
+        }
+    }
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn no_output_breaks_a_reader_and_cuts_make_no_difference(
+        text in markup(),
+        cuts in proptest::collection::vec(0usize..400, 0..4),
+    ) {
+        let mut cuts: Vec<usize> = cuts.into_iter().filter(|&cut| cut <= text.len() && text.is_char_boundary(cut)).collect();
+        cuts.extend([0, text.len()]);
+        cuts.sort_unstable();
+        let pieces: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        for family in FAMILIES.iter().filter(|family| !family.is_harmony()) {
+            for offered in [tools(), Vec::new()] {
+                // `run` checks the order of events and that no call stays open.
+                let whole = run(family.name, offered.clone(), &[&text]);
+                proptest::prop_assert_eq!(run(family.name, offered, &pieces), whole, "{} {:?}", family.name, &pieces);
+            }
+        }
+    }
+}
