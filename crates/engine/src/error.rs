@@ -1,5 +1,8 @@
 //! What can go wrong between a model file and its text.
 
+use kiln_system::memory::{Available, size};
+use kiln_system::text::shown;
+
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -15,30 +18,30 @@ pub enum Error {
     Gpu(#[from] kiln_gpu::Error),
 
     #[error(
-        "architecture {name:?} is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds"
+        "architecture \"{name}\" is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds", name = shown(name)
     )]
     Architecture { name: String, known: String },
     #[error(
-        "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind"
+        "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind", key = shown(key), value = shown(value), want = shown(want)
     )]
     Hyperparameter { key: String, value: String, want: String },
     #[error(
-        "tensor `{name}` is missing\nhint: the file is not a complete model of its architecture; fetch or convert it again"
+        "tensor `{name}` is missing\nhint: the file is not a complete model of its architecture; fetch or convert it again", name = shown(name)
     )]
     MissingTensor { name: String },
     #[error(
-        "tensor `{name}` has shape {got:?}, the model's configuration wants {want:?}\nhint: convert the model again"
+        "tensor `{name}` has shape {got:?}, the model's configuration wants {want:?}\nhint: convert the model again", name = shown(name)
     )]
     TensorShape { name: String, got: Vec<usize>, want: Vec<usize> },
     #[error(
-        "tensor `{name}` of type {ty} does not hold finite numbers that can be read\nhint: the file is damaged; fetch or convert it again"
+        "tensor `{name}` of type {ty} does not hold finite numbers that can be read\nhint: the file is damaged; fetch or convert it again", name = shown(name)
     )]
     TensorValues { name: String, ty: String },
     #[error(
-        "tensor `{name}` is in the file, but the architecture has no use for it ({others} more like it): the result would be wrong\nhint: the file may be of another kind than it says, or of a newer one than Kiln knows"
+        "tensor `{name}` is in the file, but the architecture has no use for it ({others} more like it): the result would be wrong\nhint: the file may be of another kind than it says, or of a newer one than Kiln knows", name = shown(name)
     )]
     UnreadTensor { name: String, others: usize },
-    #[error("{what} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds")]
+    #[error("{} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds", shown(what))]
     NotSupported { what: String },
     #[error(
         "a cache of {ty} takes rows of whole blocks of {block}, the model's have {width} elements\nhint: choose F16 for this cache"
@@ -46,7 +49,9 @@ pub enum Error {
     CacheType { ty: String, width: usize, block: usize },
     #[error("there is no pass {name:?}; the passes are {known}")]
     UnknownPass { name: String, known: String },
-    #[error("the plan is not sound at step {step}: {why}")]
+    #[error(
+        "this model cannot be run: step {step} of it does not fit together ({why})\nhint: its file has a tensor of an unusual type or shape; `kiln inspect --tensors` lists them"
+    )]
     Plan { step: String, why: String },
     #[error(
         "the prompt has {tokens} tokens, the context holds {context}\nhint: shorten the prompt or raise --ctx-size (the model was trained with {trained})"
@@ -76,6 +81,13 @@ pub enum Error {
     Sample(#[from] crate::sampler::SampleError),
     #[error("the sequence cannot be used: {why}")]
     NoSequence { why: &'static str },
+    #[error(
+        "tensor `{}` holds NaN or infinity (element {element}), where a model has finite numbers\nhint: the file is damaged or its conversion failed; fetch or convert it again",
+        shown(tensor)
+    )]
+    NotFinite { tensor: String, element: usize },
+    #[error("{what} needs {} of memory, {} are left {}\nhint: a lower --ctx-size or a smaller model (`kiln inspect` tells how much each needs)", size(*needed), size(available.bytes), available.bound.name())]
+    Memory { what: &'static str, needed: u64, available: Available },
     #[error("the prompt is empty\nhint: give at least one token of text")]
     EmptyPrompt,
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]

@@ -19,6 +19,7 @@ pub mod state;
 pub mod synth;
 pub mod text;
 pub mod tokenizer;
+pub mod weights;
 
 pub use error::Error;
 pub use run::Session;

@@ -18,8 +18,19 @@ pub enum RequantiseError {
     /// A file could not be read or written.
     #[error(transparent)]
     Gguf(#[from] kiln_gguf::Error),
+    /// A weight is no number.
+    #[error(
+        "tensor `{}` holds NaN or infinity (element {element}), which no quantised type can\nhint: the file is damaged or its conversion failed; fetch or convert it again",
+        kiln_system::text::shown(tensor)
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// The first such value.
+        element: usize,
+    },
     /// A tensor could not be converted.
-    #[error("cannot convert tensor `{tensor}` from {from} to {to}: {why}")]
+    #[error("cannot convert tensor `{}` from {from} to {to}: {why}", kiln_system::text::shown(tensor))]
     Quant {
         /// The tensor.
         tensor: String,
@@ -79,6 +90,9 @@ impl<'a> Conversion<'a> {
         let mut packed = Vec::new();
         for (info, ty) in self.tensors() {
             let data = self.model.data(info);
+            if let Some(element) = quant::first_not_finite(info.ty, data) {
+                return Err(RequantiseError::NotFinite { tensor: info.name.clone(), element });
+            }
             if info.ty == ty {
                 for piece in data.chunks(PIECE) {
                     stream.write_piece(&info.name, piece)?;
@@ -151,6 +165,26 @@ mod tests {
             );
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn weights_that_are_no_numbers_are_refused() {
+        let preset = Preset::from_name("tiny-llama-256").unwrap();
+        for recipe in ["F16", "Q8_0"] {
+            let mut bytes = Synth::new(preset, Recipe::from_name(recipe).unwrap(), 5).to_bytes().unwrap();
+            let info = Gguf::from_bytes(bytes.clone()).unwrap().tensor("blk.1.attn_k.weight").unwrap().clone();
+            bytes[info.offset as usize..][..2].fill(0xff);
+            let model = Gguf::from_bytes(bytes).unwrap();
+            // Converted, and copied as it is.
+            for to in ["Q4_0", recipe] {
+                let folder = tempfile::tempdir().unwrap();
+                let output = Output::create(&folder.path().join("x"), Overwrite::No, &[]).unwrap();
+                let conversion = Conversion::new(&model, Recipe::from_name(to).unwrap()).unwrap();
+                let error = conversion.save(output, &|_| {}).unwrap_err().to_string();
+                assert!(error.contains("blk.1.attn_k.weight") && error.contains("element 0"), "{error}");
+                assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+            }
+        }
     }
 
     #[test]

@@ -247,3 +247,29 @@ fn prompts_that_do_not_fit_get_both_numbers() {
     let asked = Session::new(Arc::clone(&model), cpu(Arithmetic::Fast), 1 << 30, &mut |_, _| {});
     assert!(asked.err().unwrap().to_string().contains("1073741824"));
 }
+
+/// A file whose tensor `name` begins with bytes of ones: NaN in every float and in every scale of blocks.
+fn with_nan(recipe: &str, name: &str) -> Arc<Model> {
+    let mut bytes = file(recipe);
+    let gguf = Gguf::from_bytes(bytes.clone()).unwrap();
+    let info = gguf.tensor(name).unwrap();
+    // Scales of some formats stand at the end of a block.
+    bytes[info.offset as usize..][..info.bytes.min(512)].fill(0xff);
+    Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap())
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_by_name_on_every_executor() {
+    for recipe in ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"] {
+        for name in ["blk.0.attn_norm.weight", "blk.1.ffn_down.weight", "token_embd.weight"] {
+            let model = with_nan(recipe, name);
+            let mut executors = vec![cpu(Arithmetic::Fast), cpu(Arithmetic::Reference)];
+            executors.extend(gpu().map(|(executor, _)| executor));
+            for executor in executors {
+                let error = Session::new(Arc::clone(&model), executor, 64, &mut |_, _| {}).err();
+                let error = error.unwrap_or_else(|| panic!("{recipe} {name} should be refused")).to_string();
+                assert!(error.contains(name) && error.contains("NaN"), "{recipe} {name}: {error}");
+            }
+        }
+    }
+}

@@ -14,6 +14,9 @@ use crate::{Adapter, Cache, Device, Error, Shader, SubgroupRequest, cache, compi
 /// Pipelines that take longer are named in the log.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(5);
 
+/// Compilations that take longer are announced.
+const NOTICE: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// A compiled kernel.
 #[derive(Debug)]
 pub struct Pipeline {
@@ -76,8 +79,16 @@ impl Device {
     /// Makes the pipelines of all these shaders, on all cores. `done` is told after each.
     pub fn prepare(&self, shaders: &[Shader], done: &(dyn Fn() + Sync)) -> Result<(), Error> {
         let different: HashSet<&Shader> = shaders.iter().collect();
+        let (count, start, told) = (different.len(), std::time::Instant::now(), std::sync::Once::new());
         different.into_par_iter().try_for_each(|shader| {
             self.pipeline(shader)?;
+            // A first start takes seconds, and minutes on some drivers; a later one a moment.
+            if start.elapsed() > NOTICE {
+                told.call_once(|| {
+                    let name = &self.adapter.name;
+                    log::info!(target: "kiln::note", "compiling {count} kernels for {name}; the next start has them ready");
+                });
+            }
             done();
             Ok(())
         })

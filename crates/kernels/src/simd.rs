@@ -12,7 +12,8 @@ pub(crate) fn level() -> Level {
     *LEVEL.get_or_init(Level::new)
 }
 
-/// A half float that is finite: scales of blocks and weights. Infinities would become large numbers.
+/// A half float that is finite: scales of blocks and weights, which are looked at when a model is loaded. Infinities
+/// would become large numbers.
 #[inline(always)]
 pub(crate) fn finite_half(bits: u16) -> f32 {
     // The exponent is shifted into place and rebiased by a multiplication, which gets subnormals right as well.

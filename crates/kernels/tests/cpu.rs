@@ -1,7 +1,7 @@
 //! Judges the fast code of the CPU against the reference: every small case of every operation, so that none can drift.
 
-use kiln_kernels::KERNELS;
 use kiln_kernels::case::{Case, Level, Tolerance};
+use kiln_kernels::{Call, KERNELS};
 use rayon::prelude::*;
 
 /// f32 arithmetic stays far below; results of 16 bits or in blocks may be rounded the other way where a sum lies between
@@ -45,4 +45,25 @@ fn the_cpu_agrees_with_the_reference() {
         let wrong: Vec<String> = cases.par_iter().filter_map(judge).collect();
         assert!(wrong.is_empty(), "{} of {} cases of {}:\n{}", wrong.len(), cases.len(), kernel.name, wrong.join("\n"));
     }
+}
+
+/// A model whose numbers have gone wrong should say so: no operation on the way may make zeros of NaN.
+#[test]
+fn attention_passes_nan_on() {
+    let kernel = KERNELS.iter().find(|k| k.name == "flash_attention").unwrap();
+    let mut tried = 0;
+    for case in (kernel.cases)(Level::Small) {
+        let (call, _, mut memory) = case.build();
+        let Call::FlashAttention(attention) = &call else { panic!("{} is another operation", case.name) };
+        memory.write(&attention.q, &vec![f64::NAN; attention.q.len()]);
+        let (mut got, mut want) = (memory.clone(), memory);
+        call.operation().cpu(&mut got);
+        call.operation().reference(&mut want);
+        let (got, want) = (got.read(&attention.out), want.read(&attention.out));
+        // Queries that see no key get zeros, whatever they are.
+        let same = got.iter().zip(&want).all(|(a, b)| a == b || (a.is_nan() && b.is_nan()));
+        assert!(same, "{}", case.name);
+        tried += usize::from(want.iter().any(|v| v.is_nan()));
+    }
+    assert!(tried > 10, "{tried} cases see keys");
 }

@@ -13,7 +13,7 @@ use kiln_gpu::Error as GpuError;
 use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Wish};
-use crate::output::{byte_progress, say};
+use crate::output::{byte_progress, say, size};
 use crate::store;
 
 /// Where a model runs and how much it remembers: flags of every command that runs one.
@@ -143,7 +143,12 @@ impl ModelFlags {
     pub(crate) fn session(&self, model: &Arc<Model>) -> anyhow::Result<Session> {
         let (executor, context, caches) =
             (self.executor()?, self.context(model), [self.cache_type_k, self.cache_type_v]);
-        Ok(loading(|progress| Session::with_caches(Arc::clone(model), executor, context, caches, progress))?)
+        let start = std::time::Instant::now();
+        let session = loading(|progress| Session::with_caches(Arc::clone(model), executor, context, caches, progress))?;
+        let weights = size(model.gguf.data_bytes());
+        let (context, seconds) = (session.context(), start.elapsed().as_secs_f64());
+        log::info!("{weights} of weights on {} in {seconds:.2} s; room for {context} tokens", session.describe());
+        Ok(session)
     }
 
     /// Loads a model with this much room, with a progress bar.

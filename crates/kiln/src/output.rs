@@ -2,7 +2,7 @@
 //! error. Text of files and models reaches a terminal without the commands that may be in it.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use kiln_system::text::for_terminal;
 
@@ -39,29 +39,38 @@ pub(crate) fn say(line: &str) {
 
 struct Log;
 
+/// Messages of libraries that everybody should see go to this target, at the level of information.
+const NOTE: &str = "kiln::note";
+
+/// How much is said: 0 to 2.
+static VERBOSE: AtomicU8 = AtomicU8::new(0);
+
 impl log::Log for Log {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.target().starts_with("kiln")
+        let most = match VERBOSE.load(Ordering::Relaxed) {
+            0 => log::Level::Warn,
+            1 => log::Level::Info,
+            _ => log::Level::Debug,
+        };
+        metadata.target() == NOTE || (metadata.target().starts_with("kiln") && metadata.level() <= most)
     }
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            say(&format!("{}: {}", record.level().as_str().to_lowercase(), record.args()));
+            let level = record.level().as_str().to_lowercase();
+            say(&format!("{}: {}", if record.target() == NOTE { "note" } else { &level }, record.args()));
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Warnings are always shown, more with `-v`.
+/// Warnings and notes are always shown, more with `-v`.
 pub(crate) fn start_log(verbose: u8) {
     static LOG: Log = Log;
+    VERBOSE.store(verbose, Ordering::Relaxed);
     if log::set_logger(&LOG).is_ok() {
-        log::set_max_level(match verbose {
-            0 => log::LevelFilter::Warn,
-            1 => log::LevelFilter::Info,
-            _ => log::LevelFilter::Debug,
-        });
+        log::set_max_level(if verbose > 1 { log::LevelFilter::Debug } else { log::LevelFilter::Info });
     }
 }
 

@@ -226,6 +226,36 @@ impl Drop for Temporary {
     }
 }
 
+/// A folder for what is on its way (a download), with a name of its own. It goes away with all in it when it is dropped,
+/// and on signals as incomplete files do.
+#[derive(Debug)]
+pub struct Workspace(Option<tempfile::TempDir>);
+
+impl Workspace {
+    /// A new folder in this one.
+    pub fn in_folder(folder: &Path) -> io::Result<Workspace> {
+        let mut incomplete = incomplete();
+        let made = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).rand_bytes(16).tempdir_in(folder)?;
+        incomplete.insert(made.path().to_owned());
+        Ok(Workspace(Some(made)))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.as_ref().map_or(Path::new(""), |made| made.path())
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if let Some(made) = self.0.take() {
+            let path = made.path().to_owned();
+            drop(made);
+            incomplete().remove(&path);
+        }
+    }
+}
+
 /// Every incomplete file of this process.
 fn incomplete() -> MutexGuard<'static, HashSet<PathBuf>> {
     static FILES: LazyLock<Mutex<HashSet<PathBuf>>> = LazyLock::new(Mutex::default);
@@ -242,7 +272,7 @@ pub fn remove_on_signals() {
         let Some(signal) = signals.forever().next() else { return };
         // Never given back: no file is made any more.
         let files = incomplete();
-        files.iter().for_each(|file| drop(fs::remove_file(file)));
+        files.iter().for_each(|file| drop(fs::remove_file(file).or_else(|_| fs::remove_dir_all(file))));
         if signal == SIGBUS {
             // The thread that touched the missing bytes tries again and again until the process has ended.
             let _ = io::stderr().write_all(
@@ -272,7 +302,16 @@ pub fn stale(folder: &Path) -> Vec<(PathBuf, u64)> {
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let size = |path: PathBuf| {
-        let metadata = fs::symlink_metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let metadata = fs::symlink_metadata(&path).ok()?;
+        if metadata.is_dir() {
+            // A folder has no lock; what was touched within the hour may be at work.
+            let idle = metadata.modified().ok()?.elapsed().is_ok_and(|age| age.as_secs() > 3600);
+            let inside = fs::read_dir(&path).into_iter().flatten().flatten();
+            return idle.then(|| (path, inside.filter_map(|e| Some(e.metadata().ok()?.len())).sum()));
+        }
+        if !metadata.is_file() {
+            return None;
+        }
         let locked = File::open(&path).ok()?.try_lock().is_err_and(|e| matches!(e, fs::TryLockError::WouldBlock));
         (!locked).then_some((path, metadata.len()))
     };
@@ -306,6 +345,16 @@ mod tests {
         assert_eq!(names(folder.path()), ["x"]);
         fs::write(folder.path().join(".kiln-left.tmp"), b"1234").unwrap();
         assert_eq!(stale(folder.path()), [(folder.path().join(".kiln-left.tmp"), 4)]);
+    }
+
+    #[test]
+    fn a_workspace_goes_away_with_all_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let workspace = Workspace::in_folder(folder.path()).unwrap();
+        fs::write(workspace.path().join("x"), b"1").unwrap();
+        assert!(stale(folder.path()).is_empty(), "it is at work");
+        drop(workspace);
+        assert!(names(folder.path()).is_empty());
     }
 
     #[test]

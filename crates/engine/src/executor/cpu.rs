@@ -11,6 +11,7 @@ use kiln_kernels::tensor::{Slot, Tensor};
 use super::{Executor, FORGOTTEN, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
+use crate::weights;
 
 /// Which code runs the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +71,12 @@ impl Executor for CpuExecutor {
 
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
         let total = fixed.slots.iter().map(|s| s.bytes as u64).sum();
+        has_room("the model with its caches", total)?;
         let mut done = 0;
         self.memory.slots.clear();
         for slot in &fixed.slots {
             let bytes = match &slot.kind {
-                SlotKind::Weight => gguf.data(gguf.tensor(&slot.name)?).to_vec(),
+                SlotKind::Weight => weights::data(gguf, gguf.tensor(&slot.name)?)?.to_vec(),
                 SlotKind::Constant(bytes) => bytes.clone(),
                 _ => vec![0; slot.bytes],
             };
@@ -88,8 +90,11 @@ impl Executor for CpuExecutor {
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.n_fixed, "the plan should stand on the slots that were loaded");
-        let own = plan.slots[plan.n_fixed..].iter();
-        let own = own.map(|s| vec![0; if s.place.is_some() { 0 } else { s.bytes }]).collect();
+        let alone = |s: &SlotInfo| if s.place.is_some() { 0 } else { s.bytes };
+        let own = &plan.slots[plan.n_fixed..];
+        let needed = own.iter().map(alone).sum::<usize>() + plan.arena.saturating_sub(self.arena.len());
+        has_room("reading so many tokens at once", needed as u64)?;
+        let own = own.iter().map(|s| vec![0; alone(s)]).collect();
         if self.arena.len() < plan.arena {
             self.arena = vec![0; plan.arena];
         }
@@ -196,6 +201,14 @@ impl Executor for CpuExecutor {
 
     fn choices(&self, plan: PlanId) -> Vec<String> {
         self.plans[plan.0].as_ref().expect(FORGOTTEN).plan.steps.iter().map(|_| "cpu".to_owned()).collect()
+    }
+}
+
+/// Whether so many bytes can be had. Asked before they are taken: a process that takes too much is ended without a word.
+fn has_room(what: &'static str, needed: u64) -> Result<(), Error> {
+    match kiln_system::memory::available() {
+        Some(available) if available.bytes < needed => Err(Error::Memory { what, needed, available }),
+        _ => Ok(()),
     }
 }
 

@@ -15,6 +15,7 @@ use super::{BATCH, Executor, FORGOTTEN, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
+use crate::weights;
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
@@ -289,8 +290,8 @@ impl Executor for GpuExecutor {
             let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
             let buffer = self.device.allocate(MemoryKind::Device, bytes as u64)?;
             match (&slot.kind, weight, packed) {
-                (_, Some(info), Some(ty)) => upload_packed(&mut uploader, &buffer, ty, gguf.data(info))?,
-                (_, Some(info), None) => uploader.write(&buffer, 0, gguf.data(info))?,
+                (_, Some(info), Some(ty)) => upload_packed(&mut uploader, &buffer, ty, weights::data(gguf, info)?)?,
+                (_, Some(info), None) => uploader.write(&buffer, 0, weights::data(gguf, info)?)?,
                 (SlotKind::Constant(bytes), ..) => uploader.write(&buffer, 0, bytes)?,
                 // Rows of the cache past the length are never used, but NaN left in memory must not be there either.
                 _ => uploader.zero(&buffer)?,

@@ -1,5 +1,7 @@
 //! What can be wrong with a vocabulary or with a call of the tokenizer.
 
+use kiln_system::text::shown;
+
 use super::pre;
 
 /// An error of building or using a [`Tokenizer`](super::Tokenizer).
@@ -12,15 +14,16 @@ pub enum TokenizerError {
     #[error(transparent)]
     Metadata(#[from] kiln_gguf::Error),
     /// `tokenizer.ggml.model` names a kind of tokenizer that does not exist here.
-    #[error("tokenizer model `{model}` is not supported; known are gpt2, gemma4, llama, bert, t5 and rwkv")]
+    #[error("tokenizer model `{}` is not supported; known are gpt2, gemma4, llama, bert, t5 and rwkv", shown(model))]
     UnknownModel {
         /// The name in the file.
         model: String,
     },
     /// `tokenizer.ggml.pre` names an unknown pre-tokeniser.
     #[error(
-        "pre-tokeniser `{name}` is unknown and guessing one would give wrong tokens; if it splits text like a known \
-         one, override `tokenizer.ggml.pre` with that name. Known: {}",
+        "the way this model splits text (`tokenizer.ggml.pre` is `{}`) is not known, and guessing would give wrong tokens; a \
+         newer Kiln may know it. Known: {}",
+        shown(name),
         pre::known_names()
     )]
     UnknownPre {
@@ -29,13 +32,13 @@ pub enum TokenizerError {
     },
     /// A byte-level vocabulary does not say how text is split into words.
     #[error(
-        "the vocabulary names no pre-tokeniser; override `tokenizer.ggml.pre` with the right one (`default` is what \
-         old files were run with). Known: {}",
+        "the file does not say how text is split (`tokenizer.ggml.pre` is missing): it was converted by an old program; \
+         convert the model again. Known: {}",
         pre::known_names()
     )]
     MissingPre,
     /// A pre-tokeniser pattern could not be compiled.
-    #[error("the pattern of pre-tokeniser `{name}` does not compile: {reason}")]
+    #[error("the pattern of pre-tokeniser `{}` does not compile: {reason}", shown(name))]
     Pattern {
         /// The pre-tokeniser.
         name: String,
@@ -89,7 +92,7 @@ pub enum TokenizerError {
         tokens: usize,
     },
     /// The vocabulary asks for a special token around every text and does not say which.
-    #[error("`{flag}` is set, but the vocabulary names no {role} token; set `{flag}` to false or give the id")]
+    #[error("`{flag}` is set, but the vocabulary names no {role} token; convert the model again")]
     NoSpecial {
         /// The flag.
         flag: &'static str,
@@ -97,13 +100,13 @@ pub enum TokenizerError {
         role: &'static str,
     },
     /// A byte-level vocabulary has no merges.
-    #[error("a `{model}` vocabulary needs `tokenizer.ggml.merges`, and it is empty or missing")]
+    #[error("a `{}` vocabulary needs `tokenizer.ggml.merges`, and it is empty or missing", shown(model))]
     NoMerges {
         /// The tokenizer model.
         model: String,
     },
     /// A merge is not two pieces with a space between.
-    #[error("merge {index} is not two pieces with a space between: `{merge}`")]
+    #[error("merge {index} is not two pieces with a space between: `{}`", shown(merge))]
     BadMerge {
         /// Its index, which is its rank.
         index: usize,
@@ -111,7 +114,7 @@ pub enum TokenizerError {
         merge: String,
     },
     /// A token of an RWKV vocabulary has a broken escape.
-    #[error("token {id} has a broken escape at byte {offset}: `{text}`")]
+    #[error("token {id} has a broken escape at byte {offset}: `{}`", shown(text))]
     BadEscape {
         /// The token.
         id: usize,

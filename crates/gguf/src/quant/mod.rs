@@ -4,6 +4,7 @@
 mod blocks;
 pub mod codebook;
 mod eight;
+mod finite;
 mod search;
 mod superblock;
 
@@ -41,7 +42,10 @@ use rayon::prelude::*;
 
 use crate::TensorType;
 
+pub use finite::first_not_finite;
 pub use packed::{pack, packed_type, unpack};
+
+use finite::{FloatKind, Scales, float_first, large_power_first, scattered_half};
 
 /// Values that one task of [`quantise_rows_parallel`] should at least have, so that handing it out costs nothing.
 const TASK_VALUES: usize = 1 << 15;
@@ -56,53 +60,60 @@ struct Format {
     ty: TensorType,
     dequantise: Dequantise,
     quantise: Option<Quantise>,
+    /// Where NaN and infinity can hide.
+    scales: Scales,
 }
 
-const fn both(ty: TensorType, dequantise: Dequantise, quantise: Quantise) -> Format {
-    Format { ty, dequantise, quantise: Some(quantise) }
+const fn both(ty: TensorType, scales: Scales, dequantise: Dequantise, quantise: Quantise) -> Format {
+    Format { ty, dequantise, quantise: Some(quantise), scales }
 }
 
-const fn read_only(ty: TensorType, dequantise: Dequantise) -> Format {
-    Format { ty, dequantise, quantise: None }
+const fn read_only(ty: TensorType, scales: Scales, dequantise: Dequantise) -> Format {
+    Format { ty, dequantise, quantise: None, scales }
+}
+
+/// Half floats at these bytes of a block.
+const fn halves(at: &'static [usize]) -> Scales {
+    Scales::Halves(at)
 }
 
 /// Every format of files Kiln knows; the order is that of the ids. Packed types are those of their base.
 static FORMATS: &[Format] = &[
-    both(TensorType::F32, plain::dequantise_f32, plain::quantise_f32),
-    both(TensorType::F16, plain::dequantise_f16, plain::quantise_f16),
-    both(TensorType::Q4_0, q4_0::dequantise, q4_0::quantise),
-    both(TensorType::Q4_1, q4_1::dequantise, q4_1::quantise),
-    both(TensorType::Q5_0, q5_0::dequantise, q5_0::quantise),
-    both(TensorType::Q5_1, q5_1::dequantise, q5_1::quantise),
-    both(TensorType::Q8_0, q8_0::dequantise, q8_0::quantise),
-    both(TensorType::Q8_1, q8_1::dequantise, q8_1::quantise),
-    both(TensorType::Q2_K, q2_k::dequantise, q2_k::quantise),
-    both(TensorType::Q3_K, q3_k::dequantise, q3_k::quantise),
-    both(TensorType::Q4_K, q4_k::dequantise, q4_k::quantise),
-    both(TensorType::Q5_K, q5_k::dequantise, q5_k::quantise),
-    both(TensorType::Q6_K, q6_k::dequantise, q6_k::quantise),
-    both(TensorType::Q8_K, q8_k::dequantise, q8_k::quantise),
-    read_only(TensorType::IQ2_XXS, iq2_xxs::dequantise),
-    read_only(TensorType::IQ2_XS, iq2_xs::dequantise),
-    read_only(TensorType::IQ3_XXS, iq3_xxs::dequantise),
-    read_only(TensorType::IQ1_S, iq1_s::dequantise),
-    both(TensorType::IQ4_NL, iq4_nl::dequantise, iq4_nl::quantise),
-    read_only(TensorType::IQ3_S, iq3_s::dequantise),
-    read_only(TensorType::IQ2_S, iq2_s::dequantise),
-    both(TensorType::IQ4_XS, iq4_xs::dequantise, iq4_xs::quantise),
-    read_only(TensorType::I8, plain::dequantise_i8),
-    read_only(TensorType::I16, plain::dequantise_i16),
-    read_only(TensorType::I32, plain::dequantise_i32),
-    read_only(TensorType::I64, plain::dequantise_i64),
-    both(TensorType::F64, plain::dequantise_f64, plain::quantise_f64),
-    read_only(TensorType::IQ1_M, iq1_m::dequantise),
-    both(TensorType::BF16, plain::dequantise_bf16, plain::quantise_bf16),
-    both(TensorType::TQ1_0, tq1_0::dequantise, tq1_0::quantise),
-    both(TensorType::TQ2_0, tq2_0::dequantise, tq2_0::quantise),
-    both(TensorType::MXFP4, mxfp4::dequantise, mxfp4::quantise),
-    both(TensorType::NVFP4, nvfp4::dequantise, nvfp4::quantise),
-    both(TensorType::Q1_0, q1_0::dequantise, q1_0::quantise),
-    both(TensorType::Q2_0, q2_0::dequantise, q2_0::quantise),
+    both(TensorType::F32, Scales::Values(FloatKind::F32), plain::dequantise_f32, plain::quantise_f32),
+    both(TensorType::F16, Scales::Values(FloatKind::F16), plain::dequantise_f16, plain::quantise_f16),
+    both(TensorType::Q4_0, halves(&[0]), q4_0::dequantise, q4_0::quantise),
+    both(TensorType::Q4_1, halves(&[0, 2]), q4_1::dequantise, q4_1::quantise),
+    both(TensorType::Q5_0, halves(&[0]), q5_0::dequantise, q5_0::quantise),
+    both(TensorType::Q5_1, halves(&[0, 2]), q5_1::dequantise, q5_1::quantise),
+    both(TensorType::Q8_0, halves(&[0]), q8_0::dequantise, q8_0::quantise),
+    both(TensorType::Q8_1, halves(&[0]), q8_1::dequantise, q8_1::quantise),
+    both(TensorType::Q2_K, halves(&[80, 82]), q2_k::dequantise, q2_k::quantise),
+    both(TensorType::Q3_K, halves(&[108]), q3_k::dequantise, q3_k::quantise),
+    both(TensorType::Q4_K, halves(&[0, 2]), q4_k::dequantise, q4_k::quantise),
+    both(TensorType::Q5_K, halves(&[0, 2]), q5_k::dequantise, q5_k::quantise),
+    both(TensorType::Q6_K, halves(&[208]), q6_k::dequantise, q6_k::quantise),
+    both(TensorType::Q8_K, Scales::Look(float_first), q8_k::dequantise, q8_k::quantise),
+    read_only(TensorType::IQ2_XXS, halves(&[0]), iq2_xxs::dequantise),
+    read_only(TensorType::IQ2_XS, halves(&[0]), iq2_xs::dequantise),
+    read_only(TensorType::IQ3_XXS, halves(&[0]), iq3_xxs::dequantise),
+    read_only(TensorType::IQ1_S, halves(&[0]), iq1_s::dequantise),
+    both(TensorType::IQ4_NL, halves(&[0]), iq4_nl::dequantise, iq4_nl::quantise),
+    read_only(TensorType::IQ3_S, halves(&[0]), iq3_s::dequantise),
+    read_only(TensorType::IQ2_S, halves(&[0]), iq2_s::dequantise),
+    both(TensorType::IQ4_XS, halves(&[0]), iq4_xs::dequantise, iq4_xs::quantise),
+    read_only(TensorType::I8, Scales::Never, plain::dequantise_i8),
+    read_only(TensorType::I16, Scales::Never, plain::dequantise_i16),
+    read_only(TensorType::I32, Scales::Never, plain::dequantise_i32),
+    read_only(TensorType::I64, Scales::Never, plain::dequantise_i64),
+    both(TensorType::F64, Scales::Values(FloatKind::F64), plain::dequantise_f64, plain::quantise_f64),
+    read_only(TensorType::IQ1_M, Scales::Look(scattered_half), iq1_m::dequantise),
+    both(TensorType::BF16, Scales::Values(FloatKind::Bf16), plain::dequantise_bf16, plain::quantise_bf16),
+    both(TensorType::TQ1_0, halves(&[52]), tq1_0::dequantise, tq1_0::quantise),
+    both(TensorType::TQ2_0, halves(&[64]), tq2_0::dequantise, tq2_0::quantise),
+    both(TensorType::MXFP4, Scales::Look(large_power_first), mxfp4::dequantise, mxfp4::quantise),
+    both(TensorType::NVFP4, Scales::Never, nvfp4::dequantise, nvfp4::quantise),
+    both(TensorType::Q1_0, halves(&[0]), q1_0::dequantise, q1_0::quantise),
+    both(TensorType::Q2_0, halves(&[0]), q2_0::dequantise, q2_0::quantise),
 ];
 
 fn format(ty: TensorType) -> &'static Format {

@@ -105,6 +105,9 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
 
 /// Adds up the parts of one row. A row that saw no key stays zero.
 fn join(parts: &[Part], row: usize, sink: f32, out: &mut [f32]) {
+    if parts.iter().any(|p| p.top[row].is_nan()) {
+        return out.fill(f32::NAN);
+    }
     let top = parts.iter().map(|p| p.top[row]).fold(sink, f32::max);
     if top == f32::NEG_INFINITY {
         return;
@@ -238,6 +241,14 @@ fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], 
 fn soften<S: Simd>(simd: S, scores: &mut [f32], count: usize, part: &mut Part, wide: usize) {
     for (row, scores) in scores.chunks_exact_mut(KEYS).enumerate() {
         let scores = &mut scores[..count];
+        // The maximum passes NaN over: without this look a row of NaN would count as one that saw no key.
+        if scores.iter().any(|score| score.is_nan()) {
+            part.top[row] = f32::NAN;
+        }
+        if part.top[row].is_nan() {
+            scores.fill(f32::NAN);
+            continue;
+        }
         let top = scores.iter().copied().fold(part.top[row], f32::max);
         if top == f32::NEG_INFINITY {
             scores.fill(0.0);

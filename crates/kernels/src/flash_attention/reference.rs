@@ -77,12 +77,17 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
                     scores.push((row, score + slope * term));
                 }
                 let sink = sinks.as_ref().map_or(f64::NEG_INFINITY, |s| s[h]);
+                let result = &mut out[((b * tokens + n) * heads + h) * hsv..][..hsv];
+                // The maximum passes NaN over; what is no number stays none.
+                if scores.iter().any(|s| s.1.is_nan()) {
+                    result.fill(f64::NAN);
+                    continue;
+                }
                 let top = scores.iter().map(|s| s.1).fold(sink, f64::max);
                 if scores.is_empty() || top == f64::NEG_INFINITY {
                     continue;
                 }
                 let sum = scores.iter().map(|s| (s.1 - top).exp()).sum::<f64>() + (sink - top).exp();
-                let result = &mut out[((b * tokens + n) * heads + h) * hsv..][..hsv];
                 for (row, score) in scores {
                     let weight = (score - top).exp() / sum;
                     result.iter_mut().zip(&v[row * hsv..]).for_each(|(o, v)| *o += weight * v);

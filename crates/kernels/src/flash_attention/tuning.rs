@@ -42,7 +42,7 @@ impl Table {
     fn parse(text: &str) -> Result<Table, String> {
         let read = |(number, words): (usize, Vec<&str>)| {
             parse_line(&words).ok_or_else(|| {
-                let line = words.join(" ");
+                let line = kiln_system::text::shown(&words.join(" "));
                 format!("line {number}: `{line}` is not `device format path name=number ..`, names of {NAMES:?}")
             })
         };

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
+use kiln_system::text::shown;
 
 use super::NAME;
 use crate::operation::Path;
@@ -152,9 +153,9 @@ impl Table {
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
         for (number, words) in tuning::lines(text, NAME) {
-            let line = parse_line(&words).ok_or_else(|| {
-                let line = words.join(" ");
-                format!("line {number}: `{line}` is not `device format path columns threads team rows flight slice [loop:N]`")
+            let line = parse_line(&words).map_err(|why| {
+                let line = shown(&words.join(" "));
+                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N]`")
             })?;
             lines.push(line);
         }
@@ -197,31 +198,47 @@ pub(super) fn bounded(tuning: Tuning, caps: &Caps) -> Tuning {
     Tuning { threads: threads.min(limit), team, ..tuning }
 }
 
-fn parse_line(words: &[&str]) -> Option<Line> {
-    let [device, format, path, columns, threads, team, rows, flight, slice, rest @ ..] = words else { return None };
-    let path = Path::ALL.into_iter().find(|p| p.name() == *path)?;
+fn parse_line(words: &[&str]) -> Result<Line, String> {
+    let [device, format, path, columns, threads, team, rows, flight, slice, rest @ ..] = words else {
+        return Err(format!("{} words, at least 9 belong there", words.len()));
+    };
+    let wrong = |what: &'static str, word: &str, want: &str| format!("{what} is `{}`, want {want}", shown(word));
+    if !["cpu", "gpu", "*"].contains(device) {
+        return Err(wrong("device", device, "cpu, gpu or *"));
+    }
+    let names = || Path::ALL.map(Path::name).join(", ");
+    let path = Path::ALL.into_iter().find(|p| p.name() == *path).ok_or_else(|| wrong("path", path, &names()))?;
     let team = match *team {
         "subgroup" => Team::Subgroup,
         "workgroup" => Team::Workgroup,
         "shared" => Team::Shared,
-        _ => return None,
+        other => return Err(wrong("team", other, "subgroup, workgroup or shared")),
     };
-    let (kind, numbers) = slice.split_once(':')?;
-    let slice = match (kind, numbers.split_once('x')) {
-        ("quads", Some((count, step))) => Slice::Quads { count: count.parse().ok()?, step: step.parse().ok()? },
-        ("groups", None) => Slice::Groups(numbers.parse().ok()?),
-        _ => return None,
+    let count = |what: &'static str, word: &str| -> Result<u32, String> {
+        let number = word.parse().ok().filter(|n| (1..=1024u32).contains(n));
+        number.ok_or_else(|| wrong(what, word, "1 to 1024"))
     };
-    let count = |word: &str| word.parse().ok().filter(|n| (1..=1024u32).contains(n));
+    let (kind, numbers) = slice.split_once(':').unwrap_or((slice, ""));
+    let slice_of = match (kind, numbers.split_once('x')) {
+        ("quads", Some((number, step))) => {
+            Slice::Quads { count: count("slice", number)?, step: count("slice", step)? }
+        }
+        ("groups", None) => Slice::Groups(count("slice", numbers)?),
+        _ => return Err(wrong("slice", slice, "groups:N or quads:NxN")),
+    };
     let loops = match rest {
         [] => 0,
-        [word] => count(word.strip_prefix("loop:")?)?,
-        _ => return None,
+        [word] => count("loop", word.strip_prefix("loop:").ok_or_else(|| wrong("loop", word, "loop:N"))?)?,
+        _ => return Err(format!("{} words, at most 10 belong there", words.len())),
     };
-    let tuning = Tuning { threads: count(threads)?, team, rows: count(rows)?, flight: count(flight)?, slice, loops };
-    (tuning.threads.is_power_of_two() && slice.span() > 0).then_some(())?;
-    let columns = columns.parse().ok()?;
-    Some(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
+    let (rows, flight) = (count("rows", rows)?, count("flight", flight)?);
+    let threads_of = count("threads", threads)?;
+    if !threads_of.is_power_of_two() {
+        return Err(wrong("threads", threads, "a power of two"));
+    }
+    let tuning = Tuning { threads: threads_of, team, rows, flight, slice: slice_of, loops };
+    let columns = columns.parse().map_err(|_| wrong("columns", columns, "a number"))?;
+    Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
 }
 
 /// Whether the lines of this operation in a file can be read.
@@ -297,8 +314,22 @@ mod tests {
     fn lines_that_say_nothing_are_refused() {
         assert_eq!(Table::parse("# only a comment\n\n").unwrap(), Table::default());
         let wrong = "gpu q4_k int_dot 1 100 subgroup 2 1 groups:2";
-        assert!(Table::parse(wrong).is_err(), "100 threads are no power of two");
-        assert!(Table::parse("gpu q4_k int_dot 1 64 subgroup 2 1 groups").unwrap_err().starts_with("line 1"));
+        assert!(Table::parse(wrong).unwrap_err().contains("threads is `100`"), "100 threads are no power of two");
+        // Every message says which word is wrong.
+        for (line, word) in [
+            ("gpu q4_k int_dot 1 64 subgroup 2 1 groups", "slice is `groups`"),
+            ("gpu q4_k fast 1 64 subgroup 2 1 groups:1", "path is `fast`"),
+            ("fpu q4_k int_dot 1 64 subgroup 2 1 groups:1", "device is `fpu`"),
+            ("gpu q4_k int_dot x 64 subgroup 2 1 groups:1", "columns is `x`"),
+            ("gpu q4_k int_dot 1 64 crowd 2 1 groups:1", "team is `crowd`"),
+            ("gpu q4_k int_dot 1 64 subgroup 0 1 groups:1", "rows is `0`"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop", "loop is `loop`"),
+            ("gpu q4_k \x1b[2J", "words"),
+        ] {
+            let error = Table::parse(line).unwrap_err();
+            assert!(error.starts_with("line 1") && error.contains(word), "{error}");
+            assert!(!error.contains('\x1b'));
+        }
         let line = &Table::parse("cpu * scalar 4 64 workgroup 2 1 quads:2x16").unwrap().0[0];
         assert_eq!(line.tuning.slice, Slice::Quads { count: 2, step: 16 });
         assert_eq!(line.tuning.team, Team::Workgroup);

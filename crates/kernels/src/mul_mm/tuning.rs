@@ -108,7 +108,7 @@ impl Table {
     /// Reads the lines of this operation.
     fn parse(text: &str) -> Result<Table, String> {
         let read = |(number, words): (usize, Vec<&str>)| {
-            parse_line(&words).map_err(|reason| format!("line {number}: `{}`: {reason}", words.join(" ")))
+            parse_line(&words).map_err(|reason| format!("line {number}: `{}`: {reason}", kiln_system::text::shown(&words.join(" "))))
         };
         tuning::lines(text, NAME).map(read).collect::<Result<_, _>>().map(Table)
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use kiln_gguf::{Array, Gguf, Metadata, TensorType, Value};
+use kiln_system::text::{shown, shown_within};
 use serde_json::{Map, json};
 
 use crate::output::{print, size};
@@ -25,6 +26,8 @@ pub(crate) struct Arguments {
 
 /// Elements of an array that are shown.
 const SHOWN: usize = 6;
+/// Characters of a value that are shown: chat templates have thousands, hostile files millions.
+const LONGEST: usize = 300;
 /// Context lengths that memory is told for, as far as the model goes.
 const CONTEXTS: [u64; 5] = [2048, 8192, 32_768, 131_072, 1_048_576];
 
@@ -113,7 +116,7 @@ fn describe(model: &Gguf, kinds: &BTreeMap<TensorType, Kind>, state: Option<Stat
     print("");
     print("metadata");
     for (key, value) in model.metadata().iter() {
-        print(&format!("  {key:44} {}", shorten(value)));
+        print(&format!("  {:44} {}", shown(key), shorten(value)));
     }
     print("");
     print(&format!("{:10} {:>8} {:>18} {:>12} {:>8}", "type", "tensors", "parameters", "size", "bits"));
@@ -143,15 +146,16 @@ fn describe(model: &Gguf, kinds: &BTreeMap<TensorType, Kind>, state: Option<Stat
         print("");
         for info in model.tensors() {
             let shape = info.dims().iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ");
-            print(&format!("{:48} {shape:>24}  {:8} {:>12}", info.name, info.ty.name(), size(info.bytes as u64)));
+            let name = shown(&info.name);
+            print(&format!("{name:48} {shape:>24}  {:8} {:>12}", info.ty.name(), size(info.bytes as u64)));
         }
     }
 }
 
 /// A value on one line; of an array the first few elements.
 fn shorten(value: &Value) -> String {
-    let Value::Array(array) = value else { return value.to_string() };
-    let shown: Vec<String> = elements(array, SHOWN).iter().map(ToString::to_string).collect();
+    let Value::Array(array) = value else { return shown_within(&value.to_string(), LONGEST) };
+    let shown: Vec<String> = elements(array, SHOWN).iter().map(|e| shown_within(&e.to_string(), LONGEST)).collect();
     let more = if array.len() > SHOWN { format!(", ... {} in all", array.len()) } else { String::new() };
     format!("[{}{more}]", shown.join(", "))
 }
@@ -223,7 +227,7 @@ fn as_json(model: &Gguf, kinds: &BTreeMap<TensorType, Kind>, state: Option<State
     let mut out = json!({
         "version": model.version(),
         "alignment": model.alignment(),
-        "files": model.paths().collect::<Vec<_>>(),
+        "files": model.paths().map(|path| path.to_string_lossy()).collect::<Vec<_>>(),
         "metadata": metadata,
         "types": types,
         "parameters": all,

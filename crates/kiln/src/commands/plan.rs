@@ -23,7 +23,7 @@ use crate::output::print;
 pub(crate) struct Arguments {
     /// GGUF file; without one the default model of the local store
     model: Option<PathBuf>,
-    /// Tokens that enter at once
+    /// Tokens read at once: 1 as when generating, more as when reading a prompt
     #[arg(long, default_value_t = 1)]
     tokens: usize,
     /// Show the plan as it is after this pass; `plain` for the one that the architecture makes [default: the last one]
@@ -33,13 +33,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROMPT")]
     diff: Option<String>,
     /// Normalised mean squared error up to which a step counts as equal
-    #[arg(long, default_value_t = 1e-5)]
+    #[arg(long, default_value_t = 1e-5, value_parser = tolerance_of)]
     tolerance: f64,
     /// Print JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     flags: ModelFlags,
+}
+
+fn tolerance_of(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0);
+    number.ok_or_else(|| "want a number that is not negative, such as 1e-5".to_owned())
 }
 
 /// Runs the command.
@@ -96,10 +101,25 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Runs the same plan twice, step by step.
 fn diff(arguments: &Arguments, model: &kiln_engine::model::Model, prompt: &str) -> anyhow::Result<ExitCode> {
     let tokens = model.tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
+    if tokens.is_empty() {
+        return Err(kiln_engine::Error::EmptyPrompt.into());
+    }
     let mut device = arguments.flags.executor()?;
     let mut reference: Box<dyn Executor> = Box::new(CpuExecutor::new(Arithmetic::Reference));
     let context = tokens.len().max(16).min(model.config.context);
     let report = compare::run(model, &tokens, context, device.as_mut(), reference.as_mut(), arguments.tolerance)?;
+    let differs = report.first_difference.is_some();
+    if arguments.json {
+        print(&serde_json::to_string_pretty(&json!({
+            "agree": !differs,
+            "first_difference": report.first_difference,
+            "steps": report.steps,
+            "largest_error": if report.worst.is_finite() { Some(report.worst) } else { None },
+            "tolerance": arguments.tolerance,
+            "lines": report.lines,
+        }))?);
+        return Ok(if differs { ExitCode::from(1) } else { ExitCode::SUCCESS });
+    }
     for line in &report.lines {
         print(line);
     }

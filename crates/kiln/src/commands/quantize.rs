@@ -100,7 +100,7 @@ fn list(conversion: &Conversion<'_>, as_json: bool) -> anyhow::Result<()> {
     }
     for (info, ty) in conversion.tensors() {
         let shape = info.dims().iter().map(ToString::to_string).collect::<Vec<_>>().join(" x ");
-        print(&format!("{:48} {shape:>24}  {} -> {ty}", info.name, info.ty));
+        print(&format!("{:48} {shape:>24}  {} -> {ty}", kiln_system::text::shown(&info.name), info.ty));
     }
     print(&format!("in all {}", size(conversion.data_bytes())));
     Ok(())

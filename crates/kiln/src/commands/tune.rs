@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use kiln_gguf::TensorType;
 use kiln_gpu::Device;
 use kiln_kernels::formats::FORMATS;
+use kiln_kernels::mul_mat_vec;
 use kiln_kernels::mul_mat_vec::search::{Found, Subject, search};
 use kiln_kernels::mul_mat_vec::tuning::{Line, Table, Tuning};
 use kiln_kernels::operation::Path;
@@ -16,7 +17,7 @@ use serde_json::json;
 
 use super::bench::time;
 use crate::device::{DeviceFlag, tuning_file};
-use crate::output::{print, progress, say};
+use crate::output::{print, progress, say, size};
 
 /// Flags of `kiln tune`.
 #[derive(clap::Args)]
@@ -48,6 +49,13 @@ pub(crate) struct Arguments {
 const COMMON: [TensorType; 6] =
     [TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0, TensorType::Q4_0, TensorType::Q5_K, TensorType::F16];
 
+/// Most elements of a matrix to time: as large as those of models with 70 billion weights.
+const MOST_ELEMENTS: usize = 1 << 28;
+/// Matrices with fewer elements say nothing about others: they fit caches.
+const LEAST_ELEMENTS: usize = 1 << 22;
+/// A split must be this much faster than the present one to be kept: less is chance.
+const GAIN: f64 = 1.02;
+
 const PATHS: [Path; 2] = [Path::Scalar, Path::IntDot];
 
 fn format_of(text: &str) -> Result<TensorType, String> {
@@ -66,7 +74,11 @@ fn path_of(text: &str) -> Result<Path, String> {
 fn shape_of(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('x').and_then(|(k, m)| Some((k.parse().ok()?, m.parse().ok()?)));
     let wrong = || "want elements x rows, elements a multiple of 32, such as 4096x14336".to_owned();
-    numbers.filter(|&(k, m): &(usize, usize)| k > 0 && k.is_multiple_of(32) && m > 0).ok_or_else(wrong)
+    let (k, m) = numbers.filter(|&(k, m): &(usize, usize)| k > 0 && k.is_multiple_of(32) && m > 0).ok_or_else(wrong)?;
+    match k.checked_mul(m) {
+        Some(elements) if elements <= MOST_ELEMENTS => Ok((k, m)),
+        _ => Err(format!("a matrix of more than {MOST_ELEMENTS} elements is larger than those of models")),
+    }
 }
 
 /// Runs the command.
@@ -81,43 +93,91 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "rows of {k} elements are no whole number of {ty} blocks\nhint: --shape with a multiple of {block}"
         );
     }
+    let mut kept = 0;
     let mut columns: Vec<usize> = arguments.columns.iter().map(|&n| usize::from(n)).collect();
     columns.sort_unstable();
     columns.dedup();
-    let mut lines = Vec::new();
+    check_memory(&device, formats, arguments.shape)?;
+    let elements = arguments.shape.0 * arguments.shape.1;
+    // The order of lines is that of preference, which one path alone does not tell.
+    let keeps = !arguments.dry_run && arguments.path.is_none() && elements >= LEAST_ELEMENTS;
+    if !arguments.dry_run && elements < LEAST_ELEMENTS {
+        say(&format!("note: a matrix of {elements} elements is too small to speak for others: nothing is kept"));
+    }
     let mut rows = Vec::new();
     for &ty in formats {
         for &n in &columns {
             let paths = arguments.path.map_or(PATHS.to_vec(), |path| vec![path]);
-            for (subject, found) in tuned(&device, ty, [arguments.shape.0, arguments.shape.1, n], &paths)? {
-                let best = found.trials[0];
-                let line = line(&device, &subject, best.split);
+            let found = tuned(&device, ty, [arguments.shape.0, arguments.shape.1, n], &paths)?;
+            let faster = |found: &Found| found.now.is_none_or(|now| now.dependent > GAIN * best(found));
+            for (subject, found) in &found {
+                let line = line(&device, subject, found.trials[0].split);
+                let gain = found.now.map(|now| now.dependent / best(found));
                 if !arguments.json {
-                    let gain = found.now.map_or(String::new(), |now| {
-                        format!(", {:.2} times as fast as now", now.dependent / best.timing.dependent)
-                    });
-                    print(&format!("{line:60} # {}{gain}", time(best.timing.dependent)));
+                    let told = match gain {
+                        Some(gain) if faster(found) => format!(", {gain:.2} times as fast as now"),
+                        Some(_) => ", no faster than now".to_owned(),
+                        None => String::new(),
+                    };
+                    print(&format!("{line:60} # {}{told}", time(best(found))));
                 }
                 rows.push(json!({
                     "format": ty.name(),
                     "columns": n,
                     "path": subject.path.name(),
                     "line": line.to_string(),
-                    "seconds": best.timing.dependent,
+                    "seconds": best(found),
                     "seconds_now": found.now.map(|t| t.dependent),
+                    "faster": faster(found),
                 }));
-                lines.push(line);
+            }
+            // As they come, so that an end half-way loses nothing. What is no faster keeps the split that it has.
+            if keeps && found.first().is_some_and(|(_, first)| faster(first)) {
+                let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, n, caps);
+                let split = |s: &Subject, f: &Found| now(s).filter(|_| !faster(f)).unwrap_or(f.trials[0].split);
+                let lines: Vec<Line> = found.iter().map(|(s, f)| line(&device, s, split(s, f))).collect();
+                keep(&device, &lines)?;
+                kept += lines.len();
             }
         }
     }
     if arguments.json {
         print(&serde_json::to_string_pretty(&json!({ "device": device.adapter.name, "rows": rows }))?);
     }
-    // The order of lines is that of preference, which one path alone does not tell.
-    if !arguments.dry_run && arguments.path.is_none() {
-        keep(&device, &lines)?;
+    if keeps {
+        let file = tuning_file(&device.adapter).map(|file| file.display().to_string()).unwrap_or_default();
+        say(&if kept > 0 { format!("{kept} lines kept in {file}") } else { "nothing was faster than now".to_owned() });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Seconds of the best split.
+fn best(found: &Found) -> f64 {
+    found.trials[0].timing.dependent
+}
+
+/// Whether the matrices fit the device and the host. Timing takes several copies, so that caches do not help.
+fn check_memory(device: &Device, formats: &[TensorType], (k, m): (usize, usize)) -> anyhow::Result<()> {
+    const COPIES: u64 = 4;
+    let bytes = formats.iter().filter_map(|ty| ty.row_bytes(k)).max().unwrap_or(0) as u64 * m as u64;
+    let (_, free) = device.memory_now();
+    if COPIES * bytes > free {
+        let (needed, free) = (size(COPIES * bytes), size(free));
+        anyhow::bail!(
+            "timing matrices of {k}x{m} takes {needed} of the device's memory, {free} are free\nhint: a smaller --shape"
+        );
+    }
+    // The host draws the weights as floats before it packs them.
+    let needed = COPIES * 4 * (k as u64) * (m as u64);
+    match kiln_system::memory::available() {
+        Some(there) if needed > there.bytes => anyhow::bail!(
+            "making matrices of {k}x{m} takes {} of memory, {} are left {}\nhint: a smaller --shape",
+            size(needed),
+            size(there.bytes),
+            there.bound.name()
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// The paths the device has for a product, the faster one first: the order of lines is that of preference.
@@ -172,6 +232,5 @@ fn keep(device: &Device, lines: &[Line]) -> anyhow::Result<()> {
     }
     let text = format!("# {}\n{text}", device.adapter.describe());
     Output::write(&file, Overwrite::Yes, text.as_bytes())?;
-    say(&format!("kept in {}", file.display()));
     Ok(())
 }

@@ -168,7 +168,7 @@ fn step_kinds(times: Vec<(String, Duration)>) -> Vec<StepKind> {
 
 fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: usize) -> anyhow::Result<()> {
     let model = session.model();
-    let name = model.gguf.metadata().get_str_or("general.name", "model")?;
+    let name = &kiln_system::text::shown(model.gguf.metadata().get_str_or("general.name", "model")?);
     if arguments.json {
         let rows: Vec<_> = rows
             .iter()

@@ -22,7 +22,7 @@ use crate::output::{print, progress, say};
 pub(crate) struct Arguments {
     /// Operations to time; all without any
     operations: Vec<String>,
-    /// Only cases whose name holds this text; may be given several times
+    /// Only cases whose name holds this text, in small or capital letters; may be given several times
     #[arg(long, value_name = "TEXT")]
     case: Vec<String>,
     /// Only these paths: scalar, int_dot, coopmat, coopmat2
@@ -69,8 +69,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (case, path, after, once, bytes, share, flops) = head;
         print(&format!("{case:52} {path:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}"));
     }
-    let wanted =
-        |name: &str| arguments.case.is_empty() || arguments.case.iter().any(|text| name.contains(text.as_str()));
+    let texts: Vec<String> = arguments.case.iter().map(|text| text.to_lowercase()).collect();
+    let wanted = |name: &str| texts.is_empty() || texts.iter().any(|text| name.to_lowercase().contains(text));
     let mut rows = Vec::new();
     let mut failed = 0;
     for kernel in kernels {

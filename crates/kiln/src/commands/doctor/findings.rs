@@ -1,5 +1,7 @@
 //! From what `kiln doctor` saw to what is wrong and how to put it right. Plain data in, plain data out.
 
+use kiln_system::memory::size;
+use kiln_system::text::shown;
 use serde::Serialize;
 
 use super::machine::Machine;
@@ -28,7 +30,19 @@ pub(super) fn findings(m: &Machine) -> Vec<Finding> {
         let fixes = ["export KILN_CACHE_DIR=/path/to/a/writable/folder"];
         all.push(finding(format!("kernels are compiled anew each start: {e}"), &fixes));
     }
+    all.extend(leftovers(m));
     all
+}
+
+/// Files that a killed process could not remove.
+fn leftovers(m: &Machine) -> Option<Finding> {
+    let bytes: u64 = m.leftovers.iter().map(|(_, bytes)| bytes).sum();
+    if m.leftovers.is_empty() {
+        return None;
+    }
+    let problem = format!("{} incomplete files ({}) are left of runs that were killed", m.leftovers.len(), size(bytes));
+    let remove = |(path, _): &(std::path::PathBuf, u64)| format!("rm -r '{}'", shown(&path.to_string_lossy()));
+    Some(Finding { problem, fixes: m.leftovers.iter().take(16).map(remove).collect() })
 }
 
 fn loader(m: &Machine) -> Option<Finding> {
@@ -202,6 +216,7 @@ mod tests {
             glibc: Some("2.41".into()),
             in_container: false,
             cache: Ok(PathBuf::new()),
+            leftovers: Vec::new(),
             adapters: Ok(vec![Found { index: 0, description: "Card".into(), is_cpu: false, missing: None }]),
             usable: Ok("Card".into()),
         }
@@ -248,6 +263,10 @@ mod tests {
         let mut m = healthy();
         m.cards[0] = Card { address: String::new(), vendor: "NVIDIA", driver: None };
         assert!(only(&m).contains("modprobe nvidia"));
+
+        let mut m = healthy();
+        m.leftovers = vec![("/models/.kiln-x.tmp".into(), 3 << 20)];
+        assert!(only(&m).contains("3.0 MiB") && only(&m).contains("rm -r '/models/.kiln-x.tmp'"), "{}", only(&m));
 
         let mut m = healthy();
         m.cache = Err("/nowhere cannot be written".into());

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use kiln_gpu::{Adapter, AdapterKind, Cache, Device, Error, Sources, icd};
+use kiln_system::files::{Workspace, stale};
 use serde::Serialize;
 
 use crate::device::{DeviceFlag, all_adapters};
@@ -29,6 +30,8 @@ pub(super) struct Machine {
     pub(super) glibc: Option<String>,
     pub(super) in_container: bool,
     pub(super) cache: Result<PathBuf, String>,
+    /// Incomplete files that killed processes left, with their bytes.
+    pub(super) leftovers: Vec<(PathBuf, u64)>,
     pub(super) adapters: Result<Vec<Found>, String>,
     /// The device that Kiln would take, opened once to be sure; or why there is none.
     pub(super) usable: Result<String, String>,
@@ -126,6 +129,7 @@ impl Machine {
             glibc: glibc(),
             in_container: ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists()),
             cache: cache(),
+            leftovers: leftovers(),
             adapters,
             usable,
         }
@@ -286,12 +290,20 @@ fn glibc() -> Option<String> {
 fn cache() -> Result<PathBuf, String> {
     let cache = Cache::user();
     let folder = cache.folder().ok_or("there is no cache folder: neither HOME nor KILN_CACHE_DIR is set")?;
-    let probe = folder.join(format!("doctor.tmp{}", std::process::id()));
     let failed = |e: std::io::Error| format!("{} cannot be written: {e}", folder.display());
     fs::create_dir_all(folder).map_err(failed)?;
-    fs::write(&probe, b"").map_err(failed)?;
-    fs::remove_file(&probe).map_err(failed)?;
+    Workspace::in_folder(folder).map_err(failed)?;
     Ok(folder.to_owned())
+}
+
+/// Incomplete files in the current folder, the store of models and the cache.
+fn leftovers() -> Vec<(PathBuf, u64)> {
+    let cache = Cache::user().folder().map(Path::to_owned);
+    let inside = |folder: &PathBuf| ["", "spirv", "pipelines", "tuning"].map(|name| folder.join(name));
+    let mut folders = vec![PathBuf::from(".")];
+    folders.extend(crate::store::folder().ok());
+    folders.extend(cache.iter().flat_map(inside));
+    folders.iter().flat_map(|folder| stale(folder)).collect()
 }
 
 #[cfg(test)]
