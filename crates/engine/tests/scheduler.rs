@@ -175,6 +175,19 @@ fn a_text_ends_for_every_reason_there_is() {
     assert_eq!(one(events).end.unwrap().0, EndReason::Cancelled);
 }
 
+#[test]
+fn control_tokens_are_shown_to_those_who_look_for_them() {
+    let model = model();
+    let scheduler = scheduler(&model, 8, 2, Policy::default());
+    assert!(scheduler.is_running());
+    let control = model.tokenizer.token_id("<|im_start|>").unwrap();
+    let sampling = Sampling { logit_bias: vec![(control, 1000.0)], ..Sampling::greedy() };
+    let text = |show_special| {
+        one(scheduler.generate(Request { sampling: sampling.clone(), show_special, ..greedy(text(9, 1), 2) })).text
+    };
+    assert_eq!((text(false), text(true)), (String::new(), "<|im_start|>".repeat(2)));
+}
+
 /// Only even tokens, three of them.
 #[derive(Clone)]
 struct Even(usize);

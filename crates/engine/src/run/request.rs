@@ -27,6 +27,8 @@ pub struct Request {
     pub priority: i32,
     /// Whether the beginning of the prompt may be taken from an earlier request.
     pub reuse: bool,
+    /// Control tokens are part of the text, as whoever looks for tool calls needs them.
+    pub show_special: bool,
 }
 
 impl Request {
@@ -43,6 +45,7 @@ impl Request {
             owner: 0,
             priority: 0,
             reuse: true,
+            show_special: false,
         }
     }
 }

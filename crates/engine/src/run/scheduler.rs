@@ -137,6 +137,11 @@ impl Scheduler {
         self.context
     }
 
+    /// Whether its thread is there to serve requests.
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// What it is doing.
     pub fn load(&self) -> Load {
         *self.load.lock().unwrap_or_else(PoisonError::into_inner)

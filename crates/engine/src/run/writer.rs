@@ -100,6 +100,7 @@ impl Writer {
         let mut sampler = Sampler::new(sampling, model.config.vocab, breakers)?;
         sampler.prompt(&request.prompt);
         let draw = Draw::of(&sampler, &request.stop, model.tokenizer.end_ids());
+        let show = if request.show_special { ShowSpecial::Yes } else { ShowSpecial::No };
         // The last token of a text need not be fed back, so it needs no room.
         let room = context.saturating_sub(request.prompt.len()).saturating_add(1);
         Ok(Writer {
@@ -108,7 +109,7 @@ impl Writer {
             draw,
             logprobs: request.logprobs,
             constraint: request.constraint.as_ref().map(|c| c.fork()),
-            stream: TextStream::new(Arc::clone(&model.tokenizer), ShowSpecial::No, LeadingSpace::Keep),
+            stream: TextStream::new(Arc::clone(&model.tokenizer), show, LeadingSpace::Keep),
             stops: StopStrings::new(&request.stop.strings),
             stop: request.stop.clone(),
             made: 0,
