@@ -1,0 +1,418 @@
+//! `POST /v1/completions`: texts continued as they are.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use kiln_engine::run::{Entry, Request, Wanted};
+use kiln_engine::sampler::logprobs;
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, ShowSpecial, Tokenizer};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::chat_completions::{StreamOptions, fingerprint};
+use super::{Totals, finish_reason, finite, stop_reason, token_text};
+use crate::app::{App, Loaded, fresh_id, now};
+use crate::body::Body;
+use crate::chat::{blocking, check_length};
+use crate::generate::{Answer, Form, Generation, Job, Part, Stop, Token};
+use crate::guard::Caller;
+use crate::params::Params;
+use crate::refusal::{Kind, Refusal};
+use crate::shape::{self, ShapeFields};
+use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+
+/// The tokens of an answer where a request says nothing: this API's own default.
+const DEFAULT_LIMIT: usize = 16;
+const MOST_PROMPTS: usize = 128;
+/// Tokens of an echoed prompt that are measured at once, so that others' texts go on between.
+const MEASURE: usize = 256;
+
+/// The fields of the API beside those about sampling and shape.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    model: Option<String>,
+    prompt: Option<Value>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    logprobs: Option<i64>,
+    echo: Option<bool>,
+    suffix: Option<String>,
+    best_of: Option<i64>,
+    return_token_ids: Option<bool>,
+}
+
+/// The tokens of one text or list of tokens.
+pub(crate) fn prompt_tokens(loaded: &Loaded, param: &str, value: &Value) -> Result<Vec<u32>, Refusal> {
+    let model = loaded.scheduler.model();
+    match value {
+        Value::String(text) => {
+            let tokens = model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes);
+            Ok(tokens.map_err(kiln_engine::Error::from)?)
+        }
+        Value::Array(ids) => {
+            let vocab = model.config.vocab;
+            let token = |(i, id): (usize, &Value)| {
+                let id_in = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
+                let param = format!("{param}[{i}]");
+                id_in.ok_or_else(|| {
+                    Refusal::invalid(param.clone(), format!("`{param}` is {id}, no token below {vocab}"))
+                })
+            };
+            ids.iter().enumerate().map(token).collect()
+        }
+        _ => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
+    }
+}
+
+/// All prompts of a request: a text, tokens, or a list of either.
+fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refusal> {
+    let list = match value {
+        None | Some(Value::Null) => vec![prompt_tokens(loaded, "prompt", &json!(""))?],
+        Some(Value::Array(list)) if list.iter().any(|v| v.is_string() || v.is_array()) => list
+            .iter()
+            .enumerate()
+            .map(|(i, v)| prompt_tokens(loaded, &format!("prompt[{i}]"), v))
+            .collect::<Result<_, _>>()?,
+        Some(one) => vec![prompt_tokens(loaded, "prompt", one)?],
+    };
+    if list.len() > MOST_PROMPTS {
+        return Err(Refusal::invalid("prompt", format!("{} prompts are too many, at most {MOST_PROMPTS}", list.len())));
+    }
+    let bos = loaded.scheduler.model().tokenizer.vocab().bos;
+    list.into_iter()
+        .map(|tokens| match (tokens.is_empty(), bos) {
+            // Nothing to continue: the text begins.
+            (true, Some(bos)) => Ok(vec![bos]),
+            (true, None) => {
+                Err(Refusal::invalid("prompt", "the prompt is empty, and the model has no token to begin with"))
+            }
+            (false, _) => check_length(loaded, tokens.len()).map(|()| tokens),
+        })
+        .collect()
+}
+
+/// A request for one prompt; also for the other APIs that continue plain text.
+pub(crate) fn job(
+    loaded: &Loaded,
+    params: &Params,
+    shape: &ShapeFields,
+    caller: &Caller,
+    prompt: Vec<u32>,
+) -> Result<Job, Refusal> {
+    let constraint = match (params.allowed(loaded)?, shape.shape()?) {
+        (Some(_), Some(_)) => {
+            return Err(Refusal::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
+        }
+        (allowed, None) => allowed,
+        (None, Some(shape)) => Some(shape::plain_constraint(loaded, &shape)?),
+    };
+    let request = Request {
+        limit: params.limit()?,
+        sampling: params.sampling(loaded)?,
+        stop: params.stop_rule(loaded)?,
+        constraint,
+        choices: params.choices(loaded)?,
+        owner: caller.owner,
+        reuse: params.reuse(),
+        ..Request::new(prompt)
+    };
+    Ok(Job { request, form: Form::Plain, ends: Vec::new() })
+}
+
+/// What was asked, checked.
+struct Plan {
+    jobs: Vec<Job>,
+    /// With `echo`: the prompts and what is reported of them.
+    echo: Option<Vec<Echo>>,
+    choices: usize,
+    /// The prompts alone are wanted.
+    nothing_more: bool,
+}
+
+#[derive(Clone, Default)]
+struct Echo {
+    text: String,
+    tokens: Vec<Token>,
+}
+
+fn plan(
+    app: &App,
+    fields: &Fields,
+    params: &mut Params,
+    shape: &ShapeFields,
+    caller: &Caller,
+) -> Result<Plan, Refusal> {
+    let loaded = app.model(fields.model.as_deref())?;
+    if fields.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(Refusal {
+            kind: Kind::CannotDo,
+            ..Refusal::unsupported("suffix", "filling in the middle is not served")
+        });
+    }
+    if fields.best_of.is_some_and(|best| best != params.n.unwrap_or(1)) {
+        return Err(Refusal::unsupported("best_of", "`best_of` other than `n` is not served"));
+    }
+    if fields.stream_options.is_some() && fields.stream != Some(true) {
+        return Err(Refusal::invalid("stream_options", "`stream_options` may only be given with `stream: true`"));
+    }
+    let top = match fields.logprobs.map(usize::try_from) {
+        None => None,
+        Some(Ok(top)) if top <= 20 => Some(top),
+        Some(_) => return Err(Refusal::invalid("logprobs", "`logprobs` must be 0 to 20")),
+    };
+    let echo = fields.echo.unwrap_or(false);
+    let nothing_more = params.max_tokens == Some(0) && echo;
+    if nothing_more {
+        params.max_tokens = None;
+    }
+    let choices = params.choices(loaded)?;
+    let prompts = prompts(loaded, fields.prompt.as_ref())?;
+    let echo = match echo {
+        true => Some(prompts.iter().map(|prompt| echoed(loaded, prompt, top)).collect::<Result<_, _>>()?),
+        false => None,
+    };
+    let jobs = prompts.into_iter().map(|prompt| {
+        let mut job = job(loaded, params, shape, caller, prompt)?;
+        job.request.limit = Some(job.request.limit.unwrap_or(DEFAULT_LIMIT));
+        job.request.logprobs = top;
+        Ok(job)
+    });
+    Ok(Plan { jobs: jobs.collect::<Result<_, Refusal>>()?, echo, choices, nothing_more })
+}
+
+/// The prompt as part of the answer, with the probability of each token after those before it.
+fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>) -> Result<Echo, Refusal> {
+    let tokenizer = &loaded.scheduler.model().tokenizer;
+    let text = tokenizer.decode(prompt, ShowSpecial::No).map_err(kiln_engine::Error::from)?;
+    let Some(top) = top else { return Ok(Echo { text, tokens: Vec::new() }) };
+    let mut tokens = vec![Token { id: prompt[0], logprobs: None }];
+    let fed = &prompt[..prompt.len() - 1];
+    if fed.is_empty() {
+        return Ok(Echo { text, tokens });
+    }
+    // An owner that nobody else has: nothing is shared with others.
+    let sequence = loaded.scheduler.with_engine(|engine| engine.open(u64::MAX))??;
+    for (piece, at) in fed.chunks(MEASURE).zip((0..).step_by(MEASURE)) {
+        let (piece, next) = (piece.to_vec(), prompt[at + 1..].to_vec());
+        let measured = loaded.scheduler.with_engine(move |engine| {
+            let entry = Entry { sequence, tokens: &piece, wanted: Wanted::All };
+            let rows = engine.feed(&[entry])?;
+            let vocab = engine.model().config.vocab;
+            let rows = rows.iter().flat_map(|rows| rows.chunks_exact(vocab));
+            let of = |(row, id): (&[f32], &u32)| Token { id: *id, logprobs: Some(logprobs(row, *id, top)) };
+            Ok::<_, kiln_engine::Error>(rows.zip(&next).map(of).collect::<Vec<Token>>())
+        });
+        match measured.and_then(|result| result) {
+            Ok(more) => tokens.extend(more),
+            Err(error) => {
+                loaded.scheduler.with_engine(move |engine| engine.close(sequence))?;
+                return Err(error.into());
+            }
+        }
+    }
+    loaded.scheduler.with_engine(move |engine| engine.close(sequence))?;
+    Ok(Echo { text, tokens })
+}
+
+/// Serves the request.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let (fields, mut params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+    let leftover = body.leftover(&app)?;
+    let (fields, plan) = blocking(&app, move |app| {
+        let plan = plan(app, &fields, &mut params, &shape, &caller)?;
+        Ok((fields, plan))
+    })
+    .await?;
+    let head = Head {
+        id: fresh_id("cmpl-"),
+        created: now(),
+        model: app.settings.model.clone(),
+        tokenizer: Arc::clone(&app.loaded()?.scheduler.model().tokenizer),
+        token_ids: fields.return_token_ids.unwrap_or(false),
+    };
+    let wants_logprobs = fields.logprobs.is_some();
+    let response = if plan.nothing_more {
+        reply(&head.only_prompts(&plan, wants_logprobs))
+    } else if fields.stream.unwrap_or(false) {
+        let texts = plan.jobs.len() * plan.choices;
+        let generation = Generation::start(&app, plan.jobs, "call_")?;
+        let options = fields.stream_options.unwrap_or_default();
+        let wire = TextWire {
+            head,
+            choices: plan.choices,
+            echo: plan.echo,
+            wants_logprobs,
+            offsets: vec![0; texts],
+            include_usage: options.include_usage.unwrap_or(false),
+            totals: Totals::default(),
+        };
+        stream(generation, wire, Framing::Events, app.settings.keep_alive)
+    } else {
+        let generation = Generation::start(&app, plan.jobs, "call_")?;
+        let mut answers = generation.collect().await?;
+        for (i, answer) in answers.iter_mut().enumerate() {
+            if let Some(echo) = plan.echo.as_ref().map(|echo| echo[i / plan.choices].clone()) {
+                answer.text.insert_str(0, &echo.text);
+                answer.tokens.splice(0..0, echo.tokens);
+            }
+        }
+        reply(&head.whole(&answers, plan.choices, wants_logprobs))
+    };
+    Ok(leftover.tell(response))
+}
+
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    token_ids: bool,
+}
+
+impl Head {
+    fn envelope(&self, choices: Value) -> Value {
+        json!({
+            "id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
+            "system_fingerprint": fingerprint(), "choices": choices,
+        })
+    }
+
+    fn whole(&self, answers: &[Answer], choices: usize, wants_logprobs: bool) -> Value {
+        let totals = Totals::of(answers, choices);
+        let choice = |(index, answer): (usize, &Answer)| {
+            let stop = answer.stop.clone().unwrap_or(Stop::End);
+            let mut offset = 0;
+            let logprobs = match wants_logprobs {
+                true => text_logprobs(&self.tokenizer, &answer.tokens, &mut offset),
+                false => Value::Null,
+            };
+            let mut choice = json!({
+                "index": index, "text": answer.text, "logprobs": logprobs,
+                "finish_reason": finish_reason(&stop, false), "stop_reason": stop_reason(&stop),
+            });
+            if self.token_ids {
+                choice["token_ids"] = answer.tokens.iter().map(|t| json!(t.id)).collect();
+            }
+            choice
+        };
+        let mut whole = self.envelope(answers.iter().enumerate().map(choice).collect());
+        whole["usage"] = totals.openai();
+        whole["timings"] = totals.timings();
+        whole
+    }
+
+    /// With `echo` and no tokens to make, the prompts are the answer.
+    fn only_prompts(&self, plan: &Plan, wants_logprobs: bool) -> Value {
+        let echo = plan.echo.as_deref().unwrap_or_default();
+        let usage =
+            |job: &Job| kiln_engine::run::Usage { prompt_tokens: job.request.prompt.len(), ..Default::default() };
+        let answer = |(echo, job): (&Echo, &Job)| Answer {
+            text: echo.text.clone(),
+            tokens: echo.tokens.clone(),
+            stop: Some(Stop::Limit),
+            usage: usage(job),
+            ..Answer::default()
+        };
+        let answers: Vec<Answer> = echo.iter().zip(&plan.jobs).map(answer).collect();
+        self.whole(&answers, 1, wants_logprobs)
+    }
+}
+
+/// The lists that this API reports probabilities in; a first token of a text has none.
+fn text_logprobs(tokenizer: &Tokenizer, tokens: &[Token], offset: &mut usize) -> Value {
+    let (mut texts, mut values, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for token in tokens {
+        let text = token_text(tokenizer, token.id);
+        offsets.push(json!(*offset));
+        *offset += text.chars().count();
+        values.push(token.logprobs.as_ref().map_or(Value::Null, |l| json!(finite(l.logprob))));
+        tops.push(token.logprobs.as_ref().map_or(Value::Null, |found| {
+            let mut top = Map::new();
+            for (id, logprob) in &found.top {
+                // Of tokens that look the same as text, the likelier one stays.
+                top.entry(token_text(tokenizer, *id)).or_insert(json!(finite(*logprob)));
+            }
+            top.entry(text.clone()).or_insert(json!(finite(found.logprob)));
+            Value::Object(top)
+        }));
+        texts.push(text);
+    }
+    json!({"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
+}
+
+struct TextWire {
+    head: Head,
+    choices: usize,
+    echo: Option<Vec<Echo>>,
+    wants_logprobs: bool,
+    /// Characters of each text so far.
+    offsets: Vec<usize>,
+    include_usage: bool,
+    totals: Totals,
+}
+
+impl TextWire {
+    fn chunk(&mut self, index: usize, text: &str, tokens: &[Token], stop: Option<&Stop>) -> Value {
+        let logprobs = match self.wants_logprobs && !tokens.is_empty() {
+            true => text_logprobs(&self.head.tokenizer, tokens, &mut self.offsets[index]),
+            false => Value::Null,
+        };
+        let finish = stop.map(|stop| finish_reason(stop, false));
+        let mut choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
+        if let Some(stop) = stop {
+            choice["stop_reason"] = stop_reason(stop);
+        }
+        if self.head.token_ids {
+            choice["token_ids"] = tokens.iter().map(|t| json!(t.id)).collect();
+        }
+        let mut chunk = self.head.envelope(json!([choice]));
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}
+
+impl Wire for TextWire {
+    fn begin(&mut self, out: &mut Frames) {
+        let Some(echo) = self.echo.take() else { return };
+        for index in 0..self.offsets.len() {
+            let echo = &echo[index / self.choices];
+            let chunk = self.chunk(index, &echo.text, &echo.tokens, None);
+            out.data(&chunk);
+        }
+    }
+
+    fn part(&mut self, part: Part, out: &mut Frames) {
+        match part {
+            Part::Text { choice, text, tokens } | Part::Reasoning { choice, text, tokens } => {
+                let chunk = self.chunk(choice, &text, &tokens, None);
+                out.data(&chunk);
+            }
+            Part::End { choice, stop, usage, tokens, reasoning_tokens } => {
+                self.totals.add(choice, self.choices, &usage, reasoning_tokens);
+                let chunk = self.chunk(choice, "", &tokens, Some(&stop));
+                out.data(&chunk);
+            }
+            Part::Failed(refusal) => out.data(&refusal.openai()),
+            Part::Progress { .. } | Part::CallStart { .. } | Part::CallArguments { .. } | Part::CallEnd { .. } => {}
+        }
+    }
+
+    fn finish(&mut self, out: &mut Frames) {
+        if self.include_usage {
+            let mut chunk = self.head.envelope(json!([]));
+            chunk["usage"] = self.totals.openai();
+            chunk["timings"] = self.totals.timings();
+            out.data(&chunk);
+        }
+        out.done();
+    }
+}

@@ -1,0 +1,418 @@
+//! Ollama's API: `/api/chat`, `/api/generate`, and what its clients ask about models.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::completions;
+use super::models::{parameters, rfc3339};
+use crate::app::{App, Loaded};
+use crate::body::Body;
+use crate::chat::{self, Chat, ToolChoice, blocking, check_length};
+use crate::generate::{Answer, Call, Generation, Job, Part, Stop};
+use crate::guard::Caller;
+use crate::params::Params;
+use crate::refusal::{Kind, Refusal};
+use crate::shape::{self, Shape, ShapeFields};
+use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+
+/// `GET /`: how Ollama's clients find out that somebody is there.
+pub(crate) async fn root() -> Response {
+    "Ollama is running".into_response()
+}
+
+/// Paths that would change which models there are.
+pub(crate) async fn admin(Path(name): Path<String>) -> Refusal {
+    match name.as_str() {
+        "pull" | "create" | "copy" | "delete" | "push" | "blobs" => {
+            Refusal::new(Kind::Forbidden, "models are not managed over HTTP; `kiln serve MODEL` chooses one")
+        }
+        _ => Refusal::new(Kind::Route, "there is nothing at this path"),
+    }
+}
+
+/// The version of the API that is spoken.
+pub(crate) async fn version() -> Response {
+    reply(&json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+fn details(loaded: &Loaded) -> Value {
+    let model = loaded.scheduler.model();
+    let family = model.config.architecture.name;
+    let size = match parameters(loaded) {
+        n if n >= 1_000_000_000 => format!("{:.1}B", n as f64 / 1e9),
+        n => format!("{:.1}M", n as f64 / 1e6),
+    };
+    json!({
+        "parent_model": "", "format": "gguf", "family": family, "families": [family], "parameter_size": size,
+        "quantization_level": quantisation(loaded),
+    })
+}
+
+/// The type that most of the weights have.
+fn quantisation(loaded: &Loaded) -> String {
+    let mut sizes: std::collections::HashMap<&str, u64> = std::collections::HashMap::new();
+    for tensor in loaded.scheduler.model().gguf.tensors() {
+        *sizes.entry(tensor.ty.name()).or_default() += tensor.bytes as u64;
+    }
+    sizes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.to_uppercase()).unwrap_or_default()
+}
+
+/// No file is hashed for a listing: the name and size stand in.
+fn digest(app: &App, loaded: &Loaded) -> String {
+    let bytes = loaded.scheduler.model().gguf.data_bytes();
+    let seed = app
+        .settings
+        .model
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    format!("{seed:016x}{bytes:016x}").repeat(2)
+}
+
+fn listed(app: &App, loaded: &Loaded) -> Value {
+    json!({
+        "name": app.settings.model, "model": app.settings.model, "modified_at": rfc3339(loaded.created),
+        "size": loaded.scheduler.model().gguf.data_bytes(), "digest": digest(app, loaded), "details": details(loaded),
+    })
+}
+
+/// The models there are.
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+    Ok(reply(&json!({"models": [listed(&app, app.loaded()?)]})))
+}
+
+/// The models that are loaded.
+pub(crate) async fn ps(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+    let loaded = app.loaded()?;
+    let mut model = listed(&app, loaded);
+    model["size_vram"] = model["size"].clone();
+    model["expires_at"] = json!("9999-12-31T23:59:59Z");
+    model["context_length"] = json!(loaded.scheduler.context());
+    Ok(reply(&json!({"models": [model]})))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Show {
+    model: Option<String>,
+    name: Option<String>,
+}
+
+/// All about a model.
+pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+    let fields = body.get::<Show>()?;
+    let loaded = app.model(fields.model.or(fields.name).as_deref())?;
+    let model = loaded.scheduler.model();
+    let template = loaded.template.as_ref().ok();
+    let mut info = Map::new();
+    for (key, value) in model.gguf.metadata().iter() {
+        // Lists are vocabularies, which nobody wants here.
+        let text = value.as_bytes().map(|b| json!(String::from_utf8_lossy(b)));
+        let number = value.as_int().and_then(|i| i64::try_from(i).ok()).map(|i| json!(i));
+        let shown = text.or(number).or_else(|| value.as_float().map(|f| json!(f)));
+        if let Some(shown) = shown.filter(|_| key != "tokenizer.chat_template") {
+            info.insert(key.to_owned(), shown);
+        }
+    }
+    info.insert("general.parameter_count".into(), json!(parameters(loaded)));
+    let mut capabilities = vec!["completion"];
+    if template.is_some_and(|t| t.capabilities().tools) {
+        capabilities.push("tools");
+    }
+    if template.is_some_and(|t| kiln_engine::text::reasoning::Markers::of_template(t.source()).is_some()) {
+        capabilities.push("thinking");
+    }
+    Ok(reply(&json!({
+        "modelfile": format!("FROM {}", app.settings.model), "parameters": "", "license": "",
+        "template": template.map(|t| t.source()).unwrap_or_default(), "details": details(loaded), "model_info": info,
+        "capabilities": capabilities, "modified_at": rfc3339(loaded.created),
+    })))
+}
+
+/// What both ways of generating know.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    model: Option<String>,
+    messages: Option<Vec<Value>>,
+    tools: Option<Vec<Value>>,
+    prompt: Option<String>,
+    system: Option<String>,
+    suffix: Option<String>,
+    raw: Option<bool>,
+    template: Option<String>,
+    images: Option<Vec<Value>>,
+    format: Option<Value>,
+    options: Option<Map<String, Value>>,
+    stream: Option<bool>,
+    think: Option<Value>,
+    #[allow(dead_code, reason = "the model stays as long as the server does")]
+    keep_alive: Option<Value>,
+}
+
+impl Fields {
+    /// Ollama's options, under their names in the other APIs.
+    fn params(&self, loaded: &Loaded) -> Result<Params, Refusal> {
+        let mut options = self.options.clone().unwrap_or_default();
+        if let Some(context) = options.get("num_ctx").and_then(Value::as_u64)
+            && context > loaded.scheduler.context() as u64
+        {
+            let message = format!("num_ctx is {context}, this server has {} (--ctx-size)", loaded.scheduler.context());
+            return Err(Refusal::invalid("options.num_ctx", message));
+        }
+        // -1 and -2 mean "as much as there is room".
+        let limit = options.remove("num_predict").filter(|n| n.as_i64().is_some_and(|n| n > 0));
+        options.retain(|key, _| key != "max_tokens" && key != "n");
+        if let Some(limit) = limit {
+            options.insert("n_predict".into(), limit);
+        }
+        let mut body = Body::parse(Value::Object(options).to_string().as_bytes())?;
+        body.get::<Params>().map_err(|refusal| {
+            let param = format!("options.{}", refusal.param.clone().unwrap_or_default());
+            refusal.with_param(param)
+        })
+    }
+
+    fn shape(&self) -> Result<Option<Shape>, Refusal> {
+        match &self.format {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) if text.is_empty() => Ok(None),
+            Some(Value::String(text)) if text == "json" => Ok(Some(Shape::Schema(shape::object()))),
+            Some(schema @ Value::Object(_)) => Ok(Some(Shape::Schema(schema.clone()))),
+            Some(_) => Err(Refusal::invalid("format", "`format` must be \"json\" or a schema")),
+        }
+    }
+
+    fn kwargs(&self) -> Result<Map<String, Value>, Refusal> {
+        let mut kwargs = Map::new();
+        match &self.think {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(on)) => chat::thinking(&mut kwargs, Some(*on), None),
+            Some(Value::String(level)) => chat::effort(&mut kwargs, "think", Some(level))?,
+            Some(_) => return Err(Refusal::invalid("think", "`think` must be true, false or a level")),
+        }
+        Ok(kwargs)
+    }
+
+    fn refuse(&self) -> Result<(), Refusal> {
+        let refused = [
+            ("template", self.template.as_ref().is_some_and(|t| !t.is_empty()), "a request cannot bring a template"),
+            ("images", self.images.as_ref().is_some_and(|i| !i.is_empty()), "this model takes text only"),
+            ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty()), "filling in the middle is not served"),
+        ];
+        match refused.into_iter().find(|(_, given, _)| *given) {
+            Some((name, _, why)) => Err(Refusal::unsupported(name, format!("{name}: {why}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn chat(&self, messages: Vec<kiln_engine::text::Message>) -> Result<Chat, Refusal> {
+        let (tools, _) = super::chat_completions::tools(self.tools.as_deref().unwrap_or_default(), None)?;
+        let (shape, kwargs) = (self.shape()?, self.kwargs()?);
+        let tool_choice = ToolChoice::Auto;
+        Ok(Chat { messages, tools, tool_choice, parallel_calls: true, shape, kwargs, ..Chat::default() })
+    }
+}
+
+/// Messages in the form that OpenAI has: pictures are refused, results name their tool.
+fn messages(values: &[Value]) -> Result<Vec<kiln_engine::text::Message>, Refusal> {
+    let mut values = values.to_vec();
+    for (i, value) in values.iter_mut().enumerate() {
+        if value.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
+            return Err(Refusal::unsupported(format!("messages[{i}].images"), "this model takes text only"));
+        }
+        if let Some(name) = value.get("tool_name").cloned() {
+            value["name"] = name;
+        }
+    }
+    chat::messages(&values)
+}
+
+/// `POST /api/chat`.
+pub(crate) async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<Fields>()?;
+    let leftover = body.leftover(&app)?;
+    let came = Instant::now();
+    if fields.messages.as_ref().is_none_or(Vec::is_empty) {
+        app.model(fields.model.as_deref())?;
+        return Ok(reply(&loaded_line(&app.settings.model, true)));
+    }
+    let (streams, job) = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        fields.refuse()?;
+        let chat = fields.chat(messages(fields.messages.as_deref().unwrap_or_default())?)?;
+        Ok((fields.stream.unwrap_or(true), chat.job(loaded, &fields.params(loaded)?, &caller)?))
+    })
+    .await?;
+    answer(&app, job, streams, true, came).await.map(|response| leftover.tell(response))
+}
+
+/// `POST /api/generate`.
+pub(crate) async fn generate(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<Fields>()?;
+    let leftover = body.leftover(&app)?;
+    let came = Instant::now();
+    if fields.prompt.as_ref().is_none_or(String::is_empty) {
+        app.model(fields.model.as_deref())?;
+        return Ok(reply(&loaded_line(&app.settings.model, false)));
+    }
+    let (streams, job) = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        fields.refuse()?;
+        let params = fields.params(loaded)?;
+        let prompt = fields.prompt.clone().unwrap_or_default();
+        let job = if fields.raw == Some(true) || loaded.template.is_err() {
+            raw(loaded, &fields, &params, &caller, &prompt)?
+        } else {
+            let system = fields.system.iter().map(|s| kiln_engine::text::Message::new("system", s.as_str()));
+            let user = kiln_engine::text::Message::new("user", prompt);
+            fields.chat(system.chain([user]).collect())?.job(loaded, &params, &caller)?
+        };
+        Ok((fields.stream.unwrap_or(true), job))
+    })
+    .await?;
+    answer(&app, job, streams, false, came).await.map(|response| leftover.tell(response))
+}
+
+fn raw(loaded: &Loaded, fields: &Fields, params: &Params, caller: &Caller, prompt: &str) -> Result<Job, Refusal> {
+    let tokenizer = &loaded.scheduler.model().tokenizer;
+    let tokens = tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes).map_err(kiln_engine::Error::from)?;
+    check_length(loaded, tokens.len())?;
+    let mut job = completions::job(loaded, params, &ShapeFields::default(), caller, tokens)?;
+    if let Some(shape) = fields.shape()? {
+        job.request.constraint = Some(shape::plain_constraint(loaded, &shape)?);
+    }
+    Ok(job)
+}
+
+async fn answer(app: &Arc<App>, job: Job, streams: bool, chat: bool, came: Instant) -> Result<Response, Refusal> {
+    if job.request.choices != 1 {
+        return Err(Refusal::new(Kind::Invalid, "this API makes one text"));
+    }
+    let generation = Generation::start(app, vec![job], "call_")?;
+    let wire = OllamaWire { model: app.settings.model.clone(), chat, came, call: None };
+    if streams {
+        return Ok(stream(generation, wire, Framing::Lines, app.settings.keep_alive));
+    }
+    let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
+    Ok(reply(&wire.whole(&answer)))
+}
+
+fn timestamp() -> String {
+    jiff::Timestamp::now().to_string()
+}
+
+/// Nothing was asked: the model is there.
+fn loaded_line(model: &str, chat: bool) -> Value {
+    let mut line = json!({"model": model, "created_at": timestamp(), "done": true, "done_reason": "load"});
+    if chat {
+        line["message"] = json!({"role": "assistant", "content": ""});
+    } else {
+        line["response"] = json!("");
+    }
+    line
+}
+
+struct OllamaWire {
+    model: String,
+    chat: bool,
+    came: Instant,
+    /// A call whose arguments are not whole yet.
+    call: Option<Call>,
+}
+
+impl OllamaWire {
+    fn line(&self, text: &str, thinking: &str, calls: &[Call]) -> Value {
+        let mut line = json!({"model": self.model, "created_at": timestamp()});
+        if self.chat {
+            let mut message = json!({"role": "assistant", "content": text});
+            if !thinking.is_empty() {
+                message["thinking"] = json!(thinking);
+            }
+            if !calls.is_empty() {
+                let call = |(index, call): (usize, &Call)| {
+                    let arguments = serde_json::from_str::<Value>(&call.arguments).ok().filter(Value::is_object);
+                    let arguments = arguments.unwrap_or_else(|| json!({}));
+                    json!({"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}})
+                };
+                message["tool_calls"] = calls.iter().enumerate().map(call).collect();
+            }
+            line["message"] = message;
+        } else {
+            line["response"] = json!(text);
+            if !thinking.is_empty() {
+                line["thinking"] = json!(thinking);
+            }
+        }
+        line["done"] = json!(false);
+        line
+    }
+
+    fn finish_line(&self, line: &mut Value, stop: &Stop, usage: &kiln_engine::run::Usage) {
+        let reason = if matches!(stop, Stop::Limit | Stop::Context) { "length" } else { "stop" };
+        let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        let fields = json!({
+            "done": true, "done_reason": reason, "total_duration": nanos(self.came.elapsed()),
+            "load_duration": nanos(usage.waiting), "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanos(usage.reading), "eval_count": usage.generated_tokens,
+            "eval_duration": nanos(usage.writing),
+        });
+        if let (Value::Object(line), Value::Object(fields)) = (line, fields) {
+            line.extend(fields);
+        }
+    }
+
+    fn whole(&self, answer: &Answer) -> Value {
+        let mut line = self.line(&answer.text, &answer.reasoning, &answer.calls);
+        self.finish_line(&mut line, &answer.stop.clone().unwrap_or(Stop::End), &answer.usage);
+        line
+    }
+}
+
+impl Wire for OllamaWire {
+    fn begin(&mut self, _out: &mut Frames) {}
+
+    fn part(&mut self, part: Part, out: &mut Frames) {
+        match part {
+            Part::Text { text, .. } => out.data(&self.line(&text, "", &[])),
+            Part::Reasoning { text, .. } => out.data(&self.line("", &text, &[])),
+            Part::CallStart { id, name, .. } => self.call = Some(Call { id, name, arguments: String::new() }),
+            Part::CallArguments { text, .. } => {
+                if let Some(call) = &mut self.call {
+                    call.arguments += &text;
+                }
+            }
+            // A call is one line.
+            Part::CallEnd { index, .. } => {
+                if let Some(call) = self.call.take() {
+                    let mut line = self.line("", "", &[call]);
+                    line["message"]["tool_calls"][0]["function"]["index"] = json!(index);
+                    out.data(&line);
+                }
+            }
+            Part::End { stop, usage, .. } => {
+                let mut line = self.line("", "", &[]);
+                self.finish_line(&mut line, &stop, &usage);
+                out.data(&line);
+            }
+            Part::Failed(refusal) => out.data(&json!({"error": refusal.text(crate::refusal::Dialect::Ollama)})),
+            Part::Progress { .. } => {}
+        }
+    }
+
+    fn finish(&mut self, _out: &mut Frames) {}
+}

@@ -1,0 +1,519 @@
+//! `POST /v1/responses`: OpenAI's newer API, without memory of earlier answers.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use kiln_engine::text::{Content, Function, Message, ToolCall};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::Totals;
+use crate::app::{App, fresh_id, now};
+use crate::body::Body;
+use crate::chat::{self, Chat, ToolChoice, blocking};
+use crate::generate::{Answer, Generation, Part, Stop};
+use crate::guard::Caller;
+use crate::params::Params;
+use crate::refusal::Refusal;
+use crate::shape;
+use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+
+/// The fields of the API beside those about sampling.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    model: Option<String>,
+    input: Option<Value>,
+    instructions: Option<String>,
+    max_output_tokens: Option<i64>,
+    stream: Option<bool>,
+    metadata: Option<Value>,
+    text: Option<Value>,
+    reasoning: Option<Value>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    previous_response_id: Option<String>,
+    conversation: Option<Value>,
+    prompt: Option<Value>,
+    background: Option<bool>,
+}
+
+impl Fields {
+    fn refuse(&self) -> Result<(), Refusal> {
+        let refused = [
+            (
+                "previous_response_id",
+                self.previous_response_id.is_some(),
+                "earlier responses are not kept; send them in `input`",
+            ),
+            ("conversation", self.conversation.is_some(), "conversations are not kept; send them in `input`"),
+            ("prompt", self.prompt.is_some(), "stored prompts are not there; use `instructions` and `input`"),
+            ("background", self.background == Some(true), "responses are made while the client waits"),
+        ];
+        match refused.into_iter().find(|(_, given, _)| *given) {
+            Some((name, _, why)) => Err(Refusal::unsupported(name, why)),
+            None => Ok(()),
+        }
+    }
+
+    fn chat(&self) -> Result<Chat, Refusal> {
+        self.refuse()?;
+        let mut messages: Vec<Message> =
+            self.instructions.iter().map(|text| Message::new("system", text.as_str())).collect();
+        match &self.input {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => messages.push(Message::new("user", text.as_str())),
+            Some(Value::Array(list)) => {
+                for (i, value) in list.iter().enumerate() {
+                    item(i, value, &mut messages)?;
+                }
+            }
+            Some(_) => return Err(Refusal::invalid("input", "`input` must be a string or a list of items")),
+        }
+        if messages.is_empty() {
+            // Clients probe with nothing.
+            messages.push(Message::new("user", ""));
+        }
+        let mut kwargs = Map::new();
+        let effort = self.reasoning.as_ref().and_then(|r| r.get("effort")).and_then(Value::as_str);
+        chat::effort(&mut kwargs, "reasoning.effort", effort)?;
+        let shape = match self.text.as_ref().and_then(|t| t.get("format")).filter(|f| !f.is_null()) {
+            Some(format) => shape::response_format("text.format", format)?,
+            None => None,
+        };
+        let (tools, tool_choice) = self.tools()?;
+        let parallel_calls = self.parallel_tool_calls.unwrap_or(true);
+        Ok(Chat { messages, tools, tool_choice, parallel_calls, shape, kwargs, ..Chat::default() })
+    }
+
+    /// Functions, in the form that templates take. What other tools need is not here; they are left out.
+    fn tools(&self) -> Result<(Vec<Value>, ToolChoice), Refusal> {
+        let mut tools = Vec::new();
+        for tool in self.tools.iter().flatten() {
+            if tool.get("type").and_then(Value::as_str) != Some("function") {
+                log::info!("a tool of type {} is left out", tool.get("type").unwrap_or(&Value::Null));
+                continue;
+            }
+            let mut function = tool.clone();
+            if let Some(function) = function.as_object_mut() {
+                function.remove("type");
+            }
+            tools.push(json!({"type": "function", "function": function}));
+        }
+        // Without tools a wish for none of them or any of them means nothing.
+        let choice = self.tool_choice.as_ref().filter(|c| !(tools.is_empty() && c.is_string()));
+        super::chat_completions::tools(&tools, choice)
+    }
+
+    fn params(&self, params: &mut Params) {
+        params.max_tokens = self.max_output_tokens;
+        params.max_completion_tokens = None;
+        params.n = None;
+        params.stop = None;
+    }
+}
+
+/// An item of the input. Thoughts, words and calls that follow each other are one message.
+fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refusal> {
+    let param = format!("input[{index}]");
+    let text = |field: &str| {
+        let text = value.get(field).and_then(Value::as_str).map(str::to_owned);
+        text.ok_or_else(|| Refusal::invalid(format!("{param}.{field}"), format!("`{param}.{field}` must be a string")))
+    };
+    let kind = value.get("type").and_then(Value::as_str);
+    match kind {
+        None | Some("message") => {
+            let role = text("role")?;
+            let content = chat::content(&format!("{param}.content"), value.get("content"))?;
+            if role == "assistant" {
+                let last = assistant(out, |m| m.content == Content::None && m.tool_calls.is_empty());
+                last.content = content;
+            } else if ["user", "system", "developer"].contains(&role.as_str()) {
+                out.push(Message { role, content, ..Message::default() });
+            } else {
+                let message = format!("`{param}.role` is {role:?}; it must be user, assistant, system or developer");
+                return Err(Refusal::invalid(format!("{param}.role"), message));
+            }
+        }
+        Some("reasoning") => {
+            let parts = value.get("content").and_then(Value::as_array).into_iter().flatten();
+            let texts: Vec<&str> = parts.filter_map(|part| part.get("text").and_then(Value::as_str)).collect();
+            assistant(out, |m| m.content == Content::None && m.tool_calls.is_empty()).reasoning_content =
+                Some(texts.join("\n")).filter(|text| !text.is_empty());
+        }
+        Some("function_call") => {
+            let (id, name) = (text("call_id")?, text("name")?);
+            let arguments = value.get("arguments").cloned().unwrap_or(Value::Null);
+            let function = Function { name, arguments };
+            let call = ToolCall { id: Some(id), kind: "function".into(), function };
+            assistant(out, |_| true).tool_calls.push(call);
+        }
+        Some("function_call_output") => {
+            let output = chat::content(&format!("{param}.output"), value.get("output"))?;
+            out.push(Message { tool_call_id: Some(text("call_id")?), ..Message::new("tool", output.to_text()) });
+        }
+        Some(other) => {
+            return Err(Refusal::unsupported(
+                format!("{param}.type"),
+                format!("`{param}` is of type {other:?}, which is not served"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The assistant's message at the end, if it can take more, else a new one.
+fn assistant(out: &mut Vec<Message>, takes: impl Fn(&Message) -> bool) -> &mut Message {
+    if !out.last().is_some_and(|m| m.role == "assistant" && takes(m)) {
+        out.push(Message { role: "assistant".into(), ..Message::default() });
+    }
+    let last = out.len() - 1;
+    &mut out[last]
+}
+
+/// How many tokens an input is.
+pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+    let fields = body.get::<Fields>()?;
+    let tokens = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        Ok(fields.chat()?.tokens(loaded)?.0.len())
+    })
+    .await?;
+    Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))
+}
+
+/// Serves the request.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let (fields, mut params) = (body.get::<Fields>()?, body.get::<Params>()?);
+    let leftover = body.leftover(&app)?;
+    let (fields, params, job) = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        fields.params(&mut params);
+        let job = fields.chat()?.job(loaded, &params, &caller)?;
+        Ok((fields, params, job))
+    })
+    .await?;
+    let generation = Generation::start(&app, vec![job], "call_")?;
+    let frame = Frame {
+        fields,
+        temperature: params.temperature,
+        top_p: params.top_p,
+        id: fresh_id("resp_"),
+        created: now(),
+        model: app.settings.model.clone(),
+    };
+    let response = if frame.fields.stream.unwrap_or(false) {
+        let wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
+        stream(generation, wire, Framing::Events, app.settings.keep_alive)
+    } else {
+        let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
+        reply(&frame.whole(&answer))
+    };
+    Ok(leftover.tell(response))
+}
+
+/// What a response says of its request.
+struct Frame {
+    fields: Fields,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Frame {
+    /// The response object; `stop` is none while it is being made.
+    fn response(&self, output: &[Value], stop: Option<(&Stop, &Totals)>) -> Value {
+        let fields = &self.fields;
+        let status = match stop {
+            None => "in_progress",
+            Some((Stop::Limit | Stop::Context, _)) => "incomplete",
+            Some(_) => "completed",
+        };
+        let incomplete = if status == "incomplete" { json!({"reason": "max_output_tokens"}) } else { Value::Null };
+        let effort = fields.reasoning.as_ref().and_then(|r| r.get("effort")).cloned().unwrap_or_default();
+        let text = fields.text.clone().filter(|t| t.get("format").is_some_and(|f| !f.is_null()));
+        let mut response = json!({
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "background": false,
+            "error": null, "incomplete_details": incomplete, "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens, "metadata": fields.metadata.clone().unwrap_or_else(|| json!({})),
+            "model": self.model, "output": output, "parallel_tool_calls": fields.parallel_tool_calls.unwrap_or(true),
+            "previous_response_id": null, "reasoning": {"effort": effort, "summary": null}, "store": false,
+            "temperature": self.temperature.unwrap_or(1.0),
+            "text": text.unwrap_or_else(|| json!({"format": {"type": "text"}})),
+            "tool_choice": fields.tool_choice.clone().unwrap_or_else(|| json!("auto")),
+            "tools": fields.tools.clone().unwrap_or_default(), "top_p": self.top_p.unwrap_or(1.0),
+            "truncation": "disabled", "usage": null,
+        });
+        if let Some((_, totals)) = stop {
+            response["completed_at"] = json!(now());
+            response["usage"] = json!({
+                "input_tokens": totals.prompt,
+                "input_tokens_details": {"cached_tokens": totals.cached, "cache_write_tokens": 0},
+                "output_tokens": totals.generated,
+                "output_tokens_details": {"reasoning_tokens": totals.reasoning},
+                "total_tokens": totals.prompt + totals.generated,
+            });
+        }
+        response
+    }
+
+    fn whole(&self, answer: &Answer) -> Value {
+        let stop = answer.stop.clone().unwrap_or(Stop::End);
+        let cut = if matches!(stop, Stop::Limit | Stop::Context) { "incomplete" } else { "completed" };
+        let mut output = Vec::new();
+        if !answer.reasoning.is_empty() {
+            output.push(
+                Item { id: fresh_id("rs_"), content: Kind::Reasoning(answer.reasoning.clone()) }.value("completed"),
+            );
+        }
+        if !answer.text.is_empty() || answer.calls.is_empty() {
+            output.push(Item { id: fresh_id("msg_"), content: Kind::Message(answer.text.clone()) }.value(cut));
+        }
+        for call in &answer.calls {
+            let content =
+                Kind::Call { id: call.id.clone(), name: call.name.clone(), arguments: call.arguments.clone() };
+            output.push(Item { id: fresh_id("fc_"), content }.value("completed"));
+        }
+        self.response(&output, Some((&stop, &Totals::of(std::slice::from_ref(answer), 1))))
+    }
+}
+
+/// An item of the output while it grows.
+struct Item {
+    id: String,
+    content: Kind,
+}
+
+enum Kind {
+    Reasoning(String),
+    Message(String),
+    Call { id: String, name: String, arguments: String },
+}
+
+impl Kind {
+    /// The part of an item that holds text.
+    fn part(&self, text: &str) -> Value {
+        match self {
+            Kind::Reasoning(_) => json!({"type": "reasoning_text", "text": text}),
+            _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+        }
+    }
+}
+
+impl Item {
+    fn value(&self, status: &str) -> Value {
+        let empty = status == "in_progress";
+        let parts = |text: &str| if empty { json!([]) } else { json!([self.content.part(text)]) };
+        match &self.content {
+            Kind::Reasoning(text) => {
+                json!({"id": self.id, "type": "reasoning", "summary": [], "content": parts(text), "status": status})
+            }
+            Kind::Message(text) => {
+                json!({"id": self.id, "type": "message", "role": "assistant", "status": status, "content": parts(text)})
+            }
+            Kind::Call { id, name, arguments } => json!({
+                "id": self.id, "type": "function_call", "call_id": id, "name": name,
+                "arguments": if empty { "" } else { arguments.as_str() }, "status": status,
+            }),
+        }
+    }
+}
+
+struct ResponseWire {
+    frame: Frame,
+    number: usize,
+    items: Vec<Value>,
+    open: Option<Item>,
+    totals: Totals,
+}
+
+impl ResponseWire {
+    fn send(&mut self, name: &str, mut event: Value, out: &mut Frames) {
+        let kind = format!("response.{name}");
+        event["type"] = json!(kind);
+        event["sequence_number"] = json!(self.number);
+        self.number += 1;
+        out.event(&kind, &event);
+    }
+
+    fn close(&mut self, status: &str, out: &mut Frames) {
+        let Some(item) = self.open.take() else { return };
+        let (id, index) = (item.id.clone(), self.items.len());
+        let place = json!({"item_id": id, "output_index": index});
+        let with = |more: Value| {
+            let mut event = place.clone();
+            if let (Value::Object(event), Value::Object(more)) = (&mut event, more) {
+                event.extend(more);
+            }
+            event
+        };
+        match &item.content {
+            Kind::Call { arguments, name, .. } => {
+                self.send("function_call_arguments.done", with(json!({"arguments": arguments, "name": name})), out);
+            }
+            Kind::Reasoning(text) => {
+                self.send("reasoning_text.done", with(json!({"content_index": 0, "text": text})), out);
+                self.send("content_part.done", with(json!({"content_index": 0, "part": item.content.part(text)})), out);
+            }
+            Kind::Message(text) => {
+                self.send("output_text.done", with(json!({"content_index": 0, "text": text, "logprobs": []})), out);
+                self.send("content_part.done", with(json!({"content_index": 0, "part": item.content.part(text)})), out);
+            }
+        }
+        let value = item.value(status);
+        self.send("output_item.done", json!({"output_index": index, "item": value}), out);
+        self.items.push(value);
+    }
+
+    fn begin_item(&mut self, item: Item, out: &mut Frames) {
+        self.close("completed", out);
+        let index = self.items.len();
+        self.send("output_item.added", json!({"output_index": index, "item": item.value("in_progress")}), out);
+        if !matches!(item.content, Kind::Call { .. }) {
+            let part = item.content.part("");
+            let event = json!({"item_id": item.id, "output_index": index, "content_index": 0, "part": part});
+            self.send("content_part.added", event, out);
+        }
+        self.open = Some(item);
+    }
+
+    fn text(&mut self, text: &str, reasoning: bool, out: &mut Frames) {
+        let fits = match self.open.as_ref().map(|item| &item.content) {
+            Some(Kind::Reasoning(_)) => reasoning,
+            Some(Kind::Message(_)) => !reasoning,
+            _ => false,
+        };
+        if !fits {
+            let item = match reasoning {
+                true => Item { id: fresh_id("rs_"), content: Kind::Reasoning(String::new()) },
+                false => Item { id: fresh_id("msg_"), content: Kind::Message(String::new()) },
+            };
+            self.begin_item(item, out);
+        }
+        let Some(item) = &mut self.open else { return };
+        if let Kind::Reasoning(all) | Kind::Message(all) = &mut item.content {
+            *all += text;
+        }
+        let mut event =
+            json!({"item_id": item.id, "output_index": self.items.len(), "content_index": 0, "delta": text});
+        if !reasoning {
+            event["logprobs"] = json!([]);
+        }
+        self.send(if reasoning { "reasoning_text.delta" } else { "output_text.delta" }, event, out);
+    }
+}
+
+impl Wire for ResponseWire {
+    fn begin(&mut self, out: &mut Frames) {
+        let response = self.frame.response(&[], None);
+        self.send("created", json!({"response": response}), out);
+        self.send("in_progress", json!({"response": response}), out);
+    }
+
+    fn part(&mut self, part: Part, out: &mut Frames) {
+        match part {
+            Part::Text { text, .. } => self.text(&text, false, out),
+            Part::Reasoning { text, .. } => self.text(&text, true, out),
+            Part::CallStart { id, name, .. } => {
+                let content = Kind::Call { id, name, arguments: String::new() };
+                self.begin_item(Item { id: fresh_id("fc_"), content }, out);
+            }
+            Part::CallArguments { text, .. } => {
+                let Some(item) = &mut self.open else { return };
+                if let Kind::Call { arguments, .. } = &mut item.content {
+                    *arguments += &text;
+                }
+                let event = json!({"item_id": item.id, "output_index": self.items.len(), "delta": text});
+                self.send("function_call_arguments.delta", event, out);
+            }
+            Part::CallEnd { .. } => self.close("completed", out),
+            Part::End { stop, usage, reasoning_tokens, .. } => {
+                if self.items.is_empty() && self.open.is_none() {
+                    let empty = Item { id: fresh_id("msg_"), content: Kind::Message(String::new()) };
+                    self.begin_item(empty, out);
+                }
+                let cut = matches!(stop, Stop::Limit | Stop::Context);
+                self.close(if cut { "incomplete" } else { "completed" }, out);
+                self.totals.add(0, 1, &usage, reasoning_tokens);
+                let response = self.frame.response(&self.items, Some((&stop, &self.totals)));
+                self.send(if cut { "incomplete" } else { "completed" }, json!({"response": response}), out);
+            }
+            Part::Failed(refusal) => {
+                let mut response = self.frame.response(&self.items, None);
+                response["status"] = json!("failed");
+                let error = &refusal.openai()["error"];
+                let code = if error["code"].is_null() { error["type"].clone() } else { error["code"].clone() };
+                response["error"] = json!({"code": code, "message": error["message"]});
+                self.send("failed", json!({"response": response}), out);
+            }
+            Part::Progress { .. } => {}
+        }
+    }
+
+    fn finish(&mut self, _out: &mut Frames) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thoughts_words_and_calls_become_one_message() {
+        let items = json!([
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        ]);
+        let mut messages = Vec::new();
+        for (i, value) in items.as_array().into_iter().flatten().enumerate() {
+            item(i, value, &mut messages).expect("it is sound");
+        }
+        assert_eq!(messages.iter().map(|m| m.role.as_str()).collect::<Vec<_>>(), ["user", "assistant", "tool"]);
+        assert_eq!(messages[1].reasoning_content.as_deref(), Some("hm"));
+        assert_eq!(messages[1].tool_calls.len(), 2);
+        assert!(item(7, &json!({"type": "item_reference"}), &mut messages).is_err());
+    }
+
+    #[test]
+    fn events_count_up_and_every_item_is_done_before_the_end() {
+        let fields = Fields::default();
+        let frame =
+            Frame { fields, temperature: None, top_p: None, id: "resp_1".into(), created: 1, model: "m".into() };
+        let mut wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
+        let mut out = Frames::new(Framing::Events);
+        wire.begin(&mut out);
+        wire.part(Part::Reasoning { choice: 0, text: "hm".into(), tokens: Vec::new() }, &mut out);
+        wire.part(Part::Text { choice: 0, text: "hey".into(), tokens: Vec::new() }, &mut out);
+        let end = Part::End {
+            choice: 0,
+            stop: Stop::Limit,
+            usage: Default::default(),
+            tokens: Vec::new(),
+            reasoning_tokens: 1,
+        };
+        wire.part(end, &mut out);
+        let text = out.text();
+        let data: Vec<Value> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "))
+            .map(|json| serde_json::from_str(json).expect("it is JSON"))
+            .collect();
+        assert!(data.iter().enumerate().all(|(i, event)| event["sequence_number"] == json!(i)), "{text}");
+        let last = data.last().expect("there are events");
+        assert_eq!(last["type"], "response.incomplete");
+        assert_eq!(last["response"]["output"].as_array().map(Vec::len), Some(2));
+        assert_eq!(data.iter().filter(|e| e["type"] == "response.output_item.done").count(), 2);
+    }
+}

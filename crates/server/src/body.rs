@@ -1,0 +1,145 @@
+//! The JSON of a request: read with a limit, and taken apart so that errors name the field.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::refusal::{Kind, Refusal};
+
+/// The body of a request, read and parsed.
+#[derive(Debug)]
+pub(crate) struct Body {
+    value: Value,
+    /// Fields that nothing has read so far; `None` before the first reading.
+    unread: Option<BTreeSet<String>>,
+}
+
+impl FromRequest<Arc<App>> for Body {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, Refusal> {
+        // Other content types are what a foreign web page can post without asking.
+        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        if kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
+            let shown = if kind.is_empty() { "nothing" } else { &kind };
+            return Err(Refusal::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
+        }
+        let limit = app.settings.body_limit;
+        let too_large = || Refusal::new(Kind::TooLarge, format!("the body is larger than {limit} bytes"));
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+        if length.is_some_and(|length| length > limit as u64) {
+            return Err(too_large());
+        }
+        let bytes = axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
+            let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            if text.contains("length limit") {
+                too_large()
+            } else {
+                Refusal::new(Kind::Invalid, "the body ended early")
+            }
+        })?;
+        Body::parse(&bytes)
+    }
+}
+
+impl Body {
+    /// Parses JSON that must be an object.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Body, Refusal> {
+        let value: Value = serde_json::from_slice(bytes)
+            .map_err(|error| Refusal::new(Kind::Invalid, format!("the body is not valid JSON: {error}")))?;
+        if !value.is_object() {
+            return Err(Refusal::new(Kind::Invalid, "the body must be a JSON object"));
+        }
+        Ok(Body { value, unread: None })
+    }
+
+    /// The fields that `T` knows. May be called for several types, each of which knows its own.
+    pub(crate) fn get<T: DeserializeOwned>(&mut self) -> Result<T, Refusal> {
+        let mut unread = BTreeSet::new();
+        let mut track = serde_path_to_error::Track::new();
+        let tracked = serde_path_to_error::Deserializer::new(&self.value, &mut track);
+        let parsed = serde_ignored::deserialize(tracked, |path| {
+            let path = path.to_string();
+            if !path.contains('.') {
+                unread.insert(path);
+            }
+        });
+        let value = parsed.map_err(|error| {
+            let path = track.path().to_string();
+            let refusal = Refusal::new(Kind::Invalid, format!("{path}: {error}"));
+            if path == "." { Refusal::new(Kind::Invalid, error.to_string()) } else { refusal.with_param(path) }
+        })?;
+        self.unread = Some(match self.unread.take() {
+            Some(before) => before.intersection(&unread).cloned().collect(),
+            None => unread,
+        });
+        Ok(value)
+    }
+
+    /// The fields that were not read: refused where the server is strict, else named in a header of the answer.
+    pub(crate) fn leftover(&self, app: &App) -> Result<Leftover, Refusal> {
+        let fields: Vec<String> = self.unread.iter().flatten().cloned().collect();
+        match fields.first() {
+            Some(first) if app.settings.strict => {
+                Err(Refusal::unsupported(first.clone(), format!("the field `{first}` is not known (--strict-api)")))
+            }
+            _ => Ok(Leftover(fields)),
+        }
+    }
+}
+
+/// Fields of a request that had no effect.
+#[derive(Debug)]
+pub(crate) struct Leftover(Vec<String>);
+
+impl Leftover {
+    /// Names the fields in the answer.
+    pub(crate) fn tell(&self, mut response: Response) -> Response {
+        let plain = |field: &&String| field.bytes().all(|b| b.is_ascii_graphic());
+        let named: Vec<&str> = self.0.iter().filter(plain).take(32).map(String::as_str).collect();
+        if let (false, Ok(value)) = (named.is_empty(), HeaderValue::from_str(&named.join(", "))) {
+            response.headers_mut().insert("x-kiln-ignored", value);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Inner {
+        #[allow(dead_code, reason = "only its type matters")]
+        a: i32,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    struct One {
+        list: Option<Vec<Inner>>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Other {
+        heat: Option<f32>,
+    }
+
+    #[test]
+    fn errors_name_the_path_and_leftovers_are_known_by_nobody() {
+        let mut body = Body::parse(br#"{"list":[{"a":1},{"a":"x"}],"heat":1,"odd":{},"null":null}"#).expect("parses");
+        let error = body.get::<One>().expect_err("a string is no number");
+        assert_eq!(error.param.as_deref(), Some("list[1].a"), "{error:?}");
+        let mut body = Body::parse(br#"{"list":null,"heat":1,"odd":{}}"#).expect("parses");
+        assert!(body.get::<One>().expect("null is absent").list.is_none());
+        assert_eq!(body.get::<Other>().expect("whole numbers are numbers").heat, Some(1.0));
+        assert_eq!(body.unread.expect("was read").into_iter().collect::<Vec<_>>(), ["odd"]);
+        assert!(Body::parse(b"[1]").is_err() && Body::parse(b"{").is_err());
+    }
+}

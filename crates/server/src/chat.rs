@@ -1,0 +1,308 @@
+//! A conversation as any API hands it over, made into one request to the engine: rendered, tokenised, checked.
+
+use std::sync::Arc;
+
+use kiln_engine::run::Request;
+use kiln_engine::text::reasoning::Markers;
+use kiln_engine::text::{ChatInput, Content, Family, Function, Message, OutputOptions, Rendered, TemplateError, Tool};
+use serde_json::{Map, Value};
+
+use crate::app::{App, Loaded};
+use crate::generate::{Form, Job};
+use crate::guard::Caller;
+use crate::params::Params;
+use crate::refusal::{Kind, Refusal};
+use crate::shape::{self, Shape};
+
+/// Which tools an answer may or must call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// As the model likes.
+    #[default]
+    Auto,
+    /// None; calls are not looked for.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// A conversation to be continued.
+#[derive(Debug)]
+pub(crate) struct Chat {
+    pub(crate) messages: Vec<Message>,
+    /// Tools as `{"type": "function", "function": {...}}`.
+    pub(crate) tools: Vec<Value>,
+    pub(crate) tool_choice: ToolChoice,
+    /// Whether several calls may come in one answer.
+    pub(crate) parallel_calls: bool,
+    /// What the answer must look like.
+    pub(crate) shape: Option<Shape>,
+    /// Further variables of the template.
+    pub(crate) kwargs: Map<String, Value>,
+    /// The last message is the beginning of the answer.
+    pub(crate) continues: bool,
+    /// The prompt does not end where the assistant begins.
+    pub(crate) no_generation_prompt: bool,
+    /// Reasoning stays in the content.
+    pub(crate) keep_reasoning: bool,
+    /// Report logarithms of probability.
+    pub(crate) logprobs: Option<usize>,
+}
+
+impl Default for Chat {
+    fn default() -> Chat {
+        Chat {
+            messages: Vec::new(),
+            tools: Vec::new(),
+            tool_choice: ToolChoice::Auto,
+            parallel_calls: true,
+            shape: None,
+            kwargs: Map::new(),
+            continues: false,
+            no_generation_prompt: false,
+            keep_reasoning: false,
+            logprobs: None,
+        }
+    }
+}
+
+impl Chat {
+    /// The prompt as text.
+    pub(crate) fn render(&self, loaded: &Loaded) -> Result<Rendered, Refusal> {
+        let template = loaded.template.as_ref().map_err(|why| Refusal::new(Kind::Template, why.clone()))?;
+        let mut messages = self.messages.clone();
+        if !self.tools.is_empty() && !template.capabilities().tools {
+            describe_tools(&mut messages, &self.tools);
+        }
+        let input = ChatInput {
+            messages,
+            tools: self.tools.clone(),
+            add_generation_prompt: !self.continues && !self.no_generation_prompt,
+            continue_final_message: self.continues,
+            kwargs: self.kwargs.clone(),
+            ..ChatInput::default()
+        };
+        template.render_for(&input, Some(&loaded.scheduler.model().tokenizer)).map_err(|error| match error {
+            TemplateError::Arguments { index, call, .. } => {
+                let param = format!("messages[{index}].tool_calls[{call}].function.arguments");
+                Refusal::invalid(param, error.to_string())
+            }
+            TemplateError::Tokenizer(why) => kiln_engine::Error::from(why).into(),
+            other => Refusal::new(Kind::Template, other.to_string()),
+        })
+    }
+
+    /// The tokens of the prompt.
+    pub(crate) fn tokens(&self, loaded: &Loaded) -> Result<(Vec<u32>, Rendered), Refusal> {
+        if self.messages.is_empty() {
+            return Err(Refusal::invalid("messages", "`messages` must hold at least one message"));
+        }
+        let rendered = self.render(loaded)?;
+        let tokens = rendered.encode(&loaded.scheduler.model().tokenizer).map_err(kiln_engine::Error::from)?;
+        Ok((tokens, rendered))
+    }
+
+    /// The request to the engine. It takes time: templates and grammars are compiled here, off the async threads.
+    pub(crate) fn job(self, loaded: &Loaded, params: &Params, caller: &Caller) -> Result<Job, Refusal> {
+        let (prompt, rendered) = self.tokens(loaded)?;
+        check_length(loaded, prompt.len())?;
+        let source = loaded.template.as_ref().map(|t| match self.tools.is_empty() {
+            true => t.source().to_owned(),
+            false => t.tools_source().to_owned(),
+        });
+        let source = source.unwrap_or_default();
+        let offered: Vec<Tool> = match self.tool_choice {
+            ToolChoice::None => Vec::new(),
+            _ => self.tools.iter().filter_map(Tool::from_json).collect(),
+        };
+        if let ToolChoice::Named(name) = &self.tool_choice
+            && !offered.iter().any(|tool| tool.name == *name)
+        {
+            return Err(Refusal::invalid("tool_choice", format!("there is no tool {name:?} among the tools")));
+        }
+        let generation_prompt = match self.continues {
+            true => rendered.plain(),
+            false => rendered.generation_prompt.clone(),
+        };
+        let constraint = match params.allowed(loaded)? {
+            Some(allowed) if self.shape.is_none() => Some(allowed),
+            Some(_) => {
+                return Err(Refusal::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
+            }
+            None => shape::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
+        };
+        // Some markers of reasoning and calls are control tokens, which are hidden otherwise.
+        let marked = Markers::of_template(&source).is_some() || Family::of_template(&source).name == "gpt-oss";
+        let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning: self.keep_reasoning };
+        let request = Request {
+            limit: params.limit()?,
+            sampling: params.sampling(loaded)?,
+            stop: params.stop_rule(loaded)?,
+            logprobs: self.logprobs,
+            constraint,
+            choices: params.choices(loaded)?,
+            owner: caller.owner,
+            reuse: params.reuse(),
+            show_special: marked || !options.tools.is_empty(),
+            ..Request::new(prompt)
+        };
+        let form = Form::Chat { source, generation_prompt, options, one_call: !self.parallel_calls };
+        Ok(Job { request, form, ends: loaded.ends.clone() })
+    }
+}
+
+/// Where a template does not show tools, the system message does.
+fn describe_tools(messages: &mut Vec<Message>, tools: &[Value]) {
+    let list: Vec<String> = tools.iter().map(Value::to_string).collect();
+    let text = format!(
+        "You may call these tools. To call one, write only a block like this, and nothing after it:\n<tool_call>\n\
+         {{\"name\": \"TOOL\", \"arguments\": {{\"ARGUMENT\": \"VALUE\"}}}}\n</tool_call>\n\nThe tools:\n{}",
+        list.join("\n")
+    );
+    match messages.first_mut().filter(|m| m.role == "system" || m.role == "developer") {
+        Some(system) => system.content = Content::Text(format!("{}\n\n{text}", system.content.to_text())),
+        None => messages.insert(0, Message::new("system", text)),
+    }
+}
+
+/// Whether a prompt fits.
+pub(crate) fn check_length(loaded: &Loaded, prompt: usize) -> Result<(), Refusal> {
+    let context = loaded.scheduler.context();
+    if prompt > context {
+        return Err(Refusal::new(Kind::TooLong { prompt, context }, String::new()));
+    }
+    Ok(())
+}
+
+/// Runs something that takes time off the threads that serve connections.
+pub(crate) async fn blocking<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl FnOnce(&Arc<App>) -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let app = Arc::clone(app);
+    tokio::task::spawn_blocking(move || work(&app)).await.map_err(|error| Refusal::internal(&error))?
+}
+
+/// Messages as OpenAI's chat API has them.
+pub(crate) fn messages(values: &[Value]) -> Result<Vec<Message>, Refusal> {
+    if values.len() > 100_000 {
+        return Err(Refusal::invalid("messages", format!("{} messages are too many", values.len())));
+    }
+    let messages: Result<Vec<Message>, Refusal> = values.iter().enumerate().map(|(i, v)| message(i, v)).collect();
+    let messages = messages?;
+    let two = messages.len() >= 2 && messages[messages.len() - 2..].iter().all(|m| m.role == "assistant");
+    if two {
+        let last = messages.len() - 1;
+        return Err(Refusal::invalid(
+            format!("messages[{last}]"),
+            "two assistant messages at the end follow each other",
+        ));
+    }
+    Ok(messages)
+}
+
+fn message(index: usize, value: &Value) -> Result<Message, Refusal> {
+    let at = |field: &str| format!("messages[{index}]{field}");
+    let wrong = |field: &str, what: &str| Refusal::invalid(at(field), format!("`{}` {what}", at(field)));
+    let object = value.as_object().ok_or_else(|| wrong("", "must be an object"))?;
+    let role = object.get("role").and_then(Value::as_str).ok_or_else(|| wrong(".role", "must be a string"))?;
+    const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+    if !ROLES.contains(&role) {
+        return Err(wrong(".role", &format!("is {role:?}; it must be one of {}", ROLES.join(", "))));
+    }
+    let text = |name: &str| object.get(name).and_then(Value::as_str).map(str::to_owned);
+    let calls = match object.get("tool_calls") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(calls)) => {
+            let call = |(n, call): (usize, &Value)| {
+                tool_call(call).ok_or_else(|| {
+                    wrong(&format!(".tool_calls[{n}]"), "must have function.name and function.arguments")
+                })
+            };
+            calls.iter().enumerate().map(call).collect::<Result<_, _>>()?
+        }
+        Some(_) => return Err(wrong(".tool_calls", "must be a list")),
+    };
+    let content = content(&at(".content"), object.get("content"))?;
+    if content == Content::None && role != "assistant" && role != "tool" {
+        return Err(wrong(".content", "is missing"));
+    }
+    Ok(Message {
+        role: role.to_owned(),
+        content,
+        reasoning_content: text("reasoning_content").or_else(|| text("reasoning")).or_else(|| text("thinking")),
+        tool_calls: calls,
+        tool_call_id: text("tool_call_id"),
+        name: text("name"),
+    })
+}
+
+fn tool_call(call: &Value) -> Option<kiln_engine::text::ToolCall> {
+    let function = call.get("function")?;
+    Some(kiln_engine::text::ToolCall {
+        id: call.get("id").and_then(Value::as_str).map(str::to_owned),
+        kind: "function".into(),
+        function: Function {
+            name: function.get("name")?.as_str()?.to_owned(),
+            arguments: function.get("arguments").cloned().unwrap_or(Value::Null),
+        },
+    })
+}
+
+/// What a message says: a text, or parts of text.
+pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, Refusal> {
+    match value {
+        None | Some(Value::Null) => Ok(Content::None),
+        Some(Value::String(text)) => Ok(Content::Text(text.clone())),
+        Some(Value::Array(parts)) => {
+            let part = |(i, part): (usize, &Value)| {
+                let param = format!("{param}[{i}]");
+                let text = |field: &str| {
+                    let text = part.get(field).and_then(Value::as_str);
+                    text.ok_or_else(|| Refusal::invalid(format!("{param}.{field}"), format!("`{param}` has no text")))
+                };
+                let text = match part.get("type").and_then(Value::as_str) {
+                    Some("text" | "input_text" | "output_text") => text("text")?,
+                    Some("refusal") => text("refusal")?,
+                    Some(kind) => {
+                        let message = format!("`{param}` is of type {kind:?}; this model takes text only");
+                        return Err(Refusal { kind: Kind::UnsupportedValue, message, param: Some(param) });
+                    }
+                    None => return Err(Refusal::invalid(param.clone(), format!("`{param}` has no type"))),
+                };
+                Ok(serde_json::json!({"type": "text", "text": text}))
+            };
+            Ok(Content::Parts(parts.iter().enumerate().map(part).collect::<Result<_, _>>()?))
+        }
+        Some(_) => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of parts"))),
+    }
+}
+
+/// Sets what templates know about thinking, where a request says something about it.
+pub(crate) fn thinking(kwargs: &mut Map<String, Value>, on: Option<bool>, effort: Option<&str>) {
+    if let Some(on) = on {
+        kwargs.entry("enable_thinking").or_insert(Value::Bool(on));
+        kwargs.entry("thinking").or_insert(Value::Bool(on));
+    }
+    if let Some(effort) = effort {
+        kwargs.entry("reasoning_effort").or_insert(Value::String(effort.to_owned()));
+    }
+}
+
+/// What OpenAI calls effort: whether to think, and how hard.
+pub(crate) fn effort(kwargs: &mut Map<String, Value>, param: &str, effort: Option<&str>) -> Result<(), Refusal> {
+    match effort {
+        None => {}
+        Some("none") => thinking(kwargs, Some(false), None),
+        Some(known @ ("minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
+            thinking(kwargs, Some(true), Some(known));
+        }
+        Some(other) => {
+            let message = format!("{other:?} is no effort: none, minimal, low, medium, high, xhigh or max");
+            return Err(Refusal::invalid(param, message));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,350 @@
+//! From a request to a stream of parts: hands requests to the engine, and reads reasoning, tool calls and plain text out of
+//! what it writes. Every API is built on this one stream.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kiln_engine::run::{Cancel, EndReason, Event, Request, Usage};
+use kiln_engine::sampler::Logprobs;
+use kiln_engine::text::{self, OutputOptions, OutputParser};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::app::{App, Permit, fresh_id};
+use crate::metrics::Watch;
+use crate::refusal::Refusal;
+
+/// How the text of an answer is to be understood.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Form {
+    /// Text and nothing else.
+    #[default]
+    Plain,
+    /// What an assistant says, with reasoning and calls.
+    Chat {
+        /// The template that the prompt was made with.
+        source: String,
+        /// The end of the prompt.
+        generation_prompt: String,
+        /// What to look for.
+        options: OutputOptions,
+        /// Only the first call counts.
+        one_call: bool,
+    },
+}
+
+/// One request to the engine.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) form: Form,
+    /// Tokens that end a turn by the template: they end a text as the model's own do.
+    pub(crate) ends: Vec<u32>,
+}
+
+/// A token as it was chosen.
+#[derive(Clone, Debug)]
+pub(crate) struct Token {
+    pub(crate) id: u32,
+    pub(crate) logprobs: Option<Logprobs>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The model had said everything.
+    End,
+    /// A stop text of the request.
+    Text(String),
+    /// A stop token of the request.
+    Token(u32),
+    /// As many tokens as were asked for.
+    Limit,
+    /// The context is full.
+    Context,
+}
+
+/// One thing that happened. Choices are counted over all requests of a generation.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// A prompt is being read.
+    Progress { cached: usize, read: usize },
+    /// Text for the reader.
+    Text { choice: usize, text: String, tokens: Vec<Token> },
+    /// What the model thinks.
+    Reasoning { choice: usize, text: String, tokens: Vec<Token> },
+    /// A tool call begins.
+    CallStart { choice: usize, index: usize, id: String, name: String },
+    /// A piece of its arguments.
+    CallArguments { choice: usize, index: usize, text: String },
+    /// It is over.
+    CallEnd { index: usize },
+    /// A text is finished. Tokens that gave no text are here.
+    End { choice: usize, stop: Stop, usage: Usage, tokens: Vec<Token>, reasoning_tokens: usize },
+    /// Everything failed; nothing comes after it.
+    Failed(Refusal),
+}
+
+/// A tool call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) arguments: String,
+}
+
+/// A whole text.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) stop: Option<Stop>,
+    pub(crate) usage: Usage,
+    pub(crate) reasoning_tokens: usize,
+}
+
+/// Reads one text.
+struct Reader {
+    parser: Option<OutputParser>,
+    /// Tokens whose text is held back.
+    held: Vec<Token>,
+    reasoning_tokens: usize,
+    /// Tokens that end a turn.
+    ends: Vec<u32>,
+    /// Calls that are told at most.
+    most_calls: usize,
+}
+
+/// Requests on their way. Dropping it cancels them.
+pub(crate) struct Generation {
+    from: UnboundedReceiver<(usize, Event)>,
+    cancels: Vec<Cancel>,
+    readers: Vec<Reader>,
+    choices: usize,
+    open: usize,
+    cached: Vec<usize>,
+    ready: VecDeque<Part>,
+    prefix: &'static str,
+    _permit: Permit,
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.cancels.iter().for_each(Cancel::cancel);
+    }
+}
+
+impl Generation {
+    /// Hands requests in, all with the same number of choices. `prefix` begins the ids of tool calls.
+    pub(crate) fn start(app: &Arc<App>, jobs: Vec<Job>, prefix: &'static str) -> Result<Generation, Refusal> {
+        let permit = app.permit()?;
+        let scheduler = &app.loaded()?.scheduler;
+        let choices = jobs.first().map_or(1, |job| job.request.choices);
+        let (to, from) = unbounded_channel();
+        let mut readers = Vec::new();
+        let (mut cancels, count) = (Vec::new(), jobs.len());
+        for (number, mut job) in jobs.into_iter().enumerate() {
+            readers.extend((0..choices).map(|_| Reader::new(&job)));
+            job.request.stop.tokens.extend(&job.ends);
+            let (to, mut watch) = (to.clone(), Watch::new(app, &job.request));
+            cancels.push(scheduler.submit(job.request, move |event| {
+                watch.see(&event);
+                to.send((number, event)).is_ok()
+            }));
+        }
+        let cached = vec![0; count];
+        let open = readers.len();
+        Ok(Generation {
+            from,
+            cancels,
+            readers,
+            choices,
+            open,
+            cached,
+            ready: VecDeque::new(),
+            prefix,
+            _permit: permit,
+        })
+    }
+
+    /// What happens next; nothing after the last text's end or a failure.
+    pub(crate) async fn next(&mut self) -> Option<Part> {
+        loop {
+            if let Some(part) = self.ready.pop_front() {
+                return Some(part);
+            }
+            if self.open == 0 {
+                return None;
+            }
+            match self.from.recv().await {
+                Some((job, event)) => self.take(job, event),
+                None => self.fail(kiln_engine::Error::Stopped.into()),
+            }
+        }
+    }
+
+    /// What has happened already.
+    pub(crate) fn try_next(&mut self) -> Option<Part> {
+        while self.ready.is_empty() && self.open > 0 {
+            let Ok((job, event)) = self.from.try_recv() else { break };
+            self.take(job, event);
+        }
+        self.ready.pop_front()
+    }
+
+    fn fail(&mut self, refusal: Refusal) {
+        self.open = 0;
+        self.cancels.iter().for_each(Cancel::cancel);
+        self.ready.push_back(Part::Failed(refusal));
+    }
+
+    fn take(&mut self, job: usize, event: Event) {
+        match event {
+            Event::Started { cached_tokens } => {
+                self.cached[job] = cached_tokens;
+                self.ready.push_back(Part::Progress { cached: cached_tokens, read: cached_tokens });
+            }
+            Event::Read { tokens } => {
+                self.ready.push_back(Part::Progress { cached: self.cached[job], read: tokens });
+            }
+            Event::Token { choice, token, text, logprobs } => {
+                let choice = job * self.choices + choice;
+                self.readers[choice].token(choice, Token { id: token, logprobs }, &text, self.prefix, &mut self.ready);
+            }
+            Event::End { choice, text, reason, usage } => {
+                let choice = job * self.choices + choice;
+                self.open -= 1;
+                self.readers[choice].end(choice, &text, reason, usage, self.prefix, &mut self.ready);
+            }
+            Event::Failed(error) => self.fail(error.into()),
+        }
+    }
+
+    /// Waits for everything.
+    pub(crate) async fn collect(mut self) -> Result<Vec<Answer>, Refusal> {
+        let mut answers: Vec<Answer> = self.readers.iter().map(|_| Answer::default()).collect();
+        while let Some(part) = self.next().await {
+            match part {
+                Part::Progress { .. } | Part::CallEnd { .. } => {}
+                Part::Text { choice, text, tokens } => {
+                    answers[choice].text += &text;
+                    answers[choice].tokens.extend(tokens);
+                }
+                Part::Reasoning { choice, text, tokens } => {
+                    answers[choice].reasoning += &text;
+                    answers[choice].tokens.extend(tokens);
+                }
+                Part::CallStart { choice, id, name, .. } => {
+                    answers[choice].calls.push(Call { id, name, arguments: String::new() });
+                }
+                Part::CallArguments { choice, index, text } => {
+                    if let Some(call) = answers[choice].calls.get_mut(index) {
+                        call.arguments += &text;
+                    }
+                }
+                Part::End { choice, stop, usage, tokens, reasoning_tokens } => {
+                    let answer = &mut answers[choice];
+                    answer.tokens.extend(tokens);
+                    (answer.stop, answer.usage, answer.reasoning_tokens) = (Some(stop), usage, reasoning_tokens);
+                }
+                Part::Failed(refusal) => return Err(refusal),
+            }
+        }
+        Ok(answers)
+    }
+}
+
+impl Reader {
+    fn new(job: &Job) -> Reader {
+        let (parser, most_calls) = match &job.form {
+            Form::Plain => (None, 0),
+            Form::Chat { source, generation_prompt, options, one_call } => {
+                let most = if *one_call { 1 } else { usize::MAX };
+                (Some(OutputParser::new(source, generation_prompt, options.clone())), most)
+            }
+        };
+        Reader { parser, held: Vec::new(), reasoning_tokens: 0, ends: job.ends.clone(), most_calls }
+    }
+
+    fn token(&mut self, choice: usize, token: Token, text: &str, prefix: &str, out: &mut VecDeque<Part>) {
+        self.held.push(token);
+        let thinking = self.parser.as_ref().is_some_and(OutputParser::is_reasoning);
+        self.reasoning_tokens += usize::from(thinking);
+        if !text.is_empty() {
+            self.text(choice, text, prefix, out);
+        }
+    }
+
+    fn text(&mut self, choice: usize, text: &str, prefix: &str, out: &mut VecDeque<Part>) {
+        match &mut self.parser {
+            None => {
+                let tokens = std::mem::take(&mut self.held);
+                out.push_back(Part::Text { choice, text: text.to_owned(), tokens });
+            }
+            Some(parser) => {
+                let events = parser.push(text);
+                self.tell(choice, events, prefix, out);
+            }
+        }
+    }
+
+    fn tell(&mut self, choice: usize, events: Vec<text::Event>, prefix: &str, out: &mut VecDeque<Part>) {
+        for event in events {
+            out.push_back(match event {
+                text::Event::Content(text) => Part::Text { choice, text, tokens: std::mem::take(&mut self.held) },
+                text::Event::Reasoning(text) => {
+                    Part::Reasoning { choice, text, tokens: std::mem::take(&mut self.held) }
+                }
+                text::Event::CallStart { index, .. }
+                | text::Event::CallArguments { index, .. }
+                | text::Event::CallEnd { index }
+                    if index >= self.most_calls =>
+                {
+                    continue;
+                }
+                text::Event::CallStart { index, id, name } => {
+                    Part::CallStart { choice, index, id: id.unwrap_or_else(|| fresh_id(prefix)), name }
+                }
+                text::Event::CallArguments { index, text } => Part::CallArguments { choice, index, text },
+                text::Event::CallEnd { index } => Part::CallEnd { index },
+            });
+        }
+    }
+
+    fn end(
+        &mut self,
+        choice: usize,
+        text: &str,
+        reason: EndReason,
+        usage: Usage,
+        prefix: &str,
+        out: &mut VecDeque<Part>,
+    ) {
+        if !text.is_empty() {
+            self.text(choice, text, prefix, out);
+        }
+        if let Some(parser) = &mut self.parser {
+            let events = parser.finish();
+            self.tell(choice, events, prefix, out);
+        }
+        let ended = match reason {
+            EndReason::EndToken(_) => true,
+            EndReason::StopToken(token) => self.ends.contains(&token),
+            _ => false,
+        };
+        if ended {
+            // The end is no part of what was said.
+            self.held.pop();
+        }
+        let stop = match reason {
+            EndReason::EndToken(_) | EndReason::Complete | EndReason::Cancelled => Stop::End,
+            EndReason::StopToken(_) if ended => Stop::End,
+            EndReason::StopToken(token) => Stop::Token(token),
+            EndReason::StopString(text) => Stop::Text(text),
+            EndReason::Limit => Stop::Limit,
+            EndReason::Context => Stop::Context,
+        };
+        let (tokens, reasoning_tokens) = (std::mem::take(&mut self.held), self.reasoning_tokens);
+        out.push_back(Part::End { choice, stop, usage, tokens, reasoning_tokens });
+    }
+}

@@ -1,0 +1,156 @@
+//! What every request passes before it is looked at, and every answer on its way out: who may ask, from where, and the
+//! request's id.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt as _;
+use subtle::ConstantTimeEq as _;
+
+use crate::app::{App, fresh_id};
+use crate::refusal::{Dialect, Kind, Refusal};
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// The number of the key, from 1; 0 where there are no keys. Callers share nothing.
+    pub(crate) owner: u64,
+    /// The id of the request.
+    pub(crate) request: String,
+}
+
+/// Paths that tell nothing but the state of the server.
+const OPEN: [&str; 4] = ["/health", "/v1/health", "/livez", "/readyz"];
+
+/// The outermost layer.
+pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let id = fresh_id("req_");
+    let path = request.uri().path().to_owned();
+    let method = request.method().clone();
+    let origin = allowed_origin(&app, request.headers());
+    let mut response = match check(&app, &request) {
+        Ok(owner) => {
+            request.extensions_mut().insert(Caller { owner, request: id.clone() });
+            if is_preflight(&request) {
+                StatusCode::NO_CONTENT.into_response()
+            } else {
+                // A defect costs the request that meets it and no other.
+                let served = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+                served.unwrap_or_else(|_| Refusal::internal(&format!("a panic while serving {path}")).into_response())
+            }
+        }
+        Err(refusal) => refusal.into_response(),
+    };
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+        response = refusal.render(Dialect::of_path(&path), &id);
+    }
+    log::info!("{id} {method} {path} {}", response.status().as_u16());
+    let headers = response.headers_mut();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        headers.insert("x-request-id", value.clone());
+        headers.insert("request-id", value);
+    }
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, Authorization"));
+    }
+    response
+}
+
+fn is_preflight(request: &Request) -> bool {
+    request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// Whether the request may go on; gives its owner.
+fn check(app: &App, request: &Request) -> Result<u64, Refusal> {
+    let headers = request.headers();
+    check_host(app, request)?;
+    check_origin(app, headers)?;
+    if OPEN.contains(&request.uri().path()) || is_preflight(request) {
+        return Ok(0);
+    }
+    check_key(app, headers)
+}
+
+fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// The host without its port.
+fn without_port(host: &str) -> &str {
+    match host.rfind(':') {
+        Some(colon) if !host[colon..].contains(']') => &host[..colon],
+        _ => host,
+    }
+}
+
+/// A page in a browser can point a name of its own at this machine; the name in `Host` gives it away.
+fn check_host(app: &App, request: &Request) -> Result<(), Refusal> {
+    if app.settings.hosts.is_empty() {
+        return Ok(());
+    }
+    let host = request.uri().authority().map(|a| a.as_str()).or(text(request.headers(), header::HOST));
+    let host = without_port(host.unwrap_or_default());
+    if app.settings.hosts.iter().any(|known| known.eq_ignore_ascii_case(host)) {
+        return Ok(());
+    }
+    let message = format!("Host {host:?} is not a name of this server\nhint: --allow-host adds one");
+    Err(Refusal::new(Kind::Forbidden, message))
+}
+
+fn allowed_origin(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
+    let origin = headers.get(header::ORIGIN)?;
+    let known = app.settings.origins.iter().any(|known| known == "*" || known.as_bytes() == origin.as_bytes());
+    known.then(|| origin.clone())
+}
+
+/// Browsers say which page asks. Only pages of this server and those that were named may.
+fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(origin) = text(headers, header::ORIGIN) else { return Ok(()) };
+    let own = origin.split_once("://").map(|(_, host)| host);
+    if allowed_origin(app, headers).is_some() || (own.is_some() && own == text(headers, header::HOST)) {
+        return Ok(());
+    }
+    let message = format!("pages of {origin} may not use this server\nhint: --allow-origin adds one");
+    Err(Refusal::new(Kind::Forbidden, message))
+}
+
+fn check_key(app: &App, headers: &HeaderMap) -> Result<u64, Refusal> {
+    if app.settings.keys.is_empty() {
+        return Ok(0);
+    }
+    let bearer = text(headers, header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let given = bearer.or(text(headers, "x-api-key"));
+    let Some(given) = given else {
+        let message = "no API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`";
+        return Err(Refusal::new(Kind::Key, message));
+    };
+    // Every key is compared to its end, so that time tells nothing.
+    let mut owner = 0;
+    for (number, key) in (1..).zip(&app.settings.keys) {
+        if bool::from(key.secret.as_bytes().ct_eq(given.as_bytes())) {
+            owner = number;
+        }
+    }
+    if owner == 0 { Err(Refusal::new(Kind::Key, "the API key is not known")) } else { Ok(owner) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_left_out() {
+        let hosts = ["a:80", "a", "[::1]:8080", "[::1]", "127.0.0.1:1"];
+        assert_eq!(hosts.map(without_port), ["a", "a", "[::1]", "[::1]", "127.0.0.1"]);
+    }
+}

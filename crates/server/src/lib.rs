@@ -1,0 +1,22 @@
+//! The HTTP server: the APIs that people's clients already speak, on one loaded model.
+//!
+//! A request takes one way: [`guard`](mod@guard) lets it in, a file of `api` translates it into one request to the engine,
+//! `generate` turns the engine's events into parts, and `wire` writes them as the API wants. Nothing below this crate knows
+//! HTTP.
+
+mod api;
+mod app;
+mod body;
+mod chat;
+mod generate;
+mod guard;
+mod metrics;
+mod params;
+mod refusal;
+mod routes;
+mod server;
+mod shape;
+mod wire;
+
+pub use app::{Key, Settings};
+pub use server::{Error, Running, Server};

@@ -1,0 +1,231 @@
+//! What Prometheus sees, under the names that dashboards and autoscalers know from vLLM. Times are taken on the engine's
+//! thread, where tokens are made, not where they are sent.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use kiln_engine::run::{EndReason, Event, Load, Request};
+use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::app::{App, Loaded};
+
+const FIRST_TOKEN: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+const PER_TOKEN: [f64; 22] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+];
+const WHOLE: [f64; 21] = [
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+const TOKENS: [f64; 18] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Finished {
+    finished_reason: &'static str,
+}
+
+/// All metrics.
+pub(crate) struct Metrics {
+    registry: Registry,
+    running: Gauge,
+    waiting: Gauge,
+    cache: Gauge<f64, AtomicU64>,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    generated_tokens: Counter,
+    cache_queries: Counter,
+    cache_hits: Counter,
+    finished: Family<Finished, Counter>,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    per_token: Histogram,
+    whole: Histogram,
+    waited: Histogram,
+    read: Histogram,
+    wrote: Histogram,
+    worked: Histogram,
+    prompts: Histogram,
+    answers: Histogram,
+    choices: Histogram,
+    limits: Histogram,
+    /// Tells how large the cache is, once the model is there.
+    room: Family<RoomLabels, Gauge>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RoomLabels {
+    block_size: u64,
+    num_gpu_blocks: u64,
+}
+
+impl Metrics {
+    pub(crate) fn new(model: &str) -> Metrics {
+        let mut all = Registry::default();
+        all.register("kiln:build", "The program", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
+        let labels = [("model_name".into(), model.to_owned().into()), ("engine".into(), "0".into())];
+        let registry = all.sub_registry_with_labels(labels.into_iter());
+        let mut metrics = Metrics {
+            registry: Registry::default(),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            cache: Gauge::default(),
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            cache_queries: Counter::default(),
+            cache_hits: Counter::default(),
+            finished: Family::default(),
+            first_token: Histogram::new(FIRST_TOKEN),
+            between_tokens: Histogram::new(PER_TOKEN),
+            per_token: Histogram::new(PER_TOKEN),
+            whole: Histogram::new(WHOLE),
+            waited: Histogram::new(WHOLE),
+            read: Histogram::new(WHOLE),
+            wrote: Histogram::new(WHOLE),
+            worked: Histogram::new(WHOLE),
+            prompts: Histogram::new(TOKENS),
+            answers: Histogram::new(TOKENS),
+            choices: Histogram::new([1.0, 2.0, 5.0, 10.0, 20.0]),
+            limits: Histogram::new(TOKENS),
+            room: Family::default(),
+        };
+        let m = &metrics;
+        registry.register("vllm:num_requests_running", "Requests in the engine", m.running.clone());
+        registry.register("vllm:num_requests_waiting", "Requests that wait for the engine", m.waiting.clone());
+        registry.register("vllm:kv_cache_usage_perc", "Part of the cache's pages in use, 0 to 1", m.cache.clone());
+        registry.register("vllm:prompt_tokens", "Tokens of prompts", m.prompt_tokens.clone());
+        registry.register("vllm:prompt_tokens_cached", "Tokens of prompts from the cache", m.cached_tokens.clone());
+        registry.register("vllm:generation_tokens", "Tokens that were made", m.generated_tokens.clone());
+        registry.register("vllm:prefix_cache_queries", "Tokens looked up in the cache", m.cache_queries.clone());
+        registry.register("vllm:prefix_cache_hits", "Tokens found in the cache", m.cache_hits.clone());
+        registry.register("vllm:request_success", "Texts that ended, by reason", m.finished.clone());
+        let seconds = [
+            ("vllm:time_to_first_token", "From a request to its first token", &m.first_token),
+            ("vllm:inter_token_latency", "From a token to the next", &m.between_tokens),
+            ("vllm:request_time_per_output_token", "Mean time of a request's tokens", &m.per_token),
+            ("vllm:e2e_request_latency", "From a request to its end", &m.whole),
+            ("vllm:request_queue_time", "Time in the queue", &m.waited),
+            ("vllm:request_prefill_time", "Time for the prompt", &m.read),
+            ("vllm:request_decode_time", "Time for the answer", &m.wrote),
+            ("vllm:request_inference_time", "Time for prompt and answer", &m.worked),
+        ];
+        for (name, help, histogram) in seconds {
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        }
+        registry.register("vllm:request_prompt_tokens", "Tokens of a prompt", m.prompts.clone());
+        registry.register("vllm:request_generation_tokens", "Tokens of an answer", m.answers.clone());
+        registry.register("vllm:request_params_n", "Texts that a request asks for", m.choices.clone());
+        registry.register("vllm:request_params_max_tokens", "Tokens that a request asks for", m.limits.clone());
+        registry.register("vllm:cache_config_info", "Pages of the cache", m.room.clone());
+        metrics.registry = all;
+        metrics
+    }
+
+    pub(crate) fn model_is_there(&self, loaded: &Loaded) {
+        let pages = loaded.scheduler.load().pages;
+        let labels = RoomLabels { block_size: kiln_engine::arch::PAGE as u64, num_gpu_blocks: pages as u64 };
+        self.room.get_or_create(&labels).set(1);
+    }
+
+    /// Everything as text.
+    pub(crate) fn text(&self, load: Option<Load>, in_flight: usize) -> String {
+        if let Some(load) = load {
+            let running = load.reading + load.writing + load.swapped;
+            self.running.set(running as i64);
+            self.waiting.set(load.waiting.max(in_flight.saturating_sub(running)) as i64);
+            let used = load.pages.saturating_sub(load.free_pages);
+            self.cache.set(if load.pages == 0 { 0.0 } else { used as f64 / load.pages as f64 });
+        }
+        let mut text = String::new();
+        // Writing into a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+/// Sees the events of one request on the engine's thread.
+pub(crate) struct Watch {
+    app: Arc<App>,
+    came: Instant,
+    last: Vec<Option<Instant>>,
+    first_seen: bool,
+    prompt: usize,
+    reuse: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(app: &Arc<App>, request: &Request) -> Watch {
+        let metrics = &app.metrics;
+        metrics.choices.observe(request.choices as f64);
+        if let Some(limit) = request.limit {
+            metrics.limits.observe(limit as f64);
+        }
+        Watch {
+            app: Arc::clone(app),
+            came: Instant::now(),
+            last: vec![None; request.choices],
+            first_seen: false,
+            prompt: request.prompt.len(),
+            reuse: request.reuse,
+        }
+    }
+
+    pub(crate) fn see(&mut self, event: &Event) {
+        let metrics = &self.app.metrics;
+        match event {
+            Event::Started { cached_tokens } => {
+                let cached = *cached_tokens as u64;
+                metrics.prompt_tokens.inc_by(self.prompt as u64);
+                metrics.cached_tokens.inc_by(cached);
+                metrics.cache_hits.inc_by(cached);
+                metrics.cache_queries.inc_by(if self.reuse { self.prompt as u64 } else { 0 });
+                metrics.prompts.observe(self.prompt as f64);
+            }
+            Event::Token { choice, .. } => {
+                let now = Instant::now();
+                metrics.generated_tokens.inc();
+                if !self.first_seen {
+                    self.first_seen = true;
+                    metrics.first_token.observe((now - self.came).as_secs_f64());
+                }
+                if let Some(before) = self.last.get_mut(*choice).and_then(|last| last.replace(now)) {
+                    metrics.between_tokens.observe((now - before).as_secs_f64());
+                }
+            }
+            Event::End { reason, usage, .. } => {
+                let finished_reason = match reason {
+                    EndReason::Limit | EndReason::Context => "length",
+                    EndReason::Cancelled => "abort",
+                    _ => "stop",
+                };
+                metrics.finished.get_or_create(&Finished { finished_reason }).inc();
+                metrics.whole.observe(self.came.elapsed().as_secs_f64());
+                metrics.waited.observe(usage.waiting.as_secs_f64());
+                metrics.read.observe(usage.reading.as_secs_f64());
+                metrics.wrote.observe(usage.writing.as_secs_f64());
+                metrics.worked.observe((usage.reading + usage.writing).as_secs_f64());
+                metrics.answers.observe(usage.generated_tokens as f64);
+                if usage.generated_tokens > 1 {
+                    let tokens = (usage.generated_tokens - 1) as f64;
+                    metrics.per_token.observe(usage.writing.as_secs_f64() / tokens);
+                }
+            }
+            Event::Failed(_) => {
+                metrics.finished.get_or_create(&Finished { finished_reason: "error" }).inc();
+            }
+            Event::Read { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Which path is served by what.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{any, get, post};
+
+use crate::api::{anthropic, chat_completions, completions, health, llama, models, ollama, responses, tokens};
+use crate::app::App;
+use crate::guard::guard;
+use crate::refusal::{Kind, Refusal};
+
+/// All routes, behind the guard.
+pub(crate) fn routes(app: Arc<App>) -> Router {
+    let openai = Router::new()
+        .route("/chat/completions", post(chat_completions::create))
+        .route("/chat/completions/input_tokens", post(tokens::count_chat))
+        .route("/completions", post(completions::create))
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::get))
+        .route("/embeddings", post(cannot))
+        .route("/rerank", post(cannot))
+        .route("/reranking", post(cannot))
+        .route("/responses", post(responses::create))
+        .route("/responses/input_tokens", post(responses::count));
+    Router::new()
+        .route("/health", get(health::health))
+        .route("/v1/health", get(health::health))
+        .route("/livez", get(health::live))
+        .route("/readyz", get(health::ready))
+        .route("/version", get(health::version))
+        .route("/metrics", get(health::metrics))
+        .route("/server_info", get(health::server_info))
+        .route("/get_server_info", get(health::server_info))
+        .route("/get_model_info", get(health::server_info))
+        .route("/loads", get(health::loads))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/apply-template", post(tokens::apply_template))
+        .route("/props", get(llama::props))
+        .route("/slots", get(llama::slots))
+        .route("/completion", post(llama::completion))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
+        .route("/", get(ollama::root))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(cannot))
+        .route("/api/{admin}", any(ollama::admin))
+        .merge(openai.clone())
+        .nest("/v1", openai)
+        .fallback(|| async { Refusal::new(Kind::Route, "there is nothing at this path") })
+        .method_not_allowed_fallback(|| async { Refusal::new(Kind::Method, "this path takes another method") })
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+/// What models that write text cannot do.
+async fn cannot() -> Refusal {
+    Refusal::new(Kind::CannotDo, "this model writes text; it makes no embeddings and no ranks")
+}

@@ -1,0 +1,138 @@
+//! Answers on the wire: server-sent events and lines of JSON, with signs of life while nothing else is to be said.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+
+use crate::generate::{Generation, Part};
+
+/// How one API writes what happens. Everything it says is a pure function of the parts it sees.
+pub(crate) trait Wire: Send + 'static {
+    /// What is said before anything has happened.
+    fn begin(&mut self, out: &mut Frames);
+    /// What is said of a part; a failure comes last.
+    fn part(&mut self, part: Part, out: &mut Frames);
+    /// What is said after all texts have ended well.
+    fn finish(&mut self, out: &mut Frames);
+}
+
+/// How frames are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// `data: {...}` and an empty line; comments are signs of life.
+    Events,
+    /// One JSON value a line.
+    Lines,
+}
+
+/// What goes out next.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    framing: Framing,
+    bytes: Vec<u8>,
+}
+
+impl Frames {
+    pub(crate) fn new(framing: Framing) -> Frames {
+        Frames { framing, bytes: Vec::new() }
+    }
+
+    /// A value.
+    pub(crate) fn data(&mut self, value: &Value) {
+        if self.framing == Framing::Events {
+            self.bytes.extend_from_slice(b"data: ");
+        }
+        // JSON has no line ends of its own: serde_json escapes those in strings.
+        self.bytes.extend_from_slice(value.to_string().as_bytes());
+        self.bytes.extend_from_slice(if self.framing == Framing::Events { b"\n\n" } else { b"\n" });
+    }
+
+    /// A value with the name of its event.
+    pub(crate) fn event(&mut self, name: &str, value: &Value) {
+        self.bytes.extend_from_slice(format!("event: {name}\n").as_bytes());
+        self.data(value);
+    }
+
+    /// The end of OpenAI's streams.
+    pub(crate) fn done(&mut self) {
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    #[cfg(test)]
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+}
+
+struct Streaming<W> {
+    generation: Generation,
+    wire: W,
+    frames: Frames,
+    keep_alive: Duration,
+    over: bool,
+}
+
+impl<W: Wire> Streaming<W> {
+    /// The next bytes: all that has happened so far goes out at once.
+    async fn next(mut self) -> Option<(Result<Vec<u8>, Infallible>, Self)> {
+        while self.frames.bytes.is_empty() {
+            if self.over {
+                return None;
+            }
+            match tokio::time::timeout(self.keep_alive, self.generation.next()).await {
+                Ok(part) => {
+                    self.take(part);
+                    while let Some(part) = self.generation.try_next() {
+                        self.take(Some(part));
+                    }
+                }
+                Err(_) if self.frames.framing == Framing::Events => self.frames.bytes.extend_from_slice(b":\n\n"),
+                Err(_) => {}
+            }
+        }
+        let bytes = std::mem::take(&mut self.frames.bytes);
+        Some((Ok(bytes), self))
+    }
+
+    fn take(&mut self, part: Option<Part>) {
+        match part {
+            Some(part) => {
+                self.over |= matches!(part, Part::Failed(_));
+                self.wire.part(part, &mut self.frames);
+            }
+            None if !self.over => {
+                self.over = true;
+                self.wire.finish(&mut self.frames);
+            }
+            None => {}
+        }
+    }
+}
+
+/// An answer that is written while it is made. The generation ends when the client goes.
+pub(crate) fn stream(generation: Generation, mut wire: impl Wire, framing: Framing, keep_alive: Duration) -> Response {
+    let mut frames = Frames::new(framing);
+    wire.begin(&mut frames);
+    let streaming = Streaming { generation, wire, frames, keep_alive, over: false };
+    let body = Body::from_stream(futures_util::stream::unfold(streaming, Streaming::next));
+    let mut response = body.into_response();
+    let kind = match framing {
+        Framing::Events => "text/event-stream",
+        Framing::Lines => "application/x-ndjson",
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Proxies would hold the pieces back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// A value as the whole answer.
+pub(crate) fn json(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}

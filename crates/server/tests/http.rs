@@ -1,0 +1,633 @@
+//! The server over real connections, with a tiny model: answers, streams, errors, keys, queues, disconnects.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kiln_engine::arch::Room;
+use kiln_engine::executor::{Arithmetic, CpuExecutor};
+use kiln_engine::model::Model;
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::run::{Engine, Policy, Scheduler};
+use kiln_engine::synth::{Preset, Synth};
+use kiln_gguf::{Gguf, Writer};
+use kiln_server::{Key, Running, Server, Settings};
+use serde_json::{Value, json};
+
+fn model(template: Option<&str>) -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    let gguf = Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap();
+    let mut metadata = gguf.metadata().clone();
+    match template {
+        Some(template) => metadata.set("tokenizer.chat_template", template),
+        None => drop(metadata.remove("tokenizer.chat_template")),
+    }
+    let mut writer = Writer::new(metadata);
+    for info in gguf.tensors() {
+        writer.add(&info.name, info.dims(), info.ty, gguf.data(info).to_vec()).unwrap();
+    }
+    Arc::new(Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap())
+}
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+const SEQUENCES: usize = 4;
+
+fn scheduler(model: &Arc<Model>) -> Scheduler {
+    let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+    let room = Room::for_sequences(SEQUENCES, 512);
+    let engine = Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap();
+    Scheduler::start(engine, Policy { queue: usize::MAX, ..Policy::default() })
+}
+
+fn settings() -> Settings {
+    Settings { drain: Duration::from_secs(5), keep_alive: Duration::from_millis(200), ..Settings::new("tiny") }
+}
+
+fn start_with(settings: Settings, template: Option<&str>) -> Running {
+    let server = Server::listen("127.0.0.1", 0, settings).unwrap();
+    server.ready(scheduler(&model(template)), SEQUENCES);
+    server
+}
+
+fn start() -> Running {
+    start_with(settings(), Some(CHATML))
+}
+
+struct Reply {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+    }
+
+    /// The values of a stream of events.
+    fn events(&self) -> Vec<Value> {
+        let data = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+        data.map(|data| serde_json::from_str(data).unwrap()).collect()
+    }
+}
+
+/// One request on a connection of its own; the connection, where the answer is not wanted.
+fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+        head += &format!("Host: {address}\r\n");
+    }
+    if !body.is_empty() && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
+        head += "Content-Type: application/json\r\n";
+    }
+    for (name, value) in headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    stream.write_all(format!("{head}\r\n{body}").as_bytes()).unwrap();
+    stream
+}
+
+fn receive(stream: TcpStream) -> Reply {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
+    let mut headers = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        match line.trim_end().split_once(": ") {
+            Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.to_owned())),
+            None => break,
+        }
+    }
+    let mut body = Vec::new();
+    let is_chunked = headers.iter().any(|(n, v)| n == "transfer-encoding" && v == "chunked");
+    if is_chunked {
+        loop {
+            let mut size = String::new();
+            reader.read_line(&mut size).unwrap();
+            let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
+            let mut chunk = vec![0; size + 2];
+            if reader.read_exact(&mut chunk).is_err() || size == 0 {
+                break;
+            }
+            body.extend_from_slice(&chunk[..size]);
+        }
+    } else {
+        reader.read_to_end(&mut body).unwrap();
+    }
+    Reply { status, headers, body: String::from_utf8(body).unwrap() }
+}
+
+fn get(server: &Running, path: &str) -> Reply {
+    receive(send(server.address(), "GET", path, &[], ""))
+}
+
+fn post(server: &Running, path: &str, body: &Value) -> Reply {
+    receive(send(server.address(), "POST", path, &[], &body.to_string()))
+}
+
+fn ask(content: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0, "ignore_eos": true})
+}
+
+fn with(mut base: Value, more: Value) -> Value {
+    base.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    base
+}
+
+fn text_of(reply: &Value) -> String {
+    reply["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
+}
+
+#[test]
+fn a_chat_is_answered_whole_and_as_a_stream() {
+    let server = start();
+    let reply = post(&server, "/v1/chat/completions", &ask("hello"));
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert!(reply.header("x-request-id").unwrap().starts_with("req_"));
+    let whole = reply.json();
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["model"], "tiny");
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+    let options = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let reply = post(&server, "/v1/chat/completions", &with(ask("hello"), options));
+    assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+    assert!(reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body);
+    let events = reply.events();
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let streamed: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, text_of(&whole));
+    let roles = events.iter().filter(|e| !e["choices"][0]["delta"]["role"].is_null()).count();
+    assert_eq!(roles, 1, "clients join what comes twice");
+    let last = events.last().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(12)));
+    assert!(events[..events.len() - 1].iter().all(|e| e["usage"].is_null()));
+    server.stop().unwrap();
+}
+
+#[test]
+fn many_clients_at_once_get_what_each_gets_alone() {
+    let server = start();
+    let prompts: Vec<String> = (0..12).map(|i| format!("number {i} {}", "and so on ".repeat(i % 5))).collect();
+    let alone: Vec<String> =
+        prompts.iter().map(|p| text_of(&post(&server, "/v1/chat/completions", &ask(p)).json())).collect();
+    let open: Vec<TcpStream> = prompts
+        .iter()
+        .enumerate()
+        .map(|(i, p)| {
+            let body = with(ask(p), json!({"stream": i % 2 == 0}));
+            send(server.address(), "POST", "/v1/chat/completions", &[], &body.to_string())
+        })
+        .collect();
+    for (i, (stream, alone)) in open.into_iter().zip(&alone).enumerate() {
+        let reply = receive(stream);
+        let text = match i % 2 {
+            0 => reply.events().iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect(),
+            _ => text_of(&reply.json()),
+        };
+        assert_eq!(&text, alone, "client {i}");
+    }
+    server.stop().unwrap();
+}
+
+#[test]
+fn several_texts_seeds_stops_biases_and_probabilities() {
+    let server = start();
+    let chat = |more: Value| post(&server, "/v1/chat/completions", &with(ask("hello"), more));
+    let hot = json!({"n": 3, "temperature": 1.5, "seed": 7, "top_k": 0, "min_p": 0, "top_p": 1});
+    let texts = |reply: Value| -> Vec<String> {
+        let choices = reply["choices"].as_array().unwrap().clone();
+        choices.iter().map(|c| c["message"]["content"].as_str().unwrap().to_owned()).collect()
+    };
+    let (one, again) = (texts(chat(hot.clone()).json()), texts(chat(hot.clone()).json()));
+    assert_eq!(one.len(), 3);
+    assert_eq!(one, again, "the same seed, the same texts");
+    assert!(one[0] != one[1]);
+    let streamed = chat(with(hot, json!({"stream": true}))).events();
+    let indices: Vec<&Value> = streamed.iter().take(3).map(|e| &e["choices"][0]["index"]).collect();
+    assert_eq!(indices, [&json!(0), &json!(1), &json!(2)], "no choice is seen before all lower ones");
+    for (i, want) in one.iter().enumerate() {
+        let of = |e: &&Value| e["choices"][0]["index"] == json!(i);
+        let text: String =
+            streamed.iter().filter(of).filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+        assert_eq!(&text, want);
+    }
+    let whole = text_of(&chat(json!({})).json());
+    let word: String = whole.chars().skip(3).take(2).collect();
+    let stopped = chat(json!({"stop": [word]})).json();
+    assert_eq!(text_of(&stopped), whole[..whole.find(&word).unwrap()]);
+    assert_eq!(
+        (&stopped["choices"][0]["finish_reason"], &stopped["choices"][0]["stop_reason"]),
+        (&json!("stop"), &json!(word))
+    );
+    // A bias of 100 wins over everything: the text is one letter.
+    let forced = chat(json!({"logit_bias": {"33": 100}})).json();
+    assert_eq!(text_of(&forced).chars().collect::<std::collections::BTreeSet<_>>().len(), 1, "{forced}");
+    let probabilities = chat(json!({"logprobs": true, "top_logprobs": 3})).json();
+    let entries = probabilities["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    assert_eq!(entries.len(), 12);
+    assert!(entries.iter().all(|e| e["top_logprobs"].as_array().unwrap().len() == 3));
+    // The best one is taken, unless it is an end token, which the request forbids.
+    let best = |e: &Value| e["logprob"] == e["top_logprobs"][0]["logprob"];
+    let second = |e: &Value| e["logprob"] == e["top_logprobs"][1]["logprob"];
+    assert!(entries.iter().all(|e| best(e) || second(e)) && entries.iter().any(best), "{entries:?}");
+    let joined: Vec<u8> = entries
+        .iter()
+        .flat_map(|e| e["bytes"].as_array().unwrap().clone())
+        .map(|b| b.as_u64().unwrap() as u8)
+        .collect();
+    assert_eq!(String::from_utf8_lossy(&joined), whole);
+    let allowed = chat(json!({"allowed_token_ids": [65, 66]})).json();
+    assert!(
+        text_of(&allowed).bytes().all(|b| text_of(&allowed).as_bytes()[..].contains(&b))
+            && allowed["choices"][0]["finish_reason"] == "length"
+    );
+    server.stop().unwrap();
+}
+
+#[test]
+fn bad_requests_get_a_status_and_name_the_field() {
+    let server = start();
+    let refused = |path: &str, body: Value, status: u16, param: &str| {
+        let reply = post(&server, path, &body);
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status, error["param"].as_str().unwrap_or("")), (status, param), "{body}: {}", reply.body);
+        assert_eq!(error["type"], "invalid_request_error");
+    };
+    let chat = "/v1/chat/completions";
+    refused(chat, json!({}), 400, "messages");
+    refused(chat, json!({"messages": []}), 400, "messages");
+    refused(
+        chat,
+        json!({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": 5}]}),
+        400,
+        "messages[1].content",
+    );
+    refused(chat, json!({"messages": [{"role": "wizard", "content": "a"}]}), 400, "messages[0].role");
+    refused(chat, with(ask("a"), json!({"temperature": "hot"})), 400, "temperature");
+    refused(chat, with(ask("a"), json!({"temperature": -1})), 400, "temperature");
+    refused(chat, with(ask("a"), json!({"n": 9})), 400, "n");
+    refused(chat, with(ask("a"), json!({"top_logprobs": 2})), 400, "top_logprobs");
+    refused(chat, with(ask("a"), json!({"stream_options": {"include_usage": true}})), 400, "stream_options");
+    refused(chat, with(ask("a"), json!({"stream": true, "max_tokens": 0})), 400, "max_tokens");
+    refused(chat, with(ask("a"), json!({"logit_bias": {"99999": 1}})), 400, "logit_bias");
+    refused(chat, with(ask("a"), json!({"functions": []})), 400, "functions");
+    refused(chat, with(ask("a"), json!({"model": "gpt-9"})), 404, "model");
+    refused("/v1/completions", json!({"prompt": [1, 2, 99999]}), 400, "prompt[2]");
+    let long = post(&server, chat, &with(ask(&"word ".repeat(600)), json!({"stream": true})));
+    let error = long.json()["error"].clone();
+    assert_eq!((long.status, &error["code"]), (400, &json!("context_length_exceeded")));
+    assert!(error["message"].as_str().unwrap().contains("maximum context length is 512 tokens"), "{error}");
+    let raw = |headers: &[(&str, &str)], body: &str| receive(send(server.address(), "POST", chat, headers, body));
+    assert_eq!(raw(&[], "{\"messages\": [").status, 400);
+    assert_eq!(raw(&[("Content-Type", "text/plain")], &ask("a").to_string()).status, 400);
+    assert_eq!(raw(&[], "{\"messages\": \"\u{1}\"}").json()["error"]["type"], "invalid_request_error");
+    let missing = get(&server, "/v1/nothing");
+    assert_eq!((missing.status, missing.json()["error"]["type"].as_str()), (404, Some("invalid_request_error")));
+    assert_eq!(get(&server, chat).status, 405);
+    let ignored = post(&server, chat, &with(ask("a"), json!({"user": "me", "oddity": 1, "store": null})));
+    assert_eq!(ignored.header("x-kiln-ignored"), Some("oddity, store, user"));
+    let messages = receive(send(server.address(), "POST", "/v1/messages", &[], "{}"));
+    assert_eq!((messages.status, messages.json()["type"].as_str()), (400, Some("error")));
+    let ollama = receive(send(server.address(), "POST", "/api/chat", &[], "{"));
+    assert!(ollama.status == 400 && ollama.json()["error"].is_string());
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_body_that_is_too_large_is_refused() {
+    let server = start_with(Settings { body_limit: 1000, ..settings() }, Some(CHATML));
+    let reply = post(&server, "/v1/chat/completions", &ask(&"x".repeat(2000)));
+    assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (413, Some("request_too_large")));
+    server.stop().unwrap();
+}
+
+#[test]
+fn keys_hosts_and_origins_are_checked() {
+    let key = |name: &str, secret: &str| Key { name: name.into(), secret: secret.into() };
+    let keys = vec![key("one", "secret-1"), key("two", "secret-2")];
+    let server =
+        start_with(Settings { keys, origins: vec!["https://good.example".into()], ..settings() }, Some(CHATML));
+    let status = |headers: &[(&str, &str)]| receive(send(server.address(), "GET", "/v1/models", headers, "")).status;
+    assert_eq!(status(&[]), 401);
+    assert_eq!(status(&[("Authorization", "Bearer secret-3")]), 401);
+    assert_eq!(status(&[("Authorization", "Bearer secret-2")]), 200);
+    assert_eq!(status(&[("x-api-key", "secret-1")]), 200);
+    assert_eq!(get(&server, "/health").status, 200, "probes need no key");
+    let own = ("Authorization", "Bearer secret-1");
+    assert_eq!(status(&[own, ("Host", "evil.example")]), 403);
+    assert_eq!(status(&[own, ("Host", "localhost:1")]), 200);
+    assert_eq!(status(&[own, ("Origin", "https://evil.example")]), 403);
+    let good = receive(send(server.address(), "GET", "/v1/models", &[own, ("Origin", "https://good.example")], ""));
+    assert_eq!((good.status, good.header("access-control-allow-origin")), (200, Some("https://good.example")));
+    // What one key has read is nothing to another.
+    let cached = |secret: &str| {
+        let bearer = format!("Bearer {secret}");
+        let body = ask(&"shared beginning ".repeat(12)).to_string();
+        let headers = [("Authorization", bearer.as_str())];
+        let reply = receive(send(server.address(), "POST", "/v1/chat/completions", &headers, &body)).json();
+        reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(cached("secret-1"), 0);
+    assert!(cached("secret-1") > 0);
+    assert_eq!(cached("secret-2"), 0);
+    server.stop().unwrap();
+}
+
+fn running(server: &Running) -> Value {
+    get(server, "/loads").json()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_client_that_goes_ends_its_request_and_a_full_queue_refuses() {
+    let server = start_with(Settings { queue: 2, ..settings() }, Some(CHATML));
+    let endless = |stream: bool| {
+        let body = with(ask("go on"), json!({"max_tokens": 480, "stream": stream})).to_string();
+        send(server.address(), "POST", "/v1/chat/completions", &[], &body)
+    };
+    let open: Vec<TcpStream> = (0..6 * SEQUENCES).map(|i| endless(i % 2 == 0)).collect();
+    let replies: Vec<Reply> = open.into_iter().map(receive).collect();
+    let (served, refused): (Vec<&Reply>, Vec<&Reply>) = replies.iter().partition(|reply| reply.status == 200);
+    assert!(served.len() >= SEQUENCES + 2 && !refused.is_empty(), "{} served", served.len());
+    for reply in refused {
+        assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (429, Some("queue_full")));
+        assert!(reply.header("retry-after").is_some());
+    }
+    // Clients that go before their answer is whole, while it is written and while it waits.
+    wait_until("a request that was cut short", || {
+        let mut open: Vec<TcpStream> = (0..SEQUENCES + 2).map(|_| endless(true)).collect();
+        open[0].read_exact(&mut [0; 16]).unwrap();
+        drop(open);
+        get(&server, "/metrics").body.contains("finished_reason=\"abort\"")
+    });
+    wait_until("the end of all requests", || {
+        let load = running(&server);
+        load["num_running_reqs"] == 0 && load["num_waiting_reqs"] == 0 && load["num_free_pages"] == load["num_pages"]
+    });
+    assert_eq!(post(&server, "/v1/chat/completions", &ask("hello")).status, 200);
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_stream_that_is_silent_for_long_gives_signs_of_life() {
+    let server = start_with(Settings { keep_alive: Duration::from_millis(1), ..settings() }, Some(CHATML));
+    let body = with(ask(&"a long prompt ".repeat(30)), json!({"stream": true}));
+    let reply = post(&server, "/v1/chat/completions", &body);
+    assert!(reply.body.contains("\n:\n\n") && reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body);
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_server_that_loads_or_goes_says_so() {
+    let server = Server::listen("127.0.0.1", 0, settings()).unwrap();
+    assert_eq!(get(&server, "/livez").status, 200);
+    assert_eq!((get(&server, "/readyz").status, get(&server, "/health").status), (503, 503));
+    let early = post(&server, "/v1/chat/completions", &ask("hello"));
+    assert!(early.status == 503 && early.header("retry-after").is_some(), "{}", early.body);
+    server.ready(scheduler(&model(Some(CHATML))), SEQUENCES);
+    assert_eq!((get(&server, "/readyz").status, get(&server, "/health").status), (200, 200));
+    assert_eq!(get(&server, "/version").status, 200);
+    // What runs when the server is told to go is finished.
+    let address = server.address();
+    let body = with(ask("go on"), json!({"max_tokens": 200})).to_string();
+    let open = send(address, "POST", "/v1/chat/completions", &[], &body);
+    wait_until("the request to be taken up", || {
+        running(&server)["num_running_reqs"] != 0
+            || get(&server, "/metrics").body.contains("request_success_total{finished_reason=\"length\"")
+    });
+    server.stop().unwrap();
+    assert_eq!(receive(open).json()["usage"]["completion_tokens"], 200);
+    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_model_without_a_template_completes_but_does_not_chat() {
+    let server = start_with(settings(), None);
+    let chat = post(&server, "/v1/chat/completions", &ask("hello"));
+    assert_eq!((chat.status, chat.json()["error"]["code"].as_str()), (400, Some("template_error")));
+    assert!(chat.json()["error"]["message"].as_str().unwrap().contains("/v1/completions"));
+    let text =
+        post(&server, "/v1/completions", &json!({"prompt": "hello", "temperature": 0, "ignore_eos": true})).json();
+    assert_eq!(text["usage"]["completion_tokens"], 16, "{text}");
+    server.stop().unwrap();
+}
+
+#[test]
+fn completions_take_prompts_of_all_kinds_and_echo_them() {
+    let server = start();
+    let base = json!({"temperature": 0, "max_tokens": 4, "ignore_eos": true});
+    let complete = |more: Value| post(&server, "/v1/completions", &with(base.clone(), more));
+    let tokens =
+        post(&server, "/tokenize", &json!({"content": "the hello", "add_special": true})).json()["tokens"].clone();
+    let from_text = complete(json!({"prompt": "the hello"})).json();
+    let from_tokens = complete(json!({"prompt": tokens})).json();
+    assert_eq!(from_text["choices"][0]["text"], from_tokens["choices"][0]["text"]);
+    let both = complete(json!({"prompt": ["the hello", "other"], "n": 2})).json();
+    let indices: Vec<u64> = both["choices"].as_array().unwrap().iter().map(|c| c["index"].as_u64().unwrap()).collect();
+    assert_eq!(indices, [0, 1, 2, 3]);
+    assert_eq!(both["choices"][1]["text"], from_text["choices"][0]["text"]);
+    let echo = complete(json!({"prompt": tokens, "echo": true, "logprobs": 2})).json();
+    let choice = &echo["choices"][0];
+    assert!(choice["text"].as_str().unwrap().starts_with("the hello"), "{choice}");
+    let (count, values) = (tokens.as_array().unwrap().len(), choice["logprobs"]["token_logprobs"].as_array().unwrap());
+    assert_eq!(values.len(), count + 4);
+    assert!(values[0].is_null() && values[1..].iter().all(|v| v.as_f64().unwrap() <= 0.0));
+    // Measuring the continuation as a prompt gives what writing it gave.
+    let ids = complete(json!({"prompt": tokens, "return_token_ids": true, "logprobs": 1})).json()["choices"][0].clone();
+    let mut longer = tokens.as_array().unwrap().clone();
+    longer.extend(ids["token_ids"].as_array().unwrap().clone());
+    let measured = complete(json!({"prompt": longer, "echo": true, "max_tokens": 0, "logprobs": 1})).json();
+    let measured = measured["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone();
+    for (wrote, read) in ids["logprobs"]["token_logprobs"].as_array().unwrap().iter().zip(&measured[count..]) {
+        assert!((wrote.as_f64().unwrap() - read.as_f64().unwrap()).abs() < 1e-3, "{wrote} {read}");
+    }
+    let streamed = complete(json!({"prompt": "the hello", "stream": true})).events();
+    let text: String = streamed.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+    assert_eq!(json!(text), from_text["choices"][0]["text"]);
+    let llama = post(
+        &server,
+        "/completion",
+        &json!({"prompt": "the hello", "temperature": 0, "n_predict": 4, "ignore_eos": true}),
+    );
+    assert_eq!(llama.json()["content"], from_text["choices"][0]["text"]);
+    assert_eq!(llama.json()["stop_type"], "limit");
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_clients_ask_about_the_model_is_answered() {
+    let server = start();
+    let models = get(&server, "/v1/models").json();
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("tiny"), &json!(512)));
+    assert_eq!(get(&server, "/v1/models/tiny").json()["id"], "tiny");
+    assert_eq!(get(&server, "/v1/models/other").status, 404);
+    let back = post(
+        &server,
+        "/detokenize",
+        &json!({"tokens": post(&server, "/tokenize", &json!({"content": "hello world"})).json()["tokens"]}),
+    );
+    assert_eq!(back.json()["content"], "hello world");
+    let prompt = post(&server, "/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]})).json();
+    assert_eq!(prompt["prompt"], "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    let counted = post(&server, "/v1/chat/completions/input_tokens", &ask("Hi")).json()["input_tokens"].clone();
+    assert_eq!(counted, post(&server, "/v1/chat/completions", &ask("Hi")).json()["usage"]["prompt_tokens"]);
+    assert_eq!(get(&server, "/props").json()["total_slots"], SEQUENCES);
+    assert_eq!(get(&server, "/slots").json().as_array().unwrap().len(), SEQUENCES);
+    let metrics = get(&server, "/metrics").body;
+    for name in [
+        "vllm:num_requests_running{",
+        "vllm:kv_cache_usage_perc{",
+        "vllm:generation_tokens_total{",
+        "vllm:time_to_first_token_seconds_bucket{",
+    ] {
+        assert!(metrics.contains(name), "{name} is not in\n{metrics}");
+    }
+    server.stop().unwrap();
+}
+
+#[test]
+fn the_other_apis_say_the_same() {
+    let server = start();
+    let want = text_of(&post(&server, "/v1/chat/completions", &ask("hello")).json());
+    let message = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0, "ignore_eos": true});
+    let whole = post(&server, "/v1/messages", &message).json();
+    assert_eq!(whole["content"], json!([{"type": "text", "text": want}]), "{whole}");
+    assert_eq!(whole["stop_reason"], "max_tokens");
+    let events = post(&server, "/v1/messages", &with(message.clone(), json!({"stream": true}))).events();
+    let text: String = events.iter().filter_map(|e| e["delta"]["text"].as_str()).collect();
+    assert_eq!(text, want);
+    assert_eq!(events.last().unwrap()["type"], "message_stop");
+    let counted = post(&server, "/v1/messages/count_tokens", &message).json()["input_tokens"].clone();
+    assert!(counted.as_u64().unwrap() > 3);
+    let ask = json!({"input": "hello", "max_output_tokens": 12, "temperature": 0, "ignore_eos": true});
+    let whole = post(&server, "/v1/responses", &ask).json();
+    assert_eq!(whole["output"][0]["content"][0]["text"], want, "{whole}");
+    assert_eq!(
+        (&whole["status"], &whole["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+    let events = post(&server, "/v1/responses", &with(ask, json!({"stream": true}))).events();
+    let text: String = events
+        .iter()
+        .filter(|e| e["type"] == "response.output_text.delta")
+        .filter_map(|e| e["delta"].as_str())
+        .collect();
+    assert_eq!(text, want);
+    let options = json!({"temperature": 0, "num_predict": 12, "ignore_eos": true});
+    let chat = json!({"model": "tiny:latest", "messages": [{"role": "user", "content": "hello"}], "options": options});
+    let whole = post(&server, "/api/chat", &with(chat.clone(), json!({"stream": false}))).json();
+    assert_eq!((&whole["message"]["content"], &whole["done_reason"]), (&json!(want), &json!("length")), "{whole}");
+    let lines = post(&server, "/api/chat", &chat).body;
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let text: String = lines.iter().filter_map(|l| l["message"]["content"].as_str()).collect();
+    assert_eq!((text, &lines.last().unwrap()["done"]), (want.clone(), &json!(true)));
+    let generate = json!({"prompt": "hello", "stream": false, "options": options});
+    assert_eq!(post(&server, "/api/generate", &generate).json()["response"], want);
+    assert_eq!(get(&server, "/api/tags").json()["models"][0]["name"], "tiny");
+    assert!(
+        post(&server, "/api/show", &json!({"model": "tiny"})).json()["model_info"]["general.architecture"] == "llama"
+    );
+    assert_eq!(get(&server, "/").body, "Ollama is running");
+    assert_eq!(post(&server, "/v1/embeddings", &json!({"input": "a"})).status, 501);
+    assert_eq!(post(&server, "/api/pull", &json!({"model": "a"})).status, 403);
+    server.stop().unwrap();
+}
+
+/// Shows tools and calls as Hermes does, and lets the model think.
+const HERMES: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\
+    {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n\
+    {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn weather() -> Value {
+    let parameters = json!({
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"enum": ["C", "F"]}},
+        "required": ["city", "unit"], "additionalProperties": false,
+    });
+    json!({"name": "get_weather", "description": "d", "parameters": parameters})
+}
+
+#[test]
+fn a_random_model_keeps_to_schemas_and_makes_the_calls_it_must() {
+    let server = start_with(settings(), Some(HERMES));
+    let base = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 300, "temperature": 0});
+    let chat = |more: Value| post(&server, "/v1/chat/completions", &with(base.clone(), more));
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let reply = chat(json!({"response_format": format})).json();
+    let value: Value = serde_json::from_str(&text_of(&reply)).unwrap_or_else(|e| panic!("{e}: {reply}"));
+    assert!(value["a"].as_u64().unwrap() <= 9);
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+    let picked = text_of(&chat(json!({"structured_outputs": {"choice": ["left", "right"]}})).json());
+    assert!(["left", "right"].contains(&picked.as_str()), "{picked}");
+    let bad = json!({"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "odd"}}}}});
+    let refused = chat(json!({"response_format": bad, "stream": true}));
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (400, Some("invalid_json_schema")),
+        "{}",
+        refused.body
+    );
+    let grammar = chat(json!({"grammar": "root ::= (", "stream": true}));
+    assert_eq!(
+        (grammar.status, grammar.json()["error"]["code"].as_str()),
+        (400, Some("invalid_grammar")),
+        "{}",
+        grammar.body
+    );
+
+    let tools = json!({"tools": [{"type": "function", "function": weather()}], "tool_choice": "required", "parallel_tool_calls": false});
+    let reply = chat(tools.clone()).json();
+    let call = &reply["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(
+        (&call["function"]["name"], &reply["choices"][0]["finish_reason"]),
+        (&json!("get_weather"), &json!("tool_calls")),
+        "{reply}"
+    );
+    assert!(reply["choices"][0]["message"]["content"].is_null());
+    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert!(["C", "F"].contains(&arguments["unit"].as_str().unwrap()));
+    let events = chat(with(tools, json!({"stream": true}))).events();
+    let deltas: Vec<&Value> =
+        events.iter().map(|e| &e["choices"][0]["delta"]["tool_calls"][0]).filter(|d| !d.is_null()).collect();
+    assert_eq!(deltas.iter().filter(|d| d["function"]["name"].is_string()).count(), 1, "a name comes once");
+    let streamed: String = deltas.iter().filter_map(|d| d["function"]["arguments"].as_str()).collect();
+    assert_eq!(json!(streamed), call["function"]["arguments"]);
+    assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    let named = json!({"tools": [{"type": "function", "function": weather()}], "tool_choice": {"type": "function", "function": {"name": "other"}}});
+    assert_eq!(chat(named).json()["error"]["param"], "tool_choice");
+    // The other APIs force calls as well.
+    let tool = json!({"name": "get_weather", "input_schema": weather()["parameters"]});
+    let message =
+        with(base.clone(), json!({"tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": true}}));
+    let reply = post(&server, "/v1/messages", &message).json();
+    assert_eq!(
+        (&reply["content"][0]["type"], &reply["stop_reason"]),
+        (&json!("tool_use"), &json!("tool_use")),
+        "{reply}"
+    );
+    assert_eq!(reply["content"][0]["input"], arguments);
+    server.stop().unwrap();
+}
