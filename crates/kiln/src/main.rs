@@ -39,6 +39,8 @@ enum Command {
     Inspect(commands::inspect::Arguments),
     /// Make a model file smaller: write it quantised, or in any other tensor type
     Quantize(commands::quantize::Arguments),
+    /// Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs
+    Serve(commands::serve::Arguments),
     /// Prove every kernel on this device and driver against its reference
     Selftest(commands::selftest::Arguments),
     /// Make a model file with random weights in the shape of a real model
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Doctor(a) => commands::doctor::run(&a),
         Command::Inspect(a) => commands::inspect::run(&a),
         Command::Quantize(a) => commands::quantize::run(&a),
+        Command::Serve(a) => commands::serve::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),
         Command::Tune(a) => commands::tune::run(&a),

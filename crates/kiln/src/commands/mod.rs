@@ -9,5 +9,6 @@ pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod selftest;
+pub(crate) mod serve;
 pub(crate) mod synth;
 pub(crate) mod tune;
