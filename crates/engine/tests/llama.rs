@@ -13,7 +13,7 @@ use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Session, compare};
-use kiln_gguf::{Gguf, Metadata, Writer};
+use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
 use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
 
 fn file(recipe: &str) -> Vec<u8> {
@@ -231,8 +231,49 @@ fn files_that_do_not_fit_get_one_clear_line() {
     assert!(missing.contains("`blk.1.ffn_up.weight` is missing"), "{missing}");
     let shape = refusal(changed(|_| {}, all, "blk.0.attn_k.weight"));
     assert!(shape.contains("blk.0.attn_k.weight") && shape.contains("wants"), "{shape}");
+    for (key, value) in [
+        ("llama.attention.layer_norm_rms_epsilon", f32::NAN),
+        ("llama.attention.layer_norm_rms_epsilon", -1.0),
+        ("llama.rope.freq_base", 0.0),
+        ("llama.rope.freq_base", f32::INFINITY),
+        ("llama.rope.scaling.factor", -4.0),
+    ] {
+        let bad = refusal(changed(|m| m.set(key, value), all, ""));
+        assert!(bad.contains(key) && bad.contains("must be a number from"), "{bad}");
+    }
     let absurd = refusal(changed(|m| m.set("llama.block_count", 1_000_000u32), all, ""));
     assert!(absurd.contains("llama.block_count") && absurd.contains("1000000"), "{absurd}");
+}
+
+#[test]
+fn a_tensor_that_nobody_reads_is_named() {
+    let gguf = Gguf::from_bytes(file("F32")).unwrap();
+    let with = |name: &str| {
+        let mut writer = Writer::new(gguf.metadata().clone());
+        for info in gguf.tensors() {
+            writer.add(&info.name, info.dims(), info.ty, gguf.data(info).to_vec()).unwrap();
+        }
+        writer.add(name, &[64], TensorType::F32, vec![0; 256]).unwrap();
+        writer.to_bytes().unwrap()
+    };
+    let left = refusal(with("blk.1.attn_secret.weight"));
+    assert!(left.contains("`blk.1.attn_secret.weight`") && left.contains("no use for it"), "{left}");
+    // A bias that files of this kind may have is read and counts.
+    let model = Arc::new(Model::new(Gguf::from_bytes(with("blk.1.attn_q.bias")).unwrap()).unwrap());
+    let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
+    assert!(graph.fixed().slots.iter().any(|slot| slot.name == "blk.1.attn_q.bias"));
+}
+
+#[test]
+fn a_factor_of_0_scales_nothing() {
+    let all = |_: &str| true;
+    let logits = |bytes: Vec<u8>| {
+        let model = Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap());
+        session(&model, cpu(Arithmetic::Reference)).feed(&TOKENS, Wanted::Last).unwrap()
+    };
+    let plain = logits(file("F32"));
+    assert_eq!(logits(changed(|m| m.set("llama.rope.scaling.factor", 0.0f32), all, "")), plain);
+    assert_ne!(logits(changed(|m| m.set("llama.rope.scaling.factor", 4.0f32), all, "")), plain);
 }
 
 #[test]

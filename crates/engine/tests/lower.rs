@@ -8,7 +8,7 @@ use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
 use kiln_engine::lower::{PASSES, Target, lower, lower_until};
 use kiln_engine::model::Model;
-use kiln_engine::plan::{Plan, SlotKind};
+use kiln_engine::plan::{Plan, SlotKind, Step};
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::synth::{PRESETS, Preset, Synth};
 use kiln_gguf::{Gguf, TensorType};
@@ -94,7 +94,13 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         for (device, target) in devices() {
             for n in [1, 9, 40] {
                 let plan = lower(graph.plan(BatchShape::new(n, 1)).unwrap(), &target).unwrap();
-                text += &format!("# {device}, {n} token(s): {} steps, arena of {} bytes\n", plan.len(), plan.arena);
+                let launches = target.caps.as_ref().map(|caps| {
+                    let count = |step: &Step| step.call.operation().pick(caps, None).unwrap().launches.len();
+                    plan.steps.iter().map(count).sum::<usize>()
+                });
+                let launches = launches.map_or(String::new(), |n| format!(", {n} dispatches"));
+                let (steps, arena) = (plan.len(), plan.arena);
+                text += &format!("# {device}, {n} token(s): {steps} steps{launches}, arena of {arena} bytes\n");
                 for step in &plan.steps {
                     text += &format!("{:28} {}\n", step.label, step.call.operation().name());
                 }
