@@ -18,7 +18,7 @@ use crate::output::print;
 /// Flags of `kiln plan`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after fuse\n  kiln plan model.gguf --diff \"Hello there\""
+    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --diff \"Hello there\""
 )]
 pub(crate) struct Arguments {
     /// GGUF file; without one the default model of the local store
