@@ -69,6 +69,11 @@ pub enum Error {
         "{needed} {what} are needed, {free} of {all} are free\nhint: end other sequences, or give the engine more room"
     )]
     NoRoom { what: &'static str, needed: usize, free: usize, all: usize },
+    #[error(
+        "a context of {context} tokens needs {} in all, {} are there\nhint: {}",
+        bytes(*needed), bytes(*free), largest_context(*largest)
+    )]
+    DoesNotFit { context: usize, needed: u64, free: u64, largest: usize },
     #[error("{waiting} requests are waiting already\nhint: try again later")]
     Busy { waiting: usize },
     #[error("the engine was stopped")]
@@ -96,4 +101,22 @@ pub enum Error {
         "the model gave logits that are not numbers (token {token} of the context)\nhint: the file may be damaged; `kiln selftest` checks the kernels, `kiln plan --diff` finds the step"
     )]
     NotANumber { token: usize },
+}
+
+/// Bytes as people read them.
+fn bytes(n: u64) -> String {
+    let n = n as f64;
+    if n >= (1u64 << 30) as f64 {
+        format!("{:.1} GiB", n / (1u64 << 30) as f64)
+    } else {
+        format!("{:.0} MiB", n / 1048576.0)
+    }
+}
+
+/// The way out where a context does not fit.
+fn largest_context(tokens: usize) -> String {
+    match tokens {
+        0 => "the model itself does not fit; take a smaller one, or a smaller quantisation of it".to_owned(),
+        n => format!("--ctx-size {n} fits; caches of other types (-ctk q8_0 -ctv q8_0) take less"),
+    }
 }

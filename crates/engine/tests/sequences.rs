@@ -70,7 +70,13 @@ fn close(got: &[f32], want: &[f32]) -> bool {
 
 #[test]
 fn sequences_of_different_lengths_together_are_as_each_alone() {
-    let model = model("tiny-llama");
+    for preset in ["tiny-llama", "tiny-rwkv6", "tiny-rwkv7", "tiny-rwkv6qwen2", "tiny-arwkv7"] {
+        together_as_alone(preset);
+    }
+}
+
+fn together_as_alone(preset: &str) {
+    let model = model(preset);
     let texts: Vec<Vec<u32>> = [1, 70, 3, 130, 9].into_iter().zip(0..).map(|(n, salt)| text(n + 1, salt)).collect();
     let want: Vec<Vec<f32>> = texts.iter().map(|t| alone(&model, t)).collect();
     for executor in [Some(cpu()), gpu().map(|(gpu, _)| gpu)].into_iter().flatten() {
@@ -94,11 +100,11 @@ fn sequences_of_different_lengths_together_are_as_each_alone() {
         let mut got = engine.feed(&all).unwrap();
         assert!(got.remove(2).is_empty());
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert!(close(got, want), "sequence {i} on {}", engine.describe());
+            assert!(close(got, want), "{preset}: sequence {i} on {}", engine.describe());
         }
-        assert!(close(&last(&mut engine, late, second), &want[3]));
+        assert!(close(&last(&mut engine, late, second), &want[3]), "{preset}: a prompt in pieces");
         ids.into_iter().chain([late]).for_each(|id| engine.close(id));
-        assert_eq!(engine.pages(), (16, 16), "every page came back");
+        assert_eq!(engine.pages().0, engine.pages().1, "every page came back");
     }
 }
 

@@ -7,7 +7,7 @@ use kiln_engine::Session;
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
-use kiln_engine::run::Engine;
+use kiln_engine::run::{self, Engine};
 use kiln_gguf::TensorType;
 use kiln_gpu::Error as GpuError;
 use kiln_system::environment;
@@ -114,6 +114,18 @@ impl ModelFlags {
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
         self.ctx_size.unwrap_or_else(|| model.config.context.min(4096))
+    }
+
+    /// What was asked for, for so many texts at once.
+    pub(crate) fn wish(&self, sequences: usize) -> run::Wish {
+        run::Wish { context: self.ctx_size, sequences, caches: [self.cache_type_k, self.cache_type_v] }
+    }
+
+    /// Loads a model for so many texts at once, each as long as asked for or as memory allows, with a progress bar.
+    pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
+        let executor = self.executor()?;
+        let room = run::fit(model, &*executor, &self.wish(sequences))?.room;
+        Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
     }
 
     /// The executor asked for. Without a GPU and without a wish the CPU runs the model, and says so.

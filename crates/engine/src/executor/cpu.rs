@@ -8,7 +8,7 @@ use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place};
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::{Executor, FORGOTTEN, PlanId, Progress, Range, Ticket};
+use super::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
 use crate::weights;
@@ -172,6 +172,11 @@ impl Executor for CpuExecutor {
             self.memory.bytes_mut(range.slot)[range.offset..range.offset + range.bytes].fill(0);
         }
         Ok(())
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        let free = kiln_system::memory::available()?.bytes;
+        Some(Memory { free, total: free })
     }
 
     fn takes_any_shape(&self) -> bool {

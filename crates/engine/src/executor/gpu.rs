@@ -11,7 +11,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, packing};
 
-use super::{BATCH, Executor, FORGOTTEN, PlanId, Progress, Range, Ticket};
+use super::{BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
@@ -462,6 +462,11 @@ impl Executor for GpuExecutor {
     fn batch(&self) -> usize {
         let adapter = &self.device.adapter;
         if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        let (total, free) = self.device.memory_now();
+        Some(Memory { free, total })
     }
 
     fn target(&self) -> Target {

@@ -19,6 +19,15 @@ use crate::plan::{Fixed, Plan};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanId(pub(crate) usize);
 
+/// The memory of an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes that nobody uses now.
+    pub free: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
 /// A plan on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
@@ -120,6 +129,11 @@ pub trait Executor: Send {
     /// What plans are lowered for.
     fn target(&self) -> Target {
         Target::cpu()
+    }
+
+    /// What memory there is for weights, caches and results, where anybody can tell.
+    fn memory(&self) -> Option<Memory> {
+        None
     }
 
     /// Whether a plan costs nothing to make ready, so that no batch need be padded to a size that was met before.

@@ -4,6 +4,7 @@
 pub(crate) mod batch;
 mod decode;
 mod engine;
+mod fit;
 mod pages;
 mod request;
 mod schedule;
@@ -13,6 +14,7 @@ mod shapes;
 mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
+pub use fit::{Fit, Wish, fit};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};
 pub use scheduler::{Cancel, Events, Scheduler};

@@ -26,7 +26,8 @@ use crate::model::Model;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // A tiny model with random weights stands for a file: `Model::open("model.gguf")`.
 /// let preset = Preset::from_name("tiny-llama").ok_or("no such preset")?;
-/// let bytes = Synth::new(preset, Recipe::from_name("Q8_0")?, 1).to_bytes()?;
+/// let recipe = Recipe::from_name("Q8_0").ok_or("no such recipe")?;
+/// let bytes = Synth::new(preset, recipe, 1).to_bytes()?;
 /// let model = Arc::new(Model::new(kiln_gguf::Gguf::from_bytes(bytes)?)?);
 ///
 /// let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));

@@ -8,8 +8,8 @@ use kiln_gguf::TensorType;
 use kiln_kernels::sample::Row;
 
 use super::engine::{Engine, Entry, SequenceId, Wanted};
+use super::fit::{Wish, fit};
 use crate::Error;
-use crate::arch::Room;
 use crate::executor::{Executor, Progress};
 use crate::model::Model;
 use crate::plan::Plan;
@@ -37,15 +37,11 @@ impl Session {
         model: Arc<Model>,
         executor: Box<dyn Executor>,
         context: usize,
-        [k_type, v_type]: [TensorType; 2],
+        caches: [TensorType; 2],
         progress: Progress<'_>,
     ) -> Result<Session, Error> {
-        let recurrent = !model.facts.has_cache();
-        let most = if recurrent { usize::MAX } else { model.config.context.max(1) };
-        if context == 0 || context > most {
-            return Err(Error::Context { asked: context, most });
-        }
-        let room = Room { k_type, v_type, ..Room::one(if recurrent { 1 } else { context }) };
+        let wish = Wish { context: Some(context).filter(|_| model.facts.has_cache()), sequences: 1, caches };
+        let room = fit(&model, &*executor, &wish)?.room;
         let mut engine = Engine::new(model, executor, room, progress)?;
         let sequence = engine.open(0)?;
         Ok(Session { engine, sequence })

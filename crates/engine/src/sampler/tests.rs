@@ -111,6 +111,8 @@ fn the_draw_is_the_one_that_a_gpu_makes() {
     let mut sampler = sampler(Sampling { top_k: 20, top_p: 1.0, min_p: 0.0, ..Sampling::default() }, 50);
     let mut order: Vec<usize> = (0..50).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    // A device counts from the position of the last token.
+    sampler.prompt(&[0]);
     for position in 0..200 {
         let key = |id: usize| score(logits[id], 0.8, gumbel(7, position, id as u32));
         let want = order[..20].iter().copied().max_by(|&a, &b| key(a).total_cmp(&key(b))).expect("20 are left");

@@ -8,20 +8,31 @@ use kiln_gguf::{Array, Gguf, Metadata, TensorType, Value};
 use kiln_system::text::{shown, shown_within};
 use serde_json::{Map, json};
 
+use crate::model::ModelFlags;
 use crate::output::{print, size};
 
 /// Flags of `kiln inspect`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln inspect model.gguf --tensors")]
+#[command(
+    after_help = "Examples:\n  kiln inspect model.gguf --tensors\n  kiln inspect model.gguf --fit --sequences 8 -ctk q8_0 -ctv q8_0"
+)]
 pub(crate) struct Arguments {
     /// The model file; any part of a split one
     model: PathBuf,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
+    /// Say how much of the device's memory the model takes, and how long its texts can be there
+    #[arg(long)]
+    fit: bool,
+    /// Texts at once, with --fit
+    #[arg(long, default_value_t = 1, requires = "fit")]
+    sequences: usize,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    flags: ModelFlags,
 }
 
 /// Elements of an array that are shown.
@@ -50,6 +61,9 @@ enum State {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.fit {
+        return super::fit::run(&arguments.model, &arguments.flags, arguments.sequences, arguments.json);
+    }
     let model = Gguf::open(&arguments.model)?;
     let mut kinds: BTreeMap<TensorType, Kind> = BTreeMap::new();
     for info in model.tensors() {

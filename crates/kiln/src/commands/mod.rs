@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+mod fit;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod plan;

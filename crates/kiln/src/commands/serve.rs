@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use kiln_engine::arch::Room;
 use kiln_engine::run::{Policy, Scheduler};
 use kiln_server::{Key, Server, Settings};
 
@@ -131,8 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let server = Server::listen(&arguments.host, arguments.port, settings)?;
     let address = server.address();
     let sequences = usize::from(arguments.parallel);
-    let room = Room::for_sequences(sequences, arguments.flags.context(&model));
-    let engine = arguments.flags.engine(&model, room)?;
+    let engine = arguments.flags.fitted(&model, sequences)?;
     say(&format!("{name} on {}", engine.describe()));
     // The server counts requests itself, so that a refusal need not wait for the engine.
     let policy = Policy { queue: usize::MAX, ..Policy::default() };

@@ -1,0 +1,111 @@
+//! How much room a model can have on an executor: the arithmetic of its memory, before anything is loaded.
+
+use kiln_gguf::TensorType;
+
+use crate::Error;
+use crate::arch::{BatchShape, PAGE, Room, graph};
+use crate::executor::{Executor, Memory};
+use crate::lower::lower;
+use crate::model::Model;
+use crate::plan::{Plan, SlotKind};
+
+/// Tokens of context where nobody says how many: enough for a long talk, and small beside most models.
+const USUAL_CONTEXT: usize = 8192;
+/// Of all memory this share is left to others, and to what drivers need for themselves.
+const MARGIN: u64 = 20;
+
+/// What somebody would like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Wish {
+    /// Most tokens of one sequence; none for the model's own number, as far as there is memory.
+    pub context: Option<usize>,
+    /// Sequences at once.
+    pub sequences: usize,
+    /// Types of cached keys and values.
+    pub caches: [TensorType; 2],
+}
+
+/// What a model takes of an executor's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// The room that it gets.
+    pub room: Room,
+    /// Bytes of weights and constants.
+    pub weights: u64,
+    /// Bytes of one page in all caches.
+    pub page: u64,
+    /// Bytes of the states of all sequences.
+    pub states: u64,
+    /// Bytes that steps compute in.
+    pub scratch: u64,
+    /// What the executor has, where it can tell.
+    pub memory: Option<Memory>,
+}
+
+impl Fit {
+    /// Bytes in all.
+    pub fn bytes(&self) -> u64 {
+        self.weights + self.page * self.room.pages as u64 + self.states + self.scratch
+    }
+
+    /// Bytes that are there for Kiln.
+    fn usable(&self) -> Option<u64> {
+        self.memory.map(|memory| memory.free.saturating_sub(memory.total / MARGIN))
+    }
+
+    /// Pages that there is memory for.
+    fn most_pages(&self) -> Option<u64> {
+        let others = self.weights + self.states + self.scratch;
+        self.usable().map(|usable| usable.saturating_sub(others) / self.page.max(1))
+    }
+}
+
+/// The room that a wish can have. A context that was asked for is had whole or not at all.
+pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, Error> {
+    let trained = model.config.context.max(1);
+    let context = wish.context.unwrap_or_else(|| trained.min(USUAL_CONTEXT));
+    let [k_type, v_type] = wish.caches;
+    let sequences = wish.sequences.max(1);
+    if (context == 0 || context > trained) && model.facts.has_cache() {
+        return Err(Error::Context { asked: context, most: trained });
+    }
+    let one = Room { context, pages: 1, states: sequences, sequences, k_type, v_type };
+    let mut fit = needs(model, executor, &one)?;
+    if fit.page == 0 {
+        return Ok(fit);
+    }
+    let wanted = one.pages_of_a_sequence();
+    let most = fit.most_pages().unwrap_or(u64::MAX).min(1 << 24) as usize;
+    if most < wanted && (wish.context.is_some() || most == 0) {
+        let needed = fit.bytes() + fit.page * (wanted as u64 - 1);
+        let free = fit.usable().unwrap_or(0);
+        return Err(Error::DoesNotFit { context, needed, free, largest: most * PAGE });
+    }
+    let pages_each = wanted.min(most);
+    fit.room = Room { context: context.min(pages_each * PAGE), pages: most.min(pages_each * sequences), ..one };
+    Ok(fit)
+}
+
+/// What a model takes with this room.
+fn needs(model: &Model, executor: &dyn Executor, room: &Room) -> Result<Fit, Error> {
+    let graph = graph(&model.config, &model.gguf, room)?;
+    let fixed = |kind: fn(&SlotKind) -> bool| graph.fixed().bytes(kind) as u64;
+    let batch = BatchShape { decode: 0, prompt: executor.batch(), pieces: 1, outputs: 1 };
+    let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
+    let own = |plan: &Plan| {
+        let apart = plan.slots[plan.n_fixed..].iter().filter(|s| s.place.is_none()).map(|s| s.bytes).sum::<usize>();
+        (plan.arena + apart) as u64
+    };
+    let mut scratch = 0;
+    for shape in [batch, decode] {
+        scratch += own(&lower(graph.plan(shape)?, &executor.target())?);
+    }
+    Ok(Fit {
+        room: *room,
+        weights: fixed(|kind| matches!(kind, SlotKind::Weight | SlotKind::Constant(_))),
+        page: fixed(|kind| *kind == SlotKind::Cache),
+        states: fixed(|kind| *kind == SlotKind::State),
+        scratch,
+        memory: executor.memory(),
+    })
+}

@@ -1,0 +1,73 @@
+//! `kiln inspect MODEL --fit`: what a model takes of a device's memory, and how long its texts can be there.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use kiln_engine::arch::PAGE;
+use kiln_engine::run::{Fit, fit};
+use serde_json::json;
+
+use crate::model::{ModelFlags, open};
+use crate::output::{print, size};
+
+/// Prints the arithmetic for so many texts at once.
+pub(super) fn run(path: &Path, flags: &ModelFlags, sequences: usize, as_json: bool) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(sequences > 0, "--sequences must be at least 1");
+    let model = open(path)?;
+    let executor = flags.executor()?;
+    let fit = fit(&model, &*executor, &flags.wish(sequences))?;
+    if as_json {
+        print(&serde_json::to_string_pretty(&as_value(&fit, &executor.describe()))?);
+    } else {
+        describe(&fit, &executor.describe());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_value(fit: &Fit, device: &str) -> serde_json::Value {
+    json!({
+        "device": device,
+        "context": fit.room.context,
+        "sequences": fit.room.sequences,
+        "weights_bytes": fit.weights,
+        "cache_bytes": fit.page * fit.room.pages as u64,
+        "cache_bytes_per_token": fit.page / PAGE as u64,
+        "pages": fit.room.pages,
+        "tokens_of_a_page": PAGE,
+        "state_bytes": fit.states,
+        "scratch_bytes": fit.scratch,
+        "bytes": fit.bytes(),
+        "free_bytes": fit.memory.map(|m| m.free),
+        "total_bytes": fit.memory.map(|m| m.total),
+    })
+}
+
+fn describe(fit: &Fit, device: &str) {
+    let row = |what: &str, bytes: u64, why: String| print(&format!("{what:10} {:>12}   {why}", size(bytes)));
+    print(device);
+    row("weights", fit.weights, String::new());
+    if fit.page > 0 {
+        let (room, each) = (fit.room, fit.page / PAGE as u64);
+        let why = format!(
+            "{} pages of {PAGE} tokens, {} a token ({} and {})",
+            room.pages,
+            size(each),
+            room.k_type,
+            room.v_type
+        );
+        row("caches", fit.page * room.pages as u64, why);
+    }
+    if fit.states > 0 {
+        row("states", fit.states, format!("of {} texts", fit.room.sequences));
+    }
+    row("scratch", fit.scratch, "what steps compute in".to_owned());
+    let free = fit.memory.map_or(String::new(), |m| format!("{} of {} are free", size(m.free), size(m.total)));
+    row("in all", fit.bytes(), free);
+    let texts =
+        if fit.room.sequences == 1 { "one text".to_owned() } else { format!("{} texts at once", fit.room.sequences) };
+    if fit.page > 0 {
+        print(&format!("{texts} of up to {} tokens", fit.room.context));
+    } else {
+        print(&format!("{texts} of any length"));
+    }
+}
