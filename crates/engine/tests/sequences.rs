@@ -103,6 +103,9 @@ fn together_as_alone(preset: &str) {
             assert!(close(got, want), "{preset}: sequence {i} on {}", engine.describe());
         }
         assert!(close(&last(&mut engine, late, second), &want[3]), "{preset}: a prompt in pieces");
+        // Padding has left nothing behind.
+        let more = [&texts[3][..], &[9]].concat();
+        assert!(close(&last(&mut engine, late, &[9]), &alone(&model, &more)), "{preset}: one token more");
         ids.into_iter().chain([late]).for_each(|id| engine.close(id));
         assert_eq!(engine.pages().0, engine.pages().1, "every page came back");
     }

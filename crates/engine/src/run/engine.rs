@@ -333,7 +333,9 @@ impl Engine {
         let (decode, prompts) = split(entries);
         let tokens: usize = prompts.iter().map(|e| e.tokens.len()).sum();
         let all = entries.iter().any(|e| e.wanted == Wanted::All && e.tokens.len() > 1);
-        let exact = self.executor.takes_any_shape();
+        // The prompt of one sequence alone takes the form of recurrences that is fastest, and knows no padding.
+        let alone = decode.is_empty() && prompts.len() == 1;
+        let exact = self.executor.takes_any_shape() || (self.has_states && alone);
         let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
         let (plan, ports, tail) = self.prepared((shape, draws))?;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
