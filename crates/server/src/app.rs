@@ -44,6 +44,10 @@ pub struct Settings {
     pub drain: Duration,
     /// How long a stream is silent before a sign of life.
     pub keep_alive: Duration,
+    /// How long a client may take to say what it wants: from the connection, or the last answer, to the end of the headers.
+    pub header_timeout: Duration,
+    /// Connections at once; further ones wait to be taken up.
+    pub connections: usize,
 }
 
 impl Settings {
@@ -60,6 +64,8 @@ impl Settings {
             strict: false,
             drain: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
+            header_timeout: Duration::from_secs(75),
+            connections: 4096,
         }
     }
 }

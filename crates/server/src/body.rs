@@ -24,10 +24,13 @@ impl FromRequest<Arc<App>> for Body {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, Refusal> {
-        // Other content types are what a foreign web page can post without asking.
-        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        // Other content types are what a foreign web page can post without asking. Some programs say nothing, which a page can do
+        // as well, but not without naming its origin.
+        let headers = request.headers();
+        let silent = !headers.contains_key(header::CONTENT_TYPE) && !headers.contains_key(header::ORIGIN);
+        let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        if kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
+        if !silent && kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
             let shown = if kind.is_empty() { "nothing" } else { &kind };
             return Err(Refusal::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
         }

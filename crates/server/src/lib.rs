@@ -1,6 +1,6 @@
 //! The HTTP server: the APIs that people's clients already speak, on one loaded model.
 //!
-//! A request takes one way: [`guard`](mod@guard) lets it in, a file of `api` translates it into one request to the engine,
+//! A request takes one way: `guard` lets it in, a file of `api` translates it into one request to the engine,
 //! `generate` turns the engine's events into parts, and `wire` writes them as the API wants. Nothing below this crate knows
 //! HTTP.
 

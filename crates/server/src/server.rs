@@ -4,11 +4,15 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use kiln_engine::run::Scheduler;
 use kiln_engine::text::Template;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use crate::app::{App, Loaded, Settings, now};
@@ -37,7 +41,7 @@ pub struct Running {
     app: Arc<App>,
     address: SocketAddr,
     stop: watch::Sender<bool>,
-    served: JoinHandle<Result<(), std::io::Error>>,
+    served: JoinHandle<()>,
 }
 
 impl Server {
@@ -54,16 +58,8 @@ impl Server {
         let listener = runtime.block_on(TcpListener::bind((plain, port))).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let app = Arc::new(App::new(settings));
-        let (stop, mut stopped) = watch::channel(false);
-        let router = routes(Arc::clone(&app));
-        let served = runtime.spawn(async move {
-            axum::serve(listener, router)
-                .with_graceful_shutdown(async move {
-                    // An error means that the server itself is gone.
-                    let _ = stopped.wait_for(|stop| *stop).await;
-                })
-                .await
-        });
+        let (stop, stopped) = watch::channel(false);
+        let served = runtime.spawn(accept(listener, Arc::clone(&app), stopped));
         Ok(Running { runtime, app, address, stop, served })
     }
 }
@@ -120,12 +116,51 @@ impl Running {
         });
         runtime.shutdown_timeout(Duration::from_millis(200));
         match ended {
-            None => Ok(()),
-            Some(Ok(Ok(()))) => Ok(()),
-            Some(Ok(Err(error))) => Err(Error::Serve(error.to_string())),
+            None | Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(Error::Serve(error.to_string())),
         }
     }
+}
+
+/// Takes connections until the server is told to stop, then waits for those that are open.
+async fn accept(listener: TcpListener, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
+    let router = routes(Arc::clone(&app));
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(app.settings.header_timeout);
+    let open = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(app.settings.connections));
+    loop {
+        let next = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            next = next => next,
+            // An error means that the server itself is gone.
+            _ = stopped.wait_for(|stop| *stop) => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Too many open files, a client that is gone already: it passes.
+                log::warn!("a connection could not be taken: {error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        // Tokens are small; waiting to send more at once would only delay them.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service).into_owned());
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                log::debug!("a connection ended: {error}");
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    open.shutdown().await;
 }
 
 async fn asked_to_end() {

@@ -84,11 +84,14 @@ impl Reply {
 fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let silent = headers.contains(&("Content-Type", "-"));
     let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
     if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
         head += &format!("Host: {address}\r\n");
     }
-    if !body.is_empty() && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
+    // "-" stands for no content type at all.
+    let headers: Vec<_> = headers.iter().filter(|(_, value)| *value != "-").collect();
+    if !body.is_empty() && !silent && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
         head += "Content-Type: application/json\r\n";
     }
     for (name, value) in headers {
@@ -295,6 +298,10 @@ fn bad_requests_get_a_status_and_name_the_field() {
     let raw = |headers: &[(&str, &str)], body: &str| receive(send(server.address(), "POST", chat, headers, body));
     assert_eq!(raw(&[], "{\"messages\": [").status, 400);
     assert_eq!(raw(&[("Content-Type", "text/plain")], &ask("a").to_string()).status, 400);
+    let own = format!("http://{}", server.address());
+    assert_eq!(raw(&[("Content-Type", "-")], &ask("a").to_string()).status, 200);
+    assert_eq!(raw(&[("Content-Type", "-"), ("Origin", &own)], &ask("a").to_string()).status, 400);
+    assert_eq!(raw(&[("Content-Type", ""), ("Origin", &own)], &ask("a").to_string()).status, 400);
     assert_eq!(raw(&[], "{\"messages\": \"\u{1}\"}").json()["error"]["type"], "invalid_request_error");
     let missing = get(&server, "/v1/nothing");
     assert_eq!((missing.status, missing.json()["error"]["type"].as_str()), (404, Some("invalid_request_error")));
@@ -396,6 +403,25 @@ fn a_stream_that_is_silent_for_long_gives_signs_of_life() {
     let body = with(ask(&"a long prompt ".repeat(30)), json!({"stream": true}));
     let reply = post(&server, "/v1/chat/completions", &body);
     assert!(reply.body.contains("\n:\n\n") && reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body);
+    server.stop().unwrap();
+}
+
+#[test]
+fn clients_that_dawdle_or_never_read_keep_nobody_waiting() {
+    let settings = Settings { header_timeout: Duration::from_millis(300), ..settings() };
+    let server = start_with(settings, Some(CHATML));
+    let mut slow = TcpStream::connect(server.address()).unwrap();
+    slow.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc").unwrap();
+    let body = with(ask("go on"), json!({"max_tokens": 400, "stream": true})).to_string();
+    let never_read: Vec<TcpStream> =
+        (0..8).map(|_| send(server.address(), "POST", "/v1/chat/completions", &[], &body)).collect();
+    assert_eq!(post(&server, "/v1/chat/completions", &ask("hello")).status, 200);
+    let mut rest = Vec::new();
+    let start = Instant::now();
+    let _ = slow.read_to_end(&mut rest);
+    assert!(start.elapsed() < Duration::from_secs(8), "the connection is closed");
+    drop(never_read);
     server.stop().unwrap();
 }
 

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use signal_hook::consts::{SIGBUS, SIGHUP, SIGINT, SIGTERM};
@@ -269,7 +270,8 @@ pub fn remove_on_signals() {
     let wanted = [SIGINT, SIGTERM, SIGHUP, SIGBUS].into_iter().filter(|signal| !is_ignored(*signal));
     let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
     let wait = move || {
-        let Some(signal) = signals.forever().next() else { return };
+        let ends = |signal: &i32| !(is_left() && [SIGINT, SIGTERM].contains(signal));
+        let Some(signal) = signals.forever().find(ends) else { return };
         // Never given back: no file is made any more.
         let files = incomplete();
         files.iter().for_each(|file| drop(fs::remove_file(file).or_else(|_| fs::remove_dir_all(file))));
@@ -284,6 +286,17 @@ pub fn remove_on_signals() {
         let _ = signal_hook::low_level::emulate_default_handler(signal);
     };
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+}
+
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+fn is_left() -> bool {
+    LEFT.load(Ordering::Relaxed)
+}
+
+/// From now on Ctrl-C and `kill` do not end the process: a program that finishes its work first sees to them itself.
+pub fn leave_endings_to_the_program() {
+    LEFT.store(true, Ordering::Relaxed);
 }
 
 /// Whether the process was started with this signal ignored.

@@ -136,6 +136,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let policy = Policy { queue: usize::MAX, ..Policy::default() };
     server.ready(Scheduler::start(engine, policy), sequences);
     say(&format!("listening on http://{address} (OpenAI: http://{address}/v1); Ctrl-C ends it"));
+    // What is being written is finished before the process ends.
+    kiln_system::files::leave_endings_to_the_program();
     server.wait()?;
     Ok(ExitCode::SUCCESS)
 }
