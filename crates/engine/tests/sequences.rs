@@ -25,12 +25,16 @@ fn cpu() -> Box<dyn Executor> {
 
 /// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
 fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
+    device().map(|(device, instance)| (Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
+}
+
+fn device() -> Option<(Arc<Device>, Arc<Instance>)> {
     let open = || {
         let instance = Instance::new(&Cache::user())?;
         let all = adapters(&instance)?;
         let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
         let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
+        Ok::<_, kiln_gpu::Error>((device, instance))
     };
     open()
         .inspect_err(|e| {
@@ -180,4 +184,21 @@ fn what_does_not_fit_is_refused_with_the_numbers_and_changes_nothing() {
     engine.close(a);
     assert!(engine.feed(&[Entry { sequence: a, tokens: &tokens, wanted: Wanted::Last }]).is_err(), "it was closed");
     last(&mut engine, b, &text(128, 0));
+}
+
+#[test]
+fn fifty_prompts_of_different_lengths_take_no_more_memory_than_two() {
+    let Some((device, _instance)) = device() else { return };
+    let mut engine = engine(&model("tiny-llama"), Box::new(GpuExecutor::new(Arc::clone(&device))), 4, 1);
+    let read = |engine: &mut Engine, n: u32| {
+        let id = engine.open(u64::from(n)).unwrap();
+        last(engine, id, &text(n, n));
+        engine.close(id);
+        device.held_bytes()
+    };
+    read(&mut engine, 3);
+    let two = read(&mut engine, 9);
+    let fifty = (0..48).map(|i| read(&mut engine, 10 + 5 * i)).last().unwrap();
+    // Inputs and results of the plans that are kept ready, and nothing that grows with their tokens.
+    assert!(fifty - two < 256 << 10, "{two} bytes became {fifty}");
 }

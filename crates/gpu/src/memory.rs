@@ -273,6 +273,12 @@ impl Device {
         })))
     }
 
+    /// Bytes of all pieces that somebody holds.
+    pub fn held_bytes(&self) -> u64 {
+        let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        arenas.chunks.iter().flatten().map(|c| c.bytes - c.free.values().sum::<u64>()).sum()
+    }
+
     /// Bytes taken from the driver so far.
     pub fn allocated_bytes(&self) -> u64 {
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);

@@ -88,6 +88,11 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
+    fn reserve(&mut self, _bytes: usize) -> Result<(), Error> {
+        // All plans share one arena here, which can grow under them.
+        Ok(())
+    }
+
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.n_fixed, "the plan should stand on the slots that were loaded");
         let alone = |s: &SlotInfo| if s.place.is_some() { 0 } else { s.bytes };

@@ -305,6 +305,10 @@ impl Executor for GpuExecutor {
         Ok(())
     }
 
+    fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
+        self.arena(bytes as u64).map(drop)
+    }
+
     fn prepare(&mut self, mut plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.fixed.len(), "the plan should stand on the slots that were loaded");
         let packed = |slot: Slot| self.packed.get(slot.0 as usize).copied().flatten();

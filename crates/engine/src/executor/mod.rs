@@ -81,6 +81,9 @@ pub trait Executor: Send {
     /// Takes in the shared slots: weights from the file, constants, empty state.
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error>;
 
+    /// Takes the memory that steps of all plans compute in, once: so many bytes are enough for those that will come.
+    fn reserve(&mut self, bytes: usize) -> Result<(), Error>;
+
     /// Makes a plan ready to run again and again.
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error>;
 

@@ -111,6 +111,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let graph = graph(&model.config, &model.gguf, &room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
+        executor.reserve(super::fit::arena(&graph, &*executor, &room)?)?;
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
         let (has_caches, has_states) = (has(SlotKind::Cache), has(SlotKind::State));
         let states = u32::try_from(room.states).expect("states are numbered with 32 bits");

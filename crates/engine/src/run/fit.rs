@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType;
 
 use crate::Error;
-use crate::arch::{BatchShape, PAGE, Room, graph};
+use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
 use crate::executor::{Executor, Memory};
 use crate::lower::lower;
 use crate::model::Model;
@@ -90,16 +90,12 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
 fn needs(model: &Model, executor: &dyn Executor, room: &Room) -> Result<Fit, Error> {
     let graph = graph(&model.config, &model.gguf, room)?;
     let fixed = |kind: fn(&SlotKind) -> bool| graph.fixed().bytes(kind) as u64;
-    let batch = BatchShape { decode: 0, prompt: executor.batch(), pieces: 1, outputs: 1 };
-    let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
     let own = |plan: &Plan| {
         let apart = plan.slots[plan.n_fixed..].iter().filter(|s| s.place.is_none()).map(|s| s.bytes).sum::<usize>();
-        (plan.arena + apart) as u64
+        apart as u64
     };
-    let mut scratch = 0;
-    for shape in [batch, decode] {
-        scratch += own(&lower(graph.plan(shape)?, &executor.target())?);
-    }
+    let plans = largest(&graph, executor, room)?;
+    let scratch = plans.iter().map(|plan| plan.arena as u64).max().unwrap_or(0) + plans.iter().map(own).sum::<u64>();
     Ok(Fit {
         room: *room,
         weights: fixed(|kind| matches!(kind, SlotKind::Weight | SlotKind::Constant(_))),
@@ -108,4 +104,19 @@ fn needs(model: &Model, executor: &dyn Executor, room: &Room) -> Result<Fit, Err
         scratch,
         memory: executor.memory(),
     })
+}
+
+/// The plans of the largest prompts and of all texts at once.
+fn largest(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<[Plan; 2], Error> {
+    let prompt = executor.batch().min(if graph.facts().has_cache() { room.context } else { usize::MAX }).max(2);
+    let batch = BatchShape { decode: 0, prompt, pieces: 1, outputs: 1 };
+    let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
+    let lowered = |shape| lower(graph.plan(shape)?, &executor.target());
+    Ok([lowered(batch)?, lowered(decode)?])
+}
+
+/// Bytes that the steps of any plan compute in, but for those that want the logits of every token.
+pub(super) fn arena(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<usize, Error> {
+    // A batch of both kinds has rows of both.
+    Ok(largest(graph, executor, room)?.iter().map(|plan| plan.arena).sum())
 }
