@@ -4,14 +4,16 @@
 
 use std::sync::Arc;
 
-use kiln_engine::Error;
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
-use kiln_engine::run::{Constraint, EndReason, Engine, Event, Events, Policy, Request, Scheduler, StopRule, Usage};
+use kiln_engine::run::{
+    Constraint, EndReason, Engine, Entry, Event, Events, Policy, Request, Scheduler, StopRule, Usage, Wanted,
+};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
+use kiln_engine::{Error, Session};
 use kiln_gguf::Gguf;
 use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
 
@@ -241,4 +243,75 @@ fn what_cannot_be_done_is_refused_and_the_others_go_on() {
     assert!(busy >= 1 && done >= 2 && busy + done == 8, "{busy} refused, {done} done");
     drop(scheduler.generate(greedy(vec![1], 100)));
     assert_eq!(one(scheduler.generate(greedy(vec![1], 2))).tokens.len(), 2);
+}
+
+#[test]
+fn a_request_goes_on_from_a_sequence_that_holds_its_beginning() {
+    let model = model();
+    let prompt = text(40, 3);
+    let want = one(scheduler(&model, 8, 1, Policy::default()).generate(greedy(prompt.clone(), 20))).tokens;
+    let scheduler = scheduler(&model, 8, 2, Policy::default());
+    let beginning = prompt[..23].to_vec();
+    let (from, state) = scheduler
+        .with_engine(move |engine| {
+            let id = engine.open(0).unwrap();
+            engine.feed(&[Entry { sequence: id, tokens: &beginning, wanted: Wanted::Nothing }]).unwrap();
+            (id, engine.save_state(id).unwrap())
+        })
+        .unwrap();
+    let request = |from, prompt| Request { from: Some(from), ..greedy(prompt, 20) };
+    // Twice: the sequence itself stays as it is.
+    for _ in 0..2 {
+        let got = one(scheduler.generate(request(from, prompt.clone())));
+        assert_eq!(got.tokens, want);
+        assert_eq!(got.end.unwrap().1.cached_tokens, 23);
+    }
+    // Through a saved state.
+    let loaded = scheduler.with_engine(move |engine| {
+        engine.close(from);
+        let id = engine.open(0).unwrap();
+        engine.load_state(id, &state).unwrap();
+        id
+    });
+    let loaded = loaded.unwrap();
+    assert_eq!(one(scheduler.generate(request(loaded, prompt.clone()))).tokens, want);
+    // What it does not hold the beginning of, it does not go on with; nor where nothing is left to read.
+    for wrong in [text(40, 4), prompt[..23].to_vec()] {
+        let failed = collect(scheduler.generate(request(loaded, wrong)), 1);
+        assert!(matches!(failed, Err(Error::NoSequence { .. })), "{failed:?}");
+    }
+}
+
+/// States are no pages: steps of such models are made by the host, one by one.
+#[test]
+fn models_that_keep_states_alone_are_served() {
+    let synth = Synth::new(Preset::from_name("tiny-rwkv6").unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    let model = Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap());
+    let prompts: Vec<Vec<u32>> = (0..3).map(|i| text(5 + 30 * i, i)).collect();
+    let ends = model.tokenizer.end_ids().to_vec();
+    let alone = |prompt: &[u32]| -> Vec<u32> {
+        let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+        let mut session = Session::new(Arc::clone(&model), executor, 1, &mut |_, _| {}).unwrap();
+        let mut tokens = vec![session.next_greedy(prompt, &ends).unwrap()];
+        while tokens.len() < 12 {
+            tokens.push(session.next_greedy(&tokens[tokens.len() - 1..], &ends).unwrap());
+        }
+        tokens
+    };
+    let scheduler = scheduler(&model, 1, 3, Policy::default());
+    let all: Vec<Events> = prompts.iter().map(|p| scheduler.generate(greedy(p.clone(), 12))).collect();
+    for (events, prompt) in all.into_iter().zip(&prompts) {
+        assert_eq!(one(events).tokens, alone(prompt));
+    }
+    // Tools go on in the same way.
+    let first = prompts[0].clone();
+    let written = scheduler.with_engine(move |engine| {
+        let id = engine.open(0).unwrap();
+        let logits = engine.feed(&[Entry { sequence: id, tokens: &first, wanted: Wanted::Last }]).unwrap();
+        let next = kiln_engine::sampler::greedy(&logits[0], &[]).unwrap();
+        let on = engine.go_on(&[(id, next)], 4, kiln_kernels::sample::Row::default()).unwrap();
+        (next, on[0].clone(), engine.length(id))
+    });
+    let (next, on, length) = written.unwrap();
+    assert_eq!((on.len(), length), (4, prompts[0].len() + 4), "{next} {on:?}");
 }

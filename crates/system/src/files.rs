@@ -270,7 +270,10 @@ pub fn remove_on_signals() {
     let wanted = [SIGINT, SIGTERM, SIGHUP, SIGBUS].into_iter().filter(|signal| !is_ignored(*signal));
     let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
     let wait = move || {
-        let ends = |signal: &i32| !(is_left() && [SIGINT, SIGTERM].contains(signal));
+        let ends = |signal: &i32| {
+            let left = is_left() && [SIGINT, SIGTERM].contains(signal);
+            !left && !(*signal == SIGINT && crate::interrupt::note())
+        };
         let Some(signal) = signals.forever().find(ends) else { return };
         // Never given back: no file is made any more.
         let files = incomplete();

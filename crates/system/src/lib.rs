@@ -1,8 +1,9 @@
 //! What Kiln asks of the machine it runs on: files that are written whole or not at all ([`files`]), text of others
 //! that is shown without harm ([`text`]), memory that is left ([`memory`]), variables of the environment
-//! ([`environment`]). Nothing here knows of models or GPUs.
+//! ([`environment`]), Ctrl-C that does not end the program ([`interrupt`]). Nothing here knows of models or GPUs.
 
 pub mod environment;
 pub mod files;
+pub mod interrupt;
 pub mod memory;
 pub mod text;

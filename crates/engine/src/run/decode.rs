@@ -217,12 +217,44 @@ impl Engine {
 
     /// Writes so many tokens of several texts, each from its sequence and its next token on: what benches and tools need.
     pub fn go_on(&mut self, texts: &[(SequenceId, u32)], tokens: usize, row: Row) -> Result<Vec<Vec<u32>>, Error> {
+        if !self.goes_ahead() {
+            return self.host_steps(texts, tokens, row);
+        }
         let going =
             |(sequence, token): &(SequenceId, u32)| Going { sequence: *sequence, token: *token, row, bias: Vec::new() };
         self.begin_decoding(texts.iter().map(going).collect())?;
         let written = self.steps(texts, tokens);
         self.end_decoding(written.is_ok());
         written
+    }
+
+    /// Whether texts can go on by themselves. Steps count their tokens by positions and pages, which a model of states alone has
+    /// not: the host makes its steps.
+    pub(crate) fn goes_ahead(&self) -> bool {
+        self.has_caches
+    }
+
+    /// What [`Engine::go_on`] does, where the host makes every step.
+    fn host_steps(&mut self, texts: &[(SequenceId, u32)], tokens: usize, row: Row) -> Result<Vec<Vec<u32>>, Error> {
+        let mut written = vec![Vec::with_capacity(tokens); texts.len()];
+        let mut next: Vec<[u32; 1]> = texts.iter().map(|(_, token)| [*token]).collect();
+        for step in 0..tokens {
+            let wanted = super::Wanted::Last;
+            let entries: Vec<super::Entry<'_>> = texts
+                .iter()
+                .zip(&next)
+                .map(|((sequence, _), tokens)| super::Entry { sequence: *sequence, tokens, wanted })
+                .collect();
+            let logits = self.feed(&entries)?;
+            for (i, logits) in logits.iter().enumerate() {
+                // Positions wrap as they do on a device.
+                let position = (self.length(texts[i].0) - 1) as u32;
+                let token = sample::draw(&row, position, logits).ok_or(Error::NotANumber { token: step })?;
+                written[i].push(token);
+                next[i] = [token];
+            }
+        }
+        Ok(written)
     }
 
     fn steps(&mut self, texts: &[(SequenceId, u32)], tokens: usize) -> Result<Vec<Vec<u32>>, Error> {

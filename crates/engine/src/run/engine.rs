@@ -14,6 +14,7 @@ use crate::executor::{Executor, PlanId, Progress, Range};
 use crate::lower::lower;
 use crate::model::Model;
 use crate::plan::{Plan, Ports, SlotKind};
+use crate::state;
 
 /// Plans that are kept ready. The least recently used one goes when there are more.
 const MOST_PLANS: usize = 32;
@@ -69,7 +70,7 @@ pub struct Engine {
     graph: Graph,
     pub(super) executor: Box<dyn Executor>,
     room: Room,
-    has_caches: bool,
+    pub(super) has_caches: bool,
     has_states: bool,
     pages: Pages,
     free_states: Vec<u32>,
@@ -585,6 +586,30 @@ impl Engine {
         let worked = self.executor.scatter(&ranges, bytes);
         self.sequence_mut(id)?.broken = worked.is_err();
         worked
+    }
+
+    /// Everything a sequence remembers, as bytes that [`Engine::load_state`] takes: a beginning to go on from, here or in
+    /// another engine with the same model.
+    pub fn save_state(&mut self, id: SequenceId) -> Result<Vec<u8>, Error> {
+        let bytes = self.remembered(id)?;
+        Ok(state::write(&self.model, self.tokens(id), &bytes))
+    }
+
+    /// Lets a sequence go on from a saved state. One of another model, or too long for the context, is refused, and nothing has
+    /// changed then.
+    pub fn load_state(&mut self, id: SequenceId, bytes: &[u8]) -> Result<(), Error> {
+        let (tokens, rest) = state::open(&self.model, bytes)?;
+        if tokens.len() > self.context() {
+            let why = format!("it holds {} tokens, the context has room for {}", tokens.len(), self.context());
+            return Err(Error::SavedState { why, hint: "--ctx-size makes room for more" });
+        }
+        let needed = self.remembered_bytes(tokens.len());
+        if rest.len() != needed {
+            let why = format!("it remembers {} bytes, {needed} belong to its tokens", rest.len());
+            let hint = "it was saved with other --cache-type flags or by another version of Kiln; save the state again";
+            return Err(Error::SavedState { why, hint });
+        }
+        self.remember(id, &tokens, rest)
     }
 
     /// Moves what a sequence remembers to host memory; its pages and its state are free for others.

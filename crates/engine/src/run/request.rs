@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::engine::SequenceId;
 use crate::Error;
 use crate::sampler::{Logprobs, Sampling};
 
@@ -27,6 +28,8 @@ pub struct Request {
     pub priority: i32,
     /// Whether the beginning of the prompt may be taken from an earlier request.
     pub reuse: bool,
+    /// A sequence of the engine that holds the beginning of the prompt, but not all of it: the request goes on from a copy.
+    pub from: Option<SequenceId>,
     /// Control tokens are part of the text, as whoever looks for tool calls needs them.
     pub show_special: bool,
 }
@@ -45,6 +48,7 @@ impl Request {
             owner: 0,
             priority: 0,
             reuse: true,
+            from: None,
             show_special: false,
         }
     }

@@ -221,7 +221,7 @@ impl Schedule {
 
     /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
     fn begin_going_ahead(&mut self, batch: &[Part]) -> bool {
-        if self.is_disturbed() {
+        if self.is_disturbed() || !self.engine.goes_ahead() {
             return false;
         }
         let mut going = Vec::with_capacity(batch.len());
@@ -372,12 +372,7 @@ impl Schedule {
     }
 
     fn begin(&mut self, mut job: Job) {
-        let owner = job.request.owner;
-        let begun = self.engine.open(owner).and_then(|id| {
-            let cached = if job.request.reuse { self.engine.reuse(id, &job.request.prompt) } else { Ok(0) };
-            cached.map(|cached| (id, cached)).inspect_err(|_| self.engine.close(id))
-        });
-        match begun {
+        match self.begin_sequence(&job.request) {
             Ok((id, cached)) => {
                 job.tell(Event::Started { cached_tokens: cached });
                 self.taken_up += 1;
@@ -394,6 +389,22 @@ impl Schedule {
             }
             Err(error) => job.tell(Event::Failed(error)),
         }
+    }
+
+    /// The sequence of a request, and how many tokens of the prompt it holds already.
+    fn begin_sequence(&mut self, request: &Request) -> Result<(SequenceId, usize), Error> {
+        let prompt = &request.prompt;
+        if let Some(from) = request.from {
+            let held = self.engine.tokens(from);
+            if held.len() >= prompt.len() || !prompt.starts_with(held) {
+                return Err(Error::NoSequence { why: "it does not hold the beginning of the prompt" });
+            }
+            let held = held.len();
+            return Ok((self.engine.fork(from)?, held));
+        }
+        let id = self.engine.open(request.owner)?;
+        let cached = if request.reuse { self.engine.reuse(id, prompt) } else { Ok(0) };
+        cached.map(|cached| (id, cached)).inspect_err(|_| self.engine.close(id))
     }
 
     /// Texts that had to make room come back as soon as there is some, the oldest first.

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::executor::{Executor, Progress};
 use crate::model::Model;
 use crate::plan::Plan;
-use crate::{sampler, state};
+use crate::sampler;
 
 /// A loaded model with one sequence.
 pub struct Session {
@@ -80,26 +80,12 @@ impl Session {
     /// Everything the model remembers, as bytes that [`Session::load_state`] takes: a prefix to go on from, here or in
     /// another session of the same model.
     pub fn save_state(&mut self) -> Result<Vec<u8>, Error> {
-        let bytes = self.engine.remembered(self.sequence)?;
-        Ok(state::write(self.model(), self.engine.tokens(self.sequence), &bytes))
+        self.engine.save_state(self.sequence)
     }
 
     /// Goes on from a saved state. One of another model, or too long for the context, is refused, and nothing has changed then.
     pub fn load_state(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let (tokens, rest) = state::open(self.model(), bytes)?;
-        if tokens.len() > self.context() {
-            let why = format!("it holds {} tokens, the context has room for {}", tokens.len(), self.context());
-            return Err(Error::SavedState { why, hint: "--ctx-size makes room for more" });
-        }
-        let needed = self.engine.remembered_bytes(tokens.len());
-        if rest.len() != needed {
-            let why = format!("it remembers {} bytes, {needed} belong to its tokens", rest.len());
-            return Err(Error::SavedState {
-                why,
-                hint: "it was saved by another version of Kiln; save the state again",
-            });
-        }
-        self.engine.remember(self.sequence, &tokens, rest)
+        self.engine.load_state(self.sequence, bytes)
     }
 
     /// Feeds tokens and gives the logits of the wanted ones, one row of `vocab` each.

@@ -154,7 +154,7 @@ impl Family {
     }
 
     /// Whether the family has reasoning, content and calls in channels of their own.
-    pub(super) fn is_harmony(&self) -> bool {
+    pub fn is_harmony(&self) -> bool {
         matches!(self.format, Format::Harmony)
     }
 
