@@ -4,6 +4,7 @@ mod commands;
 mod device;
 mod model;
 mod output;
+mod speaker;
 mod store;
 
 use std::process::ExitCode;
@@ -23,8 +24,10 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Continue a text
+    /// Answer a prompt, or continue a text
     Run(commands::run::Arguments),
+    /// Talk with a model
+    Chat(commands::chat::Arguments),
     /// Write the logits of every token of a prompt to a file
     Logits(commands::logits::Arguments),
     /// Print the steps of a model, or compare the device with the reference step by step
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
     kiln_system::files::remove_on_signals();
     let result = match arguments.command {
         Command::Bench(a) => commands::bench::run(&a),
+        Command::Chat(a) => commands::chat::run(&a),
         Command::Run(a) => commands::run::run(&a),
         Command::Logits(a) => commands::logits::run(&a),
         Command::Plan(a) => commands::plan::run(&a),

@@ -7,7 +7,7 @@ use kiln_engine::Session;
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
-use kiln_engine::run::{self, Engine};
+use kiln_engine::run::{self, Engine, Policy, Scheduler};
 use kiln_gguf::TensorType;
 use kiln_gpu::Error as GpuError;
 use kiln_system::environment;
@@ -24,7 +24,7 @@ pub(crate) struct ModelFlags {
     /// Run on the CPU even if there is a GPU
     #[arg(long, conflicts_with = "device")]
     pub(crate) cpu: bool,
-    /// Tokens of context to keep room for [default: the model's own, at most 4096]
+    /// Tokens of context to keep room for [default: the model's own, at most 8192 in run, chat and serve, 4096 elsewhere]
     #[arg(short = 'c', long, value_name = "TOKENS")]
     pub(crate) ctx_size: Option<usize>,
     /// Type of cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl [default: f16]
@@ -168,5 +168,18 @@ impl ModelFlags {
         let executor = self.executor()?;
         let room = Room { k_type: self.cache_type_k, v_type: self.cache_type_v, ..room };
         Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
+    }
+
+    /// Loads a model that writes one text at a time, with a progress bar. So many `spare` sequences can be held beside it.
+    pub(crate) fn scheduler(&self, model: &Arc<Model>, spare: usize) -> anyhow::Result<Scheduler> {
+        let executor = self.executor()?;
+        let room = run::fit(model, &*executor, &self.wish(1))?.room;
+        // A sequence that goes on from another one has a copy of the page that both end in.
+        let room = Room { pages: room.pages + spare, states: room.states + spare, ..room };
+        let start = std::time::Instant::now();
+        let engine = loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?;
+        let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());
+        log::info!("{weights} of weights on {} in {seconds:.2} s; room for {} tokens", engine.describe(), room.context);
+        Ok(Scheduler::start(engine, Policy::default()))
     }
 }

@@ -17,10 +17,15 @@ pub(crate) fn print(line: &str) {
 
 /// Data as it comes.
 pub(crate) fn print_piece(text: &str) {
+    let safe = if std::io::stdout().is_terminal() { for_terminal(text) } else { text.into() };
+    write_out(&safe, text);
+}
+
+/// Writes what was made of a text.
+fn write_out(bytes: &str, text: &str) {
     let Some(last) = text.chars().next_back() else { return };
     let mut out = std::io::stdout().lock();
-    let text = if out.is_terminal() { for_terminal(text) } else { text.into() };
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => MID_LINE.store(last != '\n', Ordering::Relaxed),
         // The reader has gone (`kiln devices | head -1`): nobody is left to tell.
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
@@ -29,6 +34,32 @@ pub(crate) fn print_piece(text: &str) {
             std::process::exit(1);
         }
     }
+}
+
+/// Whether stdout is a terminal whose user has nothing against colours.
+pub(crate) fn has_style() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Whether the person at stderr wants to read more than errors: it is a terminal, or `-v` was said.
+pub(crate) fn is_watched() -> bool {
+    std::io::stderr().is_terminal() || VERBOSE.load(Ordering::Relaxed) > 0
+}
+
+/// Data as it comes, in a style of the terminal (`1` bold, `2` dim) where it has one.
+pub(crate) fn print_styled(text: &str, style: &str) {
+    if text.is_empty() || style.is_empty() || !has_style() {
+        return print_piece(text);
+    }
+    // Only what is between the marks was written by others.
+    let marked = format!("\x1b[{style}m{}\x1b[0m", for_terminal(text));
+    write_out(&marked, text);
+}
+
+/// Takes back the line of the cursor and so many above it, on a terminal.
+pub(crate) fn erase_lines(above: usize) {
+    let up = if above > 0 { format!("\x1b[{above}A") } else { String::new() };
+    write_out(&format!("\r{up}\x1b[J"), "\n");
 }
 
 /// One line for the person at the terminal.

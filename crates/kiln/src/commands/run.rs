@@ -1,114 +1,358 @@
-//! `kiln run`: a prompt in, text out as it is made.
+//! `kiln run`: a prompt in, the answer out as it is made.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::Arc;
 
-use kiln_engine::state;
-use kiln_engine::tokenizer::{AddSpecial, LeadingSpace, ParseSpecial, ShowSpecial, TextStream};
+use anyhow::bail;
+use kiln_engine::model::Model;
+use kiln_engine::run::{EndReason, Engine, Entry, Request, Scheduler, SequenceId, Usage, Wanted};
+use kiln_engine::text::{Message, OutputParser};
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use kiln_engine::{Error, state};
 use kiln_system::files::{Output, Overwrite};
-use kiln_system::text::shown;
+use kiln_system::interrupt::Catch;
+use serde_json::{Value, json};
 
+use super::prompt::{Asked, Said, asked};
+use super::sampling_flags::SamplingFlags;
 use crate::model::{ModelFlags, open, resolve};
-use crate::output::{print_piece, say};
+use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
+use crate::speaker::{Answer, Piece, Reading, answer, chat_prompt, name, template, turn_ends};
 
 /// Flags of `kiln run`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln run                                  the default model, fetched at first use\n  kiln run model.gguf \"The capital of France is\" -n 32\n  kiln run model.gguf \"$(cat book.txt)\" -n 0 --save-state book.state\n  kiln run model.gguf \" The end came when\" --load-state book.state"
+    after_help = "Examples:\n  kiln run \"What is a kiln?\"                 the default model, fetched at first use\n  kiln run model.gguf \"What is a kiln?\" --temp 0 -n 200\n  git diff | kiln run model.gguf --system \"Write a commit message for this change.\"\n  kiln run model.gguf --raw \"Once upon a time\" -n 64        continue a text\n  kiln run model.gguf \"Name a city\" --json-schema '{\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\"}}}'\n  kiln run model.gguf --raw -f book.txt -n 0 --save-state book.state\n  kiln run model.gguf -p \" The end came when\" --load-state book.state"
 )]
 pub(crate) struct Arguments {
     /// GGUF file; without one SmolLM2-135M-Instruct from the local store, fetched at first use
+    #[arg(value_name = "MODEL")]
+    first: Option<String>,
+    /// What to say to the model; `-` or nothing reads stdin
+    #[arg(value_name = "PROMPT")]
+    second: Option<String>,
+    /// GGUF file, as the first argument
+    #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Text to continue
-    #[arg(default_value = "The capital of France is")]
-    prompt: String,
-    /// Tokens to generate at most
-    #[arg(short = 'n', long, default_value_t = 128)]
-    n_predict: usize,
-    /// Never choose a token that ends the text
+    /// What to say to the model, as the second argument
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// The prompt is in this file
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// What the model should be and do, said before the prompt
+    #[arg(long, alias = "system-prompt", value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+    /// Continue the text of the prompt, without the model's chat template
     #[arg(long)]
-    ignore_eos: bool,
+    raw: bool,
+    /// Ask the model not to think before it answers, if it can be asked
+    #[arg(long)]
+    no_think: bool,
+    /// Print one JSON object at the end: text, tokens, counts and times
+    #[arg(long)]
+    json: bool,
+    /// With --json: the logarithms of probability of each token and of so many likeliest ones
+    #[arg(long, value_name = "N", requires = "json")]
+    logprobs: Option<usize>,
     /// Save what the model remembers after the prompt, to go on from with --load-state
     #[arg(long, value_name = "FILE")]
     save_state: Option<PathBuf>,
-    /// Go on from a saved state of the same model and context: the prompt continues the text it holds
-    #[arg(long, value_name = "FILE")]
+    /// Go on from a saved state of the same model: the prompt, if any, continues the text it holds
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
     load_state: Option<PathBuf>,
     /// Overwrite the file of --save-state if it is there
     #[arg(long)]
     force: bool,
     #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
     flags: ModelFlags,
+}
+
+/// What the model gets.
+struct Prepared {
+    tokens: Vec<u32>,
+    parser: Option<OutputParser>,
+    show_special: bool,
+    /// Tokens that end a turn beside the model's own.
+    ends: Vec<u32>,
+    /// The text is continued: a terminal shows it before what comes.
+    continues: bool,
+}
+
+impl Arguments {
+    fn asked(&self) -> anyhow::Result<Asked> {
+        asked(&Said {
+            words: [self.first.as_deref(), self.second.as_deref()],
+            model: self.model.as_deref(),
+            prompt: self.prompt.as_deref(),
+            file: self.file.as_deref(),
+        })
+    }
+
+    /// The prompt as tokens: by the template if there is one.
+    fn prepare(&self, model: &Model, prompt: &str) -> anyhow::Result<Prepared> {
+        let raw = self.raw || self.load_state.is_some();
+        let template = if raw { None } else { template(model)? };
+        let ends = turn_ends(model, template.as_ref())?;
+        if let Some(template) = template {
+            let system = self.system.as_ref().map(|text| Message::new("system", text.as_str()));
+            let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
+            let chat = chat_prompt(model, &template, &messages, !self.no_think, self.sampling.has_rule())?;
+            let (tokens, show_special) = (chat.tokens, chat.show_special);
+            return Ok(Prepared { tokens, parser: Some(chat.parser), show_special, ends, continues: false });
+        }
+        if self.system.is_some() {
+            bail!(
+                "the model has no chat template, so nothing can be said to it with --system\nhint: say it in the prompt"
+            );
+        }
+        if !raw {
+            say("note: the model has no chat template: it continues the text (--raw says so)");
+        }
+        let special = if self.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
+        let tokens = model.tokenizer.encode(prompt, special, ParseSpecial::Yes)?;
+        Ok(Prepared { tokens, parser: None, show_special: false, ends, continues: true })
+    }
+
+    fn has_states(&self) -> bool {
+        self.save_state.is_some() || self.load_state.is_some()
+    }
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let model = open(&resolve(arguments.model.as_deref())?)?;
-    // Both before the weights are loaded: a wrong name should not cost a minute.
+    let asked = arguments.asked()?;
+    let Some(text) = asked.prompt.or(arguments.load_state.is_some().then(String::new)) else {
+        bail!("there is no prompt\nhint: kiln run MODEL PROMPT, -p, -f FILE, or text on stdin; `kiln chat` talks");
+    };
+    let model = open(&resolve(asked.model.as_deref())?)?;
+    // All before the weights are loaded: a wrong word should not cost a minute.
+    let mut prepared = arguments.prepare(&model, &text)?;
+    let sampling = arguments.sampling.sampling(&model)?;
+    let constraint = arguments.sampling.constraint(&model, &prepared.ends)?;
     let inputs: Vec<&Path> = model.gguf.paths().chain(arguments.load_state.as_deref()).collect();
     let save = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);
     let output = arguments.save_state.as_ref().map(save).transpose()?;
     let from = |path: &PathBuf| {
         state::read(path, &model).map_err(|why| match why {
             // This names the file itself.
-            kiln_engine::Error::Gguf(why) => anyhow::Error::new(why),
+            Error::Gguf(why) => anyhow::Error::new(why),
             why => anyhow::Error::new(why).context(format!("cannot go on from {}", path.display())),
         })
     };
     let state = arguments.load_state.as_ref().map(from).transpose()?;
-    let mut session = arguments.flags.session(&model)?;
-    let tokenizer = &model.tokenizer;
-    let special = if arguments.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
-    let prompt = tokenizer.encode(&arguments.prompt, special, ParseSpecial::Yes)?;
-    if let Some(state) = state {
-        session.load_state(&state)?;
+    let scheduler = arguments.flags.scheduler(&model, if arguments.has_states() { 2 } else { 0 })?;
+    if is_watched() {
+        say(&format!("{} on {}", name(&model), scheduler.describe()));
     }
-    let name = shown(model.gguf.metadata().get_str_or("general.name", "model")?);
-    say(&format!("{name} on {}", session.describe()));
-    // Before the prompt is shown, which may be long.
-    session.admit(&prompt)?;
 
-    print_piece(&arguments.prompt);
-    let mut stream = TextStream::new(tokenizer.clone(), ShowSpecial::No, LeadingSpace::Keep);
-    let start = Instant::now();
-    let banned = if arguments.ignore_eos { tokenizer.end_ids() } else { &[] };
-    let mut token = session.next_greedy(&prompt, banned)?;
-    let prompted = start.elapsed();
-    // Said when the text is complete, so as not to stand in it.
-    let mut notes = Vec::new();
-    if let Some(mut output) = output {
-        output.write_all(&session.save_state()?).map_err(|why| output.failed(why))?;
-        let name = output.path().display().to_string();
-        output.finish()?;
-        notes.push(format!("{name}: {} tokens", session.length()));
-    }
-    let start = Instant::now();
-    let mut made = 0;
-    while made < arguments.n_predict && !tokenizer.is_end(token) {
-        print_piece(&stream.push(token)?);
-        made += 1;
-        if made == arguments.n_predict {
-            break;
+    let catch = Arc::new(Catch::new());
+    let mut from = None;
+    if arguments.has_states() {
+        let held = hold(&scheduler, state, prepared.tokens, output.is_some(), &catch)?;
+        let Some(held) = held else { return Ok(ExitCode::from(130)) };
+        if let (Some(mut output), Some(bytes)) = (output, held.saved) {
+            output.write_all(&bytes).map_err(|why| output.failed(why))?;
+            let name = output.path().display().to_string();
+            output.finish()?;
+            say(&format!("{name}: {} tokens", held.tokens.len()));
         }
-        if session.length() == session.context() {
-            let context = session.context();
-            notes.push(format!("note: the context of {context} tokens is full\nhint: --ctx-size makes room for more"));
-            break;
+        if arguments.sampling.limit() == Some(0) {
+            let usage = Usage { prompt_tokens: held.tokens.len(), ..Usage::default() };
+            let (words, thoughts, tokens) = (String::new(), String::new(), Vec::new());
+            let nothing = Answer { words, thoughts, tokens, reason: EndReason::Limit, usage };
+            return if arguments.json { report(arguments, &scheduler, &nothing) } else { Ok(ExitCode::SUCCESS) };
         }
-        token = session.next_greedy(&[token], banned)?;
+        (from, prepared.tokens) = (Some(held.sequence), held.tokens);
     }
-    print_piece(&stream.finish());
-    print_piece("\n");
-    notes.iter().for_each(|note| say(note));
-    let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-    let decode = start.elapsed().as_secs_f64();
-    say(&format!(
-        "prompt: {} tokens, {:.1} tokens/s; generated: {made} tokens, {:.1} tokens/s",
-        prompt.len(),
-        rate(prompt.len(), prompted.as_secs_f64()),
-        rate(made.saturating_sub(1), decode),
-    ));
-    Ok(ExitCode::SUCCESS)
+    let mut request = arguments.sampling.request(prepared.tokens, sampling, &prepared.ends);
+    request.show_special = prepared.show_special;
+    (request.constraint, request.logprobs, request.from) = (constraint, arguments.logprobs, from);
+    let echo = if prepared.continues { text } else { String::new() };
+    let answer = stream(arguments, &scheduler, request, prepared.parser, &echo, &catch)?;
+    report(arguments, &scheduler, &answer)
+}
+
+/// Shows an answer as it comes.
+fn stream(
+    arguments: &Arguments,
+    scheduler: &Scheduler,
+    mut request: Request,
+    parser: Option<OutputParser>,
+    echo: &str,
+    catch: &Catch,
+) -> anyhow::Result<Answer> {
+    // One token is drawn whenever a prompt is read; where none was asked for it is not shown.
+    let silent = arguments.json || request.limit == Some(0);
+    request.limit = request.limit.map(|limit| limit.max(1));
+    let (total, terminal) = (request.prompt.len(), std::io::stdout().is_terminal());
+    let mut reading = Reading::new(total);
+    let mut thinking = false;
+    let mut answer = answer(scheduler, request, parser, catch, &mut |piece| match piece {
+        Piece::Read(tokens) => {
+            reading.read(tokens);
+            // Not before it is known that the prompt can be read.
+            if tokens == total && !silent && terminal {
+                print_piece(echo);
+            }
+        }
+        _ if silent => {}
+        // A pipe gets the answer alone.
+        Piece::Thought(text) if terminal => {
+            thinking = true;
+            print_styled(text, "2");
+        }
+        Piece::Thought(_) => {}
+        Piece::Word(text) => {
+            if std::mem::take(&mut thinking) {
+                print_piece("\n\n");
+            }
+            print_piece(text);
+        }
+    })?;
+    if arguments.sampling.limit() == Some(0) {
+        (answer.words, answer.tokens) = (String::new(), Vec::new());
+        answer.usage.generated_tokens = 0;
+    }
+    if !silent && !answer.words.ends_with('\n') && (terminal || !answer.words.is_empty()) {
+        print_piece("\n");
+    }
+    Ok(answer)
+}
+
+/// What there is to say when an answer is complete.
+fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<ExitCode> {
+    if arguments.json {
+        print(&serde_json::to_string_pretty(&as_json(scheduler, answer)?)?);
+    }
+    if answer.reason == EndReason::Context {
+        let context = scheduler.context();
+        say(&format!("note: the context of {context} tokens is full\nhint: --ctx-size makes room for more"));
+    }
+    if is_watched() {
+        let ([reading, writing], usage) = (answer.rates(), &answer.usage);
+        say(&format!(
+            "prompt: {} tokens, {reading:.1} tokens/s; generated: {} tokens, {writing:.1} tokens/s",
+            usage.prompt_tokens, usage.generated_tokens,
+        ));
+    }
+    Ok(if answer.reason == EndReason::Cancelled { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// An answer for programs.
+fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<Value> {
+    let (model, usage) = (scheduler.model(), &answer.usage);
+    let spelled = |id: u32| model.tokenizer.piece(id).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    let mut tokens = Vec::with_capacity(answer.tokens.len());
+    for spoken in &answer.tokens {
+        let mut token = json!({"id": spoken.id, "text": spelled(spoken.id)?});
+        if let Some(logprobs) = &spoken.logprobs {
+            token["logprob"] = logprobs.logprob.into();
+            let top = logprobs
+                .top
+                .iter()
+                .map(|(id, logprob)| Ok(json!({"id": id, "text": spelled(*id)?, "logprob": logprob})));
+            token["top_logprobs"] = top.collect::<anyhow::Result<_>>()?;
+        }
+        tokens.push(token);
+    }
+    let (reason, stopped_by) = match &answer.reason {
+        EndReason::EndToken(id) | EndReason::StopToken(id) => ("end", Some(spelled(*id)?)),
+        EndReason::StopString(text) => ("stop", Some(text.clone())),
+        EndReason::Limit => ("limit", None),
+        EndReason::Context => ("context", None),
+        EndReason::Complete => ("complete", None),
+        EndReason::Cancelled => ("interrupted", None),
+    };
+    let [reading, writing] = answer.rates();
+    let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    Ok(json!({
+        "model": name(model),
+        "device": scheduler.describe(),
+        "text": answer.words,
+        "reasoning": Some(&answer.thoughts).filter(|text| !text.is_empty()),
+        "end": reason,
+        "ended_by": stopped_by,
+        "tokens": tokens,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "generated_tokens": usage.generated_tokens,
+        },
+        "timings": {
+            "prompt_ms": milliseconds(usage.reading),
+            "prompt_tokens_per_second": reading,
+            "generation_ms": milliseconds(usage.writing),
+            "generation_tokens_per_second": writing,
+        },
+    }))
+}
+
+/// A sequence that a text goes on from.
+struct Held {
+    /// Holds all tokens but the last, or fewer.
+    sequence: SequenceId,
+    /// The prompt, with what a state held before it.
+    tokens: Vec<u32>,
+    /// The state after the prompt, where it was wanted.
+    saved: Option<Vec<u8>>,
+}
+
+/// Loads a state and reads a prompt behind it, as far as saving it needs. `None`: Ctrl-C.
+fn hold(
+    scheduler: &Scheduler,
+    state: Option<Vec<u8>>,
+    prompt: Vec<u32>,
+    save: bool,
+    catch: &Arc<Catch>,
+) -> anyhow::Result<Option<Held>> {
+    let catch = Arc::clone(catch);
+    Ok(scheduler.with_engine(move |engine| hold_on(engine, state.as_deref(), prompt, save, &catch))??)
+}
+
+fn hold_on(
+    engine: &mut Engine,
+    state: Option<&[u8]>,
+    prompt: Vec<u32>,
+    save: bool,
+    catch: &Catch,
+) -> Result<Option<Held>, Error> {
+    let sequence = engine.open(0)?;
+    if let Some(state) = state {
+        engine.load_state(sequence, state)?;
+    }
+    let mut tokens = engine.tokens(sequence).to_vec();
+    tokens.extend(prompt);
+    let (all, context) = (tokens.len(), engine.context());
+    let Some(last) = all.checked_sub(1) else { return Err(Error::EmptyPrompt) };
+    if all > context {
+        return Err(Error::PromptTooLong { tokens: all, context, trained: engine.model().config.context });
+    }
+    // A text goes on from the logits of its last token, which must be fed for them. A recurrent state cannot go back by
+    // one token: its text is read again.
+    if engine.length(sequence) == all && matches!(engine.truncate(sequence, last), Err(Error::NoWayBack { .. })) {
+        engine.truncate(sequence, 0)?;
+    }
+    let mut saved = None;
+    if save {
+        let bar = progress(all as u64, "reading");
+        for piece in tokens[engine.length(sequence)..last].chunks(engine.batch()) {
+            if catch.happened() {
+                bar.finish_and_clear();
+                return Ok(None);
+            }
+            engine.feed(&[Entry { sequence, tokens: piece, wanted: Wanted::Nothing }])?;
+            bar.set_position(engine.length(sequence) as u64);
+        }
+        bar.finish_and_clear();
+        let whole = engine.fork(sequence)?;
+        engine.feed(&[Entry { sequence: whole, tokens: &tokens[last..], wanted: Wanted::Nothing }])?;
+        saved = Some(engine.save_state(whole)?);
+        engine.close(whole);
+    }
+    Ok(Some(Held { sequence, tokens, saved }))
 }

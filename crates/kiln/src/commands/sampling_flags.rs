@@ -1,0 +1,244 @@
+//! How tokens are chosen and when a text ends: flags under the names that users know from llama.cpp, with its defaults.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use kiln_engine::model::Model;
+use kiln_engine::run::{Constraint, Request, StopRule};
+use kiln_engine::sampler::{Kind, Sampling};
+use kiln_engine::text::constraint::{Constraints, Rule};
+
+/// Flags of every command that writes text.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "How tokens are chosen")]
+pub(crate) struct SamplingFlags {
+    /// Temperature: 0 always takes the likeliest token [default: 0.8]
+    #[arg(long, alias = "temperature", value_name = "N", allow_negative_numbers = true)]
+    temp: Option<f32>,
+    /// Keep so many of the likeliest; 0 keeps all [default: 40]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    top_k: Option<i32>,
+    /// Keep the likeliest up to this sum of probabilities; 1 keeps all [default: 0.95]
+    #[arg(long, value_name = "N")]
+    top_p: Option<f32>,
+    /// Keep what is at least this part as likely as the best; 0 keeps all [default: 0.05]
+    #[arg(long, value_name = "N")]
+    min_p: Option<f32>,
+    /// Keep typical tokens up to this sum of probabilities; 1 keeps all [default: 1]
+    #[arg(long, alias = "typical-p", value_name = "N")]
+    typical: Option<f32>,
+    /// Keep what is within so many standard deviations of the best; -1 keeps all [default: -1]
+    #[arg(long, alias = "top-n-sigma", value_name = "N", allow_negative_numbers = true)]
+    top_nsigma: Option<f32>,
+    /// How often the likely tokens are left out (XTC) [default: 0]
+    #[arg(long, value_name = "N")]
+    xtc_probability: Option<f32>,
+    /// What XTC takes for likely [default: 0.1]
+    #[arg(long, value_name = "N")]
+    xtc_threshold: Option<f32>,
+    /// Tokens that penalties look back at; -1 for all [default: 64]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    repeat_last_n: Option<i32>,
+    /// Penalty of tokens that occurred; 1 does nothing [default: 1]
+    #[arg(long, value_name = "N")]
+    repeat_penalty: Option<f32>,
+    /// Taken off once if the model wrote the token [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    presence_penalty: Option<f32>,
+    /// Taken off for each time the model wrote the token [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    frequency_penalty: Option<f32>,
+    /// How strongly repetitions are held down (DRY); 0 does nothing [default: 0]
+    #[arg(long, value_name = "N")]
+    dry_multiplier: Option<f32>,
+    /// By how much DRY grows with each token [default: 1.75]
+    #[arg(long, value_name = "N")]
+    dry_base: Option<f32>,
+    /// Repetitions that DRY lets pass [default: 2]
+    #[arg(long, value_name = "N")]
+    dry_allowed_length: Option<u32>,
+    /// Tokens that DRY looks back at; -1 for all [default: -1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    dry_penalty_last_n: Option<i32>,
+    /// A text that ends a repetition, in the place of newline, colon, quote and star; may be repeated; `none` for none
+    #[arg(long, value_name = "TEXT")]
+    dry_sequence_breaker: Vec<String>,
+    /// The temperature moves this far either way, by the entropy [default: 0]
+    #[arg(long, value_name = "N")]
+    dynatemp_range: Option<f32>,
+    /// Bends the way from the coldest to the hottest [default: 1]
+    #[arg(long, value_name = "N")]
+    dynatemp_exp: Option<f32>,
+    /// 2 for Mirostat 2 in the place of the other samplers [default: 0]
+    #[arg(long, value_name = "N")]
+    mirostat: Option<u8>,
+    /// How fast Mirostat learns [default: 0.1]
+    #[arg(long, value_name = "N")]
+    mirostat_lr: Option<f32>,
+    /// The surprise that Mirostat steers to [default: 5]
+    #[arg(long, value_name = "N")]
+    mirostat_ent: Option<f32>,
+    /// Samplers in their order [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
+    #[arg(long, value_name = "NAMES", conflicts_with = "sampling_seq")]
+    samplers: Option<String>,
+    /// Samplers in their order, one letter each [default: edskypmxt]
+    #[arg(long, alias = "sampler-seq", value_name = "LETTERS")]
+    sampling_seq: Option<String>,
+    /// The same seed gives the same text; -1 for another one each time [default: -1]
+    #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    seed: Option<Seed>,
+    /// Makes a token likelier or less likely, like 15043+1 or 15043-1; may be repeated
+    #[arg(short, long, value_name = "ID+BIAS", value_parser = bias)]
+    logit_bias: Vec<(u32, f32)>,
+
+    /// Tokens to generate at most; -1 for no bound but the end and the context [default: -1]
+    #[arg(
+        short = 'n',
+        long,
+        alias = "predict",
+        value_name = "N",
+        allow_negative_numbers = true,
+        help_heading = "What is generated"
+    )]
+    pub(crate) n_predict: Option<i64>,
+    /// The text ends before this one; may be repeated
+    #[arg(long, alias = "reverse-prompt", value_name = "TEXT", help_heading = "What is generated")]
+    stop: Vec<String>,
+    /// Never choose a token that ends the text
+    #[arg(long, help_heading = "What is generated")]
+    ignore_eos: bool,
+    /// The text must fit this grammar, in llama.cpp's GBNF
+    #[arg(long, value_name = "GBNF", help_heading = "What is generated", group = "rule")]
+    grammar: Option<String>,
+    /// The same from a file
+    #[arg(long, value_name = "FILE", help_heading = "What is generated", group = "rule")]
+    grammar_file: Option<PathBuf>,
+    /// The text must be JSON that fits this schema: JSON itself, or the name of a file that holds it
+    #[arg(short = 'j', long, value_name = "SCHEMA", help_heading = "What is generated", group = "rule")]
+    json_schema: Option<String>,
+    /// The whole text must match this regular expression
+    #[arg(long, value_name = "REGEX", help_heading = "What is generated", group = "rule")]
+    regex: Option<String>,
+}
+
+/// A seed; `None` for another one each time.
+type Seed = Option<u64>;
+
+fn seed(text: &str) -> Result<Seed, String> {
+    if text == "-1" {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| "a seed is a number from 0 on, or -1".into())
+}
+
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let wrong = || format!("{text:?} is no bias; it looks like 15043+1 or 15043-0.5, or 15043-inf to forbid the token");
+    let at = text.find(['+', '-']).ok_or_else(wrong)?;
+    let id = text[..at].parse().map_err(|_| wrong())?;
+    Ok((id, text[at..].parse().map_err(|_| wrong())?))
+}
+
+impl SamplingFlags {
+    /// The settings, checked for this model.
+    pub(crate) fn sampling(&self, model: &Model) -> anyhow::Result<Sampling> {
+        let mut s = Sampling::default();
+        let set = |to: &mut f32, from: Option<f32>| *to = from.unwrap_or(*to);
+        set(&mut s.temperature, self.temp);
+        set(&mut s.top_p, self.top_p);
+        set(&mut s.min_p, self.min_p);
+        set(&mut s.typical_p, self.typical);
+        set(&mut s.top_n_sigma, self.top_nsigma);
+        set(&mut s.xtc_probability, self.xtc_probability);
+        set(&mut s.xtc_threshold, self.xtc_threshold);
+        set(&mut s.repeat_penalty, self.repeat_penalty);
+        set(&mut s.presence_penalty, self.presence_penalty);
+        set(&mut s.frequency_penalty, self.frequency_penalty);
+        set(&mut s.dry_multiplier, self.dry_multiplier);
+        set(&mut s.dry_base, self.dry_base);
+        set(&mut s.dynatemp_range, self.dynatemp_range);
+        set(&mut s.dynatemp_exponent, self.dynatemp_exp);
+        set(&mut s.mirostat_eta, self.mirostat_lr);
+        set(&mut s.mirostat_tau, self.mirostat_ent);
+        s.top_k = self.top_k.unwrap_or(s.top_k);
+        s.repeat_last_n = self.repeat_last_n.unwrap_or(s.repeat_last_n);
+        s.dry_allowed_length = self.dry_allowed_length.unwrap_or(s.dry_allowed_length);
+        s.dry_penalty_last_n = self.dry_penalty_last_n.unwrap_or(s.dry_penalty_last_n);
+        s.mirostat = self.mirostat.unwrap_or(s.mirostat);
+        s.seed = self.seed.flatten();
+        s.logit_bias.clone_from(&self.logit_bias);
+        match self.dry_sequence_breaker.as_slice() {
+            [] => {}
+            [none] if none == "none" => s.dry_sequence_breakers.clear(),
+            breakers => s.dry_sequence_breakers = breakers.to_vec(),
+        }
+        if let Some(names) = &self.samplers {
+            s.samplers = Kind::parse_names(names).context("--samplers")?;
+        }
+        if let Some(letters) = &self.sampling_seq {
+            s.samplers = Kind::parse_letters(letters).context("--sampling-seq")?;
+        }
+        s.check(model.config.vocab)?;
+        Ok(s)
+    }
+
+    /// Tokens to generate at most.
+    pub(crate) fn limit(&self) -> Option<usize> {
+        self.n_predict.and_then(|n| usize::try_from(n).ok())
+    }
+
+    /// What the text must look like, if anything was said; `ends` are the tokens that end it.
+    pub(crate) fn constraint(&self, model: &Arc<Model>, ends: &[u32]) -> anyhow::Result<Option<Box<dyn Constraint>>> {
+        let read =
+            |path: &PathBuf| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+        let rule = if let Some(grammar) = &self.grammar {
+            Rule::Gbnf(grammar.clone())
+        } else if let Some(path) = &self.grammar_file {
+            Rule::Gbnf(read(path)?)
+        } else if let Some(schema) = &self.json_schema {
+            let is_json =
+                schema.trim_start().starts_with(['{', '[', 't', 'f']) && !std::path::Path::new(schema).exists();
+            let text = if is_json { schema.clone() } else { read(&PathBuf::from(schema))? };
+            Rule::JsonSchema(serde_json::from_str(&text).context("--json-schema is no JSON")?)
+        } else if let Some(regex) = &self.regex {
+            Rule::Regex(regex.clone())
+        } else {
+            return Ok(None);
+        };
+        let constraints = Constraints::new(Arc::clone(&model.tokenizer), Some(model.config.vocab), ends)?;
+        Ok(Some(Box::new(constraints.compile(&rule)?)))
+    }
+
+    /// Whether the text must look like something.
+    pub(crate) fn has_rule(&self) -> bool {
+        self.grammar.is_some() || self.grammar_file.is_some() || self.json_schema.is_some() || self.regex.is_some()
+    }
+
+    /// A request for this prompt. `ends` are tokens that end a turn beside the model's own.
+    pub(crate) fn request(&self, prompt: Vec<u32>, sampling: Sampling, ends: &[u32]) -> Request {
+        let stop = StopRule {
+            strings: self.stop.clone(),
+            tokens: ends.to_vec(),
+            ignore_end: self.ignore_eos,
+            ..StopRule::default()
+        };
+        Request { limit: self.limit(), sampling, stop, ..Request::new(prompt) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_and_biases_are_read_as_users_write_them() {
+        assert_eq!((seed("-1"), seed("7")), (Ok(None), Ok(Some(7))));
+        assert!(seed("-2").is_err() && seed("x").is_err());
+        assert_eq!(bias("15043+1"), Ok((15043, 1.0)));
+        assert_eq!(bias("7-0.5"), Ok((7, -0.5)));
+        assert_eq!(bias("7-inf"), Ok((7, f32::NEG_INFINITY)));
+        for wrong in ["7", "+1", "x+1", "7+y", ""] {
+            assert!(bias(wrong).is_err(), "{wrong}");
+        }
+    }
+}

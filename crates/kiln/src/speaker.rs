@@ -1,0 +1,219 @@
+//! A model that answers: its chat template on the way in, thoughts and words told apart on the way out, Ctrl-C on the way.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use kiln_engine::Error;
+use kiln_engine::model::Model;
+use kiln_engine::run::{EndReason, Event, Request, Scheduler, Usage};
+use kiln_engine::sampler::Logprobs;
+use kiln_engine::text::reasoning::Markers;
+use kiln_engine::text::template::end_ids;
+use kiln_engine::text::{self, ChatInput, Family, Message, OutputOptions, OutputParser, Template};
+use kiln_system::interrupt::Catch;
+use kiln_system::text::shown;
+
+/// The template of a model; one clear line where it cannot be used.
+pub(crate) fn template(model: &Model) -> anyhow::Result<Option<Template>> {
+    Template::from_gguf(model.gguf.metadata())
+        .map_err(|why| anyhow::anyhow!("{why}\nhint: `kiln run --raw` continues a text without the template"))
+}
+
+/// The name of a model, for people.
+pub(crate) fn name(model: &Model) -> String {
+    shown(model.gguf.metadata().get_str_or("general.name", "model").unwrap_or("model"))
+}
+
+/// A conversation as the model reads it.
+pub(crate) struct Prompt {
+    pub(crate) tokens: Vec<u32>,
+    /// Tells thoughts from words in what the model makes of it.
+    pub(crate) parser: OutputParser,
+    /// Whether the marks of thoughts are control tokens, which must be in the text to be found.
+    pub(crate) show_special: bool,
+}
+
+/// Brings a conversation into the form of the template. `think: false` asks the model not to.
+pub(crate) fn chat_prompt(
+    model: &Model,
+    template: &Template,
+    messages: &[Message],
+    think: bool,
+    constrained: bool,
+) -> anyhow::Result<Prompt> {
+    let mut input = ChatInput { messages: messages.to_vec(), add_generation_prompt: true, ..ChatInput::default() };
+    if !think || constrained {
+        input.kwargs.insert("enable_thinking".into(), false.into());
+    }
+    let rendered = template.render_for(&input, Some(&model.tokenizer))?;
+    // A rule holds for the whole text: nothing in it is a thought.
+    let options = OutputOptions { keep_reasoning: constrained, ..OutputOptions::default() };
+    let source = template.source();
+    let marked = Markers::of_template(source).is_some() || Family::of_template(source).is_harmony();
+    Ok(Prompt {
+        tokens: rendered.encode(&model.tokenizer)?,
+        parser: OutputParser::new(source, &rendered.generation_prompt, options),
+        show_special: marked && !constrained,
+    })
+}
+
+/// Tokens that end a turn.
+pub(crate) fn turn_ends(model: &Model, template: Option<&Template>) -> anyhow::Result<Vec<u32>> {
+    let mut ends = match template {
+        Some(template) => template.end_ids(&model.tokenizer)?,
+        None => end_ids(&model.tokenizer),
+    };
+    // These end a text anyway.
+    ends.retain(|id| !model.tokenizer.is_end(*id));
+    Ok(ends)
+}
+
+/// Something that an answer is made of, as it comes.
+pub(crate) enum Piece<'a> {
+    /// So many tokens of the prompt are read.
+    Read(usize),
+    /// A piece of what the model thinks.
+    Thought(&'a str),
+    /// A piece of what it says.
+    Word(&'a str),
+}
+
+/// A token of an answer.
+pub(crate) struct Spoken {
+    pub(crate) id: u32,
+    pub(crate) logprobs: Option<Logprobs>,
+}
+
+/// An answer, when it is complete.
+pub(crate) struct Answer {
+    pub(crate) words: String,
+    pub(crate) thoughts: String,
+    pub(crate) tokens: Vec<Spoken>,
+    pub(crate) reason: EndReason,
+    pub(crate) usage: Usage,
+}
+
+impl Answer {
+    /// Tokens of the prompt that were read in a second, and tokens written.
+    pub(crate) fn rates(&self) -> [f64; 2] {
+        let rate = |tokens: usize, time: Duration| match time.as_secs_f64() {
+            seconds if seconds > 0.0 => tokens as f64 / seconds,
+            _ => 0.0,
+        };
+        let usage = &self.usage;
+        let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        // The first token is made by reading.
+        [rate(read, usage.reading), rate(usage.generated_tokens.saturating_sub(1), usage.writing)]
+    }
+}
+
+/// Has a request answered. Ctrl-C ends the answer early.
+pub(crate) fn answer(
+    scheduler: &Scheduler,
+    request: Request,
+    parser: Option<OutputParser>,
+    catch: &Catch,
+    tell: &mut dyn FnMut(Piece<'_>),
+) -> anyhow::Result<Answer> {
+    let (to, from) = channel();
+    let cancel = scheduler.submit(request, move |event| to.send(event).is_ok());
+    let mut listener = Listener { parser, words: String::new(), thoughts: String::new(), tell };
+    let mut tokens = Vec::new();
+    loop {
+        if catch.happened() {
+            cancel.cancel();
+        }
+        let event = match from.recv_timeout(Duration::from_millis(50)) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => Event::Failed(Error::Stopped),
+        };
+        match event {
+            Event::Started { cached_tokens } => (listener.tell)(Piece::Read(cached_tokens)),
+            Event::Read { tokens } => (listener.tell)(Piece::Read(tokens)),
+            Event::Token { token, text, logprobs, .. } => {
+                tokens.push(Spoken { id: token, logprobs });
+                listener.hear(text);
+            }
+            Event::End { text, reason, usage, .. } => {
+                listener.hear(text);
+                listener.finish();
+                let Listener { words, thoughts, .. } = listener;
+                return Ok(Answer { words, thoughts, tokens, reason, usage });
+            }
+            Event::Failed(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// What was heard of an answer so far.
+struct Listener<'t> {
+    parser: Option<OutputParser>,
+    words: String,
+    thoughts: String,
+    tell: &'t mut dyn FnMut(Piece<'_>),
+}
+
+impl Listener<'_> {
+    fn hear(&mut self, text: String) {
+        if text.is_empty() {
+            return;
+        }
+        let events = match &mut self.parser {
+            Some(parser) => parser.push(&text),
+            None => vec![text::Event::Content(text)],
+        };
+        self.pass(events);
+    }
+
+    fn finish(&mut self) {
+        let events = self.parser.as_mut().map(OutputParser::finish).unwrap_or_default();
+        self.pass(events);
+    }
+
+    fn pass(&mut self, events: Vec<text::Event>) {
+        for event in events {
+            match event {
+                text::Event::Content(text) => {
+                    (self.tell)(Piece::Word(&text));
+                    self.words.push_str(&text);
+                }
+                text::Event::Reasoning(text) => {
+                    (self.tell)(Piece::Thought(&text));
+                    self.thoughts.push_str(&text);
+                }
+                // No tools are offered, so that none are called.
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Shows how far a prompt is read, where that takes longer than one step.
+pub(crate) struct Reading {
+    total: usize,
+    bar: Option<indicatif::ProgressBar>,
+}
+
+impl Reading {
+    /// Of a prompt of so many tokens.
+    pub(crate) fn new(total: usize) -> Reading {
+        Reading { total, bar: None }
+    }
+
+    /// So many tokens are read.
+    pub(crate) fn read(&mut self, tokens: usize) {
+        if tokens < self.total {
+            let total = self.total as u64;
+            self.bar.get_or_insert_with(|| crate::output::progress(total, "reading")).set_position(tokens as u64);
+        } else if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.bar.iter().for_each(indicatif::ProgressBar::finish_and_clear);
+    }
+}
