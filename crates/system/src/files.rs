@@ -272,7 +272,8 @@ pub fn remove_on_signals() {
     let wait = move || {
         let ends = |signal: &i32| {
             let left = is_left() && [SIGINT, SIGTERM].contains(signal);
-            !left && !(*signal == SIGINT && crate::interrupt::note())
+            let caught = !left && *signal == SIGINT && crate::interrupt::note();
+            !(left || caught)
         };
         let Some(signal) = signals.forever().find(ends) else { return };
         // Never given back: no file is made any more.
