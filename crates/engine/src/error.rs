@@ -70,10 +70,10 @@ pub enum Error {
     )]
     NoRoom { what: &'static str, needed: usize, free: usize, all: usize },
     #[error(
-        "a context of {context} tokens needs {} in all, {} are there\nhint: {}",
+        "a context of {context} tokens needs {} in all, {} are there {place}\nhint: {}",
         bytes(*needed), bytes(*free), largest_context(*largest)
     )]
-    DoesNotFit { context: usize, needed: u64, free: u64, largest: usize },
+    DoesNotFit { context: usize, needed: u64, free: u64, place: &'static str, largest: usize },
     #[error("{waiting} requests are waiting already\nhint: try again later")]
     Busy { waiting: usize },
     #[error("the engine was stopped")]

@@ -42,6 +42,17 @@ impl Header {
     fn file_bytes(self) -> u64 {
         self.bytes as u64 + 4 * self.tokens as u64 + self.remembered as u64 + 32
     }
+
+    /// Whether a file of so many bytes is all of the state, and nothing more.
+    fn fits(&self, bytes: u64) -> Result<(), Error> {
+        let want = self.file_bytes();
+        let what = match bytes.cmp(&want) {
+            std::cmp::Ordering::Equal => return Ok(()),
+            std::cmp::Ordering::Less => "cut short",
+            std::cmp::Ordering::Greater => "too long",
+        };
+        Err(damaged(format!("it is {what}: it has {bytes} bytes, {want} belong there")))
+    }
 }
 
 fn refuse(why: impl Into<String>) -> Error {
@@ -73,11 +84,7 @@ pub(crate) fn write(model: &Model, tokens: &[u32], remembered: &[u8]) -> Vec<u8>
 /// Checks a state against a model; gives its tokens and what was remembered of them.
 pub(crate) fn open<'b>(model: &Model, bytes: &'b [u8]) -> Result<(Vec<u32>, &'b [u8]), Error> {
     let header = header(model, bytes)?;
-    let want = header.file_bytes();
-    if bytes.len() as u64 != want {
-        let what = if (bytes.len() as u64) < want { "cut short" } else { "too long" };
-        return Err(damaged(format!("it is {what}: it has {} bytes, {want} belong there", bytes.len())));
-    }
+    header.fits(bytes.len() as u64)?;
     let (body, sum) = bytes.split_at(bytes.len() - 32);
     if Sha256::digest(body).as_slice() != sum {
         return Err(damaged("its checksum does not fit its bytes"));
@@ -104,9 +111,8 @@ pub fn read(path: &Path, model: &Model) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     file.by_ref().take(Header::MOST as u64).read_to_end(&mut bytes).map_err(failed)?;
     let header = header(model, &bytes)?;
-    if metadata.len() == header.file_bytes() {
-        file.read_to_end(&mut bytes).map_err(failed)?;
-    }
+    header.fits(metadata.len())?;
+    file.read_to_end(&mut bytes).map_err(failed)?;
     open(model, &bytes)?;
     Ok(bytes)
 }

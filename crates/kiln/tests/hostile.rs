@@ -280,12 +280,12 @@ fn a_killed_writer_leaves_nothing() {
 /// Variables, arguments (`MODEL` is a tiny one), the exit code, and a word of what is said.
 type Setting = (&'static [(&'static str, &'static str)], &'static [&'static str], i32, &'static str);
 const SETTINGS: &[Setting] = &[
-    (&[("KILN_DEVICE", "0")], &["run", "MODEL", "hi", "--cpu", "-n", "1"], 0, "on CPU"),
-    (&[("KILN_DEVICE", "no such")], &["run", "MODEL", "hi", "--cpu", "-n", "1"], 0, "on CPU"),
-    (&[("KILN_DEVICE", "cpu")], &["run", "MODEL", "hi", "-n", "1"], 0, "on CPU"),
+    (&[("KILN_DEVICE", "0")], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-v"], 0, "on CPU"),
+    (&[("KILN_DEVICE", "no such")], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-v"], 0, "on CPU"),
+    (&[("KILN_DEVICE", "cpu")], &["run", "MODEL", "hi", "-n", "1", "-v"], 0, "on CPU"),
     (&[("KILN_DEVICE", "")], &["run", "MODEL", "hi", "-n", "1"], 0, "running on the CPU"),
-    (&[], &["run", "MODEL", "hi", "-n", "1", "--device", "cpu"], 0, "on CPU"),
-    (&[], &["run", "MODEL", "hi", "-n", "1", "--device", "CPU"], 0, "on CPU"),
+    (&[], &["run", "MODEL", "hi", "-n", "1", "--device", "cpu", "-v"], 0, "on CPU"),
+    (&[], &["run", "MODEL", "hi", "-n", "1", "--device", "CPU", "-v"], 0, "on CPU"),
     (&[], &["run", "MODEL", "hi", "--cpu", "--device", "0"], 2, "--cpu"),
     (&[], &["selftest", "--device", "cpu"], 1, "no"),
     (&[("KILN_TUNING", "/no/such")], &["inspect", "MODEL"], 0, ""),
@@ -297,7 +297,7 @@ const SETTINGS: &[Setting] = &[
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "-1"], 2, ""),
     (&[], &["tune", "--shape", "65536x65536"], 2, "larger than those of models"),
     (&[], &["tune", "--shape", "18446744073709551360x18446744073709551360"], 2, "larger than those of models"),
-    (&[], &["run", "MODEL", "hi", "--cpu", "-c", "8", "-n", "100", "--ignore-eos"], 0, "context of 8 tokens is full"),
+    (&[], &["run", "MODEL", "hi", "--raw", "--cpu", "-c", "8", "-n", "100", "--ignore-eos"], 0, "context of 8 tokens is full"),
     (&[], &["run", "MODEL", "many many words that are too long for it", "--cpu", "-c", "4"], 1, "--ctx-size"),
 ];
 

@@ -180,8 +180,8 @@ impl Executor for CpuExecutor {
     }
 
     fn memory(&self) -> Option<Memory> {
-        let free = kiln_system::memory::available()?.bytes;
-        Some(Memory { free, total: free })
+        let available = kiln_system::memory::available()?;
+        Some(Memory { free: available.bytes, total: available.bytes, place: available.bound.name() })
     }
 
     fn takes_any_shape(&self) -> bool {

@@ -470,7 +470,7 @@ impl Executor for GpuExecutor {
 
     fn memory(&self) -> Option<Memory> {
         let (total, free) = self.device.memory_now();
-        Some(Memory { free, total })
+        Some(Memory { free, total, place: "on the device" })
     }
 
     fn target(&self) -> Target {

@@ -26,6 +26,8 @@ pub struct Memory {
     pub free: u64,
     /// Bytes in all.
     pub total: u64,
+    /// Whose they are, for messages: `on the device`.
+    pub place: &'static str,
 }
 
 /// A plan on its way.

@@ -22,6 +22,9 @@ pub(crate) struct Inputs {
     pub(crate) first_row: Vec<usize>,
 }
 
+/// Positions begin again after so many tokens. No context is as long; a recurrence has no context.
+const MOST_POSITIONS: usize = 1 << 30;
+
 fn int(n: usize) -> i32 {
     i32::try_from(n).expect("tokens, positions and rows fit 31 bits")
 }
@@ -55,9 +58,9 @@ impl Inputs {
             for (k, &token) in taken.tokens.iter().enumerate() {
                 let position = taken.start + k;
                 tokens[row + k] = int(token as usize);
-                // A recurrence knows no positions, and its sequence may be longer than they could count.
+                // A recurrence knows no positions, only draws do, and its sequence may be longer than they could count.
+                positions[row + k] = int(position % MOST_POSITIONS);
                 if !taken.pages.is_empty() {
-                    positions[row + k] = int(position);
                     cache_rows[row + k] = int(taken.pages[position / PAGE] as usize * PAGE + position % PAGE);
                 }
                 if let Some(piece) = piece {
@@ -69,7 +72,9 @@ impl Inputs {
                 starts[piece + 1..].fill(int(row + taken.tokens.len() - shape.decode));
             }
             row += taken.tokens.len();
-            if !taken.pages.is_empty() {
+            if taken.pages.is_empty() {
+                table[sequence * width..(sequence + 1) * width].fill(0);
+            } else {
                 lengths[sequence] = int(taken.start + taken.tokens.len());
                 let column = &mut table[sequence * width..(sequence + 1) * width];
                 column.iter_mut().zip(taken.pages).for_each(|(to, page)| *to = int(*page as usize));

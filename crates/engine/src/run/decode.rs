@@ -10,7 +10,7 @@ use kiln_kernels::{Call, advance};
 
 use super::engine::{Engine, SequenceId};
 use crate::Error;
-use crate::arch::{BatchShape, PAGE};
+use crate::arch::BatchShape;
 use crate::executor::{PlanId, Ticket};
 use crate::plan::{Plan, Ports, SlotKind, Step};
 
@@ -59,7 +59,8 @@ fn add(plan: &mut Plan, name: &str, kind: SlotKind, ty: TensorType, [n, m]: [usi
 }
 
 /// Lets a plan of texts that go on end with a draw instead of logits. With `cuts` rows may ask for top-k and the like.
-pub(crate) fn add_tail(plan: &mut Plan, cuts: bool) -> Result<Tail, Error> {
+/// `page` is the number of tokens of a page.
+pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail, Error> {
     let ports = plan.ports;
     let [vocab, rows, ..] = ports.logits.shape;
     let slot = |t: &Tensor| t.slot.0 as usize;
@@ -99,7 +100,7 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool) -> Result<Tail, Error> {
         recent: None,
         history: tail.history,
         step: tail.step,
-        page: PAGE,
+        page,
     };
     for (label, call) in [("sample", Call::from(draw)), ("advance", Call::from(advance))] {
         plan.steps.push(Step { label: label.into(), call });
@@ -217,44 +218,12 @@ impl Engine {
 
     /// Writes so many tokens of several texts, each from its sequence and its next token on: what benches and tools need.
     pub fn go_on(&mut self, texts: &[(SequenceId, u32)], tokens: usize, row: Row) -> Result<Vec<Vec<u32>>, Error> {
-        if !self.goes_ahead() {
-            return self.host_steps(texts, tokens, row);
-        }
         let going =
             |(sequence, token): &(SequenceId, u32)| Going { sequence: *sequence, token: *token, row, bias: Vec::new() };
         self.begin_decoding(texts.iter().map(going).collect())?;
         let written = self.steps(texts, tokens);
         self.end_decoding(written.is_ok());
         written
-    }
-
-    /// Whether texts can go on by themselves. Steps count their tokens by positions and pages, which a model of states alone has
-    /// not: the host makes its steps.
-    pub(crate) fn goes_ahead(&self) -> bool {
-        self.has_caches
-    }
-
-    /// What [`Engine::go_on`] does, where the host makes every step.
-    fn host_steps(&mut self, texts: &[(SequenceId, u32)], tokens: usize, row: Row) -> Result<Vec<Vec<u32>>, Error> {
-        let mut written = vec![Vec::with_capacity(tokens); texts.len()];
-        let mut next: Vec<[u32; 1]> = texts.iter().map(|(_, token)| [*token]).collect();
-        for step in 0..tokens {
-            let wanted = super::Wanted::Last;
-            let entries: Vec<super::Entry<'_>> = texts
-                .iter()
-                .zip(&next)
-                .map(|((sequence, _), tokens)| super::Entry { sequence: *sequence, tokens, wanted })
-                .collect();
-            let logits = self.feed(&entries)?;
-            for (i, logits) in logits.iter().enumerate() {
-                // Positions wrap as they do on a device.
-                let position = (self.length(texts[i].0) - 1) as u32;
-                let token = sample::draw(&row, position, logits).ok_or(Error::NotANumber { token: step })?;
-                written[i].push(token);
-                next[i] = [token];
-            }
-        }
-        Ok(written)
     }
 
     fn steps(&mut self, texts: &[(SequenceId, u32)], tokens: usize) -> Result<Vec<Vec<u32>>, Error> {

@@ -512,7 +512,9 @@ impl Engine {
             self.executor.forget(ready.plan);
         }
         let mut plan = lower(self.graph.plan(key.0)?, &self.executor.target())?;
-        let tail = key.1.map(|cuts| add_tail(&mut plan, cuts)).transpose()?;
+        // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
+        let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
+        let tail = key.1.map(|cuts| add_tail(&mut plan, cuts, page)).transpose()?;
         let ports = plan.ports;
         let plan = self.executor.prepare(plan)?;
         self.plans.insert(key, Ready { plan, ports, tail, last_used: now });

@@ -79,7 +79,8 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
     if most < wanted && (wish.context.is_some() || most == 0) {
         let needed = fit.bytes() + fit.page * (wanted as u64 - 1);
         let free = fit.usable().unwrap_or(0);
-        return Err(Error::DoesNotFit { context, needed, free, largest: most * PAGE });
+        let place = fit.memory.map_or("", |memory| memory.place);
+        return Err(Error::DoesNotFit { context, needed, free, place, largest: most * PAGE });
     }
     let pages_each = wanted.min(most);
     fit.room = Room { context: context.min(pages_each * PAGE), pages: most.min(pages_each * sequences), ..one };

@@ -221,7 +221,7 @@ impl Schedule {
 
     /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
     fn begin_going_ahead(&mut self, batch: &[Part]) -> bool {
-        if self.is_disturbed() || !self.engine.goes_ahead() {
+        if self.is_disturbed() {
             return false;
         }
         let mut going = Vec::with_capacity(batch.len());

@@ -223,7 +223,7 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         ("quads", Some((number, step))) => {
             Slice::Quads { count: count("slice", number)?, step: count("slice", step)? }
         }
-        ("groups", None) => Slice::Groups(count("slice", numbers)?),
+        ("groups", None) if !numbers.is_empty() => Slice::Groups(count("slice", numbers)?),
         _ => return Err(wrong("slice", slice, "groups:N or quads:NxN")),
     };
     let loops = match rest {
