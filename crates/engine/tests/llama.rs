@@ -241,6 +241,8 @@ fn files_that_do_not_fit_get_one_clear_line() {
         let bad = refusal(changed(|m| m.set(key, value), all, ""));
         assert!(bad.contains(key) && bad.contains("must be a number from"), "{bad}");
     }
+    let fewer = refusal(changed(|m| m.set("llama.block_count", 1u32), all, ""));
+    assert!(fewer.contains("blk.1."), "{fewer}");
     let absurd = refusal(changed(|m| m.set("llama.block_count", 1_000_000u32), all, ""));
     assert!(absurd.contains("llama.block_count") && absurd.contains("1000000"), "{absurd}");
 }

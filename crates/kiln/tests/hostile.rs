@@ -297,7 +297,12 @@ const SETTINGS: &[Setting] = &[
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "-1"], 2, ""),
     (&[], &["tune", "--shape", "65536x65536"], 2, "larger than those of models"),
     (&[], &["tune", "--shape", "18446744073709551360x18446744073709551360"], 2, "larger than those of models"),
-    (&[], &["run", "MODEL", "hi", "--raw", "--cpu", "-c", "8", "-n", "100", "--ignore-eos"], 0, "context of 8 tokens is full"),
+    (
+        &[],
+        &["run", "MODEL", "hi", "--raw", "--cpu", "-c", "8", "-n", "100", "--ignore-eos"],
+        0,
+        "context of 8 tokens is full",
+    ),
     (&[], &["run", "MODEL", "many many words that are too long for it", "--cpu", "-c", "4"], 1, "--ctx-size"),
 ];
 

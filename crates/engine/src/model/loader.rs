@@ -61,8 +61,8 @@ pub struct Loader<'a> {
     /// What was read, with its slot where it has one: asked for twice, it is loaded once.
     read: HashMap<String, Option<Tensor>>,
     turns: Vec<(RopeParams, Option<Vec<f32>>, Tensor)>,
-    /// Layers from here on are not run.
-    layers: usize,
+    /// Layers that are not run, and whose tensors nobody reads.
+    ignored: std::ops::Range<usize>,
 }
 
 impl<'a> Loader<'a> {
@@ -77,7 +77,7 @@ impl<'a> Loader<'a> {
             place: String::new(),
             read: HashMap::new(),
             turns: Vec::new(),
-            layers: usize::MAX,
+            ignored: 0..0,
         }
     }
 
@@ -182,9 +182,9 @@ impl<'a> Loader<'a> {
         self.read.entry(name).or_insert(None);
     }
 
-    /// Layers from this number on are not run: their tensors may be there.
-    pub fn ignore_layers_from(&mut self, layer: usize) {
-        self.layers = layer;
+    /// These layers are not run, and nobody reads their tensors.
+    pub fn ignore_layers(&mut self, layers: std::ops::Range<usize>) {
+        self.ignored = layers;
     }
 
     /// The matrix `NAME.weight` with its optional `NAME.bias` and `NAME.scale`.
@@ -269,7 +269,7 @@ impl<'a> Loader<'a> {
     pub fn finish(self, harmless: &[&str]) -> Result<(Fixed, Facts), Error> {
         let not_run = |name: &str| {
             let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-            layer.is_some_and(|layer| layer >= self.layers)
+            layer.is_some_and(|layer| self.ignored.contains(&layer))
         };
         let known = |name: &str| {
             not_run(name)

@@ -36,7 +36,7 @@ impl Sizes {
         let blocks = keys.count("block_count", MOST_LAYERS)?;
         let guessing = keys.count_opt("nextn_predict_layers", blocks - 1)?.unwrap_or(0);
         let layers = blocks - guessing;
-        l.ignore_layers_from(layers);
+        l.ignore_layers(layers..blocks);
         let hidden = keys.count("embedding_length", 1 << 17)?;
         let first = |values: Vec<usize>| values[..layers].to_vec();
         let heads = keys.per_layer("attention.head_count", blocks, [0, 1 << 12])?;

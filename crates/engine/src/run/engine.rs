@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::batch::{Inputs, Taken};
 use super::decode::{Decoding, Tail, add_tail};
@@ -80,6 +80,8 @@ pub struct Engine {
     clock: u64,
     /// Texts that go on by themselves.
     pub(super) decoding: Option<Decoding>,
+    /// Time that went into making plans ready: mostly kernels that were compiled.
+    pub(super) preparing: Duration,
 }
 
 /// What a plan is made for: a shape, and whether its steps draw tokens: with cuts or without.
@@ -130,6 +132,7 @@ impl Engine {
             plans: HashMap::new(),
             clock: 0,
             decoding: None,
+            preparing: Duration::ZERO,
         })
     }
 
@@ -511,12 +514,14 @@ impl Engine {
         {
             self.executor.forget(ready.plan);
         }
+        let start = Instant::now();
         let mut plan = lower(self.graph.plan(key.0)?, &self.executor.target())?;
         // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
         let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
         let tail = key.1.map(|cuts| add_tail(&mut plan, cuts, page)).transpose()?;
         let ports = plan.ports;
         let plan = self.executor.prepare(plan)?;
+        self.preparing += start.elapsed();
         self.plans.insert(key, Ready { plan, ports, tail, last_used: now });
         Ok((plan, ports, tail))
     }

@@ -116,6 +116,8 @@ pub struct Usage {
     pub waiting: Duration,
     /// From the begin to the first token.
     pub reading: Duration,
+    /// Of both together this was not counted: the time in which kernels were compiled that nobody had needed before.
+    pub preparing: Duration,
     /// From the first token to the last.
     pub writing: Duration,
 }

@@ -63,6 +63,8 @@ struct Active {
     reading: Option<SequenceId>,
     texts: Vec<Text>,
     first_token: Option<Instant>,
+    /// Time that the engine had spent on making plans ready: when this began, at its first token, now.
+    preparing: [Duration; 3],
     /// Requests taken up before this one: the youngest makes room first.
     number: u64,
 }
@@ -267,9 +269,15 @@ impl Schedule {
         self.collect_ahead() && has_pages
     }
 
+    fn note_preparing(&mut self) {
+        let now = self.engine.preparing;
+        self.active.iter_mut().for_each(|active| active.preparing[2] = now);
+    }
+
     /// Tells everybody the tokens of the oldest step. `false`: somebody's text has ended.
     fn collect_ahead(&mut self) -> bool {
         let texts = self.ahead.clone().unwrap_or_default();
+        self.note_preparing();
         let tokens = match self.engine.collect_decoding() {
             Ok(tokens) => tokens,
             Err(error) => return self.fail_ahead(&error),
@@ -384,6 +392,7 @@ impl Schedule {
                     reading: Some(id),
                     texts: Vec::new(),
                     first_token: None,
+                    preparing: [self.engine.preparing; 3],
                     number: self.taken_up,
                 });
             }
@@ -537,6 +546,7 @@ impl Schedule {
 
     /// Tells everybody what came of a step.
     fn after(&mut self, batch: &[Part], logits: Vec<Vec<f32>>) {
+        self.note_preparing();
         for (part, logits) in batch.iter().zip(logits) {
             match part.choice {
                 Some(choice) => self.active[part.active].choose(choice, &logits),
@@ -569,6 +579,7 @@ impl Schedule {
         }
         active.reading = None;
         active.first_token = Some(Instant::now());
+        active.preparing[1] = self.engine.preparing;
         let mut sequences = vec![part.sequence];
         for _ in 1..active.job.request.choices {
             match self.engine.fork(part.sequence) {
@@ -660,13 +671,16 @@ impl Active {
 
     fn usage(&self, choice: usize) -> super::request::Usage {
         let first = self.first_token.unwrap_or_else(Instant::now);
+        // Kernels that are compiled when they are first needed say nothing about how fast they are.
+        let [began, read, now] = self.preparing;
         super::request::Usage {
             prompt_tokens: self.job.request.prompt.len(),
             cached_tokens: self.cached,
             generated_tokens: self.texts.get(choice).map_or(0, |t| t.writer.made()),
             waiting: self.began.duration_since(self.job.came),
-            reading: first.duration_since(self.began),
-            writing: first.elapsed(),
+            reading: first.duration_since(self.began).saturating_sub(read.saturating_sub(began)),
+            writing: first.elapsed().saturating_sub(now.saturating_sub(read)),
+            preparing: now.saturating_sub(began),
         }
     }
 }
