@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
+mod common;
+
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Keep, Options, Packing};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
@@ -14,7 +16,8 @@ use kiln_engine::run::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Session, compare};
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
-use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+
+use common::{gpu, gpu_with};
 
 fn file(recipe: &str) -> Vec<u8> {
     let preset = Preset::from_name("tiny-llama").unwrap();
@@ -27,28 +30,6 @@ fn model(recipe: &str) -> Arc<Model> {
 
 fn cpu(arithmetic: Arithmetic) -> Box<dyn Executor> {
     Box::new(CpuExecutor::new(arithmetic))
-}
-
-/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
-fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
-    gpu_with(Options::default())
-}
-
-fn gpu_with(options: Options) -> Option<(Box<dyn Executor>, Arc<Instance>)> {
-    let open = || {
-        let instance = Instance::new(&Cache::user())?;
-        let all = adapters(&instance)?;
-        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
-        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        let executor = GpuExecutor::with_options(device, options);
-        Ok::<_, kiln_gpu::Error>((Box::new(executor) as Box<dyn Executor>, instance))
-    };
-    open()
-        .inspect_err(|e| {
-            assert!(std::env::var_os("KILN_TESTS_NEED_DEVICE").is_none(), "no device: {e}");
-            println!("no device, test passed over: {e}");
-        })
-        .ok()
 }
 
 fn session(model: &Arc<Model>, executor: Box<dyn Executor>) -> Session {

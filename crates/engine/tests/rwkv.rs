@@ -6,11 +6,13 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
+mod common;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
@@ -18,7 +20,8 @@ use kiln_engine::run::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session, compare};
 use kiln_gguf::Gguf;
-use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+
+use common::gpu;
 
 const PRESETS: [&str; 4] = ["tiny-rwkv6", "tiny-rwkv7", "tiny-rwkv6qwen2", "tiny-arwkv7"];
 /// Of `scripts/goldens-models`.
@@ -39,23 +42,6 @@ fn session(model: &Arc<Model>, arithmetic: Arithmetic) -> Session {
 
 fn on(model: &Arc<Model>, executor: Box<dyn Executor>) -> Session {
     Session::new(Arc::clone(model), executor, 1, &mut |_, _| {}).unwrap()
-}
-
-/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
-fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
-    let open = || {
-        let instance = Instance::new(&Cache::user())?;
-        let all = adapters(&instance)?;
-        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
-        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
-    };
-    open()
-        .inspect_err(|e| {
-            assert!(std::env::var_os("KILN_TESTS_NEED_DEVICE").is_none(), "no device: {e}");
-            println!("no device, test passed over: {e}");
-        })
-        .ok()
 }
 
 /// What a golden file holds.

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
+mod common;
+
 use std::sync::Arc;
 
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{
@@ -15,7 +17,8 @@ use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session};
 use kiln_gguf::Gguf;
-use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+
+use common::gpu;
 
 fn model() -> Arc<Model> {
     let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 11);
@@ -29,23 +32,6 @@ fn scheduler(model: &Arc<Model>, pages: usize, sequences: usize, policy: Policy)
 fn on(model: &Arc<Model>, executor: Box<dyn Executor>, pages: usize, sequences: usize, policy: Policy) -> Scheduler {
     let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
     Scheduler::start(Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap(), policy)
-}
-
-/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
-fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
-    let open = || {
-        let instance = Instance::new(&Cache::user())?;
-        let all = adapters(&instance)?;
-        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
-        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        Ok::<_, kiln_gpu::Error>((Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
-    };
-    open()
-        .inspect_err(|e| {
-            assert!(std::env::var_os("KILN_TESTS_NEED_DEVICE").is_none(), "no device: {e}");
-            println!("no device, test passed over: {e}");
-        })
-        .ok()
 }
 
 /// Tokens without a pattern.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
+mod common;
+
 use std::sync::Arc;
 
 use kiln_engine::Error;
@@ -12,7 +14,8 @@ use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::Gguf;
-use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+
+use common::{device, gpu};
 
 fn model(preset: &str) -> Arc<Model> {
     let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
@@ -21,27 +24,6 @@ fn model(preset: &str) -> Arc<Model> {
 
 fn cpu() -> Box<dyn Executor> {
     Box::new(CpuExecutor::new(Arithmetic::Fast))
-}
-
-/// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
-fn gpu() -> Option<(Box<dyn Executor>, Arc<Instance>)> {
-    device().map(|(device, instance)| (Box::new(GpuExecutor::new(device)) as Box<dyn Executor>, instance))
-}
-
-fn device() -> Option<(Arc<Device>, Arc<Instance>)> {
-    let open = || {
-        let instance = Instance::new(&Cache::user())?;
-        let all = adapters(&instance)?;
-        let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
-        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
-        Ok::<_, kiln_gpu::Error>((device, instance))
-    };
-    open()
-        .inspect_err(|e| {
-            assert!(std::env::var_os("KILN_TESTS_NEED_DEVICE").is_none(), "no device: {e}");
-            println!("no device, test passed over: {e}");
-        })
-        .ok()
 }
 
 fn engine(model: &Arc<Model>, executor: Box<dyn Executor>, pages: usize, sequences: usize) -> Engine {
