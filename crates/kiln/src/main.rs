@@ -55,7 +55,11 @@ enum Command {
 impl Command {
     /// Whether the command looks for a GPU.
     fn may_use_device(&self) -> bool {
-        !matches!(self, Command::Inspect(_) | Command::Quantize(_) | Command::Synth(_))
+        match self {
+            Command::Inspect(arguments) => arguments.asks_a_device(),
+            Command::Quantize(_) | Command::Synth(_) => false,
+            _ => true,
+        }
     }
 }
 

@@ -35,6 +35,13 @@ pub(crate) struct Arguments {
     flags: ModelFlags,
 }
 
+impl Arguments {
+    /// Whether anything of a device is told.
+    pub(crate) fn asks_a_device(&self) -> bool {
+        self.fit
+    }
+}
+
 /// Elements of an array that are shown.
 const SHOWN: usize = 6;
 /// Characters of a value that are shown: chat templates have thousands, hostile files millions.
