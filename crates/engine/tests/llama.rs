@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
-mod common;
+mod device;
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Session, compare};
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
 
-use common::{gpu, gpu_with};
+use device::{gpu, gpu_with};
 
 fn file(recipe: &str) -> Vec<u8> {
     let preset = Preset::from_name("tiny-llama").unwrap();

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
-mod common;
+mod device;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session, compare};
 use kiln_gguf::Gguf;
 
-use common::gpu;
+use device::gpu;
 
 const PRESETS: [&str; 4] = ["tiny-rwkv6", "tiny-rwkv7", "tiny-rwkv6qwen2", "tiny-arwkv7"];
 /// Of `scripts/goldens-models`.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
-mod common;
+mod device;
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session};
 use kiln_gguf::Gguf;
 
-use common::gpu;
+use device::gpu;
 
 fn model() -> Arc<Model> {
     let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 11);

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
-mod common;
+mod device;
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::Gguf;
 
-use common::{device, gpu};
+use device::{device, gpu};
 
 fn model(preset: &str) -> Arc<Model> {
     let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
