@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     /// Name that clients may have in `Host`, beside the address itself; may be given several times
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
-    /// Origin of web pages that may use the server, like https://chat.example; may be given several times
+    /// Origin of web pages that may use the server, like `https://chat.example`; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
     /// Texts to write at once; the memory for their contexts is taken at the start
