@@ -50,6 +50,13 @@ impl Job {
             self.cancelled.store(true, Ordering::Relaxed);
         }
     }
+
+    /// Tells that the request failed, and nothing more: it leaves when the next step begins.
+    fn fail(&mut self, error: Error) {
+        self.tell(Event::Failed(error));
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.sink = Box::new(|_| false);
+    }
 }
 
 /// A request that was taken up.
@@ -539,9 +546,7 @@ impl Schedule {
         let needed = self.engine.pages_wanted(part.sequence, part.tokens.len());
         let active = &mut self.active[part.active];
         // Indices of other parts stay valid: the request leaves when the next step begins.
-        active.job.tell(Event::Failed(Error::NoRoom { what: "pages of the cache", needed, free, all }));
-        active.job.cancelled.store(true, Ordering::Relaxed);
-        active.job.sink = Box::new(|_| false);
+        active.job.fail(Error::NoRoom { what: "pages of the cache", needed, free, all });
     }
 
     /// Tells everybody what came of a step.
@@ -586,9 +591,7 @@ impl Schedule {
                 Ok(id) => sequences.push(id),
                 Err(error) => {
                     sequences.into_iter().for_each(|id| self.engine.close(id));
-                    active.job.tell(Event::Failed(error));
-                    active.job.cancelled.store(true, Ordering::Relaxed);
-                    active.job.sink = Box::new(|_| false);
+                    active.job.fail(error);
                     return;
                 }
             }
@@ -602,9 +605,7 @@ impl Schedule {
                 }
                 Err(error) => {
                     self.engine.close(sequence);
-                    active.job.tell(Event::Failed(error));
-                    active.job.cancelled.store(true, Ordering::Relaxed);
-                    active.job.sink = Box::new(|_| false);
+                    active.job.fail(error);
                     return;
                 }
             }
@@ -652,9 +653,7 @@ impl Active {
             }
             Err(error) => {
                 text.writer.stop();
-                self.job.tell(Event::Failed(error));
-                self.job.cancelled.store(true, Ordering::Relaxed);
-                self.job.sink = Box::new(|_| false);
+                self.job.fail(error);
             }
         }
     }

@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
             // Generating is timed behind some tokens, so that clocks are as they were.
             let (before, timed) = if kind == "tg" { (n.min(32) - 1, 1) } else { (0, n) };
             let (before, timed) = tokens[arguments.depth..][..before + timed].split_at(before);
-            feed(&mut session, before, true)?;
+            feed(&mut session, before)?;
             step_kinds(session.profile(timed)?)
         } else {
             Vec::new()
@@ -137,12 +137,8 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Feeds tokens all at once or, as generating does, one by one.
-fn feed(session: &mut Session, tokens: &[u32], one_by_one: bool) -> anyhow::Result<()> {
-    if !one_by_one {
-        session.feed(tokens, Wanted::Last)?;
-        return Ok(());
-    }
+/// Feeds tokens one by one, as generating does.
+fn feed(session: &mut Session, tokens: &[u32]) -> anyhow::Result<()> {
     for token in tokens {
         session.feed(&[*token], Wanted::Last)?;
     }
