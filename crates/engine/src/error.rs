@@ -54,6 +54,10 @@ pub enum Error {
     )]
     Plan { step: String, why: String },
     #[error(
+        "this model cannot be run on {device}: step {step} needs what its kernels do not do ({why})\nhint: the CPU runs it: --cpu"
+    )]
+    OnDevice { device: String, step: String, why: String },
+    #[error(
         "the prompt has {tokens} tokens, the context holds {context}\nhint: shorten the prompt or raise --ctx-size (the model was trained with {trained})"
     )]
     PromptTooLong { tokens: usize, context: usize, trained: usize },

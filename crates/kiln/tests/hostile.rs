@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -359,6 +360,46 @@ fn paths_that_are_no_text_are_no_panic() {
     assert!(inspected["files"][0].as_str().unwrap().ends_with("m\u{fffd}.gguf"));
     json(kiln().arg("quantize").arg(&model).arg(&out).args(["Q4_0", "--json"]));
     json(kiln().args(["synth", "tiny-llama", "Q4_0"]).arg(&made).arg("--json"));
+}
+
+/// What is said begins a line of its own, whatever the model wrote before it.
+#[test]
+fn notes_are_not_glued_to_the_text() {
+    let tiny = Tiny::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = kiln();
+    command.args(["run", &tiny.model, "hi", "--raw", "--cpu", "-c", "16", "-n", "100", "--ignore-eos"]);
+    let status = command.stdout(writer.try_clone().unwrap()).stderr(writer).status().unwrap();
+    // The command holds the other end of the pipe.
+    drop(command);
+    let said = std::io::read_to_string(reader.take(1 << 20)).unwrap_or_default();
+    assert!(status.success(), "{said}");
+    assert!(said.contains("\nnote: the context of 16 tokens is full"), "{said:?}");
+}
+
+/// Runs the binary in a terminal of its own and returns what is on the screen, in the order in which it was written.
+fn on_a_terminal(arguments: &[&str]) -> String {
+    const DRIVE: &str = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)";
+    let mut command = Command::new("python3");
+    command.args(["-c", DRIVE, env!("CARGO_BIN_EXE_kiln")]).args(arguments);
+    let output = command.env("TERM", "xterm").env_remove("KILN_DEVICE").output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn a_long_prompt_shows_how_far_it_is_read() {
+    let tiny = Tiny::new();
+    let model = tiny.changed(|m| m.set("llama.context_length", 8192u32), str::to_owned);
+    let long = tiny.file("long.txt");
+    std::fs::write(&long, "many words ".repeat(1000)).unwrap();
+    let screen = on_a_terminal(&["run", &model, "--cpu", "--raw", "-f", &long, "-n", "1"]);
+    let positions: std::collections::BTreeSet<_> = screen
+        .split("reading")
+        .skip(1)
+        .filter_map(|bar| bar.split_whitespace().find(|word| word.ends_with("/7001")))
+        .collect();
+    assert!(positions.len() > 2, "{positions:?}: {screen:?}");
 }
 
 /// Memory is asked for before it is taken.

@@ -318,9 +318,15 @@ impl Executor for GpuExecutor {
         }
         let decoded = self.use_decoded(&mut plan)?;
         let caps = &self.device.adapter.caps;
-        let pick = |step: &crate::plan::Step| step.call.operation().pick(caps, None);
-        let picked: Result<Vec<Choice>, _> = plan.steps.iter().map(pick).collect();
-        let choices = picked.map_err(kiln_kernels::record::Error::from)?;
+        let pick = |step: &crate::plan::Step| {
+            let refused = |why: kiln_kernels::operation::Unsupported| Error::OnDevice {
+                device: self.device.adapter.name.clone(),
+                step: step.label.clone(),
+                why: why.to_string(),
+            };
+            step.call.operation().pick(caps, None).map_err(refused)
+        };
+        let choices = plan.steps.iter().map(pick).collect::<Result<Vec<Choice>, _>>()?;
         let shaders: Vec<Shader> = choices.iter().flat_map(|c| c.launches.iter().map(|l| l.shader.clone())).collect();
         self.device.prepare(&shaders, &|| {})?;
 

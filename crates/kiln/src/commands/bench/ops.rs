@@ -49,6 +49,12 @@ fn path_of(text: &str) -> Result<Path, String> {
         .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
 }
 
+/// Whether a case is among those that were asked for: all of them without any texts, else those with one in their name.
+/// Types are written in capitals in names and not by people.
+fn is_wanted(name: &str, texts: &[String]) -> bool {
+    texts.is_empty() || texts.iter().any(|text| name.to_lowercase().contains(&text.to_lowercase()))
+}
+
 struct Row {
     case: String,
     path: &'static str,
@@ -69,8 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (case, path, after, once, bytes, share, flops) = head;
         print(&format!("{case:52} {path:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}"));
     }
-    let texts: Vec<String> = arguments.case.iter().map(|text| text.to_lowercase()).collect();
-    let wanted = |name: &str| texts.is_empty() || texts.iter().any(|text| name.to_lowercase().contains(text));
+    let wanted = |name: &str| is_wanted(name, &arguments.case);
     let mut rows = Vec::new();
     let mut failed = 0;
     for kernel in kernels {
@@ -147,4 +152,17 @@ fn row_json(r: &Row, ceiling: f64) -> serde_json::Value {
         "flops_per_second": r.flops / t.dependent,
         "share_of_read": r.bytes / t.dependent / ceiling,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_found_whatever_their_case() {
+        let name = "mul_mat_vec Q4_K k=4096 m=14336 n=1";
+        let wanted = |texts: &[&str]| is_wanted(name, &texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        assert!(wanted(&[]) && wanted(&["q4_k"]) && wanted(&["Q4_K"]) && wanted(&["q8_0", "N=1"]));
+        assert!(!wanted(&["q4_0"]) && !wanted(&["q8_0", "m=4096"]));
+    }
 }
