@@ -7,6 +7,7 @@ mod output;
 mod speaker;
 mod store;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -63,8 +64,17 @@ impl Command {
     }
 }
 
+/// An argument with the short names of several letters, which llama.cpp's users type, written in full.
+fn in_full(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some("-ctk") => "--cache-type-k".into(),
+        Some("-ctv") => "--cache-type-v".into(),
+        _ => argument,
+    }
+}
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::parse_from(std::env::args_os().map(in_full));
     output::start_log(arguments.verbose);
     // In this order: the first may set a variable of the environment, which only a process of one thread can do, and the
     // second starts a thread.
@@ -72,6 +82,12 @@ fn main() -> ExitCode {
         kiln_gpu::icd::help_headless_nvidia(&kiln_gpu::Cache::user());
     }
     kiln_system::files::remove_on_signals();
+    kiln_gguf::end_on_cut_files(|| {
+        kiln_system::files::end_at_once(
+            "\nerror: the model file was cut short while it was being read\n\
+             hint: another program is writing to it, or its disk is failing; fetch it again\n",
+        );
+    });
     let result = match arguments.command {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Chat(a) => commands::chat::run(&a),

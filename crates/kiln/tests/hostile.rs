@@ -278,6 +278,30 @@ fn a_killed_writer_leaves_nothing() {
     }
 }
 
+/// Another program cuts a model short while it is quantised: the bytes that were mapped are gone.
+#[test]
+fn a_model_cut_short_while_it_is_read_is_an_error_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, out) = (folder.path().join("m.gguf"), folder.path().join("out.gguf"));
+    let mut metadata = Metadata::default();
+    metadata.set("general.architecture", "llama");
+    let mut writer = Writer::new(metadata);
+    writer.add("blk.0.ffn_up.weight", &[4096, 8192], kiln_gguf::TensorType::F32, vec![0; 4096 * 8192 * 4]).unwrap();
+    writer.save(&model).unwrap();
+    let names = || std::fs::read_dir(folder.path()).unwrap().count();
+    let mut command = kiln();
+    command.arg("quantize").args([&model, &out]).arg("Q4_K").stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    while names() == 1 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    std::fs::File::options().write(true).open(&model).unwrap().set_len(4096).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{:?}: {}", ended.status, text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("was cut short while it was being read"), "{}", text(&ended.stderr));
+    assert_eq!(names(), 1, "nothing half-written is left");
+}
+
 /// Variables, arguments (`MODEL` is a tiny one), the exit code, and a word of what is said.
 type Setting = (&'static [(&'static str, &'static str)], &'static [&'static str], i32, &'static str);
 const SETTINGS: &[Setting] = &[
@@ -296,6 +320,8 @@ const SETTINGS: &[Setting] = &[
     (&[("KILN_CACHE_DIR", ""), ("KILN_MODELS", "")], &["doctor"], 1, ""),
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "nan"], 2, "not negative"),
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "-1"], 2, ""),
+    (&[], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-ctk", "bf16", "-ctv", "f32"], 0, ""),
+    (&[], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-ctk", "q9"], 2, "q8_0"),
     (&[], &["tune", "--shape", "65536x65536"], 2, "larger than those of models"),
     (&[], &["tune", "--shape", "18446744073709551360x18446744073709551360"], 2, "larger than those of models"),
     (
