@@ -234,7 +234,7 @@ fn what_a_device_cannot_run_names_the_step_and_the_way_out() {
     let gguf = Gguf::from_bytes(file("F32")).unwrap();
     let mut metadata = gguf.metadata().clone();
     for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
-        metadata.set(&format!("llama.{key}"), 6u32);
+        metadata.set(format!("llama.{key}"), 6u32);
     }
     let mut writer = Writer::new(metadata);
     for info in gguf.tensors() {
