@@ -1,9 +1,10 @@
 //! What every request sees: the settings, the model once it is loaded, and what the server is doing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use kiln_engine::executor::Memory;
 use kiln_engine::run::Scheduler;
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Template;
@@ -85,6 +86,8 @@ pub(crate) struct Loaded {
     pub(crate) sequences: usize,
     /// Since when it is there, in seconds.
     pub(crate) created: u64,
+    /// The executor's memory, and when somebody looked.
+    pub(crate) memory: Mutex<Option<(Instant, Option<Memory>)>>,
 }
 
 /// The state of the server.

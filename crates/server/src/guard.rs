@@ -23,8 +23,8 @@ pub(crate) struct Caller {
     pub(crate) request: String,
 }
 
-/// Paths that tell nothing but the state of the server.
-const OPEN: [&str; 4] = ["/health", "/v1/health", "/livez", "/readyz"];
+/// Paths that tell nothing but the state of the server, and the page, which asks for a key itself.
+const OPEN: [&str; 5] = ["/", "/health", "/v1/health", "/livez", "/readyz"];
 
 /// The outermost layer.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -72,7 +72,8 @@ fn check(app: &App, request: &Request) -> Result<u64, Refusal> {
     let headers = request.headers();
     check_host(app, request)?;
     check_origin(app, headers)?;
-    if OPEN.contains(&request.uri().path()) || is_preflight(request) {
+    let path = request.uri().path();
+    if OPEN.contains(&path) || path.starts_with("/page/") || is_preflight(request) {
         return Ok(0);
     }
     check_key(app, headers)

@@ -139,6 +139,11 @@ impl Metrics {
         self.room.get_or_create(&labels).set(1);
     }
 
+    /// Tokens of prompts, those of them that were cached, and tokens that were made.
+    pub(crate) fn tokens(&self) -> [u64; 3] {
+        [self.prompt_tokens.get(), self.cached_tokens.get(), self.generated_tokens.get()]
+    }
+
     /// Everything as text.
     pub(crate) fn text(&self, load: Option<Load>, in_flight: usize) -> String {
         if let Some(load) = load {

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
-use crate::api::{anthropic, chat_completions, completions, health, llama, models, ollama, responses, tokens};
+use crate::api::{anthropic, chat_completions, completions, engine, health, llama, models, ollama, page, responses, tokens};
 use crate::app::App;
 use crate::guard::guard;
 use crate::refusal::{Kind, Refusal};
@@ -43,7 +43,10 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/completion", post(llama::completion))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count))
-        .route("/", get(ollama::root))
+        .route("/", get(page::root))
+        .route("/page/{name}", get(page::part))
+        .route("/engine", get(engine::show))
+        .route("/engine/kernels", get(engine::kernels))
         .route("/api/version", get(ollama::version))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::ps))

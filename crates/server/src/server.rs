@@ -1,7 +1,7 @@
 //! Listening, loading, and going down without losing what is being written.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -90,7 +90,8 @@ impl Running {
         };
         let defaults = params::defaults(&model);
         let constraints = OnceLock::new();
-        self.app.set_loaded(Loaded { scheduler, template, ends, constraints, defaults, sequences, created: now() });
+        let (created, memory) = (now(), Mutex::new(None));
+        self.app.set_loaded(Loaded { scheduler, template, ends, constraints, defaults, sequences, created, memory });
     }
 
     /// Waits until the program is asked to end (Ctrl-C, SIGTERM), then goes down as [`Running::stop`] does.

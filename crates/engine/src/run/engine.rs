@@ -161,6 +161,11 @@ impl Engine {
         self.executor.batch()
     }
 
+    /// The executor's memory as it is now, where anybody can tell.
+    pub fn memory(&self) -> Option<crate::executor::Memory> {
+        self.executor.memory()
+    }
+
     /// Pages of the caches that can be had now, and in all.
     pub fn pages(&self) -> (usize, usize) {
         (self.pages.available(), self.pages.count())

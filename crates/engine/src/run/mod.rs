@@ -6,6 +6,7 @@ mod decode;
 mod engine;
 mod fit;
 mod pages;
+mod profile;
 mod request;
 mod schedule;
 mod scheduler;
@@ -15,6 +16,7 @@ mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
 pub use fit::{Fit, Wish, fit};
+pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};
 pub use scheduler::{Cancel, Events, Scheduler};

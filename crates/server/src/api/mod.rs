@@ -3,10 +3,12 @@
 pub(crate) mod anthropic;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod engine;
 pub(crate) mod health;
 pub(crate) mod llama;
 pub(crate) mod models;
 pub(crate) mod ollama;
+pub(crate) mod page;
 pub(crate) mod responses;
 pub(crate) mod tokens;
 

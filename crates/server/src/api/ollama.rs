@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use axum::Extension;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -21,11 +21,6 @@ use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
 use crate::shape::{self, Shape, ShapeFields};
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
-
-/// `GET /`: how Ollama's clients find out that somebody is there.
-pub(crate) async fn root() -> Response {
-    "Ollama is running".into_response()
-}
 
 /// Paths that would change which models there are.
 pub(crate) async fn admin(Path(name): Path<String>) -> Refusal {
