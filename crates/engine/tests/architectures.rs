@@ -55,6 +55,11 @@ fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
 
 /// The model that a golden describes.
 fn model(golden: &Gguf) -> Model {
+    model_of(golden, drawn)
+}
+
+/// The same with weights from elsewhere.
+fn model_of(golden: &Gguf, values: impl Fn(&str, &[usize]) -> Vec<u8>) -> Model {
     let mut metadata = golden.metadata().clone();
     let tensors: Vec<String> =
         metadata.get_str_array("golden.tensors").unwrap().iter().map(|t| String::from_utf8_lossy(t).into()).collect();
@@ -68,7 +73,7 @@ fn model(golden: &Gguf) -> Model {
     let mut writer = Writer::new(metadata);
     for line in &tensors {
         let (name, shape) = (line.split(' ').next().unwrap(), shape(line));
-        writer.add(name, &shape, TensorType::F32, drawn(name, &shape)).unwrap();
+        writer.add(name, &shape, TensorType::F32, values(name, &shape)).unwrap();
     }
     Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap()
 }
@@ -212,7 +217,8 @@ fn documented() -> String {
     for row in TABLE {
         let of = |file: &str| file.rsplit_once('-').is_some_and(|(of, _)| of == row.name);
         let files: Vec<&(String, Gguf)> = goldens.iter().filter(|(file, _)| of(file)).collect();
-        let facts = files.first().map(|(_, golden)| model(golden).facts);
+        let ones = |_: &str, shape: &[usize]| 1f32.to_le_bytes().repeat(shape.iter().product());
+        let facts = files.first().map(|(_, golden)| model_of(golden, ones).facts);
         let remembers = match facts {
             Some(facts) if facts.has_cache() && facts.has_state() => "keys and values, states",
             Some(facts) if facts.has_state() => "states",
