@@ -22,6 +22,10 @@ pub enum Error {
     )]
     Architecture { name: String, known: String },
     #[error(
+        "architecture \"{name}\" is known, but not run: {why}\nhint: docs/architectures.md lists what runs", name = shown(name)
+    )]
+    Refused { name: String, why: &'static str },
+    #[error(
         "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind", key = shown(key), value = shown(value), want = shown(want)
     )]
     Hyperparameter { key: String, value: String, want: String },
