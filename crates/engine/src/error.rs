@@ -48,7 +48,7 @@ pub enum Error {
     #[error("{} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds", shown(what))]
     NotSupported { what: String },
     #[error(
-        "a cache of {ty} takes rows of whole blocks of {block}, the model's have {width} elements\nhint: choose F16 for this cache"
+        "a cache of {ty} takes rows of whole blocks of {block}, the heads of the model have {width} elements\nhint: choose F16 for this cache"
     )]
     CacheType { ty: String, width: usize, block: usize },
     #[error("there is no pass {name:?}; the passes are {known}")]
@@ -109,6 +109,18 @@ pub enum Error {
         "the model gave logits that are not numbers (token {token} of the context)\nhint: the file may be damaged; `kiln selftest` checks the kernels, `kiln plan --diff` finds the step"
     )]
     NotANumber { token: usize },
+}
+
+impl Error {
+    /// Whether the device is gone for good: it was lost, or it finishes nothing any more.
+    pub fn is_lost(&self) -> bool {
+        use kiln_gpu::Error::{DeviceLost, Timeout};
+        use kiln_kernels::record::Error::Gpu;
+        matches!(
+            self,
+            Error::Gpu(DeviceLost { .. } | Timeout { .. }) | Error::Kernel(Gpu(DeviceLost { .. } | Timeout { .. }))
+        )
+    }
 }
 
 /// Bytes as people read them.

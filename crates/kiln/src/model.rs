@@ -33,6 +33,10 @@ pub(crate) struct ModelFlags {
     /// Type of cached values, as for keys [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = cache_type, default_value = "f16", hide_default_value = true)]
     pub(crate) cache_type_v: TensorType,
+    /// Every token goes the way that it would go alone: a text has the same bits whatever else runs beside it. Prompts are read
+    /// more slowly
+    #[arg(long)]
+    pub(crate) reproducible: bool,
 }
 
 /// Types that caches can have.
@@ -130,7 +134,8 @@ impl ModelFlags {
 
     /// The executor asked for. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
-        let cpu = || -> Box<dyn Executor> { Box::new(CpuExecutor::new(Arithmetic::Fast)) };
+        let cpu =
+            || -> Box<dyn Executor> { Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible)) };
         let wish = self.device.wish();
         if self.cpu || wish == Wish::Cpu {
             return Ok(cpu());
@@ -138,7 +143,7 @@ impl ModelFlags {
         match self.device.open() {
             Ok(device) => Ok(Box::new(GpuExecutor::with_options(
                 device,
-                Options { packing: packing()?, keep: keep()?, sums: sums()? },
+                Options { packing: packing()?, keep: keep()?, sums: sums()?, reproducible: self.reproducible },
             ))),
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
                 if wish == Wish::Any =>

@@ -11,7 +11,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, packing};
 
-use super::{BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
+use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
@@ -63,11 +63,13 @@ pub struct Options {
     pub keep: Keep,
     /// What long prompts add up in.
     pub sums: Sums,
+    /// Whether every row goes the way that it would go alone ([`Target::alike`]).
+    pub reproducible: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32 }
+        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32, reproducible: false }
     }
 }
 
@@ -471,6 +473,9 @@ impl Executor for GpuExecutor {
 
     fn batch(&self) -> usize {
         let adapter = &self.device.adapter;
+        if self.options.reproducible {
+            return ALIKE_BATCH;
+        }
         if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
     }
 
@@ -480,7 +485,7 @@ impl Executor for GpuExecutor {
     }
 
     fn target(&self) -> Target {
-        Target::gpu(&self.device.adapter.caps)
+        Target { alike: self.options.reproducible, ..Target::gpu(&self.device.adapter.caps) }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

@@ -71,6 +71,8 @@ impl Range {
 
 /// Tokens of a prompt that go through a model at once, where nothing speaks for more.
 pub const BATCH: usize = 512;
+/// The same where every row goes the way of one alone: more rows at once would gain nothing.
+pub(crate) const ALIKE_BATCH: usize = 64;
 
 /// Told how far loading has come: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

@@ -27,19 +27,22 @@ pub struct Target {
     pub cores: usize,
     /// Single columns of more elements need memory of their own.
     pub long_column: usize,
+    /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
+    /// rows beside it.
+    pub alike: bool,
 }
 
 impl Target {
     /// The CPU executor.
     pub fn cpu() -> Target {
-        Target { caps: None, few: MOST_COLUMNS, cores: 0, long_column: usize::MAX }
+        Target { caps: None, few: MOST_COLUMNS, cores: 0, long_column: usize::MAX, alike: false }
     }
 
     /// A GPU with these capabilities.
     pub fn gpu(caps: &Caps) -> Target {
         let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
         let few = if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS };
-        Target { caps: Some(caps.clone()), few, cores: CORES, long_column: LONG_COLUMN }
+        Target { caps: Some(caps.clone()), few, cores: CORES, long_column: LONG_COLUMN, alike: false }
     }
 
     /// Whether so many columns are few for these weights. Matrix units do not take F32.
@@ -53,6 +56,13 @@ impl Target {
         if let Call::MulMm(product) = &mut call {
             let words = product.ample_scratch_bytes().div_ceil(4).max(1);
             product.scratch = Some(Tensor::dense(Slot(u32::MAX), TensorType::I32, [words, 1, 1, 1]));
+        }
+        // Columns that are treated alike are cut later, into as many as a device takes.
+        if let Call::MulMatVec(product) = &mut call
+            && product.alike
+            && product.experts.is_none()
+        {
+            *product = product.columns(0, product.product.b.shape[1].min(MOST_COLUMNS));
         }
         let operation = call.operation();
         operation.check().is_ok() && self.caps.as_ref().is_none_or(|caps| operation.pick(caps, None).is_ok())

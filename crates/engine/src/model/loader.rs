@@ -288,6 +288,18 @@ impl<'a> Loader<'a> {
         Ok(self.fixed.add(name, SlotKind::Cache, ty, [width, self.room.pages * PAGE, 1, 1]))
     }
 
+    /// The same for heads of a width each, which must be whole blocks of the cache's type.
+    pub fn heads_cache(&mut self, name: &str, which: Cached, [width, heads]: [usize; 2]) -> Result<Tensor, Error> {
+        let ty = match which {
+            Cached::Keys => self.room.k_type,
+            Cached::Values => self.room.v_type,
+        };
+        if !width.is_multiple_of(ty.block_len()) {
+            return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
+        }
+        self.cache(name, which, width * heads)
+    }
+
     /// What a recurrent layer keeps of each sequence: states of this shape side by side, in one more dimension.
     pub fn state(&mut self, name: &str, one: &[usize]) -> Tensor {
         let mut shape = [1; 4];

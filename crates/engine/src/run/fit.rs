@@ -110,7 +110,9 @@ fn needs(model: &Model, executor: &dyn Executor, room: &Room) -> Result<Fit, Err
 /// The plans of the largest prompts and of all texts at once.
 fn largest(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<[Plan; 2], Error> {
     let prompt = executor.batch().min(if graph.facts().has_cache() { room.context } else { usize::MAX }).max(2);
-    let batch = BatchShape { decode: 0, prompt, pieces: 1, outputs: 1 };
+    // Where every token goes the way of one alone, prompts are rows like all others.
+    let [alike, read] = if executor.target().alike { [prompt, 0] } else { [0, prompt] };
+    let batch = BatchShape { decode: alike, prompt: read, pieces: usize::from(read > 0), outputs: 1 };
     let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
     let lowered = |shape| lower(graph.plan(shape)?, &executor.target());
     Ok([lowered(batch)?, lowered(decode)?])

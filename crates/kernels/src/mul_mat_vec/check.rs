@@ -96,8 +96,12 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
 }
 
 /// The call in two, at a row that is no multiple of anything: a row's bits do not depend on the others. Calls with
-/// siblings are split into their matrices instead.
+/// siblings are split into their matrices instead, those of columns that are treated alike into the first column and the rest.
 pub(super) fn parts(call: &Call) -> Vec<Call> {
+    let columns = call.product.b.shape[1];
+    if call.alike && columns > 1 && call.experts.is_none() {
+        return vec![call.columns(0, 1), call.columns(1, columns - 1)];
+    }
     if !call.others.is_empty() {
         let alone = |s: Sibling| Call {
             product: Product { a: s.a, b: call.product.b, d: s.d },

@@ -84,6 +84,9 @@ pub struct Call {
     pub experts: Option<Experts>,
     /// The columns must not be rounded to 8 bits: integer products take 16 bits of them.
     pub exact: bool,
+    /// Every column takes the path and the split of the work that it would take alone: its bits do not depend on how many
+    /// there are. Needs `scratch` where columns are rounded.
+    pub alike: bool,
     /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
     /// memory.
     pub scratch: Option<Tensor>,
@@ -107,6 +110,7 @@ impl Call {
             others: Vec::new(),
             experts: None,
             exact: true,
+            alike: false,
             scratch: None,
             quantised: None,
             split: None,
@@ -116,6 +120,19 @@ impl Call {
     /// Bytes of `scratch` for these columns, rounded or exact, and a factor for each column.
     pub fn scratch_bytes(b: &Tensor) -> usize {
         b.rows() * (column_bytes(b, true) + 4)
+    }
+
+    /// The same for some of the columns. Scratch memory stays as it is.
+    pub fn columns(&self, first: usize, count: usize) -> Call {
+        let cut = |t: Tensor| t.narrow(1, first, count);
+        let Product { a, b, d } = self.product;
+        Call {
+            product: Product { a, b: cut(b), d: cut(d) },
+            epilogue: Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue },
+            factor: self.factor.map(|factor| Factor { gate: cut(factor.gate), ..factor }),
+            others: self.others.iter().map(|other| Sibling { d: cut(other.d), ..*other }).collect(),
+            ..self.clone()
+        }
     }
 
     /// Every matrix with its result and bias: the product's first.
