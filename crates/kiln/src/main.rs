@@ -28,6 +28,17 @@ enum Command {
     Run(commands::run::Arguments),
     /// Talk with a model
     Chat(commands::chat::Arguments),
+    /// Fetch a model: from Hugging Face, Ollama's registry, an address or a Python package
+    Pull(commands::pull::Arguments),
+    /// List the models on this machine
+    #[command(alias = "ls")]
+    List(commands::list::Arguments),
+    /// Show what is known of a model of the store
+    Show(commands::show::Arguments),
+    /// Remove models of the store
+    Rm(commands::rm::Arguments),
+    /// Compare the models of the store with what was fetched, to the bit
+    Verify(commands::verify::Arguments),
     /// Write the logits of every token of a prompt to a file
     Logits(commands::logits::Arguments),
     /// Print the steps of a model, or compare the device with the reference step by step
@@ -58,6 +69,7 @@ impl Command {
         match self {
             Command::Inspect(arguments) => arguments.asks_a_device(),
             Command::Quantize(_) | Command::Synth(_) => false,
+            Command::Pull(_) | Command::List(_) | Command::Show(_) | Command::Rm(_) | Command::Verify(_) => false,
             _ => true,
         }
     }
@@ -76,6 +88,11 @@ fn main() -> ExitCode {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Chat(a) => commands::chat::run(&a),
         Command::Run(a) => commands::run::run(&a),
+        Command::Pull(a) => commands::pull::run(&a),
+        Command::List(a) => commands::list::run(&a),
+        Command::Show(a) => commands::show::run(&a),
+        Command::Rm(a) => commands::rm::run(&a),
+        Command::Verify(a) => commands::verify::run(&a),
         Command::Logits(a) => commands::logits::run(&a),
         Command::Plan(a) => commands::plan::run(&a),
         Command::Devices(a) => commands::devices::run(&a),

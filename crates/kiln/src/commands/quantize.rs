@@ -12,6 +12,7 @@ use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::synth::recipe;
+use crate::model::resolve;
 use crate::output::{byte_progress, print, say, size};
 
 /// Flags of `kiln quantize`.
@@ -21,7 +22,7 @@ use crate::output::{byte_progress, print, say, size};
 Types: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE
        Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S")]
 pub(crate) struct Arguments {
-    /// The model to read; any part of a split one
+    /// The model to read: a file (any part of a split one) or a name, as `kiln pull` takes them
     input: PathBuf,
     /// The file to write
     out: PathBuf,
@@ -49,7 +50,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let named = recipe(&arguments.recipe)?;
     let recipe = if arguments.pure { named.pure() } else { named };
-    let model = Gguf::open(&arguments.input)?;
+    let model = Gguf::open(resolve(Some(&arguments.input))?)?;
     let conversion = Conversion::new(&model, recipe)?;
     if arguments.dry_run {
         list(&conversion, arguments.json)?;
