@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use indicatif::ProgressBar;
 use kiln_store::{Name, Store, Watch};
 
+use crate::config;
 use crate::output::{byte_progress, say};
 
 /// The store that the environment speaks of.
@@ -51,7 +52,8 @@ impl Watch for Bars {
 
 /// The file of the model that was named, or of the default one: fetched where it is not on this machine.
 pub(crate) fn resolve(model: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let Some(path) = model else { return Ok(store()?.default_model(&Bars::default())?) };
+    let chosen = config::default_model().map(Path::new);
+    let Some(path) = model.or(chosen) else { return Ok(store()?.default_model(&Bars::default())?) };
     let text = path.to_string_lossy();
     // What is spelled like a file is one; opening it says what is wrong with it.
     let is_file = !Name::parse(&text)?.is_remote() && (text.contains('/') || text.to_lowercase().ends_with(".gguf"));

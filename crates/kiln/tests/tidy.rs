@@ -7,11 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crate folders with their level: a crate may use only crates of lower levels.
-const LEVELS: [(&str, u32); 8] = [
+const LEVELS: [(&str, u32); 9] = [
     ("system", 0),
     ("gguf", 1),
     ("gpu", 1),
     ("store", 1),
+    ("convert", 2),
     ("kernels", 2),
     ("engine", 3),
     ("server", 4),
@@ -46,7 +47,7 @@ fn wrong_dependencies(folder: &str, manifest: &str) -> Vec<String> {
             if in_dependencies && names_crate(line, used) && used_level >= level {
                 problems.push(format!(
                     "crates/{folder}/Cargo.toml:{number}: {folder} may not use {used}; \
-                     the arrows are system <- gguf, gpu, store <- kernels <- engine <- server <- kiln"
+                     the arrows are system <- gguf, gpu, store <- kernels, convert <- engine <- server <- kiln"
                 ));
             }
         }

@@ -266,9 +266,7 @@ impl Downloader<'_> {
             if let Err(why) = noted {
                 let (done, total) = (shared.journal.done(), shared.journal.bytes);
                 let why = match why {
-                    Error::Unreachable { why, .. } => {
-                        Error::BrokenOff { name: remote.name.clone(), done, total, why }
-                    }
+                    Error::Unreachable { why, .. } => Error::BrokenOff { name: remote.name.clone(), done, total, why },
                     why => why,
                 };
                 shared.failed.get_or_insert(why);
@@ -410,9 +408,9 @@ fn total(answer: &Answer) -> Option<u64> {
 
 /// A piece must be the one that was asked for, of the file that the others are of.
 fn check_piece(remote: &Remote, etag: Option<&str>, answer: &Answer, from: u64) -> Result<()> {
-    let start = answer.header("content-range").and_then(|range| {
-        range.trim().strip_prefix("bytes ")?.split('-').next()?.parse::<u64>().ok()
-    });
+    let start = answer
+        .header("content-range")
+        .and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next()?.parse::<u64>().ok());
     let same = etag.is_none() || answer.header("etag").is_none() || answer.header("etag") == etag;
     if answer.status == 206 && start == Some(from) && same {
         return Ok(());

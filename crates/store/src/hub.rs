@@ -126,8 +126,12 @@ impl Repository<'_> {
         let (repo, revision) = (self.repo, self.revision);
         let at = if revision == "main" { String::new() } else { format!(" at {revision}") };
         let hint = match self.settings.hub_token {
-            None => "is it spelled right? A private or gated one needs a key in HF_TOKEN, and its terms accepted on the site",
-            Some(_) => "is it spelled right? Your key (HF_TOKEN) may not read it, or its terms were not accepted on the site",
+            None => {
+                "is it spelled right? A private or gated one needs a key in HF_TOKEN, and its terms accepted on the site"
+            }
+            Some(_) => {
+                "is it spelled right? Your key (HF_TOKEN) may not read it, or its terms were not accepted on the site"
+            }
         };
         let what = format!("{} has no repository {repo}{at}, or does not show it", host(&self.settings.hub_endpoint));
         Error::Refused { what, hint: hint.into() }
@@ -135,7 +139,8 @@ impl Repository<'_> {
 
     fn fetch_file(&self, down: &Downloader<'_>, folder: &Path, commit: &str, file: &Sibling) -> Result<Kept> {
         let name = &file.rfilename;
-        let nonsense = |why: &str| Error::Nonsense { host: host(&self.settings.hub_endpoint), why: format!("{name}: {why}") };
+        let nonsense =
+            |why: &str| Error::Nonsense { host: host(&self.settings.hub_endpoint), why: format!("{name}: {why}") };
         let sha256 = file.lfs.as_ref().and_then(|large| Digest::parse(large.sha256.as_deref()?));
         // Files that are not large go by another hash, which Git makes of them.
         let blob = sha256.as_ref().map(|digest| digest.hex().to_owned()).or_else(|| file.blob_id.clone());
@@ -205,7 +210,9 @@ pub(crate) fn cached_models(settings: &Settings) -> Vec<Record> {
     let mut found = Vec::new();
     for entry in fs::read_dir(&settings.hub_cache).into_iter().flatten().flatten() {
         let folder = entry.file_name().to_string_lossy().into_owned();
-        let Some((owner, repo)) = folder.strip_prefix("models--").and_then(|rest| rest.split_once("--")) else { continue };
+        let Some((owner, repo)) = folder.strip_prefix("models--").and_then(|rest| rest.split_once("--")) else {
+            continue;
+        };
         let repo = format!("{owner}/{repo}");
         let repository = Repository { settings, repo: &repo, revision: "main" };
         let mut files = Vec::new();

@@ -104,7 +104,9 @@ impl fmt::Display for Name {
             Name::Hub { repo, revision, wish } => write!(f, "hf:{repo}@{revision}{}", behind(wish)),
             Name::Ollama { repo, tag } => write!(f, "ollama:{}:{tag}", repo.strip_prefix("library/").unwrap_or(repo)),
             Name::Web { url } => f.write_str(url),
-            Name::Pip { package, version: Some(version), wish } => write!(f, "pypi:{package}=={version}{}", behind(wish)),
+            Name::Pip { package, version: Some(version), wish } => {
+                write!(f, "pypi:{package}=={version}{}", behind(wish))
+            }
             Name::Pip { package, version: None, wish } => write!(f, "pypi:{package}{}", behind(wish)),
             Name::Local(text) => f.write_str(text),
         }

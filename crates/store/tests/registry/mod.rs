@@ -206,12 +206,12 @@ fn answer(state: &State, out: &mut TcpStream, path: &str, range: Option<(u64, u6
         Some(_) => return plain(out, 416, ""),
         None => (200, 0, all),
     };
-    let extra = if status == 206 { format!("Content-Range: bytes {from}-{}/{}\r\n", to - 1, file.pretend.unwrap_or(all)) } else { String::new() };
-    let head = format!(
-        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nETag: {}\r\n{extra}\r\n",
-        to - from,
-        file.etag
-    );
+    let extra = if status == 206 {
+        format!("Content-Range: bytes {from}-{}/{}\r\n", to - 1, file.pretend.unwrap_or(all))
+    } else {
+        String::new()
+    };
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nETag: {}\r\n{extra}\r\n", to - from, file.etag);
     let mut body = &file.body[from as usize..to as usize];
     // Long answers take a while, so that several can be on their way.
     if body.len() > 1000 {
