@@ -22,6 +22,7 @@ mod error;
 mod header;
 mod map;
 mod metadata;
+pub mod parts;
 pub mod quant;
 mod reader;
 pub mod split;

@@ -1,6 +1,6 @@
 //! Opening the model a user asked for: the file, the executor, the context, with progress on stderr.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use kiln_engine::Session;
@@ -14,7 +14,6 @@ use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Wish};
 use crate::output::{byte_progress, say, size};
-use crate::store;
 
 /// Where a model runs and how much it remembers: flags of every command that runs one.
 #[derive(clap::Args, Clone, Debug)]
@@ -57,13 +56,7 @@ fn cache_type(name: &str) -> Result<TensorType, String> {
     found.ok_or_else(|| format!("caches can be {}", CACHE_TYPES.map(|ty| ty.name().to_lowercase()).join(", ")))
 }
 
-/// The model file named, or the default one from the local store.
-pub(crate) fn resolve(model: Option<&Path>) -> anyhow::Result<PathBuf> {
-    match model {
-        Some(path) => Ok(path.to_owned()),
-        None => store::default_model(),
-    }
-}
+pub(crate) use crate::store::resolve;
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {

@@ -30,24 +30,31 @@ pub struct Target {
     /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
     /// rows beside it.
     pub alike: bool,
+    /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
+    pub fuses: bool,
 }
 
 impl Target {
     /// The CPU executor.
     pub fn cpu() -> Target {
-        Target { caps: None, few: MOST_COLUMNS, cores: 0, long_column: usize::MAX, alike: false }
+        Target { caps: None, few: MOST_COLUMNS, cores: 0, long_column: usize::MAX, alike: false, fuses: true }
     }
 
     /// A GPU with these capabilities.
     pub fn gpu(caps: &Caps) -> Target {
         let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
         let few = if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS };
-        Target { caps: Some(caps.clone()), few, cores: CORES, long_column: LONG_COLUMN, alike: false }
+        Target { caps: Some(caps.clone()), few, cores: CORES, long_column: LONG_COLUMN, alike: false, fuses: true }
     }
 
     /// Whether so many columns are few for these weights. Matrix units do not take F32.
     pub fn is_few(&self, weights: &Tensor, columns: usize) -> bool {
         columns <= if weights.ty == TensorType::F32 { MOST_COLUMNS } else { self.few }
+    }
+
+    /// Whether steps may become this one.
+    pub fn joins(&self, call: &Call) -> bool {
+        self.fuses && self.runs(call)
     }
 
     /// Whether the operands of a call fit together and the device can run it, given all the memory it may ask for.

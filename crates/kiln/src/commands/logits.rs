@@ -17,7 +17,7 @@ use crate::output::say;
     after_help = "Examples:\n  kiln logits model.gguf -p \"Hello\" -o hello.gguf\n  kiln logits model.gguf --tokens 98,36,54 -o ids.gguf"
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one the default model of the local store
+    /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,
     /// Text
     #[arg(short, long, required_unless_present = "tokens")]

@@ -21,7 +21,7 @@ use crate::output::print;
     after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --diff \"Hello there\""
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one the default model of the local store
+    /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,
     /// Tokens read at once: 1 as when generating, more as when reading a prompt
     #[arg(long, default_value_t = 1)]

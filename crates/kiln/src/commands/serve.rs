@@ -17,7 +17,7 @@ use crate::output::say;
     after_help = "Examples:\n  kiln serve                                the default model on http://127.0.0.1:8080\n  kiln serve model.gguf --parallel 16 --ctx-size 8192\n  kiln serve model.gguf --host 0.0.0.0 --api-key-file keys.txt\n\nThen, with any client of OpenAI's API:\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one SmolLM2-135M-Instruct from the local store, fetched at first use
+    /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     model: Option<PathBuf>,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]

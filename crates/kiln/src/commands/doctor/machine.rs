@@ -301,7 +301,7 @@ fn leftovers() -> Vec<(PathBuf, u64)> {
     let cache = Cache::user().folder().map(Path::to_owned);
     let inside = |folder: &PathBuf| ["", "spirv", "pipelines", "tuning"].map(|name| folder.join(name));
     let mut folders = vec![PathBuf::from(".")];
-    folders.extend(crate::store::folder().ok());
+    folders.extend(crate::store::store().ok().map(|store| store.settings().folder.clone()));
     folders.extend(cache.iter().flat_map(inside));
     folders.iter().flat_map(|folder| stale(folder)).collect()
 }
