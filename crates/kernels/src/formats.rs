@@ -129,7 +129,7 @@ pub fn is_aligned(tensor: &Tensor) -> bool {
 /// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
 /// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32`, `A_RAW32` (functions), `A_GROUP`,
 /// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_PIECE` is the number of
-/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`. `A_BLOCKS` is 1 for block
+/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`; where `A_PARTS` is 1 also `A_PARTS_OF`. `A_BLOCKS` is 1 for block
 /// types and 0 for plain ones.
 pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Unsupported> {
     let Some(format) = format(ty) else {
@@ -157,8 +157,13 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
             shader = function(shader, name, of);
         }
     }
+    let parts = matches!(ty, TensorType::Q4_K | TensorType::Q5_K);
+    if parts {
+        shader = function(shader, "PARTS_OF", "parts");
+    }
     let numbers = [
         ("PIECE", piece),
+        ("PARTS", usize::from(parts)),
         ("GROUP", format.group),
         ("BLOCK", ty.block_len()),
         ("BLOCK_BYTES", ty.block_bytes()),

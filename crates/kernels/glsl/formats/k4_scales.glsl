@@ -15,5 +15,11 @@ vec2 k4_scale_of(uvec4 head, uvec2 pairs, uint j) {
     return vec2(s.x, -s.y);
 }
 
+// The scale of it as a whole number (x), what that is to be multiplied by (y), and the minimum (z).
+vec3 k4_parts_of(uvec4 head, uvec2 pairs, uint j) {
+    vec2 whole = vec2((pairs >> (8 * j)) & 255u), d = unpackHalf2x16(head.x);
+    return vec3(whole.x, d.x, -d.y * whole.y);
+}
+
 // Scale and minimum of sub-block i (0 to 7) of a block whose first 16 bytes are `head`.
 vec2 k4_scale(uvec4 head, uint i) { return k4_scale_of(head, k4_pairs(head, i / 2), i & 1u); }

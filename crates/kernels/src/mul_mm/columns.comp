@@ -4,6 +4,7 @@
 // HALF: as F16. The factor is the power of two that brings the column's largest value to 2^TOP .. 2^(TOP + 1): columns beyond the
 // range of F16 survive, and small ones keep their 11 bits. Otherwise as BF16, which has the range of F32: factors are 1.
 // SORTED: one for each (token, slot) pair, in the order of experts, so that a tile's lie side by side.
+// ORDER: as lanes hold them in matrices (order.glsl), for lanes.comp.
 // The first workgroup also sets p.n_counters counters of the product to zero.
 // One workgroup of WG threads per column; each keeps HELD fours of it in registers, or reads them for every pass where
 // HELD is 0. Columns with infinities or NaN keep them, with a factor of 1.
@@ -15,6 +16,10 @@ layout(local_size_x = WG) in;
 #include "reduce.glsl"
 #ifdef GATE
 #include "activations.glsl"
+#endif
+
+#ifdef ORDER
+#include "mul_mm/order.glsl"
 #endif
 
 uvec2 b_row, other_row;
@@ -122,7 +127,9 @@ void main() {
     FOURS(e) {
         if (e >= p.padded_k) break;
         vec4 v = C4(e) * inverse;
-#if HALF
+#if defined(ORDER)
+        store_quad(p.halves, column, e, (p.columns + MN - 1) / MN, v);
+#elif HALF
         U32x2(to).v[e / 4] = uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
 #else
         U32x2(to).v[e / 4] = uvec2(bf16_bits(v.x) | bf16_bits(v.y) << 16, bf16_bits(v.z) | bf16_bits(v.w) << 16);

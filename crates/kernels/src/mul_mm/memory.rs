@@ -2,7 +2,7 @@
 
 use kiln_gguf::TensorType;
 
-use super::{Call, pick, tuning};
+use super::{Call, lanes, pick, tuning};
 use crate::mul_mat::Product;
 use crate::operation::Path;
 use crate::quantise_q8_1;
@@ -72,7 +72,8 @@ impl Layout {
         let halves = (factors + 4 * rows).next_multiple_of(256);
         // Columns of integers take the place of those of 16-bit floats.
         let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
-        let counters = (halves + 2 * rows * padded(product)).max(integers).next_multiple_of(256);
+        let halves_end = halves + (2 * rows * padded(product)).max(lanes::columns_bytes(product, ids));
+        let counters = halves_end.max(integers).next_multiple_of(256);
         let floats = integers.next_multiple_of(256);
         // The call on columns that were made there has them for its b.
         let made = call.before.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);

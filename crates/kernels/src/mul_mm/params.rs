@@ -3,7 +3,7 @@
 use kiln_gpu::Address;
 
 use super::memory::{Layout, padded, prepared_columns};
-use super::{Before, Call, Kernel};
+use super::{Before, Call, Kernel, lanes};
 use crate::formats::row_strides;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::Path;
@@ -144,7 +144,7 @@ impl Call {
                 pairs_in_all: ids.map_or(0, |ids| count(ids.len())),
             }
             .bytes(),
-            (Kernel::Columns | Kernel::SortedColumns, _) => ColumnParams {
+            (Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns, _) => ColumnParams {
                 other: optional(&self.before.and_then(|before| before.operand())),
                 other_stride: self.before.and_then(|before| before.operand()).as_ref().map_or([0; 3], row_strides),
                 eps: if let Some(Before::Norm(norm)) = self.before { norm.eps } else { 0.0 },
@@ -159,7 +159,7 @@ impl Call {
                 n_counters: count(layout.n_counters),
                 columns: count(prepared_columns(&self.product, self.ids.as_ref().filter(|_| kernel == Kernel::SortedColumns))),
                 k: count(b.shape[0]),
-                padded_k: count(padded(&self.product)),
+                padded_k: count(if kernel == Kernel::LaneColumns { lanes::padded } else { padded }(&self.product)),
             }
             .bytes(),
             (_, Some(ids)) => ExpertParams {

@@ -27,9 +27,44 @@ pub(crate) struct Arguments {
     /// Also run the cases that want a real GPU
     #[arg(long)]
     full: bool,
+    #[command(flatten)]
+    part: Part,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Which cases of the operations are looked at, and on which paths.
+#[derive(clap::Args)]
+pub(crate) struct Part {
+    /// Only cases whose name holds this text, in small or capital letters; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    case: Vec<String>,
+    /// Only these paths: scalar, int_dot, coopmat, lanes, coopmat2
+    #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
+    pub(crate) path: Vec<Path>,
+}
+
+fn path_of(text: &str) -> Result<Path, String> {
+    let names = Path::ALL.map(Path::name);
+    Path::ALL
+        .into_iter()
+        .find(|p| p.name() == text)
+        .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
+}
+
+impl Part {
+    /// The cases of an operation that are looked at.
+    pub(crate) fn cases(&self, kernel: &Kernel, level: Level) -> Vec<Case> {
+        let texts: Vec<String> = self.case.iter().map(|text| text.to_lowercase()).collect();
+        let wanted = |case: &Case| texts.is_empty() || texts.iter().any(|text| case.name.to_lowercase().contains(text));
+        (kernel.cases)(level).into_iter().filter(wanted).collect()
+    }
+
+    /// The paths they are looked at on.
+    pub(crate) fn paths(&self) -> Vec<Path> {
+        if self.path.is_empty() { Path::ALL.to_vec() } else { self.path.clone() }
+    }
 }
 
 /// The rows of one operation on one path.
@@ -65,7 +100,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Cases whose references are computed at once: large ones take gigabytes.
     let (level, at_once) = if arguments.full { (Level::Full, 8) } else { (Level::Small, 64) };
     // All at once, on all cores; one that fails is met again, and named, by the case that wants it.
-    let shaders = shaders(&kernels, level, &device);
+    let (part, paths) = (&arguments.part, arguments.part.paths());
+    let shaders = shaders(kernels.iter().flat_map(|kernel| part.cases(kernel, level)).collect(), &paths, &device);
     let bar = progress(shaders.len() as u64, "compiling");
     let _ = device.prepare(&shaders, &|| bar.inc(1));
     bar.finish_and_clear();
@@ -76,12 +112,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         print(&heading());
     }
     for kernel in kernels {
-        let cases = (kernel.cases)(level);
+        let cases = part.cases(kernel, level);
         let bar = progress(cases.len() as u64, kernel.name);
         for chunk in cases.chunks(at_once) {
             let make = |case| {
                 let clock = Instant::now();
-                let made = Prepared::all(case, &device);
+                let made = Prepared::on(case, &device, &paths);
                 tell_if_slow("made", case, &clock);
                 // Once for all paths of the case: a reference computes on all threads, and one of them must not come to wait
                 // for what it has itself begun, as it would where each path asked by itself.
@@ -166,11 +202,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Every shader of every case, each once. Cases are built for it and dropped: some hold much data.
-fn shaders(kernels: &[&Kernel], level: Level, device: &Device) -> Vec<Shader> {
-    let cases: Vec<Case> = kernels.iter().flat_map(|kernel| (kernel.cases)(level)).collect();
+fn shaders(cases: Vec<Case>, paths: &[Path], device: &Device) -> Vec<Shader> {
     let bar = progress(cases.len() as u64, "making cases");
     let of = |case: &Case| {
-        let prepared = Prepared::all(case, device).unwrap_or_default();
+        let prepared = Prepared::on(case, device, paths).unwrap_or_default();
         bar.inc(1);
         prepared.iter().flat_map(|p| p.shaders().cloned().collect::<Vec<_>>()).collect::<HashSet<Shader>>()
     };
