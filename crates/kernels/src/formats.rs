@@ -129,7 +129,8 @@ pub fn is_aligned(tensor: &Tensor) -> bool {
 /// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
 /// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32`, `A_RAW32` (functions), `A_GROUP`,
 /// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_PIECE` is the number of
-/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`; where `A_PARTS` is 1 also `A_PARTS_OF`. `A_BLOCKS` is 1 for block
+/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`; where `A_PARTS` is 1 also `A_FACTOR`,
+/// `A_PARTS_OF` and, for codes of four bits, `A_NIBBLES`. `A_BLOCKS` is 1 for block
 /// types and 0 for plain ones.
 pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Unsupported> {
     let Some(format) = format(ty) else {
@@ -159,7 +160,9 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
     }
     let parts = matches!(ty, TensorType::Q4_K | TensorType::Q5_K);
     if parts {
-        shader = function(shader, "PARTS_OF", "parts");
+        for (name, of) in [("PARTS_OF", "parts"), ("FACTOR", "factor"), ("NIBBLES", "nibbles")] {
+            shader = function(shader, name, of);
+        }
     }
     let numbers = [
         ("PIECE", piece),

@@ -583,6 +583,7 @@ fn bench() -> Vec<Case> {
     for tokens in [512, 2048] {
         cases.extend([F16, Q4_0x8, Q4_K, Q8_0x8].map(|ty| timed_experts(ty, tokens)));
     }
+    cases.extend([8, 32, 64].map(|tokens| timed_experts(Q4_K, tokens)));
     for n in [512, 2048] {
         cases.extend([[4096, 64, n], [4096, 160, n], [64, 4096, n]].map(|sizes| timed(F32, sizes)));
         cases.push(timed_ranks([32, 4096, n]));

@@ -47,19 +47,37 @@ pub(super) fn padded(product: &Product) -> usize {
 
 /// Bytes of the columns that a call has prepared for this path, on whatever device; 0 where it is not for the path.
 pub(super) fn columns_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
-    let columns = product.b.rows();
-    if refusal(product, ids).is_some() { 0 } else { 2 * columns.next_multiple_of(WIDEST) * padded(product) }
+    if refusal(product, ids).is_some() {
+        return 0;
+    }
+    let columns = match ids {
+        // Tiles of experts are not full: each has room for all the columns that it could have.
+        Some(ids) => {
+            let (wide, experts) = (expert_tile(ids, product.a.shape[2]), product.a.shape[2]);
+            wide * ids.len().min(ids.len() / wide + experts)
+        }
+        None => product.b.rows().next_multiple_of(WIDEST),
+    };
+    2 * columns * padded(product)
+}
+
+/// Columns of a tile of one expert, by what an expert gets on the average.
+fn expert_tile(ids: &Tensor, experts: usize) -> usize {
+    let each = ids.len().div_ceil(experts.max(1));
+    each.next_multiple_of(WIDEST).clamp(WIDEST, 4 * WIDEST)
 }
 
 /// Why a product is not for this path, whatever the device.
 fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
     let Product { a, b, .. } = product;
     let [k, n, ..] = b.shape;
-    if ids.is_some() || b.shape[2] * b.shape[3] != 1 {
-        return Some("experts and batches go to other paths".into());
-    }
-    if n > MOST_COLUMNS {
-        return Some(format!("{n} columns, at most {MOST_COLUMNS}"));
+    let columns = match ids {
+        Some(ids) => ids.len().div_ceil(a.shape[2].max(1)),
+        None if b.shape[2] * b.shape[3] != 1 => return Some("batches go to other paths".into()),
+        None => n,
+    };
+    if columns > MOST_COLUMNS {
+        return Some(format!("{columns} columns, at most {MOST_COLUMNS}"));
     }
     if !k.is_multiple_of(PIECE) || k == 0 {
         return Some(format!("rows of {k} elements, want whole pieces of {PIECE}"));
@@ -74,6 +92,12 @@ fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
 pub fn in_lanes(product: &Product, caps: &Caps) -> bool {
     let halves = element_of(&product.a).is_ok_and(|(_, half)| half);
     halves && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
+}
+
+/// Elements that lie together in a row and that one lane gets, which the order of prepared columns depends on: as many as keep
+/// what lanes load at once together.
+fn piece(ty: TensorType) -> usize {
+    if ty.block_len() == 1 { 8 } else { PIECE }
 }
 
 /// The middle of the codes of formats with a minimum.
@@ -108,6 +132,10 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     if !(half && caps.float16) {
         return unsupported(format!("{} is not multiplied as F16 there", a.ty));
     }
+    let lists = if call.ids.is_some() { 16 * a.shape[2] } else { 0 };
+    if lists > caps.limits.max_shared_bytes as usize {
+        return unsupported(format!("{} experts want {lists} bytes of shared memory for their list", a.shape[2]));
+    }
     if let Some(reason) = refusal(&call.product, call.ids.as_ref()) {
         return unsupported(reason);
     }
@@ -123,22 +151,31 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     let Some(cut) = cut_for(call, Path::Lanes, place, fits)? else {
         return unsupported(format!("no tile of {m}x{n} matrices fits {} bytes of shared memory", caps.limits.max_shared_bytes));
     };
-    let column_tiles = d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize);
+    let column_tiles = match &call.ids {
+        Some(ids) => expert_tile(ids, a.shape[2]) / n as usize,
+        None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
+    };
     let (_, store) = element_functions(NAME, d.ty)?;
     let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
         .define("ORDER", number(order))
+        .define("PIECE", piece(a.ty))
         .define("ROW_TILES", cut.tile[0] / m as usize)
         .define("COLUMN_TILES", column_tiles)
         .define("SHARE", share_of(&cut))
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every step.
         .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
+        .define("SLOTTED", u32::from(call.ids.is_some()))
         .define("A_MIDDLE", middle(a.ty))
         .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
         .define("PUT4_D", store.replace("store", "put4"))
         .subgroup(SubgroupRequest::Full);
     let mut launches = launches(call, caps, shader, [cut.tile[0], column_tiles * n as usize]);
-    let prepared = Columns { sorted: false, half_sums: false, order: Some(order) };
+    if call.ids.is_some() {
+        // The list comes first.
+        launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
+    }
+    let prepared = Columns { sorted: false, half_sums: false, order: Some((order, piece(a.ty))) };
     launches.insert(launches.len() - 1, columns(call, caps, true, prepared)?);
     Ok(launches)
 }

@@ -26,6 +26,8 @@ pub(super) struct Layout {
     pub tiles: usize,
     /// (token, slot) pairs by expert.
     pub pairs: usize,
+    /// The place of each pair among the columns of all tiles.
+    pub slots: usize,
     /// The list alone ends here: enough for the plain path.
     pub lists_end: usize,
     /// A factor for each column.
@@ -67,7 +69,8 @@ impl Layout {
         let rows = prepared_columns(product, ids);
         let (tile_bytes, pair_bytes) =
             ids.map_or((0, 0), |ids| (4 * tile_words(ids.len(), product.a.shape[2]), 4 * ids.len()));
-        let lists_end = tile_bytes + pair_bytes;
+        let slots = tile_bytes + pair_bytes;
+        let lists_end = slots + pair_bytes;
         let factors = lists_end.next_multiple_of(256);
         let halves = (factors + 4 * rows).next_multiple_of(256);
         // Columns of integers take the place of those of 16-bit floats.
@@ -113,6 +116,7 @@ impl Layout {
         Layout {
             tiles: 0,
             pairs: tile_bytes,
+            slots,
             lists_end,
             factors,
             halves,

@@ -373,7 +373,7 @@ impl Operation for Call {
             Kernel::List => (list(&[self.ids]), list(&[lists])),
             Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns => {
                 let before = self.before.and_then(Before::operand);
-                let lists = lists.filter(|_| kernel == Kernel::SortedColumns);
+                let lists = lists.filter(|_| kernel != Kernel::Columns);
                 (list(&[Some(*b), before, lists]), list(&[self.piece(layout.factors, counters_end)]))
             }
             Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),

@@ -1,10 +1,10 @@
 // How lanes hold matrices of 16-bit floats whose components they write themselves; `MatrixOrder` has the words for it, and
 // ORDER is its number. Matrices are MM x MN x MK in SG lanes.
 //
-// A product may take the elements of k in any order that both operands keep to. Here it is: pieces of 64 elements, as many
-// side by side as a matrix has quads of elements, which together are a chunk; step s of a chunk takes elements 4 s, 4 s + 2,
-// 4 s + 1 and 4 s + 3 of each piece, in this order, as the quad of that number. So a lane gets its weights from 64 elements
-// that lie together in a row, and bytes of a word become pairs of 16-bit floats with one shift.
+// A product may take the elements of k in any order that both operands keep to. Here it is: pieces of PIECE elements, as many
+// side by side as a matrix has quads of elements; step s of them takes elements 4 s, 4 s + 2, 4 s + 1 and 4 s + 3 of each
+// piece, in this order, as the quad of that number. So a lane gets its weights from elements that lie together in a row, and
+// bytes of a word become pairs of 16-bit floats with one shift. A chunk of k is STEPS steps.
 //
 // A lane has to do with QUADS_OF_LANE quads of the left operand: quad_of(lane) of rows row_of(lane, h).
 #if ORDER == 0
@@ -33,15 +33,17 @@ uint quad_of(uint lane) { return lane / 4; }
 #define SET_QUAD(A, H, PAIRS) A[H] = PAIRS[lane % 4 / 2][lane % 2];
 #endif
 #define QUADS (MK / 4)
-#define PIECE 64
-#define STEPS (PIECE / 4)
-#define CHUNK (QUADS * PIECE)
+#define STEPS 16
+#define CHUNK (4 * STEPS * QUADS)
 
-// Prepared columns: for each chunk, tile of MN columns and step the eight components of each lane. Stores the quad that begins with
-// element e (a multiple of 4) of a column.
-void store_quad(uvec2 halves, uint column, uint e, uint column_tiles, vec4 v) {
-    uint piece = e / PIECE, step = e % PIECE / 4, chunk = piece / QUADS, q = piece % QUADS, c = column % MN;
-    uint at = ((chunk * column_tiles + column / MN) * STEPS + step) * SG;
+// Prepared columns: for each tile of MN columns, chunk and step the eight components of each lane. Chunks of a column are counted up to
+// a multiple of 256 elements of k.
+uint chunks_of(uint k) { return (k + 255) / 256 * (256 / CHUNK); }
+// Stores the quad that begins with element e (a multiple of 4) of a column.
+void store_quad(uvec2 halves, uint column, uint e, uint k, vec4 v) {
+    uint piece = e / PIECE, q = piece % QUADS, c = column % MN, chunk = e / CHUNK;
+    uint step = e % CHUNK / (QUADS * PIECE) * (PIECE / 4) + e % PIECE / 4;
+    uint at = ((column / MN * chunks_of(k) + chunk) * STEPS + step) * SG;
 #if ORDER == 0
     U32x2(halves).v[(at + c % 8 * 4 + q) * 2 + c / 8] = uvec2(packHalf2x16(v.xz), packHalf2x16(v.yw));
 #else

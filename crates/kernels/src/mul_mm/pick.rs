@@ -161,8 +161,8 @@ pub(super) struct Columns {
     pub sorted: bool,
     /// For sums of 16 bits, which large values would leave.
     pub half_sums: bool,
-    /// As lanes hold them in matrices.
-    pub order: Option<MatrixOrder>,
+    /// As lanes hold them in matrices, with so many elements in a piece.
+    pub order: Option<(MatrixOrder, usize)>,
 }
 
 /// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
@@ -190,10 +190,13 @@ pub(super) fn columns(
         Some(Before::Gate { .. }) => ".gated",
     };
     let other = call.before.and_then(Before::operand);
+    if order.is_some() {
+        shader = shader.define("SLOTTED", u32::from(call.ids.is_some()));
+    }
     let held = held(&shader, if order.is_some() { lanes::padded } else { padded }(&call.product));
-    if let Some(order) = order {
+    if let Some((order, piece)) = order {
         shader.name += ".lanes";
-        shader = shader.define("ORDER", lanes::number(order));
+        shader = shader.define("ORDER", lanes::number(order)).define("PIECE", piece);
     }
     shader = shader
         .define("NORMED", u32::from(call.before.is_some_and(|before| before.norm().is_some())))
@@ -207,7 +210,7 @@ pub(super) fn columns(
     if let Some(Before::Gate { kind, .. }) = call.before {
         shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
     }
-    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted)), caps) })
+    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted || order.is_some())), caps) })
 }
 
 /// Vectors of four elements that each thread keeps in registers, if a column so long fits them; else 0, and they are read

@@ -86,7 +86,7 @@ gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
 gpu * coopmat  * tile=64x64x64  warp=32x32 stages=1 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
-cpu f16 lanes * tile=16x16 share=2x2 ahead=2
+cpu f16 lanes * tile=16x16 share=2x2 ahead=1
 cpu q4_k lanes * tile=8x16 share=2x2 ahead=1
 cpu * lanes * tile=8x8 share=2x2 ahead=1
 gpu * lanes * tile=16x64 share=4x16
