@@ -61,6 +61,18 @@ pub struct FlexibleShape {
     pub workgroup: u32,
 }
 
+/// Which components of a cooperative matrix of 16-bit floats a lane holds, of the orders that kernels know. Vulkan leaves
+/// it to the driver: it is found out on the device (`kiln_kernels::open`). Which element of k a component is must be the same
+/// for both operands, and nothing else: kernels may give a matrix any elements of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MatrixOrder {
+    /// 16 x 16 x 16 in 32 lanes: lane 4 g + q holds four elements of k of row (column) g, then the same of row (column) g + 8;
+    /// which four depends on q.
+    Quads,
+    /// 8 x 8 x 8 in 8 lanes: a lane holds one element of k of all rows (columns).
+    Slices,
+}
+
 /// The parts of `VK_NV_cooperative_matrix2` a device has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the feature bits of the extension")]
@@ -160,6 +172,8 @@ pub struct Caps {
     pub memory_model: bool,
     /// Shapes of `VK_KHR_cooperative_matrix`; empty where it is not offered.
     pub coopmat: Vec<CoopmatShape>,
+    /// How lanes hold the matrices of `coopmat_shape(F16, F32)`, once that was found out and is an order that kernels know.
+    pub matrix_order: Option<MatrixOrder>,
     pub coopmat2: Coopmat2,
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
@@ -201,6 +215,7 @@ impl Caps {
             int_dot: IntDot::None,
             memory_model: false,
             coopmat: Vec::new(),
+            matrix_order: None,
             coopmat2: Coopmat2::default(),
             cores: None,
             is_cpu: false,
@@ -262,6 +277,7 @@ impl Caps {
                 shape(16, 16, 32, I8, I32),
                 shape(16, 16, 16, Bf16, F32),
             ],
+            matrix_order: Some(MatrixOrder::Quads),
             coopmat2: Coopmat2 {
                 workgroup_scope: true,
                 flexible_dimensions: true,
@@ -281,7 +297,7 @@ impl Caps {
         }
     }
 
-    /// Switches abilities off by name: `coopmat2`, `coopmat`, `int_dot`, `bfloat16`, `subgroups`. What is not known is
+    /// Switches abilities off by name: `coopmat2`, `coopmat`, `lanes`, `int_dot`, `bfloat16`, `subgroups`. What is not known is
     /// returned. For drivers whose ability turns out wrong, and for measuring one path against another.
     pub fn disable<'a>(&mut self, names: &'a str) -> Vec<&'a str> {
         let mut unknown = Vec::new();
@@ -289,6 +305,7 @@ impl Caps {
             match name {
                 "coopmat2" => self.coopmat2 = Coopmat2::default(),
                 "coopmat" => self.coopmat.clear(),
+                "lanes" => self.matrix_order = None,
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,

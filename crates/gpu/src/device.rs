@@ -9,9 +9,9 @@ use vulkanalia::prelude::v1_2::*;
 use crate::error::vulkan;
 use crate::memory::Arenas;
 use crate::pace::Pace;
-use crate::pipeline::Pipelines;
+use crate::pipeline::{Pipelines, build_key};
 use crate::query::{self, Offers};
-use crate::{Adapter, Cache, Error, Instance, Sources, statistics};
+use crate::{Adapter, Cache, Error, Instance, MatrixOrder, Sources, statistics};
 
 /// How long a device may go without finishing any submit before it counts as hung. Submits are paced to well under a
 /// second (`pace.rs`); a software GPU under load may need a while for the largest ones. `KILN_TIMEOUT` names another
@@ -123,6 +123,28 @@ impl Device {
             lost: AtomicBool::new(false),
             hung: AtomicBool::new(false),
         }))
+    }
+
+    /// Notes how lanes hold the components of matrices. Only right after opening, while nobody else has the device.
+    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>) {
+        match Arc::get_mut(self) {
+            Some(device) => device.adapter.caps.matrix_order = order,
+            None => log::warn!("the order of matrices is not used: {} is in use already", self.adapter.name),
+        }
+    }
+
+    /// What was noted about this device and this driver build under a name.
+    pub fn recall(&self, name: &str) -> Option<Vec<u8>> {
+        self.cache.read(&self.fact(name))
+    }
+
+    /// Notes something about this device and this driver build, for later runs.
+    pub fn remember(&self, name: &str, fact: &[u8]) {
+        self.cache.write(&self.fact(name), fact);
+    }
+
+    fn fact(&self, name: &str) -> String {
+        format!("facts/{name}-{}.bin", build_key(&self.adapter))
     }
 
     /// The instance it was opened from.

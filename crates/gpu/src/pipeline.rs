@@ -243,10 +243,15 @@ impl Device {
     }
 }
 
+/// Stands for a device and a driver build in names of the cache.
+pub(crate) fn build_key(adapter: &Adapter) -> String {
+    let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
+    cache::key(&parts)
+}
+
 /// Name of the driver's cache file for this device and driver build.
 fn cache_name(adapter: &Adapter) -> String {
-    let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
-    format!("pipelines/{}.bin", cache::key(&parts))
+    format!("pipelines/{}.bin", build_key(adapter))
 }
 
 impl Pipelines {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kiln_gpu::{Adapter, Cache, Device, Error, Instance, Sources, adapters, choose};
+use kiln_gpu::{Adapter, Cache, Device, Error, Instance, adapters, choose};
 use kiln_system::environment;
 use kiln_system::text::shown;
 
@@ -69,7 +69,7 @@ impl DeviceFlag {
         if let Some(file) = tuning_file(adapter) {
             kiln_kernels::mul_mat_vec::tuning::use_file(file);
         }
-        Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())
+        kiln_kernels::open(&instance, adapter, Cache::user())
     }
 }
 

@@ -205,6 +205,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         None | Some(Path::Scalar) => scalar(call, caps),
         Some(Path::IntDot) => teams(call, caps, Path::IntDot),
         Some(Path::Coopmat) => coopmat(call, caps),
+        Some(Path::Lanes) => Err(unsupported("no lanes path".into())),
         Some(Path::Coopmat2) => coopmat2(call, caps),
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn cut_for(
 }
 
 /// The component type of a matrix of these weights, if 16 bits hold them, and whether it is F16.
-fn element_of(a: &Tensor) -> Result<(Component, bool), Unsupported> {
+pub(super) fn element_of(a: &Tensor) -> Result<(Component, bool), Unsupported> {
     match a.ty {
         // Its own range and precision would be lost in 16 bits.
         TensorType::F32 => unsupported("F32 weights are multiplied in f32, not by 16-bit matrix units"),
@@ -144,7 +144,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         None => (shader, 1),
     };
     let mut launches = shared_launches(call, caps, shader, cut.tile, share);
-    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some() })?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?);
     Ok(launches)
 }
 
@@ -190,6 +190,6 @@ pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Uns
         .define("UNROLL", cut.unroll)
         .define("LEAST_N", shape.n);
     let mut launches = launches(call, caps, shader, cut.tile);
-    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: true, half_sums: false })?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: true, half_sums: false, order: None })?);
     Ok(launches)
 }

@@ -6,13 +6,12 @@ use anyhow::bail;
 use kiln_gpu::Shader;
 use kiln_kernels::case::Level;
 use kiln_kernels::harness::Prepared;
-use kiln_kernels::operation::Path;
 use kiln_kernels::probe::Probe;
 use kiln_kernels::timing::{self, Timing};
 use serde_json::json;
 
 use super::{rate, time};
-use crate::commands::selftest::chosen;
+use crate::commands::selftest::{Part, chosen};
 use crate::device::DeviceFlag;
 use crate::output::{print, progress, say};
 
@@ -22,12 +21,8 @@ use crate::output::{print, progress, say};
 pub(crate) struct Arguments {
     /// Operations to time; all without any
     operations: Vec<String>,
-    /// Only cases whose name holds this text, in small or capital letters; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    case: Vec<String>,
-    /// Only these paths: scalar, int_dot, coopmat, coopmat2
-    #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
-    path: Vec<Path>,
+    #[command(flatten)]
+    part: Part,
     /// Only the path that a model would take
     #[arg(long, conflicts_with = "path")]
     chosen: bool,
@@ -39,20 +34,6 @@ pub(crate) struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-fn path_of(text: &str) -> Result<Path, String> {
-    let names = Path::ALL.map(Path::name);
-    Path::ALL
-        .into_iter()
-        .find(|p| p.name() == text)
-        .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
-}
-
-/// Whether a case is among those that were asked for: all of them without any texts, else those with one in their name.
-/// Types are written in capitals in names and not by people.
-fn is_wanted(name: &str, texts: &[String]) -> bool {
-    texts.is_empty() || texts.iter().any(|text| name.to_lowercase().contains(&text.to_lowercase()))
 }
 
 struct Row {
@@ -75,18 +56,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (case, path, after, once, bytes, share, flops) = head;
         print(&format!("{case:52} {path:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}"));
     }
-    let wanted = |name: &str| is_wanted(name, &arguments.case);
     let mut rows = Vec::new();
     let mut failed = 0;
     for kernel in kernels {
-        let cases: Vec<_> = (kernel.cases)(Level::Bench).into_iter().filter(|c| wanted(&c.name)).collect();
+        let cases = arguments.part.cases(kernel, Level::Bench);
         let bar = progress(cases.len() as u64, kernel.name);
         for case in &cases {
-            let paths = match &arguments.path[..] {
-                [] if arguments.chosen => vec![Prepared::chosen(case, &device)?],
-                [] => Path::ALL.to_vec(),
-                some => some.to_vec(),
-            };
+            let paths = if arguments.chosen { vec![Prepared::chosen(case, &device)?] } else { arguments.part.paths() };
             let prepared = Prepared::on(case, &device, &paths)?;
             let shaders: Vec<Shader> = prepared.iter().flat_map(|p| p.shaders_of_call().cloned()).collect();
             device.prepare(&shaders, &|| {})?;
@@ -152,17 +128,4 @@ fn row_json(r: &Row, ceiling: f64) -> serde_json::Value {
         "flops_per_second": r.flops / t.dependent,
         "share_of_read": r.bytes / t.dependent / ceiling,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cases_are_found_whatever_their_case() {
-        let name = "mul_mat_vec Q4_K k=4096 m=14336 n=1";
-        let wanted = |texts: &[&str]| is_wanted(name, &texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
-        assert!(wanted(&[]) && wanted(&["q4_k"]) && wanted(&["Q4_K"]) && wanted(&["q8_0", "N=1"]));
-        assert!(!wanted(&["q4_0"]) && !wanted(&["q8_0", "m=4096"]));
-    }
 }
