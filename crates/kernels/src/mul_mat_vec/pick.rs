@@ -166,10 +166,19 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     if columns == Columns::Scratch {
         choice.launches.push(quantise(call, caps)?);
     }
-    for matrices in launches(call) {
-        choice.launches.push(product(call, path, columns, &matrices, caps)?);
+    let launches = launches(call);
+    for (matrices, share) in launches.iter().zip(shares(&launches)) {
+        choice.launches.push(product(call, (path, columns), (matrices, share), caps)?);
     }
     Ok(choice)
+}
+
+/// The share of the device's cores for each launch, by the bytes it reads: launches do not wait for each other, and run side by
+/// side where together they have as many workgroups as run at once.
+fn shares(launches: &[Vec<Sibling>]) -> Vec<f64> {
+    let bytes = |matrices: &Vec<Sibling>| matrices.iter().map(|m| m.a.rows() * m.a.row_bytes()).sum::<usize>() as f64;
+    let all: f64 = launches.iter().map(bytes).sum();
+    launches.iter().map(|matrices| bytes(matrices) / all).collect()
 }
 
 /// The first path of the table that the call can take.
@@ -179,7 +188,7 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     // much as the product. Others that emulate them gain nothing.
     let rounded_once = (call.scratch.is_some() || call.quantised.is_some()) && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
-    let paths = table.paths(call.product.a.ty, columns_to_choose_for(call), caps);
+    let paths = table.paths(call.product.a.ty, (columns_to_choose_for(call), call.gate.is_some()), caps);
     let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
     let found = paths.find_map(|path| columns_for(call, path, caps).ok().map(|columns| (path, columns)));
     Ok(found.unwrap_or((Path::Scalar, Columns::Floats)))
@@ -259,7 +268,12 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).expect("`rows_reachable` should have refused what does not fit 32 bits")
 }
 
-fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &Caps) -> Result<Launch, Unsupported> {
+fn product(
+    call: &Call,
+    (path, from): (Path, Columns),
+    (matrices, share): (&[Sibling], f64),
+    caps: &Caps,
+) -> Result<Launch, Unsupported> {
     let Product { b, .. } = call.product;
     let a = matrices[0].a;
     let columns = columns(call);
@@ -289,12 +303,15 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         (true, Slice::Quads { count, .. }) => 4 * count as usize,
         (true, Slice::Groups(_)) => tuning.slice.span(),
     };
-    let even = b.shape[0].is_multiple_of(slice * team as usize * tuning.flight as usize);
+    let pass = slice * team as usize;
+    let tuning = Tuning { flight: whole_flight(b.shape[0], pass, tuning.flight), ..tuning };
+    let even = b.shape[0].is_multiple_of(pass * tuning.flight as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
     // Several batches have columns of their own each.
     let looping = tuning.loops > 0 && batches == 1 && call.experts.is_none();
-    let loops = looping.then(|| (caps.cores_or_guess() * tuning.loops) as usize);
+    let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
+    let loops = looping.then(|| ((at_once * share) as usize).max(1));
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),
@@ -362,6 +379,13 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     Ok(Launch { shader, groups: grid(groups * batches, caps) })
 }
 
+/// Slices ahead for rows of `k` elements, `most` or fewer: so many that rounds are full, where passes are.
+fn whole_flight(k: usize, pass: usize, most: u32) -> u32 {
+    let passes = k / pass;
+    let full = |n: &u32| k.is_multiple_of(pass) && passes.is_multiple_of(*n as usize);
+    (1..=most).rev().find(full).unwrap_or(most)
+}
+
 fn batches(call: &Call) -> usize {
     match call.experts {
         Some(experts) => experts.ids.len(),
@@ -377,7 +401,8 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
         return Ok(bounded(split, caps));
     }
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let found = table.find(ty, path, columns_to_choose_for(call), caps).map(|tuning| fitted(call, ty, tuning, caps));
+    let found = table.find(ty, path, (columns_to_choose_for(call), call.gate.is_some()), caps);
+    let found = found.map(|tuning| fitted(call, ty, tuning, caps));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
 }
 
