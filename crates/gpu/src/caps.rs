@@ -1,7 +1,7 @@
 //! What a device can do, as plain data: kernels choose their path from it, and tests can make any device up.
 
 /// A component type of a cooperative matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are the types")]
 pub enum Component {
     F16,
@@ -21,7 +21,7 @@ pub enum Component {
 }
 
 /// Which threads share a cooperative matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Scope {
     /// One subgroup.
     Subgroup,
@@ -30,7 +30,7 @@ pub enum Scope {
 }
 
 /// One shape the driver lists for `VK_KHR_cooperative_matrix`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "an M x N x K product of these component types")]
 pub struct CoopmatShape {
     pub m: u32,
@@ -45,7 +45,7 @@ pub struct CoopmatShape {
 }
 
 /// One row of the flexible dimensions of `VK_NV_cooperative_matrix2`: any multiple of the granularity may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "granularities of an M x N x K product of these component types")]
 pub struct FlexibleShape {
     pub m: u32,
@@ -62,7 +62,7 @@ pub struct FlexibleShape {
 }
 
 /// The parts of `VK_NV_cooperative_matrix2` a device has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are the feature bits of the extension")]
 pub struct Coopmat2 {
     pub workgroup_scope: bool,
@@ -97,7 +97,7 @@ impl Coopmat2 {
 }
 
 /// Integer dot products of four packed 8-bit values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum IntDot {
     /// Not offered.
     #[default]
@@ -109,7 +109,7 @@ pub enum IntDot {
 }
 
 /// The subgroup abilities of a device in compute shaders.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are Vulkan's operation groups")]
 pub struct Subgroups {
     /// The size without further requests.
@@ -128,7 +128,7 @@ pub struct Subgroups {
 }
 
 /// Limits that kernels must respect.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are Vulkan's limits")]
 pub struct Limits {
     pub max_workgroup_count: [u32; 3],
@@ -143,7 +143,7 @@ pub struct Limits {
 }
 
 /// Everything a kernel may ask about the device before it chooses its path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names say it; see the field types")]
 pub struct Caps {
     pub subgroups: Subgroups,

@@ -2,8 +2,10 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+mod compile;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+mod estimate;
 mod fit;
 pub(crate) mod inspect;
 pub(crate) mod logits;
