@@ -69,7 +69,7 @@ pub fn variants(kernels: &[&'static Kernel], caps: &Caps, only_chosen: bool) -> 
 /// What is excused of an operation's kernels.
 pub fn excuses(operation: &str) -> &'static [Excuse] {
     match operation {
-        "mul_mm" => crate::mul_mm::EXCUSED,
+        "mul_mat_vec" => crate::mul_mat_vec::EXCUSED,
         _ => &[],
     }
 }

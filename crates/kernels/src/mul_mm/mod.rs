@@ -29,9 +29,6 @@ use params::SplitParams;
 
 const NAME: &str = "mul_mm";
 
-/// Spills that are known and left.
-pub(crate) const EXCUSED: &[crate::compiled::Excuse] = &[];
-
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, with rms_norm or a gate before, \
                            siblings, or with an expert for each";
