@@ -36,4 +36,5 @@ pub use pipeline::{Pipeline, PipelineCounts};
 pub use recorder::Counts;
 pub use recorder::{Commands, Dispatch, Groups, Recorder, Span};
 pub use shader::{Shader, SubgroupRequest};
+pub use statistics::{Statistic, Told};
 pub use transfer::Uploader;

@@ -237,6 +237,9 @@ pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], 
         return data.input_with(ty, shape, |random, _| random.uniform(-300.0, 300.0));
     }
     let tensor = data.output(ty, shape);
+    if data.is_blank() {
+        return tensor;
+    }
     let blocks = random_bytes(&mut data.random, ty.base(), tensor.len() / ty.base().block_len(), extreme);
     let bytes = data.memory.bytes_mut(tensor.slot);
     if ty.is_packed() {

@@ -257,6 +257,11 @@ impl GpuExecutor {
     }
 }
 
+/// Most tokens of a prompt that are read at once on a device with so much memory.
+pub fn batch_on(memory_bytes: u64, is_software: bool) -> usize {
+    if memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !is_software { 4 * BATCH } else { BATCH }
+}
+
 /// Bytes that a packed block takes in the file.
 fn group_bytes(ty: TensorType) -> usize {
     ty.block_len() / ty.base().block_len() * ty.base().block_bytes()
@@ -494,7 +499,7 @@ impl Executor for GpuExecutor {
         if self.options.reproducible {
             return ALIKE_BATCH;
         }
-        if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
+        batch_on(adapter.memory_bytes, adapter.caps.is_cpu)
     }
 
     fn memory(&self) -> Option<Memory> {

@@ -9,7 +9,7 @@ use kiln_gguf::Gguf;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Keep, Options, Packing, Sums};
+pub use gpu::{GpuExecutor, Keep, Options, Packing, Sums, batch_on};
 
 use crate::Error;
 use crate::lower::Target;

@@ -16,7 +16,7 @@ mod shapes;
 mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
-pub use fit::{Fit, Wish, fit};
+pub use fit::{Fit, Place, Wish, fit, fit_in};
 pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};

@@ -70,7 +70,7 @@ pub struct Tuning {
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// `cpu` or `gpu`; `*` is both.
+    /// `cpu`, `gpu`, `wide` or `*` ([`tuning::names_device`]).
     pub device: String,
     /// The format's name in small letters, or several formats as [`tuning::names_format`] has them: `*` is every one.
     pub format: String,
@@ -105,7 +105,7 @@ impl fmt::Display for Line {
     }
 }
 
-// Why these: `docs/ladder/mul_mat_vec.md`. Numbers of threads are bounded by the device; a slice whose span does not
+// Why these: `docs/ladder/mul_mat_vec.md`; `wide`: `docs/amd.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
 # device format path columns threads team rows flight slice [loop] [gate]
@@ -114,6 +114,11 @@ cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
 cpu *    scalar  8   8 subgroup  8 1 groups:1
 cpu *    scalar  16  8 subgroup  4 1 groups:1
+wide q4_k int_dot 3  1024 subgroup 1 1 groups:1 loop:1
+wide q5_k int_dot 3  1024 subgroup 1 1 groups:1 loop:1
+wide packed int_dot 3 1024 subgroup 1 1 groups:1 loop:1
+wide q4_k scalar 1   128 subgroup 2 1 groups:1
+wide q5_k scalar 1   128 subgroup 2 1 groups:1
 gpu f32  scalar  16  256 workgroup 1 4 groups:1
 gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 loop:4
 gpu f16  scalar  16  128 subgroup 4 4 quads:1x4
@@ -212,8 +217,8 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         return Err(format!("{} words, at least 9 belong there", words.len()));
     };
     let wrong = |what: &'static str, word: &str, want: &str| format!("{what} is `{}`, want {want}", shown(word));
-    if !["cpu", "gpu", "*"].contains(device) {
-        return Err(wrong("device", device, "cpu, gpu or *"));
+    if !tuning::DEVICES.contains(device) {
+        return Err(wrong("device", device, "cpu, gpu, wide or *"));
     }
     let names = || Path::ALL.map(Path::name).join(", ");
     let path = Path::ALL.into_iter().find(|p| p.name() == *path).ok_or_else(|| wrong("path", path, &names()))?;

@@ -86,7 +86,7 @@ fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, a: TensorType) -> 
     let tiles = cut.stages * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
     let vectors = tiles.max(subgroups * cut.warp[1] * shape.m as usize / 4);
     let bytes = 16 * vectors + table_bytes + finish_bytes(cut);
-    let threads = subgroups * caps.subgroups.size as usize;
+    let threads = subgroups * caps.matrix_lanes(shape) as usize;
     let rows = cut.warp[0] / shape.m as usize;
     bytes <= caps.limits.max_shared_bytes as usize
         && threads <= caps.limits.max_workgroup_invocations as usize
@@ -120,7 +120,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
             shape.m, shape.n, caps.limits.max_shared_bytes
         ));
     };
-    let k = a.shape[0];
+    let (k, lanes) = (a.shape[0], caps.matrix_lanes(shape));
     let (_, store) = element_functions(NAME, d.ty)?;
     let shader = cut_shader(call, Path::Coopmat, "mul_mm/coopmat.comp", &cut, half)?
         .define("VECTORS_A", u32::from(formats::is_aligned(a) && k.is_multiple_of(4)))
@@ -137,8 +137,8 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MM", shape.m)
         .define("MN", shape.n)
         .define("MK", shape.k)
-        .define("SG", caps.subgroups.size)
-        .subgroup(SubgroupRequest::Full);
+        .define("SG", lanes)
+        .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) });
     let (shader, share) = match call.split(Path::Coopmat) {
         Some(split) => (Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) }, split.count),
         None => (shader, 1),

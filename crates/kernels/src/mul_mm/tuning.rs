@@ -56,7 +56,7 @@ pub(super) struct Line {
     setting: Setting,
 }
 
-// Why these: `docs/ladder/mul_mm.md`. A cut that a device cannot have is passed over; where no cut is `busy`, the last
+// Why these: `docs/ladder/mul_mm.md`; `wide`: `docs/amd.md`. A cut that a device cannot have is passed over; where no cut is `busy`, the last
 // one that fits is taken. Software GPUs multiply faster without matrix units: their lines are for tests, and between them
 // reach every part of the kernel; the fewest threads are best there, and little is unrolled, as it compiles for long. Block
 // formats on coopmat2 are never unrolled: their callback stands in a step as often as a thread has elements, and four steps in a
@@ -65,6 +65,8 @@ const BUILT_IN: &str = "
 # device format path columns settings
 cpu * scalar   40 tile=32x32x16 thread=4x4
 cpu * scalar   * tile=64x32x32  thread=8x4
+wide * scalar  * tile=128x64x16 thread=8x4 busy
+wide * scalar  * tile=64x64x16  thread=4x4
 gpu * scalar   * tile=64x64x32  thread=8x4
 gpu * scalar   * tile=64x64x16  thread=8x4
 cpu q4_k coopmat 20 tile=16x16x32 warp=8x8
@@ -164,8 +166,8 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     let [device, format, path, columns, settings @ ..] = words else {
         return Err("want `device format path columns settings`".into());
     };
-    if !["cpu", "gpu", "*"].contains(device) {
-        return Err(format!("`{device}` is not `cpu`, `gpu` or `*`"));
+    if !tuning::DEVICES.contains(device) {
+        return Err(format!("`{device}` is not `cpu`, `gpu`, `wide` or `*`"));
     }
     let columns = match *columns {
         "*" => usize::MAX,

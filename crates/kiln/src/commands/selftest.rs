@@ -18,7 +18,9 @@ use crate::output::{print, progress, say};
 
 /// Flags of `kiln selftest`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln selftest rms_norm rope --device 0")]
+#[command(
+    after_help = "Examples:\n  kiln selftest rms_norm rope --device 0\n  kiln selftest --compile mul_mm --chosen --json"
+)]
 pub(crate) struct Arguments {
     /// Operations to test; all without any
     operations: Vec<String>,
@@ -29,6 +31,12 @@ pub(crate) struct Arguments {
     full: bool,
     #[command(flatten)]
     part: Part,
+    /// Run nothing: compile every kernel and print what the driver tells of it. Works without hardware (scripts/null-gpu)
+    #[arg(long, conflicts_with = "full")]
+    compile: bool,
+    /// With --compile: only the kernels that the device takes by itself
+    #[arg(long, requires = "compile")]
+    chosen: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -94,6 +102,9 @@ pub(crate) fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let kernels = chosen(&arguments.operations)?;
+    if arguments.compile {
+        return super::compile::run(&kernels, &arguments.device, arguments.chosen, arguments.json);
+    }
     let start = Instant::now();
     let device = arguments.device.open()?;
     let set_up = start.elapsed();
