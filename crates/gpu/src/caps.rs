@@ -64,7 +64,7 @@ pub struct FlexibleShape {
 /// Which components of a cooperative matrix of 16-bit floats a lane holds, of the orders that kernels know. Vulkan leaves
 /// it to the driver: it is found out on the device (`kiln_kernels::open`). Which element of k a component is must be the same
 /// for both operands, and nothing else: kernels may give a matrix any elements of k.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum MatrixOrder {
     /// 16 x 16 x 16 in 32 lanes: lane 4 g + q holds four elements of k of row (column) g, then the same of row (column) g + 8;
     /// which four depends on q.

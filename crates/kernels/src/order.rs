@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use kiln_gpu::{
-    Adapter, Address, Cache, Caps, Component, CoopmatShape, Cost, Device, Dispatch, Error, Groups, Instance, MatrixOrder,
-    MemoryKind, Recorder, Shader, Sources, Span, SubgroupRequest,
+    Adapter, Address, Cache, Caps, Component, CoopmatShape, Cost, Device, Dispatch, Error, Groups, Instance,
+    MatrixOrder, MemoryKind, Recorder, Shader, Sources, Span, SubgroupRequest,
 };
 
 /// Under this name the order is kept for later runs.
@@ -106,7 +106,9 @@ fn known(places: &[u32], shape: &CoopmatShape, caps: &Caps) -> Option<MatrixOrde
 
 fn is_of(order: MatrixOrder, places: &[u32], shape: &CoopmatShape, caps: &Caps) -> bool {
     let [rows, lanes, k] = extents(order);
-    if [shape.m, shape.n, shape.k, caps.subgroups.size] != [rows, rows, k, lanes] || places.len() != 2 * (rows * k) as usize {
+    if [shape.m, shape.n, shape.k, caps.subgroups.size] != [rows, rows, k, lanes]
+        || places.len() != 2 * (rows * k) as usize
+    {
         return false;
     }
     let each = rows * k / lanes;

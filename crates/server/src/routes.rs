@@ -6,7 +6,9 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
-use crate::api::{anthropic, chat_completions, completions, engine, health, llama, models, ollama, page, responses, tokens};
+use crate::api::{
+    anthropic, chat_completions, completions, engine, health, llama, models, ollama, page, responses, tokens,
+};
 use crate::app::App;
 use crate::guard::guard;
 use crate::refusal::{Kind, Refusal};

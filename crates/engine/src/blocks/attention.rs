@@ -158,7 +158,7 @@ pub struct Attention {
 #[derive(Clone, Debug)]
 enum Source {
     Matrix(Linear),
-    Experts(Values),
+    Experts(Box<Values>),
 }
 
 impl Mixer for Attention {
@@ -222,7 +222,7 @@ impl Attention {
             let q_width = if spec.gate == ResultGate::InQueries { 2 * q_width } else { q_width };
             let (q, k) = (l.linear("attn_q", &[hidden, q_width])?, l.linear("attn_k", &[hidden, k_width])?);
             let v = match &spec.values {
-                Some(values) => Source::Experts(Values::load(l, values, [hidden, v_width])?),
+                Some(values) => Source::Experts(Box::new(Values::load(l, values, [hidden, v_width])?)),
                 None => Source::Matrix(counted(l.linear("attn_v", &[hidden, v_width])?)),
             };
             (counted(q), counted(k), v)

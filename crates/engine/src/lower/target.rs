@@ -4,8 +4,8 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component};
 use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
-use kiln_kernels::{Call, mul_mm};
 use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::{Call, mul_mm};
 
 /// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
 /// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
@@ -41,7 +41,15 @@ pub struct Target {
 impl Target {
     /// The CPU executor.
     pub fn cpu() -> Target {
-        Target { caps: None, few: MOST_COLUMNS, few_in_lanes: MOST_COLUMNS, cores: 0, long_column: usize::MAX, alike: false, fuses: true }
+        Target {
+            caps: None,
+            few: MOST_COLUMNS,
+            few_in_lanes: MOST_COLUMNS,
+            cores: 0,
+            long_column: usize::MAX,
+            alike: false,
+            fuses: true,
+        }
     }
 
     /// A GPU with these capabilities.
@@ -49,7 +57,15 @@ impl Target {
         let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
         let few = if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS };
         let few_in_lanes = if caps.is_cpu { few } else { FEW_BESIDE_LANES };
-        Target { caps: Some(caps.clone()), few, few_in_lanes, cores: CORES, long_column: LONG_COLUMN, alike: false, fuses: true }
+        Target {
+            caps: Some(caps.clone()),
+            few,
+            few_in_lanes,
+            cores: CORES,
+            long_column: LONG_COLUMN,
+            alike: false,
+            fuses: true,
+        }
     }
 
     /// Whether a product of so many columns has few for its weights. Matrix units do not take F32.

@@ -225,7 +225,7 @@ pub fn windows_by(l: &Loader<'_>, layers: usize, window: usize, period: Period) 
             let n = given.unwrap_or(n);
             n == 0 || i % n < n - 1
         }
-        (None, Period::First(n)) => i % given.unwrap_or(n).max(1) != 0,
+        (None, Period::First(n)) => !i.is_multiple_of(given.unwrap_or(n).max(1)),
     };
     Ok((0..layers).map(|i| has(i).then_some(window)).collect())
 }

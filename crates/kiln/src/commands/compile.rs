@@ -88,8 +88,11 @@ fn compiled(device: &Device, variant: Variant) -> Compiled {
     }
 }
 
+/// A column of the table: its head, and what stands in it.
+type Column = (&'static str, fn(&Told) -> Option<f64>);
+
 /// The columns: a name, and how it is read from what the driver told.
-const COLUMNS: [(&str, fn(&Told) -> Option<f64>); 9] = [
+const COLUMNS: [Column; 9] = [
     ("regs", |t| t.registers),
     ("scalar", |t| t.scalar_registers),
     ("spilled", |t| t.spilled),

@@ -2,9 +2,9 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+mod compile;
 pub(crate) mod config;
 pub(crate) mod convert;
-mod compile;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 mod estimate;
