@@ -48,6 +48,8 @@ enum Command {
     Selftest(commands::selftest::Arguments),
     /// Make a model file with random weights in the shape of a real model
     Synth(commands::synth::Arguments),
+    /// Watch a running server: requests, tokens per second, cache, queue
+    Top(commands::top::Arguments),
     /// Find the fastest way to split the work on this device, and keep it for later runs
     Tune(commands::tune::Arguments),
 }
@@ -57,7 +59,7 @@ impl Command {
     fn may_use_device(&self) -> bool {
         match self {
             Command::Inspect(arguments) => arguments.asks_a_device(),
-            Command::Quantize(_) | Command::Synth(_) => false,
+            Command::Quantize(_) | Command::Synth(_) | Command::Top(_) => false,
             _ => true,
         }
     }
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Command::Serve(a) => commands::serve::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),
+        Command::Top(a) => commands::top::run(&a),
         Command::Tune(a) => commands::tune::run(&a),
     };
     match result {

@@ -15,4 +15,5 @@ pub(crate) mod sampling_flags;
 pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod synth;
+pub(crate) mod top;
 pub(crate) mod tune;
