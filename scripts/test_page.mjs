@@ -47,7 +47,7 @@ const browser = await chromium.launch({
 });
 const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, permissions: ["clipboard-read", "clipboard-write"] });
 const page = await context.newPage();
-page.setDefaultTimeout(60_000);
+page.setDefaultTimeout(30_000);
 const faults = [];
 page.on("pageerror", (error) => faults.push(`error: ${error.message}`));
 page.on("console", (message) => message.type() === "error" && !/401|Failed to load resource/.test(message.text()) && faults.push(`console: ${message.text()}`));
@@ -95,6 +95,15 @@ const ask = async (text) => {
   await page.press("#prompt", "Enter");
 };
 
+/** How long answers of the model may be; the settings stay open or closed as they were. */
+async function longest(tokens) {
+  const hidden = await page.locator("#settings").isHidden();
+  if (hidden) await page.keyboard.press("Control+,");
+  await page.fill("#set-max_tokens", tokens);
+  await page.press("#set-max_tokens", "Tab");
+  if (hidden) await page.keyboard.press("Control+,");
+}
+
 const checks = {
   async "a server with a key asks for it once"() {
     await page.goto(url);
@@ -111,6 +120,7 @@ const checks = {
     await picture("desktop-first");
   },
   async "a model answers as a stream, and says how fast"() {
+    await longest("24");
     await ask("Say hello in one short sentence.");
     await page.locator("article.assistant").waitFor();
     await settled();
@@ -143,6 +153,7 @@ const checks = {
   },
   async "Escape stops an answer within a moment"() {
     await page.keyboard.press("Control+Shift+O");
+    await longest("");
     await ask("Count from one to a thousand, in words, without stopping.");
     await page.waitForFunction(() => document.querySelector("article.assistant .prose:not(.thought)")?.innerText.length > 20);
     await picture("desktop-writing");
@@ -275,6 +286,7 @@ const checks = {
     await page.setInputFiles("#import-file", file);
     await page.locator("#toast", { hasText: "could not be imported" }).waitFor();
     await page.keyboard.press("Escape");
+    await page.locator("#toast").waitFor({ state: "hidden" });
   },
   async "a phone has all of it"() {
     await page.setViewportSize({ width: 390, height: 844 });

@@ -80,7 +80,7 @@ struct Frail {
 }
 
 impl Frail {
-    fn new(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<[isize; 2]>>) {
+    fn boxed(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<[isize; 2]>>) {
         let held = Arc::new(Mutex::new([0; 2]));
         let inner = CpuExecutor::new(Arithmetic::Fast);
         (Box::new(Frail { inner, trigger: trigger.clone(), held: Arc::clone(&held), memory: 1 << 40 }), held)
@@ -181,7 +181,7 @@ impl Executor for Frail {
 }
 
 fn scheduler(preset: &str, trigger: &Trigger, [pages, sequences]: [usize; 2]) -> (Scheduler, Arc<Mutex<[isize; 2]>>) {
-    let (executor, held) = Frail::new(trigger);
+    let (executor, held) = Frail::boxed(trigger);
     let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
     let engine = Engine::new(model(preset), executor, room, &mut |_, _| {}).unwrap();
     (Scheduler::start(engine, Policy::default()), held)
@@ -274,7 +274,7 @@ fn a_step_that_fails_once_ends_its_own_requests_and_no_others() {
 #[test]
 fn a_sequence_whose_run_failed_says_so_until_it_goes_back() {
     let trigger = Trigger::after(Fault::Once, 2);
-    let (executor, _) = Frail::new(&trigger);
+    let (executor, _) = Frail::boxed(&trigger);
     let room = Room { pages: 8, sequences: 2, states: 2, ..Room::one(256) };
     let mut engine = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).unwrap();
     let (a, b) = (engine.open(0).unwrap(), engine.open(0).unwrap());
@@ -303,7 +303,7 @@ fn a_prompt_of_more_pages_than_there_are_gets_both_numbers() {
 #[test]
 fn a_cache_type_that_heads_cannot_have_is_refused() {
     let room = Room { k_type: TensorType::Q8_0, ..Room::one(64) };
-    let (executor, _) = Frail::new(&Trigger::after(Fault::Once, 0));
+    let (executor, _) = Frail::boxed(&Trigger::after(Fault::Once, 0));
     let why = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).err().unwrap().to_string();
     assert!(why.contains("Q8_0") && why.contains("blocks of 32") && why.contains("16 elements"), "{why}");
 }

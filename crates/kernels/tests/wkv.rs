@@ -14,7 +14,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::unary::Function;
-use kiln_kernels::{Call, SOURCES, gla, head_mix, wkv6, wkv7};
+use kiln_kernels::{Call, gla, head_mix, wkv6, wkv7};
 
 const HEADS: usize = 2;
 

@@ -81,6 +81,8 @@ enum Command {
     Completions(commands::manual::CompletionsArguments),
     /// Print the pages of `man`, or write all of them to a folder
     Man(commands::manual::ManArguments),
+    /// Watch a running server: requests, tokens per second, cache, queue
+    Top(commands::top::Arguments),
     /// Find the fastest way to split the work on this device, and keep it for later runs
     Tune(commands::tune::Arguments),
 }
@@ -91,6 +93,7 @@ impl Command {
         match self {
             Command::Inspect(arguments) => arguments.asks_a_device(),
             Command::Quantize(_) | Command::Synth(_) | Command::Tokenize(_) | Command::Detokenize(_) => false,
+            Command::Top(_) => false,
             Command::Config(_) | Command::Completions(_) | Command::Man(_) => false,
             Command::Convert(_) | Command::Split(_) | Command::Merge(_) => false,
             Command::Pull(_) | Command::List(_) | Command::Show(_) | Command::Rm(_) | Command::Verify(_) => false,
@@ -159,6 +162,7 @@ fn main() -> ExitCode {
         Command::Config(a) => commands::config::run(&a, &Arguments::command()),
         Command::Completions(a) => commands::manual::completions(&a, Arguments::command()),
         Command::Man(a) => commands::manual::man(&a, Arguments::command()),
+        Command::Top(a) => commands::top::run(&a),
         Command::Tune(a) => commands::tune::run(&a),
     };
     match result {

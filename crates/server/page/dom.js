@@ -29,14 +29,14 @@ const ICONS = {
   copy: "M9 9h11v11H9zM15 9V4H4v11h5",
   check: "M5 13l4 4L19 7",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
-  retry: "M4 12a8 8 0 1 1 2.5 5.8M4 20v-5h5",
+  retry: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
   left: "M14 6l-6 6 6 6",
   right: "M10 6l6 6-6 6",
   bin: "M5 7h14M10 4h4M7 7l1 13h8l1-13",
   help: "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18M9.5 9.5a2.5 2.5 0 1 1 3.6 2.3c-.8.4-1.1 1-1.1 1.8M12 17v.01",
-  theme: "M12 21a9 9 0 1 0 0-18zM12 3v18",
+  theme: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18v18M12 8l5.5 5.5M12 13l4 4M12 4l6.5 6",
   file: "M7 3h7l5 5v13H7zM14 3v5h5",
-  tool: "M14.5 6.5a4 4 0 0 1 5-1l-2.6 2.6 1 1L20.500 6.500a4 4 0 0 1-5.300 5.300L8 19a2 2 0 0 1-3-3l7.200-7.200a4 4 0 0 1 2.300-2.300z",
+  tool: "M14.5 6.5a4 4 0 0 1 5-1l-2.6 2.6 1 1L20.5 6.5a4 4 0 0 1-5.3 5.3L8 19a2 2 0 0 1-3-3l7.2-7.2a4 4 0 0 1 2.3-2.3z",
 };
 
 export function icon(name) {
@@ -60,10 +60,12 @@ let toastTimer;
 export function toast(text) {
   const box = $("toast");
   box.textContent = text;
-  box.hidden = false;
+  // Shown anew, it lies above a dialog that was opened since.
+  box.hidePopover();
+  box.showPopover();
   announce(text);
   clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => (box.hidden = true), 4000);
+  toastTimer = setTimeout(() => box.hidePopover(), 4000);
 }
 
 /** Copies a text; the button shows for a moment that it did. */

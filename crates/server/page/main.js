@@ -86,7 +86,7 @@ async function forget(talk) {
     page.talks.unshift(talk);
     store.put(talk);
     showList();
-    $("toast").hidden = true;
+    $("toast").hidePopover();
   } }, "Undo");
   toast("Deleted. ");
   $("toast").append(undo);
@@ -182,7 +182,7 @@ async function answer(talk, to) {
   const ended = performance.now();
   node.stats ??= {};
   if (times.first) node.stats.first = Math.round(times.first - times.start);
-  if (node.stats.tokens > 1 && times.first) node.stats.rate = (node.stats.tokens - 1) / ((ended - times.first) / 1000);
+  if (node.stats.tokens > 1 && times.first && ended - times.first > 20) node.stats.rate = (node.stats.tokens - 1) / ((ended - times.first) / 1000);
   if (!node.content && !node.reasoning && !node.calls.length && !node.note) node.note = stop.signal.aborted ? "Stopped before anything was said." : "The model said nothing.";
   node.busy = false;
   page.answering = null;
@@ -265,8 +265,7 @@ function toggleSide(open = !document.body.classList.contains("side-open")) {
 
 /** Shows a tab of the panel, or closes the panel where it is shown already. */
 function panel(name) {
-  const shown = !$("panel").hidden && !$(name).hidden;
-  const open = Boolean(name) && !shown;
+  const open = Boolean(name) && ($("panel").hidden || $(name).hidden);
   $("panel").hidden = !open;
   for (const tab of ["settings", "engine"]) {
     const on = open && tab === name;
@@ -378,7 +377,11 @@ function wire() {
       $(`tab-${other}`).focus();
     });
   }
-  $("import-file").addEventListener("change", (event) => event.target.files[0] && importFile(event.target.files[0]));
+  $("import-file").addEventListener("change", async (event) => {
+    if (event.target.files[0]) await importFile(event.target.files[0]);
+    // The same file may be chosen again.
+    event.target.value = "";
+  });
   $("picker").addEventListener("change", (event) => {
     addFiles([...event.target.files]);
     event.target.value = "";

@@ -7,7 +7,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
 use crate::api::{
-    anthropic, chat_completions, completions, engine, health, llama, models, ollama, page, responses, tokens,
+    anthropic, chat_completions, completions, engine, health, infill, llama, models, ollama, openapi, page, responses,
+    tokens,
 };
 use crate::app::App;
 use crate::guard::guard;
@@ -33,6 +34,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/readyz", get(health::ready))
         .route("/version", get(health::version))
         .route("/metrics", get(health::metrics))
+        .route("/openapi.json", get(openapi::show))
         .route("/server_info", get(health::server_info))
         .route("/get_server_info", get(health::server_info))
         .route("/get_model_info", get(health::server_info))
@@ -43,6 +45,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
         .route("/completion", post(llama::completion))
+        .route("/infill", post(infill::create))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count))
         .route("/", get(page::root))

@@ -40,6 +40,11 @@ pub fn available() -> Option<Available> {
     available_at(Path::new("/"))
 }
 
+/// Bytes of memory that this process takes now; `None` where the kernel does not tell.
+pub fn taken() -> Option<u64> {
+    number_after(&read("/proc/self/status".into())?, "VmRSS:").map(|kib| kib * 1024)
+}
+
 /// The same, where the kernel's files lie below `root`: for tests.
 fn available_at(root: &Path) -> Option<Available> {
     let found =

@@ -28,5 +28,6 @@ pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
+pub(crate) mod top;
 pub(crate) mod tune;
 pub(crate) mod verify;

@@ -8,9 +8,10 @@ use axum::response::Response;
 use kiln_engine::run::{Engine, Entry, StepKind, Wanted, step_kinds};
 use serde_json::{Value, json};
 
-use crate::app::{App, Loaded};
+use crate::app::App;
 use crate::chat::blocking;
 use crate::refusal::Refusal;
+use crate::shelf::Loaded;
 use crate::wire::json as reply;
 
 /// How long a look at the memory is good for. Looking interrupts texts that go on by themselves on a device.
@@ -25,7 +26,11 @@ fn memory(loaded: &Loaded) -> Value {
         *seen = Some((Instant::now(), found));
     }
     match seen.and_then(|(_, memory)| memory) {
-        Some(memory) => json!({"free": memory.free, "total": memory.total, "place": memory.place}),
+        Some(memory) => {
+            // On the CPU nobody knows more than what is left; what this process has was part of it.
+            let taken = if memory.total > memory.free { 0 } else { kiln_system::memory::taken().unwrap_or_default() };
+            json!({"free": memory.free, "total": memory.total + taken, "place": memory.place})
+        }
         None => Value::Null,
     }
 }
@@ -35,16 +40,16 @@ pub(crate) async fn show(State(app): State<Arc<App>>) -> Result<Response, Refusa
     let seen = blocking(&app, |app| {
         let loaded = app.loaded()?;
         let load = loaded.scheduler.load();
-        let [prompt, cached, generated] = app.metrics.tokens();
+        let [prompt, cached, generated] = loaded.metrics.tokens();
         Ok(json!({
-            "model": app.settings.model, "device": loaded.scheduler.describe(), "context": loaded.scheduler.context(),
+            "model": loaded.name, "device": loaded.scheduler.describe(), "context": loaded.scheduler.context(),
             "sequences": loaded.sequences, "uptime_seconds": app.started.elapsed().as_secs(),
             "load": {
                 "waiting": load.waiting, "reading": load.reading, "writing": load.writing, "swapped": load.swapped,
                 "free_pages": load.free_pages, "pages": load.pages,
             },
             "tokens": {"prompt": prompt, "cached": cached, "generated": generated},
-            "memory": memory(loaded),
+            "memory": memory(&loaded),
         }))
     });
     Ok(reply(&seen.await?))
