@@ -2,6 +2,8 @@
 //! drivers into `tests/devices` (`scripts/null-gpu FAMILY kiln devices --json`, the field `capabilities`), to a text beside
 //! them. With `KILN_BLESS=1` the texts are written anew; read what changed before it is kept.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
+
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
