@@ -1,5 +1,6 @@
 //! What every request sees: the settings, the models, and what the server is doing.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -43,6 +44,8 @@ pub struct Settings {
     pub shared_cache: bool,
     /// What the server proves itself with to clients that speak TLS; without it they speak plainly.
     pub tls: Option<Tls>,
+    /// The folder that slots are saved to; without one they are not.
+    pub slots_folder: Option<PathBuf>,
     /// Names that a client may have in `Host`; empty for any.
     pub hosts: Vec<String>,
     /// Web pages of other origins that may use the server from a browser.
@@ -76,6 +79,7 @@ impl Settings {
             keys: Vec::new(),
             shared_cache: false,
             tls: None,
+            slots_folder: None,
             hosts: ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned).to_vec(),
             origins: Vec::new(),
             queue: 256,

@@ -151,7 +151,7 @@ impl Chat {
         };
         let form = Form::Chat { source, generation_prompt, options, one_call: !self.parallel_calls };
         let (loaded, caller) = (Arc::clone(loaded), caller.clone());
-        Ok(Job { ends: loaded.ends.clone(), loaded, caller, request, form })
+        Ok(Job { ends: loaded.ends.clone(), slot: params.slot(), loaded, caller, request, form })
     }
 }
 

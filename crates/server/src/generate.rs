@@ -42,6 +42,8 @@ pub(crate) struct Job {
     /// Who asks.
     pub(crate) caller: Caller,
     pub(crate) request: Request,
+    /// The slot that it wants.
+    pub(crate) slot: Option<usize>,
     pub(crate) form: Form,
     /// Tokens that end a turn by the template: they end a text as the model's own do.
     pub(crate) ends: Vec<u32>,
@@ -130,6 +132,8 @@ pub(crate) struct Generation {
     choices: usize,
     open: usize,
     cached: Vec<usize>,
+    /// The slot of each request's first text.
+    slots: Vec<usize>,
     ready: VecDeque<Part>,
     prefix: &'static str,
     /// A prompt has been begun.
@@ -159,10 +163,11 @@ impl Generation {
         let (loaded, choices) = (Arc::clone(&first.loaded), first.request.choices);
         let permit = app.permit(&loaded, &first.caller)?;
         let (to, from) = unbounded_channel();
-        let mut readers = Vec::new();
+        let (mut readers, mut slots) = (Vec::new(), Vec::new());
         let (mut cancels, count) = (Vec::new(), jobs.len());
         for (number, mut job) in jobs.into_iter().enumerate() {
             readers.extend((0..choices).map(|_| Reader::new(&job)));
+            slots.push(loaded.slots.begin(job.slot, job.request.owner, &job.request.prompt));
             job.request.stop.tokens.extend(&job.ends);
             let (to, mut watch) = (to.clone(), Watch::new(&loaded.metrics, &job.request));
             cancels.push(loaded.scheduler.submit(job.request, move |event| {
@@ -179,6 +184,7 @@ impl Generation {
             choices,
             open,
             cached,
+            slots,
             ready: VecDeque::new(),
             prefix,
             began: false,
@@ -252,6 +258,9 @@ impl Generation {
                 self.ready.push_back(Part::Progress { cached: self.cached[job], read: tokens });
             }
             Event::Token { choice, token, text, logprobs } => {
+                if choice == 0 {
+                    self.loaded.slots.push(self.slots[job], token);
+                }
                 let choice = job * self.choices + choice;
                 self.readers[choice].token(choice, Token { id: token, logprobs }, &text, self.prefix, &mut self.ready);
             }

@@ -17,6 +17,7 @@ mod routes;
 mod server;
 mod shape;
 mod shelf;
+mod slots;
 mod wire;
 
 pub use app::{Key, Settings, Tls};

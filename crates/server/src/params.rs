@@ -54,6 +54,7 @@ pub(crate) struct Params {
     logit_bias: Option<Value>,
     pub(crate) n: Option<i64>,
     cache_prompt: Option<bool>,
+    id_slot: Option<i64>,
     guided_json: Option<Value>,
     guided_regex: Option<Value>,
     guided_choice: Option<Value>,
@@ -122,6 +123,11 @@ impl Params {
             }
             None => Ok(()),
         }
+    }
+
+    /// The slot that is wanted; -1 means any.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.id_slot.and_then(|slot| usize::try_from(slot).ok())
     }
 
     /// What ends a text.

@@ -44,6 +44,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/apply-template", post(tokens::apply_template))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
+        .route("/slots/{id}", post(llama::slot))
         .route("/completion", post(llama::completion))
         .route("/infill", post(infill::create))
         .route("/v1/messages", post(anthropic::create))

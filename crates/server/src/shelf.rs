@@ -15,6 +15,7 @@ use crate::app::now;
 use crate::metrics::Metrics;
 use crate::params;
 use crate::refusal::{Kind, Refusal};
+use crate::slots::Slots;
 
 /// A model that runs, and how many texts it writes at once.
 pub struct Opened {
@@ -70,6 +71,8 @@ pub(crate) struct Loaded {
     pub(crate) metrics: Arc<Metrics>,
     /// Requests that run or wait.
     pub(crate) in_flight: AtomicUsize,
+    /// The last texts, by number.
+    pub(crate) slots: Slots,
 }
 
 impl Loaded {
@@ -103,6 +106,7 @@ impl Loaded {
             memory: Mutex::new(None),
             metrics,
             in_flight: AtomicUsize::new(0),
+            slots: Slots::new(sequences),
             scheduler,
         }
     }

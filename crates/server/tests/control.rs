@@ -277,3 +277,35 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
     }
     server.stop().unwrap();
 }
+
+#[test]
+fn slots_are_saved_and_brought_back() {
+    let folder = std::env::temp_dir().join(format!("kiln-slots-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let here = || Settings { slots_folder: Some(folder.clone()), ..settings() };
+    let prompt = with(ask(&"a long story ".repeat(20)), json!({"id_slot": 2}));
+    let cached = |reply: &Value| reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let server = start_with(here(), Some(CHATML));
+    let first = post(&server, "/v1/chat/completions", &prompt).json();
+    assert_eq!(cached(&first), 0);
+    let saved = post(&server, "/slots/2?action=save", &json!({"filename": "story.bin"})).json();
+    let all = first["usage"]["total_tokens"].as_u64().unwrap();
+    assert_eq!(saved["n_saved"], all, "{saved}");
+    assert_eq!(post(&server, "/slots/3?action=save", &json!({"filename": "x"})).status, 400, "nothing is in it");
+    assert_eq!(post(&server, "/slots/9?action=save", &json!({"filename": "x"})).status, 400);
+    assert_eq!(post(&server, "/slots/2?action=save", &json!({"filename": "../x"})).status, 400);
+    assert_eq!(post(&server, "/slots/2?action=erase", &json!({})).json()["n_erased"], all);
+    server.stop().unwrap();
+    // Another process would not know the beginning; a restored slot does.
+    let server = start_with(here(), Some(CHATML));
+    let restored = post(&server, "/slots/0?action=restore", &json!({"filename": "story.bin"})).json();
+    assert_eq!(restored["n_restored"], all, "{restored}");
+    let again = post(&server, "/v1/chat/completions", &prompt).json();
+    assert!(cached(&again) > 100, "{again}");
+    assert_eq!(text_of(&again), text_of(&first));
+    std::fs::write(folder.join("bad.bin"), b"no state").unwrap();
+    assert_eq!(post(&server, "/slots/0?action=restore", &json!({"filename": "bad.bin"})).status, 400);
+    assert_eq!(post(&server, "/slots/0?action=restore", &json!({"filename": "none.bin"})).status, 400);
+    server.stop().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+}

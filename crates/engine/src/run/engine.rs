@@ -631,7 +631,10 @@ impl Engine {
             let hint = "it was saved with other --cache-type flags or by another version of Kiln; save the state again";
             return Err(Error::SavedState { why, hint });
         }
-        self.remember(id, &tokens, rest)
+        self.remember(id, &tokens, rest)?;
+        // Others find its full pages, as if they had been computed here.
+        self.append(id, &[]);
+        Ok(())
     }
 
     /// Moves what a sequence remembers to host memory; its pages and its state are free for others.

@@ -114,9 +114,10 @@ impl Scheduler {
     pub fn start(engine: Engine, policy: Policy) -> Scheduler {
         let (to, from) = channel();
         let (model, device, context) = (Arc::clone(engine.model()), engine.describe(), engine.context());
-        let load = Arc::new(Mutex::new(Load::default()));
+        let schedule = Schedule::new(engine, policy);
+        let load = Arc::new(Mutex::new(schedule.load()));
         let seen = Arc::clone(&load);
-        let work = move || run(Schedule::new(engine, policy), &from, &seen);
+        let work = move || run(schedule, &from, &seen);
         let thread = std::thread::Builder::new().name("kiln engine".into()).spawn(work);
         // Without the thread every request ends with `Error::Stopped`.
         let thread = thread.inspect_err(|error| log::error!("cannot start the engine's thread: {error}")).ok();

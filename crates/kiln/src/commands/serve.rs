@@ -68,6 +68,9 @@ pub(crate) struct Arguments {
     /// [default: as much as there is]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     models_memory: Option<u64>,
+    /// Folder that `/slots/ID?action=save` writes to; without one slots are not saved
+    #[arg(long, value_name = "FOLDER")]
+    slot_save_path: Option<PathBuf>,
     /// Let all keys share what was computed of the beginnings of prompts. By the clock, each can then find out what others have
     /// asked
     #[arg(long)]
@@ -137,6 +140,7 @@ impl Arguments {
             origins: self.allow_origin.clone(),
             shared_cache: self.shared_cache,
             tls: self.tls()?,
+            slots_folder: self.slot_save_path.clone(),
             queue: self.queue,
             queue_limit: self.queue_timeout,
             total_limit: self.request_timeout,

@@ -123,7 +123,7 @@ pub(crate) fn job(
         ..Request::new(prompt)
     };
     let (loaded, caller) = (Arc::clone(loaded), caller.clone());
-    Ok(Job { loaded, caller, request, form: Form::Plain, ends: Vec::new() })
+    Ok(Job { loaded, caller, request, slot: params.slot(), form: Form::Plain, ends: Vec::new() })
 }
 
 /// What was asked, checked.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{Query, State};
+use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
 use crate::shape::ShapeFields;
 use crate::shelf::Loaded;
+use crate::slots;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
 fn settings(loaded: &Loaded) -> Value {
@@ -77,6 +78,42 @@ pub(crate) async fn slots(State(app): State<Arc<App>>, Query(query): Query<Slots
         })
     };
     Ok(reply(&(0..loaded.sequences).map(slot).collect()))
+}
+
+/// Flags of `/slots/{id}`.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct SlotQuery {
+    action: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "SlotRequest")]
+pub(crate) struct SlotFields {
+    model: Option<String>,
+    filename: Option<String>,
+}
+
+/// `POST /slots/{id}?action=save|restore|erase`.
+pub(crate) async fn slot(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<usize>,
+    Query(query): Query<SlotQuery>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<SlotFields>()?;
+    let value = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let (folder, name) = (app.settings.slots_folder.as_deref(), fields.filename.as_deref().unwrap_or_default());
+        match query.action.as_deref() {
+            Some("save") => slots::save(&loaded, id, caller.owner, folder, name),
+            Some("restore") => slots::restore(&loaded, id, caller.owner, folder, name),
+            Some("erase") => slots::erase(&loaded, id, caller.owner),
+            _ => Err(Refusal::invalid("action", "`action` must be save, restore or erase")),
+        }
+    });
+    Ok(reply(&value.await?))
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

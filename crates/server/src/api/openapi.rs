@@ -228,8 +228,16 @@ mod tests {
         let document = document();
         let paths = document["paths"].as_object().expect("paths");
         // Names for the same, the page, and what says no.
-        let others =
-            ["/", "/page/{name}", "/v1/health", "/get_server_info", "/get_model_info", "/api/{admin}", "/api/embed"];
+        let others = [
+            "/",
+            "/page/{name}",
+            "/v1/health",
+            "/get_server_info",
+            "/get_model_info",
+            "/api/{admin}",
+            "/api/embed",
+            "/slots/{id}",
+        ];
         let source = include_str!("../routes.rs");
         let routes = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next());
         let nested =

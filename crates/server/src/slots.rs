@@ -1,0 +1,188 @@
+//! The slots of llama-server's API: numbers under which the last texts can be found again, saved to a file and brought back. Nothing
+//! is computed in them; what the engine remembers of a text, it finds by its tokens.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kiln_engine::run::{Engine, Entry, Wanted};
+use kiln_system::files::{Output, Overwrite};
+use serde_json::{Value, json};
+
+use crate::refusal::{Kind, Refusal};
+use crate::shelf::Loaded;
+
+/// Tokens that are fed at once where some are no longer remembered.
+const PIECE: usize = 512;
+
+/// The last text under one number.
+#[derive(Clone, Default)]
+struct Slot {
+    owner: u64,
+    tokens: Vec<u32>,
+    /// Texts begun before this one, of all slots.
+    number: u64,
+}
+
+/// All slots of a model.
+pub(crate) struct Slots(Mutex<Vec<Slot>>);
+
+impl Slots {
+    pub(crate) fn new(count: usize) -> Slots {
+        Slots(Mutex::new(vec![Slot::default(); count]))
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A text begins: under the number that is wanted, else under the one that was used the longest time ago.
+    pub(crate) fn begin(&self, wanted: Option<usize>, owner: u64, prompt: &[u32]) -> usize {
+        let mut slots = self.all();
+        let oldest = slots.iter().enumerate().min_by_key(|(_, slot)| slot.number).map_or(0, |(at, _)| at);
+        let at = wanted.filter(|at| *at < slots.len()).unwrap_or(oldest);
+        let number = slots.iter().map(|slot| slot.number).max().unwrap_or(0) + 1;
+        if let Some(slot) = slots.get_mut(at) {
+            *slot = Slot { owner, tokens: prompt.to_vec(), number };
+        }
+        at
+    }
+
+    /// A text goes on.
+    pub(crate) fn push(&self, at: usize, token: u32) {
+        if let Some(slot) = self.all().get_mut(at) {
+            slot.tokens.push(token);
+        }
+    }
+
+    fn tokens(&self, at: usize, owner: u64) -> Result<Vec<u32>, Refusal> {
+        let slots = self.all();
+        let slot = slots
+            .get(at)
+            .ok_or_else(|| Refusal::new(Kind::Invalid, format!("there are slots 0 to {}", slots.len() - 1)))?;
+        // What others have written is not there.
+        Ok(if slot.owner == owner { slot.tokens.clone() } else { Vec::new() })
+    }
+
+    fn set(&self, at: usize, owner: u64, tokens: Vec<u32>) {
+        if let Some(slot) = self.all().get_mut(at) {
+            (slot.owner, slot.tokens) = (owner, tokens);
+        }
+    }
+}
+
+/// A file of the folder for states. Names that lead out of it are refused.
+fn file(folder: Option<&Path>, name: &str) -> Result<PathBuf, Refusal> {
+    let folder = folder.ok_or_else(|| {
+        Refusal::new(Kind::CannotDo, "slots are not saved here\nhint: start the server with --slot-save-path FOLDER")
+    })?;
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ' ');
+    if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
+        return Err(Refusal::invalid("filename", "`filename` must be a name of letters, digits, `-`, `_` and `.`"));
+    }
+    Ok(folder.join(name))
+}
+
+/// Everything that the engine remembers of a text; what it has forgotten is computed again.
+fn remembered(engine: &mut Engine, owner: u64, tokens: &[u32]) -> Result<Vec<u8>, kiln_engine::Error> {
+    let sequence = engine.open(owner)?;
+    let mut work = || {
+        let cached = engine.reuse(sequence, tokens)?;
+        for piece in tokens[cached..].chunks(PIECE) {
+            engine.feed(&[Entry { sequence, tokens: piece, wanted: Wanted::Nothing }])?;
+        }
+        engine.save_state(sequence)
+    };
+    let saved = work();
+    engine.close(sequence);
+    saved
+}
+
+/// Writes a slot to a file.
+pub(crate) fn save(
+    loaded: &Loaded,
+    at: usize,
+    owner: u64,
+    folder: Option<&Path>,
+    name: &str,
+) -> Result<Value, Refusal> {
+    let (path, start) = (file(folder, name)?, Instant::now());
+    let tokens = loaded.slots.tokens(at, owner)?;
+    if tokens.is_empty() {
+        return Err(Refusal::new(Kind::Invalid, format!("slot {at} holds nothing")));
+    }
+    let count = tokens.len();
+    let bytes = loaded.scheduler.with_engine(move |engine| remembered(engine, owner, &tokens))??;
+    Output::write(&path, Overwrite::Yes, &bytes).map_err(|error| Refusal::internal(&error))?;
+    let took = start.elapsed().as_secs_f64() * 1e3;
+    Ok(json!({
+        "id_slot": at, "filename": name, "n_saved": count, "n_written": bytes.len(), "timings": {"save_ms": took},
+    }))
+}
+
+/// Brings a slot back from a file: prompts that begin as it does need not be computed.
+pub(crate) fn restore(
+    loaded: &Loaded,
+    at: usize,
+    owner: u64,
+    folder: Option<&Path>,
+    name: &str,
+) -> Result<Value, Refusal> {
+    let (path, start) = (file(folder, name)?, Instant::now());
+    loaded.slots.tokens(at, owner)?;
+    let model = Arc::clone(loaded.scheduler.model());
+    let bytes = kiln_engine::state::read(&path, &model).map_err(|error| {
+        log::warn!("{error}");
+        Refusal::invalid("filename", format!("{name:?} is no saved slot of this model"))
+    })?;
+    let length = bytes.len();
+    let tokens = loaded.scheduler.with_engine(move |engine| {
+        let sequence = engine.open(owner)?;
+        let loaded = engine.load_state(sequence, &bytes).map(|()| engine.tokens(sequence).to_vec());
+        // Its full pages stay findable as long as nobody needs the room.
+        engine.close(sequence);
+        loaded
+    })??;
+    let count = tokens.len();
+    loaded.slots.set(at, owner, tokens);
+    let took = start.elapsed().as_secs_f64() * 1e3;
+    Ok(json!({
+        "id_slot": at, "filename": name, "n_restored": count, "n_read": length, "timings": {"restore_ms": took},
+    }))
+}
+
+/// Forgets a slot.
+pub(crate) fn erase(loaded: &Loaded, at: usize, owner: u64) -> Result<Value, Refusal> {
+    let tokens = loaded.slots.tokens(at, owner)?;
+    loaded.slots.set(at, owner, Vec::new());
+    Ok(json!({"id_slot": at, "n_erased": tokens.len()}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_stay_in_their_folder() {
+        let folder = Some(Path::new("/f"));
+        assert_eq!(file(folder, "a-1.bin").expect("fine"), Path::new("/f/a-1.bin"));
+        for bad in ["", "..", "../a", "a/b", "a\\b", ".hidden", "a\0b", &"x".repeat(300)] {
+            assert_eq!(file(folder, bad).expect_err("refused").kind, Kind::Invalid, "{bad}");
+        }
+        assert_eq!(file(None, "a").expect_err("refused").kind, Kind::CannotDo);
+    }
+
+    #[test]
+    fn texts_take_the_slot_they_want_or_the_oldest() {
+        let slots = Slots::new(2);
+        assert_eq!(slots.begin(None, 1, &[1]), 0);
+        assert_eq!(slots.begin(None, 1, &[2]), 1);
+        assert_eq!(slots.begin(None, 2, &[3]), 0);
+        assert_eq!(slots.begin(Some(0), 1, &[4]), 0);
+        slots.push(0, 5);
+        assert_eq!(slots.begin(Some(9), 1, &[6]), 1, "a number that there is not is no wish");
+        assert_eq!(slots.tokens(0, 1).expect("there"), [4, 5]);
+        assert!(slots.tokens(0, 2).expect("there").is_empty(), "of somebody else");
+        assert!(slots.tokens(2, 1).is_err());
+    }
+}
