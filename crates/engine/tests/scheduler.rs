@@ -301,3 +301,19 @@ fn models_that_keep_states_alone_are_served() {
     let (next, on, length) = written.unwrap();
     assert_eq!((on.len(), length), (4, prompts[0].len() + 4), "{next} {on:?}");
 }
+
+#[test]
+fn a_lone_prompt_is_read_in_pieces_where_others_may_come() {
+    let model = model();
+    let pieces = |alone| {
+        let scheduler = scheduler(&model, 32, 2, Policy { alone, ..Policy::default() });
+        let read = |salt| {
+            let events: Vec<Event> = scheduler.generate(greedy(text(200, salt), 1)).collect();
+            events.iter().filter(|event| matches!(event, Event::Read { .. })).count()
+        };
+        // The pace is known from the first prompt on.
+        [read(1), read(2)]
+    };
+    assert_eq!(pieces(None), [1, 1]);
+    assert_eq!(pieces(Some(std::time::Duration::from_nanos(1))), [1, 200usize.div_ceil(32)]);
+}

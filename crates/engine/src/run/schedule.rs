@@ -19,13 +19,16 @@ pub struct Policy {
     pub queue: usize,
     /// How long one step may keep those who write waiting for others' prompts.
     pub stutter: Duration,
+    /// How long one step may take while a single prompt is read and nobody writes: whoever comes then waits for its end. None for as
+    /// long as it takes, where nobody else will come.
+    pub alone: Option<Duration>,
     /// Bytes of host memory for texts that must make room for others.
     pub swap_bytes: usize,
 }
 
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { queue: 1024, stutter: Duration::from_millis(100), swap_bytes: 4 << 30 }
+        Policy { queue: 1024, stutter: Duration::from_millis(100), alone: None, swap_bytes: 4 << 30 }
     }
 }
 
@@ -92,6 +95,8 @@ pub(crate) struct Schedule {
     active: Vec<Active>,
     /// Tokens of prompts that the engine reads in a second, as far as it is known.
     pace: f64,
+    /// Whether any prompt has told.
+    has_learnt: bool,
     taken_up: u64,
     swapped_bytes: usize,
     /// While texts go on by themselves: which, in the engine's order.
@@ -128,6 +133,7 @@ impl Schedule {
             waiting,
             active,
             pace: 1000.0,
+            has_learnt: false,
             taken_up: 0,
             swapped_bytes: 0,
             ahead: None,
@@ -369,6 +375,7 @@ impl Schedule {
         if tokens >= 32 && took > Duration::ZERO {
             let pace = tokens as f64 / took.as_secs_f64();
             self.pace = 0.5 * self.pace + 0.5 * pace;
+            self.has_learnt = true;
         }
     }
 
@@ -540,10 +547,13 @@ impl Schedule {
     /// Tokens of prompts for the next step. If nobody else would wait, as many as the engine likes at once.
     fn budget(&self, writing: usize, reading: usize) -> usize {
         let most = self.engine.batch().saturating_sub(writing).max(1);
-        if writing == 0 && reading <= 1 && self.waiting.is_empty() {
-            return most;
-        }
-        let tokens = self.pace * self.policy.stutter.as_secs_f64();
+        let time = match self.policy.alone {
+            // Before anything was read, nobody knows how much is too much.
+            alone if writing == 0 && reading <= 1 && self.waiting.is_empty() => alone.filter(|_| self.has_learnt),
+            _ => Some(self.policy.stutter),
+        };
+        let Some(time) = time else { return most };
+        let tokens = self.pace * time.as_secs_f64();
         (tokens as usize).next_multiple_of(16).clamp(32, most.max(32))
     }
 

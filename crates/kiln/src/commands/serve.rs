@@ -224,7 +224,9 @@ impl Arguments {
 
 /// The server counts requests itself, so that a refusal need not wait for the engine.
 fn policy() -> Policy {
-    Policy { queue: usize::MAX, ..Policy::default() }
+    let usual = Policy::default();
+    // Others may come at any time, and should not wait for a whole piece of a long prompt.
+    Policy { queue: usize::MAX, alone: Some(usual.stutter), ..usual }
 }
 
 /// Runs the command.
