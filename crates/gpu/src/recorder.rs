@@ -442,6 +442,13 @@ impl Commands {
         self.segments.len()
     }
 
+    /// Whether all of it would fit one submit, by what is known now of the device's speed.
+    pub fn fits_one_submit(&self) -> bool {
+        let pace = self.device.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = self.segments.iter().fold(Work::default(), |sum, segment| sum + segment.work);
+        pace.estimate(work) <= TARGET_SECONDS
+    }
+
     /// Submits everything, in as many submits as pacing asks for.
     pub fn submit(&self) -> Result<Submission, Error> {
         let mut last = Submission(0);

@@ -163,8 +163,7 @@ pub(crate) fn plain(value: &Value) -> Option<String> {
 }
 
 /// What the user said, and behind it what the file says. `Err` is an error of the file.
-pub(crate) fn parse(mut command: Command) -> anyhow::Result<ArgMatches> {
-    let words: Vec<OsString> = std::env::args_os().collect();
+pub(crate) fn parse(mut command: Command, words: Vec<OsString>) -> anyhow::Result<ArgMatches> {
     command.build();
     let matches = command.clone().get_matches_from(&words);
     let Some((first, mut given)) = matches.subcommand() else { return Ok(matches) };

@@ -8,6 +8,7 @@ mod output;
 mod speaker;
 mod store;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -80,6 +81,8 @@ enum Command {
     Completions(commands::manual::CompletionsArguments),
     /// Print the pages of `man`, or write all of them to a folder
     Man(commands::manual::ManArguments),
+    /// Watch a running server: requests, tokens per second, cache, queue
+    Top(commands::top::Arguments),
     /// Find the fastest way to split the work on this device, and keep it for later runs
     Tune(commands::tune::Arguments),
 }
@@ -90,6 +93,7 @@ impl Command {
         match self {
             Command::Inspect(arguments) => arguments.asks_a_device(),
             Command::Quantize(_) | Command::Synth(_) | Command::Tokenize(_) | Command::Detokenize(_) => false,
+            Command::Top(_) => false,
             Command::Config(_) | Command::Completions(_) | Command::Man(_) => false,
             Command::Convert(_) | Command::Split(_) | Command::Merge(_) => false,
             Command::Pull(_) | Command::List(_) | Command::Show(_) | Command::Rm(_) | Command::Verify(_) => false,
@@ -98,8 +102,17 @@ impl Command {
     }
 }
 
+/// An argument with the short names of several letters, which llama.cpp's users type, written in full.
+fn in_full(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some("-ctk") => "--cache-type-k".into(),
+        Some("-ctv") => "--cache-type-v".into(),
+        _ => argument,
+    }
+}
+
 fn main() -> ExitCode {
-    let parsed = config::parse(Arguments::command())
+    let parsed = config::parse(Arguments::command(), std::env::args_os().map(in_full).collect())
         .and_then(|matches| Arguments::from_arg_matches(&matches).map_err(|why| why.exit()));
     let arguments = match parsed {
         Ok(arguments) => arguments,
@@ -115,6 +128,12 @@ fn main() -> ExitCode {
         kiln_gpu::icd::help_headless_nvidia(&kiln_gpu::Cache::user());
     }
     kiln_system::files::remove_on_signals();
+    kiln_gguf::end_on_cut_files(|| {
+        kiln_system::files::end_at_once(
+            "\nerror: the model file was cut short while it was being read\n\
+             hint: another program is writing to it, or its disk is failing; fetch it again\n",
+        );
+    });
     let result = match arguments.command {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Chat(a) => commands::chat::run(&a),
@@ -143,6 +162,7 @@ fn main() -> ExitCode {
         Command::Config(a) => commands::config::run(&a, &Arguments::command()),
         Command::Completions(a) => commands::manual::completions(&a, Arguments::command()),
         Command::Man(a) => commands::manual::man(&a, Arguments::command()),
+        Command::Top(a) => commands::top::run(&a),
         Command::Tune(a) => commands::tune::run(&a),
     };
     match result {

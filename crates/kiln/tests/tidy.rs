@@ -25,7 +25,7 @@ const EMPTY_NAMES: [&str; 5] = ["utils", "common", "base", "helpers", "misc"];
 /// What every kernel folder holds beside its shader.
 const ROOM: [&str; 3] = ["mod.rs", "reference.rs", "cases.rs"];
 /// A word in backticks that starts like this, or ends in one of `PATH_ENDS` and has a slash, is a path.
-const PATH_STARTS: [&str; 6] = ["crates/", "scripts/", "docs/", "tests/", "fuzz/", ".ci/"];
+const PATH_STARTS: [&str; 7] = ["crates/", "scripts/", "docs/", "tests/", "fuzz/", "deploy/", ".ci/"];
 const PATH_ENDS: [&str; 7] = [".rs", ".comp", ".glsl", ".md", ".toml", ".py", ".json"];
 
 // --- the checks -----------------------------------------------------------------------------------------------------

@@ -1,24 +1,33 @@
-//! What every request sees: the settings, the model once it is loaded, and what the server is doing.
+//! What every request sees: the settings, the models, and what the server is doing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kiln_engine::run::Scheduler;
-use kiln_engine::sampler::Sampling;
-use kiln_engine::text::Template;
-use kiln_engine::text::constraint::Constraints;
-
-use crate::metrics::Metrics;
+use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
+use crate::shelf::{Loaded, Shelf};
 
 /// A key that clients prove themselves with.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Key {
     /// Shown in logs in place of the key.
     pub name: String,
     /// The secret.
     pub secret: String,
+    /// Requests at once at most.
+    pub at_once: Option<usize>,
+    /// Requests in a minute at most.
+    pub per_minute: Option<u32>,
+}
+
+/// A certificate and its key, as PEM.
+#[derive(Clone)]
+pub struct Tls {
+    /// The certificate, and those that vouch for it.
+    pub certificates: Vec<u8>,
+    /// The private key.
+    pub key: Vec<u8>,
 }
 
 /// How the server behaves.
@@ -30,12 +39,20 @@ pub struct Settings {
     pub aliases: Vec<String>,
     /// Keys that open it; without any it is open to all who reach it.
     pub keys: Vec<Key>,
+    /// All keys share the beginnings of their prompts. Who shares them can find out by the clock what others have asked.
+    pub shared_cache: bool,
+    /// What the server proves itself with to clients that speak TLS; without it they speak plainly.
+    pub tls: Option<Tls>,
     /// Names that a client may have in `Host`; empty for any.
     pub hosts: Vec<String>,
     /// Web pages of other origins that may use the server from a browser.
     pub origins: Vec<String>,
     /// Requests that may wait while others run; one more is refused.
     pub queue: usize,
+    /// How long a request may wait before it is begun.
+    pub queue_limit: Option<Duration>,
+    /// How long a request may take from its arrival to its end.
+    pub total_limit: Option<Duration>,
     /// Bytes of a request.
     pub body_limit: usize,
     /// Fields that are not known are errors.
@@ -57,9 +74,13 @@ impl Settings {
             model: model.into(),
             aliases: Vec::new(),
             keys: Vec::new(),
+            shared_cache: false,
+            tls: None,
             hosts: ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned).to_vec(),
             origins: Vec::new(),
             queue: 256,
+            queue_limit: None,
+            total_limit: None,
             body_limit: 64 << 20,
             strict: false,
             drain: Duration::from_secs(30),
@@ -70,59 +91,53 @@ impl Settings {
     }
 }
 
-/// A model that is ready.
-pub(crate) struct Loaded {
-    pub(crate) scheduler: Scheduler,
-    /// How its conversations are written, or why there is no way to.
-    pub(crate) template: Result<Template, String>,
-    /// Tokens that end a turn, beside those that the vocabulary names.
-    pub(crate) ends: Vec<u32>,
-    /// Compiles schemas and grammars; made when the first one comes.
-    pub(crate) constraints: OnceLock<Result<Constraints, String>>,
-    /// What is not said in a request.
-    pub(crate) defaults: Sampling,
-    /// Texts at once at most.
-    pub(crate) sequences: usize,
-    /// Since when it is there, in seconds.
-    pub(crate) created: u64,
+/// What one key has under way, and what it has left of its minute.
+struct Account {
+    running: AtomicUsize,
+    /// Requests that it may still begin, and when that was counted.
+    left: Mutex<(f64, Instant)>,
 }
 
 /// The state of the server.
 pub(crate) struct App {
     pub(crate) settings: Settings,
-    loaded: OnceLock<Loaded>,
+    pub(crate) shelf: Shelf,
+    accounts: Vec<Account>,
     draining: AtomicBool,
-    in_flight: AtomicUsize,
-    pub(crate) metrics: Metrics,
     pub(crate) started: Instant,
+    /// The same, in seconds since 1970.
+    pub(crate) created: u64,
 }
 
-/// A place among the requests that run or wait.
-pub(crate) struct Permit(Arc<App>);
+/// A place among the requests that run or wait. While somebody holds it, the model stays.
+pub(crate) struct Permit {
+    app: Arc<App>,
+    loaded: Arc<Loaded>,
+    account: Option<usize>,
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.loaded.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let Some(account) = self.account {
+            self.app.accounts[account].running.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
 impl App {
-    pub(crate) fn new(settings: Settings) -> App {
+    pub(crate) fn new(settings: Settings, shelf: Shelf) -> App {
+        let account = |key: &Key| Account {
+            running: AtomicUsize::new(0),
+            left: Mutex::new((f64::from(key.per_minute.unwrap_or(0)), Instant::now())),
+        };
         App {
-            metrics: Metrics::new(&settings.model),
+            accounts: settings.keys.iter().map(account).collect(),
             settings,
-            loaded: OnceLock::new(),
+            shelf,
             draining: AtomicBool::new(false),
-            in_flight: AtomicUsize::new(0),
             started: Instant::now(),
-        }
-    }
-
-    /// The model is there.
-    pub(crate) fn set_loaded(&self, loaded: Loaded) {
-        self.metrics.model_is_there(&loaded);
-        if self.loaded.set(loaded).is_err() {
-            log::warn!("a second model was handed to the server and is not used");
+            created: now(),
         }
     }
 
@@ -131,54 +146,73 @@ impl App {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// The model, where it can be used now.
-    pub(crate) fn loaded(&self) -> Result<&Loaded, Refusal> {
-        self.loaded.get().ok_or_else(|| Refusal::new(Kind::Unavailable, "Loading model"))
+    /// A model that is loaded, for those who look at the server and must not wake one.
+    pub(crate) fn loaded(&self) -> Result<Arc<Loaded>, Refusal> {
+        let found = self.shelf.places().iter().find_map(|place| place.peek());
+        found.ok_or_else(|| Refusal::new(Kind::Unavailable, self.not_ready().unwrap_or("No model is loaded")))
     }
 
     /// Why no request can be served now, if that is so.
     pub(crate) fn not_ready(&self) -> Option<&'static str> {
-        match self.loaded.get() {
-            _ if self.draining.load(Ordering::Relaxed) => Some("The server is going down"),
-            None => Some("Loading model"),
-            Some(loaded) if !loaded.scheduler.is_running() => Some("The engine has stopped"),
-            Some(_) => None,
+        if self.draining.load(Ordering::Relaxed) {
+            return Some("The server is going down");
         }
+        self.shelf.is_ready().err()
     }
 
-    /// The model for a request that names one; any of its names will do, and none at all.
-    pub(crate) fn model(&self, named: Option<&str>) -> Result<&Loaded, Refusal> {
-        if let Some(why) = self.not_ready() {
-            return Err(Refusal::new(Kind::Unavailable, why));
+    /// The model for a request; any of its names will do, and none at all. It is loaded now if need be, so this belongs off the
+    /// threads that serve connections.
+    pub(crate) fn model(&self, named: Option<&str>) -> Result<Arc<Loaded>, Refusal> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Err(Refusal::new(Kind::Unavailable, "The server is going down"));
         }
-        let served = &self.settings.model;
-        // Ollama's clients add the tag.
-        let plain = |name: &str| name.strip_suffix(":latest").unwrap_or(name).to_owned();
-        if let Some(name) = named.filter(|name| !name.is_empty())
-            && plain(name) != plain(served)
-            && !self.settings.aliases.iter().any(|alias| plain(alias) == plain(name))
-        {
-            let message = format!("The model `{name}` does not exist; this server has `{served}`");
-            return Err(Refusal::new(Kind::Model, message).with_param("model"));
+        let loaded = self.shelf.get(named)?;
+        if !loaded.scheduler.is_running() {
+            return Err(Refusal::new(Kind::Unavailable, "The engine has stopped"));
         }
-        self.loaded()
+        Ok(loaded)
     }
 
-    /// A place for one more request, if the queue has one.
-    pub(crate) fn permit(self: &Arc<App>) -> Result<Permit, Refusal> {
-        let most = self.loaded()?.sequences.saturating_add(self.settings.queue);
-        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let permit = Permit(Arc::clone(self));
+    /// A place for one more request, if the queue and the caller's key have one.
+    pub(crate) fn permit(self: &Arc<App>, loaded: &Arc<Loaded>, caller: &Caller) -> Result<Permit, Refusal> {
+        let most = loaded.sequences.saturating_add(self.settings.queue);
+        let before = loaded.in_flight.fetch_add(1, Ordering::Relaxed);
+        let mut permit = Permit { app: Arc::clone(self), loaded: Arc::clone(loaded), account: None };
         if before >= most {
             let message = format!("{before} requests are running or waiting, which is all this server takes");
             return Err(Refusal::new(Kind::QueueFull, message));
         }
+        if let Some(account) = caller.key {
+            let key = &self.settings.keys[account];
+            let running = self.accounts[account].running.fetch_add(1, Ordering::Relaxed);
+            permit.account = Some(account);
+            if key.at_once.is_some_and(|most| running >= most) {
+                let message =
+                    format!("the key {:?} has {running} requests under way, which is all it may have", key.name);
+                return Err(Refusal::new(Kind::KeyLimit { seconds: 1 }, message));
+            }
+            self.accounts[account].take_one(key)?;
+        }
         Ok(permit)
     }
+}
 
-    /// Requests that run or wait.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
+impl Account {
+    /// Counts one request against the minute of a key.
+    fn take_one(&self, key: &Key) -> Result<(), Refusal> {
+        let Some(most) = key.per_minute else { return Ok(()) };
+        let most = f64::from(most);
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was used comes back evenly over a minute.
+        let now = (left.0 + left.1.elapsed().as_secs_f64() * most / 60.0).min(most);
+        *left = (now, Instant::now());
+        if now < 1.0 {
+            let seconds = ((1.0 - now) * 60.0 / most).ceil() as u64;
+            let message = format!("the key {:?} has had its {most} requests of this minute", key.name);
+            return Err(Refusal::new(Kind::KeyLimit { seconds }, message));
+        }
+        left.0 -= 1.0;
+        Ok(())
     }
 }
 

@@ -7,12 +7,13 @@ use kiln_engine::text::reasoning::Markers;
 use kiln_engine::text::{ChatInput, Content, Family, Function, Message, OutputOptions, Rendered, TemplateError, Tool};
 use serde_json::{Map, Value};
 
-use crate::app::{App, Loaded};
+use crate::app::App;
 use crate::generate::{Form, Job};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
 use crate::shape::{self, Shape};
+use crate::shelf::Loaded;
 
 /// Which tools an answer may or must call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -105,7 +106,7 @@ impl Chat {
     }
 
     /// The request to the engine. It takes time: templates and grammars are compiled here, off the async threads.
-    pub(crate) fn job(self, loaded: &Loaded, params: &Params, caller: &Caller) -> Result<Job, Refusal> {
+    pub(crate) fn job(self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, Refusal> {
         let (prompt, rendered) = self.tokens(loaded)?;
         check_length(loaded, prompt.len())?;
         let source = loaded.template.as_ref().map(|t| match self.tools.is_empty() {
@@ -149,7 +150,8 @@ impl Chat {
             ..Request::new(prompt)
         };
         let form = Form::Chat { source, generation_prompt, options, one_call: !self.parallel_calls };
-        Ok(Job { request, form, ends: loaded.ends.clone() })
+        let (loaded, caller) = (Arc::clone(loaded), caller.clone());
+        Ok(Job { ends: loaded.ends.clone(), loaded, caller, request, form })
     }
 }
 

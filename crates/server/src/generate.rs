@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kiln_engine::run::{Cancel, EndReason, Event, Request, Usage};
 use kiln_engine::sampler::Logprobs;
@@ -10,8 +11,10 @@ use kiln_engine::text::{self, OutputOptions, OutputParser};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::app::{App, Permit, fresh_id};
+use crate::guard::Caller;
 use crate::metrics::Watch;
-use crate::refusal::Refusal;
+use crate::refusal::{Kind, Refusal};
+use crate::shelf::Loaded;
 
 /// How the text of an answer is to be understood.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +37,10 @@ pub(crate) enum Form {
 
 /// One request to the engine.
 pub(crate) struct Job {
+    /// The model that it is for; it stays as long as the request does.
+    pub(crate) loaded: Arc<Loaded>,
+    /// Who asks.
+    pub(crate) caller: Caller,
     pub(crate) request: Request,
     pub(crate) form: Form,
     /// Tokens that end a turn by the template: they end a text as the model's own do.
@@ -125,6 +132,12 @@ pub(crate) struct Generation {
     cached: Vec<usize>,
     ready: VecDeque<Part>,
     prefix: &'static str,
+    /// A prompt has been begun.
+    began: bool,
+    came: Instant,
+    /// How long it may wait to be begun, and how long it may take.
+    limits: [Option<Duration>; 2],
+    loaded: Arc<Loaded>,
     _permit: Permit,
 }
 
@@ -135,19 +148,24 @@ impl Drop for Generation {
 }
 
 impl Generation {
-    /// Hands requests in, all with the same number of choices. `prefix` begins the ids of tool calls.
+    /// The model that writes.
+    pub(crate) fn loaded(&self) -> &Arc<Loaded> {
+        &self.loaded
+    }
+
+    /// Hands requests in, all for one model and with the same number of choices. `prefix` begins the ids of tool calls.
     pub(crate) fn start(app: &Arc<App>, jobs: Vec<Job>, prefix: &'static str) -> Result<Generation, Refusal> {
-        let permit = app.permit()?;
-        let scheduler = &app.loaded()?.scheduler;
-        let choices = jobs.first().map_or(1, |job| job.request.choices);
+        let first = jobs.first().ok_or_else(|| Refusal::new(Kind::Invalid, "there is no prompt"))?;
+        let (loaded, choices) = (Arc::clone(&first.loaded), first.request.choices);
+        let permit = app.permit(&loaded, &first.caller)?;
         let (to, from) = unbounded_channel();
         let mut readers = Vec::new();
         let (mut cancels, count) = (Vec::new(), jobs.len());
         for (number, mut job) in jobs.into_iter().enumerate() {
             readers.extend((0..choices).map(|_| Reader::new(&job)));
             job.request.stop.tokens.extend(&job.ends);
-            let (to, mut watch) = (to.clone(), Watch::new(app, &job.request));
-            cancels.push(scheduler.submit(job.request, move |event| {
+            let (to, mut watch) = (to.clone(), Watch::new(&loaded.metrics, &job.request));
+            cancels.push(loaded.scheduler.submit(job.request, move |event| {
                 watch.see(&event);
                 to.send((number, event)).is_ok()
             }));
@@ -163,6 +181,10 @@ impl Generation {
             cached,
             ready: VecDeque::new(),
             prefix,
+            began: false,
+            came: Instant::now(),
+            limits: [app.settings.queue_limit, app.settings.total_limit],
+            loaded,
             _permit: permit,
         })
     }
@@ -176,10 +198,31 @@ impl Generation {
             if self.open == 0 {
                 return None;
             }
-            match self.from.recv().await {
-                Some((job, event)) => self.take(job, event),
-                None => self.fail(kiln_engine::Error::Stopped.into()),
+            let (limit, kind, what) = self.limit();
+            let event = match limit {
+                Some(limit) => tokio::time::timeout_at((self.came + limit).into(), self.from.recv()).await,
+                None => Ok(self.from.recv().await),
+            };
+            match event {
+                Ok(Some((job, event))) => self.take(job, event),
+                Ok(None) => self.fail(kiln_engine::Error::Stopped.into()),
+                Err(_) => {
+                    let seconds = self.came.elapsed().as_secs_f64();
+                    self.fail(Refusal::new(
+                        kind,
+                        format!("the request {what} for {seconds:.1} s, which is all it may"),
+                    ));
+                }
             }
+        }
+    }
+
+    /// How long all may last from here, and what it means if it lasts longer.
+    fn limit(&self) -> (Option<Duration>, Kind, &'static str) {
+        let [queue, total] = self.limits;
+        match queue.filter(|queue| !self.began && total.is_none_or(|total| *queue < total)) {
+            Some(queue) => (Some(queue), Kind::QueueFull, "waited"),
+            None => (total, Kind::TooSlow, "ran"),
         }
     }
 
@@ -201,6 +244,7 @@ impl Generation {
     fn take(&mut self, job: usize, event: Event) {
         match event {
             Event::Started { cached_tokens } => {
+                self.began = true;
                 self.cached[job] = cached_tokens;
                 self.ready.push_back(Part::Progress { cached: cached_tokens, read: cached_tokens });
             }

@@ -17,14 +17,16 @@ use crate::refusal::{Dialect, Kind, Refusal};
 /// Who asks.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// The number of the key, from 1; 0 where there are no keys. Callers share nothing.
+    /// Which key was sent, where there are keys.
+    pub(crate) key: Option<usize>,
+    /// The number of the key, from 1; 0 where there are no keys, or all share. Owners share nothing.
     pub(crate) owner: u64,
     /// The id of the request.
     pub(crate) request: String,
 }
 
-/// Paths that tell nothing but the state of the server.
-const OPEN: [&str; 4] = ["/health", "/v1/health", "/livez", "/readyz"];
+/// Paths that tell nothing but the state of the server, and the page, which asks for a key itself.
+const OPEN: [&str; 5] = ["/", "/health", "/v1/health", "/livez", "/readyz"];
 
 /// The outermost layer.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -33,8 +35,10 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let method = request.method().clone();
     let origin = allowed_origin(&app, request.headers());
     let mut response = match check(&app, &request) {
-        Ok(owner) => {
-            request.extensions_mut().insert(Caller { owner, request: id.clone() });
+        Ok(key) => {
+            let own = key.filter(|_| !app.settings.shared_cache);
+            let owner = own.map_or(0, |key| key as u64 + 1);
+            request.extensions_mut().insert(Caller { key, owner, request: id.clone() });
             if is_preflight(&request) {
                 StatusCode::NO_CONTENT.into_response()
             } else {
@@ -67,13 +71,14 @@ fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// Whether the request may go on; gives its owner.
-fn check(app: &App, request: &Request) -> Result<u64, Refusal> {
+/// Whether the request may go on; gives its key.
+fn check(app: &App, request: &Request) -> Result<Option<usize>, Refusal> {
     let headers = request.headers();
     check_host(app, request)?;
     check_origin(app, headers)?;
-    if OPEN.contains(&request.uri().path()) || is_preflight(request) {
-        return Ok(0);
+    let path = request.uri().path();
+    if OPEN.contains(&path) || path.starts_with("/page/") || is_preflight(request) {
+        return Ok(None);
     }
     check_key(app, headers)
 }
@@ -121,9 +126,9 @@ fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
     Err(Refusal::new(Kind::Forbidden, message))
 }
 
-fn check_key(app: &App, headers: &HeaderMap) -> Result<u64, Refusal> {
+fn check_key(app: &App, headers: &HeaderMap) -> Result<Option<usize>, Refusal> {
     if app.settings.keys.is_empty() {
-        return Ok(0);
+        return Ok(None);
     }
     let bearer = text(headers, header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
@@ -135,13 +140,13 @@ fn check_key(app: &App, headers: &HeaderMap) -> Result<u64, Refusal> {
         return Err(Refusal::new(Kind::Key, message));
     };
     // Every key is compared to its end, so that time tells nothing.
-    let mut owner = 0;
-    for (number, key) in (1..).zip(&app.settings.keys) {
+    let mut found = None;
+    for (number, key) in app.settings.keys.iter().enumerate() {
         if bool::from(key.secret.as_bytes().ct_eq(given.as_bytes())) {
-            owner = number;
+            found = Some(number);
         }
     }
-    if owner == 0 { Err(Refusal::new(Kind::Key, "the API key is not known")) } else { Ok(owner) }
+    found.map(Some).ok_or_else(|| Refusal::new(Kind::Key, "the API key is not known"))
 }
 
 #[cfg(test)]

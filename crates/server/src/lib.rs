@@ -1,4 +1,4 @@
-//! The HTTP server: the APIs that people's clients already speak, on one loaded model.
+//! The HTTP server: the APIs that people's clients already speak, on models that are loaded when they are asked for.
 //!
 //! A request takes one way: `guard` lets it in, a file of `api` translates it into one request to the engine,
 //! `generate` turns the engine's events into parts, and `wire` writes them as the API wants. Nothing below this crate knows
@@ -16,7 +16,9 @@ mod refusal;
 mod routes;
 mod server;
 mod shape;
+mod shelf;
 mod wire;
 
-pub use app::{Key, Settings};
+pub use app::{Key, Settings, Tls};
 pub use server::{Error, Running, Server};
+pub use shelf::{Load, Offer, Opened, Sharing};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use kiln_engine::run::{EndReason, Event, Load, Request};
+use kiln_engine::run::{EndReason, Event, Load, Request, Scheduler};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -13,8 +13,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-
-use crate::app::{App, Loaded};
 
 const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -133,21 +131,24 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) fn model_is_there(&self, loaded: &Loaded) {
-        let pages = loaded.scheduler.load().pages;
+    pub(crate) fn model_is_there(&self, scheduler: &Scheduler) {
+        let pages = scheduler.load().pages;
         let labels = RoomLabels { block_size: kiln_engine::arch::PAGE as u64, num_gpu_blocks: pages as u64 };
         self.room.get_or_create(&labels).set(1);
     }
 
+    /// Tokens of prompts, those of them that were cached, and tokens that were made.
+    pub(crate) fn tokens(&self) -> [u64; 3] {
+        [self.prompt_tokens.get(), self.cached_tokens.get(), self.generated_tokens.get()]
+    }
+
     /// Everything as text.
-    pub(crate) fn text(&self, load: Option<Load>, in_flight: usize) -> String {
-        if let Some(load) = load {
-            let running = load.reading + load.writing + load.swapped;
-            self.running.set(running as i64);
-            self.waiting.set(load.waiting.max(in_flight.saturating_sub(running)) as i64);
-            let used = load.pages.saturating_sub(load.free_pages);
-            self.cache.set(if load.pages == 0 { 0.0 } else { used as f64 / load.pages as f64 });
-        }
+    pub(crate) fn text(&self, load: Load, in_flight: usize) -> String {
+        let running = load.reading + load.writing + load.swapped;
+        self.running.set(running as i64);
+        self.waiting.set(load.waiting.max(in_flight.saturating_sub(running)) as i64);
+        let used = load.pages.saturating_sub(load.free_pages);
+        self.cache.set(if load.pages == 0 { 0.0 } else { used as f64 / load.pages as f64 });
         let mut text = String::new();
         // Writing into a string does not fail.
         let _ = encode(&mut text, &self.registry);
@@ -155,9 +156,29 @@ impl Metrics {
     }
 }
 
+/// The texts of several models as one: each metric is described once, and has the samples of all.
+pub(crate) fn merged(texts: impl Iterator<Item = String>) -> String {
+    let mut metrics: Vec<(String, String)> = Vec::new();
+    for text in texts {
+        for part in text.trim_end().trim_end_matches("# EOF").split("# HELP ").skip(1) {
+            let samples: Vec<&str> = part.lines().filter(|line| !line.starts_with('#')).skip(1).collect();
+            let name = part.split(' ').next().unwrap_or_default();
+            match metrics.iter_mut().find(|(known, _)| known == name) {
+                // What holds of the whole program was told with the first model.
+                Some((_, all)) => samples.iter().filter(|line| line.contains("model_name=")).for_each(|line| {
+                    all.push_str(line);
+                    all.push('\n');
+                }),
+                None => metrics.push((name.to_owned(), format!("# HELP {part}"))),
+            }
+        }
+    }
+    metrics.into_iter().map(|(_, text)| text).chain(["# EOF\n".to_owned()]).collect()
+}
+
 /// Sees the events of one request on the engine's thread.
 pub(crate) struct Watch {
-    app: Arc<App>,
+    metrics: Arc<Metrics>,
     came: Instant,
     last: Vec<Option<Instant>>,
     first_seen: bool,
@@ -166,14 +187,13 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(app: &Arc<App>, request: &Request) -> Watch {
-        let metrics = &app.metrics;
+    pub(crate) fn new(metrics: &Arc<Metrics>, request: &Request) -> Watch {
         metrics.choices.observe(request.choices as f64);
         if let Some(limit) = request.limit {
             metrics.limits.observe(limit as f64);
         }
         Watch {
-            app: Arc::clone(app),
+            metrics: Arc::clone(metrics),
             came: Instant::now(),
             last: vec![None; request.choices],
             first_seen: false,
@@ -183,7 +203,7 @@ impl Watch {
     }
 
     pub(crate) fn see(&mut self, event: &Event) {
-        let metrics = &self.app.metrics;
+        let metrics = &self.metrics;
         match event {
             Event::Started { cached_tokens } => {
                 let cached = *cached_tokens as u64;

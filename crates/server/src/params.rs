@@ -3,15 +3,17 @@
 use kiln_engine::run::{Constraint, StopRule};
 use kiln_engine::sampler::{Kind as SamplerKind, Sampling};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::app::Loaded;
 use crate::refusal::Refusal;
+use crate::shelf::Loaded;
 
 /// What a request may say about choosing tokens. Every field may be absent or null.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Sampling")]
 pub(crate) struct Params {
     pub(crate) max_completion_tokens: Option<i64>,
     pub(crate) max_tokens: Option<i64>,

@@ -54,6 +54,10 @@ pub(crate) enum Kind {
     TooLarge,
     /// Too many wait.
     QueueFull,
+    /// A key has used up what it may have.
+    KeyLimit { seconds: u64 },
+    /// It took longer than it may.
+    TooSlow,
     /// Not now: loading or going.
     Unavailable,
     /// The model cannot do this.
@@ -104,10 +108,11 @@ impl Refusal {
             (Kind::Model | Kind::Route, _) => StatusCode::NOT_FOUND,
             (Kind::Method, _) => StatusCode::METHOD_NOT_ALLOWED,
             (Kind::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
-            (Kind::QueueFull, Dialect::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
+            (Kind::KeyLimit { .. }, _) | (Kind::QueueFull, Dialect::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
             // "Overloaded", which Anthropic's clients know.
             (Kind::QueueFull, Dialect::Anthropic) => StatusCode::from_u16(529).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
             (Kind::QueueFull, Dialect::Ollama) | (Kind::Unavailable, _) => StatusCode::SERVICE_UNAVAILABLE,
+            (Kind::TooSlow, _) => StatusCode::GATEWAY_TIMEOUT,
             (Kind::CannotDo, Dialect::OpenAi | Dialect::Ollama) => StatusCode::NOT_IMPLEMENTED,
             (Kind::Internal, _) => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
@@ -128,6 +133,8 @@ impl Refusal {
             Kind::Model => ("invalid_request_error", Some("model_not_found")),
             Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
+            Kind::KeyLimit { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
+            Kind::TooSlow => ("timeout_error", Some("timeout")),
             Kind::Unavailable => ("unavailable_error", None),
             Kind::CannotDo => ("not_supported_error", None),
             Kind::Internal => ("server_error", None),
@@ -141,6 +148,8 @@ impl Refusal {
             Kind::Model | Kind::Route => "not_found_error",
             Kind::TooLarge => "request_too_large",
             Kind::QueueFull => "overloaded_error",
+            Kind::KeyLimit { .. } => "rate_limit_error",
+            Kind::TooSlow => "timeout_error",
             Kind::Unavailable | Kind::Internal => "api_error",
             _ => "invalid_request_error",
         }
@@ -188,9 +197,12 @@ impl Refusal {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self.kind {
             Kind::QueueFull => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1")),
+            Kind::KeyLimit { seconds } => headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds)),
             Kind::Unavailable => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5")),
             // Trying again would not help.
-            Kind::CannotDo | Kind::Internal => headers.insert("x-should-retry", HeaderValue::from_static("false")),
+            Kind::CannotDo | Kind::Internal | Kind::TooSlow => {
+                headers.insert("x-should-retry", HeaderValue::from_static("false"))
+            }
             Kind::Key => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };

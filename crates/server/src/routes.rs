@@ -6,7 +6,10 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
-use crate::api::{anthropic, chat_completions, completions, health, llama, models, ollama, responses, tokens};
+use crate::api::{
+    anthropic, chat_completions, completions, engine, health, infill, llama, models, ollama, openapi, page, responses,
+    tokens,
+};
 use crate::app::App;
 use crate::guard::guard;
 use crate::refusal::{Kind, Refusal};
@@ -31,6 +34,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/readyz", get(health::ready))
         .route("/version", get(health::version))
         .route("/metrics", get(health::metrics))
+        .route("/openapi.json", get(openapi::show))
         .route("/server_info", get(health::server_info))
         .route("/get_server_info", get(health::server_info))
         .route("/get_model_info", get(health::server_info))
@@ -41,9 +45,13 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
         .route("/completion", post(llama::completion))
+        .route("/infill", post(infill::create))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count))
-        .route("/", get(ollama::root))
+        .route("/", get(page::root))
+        .route("/page/{name}", get(page::part))
+        .route("/engine", get(engine::show))
+        .route("/engine/kernels", get(engine::kernels))
         .route("/api/version", get(ollama::version))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::ps))

@@ -1,23 +1,27 @@
 //! Listening, loading, and going down without losing what is being written.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use kiln_engine::run::Scheduler;
-use kiln_engine::text::Template;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::app::{App, Loaded, Settings, now};
-use crate::params;
+use crate::app::{App, Settings, Tls};
 use crate::routes::routes;
+use crate::shelf::{Offer, Opened, Sharing, Shelf};
 
 /// What keeps a server from starting.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +32,10 @@ pub enum Error {
     Listen { address: String, source: std::io::Error },
     #[error("cannot start the server's threads: {0}")]
     Threads(std::io::Error),
+    #[error(
+        "TLS cannot be set up: {0}\nhint: both files must be PEM: the certificates, and the private key of the first one"
+    )]
+    Tls(String),
     #[error("the server failed: {0}")]
     Serve(String),
 }
@@ -45,8 +53,24 @@ pub struct Running {
 }
 
 impl Server {
-    /// Listens. Until a model is handed over, requests are told to come back later.
+    /// Listens, for one model. Until it is handed over, requests are told to come back later.
     pub fn listen(host: &str, port: u16, settings: Settings) -> Result<Running, Error> {
+        let shelf = Shelf::of_one(&settings.model, &settings.aliases);
+        Server::listen_with(host, port, settings, shelf)
+    }
+
+    /// Listens, for several models. Each is loaded when the first request for it comes.
+    pub fn offer(
+        host: &str,
+        port: u16,
+        settings: Settings,
+        offers: Vec<Offer>,
+        sharing: Sharing,
+    ) -> Result<Running, Error> {
+        Server::listen_with(host, port, settings, Shelf::new(offers, sharing))
+    }
+
+    fn listen_with(host: &str, port: u16, settings: Settings, shelf: Shelf) -> Result<Running, Error> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("kiln server")
@@ -57,9 +81,13 @@ impl Server {
         let failed = |source| Error::Listen { address: format!("{host}:{port}"), source };
         let listener = runtime.block_on(TcpListener::bind((plain, port))).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let app = Arc::new(App::new(settings));
+        let tls = settings.tls.as_ref().map(acceptor).transpose()?;
+        let app = Arc::new(App::new(settings, shelf));
         let (stop, stopped) = watch::channel(false);
-        let served = runtime.spawn(accept(listener, Arc::clone(&app), stopped));
+        let served = runtime.spawn(accept(listener, tls, Arc::clone(&app), stopped));
+        if app.shelf.is_tidied() {
+            runtime.spawn(tidy(Arc::clone(&app)));
+        }
         Ok(Running { runtime, app, address, stop, served })
     }
 }
@@ -72,25 +100,7 @@ impl Running {
 
     /// Hands the model over: from now on requests are served. `sequences` is how many texts the engine writes at once.
     pub fn ready(&self, scheduler: Scheduler, sequences: usize) {
-        let model = Arc::clone(scheduler.model());
-        let template = match Template::from_gguf(model.gguf.metadata()) {
-            Ok(Some(template)) => Ok(template),
-            Ok(None) => Err("this model has no chat template, so it can only continue text\n\
-                             hint: use /v1/completions, or a model that was trained to chat"
-                .to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        let own = |id: &u32| !model.tokenizer.is_end(*id);
-        let ends = match &template {
-            Ok(template) => template.end_ids(&model.tokenizer).unwrap_or_default().into_iter().filter(own).collect(),
-            Err(why) => {
-                log::warn!("chat is not served: {}", why.lines().next().unwrap_or_default());
-                Vec::new()
-            }
-        };
-        let defaults = params::defaults(&model);
-        let constraints = OnceLock::new();
-        self.app.set_loaded(Loaded { scheduler, template, ends, constraints, defaults, sequences, created: now() });
+        self.app.shelf.put(Opened { scheduler, sequences });
     }
 
     /// Waits until the program is asked to end (Ctrl-C, SIGTERM), then goes down as [`Running::stop`] does.
@@ -123,7 +133,7 @@ impl Running {
 }
 
 /// Takes connections until the server is told to stop, then waits for those that are open.
-async fn accept(listener: TcpListener, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
     let router = routes(Arc::clone(&app));
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(app.settings.header_timeout);
@@ -150,17 +160,61 @@ async fn accept(listener: TcpListener, app: Arc<App>, mut stopped: watch::Receiv
         };
         // Tokens are small; waiting to send more at once would only delay them.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service).into_owned());
+        let (builder, router, open, tls) = (builder.clone(), router.clone(), open.watcher(), tls.clone());
+        let patience = app.settings.header_timeout;
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                log::debug!("a connection ended: {error}");
+            match tls {
+                None => serve(stream, &builder, router, open).await,
+                Some(tls) => match tokio::time::timeout(patience, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => serve(stream, &builder, router, open).await,
+                    Ok(Err(error)) => log::debug!("a client did not agree on TLS: {error}"),
+                    Err(_) => log::debug!("a client took too long to agree on TLS"),
+                },
             }
             drop(place);
         });
     }
     drop(listener);
     open.shutdown().await;
+}
+
+/// Serves one connection to its end.
+async fn serve<S>(stream: S, builder: &auto::Builder<TokioExecutor>, router: axum::Router, open: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(router);
+    let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service).into_owned());
+    if let Err(error) = connection.await {
+        log::debug!("a connection ended: {error}");
+    }
+}
+
+/// What answers clients that speak TLS.
+fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
+    let wrong = |error: &dyn std::fmt::Display| Error::Tls(error.to_string());
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&tls.certificates).collect();
+    let certificates = certificates.map_err(|error| wrong(&error))?;
+    let key = PrivateKeyDer::from_pem_slice(&tls.key).map_err(|error| wrong(&error))?;
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.and_then(|config| config.with_no_client_auth().with_single_cert(certificates, key));
+    let mut config = config.map_err(|error| wrong(&error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Lets idle models go.
+async fn tidy(app: Arc<App>) {
+    let mut pace = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        pace.tick().await;
+        let app = Arc::clone(&app);
+        // The end of an engine waits for its last step.
+        if let Err(error) = tokio::task::spawn_blocking(move || app.shelf.tidy()).await {
+            log::error!("idle models cannot be unloaded: {error}");
+        }
+    }
 }
 
 async fn asked_to_end() {

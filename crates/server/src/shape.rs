@@ -7,12 +7,13 @@ use kiln_engine::text::constraint::{ConstraintError, Constraints, Rule};
 use kiln_engine::text::reasoning::Markers;
 use kiln_engine::text::{Family, Tool};
 use kiln_engine::tokenizer::{TokenType, Tokenizer};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::app::Loaded;
 use crate::chat::{Chat, ToolChoice};
 use crate::refusal::{Kind, Refusal};
+use crate::shelf::Loaded;
 
 /// What an answer must look like.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +29,9 @@ pub(crate) enum Shape {
 }
 
 /// The fields that ask for it, with the names of OpenAI, vLLM and llama.cpp.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "Shape")]
 pub(crate) struct ShapeFields {
     response_format: Option<Value>,
     structured_outputs: Option<Value>,

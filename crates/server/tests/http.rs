@@ -2,158 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+mod client;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use kiln_engine::arch::Room;
-use kiln_engine::executor::{Arithmetic, CpuExecutor};
-use kiln_engine::model::Model;
-use kiln_engine::quantise_recipe::Recipe;
-use kiln_engine::run::{Engine, Policy, Scheduler};
-use kiln_engine::synth::{Preset, Synth};
-use kiln_gguf::{Gguf, Writer};
-use kiln_server::{Key, Running, Server, Settings};
+use client::*;
+use kiln_server::{Key, Server, Settings};
 use serde_json::{Value, json};
-
-fn model(template: Option<&str>) -> Arc<Model> {
-    let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 11);
-    let gguf = Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap();
-    let mut metadata = gguf.metadata().clone();
-    match template {
-        Some(template) => metadata.set("tokenizer.chat_template", template),
-        None => drop(metadata.remove("tokenizer.chat_template")),
-    }
-    let mut writer = Writer::new(metadata);
-    for info in gguf.tensors() {
-        writer.add(&info.name, info.dims(), info.ty, gguf.data(info).to_vec()).unwrap();
-    }
-    Arc::new(Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap())
-}
-
-const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
-                      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
-const SEQUENCES: usize = 4;
-
-fn scheduler(model: &Arc<Model>) -> Scheduler {
-    let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
-    let room = Room::for_sequences(SEQUENCES, 512);
-    let engine = Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap();
-    Scheduler::start(engine, Policy { queue: usize::MAX, ..Policy::default() })
-}
-
-fn settings() -> Settings {
-    Settings { drain: Duration::from_secs(5), keep_alive: Duration::from_millis(200), ..Settings::new("tiny") }
-}
-
-fn start_with(settings: Settings, template: Option<&str>) -> Running {
-    let server = Server::listen("127.0.0.1", 0, settings).unwrap();
-    server.ready(scheduler(&model(template)), SEQUENCES);
-    server
-}
-
-fn start() -> Running {
-    start_with(settings(), Some(CHATML))
-}
-
-struct Reply {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: String,
-}
-
-impl Reply {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
-    }
-
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
-    }
-
-    /// The values of a stream of events.
-    fn events(&self) -> Vec<Value> {
-        let data = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-        data.map(|data| serde_json::from_str(data).unwrap()).collect()
-    }
-}
-
-/// One request on a connection of its own; the connection, where the answer is not wanted.
-fn send(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let silent = headers.contains(&("Content-Type", "-"));
-    let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
-    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-        head += &format!("Host: {address}\r\n");
-    }
-    // "-" stands for no content type at all.
-    let headers: Vec<_> = headers.iter().filter(|(_, value)| *value != "-").collect();
-    if !body.is_empty() && !silent && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
-        head += "Content-Type: application/json\r\n";
-    }
-    for (name, value) in headers {
-        head += &format!("{name}: {value}\r\n");
-    }
-    stream.write_all(format!("{head}\r\n{body}").as_bytes()).unwrap();
-    stream
-}
-
-fn receive(stream: TcpStream) -> Reply {
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    reader.read_line(&mut line).unwrap();
-    let status = line.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {line:?}")).parse().unwrap();
-    let mut headers = Vec::new();
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        match line.trim_end().split_once(": ") {
-            Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.to_owned())),
-            None => break,
-        }
-    }
-    let mut body = Vec::new();
-    let is_chunked = headers.iter().any(|(n, v)| n == "transfer-encoding" && v == "chunked");
-    if is_chunked {
-        loop {
-            let mut size = String::new();
-            reader.read_line(&mut size).unwrap();
-            let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
-            let mut chunk = vec![0; size + 2];
-            if reader.read_exact(&mut chunk).is_err() || size == 0 {
-                break;
-            }
-            body.extend_from_slice(&chunk[..size]);
-        }
-    } else {
-        reader.read_to_end(&mut body).unwrap();
-    }
-    Reply { status, headers, body: String::from_utf8(body).unwrap() }
-}
-
-fn get(server: &Running, path: &str) -> Reply {
-    receive(send(server.address(), "GET", path, &[], ""))
-}
-
-fn post(server: &Running, path: &str, body: &Value) -> Reply {
-    receive(send(server.address(), "POST", path, &[], &body.to_string()))
-}
-
-fn ask(content: &str) -> Value {
-    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0, "ignore_eos": true})
-}
-
-fn with(mut base: Value, more: Value) -> Value {
-    base.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    base
-}
-
-fn text_of(reply: &Value) -> String {
-    reply["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{reply}")).to_owned()
-}
 
 #[test]
 fn a_chat_is_answered_whole_and_as_a_stream() {
@@ -325,7 +182,7 @@ fn a_body_that_is_too_large_is_refused() {
 
 #[test]
 fn keys_hosts_and_origins_are_checked() {
-    let key = |name: &str, secret: &str| Key { name: name.into(), secret: secret.into() };
+    let key = |name: &str, secret: &str| Key { name: name.into(), secret: secret.into(), ..Key::default() };
     let keys = vec![key("one", "secret-1"), key("two", "secret-2")];
     let server =
         start_with(Settings { keys, origins: vec!["https://good.example".into()], ..settings() }, Some(CHATML));
@@ -353,18 +210,6 @@ fn keys_hosts_and_origins_are_checked() {
     assert!(cached("secret-1") > 0);
     assert_eq!(cached("secret-2"), 0);
     server.stop().unwrap();
-}
-
-fn running(server: &Running) -> Value {
-    get(server, "/loads").json()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

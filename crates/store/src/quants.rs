@@ -34,7 +34,7 @@ fn quant(stem: &str) -> Option<String> {
         let numbered = bits.strip_prefix('Q').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
         numbered || matches!(*word, "F32" | "F16" | "BF16" | "FP16" | "FP32") || word.starts_with("MXFP4")
     };
-    let at = words.iter().rposition(|word| is_quant(&word))?;
+    let at = words.iter().rposition(is_quant)?;
     let unsloth = at > 0 && words[at - 1] == "UD";
     Some(if unsloth { format!("UD-{}", words[at]) } else { words[at].to_owned() })
 }

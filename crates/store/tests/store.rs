@@ -314,7 +314,7 @@ fn verify_sees_one_wrong_bit_and_rm_leaves_what_others_need() {
     test.get("hf:a/b").unwrap();
     test.pull("hf:a/b").unwrap();
     let left = test.store.remove(&record).unwrap().left;
-    assert_eq!(left, [path.clone()]);
+    assert_eq!(left, std::slice::from_ref(&path));
     let removed = test.store.remove(&test.store.record("hf:a/b").unwrap()).unwrap();
     assert!(removed.files.len() + removed.left.len() == 1);
 }

@@ -11,7 +11,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, packing};
 
-use super::{BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
+use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
@@ -19,6 +19,8 @@ use crate::weights;
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
+/// Runs after which a plan keeps the number of submits it was recorded with.
+const MOST_TRIALS: usize = 16;
 /// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
 const PIECE_BYTES: usize = 16 << 20;
 
@@ -63,11 +65,13 @@ pub struct Options {
     pub keep: Keep,
     /// What long prompts add up in.
     pub sums: Sums,
+    /// Whether every row goes the way that it would go alone ([`Target::alike`]).
+    pub reproducible: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32 }
+        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32, reproducible: false }
     }
 }
 
@@ -99,6 +103,8 @@ struct Prepared {
     /// Whether `results` are those of the last run.
     copied: bool,
     commands: Commands,
+    /// Runs that were waited for to learn whether the commands need more than one submit.
+    trials: usize,
 }
 
 impl Prepared {
@@ -251,6 +257,11 @@ impl GpuExecutor {
     }
 }
 
+/// Most tokens of a prompt that are read at once on a device with so much memory.
+pub fn batch_on(memory_bytes: u64, is_software: bool) -> usize {
+    if memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !is_software { 4 * BATCH } else { BATCH }
+}
+
 /// Bytes that a packed block takes in the file.
 fn group_bytes(ty: TensorType) -> usize {
     ty.block_len() / ty.base().block_len() * ty.base().block_bytes()
@@ -318,9 +329,15 @@ impl Executor for GpuExecutor {
         }
         let decoded = self.use_decoded(&mut plan)?;
         let caps = &self.device.adapter.caps;
-        let pick = |step: &crate::plan::Step| step.call.operation().pick(caps, None);
-        let picked: Result<Vec<Choice>, _> = plan.steps.iter().map(pick).collect();
-        let choices = picked.map_err(kiln_kernels::record::Error::from)?;
+        let pick = |step: &crate::plan::Step| {
+            let refused = |why: kiln_kernels::operation::Unsupported| Error::OnDevice {
+                device: self.device.adapter.name.clone(),
+                step: step.label.clone(),
+                why: why.to_string(),
+            };
+            step.call.operation().pick(caps, None).map_err(refused)
+        };
+        let choices = plan.steps.iter().map(pick).collect::<Result<Vec<Choice>, _>>()?;
         let shaders: Vec<Shader> = choices.iter().flat_map(|c| c.launches.iter().map(|l| l.shader.clone())).collect();
         self.device.prepare(&shaders, &|| {})?;
 
@@ -355,7 +372,7 @@ impl Executor for GpuExecutor {
         buffers.extend(decoded);
         let places = (&buffers[..], &bases[..]);
         let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), places, &results)?;
-        let prepared = Prepared { plan, choices, buffers, bases, results, copied: false, commands };
+        let prepared = Prepared { plan, choices, buffers, bases, results, copied: false, commands, trials: 0 };
         Ok(super::keep(&mut self.plans, prepared))
     }
 
@@ -379,7 +396,21 @@ impl Executor for GpuExecutor {
     }
 
     fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
-        let submission = self.prepared(plan).commands.submit()?;
+        let prepared = self.prepared_mut(plan);
+        if prepared.commands.submits() > 1 && prepared.trials < MOST_TRIALS {
+            // What was recorded before the device's speed was known is cut too finely, and every cut costs each run again. The
+            // time of a run can be taken while no other one is on its way.
+            prepared.trials += 1;
+            prepared.commands.run()?;
+            if prepared.commands.fits_one_submit() {
+                let prepared = self.prepared(plan);
+                let recorder = Recorder::new(&self.device)?;
+                let commands = self.record(recorder, &prepared.steps(), prepared.places(), &prepared.results)?;
+                self.prepared_mut(plan).commands = commands;
+            }
+            return Ok(Ticket { plan, submission: None });
+        }
+        let submission = prepared.commands.submit()?;
         Ok(Ticket { plan, submission: Some(submission) })
     }
 
@@ -465,7 +496,10 @@ impl Executor for GpuExecutor {
 
     fn batch(&self) -> usize {
         let adapter = &self.device.adapter;
-        if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
+        if self.options.reproducible {
+            return ALIKE_BATCH;
+        }
+        batch_on(adapter.memory_bytes, adapter.caps.is_cpu)
     }
 
     fn memory(&self) -> Option<Memory> {
@@ -474,7 +508,7 @@ impl Executor for GpuExecutor {
     }
 
     fn target(&self) -> Target {
-        Target::gpu(&self.device.adapter.caps)
+        Target { alike: self.options.reproducible, ..Target::gpu(&self.device.adapter.caps) }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

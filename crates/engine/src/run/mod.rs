@@ -1,11 +1,13 @@
 //! Running a model. A [`Scheduler`] serves requests from many threads; below it an [`Engine`] feeds tokens of any number of
 //! sequences at once; a [`Session`] is an engine with one sequence, for tools.
 
+mod alike;
 pub(crate) mod batch;
 mod decode;
 mod engine;
 mod fit;
 mod pages;
+mod profile;
 mod request;
 mod schedule;
 mod scheduler;
@@ -14,7 +16,8 @@ mod shapes;
 mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
-pub use fit::{Fit, Wish, fit};
+pub use fit::{Fit, Place, Wish, fit, fit_in};
+pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};
 pub use scheduler::{Cancel, Events, Scheduler};

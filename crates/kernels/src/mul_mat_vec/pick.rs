@@ -55,6 +55,11 @@ fn columns(call: &Call) -> usize {
     if call.experts.is_some() { 1 } else { call.product.b.shape[1] }
 }
 
+/// Columns that path and split are chosen for.
+fn columns_to_choose_for(call: &Call) -> usize {
+    if call.alike { 1 } else { columns(call) }
+}
+
 /// Elements that a load of a plain type takes: 8, 4 or 1. Slices of quads have 4: neighbouring threads read neighbouring bytes of
 /// the columns then, too.
 fn width(call: &Call, a: &Tensor, slice: Slice) -> usize {
@@ -136,7 +141,8 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             let fits = staged + more.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
             match call.scratch {
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
-                Some(_) if caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
+                // Norms of columns have other bits where each workgroup rounds for itself.
+                Some(_) if call.alike || caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
                 Some(_) if staged > MOST_STAGED => Ok(Columns::Scratch),
                 _ if fits && staged <= MOST_STAGED => Ok(Columns::Staged),
                 _ => unsupported(format!("{staged} bytes of rounded columns need scratch memory")),
@@ -160,10 +166,19 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     if columns == Columns::Scratch {
         choice.launches.push(quantise(call, caps)?);
     }
-    for matrices in launches(call) {
-        choice.launches.push(product(call, path, columns, &matrices, caps)?);
+    let launches = launches(call);
+    for (matrices, share) in launches.iter().zip(shares(&launches)) {
+        choice.launches.push(product(call, (path, columns), (matrices, share), caps)?);
     }
     Ok(choice)
+}
+
+/// The share of the device's cores for each launch, by the bytes it reads: launches do not wait for each other, and run side by
+/// side where together they have as many workgroups as run at once.
+fn shares(launches: &[Vec<Sibling>]) -> Vec<f64> {
+    let bytes = |matrices: &Vec<Sibling>| matrices.iter().map(|m| m.a.rows() * m.a.row_bytes()).sum::<usize>() as f64;
+    let all: f64 = launches.iter().map(bytes).sum();
+    launches.iter().map(|matrices| bytes(matrices) / all).collect()
 }
 
 /// The first path of the table that the call can take.
@@ -173,7 +188,7 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     // much as the product. Others that emulate them gain nothing.
     let rounded_once = (call.scratch.is_some() || call.quantised.is_some()) && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
-    let paths = table.paths(call.product.a.ty, columns(call), caps);
+    let paths = table.paths(call.product.a.ty, (columns_to_choose_for(call), call.gate.is_some()), caps);
     let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
     let found = paths.find_map(|path| columns_for(call, path, caps).ok().map(|columns| (path, columns)));
     Ok(found.unwrap_or((Path::Scalar, Columns::Floats)))
@@ -253,7 +268,12 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).expect("`rows_reachable` should have refused what does not fit 32 bits")
 }
 
-fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &Caps) -> Result<Launch, Unsupported> {
+fn product(
+    call: &Call,
+    (path, from): (Path, Columns),
+    (matrices, share): (&[Sibling], f64),
+    caps: &Caps,
+) -> Result<Launch, Unsupported> {
     let Product { b, .. } = call.product;
     let a = matrices[0].a;
     let columns = columns(call);
@@ -283,12 +303,15 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
         (true, Slice::Quads { count, .. }) => 4 * count as usize,
         (true, Slice::Groups(_)) => tuning.slice.span(),
     };
-    let even = b.shape[0].is_multiple_of(slice * team as usize * tuning.flight as usize);
+    let pass = slice * team as usize;
+    let tuning = Tuning { flight: whole_flight(b.shape[0], pass, tuning.flight), ..tuning };
+    let even = b.shape[0].is_multiple_of(pass * tuning.flight as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
     // Several batches have columns of their own each.
     let looping = tuning.loops > 0 && batches == 1 && call.experts.is_none();
-    let loops = looping.then(|| (caps.cores_or_guess() * tuning.loops) as usize);
+    let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
+    let loops = looping.then(|| ((at_once * share) as usize).max(1));
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),
@@ -330,6 +353,9 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     for (name, value) in flags.into_iter().filter(|(name, _)| *name != "K" || from == Columns::Staged) {
         shader = shader.define(name, value);
     }
+    if call.alike {
+        shader = shader.define("ALIKE", 1);
+    }
     if let Some(function) = call.function {
         shader = shader.define("FUNCTION_OF", function.glsl());
     }
@@ -353,6 +379,13 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     Ok(Launch { shader, groups: grid(groups * batches, caps) })
 }
 
+/// Slices ahead for rows of `k` elements, `most` or fewer: so many that rounds are full, where passes are.
+fn whole_flight(k: usize, pass: usize, most: u32) -> u32 {
+    let passes = k / pass;
+    let full = |n: &u32| k.is_multiple_of(pass) && passes.is_multiple_of(*n as usize);
+    (1..=most).rev().find(full).unwrap_or(most)
+}
+
 fn batches(call: &Call) -> usize {
     match call.experts {
         Some(experts) => experts.ids.len(),
@@ -368,7 +401,8 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
         return Ok(bounded(split, caps));
     }
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let found = table.find(ty, path, columns(call), caps).map(|tuning| fitted(call, ty, tuning, caps));
+    let found = table.find(ty, path, (columns_to_choose_for(call), call.gate.is_some()), caps);
+    let found = found.map(|tuning| fitted(call, ty, tuning, caps));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
 }
 

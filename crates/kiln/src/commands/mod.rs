@@ -2,10 +2,12 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+mod compile;
 pub(crate) mod config;
 pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+mod estimate;
 mod fit;
 pub(crate) mod imatrix;
 pub(crate) mod inspect;
@@ -26,5 +28,6 @@ pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
+pub(crate) mod top;
 pub(crate) mod tune;
 pub(crate) mod verify;

@@ -1,12 +1,12 @@
-//! `kiln serve`: a model behind the HTTP APIs that clients already speak.
+//! `kiln serve`: models behind the HTTP APIs that clients already speak.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kiln_engine::run::{Policy, Scheduler};
-use kiln_server::{Key, Server, Settings};
+use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
 
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::say;
@@ -14,11 +14,13 @@ use crate::output::say;
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln serve                                the default model on http://127.0.0.1:8080\n  kiln serve model.gguf --parallel 16 --ctx-size 8192\n  kiln serve model.gguf --host 0.0.0.0 --api-key-file keys.txt\n\nThen, with any client of OpenAI's API:\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
+    after_help = "Examples:\n  kiln serve                                the default model on http://127.0.0.1:8080\n  kiln serve model.gguf --parallel 16 --ctx-size 8192\n  kiln serve small=a.gguf large=b.gguf --keep-alive 10m   each is loaded when it is asked for\n  kiln serve model.gguf --host 0.0.0.0 --api-key-file keys.txt\n\nThen, with any client of OpenAI's API:\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
 )]
 pub(crate) struct Arguments {
-    /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
-    model: Option<PathBuf>,
+    /// GGUF files or names as `kiln pull` takes them, as MODEL or NAME=MODEL; without one SmolLM2-135M-Instruct from the local store, fetched at first use. One is loaded
+    /// at the start; of several, each when the first request for it comes
+    #[arg(value_name = "MODEL")]
+    models: Vec<PathBuf>,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -28,12 +30,19 @@ pub(crate) struct Arguments {
     /// Key that clients must send; may be given several times
     #[arg(long, env = "KILN_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Vec<String>,
-    /// File with a key on each line, as KEY or NAME:KEY; lines that begin with # are left out
+    /// File with a key on each line, as KEY or NAME:KEY, with limits behind it if you like: `alice:s3cret at-once=4 per-minute=60`;
+    /// lines that begin with # are left out
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Listen on other addresses than this machine's own without any key: whoever reaches the port may use the model
     #[arg(long)]
     allow_insecure_address: bool,
+    /// Speak TLS with this certificate (PEM, with those that vouch for it behind it)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Name that clients may have in `Host`, beside the address itself; may be given several times
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
@@ -46,6 +55,23 @@ pub(crate) struct Arguments {
     /// Requests that may wait while others run; one more is refused with 429
     #[arg(long, default_value_t = 256, value_name = "N")]
     queue: usize,
+    /// How long a request may wait before it is begun, as 30s or 2m; without it as long as it takes
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    queue_timeout: Option<Duration>,
+    /// How long a request may take in all, as 90s or 10m; without it as long as it takes
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    request_timeout: Option<Duration>,
+    /// How long a model stays loaded that nobody asks for, as 5m or 1h [default: for ever with one model, else 5m]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    keep_alive: Option<Duration>,
+    /// Memory that loaded models may take together, by the size of their files, as 20G; idle ones make room for others
+    /// [default: as much as there is]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    models_memory: Option<u64>,
+    /// Let all keys share what was computed of the beginnings of prompts. By the clock, each can then find out what others have
+    /// asked
+    #[arg(long)]
+    shared_cache: bool,
     /// Name to serve the model under [default: the file's name]; may be given several times
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
@@ -63,20 +89,14 @@ impl Arguments {
     fn keys(&self) -> anyhow::Result<Vec<Key>> {
         let mut keys: Vec<Key> = Vec::new();
         for secret in self.api_key.iter().map(|key| key.trim()).filter(|key| !key.is_empty()) {
-            keys.push(Key { name: format!("key {}", keys.len() + 1), secret: secret.to_owned() });
+            let name = format!("key {}", keys.len() + 1);
+            keys.push(Key { name, secret: secret.to_owned(), ..Key::default() });
         }
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
                 let number = keys.len() + 1;
-                let (name, secret) = match line.split_once(':') {
-                    Some((name, secret)) => (name.trim().to_owned(), secret.trim()),
-                    None => (format!("key {number}"), line),
-                };
-                if secret.is_empty() {
-                    bail!("{}: the key of {name:?} is empty", path.display());
-                }
-                keys.push(Key { name, secret: secret.to_owned() });
+                keys.push(key(line, number).with_context(|| format!("{}: key {number}", path.display()))?);
             }
             if keys.is_empty() {
                 bail!("{} holds no key\nhint: write one key on a line", path.display());
@@ -85,12 +105,18 @@ impl Arguments {
         Ok(keys)
     }
 
+    fn tls(&self) -> anyhow::Result<Option<Tls>> {
+        let (Some(certificates), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        Ok(Some(Tls { certificates: read(certificates)?, key: read(key)? }))
+    }
+
     fn is_loopback(&self) -> bool {
         let plain = self.host.trim_start_matches('[').trim_end_matches(']');
         plain == "localhost" || plain.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 
-    fn settings(&self, path: &std::path::Path) -> anyhow::Result<Settings> {
+    fn settings(&self, name: &str, aliases: Vec<String>) -> anyhow::Result<Settings> {
         let keys = self.keys()?;
         let loopback = self.is_loopback();
         if !loopback && keys.is_empty() && !self.allow_insecure_address {
@@ -99,9 +125,6 @@ impl Arguments {
                 self.host
             );
         }
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let name = self.alias.first().cloned().unwrap_or_else(|| stem.clone());
-        let aliases = self.alias.iter().skip(1).cloned().chain([stem]).collect();
         let usual = Settings::new(name);
         let mut hosts = self.allow_host.clone();
         if loopback {
@@ -112,7 +135,11 @@ impl Arguments {
             keys,
             hosts,
             origins: self.allow_origin.clone(),
+            shared_cache: self.shared_cache,
+            tls: self.tls()?,
             queue: self.queue,
+            queue_limit: self.queue_timeout,
+            total_limit: self.request_timeout,
             strict: self.strict_api,
             drain: Duration::from_secs(self.drain),
             ..usual
@@ -120,24 +147,195 @@ impl Arguments {
     }
 }
 
+/// A model that was named: what it is called, and where it lies.
+struct Named {
+    name: String,
+    aliases: Vec<String>,
+    path: PathBuf,
+}
+
+impl Arguments {
+    /// The models that were named, or the default one.
+    fn named(&self) -> anyhow::Result<Vec<Named>> {
+        if self.models.len() > 1 && !self.alias.is_empty() {
+            bail!("--alias names one model, and there are {}\nhint: write NAME=FILE", self.models.len());
+        }
+        let given: Vec<Option<&Path>> = match self.models.as_slice() {
+            [] => vec![None],
+            models => models.iter().map(|model| Some(model.as_path())).collect(),
+        };
+        let mut models: Vec<Named> = Vec::new();
+        for model in given {
+            let (name, path) = match model.and_then(split_name) {
+                Some((name, path)) => (Some(name), resolve(Some(&path))?),
+                None => (None, resolve(model)?),
+            };
+            let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            let mut names = name.into_iter().chain(self.alias.iter().cloned()).chain([stem]);
+            let name = names.next().unwrap_or_default();
+            if models.iter().any(|other| other.name == name) {
+                bail!("two models are called {name:?}\nhint: write NAME=FILE");
+            }
+            models.push(Named { name, aliases: names.collect(), path });
+        }
+        Ok(models)
+    }
+
+    /// One model, loaded now. It stays.
+    fn serve_one(&self, model: Named) -> anyhow::Result<Running> {
+        let settings = self.settings(&model.name, model.aliases)?;
+        let opened = open(&model.path)?;
+        // Probes get an answer while the weights are loaded.
+        let server = Server::listen(&self.host, self.port, settings)?;
+        let sequences = usize::from(self.parallel);
+        let engine = self.flags.fitted(&opened, sequences)?;
+        say(&format!("{} on {}", model.name, engine.describe()));
+        server.ready(Scheduler::start(engine, policy()), sequences);
+        Ok(server)
+    }
+
+    /// Several models, or one that may go: loaded when they are asked for.
+    fn serve_many(&self, models: Vec<Named>) -> anyhow::Result<Running> {
+        let settings = self.settings(&models[0].name, Vec::new())?;
+        let mut offers = Vec::new();
+        for Named { name, aliases, path } in models {
+            // What is no model is found now, not by the first client.
+            let bytes = open(&path)?.gguf.data_bytes();
+            let (flags, sequences) = (self.flags.clone(), usize::from(self.parallel));
+            let load = move || {
+                let load = || -> anyhow::Result<Opened> {
+                    let engine = flags.fitted(&open(&path)?, sequences)?;
+                    Ok(Opened { scheduler: Scheduler::start(engine, policy()), sequences })
+                };
+                load().map_err(|error| format!("{error:#}"))
+            };
+            say(&format!("{name}: loaded when it is asked for"));
+            offers.push(Offer { name, aliases, bytes, load: Box::new(load) });
+        }
+        let keep = self.keep_alive.unwrap_or(Duration::from_secs(300));
+        let sharing = Sharing { keep: Some(keep), budget: self.models_memory };
+        Ok(Server::offer(&self.host, self.port, settings, offers, sharing)?)
+    }
+}
+
+/// The server counts requests itself, so that a refusal need not wait for the engine.
+fn policy() -> Policy {
+    Policy { queue: usize::MAX, ..Policy::default() }
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let path = resolve(arguments.model.as_deref())?;
-    let settings = arguments.settings(&path)?;
-    let name = settings.model.clone();
-    let model = open(&path)?;
-    // Probes get an answer while the weights are loaded.
-    let server = Server::listen(&arguments.host, arguments.port, settings)?;
-    let address = server.address();
-    let sequences = usize::from(arguments.parallel);
-    let engine = arguments.flags.fitted(&model, sequences)?;
-    say(&format!("{name} on {}", engine.describe()));
-    // The server counts requests itself, so that a refusal need not wait for the engine.
-    let policy = Policy { queue: usize::MAX, ..Policy::default() };
-    server.ready(Scheduler::start(engine, policy), sequences);
-    say(&format!("listening on http://{address} (OpenAI: http://{address}/v1); Ctrl-C ends it"));
+    let mut models = arguments.named()?;
+    let stays = models.len() == 1 && arguments.keep_alive.is_none();
+    let server = match models.pop() {
+        Some(model) if stays => arguments.serve_one(model)?,
+        last => arguments.serve_many(models.into_iter().chain(last).collect())?,
+    };
+    let (address, scheme) = (server.address(), if arguments.tls_cert.is_some() { "https" } else { "http" });
+    say(&format!("listening on {scheme}://{address} (OpenAI: {scheme}://{address}/v1); Ctrl-C ends it"));
     // What is being written is finished before the process ends.
     kiln_system::files::leave_endings_to_the_program();
     server.wait()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// `NAME=FILE`, unless there is a file of that whole name.
+fn split_name(model: &Path) -> Option<(String, PathBuf)> {
+    let (name, path) = model.to_str()?.split_once('=')?;
+    let is_name = !name.is_empty() && !name.contains('/') && !model.exists();
+    is_name.then(|| (name.to_owned(), path.into()))
+}
+
+/// A line of a key file.
+fn key(line: &str, number: usize) -> anyhow::Result<Key> {
+    let mut words = line.split_whitespace();
+    let first = words.next().unwrap_or_default();
+    let (name, secret) = match first.split_once(':') {
+        Some((name, secret)) => (name.to_owned(), secret),
+        None => (format!("key {number}"), first),
+    };
+    if secret.is_empty() {
+        bail!("the key of {name:?} is empty");
+    }
+    let mut key = Key { name, secret: secret.to_owned(), ..Key::default() };
+    for limit in words {
+        let number = |text: &str| {
+            let number = text.parse::<u32>().ok().filter(|n| *n > 0);
+            number.with_context(|| format!("{limit:?} must end in a number above 0"))
+        };
+        match limit.split_once('=') {
+            Some(("at-once", n)) => key.at_once = Some(number(n)? as usize),
+            Some(("per-minute", n)) => key.per_minute = Some(number(n)?),
+            _ => bail!(
+                "{limit:?} is no limit\nhint: a key has no spaces; behind it may stand at-once=N and per-minute=N"
+            ),
+        }
+    }
+    Ok(key)
+}
+
+/// A time with its unit: seconds where none is written.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("a time is a number with s, m or h behind it, as 90s".into()),
+    };
+    let seconds =
+        digits.parse::<f64>().map_err(|_| "a time is a number with s, m or h behind it, as 90s".to_owned())?;
+    Duration::try_from_secs_f64(seconds * unit).map_err(|error| error.to_string())
+}
+
+/// A number of bytes with its unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let upper = text.to_ascii_uppercase();
+    let digits = upper.trim_end_matches("IB").trim_end_matches(['K', 'M', 'G', 'T', 'B']);
+    let power = match upper[digits.len()..].chars().next() {
+        None | Some('B') => 0,
+        Some('K') => 1,
+        Some('M') => 2,
+        Some('G') => 3,
+        _ => 4,
+    };
+    let number = digits.parse::<f64>().ok().filter(|n| *n >= 0.0);
+    number
+        .map(|n| (n * 1024f64.powi(power)) as u64)
+        .ok_or_else(|| "bytes are a number with K, M, G or T behind it, as 20G".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_sizes_have_units() {
+        let times = ["90", "90s", "1.5m", "2h", "250ms"].map(|text| duration(text).map(|d| d.as_millis()));
+        assert_eq!(times, [Ok(90_000), Ok(90_000), Ok(90_000), Ok(7_200_000), Ok(250)]);
+        for wrong in ["", "m", "-1", "5 minutes", "1d", "nan"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(["512", "1k", "1.5G", "2GiB"].map(bytes), [Ok(512), Ok(1024), Ok(1_610_612_736), Ok(2_147_483_648)]);
+        assert!(bytes("much").is_err() && bytes("-1G").is_err());
+    }
+
+    #[test]
+    fn keys_have_names_and_limits() {
+        let alice = key("alice:s3cret at-once=4 per-minute=60", 1).unwrap();
+        assert_eq!((alice.name.as_str(), alice.secret.as_str()), ("alice", "s3cret"));
+        assert_eq!((alice.at_once, alice.per_minute), (Some(4), Some(60)));
+        assert_eq!(key("plain", 3).unwrap().name, "key 3");
+        for wrong in ["bob:", "bob:x at-once=0", "bob:x at-once=many", "bob:x fast", "two words"] {
+            assert!(key(wrong, 1).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_model_may_bring_its_name() {
+        assert_eq!(split_name(Path::new("small=a/b.gguf")), Some(("small".into(), "a/b.gguf".into())));
+        assert_eq!(split_name(Path::new("a/b=c.gguf")), None);
+        assert_eq!(split_name(Path::new("a.gguf")), None);
+    }
 }

@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use kiln_engine::text::{Content, Function, Message, ToolCall};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -21,9 +22,10 @@ use crate::shape;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
 /// The fields of the API beside those about sampling.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Fields {
+#[schemars(rename = "MessageRequest")]
+pub(crate) struct Fields {
     model: Option<String>,
     messages: Option<Vec<Value>>,
     system: Option<Value>,
@@ -211,7 +213,7 @@ pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result
     let fields = body.get::<Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(loaded)?.0.len())
+        Ok(fields.chat()?.tokens(&loaded)?.0.len())
     })
     .await?;
     Ok(reply(&json!({"input_tokens": tokens})))
@@ -231,12 +233,12 @@ pub(crate) async fn create(
         let stops = stop_strings("stop_sequences", fields.stop_sequences.as_ref())?;
         params.stop = Some(json!(stops));
         params.n = None;
-        Ok((fields.stream.unwrap_or(false), fields.chat()?.job(loaded, &params, &caller)?))
+        Ok((fields.stream.unwrap_or(false), fields.chat()?.job(&loaded, &params, &caller)?))
     })
     .await?;
     let prompt = job.request.prompt.len();
     let generation = Generation::start(&app, vec![job], "toolu_")?;
-    let (id, model) = (fresh_id("msg_"), app.settings.model.clone());
+    let (id, model) = (fresh_id("msg_"), generation.loaded().name.clone());
     let response = if streams {
         let wire = MessageWire { id, model, request, prompt, open: None, blocks: 0, called: false };
         stream(generation, wire, Framing::Events, app.settings.keep_alive)

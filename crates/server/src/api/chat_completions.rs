@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use kiln_engine::tokenizer::Tokenizer;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -21,8 +22,9 @@ use crate::shape::ShapeFields;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
 /// What a client may ask of a stream.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "StreamOptions")]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
     pub(crate) continuous_usage_stats: Option<bool>,
@@ -31,8 +33,9 @@ pub(crate) struct StreamOptions {
 }
 
 /// The fields of the API beside those about sampling and shape.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "ChatRequest")]
 pub(crate) struct Fields {
     pub(crate) model: Option<String>,
     messages: Option<Vec<Value>>,
@@ -188,7 +191,7 @@ pub(crate) async fn create(
             let message = "tools and a shape of the answer exclude each other, unless tool_choice is none";
             return Err(Refusal::new(Kind::Invalid, message).with_param("response_format"));
         }
-        let job: Job = chat.job(loaded, &params, &caller)?;
+        let job: Job = chat.job(&loaded, &params, &caller)?;
         let choices = job.request.choices;
         Ok((fields, job, choices))
     })
@@ -197,8 +200,8 @@ pub(crate) async fn create(
     let head = Head {
         id: fresh_id("chatcmpl-"),
         created: now(),
-        model: app.settings.model.clone(),
-        tokenizer: Arc::clone(&app.loaded()?.scheduler.model().tokenizer),
+        model: generation.loaded().name.clone(),
+        tokenizer: Arc::clone(&generation.loaded().scheduler.model().tokenizer),
         token_ids: fields.return_token_ids.unwrap_or(false),
         hide_reasoning: fields.include_reasoning == Some(false),
     };

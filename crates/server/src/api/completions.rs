@@ -8,19 +8,21 @@ use axum::response::Response;
 use kiln_engine::run::{Entry, Request, Wanted};
 use kiln_engine::sampler::logprobs;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, ShowSpecial, Tokenizer};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::chat_completions::{StreamOptions, fingerprint};
-use super::{Totals, finish_reason, finite, stop_reason, token_text};
-use crate::app::{App, Loaded, fresh_id, now};
+use super::{Totals, finish_reason, finite, infill, stop_reason, token_text};
+use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{blocking, check_length};
 use crate::generate::{Answer, Form, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::{Kind, Refusal};
+use crate::refusal::Refusal;
 use crate::shape::{self, ShapeFields};
+use crate::shelf::Loaded;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
 /// The tokens of an answer where a request says nothing: this API's own default.
@@ -30,9 +32,10 @@ const MOST_PROMPTS: usize = 128;
 const MEASURE: usize = 256;
 
 /// The fields of the API beside those about sampling and shape.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Fields {
+#[schemars(rename = "CompletionRequest")]
+pub(crate) struct Fields {
     model: Option<String>,
     prompt: Option<Value>,
     stream: Option<bool>,
@@ -96,7 +99,7 @@ fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refu
 
 /// A request for one prompt; also for the other APIs that continue plain text.
 pub(crate) fn job(
-    loaded: &Loaded,
+    loaded: &Arc<Loaded>,
     params: &Params,
     shape: &ShapeFields,
     caller: &Caller,
@@ -119,11 +122,13 @@ pub(crate) fn job(
         reuse: params.reuse(),
         ..Request::new(prompt)
     };
-    Ok(Job { request, form: Form::Plain, ends: Vec::new() })
+    let (loaded, caller) = (Arc::clone(loaded), caller.clone());
+    Ok(Job { loaded, caller, request, form: Form::Plain, ends: Vec::new() })
 }
 
 /// What was asked, checked.
 struct Plan {
+    loaded: Arc<Loaded>,
     jobs: Vec<Job>,
     /// With `echo`: the prompts and what is reported of them.
     echo: Option<Vec<Echo>>,
@@ -145,13 +150,7 @@ fn plan(
     shape: &ShapeFields,
     caller: &Caller,
 ) -> Result<Plan, Refusal> {
-    let loaded = app.model(fields.model.as_deref())?;
-    if fields.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(Refusal {
-            kind: Kind::CannotDo,
-            ..Refusal::unsupported("suffix", "filling in the middle is not served")
-        });
-    }
+    let loaded = &app.model(fields.model.as_deref())?;
     if fields.best_of.is_some_and(|best| best != params.n.unwrap_or(1)) {
         return Err(Refusal::unsupported("best_of", "`best_of` other than `n` is not served"));
     }
@@ -169,7 +168,11 @@ fn plan(
         params.max_tokens = None;
     }
     let choices = params.choices(loaded)?;
-    let prompts = prompts(loaded, fields.prompt.as_ref())?;
+    let prompts = match (fields.suffix.as_deref().filter(|suffix| !suffix.is_empty()), &fields.prompt) {
+        (None, prompt) => prompts(loaded, prompt.as_ref())?,
+        (Some(suffix), Some(Value::String(prefix))) => vec![infill::prompt(loaded, prefix, suffix, &[])?],
+        (Some(_), _) => return Err(Refusal::invalid("suffix", "`suffix` needs one `prompt` that is a string")),
+    };
     let echo = match echo {
         true => Some(prompts.iter().map(|prompt| echoed(loaded, prompt, top)).collect::<Result<_, _>>()?),
         false => None,
@@ -180,7 +183,7 @@ fn plan(
         job.request.logprobs = top;
         Ok(job)
     });
-    Ok(Plan { jobs: jobs.collect::<Result<_, Refusal>>()?, echo, choices, nothing_more })
+    Ok(Plan { loaded: Arc::clone(loaded), jobs: jobs.collect::<Result<_, Refusal>>()?, echo, choices, nothing_more })
 }
 
 /// The prompt as part of the answer, with the probability of each token after those before it.
@@ -233,8 +236,8 @@ pub(crate) async fn create(
     let head = Head {
         id: fresh_id("cmpl-"),
         created: now(),
-        model: app.settings.model.clone(),
-        tokenizer: Arc::clone(&app.loaded()?.scheduler.model().tokenizer),
+        model: plan.loaded.name.clone(),
+        tokenizer: Arc::clone(&plan.loaded.scheduler.model().tokenizer),
         token_ids: fields.return_token_ids.unwrap_or(false),
     };
     let wants_logprobs = fields.logprobs.is_some();

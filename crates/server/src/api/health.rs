@@ -8,7 +8,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::app::App;
+use crate::metrics::merged;
 use crate::refusal::{Kind, Refusal};
+use crate::shelf::Place;
 use crate::wire::json as reply;
 
 /// Ready to serve, in llama-server's words.
@@ -35,11 +37,11 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Refus
 
 /// The process answers, and its engine has not died.
 pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
-    match app.loaded() {
-        Ok(loaded) if !loaded.scheduler.is_running() => {
-            (StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped\n").into_response()
-        }
-        _ => reply(&json!({"status": "alive"})),
+    // An engine that can be had again is no reason to end the process.
+    let dead = |place: &Place| !place.can_load() && place.peek().is_some_and(|l| !l.scheduler.is_running());
+    match app.shelf.places().iter().any(dead) {
+        true => (StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped\n").into_response(),
+        false => reply(&json!({"status": "alive"})),
     }
 }
 
@@ -50,8 +52,12 @@ pub(crate) async fn version() -> Response {
 
 /// The metrics.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let load = app.loaded().ok().map(|loaded| loaded.scheduler.load());
-    let text = app.metrics.text(load, app.in_flight());
+    let text = |place: &Place| {
+        let loaded = place.peek();
+        let load = loaded.as_ref().map(|loaded| loaded.scheduler.load()).unwrap_or_default();
+        place.metrics.text(load, loaded.map_or(0, |loaded| loaded.in_flight()))
+    };
+    let text = merged(app.shelf.places().iter().map(text));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
@@ -59,8 +65,8 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
 pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
     let loaded = app.loaded()?;
     Ok(reply(&json!({
-        "model_path": app.settings.model,
-        "served_model_name": app.settings.model,
+        "model_path": loaded.name,
+        "served_model_name": loaded.name,
         "max_model_len": loaded.scheduler.context(),
         "max_num_seqs": loaded.sequences,
         "version": env!("CARGO_PKG_VERSION"),

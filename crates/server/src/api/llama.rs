@@ -5,18 +5,20 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Totals, completions, token_text};
-use crate::app::{App, Loaded};
+use crate::app::App;
 use crate::body::Body;
 use crate::chat::{blocking, check_length};
-use crate::generate::{Generation, Part, Stop, Token};
+use crate::generate::{Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
 use crate::shape::ShapeFields;
+use crate::shelf::Loaded;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
 fn settings(loaded: &Loaded) -> Value {
@@ -39,10 +41,10 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, Refus
         })
     });
     Ok(reply(&json!({
-        "default_generation_settings": settings(loaded),
+        "default_generation_settings": settings(&loaded),
         "total_slots": loaded.sequences,
-        "model_alias": app.settings.model,
-        "model_path": app.settings.model,
+        "model_alias": loaded.name,
+        "model_path": loaded.name,
         "chat_template": template.map(|t| t.source()).unwrap_or_default(),
         "chat_template_caps": caps,
         "modalities": {"vision": false, "audio": false},
@@ -67,7 +69,7 @@ pub(crate) async fn slots(State(app): State<Arc<App>>, Query(query): Query<Slots
     if query.fail_on_no_slot.is_some_and(|flag| flag == "1") && busy >= loaded.sequences {
         return Err(Refusal::new(Kind::Unavailable, "no slot is free"));
     }
-    let params = settings(loaded)["params"].clone();
+    let params = settings(&loaded)["params"].clone();
     let slot = |id: usize| {
         json!({
             "id": id, "id_task": -1, "n_ctx": loaded.scheduler.context(), "is_processing": id < busy, "params": params,
@@ -77,9 +79,10 @@ pub(crate) async fn slots(State(app): State<Arc<App>>, Query(query): Query<Slots
     Ok(reply(&(0..loaded.sequences).map(slot).collect()))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Fields {
+#[schemars(rename = "LlamaCompletion")]
+pub(crate) struct Fields {
     model: Option<String>,
     prompt: Option<Value>,
     stream: Option<bool>,
@@ -98,32 +101,33 @@ pub(crate) async fn completion(
     if fields.n_probs.is_some_and(|n| n > 0) {
         return Err(Refusal::unsupported("n_probs", "`n_probs` is not served here; /v1/completions has `logprobs`"));
     }
-    let (fields, job) = blocking(&app, move |app| {
+    let (streams, tokens) = (fields.stream.unwrap_or(false), fields.return_tokens.unwrap_or(false));
+    let job = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let prompt = fields.prompt.as_ref().ok_or_else(|| Refusal::invalid("prompt", "`prompt` is missing"))?;
-        let tokens = completions::prompt_tokens(loaded, "prompt", prompt)?;
-        check_length(loaded, tokens.len())?;
-        if params.n.is_some_and(|n| n > 1) {
-            return Err(Refusal::unsupported("n", "/completion makes one text; /v1/completions has `n`"));
-        }
-        let job = completions::job(loaded, &params, &shape, &caller, tokens)?;
-        Ok((fields, job))
+        let tokens = completions::prompt_tokens(&loaded, "prompt", prompt)?;
+        check_length(&loaded, tokens.len())?;
+        completions::job(&loaded, &params, &shape, &caller, tokens)
     })
     .await?;
-    let generation = Generation::start(&app, vec![job], "call_")?;
-    let model = app.settings.model.clone();
-    let response = if fields.stream.unwrap_or(false) {
+    Ok(leftover.tell(answer(&app, job, streams, tokens).await?))
+}
+
+/// One text in llama-server's form, with its tokens where they are wanted.
+pub(super) async fn answer(app: &Arc<App>, job: Job, streams: bool, tokens: bool) -> Result<Response, Refusal> {
+    if job.request.choices != 1 {
+        return Err(Refusal::unsupported("n", "this path makes one text; /v1/completions has `n`"));
+    }
+    let generation = Generation::start(app, vec![job], "call_")?;
+    let model = generation.loaded().name.clone();
+    if streams {
         let wire = CompletionWire { model, totals: Totals::default() };
-        stream(generation, wire, Framing::Events, app.settings.keep_alive)
-    } else {
-        let answers = generation.collect().await?;
-        let answer = answers.into_iter().next().unwrap_or_default();
-        let totals = Totals::of(std::slice::from_ref(&answer), 1);
-        let tokens: &[Token] = if fields.return_tokens == Some(true) { &answer.tokens } else { &[] };
-        let stop = answer.stop.clone().unwrap_or(Stop::End);
-        reply(&last(&model, &answer.text, tokens, &stop, &totals))
-    };
-    Ok(leftover.tell(response))
+        return Ok(stream(generation, wire, Framing::Events, app.settings.keep_alive));
+    }
+    let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
+    let totals = Totals::of(std::slice::from_ref(&answer), 1);
+    let tokens: &[Token] = if tokens { &answer.tokens } else { &[] };
+    Ok(reply(&last(&model, &answer.text, tokens, answer.stop.as_ref().unwrap_or(&Stop::End), &totals)))
 }
 
 fn last(model: &str, content: &str, tokens: &[Token], stop: &Stop, totals: &Totals) -> Value {

@@ -3,10 +3,14 @@
 pub(crate) mod anthropic;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod engine;
 pub(crate) mod health;
+pub(crate) mod infill;
 pub(crate) mod llama;
 pub(crate) mod models;
 pub(crate) mod ollama;
+pub(crate) mod openapi;
+pub(crate) mod page;
 pub(crate) mod responses;
 pub(crate) mod tokens;
 

@@ -6,8 +6,9 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::app::{App, Loaded};
-use crate::refusal::Refusal;
+use crate::app::App;
+use crate::refusal::{Kind, Refusal};
+use crate::shelf::{Loaded, Place};
 use crate::wire::json as reply;
 
 /// A time as RFC 3339 has it.
@@ -21,30 +22,39 @@ pub(crate) fn parameters(loaded: &Loaded) -> u64 {
     loaded.scheduler.model().gguf.tensors().iter().map(|t| t.n_elements() as u64).sum()
 }
 
-fn entry(app: &App, loaded: &Loaded) -> Value {
-    let (model, id) = (loaded.scheduler.model(), &app.settings.model);
-    json!({
-        "id": id, "object": "model", "type": "model", "created": loaded.created,
-        "created_at": rfc3339(loaded.created), "display_name": id, "owned_by": "kiln",
-        "max_model_len": loaded.scheduler.context(),
-        "meta": {
+/// What is told of a model; more where it is loaded. Asking wakes none.
+fn entry(app: &App, place: &Place) -> Value {
+    let (id, loaded) = (&place.name, place.peek());
+    let created = loaded.as_ref().map_or(app.created, |loaded| loaded.created);
+    let mut entry = json!({
+        "id": id, "object": "model", "type": "model", "created": created, "created_at": rfc3339(created),
+        "display_name": id, "owned_by": "kiln", "status": {"value": if loaded.is_some() { "loaded" } else { "unloaded" }},
+    });
+    if let Some(loaded) = loaded {
+        let model = loaded.scheduler.model();
+        entry["max_model_len"] = json!(loaded.scheduler.context());
+        entry["meta"] = json!({
             "n_ctx_train": model.config.context, "n_vocab": model.config.vocab, "n_embd": model.config.hidden,
-            "n_params": parameters(loaded), "size": model.gguf.data_bytes(),
-        },
-    })
+            "n_params": parameters(&loaded), "size": model.gguf.data_bytes(),
+        });
+    }
+    entry
 }
 
-/// All models, which is one.
+/// All models.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let entry = entry(&app, app.loaded()?);
-    let id = &app.settings.model;
+    if let Some(why) = app.not_ready() {
+        return Err(Refusal::new(Kind::Unavailable, why));
+    }
+    let places = app.shelf.places();
+    let entries: Vec<Value> = places.iter().map(|place| entry(&app, place)).collect();
+    let [first, last] = [places.first(), places.last()].map(|place| place.map(|place| &place.name));
     Ok(reply(
-        &json!({"object": "list", "data": [entry], "first_id": id, "last_id": id, "has_more": false, "models": []}),
+        &json!({"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": false, "models": []}),
     ))
 }
 
 /// One model by its name. Names may hold slashes.
 pub(crate) async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let loaded = app.model(Some(&id))?;
-    Ok(reply(&entry(&app, loaded)))
+    Ok(reply(&entry(&app, app.shelf.place(Some(&id))?)))
 }

@@ -5,14 +5,15 @@ use std::time::Instant;
 
 use axum::Extension;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::completions;
 use super::models::{parameters, rfc3339};
-use crate::app::{App, Loaded};
+use crate::app::App;
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice, blocking, check_length};
 use crate::generate::{Answer, Call, Generation, Job, Part, Stop};
@@ -20,12 +21,8 @@ use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
 use crate::shape::{self, Shape, ShapeFields};
+use crate::shelf::{Loaded, Place};
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
-
-/// `GET /`: how Ollama's clients find out that somebody is there.
-pub(crate) async fn root() -> Response {
-    "Ollama is running".into_response()
-}
 
 /// Paths that would change which models there are.
 pub(crate) async fn admin(Path(name): Path<String>) -> Refusal {
@@ -65,41 +62,45 @@ fn quantisation(loaded: &Loaded) -> String {
 }
 
 /// No file is hashed for a listing: the name and size stand in.
-fn digest(app: &App, loaded: &Loaded) -> String {
-    let bytes = loaded.scheduler.model().gguf.data_bytes();
-    let seed = app
-        .settings
-        .model
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    format!("{seed:016x}{bytes:016x}").repeat(2)
+fn digest(place: &Place) -> String {
+    let hash = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+    let seed = place.name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
+    format!("{seed:016x}{:016x}", place.bytes()).repeat(2)
 }
 
-fn listed(app: &App, loaded: &Loaded) -> Value {
+fn listed(app: &App, place: &Place) -> Value {
+    let loaded = place.peek();
+    let details = loaded.as_ref().map_or_else(|| json!({"format": "gguf"}), |loaded| details(loaded));
     json!({
-        "name": app.settings.model, "model": app.settings.model, "modified_at": rfc3339(loaded.created),
-        "size": loaded.scheduler.model().gguf.data_bytes(), "digest": digest(app, loaded), "details": details(loaded),
+        "name": place.name, "model": place.name, "modified_at": rfc3339(loaded.map_or(app.created, |l| l.created)),
+        "size": place.bytes(), "digest": digest(place), "details": details,
     })
 }
 
 /// The models there are.
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    Ok(reply(&json!({"models": [listed(&app, app.loaded()?)]})))
+    let models: Vec<Value> = app.shelf.places().iter().map(|place| listed(&app, place)).collect();
+    Ok(reply(&json!({"models": models})))
 }
 
 /// The models that are loaded.
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let loaded = app.loaded()?;
-    let mut model = listed(&app, loaded);
-    model["size_vram"] = model["size"].clone();
-    model["expires_at"] = json!("9999-12-31T23:59:59Z");
-    model["context_length"] = json!(loaded.scheduler.context());
-    Ok(reply(&json!({"models": [model]})))
+    let running = |place: &Place| {
+        let loaded = place.peek()?;
+        let mut model = listed(&app, place);
+        model["size_vram"] = model["size"].clone();
+        model["expires_at"] = json!(app.shelf.expires(place).map_or("9999-12-31T23:59:59Z".to_owned(), rfc3339));
+        model["context_length"] = json!(loaded.scheduler.context());
+        Some(model)
+    };
+    let models: Vec<Value> = app.shelf.places().iter().filter_map(running).collect();
+    Ok(reply(&json!({"models": models})))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Show {
+#[schemars(rename = "OllamaShow")]
+pub(crate) struct Show {
     model: Option<String>,
     name: Option<String>,
 }
@@ -107,7 +108,7 @@ struct Show {
 /// All about a model.
 pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
     let fields = body.get::<Show>()?;
-    let loaded = app.model(fields.model.or(fields.name).as_deref())?;
+    let loaded = &blocking(&app, move |app| app.model(fields.model.or(fields.name).as_deref())).await?;
     let model = loaded.scheduler.model();
     let template = loaded.template.as_ref().ok();
     let mut info = Map::new();
@@ -129,16 +130,17 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
         capabilities.push("thinking");
     }
     Ok(reply(&json!({
-        "modelfile": format!("FROM {}", app.settings.model), "parameters": "", "license": "",
+        "modelfile": format!("FROM {}", loaded.name), "parameters": "", "license": "",
         "template": template.map(|t| t.source()).unwrap_or_default(), "details": details(loaded), "model_info": info,
         "capabilities": capabilities, "modified_at": rfc3339(loaded.created),
     })))
 }
 
 /// What both ways of generating know.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Fields {
+#[schemars(rename = "OllamaRequest")]
+pub(crate) struct Fields {
     model: Option<String>,
     messages: Option<Vec<Value>>,
     tools: Option<Vec<Value>>,
@@ -244,14 +246,13 @@ pub(crate) async fn chat(
     let leftover = body.leftover(&app)?;
     let came = Instant::now();
     if fields.messages.as_ref().is_none_or(Vec::is_empty) {
-        app.model(fields.model.as_deref())?;
-        return Ok(reply(&loaded_line(&app.settings.model, true)));
+        return load_only(&app, fields.model, true).await;
     }
     let (streams, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.refuse()?;
         let chat = fields.chat(messages(fields.messages.as_deref().unwrap_or_default())?)?;
-        Ok((fields.stream.unwrap_or(true), chat.job(loaded, &fields.params(loaded)?, &caller)?))
+        Ok((fields.stream.unwrap_or(true), chat.job(&loaded, &fields.params(&loaded)?, &caller)?))
     })
     .await?;
     answer(&app, job, streams, true, came).await.map(|response| leftover.tell(response))
@@ -267,20 +268,19 @@ pub(crate) async fn generate(
     let leftover = body.leftover(&app)?;
     let came = Instant::now();
     if fields.prompt.as_ref().is_none_or(String::is_empty) {
-        app.model(fields.model.as_deref())?;
-        return Ok(reply(&loaded_line(&app.settings.model, false)));
+        return load_only(&app, fields.model, false).await;
     }
     let (streams, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.refuse()?;
-        let params = fields.params(loaded)?;
+        let params = fields.params(&loaded)?;
         let prompt = fields.prompt.clone().unwrap_or_default();
         let job = if fields.raw == Some(true) || loaded.template.is_err() {
-            raw(loaded, &fields, &params, &caller, &prompt)?
+            raw(&loaded, &fields, &params, &caller, &prompt)?
         } else {
             let system = fields.system.iter().map(|s| kiln_engine::text::Message::new("system", s.as_str()));
             let user = kiln_engine::text::Message::new("user", prompt);
-            fields.chat(system.chain([user]).collect())?.job(loaded, &params, &caller)?
+            fields.chat(system.chain([user]).collect())?.job(&loaded, &params, &caller)?
         };
         Ok((fields.stream.unwrap_or(true), job))
     })
@@ -288,7 +288,7 @@ pub(crate) async fn generate(
     answer(&app, job, streams, false, came).await.map(|response| leftover.tell(response))
 }
 
-fn raw(loaded: &Loaded, fields: &Fields, params: &Params, caller: &Caller, prompt: &str) -> Result<Job, Refusal> {
+fn raw(loaded: &Arc<Loaded>, fields: &Fields, params: &Params, caller: &Caller, prompt: &str) -> Result<Job, Refusal> {
     let tokenizer = &loaded.scheduler.model().tokenizer;
     let tokens = tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes).map_err(kiln_engine::Error::from)?;
     check_length(loaded, tokens.len())?;
@@ -304,7 +304,7 @@ async fn answer(app: &Arc<App>, job: Job, streams: bool, chat: bool, came: Insta
         return Err(Refusal::new(Kind::Invalid, "this API makes one text"));
     }
     let generation = Generation::start(app, vec![job], "call_")?;
-    let wire = OllamaWire { model: app.settings.model.clone(), chat, came, call: None };
+    let wire = OllamaWire { model: generation.loaded().name.clone(), chat, came, call: None };
     if streams {
         return Ok(stream(generation, wire, Framing::Lines, app.settings.keep_alive));
     }
@@ -316,15 +316,14 @@ fn timestamp() -> String {
     jiff::Timestamp::now().to_string()
 }
 
-/// Nothing was asked: the model is there.
-fn loaded_line(model: &str, chat: bool) -> Value {
-    let mut line = json!({"model": model, "created_at": timestamp(), "done": true, "done_reason": "load"});
-    if chat {
-        line["message"] = json!({"role": "assistant", "content": ""});
-    } else {
-        line["response"] = json!("");
-    }
-    line
+/// Nothing was asked: the model is to be loaded.
+async fn load_only(app: &Arc<App>, model: Option<String>, chat: bool) -> Result<Response, Refusal> {
+    let loaded = blocking(app, move |app| app.model(model.as_deref())).await?;
+    let wire = OllamaWire { model: loaded.name.clone(), chat, came: Instant::now(), call: None };
+    let mut line = wire.line("", "", &[]);
+    line["done"] = json!(true);
+    line["done_reason"] = json!("load");
+    Ok(reply(&line))
 }
 
 struct OllamaWire {
@@ -362,7 +361,8 @@ impl OllamaWire {
         line
     }
 
-    fn finish_line(&self, line: &mut Value, stop: &Stop, usage: &kiln_engine::run::Usage) {
+    /// A line that is the last one, and says how it went.
+    fn last(&self, mut line: Value, stop: &Stop, usage: &kiln_engine::run::Usage) -> Value {
         let reason = if matches!(stop, Stop::Limit | Stop::Context) { "length" } else { "stop" };
         let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         let fields = json!({
@@ -371,15 +371,15 @@ impl OllamaWire {
             "prompt_eval_duration": nanos(usage.reading), "eval_count": usage.generated_tokens,
             "eval_duration": nanos(usage.writing),
         });
-        if let (Value::Object(line), Value::Object(fields)) = (line, fields) {
+        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
             line.extend(fields);
         }
+        line
     }
 
     fn whole(&self, answer: &Answer) -> Value {
-        let mut line = self.line(&answer.text, &answer.reasoning, &answer.calls);
-        self.finish_line(&mut line, &answer.stop.clone().unwrap_or(Stop::End), &answer.usage);
-        line
+        let line = self.line(&answer.text, &answer.reasoning, &answer.calls);
+        self.last(line, answer.stop.as_ref().unwrap_or(&Stop::End), &answer.usage)
     }
 }
 
@@ -404,11 +404,7 @@ impl Wire for OllamaWire {
                     out.data(&line);
                 }
             }
-            Part::End { stop, usage, .. } => {
-                let mut line = self.line("", "", &[]);
-                self.finish_line(&mut line, &stop, &usage);
-                out.data(&line);
-            }
+            Part::End { stop, usage, .. } => out.data(&self.last(self.line("", "", &[]), &stop, &usage)),
             Part::Failed(refusal) => out.data(&json!({"error": refusal.text(crate::refusal::Dialect::Ollama)})),
             Part::Progress { .. } => {}
         }

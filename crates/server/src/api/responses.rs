@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use kiln_engine::text::{Content, Function, Message, ToolCall};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -21,9 +22,10 @@ use crate::shape;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
 /// The fields of the API beside those about sampling.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Fields {
+#[schemars(rename = "ResponseRequest")]
+pub(crate) struct Fields {
     model: Option<String>,
     input: Option<Value>,
     instructions: Option<String>,
@@ -179,7 +181,7 @@ pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result
     let fields = body.get::<Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(loaded)?.0.len())
+        Ok(fields.chat()?.tokens(&loaded)?.0.len())
     })
     .await?;
     Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))
@@ -196,7 +198,7 @@ pub(crate) async fn create(
     let (fields, params, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.params(&mut params);
-        let job = fields.chat()?.job(loaded, &params, &caller)?;
+        let job = fields.chat()?.job(&loaded, &params, &caller)?;
         Ok((fields, params, job))
     })
     .await?;
@@ -207,7 +209,7 @@ pub(crate) async fn create(
         top_p: params.top_p,
         id: fresh_id("resp_"),
         created: now(),
-        model: app.settings.model.clone(),
+        model: generation.loaded().name.clone(),
     };
     let response = if frame.fields.stream.unwrap_or(false) {
         let wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, ShowSpecial};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -16,9 +17,10 @@ use crate::chat::blocking;
 use crate::refusal::Refusal;
 use crate::wire::json as reply;
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Tokenize {
+#[schemars(rename = "Tokenize")]
+pub(crate) struct Tokenize {
     model: Option<String>,
     /// llama.cpp's way.
     content: Option<String>,
@@ -59,7 +61,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Res
                 let tokens = tokenizer.encode(prompt, add(fields.add_special_tokens.unwrap_or(true)), parse);
                 tokens.map_err(kiln_engine::Error::from)?
             }
-            (None, Some(_)) => chat.chat()?.tokens(loaded)?.0,
+            (None, Some(_)) => chat.chat()?.tokens(&loaded)?.0,
             (None, None) => {
                 return Err(Refusal::invalid("content", "one of `content`, `prompt` and `messages` is wanted"));
             }
@@ -75,9 +77,10 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Res
     Ok(reply(&value))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-struct Detokenize {
+#[schemars(rename = "Detokenize")]
+pub(crate) struct Detokenize {
     model: Option<String>,
     tokens: Option<Vec<u32>>,
 }
@@ -85,7 +88,7 @@ struct Detokenize {
 /// Tokens to text.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
     let fields = body.get::<Detokenize>()?;
-    let loaded = app.model(fields.model.as_deref())?;
+    let loaded = blocking(&app, move |app| app.model(fields.model.as_deref())).await?;
     let tokens = fields.tokens.ok_or_else(|| Refusal::invalid("tokens", "`tokens` is missing"))?;
     let text = loaded.scheduler.model().tokenizer.decode(&tokens, ShowSpecial::Yes);
     let text = text.map_err(|error| Refusal::invalid("tokens", error.to_string()))?;
@@ -97,7 +100,7 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut body: Body) 
     let fields = body.get::<chat_completions::Fields>()?;
     let text = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.render(loaded)?.plain())
+        Ok(fields.chat()?.render(&loaded)?.plain())
     })
     .await?;
     Ok(reply(&json!({"prompt": text})))
@@ -108,7 +111,7 @@ pub(crate) async fn count_chat(State(app): State<Arc<App>>, mut body: Body) -> R
     let fields = body.get::<chat_completions::Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(loaded)?.0.len())
+        Ok(fields.chat()?.tokens(&loaded)?.0.len())
     })
     .await?;
     Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use kiln_engine::Session;
-use kiln_engine::run::Wanted;
+use kiln_engine::run::{StepKind, Wanted, step_kinds};
 use serde_json::json;
 
 use crate::model::{ModelFlags, open};
@@ -52,13 +52,6 @@ struct Row {
     rates: Vec<f64>,
     /// The steps of one more run, by kind; empty unless asked for.
     steps: Vec<StepKind>,
-}
-
-/// Steps that stand at the same place of each layer.
-struct StepKind {
-    name: String,
-    count: usize,
-    time: Duration,
 }
 
 impl Row {
@@ -143,23 +136,6 @@ fn feed(session: &mut Session, tokens: &[u32]) -> anyhow::Result<()> {
         session.feed(&[*token], Wanted::Last)?;
     }
     Ok(())
-}
-
-/// Adds up the times of steps that differ in their layer alone, the longest first.
-fn step_kinds(times: Vec<(String, Duration)>) -> Vec<StepKind> {
-    let mut kinds: Vec<StepKind> = Vec::new();
-    for (label, time) in times {
-        let name = match label.split_once('.') {
-            Some((layer, rest)) if layer.bytes().all(|b| b.is_ascii_digit()) => rest.to_owned(),
-            _ => label,
-        };
-        match kinds.iter_mut().find(|k| k.name == name) {
-            Some(kind) => (kind.count, kind.time) = (kind.count + 1, kind.time + time),
-            None => kinds.push(StepKind { name, count: 1, time }),
-        }
-    }
-    kinds.sort_by_key(|k| std::cmp::Reverse(k.time));
-    kinds
 }
 
 fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: usize) -> anyhow::Result<()> {

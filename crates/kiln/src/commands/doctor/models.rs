@@ -108,7 +108,8 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
     let path = resolve(Some(model))?;
     let model = open(&path)?;
     let (device, f16) = (device.clone(), TensorType::F16);
-    let flags = ModelFlags { device, cpu: false, ctx_size: None, cache_type_k: f16, cache_type_v: f16 };
+    let flags =
+        ModelFlags { device, cpu: false, ctx_size: None, cache_type_k: f16, cache_type_v: f16, reproducible: false };
     let executor = flags.executor()?;
     let fit = fit(&model, &*executor, &flags.wish(1))?;
     let free = fit.memory.map(|memory| memory.free);

@@ -1,0 +1,224 @@
+// The messages of a conversation on the screen.
+
+import { $, copy, h } from "./dom.js";
+import { Live } from "./markdown.js";
+import { children, path } from "./tree.js";
+
+/** A JSON text with line ends, if it is one. */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+const button = (icon, label, onclick) => h("button", { type: "button", class: "quiet", icon, "aria-label": label, title: label, onclick });
+
+/** One message. What it shows follows the node; `refresh` brings it up to date. */
+class Message {
+  constructor(talk, node, actions) {
+    Object.assign(this, { talk, node, actions });
+    const who = { user: "You", assistant: "Model", tool: "Tool result" }[node.role];
+    this.body = h("div", { class: "body" });
+    this.foot = h("div", { class: "foot" });
+    this.element = h("article", { class: node.role, "aria-label": who }, h("h2", { class: "unseen" }, who), this.body, this.foot);
+    this.element.dataset.id = node.id;
+    if (node.role === "assistant") this.assistant();
+    else this.person();
+    this.refresh();
+  }
+
+  person() {
+    const files = (this.node.files ?? []).map((file) => h("details", { class: "file" }, h("summary", { icon: "file" }, h("span", {}, file.name), h("small", {}, size(file.text))), h("pre", { tabIndex: 0, role: "region", "aria-label": file.name }, file.text)));
+    this.body.append(...files, ...(this.node.content ? [h("div", { class: "words" }, this.node.content)] : []));
+  }
+
+  assistant() {
+    this.thought = h("div", { class: "thought prose" });
+    this.thinking = h("details", { class: "thinking" }, h("summary", {}, "Thinking"), this.thought);
+    this.words = h("div", { class: "prose" });
+    this.calls = h("div", { class: "calls" });
+    this.note = h("p", { class: "note", role: "alert", hidden: true });
+    this.body.append(this.thinking, this.words, this.calls, this.note);
+    this.live = { thought: new Live(this.thought), words: new Live(this.words) };
+  }
+
+  refresh() {
+    const { node } = this;
+    if (node.role === "assistant") {
+      const busy = Boolean(node.busy);
+      this.element.setAttribute("aria-busy", String(busy));
+      this.element.classList.toggle("waiting", busy && !node.content && !node.reasoning);
+      this.thinking.hidden = !node.reasoning;
+      this.thinking.firstChild.textContent = busy && !node.content ? "Thinking…" : `Thought${node.stats?.thought ? ` for ${seconds(node.stats.thought)}` : ""}`;
+      this.live.thought.set(node.reasoning ?? "");
+      this.live.words.set(node.content);
+      this.showCalls();
+      this.note.hidden = !node.note;
+      this.note.textContent = node.note ?? "";
+    }
+    this.showFoot();
+  }
+
+  showCalls() {
+    const calls = this.node.calls ?? [];
+    const last = path(this.talk).at(-1)?.id === this.node.id && !this.node.busy;
+    const state = JSON.stringify([calls, last]);
+    if (state === this.callsShown) return;
+    this.callsShown = state;
+    this.calls.replaceChildren(...calls.map((call) => this.call(call)));
+    if (calls.length && last) this.calls.append(this.results(calls));
+  }
+
+  call(call) {
+    return h("details", { class: "call", open: true }, h("summary", { icon: "tool" }, h("span", {}, "Calls ", h("code", {}, call.name))), h("pre", { tabIndex: 0, role: "region", "aria-label": `Arguments of ${call.name}` }, pretty(call.arguments)));
+  }
+
+  /** Nobody runs tools here but the reader, who may say what they gave. */
+  results(calls) {
+    const fields = calls.map((call) => h("textarea", { rows: 2, "aria-label": `Result of ${call.name}`, placeholder: `What ${call.name} gives` }));
+    const form = h("form", { class: "results", onsubmit: (event) => {
+      event.preventDefault();
+      this.actions.answerCalls(this.node, calls.map((call, i) => ({ call: call.id, name: call.name, content: fields[i].value })));
+    } }, fields, h("button", { type: "submit" }, calls.length > 1 ? "Send results" : "Send result"));
+    return form;
+  }
+
+  showFoot() {
+    const { node, actions } = this;
+    const parts = [];
+    const branches = children(this.talk, node.parent).filter((other) => other.role === node.role);
+    if (branches.length > 1) {
+      const at = branches.findIndex((other) => other.id === node.id);
+      const go = (to) => () => actions.show(branches[to]);
+      const before = button("left", "Branch before", go(at - 1));
+      const after = button("right", "Branch after", go(at + 1));
+      before.disabled = at === 0;
+      after.disabled = at === branches.length - 1;
+      parts.push(h("span", { class: "branches" }, before, h("span", { "aria-label": `Branch ${at + 1} of ${branches.length}`, role: "img" }, `${at + 1}/${branches.length}`), after));
+    }
+    if (!node.busy) {
+      const copying = button("copy", "Copy the message", () => copy(node.content, copying));
+      parts.push(copying);
+      if (node.role === "user") parts.push(button("edit", "Edit the message", () => this.edit()));
+      if (node.role === "assistant") parts.push(button("retry", "Answer again", () => actions.retry(node)));
+    }
+    if (node.stats?.tokens) parts.push(h("span", { class: "stats" }, told(node.stats)));
+    const state = JSON.stringify([node.busy, node.stats, branches.map((b) => b.id), node.id]);
+    // Buttons that are still right stay, so that a finger or the focus on one is not lost.
+    if (state === this.footShown) return;
+    this.footShown = state;
+    this.foot.replaceChildren(...parts);
+  }
+
+  edit() {
+    const area = h("textarea", { class: "editing", "aria-label": "Edit the message", value: this.node.content });
+    const done = () => {
+      form.replaceWith(this.body);
+      this.foot.hidden = false;
+    };
+    const send = () => {
+      done();
+      this.actions.edit(this.node, area.value);
+    };
+    const form = h("form", { class: "edit", onsubmit: (event) => {
+      event.preventDefault();
+      send();
+    } }, area, h("div", { class: "buttons" }, h("button", { type: "button", onclick: done }, "Cancel"), h("button", { type: "submit", class: "main" }, "Send")));
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        done();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        send();
+      }
+    });
+    this.body.replaceWith(form);
+    this.foot.hidden = true;
+    area.style.height = `${Math.min(area.scrollHeight + 4, 400)}px`;
+    area.focus();
+  }
+}
+
+export const size = (text) => {
+  const bytes = new Blob([text]).size;
+  return bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+};
+const seconds = (ms) => (ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`);
+
+function told(stats) {
+  const parts = [`${stats.tokens} tokens`];
+  if (stats.rate) parts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : Math.round(stats.rate)} tokens/s`);
+  if (stats.first) parts.push(`first after ${seconds(stats.first)}`);
+  if (stats.cached) parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
+  return parts.join(" · ");
+}
+
+/** All messages of the conversation that is shown. */
+export class Messages {
+  constructor(actions) {
+    this.actions = actions;
+    this.shown = new Map();
+    this.talk = null;
+    const talk = $("talk");
+    // Whoever scrolls up to read is left alone; whoever is at the end stays there.
+    this.follow = true;
+    talk.addEventListener("scroll", () => {
+      this.follow = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 48;
+      $("down").hidden = this.follow;
+    }, { passive: true });
+    $("down").addEventListener("click", () => this.toEnd());
+  }
+
+  show(talk, welcome) {
+    const column = $("column");
+    if (talk !== this.talk) {
+      this.shown.clear();
+      column.replaceChildren();
+      this.talk = talk;
+      this.follow = true;
+    }
+    const way = path(talk);
+    const wanted = new Set(way.map((node) => node.id));
+    for (const [id, message] of this.shown) {
+      if (!wanted.has(id)) {
+        message.element.remove();
+        this.shown.delete(id);
+      }
+    }
+    column.querySelector(".welcome")?.remove();
+    if (!way.length) column.append(welcome());
+    for (const node of way) {
+      const known = this.shown.get(node.id);
+      if (known) {
+        known.refresh();
+        column.append(known.element);
+      } else {
+        const message = new Message(talk, node, this.actions);
+        this.shown.set(node.id, message);
+        column.append(message.element);
+      }
+    }
+    this.keepUp();
+  }
+
+  refresh(node) {
+    this.shown.get(node.id)?.refresh();
+    this.keepUp();
+  }
+
+  edit(node) {
+    this.shown.get(node.id)?.edit();
+  }
+
+  keepUp() {
+    if (this.follow) $("talk").scrollTop = $("talk").scrollHeight;
+  }
+
+  toEnd() {
+    this.follow = true;
+    this.keepUp();
+  }
+}

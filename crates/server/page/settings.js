@@ -1,0 +1,72 @@
+// System prompt, sampling and tools of the conversation that is shown.
+
+import { $, h } from "./dom.js";
+
+const NUMBERS = [
+  ["temperature", "Temperature", "0 takes the likeliest token always; more is more varied", { min: 0, max: 5, step: 0.05 }],
+  ["top_p", "Top p", "Only the likeliest tokens that make up this share", { min: 0, max: 1, step: 0.01 }],
+  ["top_k", "Top k", "Only so many likeliest tokens; 0 for all", { min: 0, step: 1 }],
+  ["min_p", "Min p", "Only tokens at least this likely beside the likeliest", { min: 0, max: 1, step: 0.01 }],
+  ["repeat_penalty", "Repeat penalty", "Above 1 what was said is less likely again", { min: 0.1, max: 3, step: 0.01 }],
+  ["max_tokens", "Longest answer", "In tokens; empty for as long as the context allows", { min: 1, step: 1 }],
+  ["seed", "Seed", "The same seed gives the same answer; empty for chance", { step: 1 }],
+];
+const EXAMPLE = '[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
+
+/** What of the settings goes into a request. */
+export function fields(talk) {
+  const out = {};
+  for (const [name] of NUMBERS) if (talk.sampling[name] !== undefined) out[name] = talk.sampling[name];
+  if (talk.sampling.thinking) out.reasoning_effort = talk.sampling.thinking;
+  if (talk.sampling.tools?.trim()) out.tools = JSON.parse(talk.sampling.tools);
+  return out;
+}
+
+/** Builds the form. `defaults` are the server's, by llama.cpp's names. */
+export function show(talk, defaults, changed) {
+  const set = (name, value) => {
+    if (value === undefined || value === "") delete talk.sampling[name];
+    else talk.sampling[name] = value;
+    changed();
+  };
+  const number = ([name, label, why, limits]) => {
+    const input = h("input", { type: "number", id: `set-${name}`, ...limits, step: limits.step, placeholder: defaults[name] ?? (name === "repeat_penalty" ? defaults.repeat_penalty ?? "" : ""), "aria-describedby": `why-${name}` });
+    input.value = talk.sampling[name] ?? "";
+    input.addEventListener("change", () => {
+      const value = input.value === "" ? undefined : Number(input.value);
+      if (value !== undefined && !input.checkValidity()) input.reportValidity();
+      else set(name, value);
+    });
+    return h("div", { class: "setting" }, h("label", { htmlFor: `set-${name}` }, label), input, h("p", { id: `why-${name}` }, why));
+  };
+  const system = h("textarea", { id: "set-system", rows: 4, placeholder: "You are …" });
+  system.value = talk.system;
+  system.addEventListener("input", () => {
+    talk.system = system.value;
+    changed();
+  });
+  const thinking = h("select", { id: "set-thinking" }, [["", "as the model likes"], ["none", "off"], ["low", "little"], ["medium", "some"], ["high", "much"]].map(([value, text]) => h("option", { value }, text)));
+  thinking.value = talk.sampling.thinking ?? "";
+  thinking.addEventListener("change", () => set("thinking", thinking.value));
+  const tools = h("textarea", { id: "set-tools", rows: 3, placeholder: EXAMPLE, spellcheck: false, "aria-describedby": "why-tools" });
+  tools.value = talk.sampling.tools ?? "";
+  tools.addEventListener("input", () => {
+    let wrong = "";
+    try {
+      if (tools.value.trim() && !Array.isArray(JSON.parse(tools.value))) wrong = "This must be a list of tools";
+    } catch (error) {
+      wrong = error.message;
+    }
+    tools.setCustomValidity(wrong);
+    $("why-tools").textContent = wrong || WHY_TOOLS;
+    if (!wrong) set("tools", tools.value);
+  });
+  $("settings").replaceChildren(
+    h("div", { class: "setting wide" }, h("label", { htmlFor: "set-system" }, "System prompt"), system, h("p", {}, "Who the model is in this conversation.")),
+    ...NUMBERS.map(number),
+    h("div", { class: "setting" }, h("label", { htmlFor: "set-thinking" }, "Thinking"), thinking, h("p", {}, "For models that think before they answer")),
+    h("div", { class: "setting wide" }, h("label", { htmlFor: "set-tools" }, "Tools"), tools, h("p", { id: "why-tools" }, WHY_TOOLS)),
+  );
+}
+
+const WHY_TOOLS = "A JSON list as OpenAI's API has it. Calls are shown, and you say what they gave.";

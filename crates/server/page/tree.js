@@ -1,0 +1,116 @@
+// A conversation is a tree: who edits a message or asks for another answer adds a branch, and nothing is lost. `shown` says for each
+// message which of those behind it is looked at.
+
+const id = () => [...crypto.getRandomValues(new Uint8Array(9))].map((b) => b.toString(36).padStart(2, "0")).join("");
+
+/** A conversation without messages. */
+export function fresh(model) {
+  const now = Date.now();
+  return { id: id(), title: "", made: now, changed: now, model, system: "", sampling: {}, nodes: {}, shown: {} };
+}
+
+/** What follows a message; the first messages follow "". */
+export function children(talk, parent) {
+  return Object.values(talk.nodes).filter((node) => node.parent === parent).sort((a, b) => a.made - b.made);
+}
+
+/** A new message behind another one, and the way to it is shown. */
+export function grow(talk, parent, fields) {
+  const siblings = children(talk, parent);
+  // Two messages of one millisecond keep their order.
+  const made = Math.max(Date.now(), (siblings.at(-1)?.made ?? 0) + 1);
+  const node = { id: id(), parent, made, content: "", ...fields };
+  talk.nodes[node.id] = node;
+  switchTo(talk, node.id);
+  talk.changed = Date.now();
+  return node;
+}
+
+/** Shows the branch with this message. */
+export function switchTo(talk, nodeId) {
+  for (let node = talk.nodes[nodeId]; node; node = talk.nodes[node.parent]) talk.shown[node.parent] = node.id;
+}
+
+/** The messages that are shown, first to last. */
+export function path(talk) {
+  const out = [];
+  for (let parent = ""; ; ) {
+    const node = talk.nodes[talk.shown[parent]] ?? children(talk, parent).at(-1);
+    if (!node) return out;
+    out.push(node);
+    parent = node.id;
+  }
+}
+
+/** The last message that is shown. */
+export function leaf(talk) {
+  return path(talk).at(-1);
+}
+
+/** A text with its files, as the model gets it. */
+export function withFiles(node) {
+  const files = (node.files ?? []).map(({ name, text }) => {
+    // The fence is longer than any in the file.
+    const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
+    const fence = "`".repeat(longest + 1);
+    return `${name}\n${fence}\n${text}\n${fence}`;
+  });
+  return [...files, node.content].filter(Boolean).join("\n\n");
+}
+
+/** The messages up to one of them, as the API takes them. */
+export function requestMessages(talk, upTo) {
+  const out = [];
+  for (let node = talk.nodes[upTo]; node; node = talk.nodes[node.parent]) {
+    if (node.role === "assistant") {
+      const calls = (node.calls ?? []).map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+      const message = { role: "assistant", content: node.content };
+      if (node.reasoning) message.reasoning_content = node.reasoning;
+      if (calls.length) message.tool_calls = calls;
+      out.unshift(message);
+    } else if (node.role === "tool") out.unshift({ role: "tool", tool_call_id: node.call, content: node.content });
+    else out.unshift({ role: "user", content: withFiles(node) });
+  }
+  if (talk.system.trim()) out.unshift({ role: "system", content: talk.system });
+  return out;
+}
+
+/** A conversation as Markdown, as it is shown. */
+export function markdown(talk) {
+  const parts = [`# ${talk.title || "Chat"}`];
+  if (talk.system.trim()) parts.push(`**System**\n\n${talk.system}`);
+  for (const node of path(talk)) {
+    const who = { user: "You", assistant: "Model", tool: "Tool result" }[node.role];
+    const calls = (node.calls ?? []).map((call) => `\`${call.name}(${call.arguments})\``);
+    parts.push([`**${who}**`, withFiles(node), ...calls].filter(Boolean).join("\n\n"));
+  }
+  return `${parts.join("\n\n")}\n`;
+}
+
+/** Whether something that was imported is a conversation; what is not known in it is dropped. */
+export function imported(value) {
+  if (typeof value !== "object" || !value || typeof value.nodes !== "object" || !value.nodes) return null;
+  const talk = fresh(String(value.model ?? ""));
+  const text = (v) => (typeof v === "string" ? v : "");
+  Object.assign(talk, { title: text(value.title), system: text(value.system), made: Number(value.made) || talk.made, changed: Number(value.changed) || talk.changed });
+  if (text(value.id)) talk.id = value.id;
+  if (typeof value.sampling === "object" && value.sampling) talk.sampling = value.sampling;
+  for (const node of Object.values(value.nodes)) {
+    if (typeof node !== "object" || !node || !text(node.id) || !["user", "assistant", "tool"].includes(node.role)) continue;
+    const list = (v) => (Array.isArray(v) ? v : undefined);
+    const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => ({ name: f.name, text: text(f.text) }));
+    const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments) }));
+    talk.nodes[node.id] = { id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call), name: text(node.name), note: text(node.note), files, calls };
+  }
+  for (const node of Object.values(talk.nodes)) {
+    // A message whose way to the first one is broken, or goes round, would never be seen or never end.
+    const seen = new Set();
+    let at = node;
+    while (at && at.parent && !seen.has(at.id)) {
+      seen.add(at.id);
+      at = talk.nodes[at.parent];
+    }
+    if (!at || at.parent) delete talk.nodes[node.id];
+  }
+  return Object.keys(talk.nodes).length ? talk : null;
+}

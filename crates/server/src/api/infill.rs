@@ -1,0 +1,150 @@
+//! Filling in the middle: the text between a prefix and a suffix, for models that were trained to. `/infill` of llama.cpp, and
+//! `suffix` of `/v1/completions`.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{completions, llama};
+use crate::app::App;
+use crate::body::Body;
+use crate::chat::{blocking, check_length};
+use crate::guard::Caller;
+use crate::params::Params;
+use crate::refusal::{Kind, Refusal};
+use crate::shape::ShapeFields;
+use crate::shelf::Loaded;
+
+/// Tokens around the gap at most; three of four go to what is before it.
+const MOST_TOKENS: usize = 2048;
+
+/// What the tokens are called in the files of known models: the key's name, and spellings where the key is missing.
+const MARKS: [(&str, &[&str]); 5] = [
+    (
+        "pre",
+        &["<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"],
+    ),
+    (
+        "suf",
+        &["<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"],
+    ),
+    ("mid", &["<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"]),
+    ("rep", &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
+    ("sep", &["<|file_sep|>", "<|fim_sep|>", "<file_sep>"]),
+];
+
+/// The tokens of a model that stand for the parts.
+struct Marks {
+    prefix: u32,
+    suffix: u32,
+    middle: u32,
+    /// Before the name of a repository and before the name of a file.
+    repository: Option<[u32; 2]>,
+}
+
+impl Marks {
+    fn of(loaded: &Loaded) -> Result<Marks, Refusal> {
+        let model = loaded.scheduler.model();
+        let (metadata, tokenizer) = (model.gguf.metadata(), &model.tokenizer);
+        let id = |(key, spellings): (&str, &[&str])| {
+            let keyed = metadata.value(&format!("tokenizer.ggml.fim_{key}_token_id"));
+            let keyed =
+                keyed.and_then(|v| u32::try_from(v.as_int()?).ok()).filter(|id| (*id as usize) < model.config.vocab);
+            keyed.or_else(|| spellings.iter().find_map(|spelling| tokenizer.token_id(spelling)))
+        };
+        let [prefix, suffix, middle, rep, sep] = MARKS.map(id);
+        match (prefix, suffix, middle) {
+            (Some(prefix), Some(suffix), Some(middle)) => {
+                Ok(Marks { prefix, suffix, middle, repository: rep.zip(sep).map(|(rep, sep)| [rep, sep]) })
+            }
+            _ => Err(Refusal::new(Kind::CannotDo, "this model was not trained to fill in the middle")),
+        }
+    }
+}
+
+/// Another file that the model should know.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Extra {
+    filename: Option<String>,
+    text: Option<String>,
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Refusal> {
+    // Code that is spelled like a control token stays code.
+    Ok(tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).map_err(kiln_engine::Error::from)?)
+}
+
+/// The prompt that asks for what lies between two texts.
+pub(crate) fn prompt(loaded: &Loaded, prefix: &str, suffix: &str, extra: &[Extra]) -> Result<Vec<u32>, Refusal> {
+    let marks = Marks::of(loaded)?;
+    let tokenizer = &loaded.scheduler.model().tokenizer;
+    let vocab = tokenizer.vocab();
+    let most = MOST_TOKENS.min(loaded.scheduler.context() / 2).max(8);
+    let (before, after) = (encode(tokenizer, prefix)?, encode(tokenizer, suffix)?);
+    let before = &before[before.len().saturating_sub(most / 4 * 3)..];
+    let after = &after[..after.len().min(most / 4)];
+    let mut tokens: Vec<u32> = vocab.bos.filter(|_| vocab.add_bos).into_iter().collect();
+    if let Some([repository, file]) = marks.repository.filter(|_| !extra.is_empty()) {
+        tokens.push(repository);
+        tokens.extend(encode(tokenizer, "myproject\n")?);
+        for Extra { filename, text } in extra {
+            tokens.push(file);
+            tokens.extend(encode(tokenizer, &format!("{}\n", filename.as_deref().unwrap_or("tmp")))?);
+            tokens.extend(encode(tokenizer, text.as_deref().unwrap_or_default())?);
+        }
+        tokens.push(file);
+        tokens.extend(encode(tokenizer, "filename\n")?);
+    }
+    tokens.push(marks.prefix);
+    tokens.extend(before);
+    tokens.push(marks.suffix);
+    tokens.extend(after);
+    tokens.push(marks.middle);
+    Ok(tokens)
+}
+
+/// What `/infill` takes beside the fields about choosing tokens.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "Infill")]
+pub(crate) struct Fields {
+    model: Option<String>,
+    /// The text before the gap.
+    input_prefix: Option<String>,
+    /// The text after the gap.
+    input_suffix: Option<String>,
+    /// Other files of the project.
+    input_extra: Option<Vec<Extra>>,
+    /// More text before the gap: the line that is being written.
+    prompt: Option<String>,
+    stream: Option<bool>,
+    return_tokens: Option<bool>,
+}
+
+/// `POST /infill`.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+    let leftover = body.leftover(&app)?;
+    let (streams, tokens) = (fields.stream.unwrap_or(false), fields.return_tokens.unwrap_or(false));
+    let job = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let text = |field: Option<String>| field.unwrap_or_default();
+        let prefix = text(fields.input_prefix) + &text(fields.prompt);
+        let extra = fields.input_extra.unwrap_or_default();
+        let prompt = prompt(&loaded, &prefix, &text(fields.input_suffix), &extra)?;
+        check_length(&loaded, prompt.len())?;
+        completions::job(&loaded, &params, &shape, &caller, prompt)
+    })
+    .await?;
+    Ok(leftover.tell(llama::answer(&app, job, streams, tokens).await?))
+}

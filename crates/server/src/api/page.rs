@@ -1,0 +1,71 @@
+//! The page at `/`: files that are part of the program, plain modules of JavaScript without a build step. They live in
+//! `crates/server/page` and ask this server alone.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use axum::extract::Path;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::refusal::{Kind, Refusal};
+
+/// Name, kind and content of each file.
+macro_rules! files {
+    ($($kind:literal: $($name:literal)+;)+) => {
+        [$($(($name, $kind, include_str!(concat!("../../page/", $name)))),+),+]
+    };
+}
+
+const FILES: [(&str, &str, &str); 15] = files! {
+    "text/html; charset=utf-8": "index.html";
+    "text/css; charset=utf-8": "page.css";
+    "image/svg+xml": "icon.svg";
+    "text/javascript; charset=utf-8": "main.js" "api.js" "dom.js" "engine.js" "events.js" "highlight.js" "markdown.js"
+        "math.js" "messages.js" "settings.js" "store.js" "tree.js";
+};
+
+/// The page may load and ask what is here, and nothing else; text can never become a program.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+
+/// `GET /`: the page for browsers. Ollama's clients ask here, too, to find out that somebody is there.
+pub(crate) async fn root(headers: HeaderMap) -> Response {
+    let wants_page = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).is_some_and(|a| a.contains("text/html"));
+    let mut response = match wants_page {
+        true => file("index.html", &headers).unwrap_or_else(IntoResponse::into_response),
+        false => "Ollama is running".into_response(),
+    };
+    response.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+    response
+}
+
+/// `GET /page/NAME`: what the page is made of.
+pub(crate) async fn part(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Refusal> {
+    file(&name, &headers)
+}
+
+fn file(name: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
+    let found = FILES.iter().find(|(known, ..)| *known == name);
+    let &(_, kind, text) = found.ok_or_else(|| Refusal::new(Kind::Route, "there is nothing at this path"))?;
+    let mut hash = DefaultHasher::new();
+    text.hash(&mut hash);
+    let tag = format!("\"{:016x}\"", hash.finish());
+    let known = headers.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
+    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
+    let told = [
+        (header::CONTENT_TYPE, kind),
+        // Asked for each time and rarely sent: another version of the program never meets old parts.
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::ETAG, tag.as_str()),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ];
+    for (name, value) in told {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    Ok(response)
+}

@@ -1,0 +1,381 @@
+//! The models of a server: which there are, which are loaded, and which make room. A model is loaded when the first request for it
+//! comes, and leaves when nobody has asked for it for a while, or when another one needs its memory.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use kiln_engine::executor::Memory;
+use kiln_engine::run::Scheduler;
+use kiln_engine::sampler::Sampling;
+use kiln_engine::text::Template;
+use kiln_engine::text::constraint::Constraints;
+
+use crate::app::now;
+use crate::metrics::Metrics;
+use crate::params;
+use crate::refusal::{Kind, Refusal};
+
+/// A model that runs, and how many texts it writes at once.
+pub struct Opened {
+    /// The engine.
+    pub scheduler: Scheduler,
+    /// Texts at once at most.
+    pub sequences: usize,
+}
+
+/// Brings a model in. What it says on failure goes to the log, its first line to clients.
+pub type Load = Box<dyn Fn() -> Result<Opened, String> + Send + Sync>;
+
+/// A model that can be had.
+pub struct Offer {
+    /// The name that it is served under.
+    pub name: String,
+    /// Further names that mean it.
+    pub aliases: Vec<String>,
+    /// Bytes that it takes when it is loaded, as far as that is known before.
+    pub bytes: u64,
+    /// Loads it.
+    pub load: Load,
+}
+
+/// How models share the memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sharing {
+    /// How long a model stays that nobody asks for; none for always.
+    pub keep: Option<Duration>,
+    /// Bytes that all loaded models may take together; none for as much as there is.
+    pub budget: Option<u64>,
+}
+
+/// A model that is ready.
+pub(crate) struct Loaded {
+    /// The name that it is served under.
+    pub(crate) name: String,
+    pub(crate) scheduler: Scheduler,
+    /// How its conversations are written, or why there is no way to.
+    pub(crate) template: Result<Template, String>,
+    /// Tokens that end a turn, beside those that the vocabulary names.
+    pub(crate) ends: Vec<u32>,
+    /// Compiles schemas and grammars; made when the first one comes.
+    pub(crate) constraints: OnceLock<Result<Constraints, String>>,
+    /// What is not said in a request.
+    pub(crate) defaults: Sampling,
+    /// Texts at once at most.
+    pub(crate) sequences: usize,
+    /// Since when it is there, in seconds.
+    pub(crate) created: u64,
+    /// The executor's memory, and when somebody looked.
+    pub(crate) memory: Mutex<Option<(Instant, Option<Memory>)>>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Requests that run or wait.
+    pub(crate) in_flight: AtomicUsize,
+}
+
+impl Loaded {
+    fn new(name: &str, opened: Opened, metrics: Arc<Metrics>) -> Loaded {
+        let Opened { scheduler, sequences } = opened;
+        let model = Arc::clone(scheduler.model());
+        let template = match Template::from_gguf(model.gguf.metadata()) {
+            Ok(Some(template)) => Ok(template),
+            Ok(None) => Err("this model has no chat template, so it can only continue text\n\
+                             hint: use /v1/completions, or a model that was trained to chat"
+                .to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        let own = |id: &u32| !model.tokenizer.is_end(*id);
+        let ends = match &template {
+            Ok(template) => template.end_ids(&model.tokenizer).unwrap_or_default().into_iter().filter(own).collect(),
+            Err(why) => {
+                log::warn!("chat is not served: {}", why.lines().next().unwrap_or_default());
+                Vec::new()
+            }
+        };
+        metrics.model_is_there(&scheduler);
+        Loaded {
+            name: name.to_owned(),
+            template,
+            ends,
+            constraints: OnceLock::new(),
+            defaults: params::defaults(&model),
+            sequences,
+            created: now(),
+            memory: Mutex::new(None),
+            metrics,
+            in_flight: AtomicUsize::new(0),
+            scheduler,
+        }
+    }
+}
+
+impl Loaded {
+    /// Requests that run or wait.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a model is.
+enum State {
+    Away,
+    Loading,
+    Here(Arc<Loaded>),
+}
+
+/// The place of one model.
+pub(crate) struct Place {
+    pub(crate) name: String,
+    aliases: Vec<String>,
+    bytes: u64,
+    load: Option<Load>,
+    state: Mutex<(State, Instant)>,
+    changed: Condvar,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Ollama's clients add the tag.
+fn plain(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
+}
+
+impl Place {
+    fn state(&self) -> MutexGuard<'_, (State, Instant)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the model can be had again when it is gone.
+    pub(crate) fn can_load(&self) -> bool {
+        self.load.is_some()
+    }
+
+    /// Bytes of the model, as far as they are known.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.peek().map_or(self.bytes, |loaded| loaded.scheduler.model().gguf.data_bytes())
+    }
+
+    /// The model, where it is loaded. Looking keeps no model awake.
+    pub(crate) fn peek(&self) -> Option<Arc<Loaded>> {
+        match &self.state().0 {
+            State::Here(loaded) => Some(Arc::clone(loaded)),
+            _ => None,
+        }
+    }
+
+    fn answers_to(&self, name: &str) -> bool {
+        plain(&self.name) == plain(name) || self.aliases.iter().any(|alias| plain(alias) == plain(name))
+    }
+
+    fn set(&self, state: State) -> State {
+        let before = std::mem::replace(&mut *self.state(), (state, Instant::now())).0;
+        self.changed.notify_all();
+        before
+    }
+
+    /// Since when nobody uses the model; nothing where it is not loaded or in use.
+    fn idle(&self) -> Option<Instant> {
+        match &*self.state() {
+            // The place itself holds one.
+            (State::Here(loaded), since) if Arc::strong_count(loaded) == 1 => Some(*since),
+            _ => None,
+        }
+    }
+
+    /// Lets the model go, if nobody uses it.
+    fn let_go(&self, why: &str) -> bool {
+        let mut state = self.state();
+        match std::mem::replace(&mut state.0, State::Away) {
+            State::Here(loaded) if Arc::strong_count(&loaded) == 1 => {
+                drop(state);
+                // The engine's thread ends here, and its memory is given back.
+                drop(loaded);
+                log::info!("{} was unloaded: {why}", self.name);
+                true
+            }
+            other => {
+                state.0 = other;
+                false
+            }
+        }
+    }
+}
+
+/// All models.
+pub(crate) struct Shelf {
+    places: Vec<Place>,
+    sharing: Sharing,
+    /// One model is loaded at a time, so that the memory is counted truly.
+    loading: Mutex<()>,
+}
+
+impl Shelf {
+    pub(crate) fn new(offers: Vec<Offer>, sharing: Sharing) -> Shelf {
+        let place = |offer: Offer| Place {
+            metrics: Arc::new(Metrics::new(&offer.name)),
+            name: offer.name,
+            aliases: offer.aliases,
+            bytes: offer.bytes,
+            load: Some(offer.load),
+            state: Mutex::new((State::Away, Instant::now())),
+            changed: Condvar::new(),
+        };
+        Shelf { places: offers.into_iter().map(place).collect(), sharing, loading: Mutex::new(()) }
+    }
+
+    /// One model, which is handed over later and stays.
+    pub(crate) fn of_one(name: &str, aliases: &[String]) -> Shelf {
+        let place = Place {
+            metrics: Arc::new(Metrics::new(name)),
+            name: name.to_owned(),
+            aliases: aliases.to_vec(),
+            bytes: 0,
+            load: None,
+            state: Mutex::new((State::Loading, Instant::now())),
+            changed: Condvar::new(),
+        };
+        Shelf { places: vec![place], sharing: Sharing::default(), loading: Mutex::new(()) }
+    }
+
+    pub(crate) fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Hands the first model over.
+    pub(crate) fn put(&self, opened: Opened) {
+        if let Some(place) = self.places.first() {
+            let loaded = Loaded::new(&place.name, opened, Arc::clone(&place.metrics));
+            place.set(State::Here(Arc::new(loaded)));
+        }
+    }
+
+    /// The place of a model by any of its names; the first one where none is said.
+    pub(crate) fn place(&self, named: Option<&str>) -> Result<&Place, Refusal> {
+        let found = match named.filter(|name| !name.is_empty()) {
+            Some(name) => self.places.iter().find(|place| place.answers_to(name)).ok_or_else(|| {
+                let names: Vec<String> = self.places.iter().map(|place| format!("`{}`", place.name)).collect();
+                format!("The model `{name}` does not exist; this server has {}", names.join(", "))
+            }),
+            None => self.places.first().ok_or_else(|| "this server has no model".to_owned()),
+        };
+        found.map_err(|message| Refusal::new(Kind::Model, message).with_param("model"))
+    }
+
+    /// A model, loaded now if need be: this may take long, and belongs off the threads that serve connections.
+    pub(crate) fn get(&self, named: Option<&str>) -> Result<Arc<Loaded>, Refusal> {
+        let place = self.place(named)?;
+        {
+            let mut state = place.state();
+            // A model that is handed over, not fetched, is waited for by nobody: clients come back.
+            while matches!(state.0, State::Loading) && place.load.is_some() {
+                state = place.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            match &mut *state {
+                (State::Here(loaded), _) if !loaded.scheduler.is_running() && place.load.is_some() => {
+                    log::warn!("the engine of {} has stopped; the model is loaded again", place.name);
+                    state.0 = State::Loading;
+                }
+                (State::Here(loaded), used) => {
+                    *used = Instant::now();
+                    return Ok(Arc::clone(loaded));
+                }
+                _ if place.load.is_none() => return Err(Refusal::new(Kind::Unavailable, "Loading model")),
+                _ => state.0 = State::Loading,
+            }
+        }
+        // Whoever comes meanwhile waits for this one.
+        let loaded = self.load(place);
+        place.set(match &loaded {
+            Ok(loaded) => State::Here(Arc::clone(loaded)),
+            Err(_) => State::Away,
+        });
+        loaded
+    }
+
+    fn load(&self, place: &Place) -> Result<Arc<Loaded>, Refusal> {
+        let _one = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        self.make_room(place)?;
+        let Some(load) = &place.load else { return Err(Refusal::new(Kind::Unavailable, "Loading model")) };
+        let start = Instant::now();
+        // A panic must not leave others waiting for this model for ever.
+        let open = || {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(load)).unwrap_or(Err("loading it panicked".into()))
+        };
+        let mut opened = open();
+        // The memory may be short although nobody set a budget: idle models make room.
+        while opened.is_err() && self.let_oldest_go(place) {
+            opened = open();
+        }
+        let opened = opened.map_err(|why| {
+            log::error!("{} could not be loaded: {why}", place.name);
+            Refusal::new(Kind::Unavailable, format!("the model `{}` could not be loaded; the log says why", place.name))
+        })?;
+        log::info!("{} was loaded in {:.1} s", place.name, start.elapsed().as_secs_f64());
+        Ok(Arc::new(Loaded::new(&place.name, opened, Arc::clone(&place.metrics))))
+    }
+
+    /// Lets idle models go, the longest unused first, until one more fits into the budget.
+    fn make_room(&self, wanted: &Place) -> Result<(), Refusal> {
+        let Some(budget) = self.sharing.budget else { return Ok(()) };
+        loop {
+            let here = self.places.iter().filter(|place| place.name != wanted.name && place.peek().is_some());
+            let taken: u64 = here.map(|place| place.bytes).sum();
+            if taken == 0 || taken.saturating_add(wanted.bytes) <= budget {
+                return Ok(());
+            }
+            if !self.let_oldest_go(wanted) {
+                let message = format!("there is no memory for `{}` while other models are in use", wanted.name);
+                return Err(Refusal::new(Kind::Unavailable, message));
+            }
+        }
+    }
+
+    /// Lets the model go that nobody has used for the longest time; tells whether there was one.
+    fn let_oldest_go(&self, wanted: &Place) -> bool {
+        let idle =
+            self.places.iter().filter(|place| place.load.is_some()).filter_map(|place| Some((place.idle()?, place)));
+        let oldest = idle.min_by_key(|(since, _)| *since);
+        oldest.is_some_and(|(_, place)| place.let_go(&format!("{} needs its memory", wanted.name)))
+    }
+
+    /// Lets models go that nobody has asked for in a while.
+    pub(crate) fn tidy(&self) {
+        let Some(keep) = self.sharing.keep else { return };
+        for place in self.places.iter().filter(|place| place.load.is_some()) {
+            if let (State::Here(loaded), used) = &mut *place.state()
+                && Arc::strong_count(loaded) > 1
+            {
+                // A long answer keeps its model, and the time runs from its end.
+                *used = Instant::now();
+            }
+            if place.idle().is_some_and(|since| since.elapsed() >= keep) {
+                place.let_go("nobody has asked for it");
+            }
+        }
+    }
+
+    /// When a model would be let go if nobody asks for it, in seconds since 1970; nothing where it stays.
+    pub(crate) fn expires(&self, place: &Place) -> Option<u64> {
+        let keep = self.sharing.keep.filter(|_| place.load.is_some())?;
+        let left = keep.saturating_sub(place.state().1.elapsed());
+        Some(now() + left.as_secs())
+    }
+
+    /// Whether idle models are ever let go.
+    pub(crate) fn is_tidied(&self) -> bool {
+        self.sharing.keep.is_some()
+    }
+
+    /// Whether any model is loaded, or can be without further ado.
+    pub(crate) fn is_ready(&self) -> Result<(), &'static str> {
+        let mut why = "Loading model";
+        for place in &self.places {
+            match &place.state().0 {
+                State::Here(loaded) if loaded.scheduler.is_running() => return Ok(()),
+                State::Here(_) => why = "The engine has stopped",
+                // It would be loaded for the next request.
+                State::Away => return Ok(()),
+                State::Loading => {}
+            }
+        }
+        Err(why)
+    }
+}

@@ -1,0 +1,279 @@
+//! Who gets what, and when: several models, limits of keys and of time, the page, the engine's view, TLS, filling in the middle.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod client;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use client::*;
+use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
+use serde_json::{Value, json};
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+fn offer(name: &str, loads: &Arc<AtomicUsize>) -> Offer {
+    let loads = Arc::clone(loads);
+    let load = move || {
+        loads.fetch_add(1, Ordering::Relaxed);
+        // Long enough for others to come meanwhile.
+        std::thread::sleep(Duration::from_millis(100));
+        Ok(Opened { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES })
+    };
+    Offer { name: name.into(), aliases: vec![format!("{name}-too")], bytes: 60, load: Box::new(load) }
+}
+
+fn states(server: &Running) -> Vec<String> {
+    let models = get(server, "/v1/models").json();
+    let told = |m: &Value| format!("{} {}", m["id"].as_str().unwrap(), m["status"]["value"].as_str().unwrap());
+    models["data"].as_array().unwrap().iter().map(told).collect()
+}
+
+fn ask_of(name: &str) -> Value {
+    with(ask("hello"), json!({"model": name}))
+}
+
+/// As much as one request can ask for.
+fn long() -> Value {
+    with(ask("go on"), json!({"max_tokens": 480, "n": SEQUENCES, "stream": true, "logprobs": true, "top_logprobs": 20}))
+}
+
+fn writing(server: &Running) -> u64 {
+    get(server, "/engine").json()["load"]["writing"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn models_are_loaded_when_asked_for_and_make_room_for_each_other() {
+    let (one, two) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let sharing = Sharing { keep: Some(Duration::from_secs(3)), budget: Some(100) };
+    let offers = vec![offer("one", &one), offer("two", &two)];
+    let server = Server::offer("127.0.0.1", 0, settings(), offers, sharing).unwrap();
+    // Looking wakes no model, and a server whose models sleep is ready.
+    assert_eq!(states(&server), ["one unloaded", "two unloaded"]);
+    assert_eq!(get(&server, "/readyz").status, 200);
+    assert_eq!(one.load(Ordering::Relaxed), 0);
+    // Whoever comes while a model is loaded waits for it; it is loaded once.
+    let open: Vec<TcpStream> = (0..4)
+        .map(|_| send(server.address(), "POST", "/v1/chat/completions", &[], &ask_of("one").to_string()))
+        .collect();
+    let texts: Vec<String> = open.into_iter().map(|stream| text_of(&receive(stream).json())).collect();
+    assert!(texts.iter().all(|text| *text == texts[0]));
+    assert_eq!((one.load(Ordering::Relaxed), states(&server)), (1, vec!["one loaded".into(), "two unloaded".into()]));
+    // The budget holds one of them: the idle one goes.
+    let reply = post(&server, "/v1/chat/completions", &ask_of("two-too")).json();
+    assert_eq!(reply["model"], "two", "{reply}");
+    assert_eq!(states(&server), ["one unloaded", "two loaded"]);
+    // One that is in use stays, and whoever wants another is told.
+    wait_until("a refusal", || {
+        let _busy = send(
+            server.address(),
+            "POST",
+            "/v1/chat/completions",
+            &[],
+            &with(long(), json!({"model": "two"})).to_string(),
+        );
+        wait_until("the long request", || writing(&server) > 0);
+        let reply = post(&server, "/v1/chat/completions", &ask_of("one"));
+        assert!(reply.status == 200 || reply.body.contains("no memory for `one`"), "{}", reply.body);
+        reply.status == 503
+    });
+    wait_until("room", || post(&server, "/v1/chat/completions", &ask_of("one")).status == 200);
+    // Nobody asks any more.
+    wait_until("the end of both", || states(&server) == ["one unloaded", "two unloaded"]);
+    let missing = post(&server, "/v1/chat/completions", &ask_of("three"));
+    assert_eq!((missing.status, missing.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
+    // Each metric is described once and told of both.
+    let metrics = get(&server, "/metrics").body;
+    assert_eq!(metrics.matches("# HELP vllm:generation_tokens ").count(), 1, "{metrics}");
+    for name in ["one", "two"] {
+        let line = metrics.lines().find(|l| l.starts_with("vllm:generation_tokens_total{") && l.contains(name));
+        assert!(line.is_some_and(|l| !l.ends_with(" 0")), "{metrics}");
+    }
+    assert!(metrics.ends_with("# EOF\n"));
+    server.stop().unwrap();
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_is_refused_and_tried_again() {
+    let tries = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&tries);
+    let load = move || match seen.fetch_add(1, Ordering::Relaxed) {
+        0 => Err("the file is gone: /secret/path".to_owned()),
+        1 => panic!("a defect"),
+        _ => Ok(Opened { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES }),
+    };
+    let offers = vec![Offer { name: "weak".into(), aliases: Vec::new(), bytes: 1, load: Box::new(load) }];
+    let server = Server::offer("127.0.0.1", 0, settings(), offers, Sharing::default()).unwrap();
+    for _ in 0..2 {
+        let reply = post(&server, "/v1/chat/completions", &ask("hello"));
+        assert_eq!(reply.status, 503);
+        assert!(!reply.body.contains("secret"), "{}", reply.body);
+    }
+    assert_eq!(post(&server, "/v1/chat/completions", &ask("hello")).status, 200);
+    server.stop().unwrap();
+}
+
+#[test]
+fn keys_have_limits_of_their_own() {
+    let key = |name: &str, at_once, per_minute| Key { name: name.into(), secret: name.into(), at_once, per_minute };
+    let keys = vec![key("one", Some(1), None), key("few", None, Some(2)), key("free", None, None)];
+    let server = start_with(Settings { keys, ..settings() }, Some(CHATML));
+    let open = |key: &str, body: &Value| {
+        let bearer = format!("Bearer {key}");
+        send(server.address(), "POST", "/v1/chat/completions", &[("Authorization", &bearer)], &body.to_string())
+    };
+    let second = || receive(open("one", &ask("hello")));
+    wait_until("the limit of requests at once", || {
+        let _busy = open("one", &long());
+        let reply = second();
+        assert!(reply.status == 200 || reply.json()["error"]["code"] == "rate_limit_exceeded", "{}", reply.body);
+        reply.status == 429
+    });
+    wait_until("the end of the first", || second().status == 200);
+    assert_eq!(receive(open("free", &ask("hello"))).status, 200);
+    let replies: Vec<Reply> = (0..3).map(|_| receive(open("few", &ask("hello")))).collect();
+    assert_eq!(replies.iter().map(|r| r.status).collect::<Vec<_>>(), [200, 200, 429]);
+    let seconds: u64 = replies[2].header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=30).contains(&seconds), "{seconds}");
+    server.stop().unwrap();
+}
+
+#[test]
+fn requests_that_wait_or_run_too_long_are_ended() {
+    let limits = Settings { total_limit: Some(Duration::from_millis(40)), ..settings() };
+    let server = start_with(limits, Some(CHATML));
+    let slow = post(&server, "/v1/chat/completions", &with(long(), json!({"stream": false})));
+    assert_eq!((slow.status, slow.json()["error"]["type"].as_str()), (504, Some("timeout_error")), "{}", slow.body);
+    assert_eq!(slow.header("x-should-retry"), Some("false"));
+    let events = post(&server, "/v1/chat/completions", &long()).events();
+    assert_eq!(events.last().unwrap()["error"]["code"], "timeout", "{events:?}");
+    wait_until("the end of both", || writing(&server) == 0);
+    server.stop().unwrap();
+
+    let limits = Settings { queue_limit: Some(Duration::from_millis(20)), ..settings() };
+    let server = start_with(limits, Some(CHATML));
+    wait_until("a request that waited too long", || {
+        let _busy = send(server.address(), "POST", "/v1/chat/completions", &[], &long().to_string());
+        wait_until("the long request", || writing(&server) > 0);
+        let waits = post(&server, "/v1/chat/completions", &ask("hello"));
+        assert!(waits.status == 200 || waits.json()["error"]["code"] == "queue_full", "{}", waits.body);
+        waits.status == 429
+    });
+    server.stop().unwrap();
+}
+
+#[test]
+fn browsers_get_the_page_whole_and_nothing_else_may_run_in_it() {
+    let key = Key { name: "k".into(), secret: "k".into(), ..Key::default() };
+    let server = start_with(Settings { keys: vec![key], ..settings() }, Some(CHATML));
+    let fetch = |path: &str, headers: &[(&str, &str)]| receive(send(server.address(), "GET", path, headers, ""));
+    let page = fetch("/", &[("Accept", "text/html,application/xhtml+xml")]);
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    assert!(!page.body.contains("http://") && !page.body.contains("https://"), "the page names another place");
+    assert_eq!(fetch("/", &[]).body, "Ollama is running");
+    // Everything in the folder but its tests is served, and what is asked for again is not sent again.
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/page")).unwrap();
+    for file in folder.map(|file| file.unwrap().file_name().into_string().unwrap()).filter(|name| name != "test.mjs") {
+        let part = fetch(&format!("/page/{file}"), &[]);
+        assert_eq!(part.status, 200, "{file}");
+        let tag = part.header("etag").unwrap();
+        assert_eq!(fetch(&format!("/page/{file}"), &[("If-None-Match", tag)]).status, 304);
+    }
+    assert_eq!(fetch("/page/../Cargo.toml", &[]).status, 404);
+    assert_eq!(fetch("/page/other.js", &[]).status, 404);
+    assert_eq!(fetch("/engine", &[]).status, 401);
+    let seen = fetch("/engine", &[("x-api-key", "k")]).json();
+    assert_eq!((&seen["model"], &seen["sequences"]), (&json!("tiny"), &json!(SEQUENCES)), "{seen}");
+    assert!(seen["memory"]["total"].as_u64() > seen["memory"]["free"].as_u64(), "{seen}");
+    let times = fetch("/engine/kernels", &[("x-api-key", "k")]).json();
+    let kinds = times["kernels"].as_array().unwrap();
+    let sum: f64 = kinds.iter().map(|k| k["microseconds"].as_f64().unwrap()).sum();
+    assert!(kinds.len() > 3 && (sum - times["microseconds"].as_f64().unwrap()).abs() < 1.0, "{times}");
+    server.stop().unwrap();
+}
+
+#[test]
+fn tls_is_spoken_with_a_certificate_and_bad_files_are_named() {
+    let [certificates, key] = ["cert.pem", "key.pem"]
+        .map(|name| std::fs::read(format!("{}/tests/tls/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap());
+    let tls = Some(Tls { certificates: certificates.clone(), key: key.clone() });
+    let server = start_with(Settings { tls, ..settings() }, Some(CHATML));
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&certificates).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    let connect = || {
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let stream = TcpStream::connect(server.address()).unwrap();
+        StreamOwned::new(ClientConnection::new(Arc::clone(&config), name).unwrap(), stream)
+    };
+    let mut stream = connect();
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let reply = receive(&mut stream);
+    assert_eq!((reply.status, reply.json()), (200, json!({"status": "ready"})));
+    // Somebody who speaks plainly gets no answer, and disturbs nobody.
+    let mut plain = TcpStream::connect(server.address()).unwrap();
+    plain.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"));
+    server.stop().unwrap();
+    let wrong = Tls { certificates: key, key: certificates };
+    let error = Server::listen("127.0.0.1", 0, Settings { tls: Some(wrong), ..settings() }).err().unwrap().to_string();
+    assert!(error.contains("TLS") && error.contains("PEM"), "{error}");
+}
+
+#[test]
+fn the_middle_is_filled_in_by_models_that_can() {
+    let server = start();
+    let gap = json!({"input_prefix": "fn a() {", "input_suffix": "}", "n_predict": 8, "temperature": 0});
+    assert_eq!(post(&server, "/infill", &gap).status, 501);
+    server.stop().unwrap();
+    let server = Server::listen("127.0.0.1", 0, settings()).unwrap();
+    let able = model_with(Some(CHATML), |metadata| {
+        for (key, id) in [("pre", 33u32), ("suf", 34), ("mid", 35)] {
+            metadata.set(format!("tokenizer.ggml.fim_{key}_token_id"), id);
+        }
+    });
+    server.ready(scheduler(&able), SEQUENCES);
+    let gap = with(gap, json!({"ignore_eos": true}));
+    let filled = post(&server, "/infill", &gap).json();
+    assert_eq!((&filled["tokens_predicted"], &filled["stop_type"]), (&json!(8), &json!("limit")), "{filled}");
+    // Three marks stand around the two texts.
+    let plain = post(&server, "/tokenize", &json!({"content": "fn a() {", "add_special": true})).json();
+    let rest = post(&server, "/tokenize", &json!({"content": "}"})).json();
+    let count = |v: &Value| v["tokens"].as_array().unwrap().len();
+    assert_eq!(filled["tokens_evaluated"], count(&plain) + count(&rest) + 3, "{filled}");
+    let body = json!({"prompt": "fn a() {", "suffix": "}", "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+    let other = post(&server, "/v1/completions", &body).json();
+    assert_eq!(other["choices"][0]["text"], filled["content"], "{other}");
+    server.stop().unwrap();
+}
+
+#[test]
+fn the_dashboard_asks_for_metrics_that_there_are() {
+    let server = start();
+    post(&server, "/v1/chat/completions", &ask("hello"));
+    let metrics = get(&server, "/metrics").body;
+    let dashboard = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/grafana/kiln.json");
+    let dashboard = std::fs::read_to_string(dashboard).unwrap();
+    let names: Vec<&str> = dashboard
+        .match_indices("vllm:")
+        .map(|(at, _)| {
+            dashboard[at..].split(|c: char| c != ':' && c != '_' && !c.is_ascii_alphanumeric()).next().unwrap()
+        })
+        .collect();
+    assert!(names.len() > 8);
+    for name in names {
+        assert!(metrics.contains(&format!("\n{name}{{")), "{name} is not among\n{metrics}");
+    }
+    server.stop().unwrap();
+}
