@@ -4,7 +4,8 @@
 use kiln_gguf::{Gguf, Metadata, TensorType};
 
 use TensorType::{
-    BF16, F16, F32, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
+    BF16, F16, F32, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0,
+    Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
 };
 
 /// A recipe: what most tensors become, and the mixing rules of its name.
@@ -36,6 +37,14 @@ enum Mix {
     Q5_K_M,
     /// IQ4_NL and IQ4_XS.
     Iq4,
+    /// IQ3_S, IQ3_M and IQ3_XXS.
+    Iq3,
+    Iq3M,
+    Iq3Xxs,
+    /// IQ2_S and IQ2_M.
+    Iq2M,
+    /// IQ2_XS and IQ2_XXS.
+    Iq2,
     /// MXFP4 for stacked experts only.
     Experts,
     /// MXFP4 for everything but the output.
@@ -70,8 +79,15 @@ pub const RECIPES: &[Recipe] = &[
     recipe("Q3_K_L", Q3_K, 13, Mix::Q3_K_L),
     recipe("Q3_K_M", Q3_K, 12, Mix::Q3_K_M),
     recipe("Q3_K_S", Q3_K, 11, Mix::Output),
+    recipe("IQ3_M", IQ3_S, 27, Mix::Iq3M),
+    recipe("IQ3_S", IQ3_S, 26, Mix::Iq3),
+    recipe("IQ3_XXS", IQ3_XXS, 23, Mix::Iq3Xxs),
     recipe("Q2_K", Q2_K, 10, Mix::Q2_K),
     recipe("Q2_K_S", Q2_K, 21, Mix::Q2_K_S),
+    recipe("IQ2_M", IQ2_S, 29, Mix::Iq2M),
+    recipe("IQ2_S", IQ2_XS, 28, Mix::Iq2M),
+    recipe("IQ2_XS", IQ2_XS, 20, Mix::Iq2),
+    recipe("IQ2_XXS", IQ2_XXS, 19, Mix::Iq2),
     recipe("TQ2_0", TQ2_0, 37, Mix::Ternary),
     recipe("TQ1_0", TQ1_0, 36, Mix::Ternary),
 ];
@@ -128,6 +144,7 @@ enum Part {
     /// Values, and what holds them.
     AttentionV,
     AttentionK,
+    AttentionQ,
     AttentionOutput,
     FfnDown,
     Other,
@@ -140,6 +157,7 @@ fn part(name: &str) -> Part {
         "token_embd.weight" | "per_layer_token_embd.weight" => Part::TokenEmbedding,
         _ if has("attn_qkv.weight") || has("attn_kv_b.weight") || has("attn_v.weight") => Part::AttentionV,
         _ if has("attn_k.weight") => Part::AttentionK,
+        _ if has("attn_q.weight") => Part::AttentionQ,
         _ if has("attn_output.weight") => Part::AttentionOutput,
         _ if has("ffn_down") => Part::FfnDown,
         _ => Part::Other,
@@ -212,7 +230,7 @@ fn fall_back(ty: TensorType, cols: usize) -> TensorType {
         Q4_K => Q5_0,
         Q5_K => Q5_1,
         Q6_K => Q8_0,
-        IQ4_XS => IQ4_NL,
+        IQ4_XS | IQ3_S | IQ3_XXS | IQ2_S | IQ2_XS | IQ2_XXS => IQ4_NL,
         Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
         other => other,
     };
@@ -280,17 +298,31 @@ impl Recipe {
         if part == Part::Output || (tied && part == Part::TokenEmbedding) {
             let whole = t.dims[0].is_multiple_of(self.base.block_len());
             let eight = matches!(self.mix, Mix::Experts | Mix::Mxfp4) || m.architecture == "falcon" || !whole;
-            return if eight || self.base == Q8_0 { Q8_0 } else { Q6_K };
+            let least = matches!(self.mix, Mix::Iq2 | Mix::Iq2M | Mix::Iq3Xxs);
+            return match eight || self.base == Q8_0 {
+                true => Q8_0,
+                false if least => Q5_K,
+                false => Q6_K,
+            };
         }
         if self.mix == Mix::Experts {
             return if t.dims.get(2).is_some_and(|&n| n > 1) { MXFP4 } else { Q8_0 };
         }
         match part {
             Part::AttentionV => self.values(m, place),
-            Part::AttentionK if m.n_experts == 8 => Q8_0,
+            Part::AttentionK if m.n_experts == 8 => match self.mix {
+                Mix::Iq2 | Mix::Iq2M => Q4_K,
+                _ => Q8_0,
+            },
+            Part::AttentionK | Part::AttentionQ if self.mix == Mix::Iq3Xxs => IQ2_S,
             Part::FfnDown => self.ffn_down(m, place),
             Part::AttentionOutput => self.attention_output(m),
-            Part::TokenEmbedding if self.mix == Mix::Ternary => Q4_K,
+            Part::TokenEmbedding => match self.mix {
+                Mix::Ternary => Q4_K,
+                Mix::Iq2 => Q2_K,
+                Mix::Iq2M | Mix::Iq3Xxs => IQ3_S,
+                _ => self.base,
+            },
             _ => self.base,
         }
     }
@@ -298,6 +330,11 @@ impl Recipe {
     fn values(&self, m: &ModelFacts, Place { index, count }: Place) -> TensorType {
         let shared = m.heads_per_kv >= 4;
         let ty = match self.mix {
+            Mix::Iq2 | Mix::Iq2M if shared || m.n_experts >= 4 => return Q4_K,
+            Mix::Iq2 => return Q2_K,
+            Mix::Iq2M => return IQ3_S,
+            Mix::Iq3 | Mix::Iq3Xxs if shared => Q4_K,
+            Mix::Iq3M => Q4_K,
             Mix::Q2_K if shared => Q4_K,
             Mix::Q2_K => Q3_K,
             Mix::Q2_K_S if shared => Q4_K,
@@ -324,6 +361,9 @@ impl Recipe {
         let first_sixteenth = index < count / 16;
         let more = wants_more_bits(index, count);
         match self.mix {
+            Mix::Iq2 if first_eighth => Q2_K,
+            Mix::Iq2M if first_eighth => IQ3_S,
+            Mix::Iq3M if first_eighth => Q4_K,
             Mix::Q2_K => Q3_K,
             Mix::Q2_K_S if first_eighth => Q4_K,
             Mix::Q3_K_M if first_sixteenth => Q5_K,
@@ -345,12 +385,24 @@ impl Recipe {
             return if self.mix == Mix::Q3_K_L { Q4_K } else { self.base };
         }
         if m.n_experts == 8 {
-            let mixes = [Mix::Q2_K, Mix::Q3_K_M, Mix::Q4_K_S, Mix::Q4_K_M, Mix::Iq4];
+            let mixes = [
+                Mix::Q2_K,
+                Mix::Q3_K_M,
+                Mix::Q4_K_S,
+                Mix::Q4_K_M,
+                Mix::Iq4,
+                Mix::Iq3,
+                Mix::Iq3M,
+                Mix::Iq3Xxs,
+                Mix::Iq2,
+                Mix::Iq2M,
+            ];
             return if mixes.contains(&self.mix) || self.name == "Q3_K_S" { Q5_K } else { self.base };
         }
         match self.mix {
             Mix::Q2_K => Q3_K,
-            Mix::Q3_K_M => Q4_K,
+            Mix::Iq2M | Mix::Iq3Xxs => IQ3_S,
+            Mix::Q3_K_M | Mix::Iq3M => Q4_K,
             Mix::Q3_K_L => Q5_K,
             _ => self.base,
         }

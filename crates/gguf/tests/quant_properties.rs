@@ -69,6 +69,11 @@ fn the_error_of_a_bell_curve_stays_within_the_format_s_bound() {
         (IQ4_XS, 5.698e-3),
         (NVFP4, 7.464e-3),
         (MXFP4, 1.248e-2),
+        (IQ3_S, 2.013e-2),
+        (IQ3_XXS, 3.703e-2),
+        (IQ2_S, 6.491e-2),
+        (IQ2_XS, 9.247e-2),
+        (IQ2_XXS, 1.257e-1),
         (Q3_K, 2.166e-2),
         (Q2_K, 7.632e-2),
         (Q1_0, 3.603e-1),
@@ -112,8 +117,9 @@ fn zeros_stay_zeros() {
             let out = round_trip(ty, &[0.0; ROW], importance.as_ref().map(|w| w.as_slice()));
             assert!(out.iter().all(|&v| v == 0.0), "{ty}");
         }
-        // A block of zeros beside others: only the sign-only format cannot say zero.
-        if ty != TensorType::Q1_0 {
+        // A block of zeros beside others: formats of signs alone, and those whose grids begin above zero, cannot say zero.
+        use TensorType::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, Q1_0};
+        if ![Q1_0, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S].contains(&ty) {
             let mut row = bell(ROW, 3);
             row[128..192].fill(0.0);
             let out = round_trip(ty, &row, None);
@@ -173,7 +179,9 @@ fn an_importance_lowers_the_error_where_it_is_high() {
     use TensorType::*;
     let importance: Vec<f32> = (0..ROW).map(|i| if i % 4 == 0 { 100.0 } else { 0.1 }).collect();
     let x = bell(32 * ROW, 11);
-    for ty in [Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4] {
+    let grids = [IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS];
+    let scaled = [Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4];
+    for ty in scaled.into_iter().chain(grids) {
         let error = |y: &[f32]| weighted_error(&x, y, |i| importance[i % ROW]);
         let (with, without) = (error(&round_trip(ty, &x, Some(&importance))), error(&round_trip(ty, &x, None)));
         assert!(with < without * 0.97, "{ty}: {with} with the importance, {without} without");

@@ -5,6 +5,7 @@ mod blocks;
 pub mod codebook;
 mod eight;
 mod finite;
+mod grid;
 mod search;
 mod superblock;
 
@@ -93,13 +94,13 @@ static FORMATS: &[Format] = &[
     both(TensorType::Q5_K, halves(&[0, 2]), q5_k::dequantise, q5_k::quantise),
     both(TensorType::Q6_K, halves(&[208]), q6_k::dequantise, q6_k::quantise),
     both(TensorType::Q8_K, Scales::Look(float_first), q8_k::dequantise, q8_k::quantise),
-    read_only(TensorType::IQ2_XXS, halves(&[0]), iq2_xxs::dequantise),
-    read_only(TensorType::IQ2_XS, halves(&[0]), iq2_xs::dequantise),
-    read_only(TensorType::IQ3_XXS, halves(&[0]), iq3_xxs::dequantise),
+    both(TensorType::IQ2_XXS, halves(&[0]), iq2_xxs::dequantise, iq2_xxs::quantise),
+    both(TensorType::IQ2_XS, halves(&[0]), iq2_xs::dequantise, iq2_xs::quantise),
+    both(TensorType::IQ3_XXS, halves(&[0]), iq3_xxs::dequantise, iq3_xxs::quantise),
     read_only(TensorType::IQ1_S, halves(&[0]), iq1_s::dequantise),
     both(TensorType::IQ4_NL, halves(&[0]), iq4_nl::dequantise, iq4_nl::quantise),
-    read_only(TensorType::IQ3_S, halves(&[0]), iq3_s::dequantise),
-    read_only(TensorType::IQ2_S, halves(&[0]), iq2_s::dequantise),
+    both(TensorType::IQ3_S, halves(&[0]), iq3_s::dequantise, iq3_s::quantise),
+    both(TensorType::IQ2_S, halves(&[0]), iq2_s::dequantise, iq2_s::quantise),
     both(TensorType::IQ4_XS, halves(&[0]), iq4_xs::dequantise, iq4_xs::quantise),
     read_only(TensorType::I8, Scales::Never, plain::dequantise_i8),
     read_only(TensorType::I16, Scales::Never, plain::dequantise_i16),
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(error, QuantError::PartialRow { values: 0, row_len: 0 });
         let error = quantise(TensorType::Q8_0, &[0.0; 32], 32, Some(&[1.0; 16]), &mut [0; 34]).unwrap_err();
         assert_eq!(error, QuantError::ImportanceLength { row_len: 32, got: 16 });
-        let error = quantise(TensorType::IQ2_XXS, &[0.0; 256], 256, None, &mut [0; 66]).unwrap_err();
-        assert_eq!(error, QuantError::NoQuantiser { ty: TensorType::IQ2_XXS });
+        let error = quantise(TensorType::IQ1_S, &[0.0; 256], 256, None, &mut [0; 50]).unwrap_err();
+        assert_eq!(error, QuantError::NoQuantiser { ty: TensorType::IQ1_S });
     }
 }
