@@ -73,15 +73,15 @@ impl Trigger {
 struct Frail {
     inner: CpuExecutor,
     trigger: Trigger,
-    /// Steps on their way, plans that are ready.
-    held: Arc<Mutex<[isize; 2]>>,
+    /// Steps on their way, plans that are ready, bytes that were read of the largest result.
+    held: Arc<Mutex<[isize; 3]>>,
     /// Bytes that it says are free.
     memory: u64,
 }
 
 impl Frail {
-    fn boxed(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<[isize; 2]>>) {
-        let held = Arc::new(Mutex::new([0; 2]));
+    fn counted(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<[isize; 3]>>) {
+        let held = Arc::new(Mutex::new([0; 3]));
         let inner = CpuExecutor::new(Arithmetic::Fast);
         (Box::new(Frail { inner, trigger: trigger.clone(), held: Arc::clone(&held), memory: 1 << 40 }), held)
     }
@@ -135,6 +135,8 @@ impl Executor for Frail {
 
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
         self.trigger.ask()?;
+        let most = &mut self.held.lock().unwrap()[2];
+        *most = (*most).max(bytes.len() as isize);
         self.inner.read(plan, tensor, bytes)
     }
 
@@ -180,8 +182,8 @@ impl Executor for Frail {
     }
 }
 
-fn scheduler(preset: &str, trigger: &Trigger, [pages, sequences]: [usize; 2]) -> (Scheduler, Arc<Mutex<[isize; 2]>>) {
-    let (executor, held) = Frail::boxed(trigger);
+fn scheduler(preset: &str, trigger: &Trigger, [pages, sequences]: [usize; 2]) -> (Scheduler, Arc<Mutex<[isize; 3]>>) {
+    let (executor, held) = Frail::counted(trigger);
     let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
     let engine = Engine::new(model(preset), executor, room, &mut |_, _| {}).unwrap();
     (Scheduler::start(engine, Policy::default()), held)
@@ -208,12 +210,35 @@ fn end(events: Events) -> Result<usize, String> {
     end.unwrap()
 }
 
-fn nothing_is_left(scheduler: &Scheduler, held: &Mutex<[isize; 2]>) {
+fn nothing_is_left(scheduler: &Scheduler, held: &Mutex<[isize; 3]>) {
     let (free, all) = scheduler.with_engine(|engine| engine.pages()).unwrap();
     assert_eq!(free, all, "every page came back");
     let load = scheduler.load();
     assert_eq!((load.waiting, load.reading, load.writing, load.swapped), (0, 0, 0, 0));
     assert_eq!(held.lock().unwrap()[0], 0, "every step on its way was waited for");
+}
+
+/// Prompts are read while others write: every token is drawn on the device, and no logits come back.
+#[test]
+fn logits_stay_on_the_device_wherever_it_can_draw() {
+    let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [64, 8]);
+    let row = 4 * scheduler.model().config.vocab as isize;
+    let hot = Sampling { seed: Some(3), temperature: 1.2, top_k: 50, ..Sampling::default() };
+    let all: Vec<Events> = (0..12)
+        .map(|i| {
+            let sampling = if i % 2 == 0 { Sampling::greedy() } else { hot.clone() };
+            scheduler.generate(Request { sampling, ..request(3 + 10 * i, 20 + i as usize) })
+        })
+        .collect();
+    for (i, events) in all.into_iter().enumerate() {
+        assert_eq!(end(events), Ok(20 + i));
+    }
+    assert!(held.lock().unwrap()[2] < row, "{} bytes were read at once", held.lock().unwrap()[2]);
+    // A rule that only the host can keep brings them back.
+    let host = Sampling { repeat_penalty: 1.5, repeat_last_n: 64, ..Sampling::greedy() };
+    assert_eq!(end(scheduler.generate(Request { sampling: host, ..request(9, 5) })), Ok(5));
+    assert!(held.lock().unwrap()[2] >= row);
+    nothing_is_left(&scheduler, &held);
 }
 
 #[test]
@@ -274,7 +299,7 @@ fn a_step_that_fails_once_ends_its_own_requests_and_no_others() {
 #[test]
 fn a_sequence_whose_run_failed_says_so_until_it_goes_back() {
     let trigger = Trigger::after(Fault::Once, 2);
-    let (executor, _) = Frail::boxed(&trigger);
+    let (executor, _) = Frail::counted(&trigger);
     let room = Room { pages: 8, sequences: 2, states: 2, ..Room::one(256) };
     let mut engine = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).unwrap();
     let (a, b) = (engine.open(0).unwrap(), engine.open(0).unwrap());
@@ -303,7 +328,7 @@ fn a_prompt_of_more_pages_than_there_are_gets_both_numbers() {
 #[test]
 fn a_cache_type_that_heads_cannot_have_is_refused() {
     let room = Room { k_type: TensorType::Q8_0, ..Room::one(64) };
-    let (executor, _) = Frail::boxed(&Trigger::after(Fault::Once, 0));
+    let (executor, _) = Frail::counted(&Trigger::after(Fault::Once, 0));
     let why = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).err().unwrap().to_string();
     assert!(why.contains("Q8_0") && why.contains("blocks of 32") && why.contains("16 elements"), "{why}");
 }

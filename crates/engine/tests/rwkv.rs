@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
 mod device;
+mod golden;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,20 +23,9 @@ use kiln_engine::{Error, Session, compare};
 use kiln_gguf::Gguf;
 
 use device::gpu;
+use golden::{Golden, SEED, path, synth};
 
 const PRESETS: [&str; 4] = ["tiny-rwkv6", "tiny-rwkv7", "tiny-rwkv6qwen2", "tiny-arwkv7"];
-/// Of `scripts/goldens-models`.
-const SEED: u64 = 7;
-
-fn synth(preset: &str, seed: u64) -> Arc<Model> {
-    let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), seed);
-    Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
-}
-
-fn path(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "tests", name].iter().collect()
-}
-
 fn session(model: &Arc<Model>, arithmetic: Arithmetic) -> Session {
     on(model, Box::new(CpuExecutor::new(arithmetic)))
 }
@@ -44,38 +34,12 @@ fn on(model: &Arc<Model>, executor: Box<dyn Executor>) -> Session {
     Session::new(Arc::clone(model), executor, 1, &mut |_, _| {}).unwrap()
 }
 
-/// What a golden file holds.
-struct Golden {
-    tokens: Vec<u32>,
-    positions: Vec<u32>,
-    logits: Vec<f32>,
-    prompt: Vec<u32>,
-    greedy: Vec<u32>,
-}
-
-impl Golden {
-    fn read(name: &str) -> Golden {
-        let gguf = Gguf::open(path(&format!("goldens/{name}.gguf"))).unwrap();
-        let words = |name: &str| -> Vec<u32> {
-            let bytes = gguf.find(name).map_or(&[][..], |info| gguf.data(info));
-            bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-        };
-        Golden {
-            tokens: words("tokens"),
-            positions: words("positions"),
-            logits: words("logits").into_iter().map(f32::from_bits).collect(),
-            prompt: words("prompt"),
-            greedy: words("greedy"),
-        }
-    }
-
-    /// The largest difference of a row of logits, as a share of the row's largest logit.
-    fn difference(&self, all: &[f32]) -> f64 {
-        let vocab = all.len() / self.tokens.len();
-        assert_eq!(self.logits.len(), self.positions.len() * vocab);
-        let rows = self.positions.iter().map(|p| &all[*p as usize * vocab..][..vocab]);
-        rows.zip(self.logits.chunks(vocab)).map(|(got, want)| relative(got, want)).fold(0.0, f64::max)
-    }
+/// The largest difference of a row of logits, as a share of the row's largest logit.
+fn difference(golden: &Golden, all: &[f32]) -> f64 {
+    let vocab = all.len() / golden.tokens.len();
+    assert_eq!(golden.logits.len(), golden.positions.len() * vocab);
+    let rows = golden.positions.iter().map(|p| &all[*p as usize * vocab..][..vocab]);
+    rows.zip(golden.logits.chunks(vocab)).map(|(got, want)| relative(got, want)).fold(0.0, f64::max)
 }
 
 fn relative(got: &[f32], want: &[f32]) -> f64 {
@@ -95,8 +59,8 @@ fn logits_and_greedy_tokens_are_those_of_llama_cpp() {
     for preset in PRESETS {
         let (golden, model) = (Golden::read(preset), synth(preset, SEED));
         let all = session(&model, Arithmetic::Fast).feed(&golden.tokens, Wanted::All).unwrap();
-        let difference = golden.difference(&all);
-        assert!(difference < 1e-5, "{preset}: {difference:.1e}");
+        let worst = difference(&golden, &all);
+        assert!(worst < 1e-5, "{preset}: {worst:.1e}");
 
         let mut session = session(&model, Arithmetic::Fast);
         let banned = model.tokenizer.end_ids();
@@ -114,11 +78,11 @@ fn a_trained_model_gives_the_logits_of_the_plain_implementation() {
     let golden = Golden::read("rwkv7-834k");
     let model = Arc::new(Model::open(path("data/rwkv7-834k.gguf")).unwrap());
     let all = session(&model, Arithmetic::Reference).feed(&golden.tokens, Wanted::All).unwrap();
-    assert!(golden.difference(&all) < 1e-5, "{:.1e}", golden.difference(&all));
+    assert!(difference(&golden, &all) < 1e-5, "{:.1e}", difference(&golden, &all));
     let Some((gpu, instance)) = gpu() else { return };
     let all = on(&model, gpu).feed(&golden.tokens, Wanted::All).unwrap();
     // Integer dot products round activations to 8 bits where the device prefers them.
-    assert!(golden.difference(&all) < 2e-2, "{:.1e}", golden.difference(&all));
+    assert!(difference(&golden, &all) < 2e-2, "{:.1e}", difference(&golden, &all));
     assert_eq!(instance.validation_messages(), Vec::<String>::new());
 }
 

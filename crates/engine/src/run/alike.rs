@@ -3,7 +3,8 @@
 //! computed the pages that it found. Prompts are read more slowly for it.
 
 use super::batch::{Inputs, Taken};
-use super::engine::{Engine, Entry, Wanted};
+use super::draw::End;
+use super::engine::{Engine, Entry, Ready, Wanted};
 use super::shapes;
 use crate::Error;
 use crate::executor::ALIKE_BATCH;
@@ -34,7 +35,7 @@ impl Engine {
         };
         let wanted: Vec<usize> = (0..rows.len()).filter(|at| is_wanted(&rows[*at])).collect();
         let shape = shapes::alike(rows.len(), wanted.len(), self.executor.takes_any_shape());
-        let (plan, ports, _) = self.prepared((shape, None))?;
+        let Ready { plan, ports, .. } = self.prepared((shape, End::Logits))?;
         let taken: Vec<Taken<'_>> =
             rows.iter().map(|(entry, token)| self.part(&entries[*entry], *token..token + 1)).collect();
         let mut inputs = Inputs::new(&shape, &ports, &taken, &[]);

@@ -29,6 +29,11 @@ fn int(n: usize) -> i32 {
     i32::try_from(n).expect("tokens, positions and rows fit 31 bits")
 }
 
+/// A position as devices count it.
+pub(crate) fn position(at: usize) -> i32 {
+    int(at % MOST_POSITIONS)
+}
+
 impl Inputs {
     /// Lays out sequences: first all that go on by one token, then prompts, each in the order given.
     pub(crate) fn new(shape: &BatchShape, ports: &Ports, decode: &[Taken<'_>], prompts: &[Taken<'_>]) -> Inputs {
@@ -59,7 +64,7 @@ impl Inputs {
                 let position = taken.start + k;
                 tokens[row + k] = int(token as usize);
                 // A recurrence knows no positions, only draws do, and its sequence may be longer than they could count.
-                positions[row + k] = int(position % MOST_POSITIONS);
+                positions[row + k] = self::position(position);
                 if !taken.pages.is_empty() {
                     cache_rows[row + k] = int(taken.pages[position / PAGE] as usize * PAGE + position % PAGE);
                 }

@@ -4,13 +4,13 @@
 use std::collections::VecDeque;
 
 use kiln_gguf::TensorType;
-use kiln_kernels::sample::{self, Row, WORDS};
+use kiln_kernels::sample::Row;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{Call, advance};
 
+use super::draw::{End, Settings};
 use super::engine::{Engine, SequenceId};
 use crate::Error;
-use crate::arch::BatchShape;
 use crate::executor::{PlanId, Ticket};
 use crate::plan::{Plan, Ports, SlotKind, Step};
 
@@ -24,9 +24,7 @@ pub(crate) const MOST_BIASES: usize = 16;
 /// The tensors at the end of a plan whose steps draw tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tail {
-    settings: Tensor,
-    bias_ids: Tensor,
-    bias_values: Tensor,
+    settings: Settings,
     history: Tensor,
     step: Tensor,
 }
@@ -62,34 +60,19 @@ fn add(plan: &mut Plan, name: &str, kind: SlotKind, ty: TensorType, [n, m]: [usi
 /// `page` is the number of tokens of a page.
 pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail, Error> {
     let ports = plan.ports;
-    let [vocab, rows, ..] = ports.logits.shape;
+    let rows = ports.logits.shape[1];
     let slot = |t: &Tensor| t.slot.0 as usize;
     for written in [ports.tokens, ports.positions, ports.lengths, ports.rows] {
         plan.slots[slot(&written)].kind = SlotKind::Control;
     }
-    plan.slots[slot(&ports.logits)].kind = SlotKind::Scratch;
     let ints = TensorType::I32;
     let tail = Tail {
-        settings: add(plan, "sample.settings", SlotKind::Input, ints, [WORDS, rows]),
-        bias_ids: add(plan, "sample.bias.ids", SlotKind::Input, ints, [MOST_BIASES, rows]),
-        bias_values: add(plan, "sample.bias.values", SlotKind::Input, TensorType::F32, [MOST_BIASES, rows]),
+        settings: Settings::add(plan, rows),
         history: add(plan, "history", SlotKind::Log, ints, [HISTORY, rows]),
         step: add(plan, "step", SlotKind::Control, ints, [1, 1]),
     };
     let token = add(plan, "sampled", SlotKind::Scratch, ints, [rows, 1]);
-    let scratch = add(plan, "sample.scratch", SlotKind::Scratch, ints, [sample::scratch_words(vocab), rows]);
-    let draw = sample::Call {
-        logits: ports.logits,
-        settings: tail.settings,
-        positions: ports.positions,
-        recent: None,
-        bias: Some(sample::Bias { ids: tail.bias_ids, values: tail.bias_values }),
-        mask: None,
-        token,
-        logprobs: None,
-        scratch,
-        cuts,
-    };
+    let draw = tail.settings.draw(plan, ports.positions, token, cuts);
     let advance = advance::Call {
         sampled: token,
         table: ports.table,
@@ -102,9 +85,7 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail,
         step: tail.step,
         page,
     };
-    for (label, call) in [("sample", Call::from(draw)), ("advance", Call::from(advance))] {
-        plan.steps.push(Step { label: label.into(), call });
-    }
+    plan.steps.extend([draw, Step { label: "advance".into(), call: Call::from(advance) }]);
     plan.check()?;
     Ok(tail)
 }
@@ -115,27 +96,10 @@ impl Engine {
         debug_assert!(self.decoding.is_none(), "texts that went on should have been ended");
         let entries: Vec<_> = going.iter().map(|g| (g.sequence, [g.token])).collect();
         let cuts = going.iter().any(|g| g.row.cuts());
-        let (plan, ports, tail, shape) = self.enter_decoding(&entries, cuts)?;
-        let mut settings = vec![0i32; WORDS * shape.decode];
-        let mut ids = vec![-1i32; MOST_BIASES * shape.decode];
-        let mut values = vec![0f32; MOST_BIASES * shape.decode];
-        for (i, text) in going.iter().enumerate() {
-            let row = Row { biases: u32::try_from(text.bias.len()).unwrap_or(0), ..text.row };
-            settings[i * WORDS..(i + 1) * WORDS].copy_from_slice(&row.encode());
-            for (k, (id, value)) in text.bias.iter().take(MOST_BIASES).enumerate() {
-                ids[i * MOST_BIASES + k] = i32::try_from(*id).unwrap_or(-1);
-                values[i * MOST_BIASES + k] = *value;
-            }
-        }
-        let writes: [(Tensor, &[u8]); 4] = [
-            (tail.settings, bytemuck::cast_slice(&settings)),
-            (tail.bias_ids, bytemuck::cast_slice(&ids)),
-            (tail.bias_values, bytemuck::cast_slice(&values)),
-            (tail.step, &[0; 4]),
-        ];
-        for (tensor, bytes) in writes {
-            self.executor.write(plan, &tensor, bytes)?;
-        }
+        let (plan, ports, tail) = self.enter_decoding(&entries, cuts)?;
+        let rows = going.iter().enumerate().map(|(at, text)| (at, &text.row, &text.bias[..]));
+        tail.settings.write(&mut *self.executor, plan, rows)?;
+        self.executor.write(plan, &tail.step, &[0; 4])?;
         let on_their_way = VecDeque::new();
         self.decoding = Some(Decoding { plan, ports, tail, going, on_their_way, submitted: 0, collected: 0 });
         Ok(())
@@ -246,13 +210,13 @@ impl Engine {
         &mut self,
         entries: &[(SequenceId, [u32; 1])],
         cuts: bool,
-    ) -> Result<(PlanId, Ports, Tail, BatchShape), Error> {
+    ) -> Result<(PlanId, Ports, Tail), Error> {
         let entries: Vec<super::Entry<'_>> = entries
             .iter()
             .map(|(sequence, tokens)| super::Entry { sequence: *sequence, tokens, wanted: super::Wanted::Last })
             .collect();
-        let entered = self.enter(&entries, Some(cuts))?;
+        let entered = self.enter(&entries, End::NextStep { cuts })?;
         let tail = entered.tail.expect("a plan that draws should have been asked for");
-        Ok((entered.plan, entered.ports, tail, entered.shape))
+        Ok((entered.plan, entered.ports, tail))
     }
 }

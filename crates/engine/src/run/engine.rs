@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::batch::{Inputs, Taken};
 use super::decode::{Decoding, Tail, add_tail};
+use super::draw::{End, Tokens, add_tokens};
 use super::pages::{Chain, Page, Pages};
 use super::shapes;
 use crate::Error;
@@ -86,23 +87,25 @@ pub struct Engine {
     pub(super) preparing: Duration,
 }
 
-/// What a plan is made for: a shape, and whether its steps draw tokens: with cuts or without.
-type Key = (BatchShape, Option<bool>);
+/// What a plan is made for: a shape, and what it ends with.
+type Key = (BatchShape, End);
 
 /// A batch that is ready to run.
 pub(super) struct Entered {
     pub(super) plan: PlanId,
     pub(super) ports: Ports,
     pub(super) tail: Option<Tail>,
-    pub(super) shape: BatchShape,
+    pub(super) tokens: Option<Tokens>,
     first_row: Vec<usize>,
 }
 
 /// A plan that is ready to run.
-struct Ready {
-    plan: PlanId,
-    ports: Ports,
+#[derive(Clone, Copy)]
+pub(super) struct Ready {
+    pub(super) plan: PlanId,
+    pub(super) ports: Ports,
     tail: Option<Tail>,
+    tokens: Option<Tokens>,
     last_used: u64,
 }
 
@@ -326,7 +329,7 @@ impl Engine {
         if self.alike {
             return self.feed_alike(entries);
         }
-        let entered = self.enter(entries, None)?;
+        let entered = self.enter(entries, End::Logits)?;
         let result = self.executor.run(entered.plan).and_then(|()| self.logits(entries, &entered));
         self.leave(entries, result.is_ok());
         result
@@ -334,15 +337,15 @@ impl Engine {
 
     /// Feeds tokens and gives the time of every step, by its label.
     pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<(String, Duration)>, Error> {
-        let entered = self.enter(entries, None)?;
+        let entered = self.enter(entries, End::Logits)?;
         let result = self.executor.profile(entered.plan);
         self.leave(entries, result.is_ok());
         result
     }
 
-    /// Checks entries, makes room for their tokens, and writes what the plan needs from the host. `draws`: the plan ends with
-    /// draws, with cuts or without; every entry then has one token.
-    pub(super) fn enter(&mut self, entries: &[Entry<'_>], draws: Option<bool>) -> Result<Entered, Error> {
+    /// Checks entries, makes room for their tokens, and writes what the plan needs from the host. A plan that makes the next step's
+    /// inputs takes entries of one token.
+    pub(super) fn enter(&mut self, entries: &[Entry<'_>], end: End) -> Result<Entered, Error> {
         self.admit(entries)?;
         for entry in entries {
             self.make_room(entry.sequence, entry.tokens.len())?;
@@ -354,12 +357,12 @@ impl Engine {
         let alone = decode.is_empty() && prompts.len() == 1;
         let exact = self.executor.takes_any_shape() || (self.has_states && alone);
         let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
-        let (plan, ports, tail) = self.prepared((shape, draws))?;
+        let Ready { plan, ports, tail, tokens, .. } = self.prepared((shape, end))?;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
         for (tensor, bytes) in inputs.bytes() {
             self.executor.write(plan, tensor, bytes)?;
         }
-        Ok(Entered { plan, ports, tail, shape, first_row: inputs.first_row })
+        Ok(Entered { plan, ports, tail, tokens, first_row: inputs.first_row })
     }
 
     fn taken<'a>(&'a self, entries: &[&Entry<'a>]) -> Vec<Taken<'a>> {
@@ -489,39 +492,55 @@ impl Engine {
         Ok(taken)
     }
 
-    /// The logits of every entry.
-    fn logits(&mut self, entries: &[Entry<'_>], entered: &Entered) -> Result<Vec<Vec<f32>>, Error> {
-        let Entered { plan, ports, first_row, .. } = entered;
-        let vocab = ports.logits.shape[0];
-        let rows = ports.tokens.shape[0];
-        let all_rows = ports.logits.shape[1] == rows;
-        let (decode, prompts) = split(entries);
+    /// The row of the results that belongs to each entry, or to its last token; its first one where all are wanted.
+    pub(super) fn outputs(&self, entries: &[Entry<'_>], entered: &Entered) -> Vec<usize> {
+        let Entered { ports, first_row, .. } = entered;
+        let all_rows = ports.logits.shape[1] == ports.tokens.shape[0];
         let pieces_from = ports.logits.shape[1].saturating_sub(ports.starts.shape[0] - 1);
-        let mut logits = HashMap::new();
-        for (i, entry) in decode.iter().chain(&prompts).enumerate() {
-            let n = entry.tokens.len();
-            let (first, count) = match entry.wanted {
-                Wanted::Nothing => continue,
-                Wanted::All => (first_row[i], n),
-                Wanted::Last if all_rows => (first_row[i] + n - 1, 1),
-                Wanted::Last if i < decode.len() => (i, 1),
-                Wanted::Last => (pieces_from + i - decode.len(), 1),
-            };
-            let mut values = vec![0.0f32; vocab * count];
-            let part = ports.logits.narrow(1, first, count);
-            // Devices and files are little endian, and so is every machine Kiln runs on.
-            self.executor.read(*plan, &part, bytemuck::cast_slice_mut(&mut values))?;
-            logits.insert(entry.sequence, values);
-        }
-        Ok(entries.iter().map(|e| logits.remove(&e.sequence).unwrap_or_default()).collect())
+        let (mut decode, mut prompts) = (0.., 0..);
+        let decoding = entries.iter().filter(|e| e.tokens.len() == 1).count();
+        let output = |entry: &Entry<'_>| {
+            let goes_on = entry.tokens.len() == 1;
+            let nth: usize = if goes_on { decode.next() } else { prompts.next() }.unwrap_or(0);
+            let first = first_row[if goes_on { nth } else { decoding + nth }];
+            match entry.wanted {
+                Wanted::All => first,
+                _ if all_rows => first + entry.tokens.len() - 1,
+                _ if goes_on => nth,
+                _ => pieces_from + nth,
+            }
+        };
+        entries.iter().map(output).collect()
     }
 
-    pub(super) fn prepared(&mut self, key: Key) -> Result<(PlanId, Ports, Option<Tail>), Error> {
+    /// The logits of every entry.
+    fn logits(&mut self, entries: &[Entry<'_>], entered: &Entered) -> Result<Vec<Vec<f32>>, Error> {
+        let logits = entered.ports.logits;
+        let vocab = logits.shape[0];
+        let mut all = Vec::with_capacity(entries.len());
+        for (entry, first) in entries.iter().zip(self.outputs(entries, entered)) {
+            let count = match entry.wanted {
+                Wanted::Nothing => 0,
+                Wanted::Last => 1,
+                Wanted::All => entry.tokens.len(),
+            };
+            let mut values = vec![0.0f32; vocab * count];
+            if count > 0 {
+                let part = logits.narrow(1, first, count);
+                // Devices and files are little endian, and so is every machine Kiln runs on.
+                self.executor.read(entered.plan, &part, bytemuck::cast_slice_mut(&mut values))?;
+            }
+            all.push(values);
+        }
+        Ok(all)
+    }
+
+    pub(super) fn prepared(&mut self, key: Key) -> Result<Ready, Error> {
         self.clock += 1;
         let now = self.clock;
         if let Some(ready) = self.plans.get_mut(&key) {
             ready.last_used = now;
-            return Ok((ready.plan, ready.ports, ready.tail));
+            return Ok(*ready);
         }
         if self.plans.len() >= MOST_PLANS
             && let Some((&oldest, _)) = self.plans.iter().min_by_key(|(_, ready)| ready.last_used)
@@ -533,12 +552,18 @@ impl Engine {
         let mut plan = lower(self.graph.plan(key.0)?, &self.executor.target())?;
         // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
         let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
-        let tail = key.1.map(|cuts| add_tail(&mut plan, cuts, page)).transpose()?;
+        let (mut tail, mut tokens) = (None, None);
+        match key.1 {
+            End::Logits => {}
+            End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
+            End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
+        }
         let ports = plan.ports;
         let plan = self.executor.prepare(plan)?;
         self.preparing += start.elapsed();
-        self.plans.insert(key, Ready { plan, ports, tail, last_used: now });
-        Ok((plan, ports, tail))
+        let ready = Ready { plan, ports, tail, tokens, last_used: now };
+        self.plans.insert(key, ready);
+        Ok(ready)
     }
 
     /// The plan that so many tokens of one sequence get here, for printing and comparing.

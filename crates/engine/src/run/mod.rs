@@ -4,6 +4,7 @@
 mod alike;
 pub(crate) mod batch;
 mod decode;
+mod draw;
 mod engine;
 mod fit;
 mod pages;

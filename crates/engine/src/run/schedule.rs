@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::decode::{AHEAD, Going};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use super::request::{EndReason, Event, Request};
-use super::writer::{Chosen, Writer};
+use super::writer::{Chosen, Draw, Writer};
 use crate::Error;
 
 /// How requests share an engine.
@@ -72,6 +72,8 @@ struct Active {
     /// While the prompt is being read: its sequence.
     reading: Option<SequenceId>,
     texts: Vec<Text>,
+    /// The writer of the only text, made before the prompt's last piece is read so that a device draws its first token.
+    begun: Option<Writer>,
     first_token: Option<Instant>,
     /// Time that the engine had spent on making plans ready: when this began, at its first token, now.
     preparing: [Duration; 3],
@@ -248,13 +250,49 @@ impl Schedule {
             .iter()
             .map(|part| Entry { sequence: part.sequence, tokens: &part.tokens, wanted: part.wanted })
             .collect();
-        match self.engine.feed(&entries) {
-            Ok(logits) => {
+        let draws = self.draws(&batch);
+        let fed = match &draws {
+            Some(draws) => {
+                let tokens = self.engine.feed_drawing(&entries, draws);
+                tokens.map(|tokens| tokens.into_iter().map(Outcome::Token).collect::<Vec<_>>())
+            }
+            None => self.engine.feed(&entries).map(|logits| logits.into_iter().map(Outcome::Logits).collect()),
+        };
+        match fed {
+            Ok(outcomes) => {
                 self.learn(&batch, start.elapsed());
-                self.after(&batch, logits);
+                self.after(&batch, &outcomes);
             }
             Err(error) => self.fail(&batch, &error),
         }
+    }
+
+    /// How the device draws the tokens of a step, if it can draw all of them: no logits come back then.
+    fn draws(&mut self, batch: &[Part]) -> Option<Vec<Option<Draw>>> {
+        if !self.engine.draws_beside_prompts() {
+            return None;
+        }
+        let (model, context) = (Arc::clone(self.engine.model()), self.engine.context());
+        let mut draws = Vec::with_capacity(batch.len());
+        for part in batch {
+            let active = &mut self.active[part.active];
+            let writer = match part.choice {
+                _ if part.wanted == Wanted::Nothing => {
+                    draws.push(None);
+                    continue;
+                }
+                Some(choice) => &active.texts[choice].writer,
+                // Several texts begin with different draws from the same logits.
+                None if active.job.request.choices > 1 => return None,
+                None => {
+                    // What is wrong with a request is told where its text begins.
+                    let writer = Writer::new(&model, &active.job.request, 0, context).ok()?;
+                    active.begun.insert(writer)
+                }
+            };
+            draws.push(Some(writer.on_device()?.clone()));
+        }
+        Some(draws)
     }
 
     /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
@@ -436,6 +474,7 @@ impl Schedule {
                     read: cached,
                     reading: Some(id),
                     texts: Vec::new(),
+                    begun: None,
                     first_token: None,
                     preparing: [self.engine.preparing; 3],
                     number: self.taken_up,
@@ -606,12 +645,12 @@ impl Schedule {
     }
 
     /// Tells everybody what came of a step.
-    fn after(&mut self, batch: &[Part], logits: Vec<Vec<f32>>) {
+    fn after(&mut self, batch: &[Part], outcomes: &[Outcome]) {
         self.note_preparing();
-        for (part, logits) in batch.iter().zip(logits) {
+        for (part, outcome) in batch.iter().zip(outcomes) {
             match part.choice {
-                Some(choice) => self.active[part.active].choose(choice, &logits),
-                None => self.read(part, &logits),
+                Some(choice) => self.active[part.active].go_on(choice, outcome),
+                None => self.read(part, outcome),
             }
         }
         self.end_texts();
@@ -630,7 +669,7 @@ impl Schedule {
     }
 
     /// A piece of a prompt was read; with the last one the texts begin.
-    fn read(&mut self, part: &Part, logits: &[f32]) {
+    fn read(&mut self, part: &Part, outcome: &Outcome) {
         let active = &mut self.active[part.active];
         active.read += part.tokens.len();
         active.job.tell(Event::Read { tokens: active.read });
@@ -654,10 +693,14 @@ impl Schedule {
         }
         let context = self.engine.context();
         for (choice, sequence) in sequences.into_iter().enumerate() {
-            match Writer::new(self.engine.model(), &active.job.request, choice, context) {
+            let writer = match active.begun.take() {
+                Some(writer) => Ok(writer),
+                None => Writer::new(self.engine.model(), &active.job.request, choice, context),
+            };
+            match writer {
                 Ok(writer) => {
                     active.texts.push(Text { sequence, writer, next: 0 });
-                    active.choose(choice, logits);
+                    active.go_on(choice, outcome);
                 }
                 Err(error) => {
                     self.engine.close(sequence);
@@ -679,11 +722,24 @@ struct Part {
     wanted: Wanted,
 }
 
+/// What a step gives of one sequence.
+enum Outcome {
+    /// The logits of its last token, where they are wanted.
+    Logits(Vec<f32>),
+    /// The token that the device drew; `None` where the logits were no numbers.
+    Token(Option<u32>),
+}
+
 impl Active {
-    /// The next token of a text, from its logits.
-    fn choose(&mut self, choice: usize, logits: &[f32]) {
-        let chosen = self.texts[choice].writer.choose(logits);
-        self.tell(choice, chosen);
+    /// The next token of a text, from what a step gave.
+    fn go_on(&mut self, choice: usize, outcome: &Outcome) {
+        match outcome {
+            Outcome::Logits(logits) => {
+                let chosen = self.texts[choice].writer.choose(logits);
+                self.tell(choice, chosen);
+            }
+            Outcome::Token(token) => self.drawn(choice, *token),
+        }
     }
 
     /// The next token of a text, drawn on the device; `None` where the logits were no numbers.
