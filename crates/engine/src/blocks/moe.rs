@@ -41,6 +41,8 @@ pub struct MoeSpec {
     pub scaled: bool,
     /// Width of the experts that all tokens share, if there are any.
     pub shared: Option<usize>,
+    /// What happens inside the shared experts, where it is something else.
+    pub shared_activation: Option<Gate>,
     /// Whether the file holds gate and up of the shared experts as one matrix.
     pub shared_fused: bool,
     /// Factor of the sum of chosen and shared experts.
@@ -79,6 +81,7 @@ impl MoeSpec {
             plain: None,
             scaled: false,
             shared: None,
+            shared_activation: None,
             shared_fused: false,
             factor: 1.0,
             weighs_input: false,
@@ -175,7 +178,7 @@ impl Moe {
         let MoeSpec { hidden, width, experts, .. } = *spec;
         let space = spec.latent.unwrap_or(hidden);
         let shared = spec.shared.map(|width| {
-            let gate = spec.activation;
+            let gate = spec.shared_activation.unwrap_or(spec.activation);
             let activation = match spec.plain {
                 Some(function) => Activation::Plain(function),
                 None if spec.shared_fused => Activation::GatedFused(gate),
