@@ -123,6 +123,11 @@ impl MoeSpec {
             count,
             &format!("a divisor of the {} experts, two in a group", self.experts),
         )?;
+        if self.weighs_input || self.chunks.is_some() {
+            // The best groups are found by other numbers than experts here, and no model has both.
+            let what = format!("groups of experts in {}", keys.name("expert_group_count"));
+            return Err(Error::NotSupported { what: format!("{what} for a router of this kind") });
+        }
         let used = keys.count("expert_group_used_count", count)?;
         let enough = used * size >= self.used;
         keys.require(enough, "expert_group_used_count", used, &format!("enough groups of {size} for {}", self.used))?;
