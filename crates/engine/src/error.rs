@@ -26,6 +26,10 @@ pub enum Error {
     )]
     Refused { name: String, why: &'static str },
     #[error(
+        "the model reads a text as a whole: {more} tokens cannot be added to the {read} it has read\nhint: such models fill in texts, which Kiln does not do; `kiln logits` gives what they say of one"
+    )]
+    WholeText { read: usize, more: usize },
+    #[error(
         "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind", key = shown(key), value = shown(value), want = shown(want)
     )]
     Hyperparameter { key: String, value: String, want: String },

@@ -136,12 +136,13 @@ fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
     let mut engine = Engine::new(Arc::clone(&model), executor, sized(3), &mut |_, _| {}).unwrap();
     let ids = texts.map(|_| engine.open(0).unwrap());
     let mut fed = [0; 3];
+    let whole = model.facts.sees_all;
     let mut got: [Vec<f32>; 3] = Default::default();
     for round in 0.. {
         let pieces: Vec<(usize, &[u32])> = (0..3)
             .map(|i| (i, &texts[i][fed[i]..]))
             .filter(|(_, rest)| !rest.is_empty())
-            .map(|(i, rest)| (i, &rest[..[16, 3, 1][(round + i) % 3].min(rest.len())]))
+            .map(|(i, rest)| (i, &rest[..if whole { rest.len() } else { [16, 3, 1][(round + i) % 3].min(rest.len()) }]))
             .collect();
         if pieces.is_empty() {
             break;

@@ -11,6 +11,7 @@ use crate::Error;
 use crate::blocks::attend::ResultGate;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Layout, Spec};
+use crate::blocks::mlp::Activation;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::Head;
@@ -183,5 +184,22 @@ pub(super) fn maion(l: &mut Loader<'_>) -> Loaded {
         let moe = MoeSpec { latent, ..MoeSpec::usual(hidden, widths[i], counts) };
         ((i + 1) % step == 0).then_some(moe)
     });
+    Decoder::load(l, spec)
+}
+
+/// MiniMax M3: layers choose blocks of keys; as long as there are no more than they choose, they see all.
+pub(super) fn minimax3(l: &mut Loader<'_>) -> Loaded {
+    let (keys, context) = (l.keys, l.room.context);
+    let most = keys.count("attention.indexer.top_k", 1 << 24)? * keys.count("attention.indexer.block_size", 1 << 16)?;
+    if context > most {
+        let what = format!("a context of {context} tokens, of which layers choose {most}");
+        return Err(Error::NotSupported { what: format!("{what} (--ctx-size {most} or less runs)") });
+    }
+    let mut spec = neox(l)?;
+    spec.head = Head::Own;
+    let activation = glu::Gate::SwigluOai { alpha: 1.702, limit: 7.0 };
+    spec.activation = Activation::Gated(activation);
+    let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
+    spec.moe = Some(MoeSpec { activation, ..moe });
     Decoder::load(l, spec)
 }

@@ -48,7 +48,7 @@ fn sizes(l: &Loader<'_>, spec: &Spec, i: usize, suffix: &str) -> Result<LatentSp
 }
 
 /// Sizes of all layers, where they are the same kind.
-fn all(l: &Loader<'_>, spec: &Spec) -> Result<Vec<LatentSpec>, Error> {
+pub(super) fn all(l: &Loader<'_>, spec: &Spec) -> Result<Vec<LatentSpec>, Error> {
     (0..spec.sizes.layers).map(|i| sizes(l, spec, i, "")).collect()
 }
 
@@ -110,7 +110,7 @@ pub(super) fn mistral4(l: &mut Loader<'_>) -> Loaded {
 }
 
 /// Layers choose which keys they see; as long as there are no more than they choose, they see all.
-fn chooses_all(l: &Loader<'_>) -> Result<(), Error> {
+pub(super) fn chooses_all(l: &Loader<'_>) -> Result<(), Error> {
     let most = l.keys.count("attention.indexer.top_k", 1 << 24)?;
     if l.room.context <= most {
         return Ok(());

@@ -2,6 +2,7 @@
 //! keys and tensors and builds plain plans; it reads like its paper. No device and no tensor format is named here.
 
 mod cohere;
+mod diffusion;
 mod expert_windows;
 mod experts;
 mod falcon;
@@ -12,6 +13,7 @@ mod gpt_oss;
 mod granite;
 mod grok;
 mod hrm_text;
+mod hy_v4;
 mod k2_horizon;
 mod latent;
 mod llama;
@@ -82,6 +84,7 @@ pub const TABLE: &[Row] = &[
     row("deepseek32", "DeepSeek 3.2", latent::deepseek32),
     row("dots1", "dots.llm1", experts::dots1),
     row("dots3note", "dots3", latent::dots3),
+    row("dream", "Dream (logits)", diffusion::dream),
     row("ernie4_5", "Ernie 4.5", variants::ernie),
     row("ernie4_5-moe", "Ernie 4.5 with experts", experts::ernie),
     row("exaone", "EXAONE 3", variants::exaone),
@@ -107,11 +110,14 @@ pub const TABLE: &[Row] = &[
     row("hunyuan-moe", "Hunyuan with experts", experts::hunyuan),
     row("hunyuan_vl", "Hunyuan VL (text)", variants::hunyuan_vl),
     row("hy_v3", "Hunyuan 3", experts::hunyuan3),
+    row("hy_v4", "Hunyuan 4", hy_v4::load),
     row("internlm2", "InternLM 2 and 3", variants::normal),
     row("jais", "Jais 1", variants::jais),
     row("jais2", "Jais 2", variants::nemotron),
     row("k2-horizon", "K2 Horizon", k2_horizon::load),
     row("laguna", "Laguna", expert_windows::laguna),
+    row("llada", "LLaDA (logits)", diffusion::llada),
+    row("llada-moe", "LLaDA with experts (logits)", diffusion::llada_moe),
     row("llama", "Llama, Mistral, Mixtral, SmolLM2, TinyLlama", llama::load),
     row("llama4", "Llama 4", llama4::load),
     row("maincoder", "Maincoder", variants::maincoder),
@@ -122,6 +128,7 @@ pub const TABLE: &[Row] = &[
     row("minicpm", "MiniCPM 1 and 2", granite::load_minicpm),
     row("minicpm3", "MiniCPM 3", latent::minicpm3),
     row("minimax-m2", "MiniMax M2", experts::minimax2),
+    row("minimax-m3", "MiniMax M3", expert_windows::minimax3),
     row("mistral3", "Mistral 3, Ministral", mistral3::load),
     row("mistral4", "Mistral 4", latent::mistral4),
     row("mpt", "MPT", gpt::load_mpt),
@@ -151,6 +158,7 @@ pub const TABLE: &[Row] = &[
     row("qwen3vl", "Qwen 3 VL (text)", qwen3::load_vl),
     row("qwen3vlmoe", "Qwen 3 VL with experts (text)", qwen3::load_vl_moe),
     row("refact", "Refact", variants::refact),
+    row("rnd1", "RND1 (logits)", diffusion::rnd1),
     row("rwkv6", "RWKV-6", rwkv6::load),
     row("rwkv6qwen2", "QRWKV", rwkv6::load_hybrid),
     row("rwkv7", "RWKV-7", rwkv7::load),
@@ -173,6 +181,8 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("deepseek32", &[".indexer."]),
     ("dots3note", &[".indexer."]),
     ("glm-dsa", &[".indexer."]),
+    ("hy_v4", &[".indexer."]),
+    ("minimax-m3", &[".indexer."]),
     // Norms of keys without those of queries do not count; heads of models that rank texts.
     ("mpt", &["attn_k_norm"]),
     ("qwen3", &["cls.output"]),

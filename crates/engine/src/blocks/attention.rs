@@ -206,6 +206,9 @@ impl Attention {
     /// Reads it; `layer` names its caches.
     pub fn load(l: &mut Loader<'_>, spec: &AttentionSpec, layer: usize) -> Result<Attention, Error> {
         let AttentionSpec { hidden, heads, kv_heads, head_dim, value_dim, .. } = *spec;
+        if !spec.causal {
+            l.sees_all();
+        }
         let (q_width, k_width, v_width) = (heads * head_dim, kv_heads * head_dim, kv_heads * value_dim);
         if heads == 0 || kv_heads == 0 {
             l.keys.require(false, "attention.head_count", 0, "1 to 4096")?;

@@ -10,3 +10,4 @@ pub mod mlp;
 pub mod moe;
 pub mod norms;
 pub mod output;
+pub mod streams;

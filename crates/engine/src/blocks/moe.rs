@@ -41,6 +41,8 @@ pub struct MoeSpec {
     pub scaled: bool,
     /// Width of the experts that all tokens share, if there are any.
     pub shared: Option<usize>,
+    /// What happens inside the shared experts, where it is something else.
+    pub shared_activation: Option<Gate>,
     /// Whether the file holds gate and up of the shared experts as one matrix.
     pub shared_fused: bool,
     /// Factor of the sum of chosen and shared experts.
@@ -79,6 +81,7 @@ impl MoeSpec {
             plain: None,
             scaled: false,
             shared: None,
+            shared_activation: None,
             shared_fused: false,
             factor: 1.0,
             weighs_input: false,
@@ -120,6 +123,11 @@ impl MoeSpec {
             count,
             &format!("a divisor of the {} experts, two in a group", self.experts),
         )?;
+        if self.weighs_input || self.chunks.is_some() {
+            // The best groups are found by other numbers than experts here, and no model has both.
+            let what = format!("groups of experts in {}", keys.name("expert_group_count"));
+            return Err(Error::NotSupported { what: format!("{what} for a router of this kind") });
+        }
         let used = keys.count("expert_group_used_count", count)?;
         let enough = used * size >= self.used;
         keys.require(enough, "expert_group_used_count", used, &format!("enough groups of {size} for {}", self.used))?;
@@ -175,7 +183,7 @@ impl Moe {
         let MoeSpec { hidden, width, experts, .. } = *spec;
         let space = spec.latent.unwrap_or(hidden);
         let shared = spec.shared.map(|width| {
-            let gate = spec.activation;
+            let gate = spec.shared_activation.unwrap_or(spec.activation);
             let activation = match spec.plain {
                 Some(function) => Activation::Plain(function),
                 None if spec.shared_fused => Activation::GatedFused(gate),

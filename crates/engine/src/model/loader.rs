@@ -25,6 +25,8 @@ pub struct Facts {
     pub value_elements: usize,
     /// Bytes that recurrent layers keep of a sequence.
     pub state_bytes: usize,
+    /// Whether every token sees the whole text: it is read at once, and nothing can be added to it.
+    pub sees_all: bool,
 }
 
 impl Facts {
@@ -103,7 +105,8 @@ impl<'a> Loader<'a> {
         self.place.clear();
     }
 
-    fn full(&self, name: &str) -> String {
+    /// The whole name of a tensor at this place.
+    pub fn full(&self, name: &str) -> String {
         format!("{}{name}", self.place)
     }
 
@@ -198,6 +201,11 @@ impl<'a> Loader<'a> {
             [one] => Ok(one),
             _ => Err(Error::TensorShape { name: self.full(name), got: vec![values.len()], want: vec![1] }),
         }
+    }
+
+    /// Every token sees the whole text.
+    pub fn sees_all(&mut self) {
+        self.facts.sees_all = true;
     }
 
     /// A tensor that this architecture does not use: it may be there.

@@ -208,6 +208,13 @@ impl Builder {
         dst
     }
 
+    /// factor * x + summand.
+    pub fn affine(&mut self, name: &str, x: Tensor, factor: f32, summand: f32) -> Tensor {
+        let dst = self.like(name, x);
+        self.step(name, scale::Call { x, dst, factor, bias: summand });
+        dst
+    }
+
     /// x brought within `most` of 0: relu(x + most) - relu(x - most) - most.
     pub fn clamp(&mut self, name: &str, x: Tensor, most: f32) -> Tensor {
         let [above, below, sum] = [".above", ".below", ".sum"].map(|part| format!("{name}{part}"));

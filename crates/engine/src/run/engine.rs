@@ -232,7 +232,9 @@ impl Engine {
     pub fn reuse(&mut self, id: SequenceId, tokens: &[u32]) -> Result<usize, Error> {
         let sequence = self.sequence(id)?;
         // A state remembers everything at once: there is no beginning of it to share.
-        if !sequence.tokens.is_empty() || self.has_states || !self.has_caches || tokens.is_empty() {
+        // Where tokens see the whole text, keys of a beginning depend on its end.
+        let shared = self.has_caches && !self.has_states && !self.graph.facts().sees_all;
+        if !sequence.tokens.is_empty() || !shared || tokens.is_empty() {
             return Ok(0);
         }
         let (mut before, mut chains, mut pages) = (Err(sequence.owner), Vec::new(), Vec::new());
@@ -388,7 +390,11 @@ impl Engine {
             if entry.tokens.is_empty() {
                 return Err(Error::EmptyPrompt);
             }
-            let needed = self.length(entry.sequence).saturating_add(entry.tokens.len());
+            let length = self.length(entry.sequence);
+            if length > 0 && self.graph.facts().sees_all {
+                return Err(Error::WholeText { read: length, more: entry.tokens.len() });
+            }
+            let needed = length.saturating_add(entry.tokens.len());
             if needed > self.context() {
                 let trained = self.model.config.context;
                 return Err(Error::PromptTooLong { tokens: needed, context: self.context(), trained });

@@ -55,6 +55,7 @@ const ONE_NUMBER: Pass = Pass::Match(r"\p{N}", Tail::Keep);
 const NUMBERS: Pass = Pass::Match(r"\p{N}+", Tail::Keep);
 const THREE_ASCII_DIGITS: Pass = Pass::Match(r"[0-9][0-9][0-9]", Tail::Keep);
 const LINE_END: Pass = Pass::Match(r"[\r\n]", Tail::Keep);
+const LINES: Pass = Pass::Match(r"[^\n]+|\n+", Tail::Keep);
 const BLOOM: Pass = Pass::Match(r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+", Tail::Keep);
 const DEEPSEEK_CJK: Pass = Pass::Match(r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+", Tail::Keep);
 
@@ -217,7 +218,7 @@ pub(super) const FAMILIES: &[Family] = &[
         whole_words: WholeWords::Take,
         add_bos: true,
     },
-    family(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[LLAMA3]),
+    family(&["dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"], &[LLAMA3]),
     family(&["jais-2"], &[JAIS2]),
     family(
         &["deepseek-llm"],
@@ -250,7 +251,10 @@ pub(super) const FAMILIES: &[Family] = &[
     ),
     Family { names: &["youtu"], passes: &[YOUTU_CJK, YOUTU], whole_words: WholeWords::Take, add_bos: false },
     family(&["falcon"], &[Pass::Match(r"[\p{P}$+<=>^~|`]+", Tail::Keep), GPT2, THREE_ASCII_DIGITS]),
-    family(&["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"], &[ONE_NUMBER, GPT2]),
+    family(
+        &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[ONE_NUMBER, GPT2],
+    ),
     family(
         &[
             "gpt-2",
@@ -276,7 +280,18 @@ pub(super) const FAMILIES: &[Family] = &[
         &[GPT2],
     ),
     family(
-        &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"],
+        &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+            "ufakzeka",
+        ],
         &[QWEN2],
     ),
     family(&["qwen35"], &[QWEN35]),
@@ -296,7 +311,7 @@ pub(super) const FAMILIES: &[Family] = &[
         whole_words: WholeWords::Merge,
         add_bos: true,
     },
-    family(&["gpt-4o", "llama4", "kanana2", "minimax-m2"], &[GPT4O]),
+    family(&["gpt-4o", "llama4", "kanana2", "minimax-m2", "granite-embed-multi-97m"], &[GPT4O]),
     family(&["tiny_aya"], &[Pass::DigitTriplesAtWordEnd, GPT4O]),
     family(&["kimi-k2"], &[KIMI_K2]),
     family(&["superbpe"], &[NUMBERS, Pass::DigitTriples]),
@@ -305,10 +320,6 @@ pub(super) const FAMILIES: &[Family] = &[
     family(&["afmoe"], &[Pass::NumberTriples, AFMOE_ASIAN, DEEPSEEK3_WORDS]),
     family(&["exaone-moe"], &[EXAONE_MOE]),
     // Gemma 4 merges whole lines; only runs of line ends stand apart.
-    Family {
-        names: &["gemma4"],
-        passes: &[Pass::Match(r"[^\n]+|\n+", Tail::Keep)],
-        whole_words: WholeWords::Merge,
-        add_bos: true,
-    },
+    family(&["mmbert", "sarvam-moe", "granite-embed-multi-311m"], &[LINES]),
+    Family { names: &["gemma4"], passes: &[LINES], whole_words: WholeWords::Merge, add_bos: true },
 ];
