@@ -6,7 +6,7 @@ use kiln_gpu::{Caps, Component, MatrixOrder, SubgroupRequest};
 
 use super::matrix::{Place, cut_for, element_of, rows_at};
 use super::pick::{Columns, columns, launches, shader, unsupported};
-use super::tuning::Cut;
+use super::tuning::{Cut, table};
 use super::{Call, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
@@ -23,6 +23,12 @@ const CHUNK: usize = 4 * PIECE;
 const WIDEST: usize = 16;
 /// Subgroups that keep a large GPU busy. The same for every device.
 const ENOUGH: usize = 2112;
+
+/// The formats that software GPUs have here. They only prove the path, and take a second to compile it for each.
+const ON_SOFTWARE: [TensorType; 10] = {
+    use TensorType::*;
+    [F16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4, NVFP4, Q6_Kx8]
+};
 
 /// The number that `order.glsl` knows an order by.
 pub(super) fn number(order: MatrixOrder) -> u32 {
@@ -88,10 +94,12 @@ fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
     None
 }
 
-/// Whether a product, of the right number of columns, is one for this path on a device.
+/// Whether a product without experts takes this path on a device.
 pub fn in_lanes(product: &Product, caps: &Caps) -> bool {
-    let halves = element_of(&product.a).is_ok_and(|(_, half)| half);
-    halves && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
+    let Product { a, b, .. } = product;
+    let halves = element_of(a).is_ok_and(|(_, half)| half);
+    let preferred = table().is_ok_and(|table| table.preferred(a.ty, b.shape[1]).0 == Path::Lanes);
+    halves && preferred && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
 }
 
 /// Elements that lie together in a row and that one lane gets, which the order of prepared columns depends on: as many as keep
@@ -136,6 +144,9 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     if lists > caps.limits.max_shared_bytes as usize {
         return unsupported(format!("{} experts want {lists} bytes of shared memory for their list", a.shape[2]));
     }
+    if caps.is_cpu && !ON_SOFTWARE.contains(&a.ty) {
+        return unsupported(format!("{} on software GPUs", a.ty));
+    }
     if let Some(reason) = refusal(&call.product, call.ids.as_ref()) {
         return unsupported(reason);
     }
@@ -178,4 +189,73 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     let prepared = Columns { sorted: false, half_sums: false, order: Some((order, piece(a.ty))) };
     launches.insert(launches.len() - 1, columns(call, caps, true, prepared)?);
     Ok(launches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Kernel::{self, LaneColumns, List, Matrix};
+    use super::*;
+    use crate::mul_mat::Sibling;
+    use crate::operation::Operation;
+    use crate::tensor::Slot;
+
+    fn dense(ty: TensorType, shape: [usize; 4]) -> Tensor {
+        Tensor::dense(Slot(0), ty, shape)
+    }
+
+    fn call(ty: TensorType, [k, m, n]: [usize; 3]) -> Call {
+        let (a, b) = (dense(ty, [k, m, 1, 1]), dense(TensorType::F32, [k, n, 1, 1]));
+        Call::plain(Product { a, b, d: dense(TensorType::F32, [m, n, 1, 1]) })
+    }
+
+    fn with_scratch(call: Call) -> Call {
+        let words = call.ample_scratch_bytes().div_ceil(4);
+        Call { scratch: Some(Tensor::dense(Slot(1), TensorType::I32, [words, 1, 1, 1])), ..call }
+    }
+
+    fn path(call: Call, caps: &Caps) -> Path {
+        with_scratch(call).pick(caps, None).unwrap().path
+    }
+
+    #[test]
+    fn few_columns_of_blocks_are_for_lanes_and_what_is_not_goes_to_tiles() {
+        use TensorType::{BF16, F16, Q4_K, Q6_Kx8};
+        let caps = Caps::example_nvidia();
+        for n in [2, 16, 64] {
+            assert_eq!(path(call(Q4_K, [4096, 1024, n]), &caps), Path::Lanes);
+            assert_eq!(path(call(Q6_Kx8, [4096, 1024, n]), &caps), Path::Lanes);
+            for ty in [F16, BF16] {
+                assert_eq!(path(call(ty, [4096, 1024, n]), &caps), Path::Coopmat);
+            }
+        }
+        assert_eq!(path(call(Q6_Kx8, [4096, 1024, 65]), &caps), Path::Coopmat);
+        assert_eq!(path(call(TensorType::Q4_0, [4096 + 32, 1024, 16]), &caps), Path::Coopmat, "half a piece");
+        let unknown = Caps { matrix_order: None, ..caps };
+        assert_eq!(path(call(Q4_K, [4096, 1024, 16]), &unknown), Path::Coopmat);
+    }
+
+    #[test]
+    fn siblings_share_their_columns_and_experts_get_a_list_first() {
+        use TensorType::{I32, Q4_K, Q6_K};
+        let caps = Caps::example_nvidia();
+        let kernels = |call: Call| -> Vec<Kernel> {
+            let choice = with_scratch(call).pick(&caps, Some(Path::Lanes)).unwrap();
+            choice.launches.iter().map(|launch| Kernel::of(&launch.shader)).collect()
+        };
+        let first = call(Q4_K, [4096, 4096, 16]);
+        let other = call(Q6_K, [4096, 1024, 16]).product;
+        let others = vec![Sibling { a: other.a, d: other.d, bias: None }];
+        assert_eq!(kernels(Call { others, ..first }), [LaneColumns, Matrix, Matrix]);
+        let (a, b) = (dense(Q4_K, [2048, 768, 128, 1]), dense(TensorType::F32, [2048, 1, 8, 1]));
+        let product = Product { a, b, d: dense(TensorType::F32, [768, 8, 8, 1]) };
+        assert_eq!(kernels(Call { ids: Some(dense(I32, [8, 8, 1, 1])), ..Call::plain(product) }), [List, LaneColumns, Matrix]);
+    }
+
+    #[test]
+    fn subgroups_share_a_tile_by_rows_and_depth_alone() {
+        let cut = |text: &str| super::super::tuning::cut_of(text);
+        let of = |k, m, n| share(&cut("tile=16x64 share=4x16"), &call(TensorType::Q4_K, [k, m, n]).product, 16);
+        assert_eq!([of(4096, 14336, 2), of(4096, 4096, 2), of(4096, 1024, 2), of(512, 1024, 2)], [4, 8, 16, 2]);
+        assert_eq!(of(4096, 4096, 64), of(4096, 4096, 2));
+    }
 }

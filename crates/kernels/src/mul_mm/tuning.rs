@@ -91,7 +91,7 @@ gpu * coopmat  * tile=32x32x32  warp=16x16
 cpu f16 lanes * tile=16x16 share=2x2 ahead=1
 cpu q4_k lanes * tile=8x16 share=2x2 ahead=1
 cpu * lanes * tile=8x8 share=2x2 ahead=1
-gpu * lanes * tile=16x64 share=4x16
+gpu * lanes * tile=16x128 share=4x16 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
 gpu blocks coopmat2 * tile=64x32x32 threads=128
@@ -102,7 +102,8 @@ gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
 * *      split *    32 scalar
-* *      prefer 64 lanes
+* q4_k   prefer 128 lanes
+* blocks prefer 64 lanes
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat decode
@@ -260,7 +261,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
-    let (mut tile, mut share, mut ahead) = (None, [1, 8], 2);
+    let (mut tile, mut share, mut ahead) = (None, [4, 16], 1);
     for setting in settings {
         match setting.split_once('=') {
             Some(("tile", text)) => tile = Some(sizes::<2>(text)?),
@@ -294,6 +295,12 @@ fn check_plain(tile: [usize; 2], depth: usize, thread: [usize; 2]) -> Result<(),
         return Err(format!("{threads} threads cannot load {m} and {n} rows of {depth} evenly"));
     }
     Ok(())
+}
+
+/// A cut of the lanes path from its settings.
+#[cfg(test)]
+pub(super) fn cut_of(settings: &str) -> Cut {
+    parse_lanes(&settings.split_whitespace().collect::<Vec<_>>()).expect("tests have lines that can be read")
 }
 
 /// Whether the lines of this operation in a file can be read.
