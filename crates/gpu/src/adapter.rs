@@ -193,13 +193,9 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let (memory_bytes, memory_free) = memory(instance, physical, has(&vk::EXT_MEMORY_BUDGET_EXTENSION));
     let (mut caps, addressable) = crate::query::caps(raw, physical, &core, &extensions);
     let disabled = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
-    let wide = disabled.split(',').any(|name| name.trim() == "narrow_subgroups");
-    if !wide {
-        caps.narrow();
-    }
     for unknown in caps.disable(&disabled) {
         log::warn!(
-            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, lanes, int_dot, bfloat16, subgroups and narrow_subgroups are known"
+            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, lanes, int_dot, bfloat16 and subgroups are known"
         );
     }
     let pci = has(&vk::EXT_PCI_BUS_INFO_EXTENSION)

@@ -1,5 +1,7 @@
 //! What a device can do, as plain data: kernels choose their path from it, and tests can make any device up.
 
+use std::borrow::Cow;
+
 /// A component type of a cooperative matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are the types")]
@@ -124,11 +126,8 @@ pub enum IntDot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are Vulkan's operation groups")]
 pub struct Subgroups {
-    /// The size that kernels have: the driver's own, unless `asked`.
+    /// The size without further requests.
     pub size: u32,
-    /// Whether the driver's own size is another, so that every pipeline must ask for this one.
-    #[serde(default)]
-    pub asked: bool,
     pub min_size: u32,
     pub max_size: u32,
     /// Whether a size may be asked for per pipeline.
@@ -245,7 +244,6 @@ impl Caps {
         Caps {
             subgroups: Subgroups {
                 size: 32,
-                asked: false,
                 min_size: 32,
                 max_size: 32,
                 size_control: true,
@@ -309,14 +307,17 @@ impl Caps {
         if runs { shape.n.min(s.size) } else { s.size }
     }
 
-    /// Takes narrower subgroups where a driver's own have more lanes than a row of most products can use: AMD's RDNA has 64 of
-    /// its own and runs 32 as well, which for the same tile of matrices take half of the registers (docs/amd.md).
-    pub(crate) fn narrow(&mut self) {
+    /// The same device with subgroups of 32 lanes, where its own have more and these can be asked for: AMD's RDNA runs both. For
+    /// kernels that ask with [`crate::SubgroupRequest::Size`].
+    pub fn narrowed(&self) -> Cow<'_, Caps> {
         const LANES: u32 = 32;
-        let s = &mut self.subgroups;
-        if s.size_control && s.full && s.min_size <= LANES && s.size > LANES {
-            (s.size, s.asked) = (LANES, true);
+        let s = &self.subgroups;
+        if !(s.size_control && s.full && s.min_size <= LANES && s.size > LANES) {
+            return Cow::Borrowed(self);
         }
+        let mut caps = self.clone();
+        caps.subgroups.size = LANES;
+        Cow::Owned(caps)
     }
 
     /// Switches abilities off by name: `coopmat2`, `coopmat`, `lanes`, `int_dot`, `bfloat16`, `subgroups`. What is not known is
@@ -331,8 +332,6 @@ impl Caps {
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,
-                // Decided before: see `narrow`.
-                "narrow_subgroups" => {}
                 other => unknown.push(other),
             }
         }
@@ -357,13 +356,12 @@ mod tests {
         let with = |size, min_size, size_control| {
             let mut caps = Caps::example_nvidia();
             caps.subgroups = Subgroups { size, min_size, max_size: 64, size_control, ..caps.subgroups };
-            caps.narrow();
-            (caps.subgroups.size, caps.subgroups.asked)
+            caps.narrowed().subgroups.size
         };
-        assert_eq!(with(64, 32, true), (32, true), "RDNA");
-        assert_eq!(with(64, 64, true), (64, false), "GCN");
-        assert_eq!(with(64, 32, false), (64, false), "a driver that takes no size");
-        assert_eq!(with(32, 8, true), (32, false), "Intel");
+        assert_eq!(with(64, 32, true), 32, "RDNA");
+        assert_eq!(with(64, 64, true), 64, "GCN");
+        assert_eq!(with(64, 32, false), 64, "a driver that takes no size");
+        assert_eq!(with(32, 8, true), 32, "Intel");
     }
 
     #[test]

@@ -150,11 +150,9 @@ impl Device {
         if shader.subgroup != SubgroupRequest::Any && subgroups.full {
             stage = stage.flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS);
         }
-        let asked = match shader.subgroup {
-            SubgroupRequest::Size(n) => Some(n),
-            _ => subgroups.asked.then_some(subgroups.size),
-        };
-        if let Some(n) = asked.filter(|_| subgroups.size_control) {
+        if let SubgroupRequest::Size(n) = shader.subgroup
+            && subgroups.size_control
+        {
             size = size.required_subgroup_size(n);
             stage = stage.push_next(&mut size);
         }

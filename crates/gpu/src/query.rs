@@ -154,7 +154,6 @@ fn subgroups(
     let sized = offers.v13 && v13.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE);
     Subgroups {
         size: v11.subgroup_size,
-        asked: false,
         min_size: if offers.v13 { v13.min_subgroup_size } else { v11.subgroup_size },
         max_size: if offers.v13 { v13.max_subgroup_size } else { v11.subgroup_size },
         size_control: sized && f.v13.subgroup_size_control == vk::TRUE,

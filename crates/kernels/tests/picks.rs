@@ -9,9 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln_gpu::{Caps, Shader, SubgroupRequest};
-use kiln_kernels::KERNELS;
-use kiln_kernels::case::Level;
+use kiln_kernels::case::{Case, Level};
 use kiln_kernels::operation::Launch;
+use kiln_kernels::{Call, KERNELS};
 
 const OPERATIONS: [&str; 4] = ["mul_mat_vec", "mul_mm", "flash_attention", "wkv6"];
 /// What says how the work of a kernel is divided.
@@ -48,26 +48,29 @@ fn division(shader: &Shader) -> String {
     format!("{}: {}{subgroup}", shader.name, sizes.join(" "))
 }
 
-/// One line for each kernel that the timed cases of formats people use reach, with the first case that does.
-fn picks(caps: &Caps) -> String {
+/// The timed cases of formats that people use.
+fn calls() -> Vec<(String, Call)> {
+    let kernels = KERNELS.iter().filter(|kernel| OPERATIONS.contains(&kernel.name));
+    let usual =
+        |case: &Case| ["Q4_K", "Q6_K", "Q4_0", "Q8_0", "F16", "wkv6"].iter().any(|name| case.name.contains(name));
+    let cases = kernels.flat_map(|kernel| (kernel.cases)(Level::Bench)).filter(usual);
+    cases.map(|case| (case.name.clone(), case.call())).collect()
+}
+
+/// One line for each kernel that they reach, with the first case that does.
+fn picks(calls: &[(String, Call)], caps: &Caps) -> String {
     let mut seen = HashSet::new();
     let mut lines = Vec::new();
-    for kernel in KERNELS.iter().filter(|kernel| OPERATIONS.contains(&kernel.name)) {
-        for case in (kernel.cases)(Level::Bench) {
-            let usual = ["Q4_K", "Q6_K", "Q4_0", "Q8_0", "F16", "wkv6"].iter().any(|name| case.name.contains(name));
-            if !usual {
-                continue;
+    for (name, call) in calls {
+        let line = match call.operation().pick(caps, None) {
+            Ok(choice) => {
+                let each = |launch: &Launch| format!("  {}", division(&launch.shader));
+                choice.launches.iter().map(each).collect::<Vec<_>>().join("\n")
             }
-            let line = match case.call().operation().pick(caps, None) {
-                Ok(choice) => {
-                    let each = |launch: &Launch| format!("  {}", division(&launch.shader));
-                    choice.launches.iter().map(each).collect::<Vec<_>>().join("\n")
-                }
-                Err(e) => format!("  {e}"),
-            };
-            if seen.insert(line.clone()) {
-                lines.push(format!("{}\n{line}\n", case.name));
-            }
+            Err(e) => format!("  {e}"),
+        };
+        if seen.insert(line.clone()) {
+            lines.push(format!("{name}\n{line}\n"));
         }
     }
     lines.concat()
@@ -76,11 +79,11 @@ fn picks(caps: &Caps) -> String {
 #[test]
 fn devices_choose_what_was_agreed() {
     let bless = std::env::var_os("KILN_BLESS").is_some();
-    let all = devices();
+    let (all, calls) = (devices(), calls());
     assert!(all.len() >= 5, "capabilities of {} devices", all.len());
     for (name, caps) in &all {
         let file = folder().join(format!("{name}.txt"));
-        let got = picks(caps);
+        let got = picks(&calls, caps);
         if bless {
             fs::write(&file, &got).unwrap();
         }

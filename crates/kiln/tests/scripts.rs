@@ -45,3 +45,35 @@ fn compare_prints_a_row_for_each_case_both_have_timed() {
         assert_eq!(compare(&kiln, &peer, rounds, "mul_mat_vec")[2..], want, "{rounds} rounds");
     }
 }
+
+/// A script with arguments: whether it ends well, and all it says.
+fn script(name: &str, arguments: &[&str]) -> (bool, String) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").join(name);
+    let output = Command::new(script).args(arguments).output().expect("bash");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).expect("UTF-8"))
+}
+
+#[test]
+fn null_gpu_names_what_it_knows_where_it_does_not_know_a_family() {
+    let (well, said) = script("null-gpu", &["navi99", "true"]);
+    assert!(!well && said.contains("no family 'navi99'") && said.contains("gfx1201"), "{said}");
+    let (well, said) = script("null-gpu", &["--frobnicate"]);
+    assert!(!well && said.contains("unknown option"), "{said}");
+    let (well, families) = script("null-gpu", &["--families"]);
+    assert!(well && families.lines().count() > 10 && families.contains("raphael_mendocino "), "{families}");
+}
+
+#[test]
+fn a_report_holds_what_every_step_said_and_names_those_that_failed() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let kiln = program(&folder, "kiln", r#"echo "$@"; [ "$1 $2" != "bench device" ]"#);
+    let into = folder.join("out");
+    let (well, said) = script("gpu-report", &[&kiln.to_string_lossy(), &into.to_string_lossy()]);
+    assert!(!well && said.contains("failed: device.txt") && said.contains("out.tar.gz"), "{said}");
+    let compiled = fs::read_to_string(into.join("compiled.json")).unwrap();
+    assert_eq!(compiled, "selftest --compile --chosen --json\n");
+    assert!(folder.join("out.tar.gz").exists());
+}

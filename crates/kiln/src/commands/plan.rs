@@ -69,8 +69,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
-    let adapter = arguments.flags.adapter()?;
-    let target = adapter.as_ref().map_or_else(Target::cpu, |adapter| Target::gpu(&adapter.caps));
+    let mut adapter = arguments.flags.adapter()?;
+    // Opened, a device knows more of itself than its driver told.
+    let target = match &adapter {
+        None => Target::cpu(),
+        Some(null) if null.is_null() => Target::gpu(&null.caps),
+        Some(_) => arguments.flags.executor()?.target(),
+    };
+    if let (Some(adapter), Some(caps)) = (&mut adapter, &target.caps) {
+        adapter.caps = caps.clone();
+    }
     let plan = match arguments.after.as_deref() {
         Some("plain") => plan,
         after => lower_until(plan, &target, after)?,
