@@ -145,19 +145,33 @@ float column_sum(uint c, uint e) { return staged_sums[c * (K / A_GROUP) + e / A_
 #endif
 #endif
 
-// Puts four values of a group whose largest magnitude is `most` down as codes, and gives the sum of the codes.
-int stage_quad(uint c, uint q, vec4 x, float most) {
-    float inverse = inverse_of(most, LEVELS);
+// Codes of two quads of a group, which are multiplied with `inverse`: the upper or only bytes, with WIDE the lower ones too, and
+// the sum of the codes.
+uvec2 rounded_quads(vec4 x[2], float inverse, out uvec2 low, out int ones) {
+    uvec2 high;
+    low = uvec2(0);
+    ones = 0;
+    [[unroll]] for (uint j = 0; j < 2; j++) {
 #if WIDE
-    uvec2 codes = rounded_pairs(x, inverse);
-    staged_codes[staged_place(c, q / 4, 1)][q % 4] = codes.y;
-    int ones = 256 * dotPacked4x8EXT(int(codes.x), 0x01010101) + dotPacked4x8EXT(int(codes.y), 0x01010101);
+        uvec2 codes = rounded_pairs(x[j], inverse);
+        low[j] = codes.y;
+        ones += 256 * dotPacked4x8EXT(int(codes.x), 0x01010101) + dotPacked4x8EXT(int(codes.y), 0x01010101);
 #else
-    uvec2 codes = uvec2(rounded_bytes(x * inverse), 0);
-    int ones = dotPacked4x8EXT(int(codes.x), 0x01010101);
+        uvec2 codes = uvec2(rounded_bytes(x[j] * inverse), 0);
+        ones += dotPacked4x8EXT(int(codes.x), 0x01010101);
 #endif
-    staged_codes[staged_place(c, q / 4, 0)][q % 4] = codes.x;
-    return ones;
+        high[j] = codes.x;
+    }
+    return high;
+}
+// Puts the codes of elements 8 u .. 8 u + 7 down.
+void put_quads(uint c, uint u, uvec2 high, uvec2 low) {
+    [[unroll]] for (uint j = 0; j < 2; j++) {
+        staged_codes[staged_place(c, u / 2, 0)][2 * (u % 2) + j] = high[j];
+#if WIDE
+        staged_codes[staged_place(c, u / 2, 1)][2 * (u % 2) + j] = low[j];
+#endif
+    }
 }
 
 #if NORM
@@ -169,35 +183,43 @@ shared float square_sums[1][WG];
 #endif
 
 #if SHUFFLES
-// Eight neighbours share 32 elements. Up to eight loads are on their way at once. Every workgroup begins elsewhere: all of
-// them asking for the same line of the cache at the same time would wait for each other. Not with NORM: squares are summed in
-// the order of the threads, and their sum must have the same bits everywhere.
-#define QUADS_OF_COLUMN (K / 4)
-#define ROUNDS ((QUADS_OF_COLUMN + WG - 1) / WG)
-#define AT_ONCE (ROUNDS > 8 ? 8 : ROUNDS)
+// Four neighbours share 32 elements, two quads each. Up to eight loads are on their way at once, and no branch stands around an
+// exchange, so that those of several units overlap. Every workgroup begins elsewhere: all of them asking for the same line of
+// the cache at the same time would wait for each other. Not with NORM: squares are summed in the order of the threads, and
+// their sum must have the same bits everywhere.
+#define UNITS_OF_COLUMN (K / 8)
+#define ROUNDS ((UNITS_OF_COLUMN + WG - 1) / WG)
+#define AT_ONCE (ROUNDS > 4 ? 4 : ROUNDS)
 void stage_column(uint c, uint t, inout float squares) {
     // Groups of 32 elements stay together.
-    uint start = NORM == 1 ? 0 : gl_WorkGroupID.x * 5u % (QUADS_OF_COLUMN / 8) * 8;
-    for (uint first = t; first < QUADS_OF_COLUMN; first += AT_ONCE * WG) {
-        vec4 x[AT_ONCE];
+    uint start = NORM == 1 ? 0 : gl_WorkGroupID.x * 5u % (K / 32) * 4;
+    for (uint turn = 0; turn < ROUNDS; turn += AT_ONCE) {
+        uint first = t + turn * WG;
+        vec4 x[AT_ONCE][2];
         uint places[AT_ONCE];
         [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
-            uint q = first + i * WG + start;
-            places[i] = q < QUADS_OF_COLUMN ? q : q - QUADS_OF_COLUMN;
-            if (first + i * WG < QUADS_OF_COLUMN) x[i] = column_values(columns[c], places[i], squares);
+            uint u = first + i * WG + start;
+            places[i] = u < UNITS_OF_COLUMN ? u : u - UNITS_OF_COLUMN;
+            x[i][0] = x[i][1] = vec4(0);
+            if (first + i * WG < UNITS_OF_COLUMN) {
+                x[i][0] = column_values(columns[c], 2 * places[i], squares);
+                x[i][1] = column_values(columns[c], 2 * places[i] + 1, squares);
+            }
         }
         [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
-            if (first + i * WG >= QUADS_OF_COLUMN) continue;
-            uint q = places[i];
-            float most = most_of(x[i]);
-            [[unroll]] for (uint s = 1; s < 8; s *= 2) most = max(most, subgroupShuffleXor(most, s));
-            int ones = stage_quad(c, q, x[i], most);
+            bool inside = first + i * WG < UNITS_OF_COLUMN;
+            uint u = places[i];
+            float most = max(most_of(x[i][0]), most_of(x[i][1]));
+            [[unroll]] for (uint s = 1; s < 4; s *= 2) most = max(most, subgroupShuffleXor(most, s));
             float scale = most * (1.0 / LEVELS);
+            int ones;
+            uvec2 low, high = rounded_quads(x[i], inverse_of(most, LEVELS), low, ones);
 #if defined(GROUP_SUMS)
-            [[unroll]] for (uint s = 1; s < SUM_QUADS; s *= 2) ones += subgroupShuffleXor(ones, s);
-            if (q % SUM_QUADS == 0) put_sum(c, q / SUM_QUADS, scale * float(ones));
+            [[unroll]] for (uint s = 1; s < SUM_QUADS / 2; s *= 2) ones += subgroupShuffleXor(ones, s);
+            if (inside && u % (SUM_QUADS / 2) == 0) put_sum(c, u / (SUM_QUADS / 2), scale * float(ones));
 #endif
-            if (q % 8 == 0) put_scale(c, q / 8, scale);
+            if (inside && u % 4 == 0) put_scale(c, u / 4, scale);
+            if (inside) put_quads(c, u, high, low);
         }
     }
 }
@@ -209,13 +231,16 @@ void stage_column(uint c, uint t, inout float squares) {
         float most = load32(columns[c], g, x, squares);
         float scale = most * (1.0 / LEVELS);
         put_scale(c, g, scale);
-        int ones[8];
-        [[unroll]] for (uint i = 0; i < 8; i++) ones[i] = stage_quad(c, 8 * g + i, x[i], most);
+        int ones[4];
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            uvec2 low, high = rounded_quads(vec4[2](x[2 * i], x[2 * i + 1]), inverse_of(most, LEVELS), low, ones[i]);
+            put_quads(c, 4 * g + i, high, low);
+        }
 #if defined(GROUP_SUMS)
-        [[unroll]] for (uint i = 0; i < 8; i += SUM_QUADS) {
+        [[unroll]] for (uint i = 0; i < 4; i += SUM_QUADS / 2) {
             int all = 0;
-            [[unroll]] for (uint j = i; j < i + SUM_QUADS; j++) all += ones[j];
-            put_sum(c, (8 * g + i) / SUM_QUADS, scale * float(all));
+            [[unroll]] for (uint j = i; j < i + SUM_QUADS / 2; j++) all += ones[j];
+            put_sum(c, (4 * g + i) / (SUM_QUADS / 2), scale * float(all));
         }
 #endif
     }

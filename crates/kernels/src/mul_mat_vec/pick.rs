@@ -160,10 +160,19 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     if columns == Columns::Scratch {
         choice.launches.push(quantise(call, caps)?);
     }
-    for matrices in launches(call) {
-        choice.launches.push(product(call, path, columns, &matrices, caps)?);
+    let launches = launches(call);
+    for (matrices, share) in launches.iter().zip(shares(&launches)) {
+        choice.launches.push(product(call, (path, columns), (matrices, share), caps)?);
     }
     Ok(choice)
+}
+
+/// The share of the device's cores for each launch, by the bytes it reads: launches do not wait for each other, and run side by
+/// side where together they have as many workgroups as run at once.
+fn shares(launches: &[Vec<Sibling>]) -> Vec<f64> {
+    let bytes = |matrices: &Vec<Sibling>| matrices.iter().map(|m| m.a.rows() * m.a.row_bytes()).sum::<usize>() as f64;
+    let all: f64 = launches.iter().map(bytes).sum();
+    launches.iter().map(|matrices| bytes(matrices) / all).collect()
 }
 
 /// The first path of the table that the call can take.
@@ -253,7 +262,12 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).expect("`rows_reachable` should have refused what does not fit 32 bits")
 }
 
-fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &Caps) -> Result<Launch, Unsupported> {
+fn product(
+    call: &Call,
+    (path, from): (Path, Columns),
+    (matrices, share): (&[Sibling], f64),
+    caps: &Caps,
+) -> Result<Launch, Unsupported> {
     let Product { b, .. } = call.product;
     let a = matrices[0].a;
     let columns = columns(call);
@@ -288,7 +302,8 @@ fn product(call: &Call, path: Path, from: Columns, matrices: &[Sibling], caps: &
     let batches = batches(call);
     // Several batches have columns of their own each.
     let looping = tuning.loops > 0 && batches == 1 && call.experts.is_none();
-    let loops = looping.then(|| (caps.cores_or_guess() * tuning.loops) as usize);
+    let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
+    let loops = looping.then(|| ((at_once * share) as usize).max(1));
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),
