@@ -188,7 +188,9 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let (mut caps, addressable) = crate::query::caps(raw, physical, &core, &extensions);
     let disabled = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
     for unknown in caps.disable(&disabled) {
-        log::warn!("KILN_DISABLE names {unknown:?}; coopmat2, coopmat, int_dot, bfloat16 and subgroups are known");
+        log::warn!(
+            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, int_dot, bfloat16, subgroups and handover are known"
+        );
     }
     let pci = has(&vk::EXT_PCI_BUS_INFO_EXTENSION)
         .then(|| format!("{:04x}:{:02x}:{:02x}.{}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function));

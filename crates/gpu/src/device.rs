@@ -125,6 +125,21 @@ impl Device {
         }))
     }
 
+    /// What was found out about this device and driver before, under this name.
+    pub fn recall(&self, what: &str) -> Option<Vec<u8>> {
+        self.cache.read(&self.fact(what))
+    }
+
+    /// Keeps what was found out about this device and driver.
+    pub fn remember(&self, what: &str, found: &[u8]) {
+        self.cache.write(&self.fact(what), found);
+    }
+
+    fn fact(&self, what: &str) -> String {
+        let Adapter { uuid, driver_uuid, .. } = &self.adapter;
+        format!("facts/{uuid}-{driver_uuid}-{what}")
+    }
+
     /// The instance it was opened from.
     pub fn instance(&self) -> &Arc<Instance> {
         &self.instance

@@ -7,6 +7,7 @@ mod caps;
 mod compile;
 mod device;
 mod error;
+mod hand_over;
 pub mod icd;
 mod instance;
 mod loader;
@@ -27,6 +28,7 @@ pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, L
 pub use compile::{Sources, compile_offline};
 pub use device::{Device, Submission};
 pub use error::Error;
+pub use hand_over::{FIELD_BYTES, counter_bytes};
 pub use instance::Instance;
 pub use loader::{LOADER_LIBRARY, loader_version};
 pub use memory::{Buffer, MemoryKind};

@@ -8,6 +8,7 @@ use vulkanalia::prelude::v1_2::*;
 use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
 
 use crate::error::vulkan;
+use crate::hand_over::{Chain, LINE};
 use crate::pace::{Cost, TARGET_SECONDS, Work};
 use crate::{Address, Buffer, Device, Error, Pipeline, Submission};
 
@@ -105,12 +106,24 @@ impl Hazards {
         hits(&self.writes, reads) || hits(&self.writes, writes) || hits(&self.reads, writes)
     }
 
+    /// Adds the ranges of a step that waits for everything. Returns what that is.
+    fn add_after_all(&mut self, kind: Kind, reads: &[Span], writes: &[Span]) -> Vec<Kind> {
+        let before = self.kinds();
+        *self = Hazards::default();
+        self.add(kind, reads, writes);
+        before
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        let dispatched = self.dispatched.then_some(Kind::Dispatch);
+        dispatched.into_iter().chain(self.transferred.then_some(Kind::Transfer)).collect()
+    }
+
     /// Adds a step's ranges, forgetting the older ones first if it had to wait. Returns what it has to wait for.
     fn add(&mut self, kind: Kind, reads: &[Span], writes: &[Span]) -> Vec<Kind> {
         let mut before = Vec::new();
         if self.conflict(reads, writes) {
-            before.extend(self.dispatched.then_some(Kind::Dispatch));
-            before.extend(self.transferred.then_some(Kind::Transfer));
+            before = self.kinds();
             *self = Hazards::default();
         }
         self.reads.extend_from_slice(reads);
@@ -129,6 +142,8 @@ pub struct Recorder {
     profile: bool,
     /// Largest estimated time of a segment.
     limit: f64,
+    /// Counters of kernels that wait for those before them by themselves.
+    chain: Option<Chain>,
 }
 
 /// One command buffer: what is submitted at once.
@@ -161,6 +176,8 @@ pub struct Counts {
     pub dispatches: u32,
     /// Barriers between them.
     pub barriers: u32,
+    /// Places where kernels wait for those before them by themselves.
+    pub hand_overs: u32,
 }
 
 /// Queries of a recording: two for each submit and, where every step is timed, two for each step.
@@ -201,7 +218,8 @@ impl Recorder {
             counts: Counts::default(),
             last: std::sync::Mutex::new(None),
         };
-        Ok(Recorder { commands, hazards: Hazards::default(), open: None, profile: false, limit: TARGET_SECONDS })
+        let limit = TARGET_SECONDS;
+        Ok(Recorder { commands, hazards: Hazards::default(), open: None, profile: false, limit, chain: None })
     }
 
     /// Keeps everything in one submit: for measurements that must not be cut.
@@ -210,12 +228,21 @@ impl Recorder {
         self
     }
 
+    /// Lets kernels that hand over find their counters here ([`crate::counter_bytes`]), and wait by them; not in profiles, which
+    /// take the time of every step alone.
+    pub fn counting_on(mut self, counters: &Buffer) -> Recorder {
+        self.chain = Some(Chain::new(counters, !self.profile));
+        self
+    }
+
     /// Records a dispatch.
     pub fn dispatch(&mut self, step: Dispatch<'_>) -> Result<(), Error> {
         let limits = &self.commands.device.adapter.caps.limits;
         let push = u64::from(limits.max_push_bytes.min(256));
-        if step.params.len() as u64 > push {
-            let (needs, name) = (step.params.len() as u64, step.pipeline.name.clone());
+        let hands_over = step.pipeline.hands_over;
+        let more = if hands_over { crate::hand_over::FIELD_BYTES } else { 0 };
+        if (step.params.len() + more) as u64 > push {
+            let (needs, name) = ((step.params.len() + more) as u64, step.pipeline.name.clone());
             return Err(Error::OverLimit { name, what: "bytes of parameters", needs, limit: push });
         }
         if let Groups::Direct(groups) = step.groups {
@@ -231,13 +258,19 @@ impl Recorder {
             Groups::Direct(_) => Kind::Dispatch,
             Groups::Indirect(..) => Kind::IndirectDispatch,
         };
-        let raw = self.begin(kind, step.reads, step.writes, step.cost)?;
+        let raw = self.begin((kind, hands_over), step.reads, step.writes, step.cost)?;
         let start = self.label_begin(raw, step.label);
+        let counted = hands_over.then(|| {
+            let chain = self.chain.as_mut().expect("kernels that hand over should have counters");
+            let Groups::Direct(groups) = step.groups else { panic!("kernels that hand over should know their number") };
+            chain.count(step.params, groups)
+        });
+        let params = counted.as_deref().unwrap_or(step.params);
         // SAFETY: the command buffer is being recorded; pipeline and layout are alive; the block fits the limit.
         unsafe {
             device.raw.cmd_bind_pipeline(raw, vk::PipelineBindPoint::COMPUTE, step.pipeline.raw);
-            if !step.params.is_empty() {
-                device.raw.cmd_push_constants(raw, device.layout, vk::ShaderStageFlags::COMPUTE, 0, step.params);
+            if !params.is_empty() {
+                device.raw.cmd_push_constants(raw, device.layout, vk::ShaderStageFlags::COMPUTE, 0, params);
             }
             match step.groups {
                 Groups::Direct([x, y, z]) => device.raw.cmd_dispatch(raw, x, y, z),
@@ -265,8 +298,12 @@ impl Recorder {
             return Ok(());
         }
         let span = |(buffer, offset): (&Buffer, u64)| Span { start: buffer.address().offset(offset), bytes };
-        let raw =
-            self.begin(Kind::Transfer, &[span(from)], &[span(to)], Cost { bytes: 2.0 * bytes as f64, flops: 0.0 })?;
+        let raw = self.begin(
+            (Kind::Transfer, false),
+            &[span(from)],
+            &[span(to)],
+            Cost { bytes: 2.0 * bytes as f64, flops: 0.0 },
+        )?;
         let start = self.label_begin(raw, "copy");
         let ((source, source_base), (target, target_base)) = (from.0.raw(), to.0.raw());
         let region = vk::BufferCopy { src_offset: source_base + from.1, dst_offset: target_base + to.1, size: bytes };
@@ -284,7 +321,7 @@ impl Recorder {
             return Ok(());
         }
         let span = Span { start: to.0.address().offset(to.1), bytes };
-        let raw = self.begin(Kind::Transfer, &[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
+        let raw = self.begin((Kind::Transfer, false), &[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
         let (buffer, base) = to.0.raw();
         // SAFETY: the range was checked; the buffer is kept by the commands.
         unsafe { self.commands.device.raw.cmd_fill_buffer(raw, buffer, base + to.1, bytes, pattern) };
@@ -298,8 +335,14 @@ impl Recorder {
         Ok(self.commands)
     }
 
-    /// The command buffer for the next step, with a barrier before it where its ranges conflict.
-    fn begin(&mut self, kind: Kind, reads: &[Span], writes: &[Span], cost: Cost) -> Result<vk::CommandBuffer, Error> {
+    /// The command buffer for the next step, with a barrier before it where its ranges conflict, unless its kernel waits by itself.
+    fn begin(
+        &mut self,
+        (kind, waits): (Kind, bool),
+        reads: &[Span],
+        writes: &[Span],
+        cost: Cost,
+    ) -> Result<vk::CommandBuffer, Error> {
         let device = Arc::clone(&self.commands.device);
         let (work, full) = {
             let pace = device.pace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -309,7 +352,11 @@ impl Recorder {
         if full {
             self.close()?;
         }
-        let before = self.hazards.add(kind, reads, writes);
+        let mut before = self.hazards.add(kind, reads, writes);
+        if before.is_empty() && !waits && self.chain.as_ref().is_some_and(Chain::is_waiting) {
+            // Those it may run beside wait by a counter for others, which it would not wait for.
+            before = self.hazards.add_after_all(kind, reads, writes);
+        }
         let fresh = self.open.is_none();
         if fresh {
             self.open = Some(self.open_segment()?);
@@ -319,9 +366,19 @@ impl Recorder {
         let raw = segment.raw;
         // A new segment starts with a barrier anyway, against what ran before it.
         if !before.is_empty() && !fresh {
-            barrier(&device, raw, &before, kind);
-            self.commands.counts.barriers += 1;
+            match self.chain.as_mut().filter(|chain| waits && before == [Kind::Dispatch] && chain.can_wait()) {
+                Some(chain) => {
+                    chain.wait();
+                    self.commands.counts.hand_overs += 1;
+                }
+                None => {
+                    barrier(&device, raw, &before, kind);
+                    self.commands.counts.barriers += 1;
+                    self.chain.iter_mut().for_each(|chain| chain.after_barrier(false));
+                }
+            }
         }
+        self.chain.iter_mut().filter(|_| !waits).for_each(Chain::uncounted);
         Ok(raw)
     }
 
@@ -339,6 +396,15 @@ impl Recorder {
         // Whatever an earlier submit did is finished and visible to whatever this one does.
         for kind in [Kind::IndirectDispatch, Kind::Transfer] {
             barrier(device, raw, &[Kind::Dispatch, Kind::Transfer], kind);
+        }
+        if let Some(chain) = &mut self.chain {
+            let (buffer, base) = chain.counters.raw();
+            let bytes = chain.counters.bytes() - LINE;
+            // SAFETY: the range lies in the buffer, which the commands keep.
+            unsafe { device.raw.cmd_fill_buffer(raw, buffer, base + LINE, bytes, 0) };
+            barrier(device, raw, &[Kind::Transfer], Kind::Dispatch);
+            chain.after_barrier(true);
+            self.commands._kept.push(chain.counters.clone());
         }
         let query = self.commands.take_queries(raw);
         self.commands.stamp(raw, query);
@@ -440,6 +506,13 @@ impl Commands {
     /// In how many submits it runs.
     pub fn submits(&self) -> usize {
         self.segments.len()
+    }
+
+    /// Whether all of it would fit one submit, by what is known now of the device's speed.
+    pub fn fits_one_submit(&self) -> bool {
+        let pace = self.device.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = self.segments.iter().fold(Work::default(), |sum, segment| sum + segment.work);
+        pace.estimate(work) <= TARGET_SECONDS
     }
 
     /// Submits everything, in as many submits as pacing asks for.

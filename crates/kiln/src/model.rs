@@ -138,7 +138,7 @@ impl ModelFlags {
         match self.device.open() {
             Ok(device) => Ok(Box::new(GpuExecutor::with_options(
                 device,
-                Options { packing: packing()?, keep: keep()?, sums: sums()? },
+                Options { packing: packing()?, keep: keep()?, sums: sums()?, ..Options::default() },
             ))),
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
                 if wish == Wish::Any =>

@@ -9,7 +9,7 @@ use kiln_gguf::Gguf;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Keep, Options, Packing, Sums};
+pub use gpu::{GpuExecutor, Keep, Options, Order, Packing, Sums};
 
 use crate::Error;
 use crate::lower::Target;
@@ -129,6 +129,11 @@ pub trait Executor: Send {
     /// memory.
     fn batch(&self) -> usize {
         BATCH
+    }
+
+    /// What orders the steps of generating, for people.
+    fn order(&mut self) -> Result<&'static str, Error> {
+        Ok("one step after the other")
     }
 
     /// What plans are lowered for.

@@ -71,7 +71,7 @@ pub struct Engine {
     pub(super) executor: Box<dyn Executor>,
     room: Room,
     pub(super) has_caches: bool,
-    has_states: bool,
+    pub(super) has_states: bool,
     pages: Pages,
     free_states: Vec<u32>,
     sequences: HashMap<SequenceId, Sequence>,

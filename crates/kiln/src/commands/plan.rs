@@ -58,7 +58,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
-    let target = arguments.flags.executor()?.target();
+    let mut executor = arguments.flags.executor()?;
+    let (target, order) = (executor.target(), executor.order()?);
     let plan = match arguments.after.as_deref() {
         Some("plain") => plan,
         after => lower_until(plan, &target, after)?,
@@ -87,13 +88,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             })
         };
         let steps: Vec<_> = plan.steps.iter().map(step).collect();
-        let all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "steps": steps });
+        let all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "order": order, "steps": steps });
         print(&serde_json::to_string_pretty(&all)?);
     } else {
         for (line, step) in plan.print().lines().zip(&plan.steps) {
             print(&format!("{line}  [{}]", runs(step)));
         }
         print(&format!("{} steps for {} token(s), {} bytes between them", plan.len(), arguments.tokens, plan.arena));
+        print(order);
     }
     Ok(ExitCode::SUCCESS)
 }
