@@ -6,7 +6,7 @@
 //! first; a kernel that has waited for too long leaves a mark and goes on, so that a wrong promise costs a result and no device.
 
 use crate::params::{Address, push};
-use crate::{Buffer, Shader};
+use crate::{Buffer, Shader, Span};
 
 /// Counters lie apart, each in a cache line of its own. The first line holds the mark of a kernel that gave up.
 pub(crate) const LINE: u64 = 128;
@@ -48,17 +48,29 @@ pub(crate) struct Chain {
     from: u32,
     /// Whether all dispatches since the last wait count.
     counted: bool,
+    /// What was written since the last barrier: kernels that read it before they wait need one.
+    written: Vec<Span>,
 }
 
 impl Chain {
     pub(crate) fn new(counters: &Buffer, on: bool) -> Chain {
-        Chain { counters: counters.clone(), on, line: 1, here: 0, from: 0, counted: true }
+        Chain { counters: counters.clone(), on, line: 1, here: 0, from: 0, counted: true, written: Vec::new() }
     }
 
     /// Everything before was waited for by a barrier. `fresh`: the counters were set to zero as well.
     pub(crate) fn after_barrier(&mut self, fresh: bool) {
         self.line = if fresh { 1 } else { self.line + 1 };
         (self.here, self.from, self.counted) = (0, 0, true);
+        self.written.clear();
+    }
+
+    /// Whether any of this was written since the last barrier.
+    pub(crate) fn has_written(&self, spans: &[Span]) -> bool {
+        spans.iter().any(|span| self.written.iter().any(|written| written.overlaps(*span)))
+    }
+
+    pub(crate) fn write(&mut self, spans: &[Span]) {
+        self.written.extend_from_slice(spans);
     }
 
     /// Whether the next dispatch can wait for those since the last wait by their counter.

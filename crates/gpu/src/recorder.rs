@@ -22,7 +22,7 @@ pub struct Span {
 }
 
 impl Span {
-    fn overlaps(self, other: Span) -> bool {
+    pub(crate) fn overlaps(self, other: Span) -> bool {
         self.start.0 < other.start.0 + other.bytes && other.start.0 < self.start.0 + self.bytes
     }
 }
@@ -51,6 +51,8 @@ pub struct Dispatch<'a> {
     pub reads: &'a [Span],
     /// What it writes.
     pub writes: &'a [Span],
+    /// What a kernel that hands over reads before it waits.
+    pub early: &'a [Span],
     /// What it costs, for pacing.
     pub cost: Cost,
 }
@@ -258,8 +260,10 @@ impl Recorder {
             Groups::Direct(_) => Kind::Dispatch,
             Groups::Indirect(..) => Kind::IndirectDispatch,
         };
-        let raw = self.begin((kind, hands_over), step.reads, step.writes, step.cost)?;
+        let early = self.chain.as_ref().is_some_and(|chain| chain.has_written(step.early));
+        let raw = self.begin((kind, hands_over, early), step.reads, step.writes, step.cost)?;
         let start = self.label_begin(raw, step.label);
+        self.chain.iter_mut().for_each(|chain| chain.write(step.writes));
         let counted = hands_over.then(|| {
             let chain = self.chain.as_mut().expect("kernels that hand over should have counters");
             let Groups::Direct(groups) = step.groups else { panic!("kernels that hand over should know their number") };
@@ -299,7 +303,7 @@ impl Recorder {
         }
         let span = |(buffer, offset): (&Buffer, u64)| Span { start: buffer.address().offset(offset), bytes };
         let raw = self.begin(
-            (Kind::Transfer, false),
+            (Kind::Transfer, false, false),
             &[span(from)],
             &[span(to)],
             Cost { bytes: 2.0 * bytes as f64, flops: 0.0 },
@@ -321,7 +325,7 @@ impl Recorder {
             return Ok(());
         }
         let span = Span { start: to.0.address().offset(to.1), bytes };
-        let raw = self.begin((Kind::Transfer, false), &[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
+        let raw = self.begin((Kind::Transfer, false, false), &[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
         let (buffer, base) = to.0.raw();
         // SAFETY: the range was checked; the buffer is kept by the commands.
         unsafe { self.commands.device.raw.cmd_fill_buffer(raw, buffer, base + to.1, bytes, pattern) };
@@ -338,7 +342,7 @@ impl Recorder {
     /// The command buffer for the next step, with a barrier before it where its ranges conflict, unless its kernel waits by itself.
     fn begin(
         &mut self,
-        (kind, waits): (Kind, bool),
+        (kind, waits, too_early): (Kind, bool, bool),
         reads: &[Span],
         writes: &[Span],
         cost: Cost,
@@ -353,8 +357,8 @@ impl Recorder {
             self.close()?;
         }
         let mut before = self.hazards.add(kind, reads, writes);
-        if before.is_empty() && !waits && self.chain.as_ref().is_some_and(Chain::is_waiting) {
-            // Those it may run beside wait by a counter for others, which it would not wait for.
+        if before.is_empty() && (too_early || (!waits && self.chain.as_ref().is_some_and(Chain::is_waiting))) {
+            // It may run beside those before it, but they wait by a counter for others, which it would not wait for.
             before = self.hazards.add_after_all(kind, reads, writes);
         }
         let fresh = self.open.is_none();
@@ -366,7 +370,11 @@ impl Recorder {
         let raw = segment.raw;
         // A new segment starts with a barrier anyway, against what ran before it.
         if !before.is_empty() && !fresh {
-            match self.chain.as_mut().filter(|chain| waits && before == [Kind::Dispatch] && chain.can_wait()) {
+            match self
+                .chain
+                .as_mut()
+                .filter(|chain| waits && !too_early && before == [Kind::Dispatch] && chain.can_wait())
+            {
                 Some(chain) => {
                     chain.wait();
                     self.commands.counts.hand_overs += 1;

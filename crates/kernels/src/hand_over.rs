@@ -79,6 +79,7 @@ pub fn prove(device: &Arc<Device>) -> Result<bool, Error> {
             groups: Groups::Direct([groups, 1, 1]),
             reads: &read,
             writes: &[half(stage + 1)],
+            early: &[],
             cost: Cost { bytes: 8.0 * COLUMN as f64, flops: 0.0 },
         })?;
     }

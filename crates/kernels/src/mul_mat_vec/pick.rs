@@ -543,4 +543,26 @@ mod tests {
             assert_eq!(pick(&exact, &caps, None).expect("an ordinary call").path, path);
         }
     }
+
+    #[test]
+    fn launches_of_different_formats_have_the_cores_together() {
+        let tensor = |slot, ty, shape| Tensor::dense(crate::tensor::Slot(slot), ty, shape);
+        let matrix = |slot, ty, m| Sibling {
+            a: tensor(slot, ty, [4096, m, 1, 1]),
+            d: tensor(slot + 1, TensorType::F32, [m, 1, 1, 1]),
+            bias: None,
+        };
+        let (q, k) = (matrix(0, TensorType::Q4_K, 4096), matrix(2, TensorType::Q4_K, 1024));
+        let v = matrix(4, TensorType::Q6_Kx8, 1024);
+        let b = tensor(9, TensorType::F32, [4096, 1, 1, 1]);
+        let alone = Call::plain(Product { a: q.a, b, d: q.d });
+        let groups = |call: &Call| -> Vec<u32> {
+            let choice = pick(call, &Caps::example_nvidia(), None).expect("an ordinary call");
+            choice.launches.iter().map(|launch| launch.groups[0]).collect()
+        };
+        assert_eq!(groups(&alone), [128], "a workgroup for 32 rows");
+        assert_eq!(groups(&Call { others: vec![k], ..alone.clone() }), [132], "one for each core");
+        let [most, few] = groups(&Call { others: vec![k, v], ..alone })[..] else { panic!("two formats, two launches") };
+        assert!(most + few <= 132 && 3 * few < most && few > 20, "{most} and {few}: by the bytes they read");
+    }
 }
