@@ -36,6 +36,6 @@ pub use pace::Cost;
 pub use params::Address;
 pub use pipeline::{Pipeline, PipelineCounts};
 pub use recorder::Counts;
-pub use recorder::{Commands, Dispatch, Groups, Recorder, Span};
+pub use recorder::{Commands, Dispatch, Groups, Recorder, Span, StepTime};
 pub use shader::{Shader, SubgroupRequest};
 pub use transfer::Uploader;

@@ -144,6 +144,8 @@ pub struct Recorder {
     profile: bool,
     /// Largest estimated time of a segment.
     limit: f64,
+    /// The last stamp of a profile.
+    stamped: u32,
     /// Counters of kernels that wait for those before them by themselves.
     chain: Option<Chain>,
 }
@@ -164,11 +166,23 @@ pub struct Commands {
     most_queries: u32,
     n_queries: u32,
     segments: Vec<Segment>,
-    labels: Vec<(String, u32)>,
+    /// Steps of a profile: label, the stamps at the end of the step before and of this one, bytes.
+    labels: Vec<(String, [u32; 2], f64)>,
     /// Buffers named by copies; dispatches name addresses, whose owners the caller keeps.
     _kept: Vec<Buffer>,
     counts: Counts,
     last: std::sync::Mutex<Option<Submission>>,
+}
+
+/// What a step took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepTime {
+    /// Its label.
+    pub label: String,
+    /// From the end of the step before to its own.
+    pub time: Duration,
+    /// Bytes it has to move.
+    pub bytes: f64,
 }
 
 /// What was recorded.
@@ -192,7 +206,8 @@ impl Recorder {
         Recorder::with_queries(device, QUERIES)
     }
 
-    /// Begins a recording that takes the time of every step. Steps then no longer overlap.
+    /// Begins a recording that takes the time of every step: from the end of the step before to its own, so that what is lost
+    /// between two steps counts with the second.
     pub fn profiled(device: &Arc<Device>) -> Result<Recorder, Error> {
         Ok(Recorder { profile: true, ..Recorder::with_queries(device, PROFILE_QUERIES)? })
     }
@@ -221,7 +236,15 @@ impl Recorder {
             last: std::sync::Mutex::new(None),
         };
         let limit = TARGET_SECONDS;
-        Ok(Recorder { commands, hazards: Hazards::default(), open: None, profile: false, limit, chain: None })
+        Ok(Recorder {
+            commands,
+            hazards: Hazards::default(),
+            open: None,
+            profile: false,
+            limit,
+            stamped: 0,
+            chain: None,
+        })
     }
 
     /// Keeps everything in one submit: for measurements that must not be cut.
@@ -262,7 +285,7 @@ impl Recorder {
         };
         let early = self.chain.as_ref().is_some_and(|chain| chain.has_written(step.early));
         let raw = self.begin((kind, hands_over, early), step.reads, step.writes, step.cost)?;
-        let start = self.label_begin(raw, step.label);
+        self.label_begin(raw, step.label);
         self.chain.iter_mut().for_each(|chain| chain.write(step.writes));
         let counted = hands_over.then(|| {
             let chain = self.chain.as_mut().expect("kernels that hand over should have counters");
@@ -287,7 +310,7 @@ impl Recorder {
         if let Groups::Indirect(buffer, _) = step.groups {
             self.commands._kept.push(buffer.clone());
         }
-        self.label_end(raw, start, step.label);
+        self.label_end(raw, step.label, step.cost.bytes);
         self.commands.counts.dispatches += 1;
         Ok(())
     }
@@ -308,12 +331,12 @@ impl Recorder {
             &[span(to)],
             Cost { bytes: 2.0 * bytes as f64, flops: 0.0 },
         )?;
-        let start = self.label_begin(raw, "copy");
+        self.label_begin(raw, "copy");
         let ((source, source_base), (target, target_base)) = (from.0.raw(), to.0.raw());
         let region = vk::BufferCopy { src_offset: source_base + from.1, dst_offset: target_base + to.1, size: bytes };
         // SAFETY: ranges were checked; both buffers are kept by the commands.
         unsafe { self.commands.device.raw.cmd_copy_buffer(raw, source, target, &[region]) };
-        self.label_end(raw, start, "copy");
+        self.label_end(raw, "copy", 2.0 * bytes as f64);
         self.commands._kept.extend([from.0.clone(), to.0.clone()]);
         Ok(())
     }
@@ -414,8 +437,14 @@ impl Recorder {
             chain.after_barrier(true);
             self.commands._kept.push(chain.counters.clone());
         }
-        let query = self.commands.take_queries(raw);
+        if self.profile && self.commands.n_queries == 0 && self.commands.device.timestamp_bits > 0 {
+            // All at once: between two steps it would take longer than some of them.
+            // SAFETY: the queries exist; none of them is in use.
+            unsafe { device.raw.cmd_reset_query_pool(raw, self.commands.queries, 0, self.commands.most_queries) };
+        }
+        let query = if self.profile { self.commands.count_queries(2) } else { self.commands.take_queries(raw) };
         self.commands.stamp(raw, query);
+        self.stamped = query.unwrap_or(0);
         Ok(Segment { raw, work: Work::default(), query })
     }
 
@@ -432,7 +461,7 @@ impl Recorder {
         Ok(())
     }
 
-    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) -> Option<u32> {
+    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) {
         let device = &self.commands.device;
         if device.instance.has_debug() {
             let name = std::ffi::CString::new(label).unwrap_or_default();
@@ -440,15 +469,14 @@ impl Recorder {
             // SAFETY: the extension is enabled where the instance has debug on.
             unsafe { device.instance.raw.cmd_begin_debug_utils_label_ext(raw, &info) };
         }
-        let query = if self.profile { self.commands.take_queries(raw) } else { None };
-        self.commands.stamp(raw, query);
-        query
     }
 
-    fn label_end(&mut self, raw: vk::CommandBuffer, query: Option<u32>, label: &str) {
+    fn label_end(&mut self, raw: vk::CommandBuffer, label: &str, bytes: f64) {
+        let query = if self.profile { self.commands.count_queries(1) } else { None };
         if let Some(query) = query {
-            self.commands.stamp(raw, Some(query + 1));
-            self.commands.labels.push((label.to_owned(), query));
+            self.commands.stamp(raw, Some(query));
+            self.commands.labels.push((label.to_owned(), [self.stamped, query], bytes));
+            self.stamped = query;
         }
         let device = &self.commands.device;
         if device.instance.has_debug() {
@@ -486,16 +514,22 @@ fn host_barrier(device: &Device, raw: vk::CommandBuffer) {
 }
 
 impl Commands {
-    /// Two queries that no step has, while there are some.
-    fn take_queries(&mut self, raw: vk::CommandBuffer) -> Option<u32> {
+    /// Queries that no step has, while there are some.
+    fn count_queries(&mut self, count: u32) -> Option<u32> {
         let query = self.n_queries;
         // A queue without timestamps must not be asked for any.
-        (self.device.timestamp_bits > 0 && query + 2 <= self.most_queries).then(|| {
-            self.n_queries += 2;
-            // SAFETY: the queries exist; they are reset before they are written.
-            unsafe { self.device.raw.cmd_reset_query_pool(raw, self.queries, query, 2) };
+        (self.device.timestamp_bits > 0 && query + count <= self.most_queries).then(|| {
+            self.n_queries += count;
             query
         })
+    }
+
+    /// Two queries, made ready.
+    fn take_queries(&mut self, raw: vk::CommandBuffer) -> Option<u32> {
+        let query = self.count_queries(2)?;
+        // SAFETY: the queries exist; they are reset before they are written.
+        unsafe { self.device.raw.cmd_reset_query_pool(raw, self.queries, query, 2) };
+        Some(query)
     }
 
     fn stamp(&self, raw: vk::CommandBuffer, query: Option<u32>) {
@@ -549,11 +583,12 @@ impl Commands {
     }
 
     /// The time of each step, for recordings made with `profiled`.
-    pub fn timings(&self) -> Vec<(String, Duration)> {
-        self.labels
-            .iter()
-            .filter_map(|(label, query)| Some((label.clone(), self.between(*query, query + 1)?)))
-            .collect()
+    pub fn timings(&self) -> Vec<StepTime> {
+        let of = |(label, [first, second], bytes): &(String, [u32; 2], f64)| {
+            let time = self.between(*first, *second)?;
+            Some(StepTime { label: label.clone(), time, bytes: *bytes })
+        };
+        self.labels.iter().filter_map(of).collect()
     }
 
     fn learn(&self) {

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kiln_gguf::{Gguf, TensorType, quant};
-use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader, counter_bytes};
+use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, StepTime, Uploader, counter_bytes};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
@@ -609,7 +608,12 @@ impl Executor for GpuExecutor {
         Ok(self.record(Recorder::new(&self.device)?, &one, prepared.places())?.run()?)
     }
 
-    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+    fn read_ceiling(&mut self) -> Option<f64> {
+        let probe = kiln_kernels::probe::Probe::new(&self.device).ok()?;
+        probe.read_bandwidth().ok().map(|bandwidth| bandwidth.rate())
+    }
+
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error> {
         self.prepared_mut(plan).copied = false;
         let prepared = self.prepared(plan);
         let commands = self.record(Recorder::profiled(&self.device)?, &prepared.steps(), prepared.memory())?;

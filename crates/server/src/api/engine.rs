@@ -69,8 +69,7 @@ pub(crate) async fn kernels(State(app): State<Arc<App>>) -> Result<Response, Ref
     let times = blocking(&app, |app| Ok(app.loaded()?.scheduler.with_engine(step)??)).await?;
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let (steps, total) = (times.len(), times.iter().map(|(_, time)| micros(*time)).sum::<f64>());
-    let told =
-        |StepKind { name, count, time }: StepKind| json!({"name": name, "count": count, "microseconds": micros(time)});
+    let told = |StepKind { name, count, time, .. }: StepKind| json!({"name": name, "count": count, "microseconds": micros(time)});
     let kernels: Vec<Value> = step_kinds(times).into_iter().map(told).collect();
     Ok(reply(&json!({"steps": steps, "microseconds": total, "kernels": kernels})))
 }
