@@ -103,14 +103,14 @@ fn inputs(plan: &Plan, shape: BatchShape, tokens: &[u32]) -> Inputs {
 }
 
 /// The bytes of a tensor's span.
-fn read(executor: &mut dyn Executor, plan: PlanId, tensor: &Tensor) -> Result<Vec<u8>, Error> {
+pub(crate) fn read(executor: &mut dyn Executor, plan: PlanId, tensor: &Tensor) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; tensor.span().1];
     executor.read(plan, tensor, &mut bytes)?;
     Ok(bytes)
 }
 
 /// The values of a tensor given the bytes of its span.
-fn values(tensor: &Tensor, bytes: Vec<u8>) -> Vec<f64> {
+pub(crate) fn values(tensor: &Tensor, bytes: Vec<u8>) -> Vec<f64> {
     let memory = HostMemory { slots: vec![bytes], ..HostMemory::default() };
     memory.read(&Tensor { slot: Slot(0), offset: 0, ..*tensor })
 }

@@ -27,6 +27,10 @@ pub enum Error {
     )]
     Architecture { name: String, known: String },
     #[error(
+        "architecture \"{name}\" is known, but not run: {why}\nhint: docs/architectures.md lists what runs", name = shown(name)
+    )]
+    Refused { name: String, why: &'static str },
+    #[error(
         "metadata key `{key}` is {value}, which must be {want}\nhint: the file is damaged or not a model of its kind", key = shown(key), value = shown(value), want = shown(want)
     )]
     Hyperparameter { key: String, value: String, want: String },
@@ -49,7 +53,7 @@ pub enum Error {
     #[error("{} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds", shown(what))]
     NotSupported { what: String },
     #[error(
-        "a cache of {ty} takes rows of whole blocks of {block}, the model's have {width} elements\nhint: choose F16 for this cache"
+        "a cache of {ty} takes rows of whole blocks of {block}, the heads of the model have {width} elements\nhint: choose F16 for this cache"
     )]
     CacheType { ty: String, width: usize, block: usize },
     #[error("there is no pass {name:?}; the passes are {known}")]
@@ -58,6 +62,10 @@ pub enum Error {
         "this model cannot be run: step {step} of it does not fit together ({why})\nhint: its file has a tensor of an unusual type or shape; `kiln inspect --tensors` lists them"
     )]
     Plan { step: String, why: String },
+    #[error(
+        "this model cannot be run on {device}: step {step} needs what its kernels do not do ({why})\nhint: the CPU runs it: --cpu"
+    )]
+    OnDevice { device: String, step: String, why: String },
     #[error(
         "the prompt has {tokens} tokens, the context holds {context}\nhint: shorten the prompt or raise --ctx-size (the model was trained with {trained})"
     )]
@@ -106,6 +114,18 @@ pub enum Error {
         "the model gave logits that are not numbers (token {token} of the context)\nhint: the file may be damaged; `kiln selftest` checks the kernels, `kiln plan --diff` finds the step"
     )]
     NotANumber { token: usize },
+}
+
+impl Error {
+    /// Whether the device is gone for good: it was lost, or it finishes nothing any more.
+    pub fn is_lost(&self) -> bool {
+        use kiln_gpu::Error::{DeviceLost, Timeout};
+        use kiln_kernels::record::Error::Gpu;
+        matches!(
+            self,
+            Error::Gpu(DeviceLost { .. } | Timeout { .. }) | Error::Kernel(Gpu(DeviceLost { .. } | Timeout { .. }))
+        )
+    }
 }
 
 /// Bytes as people read them.

@@ -3,7 +3,9 @@
 
 use kiln_gguf::{Gguf, Metadata, TensorType};
 
-use TensorType::{BF16, F16, F32, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+use TensorType::{
+    BF16, F16, F32, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
+};
 
 /// A recipe: what most tensors become, and the mixing rules of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ enum Mix {
     Experts,
     /// MXFP4 for everything but the output.
     Mxfp4,
+    /// TQ1_0 and TQ2_0: only the embeddings are better.
+    Ternary,
 }
 
 const fn recipe(name: &'static str, base: TensorType, file_type: u32, mix: Mix) -> Recipe {
@@ -68,6 +72,8 @@ pub const RECIPES: &[Recipe] = &[
     recipe("Q3_K_S", Q3_K, 11, Mix::Output),
     recipe("Q2_K", Q2_K, 10, Mix::Q2_K),
     recipe("Q2_K_S", Q2_K, 21, Mix::Q2_K_S),
+    recipe("TQ2_0", TQ2_0, 37, Mix::Ternary),
+    recipe("TQ1_0", TQ1_0, 36, Mix::Ternary),
 ];
 
 /// Short names of recipes.
@@ -207,7 +213,7 @@ fn fall_back(ty: TensorType, cols: usize) -> TensorType {
         Q5_K => Q5_1,
         Q6_K => Q8_0,
         IQ4_XS => IQ4_NL,
-        Q2_K | Q3_K => Q4_0,
+        Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
         other => other,
     };
     if cols.is_multiple_of(smaller.block_len()) { smaller } else { F16 }
@@ -284,6 +290,7 @@ impl Recipe {
             Part::AttentionK if m.n_experts == 8 => Q8_0,
             Part::FfnDown => self.ffn_down(m, place),
             Part::AttentionOutput => self.attention_output(m),
+            Part::TokenEmbedding if self.mix == Mix::Ternary => Q4_K,
             _ => self.base,
         }
     }

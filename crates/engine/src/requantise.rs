@@ -1,10 +1,11 @@
 //! A model file in other tensor types: tensor after tensor, on all cores, with one piece of one tensor in memory at a
 //! time. Which type a tensor gets is decided in `quantise_recipe.rs`.
 
-use kiln_gguf::{Gguf, TensorInfo, TensorType, Writer, quant};
+use kiln_gguf::{Gguf, Metadata, TensorInfo, TensorType, Writer, quant};
 use kiln_system::files::Output;
 use rayon::prelude::*;
 
+use crate::importance::{Importance, Seen};
 use crate::quantise_recipe::Recipe;
 
 /// Values of a piece that is made and written at once.
@@ -29,6 +30,12 @@ pub enum RequantiseError {
         /// The first such value.
         element: usize,
     },
+    /// The importance is another model's.
+    #[error("{why}\nhint: make one of this very model with `kiln imatrix`")]
+    Importance {
+        /// What does not fit.
+        why: String,
+    },
     /// A tensor could not be converted.
     #[error("cannot convert tensor `{}` from {from} to {to}: {why}", kiln_system::text::shown(tensor))]
     Quant {
@@ -50,12 +57,34 @@ pub struct Conversion<'a> {
     recipe: Recipe,
     /// The new types.
     pub types: Vec<TensorType>,
+    importance: Option<&'a Importance>,
 }
 
 impl<'a> Conversion<'a> {
     /// Decides the types.
     pub fn new(model: &'a Gguf, recipe: Recipe) -> kiln_gguf::Result<Conversion<'a>> {
-        Ok(Conversion { model, recipe, types: recipe.types_of(model)? })
+        Ok(Conversion { model, recipe, types: recipe.types_of(model)?, importance: None })
+    }
+
+    /// Weighs errors by how much each column counts.
+    pub fn with_importance(self, importance: &'a Importance) -> Conversion<'a> {
+        Conversion { importance: Some(importance), ..self }
+    }
+
+    /// What is known of a tensor's columns.
+    fn seen(&self, info: &TensorInfo) -> Result<Option<&'a Seen>, RequantiseError> {
+        let Some(importance) = self.importance else { return Ok(None) };
+        let matrices = info.dims().iter().skip(2).product();
+        importance.of(&info.name, info.cols(), matrices).map_err(|why| RequantiseError::Importance { why })
+    }
+
+    /// Tensors that will be quantised, though nothing is known of their columns.
+    pub fn n_unknown(&self) -> usize {
+        let Some(importance) = self.importance else { return 0 };
+        let unknown = |(info, ty): &(&TensorInfo, TensorType)| {
+            ty.is_quantised() && info.ty != *ty && !importance.tensors.contains_key(&info.name)
+        };
+        self.tensors().filter(unknown).count()
     }
 
     /// Tensors with their new types.
@@ -83,6 +112,9 @@ impl<'a> Conversion<'a> {
         metadata.set("general.file_type", self.recipe.file_type);
         metadata.set("general.quantization_version", 2u32);
         let mut writer = Writer::new(metadata);
+        if let Some(importance) = self.importance {
+            metadata_of(importance, writer.metadata_mut());
+        }
         for (info, ty) in self.tensors() {
             writer.declare(&info.name, info.dims(), ty)?;
         }
@@ -102,8 +134,9 @@ impl<'a> Conversion<'a> {
             }
             let row_bytes = data.len() / info.rows();
             let rows = (PIECE / info.cols()).max(1);
-            for piece in data.chunks(rows * row_bytes) {
-                convert(info, ty, piece, &mut packed)?;
+            let weights = self.seen(info)?.map(|seen| Weights::new(info, seen));
+            for (at, piece) in data.chunks(rows * row_bytes).enumerate() {
+                convert(info, ty, piece, weights.as_ref().map(|weights| (weights, at * rows)), &mut packed)?;
                 stream.write_piece(&info.name, &packed)?;
                 done(packed.len() as u64);
             }
@@ -112,8 +145,45 @@ impl<'a> Conversion<'a> {
     }
 }
 
-/// Converts whole rows of a tensor into `packed`.
-fn convert(info: &TensorInfo, to: TensorType, data: &[u8], packed: &mut Vec<u8>) -> Result<(), RequantiseError> {
+/// How much the columns of each matrix of a tensor count.
+struct Weights {
+    /// Of each matrix; one speaks for all where there is only one.
+    means: Vec<Vec<f32>>,
+    /// Rows of a matrix.
+    rows: usize,
+}
+
+impl Weights {
+    fn new(info: &TensorInfo, seen: &Seen) -> Weights {
+        let rows = info.dims().get(1).copied().unwrap_or(1);
+        Weights { means: (0..seen.matrices()).map(|matrix| seen.means(matrix)).collect(), rows }
+    }
+
+    /// The weights of the matrix that a row is in, and how many rows of it are left from there on.
+    fn of(&self, row: usize) -> (&[f32], usize) {
+        let matrix = (row / self.rows).min(self.means.len() - 1);
+        let left = if self.means.len() == 1 { usize::MAX } else { self.rows - row % self.rows };
+        (&self.means[matrix], left)
+    }
+}
+
+/// Tells readers of the file what its errors were weighed by.
+fn metadata_of(importance: &Importance, metadata: &mut Metadata) {
+    metadata.set("quantize.imatrix.entries_count", importance.tensors.len() as u32);
+    metadata.set("quantize.imatrix.chunks_count", importance.chunks[0]);
+    if let Some(dataset) = importance.datasets.first() {
+        metadata.set("quantize.imatrix.dataset", dataset.as_str());
+    }
+}
+
+/// Converts whole rows of a tensor into `packed`; with weights comes the number of the first of these rows.
+fn convert(
+    info: &TensorInfo,
+    to: TensorType,
+    data: &[u8],
+    weights: Option<(&Weights, usize)>,
+    packed: &mut Vec<u8>,
+) -> Result<(), RequantiseError> {
     let (cols, from) = (info.cols(), info.ty);
     let failed = |why| RequantiseError::Quant { tensor: info.name.clone(), from, to, why };
     let whole = |ty: TensorType| {
@@ -123,12 +193,24 @@ fn convert(info: &TensorInfo, to: TensorType, data: &[u8], packed: &mut Vec<u8>)
     let (row_in, row_out) = (whole(from)?, whole(to)?);
     packed.resize(data.len() / row_in * row_out, 0);
     let rows = (TASK / cols).max(1);
-    data.par_chunks(rows * row_in).zip(packed.par_chunks_mut(rows * row_out)).try_for_each_init(
+    data.par_chunks(rows * row_in).zip(packed.par_chunks_mut(rows * row_out)).enumerate().try_for_each_init(
         Vec::new,
-        |plain, (data, out)| {
+        |plain, (task, (data, out))| {
             plain.resize(data.len() / row_in * cols, 0.0);
             quant::dequantise(from, data, plain).map_err(failed)?;
-            quant::quantise(to, plain, cols, None, out).map_err(failed)
+            let Some((weights, first)) = weights else {
+                return quant::quantise(to, plain, cols, None, out).map_err(failed);
+            };
+            // Rows of a task may belong to several matrices.
+            let (all, mut at) = (plain.len() / cols, 0);
+            while at < all {
+                let (means, left) = weights.of(first + task * rows + at);
+                let end = all.min(at.saturating_add(left));
+                let (values, out) = (&plain[at * cols..end * cols], &mut out[at * row_out..end * row_out]);
+                quant::quantise(to, values, cols, Some(means), out).map_err(failed)?;
+                at = end;
+            }
+            Ok(())
         },
     )
 }

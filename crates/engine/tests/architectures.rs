@@ -2,15 +2,19 @@
 //! `goldens/architectures`: keys and names of tensors of a model, tokens, and llama.cpp's logits of some of them. Weights are
 //! drawn here from names and places alone, as the script draws them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
+
+mod device;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use kiln_engine::arch::{BatchShape, Room, TABLE, graph};
+use kiln_engine::arch::{BatchShape, LIMITS, REFUSED, Room, TABLE, graph};
 use kiln_engine::compare;
-use kiln_engine::executor::{Arithmetic, CpuExecutor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
+use kiln_engine::run::{Engine, Entry, Wanted};
 use kiln_gguf::{Gguf, Strings, TensorType, Writer};
 
 /// Architectures whose goldens are elsewhere (`rwkv.rs`).
@@ -51,6 +55,11 @@ fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
 
 /// The model that a golden describes.
 fn model(golden: &Gguf) -> Model {
+    model_of(golden, drawn)
+}
+
+/// The same with weights from elsewhere.
+fn model_of(golden: &Gguf, values: impl Fn(&str, &[usize]) -> Vec<u8>) -> Model {
     let mut metadata = golden.metadata().clone();
     let tensors: Vec<String> =
         metadata.get_str_array("golden.tensors").unwrap().iter().map(|t| String::from_utf8_lossy(t).into()).collect();
@@ -64,7 +73,7 @@ fn model(golden: &Gguf) -> Model {
     let mut writer = Writer::new(metadata);
     for line in &tensors {
         let (name, shape) = (line.split(' ').next().unwrap(), shape(line));
-        writer.add(name, &shape, TensorType::F32, drawn(name, &shape)).unwrap();
+        writer.add(name, &shape, TensorType::F32, values(name, &shape)).unwrap();
     }
     Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap()
 }
@@ -89,10 +98,93 @@ fn logits_are_those_of_llama_cpp() {
         let all = compare::logits(&model, &graph, &plan, (shape, &tokens), &mut executor).unwrap();
         let vocab = model.config.vocab;
         let got = positions.iter().flat_map(|p| &all[*p as usize * vocab..][..vocab]);
-        let squared = |a: f32, b: f32| f64::from(a - b).powi(2);
-        let sum: f64 = got.zip(&want).map(|(g, w)| squared(*g, *w)).sum();
-        let error = sum / want.iter().map(|w| squared(*w, 0.0)).sum::<f64>();
+        let error = error(&got.copied().collect::<Vec<f32>>(), &want);
         // llama.cpp takes GELU from a table of 16-bit floats.
+        if error.is_nan() || error > 1e-6 {
+            wrong.push(format!("{name}: {error:.1e}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Sum of squared differences over sum of squares.
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
+    // Where both are infinite, they are the same.
+    let pairs = got.iter().zip(want).filter(|(g, w)| g != w);
+    let differences = squares(&mut pairs.map(|(g, w)| f64::from(*g) - f64::from(*w)));
+    differences / squares(&mut want.iter().filter(|w| w.is_finite()).map(|w| f64::from(*w)))
+}
+
+/// Feeds three texts of different lengths together, in pieces of 16, 3 and 1 tokens, and compares what comes of the golden's
+/// tokens with llama.cpp, and the others with what each says alone.
+fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
+    let model = Arc::new(model(golden));
+    let (tokens, positions) = (words(golden, "tokens"), words(golden, "positions"));
+    let want: Vec<f32> = words(golden, "logits").into_iter().map(f32::from_bits).collect();
+    let texts = [&tokens[..], &tokens[7..31], &tokens[3..8]];
+    let sized = |sequences: usize| {
+        let room = Room::for_sequences(sequences, 64);
+        Room { k_type: TensorType::F32, v_type: TensorType::F32, ..room }
+    };
+    let alone = |text: &[u32]| {
+        let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+        let mut engine = Engine::new(Arc::clone(&model), executor, sized(1), &mut |_, _| {}).unwrap();
+        let sequence = engine.open(0).unwrap();
+        engine.feed(&[Entry { sequence, tokens: text, wanted: Wanted::All }]).unwrap().remove(0)
+    };
+    let mut engine = Engine::new(Arc::clone(&model), executor, sized(3), &mut |_, _| {}).unwrap();
+    let ids = texts.map(|_| engine.open(0).unwrap());
+    let mut fed = [0; 3];
+    let mut got: [Vec<f32>; 3] = Default::default();
+    for round in 0.. {
+        let pieces: Vec<(usize, &[u32])> = (0..3)
+            .map(|i| (i, &texts[i][fed[i]..]))
+            .filter(|(_, rest)| !rest.is_empty())
+            .map(|(i, rest)| (i, &rest[..[16, 3, 1][(round + i) % 3].min(rest.len())]))
+            .collect();
+        if pieces.is_empty() {
+            break;
+        }
+        let entries: Vec<Entry<'_>> =
+            pieces.iter().map(|(i, tokens)| Entry { sequence: ids[*i], tokens, wanted: Wanted::All }).collect();
+        for (logits, (i, tokens)) in engine.feed(&entries).unwrap().into_iter().zip(&pieces) {
+            got[*i].extend(logits);
+            fed[*i] += tokens.len();
+        }
+    }
+    let vocab = model.config.vocab;
+    let row = |p: &u32| got[0][*p as usize * vocab..][..vocab].to_vec();
+    let first = error(&positions.iter().flat_map(row).collect::<Vec<f32>>(), &want);
+    (1..3).map(|i| error(&got[i], &alone(texts[i]))).fold(first, f64::max)
+}
+
+#[test]
+fn texts_together_and_in_pieces_are_as_each_alone() {
+    let mut wrong = Vec::new();
+    for (name, golden) in goldens() {
+        let error = together(&golden, Box::new(CpuExecutor::new(Arithmetic::Fast)));
+        if error.is_nan() || error > 1e-6 {
+            wrong.push(format!("{name}: {error:.1e}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Compiles the kernels of every architecture, which takes long where the CPU stands in for a GPU. `KILN_ARCHITECTURES` names
+/// some of them by how they begin, with commas between.
+#[test]
+#[ignore = "takes minutes: run it by name"]
+fn texts_together_on_a_device_are_as_each_alone() {
+    let names = std::env::var("KILN_ARCHITECTURES").unwrap_or_default();
+    let mut wrong = Vec::new();
+    for (name, golden) in goldens() {
+        let Some((executor, _instance)) = device::gpu() else { return };
+        if !names.split(',').any(|begin| name.starts_with(begin)) {
+            continue;
+        }
+        let error = together(&golden, executor);
+        println!("{name}: {error:.1e}");
         if error.is_nan() || error > 1e-6 {
             wrong.push(format!("{name}: {error:.1e}"));
         }
@@ -107,4 +199,53 @@ fn every_architecture_has_a_golden() {
     let without: Vec<&str> =
         TABLE.iter().map(|row| row.name).filter(|name| !ELSEWHERE.contains(name) && !has(name)).collect();
     assert!(without.is_empty(), "{without:?}");
+}
+
+/// `docs/architectures.md` as the tables and goldens have it.
+fn documented() -> String {
+    let goldens = goldens();
+    let mut text = String::from(
+        "# Architectures\n\nWritten by a test from the table in `crates/engine/src/arch/mod.rs` \
+         (`KILN_UPDATE_SNAPSHOTS=1 cargo test -p kiln-engine --test architectures documents`).\n\n\
+         Every architecture runs on the CPU and on every Vulkan device: an architecture makes one plan, and devices lower it. \
+         Layers at the end of a file that only guess further tokens (`nextn_predict_layers`) are left out.\n\n\
+         Judged by: tiny models that llama.cpp's tests make, with weights drawn so that every part counts. llama.cpp gives their \
+         logits (`scripts/judge-archs`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
+         whole, in pieces and beside other texts.\n\n\
+         | name | models | remembers | judged by | bounds |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for row in TABLE {
+        let of = |file: &str| file.rsplit_once('-').is_some_and(|(of, _)| of == row.name);
+        let files: Vec<&(String, Gguf)> = goldens.iter().filter(|(file, _)| of(file)).collect();
+        let ones = |_: &str, shape: &[usize]| 1f32.to_le_bytes().repeat(shape.iter().product());
+        let facts = files.first().map(|(_, golden)| model_of(golden, ones).facts);
+        let remembers = match facts {
+            Some(facts) if facts.has_cache() && facts.has_state() => "keys and values, states",
+            Some(facts) if facts.has_state() => "states",
+            Some(facts) if facts.value_elements == 0 => "latents",
+            Some(_) => "keys and values",
+            None => "states",
+        };
+        let names: Vec<String> = files.iter().map(|(file, _)| format!("`{file}`")).collect();
+        let judged = if names.is_empty() { "`crates/engine/tests/rwkv.rs`".to_owned() } else { names.join(", ") };
+        let bound = LIMITS.iter().find(|(name, _)| *name == row.name).map_or("", |(_, bound)| bound);
+        text += &format!("| `{}` | {} | {remembers} | {judged} | {bound} |\n", row.name, row.models);
+    }
+    text += "\n## Known and refused\n\n| name | why |\n| --- | --- |\n";
+    for (name, why) in REFUSED {
+        text += &format!("| `{name}` | {why} |\n");
+    }
+    text
+}
+
+#[test]
+fn documents_are_as_the_table() {
+    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "..", "..", "docs", "architectures.md"].iter().collect();
+    if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, documented()).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap();
+    assert_eq!(documented(), written, "KILN_UPDATE_SNAPSHOTS=1 writes the new page");
+    let twice = REFUSED.iter().find(|(name, _)| TABLE.iter().any(|row| row.name == *name));
+    assert!(twice.is_none(), "{twice:?} is run and refused");
 }

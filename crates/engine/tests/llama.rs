@@ -228,6 +228,36 @@ fn files_that_do_not_fit_get_one_clear_line() {
     assert!(absurd.contains("llama.block_count") && absurd.contains("1000000"), "{absurd}");
 }
 
+/// A head of six elements is fine with the CPU. The attention of GPUs reads eight at once, and says what runs the model.
+#[test]
+fn what_a_device_cannot_run_names_the_step_and_the_way_out() {
+    let gguf = Gguf::from_bytes(file("F32")).unwrap();
+    let mut metadata = gguf.metadata().clone();
+    for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+        metadata.set(format!("llama.{key}"), 6u32);
+    }
+    let mut writer = Writer::new(metadata);
+    for info in gguf.tensors() {
+        let mut dims = info.dims().to_vec();
+        let at = usize::from(!info.name.contains("attn_output"));
+        if info.name.contains("attn_") && !info.name.contains("norm") {
+            dims[at] = dims[at] / 16 * 6;
+        }
+        let bytes = dims.iter().product::<usize>() * size_of::<f32>();
+        writer.add(&info.name, &dims, info.ty, gguf.data(info)[..bytes].to_vec()).unwrap();
+    }
+    let bytes = writer.to_bytes().unwrap();
+    let model = Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap());
+    session(&model, cpu(Arithmetic::Fast)).feed(&TOKENS, Wanted::Last).unwrap();
+    let Some((gpu, _instance)) = gpu() else { return };
+    let refused = Session::new(Arc::clone(&model), gpu, 64, &mut |_, _| {})
+        .and_then(|mut s| s.feed(&TOKENS, Wanted::Last).map(drop));
+    let said = refused.unwrap_err().to_string();
+    for word in ["0.attention", "head sizes must be multiples of 8", "--cpu"] {
+        assert!(said.contains(word), "{word:?} is not in: {said}");
+    }
+}
+
 #[test]
 fn a_tensor_that_nobody_reads_is_named() {
     let gguf = Gguf::from_bytes(file("F32")).unwrap();

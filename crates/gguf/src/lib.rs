@@ -22,6 +22,7 @@ mod error;
 mod header;
 mod map;
 mod metadata;
+pub mod parts;
 pub mod quant;
 mod reader;
 pub mod split;
@@ -32,6 +33,7 @@ mod writer;
 
 pub use error::{Error, Result, ShapeError};
 pub use header::Header;
+pub use map::end_on_cut_files;
 pub use metadata::Metadata;
 pub use reader::Gguf;
 pub use tensor::{MAX_DIMS, TensorInfo};

@@ -1,8 +1,11 @@
-//! Where the bytes of a file come from: a memory map, or memory. The crate's only unsafe block.
+//! Where the bytes of a file come from: a memory map, or memory; and what happens when a mapped file is cut short. The
+//! crate's only unsafe blocks.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _};
+use std::os::fd::IntoRawFd as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use memmap2::Mmap;
 
@@ -31,7 +34,7 @@ impl Source {
         // SAFETY: the map is read-only and private to this process, so Rust code never writes to it. Another process that
         // changes the file under us could change bytes that were checked already: everything parsed is copied out of the map
         // and tensor data is plain numbers without invalid bit patterns, so this gives wrong numbers at worst. One that cuts
-        // the file short ends this process with SIGBUS, as with every program that maps its model.
+        // the file short ends this process with SIGBUS, as with every program that maps its model; see `end_on_cut_files`.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file) }.map_err(fail("map"))?;
         Ok(Source::Map(map))
@@ -41,6 +44,45 @@ impl Source {
         match self {
             Source::Map(map) => map,
             Source::Memory(bytes) => bytes,
+        }
+    }
+}
+
+/// The end of a pipe that is written to when a mapped file turns out to be cut short; -1 where nobody listens.
+static CUT: AtomicI32 = AtomicI32::new(-1);
+
+/// From now on a mapped file that another program cuts short ends this process with `end`, on a thread of its own, and
+/// not with SIGBUS and nothing said. The threads that miss bytes stop where they are.
+pub fn end_on_cut_files(end: impl FnOnce() + Send + 'static) {
+    let Ok((mut reader, writer)) = io::pipe() else { return };
+    let wait = move || {
+        if reader.read(&mut [0]).is_ok_and(|bytes| bytes > 0) {
+            end();
+        }
+    };
+    if std::thread::Builder::new().name("cut files".into()).spawn(wait).is_err() {
+        return;
+    }
+    CUT.store(writer.into_raw_fd(), Ordering::Relaxed);
+    // SAFETY: the action is whole: zeros are an empty mask and no flags, and the handler has the signature of one without
+    // further information. The handler that is replaced is the standard library's, which tells stack overflows apart: on
+    // Linux those are SIGSEGV and not SIGBUS.
+    #[allow(unsafe_code)]
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_missing_bytes as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+    }
+}
+
+/// Runs on the thread that touched bytes which are no longer there. Going back would touch them again.
+extern "C" fn on_missing_bytes(_: libc::c_int) {
+    // SAFETY: a signal handler may call `write` and `pause`; the byte that is written is a constant.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::write(CUT.load(Ordering::Relaxed), [1u8].as_ptr().cast(), 1);
+        loop {
+            libc::pause();
         }
     }
 }

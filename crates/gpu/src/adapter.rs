@@ -99,6 +99,12 @@ impl Adapter {
         }
     }
 
+    /// Whether there is only a driver and no hardware behind it: such a device has no memory. It can be opened for compiling
+    /// ([`crate::Device::open_to_compile`]).
+    pub fn is_null(&self) -> bool {
+        self.memory_bytes == 0
+    }
+
     fn has_buffer_address(&self) -> bool {
         self.extensions.iter().any(|e| e == BUFFER_ADDRESS_MARK)
     }
@@ -125,7 +131,7 @@ pub fn adapters(instance: &Instance) -> Result<Vec<Adapter>, Error> {
 pub fn choose<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a Adapter, Error> {
     let Some(wanted) = wanted.map(str::trim).filter(|w| !w.is_empty()) else {
         let usable = adapters.iter().filter(|a| a.kind != AdapterKind::Cpu && a.missing().is_none());
-        let best = usable.min_by_key(|a| (a.kind.rank(), std::cmp::Reverse(a.memory_bytes), a.index));
+        let best = usable.min_by_key(|a| (a.is_null(), a.kind.rank(), std::cmp::Reverse(a.memory_bytes), a.index));
         return best.ok_or_else(|| {
             let software = adapters.iter().find(|a| a.kind == AdapterKind::Cpu && a.missing().is_none());
             software.map_or(Error::NoDevice, |a| Error::OnlySoftware { name: a.name.clone(), index: a.index })
@@ -187,9 +193,13 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let (memory_bytes, memory_free) = memory(instance, physical, has(&vk::EXT_MEMORY_BUDGET_EXTENSION));
     let (mut caps, addressable) = crate::query::caps(raw, physical, &core, &extensions);
     let disabled = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
+    let wide = disabled.split(',').any(|name| name.trim() == "narrow_subgroups");
+    if !wide {
+        caps.narrow();
+    }
     for unknown in caps.disable(&disabled) {
         log::warn!(
-            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, int_dot, bfloat16, subgroups and handover are known"
+            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, lanes, int_dot, bfloat16, subgroups, narrow_subgroups and handover are known"
         );
     }
     let pci = has(&vk::EXT_PCI_BUS_INFO_EXTENSION)
@@ -223,6 +233,16 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
 
 /// Bytes of all device-local heaps, and what the budget leaves of them.
 pub(crate) fn memory(instance: &Instance, physical: vk::PhysicalDevice, has_budget: bool) -> (u64, Option<u64>) {
+    // SAFETY: the physical device belongs to this instance.
+    let heaps = unsafe { instance.raw.get_physical_device_memory_properties(physical) };
+    let local: Vec<usize> = (0..heaps.memory_heap_count as usize)
+        .filter(|&i| heaps.memory_heaps[i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL))
+        .collect();
+    let total = local.iter().map(|&i| heaps.memory_heaps[i].size).sum();
+    // A null device has no budget either, and Mesa 25.0 crashes when asked for that of an integrated one.
+    if total == 0 {
+        return (0, has_budget.then_some(0));
+    }
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
     let mut properties = vk::PhysicalDeviceMemoryProperties2::builder();
     if has_budget {
@@ -230,14 +250,7 @@ pub(crate) fn memory(instance: &Instance, physical: vk::PhysicalDevice, has_budg
     }
     // SAFETY: the budget struct is only chained where its extension is offered.
     unsafe { instance.raw.get_physical_device_memory_properties2(physical, &mut properties) };
-    let heaps = properties.memory_properties;
-    let local = (0..heaps.memory_heap_count as usize)
-        .filter(|&i| heaps.memory_heaps[i].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
-    let (mut total, mut free) = (0, 0);
-    for heap in local {
-        total += heaps.memory_heaps[heap].size;
-        free += budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]);
-    }
+    let free = local.iter().map(|&i| budget.heap_budget[i].saturating_sub(budget.heap_usage[i])).sum();
     (total, has_budget.then_some(free))
 }
 
@@ -277,6 +290,16 @@ mod tests {
     fn without_a_wish_the_largest_card_is_taken() {
         assert_eq!(choose(&machine(), None).unwrap().index, 2);
         assert_eq!(choose(&machine()[..2], Some("")).unwrap().index, 1);
+    }
+
+    #[test]
+    fn a_device_without_hardware_is_taken_only_where_there_is_no_other() {
+        let null = adapter(0, "Null hardware", AdapterKind::Discrete, 0);
+        assert_eq!(
+            choose(&[null.clone(), adapter(1, "Integrated", AdapterKind::Integrated, 1)], None).unwrap().index,
+            1
+        );
+        assert!(choose(&[null], None).unwrap().is_null());
     }
 
     #[test]

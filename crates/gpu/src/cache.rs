@@ -114,24 +114,59 @@ pub(crate) fn key(parts: &[&[u8]]) -> String {
 mod tests {
     use super::*;
 
+    /// What can become of the file of an entry. Beside it lies `other.spv`, a good entry.
+    type Damage = (&'static str, fn(&Path));
+    const DAMAGES: &[Damage] = &[
+        ("nothing left", |path| std::fs::write(path, b"").unwrap()),
+        ("shorter than a checksum", |path| std::fs::write(path, b"short").unwrap()),
+        ("zeros", |path| std::fs::write(path, [0; 37]).unwrap()),
+        ("something else", |path| std::fs::write(path, [7; 100]).unwrap()),
+        ("a bit of the body flipped", |path| change(path, |bytes| bytes[0] ^= 1)),
+        ("a bit of the checksum flipped", |path| change(path, |bytes| *bytes.last_mut().unwrap() ^= 0x80)),
+        ("cut by a byte", |path| change(path, |bytes| bytes.truncate(bytes.len() - 1))),
+        ("a byte more", |path| change(path, |bytes| bytes.push(0))),
+        ("another entry's file", |path| {
+            std::fs::copy(path.with_file_name("other.spv"), path).unwrap();
+        }),
+        ("a link to another entry", |path| replace(path, |p| std::os::unix::fs::symlink("other.spv", p).unwrap())),
+        ("a link to itself", |path| replace(path, |p| std::os::unix::fs::symlink("entry.spv", p).unwrap())),
+        ("a folder", |path| replace(path, |p| std::fs::create_dir(p).unwrap())),
+        ("a pipe that nobody writes to", |path| {
+            replace(path, |p| assert!(std::process::Command::new("mkfifo").arg(p).status().unwrap().success()))
+        }),
+    ];
+
+    fn change(path: &Path, change: impl Fn(&mut Vec<u8>)) {
+        let mut bytes = std::fs::read(path).unwrap();
+        change(&mut bytes);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn replace(path: &Path, make: impl Fn(&Path)) {
+        std::fs::remove_file(path).unwrap();
+        make(path);
+    }
+
     #[test]
     fn a_damaged_entry_is_ignored_and_replaced() {
-        let folder = std::env::temp_dir().join(format!("kiln-cache-{}", std::process::id()));
-        let cache = Cache::at(Some(folder.clone()));
-        assert_eq!(cache.read("a/b.spv"), None);
-        cache.write("a/b.spv", b"hello");
-        assert_eq!(cache.read("a/b.spv").as_deref(), Some(&b"hello"[..]));
-        let path = folder.join("a/b.spv");
-        for damage in [&b""[..], b"short", &[7; 100]] {
-            std::fs::write(&path, damage).unwrap();
-            assert_eq!(cache.read("a/b.spv"), None);
+        for (what, damage) in DAMAGES {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("entry.spv");
+            let cache = Cache::at(Some(folder.path().to_owned()));
+            assert_eq!(cache.read("entry.spv"), None, "there is none yet");
+            cache.write("entry.spv", b"hello");
+            cache.write("other.spv", b"another kernel");
+            assert_eq!(cache.read("entry.spv").as_deref(), Some(&b"hello"[..]));
+            damage(&path);
+            assert_eq!(cache.read("entry.spv"), None, "{what}");
+            // What is no file of the cache is nobody's to replace; a file is made anew.
+            let cache = Cache::at(Some(folder.path().to_owned()));
+            let was_file = std::fs::symlink_metadata(&path).unwrap().is_file();
+            cache.write("entry.spv", b"again");
+            assert_eq!(cache.read("entry.spv").is_some(), was_file, "{what}");
+            assert_eq!(std::fs::symlink_metadata(&path).unwrap().is_file(), was_file, "{what}");
+            assert_eq!(cache.read("other.spv").as_deref(), Some(&b"another kernel"[..]), "{what}: its neighbour stays");
         }
-        cache.write("a/other.spv", b"another kernel");
-        std::fs::copy(folder.join("a/other.spv"), &path).unwrap();
-        assert_eq!(cache.read("a/b.spv"), None, "an entry under another's name");
-        cache.write("a/b.spv", b"again");
-        assert_eq!(cache.read("a/b.spv").as_deref(), Some(&b"again"[..]));
-        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

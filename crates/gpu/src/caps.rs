@@ -1,7 +1,7 @@
 //! What a device can do, as plain data: kernels choose their path from it, and tests can make any device up.
 
 /// A component type of a cooperative matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are the types")]
 pub enum Component {
     F16,
@@ -21,7 +21,7 @@ pub enum Component {
 }
 
 /// Which threads share a cooperative matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Scope {
     /// One subgroup.
     Subgroup,
@@ -30,7 +30,7 @@ pub enum Scope {
 }
 
 /// One shape the driver lists for `VK_KHR_cooperative_matrix`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "an M x N x K product of these component types")]
 pub struct CoopmatShape {
     pub m: u32,
@@ -45,7 +45,7 @@ pub struct CoopmatShape {
 }
 
 /// One row of the flexible dimensions of `VK_NV_cooperative_matrix2`: any multiple of the granularity may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "granularities of an M x N x K product of these component types")]
 pub struct FlexibleShape {
     pub m: u32,
@@ -61,8 +61,20 @@ pub struct FlexibleShape {
     pub workgroup: u32,
 }
 
+/// Which components of a cooperative matrix of 16-bit floats a lane holds, of the orders that kernels know. Vulkan leaves
+/// it to the driver: it is found out on the device (`kiln_kernels::open`). Which element of k a component is must be the same
+/// for both operands, and nothing else: kernels may give a matrix any elements of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub enum MatrixOrder {
+    /// 16 x 16 x 16 in 32 lanes: lane 4 g + q holds four elements of k of row (column) g, then the same of row (column) g + 8;
+    /// which four depends on q.
+    Quads,
+    /// 8 x 8 x 8 in 8 lanes: a lane holds one element of k of all rows (columns).
+    Slices,
+}
+
 /// The parts of `VK_NV_cooperative_matrix2` a device has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are the feature bits of the extension")]
 pub struct Coopmat2 {
     pub workgroup_scope: bool,
@@ -97,7 +109,7 @@ impl Coopmat2 {
 }
 
 /// Integer dot products of four packed 8-bit values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum IntDot {
     /// Not offered.
     #[default]
@@ -109,11 +121,14 @@ pub enum IntDot {
 }
 
 /// The subgroup abilities of a device in compute shaders.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are Vulkan's operation groups")]
 pub struct Subgroups {
-    /// The size without further requests.
+    /// The size that kernels have: the driver's own, unless `asked`.
     pub size: u32,
+    /// Whether the driver's own size is another, so that every pipeline must ask for this one.
+    #[serde(default)]
+    pub asked: bool,
     pub min_size: u32,
     pub max_size: u32,
     /// Whether a size may be asked for per pipeline.
@@ -128,7 +143,7 @@ pub struct Subgroups {
 }
 
 /// Limits that kernels must respect.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names are Vulkan's limits")]
 pub struct Limits {
     pub max_workgroup_count: [u32; 3],
@@ -143,7 +158,7 @@ pub struct Limits {
 }
 
 /// Everything a kernel may ask about the device before it chooses its path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names say it; see the field types")]
 pub struct Caps {
     pub subgroups: Subgroups,
@@ -160,6 +175,8 @@ pub struct Caps {
     pub memory_model: bool,
     /// Shapes of `VK_KHR_cooperative_matrix`; empty where it is not offered.
     pub coopmat: Vec<CoopmatShape>,
+    /// How lanes hold the matrices of `coopmat_shape(F16, F32)`, once that was found out and is an order that kernels know.
+    pub matrix_order: Option<MatrixOrder>,
     pub coopmat2: Coopmat2,
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
@@ -203,6 +220,7 @@ impl Caps {
             int_dot: IntDot::None,
             memory_model: false,
             coopmat: Vec::new(),
+            matrix_order: None,
             coopmat2: Coopmat2::default(),
             cores: None,
             hand_over: false,
@@ -230,6 +248,7 @@ impl Caps {
         Caps {
             subgroups: Subgroups {
                 size: 32,
+                asked: false,
                 min_size: 32,
                 max_size: 32,
                 size_control: true,
@@ -265,6 +284,7 @@ impl Caps {
                 shape(16, 16, 32, I8, I32),
                 shape(16, 16, 16, Bf16, F32),
             ],
+            matrix_order: Some(MatrixOrder::Quads),
             coopmat2: Coopmat2 {
                 workgroup_scope: true,
                 flexible_dimensions: true,
@@ -285,8 +305,25 @@ impl Caps {
         }
     }
 
-    /// Switches abilities off by name: `coopmat2`, `coopmat`, `int_dot`, `bfloat16`, `subgroups`,
-    /// `handover`. What is not known is
+    /// Lanes of the subgroups that share a matrix. Intel's matrices are as wide as the subgroup they are made for, 8 or 16,
+    /// which is narrower than its own.
+    pub fn matrix_lanes(&self, shape: &CoopmatShape) -> u32 {
+        let s = &self.subgroups;
+        let runs = s.size_control && (s.min_size..=s.max_size).contains(&shape.n);
+        if runs { shape.n.min(s.size) } else { s.size }
+    }
+
+    /// Takes narrower subgroups where a driver's own have more lanes than a row of most products can use: AMD's RDNA has 64 of
+    /// its own and runs 32 as well, which for the same tile of matrices take half of the registers (docs/amd.md).
+    pub(crate) fn narrow(&mut self) {
+        const LANES: u32 = 32;
+        let s = &mut self.subgroups;
+        if s.size_control && s.full && s.min_size <= LANES && s.size > LANES {
+            (s.size, s.asked) = (LANES, true);
+        }
+    }
+
+    /// Switches abilities off by name: `coopmat2`, `coopmat`, `lanes`, `int_dot`, `bfloat16`, `subgroups`, `handover`. What is not known is
     /// returned. For drivers whose ability turns out wrong, and for measuring one path against another.
     pub fn disable<'a>(&mut self, names: &'a str) -> Vec<&'a str> {
         let mut unknown = Vec::new();
@@ -294,10 +331,13 @@ impl Caps {
             match name {
                 "coopmat2" => self.coopmat2 = Coopmat2::default(),
                 "coopmat" => self.coopmat.clear(),
+                "lanes" => self.matrix_order = None,
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,
                 "handover" => self.hand_over = false,
+                // Decided before: see `narrow`.
+                "narrow_subgroups" => {}
                 other => unknown.push(other),
             }
         }
@@ -316,6 +356,32 @@ impl Caps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn subgroups_are_narrowed_where_the_device_runs_both() {
+        let with = |size, min_size, size_control| {
+            let mut caps = Caps::example_nvidia();
+            caps.subgroups = Subgroups { size, min_size, max_size: 64, size_control, ..caps.subgroups };
+            caps.narrow();
+            (caps.subgroups.size, caps.subgroups.asked)
+        };
+        assert_eq!(with(64, 32, true), (32, true), "RDNA");
+        assert_eq!(with(64, 64, true), (64, false), "GCN");
+        assert_eq!(with(64, 32, false), (64, false), "a driver that takes no size");
+        assert_eq!(with(32, 8, true), (32, false), "Intel");
+    }
+
+    #[test]
+    fn matrices_of_intel_have_subgroups_of_their_width() {
+        let nvidia = Caps::example_nvidia();
+        let shape = nvidia.coopmat[0];
+        assert_eq!(nvidia.matrix_lanes(&shape), 32);
+        let mut intel = nvidia.clone();
+        intel.subgroups.min_size = 8;
+        assert_eq!(intel.matrix_lanes(&CoopmatShape { m: 8, n: 16, k: 16, ..shape }), 16);
+        intel.subgroups.size_control = false;
+        assert_eq!(intel.matrix_lanes(&CoopmatShape { m: 8, n: 16, k: 16, ..shape }), 32);
+    }
 
     #[test]
     fn abilities_are_switched_off_by_name() {

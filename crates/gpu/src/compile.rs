@@ -68,8 +68,16 @@ impl Sources {
 
     /// A file's text: that of the folder, else the embedded one.
     fn get(&self, file: &str) -> Result<Option<Cow<'static, str>>, Error> {
-        if let Some(path) = self.folder.as_ref().map(|folder| folder.join(file)) {
+        // Names that lead out of the folder are nobody's files.
+        let is_inside = Path::new(file).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        if let Some(path) = self.folder.as_ref().filter(|_| is_inside).map(|folder| folder.join(file)) {
             match std::fs::read_to_string(&path) {
+                // The compiler takes texts that end at the first zero.
+                Ok(text) if text.contains('\0') => {
+                    return Err(Error::ShaderFolder {
+                        why: format!("{} is no text: a byte of it is zero", shown(file)),
+                    });
+                }
                 Ok(text) => return Ok(Some(Cow::Owned(text))),
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(e) => return Err(Error::ShaderFolder { why: format!("{} cannot be read: {e}", shown(file)) }),
@@ -174,16 +182,17 @@ impl Text {
             match (number.and_then(|n| n.checked_sub(1)), what) {
                 (Some(at), Some(what)) if at < lines.len() => {
                     let (file, number) = &self.origin[at];
-                    let _ = writeln!(out, "  {file}:{number}: {what}\n    {}", lines[at].trim());
+                    let (file, what, line) = (shown(file), shown(what), shown(lines[at].trim()));
+                    let _ = writeln!(out, "  {file}:{number}: {what}\n    {line}");
                 }
                 // The last line only counts the errors.
                 _ if message.contains("compilation errors") => {}
                 _ => {
-                    let _ = writeln!(out, "  {message}");
+                    let _ = writeln!(out, "  {}", shown(message));
                 }
             }
         }
-        if out.is_empty() { log.to_owned() } else { out }
+        if out.is_empty() { shown(log) } else { out }
     }
 }
 
@@ -245,6 +254,7 @@ mod tests {
             "#include \"part.glsl\"\n#include \"part.glsl\"\nvoid main() {\n#include_again \"step.glsl\"\n#include_again \"step.glsl\"\n}\n",
         ),
         ("step.glsl", "part();\n"),
+        ("deep/deep.comp", "void main() {}\n"),
     ];
     const PARAMS: &str = "layout(push_constant) uniform Params { uint n; } p;\n";
 
@@ -277,46 +287,64 @@ mod tests {
         assert!(error.to_string().contains("nowhere.glsl"), "{error}");
     }
 
-    #[test]
-    fn folders_that_change_nothing_and_files_that_cannot_be_read_are_errors() {
-        let folder = tempfile::tempdir().unwrap();
-        let put = |name: &str, bytes: &[u8]| {
-            let path = folder.path().join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, bytes).unwrap();
-        };
-        const FILES: &[(&str, &str)] = &[("a/a.comp", "void main() {}"), ("b.glsl", "")];
-        let check = |path: &Path| Sources::with_folder(FILES, Some(path.to_owned())).check().map_err(|e| e.to_string());
-        let says = |path: &Path, word: &str| {
-            let error = check(path).unwrap_err();
-            assert!(error.contains(word), "{word:?} is not in: {error}");
-        };
-        says(&folder.path().join("gone"), "is not a folder");
-        says(folder.path(), "takes the place");
-        put("a.comp", b"void main() {}");
-        says(&folder.path().join("a.comp"), "is not a folder");
-        says(folder.path(), "was a/a.comp meant?");
-        std::fs::remove_file(folder.path().join("a.comp")).unwrap();
-        put("a/a.comp", b"\xff\xfe");
-        says(folder.path(), "a/a.comp cannot be read");
-        put("a/a.comp", b"#include \"new.glsl\"");
-        put("new.glsl", b"");
-        check(folder.path()).unwrap();
+    /// Files of a folder that `KILN_SHADER_DIR` might name, and a word of what is said of it; none where it is used.
+    type Folder = (&'static [(&'static str, &'static [u8])], Option<&'static str>);
+    const FOLDERS: &[Folder] = &[
+        (&[], Some("takes the place")),
+        (&[("notes.txt", b"hello")], Some("takes the place")),
+        (&[("good.comp.orig", b"")], Some("takes the place")),
+        (&[("new.comp", b"")], Some("takes the place")),
+        (&[("deep.comp", b"void main() {}")], Some("was deep/deep.comp meant?")),
+        (&[("deep/deep.comp", b"\xff\xfe")], Some("deep/deep.comp cannot be read")),
+        (&[("deep/deep.comp", b"#include \"new.glsl\""), ("new.glsl", b"")], None),
+        (&[("part.glsl", b"#include_again \"part.glsl\"\n")], Some("32 deep")),
+        (&[("part.glsl", b"#include_again \"a.glsl\""), ("a.glsl", b"#include_again \"part.glsl\"")], Some("32 deep")),
+        (&[("part.glsl", b"#include \"../../etc/passwd\"\n")], Some("../../etc/passwd")),
+        (&[("part.glsl", b"#include \"/etc/passwd\"\n")], Some("/etc/passwd")),
+        (&[("part.glsl", b"#include \"\x1b[2J\"\n")], Some("\\u{1b}[2J")),
+        (&[("part.glsl", b"#error \x1b[2J\n")], Some("part.glsl:1")),
+        (&[("part.glsl", b"void part() { uint x = p.n; }\0\n")], Some("part.glsl is no text")),
+        (&[("good.comp", b"")], Some("Missing entry point")),
+    ];
+
+    /// What is said of such a folder when it is looked at and when a kernel is made from it.
+    fn said(folder: &Path) -> Result<(), String> {
+        let sources = Sources::with_folder(FILES, Some(folder.to_owned()));
+        sources.check().map_err(|e| e.to_string())?;
+        compile_offline(&sources, &shader("good.comp")).map(drop).map_err(|e| e.to_string())
     }
 
     #[test]
-    fn files_that_include_each_other_without_end_are_errors() {
+    fn folders_that_change_nothing_or_cannot_be_used_are_errors() {
+        for (files, word) in FOLDERS {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, bytes) in *files {
+                let path = folder.path().join(name);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, bytes).unwrap();
+            }
+            match (said(folder.path()), word) {
+                (Ok(()), None) => {}
+                (Err(error), Some(word)) if error.contains(word) => {
+                    assert!(!error.contains('\x1b'), "{files:?}: {error:?}");
+                }
+                (result, _) => panic!("{files:?}: {word:?} was wanted, not {result:?}"),
+            }
+        }
         let folder = tempfile::tempdir().unwrap();
-        let error = |name: &str, text: &str| {
-            std::fs::write(folder.path().join(name), text).unwrap();
-            let sources = Sources::with_folder(FILES, Some(folder.path().to_owned()));
-            compile_offline(&sources, &shader("good.comp")).unwrap_err().to_string()
-        };
-        let deep = error("part.glsl", "#include_again \"part.glsl\"\n");
-        assert!(deep.contains("part.glsl") && deep.contains("32 deep"), "{deep}");
-        let (half, twice) = ("x".repeat(1 << 20), "#include_again \"half.glsl\"\n".repeat(9));
-        std::fs::write(folder.path().join("half.glsl"), half).unwrap();
-        let wide = error("part.glsl", &twice);
+        let file = folder.path().join("a.comp");
+        std::fs::write(&file, "void main() {}").unwrap();
+        for no_folder in [&folder.path().join("gone"), &file] {
+            assert!(said(no_folder).unwrap_err().contains("is not a folder"));
+        }
+    }
+
+    #[test]
+    fn files_that_grow_without_end_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("half.glsl"), "x".repeat(1 << 20)).unwrap();
+        std::fs::write(folder.path().join("part.glsl"), "#include_again \"half.glsl\"\n".repeat(9)).unwrap();
+        let wide = said(folder.path()).unwrap_err();
         assert!(wide.contains("4194304 bytes"), "{wide}");
     }
 

@@ -9,9 +9,9 @@ use vulkanalia::prelude::v1_2::*;
 use crate::error::vulkan;
 use crate::memory::Arenas;
 use crate::pace::Pace;
-use crate::pipeline::Pipelines;
+use crate::pipeline::{Pipelines, build_key};
 use crate::query::{self, Offers};
-use crate::{Adapter, Cache, Error, Instance, Sources, statistics};
+use crate::{Adapter, Cache, Error, Instance, MatrixOrder, Sources, statistics};
 
 /// How long a device may go without finishing any submit before it counts as hung. Submits are paced to well under a
 /// second (`pace.rs`); a software GPU under load may need a while for the largest ones. `KILN_TIMEOUT` names another
@@ -29,7 +29,10 @@ pub struct Device {
     pub(crate) instance: Arc<Instance>,
     pub(crate) queue_family: u32,
     queue: Mutex<Queue>,
+    /// Null where the device was opened to compile.
     timeline: vk::Semaphore,
+    /// Whether pipelines are made so that the driver tells of them.
+    pub(crate) tells: bool,
     pub(crate) arenas: Mutex<Arenas>,
     pub(crate) memory_types: vk::PhysicalDeviceMemoryProperties,
     pub(crate) pipelines: Pipelines,
@@ -43,6 +46,13 @@ pub struct Device {
     patience: Duration,
     lost: AtomicBool,
     hung: AtomicBool,
+}
+
+/// What a device is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Run,
+    Compile,
 }
 
 struct Queue {
@@ -69,6 +79,30 @@ impl Device {
         sources: Sources,
         cache: Cache,
     ) -> Result<Arc<Device>, Error> {
+        if adapter.is_null() {
+            return Err(Error::CompilesOnly { device: adapter.name.clone() });
+        }
+        Device::open_for(instance, adapter, sources, cache, Purpose::Run)
+    }
+
+    /// Opens a device for making pipelines alone, which then know their [`crate::Statistic`]s: without a timeline, memory or
+    /// queue work, so that a driver without hardware will do.
+    pub fn open_to_compile(
+        instance: &Arc<Instance>,
+        adapter: &Adapter,
+        sources: Sources,
+        cache: Cache,
+    ) -> Result<Arc<Device>, Error> {
+        Device::open_for(instance, adapter, sources, cache, Purpose::Compile)
+    }
+
+    fn open_for(
+        instance: &Arc<Instance>,
+        adapter: &Adapter,
+        sources: Sources,
+        cache: Cache,
+        purpose: Purpose,
+    ) -> Result<Arc<Device>, Error> {
         sources.check()?;
         let patience = patience(adapter)?;
         if let Some(feature) = adapter.missing() {
@@ -83,14 +117,18 @@ impl Device {
             .and_then(|i| u32::try_from(i).ok())
             .ok_or_else(|| Error::MissingFeature { device: adapter.name.clone(), feature: "a compute queue" })?;
         let timestamp_bits = families[queue_family as usize].timestamp_valid_bits;
-        let raw = create(instance, adapter, queue_family)?;
+        let tells = statistics::wanted(adapter, purpose == Purpose::Compile);
+        let raw = create(instance, adapter, queue_family, tells)?;
         // SAFETY: the family and index were asked for at creation.
         let queue = unsafe { raw.get_device_queue(queue_family, 0) };
 
         let mut kind = vk::SemaphoreTypeCreateInfo::builder().semaphore_type(vk::SemaphoreType::TIMELINE);
         let info = vk::SemaphoreCreateInfo::builder().push_next(&mut kind);
-        // SAFETY: timeline semaphores are enabled.
-        let timeline = unsafe { raw.create_semaphore(&info, None) }.map_err(vulkan("vkCreateSemaphore"))?;
+        let timeline = match purpose {
+            // SAFETY: timeline semaphores are enabled.
+            Purpose::Run => unsafe { raw.create_semaphore(&info, None) }.map_err(vulkan("vkCreateSemaphore"))?,
+            Purpose::Compile => vk::Semaphore::null(),
+        };
 
         let push = vk::PushConstantRange::builder()
             .stage_flags(vk::ShaderStageFlags::COMPUTE)
@@ -110,6 +148,7 @@ impl Device {
             queue_family,
             queue: Mutex::new(Queue { raw: queue, last: 0 }),
             timeline,
+            tells,
             arenas: Mutex::default(),
             memory_types,
             pipelines,
@@ -125,19 +164,26 @@ impl Device {
         }))
     }
 
-    /// What was found out about this device and driver before, under this name.
-    pub fn recall(&self, what: &str) -> Option<Vec<u8>> {
-        self.cache.read(&self.fact(what))
+    /// Notes how lanes hold the components of matrices. Only right after opening, while nobody else has the device.
+    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>) {
+        match Arc::get_mut(self) {
+            Some(device) => device.adapter.caps.matrix_order = order,
+            None => log::warn!("the order of matrices is not used: {} is in use already", self.adapter.name),
+        }
     }
 
-    /// Keeps what was found out about this device and driver.
-    pub fn remember(&self, what: &str, found: &[u8]) {
-        self.cache.write(&self.fact(what), found);
+    /// What was noted about this device and this driver build under a name.
+    pub fn recall(&self, name: &str) -> Option<Vec<u8>> {
+        self.cache.read(&self.fact(name))
     }
 
-    fn fact(&self, what: &str) -> String {
-        let Adapter { uuid, driver_uuid, .. } = &self.adapter;
-        format!("facts/{uuid}-{driver_uuid}-{what}")
+    /// Notes something about this device and this driver build, for later runs.
+    pub fn remember(&self, name: &str, fact: &[u8]) {
+        self.cache.write(&self.fact(name), fact);
+    }
+
+    fn fact(&self, name: &str) -> String {
+        format!("facts/{name}-{}.bin", build_key(&self.adapter))
     }
 
     /// The instance it was opened from.
@@ -243,7 +289,11 @@ impl Device {
         self.lost.store(true, Ordering::Relaxed);
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Whether work may be given to the device.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.timeline.is_null() {
+            return Err(Error::CompilesOnly { device: self.adapter.name.clone() });
+        }
         if self.is_lost() {
             let how = if self.is_hung() { "work that did not finish in time" } else { "earlier work" };
             return Err(Error::DeviceLost { during: format!("{how} on {}", self.adapter.name) });
@@ -282,7 +332,9 @@ impl Drop for Device {
         let memory = self.arenas.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).all();
         // SAFETY: buffers and commands hold an Arc of the device, so all are gone; the queue is idle after the wait.
         unsafe {
-            let _ = self.raw.device_wait_idle();
+            if !self.timeline.is_null() {
+                let _ = self.raw.device_wait_idle();
+            }
             memory.iter().for_each(|chunk| self.release(chunk));
             self.destroy_pipelines();
             self.raw.destroy_pipeline_cache(self.pipeline_cache, None);
@@ -294,7 +346,7 @@ impl Drop for Device {
 }
 
 /// Creates the logical device with every feature Kiln can use that the driver offers.
-fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<vulkanalia::Device, Error> {
+fn create(instance: &Instance, adapter: &Adapter, queue_family: u32, tells: bool) -> Result<vulkanalia::Device, Error> {
     let (major, minor, patch) = adapter.api_version;
     let version = vulkanalia::Version::new(major, minor, patch);
     let offers = Offers::of(version.into(), &adapter.extensions);
@@ -315,8 +367,7 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     want(offers.coopmat2, &vk::NV_COOPERATIVE_MATRIX2_EXTENSION);
     want(offers.bfloat16, &vk::KHR_SHADER_BFLOAT16_EXTENSION);
     want(adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION), &vk::EXT_MEMORY_BUDGET_EXTENSION);
-    let statistics = statistics::wanted(adapter);
-    want(statistics, &statistics::EXTENSION);
+    want(tells, &statistics::EXTENSION);
 
     let priorities = [1.0];
     let queues = [vk::DeviceQueueCreateInfo::builder().queue_family_index(queue_family).queue_priorities(&priorities)];
@@ -338,9 +389,9 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32) -> Result<v
     if offers.bfloat16 {
         info = info.push_next(&mut f.bfloat16);
     }
-    let mut tells = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::builder().pipeline_executable_info(true);
-    if statistics {
-        info = info.push_next(&mut tells);
+    let mut told = vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::builder().pipeline_executable_info(true);
+    if tells {
+        info = info.push_next(&mut told);
     }
     // SAFETY: only offered features and extensions are asked for; every pointer lives until the call returns.
     unsafe { instance.raw.create_device(adapter.physical, &info, None) }.map_err(vulkan("vkCreateDevice"))

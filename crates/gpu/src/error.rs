@@ -61,6 +61,14 @@ pub enum Error {
         /// What it lacks.
         feature: &'static str,
     },
+    /// A device that only compiles was asked to run something.
+    #[error(
+        "{device} is no hardware: its driver compiles kernels, but there is no memory and nothing runs\nhint: `kiln selftest --compile` and `kiln plan MODEL` work on it"
+    )]
+    CompilesOnly {
+        /// The device's name.
+        device: String,
+    },
     /// A Vulkan call failed.
     #[error("{call} failed: {result:?}")]
     Vulkan {

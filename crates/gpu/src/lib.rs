@@ -24,7 +24,7 @@ mod transfer;
 
 pub use adapter::{Adapter, AdapterKind, adapters, choose};
 pub use cache::Cache;
-pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, Scope, Subgroups};
+pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, MatrixOrder, Scope, Subgroups};
 pub use compile::{Sources, compile_offline};
 pub use device::{Device, Submission};
 pub use error::Error;
@@ -38,4 +38,5 @@ pub use pipeline::{Pipeline, PipelineCounts};
 pub use recorder::Counts;
 pub use recorder::{Commands, Dispatch, Groups, Recorder, Span, StepTime};
 pub use shader::{Shader, SubgroupRequest};
+pub use statistics::{Statistic, Told};
 pub use transfer::Uploader;

@@ -240,6 +240,7 @@ impl Drop for Piece {
 impl Device {
     /// Takes a piece of memory. Its content is undefined.
     pub fn allocate(self: &Arc<Self>, kind: MemoryKind, bytes: u64) -> Result<Buffer, Error> {
+        self.check()?;
         let length = bytes.max(1).next_multiple_of(ALIGN);
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let mut fits = arenas.chunks.iter_mut().enumerate().filter_map(|(i, c)| c.as_mut().map(|c| (i, c)));

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use vulkanalia::prelude::v1_2::*;
 
 use crate::error::vulkan;
-use crate::{Adapter, Cache, Device, Error, Shader, SubgroupRequest, cache, compile, spirv, statistics};
+use crate::{Adapter, Cache, Device, Error, Shader, Statistic, SubgroupRequest, cache, compile, spirv, statistics};
 
 /// Pipelines that take longer are named in the log.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(5);
@@ -25,6 +25,8 @@ pub struct Pipeline {
     pub name: String,
     /// Whether the kernel waits for those before it by itself.
     pub(crate) hands_over: bool,
+    /// What the driver tells of it; empty unless the device was opened to compile, or with `KILN_STATISTICS=1`.
+    pub statistics: Vec<Statistic>,
 }
 
 /// How much work making pipelines was.
@@ -150,9 +152,11 @@ impl Device {
         if shader.subgroup != SubgroupRequest::Any && subgroups.full {
             stage = stage.flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS);
         }
-        if let SubgroupRequest::Size(n) = shader.subgroup
-            && subgroups.size_control
-        {
+        let asked = match shader.subgroup {
+            SubgroupRequest::Size(n) => Some(n),
+            _ => subgroups.asked.then_some(subgroups.size),
+        };
+        if let Some(n) = asked.filter(|_| subgroups.size_control) {
             size = size.required_subgroup_size(n);
             stage = stage.push_next(&mut size);
         }
@@ -162,8 +166,7 @@ impl Device {
             .pipeline_creation_feedback(&mut feedback)
             .pipeline_stage_creation_feedbacks(&mut stages);
         let mut info = vk::ComputePipelineCreateInfo::builder().stage(stage).layout(self.layout);
-        let statistics = statistics::wanted(&self.adapter);
-        if statistics {
+        if self.tells {
             info = info.flags(vk::PipelineCreateFlags::CAPTURE_STATISTICS_KHR);
         }
         let reports = self.adapter.api_version >= (1, 3, 0);
@@ -189,8 +192,10 @@ impl Device {
             }
         }
         let (pipelines, _) = made.map_err(vulkan("vkCreateComputePipelines"))?;
-        if statistics {
-            log::warn!("{}: {}", shader.name, statistics::of(&self.raw, pipelines[0]));
+        let told = if self.tells { statistics::of(&self.raw, pipelines[0]) } else { Vec::new() };
+        if statistics::asked() {
+            let told = told.iter().map(|one| format!("{} {}", one.name, one.value)).collect::<Vec<_>>().join(", ");
+            log::warn!("{}: {told}", shader.name);
         }
         let hit = vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
         if reports && feedback.flags.contains(vk::PipelineCreationFeedbackFlags::VALID) && feedback.flags.contains(hit)
@@ -201,7 +206,8 @@ impl Device {
             self.pipelines.unknown.fetch_add(1, Ordering::Relaxed);
         }
         self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
-        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone(), hands_over: shader.hands_over })
+        let hands_over = shader.hands_over;
+        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone(), hands_over, statistics: told })
     }
 
     /// A cache with nothing in it; none where the driver has no memory for it.
@@ -245,10 +251,15 @@ impl Device {
     }
 }
 
+/// Stands for a device and a driver build in names of the cache.
+pub(crate) fn build_key(adapter: &Adapter) -> String {
+    let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
+    cache::key(&parts)
+}
+
 /// Name of the driver's cache file for this device and driver build.
 fn cache_name(adapter: &Adapter) -> String {
-    let parts = [adapter.uuid.as_bytes(), adapter.driver_uuid.as_bytes(), adapter.driver_version.as_bytes()];
-    format!("pipelines/{}.bin", cache::key(&parts))
+    format!("pipelines/{}.bin", build_key(adapter))
 }
 
 impl Pipelines {

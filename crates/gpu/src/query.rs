@@ -134,6 +134,7 @@ pub(crate) fn caps(
         },
         memory_model: on(f.v12.vulkan_memory_model),
         coopmat: if on(f.coopmat.cooperative_matrix) { coopmat_shapes(raw, physical) } else { Vec::new() },
+        matrix_order: None,
         coopmat2: if offers.coopmat2 { coopmat2_caps(raw, physical, &f, &coopmat2) } else { Coopmat2::default() },
         cores: [sm.shader_sm_count, amd.active_compute_unit_count].into_iter().find(|n| *n > 0),
         // A software GPU runs one dispatch after the other anyway.
@@ -155,6 +156,7 @@ fn subgroups(
     let sized = offers.v13 && v13.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE);
     Subgroups {
         size: v11.subgroup_size,
+        asked: false,
         min_size: if offers.v13 { v13.min_subgroup_size } else { v11.subgroup_size },
         max_size: if offers.v13 { v13.max_subgroup_size } else { v11.subgroup_size },
         size_control: sized && f.v13.subgroup_size_control == vk::TRUE,

@@ -129,7 +129,8 @@ pub fn is_aligned(tensor: &Tensor) -> bool {
 /// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
 /// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32`, `A_RAW32` (functions), `A_GROUP`,
 /// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_PIECE` is the number of
-/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`. `A_BLOCKS` is 1 for block
+/// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`; where `A_PARTS` is 1 also `A_FACTOR`,
+/// `A_PARTS_OF` and, for codes of four bits, `A_NIBBLES`. `A_BLOCKS` is 1 for block
 /// types and 0 for plain ones.
 pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Unsupported> {
     let Some(format) = format(ty) else {
@@ -157,8 +158,15 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
             shader = function(shader, name, of);
         }
     }
+    let parts = matches!(ty, TensorType::Q4_K | TensorType::Q5_K);
+    if parts {
+        for (name, of) in [("PARTS_OF", "parts"), ("FACTOR", "factor"), ("NIBBLES", "nibbles")] {
+            shader = function(shader, name, of);
+        }
+    }
     let numbers = [
         ("PIECE", piece),
+        ("PARTS", usize::from(parts)),
         ("GROUP", format.group),
         ("BLOCK", ty.block_len()),
         ("BLOCK_BYTES", ty.block_bytes()),
@@ -229,6 +237,9 @@ pub(crate) fn random_blocks(data: &mut Data, ty: TensorType, shape: [usize; 4], 
         return data.input_with(ty, shape, |random, _| random.uniform(-300.0, 300.0));
     }
     let tensor = data.output(ty, shape);
+    if data.is_blank() {
+        return tensor;
+    }
     let blocks = random_bytes(&mut data.random, ty.base(), tensor.len() / ty.base().block_len(), extreme);
     let bytes = data.memory.bytes_mut(tensor.slot);
     if ty.is_packed() {

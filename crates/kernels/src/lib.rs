@@ -2,6 +2,7 @@
 //! allocate and never submit.
 
 pub mod case;
+pub mod compiled;
 mod elementwise;
 mod floats;
 pub mod formats;
@@ -12,6 +13,7 @@ pub mod host;
 mod linear_recurrence;
 pub mod mul_mat;
 pub mod operation;
+mod order;
 pub mod packing;
 pub mod probe;
 pub mod record;
@@ -22,6 +24,8 @@ mod simd;
 pub mod tensor;
 pub mod timing;
 pub mod tuning;
+
+pub use order::open;
 
 /// Every operation is one line here: its folder and the name of its variant in [`Call`].
 macro_rules! operations {

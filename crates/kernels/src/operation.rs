@@ -17,13 +17,15 @@ pub enum Path {
     IntDot,
     /// KHR cooperative matrices.
     Coopmat,
+    /// KHR cooperative matrices whose components lanes write themselves, where their order is known.
+    Lanes,
     /// NV cooperative matrices 2: workgroup scope and tensor addressing.
     Coopmat2,
 }
 
 impl Path {
     /// Every path, plainest first.
-    pub const ALL: [Path; 4] = [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Coopmat2];
+    pub const ALL: [Path; 5] = [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Lanes, Path::Coopmat2];
 
     /// The name used in variant ids, plans and tables.
     pub fn name(self) -> &'static str {
@@ -31,6 +33,7 @@ impl Path {
             Path::Scalar => "scalar",
             Path::IntDot => "int_dot",
             Path::Coopmat => "coopmat",
+            Path::Lanes => "lanes",
             Path::Coopmat2 => "coopmat2",
         }
     }

@@ -48,9 +48,19 @@ pub fn check() -> Result<(), String> {
     of_file(|text| tables.iter().try_for_each(|table| table(text)))
 }
 
-/// Whether a word stands for this kind of device: `cpu`, `gpu` or `*`.
+/// Words for kinds of devices.
+pub const DEVICES: [&str; 4] = ["cpu", "gpu", "wide", "*"];
+
+/// Whether a word stands for this kind of device: `cpu`, `gpu`, `*`, or `wide` for GPUs whose subgroups have 64 lanes, as
+/// AMD's before RDNA: their rows are shared by twice as many threads, and each of these has half of the registers.
 pub fn names_device(word: &str, caps: &Caps) -> bool {
-    word == "*" || word == if caps.is_cpu { "cpu" } else { "gpu" }
+    match word {
+        "*" => true,
+        "cpu" => caps.is_cpu,
+        "gpu" => !caps.is_cpu,
+        "wide" => !caps.is_cpu && caps.subgroups.size >= 64,
+        _ => false,
+    }
 }
 
 /// Whether a word stands for a format: its name in small letters, `*` for every one, `blocks` for every quantised one,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use kiln_gguf::TensorType::F32;
-use kiln_gpu::{Adapter, Address, Cache, Caps, Device, Instance, MemoryKind, Recorder, Sources, Uploader};
+use kiln_gpu::{Adapter, Address, Cache, Caps, Device, Instance, MemoryKind, Recorder, Uploader};
 use kiln_gpu::{adapters, choose};
 use kiln_kernels::case::{Case, Data, Tolerance};
 use kiln_kernels::host::HostMemory;
@@ -14,7 +14,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::recurrence::{Form, Sequences};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::unary::Function;
-use kiln_kernels::{Call, SOURCES, gla, head_mix, wkv6, wkv7};
+use kiln_kernels::{Call, gla, head_mix, wkv6, wkv7};
 
 const HEADS: usize = 2;
 
@@ -29,7 +29,7 @@ impl Machine {
         let found = Instance::new(&Cache::user()).and_then(|instance| {
             let all = adapters(&instance)?;
             let adapter: Adapter = choose(&all, wanted.as_deref())?.clone();
-            let device = Device::open(&instance, &adapter, Sources::new(SOURCES), Cache::user())?;
+            let device = kiln_kernels::open(&instance, &adapter, Cache::user())?;
             Ok(Machine { instance, device })
         });
         found

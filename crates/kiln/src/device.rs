@@ -62,6 +62,18 @@ impl DeviceFlag {
 
     /// Opens the chosen device with Kiln's kernels.
     pub(crate) fn open(&self) -> Result<Arc<Device>, Error> {
+        let (instance, adapter) = self.adapter()?;
+        kiln_kernels::open(&instance, &adapter, Cache::user())
+    }
+
+    /// Opens it to compile them alone: a driver without hardware will do.
+    pub(crate) fn open_to_compile(&self) -> Result<Arc<Device>, Error> {
+        let (instance, adapter) = self.adapter()?;
+        Device::open_to_compile(&instance, &adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())
+    }
+
+    /// The chosen device, not opened, with the splits of work that `kiln tune` kept for it.
+    pub(crate) fn adapter(&self) -> Result<(Arc<Instance>, Adapter), Error> {
         // Wrong lines would only show as a path that is missing.
         kiln_kernels::tuning::check().map_err(Error::Setting)?;
         let (instance, adapters) = all_adapters()?;
@@ -69,7 +81,7 @@ impl DeviceFlag {
         if let Some(file) = tuning_file(adapter) {
             kiln_kernels::mul_mat_vec::tuning::use_file(file);
         }
-        Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())
+        Ok((instance, adapter.clone()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Opening the model a user asked for: the file, the executor, the context, with progress on stderr.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use kiln_engine::Session;
@@ -9,12 +9,11 @@ use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, Policy, Scheduler};
 use kiln_gguf::TensorType;
-use kiln_gpu::Error as GpuError;
+use kiln_gpu::{Adapter, Error as GpuError};
 use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Wish};
 use crate::output::{byte_progress, say, size};
-use crate::store;
 
 /// Where a model runs and how much it remembers: flags of every command that runs one.
 #[derive(clap::Args, Clone, Debug)]
@@ -33,6 +32,10 @@ pub(crate) struct ModelFlags {
     /// Type of cached values, as for keys [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = cache_type, default_value = "f16", hide_default_value = true)]
     pub(crate) cache_type_v: TensorType,
+    /// Every token goes the way that it would go alone: a text has the same bits whatever else runs beside it. Prompts are read
+    /// more slowly
+    #[arg(long)]
+    pub(crate) reproducible: bool,
 }
 
 /// Types that caches can have.
@@ -53,13 +56,7 @@ fn cache_type(name: &str) -> Result<TensorType, String> {
     found.ok_or_else(|| format!("caches can be {}", CACHE_TYPES.map(|ty| ty.name().to_lowercase()).join(", ")))
 }
 
-/// The model file named, or the default one from the local store.
-pub(crate) fn resolve(model: Option<&Path>) -> anyhow::Result<PathBuf> {
-    match model {
-        Some(path) => Ok(path.to_owned()),
-        None => store::default_model(),
-    }
-}
+pub(crate) use crate::store::resolve;
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
@@ -130,22 +127,38 @@ impl ModelFlags {
 
     /// The executor asked for. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
-        let cpu = || -> Box<dyn Executor> { Box::new(CpuExecutor::new(Arithmetic::Fast)) };
+        let Some(device) = self.or_cpu(DeviceFlag::open)? else {
+            return Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible)));
+        };
+        let options = Options {
+            packing: packing()?,
+            keep: keep()?,
+            sums: sums()?,
+            reproducible: self.reproducible,
+            ..Options::default()
+        };
+        Ok(Box::new(GpuExecutor::with_options(device, options)))
+    }
+
+    /// The device asked for, not opened: one without hardware will do. None for the CPU.
+    pub(crate) fn adapter(&self) -> anyhow::Result<Option<Adapter>> {
+        self.or_cpu(|flag| flag.adapter().map(|(_, adapter)| adapter))
+    }
+
+    /// What comes of the device asked for; nothing where the CPU is to run the model.
+    fn or_cpu<T>(&self, open: impl Fn(&DeviceFlag) -> Result<T, GpuError>) -> anyhow::Result<Option<T>> {
         let wish = self.device.wish();
         if self.cpu || wish == Wish::Cpu {
-            return Ok(cpu());
+            return Ok(None);
         }
-        match self.device.open() {
-            Ok(device) => Ok(Box::new(GpuExecutor::with_options(
-                device,
-                Options { packing: packing()?, keep: keep()?, sums: sums()?, ..Options::default() },
-            ))),
+        match open(&self.device) {
+            Ok(opened) => Ok(Some(opened)),
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
                 if wish == Wish::Any =>
             {
                 let reason = why.to_string();
                 say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));
-                Ok(cpu())
+                Ok(None)
             }
             Err(why) => Err(why.into()),
         }

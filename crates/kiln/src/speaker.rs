@@ -189,7 +189,7 @@ impl Listener<'_> {
     }
 }
 
-/// Shows how far a prompt is read, where that takes longer than one step.
+/// Shows how far a prompt is read, from its beginning until it is read whole.
 pub(crate) struct Reading {
     total: usize,
     bar: Option<indicatif::ProgressBar>,

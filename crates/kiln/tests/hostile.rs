@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -277,6 +278,30 @@ fn a_killed_writer_leaves_nothing() {
     }
 }
 
+/// Another program cuts a model short while it is quantised: the bytes that were mapped are gone.
+#[test]
+fn a_model_cut_short_while_it_is_read_is_an_error_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, out) = (folder.path().join("m.gguf"), folder.path().join("out.gguf"));
+    let mut metadata = Metadata::default();
+    metadata.set("general.architecture", "llama");
+    let mut writer = Writer::new(metadata);
+    writer.add("blk.0.ffn_up.weight", &[4096, 8192], kiln_gguf::TensorType::F32, vec![0; 4096 * 8192 * 4]).unwrap();
+    writer.save(&model).unwrap();
+    let names = || std::fs::read_dir(folder.path()).unwrap().count();
+    let mut command = kiln();
+    command.arg("quantize").args([&model, &out]).arg("Q4_K").stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    while names() == 1 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    std::fs::File::options().write(true).open(&model).unwrap().set_len(4096).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{:?}: {}", ended.status, text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("was cut short while it was being read"), "{}", text(&ended.stderr));
+    assert_eq!(names(), 1, "nothing half-written is left");
+}
+
 /// Variables, arguments (`MODEL` is a tiny one), the exit code, and a word of what is said.
 type Setting = (&'static [(&'static str, &'static str)], &'static [&'static str], i32, &'static str);
 const SETTINGS: &[Setting] = &[
@@ -295,6 +320,8 @@ const SETTINGS: &[Setting] = &[
     (&[("KILN_CACHE_DIR", ""), ("KILN_MODELS", "")], &["doctor"], 1, ""),
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "nan"], 2, "not negative"),
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "-1"], 2, ""),
+    (&[], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-ctk", "bf16", "-ctv", "f32"], 0, ""),
+    (&[], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-ctk", "q9"], 2, "q8_0"),
     (&[], &["tune", "--shape", "65536x65536"], 2, "larger than those of models"),
     (&[], &["tune", "--shape", "18446744073709551360x18446744073709551360"], 2, "larger than those of models"),
     (
@@ -359,6 +386,46 @@ fn paths_that_are_no_text_are_no_panic() {
     assert!(inspected["files"][0].as_str().unwrap().ends_with("m\u{fffd}.gguf"));
     json(kiln().arg("quantize").arg(&model).arg(&out).args(["Q4_0", "--json"]));
     json(kiln().args(["synth", "tiny-llama", "Q4_0"]).arg(&made).arg("--json"));
+}
+
+/// What is said begins a line of its own, whatever the model wrote before it.
+#[test]
+fn notes_are_not_glued_to_the_text() {
+    let tiny = Tiny::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = kiln();
+    command.args(["run", &tiny.model, "hi", "--raw", "--cpu", "-c", "16", "-n", "100", "--ignore-eos"]);
+    let status = command.stdout(writer.try_clone().unwrap()).stderr(writer).status().unwrap();
+    // The command holds the other end of the pipe.
+    drop(command);
+    let said = std::io::read_to_string(reader.take(1 << 20)).unwrap_or_default();
+    assert!(status.success(), "{said}");
+    assert!(said.contains("\nnote: the context of 16 tokens is full"), "{said:?}");
+}
+
+/// Runs the binary in a terminal of its own and returns what is on the screen, in the order in which it was written.
+fn on_a_terminal(arguments: &[&str]) -> String {
+    const DRIVE: &str = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)";
+    let mut command = Command::new("python3");
+    command.args(["-c", DRIVE, env!("CARGO_BIN_EXE_kiln")]).args(arguments);
+    let output = command.env("TERM", "xterm").env_remove("KILN_DEVICE").output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn a_long_prompt_shows_how_far_it_is_read() {
+    let tiny = Tiny::new();
+    let model = tiny.changed(|m| m.set("llama.context_length", 8192u32), str::to_owned);
+    let long = tiny.file("long.txt");
+    std::fs::write(&long, "many words ".repeat(1000)).unwrap();
+    let screen = on_a_terminal(&["run", &model, "--cpu", "--raw", "-f", &long, "-n", "1"]);
+    let positions: std::collections::BTreeSet<_> = screen
+        .split("reading")
+        .skip(1)
+        .filter_map(|bar| bar.split_whitespace().find(|word| word.ends_with("/7001")))
+        .collect();
+    assert!(positions.len() > 2, "{positions:?}: {screen:?}");
 }
 
 /// Memory is asked for before it is taken.

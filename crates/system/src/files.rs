@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use signal_hook::consts::{SIGBUS, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tempfile::NamedTempFile;
 
 /// How the names of incomplete files begin and end.
@@ -263,11 +263,10 @@ fn incomplete() -> MutexGuard<'static, HashSet<PathBuf>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on Ctrl-C, `kill` and a closed terminal remove incomplete files before they end the process as usual, and a
-/// mapped file that is cut short under the process (SIGBUS) ends it with a message. Starts a thread. Signals that the
-/// process was told to ignore (`nohup`) stay ignored.
+/// From now on Ctrl-C, `kill` and a closed terminal remove incomplete files before they end the process as usual. Starts a
+/// thread. Signals that the process was told to ignore (`nohup`) stay ignored.
 pub fn remove_on_signals() {
-    let wanted = [SIGINT, SIGTERM, SIGHUP, SIGBUS].into_iter().filter(|signal| !is_ignored(*signal));
+    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
     let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
     let wait = move || {
         let ends = |signal: &i32| {
@@ -276,20 +275,25 @@ pub fn remove_on_signals() {
             !(left || caught)
         };
         let Some(signal) = signals.forever().find(ends) else { return };
-        // Never given back: no file is made any more.
-        let files = incomplete();
-        files.iter().for_each(|file| drop(fs::remove_file(file).or_else(|_| fs::remove_dir_all(file))));
-        if signal == SIGBUS {
-            // The thread that touched the missing bytes tries again and again until the process has ended.
-            let _ = io::stderr().write_all(
-                b"\nerror: the model file was cut short while it was being read\n\
-                  hint: another program is writing to it, or its disk is failing; fetch it again\n",
-            );
-            signal_hook::low_level::exit(1);
-        }
+        remove_incomplete();
         let _ = signal_hook::low_level::emulate_default_handler(signal);
     };
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+}
+
+/// Removes every incomplete file of this process, which makes no more from now on.
+fn remove_incomplete() {
+    let files = incomplete();
+    files.iter().for_each(|file| drop(fs::remove_file(file).or_else(|_| fs::remove_dir_all(file))));
+    // Never given back.
+    std::mem::forget(files);
+}
+
+/// Ends the process with this message, whatever its threads are doing, and without incomplete files.
+pub fn end_at_once(message: &str) {
+    remove_incomplete();
+    let _ = io::stderr().write_all(message.as_bytes());
+    signal_hook::low_level::exit(1);
 }
 
 static LEFT: AtomicBool = AtomicBool::new(false);

@@ -120,6 +120,26 @@ pub fn size(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
 }
 
+/// Bytes that a text such as `16GiB`, `800 MiB` or `24GB` means.
+pub fn bytes_of(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kib" | "k" => 1024.0,
+        "mib" | "m" => 1024.0 * 1024.0,
+        "gib" | "g" => 1024.0 * 1024.0 * 1024.0,
+        "tib" | "t" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => 0.0,
+    };
+    let bytes = number.trim().parse::<f64>().ok().map(|n| n * factor).filter(|n| (1.0..1e18).contains(n));
+    bytes.map(|n| n as u64).ok_or_else(|| "want a size such as 16GiB or 800MiB".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +211,18 @@ mod tests {
     fn this_machine_tells() {
         if cfg!(target_os = "linux") {
             assert!(available().is_some_and(|a| a.bytes > 1 << 20), "{:?}", available());
+        }
+    }
+
+    #[test]
+    fn sizes_are_understood() {
+        for (text, bytes) in
+            [("16GiB", 16 << 30), ("1.5 MiB", 3 << 19), ("24gb", 24_000_000_000), ("4096", 4096), ("8G", 8 << 30)]
+        {
+            assert_eq!(bytes_of(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1GiB", "16 giga", "0", "1e30TiB", "nan"] {
+            assert!(bytes_of(text).is_err(), "{text}");
         }
     }
 

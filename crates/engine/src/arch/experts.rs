@@ -7,35 +7,53 @@ use kiln_kernels::topk_moe::{Gate, Shares};
 use super::Architecture;
 use crate::Error;
 use crate::blocks::attention::HeadNorm;
-use crate::blocks::decoder::{Decoder, Spec};
-use crate::blocks::moe::MoeSpec;
+use crate::blocks::decoder::{Decoder, Place, Spec};
+use crate::blocks::mlp::Scaled;
+use crate::blocks::moe::{Chunks, MoeSpec};
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::Head;
 use crate::model::Loader;
-use crate::model::parts::{Factors, windows};
+use crate::model::parts::{Factors, expert_width};
 
 type Loaded = Result<Box<dyn Architecture>, Error>;
 
 /// Experts as the keys describe them; `default` is the router's function where the file does not say it.
-fn keyed(l: &Loader<'_>, spec: &mut Spec, default: Gate) -> Result<MoeSpec, Error> {
+pub(super) fn keyed(l: &Loader<'_>, spec: &mut Spec, default: Gate) -> Result<MoeSpec, Error> {
     let keys = l.keys;
     let counts = MoeSpec::required_counts(l)?;
-    let width = keys.count("expert_feed_forward_length", 1 << 20)?;
+    let width = expert_width(l, &spec.sizes, counts)?;
     spec.dense_layers = keys.count_opt("leading_dense_block_count", spec.sizes.layers)?.unwrap_or(0);
     let shared = keys.count_opt("expert_shared_count", 1 << 10)?.map(|n| n * width);
-    let gating = match keys.count_opt("expert_gating_func", 4)? {
+    let gating = gating(l, default)?;
+    let shares = if keys.flag("expert_weights_norm", false)? { MoeSpec::of_sum() } else { Shares::Gates };
+    let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
+    Ok(MoeSpec { gating, shares, scale, shared, ..MoeSpec::usual(spec.sizes.hidden, width, counts) })
+}
+
+/// The router's function, `default` where the file does not say it.
+pub(super) fn gating(l: &Loader<'_>, default: Gate) -> Result<Gate, Error> {
+    Ok(match l.keys.count_opt("expert_gating_func", 4)? {
         None => default,
         Some(1) => Gate::Softmax,
         Some(2) => Gate::Sigmoid,
         Some(4) => Gate::SqrtSoftplus,
         Some(other) => {
-            keys.require(false, "expert_gating_func", other, "1, 2 or 4")?;
+            l.keys.require(false, "expert_gating_func", other, "1, 2 or 4")?;
             default
         }
-    };
-    let shares = if keys.flag("expert_weights_norm", false)? { MoeSpec::of_sum() } else { Shares::Gates };
-    let scale = keys.factor("expert_weights_scale")?.unwrap_or(1.0);
-    Ok(MoeSpec { gating, shares, scale, shared, ..MoeSpec::usual(spec.sizes.hidden, width, counts) })
+    })
+}
+
+/// Experts in those layers alone whose tensors the file has. A feed-forward layer beside them is not run.
+pub(super) fn by_tensor(l: &mut Loader<'_>, spec: &mut Spec, moe: MoeSpec) {
+    spec.moe_where(|i| {
+        l.layer(i);
+        let has = l.has("ffn_gate_inp.weight");
+        for part in ["gate", "up", "down"].iter().filter(|_| has) {
+            ["weight", "scale", "bias"].iter().for_each(|end| l.ignore(&format!("ffn_{part}.{end}")));
+        }
+        has.then_some(moe)
+    });
 }
 
 /// DeepSeek 1.
@@ -64,6 +82,71 @@ pub(super) fn bailing2(l: &mut Loader<'_>) -> Loaded {
     let shared = l.keys.count_opt("expert_shared_feed_forward_length", 1 << 20)?;
     let shared = shared.and_then(|width| Some(width * (moe.shared? / moe.width))).or(moe.shared);
     spec.moe = Some(MoeSpec { shared, ..moe });
+    Decoder::load(l, spec)
+}
+
+/// Ling 1: heads are as wide as what is turned of them.
+pub(super) fn bailing(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    spec.head = Head::Own;
+    spec.each_attention(|_, attention| {
+        let width = attention.rope.as_ref().map_or(attention.head_dim, |rope| rope.params.n_dims);
+        (attention.head_dim, attention.value_dim) = (width, width);
+        attention.scale = 1.0 / (width as f32).sqrt();
+    });
+    let moe = keyed(l, &mut spec, Gate::Softmax)?;
+    spec.dense_layers = 0;
+    spec.moe = Some(MoeSpec { gating: Gate::Softmax, ..moe });
+    Decoder::load(l, spec)
+}
+
+/// Hunyuan 3: experts where the file has them, factors of all matrices.
+pub(super) fn hunyuan3(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let mut spec = spec.with_head_norm(HeadNorm::Rms);
+    spec.scaled = Scaled::All;
+    let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
+    let shared = l.keys.count_opt("expert_shared_feed_forward_length", 1 << 20)?.or(Some(moe.width));
+    by_tensor(l, &mut spec, MoeSpec { shared, scaled: true, ..moe });
+    Decoder::load(l, spec)
+}
+
+/// DBRX: layer norms, bounded queries, keys and values.
+pub(super) fn dbrx(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::LayerWeight, RopeStyle::Neox, Factors::Unused)?;
+    (spec.head, spec.ffn_norm) = (Head::Own, "attn_output_norm");
+    let clamp = l.keys.factor("attention.clamp_kqv")?;
+    spec.each_attention(|_, attention| attention.clamp = clamp);
+    let counts = MoeSpec::required_counts(l)?;
+    spec.moe = Some(MoeSpec::usual(spec.sizes.hidden, spec.sizes.feed_forward[0], counts));
+    Decoder::load(l, spec)
+}
+
+/// Arctic: experts beside the feed-forward layer, which read what enters the layer.
+pub(super) fn arctic(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    let counts = MoeSpec::required_counts(l)?;
+    let hidden = spec.sizes.hidden;
+    spec.moe = Some(MoeSpec::usual(hidden, spec.sizes.feed_forward[0], counts));
+    // The feed-forward layer itself is as wide as the stream.
+    spec.sizes.feed_forward.fill(hidden);
+    spec.experts = Place::BesideFromInput;
+    Decoder::load(l, spec)
+}
+
+/// GroveMoE: a second choice among smaller experts.
+pub(super) fn grove(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let mut spec = spec.with_head_norm(HeadNorm::Rms);
+    let counts = MoeSpec::required_counts(l)?;
+    let width = expert_width(l, &spec.sizes, counts)?;
+    let group = l.keys.count("experts_per_group", counts[0])?;
+    let fits = counts[0].is_multiple_of(group);
+    l.keys.require(fits, "experts_per_group", group, &format!("a divisor of the {} experts", counts[0]))?;
+    let chunk = l.keys.count_opt("expert_chunk_feed_forward_length", 1 << 20)?.unwrap_or(spec.sizes.head_dim);
+    let scale = l.keys.float("expert_group_scale", 1.0, [-1e6, 1e6])?;
+    let chunks = Some(Chunks { width: chunk, group, scale });
+    spec.moe = Some(MoeSpec { chunks, ..MoeSpec::usual(spec.sizes.hidden, width, counts) });
     Decoder::load(l, spec)
 }
 
@@ -107,22 +190,5 @@ pub(super) fn minimax2(l: &mut Loader<'_>) -> Loaded {
     spec.dense_layers = 0;
     let width = spec.sizes.feed_forward[0];
     spec.moe = Some(MoeSpec { width, shares: MoeSpec::of_sum(), scale: 1.0, shared: None, ..moe });
-    Decoder::load(l, spec)
-}
-
-/// EXAONE with experts: heads are turned in layers with a window alone.
-pub(super) fn exaone(l: &mut Loader<'_>) -> Loaded {
-    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Usual)?;
-    let mut spec = spec.with_head_norm(HeadNorm::Rms);
-    spec.head = Head::Own;
-    let window = l.keys.count("attention.sliding_window", 1 << 24)?;
-    let windows = windows(l, spec.sizes.layers, window, 4)?;
-    spec.each_attention(|i, attention| {
-        attention.window = windows[i];
-        attention.rope = attention.rope.take().filter(|_| windows[i].is_some());
-    });
-    let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
-    let shared = l.keys.count_opt("expert_shared_feed_forward_length", 1 << 20)?.or(Some(moe.width));
-    spec.moe = Some(MoeSpec { shared, ..moe });
     Decoder::load(l, spec)
 }

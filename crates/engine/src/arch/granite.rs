@@ -8,7 +8,7 @@ use crate::blocks::decoder::{Decoder, Spec};
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
 use crate::model::Loader;
-use crate::model::parts::Factors;
+use crate::model::parts::{Factors, Rope, windows};
 
 fn plain(l: &mut Loader<'_>) -> Result<Spec, Error> {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Usual)?;
@@ -27,6 +27,30 @@ pub(super) fn load_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Erro
 }
 
 fn scaled(l: &mut Loader<'_>, turned: bool) -> Result<Box<dyn Architecture>, Error> {
+    let spec = scaled_spec(l, turned)?;
+    Decoder::load(l, spec)
+}
+
+/// Granite with windows: a sink for every head; the file says which layers turn their heads.
+pub(super) fn load_windows(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let mut spec = scaled_spec(l, true)?;
+    spec.each_attention(|_, attention| attention.sinks = true);
+    let layers = spec.sizes.layers;
+    let window = l.keys.count("attention.sliding_window", 1 << 24)?;
+    let windows = windows(l, layers, window, 1)?;
+    let mut spec = spec.with_windows(&windows, Rope::clone);
+    if l.keys.is_array("attention.rope_pattern") {
+        let turned = l.keys.flags("attention.rope_pattern")?;
+        l.keys.require(turned.len() >= layers, "attention.rope_pattern", turned.len(), "one flag for each layer")?;
+        spec.turned_where(|i| turned[i]);
+    }
+    if let Some(moe) = &mut spec.moe {
+        moe.shared_fused = true;
+    }
+    Decoder::load(l, spec)
+}
+
+fn scaled_spec(l: &mut Loader<'_>, turned: bool) -> Result<Spec, Error> {
     let mut spec = plain(l)?;
     spec.embedding_scale = l.keys.factor("embedding_scale")?.unwrap_or(1.0);
     spec.residual_scale = l.keys.factor("residual_scale")?.unwrap_or(1.0);
@@ -39,7 +63,7 @@ fn scaled(l: &mut Loader<'_>, turned: bool) -> Result<Box<dyn Architecture>, Err
     if let Some(moe) = &mut spec.moe {
         moe.shared = l.keys.count_opt("expert_shared_feed_forward_length", 1 << 20)?;
     }
-    Decoder::load(l, spec)
+    Ok(spec)
 }
 
 pub(super) fn load_minicpm(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {

@@ -6,6 +6,7 @@ use kiln_kernels::rope::RopeStyle;
 use super::Architecture;
 use crate::Error;
 use crate::blocks::decoder::{Decoder, Spec};
+use crate::blocks::mlp::Scaled;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
 use crate::model::Loader;
@@ -13,7 +14,7 @@ use crate::model::parts::Factors;
 
 pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Usual)?;
-    spec.scaled = true;
+    spec.scaled = Scaled::All;
     spec.moe = experts(l, &spec)?;
     Decoder::load(l, spec)
 }

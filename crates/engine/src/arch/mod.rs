@@ -2,6 +2,7 @@
 //! keys and tensors and builds plain plans; it reads like its paper. No device and no tensor format is named here.
 
 mod cohere;
+mod expert_windows;
 mod experts;
 mod falcon;
 mod gemma;
@@ -9,7 +10,12 @@ mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod grok;
+mod hrm_text;
+mod k2_horizon;
+mod latent;
 mod llama;
+mod llama4;
 mod mistral3;
 mod olmo;
 mod olmoe;
@@ -17,11 +23,14 @@ mod phi;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod refused;
 mod rwkv;
 mod rwkv6;
 mod rwkv7;
 mod stablelm;
 mod variants;
+
+pub use refused::{LIMITS, REFUSED};
 
 use kiln_gguf::{Gguf, TensorType};
 
@@ -52,77 +61,122 @@ impl std::fmt::Debug for Row {
 
 /// Every architecture Kiln can run.
 pub const TABLE: &[Row] = &[
+    row("afmoe", "Arcee Trinity", expert_windows::afmoe),
     row("arcee", "Arcee AFM", variants::arcee),
+    row("arctic", "Snowflake Arctic", experts::arctic),
     row("arwkv7", "ARWKV", rwkv7::load_hybrid),
     row("baichuan", "Baichuan 1 and 2", variants::baichuan),
+    row("bailingmoe", "Ling 1", experts::bailing),
     row("bailingmoe2", "Ling 2, Ring 2", experts::bailing2),
     row("bloom", "BLOOM", gpt::load_bloom),
     row("chatglm", "ChatGLM 3, GLM 4", glm::load),
     row("codeshell", "CodeShell", gpt::load_rotary),
+    row("cogvlm", "CogVLM (text)", variants::cogvlm),
     row("cohere2", "Command R7B", cohere::load2),
+    row("cohere2moe", "Cohere with experts", cohere::load_moe),
     row("command-r", "Command R", cohere::load),
+    row("dbrx", "DBRX", experts::dbrx),
+    row("deci", "DeciLM, Nemotron Super and Ultra", variants::deci),
     row("deepseek", "DeepSeek 1", experts::deepseek),
+    row("deepseek2", "DeepSeek 2, 3 and R1, Kimi K2, GLM 4.7 Flash", latent::deepseek2),
+    row("deepseek32", "DeepSeek 3.2", latent::deepseek32),
     row("dots1", "dots.llm1", experts::dots1),
+    row("dots3note", "dots3", latent::dots3),
     row("ernie4_5", "Ernie 4.5", variants::ernie),
     row("ernie4_5-moe", "Ernie 4.5 with experts", experts::ernie),
     row("exaone", "EXAONE 3", variants::exaone),
-    row("exaone-moe", "EXAONE with experts", experts::exaone),
+    row("exaone-moe", "EXAONE with experts", expert_windows::exaone),
     row("exaone4", "EXAONE 4", variants::exaone4),
     row("falcon", "Falcon", falcon::load),
     row("gemma", "Gemma 1", gemma::load),
     row("gemma2", "Gemma 2", gemma::load2),
     row("gemma3", "Gemma 3", gemma::load3),
+    row("glm-dsa", "GLM 5", latent::glm_dsa),
     row("glm4", "GLM 4 of 2025", glm::load4),
     row("glm4moe", "GLM 4.5 and 4.6", experts::glm4),
     row("gpt-oss", "gpt-oss", gpt_oss::load),
     row("gpt2", "GPT-2", gpt::load_learnt),
     row("gptneox", "GPT-NeoX, Pythia", gpt::load_neox),
     row("granite", "Granite 3 and 4", granite::load),
+    row("granite_swa", "Granite with windows", granite::load_windows),
     row("granitemoe", "Granite with experts", granite::load_moe),
+    row("grok", "Grok 1 and 2", grok::load),
+    row("grovemoe", "GroveMoE", experts::grove),
+    row("hrm_text", "HRM", hrm_text::load),
     row("hunyuan-dense", "Hunyuan", variants::hunyuan),
     row("hunyuan-moe", "Hunyuan with experts", experts::hunyuan),
+    row("hunyuan_vl", "Hunyuan VL (text)", variants::hunyuan_vl),
+    row("hy_v3", "Hunyuan 3", experts::hunyuan3),
     row("internlm2", "InternLM 2 and 3", variants::normal),
+    row("jais", "Jais 1", variants::jais),
     row("jais2", "Jais 2", variants::nemotron),
+    row("k2-horizon", "K2 Horizon", k2_horizon::load),
+    row("laguna", "Laguna", expert_windows::laguna),
     row("llama", "Llama, Mistral, Mixtral, SmolLM2, TinyLlama", llama::load),
+    row("llama4", "Llama 4", llama4::load),
     row("maincoder", "Maincoder", variants::maincoder),
+    row("maion-coder", "Maion Coder", expert_windows::maion),
+    row("maple", "Maple", expert_windows::maple),
+    row("mellum", "Mellum", expert_windows::mellum),
+    row("mimo2", "MiMo 2", expert_windows::mimo2),
     row("minicpm", "MiniCPM 1 and 2", granite::load_minicpm),
+    row("minicpm3", "MiniCPM 3", latent::minicpm3),
     row("minimax-m2", "MiniMax M2", experts::minimax2),
     row("mistral3", "Mistral 3, Ministral", mistral3::load),
+    row("mistral4", "Mistral 4", latent::mistral4),
     row("mpt", "MPT", gpt::load_mpt),
+    row("muse-glimmer", "Muse Glimmer", variants::muse_glimmer),
+    row("nanbeige", "Nanbeige", variants::nanbeige),
     row("nemotron", "Nemotron 3", variants::nemotron),
     row("olmo", "OLMo 1", olmo::load),
     row("olmo2", "OLMo 2 and 3", olmo::load2),
     row("olmoe", "OLMoE", olmoe::load),
     row("openelm", "OpenELM", variants::openelm),
     row("orion", "Orion", variants::orion),
+    row("paddleocr", "PaddleOCR (text)", variants::paddleocr),
     row("pangu-embedded", "openPangu", qwen2::load),
     row("phi2", "Phi 1 and 2", phi::load2),
     row("phi3", "Phi 3 and 4", phi::load3),
+    row("phimoe", "Phi 3.5 with experts", phi::load_moe),
     row("plamo", "PLaMo", variants::plamo),
+    row("plamo3", "PLaMo 3", variants::plamo3),
+    row("pockettts", "Pocket TTS (language model)", variants::pocket_tts),
     row("qwen", "Qwen 1", variants::qwen),
     row("qwen2", "Qwen 2 and 2.5", qwen2::load),
     row("qwen2moe", "Qwen 2 with experts", qwen2moe::load),
     row("qwen2vl", "Qwen 2 VL (text)", qwen2::load_vl),
     row("qwen3", "Qwen 3", qwen3::load),
     row("qwen3moe", "Qwen 3 with experts", qwen3::load_moe),
+    row("qwen3tts", "Qwen 3 TTS (language model)", qwen3::load_tts),
     row("qwen3vl", "Qwen 3 VL (text)", qwen3::load_vl),
+    row("qwen3vlmoe", "Qwen 3 VL with experts (text)", qwen3::load_vl_moe),
     row("refact", "Refact", variants::refact),
     row("rwkv6", "RWKV-6", rwkv6::load),
     row("rwkv6qwen2", "QRWKV", rwkv6::load_hybrid),
     row("rwkv7", "RWKV-7", rwkv7::load),
     row("seed_oss", "Seed-OSS", variants::seed_oss),
+    row("smallthinker", "SmallThinker", expert_windows::smallthinker),
     row("smollm3", "SmolLM 3", variants::smollm3),
+    row("spark2_5", "Spark 2.5", variants::spark),
     row("stablelm", "StableLM", stablelm::load),
     row("starcoder", "StarCoder", gpt::load_learnt),
     row("starcoder2", "StarCoder 2", gpt::load_rotary),
+    row("talkie", "Talkie", variants::talkie),
     row("xverse", "XVERSE", variants::normal),
 ];
 
 /// Tensors of single architectures that Kiln leaves unread, by parts of their names.
 const HARMLESS: &[(&str, &[&str])] = &[
+    // Matrices of images, which text does not go through.
+    ("cogvlm", &[".vis_"]),
+    // What chooses among keys: as long as all are chosen, nobody needs to ask.
+    ("deepseek32", &[".indexer."]),
+    ("dots3note", &[".indexer."]),
+    ("glm-dsa", &[".indexer."]),
     // Norms of keys without those of queries do not count; heads of models that rank texts.
     ("mpt", &["attn_k_norm"]),
     ("qwen3", &["cls.output"]),
+    ("qwen3tts", &["cls.output"]),
     ("qwen3vl", &["cls.output"]),
     // Scores lean by distance; nothing is turned.
     ("refact", &["rope_freqs"]),
@@ -134,6 +188,9 @@ const fn row(name: &'static str, models: &'static str, load: Load) -> Row {
 
 /// The architecture of this name.
 pub fn find(name: &str) -> Result<&'static Row, Error> {
+    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
+        return Err(Error::Refused { name: name.to_owned(), why });
+    }
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| Error::Architecture {
         name: name.to_owned(),
         known: TABLE.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),

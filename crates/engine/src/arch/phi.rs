@@ -9,6 +9,7 @@ use super::Architecture;
 use crate::Error;
 use crate::blocks::decoder::{Decoder, Layout, Spec};
 use crate::blocks::mlp::Activation;
+use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::Head;
 use crate::model::Loader;
@@ -25,5 +26,14 @@ pub(super) fn load2(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> 
 pub(super) fn load3(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::LongShort)?;
     spec.activation = Activation::GatedFused(Gate::Swiglu);
+    Decoder::load(l, spec)
+}
+
+/// Phi 3.5 with experts: norms have a bias.
+pub(super) fn load_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let mut spec = Spec::rotary(l, NormKind::RmsBias, RopeStyle::Neox, Factors::LongShort)?;
+    spec.head = Head::Own;
+    let counts = MoeSpec::required_counts(l)?;
+    spec.moe = Some(MoeSpec::usual(spec.sizes.hidden, spec.sizes.feed_forward[0], counts));
     Decoder::load(l, spec)
 }

@@ -6,8 +6,10 @@ use super::Architecture;
 use crate::Error;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Spec};
+use crate::blocks::mlp::Scaled;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
+use crate::blocks::output::Head;
 use crate::model::Loader;
 use crate::model::parts::{Factors, expert_width};
 
@@ -17,7 +19,7 @@ fn plain(l: &mut Loader<'_>) -> Result<Spec, Error> {
 
 pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let mut spec = plain(l)?;
-    spec.scaled = true;
+    spec.scaled = Scaled::All;
     Decoder::load(l, spec)
 }
 
@@ -32,5 +34,21 @@ pub(super) fn load_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Erro
 /// Qwen 3 VL: for text, the positions of all sections are the same.
 pub(super) fn load_vl(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let spec = plain(l)?.with_sections(l, RopeStyle::Imrope)?;
+    Decoder::load(l, spec)
+}
+
+/// The same with experts.
+pub(super) fn load_vl_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let mut spec = plain(l)?.with_sections(l, RopeStyle::Imrope)?;
+    let counts = MoeSpec::required_counts(l)?;
+    let width = expert_width(l, &spec.sizes, counts)?;
+    spec.moe = Some(MoeSpec::usual(spec.sizes.hidden, width, counts));
+    Decoder::load(l, spec)
+}
+
+/// Qwen 3 TTS: the vocabulary begins with text, of which no token is ever written.
+pub(super) fn load_tts(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let mut spec = plain(l)?.with_sections(l, RopeStyle::Imrope)?;
+    spec.head = Head::Rear;
     Decoder::load(l, spec)
 }

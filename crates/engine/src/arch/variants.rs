@@ -1,17 +1,19 @@
 //! Llama with one or two changes: which elements form a rotary pair, what stands in the feed-forward layer, which norm.
 
-use kiln_kernels::rope::RopeStyle;
+use kiln_kernels::glu::Gate;
+use kiln_kernels::rope::{RopeParams, RopeStyle};
 use kiln_kernels::unary::Function;
 
 use super::Architecture;
 use crate::Error;
+use crate::blocks::attend::ResultGate;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Layout, Spec};
-use crate::blocks::mlp::Activation;
+use crate::blocks::mlp::{Activation, Scaled};
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::Head;
 use crate::model::Loader;
-use crate::model::parts::{Factors, windows};
+use crate::model::parts::{Factors, Period, Rope, window_base, windows, windows_opt};
 
 type Loaded = Result<Box<dyn Architecture>, Error>;
 
@@ -123,6 +125,11 @@ pub(super) fn qwen(l: &mut Loader<'_>) -> Loaded {
 
 /// Hunyuan: heads are normed after they are turned; pairs lie half a head apart.
 pub(super) fn hunyuan(l: &mut Loader<'_>) -> Loaded {
+    let spec = hunyuan_spec(l)?;
+    Decoder::load(l, spec)
+}
+
+fn hunyuan_spec(l: &mut Loader<'_>) -> Result<Spec, Error> {
     let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
     let mut spec = spec.with_head_norm(HeadNorm::Rms);
     let d = spec.sizes.head_dim as f32;
@@ -133,7 +140,7 @@ pub(super) fn hunyuan(l: &mut Loader<'_>) -> Loaded {
             rope.params.freq_base *= alpha.powf(d / (d - 2.0));
         }
     });
-    Decoder::load(l, spec)
+    Ok(spec)
 }
 
 /// Maincoder: heads are normed after they are turned; pairs are neighbours.
@@ -150,5 +157,116 @@ pub(super) fn openelm(l: &mut Loader<'_>) -> Loaded {
     let mut spec = spec.with_head_norm(HeadNorm::Rms);
     spec.head = Head::Embedding;
     spec.each_attention(|_, attention| attention.scaled = false);
+    Decoder::load(l, spec)
+}
+
+/// Jais 1: scores lean by distance and are divided by the width of a head.
+pub(super) fn jais(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::plain(l, NormKind::Layer)?;
+    spec.head = Head::Own;
+    let max_bias = l.keys.float("attention.max_alibi_bias", 0.0, [0.0, 1e3])?;
+    let scale = 1.0 / spec.sizes.head_dim as f32;
+    spec.each_attention(|_, attention| (attention.max_bias, attention.scale) = (max_bias, scale));
+    Decoder::load(l, spec)
+}
+
+/// Nemotron of puzzles (DeciLM): layers may lack attention, have a matrix in its place, or do nothing at all.
+pub(super) fn deci(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Usual)?;
+    spec.may_lack_attention = true;
+    Decoder::load(l, spec)
+}
+
+/// PLaMo 3: norms before and after each half of a layer and of each head, layers with a window.
+pub(super) fn plamo3(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?.with_head_norm(HeadNorm::Rms);
+    let windows = windows_opt(l, spec.sizes.layers, Period::Last(8))?;
+    let base = window_base(l, 10000.0)?;
+    let mut spec = spec.with_windows(&windows, |rope| rope.unscaled(base));
+    spec.layout = Layout::Sandwich;
+    spec.activation = Activation::GatedFused(Gate::Swiglu);
+    spec.each_attention(|_, attention| attention.scaled = false);
+    Decoder::load(l, spec)
+}
+
+/// Hunyuan with images, and its text: pairs follow several positions.
+pub(super) fn hunyuan_vl(l: &mut Loader<'_>) -> Loaded {
+    let spec = hunyuan_spec(l)?.with_sections(l, RopeStyle::Mrope)?;
+    Decoder::load(l, spec)
+}
+
+/// PaddleOCR: Ernie 4.5 whose pairs follow several positions.
+pub(super) fn paddleocr(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let spec = spec.with_sections(l, RopeStyle::Mrope)?;
+    Decoder::load(l, spec)
+}
+
+/// CogVLM, its text: positions are the plain ones, whatever the file says.
+pub(super) fn cogvlm(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let params = RopeParams::plain(RopeStyle::Neox, spec.sizes.head_dim, 10000.0);
+    spec.each_attention(|_, attention| {
+        attention.rope = Some(Rope { params, factors: None });
+        attention.scaled = false;
+    });
+    Decoder::load(l, spec)
+}
+
+/// Spark: a gate for each head, layers with a window.
+pub(super) fn spark(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let window = l.keys.count("attention.sliding_window", 1 << 24)?;
+    let windows = windows(l, spec.sizes.layers, window, 1)?;
+    let base = l.keys.float("rope.freq_base", 10000.0, [1.0, 1e12])?;
+    let base = window_base(l, base)?;
+    let spec = spec.with_windows(&windows, |rope| rope.with_base(base));
+    let mut spec = spec.with_result_gate(ResultGate::Sigmoid);
+    spec.activation = Activation::Gated(Gate::Geglu);
+    Decoder::load(l, spec)
+}
+
+/// Muse Glimmer: embeddings are normed, heads turned in layers with a window alone, attention gated, logits capped.
+pub(super) fn muse_glimmer(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?.with_head_norm(HeadNorm::Rms);
+    let window = l.keys.count("attention.sliding_window", 1 << 24)?;
+    let windows = windows(l, spec.sizes.layers, window, 4)?;
+    let base = l.keys.float("rope.freq_base", 10000.0, [1.0, 1e12])?;
+    let base = window_base(l, base)?;
+    let spec = spec.with_windows(&windows, |rope| rope.unscaled(base));
+    let mut spec = spec.with_result_gate(ResultGate::Sigmoid);
+    spec.turned_where(|i| windows[i].is_some());
+    (spec.layout, spec.post_eps) = (Layout::Sandwich, Some(1e-8));
+    (spec.head, spec.embedding_rms) = (Head::Own, true);
+    spec.logit_scale = l.keys.factor("logit_scale")?.unwrap_or(1.0);
+    spec.logit_softcap = l.keys.float("final_logit_softcapping", 30.0, [0.0, 1e6])?;
+    Decoder::load(l, spec)
+}
+
+/// Nanbeige: all layers are run several times.
+pub(super) fn nanbeige(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Usual)?;
+    spec.scaled = Scaled::All;
+    spec.loops = l.keys.count_opt("num_loops", 64)?.unwrap_or(1);
+    spec.loop_norm = !l.keys.flag("skip_loop_final_norm", false)?;
+    Decoder::load(l, spec)
+}
+
+/// Talkie: norms without weights, a factor for each head of queries, and the embeddings once more after every layer.
+pub(super) fn talkie(l: &mut Loader<'_>) -> Loaded {
+    let spec = Spec::rotary(l, NormKind::BareRms, RopeStyle::Neox, Factors::Unused)?;
+    let mut spec = spec.with_head_norm(HeadNorm::RmsFactor);
+    spec.each_attention(|_, attention| attention.norm_after_rope = true);
+    (spec.embedding_rms, spec.embedding_skip) = (true, true);
+    (spec.head, spec.scaled) = (Head::Own, Scaled::Down);
+    spec.logit_scale = l.keys.factor("logit_scale")?.unwrap_or(1.0);
+    Decoder::load(l, spec)
+}
+
+/// Pocket TTS, its language model: layer norms, no gate.
+pub(super) fn pocket_tts(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Layer, RopeStyle::Normal, Factors::Unused)?;
+    spec.activation = Activation::Plain(Function::Gelu);
+    spec.head = Head::Embedding;
     Decoder::load(l, spec)
 }

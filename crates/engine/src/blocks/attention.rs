@@ -1,14 +1,14 @@
 //! Attention over a cache of keys and values: projections, norms of heads, rotary positions, and all that models change about
 //! it.
 
-use kiln_gguf::TensorType;
-use kiln_kernels::flash_attention::{self, Mask, Pages};
-use kiln_kernels::rope;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
 
+use super::attend::{Attended, ResultGate, Temperature, Turned, flat, turned};
+use super::mixer::Mixer;
+use super::moe::{ValueSpec, Values};
 use crate::Error;
-use crate::arch::{Batch, PAGE};
+use crate::arch::Batch;
 use crate::model::parts::{Rope, Sizes};
 use crate::model::{Cached, Loader};
 use crate::plan::{Builder, Linear, Norm};
@@ -28,15 +28,14 @@ pub enum HeadNorm {
     WholeRms,
     /// All heads together to mean 0 and variance 1. Files may leave it out.
     WholeLayerMaybe,
-}
-
-/// What gates the result of attention before the output matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResultGate {
-    /// Nothing.
-    None,
-    /// The sigmoid of a product of the normed input, `attn_gate`.
-    Sigmoid,
+    /// Each head by its mean square; each head has its weight.
+    RmsEach,
+    /// The same. Files may leave it out.
+    RmsEachMaybe,
+    /// Each head by its mean square, nothing else.
+    BareRms,
+    /// The same; each head of queries has a factor.
+    RmsFactor,
 }
 
 /// How attention is read and computed in one layer.
@@ -78,6 +77,16 @@ pub struct AttentionSpec {
     pub scaled: bool,
     /// Every element of queries, keys and values is brought within this bound of 0.
     pub clamp: Option<f32>,
+    /// Whether biases of queries, keys and values count.
+    pub bias: bool,
+    /// Whether a token sees its sequence up to itself; if not, all of it.
+    pub causal: bool,
+    /// Factors of queries that grow with the position.
+    pub temperature: Option<Temperature>,
+    /// Factor of the result, after the output matrix.
+    pub result_scale: f32,
+    /// Values are those of experts, in the place of `attn_v`.
+    pub values: Option<ValueSpec>,
 }
 
 impl AttentionSpec {
@@ -102,7 +111,19 @@ impl AttentionSpec {
             output_bias: true,
             scaled: true,
             clamp: None,
+            bias: true,
+            causal: true,
+            temperature: None,
+            result_scale: 1.0,
+            values: None,
         }
+    }
+
+    /// What attention itself needs to know.
+    fn attended(&self) -> Attended {
+        let AttentionSpec { heads, kv_heads, head_dim, value_dim, scale, softcap, max_bias, window, causal, .. } =
+            *self;
+        Attended { heads, kv_heads, head_dim, value_dim, scale, softcap, max_bias, window, causal }
     }
 }
 
@@ -121,15 +142,64 @@ pub struct Attention {
     spec: AttentionSpec,
     q: Linear,
     k: Linear,
-    v: Linear,
+    v: Source,
     output: Linear,
     q_norm: Option<Normed>,
     k_norm: Option<Normed>,
     turns: Option<Tensor>,
     sinks: Option<Tensor>,
-    gate: Option<Linear>,
+    gate: Option<super::attend::Gated>,
+    temperature: Option<Tensor>,
     k_cache: Tensor,
     v_cache: Tensor,
+}
+
+/// Where values come from.
+#[derive(Clone, Debug)]
+enum Source {
+    Matrix(Linear),
+    Experts(Box<Values>),
+}
+
+impl Mixer for Attention {
+    fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        let AttentionSpec { heads, kv_heads, head_dim, .. } = self.spec;
+        let q = b.linear("q", x, &self.q);
+        let k = b.linear("k", x, &self.k);
+        let v = match &self.v {
+            Source::Matrix(matrix) => b.linear("v", x, matrix),
+            Source::Experts(values) => values.build(b, x),
+        };
+        let [q, k, v] = [("q_clamp", q), ("k_clamp", k), ("v_clamp", v)].map(|(name, t)| match self.spec.clamp {
+            Some(most) => b.clamp(name, t, most),
+            None => t,
+        });
+        let (q, inner_gate) = match self.spec.gate {
+            ResultGate::InQueries => {
+                let both = by_head(q, 2 * head_dim, heads);
+                (both.narrow(0, 0, head_dim), Some(both.narrow(0, head_dim, head_dim)))
+            }
+            _ => (by_head(q, head_dim, heads), None),
+        };
+        let q = self.heads(b, batch, ["q_norm", "q_rope"], q, self.q_norm.as_ref());
+        let k = self.heads(b, batch, ["k_norm", "k_rope"], by_head(k, head_dim, kv_heads), self.k_norm.as_ref());
+        let q = match self.temperature {
+            Some(table) => super::attend::warmed(b, batch, q, table),
+            None => q,
+        };
+        b.store("k_write", flat(k), batch.ports.rows, self.k_cache);
+        b.store("v_write", v, batch.ports.rows, self.v_cache);
+        let mut y = self.spec.attended().build(b, batch, q, [self.k_cache, self.v_cache], self.sinks);
+        if let Some(gate) = &self.gate {
+            y = gate.build(b, x, y);
+        }
+        if let Some(gate) = inner_gate {
+            let gate = b.function("gate.sigmoid", gate, Function::Sigmoid);
+            y = b.multiply("gated", y, gate.reshape(y.shape));
+        }
+        let y = b.linear("output", y, &self.output);
+        if self.spec.result_scale == 1.0 { y } else { b.scale("result", y, self.spec.result_scale) }
+    }
 }
 
 impl Attention {
@@ -140,62 +210,44 @@ impl Attention {
         if heads == 0 || kv_heads == 0 {
             l.keys.require(false, "attention.head_count", 0, "1 to 4096")?;
         }
-        let (q, k, v) = if l.has("attn_qkv.weight") {
-            let all = l.linear("attn_qkv", &[hidden, q_width + k_width + v_width])?;
-            (all.rows(0, q_width), all.rows(q_width, k_width), all.rows(q_width + k_width, v_width))
-        } else {
-            let (q, k) = (l.linear("attn_q", &[hidden, q_width])?, l.linear("attn_k", &[hidden, k_width])?);
-            (q, k, l.linear("attn_v", &[hidden, v_width])?)
+        let counted = |linear: Linear| {
+            let scale = if spec.scaled { linear.scale } else { 1.0 };
+            Linear { scale, bias: linear.bias.filter(|_| spec.bias), ..linear }
         };
-        let counted = |linear: Linear| if spec.scaled { linear } else { Linear { scale: 1.0, ..linear } };
-        let [q, k, v] = [q, k, v].map(counted);
+        let (q, k, v) = if l.has("attn_qkv.weight") {
+            let all = counted(l.linear("attn_qkv", &[hidden, q_width + k_width + v_width])?);
+            let v = Source::Matrix(all.rows(q_width + k_width, v_width));
+            (all.rows(0, q_width), all.rows(q_width, k_width), v)
+        } else {
+            let q_width = if spec.gate == ResultGate::InQueries { 2 * q_width } else { q_width };
+            let (q, k) = (l.linear("attn_q", &[hidden, q_width])?, l.linear("attn_k", &[hidden, k_width])?);
+            let v = match &spec.values {
+                Some(values) => Source::Experts(Box::new(Values::load(l, values, [hidden, v_width])?)),
+                None => Source::Matrix(counted(l.linear("attn_v", &[hidden, v_width])?)),
+            };
+            (counted(q), counted(k), v)
+        };
         let mut output = l.linear("attn_output", &[heads * value_dim, hidden])?;
         output.bias = output.bias.filter(|_| spec.output_bias);
-        let gate = match spec.gate {
-            ResultGate::None => None,
-            ResultGate::Sigmoid => Some(l.matrix("attn_gate", &[hidden, heads * value_dim])?),
-        };
         let turns = match &spec.rope {
             Some(rope) => Some(l.turns(&rope.params, rope.factors.as_deref())?),
             None => None,
         };
         Ok(Attention {
+            gate: spec.gate.load(l, hidden, [heads, value_dim])?,
+            temperature: spec.temperature.map(|t| t.load(l)),
             q_norm: head_norm(l, "attn_q_norm", heads, spec)?,
             k_norm: head_norm(l, "attn_k_norm", kv_heads, spec)?,
             sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
-            k_cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, k_width)?,
-            v_cache: l.cache(&format!("{layer}.v_cache"), Cached::Values, v_width)?,
+            k_cache: l.heads_cache(&format!("{layer}.k_cache"), Cached::Keys, [head_dim, kv_heads])?,
+            v_cache: l.heads_cache(&format!("{layer}.v_cache"), Cached::Values, [value_dim, kv_heads])?,
             spec: spec.clone(),
             q,
             k,
             v,
             output,
             turns,
-            gate,
         })
-    }
-
-    /// Adds the steps; gives what is added to the residual stream.
-    pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
-        let AttentionSpec { heads, kv_heads, head_dim, .. } = self.spec;
-        let q = b.linear("q", x, &self.q);
-        let k = b.linear("k", x, &self.k);
-        let v = b.linear("v", x, &self.v);
-        let [q, k, v] = [("q_clamp", q), ("k_clamp", k), ("v_clamp", v)].map(|(name, t)| match self.spec.clamp {
-            Some(most) => b.clamp(name, t, most),
-            None => t,
-        });
-        let q = self.heads(b, batch, ["q_norm", "q_rope"], by_head(q, head_dim, heads), self.q_norm.as_ref());
-        let k = self.heads(b, batch, ["k_norm", "k_rope"], by_head(k, head_dim, kv_heads), self.k_norm.as_ref());
-        b.store("k_write", flat(k), batch.ports.rows, self.k_cache);
-        b.store("v_write", v, batch.ports.rows, self.v_cache);
-        let mut y = self.attend(b, batch, q);
-        if let Some(gate) = &self.gate {
-            let gate = b.linear("gate", x, gate);
-            let gate = b.function("gate.sigmoid", gate, Function::Sigmoid);
-            y = b.multiply("gated", y, gate);
-        }
-        b.linear("output", y, &self.output)
     }
 
     /// Norm and rotary positions of `[width, heads, rows]`.
@@ -208,7 +260,14 @@ impl Attention {
         how: Option<&Normed>,
     ) -> Tensor {
         let normed = |b: &mut Builder, x: Tensor| how.map_or(x, |how| how.build(b, norm, x));
-        let turned = |b: &mut Builder, x: Tensor| self.turned(b, batch, turn, x);
+        let turned = |b: &mut Builder, x: Tensor| match (&self.spec.rope, self.turns) {
+            (Some(rope), Some(turns)) => {
+                let y = b.like(turn, x);
+                turned(b, batch, turn, Turned { x, y, turns, offset: 0 }, &rope.params);
+                y
+            }
+            _ => x,
+        };
         if self.spec.norm_after_rope {
             let x = turned(b, x);
             normed(b, x)
@@ -217,95 +276,11 @@ impl Attention {
             turned(b, x)
         }
     }
-
-    /// Heads turned by their positions.
-    fn turned(&self, b: &mut Builder, batch: &Batch, name: &str, x: Tensor) -> Tensor {
-        let (Some(rope), Some(turns)) = (&self.spec.rope, self.turns) else { return x };
-        let y = b.like(name, x);
-        let params = &rope.params;
-        b.step(
-            name,
-            rope::Call {
-                x,
-                positions: batch.ports.positions,
-                turns,
-                y,
-                style: params.style,
-                n_dims: params.n_dims,
-                offset: 0,
-                sections: params.sections,
-                magnitude: params.magnitude(),
-                backward: false,
-            },
-        );
-        y
-    }
-
-    /// The rows of a batch that go on by one token, and those of prompts, over the keys of their sequences.
-    fn attend(&self, b: &mut Builder, batch: &Batch, q: Tensor) -> Tensor {
-        let AttentionSpec { heads, value_dim, .. } = self.spec;
-        let shape = batch.shape;
-        let out = b.fresh("attended", TensorType::F32, [value_dim * heads, shape.rows(), 1, 1]);
-        if shape.decode > 0 {
-            let call = self.part(batch, q, out, Part { rows: 0, sequences: [0, shape.decode], tokens: 1 });
-            b.step("", call);
-        }
-        if shape.prompt > 0 {
-            let sequences = [shape.decode, shape.pieces];
-            let mut call = self.part(batch, q, out, Part { rows: shape.decode, sequences, tokens: shape.prompt });
-            call.sequences = (shape.pieces > 1).then_some(batch.ports.owners);
-            b.step("prompt", call);
-        }
-        out
-    }
-
-    fn part(&self, batch: &Batch, q: Tensor, out: Tensor, part: Part) -> flash_attention::Call {
-        let AttentionSpec { heads, kv_heads, head_dim, value_dim, .. } = self.spec;
-        let Part { rows: first, sequences: [sequence, sequences], tokens } = part;
-        // Among rows that go on, each is a sequence of its own; those of prompts lie one after the other.
-        let batches = if tokens == 1 && first == 0 && batch.shape.decode > 0 { sequences } else { 1 };
-        let n = tokens * batches;
-        let shape = |width: usize| [width, heads, tokens, batches];
-        // A cache row holds all heads of a token; attention wants [width, keys, heads].
-        let keys =
-            |cache: Tensor, width: usize| cache.reshape([width, kv_heads, cache.shape[1], 1]).permute([0, 2, 1, 3]);
-        let ports = &batch.ports;
-        flash_attention::Call {
-            mask: Mask::Causal {
-                positions: ports.positions.narrow(0, first, n),
-                length: ports.lengths.narrow(0, sequence, sequences),
-                window: self.spec.window,
-            },
-            pages: Some(Pages { table: ports.table.narrow(1, sequence, sequences), size: PAGE }),
-            sinks: self.sinks,
-            max_bias: self.spec.max_bias,
-            logit_softcap: self.spec.softcap,
-            ..flash_attention::Call::plain(
-                q.narrow(2, first, n).reshape(shape(head_dim)).permute([0, 2, 1, 3]),
-                keys(self.k_cache, head_dim),
-                keys(self.v_cache, value_dim),
-                out.narrow(1, first, n).reshape(shape(value_dim)),
-                self.spec.scale,
-            )
-        }
-    }
-}
-
-/// Some rows of a batch: the first one, the first sequence and the number of sequences, tokens of each batch.
-struct Part {
-    rows: usize,
-    sequences: [usize; 2],
-    tokens: usize,
 }
 
 /// `[width * heads, rows]` as `[width, heads, rows]`.
 fn by_head(t: Tensor, width: usize, heads: usize) -> Tensor {
     t.reshape([width, heads, t.shape[1], 1])
-}
-
-/// `[width, heads, rows]` as `[width * heads, rows]`.
-fn flat(t: Tensor) -> Tensor {
-    t.reshape([t.shape[0] * t.shape[1], t.shape[2], 1, 1])
 }
 
 impl Normed {
@@ -334,6 +309,18 @@ fn head_norm(l: &mut Loader<'_>, name: &str, heads: usize, spec: &AttentionSpec)
             let Some(weight) = l.vector_opt(&weight, &[width * heads])? else { return Ok(None) };
             let bias = l.vector_opt(&format!("{name}.bias"), &[width * heads])?;
             plain(Norm::Layer { weight: Some(weight), bias, eps }, true)
+        }
+        HeadNorm::RmsEach | HeadNorm::RmsEachMaybe => {
+            if spec.head_norm == HeadNorm::RmsEachMaybe && !l.has(&weight) {
+                return Ok(None);
+            }
+            let weight = l.vector(&weight, &[width, heads])?;
+            Some(Normed { norm: Norm::Rms { weight: None, eps }, per_head: Some(weight), whole: false })
+        }
+        HeadNorm::BareRms => plain(Norm::Rms { weight: None, eps }, false),
+        HeadNorm::RmsFactor => {
+            let per_head = if name == "attn_q_norm" { Some(l.tensor(&weight, &[1, heads])?) } else { None };
+            Some(Normed { norm: Norm::Rms { weight: None, eps }, per_head, whole: false })
         }
         HeadNorm::LayerMaybe => {
             let Some(weight) = l.vector_opt(&weight, &[width, heads])? else { return Ok(None) };

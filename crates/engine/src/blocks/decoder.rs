@@ -5,8 +5,11 @@ use kiln_kernels::glu::Gate;
 use kiln_kernels::rope::RopeStyle;
 use kiln_kernels::tensor::Tensor;
 
-use super::attention::{Attention, AttentionSpec, HeadNorm, ResultGate};
-use super::mlp::{Activation, Mlp, MlpSpec};
+use super::attend::ResultGate;
+use super::attention::{Attention, AttentionSpec, HeadNorm};
+use super::latent::{Latent, LatentSpec};
+use super::mixer::Mixer;
+use super::mlp::{Activation, Mlp, MlpSpec, Scaled};
 use super::moe::{Moe, MoeSpec};
 use super::norms::NormKind;
 use super::output::{Embedding, Head, Output};
@@ -29,6 +32,21 @@ pub enum Layout {
     Parallel,
     /// The same, each half with a norm of its own.
     ParallelTwoNorms,
+    /// Each half reads the normed stream, and its result is added to what it read, times the residual scale.
+    Normed,
+    /// The first half alone.
+    Single,
+}
+
+/// Where experts stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the place of the feed-forward layer.
+    Instead,
+    /// Beside the feed-forward layer; they read what enters the layer through a norm of their own (`ffn_norm_exps`).
+    BesideFromInput,
+    /// Beside the feed-forward layer, where the file has one; the root of a half of both counts.
+    BesideHalved,
 }
 
 /// What models change about the plain decoder.
@@ -46,18 +64,36 @@ pub struct Spec {
     pub attention_norm: &'static str,
     /// Name of the norm before the feed-forward layer.
     pub ffn_norm: &'static str,
+    /// Name of the norm after attention.
+    pub attention_post: &'static str,
+    /// Name of the norm after the feed-forward layer.
+    pub ffn_post: &'static str,
+    /// What norms after the halves of a layer add, where it is something else.
+    pub post_eps: Option<f32>,
     /// Attention of each layer.
     pub attention: Vec<AttentionSpec>,
+    /// Latent attention of each layer, in the place of the other; empty for none.
+    pub latent: Vec<LatentSpec>,
+    /// Whether layers with 0 heads have no attention, and those with 0 key heads a matrix in its place.
+    pub may_lack_attention: bool,
     /// The feed-forward layer.
     pub activation: Activation,
-    /// Whether `ffn_*.scale` counts.
-    pub scaled: bool,
+    /// Which `ffn_*.scale` count.
+    pub scaled: Scaled,
     /// Whether biases of the feed-forward layer count.
     pub ffn_bias: bool,
     /// Experts in the place of the feed-forward layer, in layers from `dense_layers` on.
     pub moe: Option<MoeSpec>,
+    /// Experts of each layer, where layers differ in more than that; empty otherwise.
+    pub moe_by_layer: Vec<Option<MoeSpec>>,
+    /// Where they stand.
+    pub experts: Place,
+    /// Whether the router reads what enters the layer.
+    pub routes_input: bool,
     /// Layers without experts at the beginning.
     pub dense_layers: usize,
+    /// Whether further layers may have no experts: those without a router in the file.
+    pub maybe_dense: bool,
     /// Which matrix makes the logits.
     pub head: Head,
     /// Factor of the embeddings.
@@ -70,10 +106,22 @@ pub struct Spec {
     pub logit_softcap: f32,
     /// Whether the embeddings are normed (`token_embd_norm`).
     pub embedding_norm: bool,
+    /// Whether the embeddings are divided by the root of their mean square.
+    pub embedding_rms: bool,
+    /// Whether every layer adds the embeddings once more, times `layer_output_scale`.
+    pub embedding_skip: bool,
+    /// Whether factors of matrices belong to a run of a layer, not to the layer.
+    pub scales_by_slot: bool,
+    /// Number of times that the layers are run, with a norm between two times if `loop_norm`.
+    pub loops: usize,
+    /// Whether the last norm stands between two times, too.
+    pub loop_norm: bool,
     /// Whether positions are learnt vectors (`position_embd`).
     pub learnt_positions: bool,
     /// Whether the bias of the output matrix counts.
     pub output_bias: bool,
+    /// Name of the norm before the output matrix.
+    pub output_norm: &'static str,
 }
 
 impl Spec {
@@ -89,19 +137,34 @@ impl Spec {
             layout: Layout::Pre,
             attention_norm: "attn_norm",
             ffn_norm: "ffn_norm",
+            attention_post: "post_attention_norm",
+            ffn_post: "post_ffw_norm",
+            post_eps: None,
+            latent: Vec::new(),
+            may_lack_attention: false,
             activation: Activation::Gated(Gate::Swiglu),
-            scaled: false,
+            scaled: Scaled::None,
             ffn_bias: true,
             moe: None,
+            moe_by_layer: Vec::new(),
+            experts: Place::Instead,
+            routes_input: false,
             dense_layers: 0,
+            maybe_dense: false,
             head: Head::Tied,
             embedding_scale: 1.0,
             residual_scale: 1.0,
             logit_scale: 1.0,
             logit_softcap: 0.0,
             embedding_norm: false,
+            embedding_rms: false,
+            embedding_skip: false,
+            scales_by_slot: false,
+            loops: 1,
+            loop_norm: true,
             learnt_positions: false,
             output_bias: true,
+            output_norm: "output_norm",
         })
     }
 
@@ -111,6 +174,35 @@ impl Spec {
         let rope = Rope::read(l, &spec.sizes, style, factors)?;
         spec.each_attention(|_, attention| attention.rope = Some(rope.clone()));
         Ok(spec)
+    }
+
+    /// Windows of each layer; heads of those that have one are turned as `rope` says.
+    pub fn with_windows(mut self, windows: &[Option<usize>], rope: impl Fn(&Rope) -> Rope) -> Spec {
+        self.each_attention(|i, attention| {
+            attention.window = windows[i];
+            if attention.window.is_some() {
+                attention.rope = attention.rope.as_ref().map(&rope);
+            }
+        });
+        self
+    }
+
+    /// Reads where YaRN begins and ends, for models that say it.
+    pub fn read_betas(&mut self, l: &Loader<'_>, fast: f32) -> Result<(), Error> {
+        self.attention
+            .iter_mut()
+            .filter_map(|attention| attention.rope.as_mut())
+            .try_for_each(|r| r.read_betas(l, fast))
+    }
+
+    /// Heads are turned only in the layers that `turned` names.
+    pub fn turned_where(&mut self, turned: impl Fn(usize) -> bool) {
+        self.each_attention(|i, attention| attention.rope = attention.rope.take().filter(|_| turned(i)));
+    }
+
+    /// Experts of each layer as `moe` says.
+    pub fn moe_where(&mut self, mut moe: impl FnMut(usize) -> Option<MoeSpec>) {
+        self.moe_by_layer = (0..self.sizes.layers).map(&mut moe).collect();
     }
 
     /// For text of models whose rotary pairs follow several positions, where the file says so.
@@ -142,18 +234,31 @@ impl Spec {
 }
 
 /// One layer.
-struct Layer {
-    attention_norm: Option<Norm>,
-    attention: Attention,
-    attention_post: Option<Norm>,
+pub struct Layer {
+    mixer_norm: Option<Norm>,
+    mixer: Option<Box<dyn Mixer>>,
+    mixer_post: Option<Norm>,
     ffn_norm: Option<Norm>,
-    ffn: FeedForward,
+    ffn: Option<FeedForward>,
     ffn_post: Option<Norm>,
+    /// Factor of the embeddings that the layer adds.
+    skip: Option<f32>,
 }
 
-enum FeedForward {
+/// The second half of a layer.
+pub enum FeedForward {
+    /// A feed-forward layer.
     Mlp(Box<Mlp>),
+    /// A mixture of experts.
     Moe(Box<Moe>),
+    /// Both, with the norm of what the experts read where they read something else.
+    Both(Box<Mlp>, Box<Moe>, Option<Norm>),
+}
+
+impl Mixer for FeedForward {
+    fn build(&self, b: &mut Builder, _: &Batch, x: Tensor) -> Tensor {
+        self.build(b, x, [x, x])
+    }
 }
 
 /// A model of such layers.
@@ -161,102 +266,239 @@ pub struct Decoder {
     spec: Spec,
     embedding: Embedding,
     layers: Vec<Layer>,
+    /// The norm between two times that the layers are run.
+    between: Option<Norm>,
     output: Output,
 }
 
+/// Reads what mixes the tokens of a layer; `None` where nothing does.
+type Mixed = Result<Option<Box<dyn Mixer>>, Error>;
+
 impl Decoder {
-    /// Reads the weights.
+    /// Reads the weights of a model with attention, as the specification says.
     pub fn load(l: &mut Loader<'_>, spec: Spec) -> Result<Box<dyn Architecture>, Error> {
-        let Sizes { hidden, vocab, layers, context, .. } = spec.sizes;
-        let mut embedding = Embedding::load(l, hidden, vocab)?;
-        embedding.scale = spec.embedding_scale;
-        if spec.embedding_norm {
-            embedding.norm = Some(spec.norm.load(l, "token_embd_norm", hidden, spec.eps)?);
+        Decoder::load_layers(l, spec, |l, spec, i, slot| spec.mixer(l, i, slot))
+    }
+
+    /// The same with what `mixer` reads in the place of attention, layer by layer; the loader is at its names then.
+    pub fn load_with(
+        l: &mut Loader<'_>,
+        spec: Spec,
+        mut mixer: impl FnMut(&mut Loader<'_>, &Spec, usize) -> Result<Box<dyn Mixer>, Error>,
+    ) -> Result<Box<dyn Architecture>, Error> {
+        Decoder::load_layers(l, spec, |l, spec, i, _| mixer(l, spec, i).map(Some))
+    }
+
+    fn load_layers(
+        l: &mut Loader<'_>,
+        spec: Spec,
+        mut mixer: impl FnMut(&mut Loader<'_>, &Spec, usize, usize) -> Mixed,
+    ) -> Result<Box<dyn Architecture>, Error> {
+        let Sizes { layers: count, .. } = spec.sizes;
+        let embedding = spec.embedding(l)?;
+        // A layer that is run again has caches of its own.
+        let numbers = (0..spec.loops).flat_map(|time| (0..count).map(move |i| (i, time * count + i)));
+        let mut layers = Vec::new();
+        for (i, slot) in numbers {
+            // A layer without anything to feed forward is not run, whatever else it has.
+            if spec.may_lack_attention && spec.sizes.feed_forward[i] == 0 {
+                l.ignore_layers(i..i + 1);
+            } else {
+                layers.push(Layer::load_with(l, &spec, [i, slot], &mut mixer)?);
+            }
         }
-        if spec.learnt_positions {
-            embedding.positions = Some(l.tensor("position_embd.weight", &[hidden, context])?);
-        }
-        let layers = (0..layers).map(|i| Layer::load(l, &spec, i)).collect::<Result<_, _>>()?;
-        let mut output = Output::load(l, (spec.norm, spec.eps), spec.head, &embedding)?;
+        l.whole();
+        let between = spec.loops > 1 && spec.loop_norm;
+        let between = between.then(|| spec.norm.load(l, spec.output_norm, spec.sizes.hidden, spec.eps)).transpose()?;
+        let mut output = Output::load_named(l, spec.output_norm, (spec.norm, spec.eps), spec.head, &embedding)?;
         (output.scale, output.softcap) = (spec.logit_scale, spec.logit_softcap);
         let output = if spec.output_bias { output } else { output.without_bias() };
-        Ok(Box::new(Decoder { spec, embedding, layers, output }))
+        Ok(Box::new(Decoder { spec, embedding, layers, between, output }))
+    }
+}
+
+impl Spec {
+    /// Reads the embeddings.
+    pub fn embedding(&self, l: &mut Loader<'_>) -> Result<Embedding, Error> {
+        let Sizes { hidden, vocab, context, .. } = self.sizes;
+        let mut embedding = Embedding::load(l, hidden, vocab)?;
+        embedding.scale = self.embedding_scale;
+        if self.embedding_norm {
+            embedding.norm = Some(self.norm.load(l, "token_embd_norm", hidden, self.eps)?);
+        }
+        if self.embedding_rms {
+            embedding.norm = Some(Norm::Rms { weight: None, eps: self.eps });
+        }
+        if self.learnt_positions {
+            embedding.positions = Some(l.tensor("position_embd.weight", &[hidden, context])?);
+        }
+        Ok(embedding)
+    }
+
+    /// The experts of a layer.
+    fn experts_of(&self, l: &Loader<'_>, i: usize) -> Option<MoeSpec> {
+        match self.moe_by_layer.get(i) {
+            Some(moe) => *moe,
+            None => {
+                let has = i >= self.dense_layers && (!self.maybe_dense || l.has("ffn_gate_inp.weight"));
+                self.moe.filter(|_| has)
+            }
+        }
+    }
+
+    fn mlp(&self, l: &mut Loader<'_>, i: usize) -> Result<Box<Mlp>, Error> {
+        let width = self.sizes.feed_forward[i];
+        l.keys.require(width > 0, "feed_forward_length", width, "1 or more")?;
+        let mlp = MlpSpec {
+            hidden: self.sizes.hidden,
+            width,
+            activation: self.activation,
+            scaled: self.scaled,
+            bias: self.ffn_bias,
+            suffix: "",
+        };
+        Ok(Box::new(Mlp::load(l, &mlp)?))
+    }
+
+    /// What mixes the tokens of a layer, whose caches have the number `slot`.
+    fn mixer(&self, l: &mut Loader<'_>, i: usize, slot: usize) -> Mixed {
+        if let Some(latent) = self.latent.get(i) {
+            return Ok(Some(Box::new(Latent::load(l, latent, slot)?)));
+        }
+        let (attention, hidden) = (&self.attention[i], self.sizes.hidden);
+        Ok(match (attention.heads, attention.kv_heads) {
+            (0, _) if self.may_lack_attention => None,
+            (_, 0) if self.may_lack_attention => Some(Box::new(l.matrix("attn_output", &[hidden, hidden])?)),
+            _ => Some(Box::new(Attention::load(l, attention, slot)?)),
+        })
+    }
+
+    /// The stream with what a half of a layer makes of what it read.
+    fn onto(&self, b: &mut Builder, [x, read]: [Tensor; 2], branch: Tensor) -> Tensor {
+        let scale = self.residual_scale;
+        if self.layout == Layout::Normed {
+            let read = b.scale("scaled", read, scale);
+            return b.add("residual", read, branch);
+        }
+        let branch = if scale == 1.0 { branch } else { b.scale("scaled", branch, scale) };
+        b.add("residual", x, branch)
+    }
+}
+
+impl FeedForward {
+    /// That of layer `i`, whose names the loader is at.
+    pub fn load(l: &mut Loader<'_>, spec: &Spec, i: usize) -> Result<FeedForward, Error> {
+        let Some(moe) = spec.experts_of(l, i) else { return Ok(FeedForward::Mlp(spec.mlp(l, i)?)) };
+        let moe = Box::new(Moe::load(l, &moe)?);
+        let norm = spec.experts == Place::BesideFromInput;
+        let norm = norm.then(|| spec.norm.load(l, "ffn_norm_exps", spec.sizes.hidden, spec.eps)).transpose()?;
+        let both = norm.is_some() || (spec.experts == Place::BesideHalved && l.has("ffn_up.weight"));
+        Ok(if both { FeedForward::Both(spec.mlp(l, i)?, moe, norm) } else { FeedForward::Moe(moe) })
+    }
+
+    /// Adds the steps: of what is read, what the router reads, and what enters the layer.
+    fn build(&self, b: &mut Builder, read: Tensor, [routed, x]: [Tensor; 2]) -> Tensor {
+        match self {
+            FeedForward::Mlp(mlp) => mlp.build(b, read),
+            FeedForward::Moe(moe) => moe.build(b, read, routed),
+            FeedForward::Both(mlp, moe, norm) => {
+                let dense = mlp.build(b, read);
+                let read = norm.map_or(read, |norm| b.norm("experts.norm", x, &norm));
+                let chosen = moe.build(b, read, read);
+                let both = b.add("both", dense, chosen);
+                if norm.is_some() { both } else { b.scale("halved", both, std::f32::consts::FRAC_1_SQRT_2) }
+            }
+        }
     }
 }
 
 impl Layer {
-    fn load(l: &mut Loader<'_>, spec: &Spec, i: usize) -> Result<Layer, Error> {
+    /// Reads layer `i`, whose caches have the number `slot`.
+    pub fn load(l: &mut Loader<'_>, spec: &Spec, i: usize, slot: usize) -> Result<Layer, Error> {
+        Layer::load_with(l, spec, [i, slot], &mut |l, spec, i, slot| spec.mixer(l, i, slot))
+    }
+
+    fn load_with(
+        l: &mut Loader<'_>,
+        spec: &Spec,
+        [i, slot]: [usize; 2],
+        mixer: &mut impl FnMut(&mut Loader<'_>, &Spec, usize, usize) -> Mixed,
+    ) -> Result<Layer, Error> {
         l.layer(i);
+        if spec.scales_by_slot {
+            l.scales_of(slot);
+        }
         let hidden = spec.sizes.hidden;
-        let mut norm = |name: &str, wanted: bool| -> Result<Option<Norm>, Error> {
-            if wanted { spec.norm.load(l, name, hidden, spec.eps).map(Some) } else { Ok(None) }
+        let mixer = mixer(l, spec, i, slot)?;
+        let mut norm = |name: &str, wanted: bool, eps: f32| -> Result<Option<Norm>, Error> {
+            if wanted { spec.norm.load(l, name, hidden, eps).map(Some) } else { Ok(None) }
         };
         let before = spec.layout != Layout::Post;
         let after = matches!(spec.layout, Layout::Post | Layout::Sandwich);
-        let attention_norm = norm(spec.attention_norm, before)?;
-        let ffn_norm = norm(spec.ffn_norm, before && spec.layout != Layout::Parallel)?;
-        let attention_post = norm("post_attention_norm", after)?;
-        let ffn_post = norm("post_ffw_norm", after)?;
-        let ffn = match &spec.moe {
-            Some(moe) if i >= spec.dense_layers => FeedForward::Moe(Box::new(Moe::load(l, moe)?)),
-            _ => {
-                let width = spec.sizes.feed_forward[i];
-                l.keys.require(width > 0, "feed_forward_length", width, "1 or more")?;
-                let mlp = MlpSpec {
-                    hidden,
-                    width,
-                    activation: spec.activation,
-                    scaled: spec.scaled,
-                    bias: spec.ffn_bias,
-                    suffix: "",
-                };
-                FeedForward::Mlp(Box::new(Mlp::load(l, &mlp)?))
-            }
+        let mixer_norm = norm(spec.attention_norm, before && mixer.is_some(), spec.eps)?;
+        let ffn_norm = before && !matches!(spec.layout, Layout::Parallel | Layout::Single);
+        let ffn_norm = norm(spec.ffn_norm, ffn_norm, spec.eps)?;
+        let post_eps = spec.post_eps.unwrap_or(spec.eps);
+        let mixer_post = norm(spec.attention_post, after, post_eps)?;
+        let ffn_post = norm(spec.ffn_post, after, post_eps)?;
+        let skip = if spec.embedding_skip { Some(l.number("layer_output_scale.weight")?) } else { None };
+        let ffn = if spec.layout == Layout::Single { None } else { Some(FeedForward::load(l, spec, i)?) };
+        Ok(Layer { mixer_norm, mixer, mixer_post, ffn_norm, ffn, ffn_post, skip })
+    }
+
+    /// Adds the steps: the stream after the layer. `name` stands before the steps, `first` are the embeddings.
+    pub fn build(
+        &self,
+        b: &mut Builder,
+        batch: &Batch,
+        (spec, name): (&Spec, &str),
+        [x, first]: [Tensor; 2],
+    ) -> Tensor {
+        b.at(format!("{name}.attention"));
+        let normed = |b: &mut Builder, norm: &Option<Norm>, name: &str, x: Tensor| match norm {
+            Some(norm) => b.norm(name, x, norm),
+            None => x,
         };
-        let attention = Attention::load(l, &spec.attention[i], i)?;
-        Ok(Layer { attention_norm, attention, attention_post, ffn_norm, ffn, ffn_post })
+        let entered = normed(b, &self.mixer_norm, "norm", x);
+        let middle = match &self.mixer {
+            Some(mixer) => {
+                let branch = mixer.build(b, batch, entered);
+                let branch = normed(b, &self.mixer_post, "post_norm", branch);
+                spec.onto(b, [x, entered], branch)
+            }
+            None => x,
+        };
+        let Some(ffn) = &self.ffn else { return middle };
+        b.at(format!("{name}.feed_forward"));
+        let read = match spec.layout {
+            Layout::Parallel => entered,
+            Layout::ParallelTwoNorms => normed(b, &self.ffn_norm, "norm", x),
+            _ => normed(b, &self.ffn_norm, "norm", middle),
+        };
+        let branch = ffn.build(b, read, [if spec.routes_input { x } else { read }, x]);
+        let branch = normed(b, &self.ffn_post, "post_norm", branch);
+        let x = spec.onto(b, [middle, read], branch);
+        match self.skip {
+            Some(factor) => {
+                let again = b.scale("embedding", first, factor);
+                b.add("skip", x, again)
+            }
+            None => x,
+        }
     }
 }
 
 impl Architecture for Decoder {
     fn build(&self, b: &mut Builder, batch: &Batch) -> Tensor {
-        let mut x = self.embedding.build(b, batch);
+        let first = self.embedding.build(b, batch);
+        let mut x = first;
         for (i, layer) in self.layers.iter().enumerate() {
-            x = self.layer(b, batch, i, layer, x);
+            if let Some(norm) = self.between.filter(|_| i > 0 && i % self.spec.sizes.layers == 0) {
+                b.at(format!("{i}"));
+                x = b.norm("again", x, &norm);
+            }
+            x = layer.build(b, batch, (&self.spec, &i.to_string()), [x, first]);
         }
         self.output.build(b, batch, x)
-    }
-}
-
-impl Decoder {
-    fn layer(&self, b: &mut Builder, batch: &Batch, i: usize, layer: &Layer, x: Tensor) -> Tensor {
-        b.at(format!("{i}.attention"));
-        let normed = |b: &mut Builder, norm: &Option<Norm>, name: &str, x: Tensor| match norm {
-            Some(norm) => b.norm(name, x, norm),
-            None => x,
-        };
-        let entered = normed(b, &layer.attention_norm, "norm", x);
-        let branch = layer.attention.build(b, batch, entered);
-        let branch = normed(b, &layer.attention_post, "post_norm", branch);
-        let middle = self.onto(b, x, branch);
-        b.at(format!("{i}.feed_forward"));
-        let read = match self.spec.layout {
-            Layout::Parallel => entered,
-            Layout::ParallelTwoNorms => normed(b, &layer.ffn_norm, "norm", x),
-            _ => normed(b, &layer.ffn_norm, "norm", middle),
-        };
-        let branch = match &layer.ffn {
-            FeedForward::Mlp(mlp) => mlp.build(b, read),
-            FeedForward::Moe(moe) => moe.build(b, read),
-        };
-        let branch = normed(b, &layer.ffn_post, "post_norm", branch);
-        self.onto(b, middle, branch)
-    }
-
-    /// The stream with what a half of a layer adds to it.
-    fn onto(&self, b: &mut Builder, x: Tensor, branch: Tensor) -> Tensor {
-        let scale = self.spec.residual_scale;
-        let branch = if scale == 1.0 { branch } else { b.scale("scaled", branch, scale) };
-        b.add("residual", x, branch)
     }
 }

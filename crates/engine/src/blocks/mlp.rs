@@ -19,6 +19,23 @@ pub enum Activation {
     Plain(Function),
 }
 
+/// Which matrices of a feed-forward layer have factors that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scaled {
+    /// None; files may hold such factors all the same.
+    None,
+    /// All.
+    All,
+    /// The last one.
+    Down,
+}
+
+impl From<bool> for Scaled {
+    fn from(all: bool) -> Scaled {
+        if all { Scaled::All } else { Scaled::None }
+    }
+}
+
 /// How a feed-forward layer is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlpSpec {
@@ -28,8 +45,8 @@ pub struct MlpSpec {
     pub width: usize,
     /// What happens there.
     pub activation: Activation,
-    /// Whether factors `ffn_*.scale` of the file count.
-    pub scaled: bool,
+    /// Which factors `ffn_*.scale` of the file count.
+    pub scaled: Scaled,
     /// Whether biases of the file count.
     pub bias: bool,
     /// What is behind `ffn_gate` in names: `_shexp` for experts that all tokens share.
@@ -85,7 +102,8 @@ impl Mlp {
             let weight = l.matrix(&name, shape)?.weight;
             let bias = l.vector_opt(&format!("{name}.bias"), &shape[1..])?.filter(|_| spec.bias);
             let scale = l.scale(&name)?;
-            let factor = if spec.scaled { scale } else { 1.0 };
+            let counts = spec.scaled == Scaled::All || (spec.scaled == Scaled::Down && part == "down");
+            let factor = if counts { scale } else { 1.0 };
             Ok(Matrix { linear: Linear { weight, bias, scale: 1.0 }, factor })
         };
         let down = linear("down", &[width, hidden])?;

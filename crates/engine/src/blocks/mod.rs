@@ -1,8 +1,11 @@
 //! The parts that architectures are put together from. Each reads its weights from the file ([`crate::model::Loader`]) and
 //! adds its steps to a plain plan ([`crate::plan::Builder`]).
 
+pub mod attend;
 pub mod attention;
 pub mod decoder;
+pub mod latent;
+pub mod mixer;
 pub mod mlp;
 pub mod moe;
 pub mod norms;

@@ -18,6 +18,8 @@ pub enum Head {
     Own,
     /// The embeddings, whatever the file has.
     Embedding,
+    /// `output`, whose rows are the last tokens of the vocabulary; the others get minus infinity.
+    Rear,
 }
 
 /// Tokens to vectors.
@@ -63,8 +65,10 @@ impl Embedding {
 /// Vectors to logits.
 #[derive(Clone, Debug)]
 pub struct Output {
-    norm: Norm,
+    norm: Option<Norm>,
     matrix: Linear,
+    /// F32 `[tokens]`: logits of the tokens that the matrix has no rows for.
+    front: Option<Tensor>,
     /// Factor of the logits.
     pub scale: f32,
     /// With c > 0, logits become c * tanh(logit / c).
@@ -73,8 +77,14 @@ pub struct Output {
 
 impl Output {
     /// Reads it; `embedding` are the embeddings.
-    pub fn load(
+    pub fn load(l: &mut Loader<'_>, norm: (NormKind, f32), head: Head, embedding: &Embedding) -> Result<Output, Error> {
+        Output::load_named(l, "output_norm", norm, head, embedding)
+    }
+
+    /// The same with another name of the norm.
+    pub fn load_named(
         l: &mut Loader<'_>,
+        name: &str,
         (norm, eps): (NormKind, f32),
         head: Head,
         embedding: &Embedding,
@@ -84,6 +94,10 @@ impl Output {
         let own = match head {
             Head::Own => Some(l.linear("output", &[hidden, vocab])?),
             Head::Tied => l.linear_opt("output", &[hidden, vocab])?,
+            Head::Rear => {
+                let rows = l.shape("output.weight").map_or(vocab, |shape| shape[1]).min(vocab);
+                Some(l.linear("output", &[hidden, rows])?)
+            }
             Head::Embedding => {
                 ["output.weight", "output.bias", "output.scale"].iter().for_each(|name| l.ignore(name));
                 None
@@ -92,7 +106,11 @@ impl Output {
         let mut matrix = own.unwrap_or_else(|| Linear::plain(embedding.weight));
         // Files of some tools carry this factor without using it.
         matrix.scale = 1.0;
-        Ok(Output { norm: norm.load(l, "output_norm", hidden, eps)?, matrix, scale: 1.0, softcap: 0.0 })
+        let norm = Some(norm.load(l, name, hidden, eps)?);
+        let missing = vocab - matrix.weight.shape[1];
+        let front =
+            (missing > 0).then(|| l.constant("output.front", &vec![f32::NEG_INFINITY; missing], [missing, 1, 1, 1]));
+        Ok(Output { norm, matrix, front, scale: 1.0, softcap: 0.0 })
     }
 
     /// Leaves out a bias that the file has.
@@ -101,12 +119,20 @@ impl Output {
         self
     }
 
+    /// Leaves out the norm: the stream is normed already.
+    pub fn without_norm(self) -> Output {
+        Output { norm: None, ..self }
+    }
+
     /// Adds the steps; gives the logits of the wanted rows.
     pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
         b.at("output");
         // Only the wanted tokens go through the output matrix, the largest of all.
         let x = if batch.shape.outputs == batch.shape.rows() { x } else { b.rows("rows", x, batch.ports.wanted) };
-        let x = b.norm("norm", x, &self.norm);
+        let x = match &self.norm {
+            Some(norm) => b.norm("norm", x, norm),
+            None => x,
+        };
         let mut logits = b.linear("", x, &self.matrix);
         let cap = self.softcap;
         let scale = if cap > 0.0 { self.scale / cap } else { self.scale };
@@ -117,6 +143,14 @@ impl Output {
             logits = b.function("tanh", logits, Function::Tanh);
             logits = b.scale("cap", logits, cap);
         }
-        logits
+        match self.front {
+            Some(front) => {
+                // The same for every row: a stride of 0.
+                let [tokens, rows, ..] = [front.shape[0], logits.shape[1], 1, 1];
+                let front = Tensor { shape: [tokens, rows, 1, 1], stride: [4, 0, 0, 0], ..front };
+                b.concat("whole", front, logits)
+            }
+            None => logits,
+        }
     }
 }

@@ -9,8 +9,9 @@ use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place};
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
+use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
+use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
 use crate::weights;
 
@@ -26,6 +27,7 @@ pub enum Arithmetic {
 /// Runs plans on the CPU.
 pub struct CpuExecutor {
     arithmetic: Arithmetic,
+    reproducible: bool,
     memory: HostMemory,
     n_fixed: usize,
     plans: Vec<Option<Prepared>>,
@@ -42,7 +44,14 @@ struct Prepared {
 impl CpuExecutor {
     /// An executor without a model.
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
-        CpuExecutor { arithmetic, memory: HostMemory::default(), n_fixed: 0, plans: Vec::new(), arena: Vec::new() }
+        let memory = HostMemory::default();
+        CpuExecutor { arithmetic, reproducible: false, memory, n_fixed: 0, plans: Vec::new(), arena: Vec::new() }
+    }
+
+    /// Every row goes the way that it would go alone ([`Target::alike`]), if `yes`.
+    pub fn reproducible(mut self, yes: bool) -> CpuExecutor {
+        self.reproducible = yes;
+        self
     }
 
     fn with_plan<T>(&mut self, plan: PlanId, work: impl FnOnce(&Plan, &mut HostMemory) -> T) -> T {
@@ -183,6 +192,14 @@ impl Executor for CpuExecutor {
     fn memory(&self) -> Option<Memory> {
         let available = kiln_system::memory::available()?;
         Some(Memory { free: available.bytes, total: available.bytes, place: available.bound.name() })
+    }
+
+    fn batch(&self) -> usize {
+        if self.reproducible { ALIKE_BATCH } else { BATCH }
+    }
+
+    fn target(&self) -> Target {
+        Target { alike: self.reproducible, ..Target::cpu() }
     }
 
     fn takes_any_shape(&self) -> bool {

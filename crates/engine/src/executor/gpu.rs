@@ -10,7 +10,7 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, hand_over, packing};
 
-use super::{BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
+use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotKind};
@@ -80,11 +80,19 @@ pub struct Options {
     pub sums: Sums,
     /// How steps wait for each other.
     pub order: Order,
+    /// Whether every row goes the way that it would go alone ([`Target::alike`]).
+    pub reproducible: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32, order: Order::Proved }
+        Options {
+            packing: Packing::Faster,
+            keep: Keep::Ample,
+            sums: Sums::F32,
+            order: Order::Proved,
+            reproducible: false,
+        }
     }
 }
 
@@ -388,9 +396,20 @@ impl GpuExecutor {
 
 /// How the steps of a plan run on a device.
 fn picked(plan: &Plan, device: &Device) -> Result<Vec<Choice>, Error> {
-    let pick = |step: &crate::plan::Step| step.call.operation().pick(&device.adapter.caps, None);
-    let picked: Result<Vec<Choice>, _> = plan.steps.iter().map(pick).collect();
-    Ok(picked.map_err(kiln_kernels::record::Error::from)?)
+    let pick = |step: &crate::plan::Step| {
+        let refused = |why: kiln_kernels::operation::Unsupported| Error::OnDevice {
+            device: device.adapter.name.clone(),
+            step: step.label.clone(),
+            why: why.to_string(),
+        };
+        step.call.operation().pick(&device.adapter.caps, None).map_err(refused)
+    };
+    plan.steps.iter().map(pick).collect()
+}
+
+/// Most tokens of a prompt that are read at once on a device with so much memory.
+pub fn batch_on(memory_bytes: u64, is_software: bool) -> usize {
+    if memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !is_software { 4 * BATCH } else { BATCH }
 }
 
 /// Bytes that a packed block takes in the file.
@@ -624,7 +643,10 @@ impl Executor for GpuExecutor {
 
     fn batch(&self) -> usize {
         let adapter = &self.device.adapter;
-        if adapter.memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !adapter.caps.is_cpu { 4 * BATCH } else { BATCH }
+        if self.options.reproducible {
+            return ALIKE_BATCH;
+        }
+        batch_on(adapter.memory_bytes, adapter.caps.is_cpu)
     }
 
     fn memory(&self) -> Option<Memory> {
@@ -641,7 +663,7 @@ impl Executor for GpuExecutor {
     }
 
     fn target(&self) -> Target {
-        Target::gpu(&self.device.adapter.caps)
+        Target { alike: self.options.reproducible, ..Target::gpu(&self.device.adapter.caps) }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

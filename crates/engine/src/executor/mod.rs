@@ -8,7 +8,7 @@ use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Keep, Options, Order, Packing, Sums};
+pub use gpu::{GpuExecutor, Keep, Options, Order, Packing, Sums, batch_on};
 
 use crate::Error;
 use crate::lower::Target;
@@ -70,6 +70,8 @@ impl Range {
 
 /// Tokens of a prompt that go through a model at once, where nothing speaks for more.
 pub const BATCH: usize = 512;
+/// The same where every row goes the way of one alone: more rows at once would gain nothing.
+pub(crate) const ALIKE_BATCH: usize = 64;
 
 /// Told how far loading has come: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

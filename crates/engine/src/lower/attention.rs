@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use kiln_gguf::TensorType;
-use kiln_kernels::flash_attention::Split;
+use kiln_kernels::flash_attention::{self, Split};
 use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{Call, fuse, rope, set_rows};
@@ -80,7 +80,10 @@ pub(super) fn splits(plan: &mut Plan, target: &Target) {
     let mut memory: HashMap<[usize; 4], (Tensor, Tensor)> = HashMap::new();
     for at in 0..plan.steps.len() {
         let Call::FlashAttention(mut call) = plan.steps[at].call else { continue };
-        let count = call.good_splits(Some(u32::try_from(target.cores).unwrap_or(u32::MAX)));
+        // The sequences of a batch are other rows: they have no say where rows must not depend on each other.
+        let alone = flash_attention::Call { q: call.q.narrow(3, 0, 1), ..call };
+        let judged = if target.alike { alone } else { call };
+        let count = judged.good_splits(Some(u32::try_from(target.cores).unwrap_or(u32::MAX)));
         if count < 2 || call.q.shape[1] > MOST_COLUMNS || call.split.is_some() || call.sequences.is_some() {
             continue;
         }

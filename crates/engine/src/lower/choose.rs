@@ -1,4 +1,5 @@
-//! Products of many columns go to `mul_mm`, those of few stay with `mul_mat_vec`.
+//! Products of many columns go to `mul_mm`, those of few stay with `mul_mat_vec`. Where rows must not depend on their company, all
+//! stay there: each column goes the way of one.
 
 use kiln_kernels::{Call, mul_mm};
 
@@ -7,10 +8,14 @@ use crate::plan::Plan;
 
 pub(super) fn run(plan: &mut Plan, target: &Target) {
     for step in &mut plan.steps {
-        let Call::MulMatVec(call) = &step.call else { continue };
+        let Call::MulMatVec(call) = &mut step.call else { continue };
+        if target.alike {
+            call.alike = true;
+            continue;
+        }
         let b = &call.product.b;
         let columns = if call.experts.is_some() { b.shape[2] } else { b.shape[1] };
-        if target.is_few(&call.product.a, columns) {
+        if target.is_few(&call.product, columns, call.experts.is_some()) {
             continue;
         }
         if let Some(many) = mul_mm::Call::of_neutral(call).map(Call::from).filter(|many| target.runs(many)) {

@@ -23,7 +23,7 @@ fn take_next(edit: &mut Edit<'_>, first: usize, target: &Target) -> bool {
         let reader = edit.uses.reader(result.slot).filter(|_| edit.is_result(result.slot));
         let Some(second) = reader.filter(|second| *second > first) else { continue };
         let Some(next) = &edit.steps[second] else { continue };
-        let Some(fused) = fuse::after(&step.call, &next.call).filter(|call| target.runs(call)) else { continue };
+        let Some(fused) = fuse::after(&step.call, &next.call).filter(|call| target.joins(call)) else { continue };
         let Some(at) = edit.meeting(first, second) else { continue };
         let label = step.label.clone();
         edit.replace(&[first, second], at, Step { label, call: fused });
@@ -54,7 +54,7 @@ fn take_previous(edit: &mut Edit<'_>, last: usize, target: &Target) -> bool {
             continue;
         }
         let fused = fuse::before(&step.call, &previous.call, kept);
-        let Some(fused) = fused.filter(|call| target.runs(call)) else { continue };
+        let Some(fused) = fused.filter(|call| target.joins(call)) else { continue };
         let Some(at) = edit.meeting(first, last) else { continue };
         let label = step.label.clone();
         edit.replace(&[first, last], at, Step { label, call: fused });
@@ -75,7 +75,7 @@ pub(super) fn gate(plan: &mut Plan, target: &Target) {
         let (Some(gate), Some(up)) = (product(glu.gate.slot), product(glu.up.slot)) else { continue };
         let (Some(first), Some(second)) = (&edit.steps[gate], &edit.steps[up]) else { continue };
         let fused = fuse::gated(&first.call, &second.call, glu);
-        if let Some(call) = fused.filter(|call| target.runs(call)) {
+        if let Some(call) = fused.filter(|call| target.joins(call)) {
             let label = joined(&first.label, &second.label);
             edit.replace(&[gate, up, at], at, Step { label, call });
         }
@@ -95,7 +95,7 @@ pub(super) fn siblings(plan: &mut Plan, target: &Target) {
         let others: Vec<usize> = edit.uses.readers(columns.slot).iter().copied().filter(|n| *n > first).collect();
         for other in others {
             let (Some(step), Some(next)) = (&edit.steps[first], &edit.steps[other]) else { continue };
-            let fused = fuse::beside(&step.call, &next.call).filter(|call| target.runs(call));
+            let fused = fuse::beside(&step.call, &next.call).filter(|call| target.joins(call));
             if let Some(call) = fused.filter(|_| edit.can_move(other, first)) {
                 let label = joined(&step.label, &next.label);
                 edit.replace(&[first, other], first, Step { label, call });

@@ -11,7 +11,11 @@ use super::Target;
 use crate::plan::uses::Uses;
 use crate::plan::{Plan, SlotKind, Step};
 
-pub(super) fn run(plan: &mut Plan, _: &Target) {
+pub(super) fn run(plan: &mut Plan, target: &Target) {
+    // Whether it is worth it depends on how many rows there are, and what is fused then may depend on it.
+    if target.alike {
+        return;
+    }
     while let Some((writer, taker)) = find(plan) {
         if !hoist(plan, writer, taker) {
             return;

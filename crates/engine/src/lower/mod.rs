@@ -7,6 +7,7 @@
 
 mod attention;
 mod choose;
+mod columns;
 mod edit;
 mod fuse;
 mod late_rows;
@@ -40,6 +41,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "prologue", summary: "norms and gates join the step after", run: fuse::prologue },
     Pass { name: "cache", summary: "rope and the writing of caches become one", run: attention::cache_write },
     Pass { name: "splits", summary: "attention of few tokens is split over keys", run: attention::splits },
+    Pass { name: "columns", summary: "products of rows that must not depend on others are cut", run: columns::run },
     Pass { name: "scratch", summary: "steps get the memory they need between their dispatches", run: scratch::run },
     Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },
 ];

@@ -13,7 +13,7 @@ pub(super) fn run(plan: &mut Plan, target: &Target) {
             // A single column of usual length is rounded by every workgroup for itself.
             Call::MulMatVec(call) if target.caps.is_some() => {
                 let b = &call.product.b;
-                let wanted = b.rows() > 1 || b.shape[0] > target.long_column;
+                let wanted = b.rows() > 1 || b.shape[0] > target.long_column || call.alike;
                 if wanted { mul_mat_vec::Call::scratch_bytes(b) } else { 0 }
             }
             Call::Wkv6(call) => recurrence(call.r.shape, call.sequences.count(), wkv6::scratch_bytes),

@@ -3,13 +3,15 @@
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component};
-use kiln_kernels::Call;
-use kiln_kernels::mul_mat::MOST_COLUMNS;
+use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
 use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_kernels::{Call, mul_mm};
 
 /// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
 /// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
 const FEW_BESIDE_MATRICES: usize = 5;
+/// Where lanes write the components of matrices themselves, even two columns are faster there: 14336 x 4096 of Q4_K.
+const FEW_BESIDE_LANES: usize = 1;
 /// About as many cores as a large GPU has, which attention of few tokens keeps busy by splitting the keys: splits of a power
 /// of two take rounds of keys more evenly (`docs/ladder/flash_attention.md`).
 const CORES: usize = 128;
@@ -23,28 +25,62 @@ pub struct Target {
     pub caps: Option<Caps>,
     /// Most columns of a product that are few: those go to `mul_mat_vec`, more to `mul_mm`.
     pub few: usize,
+    /// The same for products that `mul_mm` takes on its path for few columns.
+    pub few_in_lanes: usize,
     /// Cores that attention of few tokens should keep busy; 0 where splitting the keys gains nothing.
     pub cores: usize,
     /// Single columns of more elements need memory of their own.
     pub long_column: usize,
+    /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
+    /// rows beside it.
+    pub alike: bool,
+    /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
+    pub fuses: bool,
 }
 
 impl Target {
     /// The CPU executor.
     pub fn cpu() -> Target {
-        Target { caps: None, few: MOST_COLUMNS, cores: 0, long_column: usize::MAX }
+        Target {
+            caps: None,
+            few: MOST_COLUMNS,
+            few_in_lanes: MOST_COLUMNS,
+            cores: 0,
+            long_column: usize::MAX,
+            alike: false,
+            fuses: true,
+        }
     }
 
     /// A GPU with these capabilities.
     pub fn gpu(caps: &Caps) -> Target {
         let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
         let few = if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS };
-        Target { caps: Some(caps.clone()), few, cores: CORES, long_column: LONG_COLUMN }
+        let few_in_lanes = if caps.is_cpu { few } else { FEW_BESIDE_LANES };
+        Target {
+            caps: Some(caps.clone()),
+            few,
+            few_in_lanes,
+            cores: CORES,
+            long_column: LONG_COLUMN,
+            alike: false,
+            fuses: true,
+        }
     }
 
-    /// Whether so many columns are few for these weights. Matrix units do not take F32.
-    pub fn is_few(&self, weights: &Tensor, columns: usize) -> bool {
-        columns <= if weights.ty == TensorType::F32 { MOST_COLUMNS } else { self.few }
+    /// Whether a product of so many columns has few for its weights. Matrix units do not take F32.
+    pub fn is_few(&self, product: &Product, columns: usize, experts: bool) -> bool {
+        columns
+            <= match &self.caps {
+                _ if product.a.ty == TensorType::F32 => MOST_COLUMNS,
+                Some(caps) if !experts && mul_mm::in_lanes(product, caps) => self.few_in_lanes,
+                _ => self.few,
+            }
+    }
+
+    /// Whether steps may become this one.
+    pub fn joins(&self, call: &Call) -> bool {
+        self.fuses && self.runs(call)
     }
 
     /// Whether the operands of a call fit together and the device can run it, given all the memory it may ask for.
@@ -53,6 +89,13 @@ impl Target {
         if let Call::MulMm(product) = &mut call {
             let words = product.ample_scratch_bytes().div_ceil(4).max(1);
             product.scratch = Some(Tensor::dense(Slot(u32::MAX), TensorType::I32, [words, 1, 1, 1]));
+        }
+        // Columns that are treated alike are cut later, into as many as a device takes.
+        if let Call::MulMatVec(product) = &mut call
+            && product.alike
+            && product.experts.is_none()
+        {
+            *product = product.columns(0, product.product.b.shape[1].min(MOST_COLUMNS));
         }
         let operation = call.operation();
         operation.check().is_ok() && self.caps.as_ref().is_none_or(|caps| operation.pick(caps, None).is_ok())

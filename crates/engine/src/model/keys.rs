@@ -83,6 +83,19 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A number within these bounds for each layer: one for all, or an array.
+    pub fn floats(&self, suffix: &str, layers: usize, bounds: [f32; 2]) -> Result<Vec<f32>, Error> {
+        if !self.is_array(suffix) {
+            return Ok(vec![self.float(suffix, 0.0, bounds)?; layers]);
+        }
+        let values = self.metadata.get_f32_array(&self.name(suffix))?;
+        self.require(values.len() >= layers, suffix, values.len(), &format!("a number for each of {layers} layers"))?;
+        match values.iter().find(|v| !v.is_finite() || !(bounds[0]..=bounds[1]).contains(*v)) {
+            Some(value) => self.refuse(suffix, value, format!("numbers from {} to {}", bounds[0], bounds[1])),
+            None => Ok(values),
+        }
+    }
+
     /// A factor above 0; `None` where it is missing or 0, by which files say that there is none.
     pub fn factor(&self, suffix: &str) -> Result<Option<f32>, Error> {
         let value = self.float(suffix, 0.0, [0.0, 1e9])?;

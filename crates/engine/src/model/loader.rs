@@ -58,11 +58,15 @@ pub struct Loader<'a> {
     fixed: Fixed,
     facts: Facts,
     place: String,
+    /// Where factors of matrices are looked up, if not at the same place.
+    scale_place: Option<String>,
     /// What was read, with its slot where it has one: asked for twice, it is loaded once.
     read: HashMap<String, Option<Tensor>>,
     turns: Vec<(RopeParams, Option<Vec<f32>>, Tensor)>,
     /// Layers that are not run, and whose tensors nobody reads.
-    ignored: std::ops::Range<usize>,
+    ignored: Vec<usize>,
+    /// Constants by name: asked for twice, they are made once.
+    constants: HashMap<String, Tensor>,
 }
 
 impl<'a> Loader<'a> {
@@ -75,15 +79,23 @@ impl<'a> Loader<'a> {
             fixed: Fixed::default(),
             facts: Facts::default(),
             place: String::new(),
+            scale_place: None,
             read: HashMap::new(),
             turns: Vec::new(),
-            ignored: 0..0,
+            ignored: Vec::new(),
+            constants: HashMap::new(),
         }
     }
 
     /// From now on names are those of layer `i`: `attn_q` means `blk.i.attn_q`.
     pub fn layer(&mut self, i: usize) {
         self.place = format!("blk.{i}.");
+        self.scale_place = None;
+    }
+
+    /// Until names are those of another layer, factors of matrices are those of layer `i`.
+    pub fn scales_of(&mut self, i: usize) {
+        self.scale_place = Some(format!("blk.{i}."));
     }
 
     /// From now on names are those of the whole model.
@@ -165,7 +177,10 @@ impl<'a> Loader<'a> {
 
     /// The values of a small tensor of any type, on the host.
     pub fn values(&mut self, name: &str) -> Result<Option<Vec<f32>>, Error> {
-        let name = self.full(name);
+        self.values_of(self.full(name))
+    }
+
+    fn values_of(&mut self, name: String) -> Result<Option<Vec<f32>>, Error> {
         let Some(info) = self.gguf.find(&name) else { return Ok(None) };
         let mut values = vec![0.0; info.shape.iter().product()];
         let decoded = quant::dequantise(info.ty, self.gguf.data(info), &mut values);
@@ -176,6 +191,15 @@ impl<'a> Loader<'a> {
         Ok(Some(values))
     }
 
+    /// The value of a tensor of one element.
+    pub fn number(&mut self, name: &str) -> Result<f32, Error> {
+        let values = self.values(name)?.ok_or_else(|| Error::MissingTensor { name: self.full(name) })?;
+        match values[..] {
+            [one] => Ok(one),
+            _ => Err(Error::TensorShape { name: self.full(name), got: vec![values.len()], want: vec![1] }),
+        }
+    }
+
     /// A tensor that this architecture does not use: it may be there.
     pub fn ignore(&mut self, name: &str) {
         let name = self.full(name);
@@ -184,7 +208,18 @@ impl<'a> Loader<'a> {
 
     /// These layers are not run, and nobody reads their tensors.
     pub fn ignore_layers(&mut self, layers: std::ops::Range<usize>) {
-        self.ignored = layers;
+        self.ignored.extend(layers);
+    }
+
+    /// F32 numbers that no file holds. Every layer that asks for a name gets the same tensor.
+    pub fn constant(&mut self, name: &str, values: &[f32], shape: [usize; 4]) -> Tensor {
+        if let Some(known) = self.constants.get(name) {
+            return *known;
+        }
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = self.fixed.add(name, SlotKind::Constant(bytes), TensorType::F32, shape);
+        self.constants.insert(name.to_owned(), tensor);
+        tensor
     }
 
     /// The matrix `NAME.weight` with its optional `NAME.bias` and `NAME.scale`.
@@ -214,15 +249,12 @@ impl<'a> Loader<'a> {
 
     /// The factor `NAME.scale` of a matrix, 1 where there is none.
     pub fn scale(&mut self, name: &str) -> Result<f32, Error> {
-        let values = self.values(&format!("{name}.scale"))?;
-        match values.as_deref() {
+        let place = self.scale_place.as_ref().unwrap_or(&self.place);
+        let full = format!("{place}{name}.scale");
+        match self.values_of(full.clone())?.as_deref() {
             None => Ok(1.0),
             Some([one]) => Ok(*one),
-            Some(more) => Err(Error::TensorShape {
-                name: self.full(&format!("{name}.scale")),
-                got: vec![more.len()],
-                want: vec![1],
-            }),
+            Some(more) => Err(Error::TensorShape { name: full, got: vec![more.len()], want: vec![1] }),
         }
     }
 
@@ -254,6 +286,18 @@ impl<'a> Loader<'a> {
             return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
         }
         Ok(self.fixed.add(name, SlotKind::Cache, ty, [width, self.room.pages * PAGE, 1, 1]))
+    }
+
+    /// The same for heads of a width each, which must be whole blocks of the cache's type.
+    pub fn heads_cache(&mut self, name: &str, which: Cached, [width, heads]: [usize; 2]) -> Result<Tensor, Error> {
+        let ty = match which {
+            Cached::Keys => self.room.k_type,
+            Cached::Values => self.room.v_type,
+        };
+        if !width.is_multiple_of(ty.block_len()) {
+            return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
+        }
+        self.cache(name, which, width * heads)
     }
 
     /// What a recurrent layer keeps of each sequence: states of this shape side by side, in one more dimension.

@@ -51,7 +51,8 @@ impl Sizes {
         let head_dim = match keys.count_opt("attention.key_length", 4096)? {
             Some(given) => given,
             None => {
-                let n = heads[0].max(1);
+                // The first layers of some models have none.
+                let n = heads.iter().copied().find(|n| *n > 0).unwrap_or(1);
                 let fits = hidden.is_multiple_of(n);
                 keys.require(fits, "attention.head_count", n, &format!("a divisor of the width {hidden}"))?;
                 hidden / n
@@ -158,6 +159,18 @@ impl Rope {
         Rope { params: self.params, factors: factors.or_else(|| self.factors.clone()) }
     }
 
+    /// Reads where YaRN begins and ends, for models that say it.
+    pub fn read_betas(&mut self, l: &Loader<'_>, fast: f32) -> Result<(), Error> {
+        self.params.beta_fast = l.keys.float("rope.scaling.yarn_beta_fast", fast, [1e-3, 1e6])?;
+        self.params.beta_slow = l.keys.float("rope.scaling.yarn_beta_slow", 1.0, [1e-3, 1e6])?;
+        Ok(())
+    }
+
+    /// The same for heads of which another number of elements is turned.
+    pub fn with_dims(&self, n_dims: usize) -> Rope {
+        Rope { params: RopeParams { n_dims, ..self.params }, factors: self.factors.clone() }
+    }
+
     /// The same with another base.
     pub fn with_base(&self, base: f32) -> Rope {
         Rope { params: RopeParams { freq_base: base, ..self.params }, factors: self.factors.clone() }
@@ -183,19 +196,44 @@ pub fn window_base(l: &Loader<'_>, default: f32) -> Result<f32, Error> {
     l.keys.float("rope.freq_base_swa", default, [1.0, MOST_BASE])
 }
 
-/// The window of each layer, `None` for those that see everything. `pattern` holds one flag a layer, or the number of layers
-/// of which the last one sees everything; `period` is that number where the file does not say it.
+/// Which layers of a period see everything, where the file has no flag for each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Period {
+    /// The last of so many.
+    Last(usize),
+    /// The first of so many.
+    First(usize),
+}
+
+/// The window of each layer, `None` for those that see everything: by the flags of the file, or the last of each period.
 pub fn windows(l: &Loader<'_>, layers: usize, window: usize, period: usize) -> Result<Vec<Option<usize>>, Error> {
+    windows_by(l, layers, window, Period::Last(period))
+}
+
+/// The same where either end of a period sees everything. `pattern` holds one flag a layer, or the length of the period.
+pub fn windows_by(l: &Loader<'_>, layers: usize, window: usize, period: Period) -> Result<Vec<Option<usize>>, Error> {
     let keys = l.keys;
     let suffix = "attention.sliding_window_pattern";
     let flags = if keys.is_array(suffix) { keys.flags(suffix)? } else { Vec::new() };
     if !flags.is_empty() && flags.len() < layers {
         keys.require(false, suffix, flags.len(), &format!("one flag for each of {layers} layers"))?;
     }
-    let period = if flags.is_empty() { keys.count_opt(suffix, MOST_LAYERS)?.unwrap_or(period) } else { 0 };
-    let has = |i: usize| match flags.get(i) {
-        Some(flag) => *flag,
-        None => period == 0 || i % period < period - 1,
+    let given = if flags.is_empty() { keys.count_opt(suffix, MOST_LAYERS)? } else { None };
+    let has = |i: usize| match (flags.get(i), period) {
+        (Some(flag), _) => *flag,
+        (None, Period::Last(n)) => {
+            let n = given.unwrap_or(n);
+            n == 0 || i % n < n - 1
+        }
+        (None, Period::First(n)) => !i.is_multiple_of(given.unwrap_or(n).max(1)),
     };
     Ok((0..layers).map(|i| has(i).then_some(window)).collect())
+}
+
+/// Windows where the file may have none.
+pub fn windows_opt(l: &Loader<'_>, layers: usize, period: Period) -> Result<Vec<Option<usize>>, Error> {
+    match l.keys.count_opt("attention.sliding_window", 1 << 24)? {
+        Some(window) => windows_by(l, layers, window, period),
+        None => Ok(vec![None; layers]),
+    }
 }

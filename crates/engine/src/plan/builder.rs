@@ -8,7 +8,7 @@ use kiln_kernels::mul_mat::{Epilogue, Product};
 use kiln_kernels::mul_mat_vec::{self, Experts};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::{self, Function};
-use kiln_kernels::{Call, gated_add, get_rows, norm, rms_norm, scale, set_rows, sum_rows};
+use kiln_kernels::{Call, concat, copy, gated_add, get_rows, norm, rms_norm, scale, set_rows, sum_rows};
 
 use super::{Fixed, Plan, Ports, SlotInfo, SlotKind, Step, add};
 use crate::Error;
@@ -44,6 +44,24 @@ pub enum Norm {
     Rms {
         /// `[width]`.
         weight: Option<Tensor>,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// The same, plus the bias.
+    RmsBias {
+        /// `[width]`.
+        weight: Tensor,
+        /// `[width]`.
+        bias: Tensor,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Each of so many slices of the width divided by the root of its mean square, all times the weight.
+    RmsSlices {
+        /// Number of slices.
+        slices: usize,
+        /// `[width]`.
+        weight: Tensor,
         /// Added to the mean square.
         eps: f32,
     },
@@ -132,11 +150,28 @@ impl Builder {
 
     /// Every row normed.
     pub fn norm(&mut self, name: &str, x: Tensor, how: &Norm) -> Tensor {
-        let y = self.like(name, x);
         match *how {
-            Norm::Rms { weight, eps } => self.step(name, rms_norm::Call { x, weight, y, eps }),
-            Norm::Layer { weight, bias, eps } => self.step(name, norm::Call { x, weight, bias, y, eps }),
+            Norm::Rms { weight, eps } => self.rms_norm(name, x, weight, eps),
+            Norm::RmsBias { weight, bias, eps } => {
+                let y = self.rms_norm(name, x, Some(weight), eps);
+                self.add(&format!("{name}.bias"), y, bias)
+            }
+            Norm::RmsSlices { slices, weight, eps } => {
+                let [width, rows, ..] = x.shape;
+                let y = self.rms_norm(name, x.reshape([width / slices, slices, rows, 1]), None, eps);
+                self.multiply(&format!("{name}.weight"), y.reshape(x.shape), weight)
+            }
+            Norm::Layer { weight, bias, eps } => {
+                let y = self.like(name, x);
+                self.step(name, norm::Call { x, weight, bias, y, eps });
+                y
+            }
         }
+    }
+
+    fn rms_norm(&mut self, name: &str, x: Tensor, weight: Option<Tensor>, eps: f32) -> Tensor {
+        let y = self.like(name, x);
+        self.step(name, rms_norm::Call { x, weight, y, eps });
         y
     }
 
@@ -208,6 +243,19 @@ impl Builder {
         let dst = self.like(name, x);
         self.step(name, gated_add::Call { function, gate, y, x, dst });
         dst
+    }
+
+    /// Rows of one tensor, each followed by the row of another.
+    pub fn concat(&mut self, name: &str, a: Tensor, b: Tensor) -> Tensor {
+        let [_, n1, n2, n3] = a.shape;
+        let dst = self.fresh(name, TensorType::F32, [a.shape[0] + b.shape[0], n1, n2, n3]);
+        self.step(name, concat::Call { a, b, dst, dim: 0 });
+        dst
+    }
+
+    /// Copies elements to another tensor of the same extents.
+    pub fn copy(&mut self, name: &str, src: Tensor, dst: Tensor) {
+        self.step(name, copy::Call { src, dst });
     }
 
     /// Rows of a matrix by their numbers.

@@ -80,7 +80,8 @@ impl Inputs {
                 column.iter_mut().zip(taken.pages).for_each(|(to, page)| *to = int(*page as usize));
             }
             states[sequence] = taken.state.map_or(-1, |state| int(state as usize));
-            if !all {
+            // Where few rows are wanted, [`Inputs::want`] says which.
+            if !all && shape.outputs >= shape.sequences() {
                 wanted[sequence] = int(row - 1);
             }
         }
@@ -101,6 +102,15 @@ impl Inputs {
         // Inputs without a use in this shape have a slot of one element all the same.
         values.retain(|(_, values)| !values.is_empty());
         Inputs { values, first_row }
+    }
+
+    /// Says whose logits are wanted where those are fewer than there are sequences.
+    pub(crate) fn want(&mut self, ports: &Ports, rows: &[usize]) {
+        for (tensor, values) in &mut self.values {
+            if tensor.slot == ports.wanted.slot {
+                values.iter_mut().zip(rows).for_each(|(to, row)| *to = int(*row));
+            }
+        }
     }
 
     /// Every input with its bytes.

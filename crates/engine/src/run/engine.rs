@@ -72,6 +72,8 @@ pub struct Engine {
     room: Room,
     pub(super) has_caches: bool,
     pub(super) has_states: bool,
+    /// Whether every token goes the way of one alone (`alike.rs`).
+    pub(super) alike: bool,
     pages: Pages,
     free_states: Vec<u32>,
     sequences: HashMap<SequenceId, Sequence>,
@@ -117,6 +119,7 @@ impl Engine {
         executor.reserve(super::fit::arena(&graph, &*executor, &room)?)?;
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
         let (has_caches, has_states) = (has(SlotKind::Cache), has(SlotKind::State));
+        let alike = executor.target().alike;
         let states = u32::try_from(room.states).expect("states are numbered with 32 bits");
         Ok(Engine {
             model,
@@ -125,6 +128,7 @@ impl Engine {
             room,
             has_caches,
             has_states,
+            alike,
             pages: Pages::new(if has_caches { room.pages } else { 0 }),
             free_states: (0..states).rev().collect(),
             sequences: HashMap::new(),
@@ -319,6 +323,9 @@ impl Engine {
     /// Feeds tokens of several sequences at once; gives the logits of the wanted ones, entry by entry, one row of `vocab` each. If
     /// it fails, the sequences of the batch cannot be used until they are truncated or closed; all others go on.
     pub fn feed(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
+        if self.alike {
+            return self.feed_alike(entries);
+        }
         let entered = self.enter(entries, None)?;
         let result = self.executor.run(entered.plan).and_then(|()| self.logits(entries, &entered));
         self.leave(entries, result.is_ok());
@@ -361,15 +368,18 @@ impl Engine {
     }
 
     fn taken<'a>(&'a self, entries: &[&Entry<'a>]) -> Vec<Taken<'a>> {
-        let of = |entry: &&Entry<'a>| {
-            let sequence = &self.sequences[&entry.sequence];
-            Taken { tokens: entry.tokens, start: sequence.tokens.len(), pages: &sequence.pages, state: sequence.state }
-        };
-        entries.iter().map(of).collect()
+        entries.iter().map(|entry| self.part(entry, 0..entry.tokens.len())).collect()
+    }
+
+    /// Some of the tokens of an entry.
+    pub(super) fn part<'a>(&'a self, entry: &Entry<'a>, tokens: std::ops::Range<usize>) -> Taken<'a> {
+        let sequence = &self.sequences[&entry.sequence];
+        let start = sequence.tokens.len() + tokens.start;
+        Taken { tokens: &entry.tokens[tokens], start, pages: &sequence.pages, state: sequence.state }
     }
 
     /// Whether every entry makes sense: nothing has changed if one does not.
-    fn admit(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
+    pub(super) fn admit(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
         let vocab = self.model.config.vocab;
         let (mut seen, mut pages) = (std::collections::HashSet::new(), 0);
         for entry in entries {
@@ -405,7 +415,7 @@ impl Engine {
     }
 
     /// Takes the pages for so many more tokens; the page that is written to next becomes the sequence's own.
-    fn make_room(&mut self, id: SequenceId, more: usize) -> Result<(), Error> {
+    pub(super) fn make_room(&mut self, id: SequenceId, more: usize) -> Result<(), Error> {
         if !self.has_caches {
             return Ok(());
         }
@@ -432,7 +442,7 @@ impl Engine {
     }
 
     /// What a batch leaves behind in its sequences.
-    fn leave(&mut self, entries: &[Entry<'_>], worked: bool) {
+    pub(super) fn leave(&mut self, entries: &[Entry<'_>], worked: bool) {
         if worked {
             entries.iter().for_each(|entry| self.append(entry.sequence, entry.tokens));
         } else {
@@ -511,7 +521,7 @@ impl Engine {
         Ok(entries.iter().map(|e| logits.remove(&e.sequence).unwrap_or_default()).collect())
     }
 
-    fn prepared(&mut self, key: Key) -> Result<(PlanId, Ports, Option<Tail>), Error> {
+    pub(super) fn prepared(&mut self, key: Key) -> Result<(PlanId, Ports, Option<Tail>), Error> {
         self.clock += 1;
         let now = self.clock;
         if let Some(ready) = self.plans.get_mut(&key) {

@@ -5,7 +5,7 @@ use kiln_gguf::TensorType;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
 use crate::executor::{Executor, Memory};
-use crate::lower::lower;
+use crate::lower::{Target, lower};
 use crate::model::Model;
 use crate::plan::{Plan, SlotKind};
 
@@ -23,6 +23,24 @@ pub struct Wish {
     pub sequences: usize,
     /// Types of cached keys and values.
     pub caches: [TensorType; 2],
+}
+
+/// What memory is counted for: an executor, or a device that is only thought of.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// What plans are lowered for.
+    pub target: Target,
+    /// Most tokens of a prompt that are read at once.
+    pub batch: usize,
+    /// What there is, where that is known.
+    pub memory: Option<Memory>,
+}
+
+impl Place {
+    /// An executor's.
+    pub fn of(executor: &dyn Executor) -> Place {
+        Place { target: executor.target(), batch: executor.batch(), memory: executor.memory() }
+    }
 }
 
 /// What a model takes of an executor's memory.
@@ -62,6 +80,11 @@ impl Fit {
 
 /// The room that a wish can have. A context that was asked for is had whole or not at all.
 pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, Error> {
+    fit_in(model, &Place::of(executor), wish)
+}
+
+/// The same for any place.
+pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
     let trained = model.config.context.max(1);
     let context = wish.context.unwrap_or_else(|| trained.min(USUAL_CONTEXT));
     let [k_type, v_type] = wish.caches;
@@ -70,7 +93,7 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
         return Err(Error::Context { asked: context, most: trained });
     }
     let one = Room { context, pages: 1, states: sequences, sequences, k_type, v_type };
-    let mut fit = needs(model, executor, &one)?;
+    let mut fit = needs(model, place, &one)?;
     if fit.page == 0 {
         return Ok(fit);
     }
@@ -88,14 +111,14 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
 }
 
 /// What a model takes with this room.
-fn needs(model: &Model, executor: &dyn Executor, room: &Room) -> Result<Fit, Error> {
+fn needs(model: &Model, place: &Place, room: &Room) -> Result<Fit, Error> {
     let graph = graph(&model.config, &model.gguf, room)?;
     let fixed = |kind: fn(&SlotKind) -> bool| graph.fixed().bytes(kind) as u64;
     let own = |plan: &Plan| {
         let apart = plan.slots[plan.n_fixed..].iter().filter(|s| s.place.is_none()).map(|s| s.bytes).sum::<usize>();
         apart as u64
     };
-    let plans = largest(&graph, executor, room)?;
+    let plans = largest(&graph, place, room)?;
     let scratch = plans.iter().map(|plan| plan.arena as u64).max().unwrap_or(0) + plans.iter().map(own).sum::<u64>();
     Ok(Fit {
         room: *room,
@@ -103,21 +126,23 @@ fn needs(model: &Model, executor: &dyn Executor, room: &Room) -> Result<Fit, Err
         page: fixed(|kind| *kind == SlotKind::Cache),
         states: fixed(|kind| *kind == SlotKind::State),
         scratch,
-        memory: executor.memory(),
+        memory: place.memory,
     })
 }
 
 /// The plans of the largest prompts and of all texts at once.
-fn largest(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<[Plan; 2], Error> {
-    let prompt = executor.batch().min(if graph.facts().has_cache() { room.context } else { usize::MAX }).max(2);
-    let batch = BatchShape { decode: 0, prompt, pieces: 1, outputs: 1 };
+fn largest(graph: &Graph, place: &Place, room: &Room) -> Result<[Plan; 2], Error> {
+    let prompt = place.batch.min(if graph.facts().has_cache() { room.context } else { usize::MAX }).max(2);
+    // Where every token goes the way of one alone, prompts are rows like all others.
+    let [alike, read] = if place.target.alike { [prompt, 0] } else { [0, prompt] };
+    let batch = BatchShape { decode: alike, prompt: read, pieces: usize::from(read > 0), outputs: 1 };
     let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
-    let lowered = |shape| lower(graph.plan(shape)?, &executor.target());
+    let lowered = |shape| lower(graph.plan(shape)?, &place.target);
     Ok([lowered(batch)?, lowered(decode)?])
 }
 
 /// Bytes that the steps of any plan compute in, but for those that want the logits of every token.
 pub(super) fn arena(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<usize, Error> {
     // A batch of both kinds has rows of both.
-    Ok(largest(graph, executor, room)?.iter().map(|plan| plan.arena).sum())
+    Ok(largest(graph, &Place::of(executor), room)?.iter().map(|plan| plan.arena).sum())
 }

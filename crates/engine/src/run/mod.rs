@@ -1,6 +1,7 @@
 //! Running a model. A [`Scheduler`] serves requests from many threads; below it an [`Engine`] feeds tokens of any number of
 //! sequences at once; a [`Session`] is an engine with one sequence, for tools.
 
+mod alike;
 pub(crate) mod batch;
 mod decode;
 mod engine;
@@ -15,7 +16,8 @@ mod shapes;
 mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
-pub use fit::{Fit, Wish, fit};
+pub use fit::{Fit, Place, Wish, fit, fit_in};
+pub use kiln_gpu::StepTime;
 pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};

@@ -96,6 +96,8 @@ pub(crate) struct Schedule {
     swapped_bytes: usize,
     /// While texts go on by themselves: which, in the engine's order.
     ahead: Option<Vec<(usize, usize)>>,
+    /// Why nothing can be run any more: the device was lost.
+    lost: Option<String>,
 }
 
 /// What a schedule is doing.
@@ -113,12 +115,24 @@ pub struct Load {
     pub free_pages: usize,
     /// Pages of the cache in all.
     pub pages: usize,
+    /// Whether the device was lost: every request fails.
+    pub lost: bool,
 }
 
 impl Schedule {
     pub(crate) fn new(engine: Engine, policy: Policy) -> Schedule {
         let (waiting, active) = (VecDeque::new(), Vec::new());
-        Schedule { engine, policy, waiting, active, pace: 1000.0, taken_up: 0, swapped_bytes: 0, ahead: None }
+        Schedule {
+            engine,
+            policy,
+            waiting,
+            active,
+            pace: 1000.0,
+            taken_up: 0,
+            swapped_bytes: 0,
+            ahead: None,
+            lost: None,
+        }
     }
 
     /// The engine, between two steps.
@@ -142,6 +156,7 @@ impl Schedule {
             swapped,
             free_pages,
             pages,
+            lost: self.lost.is_some(),
         }
     }
 
@@ -160,6 +175,9 @@ impl Schedule {
     fn admit(&self, request: &Request) -> Result<(), Error> {
         let (config, context) = (&self.engine.model().config, self.engine.context());
         let (tokens, vocab) = (request.prompt.len(), config.vocab);
+        if let Some(why) = &self.lost {
+            return Err(Error::Run { why: why.clone() });
+        }
         if tokens == 0 {
             return Err(Error::EmptyPrompt);
         }
@@ -198,6 +216,11 @@ impl Schedule {
 
     /// One step of all that can run.
     pub(crate) fn step(&mut self) {
+        if let Some(why) = self.lost.clone() {
+            // Nobody else can be served either: all are told at once.
+            self.fail_all(|| Error::Run { why: why.clone() });
+            return;
+        }
         if self.ahead.is_some() {
             if !self.is_disturbed() && self.go_ahead() {
                 return;
@@ -322,7 +345,15 @@ impl Schedule {
         self.fail_requests(batch.iter().map(|part| part.active).collect(), error);
     }
 
+    /// Remembers that the device was lost, if that is what happened.
+    fn note(&mut self, error: &Error) {
+        if error.is_lost() {
+            self.lost.get_or_insert_with(|| error.to_string());
+        }
+    }
+
     fn fail_requests(&mut self, mut failed: Vec<usize>, error: &Error) {
+        self.note(error);
         failed.sort_unstable();
         failed.dedup();
         for at in failed.into_iter().rev() {
@@ -403,7 +434,10 @@ impl Schedule {
                     number: self.taken_up,
                 });
             }
-            Err(error) => job.tell(Event::Failed(error)),
+            Err(error) => {
+                self.note(&error);
+                job.tell(Event::Failed(error));
+            }
         }
     }
 
@@ -425,13 +459,13 @@ impl Schedule {
 
     /// Texts that had to make room come back as soon as there is some, the oldest first.
     fn bring_back(&mut self) {
-        let mut swapped: Vec<(u64, SequenceId)> = Vec::new();
-        for active in &self.active {
+        let mut swapped: Vec<(u64, SequenceId, usize)> = Vec::new();
+        for (at, active) in self.active.iter().enumerate() {
             let out = active.texts.iter().map(|t| t.sequence).chain(active.reading);
-            swapped.extend(out.filter(|id| self.engine.is_swapped(*id)).map(|id| (active.number, id)));
+            swapped.extend(out.filter(|id| self.engine.is_swapped(*id)).map(|id| (active.number, id, at)));
         }
         swapped.sort_unstable();
-        for (_, id) in swapped {
+        for (_, id, at) in swapped {
             let running = self.running();
             // One page more for each text that runs, so that it need not leave again at once.
             let needed = self.engine.pages_needed(id, 1) + running;
@@ -439,10 +473,15 @@ impl Schedule {
                 return;
             }
             let bytes = self.engine.swapped_bytes(id);
-            if self.engine.swap_in(id).is_err() {
-                return;
+            let came = self.engine.swap_in(id);
+            if !self.engine.is_swapped(id) {
+                self.swapped_bytes -= bytes.min(self.swapped_bytes);
             }
-            self.swapped_bytes -= bytes.min(self.swapped_bytes);
+            match came {
+                Ok(()) => {}
+                Err(Error::NoRoom { .. }) => return,
+                Err(error) => return self.fail_requests(vec![at], &error),
+            }
         }
     }
 
@@ -534,7 +573,11 @@ impl Schedule {
 
     fn swap_out(&mut self, id: SequenceId) -> bool {
         let bytes = self.engine.bytes_of(id);
-        if self.swapped_bytes + bytes > self.policy.swap_bytes || self.engine.swap_out(id).is_err() {
+        if self.swapped_bytes + bytes > self.policy.swap_bytes {
+            return false;
+        }
+        if let Err(error) = self.engine.swap_out(id) {
+            self.note(&error);
             return false;
         }
         self.swapped_bytes += bytes;
@@ -544,9 +587,12 @@ impl Schedule {
     fn end_for_want_of_room(&mut self, part: &Part) {
         let (free, all) = self.engine.pages();
         let needed = self.engine.pages_wanted(part.sequence, part.tokens.len());
-        let active = &mut self.active[part.active];
+        let error = match &self.lost {
+            Some(why) => Error::Run { why: why.clone() },
+            None => Error::NoRoom { what: "pages of the cache", needed, free, all },
+        };
         // Indices of other parts stay valid: the request leaves when the next step begins.
-        active.job.fail(Error::NoRoom { what: "pages of the cache", needed, free, all });
+        self.active[part.active].job.fail(error);
     }
 
     /// Tells everybody what came of a step.

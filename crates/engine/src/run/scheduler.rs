@@ -138,9 +138,9 @@ impl Scheduler {
         self.context
     }
 
-    /// Whether its thread is there to serve requests.
+    /// Whether its thread and its device are there to serve requests.
     pub fn is_running(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && !self.load().lost
     }
 
     /// What it is doing.

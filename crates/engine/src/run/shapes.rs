@@ -23,6 +23,16 @@ pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, exac
     BatchShape { decode, prompt, pieces, outputs }
 }
 
+/// The shape of so many rows that each go the way of one alone; the logits of some of them are wanted.
+pub(crate) fn alike(rows: usize, wanted: usize, exact: bool) -> BatchShape {
+    if wanted == rows {
+        return shape([rows, 0, 0], false, exact);
+    }
+    // Batches would meet too many pairs of fine sizes.
+    let round = |n: usize| if exact { n } else { n.next_power_of_two() };
+    BatchShape { decode: round(rows), prompt: 0, pieces: 0, outputs: round(wanted.max(1)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,22 @@ pub enum Family {
         /// Tokens of the window.
         window: usize,
     },
+    /// gpt-oss: biases everywhere, a sink for each head, a sliding window of this many tokens in every other layer.
+    GptOss {
+        /// Tokens of the window.
+        window: usize,
+    },
+    /// DeepSeek 2: latent attention, a first layer without experts, experts that all tokens share.
+    DeepSeek2 {
+        /// Width of the latent.
+        rank: usize,
+        /// Elements of a head that are turned.
+        turned: usize,
+        /// Width of a head of values.
+        values: usize,
+        /// Experts that all tokens share.
+        shared: usize,
+    },
     /// RWKV 6 with the ranks of its small matrices.
     Rwkv6 {
         /// Rank of the token-mixing matrices.
@@ -179,6 +195,48 @@ pub const PRESETS: &[Preset] = &[
         ..LLAMA_8B
     },
     Preset {
+        name: "qwen3-20b-a2b",
+        family: Family::Qwen3Moe,
+        hidden: 2048,
+        kv_heads: 4,
+        ff: 6144,
+        experts: Some(Experts { count: 128, used: 8, ff: 768 }),
+        vocab: 151_936,
+        context: 40_960,
+        rope_base: 1e6,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
+        name: "gpt-oss-20b",
+        family: Family::GptOss { window: 128 },
+        layers: 24,
+        hidden: 2880,
+        heads: 64,
+        head_dim: 64,
+        ff: 2880,
+        experts: Some(Experts { count: 32, used: 4, ff: 2880 }),
+        vocab: 201_088,
+        rope_base: 150_000.0,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
+        name: "deepseek-v2-lite",
+        family: Family::DeepSeek2 { rank: 512, turned: 64, values: 128, shared: 2 },
+        layers: 27,
+        hidden: 2048,
+        heads: 16,
+        kv_heads: 1,
+        head_dim: 192,
+        ff: 10_944,
+        experts: Some(Experts { count: 64, used: 6, ff: 1408 }),
+        vocab: 102_400,
+        rope_base: 10_000.0,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
         name: "mixtral-8x7b",
         experts: Some(Experts { count: 8, used: 2, ff: 14336 }),
         vocab: 32_000,
@@ -234,6 +292,20 @@ pub const PRESETS: &[Preset] = &[
         ..TINY
     },
     Preset { name: "tiny-gemma2", family: Family::Gemma2 { window: 32 }, head_dim: 32, tied: true, ..TINY },
+    Preset {
+        name: "tiny-gpt-oss",
+        family: Family::GptOss { window: 32 },
+        experts: Some(Experts { count: 8, used: 2, ff: 32 }),
+        ..TINY
+    },
+    Preset {
+        name: "tiny-deepseek2",
+        family: Family::DeepSeek2 { rank: 32, turned: 16, values: 24, shared: 1 },
+        kv_heads: 1,
+        head_dim: 40,
+        experts: Some(Experts { count: 8, used: 2, ff: 32 }),
+        ..TINY
+    },
     TINY_RWKV6,
     Preset {
         name: "tiny-rwkv7",
@@ -269,6 +341,8 @@ impl Preset {
             Family::Qwen2 => "qwen2",
             Family::Qwen3Moe => "qwen3moe",
             Family::Gemma2 { .. } => "gemma2",
+            Family::GptOss { .. } => "gpt-oss",
+            Family::DeepSeek2 { .. } => "deepseek2",
             Family::Rwkv6 { .. } => "rwkv6",
             Family::Rwkv7 { .. } => "rwkv7",
             Family::Rwkv6Qwen2 { .. } => "rwkv6qwen2",

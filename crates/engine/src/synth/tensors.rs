@@ -73,6 +73,10 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
             Family::Arwkv7 { decay_rank, rate_rank, value_rank } => {
                 arwkv7(&mut b, preset, layer, [decay_rank, rate_rank, value_rank]);
             }
+            Family::GptOss { .. } => gpt_oss(&mut b, preset),
+            Family::DeepSeek2 { rank, turned, values, shared } => {
+                deepseek2(&mut b, preset, layer, [rank, turned, values, shared]);
+            }
             _ => transformer(&mut b, preset),
         }
     }
@@ -116,15 +120,52 @@ fn transformer(b: &mut Builder, p: &Preset) {
         _ => {}
     }
     b.norm("ffn_norm", hidden);
-    match p.experts {
-        Some(e) => {
-            b.matrix("ffn_gate_inp", &[hidden, e.count]);
-            b.matrix("ffn_gate_exps", &[hidden, e.ff, e.count]);
-            b.matrix("ffn_down_exps", &[e.ff, hidden, e.count]);
-            b.matrix("ffn_up_exps", &[hidden, e.ff, e.count]);
-        }
-        None => dense(b, p),
+    feed_forward(b, p);
+}
+
+/// Experts, or one feed-forward layer for all tokens.
+fn feed_forward(b: &mut Builder, p: &Preset) {
+    let Some(e) = p.experts else { return dense(b, p) };
+    b.matrix("ffn_gate_inp", &[p.hidden, e.count]);
+    b.matrix("ffn_gate_exps", &[p.hidden, e.ff, e.count]);
+    b.matrix("ffn_down_exps", &[e.ff, p.hidden, e.count]);
+    b.matrix("ffn_up_exps", &[p.hidden, e.ff, e.count]);
+}
+
+fn gpt_oss(b: &mut Builder, p: &Preset) {
+    let (hidden, q, kv) = (p.hidden, p.heads * p.head_dim, p.kv_heads * p.head_dim);
+    b.norm("attn_norm", hidden);
+    for (name, from, to) in [("q", hidden, q), ("k", hidden, kv), ("v", hidden, kv), ("output", q, hidden)] {
+        b.matrix(&format!("attn_{name}"), &[from, to]);
+        b.bias(&format!("attn_{name}"), to);
     }
+    b.add("attn_sinks.weight", &[p.heads], Fill::Normal(0.0, 1.0));
+    b.norm("post_attention_norm", hidden);
+    feed_forward(b, p);
+    if let Some(e) = p.experts {
+        b.bias("ffn_gate_inp", e.count);
+        for (name, width) in [("gate", e.ff), ("up", e.ff), ("down", hidden)] {
+            b.add(&format!("ffn_{name}_exps.bias"), &[width, e.count], Fill::Normal(0.0, 0.02));
+        }
+    }
+}
+
+fn deepseek2(b: &mut Builder, p: &Preset, layer: usize, [rank, turned, values, shared]: [usize; 4]) {
+    let (hidden, heads) = (p.hidden, p.heads);
+    b.norm("attn_norm", hidden);
+    b.matrix("attn_q", &[hidden, heads * p.head_dim]);
+    b.matrix("attn_kv_a_mqa", &[hidden, rank + turned]);
+    b.norm("attn_kv_a_norm", rank);
+    b.matrix("attn_k_b", &[p.head_dim - turned, rank, heads]);
+    b.matrix("attn_v_b", &[rank, values, heads]);
+    b.matrix("attn_output", &[heads * values, hidden]);
+    b.norm("ffn_norm", hidden);
+    let Some(e) = p.experts.filter(|_| layer > 0) else { return dense(b, p) };
+    feed_forward(b, p);
+    let width = e.ff * shared;
+    b.matrix("ffn_gate_shexp", &[hidden, width]);
+    b.matrix("ffn_down_shexp", &[width, hidden]);
+    b.matrix("ffn_up_shexp", &[hidden, width]);
 }
 
 fn dense(b: &mut Builder, p: &Preset) {
@@ -295,13 +336,28 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
     }
     set("attention.head_count", preset.heads);
     set("attention.head_count_kv", preset.kv_heads);
-    set("attention.key_length", preset.head_dim);
-    set("attention.value_length", preset.head_dim);
-    set("rope.dimension_count", preset.head_dim);
+    if let Family::DeepSeek2 { rank, turned, values, shared } = preset.family {
+        set("attention.kv_lora_rank", rank);
+        // A row of the cache, then a head.
+        set("attention.key_length", rank + turned);
+        set("attention.value_length", rank);
+        set("attention.key_length_mla", preset.head_dim);
+        set("attention.value_length_mla", values);
+        set("rope.dimension_count", turned);
+        set("leading_dense_block_count", 1);
+        set("expert_shared_count", shared);
+    } else {
+        set("attention.key_length", preset.head_dim);
+        set("attention.value_length", preset.head_dim);
+        set("rope.dimension_count", preset.head_dim);
+    }
     if let Some(e) = preset.experts {
         set("expert_count", e.count);
         set("expert_used_count", e.used);
         set("expert_feed_forward_length", e.ff);
+    }
+    if let Family::GptOss { window } = preset.family {
+        set("attention.sliding_window", window);
     }
     if let Family::Gemma2 { window } = preset.family {
         set("attention.sliding_window", window);

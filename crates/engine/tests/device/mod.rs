@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use kiln_engine::executor::{Executor, GpuExecutor, Options};
-use kiln_gpu::{Cache, Device, Instance, Sources, adapters, choose};
+use kiln_gpu::{Cache, Device, Instance, adapters, choose};
 
 /// The device of `KILN_DEVICE` or the first GPU; `scripts/test` always provides one.
 pub(crate) fn device() -> Option<(Arc<Device>, Arc<Instance>)> {
@@ -17,7 +17,7 @@ pub(crate) fn device() -> Option<(Arc<Device>, Arc<Instance>)> {
         let instance = Instance::new(&Cache::user())?;
         let all = adapters(&instance)?;
         let adapter = choose(&all, std::env::var("KILN_DEVICE").ok().as_deref())?;
-        let device = Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user())?;
+        let device = kiln_kernels::open(&instance, adapter, Cache::user())?;
         Ok::<_, kiln_gpu::Error>((device, instance))
     };
     open()

@@ -10,6 +10,10 @@
 // Formats whose line in `formats.rs` names pieces keep loading and unfolding apart, so that loads can be far ahead:
 //   F_piece F_fetch(row, e)  the words of the piece that begins at element e, as they lie
 //   void  F_unfold(piece, e, j, codes, lo, hi)   what `raw32`, or else `group32`, gives for its group j of 32 elements
+// and where pieces have two groups, whose scales are whole numbers below 64 times a factor of the piece (their PARTS is 1):
+//   uint  F_factor(piece)    the factor, an f16 in the lower half
+//   vec4  F_parts(piece, e, middle)   those numbers, and the minimums of both groups where `middle` is taken from codes
+//   uint  F_nibbles(piece, i)   codes 4 i .. 4 i + 3 of both groups, those of the second in the upper halves of bytes: 4-bit codes
 //   vec4  F_load4(row, e), float F_load(row, e)   values
 //   void  F_init()           fills the format's table; every thread calls it once before anything else
 // and F_GROUP (elements of a scale), F_BLOCK (elements of a block), F_BLOCK_BYTES. Plain floats have load, load4, init.

@@ -15,5 +15,14 @@ vec2 k4_scale_of(uvec4 head, uvec2 pairs, uint j) {
     return vec2(s.x, -s.y);
 }
 
+// A byte as a float: it goes into the mantissa of 2^23, as converting integers is slow on many GPUs.
+vec2 k4_float(uvec2 bytes) { return uintBitsToFloat((bytes & 255u) | 0x4b000000u) - 8388608.0; }
+// The scales of both of them as whole numbers, times a number (x and y), and what all values get when codes are counted from `middle`
+// (z and w).
+vec4 k4_parts_of(uvec4 head, uvec2 pairs, float middle) {
+    vec2 d = unpackHalf2x16(head.x), scales = k4_float(uvec2(pairs.x, pairs.x >> 8)), least = k4_float(uvec2(pairs.y, pairs.y >> 8));
+    return vec4(scales, scales * (middle * d.x) - d.y * least);
+}
+
 // Scale and minimum of sub-block i (0 to 7) of a block whose first 16 bytes are `head`.
 vec2 k4_scale(uvec4 head, uint i) { return k4_scale_of(head, k4_pairs(head, i / 2), i & 1u); }

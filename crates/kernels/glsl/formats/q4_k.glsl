@@ -21,5 +21,8 @@ void q4_k_unfold(q4_k_piece x, uint e, uint j, out uint codes[8], out vec2 lo, o
     [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = (x.q[i / 4][i % 4] >> (4 * j)) & 0x0f0f0f0fu;
     lo = hi = k4_scale_of(x.head, k4_pairs(x.head, (e & 255u) / 64), j);
 }
+vec4 q4_k_parts(q4_k_piece x, uint e, float middle) { return k4_parts_of(x.head, k4_pairs(x.head, (e & 255u) / 64), middle); }
+uint q4_k_factor(q4_k_piece x) { return x.head.x; }
+uint q4_k_nibbles(q4_k_piece x, uint i) { return x.q[i / 4][i % 4]; }
 GROUP_OF_PIECE(q4_k, group32, 2)
 SHIFTED_VALUES(q4_k)

@@ -123,7 +123,7 @@ pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let plan = Matrices::new(call, caps, rows)?;
     let splits = call.split.map_or(1, |s| s.count);
     let groups = within([rows.div_ceil(plan.rows()) * splits, kv_heads, batch], caps)?;
-    let first = plan.defines(shader(call, Path::Coopmat, "flash_attention/coopmat.comp")?, caps);
+    let first = plan.defines(shader(call, caps, Path::Coopmat, "flash_attention/coopmat.comp")?, caps);
     with_combine(call, caps, Choice::one(Path::Coopmat, first, groups))
 }
 
@@ -221,7 +221,7 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
     // Narrow heads of block formats took 1.6 times as long on an H200 with both ends in shared memory, thought to cost the registers
     // with which two workgroups run on a core (docs/ladder/flash_attention.md).
     let narrow_blocks = hsk.max(hsv) <= 64 && [&call.k, &call.v].iter().any(|t| t.ty.is_quantised());
-    let first = shader(call, Path::Coopmat2, "flash_attention/coopmat2_rows.comp")?
+    let first = shader(call, caps, Path::Coopmat2, "flash_attention/coopmat2_rows.comp")?
         .define("STAGED_ENDS", u32::from(!narrow_blocks))
         .define("WG", threads)
         .define("NW", subgroups)
@@ -263,7 +263,7 @@ fn coopmat2_workgroup(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     {
         return Err(unsupported(format!("pages of {} rows, {keys} keys must lie side by side", pages.size)));
     }
-    let mut first = shader(call, Path::Coopmat2, "flash_attention/coopmat2.comp")?;
+    let mut first = shader(call, caps, Path::Coopmat2, "flash_attention/coopmat2.comp")?;
     for (t, letter) in [(&call.k, "K"), (&call.v, "V")] {
         let bytes = t.ty.block_bytes();
         if !t.stride[1].is_multiple_of(bytes) {

@@ -70,7 +70,7 @@ fn bits(x: f32) -> String {
 }
 
 /// The shader of a path with everything that all paths share.
-pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shader, Unsupported> {
+pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -> Result<Shader, Unsupported> {
     let [hsk, _, heads, batch] = call.q.shape;
     let [hsv, _, kv_heads, kv_batch] = call.v.shape;
     let explicit = matches!(call.mask, Mask::Explicit(_));
@@ -102,7 +102,7 @@ pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shad
         .define("SEQUENCES", u32::from(call.sequences.is_some()))
         .define("SPLIT", call.split.map_or(0, |s| if s.counters.is_some() { 2 } else { 1 }))
         // Loads of partial results that are on their way at once.
-        .define("COMBINE", 16)
+        .define("COMBINE", number(call, caps, path, "combine")?)
         .define("PAGE", call.pages.map_or(0, |p| p.size))
         .define("PAGES", call.pages.map_or(0, |p| p.table.shape[0]));
     let shader = formats::define(shader, "K", call.k.ty)?;
@@ -166,7 +166,7 @@ pub(super) fn with_combine(call: &Call, caps: &Caps, mut choice: Choice) -> Resu
     if call.split.is_some_and(|s| s.counters.is_none()) {
         let [_, tokens, heads, batch] = call.q.shape;
         let threads = (call.v.shape[0] / 4).next_power_of_two().clamp(32, 128);
-        let shader = shader(call, choice.path, "flash_attention/combine.comp")?
+        let shader = shader(call, caps, choice.path, "flash_attention/combine.comp")?
             .define("WG", threads)
             .define("BC", 1)
             .define("RUN", 1);
@@ -205,6 +205,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         None | Some(Path::Scalar) => scalar(call, caps),
         Some(Path::IntDot) => teams(call, caps, Path::IntDot),
         Some(Path::Coopmat) => coopmat(call, caps),
+        Some(Path::Lanes) => Err(unsupported("no lanes path".into())),
         Some(Path::Coopmat2) => coopmat2(call, caps),
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let kv_heads = call.k.shape[2];
     let splits = call.split.map_or(1, |s| s.count);
     let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
-    let first = plan.defines(shader(call, Path::Scalar, "flash_attention/scalar.comp")?);
+    let first = plan.defines(shader(call, caps, Path::Scalar, "flash_attention/scalar.comp")?);
     with_combine(call, caps, Choice::one(Path::Scalar, first, within(groups, caps)?))
 }
 
@@ -205,6 +205,6 @@ pub(super) fn teams(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsu
     let kv_heads = call.k.shape[2];
     let splits = call.split.map_or(1, |s| s.count);
     let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
-    let first = plan.defines(shader(call, path, "flash_attention/teams.comp")?, call, path);
+    let first = plan.defines(shader(call, caps, path, "flash_attention/teams.comp")?, call, path);
     with_combine(call, caps, Choice::one(path, first, within(groups, caps)?))
 }

@@ -11,9 +11,15 @@ use super::NAME;
 use crate::operation::Path;
 use crate::tuning;
 
-// Why these: `docs/ladder/flash_attention.md`.
+// Why these: `docs/ladder/flash_attention.md`; `wide`: `docs/amd.md`.
 const BUILT_IN: &str = "
 # operation device format path numbers
+flash_attention wide * scalar  flight=2 combine=4
+flash_attention wide * int_dot flight=2 combine=4
+flash_attention * * scalar     combine=16
+flash_attention * * int_dot    combine=16
+flash_attention * * coopmat    combine=16
+flash_attention * * coopmat2   combine=16
 flash_attention cpu f16 scalar threads=64
 flash_attention cpu * scalar   threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * int_dot  threads=8 flight=4 rows=8 ahead=0
@@ -23,7 +29,7 @@ flash_attention gpu * coopmat2 subgroups=8 blocks=1 keys=64 rows=64 threads=128 
 ";
 
 /// Names that lines may set.
-const NAMES: [&str; 8] = ["threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early"];
+const NAMES: [&str; 9] = ["threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early", "combine"];
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,13 +6,15 @@ use super::{Call, Gate};
 use crate::case::{Case, Level};
 use crate::elementwise::tolerance;
 
-const GATES: [Gate; 6] = [
+const GATES: [Gate; 8] = [
     Gate::Swiglu,
     Gate::Geglu,
     Gate::GegluErf,
     Gate::GegluQuick,
     Gate::Reglu,
     Gate::SwigluOai { alpha: 1.702, limit: 7.0 },
+    Gate::SwigluLimited { limit: 3.0 },
+    Gate::SwigluBounded { limit: 3.0 },
 ];
 
 /// Two tensors.

@@ -39,6 +39,19 @@ pub(crate) fn gate_row(kind: Gate, gate: &mut [f32], up: &[f32]) {
                 g * sigmoid(simd, g * splat(simd, alpha)) * (u.max(least).min(most) + splat(simd, 1.0))
             }))
         }
+        Gate::SwigluLimited { limit } => {
+            dispatch!(level(), simd => combine(simd, gate, up, #[inline(always)] |g, u| {
+                let (most, least) = (splat(simd, limit), splat(simd, -limit));
+                (g * sigmoid(simd, g)).min(most) * u.max(least).min(most)
+            }))
+        }
+        Gate::SwigluBounded { limit } => {
+            dispatch!(level(), simd => combine(simd, gate, up, #[inline(always)] |g, u| {
+                let (most, least) = (splat(simd, limit), splat(simd, -limit));
+                let g = g.min(most);
+                g * sigmoid(simd, g) * u.max(least).min(most)
+            }))
+        }
         Gate::Reglu => gate.iter_mut().zip(up).for_each(|(g, u)| *g = g.max(0.0) * u),
         Gate::GegluErf => gate.iter_mut().zip(up).for_each(|(g, u)| {
             *g = gated(kind, f64::from(*g), f64::from(*u)) as f32;

@@ -13,6 +13,10 @@ float swiglu_oai(float gate, float up) {
     return gate * sigmoid(p.alpha * gate) * (1.0 + clamp(up, -p.limit, p.limit));
 }
 
+float swiglu_limited(float gate, float up) { return min(silu(gate), p.limit) * clamp(up, -p.limit, p.limit); }
+
+float swiglu_bounded(float gate, float up) { return silu(min(gate, p.limit)) * clamp(up, -p.limit, p.limit); }
+
 VALUE compute(uint unit, out uint dst_at) {
 #if DENSE
     uint gate_at = unit * VEC, up_at = unit * VEC;

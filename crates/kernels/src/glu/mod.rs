@@ -2,7 +2,7 @@
 
 pub mod cases;
 pub(crate) mod cpu;
-mod reference;
+pub(crate) mod reference;
 
 use kiln_gpu::{Address, Caps, Shader};
 
@@ -15,7 +15,7 @@ use crate::unary::Function;
 const NAME: &str = "glu";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "dst = f(gate) * up: swiglu, geglu (three forms), reglu, swiglu_oai";
+pub const SUMMARY: &str = "dst = f(gate) * up: swiglu, geglu (three forms), reglu, swiglu with limits (three forms)";
 
 /// The kind of gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +37,16 @@ pub enum Gate {
         /// Bound of gate and up.
         limit: f32,
     },
+    /// min(silu(gate), limit) * clamp(up, -limit, limit)
+    SwigluLimited {
+        /// Bound of the activation and of up.
+        limit: f32,
+    },
+    /// silu(min(gate, limit)) * clamp(up, -limit, limit)
+    SwigluBounded {
+        /// Bound of gate and up.
+        limit: f32,
+    },
 }
 
 impl Gate {
@@ -49,6 +59,8 @@ impl Gate {
             Gate::GegluQuick => "geglu_quick",
             Gate::Reglu => "reglu",
             Gate::SwigluOai { .. } => "swiglu_oai",
+            Gate::SwigluLimited { .. } => "swiglu_limited",
+            Gate::SwigluBounded { .. } => "swiglu_bounded",
         }
     }
 
@@ -60,7 +72,7 @@ impl Gate {
             Gate::GegluErf => Some(Function::GeluErf),
             Gate::GegluQuick => Some(Function::GeluQuick),
             Gate::Reglu => Some(Function::Relu),
-            Gate::SwigluOai { .. } => None,
+            Gate::SwigluOai { .. } | Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. } => None,
         }
     }
 }
@@ -126,7 +138,7 @@ impl Operation for Call {
         let function = self.kind.function();
         let shader = Shader::new(name, "glu/glu.comp", Params::glsl())
             .define("FUNCTION", function.map_or("silu", Function::glsl))
-            .define("GATE", if function.is_some() { "gated" } else { "swiglu_oai" });
+            .define("GATE", if function.is_some() { "gated" } else { self.kind.name() });
         let shader = walk.float_operand(NAME, shader, "G", self.gate.ty)?;
         let shader = walk.float_operand(NAME, shader, "U", self.up.ty)?;
         let shader = walk.float_operand(NAME, shader, "D", self.dst.ty)?;
@@ -137,6 +149,7 @@ impl Operation for Call {
         let walk = self.walk();
         let (alpha, limit) = match self.kind {
             Gate::SwigluOai { alpha, limit } => (alpha, limit),
+            Gate::SwigluLimited { limit } | Gate::SwigluBounded { limit } => (0.0, limit),
             _ => (0.0, 0.0),
         };
         Params {

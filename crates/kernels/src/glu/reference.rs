@@ -4,12 +4,21 @@ use super::{Call, Gate};
 use crate::host::HostMemory;
 use crate::unary::reference::sigmoid;
 
-pub(super) fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
+pub(crate) fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
     match (kind, kind.function()) {
         (Gate::SwigluOai { alpha, limit }, _) => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let gate = gate.min(limit);
             gate * sigmoid(alpha * gate) * (1.0 + up.clamp(-limit, limit))
+        }
+        (Gate::SwigluLimited { limit }, _) => {
+            let limit = f64::from(limit);
+            (gate * sigmoid(gate)).min(limit) * up.clamp(-limit, limit)
+        }
+        (Gate::SwigluBounded { limit }, _) => {
+            let limit = f64::from(limit);
+            let gate = gate.min(limit);
+            gate * sigmoid(gate) * up.clamp(-limit, limit)
         }
         (_, Some(function)) => function.of(gate) * up,
         (_, None) => unreachable!("every other gate has an activation"),

@@ -142,7 +142,22 @@ fn small() -> Vec<Case> {
     cases.extend(splits());
     cases.extend(fusions());
     cases.extend(experts());
+    cases.extend(alike());
     cases
+}
+
+/// Columns that must have the bits that each has alone: parts are the first column and the others.
+fn alike() -> Vec<Case> {
+    let shapes = [(Q4_K, [768, 5, 5], Any), (Q8_0, [96, 33, 3], Exact), (F16, [1096, 19, 16], Exact), (F32, [133, 7, 4], Exact)];
+    let case = |(ty, [k, m, n], columns): (TensorType, [usize; 3], Columns)| {
+        with("alike", (ty, [k, m, n], columns), move |data, call| {
+            call.norm = Some(Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps: 1e-5 });
+            call.epilogue.residual = Some(data.input(F32, [m, n, 1, 1]));
+            call.scratch = scratch_for(data, &call.product.b);
+            call.alike = true;
+        })
+    };
+    shapes.into_iter().map(case).collect()
 }
 
 /// Batches, strides, alignments.

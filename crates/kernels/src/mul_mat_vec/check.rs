@@ -3,6 +3,7 @@
 use kiln_gguf::TensorType;
 
 use super::{Call, Experts, Factor, Gated, NAME, Sibling};
+use crate::glu::Gate;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Invalid, require};
 use crate::tensor::Tensor;
@@ -28,7 +29,9 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
     }
     let one = call.function.is_none() || (call.gate.is_none() && call.others.is_empty());
     require(one, NAME, || "a function goes with neither a gate nor more matrices".into())?;
-    if let Some(Gated { up, bias, .. }) = call.gate {
+    if let Some(Gated { kind, up, bias }) = call.gate {
+        let known = !matches!(kind, Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. });
+        require(known, NAME, || format!("a gate of {} is a step of its own", kind.name()))?;
         let same = up.ty == a.ty && up.shape == a.shape && up.stride == a.stride;
         require(same, NAME, || format!("up is {up}, want the type, extents and strides of {a}"))?;
         if let Some(bias) = bias {
@@ -93,8 +96,12 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
 }
 
 /// The call in two, at a row that is no multiple of anything: a row's bits do not depend on the others. Calls with
-/// siblings are split into their matrices instead.
+/// siblings are split into their matrices instead, those of columns that are treated alike into the first column and the rest.
 pub(super) fn parts(call: &Call) -> Vec<Call> {
+    let columns = call.product.b.shape[1];
+    if call.alike && columns > 1 && call.experts.is_none() {
+        return vec![call.columns(0, 1), call.columns(1, columns - 1)];
+    }
     if !call.others.is_empty() {
         let alone = |s: Sibling| Call {
             product: Product { a: s.a, b: call.product.b, d: s.d },

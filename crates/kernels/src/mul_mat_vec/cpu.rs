@@ -134,7 +134,8 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory) -> Vec<Group
             .collect()
         }
     };
-    for group in groups.iter_mut().filter(|group| group.to.len() > FEW) {
+    // Tiles add up in another order than columns that are multiplied one by one.
+    for group in groups.iter_mut().filter(|group| group.to.len() > FEW && !call.alike) {
         group.packed = dispatch!(level(), simd => packed(simd, k, &group.columns));
     }
     groups
@@ -166,14 +167,14 @@ fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Vec<f32>
         .iter()
         .map(|(a, group)| {
             let n = group.to.len();
-            let stride = if n > FEW { n.next_multiple_of(width) } else { n };
+            let stride = if group.packed.is_empty() { n } else { n.next_multiple_of(width) };
             Results { values: vec![0.0; a.shape[1] * stride], stride }
         })
         .collect();
     let mut tasks = Vec::new();
     for (&(a, group), results) in jobs.iter().zip(&mut results) {
         let (k, n) = (a.shape[0], group.to.len());
-        let rows = if n > FEW { BLOCK_ROWS } else { (TASK_PRODUCTS / (k * n)).max(1) };
+        let rows = if group.packed.is_empty() { (TASK_PRODUCTS / (k * n)).max(1) } else { BLOCK_ROWS };
         let stride = results.stride;
         for (task, out) in results.values.chunks_mut(rows * stride).enumerate() {
             tasks.push((a, group, task * rows, out, stride));

@@ -84,6 +84,7 @@ impl Call {
             && self.norm == other.norm
             && self.epilogue.scale == other.epilogue.scale
             && self.exact == other.exact
+            && self.alike == other.alike
             && other.others.is_empty();
         if !(plain(self) && plain(other) && same) {
             return None;
@@ -99,9 +100,11 @@ pub(crate) fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
     let same = gate.product.b == up.product.b
         && gate.norm == up.norm
         && gate.exact == up.exact
+        && gate.alike == up.alike
         && gate.experts == up.experts
         && [gate, up].iter().all(|call| call.epilogue.scale == 1.0 && call.ends_with_bias());
-    let fits = same && glu.gate == gate.product.d && glu.up == up.product.d;
+    let limited = matches!(glu.kind, glu::Gate::SwigluLimited { .. } | glu::Gate::SwigluBounded { .. });
+    let fits = same && !limited && glu.gate == gate.product.d && glu.up == up.product.d;
     let product = Product { d: glu.dst, ..gate.product };
     let second = Gated { kind: glu.kind, up: up.product.a, bias: up.epilogue.bias };
     fits.then(|| Call { product, gate: Some(second), ..gate.clone() })

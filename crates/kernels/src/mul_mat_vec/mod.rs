@@ -14,6 +14,7 @@ pub mod tuning;
 
 use kiln_gpu::{Address, Caps};
 
+use crate::compiled::Excuse;
 use crate::glu::Gate;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
@@ -26,6 +27,13 @@ pub(crate) use fuse::gated;
 use tuning::Tuning;
 
 pub(crate) const NAME: &str = "mul_mat_vec";
+
+/// Spills that are known and left.
+pub(crate) const EXCUSED: &[Excuse] = &[Excuse {
+    shader: "mul_mat_vec.q4_1.int_dot",
+    most: 32.0,
+    reason: "scalar registers go to lanes of vector registers; a split of the tests, a thread for each row, that no line has",
+}];
 
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format, with rms_norm \
@@ -84,6 +92,9 @@ pub struct Call {
     pub experts: Option<Experts>,
     /// The columns must not be rounded to 8 bits: integer products take 16 bits of them.
     pub exact: bool,
+    /// Every column takes the path and the split of the work that it would take alone: its bits do not depend on how many
+    /// there are. Needs `scratch` where columns are rounded.
+    pub alike: bool,
     /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
     /// memory.
     pub scratch: Option<Tensor>,
@@ -107,6 +118,7 @@ impl Call {
             others: Vec::new(),
             experts: None,
             exact: true,
+            alike: false,
             scratch: None,
             quantised: None,
             split: None,
@@ -116,6 +128,19 @@ impl Call {
     /// Bytes of `scratch` for these columns, rounded or exact, and a factor for each column.
     pub fn scratch_bytes(b: &Tensor) -> usize {
         b.rows() * (column_bytes(b, true) + 4)
+    }
+
+    /// The same for some of the columns. Scratch memory stays as it is.
+    pub fn columns(&self, first: usize, count: usize) -> Call {
+        let cut = |t: Tensor| t.narrow(1, first, count);
+        let Product { a, b, d } = self.product;
+        Call {
+            product: Product { a, b: cut(b), d: cut(d) },
+            epilogue: Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue },
+            factor: self.factor.map(|factor| Factor { gate: cut(factor.gate), ..factor }),
+            others: self.others.iter().map(|other| Sibling { d: cut(other.d), ..*other }).collect(),
+            ..self.clone()
+        }
     }
 
     /// Every matrix with its result and bias: the product's first.

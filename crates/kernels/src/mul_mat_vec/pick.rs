@@ -55,6 +55,11 @@ fn columns(call: &Call) -> usize {
     if call.experts.is_some() { 1 } else { call.product.b.shape[1] }
 }
 
+/// Columns that path and split are chosen for.
+fn columns_to_choose_for(call: &Call) -> usize {
+    if call.alike { 1 } else { columns(call) }
+}
+
 /// Elements that a load of a plain type takes: 8, 4 or 1. Slices of quads have 4: neighbouring threads read neighbouring bytes of
 /// the columns then, too.
 fn width(call: &Call, a: &Tensor, slice: Slice) -> usize {
@@ -136,7 +141,8 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             let fits = staged + more.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
             match call.scratch {
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
-                Some(_) if caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
+                // Norms of columns have other bits where each workgroup rounds for itself.
+                Some(_) if call.alike || caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
                 Some(_) if staged > MOST_STAGED => Ok(Columns::Scratch),
                 _ if fits && staged <= MOST_STAGED => Ok(Columns::Staged),
                 _ => unsupported(format!("{staged} bytes of rounded columns need scratch memory")),
@@ -182,7 +188,7 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     // much as the product. Others that emulate them gain nothing.
     let rounded_once = (call.scratch.is_some() || call.quantised.is_some()) && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
-    let paths = table.paths(call.product.a.ty, columns(call), caps);
+    let paths = table.paths(call.product.a.ty, (columns_to_choose_for(call), call.gate.is_some()), caps);
     let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
     let found = paths.find_map(|path| columns_for(call, path, caps).ok().map(|columns| (path, columns)));
     Ok(found.unwrap_or((Path::Scalar, Columns::Floats)))
@@ -345,6 +351,9 @@ fn product(
     for (name, value) in flags.into_iter().filter(|(name, _)| *name != "K" || from == Columns::Staged) {
         shader = shader.define(name, value);
     }
+    if call.alike {
+        shader = shader.define("ALIKE", 1);
+    }
     if let Some(function) = call.function {
         shader = shader.define("FUNCTION_OF", function.glsl());
     }
@@ -383,7 +392,8 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
         return Ok(bounded(split, caps));
     }
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let found = table.find(ty, path, columns(call), caps).map(|tuning| fitted(call, ty, tuning, caps));
+    let found = table.find(ty, path, (columns_to_choose_for(call), call.gate.is_some()), caps);
+    let found = found.map(|tuning| fitted(call, ty, tuning, caps));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
 }
 

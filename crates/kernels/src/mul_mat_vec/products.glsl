@@ -93,7 +93,8 @@ void multiply_slice(uint f, uint e, uint pass, uint lane) {
         }
     }
 }
-#elif A_BLOCKS && COLS == 1
+// With ALIKE a column must have the same bits alone and beside others: the form for several serves one, too.
+#elif A_BLOCKS && COLS == 1 && !defined(ALIKE)
 // One column: scales are multiplied with the sums of runs.
 void multiply_slice(uint f, uint e, uint pass, uint lane) {
     uint at = slice_start(pass * TEAM + lane);

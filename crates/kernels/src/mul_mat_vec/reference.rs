@@ -3,12 +3,11 @@
 use rayon::prelude::*;
 
 use super::{Call, Norm, Sibling};
-use crate::glu::Gate;
+use crate::glu::reference::gated;
 use crate::host::HostMemory;
 use crate::mul_mat::{Product, dequantised_row};
 use crate::operation::rows_apart;
 use crate::tensor::Tensor;
-use crate::unary::reference::sigmoid;
 
 /// Computes every result of the call.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
@@ -89,17 +88,4 @@ fn rows_dot(a: &Tensor, [a2, a3]: [usize; 2], x: &[f64], memory: &HostMemory) ->
         weights.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()
     };
     (0..a.shape[1]).into_par_iter().map(dot).collect()
-}
-
-/// activation(gate) * up.
-pub(super) fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
-    match (kind, kind.function()) {
-        (Gate::SwigluOai { alpha, limit }, _) => {
-            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
-            let gate = gate.min(limit);
-            gate * sigmoid(alpha * gate) * (1.0 + up.clamp(-limit, limit))
-        }
-        (_, Some(function)) => function.of(gate) * up,
-        (_, None) => unreachable!("every other gate has an activation"),
-    }
 }

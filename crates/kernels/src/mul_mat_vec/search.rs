@@ -78,7 +78,7 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
         match threads {
             _ if caps.is_cpu => &[0],
             1024 => &[1],
-            512 => &[0, 2],
+            512 => &[0, 1, 2],
             256 => &[0, 4],
             _ => &[0],
         }

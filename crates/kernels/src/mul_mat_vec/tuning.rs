@@ -70,7 +70,7 @@ pub struct Tuning {
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// `cpu` or `gpu`; `*` is both.
+    /// `cpu`, `gpu`, `wide` or `*` ([`tuning::names_device`]).
     pub device: String,
     /// The format's name in small letters, or several formats as [`tuning::names_format`] has them: `*` is every one.
     pub format: String,
@@ -78,13 +78,15 @@ pub struct Line {
     pub path: Path,
     /// The most columns the line is for.
     pub columns: usize,
+    /// Whether the line is for calls with a gate alone: they have twice as many loads under way.
+    pub gate: bool,
     /// The split.
     pub tuning: Tuning,
 }
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line { device, format, path, columns, tuning } = self;
+        let Line { device, format, path, columns, gate, tuning } = self;
         let Tuning { threads, team, rows, flight, slice, loops } = tuning;
         let team = match team {
             Team::Subgroup => "subgroup",
@@ -96,19 +98,27 @@ impl fmt::Display for Line {
             Slice::Quads { count, step } => write!(f, "quads:{count}x{step}")?,
             Slice::Groups(n) => write!(f, "groups:{n}")?,
         }
-        if *loops > 0 { write!(f, " loop:{loops}") } else { Ok(()) }
+        if *loops > 0 {
+            write!(f, " loop:{loops}")?;
+        }
+        if *gate { write!(f, " gate") } else { Ok(()) }
     }
 }
 
-// Why these: `docs/ladder/mul_mat_vec.md`. Numbers of threads are bounded by the device; a slice whose span does not
+// Why these: `docs/ladder/mul_mat_vec.md`; `wide`: `docs/amd.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
-# device format path columns threads team rows flight slice [loop]
+# device format path columns threads team rows flight slice [loop] [gate]
 cpu *    scalar  2   8 subgroup  8 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
 cpu *    scalar  8   8 subgroup  8 1 groups:1
 cpu *    scalar  16  8 subgroup  4 1 groups:1
+wide q4_k int_dot 3  1024 subgroup 1 1 groups:1 loop:1
+wide q5_k int_dot 3  1024 subgroup 1 1 groups:1 loop:1
+wide packed int_dot 3 1024 subgroup 1 1 groups:1 loop:1
+wide q4_k scalar 1   128 subgroup 2 1 groups:1
+wide q5_k scalar 1   128 subgroup 2 1 groups:1
 gpu f32  scalar  16  256 workgroup 1 4 groups:1
 gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 loop:4
 gpu f16  scalar  16  128 subgroup 4 4 quads:1x4
@@ -149,13 +159,13 @@ gpu *    scalar  16  128 subgroup 1 1 quads:2x16
 pub struct Table(pub Vec<Line>);
 
 impl Table {
-    /// Reads lines of `device format path columns threads team rows flight slice [loop]`; `#` begins a comment.
+    /// Reads lines of `device format path columns threads team rows flight slice [loop] [gate]`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
         for (number, words) in tuning::lines(text, NAME) {
             let line = parse_line(&words).map_err(|why| {
                 let line = shown(&words.join(" "));
-                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N]`")
+                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N] [gate]`")
             })?;
             lines.push(line);
         }
@@ -163,20 +173,22 @@ impl Table {
     }
 
     /// The split for a format on a path, from the first line that fits a device.
-    pub fn find(&self, ty: TensorType, path: Path, columns: usize, caps: &Caps) -> Option<Tuning> {
-        self.fitting(ty, columns, caps).find(|line| line.path == path).map(|line| bounded(line.tuning, caps))
+    pub fn find(&self, ty: TensorType, path: Path, (columns, gate): (usize, bool), caps: &Caps) -> Option<Tuning> {
+        self.fitting(ty, (columns, gate), caps).find(|line| line.path == path).map(|line| bounded(line.tuning, caps))
     }
 
     /// The paths for a format, best first; a path may come twice.
-    pub fn paths(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = Path> {
-        self.fitting(ty, columns, caps).map(|line| line.path)
+    pub fn paths(&self, ty: TensorType, call: (usize, bool), caps: &Caps) -> impl Iterator<Item = Path> {
+        self.fitting(ty, call, caps).map(|line| line.path)
     }
 
-    fn fitting(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = &Line> {
+    /// The lines for a format, a number of columns, and calls with or without a gate.
+    fn fitting(&self, ty: TensorType, (columns, gate): (usize, bool), caps: &Caps) -> impl Iterator<Item = &Line> {
         let fits = move |line: &&Line| {
             let named = tuning::names_format(&line.format, ty);
             let whole = !ty.is_quantised() || ty.block_len().is_multiple_of(line.tuning.slice.span());
-            named && whole && tuning::names_device(&line.device, caps) && columns <= line.columns
+            let asked = columns <= line.columns && (gate || !line.gate);
+            named && whole && tuning::names_device(&line.device, caps) && asked
         };
         self.0.iter().filter(fits)
     }
@@ -203,8 +215,8 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         return Err(format!("{} words, at least 9 belong there", words.len()));
     };
     let wrong = |what: &'static str, word: &str, want: &str| format!("{what} is `{}`, want {want}", shown(word));
-    if !["cpu", "gpu", "*"].contains(device) {
-        return Err(wrong("device", device, "cpu, gpu or *"));
+    if !tuning::DEVICES.contains(device) {
+        return Err(wrong("device", device, "cpu, gpu, wide or *"));
     }
     let names = || Path::ALL.map(Path::name).join(", ");
     let path = Path::ALL.into_iter().find(|p| p.name() == *path).ok_or_else(|| wrong("path", path, &names()))?;
@@ -226,10 +238,14 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         ("groups", None) if !numbers.is_empty() => Slice::Groups(count("slice", numbers)?),
         _ => return Err(wrong("slice", slice, "groups:N or quads:NxN")),
     };
+    let (rest, gate) = match rest {
+        [rest @ .., "gate"] => (rest, true),
+        _ => (rest, false),
+    };
     let loops = match rest {
         [] => 0,
         [word] => count("loop", word.strip_prefix("loop:").ok_or_else(|| wrong("loop", word, "loop:N"))?)?,
-        _ => return Err(format!("{} words, at most 10 belong there", words.len())),
+        _ => return Err(format!("{} words, at most 11 belong there", words.len())),
     };
     let (rows, flight) = (count("rows", rows)?, count("flight", flight)?);
     let threads_of = count("threads", threads)?;
@@ -238,7 +254,7 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     }
     let tuning = Tuning { threads: threads_of, team, rows, flight, slice: slice_of, loops };
     let columns = columns.parse().map_err(|_| wrong("columns", columns, "a number"))?;
-    Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
+    Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, gate, tuning })
 }
 
 /// Whether the lines of this operation in a file can be read.
@@ -283,10 +299,10 @@ mod tests {
         for caps in [Caps::least(), Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() }] {
             for format in crate::formats::FORMATS {
                 for columns in 1..=16 {
-                    let tuning = table.find(format.ty, Path::Scalar, columns, &caps).unwrap();
+                    let tuning = table.find(format.ty, Path::Scalar, (columns, false), &caps).unwrap();
                     assert!(tuning.threads <= caps.limits.max_workgroup_invocations);
                     if format.group > 0 {
-                        assert!(table.find(format.ty, Path::IntDot, columns, &caps).is_some(), "{}", format.ty);
+                        assert!(table.find(format.ty, Path::IntDot, (columns, true), &caps).is_some(), "{}", format.ty);
                         assert!(format.ty.block_len().is_multiple_of(tuning.slice.span()));
                     }
                 }
@@ -305,9 +321,9 @@ mod tests {
     fn the_order_of_lines_is_that_of_preference() {
         let text = "gpu q4_k scalar 1 64 subgroup 1 1 groups:1\ngpu q4_k int_dot 16 64 subgroup 1 1 groups:1";
         let table = Table::parse(text).unwrap();
-        let first = |columns| table.paths(TensorType::Q4_K, columns, &Caps::example_nvidia()).next();
+        let first = |columns| table.paths(TensorType::Q4_K, (columns, false), &Caps::example_nvidia()).next();
         assert_eq!((first(1), first(2)), (Some(Path::Scalar), Some(Path::IntDot)));
-        assert_eq!(table.paths(TensorType::Q8_0, 1, &Caps::example_nvidia()).next(), None);
+        assert_eq!(table.paths(TensorType::Q8_0, (1, false), &Caps::example_nvidia()).next(), None);
     }
 
     #[test]
@@ -330,6 +346,9 @@ mod tests {
             assert!(error.starts_with("line 1") && error.contains(word), "{error}");
             assert!(!error.contains('\x1b'));
         }
+        let gated = Table::parse("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop:1 gate").unwrap();
+        let found = |gate| gated.find(TensorType::Q4_K, Path::IntDot, (1, gate), &Caps::example_nvidia()).is_some();
+        assert!(found(true) && !found(false), "a line for gates is for calls with a gate alone");
         let line = &Table::parse("cpu * scalar 4 64 workgroup 2 1 quads:2x16").unwrap().0[0];
         assert_eq!(line.tuning.slice, Slice::Quads { count: 2, step: 16 });
         assert_eq!(line.tuning.team, Team::Workgroup);

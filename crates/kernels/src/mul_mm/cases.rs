@@ -105,7 +105,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     let mut cases = Vec::new();
     // Compiling is most of what a case costs on a software GPU, so most formats have one.
     for ty in weight_types() {
-        cases.push(case([ty, F32, F32], [3 * ty.block_len().max(32), 17, 18]));
+        cases.push(case([ty, F32, F32], [3 * ty.block_len().max(64), 17, 18]));
     }
     for ty in [F16, Q4_0, Q4_K] {
         cases.push(case([ty, F16, F16], [ty.block_len().max(32), 9, 18]));
@@ -135,6 +135,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.push(case([F32, F32, F32], [8, 3, 0]));
     cases.extend(split_cases());
     cases.extend(plain_split_cases());
+    cases.extend(lane_cases());
     cases.extend(shapes());
     cases.extend(extras());
     cases.extend(sibling_cases());
@@ -220,6 +221,26 @@ fn split_cases() -> Vec<Case> {
         let (d, bias) = (data.input(F32, [67, 21, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
         let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
         (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
+    }));
+    cases
+}
+
+/// Few columns in the order of matrices: one matrix of them and more than a workgroup takes, rows that end inside a tile, fewer chunks of k
+/// than subgroups, as many, and more, the last of them not whole; what follows the product, and siblings of several formats.
+fn lane_cases() -> Vec<Case> {
+    let mut cases: Vec<Case> =
+        [[64, 9, 2], [1088, 21, 7], [2432, 40, 50]].map(|sizes| case([F16, F32, F32], sizes)).into();
+    cases.push(case([Q4_K, F32, F16], [1280, 35, 28]));
+    cases.push(Case::new("mul_mm few columns, scale, bias and residual in place", |data| {
+        let product = product(data, [Q4_0, F32, F32], [576, 67, 5]);
+        let (d, bias) = (data.input(F32, [67, 5, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
+        let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
+        (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
+    }));
+    cases.push(Case::new("mul_mm few normed columns, siblings", |data| {
+        let call = siblings(data, &[(Q4_K, 18), (Q6_K, 9), (F16, 20)], [768, 12]);
+        let before = Some(Before::Norm(Norm { weight: Some(data.input(F32, [768, 1, 1, 1])), eps: 1e-5 }));
+        (with_scratch(data, Call { before, ..call }).into(), TOLERANCE)
     }));
     cases
 }
@@ -549,7 +570,7 @@ fn bench() -> Vec<Case> {
     // As they have them on a software GPU, and small enough for others' tools there.
     cases.extend(crate::formats::of_files().map(|ty| timed(ty, [2048, 2048, 64])));
     for ty in [F16, Q4_K, Q4_0x8, Q8_0x8, Q6_Kx8] {
-        cases.extend([4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
+        cases.extend([2, 4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
     }
     for ty in [F16, Q4_K] {
         cases.extend([512, 2048].map(|n| timed_with(ty, [4096, 14336, n], true)));
@@ -562,6 +583,7 @@ fn bench() -> Vec<Case> {
     for tokens in [512, 2048] {
         cases.extend([F16, Q4_0x8, Q4_K, Q8_0x8].map(|ty| timed_experts(ty, tokens)));
     }
+    cases.extend([8, 32, 64].map(|tokens| timed_experts(Q4_K, tokens)));
     for n in [512, 2048] {
         cases.extend([[4096, 64, n], [4096, 160, n], [64, 4096, n]].map(|sizes| timed(F32, sizes)));
         cases.push(timed_ranks([32, 4096, n]));

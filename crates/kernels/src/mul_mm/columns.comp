@@ -4,6 +4,8 @@
 // HALF: as F16. The factor is the power of two that brings the column's largest value to 2^TOP .. 2^(TOP + 1): columns beyond the
 // range of F16 survive, and small ones keep their 11 bits. Otherwise as BF16, which has the range of F32: factors are 1.
 // SORTED: one for each (token, slot) pair, in the order of experts, so that a tile's lie side by side.
+// ORDER: as lanes hold them in matrices (order.glsl), for lanes.comp. With SLOTTED one for each pair, at the place among those of tiles
+// that the list has for it.
 // The first workgroup also sets p.n_counters counters of the product to zero.
 // One workgroup of WG threads per column; each keeps HELD fours of it in registers, or reads them for every pass where
 // HELD is 0. Columns with infinities or NaN keep them, with a factor of 1.
@@ -15,6 +17,10 @@ layout(local_size_x = WG) in;
 #include "reduce.glsl"
 #ifdef GATE
 #include "activations.glsl"
+#endif
+
+#ifdef ORDER
+#include "mul_mm/order.glsl"
 #endif
 
 uvec2 b_row, other_row;
@@ -80,7 +86,13 @@ void main() {
     if (pair >= p.columns) return;
     uint token = pair / p.used;
     uvec3 at = uvec3(p.shape[0] == 1 ? 0 : pair - token * p.used, token, 0);
+#elif SLOTTED
+    uint place = U32(p.pairs).v[column], token = column / p.used;
+    // Pairs of experts that do not exist have no place.
+    if (place == ~0u) return;
+    uvec3 at = uvec3(p.shape[0] == 1 ? 0 : column - token * p.used, token, 0);
 #else
+    uint place = column;
     uvec3 at = unravel(column, uint[4](p.shape[0], p.shape[1], p.shape[2], 1)).xyz;
 #endif
     b_row = row_of(p.b, at, p.stride);
@@ -122,7 +134,9 @@ void main() {
     FOURS(e) {
         if (e >= p.padded_k) break;
         vec4 v = C4(e) * inverse;
-#if HALF
+#if defined(ORDER)
+        store_quad(p.halves, place, e, p.k, v);
+#elif HALF
         U32x2(to).v[e / 4] = uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
 #else
         U32x2(to).v[e / 4] = uvec2(bf16_bits(v.x) | bf16_bits(v.y) << 16, bf16_bits(v.z) | bf16_bits(v.w) << 16);

@@ -127,20 +127,6 @@ uvec2 values(uint code, vec2 s) {
 }
 #endif
 
-// Four sums of a column, from this row of the tile on.
-void put_four(vec4 sums, uint row, uint column) {
-    uint m = first_m + row;
-#if VECTORS_D && !RESIDUAL
-    if (m + 4 <= p.m) {
-        [[unroll]] for (uint i = 0; i < 4; i++) sums[i] = finish_at(sums[i], row + i, column);
-        PUT4_D(column_d[column], m, sums);
-        return;
-    }
-#endif
-    [[unroll]] for (uint i = 0; i < 4; i++)
-        if (m + i < p.m) STORE_D(column_d[column], m + i, finish_at(sums[i], row + i, column));
-}
-
 #if SPLIT
 // Vectors of sums that a thread adds up at once.
 #define FOURS (TILE_M / 4 * TILE_N % (4 * WG) == 0 ? 4 : TILE_M / 4 * TILE_N % (2 * WG) == 0 ? 2 : 1)

@@ -42,3 +42,19 @@ float finish_at(float sum, uint row, uint column) {
 #endif
     return sum;
 }
+
+#if defined(PUT4_D)
+// Four sums of a column, from this row of the tile on.
+void put_four(vec4 sums, uint row, uint column) {
+    uint m = first_m + row;
+#if VECTORS_D && !RESIDUAL
+    if (m + 4 <= p.m) {
+        [[unroll]] for (uint i = 0; i < 4; i++) sums[i] = finish_at(sums[i], row + i, column);
+        PUT4_D(column_d[column], m, sums);
+        return;
+    }
+#endif
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        if (m + i < p.m) STORE_D(column_d[column], m + i, finish_at(sums[i], row + i, column));
+}
+#endif

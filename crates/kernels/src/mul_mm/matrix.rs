@@ -42,7 +42,7 @@ pub(super) fn cut_for(
 }
 
 /// The component type of a matrix of these weights, if 16 bits hold them, and whether it is F16.
-fn element_of(a: &Tensor) -> Result<(Component, bool), Unsupported> {
+pub(super) fn element_of(a: &Tensor) -> Result<(Component, bool), Unsupported> {
     match a.ty {
         // Its own range and precision would be lost in 16 bits.
         TensorType::F32 => unsupported("F32 weights are multiplied in f32, not by 16-bit matrix units"),
@@ -86,7 +86,7 @@ fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, a: TensorType) -> 
     let tiles = cut.stages * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
     let vectors = tiles.max(subgroups * cut.warp[1] * shape.m as usize / 4);
     let bytes = 16 * vectors + table_bytes + finish_bytes(cut);
-    let threads = subgroups * caps.subgroups.size as usize;
+    let threads = subgroups * caps.matrix_lanes(shape) as usize;
     let rows = cut.warp[0] / shape.m as usize;
     bytes <= caps.limits.max_shared_bytes as usize
         && threads <= caps.limits.max_workgroup_invocations as usize
@@ -120,7 +120,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
             shape.m, shape.n, caps.limits.max_shared_bytes
         ));
     };
-    let k = a.shape[0];
+    let (k, lanes) = (a.shape[0], caps.matrix_lanes(shape));
     let (_, store) = element_functions(NAME, d.ty)?;
     let shader = cut_shader(call, Path::Coopmat, "mul_mm/coopmat.comp", &cut, half)?
         .define("VECTORS_A", u32::from(formats::is_aligned(a) && k.is_multiple_of(4)))
@@ -137,14 +137,14 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MM", shape.m)
         .define("MN", shape.n)
         .define("MK", shape.k)
-        .define("SG", caps.subgroups.size)
-        .subgroup(SubgroupRequest::Full);
+        .define("SG", lanes)
+        .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) });
     let (shader, share) = match call.split(Path::Coopmat) {
         Some(split) => (Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) }, split.count),
         None => (shader, 1),
     };
     let mut launches = shared_launches(call, caps, shader, cut.tile, share);
-    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some() })?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?);
     Ok(launches)
 }
 
@@ -190,6 +190,6 @@ pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Uns
         .define("UNROLL", cut.unroll)
         .define("LEAST_N", shape.n);
     let mut launches = launches(call, caps, shader, cut.tile);
-    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: true, half_sums: false })?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: true, half_sums: false, order: None })?);
     Ok(launches)
 }

@@ -2,7 +2,7 @@
 
 use kiln_gguf::TensorType;
 
-use super::{Call, pick, tuning};
+use super::{Call, lanes, pick, tuning};
 use crate::mul_mat::Product;
 use crate::operation::Path;
 use crate::quantise_q8_1;
@@ -26,6 +26,8 @@ pub(super) struct Layout {
     pub tiles: usize,
     /// (token, slot) pairs by expert.
     pub pairs: usize,
+    /// The place of each pair among the columns of all tiles.
+    pub slots: usize,
     /// The list alone ends here: enough for the plain path.
     pub lists_end: usize,
     /// A factor for each column.
@@ -67,12 +69,14 @@ impl Layout {
         let rows = prepared_columns(product, ids);
         let (tile_bytes, pair_bytes) =
             ids.map_or((0, 0), |ids| (4 * tile_words(ids.len(), product.a.shape[2]), 4 * ids.len()));
-        let lists_end = tile_bytes + pair_bytes;
+        let slots = tile_bytes + pair_bytes;
+        let lists_end = slots + pair_bytes;
         let factors = lists_end.next_multiple_of(256);
         let halves = (factors + 4 * rows).next_multiple_of(256);
         // Columns of integers take the place of those of 16-bit floats.
         let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
-        let counters = (halves + 2 * rows * padded(product)).max(integers).next_multiple_of(256);
+        let halves_end = halves + (2 * rows * padded(product)).max(lanes::columns_bytes(product, ids));
+        let counters = halves_end.max(integers).next_multiple_of(256);
         let floats = integers.next_multiple_of(256);
         // The call on columns that were made there has them for its b.
         let made = call.before.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);
@@ -112,6 +116,7 @@ impl Layout {
         Layout {
             tiles: 0,
             pairs: tile_bytes,
+            slots,
             lists_end,
             factors,
             halves,

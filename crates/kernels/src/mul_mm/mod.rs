@@ -5,6 +5,7 @@ mod before;
 pub mod cases;
 mod cpu;
 mod fuse;
+mod lanes;
 mod matrix;
 mod memory;
 mod params;
@@ -13,6 +14,7 @@ mod reference;
 mod tuning;
 
 pub use before::Before;
+pub use lanes::in_lanes;
 pub(crate) use tuning::check as check_tuning;
 
 use kiln_gguf::TensorType;
@@ -241,6 +243,8 @@ enum Kernel {
     Columns,
     /// The same, in the order of experts.
     SortedColumns,
+    /// The same, in the order in which lanes hold matrices.
+    LaneColumns,
     /// Makes columns of floats: `rms_norm` or `glu`.
     Make,
     /// Rounds columns to integers: `quantise_q8_1`.
@@ -266,12 +270,13 @@ impl Kernel {
             "mul_mm/columns.comp" if shader.defines.iter().any(|(name, value)| name == "SORTED" && value == "1") => {
                 Kernel::SortedColumns
             }
+            "mul_mm/columns.comp" if shader.defines.iter().any(|(name, _)| name == "ORDER") => Kernel::LaneColumns,
             "mul_mm/columns.comp" => Kernel::Columns,
             "rms_norm/rms_norm.comp" | "glu/glu.comp" => Kernel::Make,
             "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
             dequantise::FILE => Kernel::Decode,
             "mul_mm/coopmat.comp" if shader.params == SplitParams::glsl() => Kernel::Split,
-            "mul_mm/coopmat.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
+            "mul_mm/coopmat.comp" | "mul_mm/lanes.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
             "mul_mm/tile.comp" if shader.params == SplitParams::glsl() => Kernel::PlainSplit,
             "mul_mm/sums.comp" => Kernel::Sums,
             _ => Kernel::Plain,
@@ -341,7 +346,7 @@ impl Operation for Call {
         match (kernel, decode, integers) {
             (Kernel::Decode, Some(decode), _) => decode.params(&only, 0, at),
             (Kernel::Integers, _, Some(integers)) => integers.params(&only, 0, at),
-            (Kernel::List | Kernel::Columns | Kernel::SortedColumns, ..) => block(alone),
+            (Kernel::List | Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns, ..) => block(alone),
             (_, Some(decode), _) => block(&alone.with_weights(decode.dst)),
             (_, _, Some(integers)) => {
                 block(&Call { product: Product { b: integers.y, ..alone.product }, ..alone.clone() })
@@ -366,9 +371,9 @@ impl Operation for Call {
         let list = |tensors: &[Option<Tensor>]| tensors.iter().flatten().copied().collect();
         let (reads, writes) = match kernel {
             Kernel::List => (list(&[self.ids]), list(&[lists])),
-            Kernel::Columns | Kernel::SortedColumns => {
+            Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns => {
                 let before = self.before.and_then(Before::operand);
-                let lists = lists.filter(|_| kernel == Kernel::SortedColumns);
+                let lists = lists.filter(|_| kernel != Kernel::Columns);
                 (list(&[Some(*b), before, lists]), list(&[self.piece(layout.factors, counters_end)]))
             }
             Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),

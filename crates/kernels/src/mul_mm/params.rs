@@ -3,7 +3,7 @@
 use kiln_gpu::Address;
 
 use super::memory::{Layout, padded, prepared_columns};
-use super::{Before, Call, Kernel};
+use super::{Before, Call, Kernel, lanes};
 use crate::formats::row_strides;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::Path;
@@ -78,6 +78,7 @@ kiln_gpu::params! {
         ids: Address,
         tiles: Address,
         pairs: Address,
+        slots: Address,
         ids_stride: u32,
         used: u32,
         pairs_in_all: u32,
@@ -139,12 +140,13 @@ impl Call {
                 ids: optional(ids),
                 tiles: place(layout.tiles),
                 pairs: place(layout.pairs),
+                slots: place(layout.slots),
                 ids_stride: ids.as_ref().map_or(0, |ids| row_strides(ids)[0]),
                 used: ids.map_or(1, |ids| count(ids.shape[0])),
                 pairs_in_all: ids.map_or(0, |ids| count(ids.len())),
             }
             .bytes(),
-            (Kernel::Columns | Kernel::SortedColumns, _) => ColumnParams {
+            (Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns, _) => ColumnParams {
                 other: optional(&self.before.and_then(|before| before.operand())),
                 other_stride: self.before.and_then(|before| before.operand()).as_ref().map_or([0; 3], row_strides),
                 eps: if let Some(Before::Norm(norm)) = self.before { norm.eps } else { 0.0 },
@@ -153,13 +155,13 @@ impl Call {
                 halves: place(layout.halves),
                 stride: row_strides(&b),
                 shape: [1, 2, 3].map(|d| count(b.shape[d])),
-                pairs: place(layout.pairs),
+                pairs: place(if kernel == Kernel::LaneColumns { layout.slots } else { layout.pairs }),
                 used: self.ids.map_or(1, |ids| count(ids.shape[0])),
                 counters: place(layout.counters),
                 n_counters: count(layout.n_counters),
-                columns: count(prepared_columns(&self.product, self.ids.as_ref().filter(|_| kernel == Kernel::SortedColumns))),
+                columns: count(prepared_columns(&self.product, self.ids.as_ref().filter(|_| kernel != Kernel::Columns))),
                 k: count(b.shape[0]),
-                padded_k: count(padded(&self.product)),
+                padded_k: count(if kernel == Kernel::LaneColumns { lanes::padded } else { padded }(&self.product)),
             }
             .bytes(),
             (_, Some(ids)) => ExpertParams {

@@ -1,13 +1,13 @@
 //! Which kernels a call runs on a device: one function for each path, best path first.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, IntDot, Shader};
+use kiln_gpu::{Caps, IntDot, MatrixOrder, Shader};
 
 use super::matrix::{Place, coopmat, coopmat2, cut_for, rows_at};
 use super::memory::{padded, prepared_columns};
 use super::params::{ColumnParams, ExpertParams, ListParams, Params, SplitParams};
 use super::tuning::{Cut, table};
-use super::{Before, Call, Kernel, NAME};
+use super::{Before, Call, Kernel, NAME, lanes};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
@@ -27,9 +27,9 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         // Software GPUs only imitate matrix units.
         None if caps.is_cpu => on(Path::Scalar),
         None => {
-            let (preferred, _) = table.preferred(call.product.a.ty, columns_each(call));
+            let preferred = table.preferences(call.product.a.ty, columns_each(call)).map(|(path, _)| path);
             let integers = if caps.int_dot == IntDot::Accelerated { Path::IntDot } else { Path::Scalar };
-            let order = [preferred, Path::Coopmat2, Path::Coopmat, integers];
+            let order = preferred.chain([Path::Coopmat2, Path::Coopmat, integers]);
             order.into_iter().find_map(|path| on(path).ok()).map_or_else(|| on(Path::Scalar), Ok)
         }
     }
@@ -59,6 +59,7 @@ fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
             Path::Scalar => scalar(one, place, call.can_prepare())?,
             Path::IntDot => int_dot(one, caps)?,
             Path::Coopmat => coopmat(one, place)?,
+            Path::Lanes => lanes::lanes(one, place)?,
             Path::Coopmat2 => coopmat2(one, place)?,
         };
         // Sums that are added afterwards wait for all products together.
@@ -160,6 +161,8 @@ pub(super) struct Columns {
     pub sorted: bool,
     /// For sums of 16 bits, which large values would leave.
     pub half_sums: bool,
+    /// As lanes hold them in matrices, with so many elements in a piece.
+    pub order: Option<(MatrixOrder, usize)>,
 }
 
 /// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
@@ -167,7 +170,7 @@ pub(super) fn columns(
     call: &Call,
     caps: &Caps,
     half: bool,
-    Columns { sorted, half_sums }: Columns,
+    Columns { sorted, half_sums, order }: Columns,
 ) -> Result<Launch, Unsupported> {
     let b = &call.product.b;
     let to = if half { "f16" } else { "bf16" };
@@ -187,7 +190,14 @@ pub(super) fn columns(
         Some(Before::Gate { .. }) => ".gated",
     };
     let other = call.before.and_then(Before::operand);
-    let held = held(&shader, padded(&call.product));
+    if order.is_some() {
+        shader = shader.define("SLOTTED", u32::from(call.ids.is_some()));
+    }
+    let held = held(&shader, if order.is_some() { lanes::padded } else { padded }(&call.product));
+    if let Some((order, piece)) = order {
+        shader.name += ".lanes";
+        shader = shader.define("ORDER", lanes::number(order)).define("PIECE", piece);
+    }
     shader = shader
         .define("NORMED", u32::from(call.before.is_some_and(|before| before.norm().is_some())))
         .define("OTHER", u32::from(other.is_some()))
@@ -200,7 +210,7 @@ pub(super) fn columns(
     if let Some(Before::Gate { kind, .. }) = call.before {
         shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
     }
-    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted)), caps) })
+    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted || order.is_some())), caps) })
 }
 
 /// Vectors of four elements that each thread keeps in registers, if a column so long fits them; else 0, and they are read

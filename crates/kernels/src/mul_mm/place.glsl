@@ -8,8 +8,11 @@
 uint first_m, first_n, end_n;
 uvec2 tile_a, tile_b, tile_d, tile_bias, tile_residual;
 uint tile_columns; // Columns of b before those of the tile's batch.
+#if SPLIT || EXPERTS
+uint tile_number;
+#endif
 #if SPLIT
-uint tile_number, tile_split;
+uint tile_split;
 #define BEGIN_K (tile_split * p.chunk)
 #define END_K min(p.k, BEGIN_K + p.chunk)
 #else
@@ -29,6 +32,7 @@ bool find_tile() {
 #if EXPERTS
     first_m = tile % tiles_m * TILE_M;
     tile /= tiles_m;
+    tile_number = tile;
     // The list: number of tiles, then expert, first pair and end of pairs of each.
     if (tile >= U32(p.tiles).v[0]) return false;
     first_n = U32(p.tiles).v[3 * tile + 2];
@@ -94,6 +98,9 @@ uint pair_at(uint n) { return U32(p.pairs).v[min(n, end_n - 1)]; }
 // columns.comp has sorted them.
 uvec2 column_of_b(uint n) { return row_address(p.b, min(n, end_n - 1), p.b_stride[0]); }
 uint column_number(uint n) { return n; }
+#elif SLOTTED
+// columns.comp has a factor for each pair.
+uint column_number(uint n) { return pair_at(n); }
 #elif PREPARED
 uint column_number(uint n) {
     uint pair = pair_at(n);

@@ -27,6 +27,8 @@ pub(super) struct Cut {
     pub unroll: usize,
     /// Tiles that are on their way in registers (`coopmat`): 1, or 2 where loads take longer than a product.
     pub ahead: usize,
+    /// Fewest and most subgroups that share the k of a tile (`lanes`).
+    pub share: [usize; 2],
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
     /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
@@ -54,7 +56,7 @@ pub(super) struct Line {
     setting: Setting,
 }
 
-// Why these: `docs/ladder/mul_mm.md`. A cut that a device cannot have is passed over; where no cut is `busy`, the last
+// Why these: `docs/ladder/mul_mm.md`; `wide`: `docs/amd.md`. A cut that a device cannot have is passed over; where no cut is `busy`, the last
 // one that fits is taken. Software GPUs multiply faster without matrix units: their lines are for tests, and between them
 // reach every part of the kernel; the fewest threads are best there, and little is unrolled, as it compiles for long. Block
 // formats on coopmat2 are never unrolled: their callback stands in a step as often as a thread has elements, and four steps in a
@@ -63,6 +65,8 @@ const BUILT_IN: &str = "
 # device format path columns settings
 cpu * scalar   40 tile=32x32x16 thread=4x4
 cpu * scalar   * tile=64x32x32  thread=8x4
+wide * scalar  * tile=128x64x16 thread=8x4 busy
+wide * scalar  * tile=64x64x16  thread=4x4
 gpu * scalar   * tile=64x64x32  thread=8x4
 gpu * scalar   * tile=64x64x16  thread=8x4
 cpu q4_k coopmat 20 tile=16x16x32 warp=8x8
@@ -84,6 +88,10 @@ gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
 gpu * coopmat  * tile=64x64x64  warp=32x32 stages=1 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
+cpu f16 lanes * tile=16x16 share=2x2 ahead=1
+cpu q4_k lanes * tile=8x16 share=2x2 ahead=1
+cpu * lanes * tile=8x8 share=2x2 ahead=1
+gpu * lanes * tile=16x64 share=4x16
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
 gpu blocks coopmat2 * tile=64x32x32 threads=128
@@ -94,6 +102,7 @@ gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
 * *      split *    32 scalar
+* *      prefer 64 lanes
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat decode
@@ -131,11 +140,15 @@ impl Table {
     /// The path a format prefers, and whether its weights are decoded beforehand: the same on every device, as the
     /// memory for it is asked for before the device is known.
     pub(super) fn preferred(&self, ty: TensorType, columns: usize) -> (Path, bool) {
-        let preference = |line: &Line| match line.setting {
+        self.preferences(ty, columns).next().unwrap_or((Path::Coopmat2, false))
+    }
+
+    /// The same, and what is next where a device has not got that path.
+    pub(super) fn preferences(&self, ty: TensorType, columns: usize) -> impl Iterator<Item = (Path, bool)> {
+        self.fitting(ty, columns).filter_map(move |line| match line.setting {
             Setting::Prefer(path, decode) => Some((path, decode && ty.is_quantised())),
             _ => None,
-        };
-        self.fitting(ty, columns).find_map(preference).unwrap_or((Path::Coopmat2, false))
+        })
     }
 
     /// Most workgroups of a path that share a tile of a product of so many columns. The same for every format: memory for
@@ -153,8 +166,8 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     let [device, format, path, columns, settings @ ..] = words else {
         return Err("want `device format path columns settings`".into());
     };
-    if !["cpu", "gpu", "*"].contains(device) {
-        return Err(format!("`{device}` is not `cpu`, `gpu` or `*`"));
+    if !tuning::DEVICES.contains(device) {
+        return Err(format!("`{device}` is not `cpu`, `gpu`, `wide` or `*`"));
     }
     let columns = match *columns {
         "*" => usize::MAX,
@@ -171,9 +184,10 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
             _ => return Err("want a number of workgroups, or one and `scalar`".into()),
         },
         "coopmat" => Setting::Cut(Path::Coopmat, parse_cut(Path::Coopmat, settings)?),
+        "lanes" => Setting::Cut(Path::Lanes, parse_lanes(settings)?),
         "coopmat2" => Setting::Cut(Path::Coopmat2, parse_cut(Path::Coopmat2, settings)?),
         "scalar" => Setting::Cut(Path::Scalar, parse_cut(Path::Scalar, settings)?),
-        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `coopmat2`, `prefer` or `split`")),
+        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `lanes`, `coopmat2`, `prefer` or `split`")),
     };
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), columns, setting })
 }
@@ -242,7 +256,27 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, band, busy })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], band, busy })
+}
+
+fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
+    let (mut tile, mut share, mut ahead) = (None, [1, 8], 2);
+    for setting in settings {
+        match setting.split_once('=') {
+            Some(("tile", text)) => tile = Some(sizes::<2>(text)?),
+            Some(("share", text)) => share = sizes(text)?,
+            Some(("ahead", text)) => [ahead] = sizes(text)?,
+            _ => return Err(format!("lanes takes no `{setting}`")),
+        }
+    }
+    let Some(tile) = tile else { return Err("no `tile=MxN`".into()) };
+    if share[0] > share[1] || share.iter().any(|n| !n.is_power_of_two()) {
+        return Err(format!("share={}x{}, want the fewest and the most, powers of two", share[0], share[1]));
+    }
+    if !(1..=4).contains(&ahead) {
+        return Err(format!("{ahead} pieces ahead, want 1 to 4"));
+    }
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, band: 0, busy: 0 })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -325,6 +359,11 @@ mod tests {
             ("coopmat2 * tile=64x64x32", "no `threads=N`"),
             ("coopmat2 x tile=64x64x32 threads=128", "no number of columns"),
             ("coopmat2 * tile=64x64x32 threads=128 warp=8x8", "takes no `warp=8x8`"),
+            ("lanes * share=2x4", "no `tile=MxN`"),
+            ("lanes * tile=16x64 share=4x2", "share=4x2"),
+            ("lanes * tile=16x64 share=3x6", "powers of two"),
+            ("lanes * tile=16x64 ahead=5", "5 pieces ahead"),
+            ("lanes * tile=16x64 band=4", "lanes takes no `band=4`"),
             ("prefer 63 warp", "`warp` is no path"),
             ("split 128 4", "`* *`"),
             ("split 128 4 scalar", "`* *`"),

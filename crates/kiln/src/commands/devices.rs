@@ -81,6 +81,9 @@ fn describe(a: &Adapter) {
     if let Some(cores) = caps.cores {
         print(&format!("   cores       {cores}"));
     }
+    if a.is_null() {
+        print("   hardware    none: kernels can be compiled, nothing runs");
+    }
     if let Some(missing) = a.missing() {
         print(&format!("   unusable    lacks {missing}"));
     }
@@ -100,6 +103,8 @@ fn as_json(a: &Adapter) -> serde_json::Value {
         "memory_bytes": a.memory_bytes,
         "memory_free_bytes": a.memory_free,
         "missing": a.missing(),
+        "null": a.is_null(),
+        "capabilities": caps,
         "caps": {
             "subgroup_size": caps.subgroups.size,
             "subgroup_min": caps.subgroups.min_size,

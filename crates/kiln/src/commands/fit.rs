@@ -24,7 +24,7 @@ pub(super) fn run(path: &Path, flags: &ModelFlags, sequences: usize, as_json: bo
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_value(fit: &Fit, device: &str) -> serde_json::Value {
+pub(super) fn as_value(fit: &Fit, device: &str) -> serde_json::Value {
     json!({
         "device": device,
         "context": fit.room.context,
@@ -43,8 +43,14 @@ fn as_value(fit: &Fit, device: &str) -> serde_json::Value {
 }
 
 fn describe(fit: &Fit, device: &str) {
-    let row = |what: &str, bytes: u64, why: String| print(&format!("{what:10} {:>12}   {why}", size(bytes)));
     print(device);
+    lines(fit).iter().for_each(|line| print(line));
+}
+
+/// The arithmetic, line by line.
+pub(super) fn lines(fit: &Fit) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut row = |what: &str, bytes: u64, why: String| lines.push(format!("{what:10} {:>12}   {why}", size(bytes)));
     row("weights", fit.weights, String::new());
     if fit.page > 0 {
         let (room, each) = (fit.room, fit.page / PAGE as u64);
@@ -65,9 +71,9 @@ fn describe(fit: &Fit, device: &str) {
     row("in all", fit.bytes(), free);
     let texts =
         if fit.room.sequences == 1 { "one text".to_owned() } else { format!("{} texts at once", fit.room.sequences) };
-    if fit.page > 0 {
-        print(&format!("{texts} of up to {} tokens", fit.room.context));
-    } else {
-        print(&format!("{texts} of any length"));
-    }
+    lines.push(match fit.page {
+        0 => format!("{texts} of any length"),
+        _ => format!("{texts} of up to {} tokens", fit.room.context),
+    });
+    lines
 }

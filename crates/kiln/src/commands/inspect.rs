@@ -8,7 +8,7 @@ use kiln_gguf::{Array, Gguf, Metadata, TensorType, Value};
 use kiln_system::text::{shown, shown_within};
 use serde_json::{Map, json};
 
-use crate::model::ModelFlags;
+use crate::model::{ModelFlags, resolve};
 use crate::output::{print, size};
 
 /// Flags of `kiln inspect`.
@@ -17,7 +17,7 @@ use crate::output::{print, size};
     after_help = "Examples:\n  kiln inspect model.gguf --tensors\n  kiln inspect model.gguf --fit --sequences 8 -ctk q8_0 -ctv q8_0"
 )]
 pub(crate) struct Arguments {
-    /// The model file; any part of a split one
+    /// The model: a file (any part of a split one) or a name, as `kiln pull` takes them
     model: PathBuf,
     /// List every tensor
     #[arg(long)]
@@ -68,10 +68,11 @@ enum State {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let path = resolve(Some(&arguments.model))?;
     if arguments.fit {
-        return super::fit::run(&arguments.model, &arguments.flags, arguments.sequences, arguments.json);
+        return super::fit::run(&path, &arguments.flags, arguments.sequences, arguments.json);
     }
-    let model = Gguf::open(&arguments.model)?;
+    let model = Gguf::open(&path)?;
     let mut kinds: BTreeMap<TensorType, Kind> = BTreeMap::new();
     for info in model.tensors() {
         let kind = kinds.entry(info.ty).or_default();

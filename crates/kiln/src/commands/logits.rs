@@ -17,7 +17,7 @@ use crate::output::say;
     after_help = "Examples:\n  kiln logits model.gguf -p \"Hello\" -o hello.gguf\n  kiln logits model.gguf --tokens 98,36,54 -o ids.gguf"
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one the default model of the local store
+    /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,
     /// Text
     #[arg(short, long, required_unless_present = "tokens")]
@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Ids of tokens in the place of a text
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     tokens: Option<Vec<u32>>,
+    /// Feed so many tokens at a time, in the place of as many as the device takes at once
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pieces: Option<u32>,
     /// File to write: tensors `tokens` (I32) and `logits` (F32)
     #[arg(short, long)]
     output: PathBuf,
@@ -47,7 +50,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (None, Some(prompt)) => model.tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?,
         (None, None) => Vec::new(),
     };
-    let logits = session.feed(&tokens, Wanted::All)?;
+    let piece = arguments.pieces.map_or(tokens.len(), |n| n as usize).max(1);
+    let mut logits = Vec::new();
+    for piece in tokens.chunks(piece) {
+        logits.extend(session.feed(piece, Wanted::All)?);
+    }
 
     let mut metadata = Metadata::new();
     metadata.set("path_model", path.display().to_string());

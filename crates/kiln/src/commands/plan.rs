@@ -7,21 +7,23 @@ use anyhow::bail;
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
-use kiln_engine::lower::lower_until;
+use kiln_engine::lower::{Target, lower_until};
 use kiln_engine::plan::Step;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use kiln_gpu::Adapter;
 use serde_json::json;
 
+use super::estimate::{Assumed, Estimates};
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::print;
 
 /// Flags of `kiln plan`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --diff \"Hello there\""
+    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --diff \"Hello there\"\n  kiln plan model.gguf --estimates --memory 16GiB --bandwidth 960GB"
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one the default model of the local store
+    /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,
     /// Tokens read at once: 1 as when generating, more as when reading a prompt
     #[arg(long, default_value_t = 1)]
@@ -32,6 +34,15 @@ pub(crate) struct Arguments {
     /// Run this prompt on the device and on the CPU reference, step by step, and show the first difference
     #[arg(long, value_name = "PROMPT")]
     diff: Option<String>,
+    /// Also print what the driver tells of the kernels and what bounds the plan; always so on a device without hardware
+    #[arg(long, conflicts_with_all = ["after", "diff"])]
+    estimates: bool,
+    /// With estimates: count memory as if the device had so much, such as 16GiB
+    #[arg(long, value_name = "SIZE", value_parser = kiln_system::memory::bytes_of)]
+    memory: Option<u64>,
+    /// With estimates: how much the device's memory moves in a second, such as 960GB
+    #[arg(long, value_name = "SIZE", value_parser = kiln_system::memory::bytes_of)]
+    bandwidth: Option<u64>,
     /// Normalised mean squared error up to which a step counts as equal
     #[arg(long, default_value_t = 1e-5, value_parser = tolerance_of)]
     tolerance: f64,
@@ -58,8 +69,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
-    let mut executor = arguments.flags.executor()?;
-    let (target, order) = (executor.target(), executor.order()?);
+    let adapter = arguments.flags.adapter()?;
+    let target = adapter.as_ref().map_or_else(Target::cpu, |adapter| Target::gpu(&adapter.caps));
+    // What is not there to be opened proves nothing.
+    let executor = adapter.as_ref().and_then(|_| arguments.flags.executor().ok());
+    let order = executor.and_then(|mut executor| executor.order().ok());
     let plan = match arguments.after.as_deref() {
         Some("plain") => plan,
         after => lower_until(plan, &target, after)?,
@@ -72,6 +86,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Some(Ok(choice)) => choice.launches.iter().map(|l| l.shader.name.clone()).collect::<Vec<_>>().join(" + "),
             Some(Err(_)) => "not yet".to_owned(),
         }
+    };
+    let null = adapter.as_ref().is_some_and(Adapter::is_null);
+    let estimates = match &adapter {
+        Some(adapter) if arguments.estimates || (null && arguments.after.is_none()) => {
+            let assumed = Assumed { memory: arguments.memory, bandwidth: arguments.bandwidth };
+            Some(Estimates::new(&model, &plan, adapter, &arguments.flags, assumed)?)
+        }
+        None if arguments.estimates => bail!("--estimates are for a device, and the CPU would run this plan"),
+        _ if arguments.memory.or(arguments.bandwidth).is_some() => {
+            bail!("--memory and --bandwidth go with --estimates")
+        }
+        _ => None,
     };
     if arguments.json {
         let names = |t: Vec<kiln_kernels::tensor::Tensor>| {
@@ -88,14 +114,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             })
         };
         let steps: Vec<_> = plan.steps.iter().map(step).collect();
-        let all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "order": order, "steps": steps });
+        let mut all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "order": order, "steps": steps });
+        if let Some(estimates) = &estimates {
+            all["estimates"] = estimates.as_value();
+        }
         print(&serde_json::to_string_pretty(&all)?);
     } else {
         for (line, step) in plan.print().lines().zip(&plan.steps) {
             print(&format!("{line}  [{}]", runs(step)));
         }
         print(&format!("{} steps for {} token(s), {} bytes between them", plan.len(), arguments.tokens, plan.arena));
-        print(order);
+        order.iter().for_each(|order| print(order));
+        if let Some(estimates) = &estimates {
+            estimates.lines().iter().for_each(|line| print(line));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

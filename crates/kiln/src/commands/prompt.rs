@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 
 use crate::output::say;
+use crate::store::is_model;
 
 /// What was said about model and prompt.
 pub(crate) struct Said<'a> {
@@ -43,10 +44,11 @@ pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
             (None, Some(only))
         }
         (None, [model, prompt]) => {
-            if let Some(name) = model.filter(|name| !Path::new(name).exists()) {
+            if let Some(name) = model.filter(|name| !is_model(name)) {
                 bail!(
-                    "cannot open the model {name:?}: there is no such file\n\
-                     hint: `kiln run -p {name:?}` asks the default model; `kiln run MODEL.gguf PROMPT` another one"
+                    "cannot open the model {name:?}: there is no such file, and none of that name in the store\n\
+                     hint: `kiln run -p {name:?}` asks the default model; `kiln run MODEL.gguf PROMPT` another one; \
+                     `kiln list` shows the names there are"
                 );
             }
             (model.map(PathBuf::from), prompt)
@@ -59,11 +61,7 @@ pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
     let prompt = match (word.or(said.prompt), said.file) {
         (Some("-"), _) => Some(stdin()?),
         (Some(text), _) => Some(text.to_owned()),
-        (None, Some(path)) if path == Path::new("-") => Some(stdin()?),
-        (None, Some(path)) => {
-            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            Some(text(bytes, &path.display().to_string())?)
-        }
+        (None, Some(path)) => Some(file_text(path)?),
         (None, None) if std::io::stdin().is_terminal() => None,
         (None, None) => Some(stdin()?).filter(|text| !text.is_empty()),
     };
@@ -72,11 +70,21 @@ pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
 
 /// Whether a word that names no file looks like something said to a model.
 fn is_prompt(word: &str) -> bool {
-    let is_name = Path::new(word).exists() || word.to_lowercase().ends_with(".gguf");
+    let is_name = is_model(word) || word.to_lowercase().ends_with(".gguf");
     !is_name && word.trim().contains(char::is_whitespace)
 }
 
-fn stdin() -> anyhow::Result<String> {
+/// The text of a file; `-` is stdin.
+pub(crate) fn file_text(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new("-") {
+        return stdin();
+    }
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text(bytes, &path.display().to_string())
+}
+
+/// The text on stdin.
+pub(crate) fn stdin() -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read stdin")?;
     text(bytes, "stdin")

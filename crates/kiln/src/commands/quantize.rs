@@ -6,28 +6,35 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use kiln_engine::importance::Importance;
 use kiln_engine::requantise::Conversion;
 use kiln_gguf::Gguf;
 use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::synth::recipe;
+use crate::model::resolve;
 use crate::output::{byte_progress, print, say, size};
 
 /// Flags of `kiln quantize`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
+#[command(after_help = "Examples:
+  kiln quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
+  kiln quantize model-F16.gguf model-IQ4_XS.gguf IQ4_XS --imatrix imatrix.gguf
 
 Types: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE
-       Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S")]
+       Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S TQ2_0 TQ1_0")]
 pub(crate) struct Arguments {
-    /// The model to read; any part of a split one
+    /// The model to read: a file (any part of a split one) or a name, as `kiln pull` takes them
     input: PathBuf,
     /// The file to write
     out: PathBuf,
     /// The type or recipe
     #[arg(value_name = "TYPE")]
     recipe: String,
+    /// Weigh errors by how much each column counts, as `kiln imatrix` (or llama-imatrix) has measured it
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
     /// Give every matrix the one type, without mixing
     #[arg(long)]
     pure: bool,
@@ -49,13 +56,21 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let named = recipe(&arguments.recipe)?;
     let recipe = if arguments.pure { named.pure() } else { named };
-    let model = Gguf::open(&arguments.input)?;
-    let conversion = Conversion::new(&model, recipe)?;
+    let model = Gguf::open(resolve(Some(&arguments.input))?)?;
+    let importance = arguments.imatrix.as_deref().map(Importance::open).transpose()?;
+    let mut conversion = Conversion::new(&model, recipe)?;
+    if let Some(importance) = &importance {
+        conversion = conversion.with_importance(importance);
+        let unknown = conversion.n_unknown();
+        if unknown > 0 {
+            say(&format!("note: the importance matrix knows nothing of {unknown} tensors; their columns count alike"));
+        }
+    }
     if arguments.dry_run {
         list(&conversion, arguments.json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let inputs: Vec<&Path> = model.paths().collect();
+    let inputs: Vec<&Path> = model.paths().chain(arguments.imatrix.as_deref()).collect();
     let output = Output::create(&arguments.out, Overwrite::if_forced(arguments.force), &inputs)?;
     let again = conversion.n_requantised();
     if again > 0 {

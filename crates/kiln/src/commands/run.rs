@@ -27,7 +27,7 @@ use crate::speaker::{Answer, Piece, Reading, answer, chat_prompt, name, template
     after_help = "Examples:\n  kiln run \"What is a kiln?\"                 the default model, fetched at first use\n  kiln run model.gguf \"What is a kiln?\" --temp 0 -n 200\n  git diff | kiln run model.gguf --system \"Write a commit message for this change.\"\n  kiln run model.gguf --raw \"Once upon a time\" -n 64        continue a text\n  kiln run model.gguf \"Name a city\" --json-schema '{\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\"}}}'\n  kiln run model.gguf --raw -f book.txt -n 0 --save-state book.state\n  kiln run model.gguf -p \" The end came when\" --load-state book.state"
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one SmolLM2-135M-Instruct from the local store, fetched at first use
+    /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     #[arg(value_name = "MODEL")]
     first: Option<String>,
     /// What to say to the model; `-` or nothing reads stdin

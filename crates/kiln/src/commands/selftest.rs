@@ -18,7 +18,9 @@ use crate::output::{print, progress, say};
 
 /// Flags of `kiln selftest`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln selftest rms_norm rope --device 0")]
+#[command(
+    after_help = "Examples:\n  kiln selftest rms_norm rope --device 0\n  kiln selftest --compile mul_mm --chosen --json"
+)]
 pub(crate) struct Arguments {
     /// Operations to test; all without any
     operations: Vec<String>,
@@ -27,9 +29,53 @@ pub(crate) struct Arguments {
     /// Also run the cases that want a real GPU
     #[arg(long)]
     full: bool,
+    #[command(flatten)]
+    part: Part,
+    /// Run nothing: compile every kernel and print what the driver tells of it. Works without hardware (scripts/null-gpu)
+    #[arg(long, conflicts_with = "full")]
+    compile: bool,
+    /// With --compile: only the kernels that the device takes by itself
+    #[arg(long, requires = "compile")]
+    chosen: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Which cases of the operations are looked at, and on which paths.
+#[derive(clap::Args)]
+pub(crate) struct Part {
+    /// Only cases whose name holds this text, in small or capital letters; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    case: Vec<String>,
+    /// Only these paths: scalar, int_dot, coopmat, lanes, coopmat2
+    #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
+    pub(crate) path: Vec<Path>,
+}
+
+fn path_of(text: &str) -> Result<Path, String> {
+    let names = Path::ALL.map(Path::name);
+    Path::ALL
+        .into_iter()
+        .find(|p| p.name() == text)
+        .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
+}
+
+impl Part {
+    /// The cases of an operation that are looked at.
+    pub(crate) fn cases(&self, kernel: &Kernel, level: Level) -> Vec<Case> {
+        (kernel.cases)(level).into_iter().filter(|case| self.holds(&case.name)).collect()
+    }
+
+    /// Whether a case of this name is looked at. Types are written in capitals in names and not by people.
+    fn holds(&self, name: &str) -> bool {
+        self.case.is_empty() || self.case.iter().any(|text| name.to_lowercase().contains(&text.to_lowercase()))
+    }
+
+    /// The paths they are looked at on.
+    pub(crate) fn paths(&self) -> Vec<Path> {
+        if self.path.is_empty() { Path::ALL.to_vec() } else { self.path.clone() }
+    }
 }
 
 /// The rows of one operation on one path.
@@ -56,6 +102,9 @@ pub(crate) fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Kernel>> {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let kernels = chosen(&arguments.operations)?;
+    if arguments.compile {
+        return super::compile::run(&kernels, &arguments.device, arguments.chosen, arguments.json);
+    }
     let start = Instant::now();
     let device = arguments.device.open()?;
     let set_up = start.elapsed();
@@ -65,7 +114,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Cases whose references are computed at once: large ones take gigabytes.
     let (level, at_once) = if arguments.full { (Level::Full, 8) } else { (Level::Small, 64) };
     // All at once, on all cores; one that fails is met again, and named, by the case that wants it.
-    let shaders = shaders(&kernels, level, &device);
+    let (part, paths) = (&arguments.part, arguments.part.paths());
+    let shaders = shaders(kernels.iter().flat_map(|kernel| part.cases(kernel, level)).collect(), &paths, &device);
     let bar = progress(shaders.len() as u64, "compiling");
     let _ = device.prepare(&shaders, &|| bar.inc(1));
     bar.finish_and_clear();
@@ -76,12 +126,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         print(&heading());
     }
     for kernel in kernels {
-        let cases = (kernel.cases)(level);
+        let cases = part.cases(kernel, level);
         let bar = progress(cases.len() as u64, kernel.name);
         for chunk in cases.chunks(at_once) {
             let make = |case| {
                 let clock = Instant::now();
-                let made = Prepared::all(case, &device);
+                let made = Prepared::on(case, &device, &paths);
                 tell_if_slow("made", case, &clock);
                 // Once for all paths of the case: a reference computes on all threads, and one of them must not come to wait
                 // for what it has itself begun, as it would where each path asked by itself.
@@ -166,11 +216,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Every shader of every case, each once. Cases are built for it and dropped: some hold much data.
-fn shaders(kernels: &[&Kernel], level: Level, device: &Device) -> Vec<Shader> {
-    let cases: Vec<Case> = kernels.iter().flat_map(|kernel| (kernel.cases)(level)).collect();
+fn shaders(cases: Vec<Case>, paths: &[Path], device: &Device) -> Vec<Shader> {
     let bar = progress(cases.len() as u64, "making cases");
     let of = |case: &Case| {
-        let prepared = Prepared::all(case, device).unwrap_or_default();
+        let prepared = Prepared::on(case, device, paths).unwrap_or_default();
         bar.inc(1);
         prepared.iter().flat_map(|p| p.shaders().cloned().collect::<Vec<_>>()).collect::<HashSet<Shader>>()
     };
@@ -221,4 +270,20 @@ fn row_json(r: &Row) -> serde_json::Value {
         "worst_nmse": if r.worst.is_finite() { Some(r.worst) } else { None },
         "seconds": r.time.as_secs_f64(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_found_whatever_their_case() {
+        let name = "mul_mat_vec Q4_K k=4096 m=14336 n=1";
+        let holds = |texts: &[&str]| {
+            let case = texts.iter().map(|&text| text.to_owned()).collect();
+            Part { case, path: Vec::new() }.holds(name)
+        };
+        assert!(holds(&[]) && holds(&["q4_k"]) && holds(&["Q4_K"]) && holds(&["q8_0", "N=1"]));
+        assert!(!holds(&["q4_0"]) && !holds(&["q8_0", "m=4096"]));
+    }
 }

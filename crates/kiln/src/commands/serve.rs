@@ -17,7 +17,7 @@ use crate::output::say;
     after_help = "Examples:\n  kiln serve                                the default model on http://127.0.0.1:8080\n  kiln serve model.gguf --parallel 16 --ctx-size 8192\n  kiln serve small=a.gguf large=b.gguf --keep-alive 10m   each is loaded when it is asked for\n  kiln serve model.gguf --host 0.0.0.0 --api-key-file keys.txt\n\nThen, with any client of OpenAI's API:\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
 )]
 pub(crate) struct Arguments {
-    /// GGUF files, as FILE or NAME=FILE; without one SmolLM2-135M-Instruct from the local store, fetched at first use. One is loaded
+    /// GGUF files or names as `kiln pull` takes them, as MODEL or NAME=MODEL; without one SmolLM2-135M-Instruct from the local store, fetched at first use. One is loaded
     /// at the start; of several, each when the first request for it comes
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,

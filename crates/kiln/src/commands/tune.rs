@@ -109,7 +109,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         for &n in &columns {
             let paths = arguments.path.map_or(PATHS.to_vec(), |path| vec![path]);
             let found = tuned(&device, ty, [arguments.shape.0, arguments.shape.1, n], &paths)?;
-            let faster = |found: &Found| found.now.is_none_or(|now| now.dependent > GAIN * best(found));
+            let faster = |found: &Found| is_gain(found.now.map(|now| now.dependent), best(found));
             for (subject, found) in &found {
                 let line = line(&device, subject, found.trials[0].split);
                 let gain = found.now.map(|now| now.dependent / best(found));
@@ -133,7 +133,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             // As they come, so that an end half-way loses nothing. What is no faster keeps the split that it has.
             if keeps && found.first().is_some_and(|(_, first)| faster(first)) {
-                let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, n, caps);
+                let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, (n, false), caps);
                 let split = |s: &Subject, f: &Found| now(s).filter(|_| !faster(f)).unwrap_or(f.trials[0].split);
                 let lines: Vec<Line> = found.iter().map(|(s, f)| line(&device, s, split(s, f))).collect();
                 keep(&device, &lines)?;
@@ -149,6 +149,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         say(&if kept > 0 { format!("{kept} lines kept in {file}") } else { "nothing was faster than now".to_owned() });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether so many seconds are fewer than those of the present split by more than chance.
+fn is_gain(now: Option<f64>, best: f64) -> bool {
+    now.is_none_or(|now| now > GAIN * best)
 }
 
 /// Seconds of the best split.
@@ -210,6 +215,7 @@ fn line(device: &Device, subject: &Subject, tuning: Tuning) -> Line {
         format: subject.ty.name().to_lowercase(),
         path: subject.path,
         columns: subject.shape[2],
+        gate: false,
         tuning,
     }
 }
@@ -220,7 +226,12 @@ fn keep(device: &Device, lines: &[Line]) -> anyhow::Result<()> {
         say("there is no cache folder to keep the result in; KILN_CACHE_DIR names one");
         return Ok(());
     };
-    let old = std::fs::read_to_string(&file).ok().and_then(|text| Table::parse(&text).ok()).unwrap_or_default();
+    keep_in(&file, &device.adapter.describe(), lines)
+}
+
+/// Puts lines into the file of a device, in the place of those for the same products.
+fn keep_in(file: &std::path::Path, device: &str, lines: &[Line]) -> anyhow::Result<()> {
+    let old = std::fs::read_to_string(file).ok().and_then(|text| Table::parse(&text).ok()).unwrap_or_default();
     let subject = |l: &Line| (l.format.clone(), l.columns);
     let is_old = |l: &Line| !lines.iter().any(|new| subject(new) == subject(l));
     let mut all: Vec<Line> = lines.iter().cloned().chain(old.0.into_iter().filter(is_old)).collect();
@@ -230,7 +241,38 @@ fn keep(device: &Device, lines: &[Line]) -> anyhow::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let text = format!("# {}\n{text}", device.adapter.describe());
-    Output::write(&file, Overwrite::Yes, text.as_bytes())?;
+    let text = format!("# {device}\n{text}");
+    Output::write(file, Overwrite::Yes, text.as_bytes())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_gains_are_kept() {
+        assert!(is_gain(None, 1.0), "a product without a split of its own takes what is found");
+        assert!(is_gain(Some(1.1), 1.0));
+        assert!(!is_gain(Some(1.01), 1.0), "a hundredth is chance");
+        assert!(!is_gain(Some(0.97), 1.0));
+    }
+
+    #[test]
+    fn lines_are_kept_as_they_come_in_the_place_of_older_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("below/tuning");
+        let line = |format: &str, columns, path: Path| {
+            let text = format!("gpu {format} {} {columns} 64 subgroup 2 1 quads:4x1", path.name());
+            Table::parse(&text).unwrap().0.remove(0)
+        };
+        let read = || Table::parse(&std::fs::read_to_string(&file).unwrap()).unwrap().0;
+        let keep = |lines: &[Line]| keep_in(&file, "a device", lines).unwrap();
+        keep(&[line("q4_k", 2, Path::Scalar), line("q4_k", 2, Path::IntDot)]);
+        assert_eq!(read().len(), 2);
+        keep(&[line("q4_k", 1, Path::Scalar)]);
+        keep(&[line("q4_k", 2, Path::IntDot)]);
+        let kept: Vec<_> = read().iter().map(|l| (l.columns, l.path)).collect();
+        assert_eq!(kept, [(1, Path::Scalar), (2, Path::IntDot)]);
+    }
 }

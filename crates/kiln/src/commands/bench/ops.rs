@@ -6,13 +6,12 @@ use anyhow::bail;
 use kiln_gpu::Shader;
 use kiln_kernels::case::Level;
 use kiln_kernels::harness::Prepared;
-use kiln_kernels::operation::Path;
 use kiln_kernels::probe::Probe;
 use kiln_kernels::timing::{self, Timing};
 use serde_json::json;
 
 use super::{rate, time};
-use crate::commands::selftest::chosen;
+use crate::commands::selftest::{Part, chosen};
 use crate::device::DeviceFlag;
 use crate::output::{print, progress, say};
 
@@ -22,12 +21,8 @@ use crate::output::{print, progress, say};
 pub(crate) struct Arguments {
     /// Operations to time; all without any
     operations: Vec<String>,
-    /// Only cases whose name holds this text, in small or capital letters; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    case: Vec<String>,
-    /// Only these paths: scalar, int_dot, coopmat, coopmat2
-    #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
-    path: Vec<Path>,
+    #[command(flatten)]
+    part: Part,
     /// Only the path that a model would take
     #[arg(long, conflicts_with = "path")]
     chosen: bool,
@@ -39,14 +34,6 @@ pub(crate) struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-fn path_of(text: &str) -> Result<Path, String> {
-    let names = Path::ALL.map(Path::name);
-    Path::ALL
-        .into_iter()
-        .find(|p| p.name() == text)
-        .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
 }
 
 struct Row {
@@ -69,19 +56,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (case, path, after, once, bytes, share, flops) = head;
         print(&format!("{case:52} {path:9} {after:>10} {once:>10} {bytes:>11} {share:>8} {flops:>14}"));
     }
-    let texts: Vec<String> = arguments.case.iter().map(|text| text.to_lowercase()).collect();
-    let wanted = |name: &str| texts.is_empty() || texts.iter().any(|text| name.to_lowercase().contains(text));
     let mut rows = Vec::new();
     let mut failed = 0;
     for kernel in kernels {
-        let cases: Vec<_> = (kernel.cases)(Level::Bench).into_iter().filter(|c| wanted(&c.name)).collect();
+        let cases = arguments.part.cases(kernel, Level::Bench);
         let bar = progress(cases.len() as u64, kernel.name);
         for case in &cases {
-            let paths = match &arguments.path[..] {
-                [] if arguments.chosen => vec![Prepared::chosen(case, &device)?],
-                [] => Path::ALL.to_vec(),
-                some => some.to_vec(),
-            };
+            let paths = if arguments.chosen { vec![Prepared::chosen(case, &device)?] } else { arguments.part.paths() };
             let prepared = Prepared::on(case, &device, &paths)?;
             let shaders: Vec<Shader> = prepared.iter().flat_map(|p| p.shaders_of_call().cloned()).collect();
             device.prepare(&shaders, &|| {})?;

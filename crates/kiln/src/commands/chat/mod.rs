@@ -31,7 +31,7 @@ use crate::speaker::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, 
     after_help = "Examples:\n  kiln chat                                 the default model, fetched at first use\n  kiln chat model.gguf --system \"Answer in one sentence.\"\n  printf 'Hello\\nAnd in French?\\n' | kiln chat model.gguf    one turn a line\n\nInside, /help lists the commands. A text of several lines stands between \"\"\", or has a backslash at the end of each line;\n@path puts a file in; Ctrl-C stops an answer; Ctrl-D ends the conversation."
 )]
 pub(crate) struct Arguments {
-    /// GGUF file; without one SmolLM2-135M-Instruct from the local store, fetched at first use
+    /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     model: Option<PathBuf>,
     /// What the model should be and do
     #[arg(long, alias = "system-prompt", value_name = "TEXT")]

@@ -13,7 +13,7 @@ pub(super) struct Finding {
     pub(super) fixes: Vec<String>,
 }
 
-fn finding(problem: impl Into<String>, fixes: &[&str]) -> Finding {
+pub(super) fn finding(problem: impl Into<String>, fixes: &[&str]) -> Finding {
     Finding { problem: problem.into(), fixes: fixes.iter().map(|&fix| fix.to_owned()).collect() }
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use kiln_gpu::{Adapter, AdapterKind, Cache, Device, Error, Sources, icd};
+use kiln_gpu::{Adapter, AdapterKind, Cache, Error, icd};
 use kiln_system::files::{Workspace, stale};
 use serde::Serialize;
 
@@ -151,7 +151,7 @@ fn vulkan(flag: &DeviceFlag) -> (Result<Vec<Found>, String>, Result<String, Stri
     };
     let usable = flag
         .choose(&adapters)
-        .and_then(|adapter| Device::open(&instance, adapter, Sources::new(kiln_kernels::SOURCES), Cache::user()))
+        .and_then(|adapter| kiln_kernels::open(&instance, adapter, Cache::user()))
         .map(|device| device.adapter.describe())
         .map_err(|e| e.to_string());
     (Ok(adapters.iter().map(found).collect()), usable)
@@ -301,7 +301,7 @@ fn leftovers() -> Vec<(PathBuf, u64)> {
     let cache = Cache::user().folder().map(Path::to_owned);
     let inside = |folder: &PathBuf| ["", "spirv", "pipelines", "tuning"].map(|name| folder.join(name));
     let mut folders = vec![PathBuf::from(".")];
-    folders.extend(crate::store::folder().ok());
+    folders.extend(crate::store::store().ok().map(|store| store.settings().folder.clone()));
     folders.extend(cache.iter().flat_map(inside));
     folders.iter().flat_map(|folder| stale(folder)).collect()
 }

@@ -1,12 +1,16 @@
-//! `kiln doctor`: what stands between this machine and a usable GPU, and the exact fix. Works without any Vulkan.
+//! `kiln doctor`: what stands between this machine and a usable GPU, what is wrong with the store of models, and the exact fix.
+//! Works without any Vulkan.
 
 mod findings;
 mod machine;
+mod models;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use findings::{Finding, findings};
 use machine::{Machine, Node};
+use models::Models;
 use serde_json::json;
 
 use crate::device::DeviceFlag;
@@ -14,8 +18,12 @@ use crate::output::print;
 
 /// Flags of `kiln doctor`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln doctor\n\nExit code 0 when a GPU (or the device named) is usable, 1 otherwise.")]
+#[command(
+    after_help = "Examples:\n  kiln doctor\n  kiln doctor model.gguf     is there memory for it?\n\nExit code 0 when a GPU (or the device named) is usable and the model, if one is named, fits; 1 otherwise."
+)]
 pub(crate) struct Arguments {
+    /// GGUF file or a name, as `kiln pull` takes them: whether there is memory for it
+    model: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceFlag,
     /// Print JSON
@@ -26,18 +34,22 @@ pub(crate) struct Arguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let machine = Machine::examine(&arguments.device);
-    let findings = findings(&machine);
+    let models = Models::examine(arguments.model.as_deref(), &arguments.device);
+    let mut findings = findings(&machine);
+    findings.extend(models.findings());
     if arguments.json {
         print(&serde_json::to_string_pretty(&json!({
             "usable": machine.usable.is_ok(),
             "machine": machine,
+            "models": models,
             "findings": findings,
         }))?);
     } else {
         describe(&machine);
+        models.describe();
         conclude(&machine, &findings);
     }
-    Ok(if machine.usable.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(if machine.usable.is_ok() && models.is_well() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 fn describe(m: &Machine) {

@@ -1,0 +1,177 @@
+//! Decoders with latent attention: DeepSeek 2 and 3 and what is built like them, MiniCPM 3.
+
+use kiln_kernels::rope::RopeStyle;
+use kiln_kernels::topk_moe::Gate;
+
+use super::Architecture;
+use super::experts::keyed;
+use crate::Error;
+use crate::blocks::attend::{ResultGate, Temperature};
+use crate::blocks::decoder::{Decoder, Spec};
+use crate::blocks::latent::LatentSpec;
+use crate::blocks::mlp::Scaled;
+use crate::blocks::moe::MoeSpec;
+use crate::blocks::norms::NormKind;
+use crate::blocks::output::Head;
+use crate::model::Loader;
+use crate::model::parts::{Factors, Rope, window_base, windows};
+
+type Loaded = Result<Box<dyn Architecture>, Error>;
+
+/// The sizes of heads and latents as a file says them. Keys of layers with a window may end in `suffix`.
+fn sizes(l: &Loader<'_>, spec: &Spec, i: usize, suffix: &str) -> Result<LatentSpec, Error> {
+    let keys = l.keys;
+    let key = |name: &str| format!("{name}{suffix}");
+    let plain = &spec.attention[i];
+    // Without these keys, the others mean the heads and not the row of a cache.
+    let head_dim = keys.count_opt(&key("attention.key_length_mla"), 4096)?;
+    let value_dim = keys.count_opt(&key("attention.value_length_mla"), 4096)?;
+    let (head_dim, value_dim) = head_dim.zip(value_dim).unwrap_or((plain.head_dim, plain.value_dim));
+    Ok(LatentSpec {
+        hidden: plain.hidden,
+        heads: plain.heads,
+        rank: keys.count(&key("attention.kv_lora_rank"), 1 << 14)?,
+        query_rank: keys.count_opt("attention.q_lora_rank", 1 << 14)?,
+        head_dim,
+        turned: keys.count("rope.dimension_count", 4096)?,
+        value_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        rope: plain.rope.clone(),
+        eps: spec.eps,
+        key_norm: false,
+        gate: ResultGate::None,
+        sinks: false,
+        window: None,
+        temperature: None,
+        scaled: true,
+    })
+}
+
+/// Sizes of all layers, where they are the same kind.
+fn all(l: &Loader<'_>, spec: &Spec) -> Result<Vec<LatentSpec>, Error> {
+    (0..spec.sizes.layers).map(|i| sizes(l, spec, i, "")).collect()
+}
+
+/// YaRN in DeepSeek's form: turned elements and scores have factors that depend on how far the context is stretched. `log` is
+/// what the file says of it.
+fn stretched(spec: &mut [LatentSpec], factor: f32, log: f32, deepseek2: bool) {
+    let mean = |m: f32| if factor > 1.0 { 1.0 + 0.1 * m * factor.ln() } else { 1.0 };
+    let m = 10.0 * log;
+    for layer in spec {
+        let Some(Rope { params, .. }) = layer.rope.as_mut() else { continue };
+        let yarn = params.ext_factor != 0.0;
+        let turned = params.attn_factor * mean(1.0);
+        let turned = if yarn && m != 0.0 {
+            let own = if deepseek2 && m != 1.0 { m } else { 1.0 };
+            params.attn_factor * mean(own) / mean(m)
+        } else {
+            turned
+        };
+        if yarn {
+            // The operation multiplies by this mean itself.
+            params.attn_factor = turned / mean(1.0);
+        }
+        layer.scale *= (turned * mean(m)).powi(2);
+    }
+}
+
+/// DeepSeek 2 and 3 with their small ones, Kimi K2, GLM 4.7 Flash; Mistral 4.
+fn deepseek(l: &mut Loader<'_>, is_deepseek2: bool) -> Loaded {
+    let keys = l.keys;
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    let (blocks, vocab) = (keys.count("block_count", 1024)?, spec.sizes.vocab);
+    let mut latent = all(l, &spec)?;
+    // Small models have no step before their queries, whatever the key says.
+    if blocks == 26 || blocks == 27 || (blocks == 48 && vocab == 128_256) {
+        latent.iter_mut().for_each(|layer| layer.query_rank = None);
+    }
+    let factor = keys.factor("rope.scaling.factor")?.unwrap_or(1.0);
+    let log = keys.float("rope.scaling.yarn_log_multiplier", 0.0, [0.0, 1e3])?;
+    stretched(&mut latent, factor, log, is_deepseek2);
+    if let Some(scale) = keys.factor("attention.temperature_scale")? {
+        let length = keys.count("attention.temperature_length", 1 << 24)?;
+        let temperature = Some(Temperature { scale, length, offset: 0 });
+        latent.iter_mut().for_each(|layer| layer.temperature = temperature);
+    }
+    spec.latent = latent;
+    if MoeSpec::counts(l)?.is_some() {
+        let sigmoid = (blocks == 47 || blocks == 48) && vocab == 154_880;
+        spec.moe = Some(keyed(l, &mut spec, if sigmoid { Gate::Sigmoid } else { Gate::Softmax })?);
+    }
+    Decoder::load(l, spec)
+}
+
+pub(super) fn deepseek2(l: &mut Loader<'_>) -> Loaded {
+    deepseek(l, true)
+}
+
+pub(super) fn mistral4(l: &mut Loader<'_>) -> Loaded {
+    deepseek(l, false)
+}
+
+/// Layers choose which keys they see; as long as there are no more than they choose, they see all.
+fn chooses_all(l: &Loader<'_>) -> Result<(), Error> {
+    let most = l.keys.count("attention.indexer.top_k", 1 << 24)?;
+    if l.room.context <= most {
+        return Ok(());
+    }
+    let what = format!("a context of {} tokens, of which layers choose {most}", l.room.context);
+    Err(Error::NotSupported { what: format!("{what} (--ctx-size {most} or less runs)") })
+}
+
+/// DeepSeek 3.2 and GLM 5.
+fn chosen(l: &mut Loader<'_>, log: bool, default: Gate) -> Loaded {
+    chooses_all(l)?;
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    let mut latent = all(l, &spec)?;
+    let factor = l.keys.factor("rope.scaling.factor")?.unwrap_or(1.0);
+    let log = if log { l.keys.float("rope.scaling.yarn_log_multiplier", 0.0, [0.0, 1e3])? } else { 0.0 };
+    stretched(&mut latent, factor, log, false);
+    spec.latent = latent;
+    spec.scaled = Scaled::All;
+    let moe = keyed(l, &mut spec, default)?;
+    spec.moe = Some(MoeSpec { scaled: true, ..moe });
+    Decoder::load(l, spec)
+}
+
+pub(super) fn deepseek32(l: &mut Loader<'_>) -> Loaded {
+    chosen(l, true, Gate::Sigmoid)
+}
+
+pub(super) fn glm_dsa(l: &mut Loader<'_>) -> Loaded {
+    chosen(l, false, Gate::Sigmoid)
+}
+
+/// dots3: layers with a window have sizes of their own; a gate for each head.
+pub(super) fn dots3(l: &mut Loader<'_>) -> Loaded {
+    chooses_all(l)?;
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    let layers = spec.sizes.layers;
+    let window = l.keys.count("attention.sliding_window", 1 << 24)?;
+    let windows = windows(l, layers, window, 1)?;
+    let base = window_base(l, 10000.0)?;
+    for (i, window) in windows.into_iter().enumerate() {
+        let suffix = if window.is_some() { "_swa" } else { "" };
+        let mut layer = sizes(l, &spec, i, suffix)?;
+        if window.is_some() {
+            layer.rope = layer.rope.map(|rope| rope.with_base(base));
+        }
+        (layer.window, layer.key_norm, layer.gate) = (window, true, ResultGate::Sigmoid);
+        spec.latent.push(layer);
+    }
+    spec.scaled = Scaled::All;
+    let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
+    spec.moe = Some(MoeSpec { scaled: true, ..moe });
+    Decoder::load(l, spec)
+}
+
+/// MiniCPM 3: factors of embeddings, layers and logits.
+pub(super) fn minicpm3(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::LongShort)?;
+    spec.latent = all(l, &spec)?;
+    spec.embedding_scale = 12.0;
+    spec.residual_scale = 1.4 / (spec.sizes.layers as f32).sqrt();
+    spec.logit_scale = 256.0 / spec.sizes.hidden as f32;
+    spec.head = Head::Tied;
+    Decoder::load(l, spec)
+}

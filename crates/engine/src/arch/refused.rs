@@ -1,0 +1,36 @@
+//! What Kiln knows of and does not run, and where architectures that it runs end sooner than their papers say.
+
+/// Names of architectures in files, and what is missing.
+pub const REFUSED: &[(&str, &str)] = &[
+    ("apertus", "its activation (xIELU) is missing"),
+    ("bitnet", "norms inside its halves of layers are missing"),
+    ("chameleon", "its norms with biases for each head are missing"),
+    ("deepseek2-ocr", "nothing it could be judged by exists"),
+    ("deepseek4", "attention over compressed keys and its residual streams are missing"),
+    ("dflash", "it guesses tokens for another model and says nothing alone"),
+    ("dream", "it fills in whole texts at once; that loop is missing"),
+    ("eagle3", "it guesses tokens for another model and says nothing alone"),
+    ("gemma3n", "its alternating streams and embeddings of each layer are missing"),
+    ("gemma4", "keys that layers share and embeddings of each layer are missing"),
+    ("gemma4-assistant", "it guesses tokens for another model and says nothing alone"),
+    ("glm5-next", "its residual streams and pooled choice of keys are missing"),
+    ("graniteswitch", "adapters chosen for each token are missing"),
+    ("hy_v4", "its residual streams are missing"),
+    ("llada", "it fills in whole texts at once; that loop is missing"),
+    ("llada-moe", "it fills in whole texts at once; that loop is missing"),
+    ("minimax-m3", "its choice of blocks of keys is missing"),
+    ("plm", "nothing it could be judged by exists"),
+    ("qwen4exp", "its residual streams, n-grams and choice of blocks are missing"),
+    ("rnd1", "it fills in whole texts at once; that loop is missing"),
+    ("step35", "nothing it could be judged by exists"),
+];
+
+/// Architectures that run up to some bound.
+pub const LIMITS: &[(&str, &str)] = &[
+    ("deepseek32", "contexts up to the number of keys that layers choose (2048 in known files)"),
+    ("dots3note", "contexts up to the number of keys that layers choose"),
+    ("glm-dsa", "contexts up to the number of keys that layers choose (2048 in known files)"),
+    ("llama4", "contexts up to 8192 tokens, the size of a chunk"),
+    ("pockettts", "its language model; sound is not made"),
+    ("qwen3tts", "its language model; sound is not made"),
+];

@@ -1,0 +1,272 @@
+//! Latent attention: keys and values of all heads come from one short vector for each token, the latent.
+//!
+//! Files hold the matrices from the latent to the heads in one of two forms. Split by kind (`attn_k_b`, `attn_v_b`), the one of
+//! the keys is applied to the queries, so that attention reads latents: a cache row is a latent and one turned key that all
+//! heads share, and values are a part of keys. In one piece (`attn_kv_b`), keys and values of all heads are made and cached as
+//! in other models.
+
+use kiln_gguf::TensorType;
+use kiln_kernels::mul_mat::Product;
+use kiln_kernels::mul_mat_vec;
+use kiln_kernels::tensor::Tensor;
+
+use super::attend::{Attended, Gated, ResultGate, Temperature, Turned, flat, keys, turned, warmed};
+use super::mixer::Mixer;
+use crate::Error;
+use crate::arch::Batch;
+use crate::model::parts::Rope;
+use crate::model::{Cached, Loader};
+use crate::plan::{Builder, Linear, Norm};
+
+/// How latent attention is read and computed in one layer.
+#[derive(Clone, Debug)]
+pub struct LatentSpec {
+    /// Width of the tokens.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of the latent.
+    pub rank: usize,
+    /// Width of what queries are made from, where they have such a step.
+    pub query_rank: Option<usize>,
+    /// Width of a head of queries and keys; the last `turned` elements depend on the position.
+    pub head_dim: usize,
+    /// Elements of a head that are turned, or left as they are without `rope`.
+    pub turned: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Rotary positions; `None` for none.
+    pub rope: Option<Rope>,
+    /// Added in norms.
+    pub eps: f32,
+    /// Whether the key that all heads share is normed (`attn_k_norm`).
+    pub key_norm: bool,
+    /// What gates the result.
+    pub gate: ResultGate,
+    /// Whether every head has one more score that takes part in the sum alone (`attn_sinks`).
+    pub sinks: bool,
+    /// Number of the last positions a token sees, its own included.
+    pub window: Option<usize>,
+    /// Factors of queries that grow with the position.
+    pub temperature: Option<Temperature>,
+    /// Whether the factor of the output matrix counts.
+    pub scaled: bool,
+}
+
+/// Latent attention of one layer.
+#[derive(Clone, Debug)]
+pub struct Latent {
+    spec: LatentSpec,
+    query: Query,
+    /// To the latent and the shared key.
+    down: Linear,
+    norm: Norm,
+    key_norm: Option<Norm>,
+    up: Up,
+    output: Linear,
+    turns: Option<Tensor>,
+    sinks: Option<Tensor>,
+    gate: Option<Gated>,
+    temperature: Option<Tensor>,
+}
+
+#[derive(Clone, Debug)]
+struct Query {
+    /// The matrix and norm of the step in between.
+    low: Option<(Linear, Norm)>,
+    matrix: Linear,
+}
+
+/// From the latent to the heads.
+#[derive(Clone, Debug)]
+enum Up {
+    /// `[still, rank, heads]` and `[rank, values, heads]`; the cache holds latents.
+    Split { k: Tensor, v: Tensor, cache: Tensor },
+    /// `[rank, heads * (still + values)]`; the caches hold keys and values of all heads.
+    Whole { matrix: Linear, k_cache: Tensor, v_cache: Tensor },
+}
+
+impl LatentSpec {
+    /// Elements of a head that do not depend on the position.
+    fn still(&self) -> usize {
+        self.head_dim - self.turned
+    }
+}
+
+impl Mixer for Latent {
+    fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        let LatentSpec { heads, rank, head_dim, turned, .. } = self.spec;
+        let rows = x.shape[1];
+        let q = match &self.query.low {
+            Some((matrix, norm)) => {
+                let low = b.linear("q_low", x, matrix);
+                let low = b.norm("q_low.norm", low, norm);
+                b.linear("q", low, &self.query.matrix)
+            }
+            None => b.linear("q", x, &self.query.matrix),
+        };
+        let mut q = q.reshape([head_dim, heads, rows, 1]);
+        if let Some(table) = self.temperature {
+            q = warmed(b, batch, q, table);
+        }
+        let low = b.linear("latent", x, &self.down);
+        let latent = b.norm("latent.norm", low.narrow(0, 0, rank), &self.norm);
+        // One head for all.
+        let mut key = low.narrow(0, rank, turned).permute([0, 2, 1, 3]);
+        if let Some(norm) = &self.key_norm {
+            key = b.norm("k_norm", key, norm);
+        }
+        if turned > 0 && self.spec.rope.is_some() {
+            let y = b.like("k_rope", key);
+            self.turn(b, batch, "k_rope", [key, y], 0);
+            key = y;
+        }
+        let y = match &self.up {
+            Up::Split { k, v, cache } => self.over_latents(b, batch, [q, latent, key], [*k, *v, *cache]),
+            Up::Whole { matrix, k_cache, v_cache } => {
+                self.over_heads(b, batch, [q, latent, key], matrix, [*k_cache, *v_cache])
+            }
+        };
+        let y = match &self.gate {
+            Some(gate) => gate.build(b, x, y),
+            None => y,
+        };
+        b.linear("output", y, &self.output)
+    }
+}
+
+impl Latent {
+    /// Reads it; `layer` names its caches.
+    pub fn load(l: &mut Loader<'_>, spec: &LatentSpec, layer: usize) -> Result<Latent, Error> {
+        let LatentSpec { hidden, heads, rank, head_dim, turned, value_dim, eps, .. } = *spec;
+        let fits = turned <= head_dim;
+        l.keys.require(fits, "rope.dimension_count", turned, &format!("at most the {head_dim} elements of a head"))?;
+        let rms = |l: &mut Loader<'_>, name: &str, width: usize| -> Result<Norm, Error> {
+            Ok(Norm::Rms { weight: Some(l.vector(&format!("{name}.weight"), &[width])?), eps })
+        };
+        let query = match spec.query_rank {
+            Some(low) => Query {
+                low: Some((plain(l, "attn_q_a", &[hidden, low])?, rms(l, "attn_q_a_norm", low)?)),
+                matrix: plain(l, "attn_q_b", &[low, heads * head_dim])?,
+            },
+            None => Query { low: None, matrix: plain(l, "attn_q", &[hidden, heads * head_dim])? },
+        };
+        let mut output = l.linear("attn_output", &[heads * value_dim, hidden])?;
+        if !spec.scaled {
+            output.scale = 1.0;
+        }
+        let still = spec.still();
+        let up = if l.has("attn_k_b.weight") {
+            Up::Split {
+                k: plain(l, "attn_k_b", &[still, rank, heads])?.weight,
+                v: plain(l, "attn_v_b", &[rank, value_dim, heads])?.weight,
+                cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, rank + turned)?,
+            }
+        } else {
+            Up::Whole {
+                matrix: plain(l, "attn_kv_b", &[rank, heads * (still + value_dim)])?,
+                k_cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, heads * head_dim)?,
+                v_cache: l.cache(&format!("{layer}.v_cache"), Cached::Values, heads * value_dim)?,
+            }
+        };
+        Ok(Latent {
+            query,
+            down: plain(l, "attn_kv_a_mqa", &[hidden, rank + turned])?,
+            norm: rms(l, "attn_kv_a_norm", rank)?,
+            key_norm: if spec.key_norm { Some(rms(l, "attn_k_norm", turned)?) } else { None },
+            up,
+            output,
+            turns: match &spec.rope {
+                Some(rope) => Some(l.turns(&rope.params, rope.factors.as_deref())?),
+                None => None,
+            },
+            sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
+            gate: spec.gate.load(l, hidden, [heads, value_dim])?,
+            temperature: spec.temperature.map(|t| t.load(l)),
+            spec: spec.clone(),
+        })
+    }
+
+    fn turn(&self, b: &mut Builder, batch: &Batch, name: &str, [x, y]: [Tensor; 2], offset: usize) {
+        if let (Some(rope), Some(turns)) = (&self.spec.rope, self.turns) {
+            turned(b, batch, name, Turned { x, y, turns, offset }, &rope.params);
+        }
+    }
+
+    fn attended(&self, kv_heads: usize, [head_dim, value_dim]: [usize; 2]) -> Attended {
+        let LatentSpec { heads, scale, window, .. } = self.spec;
+        Attended { heads, kv_heads, head_dim, value_dim, scale, softcap: 0.0, max_bias: 0.0, window, causal: true }
+    }
+
+    /// Queries are brought to the latents, which are keys and values for all heads.
+    fn over_latents(
+        &self,
+        b: &mut Builder,
+        batch: &Batch,
+        [q, latent, key]: [Tensor; 3],
+        [k, v, cache]: [Tensor; 3],
+    ) -> Tensor {
+        let LatentSpec { heads, rank, turned, value_dim, .. } = self.spec;
+        let (rows, still) = (q.shape[2], self.spec.still());
+        let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
+        let wide = b.fresh("q_latent", TensorType::F32, [rank + turned, heads, rows, 1]);
+        let product = Product { a: k, b: by_head(q.narrow(0, 0, still)), d: by_head(wide.narrow(0, 0, rank)) };
+        b.step("q_latent", mul_mat_vec::Call::plain(product));
+        if turned > 0 {
+            let pair = [q.narrow(0, still, turned), wide.narrow(0, rank, turned)];
+            match self.spec.rope {
+                Some(_) => self.turn(b, batch, "q_rope", pair, 0),
+                None => b.copy("q_shared", pair[0], pair[1]),
+            }
+            b.store("k_write", by_head(key), batch.ports.rows, cache.narrow(0, rank, turned));
+        }
+        b.store("latent_write", latent, batch.ports.rows, cache.narrow(0, 0, rank));
+        let how = self.attended(1, [rank + turned, rank]);
+        let y = how.build(b, batch, wide, [cache, cache.narrow(0, 0, rank)], self.sinks);
+        let out = b.fresh("v", TensorType::F32, [value_dim, heads, rows, 1]);
+        let y = y.reshape([rank, heads, rows, 1]);
+        b.step("v", mul_mat_vec::Call::plain(Product { a: v, b: by_head(y), d: by_head(out) }));
+        flat(out)
+    }
+
+    /// Keys and values of all heads are made of the latents.
+    fn over_heads(
+        &self,
+        b: &mut Builder,
+        batch: &Batch,
+        [q, latent, key]: [Tensor; 3],
+        matrix: &Linear,
+        [k_cache, v_cache]: [Tensor; 2],
+    ) -> Tensor {
+        let LatentSpec { heads, head_dim, turned, value_dim, .. } = self.spec;
+        let (rows, still) = (q.shape[2], self.spec.still());
+        let both = b.linear("kv", latent, matrix).reshape([still + value_dim, heads, rows, 1]);
+        let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
+        let k_rows = keys(k_cache, [head_dim, heads]);
+        let ids = batch.ports.rows;
+        if still > 0 {
+            b.store("k_write", by_head(both.narrow(0, 0, still)), ids, k_rows.narrow(0, 0, still));
+        }
+        if turned > 0 {
+            // Every head gets the same key: a stride of 0.
+            let mut shared = by_head(key);
+            (shared.shape[2], shared.stride[2]) = (heads, 0);
+            b.store("k_shared_write", shared, ids, k_rows.narrow(0, still, turned));
+        }
+        b.store("v_write", by_head(both.narrow(0, still, value_dim)), ids, keys(v_cache, [value_dim, heads]));
+        let mut turned_q = q;
+        if turned > 0 && self.spec.rope.is_some() {
+            turned_q = b.like("q_rope", q);
+            self.turn(b, batch, "q_rope", [q, turned_q], still);
+        }
+        self.attended(heads, [head_dim, value_dim]).build(b, batch, turned_q, [k_cache, v_cache], self.sinks)
+    }
+}
+
+/// A matrix whose factor does not count, and which has no bias.
+fn plain(l: &mut Loader<'_>, name: &str, shape: &[usize]) -> Result<Linear, Error> {
+    l.ignore(&format!("{name}.scale"));
+    l.matrix(name, shape)
+}

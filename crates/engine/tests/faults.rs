@@ -1,0 +1,327 @@
+//! What happens when a device fails in the middle of its work, and when somebody asks for what cannot be: one clear error for each
+//! request concerned, the others go on or are told, nothing hangs, nothing leaks.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kiln_engine::Error;
+use kiln_engine::arch::Room;
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Memory, PlanId, Progress, Range, Ticket};
+use kiln_engine::model::Model;
+use kiln_engine::plan::{Fixed, Plan};
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::run::{Engine, Entry, Event, Events, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit};
+use kiln_engine::sampler::Sampling;
+use kiln_engine::synth::{Preset, Synth};
+use kiln_gguf::{Gguf, TensorType};
+use kiln_gpu::Error as GpuError;
+use kiln_kernels::tensor::Tensor;
+
+fn model(preset: &str) -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
+}
+
+/// How a device fails.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    /// For good, by the driver's word.
+    Lost,
+    /// For good: it finishes nothing any more.
+    Hung,
+    /// Once.
+    Once,
+}
+
+/// Fails after so many steps have ended: what is on its way then never ends.
+#[derive(Clone)]
+struct Trigger {
+    fault: Fault,
+    left: Arc<AtomicIsize>,
+}
+
+impl Trigger {
+    fn after(fault: Fault, steps: isize) -> Trigger {
+        Trigger { fault, left: Arc::new(AtomicIsize::new(steps)) }
+    }
+
+    fn error(&self) -> Error {
+        match self.fault {
+            Fault::Lost => GpuError::DeviceLost { during: "a step".into() }.into(),
+            Fault::Hung => GpuError::Timeout { what: "a step".into(), after: Duration::from_secs(1) }.into(),
+            Fault::Once => Error::Run { why: "a step failed".into() },
+        }
+    }
+
+    /// A step ends, or fails.
+    fn step(&self) -> Result<(), Error> {
+        let left = self.left.fetch_sub(1, Ordering::Relaxed);
+        if left == 0 || (left < 0 && self.fault != Fault::Once) { Err(self.error()) } else { Ok(()) }
+    }
+
+    /// Everything else that a device is asked for.
+    fn ask(&self) -> Result<(), Error> {
+        let lost = self.fault != Fault::Once && self.left.load(Ordering::Relaxed) < 0;
+        if lost { Err(self.error()) } else { Ok(()) }
+    }
+}
+
+/// The CPU executor, until it fails. What is given up and what is not is counted.
+struct Frail {
+    inner: CpuExecutor,
+    trigger: Trigger,
+    /// Steps on their way, plans that are ready.
+    held: Arc<Mutex<[isize; 2]>>,
+    /// Bytes that it says are free.
+    memory: u64,
+}
+
+impl Frail {
+    fn boxed(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<[isize; 2]>>) {
+        let held = Arc::new(Mutex::new([0; 2]));
+        let inner = CpuExecutor::new(Arithmetic::Fast);
+        (Box::new(Frail { inner, trigger: trigger.clone(), held: Arc::clone(&held), memory: 1 << 40 }), held)
+    }
+
+    fn count(&self, which: usize, by: isize) {
+        self.held.lock().unwrap()[which] += by;
+    }
+}
+
+impl Executor for Frail {
+    fn describe(&self) -> String {
+        "a frail device".into()
+    }
+
+    fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
+        self.inner.load(fixed, gguf, progress)
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
+        self.inner.reserve(bytes)
+    }
+
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
+        self.trigger.ask()?;
+        let plan = self.inner.prepare(plan)?;
+        self.count(1, 1);
+        Ok(plan)
+    }
+
+    fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
+        self.trigger.ask()?;
+        self.inner.write(plan, tensor, bytes)
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<(), Error> {
+        self.trigger.step()?;
+        self.inner.run(plan)
+    }
+
+    fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
+        self.trigger.ask()?;
+        self.count(0, 1);
+        self.inner.submit(plan)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
+        self.count(0, -1);
+        self.trigger.step()?;
+        self.inner.wait(ticket)
+    }
+
+    fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
+        self.trigger.ask()?;
+        self.inner.read(plan, tensor, bytes)
+    }
+
+    fn forget(&mut self, plan: PlanId) {
+        self.count(1, -1);
+        self.inner.forget(plan);
+    }
+
+    fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
+        self.trigger.ask()?;
+        self.inner.gather(from, bytes)
+    }
+
+    fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
+        self.trigger.ask()?;
+        self.inner.scatter(to, bytes)
+    }
+
+    fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error> {
+        self.trigger.ask()?;
+        self.inner.copy(pairs)
+    }
+
+    fn zero(&mut self, ranges: &[Range]) -> Result<(), Error> {
+        self.trigger.ask()?;
+        self.inner.zero(ranges)
+    }
+
+    fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
+        self.inner.run_step(plan, step)
+    }
+
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+        self.inner.profile(plan)
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        Some(Memory { free: self.memory, total: self.memory, place: "on the device" })
+    }
+
+    fn choices(&self, plan: PlanId) -> Vec<String> {
+        self.inner.choices(plan)
+    }
+}
+
+fn scheduler(preset: &str, trigger: &Trigger, [pages, sequences]: [usize; 2]) -> (Scheduler, Arc<Mutex<[isize; 2]>>) {
+    let (executor, held) = Frail::boxed(trigger);
+    let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
+    let engine = Engine::new(model(preset), executor, room, &mut |_, _| {}).unwrap();
+    (Scheduler::start(engine, Policy::default()), held)
+}
+
+fn request(tokens: u32, limit: usize) -> Request {
+    let stop = StopRule { ignore_end: true, ..StopRule::default() };
+    let prompt = (0..tokens).map(|i| (i * i * 7 + i * 37 + 11 + tokens * 101) % 256).collect();
+    Request { limit: Some(limit), sampling: Sampling::greedy(), stop, ..Request::new(prompt) }
+}
+
+/// The tokens of a request, or what was said when it failed: once, and nothing after it.
+fn end(events: Events) -> Result<usize, String> {
+    let (mut tokens, mut end) = (0, None);
+    for event in events {
+        assert!(end.is_none(), "{event:?} after the end");
+        match event {
+            Event::Token { .. } => tokens += 1,
+            Event::End { .. } => end = Some(Ok(tokens)),
+            Event::Failed(error) => end = Some(Err(error.to_string())),
+            Event::Started { .. } | Event::Read { .. } => {}
+        }
+    }
+    end.unwrap()
+}
+
+fn nothing_is_left(scheduler: &Scheduler, held: &Mutex<[isize; 2]>) {
+    let (free, all) = scheduler.with_engine(|engine| engine.pages()).unwrap();
+    assert_eq!(free, all, "every page came back");
+    let load = scheduler.load();
+    assert_eq!((load.waiting, load.reading, load.writing, load.swapped), (0, 0, 0, 0));
+    assert_eq!(held.lock().unwrap()[0], 0, "every step on its way was waited for");
+}
+
+#[test]
+fn a_device_that_is_lost_with_steps_on_their_way_fails_every_request_once() {
+    for (preset, fault, words) in [
+        ("tiny-llama", Fault::Lost, "the GPU is lost"),
+        ("tiny-llama", Fault::Hung, "did not finish within 1 s"),
+        ("tiny-rwkv6", Fault::Lost, "the GPU is lost"),
+    ] {
+        // Ten texts that go on by themselves, and five more that wait for one of them to end.
+        let trigger = Trigger::after(fault, 30);
+        let (scheduler, held) = scheduler(preset, &trigger, [64, 10]);
+        let all: Vec<Events> = (0..15).map(|i| scheduler.generate(request(3 + i, 200))).collect();
+        for events in all {
+            let why = end(events).unwrap_err();
+            assert!(why.contains(words), "{why}");
+        }
+        nothing_is_left(&scheduler, &held);
+        assert!(!scheduler.is_running() && scheduler.load().lost);
+        let late = end(scheduler.generate(request(5, 5))).unwrap_err();
+        assert!(late.contains(words), "{late}");
+        nothing_is_left(&scheduler, &held);
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_while_texts_make_room_for_each_other_fails_every_request_once() {
+    // So few pages that texts are swapped out and in all the time: some are in host memory when it happens.
+    for steps in [40, 90, 137, 138, 139, 140] {
+        let trigger = Trigger::after(Fault::Lost, steps);
+        let (scheduler, held) = scheduler("tiny-llama", &trigger, [7, 8]);
+        let all: Vec<Events> = (0..8).map(|i| scheduler.generate(request(40 + i, 150))).collect();
+        for events in all {
+            // A text may have ended before, or wanted more pages than there are.
+            if let Err(why) = end(events) {
+                assert!(why.contains("the GPU is lost") || why.contains("pages of the cache"), "{why}");
+            }
+        }
+        nothing_is_left(&scheduler, &held);
+        assert!(scheduler.load().lost, "{steps}");
+    }
+}
+
+#[test]
+fn a_step_that_fails_once_ends_its_own_requests_and_no_others() {
+    let trigger = Trigger::after(Fault::Once, 20);
+    let (scheduler, held) = scheduler("tiny-llama", &trigger, [64, 4]);
+    let all: Vec<Events> = (0..9).map(|i| scheduler.generate(request(3 + i, 60))).collect();
+    let ends: Vec<Result<usize, String>> = all.into_iter().map(end).collect();
+    let (done, failed): (Vec<_>, Vec<_>) = ends.iter().partition(|end| end.is_ok());
+    assert!((1..=4).contains(&failed.len()) && done.len() == 9 - failed.len(), "{ends:?}");
+    assert!(failed.iter().all(|end| end.as_ref().is_err_and(|why| why.contains("a step failed"))), "{ends:?}");
+    assert!(done.iter().all(|end| **end == Ok(60)), "{ends:?}");
+    assert!(scheduler.is_running());
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn a_sequence_whose_run_failed_says_so_until_it_goes_back() {
+    let trigger = Trigger::after(Fault::Once, 2);
+    let (executor, _) = Frail::boxed(&trigger);
+    let room = Room { pages: 8, sequences: 2, states: 2, ..Room::one(256) };
+    let mut engine = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).unwrap();
+    let (a, b) = (engine.open(0).unwrap(), engine.open(0).unwrap());
+    let entry = |sequence, tokens| Entry { sequence, tokens, wanted: Wanted::Last };
+    let first = engine.feed(&[entry(a, &[1, 2, 3])]).unwrap();
+    engine.feed(&[entry(b, &[4])]).unwrap();
+    assert!(engine.feed(&[entry(a, &[5, 6])]).is_err());
+    let why = engine.feed(&[entry(a, &[5, 6])]).unwrap_err().to_string();
+    assert!(why.contains("a run with it failed"), "{why}");
+    assert!(engine.fork(a).is_err() && engine.swap_out(a).is_err() && engine.save_state(a).is_err());
+    engine.feed(&[entry(b, &[7])]).unwrap();
+    engine.truncate(a, 0).unwrap();
+    assert_eq!(engine.feed(&[entry(a, &[1, 2, 3])]).unwrap(), first);
+}
+
+#[test]
+fn a_prompt_of_more_pages_than_there_are_gets_both_numbers() {
+    let trigger = Trigger::after(Fault::Once, isize::MAX);
+    let (scheduler, held) = scheduler("tiny-llama", &trigger, [2, 2]);
+    let why = end(scheduler.generate(request(200, 1))).unwrap_err();
+    assert!(why.contains("4 pages of the cache are needed, 2 of 2 are free"), "{why}");
+    assert_eq!(end(scheduler.generate(request(100, 3))), Ok(3));
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn a_cache_type_that_heads_cannot_have_is_refused() {
+    let room = Room { k_type: TensorType::Q8_0, ..Room::one(64) };
+    let (executor, _) = Frail::boxed(&Trigger::after(Fault::Once, 0));
+    let why = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).err().unwrap().to_string();
+    assert!(why.contains("Q8_0") && why.contains("blocks of 32") && why.contains("16 elements"), "{why}");
+}
+
+#[test]
+fn a_context_that_does_not_fit_names_the_largest_that_does() {
+    let model = model("tiny-llama");
+    let wish = |context| Wish { context: Some(context), sequences: 1, caches: [TensorType::F32; 2] };
+    let on = |memory: u64| {
+        let inner = CpuExecutor::new(Arithmetic::Fast);
+        Frail { inner, trigger: Trigger::after(Fault::Once, 0), held: Arc::default(), memory }
+    };
+    let most = model.config.context;
+    let whole = fit(&model, &on(1 << 40), &wish(most)).unwrap();
+    // Three pages fit; a twentieth of all memory is left to others.
+    let few = on((whole.bytes() - whole.page * whole.room.pages as u64 + 3 * whole.page) * 20 / 19 + 64);
+    let why = fit(&model, &few, &wish(most)).unwrap_err();
+    assert!(matches!(why, Error::DoesNotFit { context, largest: 192, .. } if context == most), "{why}");
+    assert!(why.to_string().contains("--ctx-size 192 fits"), "{why}");
+    assert_eq!(fit(&model, &few, &wish(192)).unwrap().room.context, 192);
+}

@@ -1,0 +1,23 @@
+// Which element of a matrix each component of each lane is: matrices that hold their own places are loaded, and every lane
+// writes down what it got. One subgroup of SG lanes; matrices of M x N x K, F16 operands.
+// p.places: [SG][M * K / SG] places row * K + k of the left operand, then [SG][K * N / SG] places k * N + column of the right one.
+// Entries stay as they are where a lane holds fewer components.
+#version 450
+#include "kiln.glsl"
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+
+layout(local_size_x = SG) in;
+shared float16_t places[M * K > K * N ? M * K : K * N];
+
+void main() {
+    uint lane = gl_SubgroupInvocationID;
+    for (uint i = gl_LocalInvocationID.x; i < M * K || i < K * N; i += SG) places[i] = float16_t(float(i));
+    barrier();
+    coopmat<float16_t, gl_ScopeSubgroup, M, K, gl_MatrixUseA> a;
+    coopmat<float16_t, gl_ScopeSubgroup, K, N, gl_MatrixUseB> b;
+    coopMatLoad(a, places, 0, K, gl_CooperativeMatrixLayoutRowMajor);
+    coopMatLoad(b, places, 0, N, gl_CooperativeMatrixLayoutRowMajor);
+    for (uint i = 0; i < a.length() && i < M * K / SG; i++) U32(p.places).v[lane * (M * K / SG) + i] = uint(a[i]);
+    for (uint i = 0; i < b.length() && i < K * N / SG; i++) U32(p.places).v[M * K + lane * (K * N / SG) + i] = uint(b[i]);
+}

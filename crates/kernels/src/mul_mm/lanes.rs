@@ -1,0 +1,181 @@
+//! The path on matrix units whose lanes write the components of matrices themselves: few columns at the speed of memory,
+//! where the order of components is known.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Caps, Component, MatrixOrder, SubgroupRequest};
+
+use super::matrix::{Place, cut_for, element_of, rows_at};
+use super::pick::{Columns, columns, launches, shader, unsupported};
+use super::tuning::Cut;
+use super::{Call, NAME};
+use crate::formats;
+use crate::mul_mat::Product;
+use crate::operation::{Launch, Path, Unsupported, element_functions};
+use crate::tensor::Tensor;
+
+/// Most columns that the path is for: from here on tiles of other paths waste little.
+const MOST_COLUMNS: usize = 128;
+/// Elements of a row that one lane decodes together: rows are whole pieces.
+const PIECE: usize = 64;
+/// Prepared columns are padded with zeros to whole chunks of the deepest matrices.
+const CHUNK: usize = 4 * PIECE;
+/// Columns of the widest matrices.
+const WIDEST: usize = 16;
+/// Subgroups that keep a large GPU busy. The same for every device.
+const ENOUGH: usize = 2112;
+
+/// The number that `order.glsl` knows an order by.
+pub(super) fn number(order: MatrixOrder) -> u32 {
+    match order {
+        MatrixOrder::Quads => 0,
+        MatrixOrder::Slices => 1,
+    }
+}
+
+/// Rows, columns and elements of k of the matrices of an order, and the lanes that share one.
+fn extents(order: MatrixOrder) -> ([u32; 3], u32) {
+    match order {
+        MatrixOrder::Quads => ([16; 3], 32),
+        MatrixOrder::Slices => ([8; 3], 8),
+    }
+}
+
+/// Elements of a prepared column.
+pub(super) fn padded(product: &Product) -> usize {
+    product.b.shape[0].next_multiple_of(CHUNK)
+}
+
+/// Bytes of the columns that a call has prepared for this path, on whatever device; 0 where it is not for the path.
+pub(super) fn columns_bytes(product: &Product, ids: Option<&Tensor>) -> usize {
+    if refusal(product, ids).is_some() {
+        return 0;
+    }
+    let columns = match ids {
+        // Tiles of experts are not full: each has room for all the columns that it could have.
+        Some(ids) => {
+            let (wide, experts) = (expert_tile(ids, product.a.shape[2]), product.a.shape[2]);
+            wide * ids.len().min(ids.len() / wide + experts)
+        }
+        None => product.b.rows().next_multiple_of(WIDEST),
+    };
+    2 * columns * padded(product)
+}
+
+/// Columns of a tile of one expert, by what an expert gets on the average.
+fn expert_tile(ids: &Tensor, experts: usize) -> usize {
+    let each = ids.len().div_ceil(experts.max(1));
+    each.next_multiple_of(WIDEST).clamp(WIDEST, 4 * WIDEST)
+}
+
+/// Why a product is not for this path, whatever the device.
+fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
+    let Product { a, b, .. } = product;
+    let [k, n, ..] = b.shape;
+    let columns = match ids {
+        Some(ids) => ids.len().div_ceil(a.shape[2].max(1)),
+        None if b.shape[2] * b.shape[3] != 1 => return Some("batches go to other paths".into()),
+        None => n,
+    };
+    if columns > MOST_COLUMNS {
+        return Some(format!("{columns} columns, at most {MOST_COLUMNS}"));
+    }
+    if !k.is_multiple_of(PIECE) || k == 0 {
+        return Some(format!("rows of {k} elements, want whole pieces of {PIECE}"));
+    }
+    if a.ty == TensorType::F16 && !rows_at(a, 16) {
+        return Some(format!("rows of {a} do not lie at multiples of 16 bytes"));
+    }
+    None
+}
+
+/// Whether a product, of the right number of columns, is one for this path on a device.
+pub fn in_lanes(product: &Product, caps: &Caps) -> bool {
+    let halves = element_of(&product.a).is_ok_and(|(_, half)| half);
+    halves && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
+}
+
+/// Elements that lie together in a row and that one lane gets, which the order of prepared columns depends on: as many as keep
+/// what lanes load at once together.
+fn piece(ty: TensorType) -> usize {
+    if ty.block_len() == 1 { 8 } else { PIECE }
+}
+
+/// The middle of the codes of formats with a minimum.
+fn middle(ty: TensorType) -> usize {
+    match ty.base() {
+        TensorType::Q2_K => 2,
+        TensorType::Q5_1 | TensorType::Q5_K => 16,
+        _ => 8,
+    }
+}
+
+/// Subgroups that share the k of a tile: by rows and depth alone, so that columns computed apart have the same bits.
+fn share(cut: &Cut, product: &Product, depth: usize) -> usize {
+    let [k, m, ..] = product.a.shape;
+    let floor = |n: usize| 1 << n.max(1).ilog2();
+    let [least, most] = cut.share;
+    floor(ENOUGH / m.div_ceil(cut.tile[0]).max(1)).clamp(least, most).min(floor(k.div_ceil(depth / 4 * PIECE)))
+}
+
+pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
+    let caps = place.caps;
+    let Product { a, d, .. } = &call.product;
+    let (_, half) = element_of(a)?;
+    let Some(order) = caps.matrix_order else {
+        return unsupported("how lanes hold matrices is not known, or not in an order that kernels know");
+    };
+    let ([m, n, k], lanes) = extents(order);
+    let listed = caps.coopmat_shape(Component::F16, Component::F32);
+    if listed.is_none_or(|s| [s.m, s.n, s.k] != [m, n, k]) || caps.subgroups.size != lanes || !caps.subgroups.full {
+        return unsupported(format!("no F16 matrices of {m}x{n}x{k} in {lanes} lanes"));
+    }
+    if !(half && caps.float16) {
+        return unsupported(format!("{} is not multiplied as F16 there", a.ty));
+    }
+    let lists = if call.ids.is_some() { 16 * a.shape[2] } else { 0 };
+    if lists > caps.limits.max_shared_bytes as usize {
+        return unsupported(format!("{} experts want {lists} bytes of shared memory for their list", a.shape[2]));
+    }
+    if let Some(reason) = refusal(&call.product, call.ids.as_ref()) {
+        return unsupported(reason);
+    }
+    let share_of = |cut: &Cut| share(cut, &call.product, k as usize);
+    let tables = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    let fits = |cut: &Cut| {
+        let bytes = 4 * share_of(cut) * (m * n) as usize + tables + 4 * cut.tile[0] + 20 * cut.tile[1];
+        bytes <= caps.limits.max_shared_bytes as usize
+            && share_of(cut) * lanes as usize <= caps.limits.max_workgroup_invocations as usize
+            && cut.tile[0].is_multiple_of(m as usize)
+            && cut.tile[1].is_multiple_of(n as usize)
+    };
+    let Some(cut) = cut_for(call, Path::Lanes, place, fits)? else {
+        return unsupported(format!("no tile of {m}x{n} matrices fits {} bytes of shared memory", caps.limits.max_shared_bytes));
+    };
+    let column_tiles = match &call.ids {
+        Some(ids) => expert_tile(ids, a.shape[2]) / n as usize,
+        None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
+    };
+    let (_, store) = element_functions(NAME, d.ty)?;
+    let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
+        .define("ORDER", number(order))
+        .define("PIECE", piece(a.ty))
+        .define("ROW_TILES", cut.tile[0] / m as usize)
+        .define("COLUMN_TILES", column_tiles)
+        .define("SHARE", share_of(&cut))
+        .define("AHEAD", cut.ahead)
+        // A software GPU takes long to compile every step.
+        .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
+        .define("SLOTTED", u32::from(call.ids.is_some()))
+        .define("A_MIDDLE", middle(a.ty))
+        .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
+        .define("PUT4_D", store.replace("store", "put4"))
+        .subgroup(SubgroupRequest::Full);
+    let mut launches = launches(call, caps, shader, [cut.tile[0], column_tiles * n as usize]);
+    if call.ids.is_some() {
+        // The list comes first.
+        launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
+    }
+    let prepared = Columns { sorted: false, half_sums: false, order: Some((order, piece(a.ty))) };
+    launches.insert(launches.len() - 1, columns(call, caps, true, prepared)?);
+    Ok(launches)
+}

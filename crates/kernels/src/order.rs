@@ -1,0 +1,177 @@
+//! Opens a device with Kiln's kernels, and finds out how its lanes hold the components of matrices: Vulkan leaves that to
+//! the driver, so a small kernel looks, once for each driver build. Kernels that write components themselves know a few
+//! orders (`MatrixOrder`) and leave the others to those that go through shared memory.
+
+use std::sync::Arc;
+
+use kiln_gpu::{
+    Adapter, Address, Cache, Caps, Component, CoopmatShape, Cost, Device, Dispatch, Error, Groups, Instance,
+    MatrixOrder, MemoryKind, Recorder, Shader, Sources, Span, SubgroupRequest,
+};
+
+/// Under this name the order is kept for later runs.
+const FACT: &str = "matrix-order";
+/// What a place is before the kernel has written it.
+const UNWRITTEN: u32 = u32::MAX;
+
+kiln_gpu::params! {
+    struct Params { places: Address }
+}
+
+/// Opens a device with Kiln's kernels.
+pub fn open(instance: &Arc<Instance>, adapter: &Adapter, cache: Cache) -> Result<Arc<Device>, Error> {
+    let mut device = Device::open(instance, adapter, Sources::new(crate::SOURCES), cache)?;
+    let order = matrix_order(&device);
+    device.note_matrix_order(order);
+    Ok(device)
+}
+
+/// The order of a device, if it is a known one.
+fn matrix_order(device: &Arc<Device>) -> Option<MatrixOrder> {
+    let caps = &device.adapter.caps;
+    let shape = *caps.coopmat_shape(Component::F16, Component::F32).filter(|_| caps.subgroups.full)?;
+    let left_out = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
+    if left_out.split(',').any(|name| name.trim() == "lanes") {
+        return None;
+    }
+    let kept = device.recall(FACT).map(|bytes| words(&bytes));
+    let places = kept.or_else(|| {
+        let found = find(device, &shape).inspect_err(|e| log::warn!("how lanes hold matrices was not found out: {e}"));
+        let places = found.ok()?;
+        device.remember(FACT, &places.iter().flat_map(|place| place.to_le_bytes()).collect::<Vec<u8>>());
+        Some(places)
+    })?;
+    let order = known(&places, &shape, caps);
+    log::debug!("matrices of {}x{}x{}: {order:?}", shape.m, shape.n, shape.k);
+    order
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect()
+}
+
+/// The kernel that looks at a shape.
+pub(crate) fn shader(caps: &Caps, shape: &CoopmatShape) -> Shader {
+    Shader::new("probe.order", "probes/order.comp", Params::glsl())
+        .define("SG", caps.subgroups.size)
+        .define("M", shape.m)
+        .define("N", shape.n)
+        .define("K", shape.k)
+        .subgroup(SubgroupRequest::Full)
+}
+
+/// Asks the device: places of all components of the left operand, lane by lane, then of the right one.
+fn find(device: &Arc<Device>, shape: &CoopmatShape) -> Result<Vec<u32>, Error> {
+    let bytes = 4 * u64::from((shape.m + shape.n) * shape.k);
+    let buffer = device.allocate(MemoryKind::Device, bytes)?;
+    let pipeline = device.pipeline(&shader(&device.adapter.caps, shape))?;
+    let mut recorder = Recorder::new(device)?;
+    recorder.fill((&buffer, 0), bytes, UNWRITTEN)?;
+    recorder.dispatch(Dispatch {
+        label: "order",
+        pipeline: &pipeline,
+        params: &Params { places: buffer.address() }.bytes(),
+        groups: Groups::Direct([1, 1, 1]),
+        reads: &[],
+        writes: &[Span { start: buffer.address(), bytes }],
+        early: &[],
+        cost: Cost::default(),
+    })?;
+    recorder.finish()?.run()?;
+    let mut places = vec![0; bytes as usize];
+    device.read(&buffer, 0, &mut places)?;
+    Ok(words(&places))
+}
+
+/// Rows (columns), lanes and elements of k of the matrices of an order.
+fn extents(order: MatrixOrder) -> [u32; 3] {
+    match order {
+        MatrixOrder::Quads => [16, 32, 16],
+        MatrixOrder::Slices => [8, 8, 8],
+    }
+}
+
+/// The row (column) of component `i` of a lane, and a number that stands for its element of k. `order.glsl` of `mul_mm` says the
+/// same.
+fn row_and_k(order: MatrixOrder, lane: u32, i: u32) -> (u32, u32) {
+    match order {
+        MatrixOrder::Quads => (lane / 4 + i / 4 * 8, lane % 4 * 4 + i % 4),
+        MatrixOrder::Slices => (i, lane),
+    }
+}
+
+/// The order that these places are of, if it is a known one.
+fn known(places: &[u32], shape: &CoopmatShape, caps: &Caps) -> Option<MatrixOrder> {
+    [MatrixOrder::Quads, MatrixOrder::Slices].into_iter().find(|&order| is_of(order, places, shape, caps))
+}
+
+fn is_of(order: MatrixOrder, places: &[u32], shape: &CoopmatShape, caps: &Caps) -> bool {
+    let [rows, lanes, k] = extents(order);
+    if [shape.m, shape.n, shape.k, caps.subgroups.size] != [rows, rows, k, lanes]
+        || places.len() != 2 * (rows * k) as usize
+    {
+        return false;
+    }
+    let each = rows * k / lanes;
+    // Which element of k a number stands for: the first component says it, all others must agree.
+    let mut elements = vec![None; k as usize];
+    let mut seen = vec![0u8; places.len()];
+    for (at, &place) in (0u32..).zip(places) {
+        let (right, at) = (at >= rows * k, at % (rows * k));
+        let (lane, i) = (at / each, at % each);
+        let (row, number) = row_and_k(order, lane, i);
+        let (got_row, element) = if right { (place % rows, place / rows) } else { (place / k, place % k) };
+        if place >= rows * k || got_row != row {
+            return false;
+        }
+        seen[(u32::from(right) * rows * k + place) as usize] += 1;
+        let expected = elements[number as usize].get_or_insert(element);
+        if *expected != element {
+            return false;
+        }
+    }
+    seen.iter().all(|&times| times == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an NVIDIA H200 answers (driver 580.159): pairs of neighbours, eight apart.
+    fn answer() -> Vec<u32> {
+        let k = |lane: u32, j: u32| lane % 4 * 2 + j % 2 + j / 2 * 8;
+        let of = |place: fn(u32, u32) -> u32| {
+            (0..32u32).flat_map(move |lane| (0..8u32).map(move |i| place(lane / 4 + i / 4 * 8, k(lane, i % 4))))
+        };
+        of(|row, k| row * 16 + k).chain(of(|column, k| k * 16 + column)).collect()
+    }
+
+    /// What Mesa's software GPU answers: a lane has a column of the left operand and a row of the right one.
+    #[test]
+    fn slices_are_known() {
+        let nvidia = Caps::example_nvidia();
+        let shape = CoopmatShape { m: 8, n: 8, k: 8, ..nvidia.coopmat[1] };
+        let caps = Caps { subgroups: kiln_gpu::Subgroups { size: 8, ..nvidia.subgroups.clone() }, ..nvidia };
+        let left = (0..64).map(|at| at % 8 * 8 + at / 8);
+        assert_eq!(known(&left.chain(0..64).collect::<Vec<u32>>(), &shape, &caps), Some(MatrixOrder::Slices));
+        assert_eq!(known(&(0..64).chain(0..64).collect::<Vec<u32>>(), &shape, &caps), None);
+    }
+
+    #[test]
+    fn known_orders_are_told_from_others() {
+        let caps = Caps::example_nvidia();
+        let shape = *caps.coopmat_shape(Component::F16, Component::F32).unwrap();
+        let order = |places: &[u32]| known(places, &shape, &caps);
+        assert_eq!(order(&answer()), Some(MatrixOrder::Quads));
+        // Elements of k that differ between the operands, an element that two lanes hold, one that nobody wrote.
+        let mut swapped = answer();
+        swapped[256..].chunks_exact_mut(4).for_each(|quad| quad.swap(0, 1));
+        let mut twice = answer();
+        twice[8] = twice[0];
+        let mut unwritten = answer();
+        unwritten[500] = UNWRITTEN;
+        assert_eq!([order(&swapped), order(&twice), order(&unwritten), order(&answer()[1..])], [None; 4]);
+        let smaller = Caps { subgroups: kiln_gpu::Subgroups { size: 16, ..caps.subgroups.clone() }, ..caps.clone() };
+        assert_eq!(known(&answer(), &shape, &smaller), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! Models from anywhere. A [`Name`] says where a model comes from; [`Store`] finds it on this machine or fetches it,
+//! keeps a record of it, and can list, check and remove what was fetched.
+//!
+//! One file for each registry (`hub.rs`, `ollama.rs`, `pip.rs`), one for the downloads they share (`download.rs`). Nothing
+//! that a server says is used as a path or believed as a length: names are checked when they come in, bytes are hashed
+//! before they get their name. Nothing here knows how a model is run.
+
+mod digest;
+mod download;
+mod error;
+mod http;
+mod hub;
+mod name;
+mod ollama;
+mod pip;
+mod quants;
+mod record;
+mod settings;
+mod store;
+
+pub use digest::{Digest, hash_file};
+pub use download::Incomplete;
+pub use error::{Error, Result};
+pub use name::Name;
+pub use record::{Kept, Record};
+pub use settings::Settings;
+pub use store::{Checked, Removed, Store};
+
+/// Hears how a download goes: a progress bar, or nobody.
+pub trait Watch: Sync {
+    /// One line for the user.
+    fn say(&self, line: &str);
+    /// A file of so many bytes begins, of which so many are there already.
+    fn start(&self, what: &str, total: u64, there: u64);
+    /// So many bytes more are there.
+    fn advance(&self, bytes: u64);
+    /// The file is complete, or was given up.
+    fn end(&self);
+}
+
+/// Nobody listens.
+#[derive(Clone, Copy, Debug)]
+pub struct Silent;
+
+impl Watch for Silent {
+    fn say(&self, _: &str) {}
+    fn start(&self, _: &str, _: u64, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}

@@ -1,0 +1,371 @@
+//! The store against a local server that stands in for each registry and fails in every way they do.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail by it")]
+
+mod registry;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use kiln_store::{Checked, Digest, Error, Name, Record, Settings, Silent, Store, Watch};
+use registry::{Fault, File, Registry};
+
+const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+struct Test {
+    registry: Registry,
+    store: Store,
+    folder: tempfile::TempDir,
+}
+
+/// A model of so many bytes, none of which is like its neighbour.
+fn body(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+impl Test {
+    fn new() -> Test {
+        Test::with(|_| {})
+    }
+
+    fn with(change: impl FnOnce(&mut Settings)) -> Test {
+        let (registry, folder) = (Registry::start(), tempfile::tempdir().unwrap());
+        let mut settings = Settings {
+            hub_endpoint: registry.address.clone(),
+            ollama_registry: registry.address.clone(),
+            piece: Some(10_000),
+            pause: Duration::from_millis(1),
+            ..Settings::new(folder.path().join("store"), folder.path().join("hub"))
+        };
+        change(&mut settings);
+        Test { registry, store: Store::new(settings), folder }
+    }
+
+    fn get(&self, name: &str) -> Result<PathBuf, Error> {
+        self.store.get(name, &Silent)
+    }
+
+    fn pull(&self, name: &str) -> Result<Record, Error> {
+        self.store.pull(&Name::parse(name).unwrap(), None, None, &Silent)
+    }
+
+    fn web(&self, bytes: &[u8]) -> String {
+        self.registry.put("/x/model.gguf", File::new(bytes));
+        format!("{}/x/model.gguf", self.registry.address)
+    }
+
+    /// Everything below the folder, without the records.
+    fn files(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        walk(self.folder.path(), &mut found);
+        found.sort();
+        found
+    }
+}
+
+fn walk(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        if entry.file_name() == "records" {
+            continue;
+        }
+        if entry.file_type().unwrap().is_dir() {
+            walk(&entry.path(), found);
+        } else {
+            found.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+}
+
+fn failed<T: std::fmt::Debug>(result: Result<T, Error>, words: &[&str]) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("\nhint: "), "{error}");
+    words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is not in: {error}"));
+}
+
+#[test]
+fn a_file_comes_in_pieces_side_by_side() {
+    let (test, whole) = (Test::new(), body(123_456));
+    let url = test.web(&whole);
+    let path = test.get(&url).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), whole);
+    assert!(test.registry.most_at_once() > 1, "one at a time");
+    let mut ranges: Vec<_> = test.registry.seen().iter().skip(1).map(|seen| seen.range.unwrap()).collect();
+    ranges.sort_unstable();
+    assert_eq!(ranges.len(), 13);
+    assert!(ranges.windows(2).all(|w| w[0].1 == w[1].0) && ranges[12].1 == 123_456, "{ranges:?}");
+    assert_eq!(test.files(), ["model.gguf"]);
+    // The next time nothing is asked.
+    test.registry.forget();
+    assert_eq!((test.get(&url).unwrap(), test.get("model").unwrap()), (path.clone(), path));
+    assert!(test.registry.seen().is_empty());
+}
+
+#[test]
+fn what_breaks_off_is_resumed_within_a_piece_and_by_the_next_process() {
+    let (test, whole) = (Test::with(|s| (s.connections, s.tries) = (1, 2)), body(50_000));
+    let url = test.web(&whole);
+    // The first answer is the probe. Then one piece breaks three times, always after something came: no reason to give up.
+    let cuts = [Fault::Cut(1), Fault::Cut(3000), Fault::Cut(3000), Fault::Cut(3000)];
+    test.registry.fail("/x/model.gguf", &cuts);
+    // Then two pieces come, and the server goes away.
+    let path = "/x/model.gguf";
+    assert_eq!(fs::read(test.get(&url).unwrap()).unwrap(), whole);
+    let seen = test.registry.seen();
+    assert_eq!(seen[2].range, Some((3000, 10_000)), "{seen:?}");
+
+    let test = Test::with(|s| (s.connections, s.tries) = (1, 2));
+    let url = test.web(&whole);
+    let mut faults = vec![Fault::Cut(1), Fault::Cut(10_000), Fault::Cut(10_000)];
+    faults.extend(vec![Fault::Status(503, None); 2]);
+    test.registry.fail(path, &faults);
+    failed(test.get(&url), &["model.gguf broke off at 19.5 KiB of 48.8 KiB", "503", "goes on from there"]);
+    assert_eq!(test.files(), ["model.gguf.kiln-part", "model.gguf.kiln-part.json"]);
+    assert!(test.store.list().is_empty(), "half a model is no model");
+    let left = test.store.incomplete();
+    assert_eq!((left[0].done, left[0].total), (20_000, 50_000));
+    test.registry.forget();
+    assert_eq!(fs::read(test.get(&url).unwrap()).unwrap(), whole);
+    let first = test.registry.seen()[1].range;
+    assert_eq!(first, Some((20_000, 30_000)), "what was there is not fetched again");
+    assert_eq!(test.files(), ["model.gguf"]);
+}
+
+#[test]
+fn a_file_that_changed_is_begun_anew() {
+    let (test, old, new) = (Test::with(|s| (s.connections, s.tries) = (1, 1)), body(30_000), vec![7; 30_000]);
+    let url = test.web(&old);
+    test.registry.fail("/x/model.gguf", &[Fault::Cut(1), Fault::Cut(10_000), Fault::Status(500, None)]);
+    failed(test.get(&url), &["broke off"]);
+    test.registry.put("/x/model.gguf", File { etag: "\"2\"".into(), ..File::new(new.clone()) });
+    assert_eq!(fs::read(test.get(&url).unwrap()).unwrap(), new);
+}
+
+#[test]
+fn a_server_without_ranges_is_asked_from_the_beginning() {
+    let (test, whole) = (Test::new(), body(40_000));
+    let url = test.web(&whole);
+    test.registry.put("/x/model.gguf", File { ranges: false, ..File::new(whole.clone()) });
+    test.registry.fail("/x/model.gguf", &[Fault::Cut(20_000), Fault::Cut(100)]);
+    assert_eq!(fs::read(test.get(&url).unwrap()).unwrap(), whole);
+    assert_eq!(test.files(), ["model.gguf"]);
+}
+
+#[test]
+fn a_wrong_checksum_leaves_nothing() {
+    let (test, whole) = (Test::new(), body(30_000));
+    let mut other = whole.clone();
+    other[12_345] ^= 1;
+    test.registry.hub("a/b", COMMIT, &[("m-Q4_0.gguf", &whole)]);
+    test.registry.put(&format!("/a/b/resolve/{COMMIT}/m-Q4_0.gguf"), File::new(other.clone()));
+    failed(test.get("hf:a/b"), &["m-Q4_0.gguf came damaged", Digest::of(&other).hex(), Digest::of(&whole).hex()]);
+    assert!(test.files().is_empty(), "{:?}", test.files());
+    // A shorter file is not even begun.
+    test.registry.put(&format!("/a/b/resolve/{COMMIT}/m-Q4_0.gguf"), File::new(&other[1..]));
+    failed(test.get("hf:a/b"), &["29999 bytes where 30000 were announced"]);
+    assert!(test.files().is_empty(), "{:?}", test.files());
+    // And for an address the user says what it must be.
+    let url = Name::parse(&test.web(&other)).unwrap();
+    failed(test.store.pull(&url, None, Some(&Digest::of(&whole)), &Silent), &["damaged"]);
+    assert!(test.files().is_empty(), "{:?}", test.files());
+    test.store.pull(&url, Some("mine"), Some(&Digest::of(&other)), &Silent).unwrap();
+    assert_eq!(fs::read(test.get("mine").unwrap()).unwrap(), other);
+}
+
+#[test]
+fn hugging_face_models_lie_in_the_cache_that_all_share() {
+    let test = Test::new();
+    let (small, first, second) = (body(20_000), body(11_000), body(12_000));
+    let files: [(&str, &[u8]); 4] = [
+        ("m-Q4_K_M.gguf", &small),
+        ("big/m-Q8_0-00001-of-00002.gguf", &first),
+        ("big/m-Q8_0-00002-of-00002.gguf", &second),
+        ("../../evil.gguf", b"x"),
+    ];
+    test.registry.hub("own-er/re.po", COMMIT, &files);
+    let path = test.get("hf:own-er/re.po").unwrap();
+    let repo = test.folder.path().join("hub/models--own-er--re.po");
+    assert_eq!(path, repo.join("snapshots").join(COMMIT).join("m-Q4_K_M.gguf"));
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../blobs").join(Digest::of(&small).hex()));
+    assert_eq!(fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
+    let path = test.get("hf:own-er/re.po:q8_0").unwrap();
+    assert!(path.ends_with("big/m-Q8_0-00001-of-00002.gguf"));
+    assert_eq!(fs::read(path.with_file_name("m-Q8_0-00002-of-00002.gguf")).unwrap(), second);
+    failed(test.get("hf:own-er/re.po:Q5_K_M"), &["own-er/re.po has no Q5_K_M", "there is Q8_0, Q4_K_M"]);
+    // What another program fetched is used, without a question to anybody and without a record.
+    fs::remove_dir_all(test.folder.path().join("store")).unwrap();
+    test.registry.forget();
+    assert!(test.get("hf:own-er/re.po:Q4_K_M").is_ok() && test.get("m-q8_0").is_ok());
+    assert!(test.registry.seen().is_empty());
+    let record = test.store.record("m-Q4_K_M").unwrap();
+    let removed = test.store.remove(&record).unwrap();
+    assert!(removed.files.is_empty() && removed.left.len() == 1 && path.exists(), "it is another's");
+    // A pull asks for news; blobs that are there are not fetched again.
+    test.pull("hf:own-er/re.po:Q4_K_M").unwrap();
+    assert_eq!(test.registry.seen().len(), 1);
+}
+
+#[test]
+fn a_new_commit_is_fetched_by_pull_and_the_old_one_can_be_named() {
+    let test = Test::new();
+    test.registry.hub("a/b", COMMIT, &[("m.gguf", b"old")]);
+    let old = test.get("hf:a/b").unwrap();
+    test.registry.hub("a/b", &COMMIT.replace('0', "f"), &[("m.gguf", b"new")]);
+    assert_eq!(test.get("hf:a/b").unwrap(), old, "what is there is good enough");
+    test.pull("hf:a/b").unwrap();
+    assert_eq!(fs::read(test.get("hf:a/b").unwrap()).unwrap(), b"new");
+    assert_eq!(fs::read(test.get(&format!("hf:a/b@{COMMIT}")).unwrap()).unwrap(), b"old");
+}
+
+#[test]
+fn keys_go_to_their_host_alone() {
+    let elsewhere = Registry::start();
+    let test = Test::with(|s| s.hub_token = Some("secret".into()));
+    let whole = body(30_000);
+    test.registry.hub("a/b", COMMIT, &[("m.gguf", &whole)]);
+    let path = format!("/a/b/resolve/{COMMIT}/m.gguf");
+    let to = format!("{}/blob?signature=1", elsewhere.address);
+    test.registry.put(&path, File { token: Some("secret".into()), ..File::redirect(to) });
+    elsewhere.put("/blob?signature=1", File::new(whole.clone()));
+    assert_eq!(fs::read(test.get("hf:a/b").unwrap()).unwrap(), whole);
+    let all = |registry: &Registry| registry.seen().iter().all(|seen| seen.authorization.is_some());
+    assert!(all(&test.registry) && !elsewhere.seen().is_empty());
+    assert!(elsewhere.seen().iter().all(|seen| seen.authorization.is_none()), "{:?}", elsewhere.seen());
+}
+
+#[test]
+fn what_a_registry_does_not_show_is_told_with_what_to_do() {
+    let test = Test::new();
+    failed(test.get("hf:a/b"), &["has no repository a/b", "HF_TOKEN"]);
+    failed(test.get("ollama:nothing"), &["has no library/nothing:latest"]);
+    failed(test.get(&format!("{}/no.gguf", test.registry.address)), &["no.gguf answered with status 404"]);
+    test.registry.hub("a/b", COMMIT, &[("m.gguf", b"x")]);
+    test.registry.put(&format!("/a/b/resolve/{COMMIT}/m.gguf"), File { token: Some("t".into()), ..File::new("x") });
+    failed(test.get("hf:a/b"), &["a/b", "HF_TOKEN", "terms"]);
+    test.registry.hub("c/d", COMMIT, &[("model.safetensors", b"x")]);
+    failed(test.get("hf:c/d"), &["c/d has no GGUF file"]);
+    test.registry.put("/api/models/e/f/revision/main?blobs=true", File::new("<html>"));
+    failed(test.get("hf:e/f"), &["makes no sense"]);
+    failed(test.get("no-such-model"), &["neither a file nor a model of the store", "kiln list"]);
+    assert!(test.files().is_empty(), "{:?}", test.files());
+    let offline = Test::with(|s| s.offline = true);
+    failed(offline.get("hf:a/b"), &["HF_HUB_OFFLINE"]);
+    assert!(offline.registry.seen().is_empty());
+    // Nobody listens there.
+    let nowhere = Test::with(|s| (s.hub_endpoint, s.tries) = ("http://127.0.0.1:1".into(), 2));
+    failed(nowhere.get("hf:a/b"), &["127.0.0.1:1 cannot be reached", "network"]);
+}
+
+#[test]
+fn a_busy_server_is_waited_for_as_long_as_it_says() {
+    let test = Test::new();
+    test.registry.hub("a/b", COMMIT, &[("m.gguf", b"x")]);
+    let listing = "/api/models/a/b/revision/main?blobs=true";
+    test.registry.fail(listing, &[Fault::Status(429, Some(1)), Fault::Status(503, None)]);
+    let start = std::time::Instant::now();
+    test.get("hf:a/b").unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(1));
+    let url = test.web(&body(25_000));
+    test.registry.fail("/x/model.gguf", &[Fault::Status(429, Some(0)), Fault::Cut(1), Fault::Status(429, Some(0))]);
+    test.get(&url).unwrap();
+    test.registry.fail(listing, &[const { Fault::Status(429, None) }; 6]);
+    failed(test.pull("hf:a/b"), &["429"]);
+}
+
+#[test]
+fn ollama_models_lie_as_ollama_puts_them() {
+    let test = Test::new();
+    let whole = body(33_333);
+    test.registry.ollama("library/tiny", "1b", &whole);
+    let path = test.get("ollama:tiny:1b").unwrap();
+    let root = test.folder.path().join("store/ollama");
+    assert_eq!(path, root.join("blobs").join(format!("sha256-{}", Digest::of(&whole))));
+    assert!(root.join("manifests/registry.ollama.ai/library/tiny/1b").is_file());
+    assert_eq!(test.get("tiny:1b").unwrap(), path);
+    // A machine where Ollama has it already.
+    let other = Test::with(|s| s.ollama_models = Some(root.clone()));
+    assert_eq!(other.get("ollama:tiny:1b").unwrap(), path);
+    assert!(other.registry.seen().is_empty());
+    let removed = test.store.remove(&test.store.record("tiny:1b").unwrap()).unwrap();
+    assert_eq!(removed.files.len(), 1);
+    assert!(test.files().is_empty(), "{:?}", test.files());
+    assert!(test.store.list().is_empty());
+}
+
+#[test]
+fn verify_sees_one_wrong_bit_and_rm_leaves_what_others_need() {
+    let test = Test::new();
+    let whole = body(30_000);
+    test.registry.hub("a/b", COMMIT, &[("m-Q4_0.gguf", &whole), ("m-Q8_0.gguf", b"other")]);
+    let path = test.get("hf:a/b:Q4_0").unwrap();
+    let record = test.store.record("hf:a/b:Q4_0").unwrap();
+    let check = || test.store.verify(&record, &Silent).unwrap().remove(0).1;
+    assert_eq!(check(), Checked::Good);
+    let mut bad = whole.clone();
+    bad[29_999] ^= 0x80;
+    fs::write(&path, &bad).unwrap();
+    assert!(matches!(check(), Checked::Damaged(why) if why.contains(Digest::of(&whole).hex())));
+    fs::write(&path, &bad[1..]).unwrap();
+    assert!(matches!(check(), Checked::Damaged(why) if why.contains("29999 bytes")));
+    assert!(!test.store.list()[0].is_there() && test.store.find(&Name::Local("m-q4_0".into())).unwrap().is_none());
+    fs::write(&path, &whole).unwrap();
+    // Two names for the same file.
+    test.get("hf:a/b").unwrap();
+    test.pull("hf:a/b").unwrap();
+    let left = test.store.remove(&record).unwrap().left;
+    assert_eq!(left, std::slice::from_ref(&path));
+    let removed = test.store.remove(&test.store.record("hf:a/b").unwrap()).unwrap();
+    assert!(removed.files.len() + removed.left.len() == 1);
+}
+
+#[test]
+fn split_files_of_an_address_come_together() {
+    let test = Test::new();
+    let name = |no: u32| format!("/x/m-0000{no}-of-00002.gguf");
+    test.registry.put(&name(1), File::new("one"));
+    test.registry.put(&name(2), File::new("two"));
+    let path = test.get(&format!("{}{}", test.registry.address, name(2))).unwrap();
+    assert!(path.ends_with("m-00001-of-00002.gguf"));
+    assert_eq!(test.files(), ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]);
+    assert_eq!(test.get("m").unwrap(), path);
+}
+
+#[test]
+fn two_processes_fetch_a_file_once() {
+    let (test, whole) = (Test::new(), body(60_000));
+    let url = test.web(&whole);
+    let said = Mutex::new(Vec::new());
+    struct Said<'a>(&'a Mutex<Vec<String>>);
+    impl Watch for Said<'_> {
+        fn say(&self, line: &str) {
+            self.0.lock().unwrap().push(line.to_owned());
+        }
+        fn start(&self, _: &str, _: u64, _: u64) {}
+        fn advance(&self, _: u64) {}
+        fn end(&self) {}
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                assert_eq!(fs::read(test.store.get(&url, &Said(&said)).unwrap()).unwrap(), whole);
+            });
+        }
+    });
+    assert_eq!(test.files(), ["model.gguf"]);
+    assert_eq!(test.store.list().len(), 1);
+}
+
+#[test]
+fn a_full_disk_is_told_before_anything_is_fetched() {
+    let test = Test::new();
+    // More than any disk has.
+    let listing = serde_json::json!({"sha": COMMIT, "siblings": [
+        {"rfilename": "m.gguf", "lfs": {"sha256": Digest::of(b"x").hex(), "size": 1u64 << 60}},
+    ]});
+    test.registry.put("/api/models/a/b/revision/main?blobs=true", File::new(listing.to_string()));
+    let path = format!("/a/b/resolve/{COMMIT}/m.gguf");
+    test.registry.put(&path, File { pretend: Some(1 << 60), ..File::new("x") });
+    failed(test.get("hf:a/b"), &["of room, and m.gguf needs 1048576.0 TiB", "HF_HOME"]);
+    assert!(test.files().is_empty(), "{:?}", test.files());
+}
