@@ -18,6 +18,11 @@ pub enum Error {
     Gpu(#[from] kiln_gpu::Error),
 
     #[error(
+        "a step waited for the one before it in vain\nhint: KILN_DISABLE=handover lets barriers order them; it was noted for the next start"
+    )]
+    Stalled,
+
+    #[error(
         "architecture \"{name}\" is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds", name = shown(name)
     )]
     Architecture { name: String, known: String },

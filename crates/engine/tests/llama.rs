@@ -112,7 +112,7 @@ fn a_profile_times_every_step_and_feeds_the_tokens() {
         let plan = session.plan(before.len(), 1).unwrap();
         let times = session.profile(before).unwrap();
         for step in &plan.steps {
-            assert!(times.iter().any(|(label, _)| label.starts_with(&step.label)), "{} is missing", step.label);
+            assert!(times.iter().any(|time| time.label.starts_with(&step.label)), "{} is missing", step.label);
         }
         assert_eq!(session.length(), before.len());
         let error = nmse(&session.feed(last, Wanted::Last).unwrap(), &want);

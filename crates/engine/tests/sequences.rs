@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use kiln_engine::Error;
 use kiln_engine::arch::{PAGE, Room};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Options, Order};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::Gguf;
+use kiln_kernels::sample::Row;
 
-use device::{device, gpu};
+use device::{device, gpu, gpu_with};
 
 fn model(preset: &str) -> Arc<Model> {
     let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
@@ -95,6 +96,47 @@ fn together_as_alone(preset: &str) {
         ids.into_iter().chain([late]).for_each(|id| engine.close(id));
         assert_eq!(engine.pages().0, engine.pages().1, "every page came back");
     }
+}
+
+/// What two texts say, greedily, with steps in this order.
+fn written(model: &Arc<Model>, order: Order) -> Option<Vec<Vec<u32>>> {
+    let (executor, instance) = gpu_with(Options { order, ..Options::default() })?;
+    let mut engine = engine(model, executor, 8, 2);
+    let texts: Vec<(SequenceId, u32)> = (0..2).map(|i| (engine.open(0).unwrap(), 17 + 31 * i)).collect();
+    for (i, (sequence, _)) in texts.iter().enumerate() {
+        last(&mut engine, *sequence, &text(5 + 60 * i as u32, i as u32));
+    }
+    // Again, with counters that the first time left behind; then one alone, as most texts are.
+    let mut all = engine.go_on(&texts, 9, Row::default()).unwrap();
+    all.extend(engine.go_on(&texts[1..], 4, Row::default()).unwrap());
+    drop(engine);
+    assert_eq!(instance.validation_messages(), Vec::<String>::new());
+    Some(all)
+}
+
+#[test]
+fn steps_that_hand_over_to_each_other_say_what_steps_between_barriers_say() {
+    for preset in ["tiny-llama", "tiny-qwen3moe", "tiny-rwkv7"] {
+        let model = model(preset);
+        let Some(want) = written(&model, Order::Barriers) else { return };
+        assert_eq!(written(&model, Order::HandOver), Some(want), "{preset}");
+    }
+}
+
+#[test]
+fn a_step_that_waits_in_vain_is_run_again_between_barriers() {
+    let model = model("tiny-llama");
+    let Some(want) = written(&model, Order::Barriers) else { return };
+    assert_eq!(written(&model, Order::Stalls), Some(want));
+}
+
+#[test]
+fn kernels_of_the_device_hand_over_as_they_should() {
+    let Some((device, instance)) = device() else { return };
+    if device.adapter.caps.memory_model {
+        assert!(kiln_kernels::hand_over::prove(&device).unwrap(), "every stage sees what the one before wrote");
+    }
+    assert_eq!(instance.validation_messages(), Vec::<String>::new());
 }
 
 #[test]

@@ -179,6 +179,8 @@ pub struct Caps {
     pub coopmat2: Coopmat2,
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
+    /// Whether kernels may be tried to wait for each other without barriers.
+    pub hand_over: bool,
     /// A software rasteriser: threads are slow, memory is the CPU's.
     pub is_cpu: bool,
 }
@@ -220,6 +222,7 @@ impl Caps {
             matrix_order: None,
             coopmat2: Coopmat2::default(),
             cores: None,
+            hand_over: false,
             is_cpu: false,
         }
     }
@@ -295,6 +298,7 @@ impl Caps {
                 decode_vector: false,
             },
             cores: Some(132),
+            hand_over: true,
             ..Caps::least()
         }
     }
@@ -320,7 +324,7 @@ impl Caps {
         Cow::Owned(caps)
     }
 
-    /// Switches abilities off by name: `coopmat2`, `coopmat`, `lanes`, `int_dot`, `bfloat16`, `subgroups`. What is not known is
+    /// Switches abilities off by name: `coopmat2`, `coopmat`, `lanes`, `int_dot`, `bfloat16`, `subgroups`, `handover`. What is not known is
     /// returned. For drivers whose ability turns out wrong, and for measuring one path against another.
     pub fn disable<'a>(&mut self, names: &'a str) -> Vec<&'a str> {
         let mut unknown = Vec::new();
@@ -332,6 +336,7 @@ impl Caps {
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,
+                "handover" => self.hand_over = false,
                 other => unknown.push(other),
             }
         }

@@ -23,6 +23,8 @@ pub struct Pipeline {
     pub(crate) raw: vk::Pipeline,
     /// The variant's name.
     pub name: String,
+    /// Whether the kernel waits for those before it by itself.
+    pub(crate) hands_over: bool,
     /// What the driver tells of it; empty unless the device was opened to compile, or with `KILN_STATISTICS=1`.
     pub statistics: Vec<Statistic>,
 }
@@ -202,7 +204,8 @@ impl Device {
             self.pipelines.unknown.fetch_add(1, Ordering::Relaxed);
         }
         self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
-        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone(), statistics: told })
+        let hands_over = shader.hands_over;
+        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone(), hands_over, statistics: told })
     }
 
     /// A cache with nothing in it; none where the driver has no memory for it.

@@ -137,6 +137,8 @@ pub(crate) fn caps(
         matrix_order: None,
         coopmat2: if offers.coopmat2 { coopmat2_caps(raw, physical, &f, &coopmat2) } else { Coopmat2::default() },
         cores: [sm.shader_sm_count, amd.active_compute_unit_count].into_iter().find(|n| *n > 0),
+        // A software GPU runs one dispatch after the other anyway.
+        hand_over: on(f.v12.vulkan_memory_model) && core.device_type != vk::PhysicalDeviceType::CPU,
         is_cpu: core.device_type == vk::PhysicalDeviceType::CPU,
     };
     (caps, on(f.v12.buffer_device_address) && on(f.v12.timeline_semaphore))

@@ -8,6 +8,7 @@ use vulkanalia::prelude::v1_2::*;
 use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
 
 use crate::error::vulkan;
+use crate::hand_over::{Chain, LINE};
 use crate::pace::{Cost, TARGET_SECONDS, Work};
 use crate::{Address, Buffer, Device, Error, Pipeline, Submission};
 
@@ -21,7 +22,7 @@ pub struct Span {
 }
 
 impl Span {
-    fn overlaps(self, other: Span) -> bool {
+    pub(crate) fn overlaps(self, other: Span) -> bool {
         self.start.0 < other.start.0 + other.bytes && other.start.0 < self.start.0 + self.bytes
     }
 }
@@ -50,6 +51,8 @@ pub struct Dispatch<'a> {
     pub reads: &'a [Span],
     /// What it writes.
     pub writes: &'a [Span],
+    /// What a kernel that hands over reads before it waits.
+    pub early: &'a [Span],
     /// What it costs, for pacing.
     pub cost: Cost,
 }
@@ -105,12 +108,24 @@ impl Hazards {
         hits(&self.writes, reads) || hits(&self.writes, writes) || hits(&self.reads, writes)
     }
 
+    /// Adds the ranges of a step that waits for everything. Returns what that is.
+    fn add_after_all(&mut self, kind: Kind, reads: &[Span], writes: &[Span]) -> Vec<Kind> {
+        let before = self.kinds();
+        *self = Hazards::default();
+        self.add(kind, reads, writes);
+        before
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        let dispatched = self.dispatched.then_some(Kind::Dispatch);
+        dispatched.into_iter().chain(self.transferred.then_some(Kind::Transfer)).collect()
+    }
+
     /// Adds a step's ranges, forgetting the older ones first if it had to wait. Returns what it has to wait for.
     fn add(&mut self, kind: Kind, reads: &[Span], writes: &[Span]) -> Vec<Kind> {
         let mut before = Vec::new();
         if self.conflict(reads, writes) {
-            before.extend(self.dispatched.then_some(Kind::Dispatch));
-            before.extend(self.transferred.then_some(Kind::Transfer));
+            before = self.kinds();
             *self = Hazards::default();
         }
         self.reads.extend_from_slice(reads);
@@ -129,6 +144,10 @@ pub struct Recorder {
     profile: bool,
     /// Largest estimated time of a segment.
     limit: f64,
+    /// The last stamp of a profile.
+    stamped: u32,
+    /// Counters of kernels that wait for those before them by themselves.
+    chain: Option<Chain>,
 }
 
 /// One command buffer: what is submitted at once.
@@ -147,11 +166,23 @@ pub struct Commands {
     most_queries: u32,
     n_queries: u32,
     segments: Vec<Segment>,
-    labels: Vec<(String, u32)>,
+    /// Steps of a profile: label, the stamps at the end of the step before and of this one, bytes.
+    labels: Vec<(String, [u32; 2], f64)>,
     /// Buffers named by copies; dispatches name addresses, whose owners the caller keeps.
     _kept: Vec<Buffer>,
     counts: Counts,
     last: std::sync::Mutex<Option<Submission>>,
+}
+
+/// What a step took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepTime {
+    /// Its label.
+    pub label: String,
+    /// From the end of the step before to its own.
+    pub time: Duration,
+    /// Bytes it has to move.
+    pub bytes: f64,
 }
 
 /// What was recorded.
@@ -161,6 +192,8 @@ pub struct Counts {
     pub dispatches: u32,
     /// Barriers between them.
     pub barriers: u32,
+    /// Places where kernels wait for those before them by themselves.
+    pub hand_overs: u32,
 }
 
 /// Queries of a recording: two for each submit and, where every step is timed, two for each step.
@@ -173,7 +206,8 @@ impl Recorder {
         Recorder::with_queries(device, QUERIES)
     }
 
-    /// Begins a recording that takes the time of every step. Steps then no longer overlap.
+    /// Begins a recording that takes the time of every step: from the end of the step before to its own, so that what is lost
+    /// between two steps counts with the second.
     pub fn profiled(device: &Arc<Device>) -> Result<Recorder, Error> {
         Ok(Recorder { profile: true, ..Recorder::with_queries(device, PROFILE_QUERIES)? })
     }
@@ -201,7 +235,16 @@ impl Recorder {
             counts: Counts::default(),
             last: std::sync::Mutex::new(None),
         };
-        Ok(Recorder { commands, hazards: Hazards::default(), open: None, profile: false, limit: TARGET_SECONDS })
+        let limit = TARGET_SECONDS;
+        Ok(Recorder {
+            commands,
+            hazards: Hazards::default(),
+            open: None,
+            profile: false,
+            limit,
+            stamped: 0,
+            chain: None,
+        })
     }
 
     /// Keeps everything in one submit: for measurements that must not be cut.
@@ -210,12 +253,21 @@ impl Recorder {
         self
     }
 
+    /// Lets kernels that hand over find their counters here ([`crate::counter_bytes`]), and wait by them; not in profiles, which
+    /// take the time of every step alone.
+    pub fn counting_on(mut self, counters: &Buffer) -> Recorder {
+        self.chain = Some(Chain::new(counters, !self.profile));
+        self
+    }
+
     /// Records a dispatch.
     pub fn dispatch(&mut self, step: Dispatch<'_>) -> Result<(), Error> {
         let limits = &self.commands.device.adapter.caps.limits;
         let push = u64::from(limits.max_push_bytes.min(256));
-        if step.params.len() as u64 > push {
-            let (needs, name) = (step.params.len() as u64, step.pipeline.name.clone());
+        let hands_over = step.pipeline.hands_over;
+        let more = if hands_over { crate::hand_over::FIELD_BYTES } else { 0 };
+        if (step.params.len() + more) as u64 > push {
+            let (needs, name) = ((step.params.len() + more) as u64, step.pipeline.name.clone());
             return Err(Error::OverLimit { name, what: "bytes of parameters", needs, limit: push });
         }
         if let Groups::Direct(groups) = step.groups {
@@ -231,13 +283,21 @@ impl Recorder {
             Groups::Direct(_) => Kind::Dispatch,
             Groups::Indirect(..) => Kind::IndirectDispatch,
         };
-        let raw = self.begin(kind, step.reads, step.writes, step.cost)?;
-        let start = self.label_begin(raw, step.label);
+        let early = self.chain.as_ref().is_some_and(|chain| chain.has_written(step.early));
+        let raw = self.begin((kind, hands_over, early), step.reads, step.writes, step.cost)?;
+        self.label_begin(raw, step.label);
+        self.chain.iter_mut().for_each(|chain| chain.write(step.writes));
+        let counted = hands_over.then(|| {
+            let chain = self.chain.as_mut().expect("kernels that hand over should have counters");
+            let Groups::Direct(groups) = step.groups else { panic!("kernels that hand over should know their number") };
+            chain.count(step.params, groups)
+        });
+        let params = counted.as_deref().unwrap_or(step.params);
         // SAFETY: the command buffer is being recorded; pipeline and layout are alive; the block fits the limit.
         unsafe {
             device.raw.cmd_bind_pipeline(raw, vk::PipelineBindPoint::COMPUTE, step.pipeline.raw);
-            if !step.params.is_empty() {
-                device.raw.cmd_push_constants(raw, device.layout, vk::ShaderStageFlags::COMPUTE, 0, step.params);
+            if !params.is_empty() {
+                device.raw.cmd_push_constants(raw, device.layout, vk::ShaderStageFlags::COMPUTE, 0, params);
             }
             match step.groups {
                 Groups::Direct([x, y, z]) => device.raw.cmd_dispatch(raw, x, y, z),
@@ -250,7 +310,7 @@ impl Recorder {
         if let Groups::Indirect(buffer, _) = step.groups {
             self.commands._kept.push(buffer.clone());
         }
-        self.label_end(raw, start, step.label);
+        self.label_end(raw, step.label, step.cost.bytes);
         self.commands.counts.dispatches += 1;
         Ok(())
     }
@@ -265,14 +325,18 @@ impl Recorder {
             return Ok(());
         }
         let span = |(buffer, offset): (&Buffer, u64)| Span { start: buffer.address().offset(offset), bytes };
-        let raw =
-            self.begin(Kind::Transfer, &[span(from)], &[span(to)], Cost { bytes: 2.0 * bytes as f64, flops: 0.0 })?;
-        let start = self.label_begin(raw, "copy");
+        let raw = self.begin(
+            (Kind::Transfer, false, false),
+            &[span(from)],
+            &[span(to)],
+            Cost { bytes: 2.0 * bytes as f64, flops: 0.0 },
+        )?;
+        self.label_begin(raw, "copy");
         let ((source, source_base), (target, target_base)) = (from.0.raw(), to.0.raw());
         let region = vk::BufferCopy { src_offset: source_base + from.1, dst_offset: target_base + to.1, size: bytes };
         // SAFETY: ranges were checked; both buffers are kept by the commands.
         unsafe { self.commands.device.raw.cmd_copy_buffer(raw, source, target, &[region]) };
-        self.label_end(raw, start, "copy");
+        self.label_end(raw, "copy", 2.0 * bytes as f64);
         self.commands._kept.extend([from.0.clone(), to.0.clone()]);
         Ok(())
     }
@@ -284,7 +348,7 @@ impl Recorder {
             return Ok(());
         }
         let span = Span { start: to.0.address().offset(to.1), bytes };
-        let raw = self.begin(Kind::Transfer, &[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
+        let raw = self.begin((Kind::Transfer, false, false), &[], &[span], Cost { bytes: bytes as f64, flops: 0.0 })?;
         let (buffer, base) = to.0.raw();
         // SAFETY: the range was checked; the buffer is kept by the commands.
         unsafe { self.commands.device.raw.cmd_fill_buffer(raw, buffer, base + to.1, bytes, pattern) };
@@ -298,8 +362,14 @@ impl Recorder {
         Ok(self.commands)
     }
 
-    /// The command buffer for the next step, with a barrier before it where its ranges conflict.
-    fn begin(&mut self, kind: Kind, reads: &[Span], writes: &[Span], cost: Cost) -> Result<vk::CommandBuffer, Error> {
+    /// The command buffer for the next step, with a barrier before it where its ranges conflict, unless its kernel waits by itself.
+    fn begin(
+        &mut self,
+        (kind, waits, too_early): (Kind, bool, bool),
+        reads: &[Span],
+        writes: &[Span],
+        cost: Cost,
+    ) -> Result<vk::CommandBuffer, Error> {
         let device = Arc::clone(&self.commands.device);
         let (work, full) = {
             let pace = device.pace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -309,7 +379,11 @@ impl Recorder {
         if full {
             self.close()?;
         }
-        let before = self.hazards.add(kind, reads, writes);
+        let mut before = self.hazards.add(kind, reads, writes);
+        if before.is_empty() && (too_early || (!waits && self.chain.as_ref().is_some_and(Chain::is_waiting))) {
+            // It may run beside those before it, but they wait by a counter for others, which it would not wait for.
+            before = self.hazards.add_after_all(kind, reads, writes);
+        }
         let fresh = self.open.is_none();
         if fresh {
             self.open = Some(self.open_segment()?);
@@ -319,9 +393,23 @@ impl Recorder {
         let raw = segment.raw;
         // A new segment starts with a barrier anyway, against what ran before it.
         if !before.is_empty() && !fresh {
-            barrier(&device, raw, &before, kind);
-            self.commands.counts.barriers += 1;
+            match self
+                .chain
+                .as_mut()
+                .filter(|chain| waits && !too_early && before == [Kind::Dispatch] && chain.can_wait())
+            {
+                Some(chain) => {
+                    chain.wait();
+                    self.commands.counts.hand_overs += 1;
+                }
+                None => {
+                    barrier(&device, raw, &before, kind);
+                    self.commands.counts.barriers += 1;
+                    self.chain.iter_mut().for_each(|chain| chain.after_barrier(false));
+                }
+            }
         }
+        self.chain.iter_mut().filter(|_| !waits).for_each(Chain::uncounted);
         Ok(raw)
     }
 
@@ -340,8 +428,23 @@ impl Recorder {
         for kind in [Kind::IndirectDispatch, Kind::Transfer] {
             barrier(device, raw, &[Kind::Dispatch, Kind::Transfer], kind);
         }
-        let query = self.commands.take_queries(raw);
+        if let Some(chain) = &mut self.chain {
+            let (buffer, base) = chain.counters.raw();
+            let bytes = chain.counters.bytes() - LINE;
+            // SAFETY: the range lies in the buffer, which the commands keep.
+            unsafe { device.raw.cmd_fill_buffer(raw, buffer, base + LINE, bytes, 0) };
+            barrier(device, raw, &[Kind::Transfer], Kind::Dispatch);
+            chain.after_barrier(true);
+            self.commands._kept.push(chain.counters.clone());
+        }
+        if self.profile && self.commands.n_queries == 0 && self.commands.device.timestamp_bits > 0 {
+            // All at once: between two steps it would take longer than some of them.
+            // SAFETY: the queries exist; none of them is in use.
+            unsafe { device.raw.cmd_reset_query_pool(raw, self.commands.queries, 0, self.commands.most_queries) };
+        }
+        let query = if self.profile { self.commands.count_queries(2) } else { self.commands.take_queries(raw) };
         self.commands.stamp(raw, query);
+        self.stamped = query.unwrap_or(0);
         Ok(Segment { raw, work: Work::default(), query })
     }
 
@@ -358,7 +461,7 @@ impl Recorder {
         Ok(())
     }
 
-    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) -> Option<u32> {
+    fn label_begin(&mut self, raw: vk::CommandBuffer, label: &str) {
         let device = &self.commands.device;
         if device.instance.has_debug() {
             let name = std::ffi::CString::new(label).unwrap_or_default();
@@ -366,15 +469,14 @@ impl Recorder {
             // SAFETY: the extension is enabled where the instance has debug on.
             unsafe { device.instance.raw.cmd_begin_debug_utils_label_ext(raw, &info) };
         }
-        let query = if self.profile { self.commands.take_queries(raw) } else { None };
-        self.commands.stamp(raw, query);
-        query
     }
 
-    fn label_end(&mut self, raw: vk::CommandBuffer, query: Option<u32>, label: &str) {
+    fn label_end(&mut self, raw: vk::CommandBuffer, label: &str, bytes: f64) {
+        let query = if self.profile { self.commands.count_queries(1) } else { None };
         if let Some(query) = query {
-            self.commands.stamp(raw, Some(query + 1));
-            self.commands.labels.push((label.to_owned(), query));
+            self.commands.stamp(raw, Some(query));
+            self.commands.labels.push((label.to_owned(), [self.stamped, query], bytes));
+            self.stamped = query;
         }
         let device = &self.commands.device;
         if device.instance.has_debug() {
@@ -412,16 +514,22 @@ fn host_barrier(device: &Device, raw: vk::CommandBuffer) {
 }
 
 impl Commands {
-    /// Two queries that no step has, while there are some.
-    fn take_queries(&mut self, raw: vk::CommandBuffer) -> Option<u32> {
+    /// Queries that no step has, while there are some.
+    fn count_queries(&mut self, count: u32) -> Option<u32> {
         let query = self.n_queries;
         // A queue without timestamps must not be asked for any.
-        (self.device.timestamp_bits > 0 && query + 2 <= self.most_queries).then(|| {
-            self.n_queries += 2;
-            // SAFETY: the queries exist; they are reset before they are written.
-            unsafe { self.device.raw.cmd_reset_query_pool(raw, self.queries, query, 2) };
+        (self.device.timestamp_bits > 0 && query + count <= self.most_queries).then(|| {
+            self.n_queries += count;
             query
         })
+    }
+
+    /// Two queries, made ready.
+    fn take_queries(&mut self, raw: vk::CommandBuffer) -> Option<u32> {
+        let query = self.count_queries(2)?;
+        // SAFETY: the queries exist; they are reset before they are written.
+        unsafe { self.device.raw.cmd_reset_query_pool(raw, self.queries, query, 2) };
+        Some(query)
     }
 
     fn stamp(&self, raw: vk::CommandBuffer, query: Option<u32>) {
@@ -475,11 +583,12 @@ impl Commands {
     }
 
     /// The time of each step, for recordings made with `profiled`.
-    pub fn timings(&self) -> Vec<(String, Duration)> {
-        self.labels
-            .iter()
-            .filter_map(|(label, query)| Some((label.clone(), self.between(*query, query + 1)?)))
-            .collect()
+    pub fn timings(&self) -> Vec<StepTime> {
+        let of = |(label, [first, second], bytes): &(String, [u32; 2], f64)| {
+            let time = self.between(*first, *second)?;
+            Some(StepTime { label: label.clone(), time, bytes: *bytes })
+        };
+        self.labels.iter().filter_map(of).collect()
     }
 
     fn learn(&self) {

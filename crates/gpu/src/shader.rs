@@ -27,6 +27,8 @@ pub struct Shader {
     pub formats: Vec<String>,
     /// How the kernel wants its subgroups.
     pub subgroup: SubgroupRequest,
+    /// Whether it waits for those before it by itself ([`Shader::handing_over`]).
+    pub hands_over: bool,
 }
 
 impl Shader {
@@ -39,6 +41,7 @@ impl Shader {
             params,
             formats: Vec::new(),
             subgroup: SubgroupRequest::Any,
+            hands_over: false,
         }
     }
 

@@ -111,6 +111,7 @@ fn a_chain_of_dispatches_waits_where_it_must_and_can_run_again() {
             groups: Groups::Direct([n.div_ceil(64), 1, 1]),
             reads: &[Span { start: x, bytes }],
             writes: &[Span { start: y, bytes }],
+            early: &[],
             cost: Cost::default(),
         };
         recorder.dispatch(step).unwrap();
@@ -209,6 +210,7 @@ fn a_device_that_does_not_finish_in_time_is_lost_and_what_it_uses_is_kept() {
         groups: Groups::Direct([1, 1, 1]),
         reads: &[],
         writes: &writes,
+        early: &[],
         cost: Cost::default(),
     };
     recorder.dispatch(step).unwrap();
@@ -265,6 +267,7 @@ fn work_is_cut_into_several_submits_by_its_cost() {
             groups: Groups::Direct([1, 1, 1]),
             reads: &span,
             writes: &span,
+            early: &[],
             cost: Cost { bytes: 1e12, flops: 0.0 },
         };
         recorder.dispatch(step).unwrap();

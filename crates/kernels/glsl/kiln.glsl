@@ -10,17 +10,26 @@
 #extension GL_EXT_control_flow_attributes : enable
 #extension GL_KHR_shader_subgroup_basic : enable
 
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer F32 { float v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer F32x4 { vec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 2) buffer F16 { float16_t v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 8) buffer F16x4 { f16vec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer U32 { uint v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 8) buffer U32x2 { uvec2 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer U32x4 { uvec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer I32 { int v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 2) buffer U16 { uint16_t v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 1) buffer U8 { uint8_t v[]; };
-layout(buffer_reference, std430, buffer_reference_align = 1) buffer I8 { int8_t v[]; };
+#ifdef HANDOVER
+// Dispatches exchange data while they run: under the Vulkan memory model, what others may see must be named so.
+#pragma use_vulkan_memory_model
+#extension GL_KHR_memory_scope_semantics : require
+#define MEMORY_MODEL 1
+#define SEEN nonprivate
+#else
+#define SEEN
+#endif
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer F32 { float v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) SEEN buffer F32x4 { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 2) SEEN buffer F16 { float16_t v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) SEEN buffer F16x4 { f16vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer U32 { uint v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) SEEN buffer U32x2 { uvec2 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) SEEN buffer U32x4 { uvec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer I32 { int v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 2) SEEN buffer U16 { uint16_t v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 1) SEEN buffer U8 { uint8_t v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 1) SEEN buffer I8 { int8_t v[]; };
 
 // The address `bytes` further on.
 uvec2 offset(uvec2 address, uint bytes) {
@@ -73,3 +82,4 @@ uint ravel(uvec4 at, uint stride[4]) {
 }
 
 #include "params.glsl"
+#include "hand_over.glsl"

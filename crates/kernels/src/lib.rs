@@ -7,6 +7,7 @@ mod elementwise;
 mod floats;
 pub mod formats;
 pub mod fuse;
+pub mod hand_over;
 pub mod harness;
 pub mod host;
 mod linear_recurrence;

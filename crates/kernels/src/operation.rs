@@ -135,6 +135,12 @@ pub trait Operation: std::fmt::Debug + Send + Sync {
         Touches { reads: self.reads(), writes }
     }
 
+    /// What kernels that hand over read before they wait for those before them (`hand_over.glsl`). Where one of those before wrote
+    /// to it, a barrier stands between them instead.
+    fn early(&self) -> Vec<Tensor> {
+        Vec::new()
+    }
+
     /// The definition: the plainest loop, in f64.
     fn reference(&self, memory: &mut HostMemory);
 

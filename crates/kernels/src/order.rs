@@ -74,6 +74,7 @@ fn find(device: &Arc<Device>, shape: &CoopmatShape) -> Result<Vec<u32>, Error> {
         groups: Groups::Direct([1, 1, 1]),
         reads: &[],
         writes: &[Span { start: buffer.address(), bytes }],
+        early: &[],
         cost: Cost::default(),
     })?;
     recorder.finish()?.run()?;

@@ -235,6 +235,7 @@ impl Probe {
                         groups: Groups::Direct([groups, 1, 1]),
                         reads: &[],
                         writes,
+                        early: &[],
                         cost: Cost::default(),
                     })?;
                 }
@@ -276,6 +277,7 @@ impl Probe {
             groups: Groups::Direct(grid(groups as usize, &self.device.adapter.caps)),
             reads: &[from],
             writes,
+            early: &[],
             cost: Cost { bytes: bytes as f64, flops: 0.0 },
         })?;
         Ok(bytes)
@@ -319,6 +321,7 @@ impl Probe {
                     groups: Groups::Direct(grid(groups as usize, &self.device.adapter.caps)),
                     reads: &[Span { start: x, bytes }],
                     writes: &[Span { start: y, bytes }],
+                    early: &[],
                     cost: Cost { bytes: 2.0 * bytes as f64, flops: 0.0 },
                 })
             })?;
@@ -376,6 +379,7 @@ impl Probe {
                 groups: Groups::Direct([groups, 1, 1]),
                 reads: &[],
                 writes: &[],
+                early: &[],
                 cost: Cost { bytes: 0.0, flops: per_round * f64::from(rounds) },
             })?;
             recorder.finish()

@@ -46,6 +46,7 @@ pub fn record(
         let touches = operation.touches(choice, i);
         let reads: Vec<Span> = touches.reads.iter().map(span).collect();
         let writes: Vec<Span> = touches.writes.iter().map(span).collect();
+        let early: Vec<Span> = operation.early().iter().map(span).collect();
         recorder.dispatch(Dispatch {
             label: &label,
             pipeline: &pipeline,
@@ -53,6 +54,7 @@ pub fn record(
             groups: Groups::Direct(launch.groups),
             reads: &reads,
             writes: &writes,
+            early: &early,
             cost: Cost { bytes: work.bytes / launches, flops: work.flops / launches },
         })?;
     }

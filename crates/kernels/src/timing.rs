@@ -109,6 +109,7 @@ impl Copies {
                     groups: Groups::Direct(launch.groups),
                     reads: &reads,
                     writes: &writes,
+                    early: &[],
                     cost,
                 })?;
             }

@@ -130,7 +130,13 @@ impl ModelFlags {
         let Some(device) = self.or_cpu(DeviceFlag::open)? else {
             return Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible)));
         };
-        let options = Options { packing: packing()?, keep: keep()?, sums: sums()?, reproducible: self.reproducible };
+        let options = Options {
+            packing: packing()?,
+            keep: keep()?,
+            sums: sums()?,
+            reproducible: self.reproducible,
+            ..Options::default()
+        };
         Ok(Box::new(GpuExecutor::with_options(device, options)))
     }
 

@@ -1,9 +1,10 @@
 //! The CPU executor: runs each step by the operation's own CPU code, which is its reference where nothing faster is
 //! needed.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kiln_gguf::Gguf;
+use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place};
 use kiln_kernels::tensor::{Slot, Tensor};
@@ -211,14 +212,15 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error> {
         let arithmetic = self.arithmetic;
         let times = rayon::scope(|_| {
             self.with_plan(plan, |plan, memory| {
                 let timed = |step: &Step| {
                     let start = Instant::now();
                     run_call(&step.call, arithmetic, memory);
-                    (step.label.clone(), start.elapsed())
+                    let bytes = step.call.operation().work().bytes;
+                    StepTime { label: step.label.clone(), time: start.elapsed(), bytes }
                 };
                 plan.steps.iter().map(timed).collect()
             })

@@ -2,14 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kiln_gguf::{Gguf, TensorType, quant};
-use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, Uploader};
+use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, StepTime, Uploader, counter_bytes};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{dequantise, packing};
+use kiln_kernels::{dequantise, hand_over, packing};
 
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
@@ -56,6 +55,20 @@ pub enum Sums {
     F16,
 }
 
+/// How the steps of generating wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// By themselves where the device has proved that they can, else by barriers.
+    Proved,
+    /// By themselves: for tests on devices that gain nothing.
+    HandOver,
+    /// By barriers.
+    Barriers,
+    /// By themselves, and the first run counts as one in which a step waited in vain: for tests of what follows.
+    #[doc(hidden)]
+    Stalls,
+}
+
 /// How weights lie on the device, and how they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -65,13 +78,21 @@ pub struct Options {
     pub keep: Keep,
     /// What long prompts add up in.
     pub sums: Sums,
+    /// How steps wait for each other.
+    pub order: Order,
     /// Whether every row goes the way that it would go alone ([`Target::alike`]).
     pub reproducible: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { packing: Packing::Faster, keep: Keep::Ample, sums: Sums::F32, reproducible: false }
+        Options {
+            packing: Packing::Faster,
+            keep: Keep::Ample,
+            sums: Sums::F32,
+            order: Order::Proved,
+            reproducible: false,
+        }
     }
 }
 
@@ -88,6 +109,23 @@ pub struct GpuExecutor {
     /// Where scratch slots of plans lie: as large as the largest plan needs. Plans that were made ready before it grew keep
     /// the one they have.
     arena: Option<Buffer>,
+    /// Whether the steps of generating wait for each other by themselves; not known before the first such plan.
+    hands_over: Option<bool>,
+}
+
+/// What steps that wait for each other by themselves need.
+struct Counters {
+    buffer: Buffer,
+    /// Host memory of the mark that a step leaves which has waited for too long.
+    mark: Buffer,
+}
+
+/// Where the operands of steps lie, and what steps need besides.
+struct Places<'a> {
+    buffers: &'a [Buffer],
+    bases: &'a [u64],
+    results: &'a [(Slot, Buffer)],
+    counters: Option<&'a Counters>,
 }
 
 struct Prepared {
@@ -102,6 +140,8 @@ struct Prepared {
     results: Vec<(Slot, Buffer)>,
     /// Whether `results` are those of the last run.
     copied: bool,
+    /// Where steps wait for each other by themselves.
+    counters: Option<Counters>,
     commands: Commands,
     /// Runs that were waited for to learn whether the commands need more than one submit.
     trials: usize,
@@ -113,8 +153,15 @@ impl Prepared {
         (&self.buffers[slot.0 as usize], self.bases.get(slot.0 as usize).copied().unwrap_or(0))
     }
 
-    fn places(&self) -> (&[Buffer], &[u64]) {
-        (&self.buffers, &self.bases)
+    /// All there is, with the results that are copied at the end.
+    fn memory(&self) -> Places<'_> {
+        let Prepared { buffers, bases, results, counters, .. } = self;
+        Places { buffers, bases, results, counters: counters.as_ref() }
+    }
+
+    /// All there is, for a part of the steps.
+    fn places(&self) -> Places<'_> {
+        Places { results: &[], ..self.memory() }
     }
 
     fn steps(&self) -> Vec<(&str, &kiln_kernels::Call, &Choice)> {
@@ -135,7 +182,16 @@ impl GpuExecutor {
     /// An executor without a model that keeps weights so.
     pub fn with_options(device: Arc<Device>, options: Options) -> GpuExecutor {
         let decoded = HashMap::new();
-        GpuExecutor { device, options, fixed: Vec::new(), packed: Vec::new(), decoded, plans: Vec::new(), arena: None }
+        GpuExecutor {
+            device,
+            options,
+            fixed: Vec::new(),
+            packed: Vec::new(),
+            decoded,
+            plans: Vec::new(),
+            arena: None,
+            hands_over: None,
+        }
     }
 
     /// The packed type for rows of `len` elements of a type, where they should have one.
@@ -236,13 +292,91 @@ impl GpuExecutor {
         Ok(to)
     }
 
+    /// Whether the steps of generating wait for each other by themselves: as the options say, or as the device has proved.
+    fn hands_over(&mut self) -> Result<bool, Error> {
+        if self.hands_over.is_none() {
+            self.hands_over = Some(match self.options.order {
+                Order::Proved => hand_over::proved(&self.device)?,
+                Order::HandOver | Order::Stalls => self.device.adapter.caps.memory_model,
+                Order::Barriers => false,
+            });
+        }
+        Ok(self.hands_over == Some(true))
+    }
+
+    /// Lets the steps of a plan that goes on by itself wait for each other, where they can.
+    fn hand_over(&mut self, plan: &Plan, choices: &mut Vec<Choice>) -> Result<Option<Counters>, Error> {
+        let goes_on = plan.slots.iter().any(|slot| slot.kind == SlotKind::Log);
+        if !goes_on || !self.hands_over()? {
+            return Ok(None);
+        }
+        let nowhere = |_: &Tensor| Address::default();
+        let bytes =
+            |step: usize, launch| plan.steps[step].call.operation().params(&choices[step], launch, &nowhere).len();
+        let Some(handing_over) = hand_over::handing_over(choices, bytes, &self.device.adapter.caps) else {
+            return Ok(None);
+        };
+        *choices = handing_over;
+        let dispatches = choices.iter().map(|c| c.launches.len()).sum();
+        let buffer = self.device.allocate(MemoryKind::Device, counter_bytes(dispatches))?;
+        let mut uploader = Uploader::new(&self.device)?;
+        uploader.zero(&buffer)?;
+        if self.options.order == Order::Stalls {
+            uploader.write(&buffer, 0, &[1, 0, 0, 0])?;
+        }
+        uploader.finish()?;
+        let mark = self.device.allocate(MemoryKind::Readback, 4)?;
+        mark.write(0, &[0; 4]);
+        Ok(Some(Counters { buffer, mark }))
+    }
+
+    /// Whether a step of the plan has waited for another one for too long in a run that has ended. Then barriers order the
+    /// steps of all plans from now on.
+    fn has_stalled(&mut self, plan: PlanId) -> Result<bool, Error> {
+        let mut mark = [0; 4];
+        match &self.prepared(plan).counters {
+            Some(counters) => counters.mark.read(0, &mut mark),
+            None => return Ok(false),
+        }
+        if mark == [0; 4] {
+            return Ok(false);
+        }
+        log::warn!(
+            "{}: a step waited in vain for the one before; barriers order them from now on (KILN_DISABLE=handover does so from \
+             the start)",
+            self.device.adapter.name
+        );
+        self.device.remember("hand-over", b"no");
+        self.hands_over = Some(false);
+        self.device.wait_idle()?;
+        for at in 0..self.plans.len() {
+            let Some(prepared) = self.plans[at].as_mut().filter(|prepared| prepared.counters.is_some()) else {
+                continue;
+            };
+            prepared.counters = None;
+            prepared.choices = picked(&prepared.plan, &self.device)?;
+            self.record_again(PlanId(at))?;
+        }
+        Ok(true)
+    }
+
+    fn record_again(&mut self, plan: PlanId) -> Result<(), Error> {
+        let prepared = self.prepared(plan);
+        let commands = self.record(Recorder::new(&self.device)?, &prepared.steps(), prepared.memory())?;
+        self.prepared_mut(plan).commands = commands;
+        Ok(())
+    }
+
     fn record(
         &self,
-        mut recorder: Recorder,
+        recorder: Recorder,
         steps: &[(&str, &kiln_kernels::Call, &Choice)],
-        (buffers, bases): (&[Buffer], &[u64]),
-        results: &[(Slot, Buffer)],
+        Places { buffers, bases, results, counters }: Places<'_>,
     ) -> Result<Commands, Error> {
+        let mut recorder = match counters {
+            Some(counters) => recorder.counting_on(&counters.buffer),
+            None => recorder,
+        };
         let at = |t: &Tensor| -> Address {
             let slot = t.slot.0 as usize;
             buffers[slot].address().offset(bases.get(slot).copied().unwrap_or(0) + t.offset as u64)
@@ -253,8 +387,24 @@ impl GpuExecutor {
         for (slot, result) in results {
             recorder.copy((&buffers[slot.0 as usize], 0), (result, 0), result.bytes())?;
         }
+        if let Some(counters) = counters {
+            recorder.copy((&counters.buffer, 0), (&counters.mark, 0), 4)?;
+        }
         Ok(recorder.finish()?)
     }
+}
+
+/// How the steps of a plan run on a device.
+fn picked(plan: &Plan, device: &Device) -> Result<Vec<Choice>, Error> {
+    let pick = |step: &crate::plan::Step| {
+        let refused = |why: kiln_kernels::operation::Unsupported| Error::OnDevice {
+            device: device.adapter.name.clone(),
+            step: step.label.clone(),
+            why: why.to_string(),
+        };
+        step.call.operation().pick(&device.adapter.caps, None).map_err(refused)
+    };
+    plan.steps.iter().map(pick).collect()
 }
 
 /// Most tokens of a prompt that are read at once on a device with so much memory.
@@ -328,16 +478,8 @@ impl Executor for GpuExecutor {
             packing::use_packed(&mut step.call, &packed).map_err(fault)?;
         }
         let decoded = self.use_decoded(&mut plan)?;
-        let caps = &self.device.adapter.caps;
-        let pick = |step: &crate::plan::Step| {
-            let refused = |why: kiln_kernels::operation::Unsupported| Error::OnDevice {
-                device: self.device.adapter.name.clone(),
-                step: step.label.clone(),
-                why: why.to_string(),
-            };
-            step.call.operation().pick(caps, None).map_err(refused)
-        };
-        let choices = plan.steps.iter().map(pick).collect::<Result<Vec<Choice>, _>>()?;
+        let mut choices = picked(&plan, &self.device)?;
+        let counters = self.hand_over(&plan, &mut choices)?;
         let shaders: Vec<Shader> = choices.iter().flat_map(|c| c.launches.iter().map(|l| l.shader.clone())).collect();
         self.device.prepare(&shaders, &|| {})?;
 
@@ -370,9 +512,10 @@ impl Executor for GpuExecutor {
             buffers.push(buffer);
         }
         buffers.extend(decoded);
-        let places = (&buffers[..], &bases[..]);
-        let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), places, &results)?;
-        let prepared = Prepared { plan, choices, buffers, bases, results, copied: false, commands, trials: 0 };
+        let places = Places { buffers: &buffers, bases: &bases, results: &results, counters: counters.as_ref() };
+        let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), places)?;
+        let prepared =
+            Prepared { plan, choices, buffers, bases, results, copied: false, counters, commands, trials: 0 };
         Ok(super::keep(&mut self.plans, prepared))
     }
 
@@ -392,7 +535,7 @@ impl Executor for GpuExecutor {
         let prepared = self.prepared_mut(plan);
         prepared.commands.run()?;
         prepared.copied = true;
-        Ok(())
+        if self.has_stalled(plan)? { Err(Error::Stalled) } else { Ok(()) }
     }
 
     fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
@@ -403,10 +546,7 @@ impl Executor for GpuExecutor {
             prepared.trials += 1;
             prepared.commands.run()?;
             if prepared.commands.fits_one_submit() {
-                let prepared = self.prepared(plan);
-                let recorder = Recorder::new(&self.device)?;
-                let commands = self.record(recorder, &prepared.steps(), prepared.places(), &prepared.results)?;
-                self.prepared_mut(plan).commands = commands;
+                self.record_again(plan)?;
             }
             return Ok(Ticket { plan, submission: None });
         }
@@ -419,6 +559,9 @@ impl Executor for GpuExecutor {
             self.device.wait(submission, self.device.patience())?;
         }
         self.prepared_mut(ticket.plan).copied = true;
+        if self.has_stalled(ticket.plan)? {
+            return Err(Error::Stalled);
+        }
         Ok(())
     }
 
@@ -481,14 +624,18 @@ impl Executor for GpuExecutor {
         let prepared = self.prepared(plan);
         let at = &prepared.plan.steps[step];
         let one = [(at.label.as_str(), &at.call, &prepared.choices[step])];
-        Ok(self.record(Recorder::new(&self.device)?, &one, prepared.places(), &[])?.run()?)
+        Ok(self.record(Recorder::new(&self.device)?, &one, prepared.places())?.run()?)
     }
 
-    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+    fn read_ceiling(&mut self) -> Option<f64> {
+        let probe = kiln_kernels::probe::Probe::new(&self.device).ok()?;
+        probe.read_bandwidth().ok().map(|bandwidth| bandwidth.rate())
+    }
+
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error> {
         self.prepared_mut(plan).copied = false;
         let prepared = self.prepared(plan);
-        let commands =
-            self.record(Recorder::profiled(&self.device)?, &prepared.steps(), prepared.places(), &prepared.results)?;
+        let commands = self.record(Recorder::profiled(&self.device)?, &prepared.steps(), prepared.memory())?;
         commands.run()?;
         self.prepared_mut(plan).copied = true;
         Ok(commands.timings())
@@ -505,6 +652,14 @@ impl Executor for GpuExecutor {
     fn memory(&self) -> Option<Memory> {
         let (total, free) = self.device.memory_now();
         Some(Memory { free, total, place: "on the device" })
+    }
+
+    fn order(&mut self) -> Result<&'static str, Error> {
+        Ok(match self.hands_over()? {
+            true => "steps of generating hand over to each other, without barriers",
+            false if self.device.adapter.caps.hand_over => "barriers between steps: they cannot hand over here",
+            false => "barriers between steps",
+        })
     }
 
     fn target(&self) -> Target {

@@ -3,13 +3,12 @@
 mod cpu;
 mod gpu;
 
-use std::time::Duration;
-
 use kiln_gguf::Gguf;
+use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Keep, Options, Packing, Sums, batch_on};
+pub use gpu::{GpuExecutor, Keep, Options, Order, Packing, Sums, batch_on};
 
 use crate::Error;
 use crate::lower::Target;
@@ -124,13 +123,23 @@ pub trait Executor: Send {
     /// Runs one step alone and waits: for comparing executors.
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error>;
 
-    /// Runs every step and waits, taking the time of each on the executor's own clock; the step's label comes with it.
-    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error>;
+    /// Runs every step and waits, taking the time of each on the executor's own clock.
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error>;
+
+    /// Bytes a second that its memory can be read at, where it can tell.
+    fn read_ceiling(&mut self) -> Option<f64> {
+        None
+    }
 
     /// Tokens of a prompt that should go through the model at once: more share the reading of weights, and take more
     /// memory.
     fn batch(&self) -> usize {
         BATCH
+    }
+
+    /// What orders the steps of generating, for people.
+    fn order(&mut self) -> Result<&'static str, Error> {
+        Ok("one step after the other")
     }
 
     /// What plans are lowered for.

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use kiln_gguf::Gguf;
 use kiln_kernels::Call;
@@ -160,7 +159,7 @@ impl Executor for Observer {
         self.inner.run_step(plan, step)
     }
 
-    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         self.inner.profile(plan)
     }
 

@@ -152,7 +152,11 @@ impl Engine {
 
     fn collect_step(&mut self, decoding: &mut Decoding) -> Result<Vec<Option<u32>>, Error> {
         let Some(ticket) = decoding.on_their_way.pop_front() else { return Ok(Vec::new()) };
-        self.executor.wait(ticket)?;
+        match self.executor.wait(ticket) {
+            // What a model remembers of all tokens at once has been written over.
+            Err(Error::Stalled) if !self.has_states => self.repeat(decoding)?,
+            waited => waited?,
+        }
         let mut history = vec![0i32; decoding.tail.history.len()];
         self.executor.read(decoding.plan, &decoding.tail.history, bytemuck::cast_slice_mut(&mut history))?;
         let at = decoding.collected % HISTORY;
@@ -165,6 +169,22 @@ impl Engine {
             tokens.push(token);
         }
         Ok(tokens)
+    }
+
+    /// Runs the oldest step again, whose results are wrong. Those behind it are forgotten: they went on from these.
+    fn repeat(&mut self, decoding: &mut Decoding) -> Result<(), Error> {
+        for ticket in decoding.on_their_way.drain(..) {
+            self.executor.wait(ticket)?;
+        }
+        decoding.submitted = decoding.collected;
+        let entries: Vec<_> = decoding.going.iter().map(|g| (g.sequence, [g.token])).collect();
+        let cuts = decoding.going.iter().any(|g| g.row.cuts());
+        self.enter_decoding(&entries, cuts)?;
+        let step = i32::try_from(decoding.collected % HISTORY).unwrap_or(0);
+        self.executor.write(decoding.plan, &decoding.tail.step, &step.to_le_bytes())?;
+        self.submit_step(decoding)?;
+        let again = decoding.on_their_way.pop_front();
+        again.map_or(Ok(()), |ticket| self.executor.wait(ticket))
     }
 
     /// Ends what [`Engine::begin_decoding`] began; steps whose tokens nobody collected are waited for, and forgotten.

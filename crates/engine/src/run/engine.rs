@@ -337,8 +337,13 @@ impl Engine {
         result
     }
 
+    /// Bytes a second that the memory of where it runs can be read at, where that can be told.
+    pub fn read_ceiling(&mut self) -> Option<f64> {
+        self.executor.read_ceiling()
+    }
+
     /// Feeds tokens and gives the time of every step, by its label.
-    pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<(String, Duration)>, Error> {
+    pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         let entered = self.enter(entries, End::Logits)?;
         let result = self.executor.profile(entered.plan);
         self.leave(entries, result.is_ok());

@@ -18,6 +18,7 @@ mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
 pub use fit::{Fit, Place, Wish, fit, fit_in};
+pub use kiln_gpu::StepTime;
 pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};

@@ -1,7 +1,6 @@
 //! One sequence being read and continued: tokens go in, logits come out. For tools; an [`Engine`] serves many.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kiln_gguf::TensorType;
 
@@ -127,7 +126,7 @@ impl Session {
     }
 
     /// Feeds tokens and gives the time of every step of the last batch, by its label.
-    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<(String, Duration)>, Error> {
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         self.admit(tokens)?;
         let size = self.engine.batch();
         let (before, tokens) = tokens.split_at((tokens.len() - 1) / size * size);
@@ -135,6 +134,11 @@ impl Session {
             self.feed(before, Wanted::Nothing)?;
         }
         self.engine.profile(&[Entry { sequence: self.sequence, tokens, wanted: Wanted::Last }])
+    }
+
+    /// Bytes a second that the memory of where it runs can be read at, where that can be told.
+    pub fn read_ceiling(&mut self) -> Option<f64> {
+        self.engine.read_ceiling()
     }
 
     /// The plan that this many tokens and wanted logits get here, for printing and comparing.

@@ -280,6 +280,15 @@ impl Operation for Call {
         [Some(self.out), self.split.and_then(|s| s.counters)].into_iter().flatten().collect()
     }
 
+    /// Where keys lie. Keys themselves are read early too, but only those of tokens before the one that is being written.
+    fn early(&self) -> Vec<Tensor> {
+        let mut early: Vec<Tensor> = [self.sequences, self.pages.map(|p| p.table)].into_iter().flatten().collect();
+        if let Mask::Causal { positions, length, .. } = self.mask {
+            early.extend([positions, length]);
+        }
+        early
+    }
+
     fn scratch(&self) -> Vec<Tensor> {
         self.split.map(|s| s.scratch).into_iter().collect()
     }

@@ -7,6 +7,7 @@
 // Grid: (token, (kv head, group of heads, split), batch). All sums are f32. With SPLIT, a workgroup takes a run of the
 // keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
 #version 450
+#define HANDOVER_LATE 1
 #include "kiln.glsl"
 #extension GL_KHR_shader_subgroup_shuffle : require
 #if INT
@@ -115,6 +116,30 @@ void main() {
     keys = keys_at(kv_head, sequence);
     values = values_at(kv_head, sequence);
 
+#if SPLIT
+    uint used;
+    uvec2 tiles = split_tiles(seen, split, used);
+    uint begin = max(tiles.x * BC, seen.x), end = min(tiles.y * BC, seen.y);
+#if SPLIT == 2
+    if (split >= used) return;
+#endif
+#else
+    uint begin = seen.x, end = seen.y;
+#endif
+    RawK k[FLIGHT * K_CHUNKS];
+    RawV v[FLIGHT * V_CHUNKS];
+    uint at = begin + team * FLIGHT;
+#if AHEAD
+#if CAUSAL
+    // Keys of earlier tokens are there already; that of this token, the only one of its sequence here, is waited for.
+    bool early = SEQUENCES == 0 && p.tokens == 1 && int(min(at + FLIGHT, end)) <= position_of(token, batch);
+#else
+    const bool early = false;
+#endif
+    if (begin < end && early) load_keys(at, end, lane, k);
+#endif
+    await_inputs();
+
     // Rows past the last are copies of it, and columns past the head are zero.
     uvec2 q = row_address(row_address(p.q, token, p.q_stride[0]), batch, p.q_stride[2]);
     vec4 held[ROWS][2 * K_CHUNKS];
@@ -159,22 +184,8 @@ void main() {
     float slope = slope_of(head + my_row);
 #endif
 
-#if SPLIT
-    uint used;
-    uvec2 tiles = split_tiles(seen, split, used);
-    uint begin = max(tiles.x * BC, seen.x), end = min(tiles.y * BC, seen.y);
-#if SPLIT == 2
-    if (split >= used) return;
-#endif
-#else
-    uint begin = seen.x, end = seen.y;
-#endif
-
-    RawK k[FLIGHT * K_CHUNKS];
-    RawV v[FLIGHT * V_CHUNKS];
-    uint at = begin + team * FLIGHT;
 #if AHEAD
-    if (begin < end) load_keys(at, end, lane, k);
+    if (begin < end && !early) load_keys(at, end, lane, k);
 #endif
     for (uint round = begin; round < end; round += STRIDE, at += STRIDE) {
 #if AHEAD == 0

@@ -114,6 +114,10 @@ impl Operation for Call {
         vec![self.q.y, self.k_cache, self.v_cache]
     }
 
+    fn early(&self) -> Vec<Tensor> {
+        vec![self.q.positions, self.q.turns]
+    }
+
     fn check(&self) -> Result<(), Invalid> {
         let Call { q, k, v, ids, .. } = self;
         q.check()?;

@@ -193,6 +193,13 @@ impl Operation for Call {
         check::check(self)
     }
 
+    /// The first weights, unless it is others who say which.
+    fn early(&self) -> Vec<Tensor> {
+        let known = self.experts.is_none();
+        let all = self.matrices().into_iter().map(|matrix| matrix.a).chain(self.gate.map(|gate| gate.up));
+        all.filter(|_| known).collect()
+    }
+
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
         pick::pick(self, caps, want)
     }

@@ -14,6 +14,7 @@
 //   LOOP     there are as many workgroups as run at once, and teams go from unit to unit: columns are made ready once for
 //            all of a workgroup's rows. Loads are FLIGHT slices ahead, those of the next unit too.
 #version 450
+#define HANDOVER_LATE 1
 #include "kiln.glsl"
 layout(local_size_x = WG) in;
 #if SUBGROUPS
@@ -341,6 +342,10 @@ void store_unit(uint unit, uint lane) {
 
 void main() {
     A_INIT();
+#if EXPERTS
+    // Which weights come first is what others say.
+    await_inputs();
+#endif
     uint units = all_units(), group = group_index();
 #if LOOP
     batch = 0;
@@ -391,6 +396,9 @@ void main() {
     if (unit < units) load_from(unit);
     [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_slices(f, lane, n, units);
     next_round(rounds, units, stride);
+#if EXPERTS == 0
+    await_inputs();
+#endif
     start_unit(unit, units, lane);
     start_columns(b);
     for (; unit < units; unit += stride) {

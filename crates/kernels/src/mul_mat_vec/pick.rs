@@ -306,9 +306,7 @@ fn product(
         (true, Slice::Quads { count, .. }) => 4 * count as usize,
         (true, Slice::Groups(_)) => tuning.slice.span(),
     };
-    let pass = slice * team as usize;
-    let tuning = Tuning { flight: whole_flight(b.shape[0], pass, tuning.flight), ..tuning };
-    let even = b.shape[0].is_multiple_of(pass * tuning.flight as usize);
+    let even = b.shape[0].is_multiple_of(slice * team as usize * tuning.flight as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
     // Several batches have columns of their own each.
@@ -382,13 +380,6 @@ fn product(
     let groups = units.div_ceil((tuning.threads / team) as usize);
     let groups = loops.map_or(groups, |most| groups.min(most));
     Ok(Launch { shader, groups: grid(groups * batches, caps) })
-}
-
-/// Slices ahead for rows of `k` elements, `most` or fewer: so many that rounds are full, where passes are.
-fn whole_flight(k: usize, pass: usize, most: u32) -> u32 {
-    let passes = k / pass;
-    let full = |n: &u32| k.is_multiple_of(pass) && passes.is_multiple_of(*n as usize);
-    (1..=most).rev().find(full).unwrap_or(most)
 }
 
 fn batches(call: &Call) -> usize {
@@ -566,5 +557,27 @@ mod tests {
         for (caps, path) in [(Caps::example_nvidia(), Path::IntDot), (software, Path::Scalar)] {
             assert_eq!(pick(&exact, &caps, None).expect("an ordinary call").path, path);
         }
+    }
+
+    #[test]
+    fn launches_of_different_formats_have_the_cores_together() {
+        let tensor = |slot, ty, shape| Tensor::dense(crate::tensor::Slot(slot), ty, shape);
+        let matrix = |slot, ty, m| Sibling {
+            a: tensor(slot, ty, [4096, m, 1, 1]),
+            d: tensor(slot + 1, TensorType::F32, [m, 1, 1, 1]),
+            bias: None,
+        };
+        let (q, k) = (matrix(0, TensorType::Q4_K, 4096), matrix(2, TensorType::Q4_K, 1024));
+        let v = matrix(4, TensorType::Q6_Kx8, 1024);
+        let b = tensor(9, TensorType::F32, [4096, 1, 1, 1]);
+        let alone = Call::plain(Product { a: q.a, b, d: q.d });
+        let groups = |call: &Call| -> Vec<u32> {
+            let choice = pick(call, &Caps::example_nvidia(), None).expect("an ordinary call");
+            choice.launches.iter().map(|launch| launch.groups[0]).collect()
+        };
+        assert_eq!(groups(&alone), [128], "a workgroup for 32 rows");
+        assert_eq!(groups(&Call { others: vec![k], ..alone.clone() }), [132], "one for each core");
+        let [most, few] = groups(&Call { others: vec![k, v], ..alone })[..] else { panic!("two formats, two launches") };
+        assert!(most + few <= 132 && 3 * few < most && few > 20, "{most} and {few}: by the bytes they read");
     }
 }

@@ -124,8 +124,7 @@ gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 loop:4
 gpu f16  scalar  16  128 subgroup 4 4 quads:1x4
 gpu bf16 scalar  1   256 subgroup 1 8 quads:1x4 loop:4
 gpu bf16 scalar  16  128 subgroup 4 4 quads:1x4
-gpu q4_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1 gate
-gpu q4_k int_dot 3   512 subgroup 1 2 groups:2 loop:1
+gpu q4_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1
 gpu q4_k int_dot 5   128 subgroup 4 1 groups:1
 gpu q4_k int_dot 16  128 subgroup 2 1 groups:1
 gpu q5_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1
@@ -133,8 +132,7 @@ gpu q5_k int_dot 16  128 subgroup 2 1 groups:1
 gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
 gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
 gpu mxfp4x30 int_dot 3 1024 subgroup 1 2 groups:1 loop:1
-gpu packed int_dot 3  1024 subgroup 1 1 groups:2 loop:1 gate
-gpu packed int_dot 3  512 subgroup 1 2 groups:2 loop:1
+gpu packed int_dot 3  1024 subgroup 1 1 groups:2 loop:1
 gpu packed int_dot 16 128 subgroup 2 1 groups:1
 gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 loop:1
 gpu nvfp4 int_dot 3  1024 subgroup 1 2 groups:1 loop:1

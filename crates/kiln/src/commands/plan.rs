@@ -70,15 +70,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
     let mut adapter = arguments.flags.adapter()?;
-    // Opened, a device knows more of itself than its driver told.
-    let target = match &adapter {
-        None => Target::cpu(),
-        Some(null) if null.is_null() => Target::gpu(&null.caps),
-        Some(_) => arguments.flags.executor()?.target(),
+    // Opened, a device knows more of itself than its driver told; one without hardware proves nothing.
+    let mut executor = match &adapter {
+        Some(adapter) if !adapter.is_null() => Some(arguments.flags.executor()?),
+        _ => None,
+    };
+    let target = match (&executor, &adapter) {
+        (Some(executor), _) => executor.target(),
+        (None, Some(null)) => Target::gpu(&null.caps),
+        (None, None) => Target::cpu(),
     };
     if let (Some(adapter), Some(caps)) = (&mut adapter, &target.caps) {
         adapter.caps = caps.clone();
     }
+    let order = executor.as_mut().and_then(|executor| executor.order().ok());
     let plan = match arguments.after.as_deref() {
         Some("plain") => plan,
         after => lower_until(plan, &target, after)?,
@@ -119,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             })
         };
         let steps: Vec<_> = plan.steps.iter().map(step).collect();
-        let mut all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "steps": steps });
+        let mut all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "order": order, "steps": steps });
         if let Some(estimates) = &estimates {
             all["estimates"] = estimates.as_value();
         }
@@ -129,6 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             print(&format!("{line}  [{}]", runs(step)));
         }
         print(&format!("{} steps for {} token(s), {} bytes between them", plan.len(), arguments.tokens, plan.arena));
+        order.iter().for_each(|order| print(order));
         if let Some(estimates) = &estimates {
             estimates.lines().iter().for_each(|line| print(line));
         }

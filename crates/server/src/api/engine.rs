@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::response::Response;
-use kiln_engine::run::{Engine, Entry, StepKind, Wanted, step_kinds};
+use kiln_engine::run::{Engine, Entry, StepKind, StepTime, Wanted, step_kinds};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -56,7 +56,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>) -> Result<Response, Refusa
 }
 
 /// One token through the model, each step timed.
-fn step(engine: &mut Engine) -> Result<Vec<(String, Duration)>, kiln_engine::Error> {
+fn step(engine: &mut Engine) -> Result<Vec<StepTime>, kiln_engine::Error> {
     let token = engine.model().tokenizer.vocab().bos.unwrap_or_default();
     let sequence = engine.open(OWNER)?;
     let times = engine.profile(&[Entry { sequence, tokens: &[token], wanted: Wanted::Last }]);
@@ -68,9 +68,8 @@ fn step(engine: &mut Engine) -> Result<Vec<(String, Duration)>, kiln_engine::Err
 pub(crate) async fn kernels(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
     let times = blocking(&app, |app| Ok(app.loaded()?.scheduler.with_engine(step)??)).await?;
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
-    let (steps, total) = (times.len(), times.iter().map(|(_, time)| micros(*time)).sum::<f64>());
-    let told =
-        |StepKind { name, count, time }: StepKind| json!({"name": name, "count": count, "microseconds": micros(time)});
+    let (steps, total) = (times.len(), times.iter().map(|step| micros(step.time)).sum::<f64>());
+    let told = |StepKind { name, count, time, .. }: StepKind| json!({"name": name, "count": count, "microseconds": micros(time)});
     let kernels: Vec<Value> = step_kinds(times).into_iter().map(told).collect();
     Ok(reply(&json!({"steps": steps, "microseconds": total, "kernels": kernels})))
 }

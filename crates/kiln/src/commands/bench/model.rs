@@ -126,7 +126,8 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     }
     bar.finish_and_clear();
     let steps = session.plan(1, 1)?.len();
-    report(arguments, &session, &rows, steps)?;
+    let ceiling = if arguments.profile { session.read_ceiling() } else { None };
+    report(arguments, &session, &rows, (steps, ceiling))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -138,14 +139,21 @@ fn feed(session: &mut Session, tokens: &[u32]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: usize) -> anyhow::Result<()> {
+fn report(
+    arguments: &ModelArguments,
+    session: &Session,
+    rows: &[Row],
+    (steps, ceiling): (usize, Option<f64>),
+) -> anyhow::Result<()> {
     let model = session.model();
     let name = &kiln_system::text::shown(model.gguf.metadata().get_str_or("general.name", "model")?);
     if arguments.json {
         let rows: Vec<_> = rows
             .iter()
             .map(|r| {
-                let step = |s: &StepKind| json!({ "step": s.name, "count": s.count, "seconds": s.time.as_secs_f64() });
+                let step = |s: &StepKind| {
+                    json!({ "step": s.name, "count": s.count, "seconds": s.time.as_secs_f64(), "bytes": s.bytes })
+                };
                 let steps: Vec<_> = r.steps.iter().map(step).collect();
                 json!({ "test": r.test, "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates, "steps": steps })
             })
@@ -156,6 +164,7 @@ fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: us
             "device": session.describe(),
             "version": env!("CARGO_PKG_VERSION"),
             "steps_per_token": steps,
+            "read_bytes_per_second": ceiling,
             "tests": rows,
         });
         print(&serde_json::to_string_pretty(&all)?);
@@ -167,15 +176,31 @@ fn report(arguments: &ModelArguments, session: &Session, rows: &[Row], steps: us
     for row in rows {
         print(&format!("{:20} {:>12.2} ± {:>7.2}", row.test, row.mean(), row.deviation()));
     }
-    for row in rows.iter().filter(|r| !r.steps.is_empty()) {
-        let all: f64 = row.steps.iter().map(|s| s.time.as_secs_f64()).sum();
-        print(&format!("\n{}: {:.3} ms in steps one after the other", row.test, 1e3 * all));
-        print(&format!("{:44} {:>6} {:>11} {:>11} {:>7}", "step", "count", "each, us", "all, us", "share"));
-        for StepKind { name, count, time } in &row.steps {
-            let us = 1e6 * time.as_secs_f64();
-            let (each, share) = (us / *count as f64, 1e-4 * us / all);
-            print(&format!("{name:44} {count:>6} {each:>11.2} {us:>11.1} {share:>5.1} %"));
-        }
-    }
+    rows.iter().filter(|r| !r.steps.is_empty()).for_each(|row| profile(row, ceiling));
     Ok(())
+}
+
+/// Where the time of a test goes: each step from the end of the one before it to its own.
+fn profile(row: &Row, ceiling: Option<f64>) {
+    let all: f64 = row.steps.iter().map(|s| s.time.as_secs_f64()).sum();
+    print(&format!("\n{}: {:.3} ms in steps between barriers, each with what is lost before it", row.test, 1e3 * all));
+    if row.test.starts_with("tg") {
+        print(&format!("a token takes {:.3} ms by the clock, where steps may overlap", 1e3 / row.mean()));
+    }
+    if let Some(ceiling) = ceiling {
+        print(&format!("memory can be read at {:.2} TB/s", 1e-12 * ceiling));
+    }
+    let heads = ["count", "each, us", "all, us", "share", "each, MB", "TB/s", "of read"];
+    let heads: String = heads.iter().map(|head| format!(" {head:>9}")).collect();
+    print(&format!("{:44}{heads}", "step"));
+    for StepKind { name, count, time, bytes } in &row.steps {
+        let seconds = time.as_secs_f64();
+        let (us, rate) = (1e6 * seconds, if seconds > 0.0 { bytes / seconds } else { 0.0 });
+        let (each, megabytes) = (us / *count as f64, 1e-6 * bytes / *count as f64);
+        let of_read = ceiling.map_or_else(String::new, |ceiling| format!("{:.0} %", 100.0 * rate / ceiling));
+        let (share, rate) = (format!("{:.1} %", 100.0 * seconds / all), 1e-12 * rate);
+        print(&format!(
+            "{name:44} {count:>9} {each:>9.2} {us:>9.1} {share:>9} {megabytes:>9.2} {rate:>9.2} {of_read:>9}"
+        ));
+    }
 }

@@ -1,0 +1,103 @@
+//! Whether kernels of a device can wait for each other without barriers: a short proof, made once for a device and its driver.
+
+use std::sync::Arc;
+
+use kiln_gpu::{
+    Address, Caps, Cost, Device, Dispatch, Error, FIELD_BYTES, Groups, MemoryKind, Recorder, Shader, Span, Uploader,
+    counter_bytes,
+};
+
+use crate::operation::{Choice, Launch};
+
+/// Numbers of a column, stages of the chain, and how often it runs.
+const COLUMN: usize = 4096;
+const STAGES: usize = 96;
+const RUNS: usize = 20;
+
+kiln_gpu::params! {
+    struct Params { column: Address, errors: Address, stage: u32, groups: u32 }
+}
+
+fn shader(threads: u32) -> Shader {
+    let shader = Shader::new("probe.hand_over", "probes/hand_over.comp", Params::glsl());
+    shader.define("WG", threads).define("COLUMN", COLUMN).handing_over()
+}
+
+/// Every kernel of these choices, waiting for those before it by itself. `None` where one has no room for what it must know.
+pub fn handing_over(choices: &[Choice], params: impl Fn(usize, usize) -> usize, caps: &Caps) -> Option<Vec<Choice>> {
+    let room = caps.limits.max_push_bytes.min(256) as usize;
+    let fits = |step: usize, launch: usize| params(step, launch) + FIELD_BYTES <= room;
+    let launch = |l: &Launch| Launch { shader: l.shader.clone().handing_over(), groups: l.groups };
+    let all = choices.iter().enumerate().all(|(step, c)| (0..c.launches.len()).all(|launch| fits(step, launch)));
+    let of = |c: &Choice| Choice { path: c.path, launches: c.launches.iter().map(launch).collect() };
+    all.then(|| choices.iter().map(of).collect())
+}
+
+/// Whether kernels can wait for each other here. It is tried once for a device and driver, for less than a second, and kept.
+pub fn proved(device: &Arc<Device>) -> Result<bool, Error> {
+    if !device.adapter.caps.hand_over {
+        return Ok(false);
+    }
+    if let Some(known) = device.recall("hand-over") {
+        return Ok(known == b"yes");
+    }
+    let found = prove(device)?;
+    device.remember("hand-over", if found { b"yes" } else { b"no" });
+    if !found {
+        log::info!("{}: kernels do not wait for each other as they should; barriers order them", device.adapter.name);
+    }
+    Ok(found)
+}
+
+/// Lets stages of different sizes hand a column on, many times over.
+pub fn prove(device: &Arc<Device>) -> Result<bool, Error> {
+    let limit = device.adapter.caps.limits.max_workgroup_invocations;
+    let cores = device.adapter.caps.cores_or_guess();
+    let shaders: Vec<Shader> = [64, 256, 1024].map(|threads| shader(threads.min(limit))).to_vec();
+    device.prepare(&shaders, &|| {})?;
+    let column = device.allocate(MemoryKind::Device, 8 * COLUMN as u64)?;
+    let errors = device.allocate(MemoryKind::Device, 4)?;
+    let counters = device.allocate(MemoryKind::Device, counter_bytes(STAGES))?;
+    let mut uploader = Uploader::new(device)?;
+    for buffer in [&column, &errors, &counters] {
+        uploader.zero(buffer)?;
+    }
+    uploader.finish()?;
+    let mut recorder = Recorder::new(device)?.uncut().counting_on(&counters);
+    let sizes = [cores, 1, 2 * cores, 33, 4 * cores];
+    for stage in 0..STAGES {
+        let groups = sizes[stage % sizes.len()];
+        let pipeline = device.pipeline(&shaders[stage % shaders.len()])?;
+        let params = Params { column: column.address(), errors: errors.address(), stage: stage as u32, groups };
+        let half =
+            |n: usize| Span { start: column.address().offset((n % 2 * 4 * COLUMN) as u64), bytes: 4 * COLUMN as u64 };
+        let read = [half(stage)];
+        recorder.dispatch(Dispatch {
+            label: "hand_over",
+            pipeline: &pipeline,
+            params: &params.bytes(),
+            groups: Groups::Direct([groups, 1, 1]),
+            reads: &read,
+            writes: &[half(stage + 1)],
+            early: &[],
+            cost: Cost { bytes: 8.0 * COLUMN as f64, flops: 0.0 },
+        })?;
+    }
+    let commands = recorder.finish()?;
+    if commands.counts().hand_overs as usize != STAGES - 1 {
+        return Ok(false);
+    }
+    for _ in 0..RUNS {
+        commands.run()?;
+        let (mut wrong, mut mark) = ([0; 4], [0; 4]);
+        device.read(&errors, 0, &mut wrong)?;
+        device.read(&counters, 0, &mut mark)?;
+        // What the last stage left: a device that runs nothing has found no fault either.
+        let mut last = [0; 4];
+        device.read(&column, (STAGES % 2 * 4 * COLUMN) as u64, &mut last)?;
+        if wrong != [0; 4] || mark != [0; 4] || u32::from_ne_bytes(last) as usize != STAGES {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
