@@ -146,7 +146,7 @@ impl Operation for Call {
     fn check(&self) -> Result<(), Invalid> {
         let [size, heads, tokens, more] = self.v.shape;
         let key_heads = self.q.shape[1];
-        require(more == 1 && self.v.len() > 0, NAME, || format!("v is {}, want [S, heads, tokens]", self.v))?;
+        require(more == 1 && !self.v.is_empty(), NAME, || format!("v is {}, want [S, heads, tokens]", self.v))?;
         require(key_heads > 0 && heads.is_multiple_of(key_heads), NAME, || {
             format!("{heads} heads are no multiple of {key_heads} heads of keys")
         })?;

@@ -107,7 +107,7 @@ impl Operation for Call {
     fn check(&self) -> Result<(), Invalid> {
         let [channels, heads, tokens, more] = self.x.shape;
         let [states, groups, ..] = self.b.shape;
-        require(more == 1 && self.x.len() > 0, NAME, || format!("x is {}, want [channels, heads, tokens]", self.x))?;
+        require(more == 1 && !self.x.is_empty(), NAME, || format!("x is {}, want [channels, heads, tokens]", self.x))?;
         require(groups > 0 && states > 0 && heads.is_multiple_of(groups), NAME, || {
             format!("b is {}: {heads} heads are no multiple of its groups", self.b)
         })?;
