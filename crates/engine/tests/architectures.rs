@@ -44,7 +44,9 @@ fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
     let width = (shape[0] as f64).sqrt();
     let value = |x: f64| match name {
         _ if name.ends_with(".bias") => x * 0.3,
-        _ if name.contains("norm") || name.ends_with("scale") => x * 0.2 + 1.0,
+        // Decays: what is remembered fades.
+        _ if name.ends_with("ssm_a") => x * -0.4 - 1.0,
+        _ if name.contains("norm") || name.ends_with("scale") || name.ends_with("ssm_d") => x * 0.2 + 1.0,
         _ if name.contains("rope_f") => x * 0.25 + 1.5,
         "token_embd.weight" => x,
         _ => x / width,

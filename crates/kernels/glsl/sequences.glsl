@@ -11,3 +11,14 @@ uint start_of(uint sequence) {
 }
 
 uint end_of(uint sequence) { return max(start_of(sequence + 1), start_of(sequence)); }
+
+// The sequence of a token: that whose tokens begin at or before it. The token may lie behind its end, and belong to none.
+uint sequence_of(uint token) {
+    uint low = 0, high = p.sequences;
+    while (high - low > 1) {
+        uint middle = (low + high) / 2;
+        if (start_of(middle) <= token) low = middle;
+        else high = middle;
+    }
+    return low;
+}

@@ -68,6 +68,14 @@ impl Tensor {
         Tensor { offset: self.offset, ..Tensor::dense(self.slot, self.ty, shape) }
     }
 
+    /// Of rows of plain elements `[.., rows]` the `width * heads` from `start` on, as `[width, heads, rows]`.
+    pub fn heads(self, start: usize, width: usize, heads: usize) -> Tensor {
+        let part = self.narrow(0, start, width * heads);
+        let [one, row, ..] = part.stride;
+        let stride = [one, one * width, row, row * part.shape[1]];
+        Tensor { shape: [width, heads, part.shape[1], 1], stride, ..part }
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()

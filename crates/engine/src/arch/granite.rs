@@ -17,17 +17,19 @@ fn plain(l: &mut Loader<'_>) -> Result<Spec, Error> {
 }
 
 pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let spec = spec(l)?;
+    Decoder::load(l, spec)
+}
+
+/// What Granite 4 changes about the plain decoder.
+pub(super) fn spec(l: &mut Loader<'_>) -> Result<Spec, Error> {
     // Some models are trained without positions, and say so here.
     let turned = l.keys.flag("rope.scaling.finetuned", true)?;
-    scaled(l, turned)
+    scaled_spec(l, turned)
 }
 
 pub(super) fn load_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
-    scaled(l, true)
-}
-
-fn scaled(l: &mut Loader<'_>, turned: bool) -> Result<Box<dyn Architecture>, Error> {
-    let spec = scaled_spec(l, turned)?;
+    let spec = scaled_spec(l, true)?;
     Decoder::load(l, spec)
 }
 

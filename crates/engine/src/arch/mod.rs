@@ -14,10 +14,14 @@ mod granite;
 mod grok;
 mod hrm_text;
 mod hy_v4;
+mod hybrids;
 mod k2_horizon;
 mod latent;
+mod lfm2;
 mod llama;
 mod llama4;
+mod mamba;
+mod minimax;
 mod mistral3;
 mod olmo;
 mod olmoe;
@@ -25,6 +29,7 @@ mod phi;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen3next;
 mod refused;
 mod rwkv;
 mod rwkv6;
@@ -37,7 +42,7 @@ pub use refused::{LIMITS, REFUSED};
 use kiln_gguf::{Gguf, TensorType};
 
 use crate::Error;
-use crate::model::{Config, Facts, Loader};
+use crate::model::{Config, Facts, Loader, MOST_LAYERS};
 use crate::plan::{Builder, Fixed, Plan, Ports};
 use kiln_kernels::recurrence::Sequences;
 use kiln_kernels::tensor::Tensor;
@@ -91,6 +96,7 @@ pub const TABLE: &[Row] = &[
     row("exaone-moe", "EXAONE with experts", expert_windows::exaone),
     row("exaone4", "EXAONE 4", variants::exaone4),
     row("falcon", "Falcon", falcon::load),
+    row("falcon-h1", "Falcon H1", hybrids::falcon_h1),
     row("gemma", "Gemma 1", gemma::load),
     row("gemma2", "Gemma 2", gemma::load2),
     row("gemma3", "Gemma 3", gemma::load3),
@@ -102,6 +108,7 @@ pub const TABLE: &[Row] = &[
     row("gptneox", "GPT-NeoX, Pythia", gpt::load_neox),
     row("granite", "Granite 3 and 4", granite::load),
     row("granite_swa", "Granite with windows", granite::load_windows),
+    row("granitehybrid", "Granite 4 hybrids", hybrids::granite),
     row("granitemoe", "Granite with experts", granite::load_moe),
     row("grok", "Grok 1 and 2", grok::load),
     row("grovemoe", "GroveMoE", experts::grove),
@@ -114,19 +121,25 @@ pub const TABLE: &[Row] = &[
     row("internlm2", "InternLM 2 and 3", variants::normal),
     row("jais", "Jais 1", variants::jais),
     row("jais2", "Jais 2", variants::nemotron),
+    row("jamba", "Jamba", hybrids::jamba),
     row("k2-horizon", "K2 Horizon", k2_horizon::load),
     row("laguna", "Laguna", expert_windows::laguna),
+    row("lfm2", "LFM 2", lfm2::load),
+    row("lfm2moe", "LFM 2 with experts", lfm2::load_moe),
     row("llada", "LLaDA (logits)", diffusion::llada),
     row("llada-moe", "LLaDA with experts (logits)", diffusion::llada_moe),
     row("llama", "Llama, Mistral, Mixtral, SmolLM2, TinyLlama", llama::load),
     row("llama4", "Llama 4", llama4::load),
     row("maincoder", "Maincoder", variants::maincoder),
     row("maion-coder", "Maion Coder", expert_windows::maion),
+    row("mamba", "Mamba, Falcon Mamba", mamba::load),
+    row("mamba2", "Mamba 2", mamba::load2),
     row("maple", "Maple", expert_windows::maple),
     row("mellum", "Mellum", expert_windows::mellum),
     row("mimo2", "MiMo 2", expert_windows::mimo2),
     row("minicpm", "MiniCPM 1 and 2", granite::load_minicpm),
     row("minicpm3", "MiniCPM 3", latent::minicpm3),
+    row("minimax-01", "MiniMax 01", minimax::load),
     row("minimax-m2", "MiniMax M2", experts::minimax2),
     row("minimax-m3", "MiniMax M3", expert_windows::minimax3),
     row("mistral3", "Mistral 3, Ministral", mistral3::load),
@@ -135,6 +148,8 @@ pub const TABLE: &[Row] = &[
     row("muse-glimmer", "Muse Glimmer", variants::muse_glimmer),
     row("nanbeige", "Nanbeige", variants::nanbeige),
     row("nemotron", "Nemotron 3", variants::nemotron),
+    row("nemotron_h", "Nemotron H", hybrids::nemotron),
+    row("nemotron_h_moe", "Nemotron H with experts", hybrids::nemotron),
     row("olmo", "OLMo 1", olmo::load),
     row("olmo2", "OLMo 2 and 3", olmo::load2),
     row("olmoe", "OLMoE", olmoe::load),
@@ -146,6 +161,7 @@ pub const TABLE: &[Row] = &[
     row("phi3", "Phi 3 and 4", phi::load3),
     row("phimoe", "Phi 3.5 with experts", phi::load_moe),
     row("plamo", "PLaMo", variants::plamo),
+    row("plamo2", "PLaMo 2", hybrids::plamo2),
     row("plamo3", "PLaMo 3", variants::plamo3),
     row("pockettts", "Pocket TTS (language model)", variants::pocket_tts),
     row("qwen", "Qwen 1", variants::qwen),
@@ -153,7 +169,10 @@ pub const TABLE: &[Row] = &[
     row("qwen2moe", "Qwen 2 with experts", qwen2moe::load),
     row("qwen2vl", "Qwen 2 VL (text)", qwen2::load_vl),
     row("qwen3", "Qwen 3", qwen3::load),
+    row("qwen35", "Qwen 3.5", qwen3next::load35),
+    row("qwen35moe", "Qwen 3.5 with experts", qwen3next::load35_moe),
     row("qwen3moe", "Qwen 3 with experts", qwen3::load_moe),
+    row("qwen3next", "Qwen 3 Next", qwen3next::load),
     row("qwen3tts", "Qwen 3 TTS (language model)", qwen3::load_tts),
     row("qwen3vl", "Qwen 3 VL (text)", qwen3::load_vl),
     row("qwen3vlmoe", "Qwen 3 VL with experts (text)", qwen3::load_vl_moe),
@@ -186,6 +205,7 @@ const HARMLESS: &[(&str, &[&str])] = &[
     // Norms of keys without those of queries do not count; heads of models that rank texts.
     ("mpt", &["attn_k_norm"]),
     ("qwen3", &["cls.output"]),
+    ("qwen35", &["cls.output"]),
     ("qwen3tts", &["cls.output"]),
     ("qwen3vl", &["cls.output"]),
     // Scores lean by distance; nothing is turned.
@@ -194,6 +214,18 @@ const HARMLESS: &[(&str, &[&str])] = &[
 
 const fn row(name: &'static str, models: &'static str, load: Load) -> Row {
     Row { name, models, load }
+}
+
+/// Which layers are recurrent: those of a list of the file, or all but every so many.
+fn recurrent_layers(l: &Loader<'_>, layers: usize, interval: usize) -> Result<Vec<bool>, Error> {
+    let (list, every) = ("attention.recurrent_layers", "full_attention_interval");
+    if !l.keys.is_array(list) {
+        let interval = l.keys.count_opt(every, MOST_LAYERS)?.unwrap_or(interval);
+        return Ok((0..layers).map(|i| !(i + 1).is_multiple_of(interval)).collect());
+    }
+    let flags = l.keys.flags(list)?;
+    l.keys.require(flags.len() >= layers, list, flags.len(), &format!("one flag for each of {layers} layers"))?;
+    Ok(flags)
 }
 
 /// The architecture of this name.

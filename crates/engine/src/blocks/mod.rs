@@ -4,10 +4,14 @@
 pub mod attend;
 pub mod attention;
 pub mod decoder;
+pub mod delta_net;
 pub mod latent;
+pub mod lightning;
+pub mod mamba;
 pub mod mixer;
 pub mod mlp;
 pub mod moe;
 pub mod norms;
 pub mod output;
+pub mod short_conv;
 pub mod streams;

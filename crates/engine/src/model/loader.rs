@@ -249,6 +249,17 @@ impl<'a> Loader<'a> {
         Ok(Linear::plain(self.tensor(&format!("{name}.weight"), shape)?))
     }
 
+    /// The matrix alone: a bias or a scale that the file has does not count.
+    pub fn unscaled(&mut self, name: &str, shape: &[usize]) -> Result<Linear, Error> {
+        [".bias", ".scale"].iter().for_each(|end| self.ignore(&format!("{name}{end}")));
+        self.matrix(name, shape)
+    }
+
+    /// A matrix that this architecture does not use, with its bias and scale: it may be there.
+    pub fn ignore_matrix(&mut self, name: &str) {
+        [".weight", ".bias", ".scale"].iter().for_each(|end| self.ignore(&format!("{name}{end}")));
+    }
+
     fn with_extras(&mut self, name: &str, weight: Tensor, shape: &[usize]) -> Result<Linear, Error> {
         // Matrices of experts have a bias each.
         let bias = self.vector_opt(&format!("{name}.bias"), &shape[1..])?;

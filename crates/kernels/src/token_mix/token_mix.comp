@@ -21,20 +21,15 @@ struct Sequence {
     uvec2 before;
 };
 #if ALONE
-Sequence sequence_of(uint t) { return Sequence(0, p.tokens, true, p.before); }
+Sequence owner_of(uint t) { return Sequence(0, p.tokens, true, p.before); }
 #else
 #include "sequences.glsl"
 // No token where t is in no sequence.
-Sequence sequence_of(uint t) {
-    uint low = 0, high = p.sequences;
-    while (high - low > 1) {
-        uint middle = (low + high) / 2;
-        if (start_of(middle) <= t) low = middle;
-        else high = middle;
-    }
-    uint place = p.slots == uvec2(0) ? low : U32(p.slots).v[low];
+Sequence owner_of(uint t) {
+    uint sequence = sequence_of(t);
+    uint place = p.slots == uvec2(0) ? sequence : U32(p.slots).v[sequence];
     bool kept = place < p.states;
-    uint start = start_of(low), end = end_of(low);
+    uint start = start_of(sequence), end = end_of(sequence);
     if (t < start || t >= end) start = end = 0;
     return Sequence(start, end, kept, row_address(p.before, kept ? place : 0, p.quads * 16));
 }
@@ -106,7 +101,7 @@ void main() {
     uint span = SLICED == 1 ? WG : p.quads, slices = (p.quads + span - 1) / span;
     uint t = group_index() / slices, start = group_index() % slices * span;
     if (t >= p.tokens) return;
-    Sequence s = sequence_of(t);
+    Sequence s = owner_of(t);
     if (s.start >= s.end) return;
     uint end = min(start + span, p.quads), quad = start + gl_LocalInvocationID.x;
     // Loaded before the sums, which they do not wait for.
@@ -135,7 +130,7 @@ void main() {
     uint unit = group_index() * WG + gl_LocalInvocationID.x;
     if (unit >= p.units) return;
     uint t = unit / p.quads, quad = unit % p.quads;
-    Sequence s = sequence_of(t);
+    Sequence s = owner_of(t);
     if (s.start >= s.end) return;
     vec4 x = quad_of(p.x, t, quad), earlier;
     if (t > s.start) earlier = quad_of(p.x, t - 1, quad);

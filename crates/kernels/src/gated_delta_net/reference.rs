@@ -1,0 +1,54 @@
+//! The definition of `gated_delta_net`.
+
+use super::{Call, Gate};
+use crate::host::HostMemory;
+use crate::recurrence::place;
+
+/// Z = e^g Z, then Z += k beta (v - Z k), then y = scale Z q: token after token, Z the state of a head, a row of keys for each value.
+pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
+    let [size, heads, tokens, _] = call.v.shape;
+    let (key_heads, gates) = (call.q.shape[1], call.g.shape[0]);
+    let [q, k, v, g, beta] = [call.q, call.k, call.v, call.g, call.beta].map(|t| memory.read(&t));
+    let of_gate: Vec<Vec<f64>> = call.gate.operands().map(|t| memory.read(&t)).collect();
+    let (mut y, mut kept) = (memory.read(&call.y), memory.read(&call.state));
+    let all = size * size * heads;
+    for (sequence, range) in call.sequences.ranges(tokens, memory) {
+        let place = place(call.slots, sequence, call.state.shape[3], memory);
+        let mut states = place.map_or(vec![0.0; all], |place| kept[place * all..][..all].to_vec());
+        for (t, h) in range.flat_map(|t| (0..heads).map(move |h| (t, h))) {
+            let state = &mut states[h * size * size..][..size * size];
+            let from = (t * key_heads + call.key_head(h)) * size;
+            let (q, k) = (&q[from..][..size], &k[from..][..size]);
+            let rate = 1.0 / (1.0 + (-beta[t * heads + h]).exp());
+            let decay = |i: usize| {
+                let at = (t * heads + h) * gates + i % gates;
+                let of = |n: usize, i: usize| of_gate.get(n).map_or(0.0, |values| values[i]);
+                decay(call.gate, g[at], of(0, h), of(1, h * gates + i % gates))
+            };
+            for j in 0..size {
+                let row = &mut state[j * size..][..size];
+                (0..size).for_each(|i| row[i] *= decay(i));
+                let at = (t * heads + h) * size + j;
+                let known: f64 = (0..size).map(|i| row[i] * k[i]).sum();
+                let change = rate * (v[at] - known);
+                (0..size).for_each(|i| row[i] += k[i] * change);
+                y[at] = f64::from(call.scale) * (0..size).map(|i| row[i] * q[i]).sum::<f64>();
+            }
+        }
+        if let Some(place) = place {
+            kept[place * all..][..all].copy_from_slice(&states);
+        }
+    }
+    memory.write(&call.y, &y);
+    memory.write(&call.state, &kept);
+}
+
+/// What is left of a state.
+fn decay(gate: Gate, g: f64, a: f64, bias: f64) -> f64 {
+    let softplus = |x: f64| if x > 20.0 { x } else { x.exp().ln_1p() };
+    match gate {
+        Gate::Log => g.exp(),
+        Gate::Softplus { .. } => (a * softplus(g + bias)).exp(),
+        Gate::Bounded { bound, .. } => (f64::from(bound) / (1.0 + (-(a * (g + bias))).exp())).exp(),
+    }
+}
