@@ -9,18 +9,14 @@
 mod device;
 mod golden;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
-use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::Wanted;
-use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Error, Session, compare};
-use kiln_gguf::Gguf;
 
 use device::gpu;
 use golden::{Golden, SEED, path, synth};
