@@ -169,7 +169,7 @@ impl Executor for Frail {
         self.inner.run_step(plan, step)
     }
 
-    fn profile(&mut self, plan: PlanId) -> Result<Vec<(String, Duration)>, Error> {
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         self.inner.profile(plan)
     }
 
