@@ -251,6 +251,12 @@ pub fn can_quantise(ty: TensorType) -> bool {
     format(ty).quantise.is_some()
 }
 
+/// Whether writing this type is a long search over a grid. Data for tests is quicker, and uses more of the grid, as random blocks.
+pub fn searches_a_grid(ty: TensorType) -> bool {
+    use TensorType::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+    matches!(ty, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
+}
+
 /// The checks before quantising; gives the quantiser of a row and the bytes of a row.
 fn prepare(
     ty: TensorType,

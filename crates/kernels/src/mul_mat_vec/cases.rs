@@ -54,7 +54,7 @@ fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
         }
         return tensor;
     }
-    if kiln_gguf::quant::can_quantise(ty) {
+    if kiln_gguf::quant::can_quantise(ty) && !kiln_gguf::quant::searches_a_grid(ty) {
         data.input(ty, shape)
     } else {
         crate::formats::random_blocks(data, ty, shape, false)

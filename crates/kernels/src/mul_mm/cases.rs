@@ -23,7 +23,8 @@ fn tolerance(a: TensorType) -> Tolerance {
 }
 
 fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
-    if kiln_gguf::quant::can_quantise(ty) { data.input(ty, shape) } else { random_blocks(data, ty, shape, false) }
+    let quick = kiln_gguf::quant::can_quantise(ty) && !kiln_gguf::quant::searches_a_grid(ty);
+    if quick { data.input(ty, shape) } else { random_blocks(data, ty, shape, false) }
 }
 
 fn with_scratch(data: &mut Data, call: Call) -> Call {
