@@ -52,7 +52,7 @@ pub fn check() -> Result<(), String> {
 pub const DEVICES: [&str; 4] = ["cpu", "gpu", "wide", "*"];
 
 /// Whether a word stands for this kind of device: `cpu`, `gpu`, `*`, or `wide` for GPUs whose subgroups have 64 lanes, as
-/// AMD's before RDNA: their rows are shared by twice as many threads, and each of these has half of the registers.
+/// AMD's have unless a kernel asks for 32: twice as many threads share a row, and each of them has half of the registers.
 pub fn names_device(word: &str, caps: &Caps) -> bool {
     match word {
         "*" => true,
