@@ -206,8 +206,8 @@ fn refusal(bytes: Vec<u8>) -> String {
 #[test]
 fn files_that_do_not_fit_get_one_clear_line() {
     let all = |_: &str| true;
-    let other = refusal(changed(|m| m.set("general.architecture", "mamba"), all, ""));
-    assert!(other.contains("\"mamba\" is not supported") && other.contains("llama"), "{other}");
+    let other = refusal(changed(|m| m.set("general.architecture", "lama"), all, ""));
+    assert!(other.contains("\"lama\" is not supported") && other.contains("llama"), "{other}");
     let missing = refusal(changed(|_| {}, |name| name != "blk.1.ffn_up.weight", ""));
     assert!(missing.contains("`blk.1.ffn_up.weight` is missing"), "{missing}");
     let shape = refusal(changed(|_| {}, all, "blk.0.attn_k.weight"));

@@ -180,6 +180,7 @@ pub struct Caps {
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
     /// Whether kernels may be tried to wait for each other without barriers.
+    #[serde(default)]
     pub hand_over: bool,
     /// A software rasteriser: threads are slow, memory is the CPU's.
     pub is_cpu: bool,

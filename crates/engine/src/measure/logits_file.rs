@@ -111,7 +111,7 @@ impl<R: Read> LogitsFile<R> {
         let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
         let (context, vocab, chunks) = (number(8), number(12), number(16));
         // Nothing is allocated that the file does not hold.
-        let n = chunks.checked_mul(context).filter(|n| *n as u64 * 4 <= bytes);
+        let n = chunks.checked_mul(context).filter(|n| (*n as u64).saturating_mul(4) <= bytes);
         let n = n.filter(|n| *n > 0 && vocab > 0).ok_or_else(|| damaged("it is cut short, or empty"))?;
         let mut ids = vec![0; n * 4];
         from.read_exact(&mut ids)?;

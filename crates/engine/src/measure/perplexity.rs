@@ -60,8 +60,11 @@ impl Estimate {
 #[derive(Clone, Copy, Debug)]
 pub struct LogProbs<'a> {
     logits: &'a [f32],
-    /// What is taken from a logit to make it a logarithm of probability.
-    total: f64,
+    /// The largest of them.
+    largest: f64,
+    /// What is taken from a logit, once the largest is, to make it a logarithm of probability. The two are kept apart: in their
+    /// sum a large logit would swallow it.
+    rest: f64,
     /// The likeliest token.
     pub likeliest: usize,
 }
@@ -82,12 +85,12 @@ impl<'a> LogProbs<'a> {
             return None;
         }
         let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
-        Some(LogProbs { logits, total: f64::from(largest) + sum.ln(), likeliest })
+        Some(LogProbs { logits, largest: f64::from(largest), rest: sum.ln(), likeliest })
     }
 
     /// The logarithm of the probability of a token.
     pub fn of(&self, token: usize) -> f64 {
-        f64::from(self.logits[token]) - self.total
+        f64::from(self.logits[token]) - self.largest - self.rest
     }
 
     /// The logits themselves.

@@ -40,7 +40,7 @@ float decay_of(uint token, uint head, uint i) {
 #if GATE == 1
     return exp(a * softplus(x));
 #else
-    return exp(p.bound * sigmoid(a * x));
+    return exp(BOUND * sigmoid(a * x));
 #endif
 #endif
 }
@@ -52,7 +52,7 @@ void main() {
     uint sequence = group / (S / COLS) / p.heads;
     if (sequence >= p.sequences) return;
     uint first = start_of(sequence), end = end_of(sequence);
-    uint key_head = GROUPED == 1 ? head / (p.heads / p.key_heads) : head % p.key_heads;
+    uint key_head = GROUPED == 1 ? head / (p.heads / KEY_HEADS) : head % KEY_HEADS;
 
     uint tid = thread_number();
     uint lane = tid % LANES, col = tid / LANES;

@@ -100,7 +100,6 @@ kiln_gpu::params! {
         starts: Address,
         slots: Address,
         heads: u32,
-        key_heads: u32,
         tokens: u32,
         sequences: u32,
         states: u32,
@@ -110,7 +109,6 @@ kiln_gpu::params! {
         g_stride: u32,
         beta_stride: u32,
         scale: f32,
-        bound: f32,
     }
 }
 
@@ -208,15 +206,18 @@ impl Operation for Call {
         let floats = |step: usize| step * ((2 + usize::from(vector)) * size + cols + threads + 2) + threads;
         let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
         let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
-        let gate = match self.gate {
-            Gate::Log => 0u32,
-            Gate::Softplus { .. } => 1,
-            Gate::Bounded { .. } => 2,
+        let (gate, bound) = match self.gate {
+            Gate::Log => (0u32, 0.0),
+            Gate::Softplus { .. } => (1, 0.0),
+            Gate::Bounded { bound, .. } => (2, bound),
         };
         let shader = Shader::new(NAME, "gated_delta_net/gated_delta_net.comp", Params::glsl())
             .define("S", size)
             .define("VECTOR", u32::from(vector))
             .define("GATE", gate)
+            // What is the same for a whole model is part of the shader: 128 bytes of parameters hold no more.
+            .define("BOUND", format!("uintBitsToFloat({}u)", bound.to_bits()))
+            .define("KEY_HEADS", self.q.shape[1])
             .define("GROUPED", u32::from(self.grouped))
             .define("COLS", cols)
             .define("STEP", step)
@@ -243,7 +244,6 @@ impl Operation for Call {
             starts: maybe(self.sequences.tensor()),
             slots: maybe(self.slots),
             heads: number(self.v.shape[1]),
-            key_heads: number(self.q.shape[1]),
             tokens: number(self.v.shape[2]),
             sequences: number(self.sequences.count()),
             states: number(self.state.shape[3]),
@@ -253,7 +253,6 @@ impl Operation for Call {
             g_stride: stride(self.g),
             beta_stride: stride(self.rates()),
             scale: self.scale,
-            bound: if let Gate::Bounded { bound, .. } = self.gate { bound } else { 0.0 },
         }
         .bytes()
     }
