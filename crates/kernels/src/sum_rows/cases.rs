@@ -17,15 +17,27 @@ fn case(shape: [usize; 4]) -> Case {
     })
 }
 
+/// The results of a token's experts, one behind the other, summed for each element.
+fn experts([width, experts, tokens]: [usize; 3]) -> Case {
+    Case::new(format!("sum_rows of {experts} experts, {width} x {tokens}"), move |data| {
+        let x = data.input(F32, [width, experts, tokens, 1]).permute([1, 0, 2, 3]);
+        let dst = data.output(F32, [1, width, tokens, 1]);
+        (Call { x, dst }.into(), TOLERANCE)
+    })
+}
+
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
-        return vec![case([4096, 4096, 1, 1]), case([151_936, 1, 1, 1])];
+        return vec![case([4096, 4096, 1, 1]), case([151_936, 1, 1, 1]), experts([2048, 8, 2048])];
     }
     let mut cases: Vec<Case> =
         [1, 2, 31, 32, 33, 256, 257, 1024, 5001].iter().map(|&cols| case([cols, 3, 1, 1])).collect();
     cases.push(case([64, 5, 3, 2]));
     cases.push(case([64, 0, 1, 1]));
+    cases.push(case([8, 0, 1, 1]));
+    cases.push(experts([200, 8, 3]));
+    cases.push(experts([65, 32, 2]));
     cases.push(Case::new("sum_rows of columns into every other element", |data| {
         let x = data.input(F32, [7, 40, 2, 1]).permute([1, 0, 2, 3]);
         let dst = data.output(F32, [2, 7, 2, 1]).narrow(0, 1, 1);

@@ -15,6 +15,12 @@ use crate::tensor::Tensor;
 
 const NAME: &str = "sum_rows";
 
+/// Rows of so few elements have a thread each instead of a workgroup. Where rows lie side by side, as the results of a token's
+/// experts do, neighbouring threads then read neighbouring elements.
+const SHORT: usize = 32;
+/// Threads of a workgroup of theirs.
+const THREADS: u32 = 128;
+
 /// One line for the registry.
 pub const SUMMARY: &str = "dst = sum of each row of x";
 
@@ -64,7 +70,13 @@ impl Operation for Call {
         if self.x.ty != TensorType::F32 || self.dst.ty != TensorType::F32 {
             return Err(Unsupported { operation: NAME, reason: format!("{} to {} (F32 only)", self.x, self.dst) });
         }
-        let shader = Shader::new(format!("{NAME}.f32"), "sum_rows/sum_rows.comp", Params::glsl());
+        let shader = |name: &str| Shader::new(format!("{NAME}.{name}"), "sum_rows/sum_rows.comp", Params::glsl());
+        if self.x.shape[0] <= SHORT {
+            let threads = THREADS.min(caps.limits.max_workgroup_invocations).min(caps.limits.max_workgroup_size[0]);
+            let shader = shader("each.f32").define("EACH", 1).define("WG", threads);
+            return Ok(Choice::one(Path::Scalar, shader, grid(self.x.rows().div_ceil(threads as usize), caps)));
+        }
+        let shader = shader("f32").define("EACH", 0);
         Ok(Choice::one(Path::Scalar, reduce_defines(shader, self.x.shape[0], caps), grid(self.x.rows(), caps)))
     }
 
