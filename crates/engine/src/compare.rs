@@ -5,12 +5,13 @@ use kiln_kernels::host::HostMemory;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
+use crate::arch::{BatchShape, Graph, Room, graph};
 use crate::executor::{Executor, PlanId};
 use crate::lower::lower;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::run::batch::{Inputs, Taken};
+use crate::run::memory::{Held, KINDS};
 
 /// What came of a comparison.
 pub struct Report {
@@ -33,7 +34,8 @@ pub fn run(
     reference: &mut dyn Executor,
     tolerance: f64,
 ) -> Result<Report, Error> {
-    let graph = graph(&model.config, &model.gguf, &Room::one(context))?;
+    let room = Room::one(context).with_windows(model.facts.window, tokens.len());
+    let graph = graph(&model.config, &model.gguf, &room)?;
     let shape = BatchShape::new(tokens.len(), 1);
     let plan = lower(graph.plan(shape)?, &device.target())?;
     let inputs = inputs(&plan, shape, tokens);
@@ -96,8 +98,8 @@ pub fn logits(
 
 /// What the host writes for the beginning of a sequence.
 fn inputs(plan: &Plan, shape: BatchShape, tokens: &[u32]) -> Inputs {
-    let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE)).collect();
-    let taken = [Taken { tokens, start: 0, pages: &pages, state: Some(0) }];
+    let held = [(); KINDS].map(|()| Held::from_the_start(tokens.len()));
+    let taken = [Taken { tokens, start: 0, held: &held, state: Some(0) }];
     let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
     Inputs::new(&shape, &plan.ports, decode, prompts)
 }

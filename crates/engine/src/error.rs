@@ -77,9 +77,9 @@ pub enum Error {
     #[error("a context of {asked} tokens was asked for; it must be 1 to {most}")]
     Context { asked: usize, most: usize },
     #[error(
-        "the sequence has {length} tokens and cannot go back to {asked}: the model keeps no tokens, only a state\nhint: save the state where you want to return, or start over"
+        "the sequence has {length} tokens and cannot go back to {asked}: {why}\nhint: save the state where you want to return, or start over"
     )]
-    NoWayBack { length: usize, asked: usize },
+    NoWayBack { length: usize, asked: usize, why: &'static str },
     #[error("the saved state cannot be used: {why}\nhint: {hint}")]
     SavedState { why: String, hint: &'static str },
     #[error(

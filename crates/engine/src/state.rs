@@ -16,7 +16,7 @@ use crate::Error;
 use crate::arch::PAGE;
 use crate::model::Model;
 
-const MAGIC: &[u8; 8] = b"KILNST03";
+const MAGIC: &[u8; 8] = b"KILNST04";
 /// How all versions begin.
 const FAMILY: &[u8; 6] = b"KILNST";
 /// Most bytes of the words about the model: a bound for what is read before anything is known of the file.
@@ -289,7 +289,7 @@ mod tests {
         for (bytes, word) in [
             (&b"GGUF and more"[..], "no state"),
             (b"", "cut short"),
-            (b"KILNST03", "cut short"),
+            (b"KILNST04", "cut short"),
             (b"KILNST01 old", "another version"),
         ] {
             std::fs::write(&path, bytes).unwrap();

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kiln_engine::Error;
-use kiln_engine::arch::Room;
+use kiln_engine::arch::{Room, pages_of_window};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Memory, PlanId, Progress, Range, Ticket};
 use kiln_engine::model::Model;
 use kiln_engine::plan::{Fixed, Plan};
 use kiln_engine::quantise_recipe::Recipe;
-use kiln_engine::run::{Engine, Entry, Event, Events, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit};
+use kiln_engine::run::{
+    Engine, Entry, Event, Events, Place, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit, fit_in,
+};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::{Gguf, TensorType};
@@ -333,14 +335,38 @@ fn a_cache_type_that_heads_cannot_have_is_refused() {
     assert!(why.contains("Q8_0") && why.contains("blocks of 32") && why.contains("16 elements"), "{why}");
 }
 
+fn wish(context: usize) -> Wish {
+    Wish { context: Some(context), sequences: 1, caches: [TensorType::F32; 2] }
+}
+
+/// An executor with so much memory.
+fn on(memory: u64) -> Frail {
+    let inner = CpuExecutor::new(Arithmetic::Fast);
+    Frail { inner, trigger: Trigger::after(Fault::Once, 0), held: Arc::default(), memory }
+}
+
+#[test]
+fn caches_of_layers_with_a_window_do_not_grow_with_the_context() {
+    let model = model("tiny-gemma2");
+    let place = Place { batch: 64, ..Place::of(&on(1 << 40)) };
+    let fits = |context| fit_in(&model, &place, &wish(context)).unwrap();
+    let (short, long) = (fits(448), fits(512));
+    assert_eq!([short, long].map(|fit| fit.room.window_pages), [2 * pages_of_window(32) + 1; 2]);
+    assert!(short.page > 0 && short.window_page > 0);
+    assert_eq!(long.cache_bytes() - short.cache_bytes(), short.page, "one page, and none of it for windows");
+    // A context of two pages has no more of either.
+    assert_eq!(fits(128).room.window_pages, 2);
+    // What fits is found with both: five pages, and five of windows.
+    let five = fits(320);
+    assert_eq!(five.room.window_pages, 5);
+    let place = Place { memory: Some(Memory { free: five.bytes() + 1, total: 0, place: "here" }), ..place };
+    let why = fit_in(&model, &place, &wish(512)).unwrap_err();
+    assert!(matches!(why, Error::DoesNotFit { largest: 320, .. }), "{why}");
+}
+
 #[test]
 fn a_context_that_does_not_fit_names_the_largest_that_does() {
     let model = model("tiny-llama");
-    let wish = |context| Wish { context: Some(context), sequences: 1, caches: [TensorType::F32; 2] };
-    let on = |memory: u64| {
-        let inner = CpuExecutor::new(Arithmetic::Fast);
-        Frail { inner, trigger: Trigger::after(Fault::Once, 0), held: Arc::default(), memory }
-    };
     let most = model.config.context;
     let whole = fit(&model, &on(1 << 40), &wish(most)).unwrap();
     // Three pages fit; a twentieth of all memory is left to others.

@@ -180,6 +180,7 @@ impl ModelFlags {
     pub(crate) fn engine(&self, model: &Arc<Model>, room: Room) -> anyhow::Result<Engine> {
         let executor = self.executor()?;
         let room = Room { k_type: self.cache_type_k, v_type: self.cache_type_v, ..room };
+        let room = room.with_windows(model.facts.window, executor.batch());
         Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
     }
 
@@ -187,8 +188,7 @@ impl ModelFlags {
     pub(crate) fn scheduler(&self, model: &Arc<Model>, spare: usize) -> anyhow::Result<Scheduler> {
         let executor = self.executor()?;
         let room = run::fit(model, &*executor, &self.wish(1))?.room;
-        // A sequence that goes on from another one has a copy of the page that both end in.
-        let room = Room { pages: room.pages + spare, states: room.states + spare, ..room };
+        let room = room.with_spare(spare, model.facts.window);
         let start = std::time::Instant::now();
         let engine = loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?;
         let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());

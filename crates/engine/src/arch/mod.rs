@@ -44,6 +44,7 @@ use kiln_gguf::{Gguf, TensorType};
 use crate::Error;
 use crate::model::{Config, Facts, Loader, MOST_LAYERS};
 use crate::plan::{Builder, Fixed, Plan, Ports};
+use kiln_kernels::advance::Places;
 use kiln_kernels::recurrence::Sequences;
 use kiln_kernels::tensor::Tensor;
 
@@ -266,6 +267,12 @@ impl Batch {
         };
         (sequences, Some(self.ports.states))
     }
+
+    /// Where tokens lie in the caches of a layer that sees so many of the last ones, or all.
+    pub fn places(&self, window: Option<usize>) -> Places {
+        let all = Places { table: self.ports.table, rows: self.ports.rows };
+        self.ports.windows.filter(|_| window.is_some()).unwrap_or(all)
+    }
 }
 
 /// Rows of a page of the key-value caches.
@@ -310,6 +317,8 @@ pub struct Room {
     pub context: usize,
     /// Pages of the key-value caches, [`PAGE`] rows each.
     pub pages: usize,
+    /// Pages of the caches of layers with a window ([`Room::with_windows`]); 0 where those lie in the pages of all others.
+    pub window_pages: usize,
     /// States of recurrent layers, one for each sequence.
     pub states: usize,
     /// Most sequences that go on at once.
@@ -324,7 +333,8 @@ impl Room {
     /// Room for one sequence.
     pub fn one(context: usize) -> Room {
         let pages = context.div_ceil(PAGE);
-        Room { context, pages, states: 1, sequences: 1, k_type: TensorType::F16, v_type: TensorType::F16 }
+        let [k_type, v_type] = [TensorType::F16; 2];
+        Room { context, pages, window_pages: 0, states: 1, sequences: 1, k_type, v_type }
     }
 
     /// Room for so many sequences, each as long as the context.
@@ -333,11 +343,40 @@ impl Room {
         Room { pages: one.pages * sequences, states: sequences, sequences, ..one }
     }
 
+    /// The same with pages of their own for layers that see so many of the last tokens. So many tokens are read at once at most.
+    #[must_use]
+    pub fn with_windows(self, window: Option<usize>, batch: usize) -> Room {
+        // Each text twice: the end of the one before it can be found for as long as it is not in anybody's way.
+        let texts = |window| 2 * self.sequences * pages_of_window(window);
+        let needed = window.map_or(0, |window| texts(window) + batch.div_ceil(PAGE));
+        Room { window_pages: needed.min(self.pages), ..self }
+    }
+
+    /// The same with so many more sequences, which are held beside those that go on, and which those go on from.
+    #[must_use]
+    pub fn with_spare(self, spare: usize, window: Option<usize>) -> Room {
+        // A sequence that goes on from another one has a copy of the page that both end in; of a window each has its own pages.
+        let window_pages = match (self.window_pages, window) {
+            (0, _) | (_, None) => 0,
+            (pages, Some(window)) => pages + spare * pages_of_window(window),
+        };
+        Room { pages: self.pages + spare, states: self.states + spare, window_pages, ..self }
+    }
+
     /// Pages of a sequence that is as long as it may be.
     pub fn pages_of_a_sequence(&self) -> usize {
         self.context.div_ceil(PAGE)
     }
 }
+
+/// Pages that hold what a text sees through a window of so many tokens, while steps of single tokens are on their way.
+pub fn pages_of_window(window: usize) -> usize {
+    // The window and what is written ahead of it may begin and end anywhere in a page.
+    (window + MOST_AHEAD).div_ceil(PAGE) + 1
+}
+
+/// Most tokens of a text that steps on their way write.
+const MOST_AHEAD: usize = 8;
 
 /// What an architecture makes of a model file: shared slots, and plans on them.
 pub struct Graph {

@@ -68,6 +68,11 @@ pub struct Attended {
 }
 
 impl Attended {
+    /// The window that tokens see through: only what lies behind a token is ever forgotten.
+    pub fn kept(&self) -> Option<usize> {
+        self.window.filter(|_| self.causal)
+    }
+
     /// The rows of a batch that go on by one token, and those of prompts, over the keys of their sequences: `q [width, heads,
     /// rows]`, caches `[width * kv_heads, rows]`. Gives `[value width * heads, rows]`.
     pub fn build(
@@ -111,7 +116,7 @@ impl Attended {
                 length: ports.lengths.narrow(0, sequence, sequences),
                 window: self.window,
             },
-            pages: Some(Pages { table: ports.table.narrow(1, sequence, sequences), size: PAGE }),
+            pages: Some(Pages { table: batch.places(self.kept()).table.narrow(1, sequence, sequences), size: PAGE }),
             sinks,
             max_bias: self.max_bias,
             logit_softcap: self.softcap,

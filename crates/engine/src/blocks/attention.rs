@@ -38,27 +38,13 @@ pub enum HeadNorm {
     RmsFactor,
 }
 
-/// How attention is read and computed in one layer.
+/// How attention is read and computed in one layer. The fields of [`Attended`] are its own as well.
 #[derive(Clone, Debug)]
 pub struct AttentionSpec {
+    /// Heads, scores, and what tokens see.
+    pub attended: Attended,
     /// Width of the tokens.
     pub hidden: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Width of a head of queries and keys.
-    pub head_dim: usize,
-    /// Width of a head of values.
-    pub value_dim: usize,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// With c > 0, scores become c * tanh(score / c).
-    pub softcap: f32,
-    /// Steepness of ALiBi; 0 for none.
-    pub max_bias: f32,
-    /// Number of the last positions a token sees, its own included.
-    pub window: Option<usize>,
     /// Rotary positions; `None` for none.
     pub rope: Option<Rope>,
     /// Norms of queries and keys.
@@ -79,8 +65,6 @@ pub struct AttentionSpec {
     pub clamp: Option<f32>,
     /// Whether biases of queries, keys and values count.
     pub bias: bool,
-    /// Whether a token sees its sequence up to itself; if not, all of it.
-    pub causal: bool,
     /// Factors of queries that grow with the position.
     pub temperature: Option<Temperature>,
     /// Factor of the result, after the output matrix.
@@ -89,11 +73,24 @@ pub struct AttentionSpec {
     pub values: Option<ValueSpec>,
 }
 
+impl std::ops::Deref for AttentionSpec {
+    type Target = Attended;
+
+    fn deref(&self) -> &Attended {
+        &self.attended
+    }
+}
+
+impl std::ops::DerefMut for AttentionSpec {
+    fn deref_mut(&mut self) -> &mut Attended {
+        &mut self.attended
+    }
+}
+
 impl AttentionSpec {
     /// What the sizes say, and nothing else.
     pub fn plain(sizes: &Sizes, layer: usize, eps: f32) -> AttentionSpec {
-        AttentionSpec {
-            hidden: sizes.hidden,
+        let attended = Attended {
             heads: sizes.heads[layer],
             kv_heads: sizes.kv_heads[layer],
             head_dim: sizes.head_dim,
@@ -102,6 +99,11 @@ impl AttentionSpec {
             softcap: 0.0,
             max_bias: 0.0,
             window: None,
+            causal: true,
+        };
+        AttentionSpec {
+            attended,
+            hidden: sizes.hidden,
             rope: None,
             head_norm: HeadNorm::None,
             norm_after_rope: false,
@@ -112,18 +114,10 @@ impl AttentionSpec {
             scaled: true,
             clamp: None,
             bias: true,
-            causal: true,
             temperature: None,
             result_scale: 1.0,
             values: None,
         }
-    }
-
-    /// What attention itself needs to know.
-    fn attended(&self) -> Attended {
-        let AttentionSpec { heads, kv_heads, head_dim, value_dim, scale, softcap, max_bias, window, causal, .. } =
-            *self;
-        Attended { heads, kv_heads, head_dim, value_dim, scale, softcap, max_bias, window, causal }
     }
 }
 
@@ -163,7 +157,7 @@ enum Source {
 
 impl Mixer for Attention {
     fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
-        let AttentionSpec { heads, kv_heads, head_dim, .. } = self.spec;
+        let Attended { heads, kv_heads, head_dim, .. } = self.spec.attended;
         let q = b.linear("q", x, &self.q);
         let k = b.linear("k", x, &self.k);
         let v = match &self.v {
@@ -187,9 +181,10 @@ impl Mixer for Attention {
             Some(table) => super::attend::warmed(b, batch, q, table),
             None => q,
         };
-        b.store("k_write", flat(k), batch.ports.rows, self.k_cache);
-        b.store("v_write", v, batch.ports.rows, self.v_cache);
-        let mut y = self.spec.attended().build(b, batch, q, [self.k_cache, self.v_cache], self.sinks);
+        let rows = batch.places(self.spec.kept()).rows;
+        b.store("k_write", flat(k), rows, self.k_cache);
+        b.store("v_write", v, rows, self.v_cache);
+        let mut y = self.spec.attended.build(b, batch, q, [self.k_cache, self.v_cache], self.sinks);
         if let Some(gate) = &self.gate {
             y = gate.build(b, x, y);
         }
@@ -205,7 +200,8 @@ impl Mixer for Attention {
 impl Attention {
     /// Reads it; `layer` names its caches.
     pub fn load(l: &mut Loader<'_>, spec: &AttentionSpec, layer: usize) -> Result<Attention, Error> {
-        let AttentionSpec { hidden, heads, kv_heads, head_dim, value_dim, .. } = *spec;
+        let (hidden, window) = (spec.hidden, spec.kept());
+        let Attended { heads, kv_heads, head_dim, value_dim, .. } = spec.attended;
         if !spec.causal {
             l.sees_all();
         }
@@ -242,8 +238,8 @@ impl Attention {
             q_norm: head_norm(l, "attn_q_norm", heads, spec)?,
             k_norm: head_norm(l, "attn_k_norm", kv_heads, spec)?,
             sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
-            k_cache: l.heads_cache(&format!("{layer}.k_cache"), Cached::Keys, [head_dim, kv_heads])?,
-            v_cache: l.heads_cache(&format!("{layer}.v_cache"), Cached::Values, [value_dim, kv_heads])?,
+            k_cache: l.heads_cache(&format!("{layer}.k_cache"), Cached::Keys, [head_dim, kv_heads], window)?,
+            v_cache: l.heads_cache(&format!("{layer}.v_cache"), Cached::Values, [value_dim, kv_heads], window)?,
             spec: spec.clone(),
             q,
             k,

@@ -162,13 +162,13 @@ impl Latent {
             Up::Split {
                 k: plain(l, "attn_k_b", &[still, rank, heads])?.weight,
                 v: plain(l, "attn_v_b", &[rank, value_dim, heads])?.weight,
-                cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, rank + turned)?,
+                cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, rank + turned, spec.window)?,
             }
         } else {
             Up::Whole {
                 matrix: plain(l, "attn_kv_b", &[rank, heads * (still + value_dim)])?,
-                k_cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, heads * head_dim)?,
-                v_cache: l.cache(&format!("{layer}.v_cache"), Cached::Values, heads * value_dim)?,
+                k_cache: l.cache(&format!("{layer}.k_cache"), Cached::Keys, heads * head_dim, spec.window)?,
+                v_cache: l.cache(&format!("{layer}.v_cache"), Cached::Values, heads * value_dim, spec.window)?,
             }
         };
         Ok(Latent {
@@ -211,6 +211,7 @@ impl Latent {
         let LatentSpec { heads, rank, turned, value_dim, .. } = self.spec;
         let (rows, still) = (q.shape[2], self.spec.still());
         let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
+        let ids = batch.places(self.spec.window).rows;
         let wide = b.fresh("q_latent", TensorType::F32, [rank + turned, heads, rows, 1]);
         let product = Product { a: k, b: by_head(q.narrow(0, 0, still)), d: by_head(wide.narrow(0, 0, rank)) };
         b.step("q_latent", mul_mat_vec::Call::plain(product));
@@ -220,9 +221,9 @@ impl Latent {
                 Some(_) => self.turn(b, batch, "q_rope", pair, 0),
                 None => b.copy("q_shared", pair[0], pair[1]),
             }
-            b.store("k_write", by_head(key), batch.ports.rows, cache.narrow(0, rank, turned));
+            b.store("k_write", by_head(key), ids, cache.narrow(0, rank, turned));
         }
-        b.store("latent_write", latent, batch.ports.rows, cache.narrow(0, 0, rank));
+        b.store("latent_write", latent, ids, cache.narrow(0, 0, rank));
         let how = self.attended(1, [rank + turned, rank]);
         let y = how.build(b, batch, wide, [cache, cache.narrow(0, 0, rank)], self.sinks);
         let out = b.fresh("v", TensorType::F32, [value_dim, heads, rows, 1]);
@@ -245,7 +246,7 @@ impl Latent {
         let both = b.linear("kv", latent, matrix).reshape([still + value_dim, heads, rows, 1]);
         let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
         let k_rows = keys(k_cache, [head_dim, heads]);
-        let ids = batch.ports.rows;
+        let ids = batch.places(self.spec.window).rows;
         if still > 0 {
             b.store("k_write", by_head(both.narrow(0, 0, still)), ids, k_rows.narrow(0, 0, still));
         }

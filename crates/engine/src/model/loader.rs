@@ -27,6 +27,8 @@ pub struct Facts {
     pub state_bytes: usize,
     /// Whether every token sees the whole text: it is read at once, and nothing can be added to it.
     pub sees_all: bool,
+    /// The largest window of layers that see the last tokens alone; none where all layers see everything.
+    pub window: Option<usize>,
 }
 
 impl Facts {
@@ -294,8 +296,8 @@ impl<'a> Loader<'a> {
         Ok(turns)
     }
 
-    /// A cache of rows of this width, one for each token.
-    pub fn cache(&mut self, name: &str, which: Cached, width: usize) -> Result<Tensor, Error> {
+    /// A cache of rows of this width, one for each token, in a layer that sees so many of the last ones, or all.
+    pub fn cache(&mut self, name: &str, which: Cached, width: usize, window: Option<usize>) -> Result<Tensor, Error> {
         let (ty, count) = match which {
             Cached::Keys => (self.room.k_type, &mut self.facts.key_elements),
             Cached::Values => (self.room.v_type, &mut self.facts.value_elements),
@@ -304,11 +306,22 @@ impl<'a> Loader<'a> {
         if !width.is_multiple_of(ty.block_len()) {
             return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
         }
-        Ok(self.fixed.add(name, SlotKind::Cache, ty, [width, self.room.pages * PAGE, 1, 1]))
+        self.facts.window = self.facts.window.max(window);
+        let (kind, pages) = match (window, self.room.window_pages) {
+            (None, _) | (_, 0) => (SlotKind::Cache, self.room.pages),
+            (Some(_), pages) => (SlotKind::WindowCache, pages),
+        };
+        Ok(self.fixed.add(name, kind, ty, [width, pages * PAGE, 1, 1]))
     }
 
     /// The same for heads of a width each, which must be whole blocks of the cache's type.
-    pub fn heads_cache(&mut self, name: &str, which: Cached, [width, heads]: [usize; 2]) -> Result<Tensor, Error> {
+    pub fn heads_cache(
+        &mut self,
+        name: &str,
+        which: Cached,
+        [width, heads]: [usize; 2],
+        window: Option<usize>,
+    ) -> Result<Tensor, Error> {
         let ty = match which {
             Cached::Keys => self.room.k_type,
             Cached::Values => self.room.v_type,
@@ -316,7 +329,7 @@ impl<'a> Loader<'a> {
         if !width.is_multiple_of(ty.block_len()) {
             return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
         }
-        self.cache(name, which, width * heads)
+        self.cache(name, which, width * heads, window)
     }
 
     /// What a recurrent layer keeps of each sequence: states of this shape side by side, in one more dimension.

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 
 use kiln_gguf::TensorType;
 use kiln_kernels::Call;
+use kiln_kernels::advance::Places;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use crate::arch::{BatchShape, Room};
@@ -24,6 +25,8 @@ pub enum SlotKind {
     Constant(Vec<u8>),
     /// Rows of keys or values of all sequences, in pages, kept from run to run.
     Cache,
+    /// The same of layers that see the last tokens alone: pages of their own, given back once no token can see them.
+    WindowCache,
     /// Kept from run to run: what recurrent layers remember of each sequence, states side by side.
     State,
     /// Zero before every run and zero again after it.
@@ -114,6 +117,9 @@ pub struct Ports {
     pub positions: Tensor,
     /// `[rows]`: row of the caches that each token is written to.
     pub rows: Tensor,
+    /// The same for the caches of layers with a window, where those have pages of their own. Entries of `table` for pages that no
+    /// token of the batch sees name any page of the sequence.
+    pub windows: Option<Places>,
     /// `[sequences]`: number of keys in the cache once this batch is written.
     pub lengths: Tensor,
     /// `[pages of a sequence, sequences]`: key j of sequence s is cache row `table[j / PAGE, s] * PAGE + j % PAGE`.
@@ -142,7 +148,12 @@ impl Ports {
         };
         let (rows, sequences) = (shape.rows(), shape.sequences());
         let tokens = ints("tokens", [rows, 1]);
+        let windows = (room.window_pages > 0).then(|| Places {
+            table: ints("windows.table", [room.pages_of_a_sequence(), sequences]),
+            rows: ints("windows.rows", [rows, 1]),
+        });
         Ports {
+            windows,
             tokens,
             positions: ints("positions", [rows, 1]),
             rows: ints("rows", [rows, 1]),
@@ -166,6 +177,7 @@ impl Ports {
             tokens: t,
             positions: t,
             rows: t,
+            windows: None,
             lengths: t,
             table: t,
             owners: t,

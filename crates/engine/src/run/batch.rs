@@ -1,7 +1,9 @@
 //! The inputs of one run: which token stands in which row, where it is written, and which keys its sequence has.
 
+use super::memory::{Held, KINDS};
 use crate::arch::{BatchShape, PAGE};
 use crate::plan::Ports;
+use kiln_kernels::advance::Places;
 use kiln_kernels::tensor::Tensor;
 
 /// What a batch takes of one sequence.
@@ -9,8 +11,8 @@ pub(crate) struct Taken<'a> {
     pub(crate) tokens: &'a [u32],
     /// Tokens of the sequence before these.
     pub(crate) start: usize,
-    /// Its pages, those of these tokens included; empty where the model has no caches.
-    pub(crate) pages: &'a [u32],
+    /// Its pages, those of these tokens included; none where the model has no such caches.
+    pub(crate) held: &'a [Held; KINDS],
     /// Its state, where the model has recurrent layers.
     pub(crate) state: Option<u32>,
 }
@@ -39,12 +41,13 @@ impl Inputs {
     pub(crate) fn new(shape: &BatchShape, ports: &Ports, decode: &[Taken<'_>], prompts: &[Taken<'_>]) -> Inputs {
         let rows = shape.rows();
         let mut tokens = vec![0; rows];
-        let (mut positions, mut cache_rows) = (vec![-1; rows], vec![-1; rows]);
+        let mut positions = vec![-1; rows];
         let mut lengths = vec![0; shape.sequences()];
         let mut states = vec![-1; shape.sequences()];
         let width = ports.table.shape[0];
         // A step that makes the next one's inputs must not take an entry without a page for one.
-        let mut table = vec![-1; width * shape.sequences()];
+        let mut tables: [Vec<i32>; KINDS] = std::array::from_fn(|_| vec![-1; width * shape.sequences()]);
+        let mut cache_rows: [Vec<i32>; KINDS] = std::array::from_fn(|_| vec![-1; rows]);
         let mut owners = vec![0; shape.prompt];
         let mut starts = vec![0; shape.pieces + 1];
         // With all logits wanted they come in the order of the rows.
@@ -65,8 +68,10 @@ impl Inputs {
                 tokens[row + k] = int(token as usize);
                 // A recurrence knows no positions, only draws do, and its sequence may be longer than they could count.
                 positions[row + k] = self::position(position);
-                if !taken.pages.is_empty() {
-                    cache_rows[row + k] = int(taken.pages[position / PAGE] as usize * PAGE + position % PAGE);
+                for (held, rows) in taken.held.iter().zip(&mut cache_rows) {
+                    if let Some(page) = held.at(position / PAGE) {
+                        rows[row + k] = int(page as usize * PAGE + position % PAGE);
+                    }
                 }
                 if let Some(piece) = piece {
                     owners[row + k - shape.decode] = int(piece);
@@ -77,12 +82,15 @@ impl Inputs {
                 starts[piece + 1..].fill(int(row + taken.tokens.len() - shape.decode));
             }
             row += taken.tokens.len();
-            if taken.pages.is_empty() {
-                table[sequence * width..(sequence + 1) * width].fill(0);
-            } else {
-                lengths[sequence] = int(taken.start + taken.tokens.len());
+            for (held, table) in taken.held.iter().zip(&mut tables) {
                 let column = &mut table[sequence * width..(sequence + 1) * width];
-                column.iter_mut().zip(taken.pages).for_each(|(to, page)| *to = int(*page as usize));
+                if held.is_empty() {
+                    // Nobody looks at it, and a step that makes the next one's inputs goes on.
+                    column.fill(0);
+                    continue;
+                }
+                lengths[sequence] = int(taken.start + taken.tokens.len());
+                column.iter_mut().zip(held.entries()).for_each(|(to, page)| *to = int(page as usize));
             }
             states[sequence] = taken.state.map_or(-1, |state| int(state as usize));
             // Where few rows are wanted, [`Inputs::want`] says which.
@@ -92,10 +100,11 @@ impl Inputs {
         }
         let firsts = (0..shape.decode).map(int);
         let firsts = firsts.chain(starts.iter().map(|start| int(shape.decode) + start)).collect();
+        let ([table, window_table], [rows, window_rows]) = (tables, cache_rows);
         let mut values = vec![
             (ports.tokens, tokens),
             (ports.positions, positions),
-            (ports.rows, cache_rows),
+            (ports.rows, rows),
             (ports.lengths, lengths),
             (ports.table, table),
             (ports.owners, owners),
@@ -104,6 +113,9 @@ impl Inputs {
             (ports.states, states),
             (ports.wanted, wanted),
         ];
+        if let Some(Places { table, rows }) = ports.windows {
+            values.extend([(table, window_table), (rows, window_rows)]);
+        }
         // Inputs without a use in this shape have a slot of one element all the same.
         values.retain(|(_, values)| !values.is_empty());
         Inputs { values, first_row }

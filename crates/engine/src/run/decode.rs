@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use kiln_gguf::TensorType;
+use kiln_kernels::advance::Places;
 use kiln_kernels::sample::Row;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{Call, advance};
@@ -62,7 +63,8 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail,
     let ports = plan.ports;
     let rows = ports.logits.shape[1];
     let slot = |t: &Tensor| t.slot.0 as usize;
-    for written in [ports.tokens, ports.positions, ports.lengths, ports.rows] {
+    let written = [ports.tokens, ports.positions, ports.lengths, ports.rows];
+    for written in written.into_iter().chain(ports.windows.map(|windows| windows.rows)) {
         plan.slots[slot(&written)].kind = SlotKind::Control;
     }
     let ints = TensorType::I32;
@@ -75,11 +77,11 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail,
     let draw = tail.settings.draw(plan, ports.positions, token, cuts);
     let advance = advance::Call {
         sampled: token,
-        table: ports.table,
+        places: Places { table: ports.table, rows: ports.rows },
+        others: ports.windows,
         tokens: ports.tokens,
         positions: ports.positions,
         lengths: ports.lengths,
-        rows: ports.rows,
         recent: None,
         history: tail.history,
         step: tail.step,
@@ -117,16 +119,17 @@ impl Engine {
         // The step writes one token, and makes the row of the next one.
         let ahead = decoding.submitted - decoding.collected + 2;
         let sequences = decoding.going.iter().map(|g| g.sequence);
-        let needed: usize = sequences.clone().map(|id| self.pages_ahead(id, ahead)).sum();
-        if needed > self.pages().0 {
+        if self.room_for(sequences.clone().map(|id| self.pages_ahead(id, ahead)).sum()).is_err() {
             return Ok(false);
         }
-        let width = decoding.ports.table.shape[0];
+        let ports = decoding.ports;
+        let tables = [Some(ports.table), ports.windows.map(|windows| windows.table)];
         for (i, id) in sequences.enumerate() {
-            for (at, page) in self.take_pages_ahead(id, ahead)? {
+            for (kind, at, page) in self.take_pages_ahead(id, ahead)? {
+                let Some(table) = tables[kind] else { continue };
                 // Steps on their way do not read this entry: their tokens lie in pages before it.
-                let entry = decoding.ports.table.reshape([width * decoding.ports.table.shape[1], 1, 1, 1]);
-                let entry = entry.narrow(0, i * width + at, 1);
+                let entry = table.reshape([table.len(), 1, 1, 1]);
+                let entry = entry.narrow(0, i * table.shape[0] + at, 1);
                 let page = i32::try_from(page).expect("pages fit 31 bits");
                 self.executor.write(decoding.plan, &entry, &page.to_le_bytes())?;
             }

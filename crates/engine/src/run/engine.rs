@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use super::batch::{Inputs, Taken};
 use super::decode::{Decoding, Tail, add_tail};
 use super::draw::{End, Tokens, add_tokens};
-use super::pages::{Chain, Page, Pages};
+use super::memory::{Count, Held, KINDS, Pool, pools};
+use super::pages::Chain;
 use super::shapes;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
-use crate::executor::{Executor, PlanId, Progress, Range};
+use crate::executor::{Executor, PlanId, Progress};
 use crate::lower::lower;
 use crate::model::Model;
-use crate::plan::{Plan, Ports, SlotKind};
-use crate::state;
+use crate::plan::{Fixed, Plan, Ports, SlotKind};
 
 /// Plans that are kept ready. The least recently used one goes when there are more.
 const MOST_PLANS: usize = 32;
@@ -48,21 +48,21 @@ pub struct Entry<'t> {
 
 /// What the engine knows of one sequence.
 #[derive(Debug, Default)]
-struct Sequence {
+pub(super) struct Sequence {
     /// Every token that was fed.
-    tokens: Vec<u32>,
-    /// The pages that hold their keys and values.
-    pages: Vec<Page>,
+    pub(super) tokens: Vec<u32>,
+    /// The pages that hold their keys and values, of each kind of caches.
+    pub(super) held: [Held; KINDS],
     /// What the full ones hold.
-    chains: Vec<Chain>,
+    pub(super) chains: Vec<Chain>,
     /// Its state, in models with recurrent layers.
-    state: Option<u32>,
+    pub(super) state: Option<u32>,
     /// Keeps the pages of one owner from others.
-    owner: u64,
+    pub(super) owner: u64,
     /// A run with it failed: what it remembers cannot be trusted.
-    broken: bool,
+    pub(super) broken: bool,
     /// What it remembers, while it lies in host memory.
-    swapped: Option<Vec<u8>>,
+    pub(super) swapped: Option<Vec<u8>>,
 }
 
 /// A loaded model with its sequences.
@@ -75,9 +75,9 @@ pub struct Engine {
     pub(super) has_states: bool,
     /// Whether every token goes the way of one alone (`alike.rs`).
     pub(super) alike: bool,
-    pages: Pages,
+    pub(super) pools: [Pool; KINDS],
     free_states: Vec<u32>,
-    sequences: HashMap<SequenceId, Sequence>,
+    pub(super) sequences: HashMap<SequenceId, Sequence>,
     next: u64,
     plans: HashMap<Key, Ready>,
     clock: u64,
@@ -121,7 +121,9 @@ impl Engine {
         executor.load(graph.fixed(), &model.gguf, progress)?;
         executor.reserve(super::fit::arena(&graph, &*executor, &room)?)?;
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
-        let (has_caches, has_states) = (has(SlotKind::Cache), has(SlotKind::State));
+        let has_caches = has(SlotKind::Cache) || has(SlotKind::WindowCache);
+        let has_states = has(SlotKind::State);
+        let pools = pools(graph.fixed(), &room, graph.facts().window);
         let alike = executor.target().alike;
         let states = u32::try_from(room.states).expect("states are numbered with 32 bits");
         Ok(Engine {
@@ -132,7 +134,7 @@ impl Engine {
             has_caches,
             has_states,
             alike,
-            pages: Pages::new(if has_caches { room.pages } else { 0 }),
+            pools,
             free_states: (0..states).rev().collect(),
             sequences: HashMap::new(),
             next: 0,
@@ -173,11 +175,6 @@ impl Engine {
         self.executor.memory()
     }
 
-    /// Pages of the caches that can be had now, and in all.
-    pub fn pages(&self) -> (usize, usize) {
-        (self.pages.available(), self.pages.count())
-    }
-
     /// A new sequence. Beginnings are shared among sequences of the same owner.
     pub fn open(&mut self, owner: u64) -> Result<SequenceId, Error> {
         let state = self.take_state()?;
@@ -188,13 +185,13 @@ impl Engine {
         Ok(self.add(Sequence { state, owner, ..Sequence::default() }))
     }
 
-    fn add(&mut self, sequence: Sequence) -> SequenceId {
+    pub(super) fn add(&mut self, sequence: Sequence) -> SequenceId {
         self.next += 1;
         self.sequences.insert(SequenceId(self.next), sequence);
         SequenceId(self.next)
     }
 
-    fn take_state(&mut self) -> Result<Option<u32>, Error> {
+    pub(super) fn take_state(&mut self) -> Result<Option<u32>, Error> {
         if !self.has_states {
             return Ok(None);
         }
@@ -205,15 +202,29 @@ impl Engine {
     /// Ends a sequence. What it shares stays with the others.
     pub fn close(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.remove(&id) else { return };
-        sequence.pages.iter().for_each(|page| self.pages.give_back(*page));
-        self.free_states.extend(sequence.state);
+        self.give_back(&sequence.held);
+        self.give_back_state(sequence.state);
     }
 
-    fn sequence(&self, id: SequenceId) -> Result<&Sequence, Error> {
+    pub(super) fn give_back_state(&mut self, state: Option<u32>) {
+        self.free_states.extend(state);
+    }
+
+    /// Weights, constants, caches and states.
+    pub(super) fn fixed(&self) -> &Fixed {
+        self.graph.fixed()
+    }
+
+    /// Whether every token sees the whole text.
+    pub(super) fn sees_all(&self) -> bool {
+        self.graph.facts().sees_all
+    }
+
+    pub(super) fn sequence(&self, id: SequenceId) -> Result<&Sequence, Error> {
         self.sequences.get(&id).ok_or(Error::NoSequence { why: "it was closed" })
     }
 
-    fn sequence_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, Error> {
+    pub(super) fn sequence_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, Error> {
         self.sequences.get_mut(&id).ok_or(Error::NoSequence { why: "it was closed" })
     }
 
@@ -227,73 +238,8 @@ impl Engine {
         self.tokens(id).len()
     }
 
-    /// Gives an empty sequence the pages that hold the beginning of `tokens` already, and says how many tokens that are. At
-    /// least one token is left to be fed, because somebody wants its logits.
-    pub fn reuse(&mut self, id: SequenceId, tokens: &[u32]) -> Result<usize, Error> {
-        let sequence = self.sequence(id)?;
-        // A state remembers everything at once: there is no beginning of it to share.
-        // Where tokens see the whole text, keys of a beginning depend on its end.
-        let shared = self.has_caches && !self.has_states && !self.graph.facts().sees_all;
-        if !sequence.tokens.is_empty() || !shared || tokens.is_empty() {
-            return Ok(0);
-        }
-        let (mut before, mut chains, mut pages) = (Err(sequence.owner), Vec::new(), Vec::new());
-        for page in tokens[..tokens.len() - 1].chunks_exact(PAGE) {
-            let chain = self.pages.chain(before, page);
-            let Some(found) = self.pages.find(chain) else { break };
-            self.pages.share(found);
-            pages.push(found);
-            chains.push(chain);
-            before = Ok(chain);
-        }
-        let reused = pages.len() * PAGE;
-        let sequence = self.sequence_mut(id)?;
-        sequence.tokens.extend(&tokens[..reused]);
-        (sequence.pages, sequence.chains) = (pages, chains);
-        Ok(reused)
-    }
-
-    /// A sequence that goes on from where another one is now.
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, Error> {
-        self.usable(id)?;
-        let state = self.take_state()?;
-        let from = self.sequence(id)?;
-        let (tokens, pages, chains) = (from.tokens.clone(), from.pages.clone(), from.chains.clone());
-        let (owner, from_state) = (from.owner, from.state);
-        pages.iter().for_each(|page| self.pages.share(*page));
-        if let (Some(from), Some(to)) = (from_state, state) {
-            let copies: Vec<_> = self.state_ranges(from).into_iter().zip(self.state_ranges(to)).collect();
-            self.executor.copy(&copies)?;
-        }
-        Ok(self.add(Sequence { tokens, pages, chains, state, owner, ..Sequence::default() }))
-    }
-
-    /// Forgets a sequence from this token on. A recurrent state has no way back but to the beginning.
-    pub fn truncate(&mut self, id: SequenceId, length: usize) -> Result<(), Error> {
-        let sequence = self.sequence(id)?;
-        let now = sequence.tokens.len();
-        if length >= now && !sequence.broken {
-            return Ok(());
-        }
-        if let Some(state) = sequence.state {
-            if length > 0 {
-                return Err(Error::NoWayBack { length: now, asked: length });
-            }
-            let ranges = self.state_ranges(state);
-            self.executor.zero(&ranges)?;
-        }
-        let sequence = self.sequence_mut(id)?;
-        sequence.tokens.truncate(length);
-        sequence.chains.truncate(length / PAGE);
-        // Rows past the length are written anew before anybody reads them, so a failed run leaves nothing behind.
-        sequence.broken = false;
-        let unused = sequence.pages.split_off(length.div_ceil(PAGE).min(sequence.pages.len()));
-        unused.iter().for_each(|page| self.pages.give_back(*page));
-        Ok(())
-    }
-
     /// Whether a sequence can go on.
-    fn usable(&self, id: SequenceId) -> Result<(), Error> {
+    pub(super) fn usable(&self, id: SequenceId) -> Result<(), Error> {
         let sequence = self.sequence(id)?;
         if sequence.broken {
             return Err(Error::NoSequence { why: "a run with it failed; go back with truncate or start over" });
@@ -302,27 +248,6 @@ impl Engine {
             return Err(Error::NoSequence { why: "it is swapped out" });
         }
         Ok(())
-    }
-
-    /// How many more pages a sequence needs for so many more tokens.
-    pub fn pages_needed(&self, id: SequenceId, more: usize) -> usize {
-        let Some(sequence) = self.sequences.get(&id).filter(|_| self.has_caches) else { return 0 };
-        (sequence.tokens.len() + more).div_ceil(PAGE).saturating_sub(sequence.pages.len())
-    }
-
-    /// Pages that feeding so many more tokens takes: new ones, and one for an end that others share.
-    pub(crate) fn pages_wanted(&self, id: SequenceId, more: usize) -> usize {
-        self.pages_needed(id, more) + usize::from(self.shares_its_end(id))
-    }
-
-    /// Bytes of the caches and states that a sequence holds.
-    pub(crate) fn bytes_of(&self, id: SequenceId) -> usize {
-        self.remembered_bytes(self.length(id))
-    }
-
-    /// Bytes that a sequence takes in host memory while it is swapped out.
-    pub(crate) fn swapped_bytes(&self, id: SequenceId) -> usize {
-        self.sequences.get(&id).and_then(|s| s.swapped.as_ref()).map_or(0, Vec::len)
     }
 
     /// Feeds tokens of several sequences at once; gives the logits of the wanted ones, entry by entry, one row of `vocab` each. If
@@ -380,13 +305,13 @@ impl Engine {
     pub(super) fn part<'a>(&'a self, entry: &Entry<'a>, tokens: std::ops::Range<usize>) -> Taken<'a> {
         let sequence = &self.sequences[&entry.sequence];
         let start = sequence.tokens.len() + tokens.start;
-        Taken { tokens: &entry.tokens[tokens], start, pages: &sequence.pages, state: sequence.state }
+        Taken { tokens: &entry.tokens[tokens], start, held: &sequence.held, state: sequence.state }
     }
 
     /// Whether every entry makes sense: nothing has changed if one does not.
     pub(super) fn admit(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
         let vocab = self.model.config.vocab;
-        let (mut seen, mut pages) = (std::collections::HashSet::new(), 0);
+        let (mut seen, mut pages) = (std::collections::HashSet::new(), Count::default());
         for entry in entries {
             self.usable(entry.sequence)?;
             if !seen.insert(entry.sequence) {
@@ -396,7 +321,7 @@ impl Engine {
                 return Err(Error::EmptyPrompt);
             }
             let length = self.length(entry.sequence);
-            if length > 0 && self.graph.facts().sees_all {
+            if length > 0 && self.sees_all() {
                 return Err(Error::WholeText { read: length, more: entry.tokens.len() });
             }
             let needed = length.saturating_add(entry.tokens.len());
@@ -407,47 +332,9 @@ impl Engine {
             if let Some(&token) = entry.tokens.iter().find(|t| **t as usize >= vocab) {
                 return Err(Error::TokenOutOfRange { token, vocab });
             }
-            pages += self.pages_wanted(entry.sequence, entry.tokens.len());
+            pages = pages + self.pages_wanted(entry.sequence, entry.tokens.len());
         }
-        let (free, all) = self.pages();
-        if pages > free {
-            return Err(Error::NoRoom { what: "pages of the cache", needed: pages, free, all });
-        }
-        Ok(())
-    }
-
-    /// Whether the page that the next token is written to belongs to another sequence, too.
-    fn shares_its_end(&self, id: SequenceId) -> bool {
-        let Some(sequence) = self.sequences.get(&id) else { return false };
-        let page = sequence.pages.get(sequence.tokens.len() / PAGE);
-        page.is_some_and(|page| self.pages.is_shared(*page))
-    }
-
-    /// Takes the pages for so many more tokens; the page that is written to next becomes the sequence's own.
-    pub(super) fn make_room(&mut self, id: SequenceId, more: usize) -> Result<(), Error> {
-        if !self.has_caches {
-            return Ok(());
-        }
-        let at = self.length(id) / PAGE;
-        if let Some(&page) = self.sequence(id)?.pages.get(at)
-            && !self.pages.may_write(page)
-        {
-            let own = self.take_page()?;
-            let copies: Vec<_> = self.page_ranges(page).into_iter().zip(self.page_ranges(own)).collect();
-            self.executor.copy(&copies)?;
-            self.sequence_mut(id)?.pages[at] = own;
-            self.pages.give_back(page);
-        }
-        for _ in 0..self.pages_needed(id, more) {
-            let page = self.take_page()?;
-            self.sequence_mut(id)?.pages.push(page);
-        }
-        Ok(())
-    }
-
-    fn take_page(&mut self) -> Result<Page, Error> {
-        let all = self.pages.count();
-        self.pages.take().ok_or(Error::NoRoom { what: "pages of the cache", needed: 1, free: 0, all })
+        self.room_for(pages)
     }
 
     /// What a batch leaves behind in its sequences.
@@ -456,20 +343,6 @@ impl Engine {
             entries.iter().for_each(|entry| self.append(entry.sequence, entry.tokens));
         } else {
             self.break_all(&entries.iter().map(|entry| entry.sequence).collect::<Vec<_>>());
-        }
-    }
-
-    /// Tokens of a sequence went through the model.
-    pub(super) fn append(&mut self, id: SequenceId, tokens: &[u32]) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        sequence.tokens.extend(tokens);
-        // Pages that are full now can be found by others. A state belongs to all tokens at once, so there none can.
-        while !self.has_states && self.has_caches && (sequence.chains.len() + 1) * PAGE <= sequence.tokens.len() {
-            let at = sequence.chains.len();
-            let before = sequence.chains.last().copied().ok_or(sequence.owner);
-            let chain = self.pages.chain(before, &sequence.tokens[at * PAGE..(at + 1) * PAGE]);
-            sequence.chains.push(chain);
-            self.pages.publish(sequence.pages[at], chain);
         }
     }
 
@@ -484,23 +357,6 @@ impl Engine {
         for (_, ready) in self.plans.drain() {
             self.executor.forget(ready.plan);
         }
-    }
-
-    /// Pages that a sequence lacks for so many more tokens, at most those of its context.
-    pub(super) fn pages_ahead(&self, id: SequenceId, more: usize) -> usize {
-        self.pages_needed(id, more.min(self.context().saturating_sub(self.length(id))))
-    }
-
-    /// Takes those pages; gives each with its place in the sequence.
-    pub(super) fn take_pages_ahead(&mut self, id: SequenceId, more: usize) -> Result<Vec<(usize, Page)>, Error> {
-        let mut taken = Vec::new();
-        for _ in 0..self.pages_ahead(id, more) {
-            let page = self.take_page()?;
-            let pages = &mut self.sequence_mut(id)?.pages;
-            taken.push((pages.len(), page));
-            pages.push(page);
-        }
-        Ok(taken)
     }
 
     /// The row of the results that belongs to each entry, or to its last token; its first one where all are wanted.
@@ -580,136 +436,6 @@ impl Engine {
     /// The plan that so many tokens of one sequence get here, for printing and comparing.
     pub fn plan(&self, tokens: usize, outputs: usize) -> Result<Plan, Error> {
         lower(self.graph.plan(BatchShape::new(tokens, outputs))?, &self.executor.target())
-    }
-
-    fn whole(&self, wanted: impl Fn(&SlotKind) -> bool) -> Vec<Range> {
-        let slots = (0..).zip(&self.graph.fixed().slots).filter(|(_, slot)| wanted(&slot.kind));
-        slots.map(|(i, slot)| Range::new(i, 0, slot.bytes)).collect()
-    }
-
-    /// Where a page lies in every cache.
-    fn page_ranges(&self, page: Page) -> Vec<Range> {
-        self.parts(SlotKind::Cache, self.room.pages, page)
-    }
-
-    /// Where a state lies in every recurrent layer.
-    fn state_ranges(&self, state: u32) -> Vec<Range> {
-        self.parts(SlotKind::State, self.room.states, state)
-    }
-
-    /// Part number `at` of all slots of a kind, each of which holds `count` of them side by side.
-    fn parts(&self, kind: SlotKind, count: usize, at: u32) -> Vec<Range> {
-        let part =
-            |whole: Range| Range { offset: whole.bytes / count * at as usize, bytes: whole.bytes / count, ..whole };
-        self.whole(|k| *k == kind).into_iter().map(part).collect()
-    }
-
-    /// Everything a sequence remembers: the rows of its tokens in every cache, and its states.
-    fn memory_of(&self, sequence: &Sequence) -> Vec<Range> {
-        let mut ranges = Vec::new();
-        for (i, &page) in sequence.pages.iter().enumerate() {
-            let rows = sequence.tokens.len().saturating_sub(i * PAGE).min(PAGE);
-            ranges.extend(self.page_ranges(page).into_iter().map(|r| Range { bytes: r.bytes / PAGE * rows, ..r }));
-        }
-        ranges.extend(sequence.state.into_iter().flat_map(|state| self.state_ranges(state)));
-        ranges.retain(|r| r.bytes > 0);
-        ranges
-    }
-
-    /// The bytes that a sequence remembers with, page by page.
-    pub(crate) fn remembered(&mut self, id: SequenceId) -> Result<Vec<u8>, Error> {
-        self.usable(id)?;
-        let ranges = self.memory_of(self.sequence(id)?);
-        let mut bytes = vec![0; ranges.iter().map(|r| r.bytes).sum()];
-        self.executor.gather(&ranges, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    /// Bytes that a sequence of so many tokens remembers with.
-    pub(crate) fn remembered_bytes(&self, tokens: usize) -> usize {
-        let of = |kind, count: usize, times: usize| {
-            self.whole(|k| *k == kind).iter().map(|r| r.bytes / count * times).sum::<usize>()
-        };
-        let caches = if self.has_caches { of(SlotKind::Cache, self.room.pages * PAGE, tokens) } else { 0 };
-        caches + if self.has_states { of(SlotKind::State, self.room.states, 1) } else { 0 }
-    }
-
-    /// Makes a sequence remember what another one did ([`Engine::remembered`]).
-    pub(crate) fn remember(&mut self, id: SequenceId, tokens: &[u32], bytes: &[u8]) -> Result<(), Error> {
-        self.truncate(id, 0)?;
-        self.make_room(id, tokens.len())?;
-        let sequence = self.sequence_mut(id)?;
-        sequence.tokens = tokens.to_vec();
-        let ranges = self.memory_of(self.sequence(id)?);
-        let worked = self.executor.scatter(&ranges, bytes);
-        self.sequence_mut(id)?.broken = worked.is_err();
-        worked
-    }
-
-    /// Everything a sequence remembers, as bytes that [`Engine::load_state`] takes: a beginning to go on from, here or in
-    /// another engine with the same model.
-    pub fn save_state(&mut self, id: SequenceId) -> Result<Vec<u8>, Error> {
-        let bytes = self.remembered(id)?;
-        Ok(state::write(&self.model, self.tokens(id), &bytes))
-    }
-
-    /// Lets a sequence go on from a saved state. One of another model, or too long for the context, is refused, and nothing has
-    /// changed then.
-    pub fn load_state(&mut self, id: SequenceId, bytes: &[u8]) -> Result<(), Error> {
-        let (tokens, rest) = state::open(&self.model, bytes)?;
-        if tokens.len() > self.context() {
-            let why = format!("it holds {} tokens, the context has room for {}", tokens.len(), self.context());
-            return Err(Error::SavedState { why, hint: "--ctx-size makes room for more" });
-        }
-        let needed = self.remembered_bytes(tokens.len());
-        if rest.len() != needed {
-            let why = format!("it remembers {} bytes, {needed} belong to its tokens", rest.len());
-            let hint = "it was saved with other --cache-type flags or by another version of Kiln; save the state again";
-            return Err(Error::SavedState { why, hint });
-        }
-        self.remember(id, &tokens, rest)?;
-        // Others find its full pages, as if they had been computed here.
-        self.append(id, &[]);
-        Ok(())
-    }
-
-    /// Moves what a sequence remembers to host memory; its pages and its state are free for others.
-    pub fn swap_out(&mut self, id: SequenceId) -> Result<(), Error> {
-        let bytes = self.remembered(id)?;
-        let sequence = self.sequence_mut(id)?;
-        let (pages, state) = (std::mem::take(&mut sequence.pages), sequence.state.take());
-        sequence.chains.clear();
-        sequence.swapped = Some(bytes);
-        pages.iter().for_each(|page| self.pages.give_back(*page));
-        self.free_states.extend(state);
-        Ok(())
-    }
-
-    /// Brings a sequence back.
-    pub fn swap_in(&mut self, id: SequenceId) -> Result<(), Error> {
-        let tokens = self.length(id);
-        if self.sequence(id)?.swapped.is_none() {
-            return Ok(());
-        }
-        let (needed, (free, all)) = (self.pages_needed(id, 0), self.pages());
-        if needed > free {
-            return Err(Error::NoRoom { what: "pages of the cache", needed, free, all });
-        }
-        let state = self.take_state()?;
-        let sequence = self.sequence_mut(id)?;
-        sequence.state = state;
-        let bytes = sequence.swapped.take().unwrap_or_default();
-        debug_assert_eq!(tokens, sequence.tokens.len());
-        self.make_room(id, 0)?;
-        let ranges = self.memory_of(self.sequence(id)?);
-        let worked = self.executor.scatter(&ranges, &bytes);
-        self.sequence_mut(id)?.broken = worked.is_err();
-        worked
-    }
-
-    /// Whether a sequence lies in host memory.
-    pub fn is_swapped(&self, id: SequenceId) -> bool {
-        self.sequences.get(&id).is_some_and(|s| s.swapped.is_some())
     }
 }
 

@@ -13,6 +13,8 @@ use crate::plan::{Plan, SlotKind};
 const USUAL_CONTEXT: usize = 8192;
 /// Of all memory this share is left to others, and to what drivers need for themselves.
 const MARGIN: u64 = 20;
+/// Pages are numbered with fewer bits than this.
+const MOST_PAGES: usize = 1 << 24;
 
 /// What somebody would like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,8 +52,12 @@ pub struct Fit {
     pub room: Room,
     /// Bytes of weights and constants.
     pub weights: u64,
-    /// Bytes of one page in all caches.
+    /// Bytes of one page in the caches of layers that see everything.
     pub page: u64,
+    /// Bytes of one page in the caches of layers with a window.
+    pub window_page: u64,
+    /// The largest window, where there are such layers.
+    pub window: Option<usize>,
     /// Bytes of the states of all sequences.
     pub states: u64,
     /// Bytes that steps compute in.
@@ -63,7 +69,17 @@ pub struct Fit {
 impl Fit {
     /// Bytes in all.
     pub fn bytes(&self) -> u64 {
-        self.weights + self.page * self.room.pages as u64 + self.states + self.scratch
+        self.weights + self.cache_bytes() + self.states + self.scratch
+    }
+
+    /// Bytes of the caches.
+    pub fn cache_bytes(&self) -> u64 {
+        self.page * self.room.pages as u64 + self.window_page * self.room.window_pages as u64
+    }
+
+    /// The same with room for so many pages of tokens.
+    fn with_pages(&self, pages: usize, batch: usize) -> Fit {
+        Fit { room: Room { pages, ..self.room }.with_windows(self.window, batch), ..*self }
     }
 
     /// Bytes that are there for Kiln.
@@ -71,10 +87,16 @@ impl Fit {
         self.memory.map(|memory| memory.free.saturating_sub(memory.total / MARGIN))
     }
 
-    /// Pages that there is memory for.
-    fn most_pages(&self) -> Option<u64> {
-        let others = self.weights + self.states + self.scratch;
-        self.usable().map(|usable| usable.saturating_sub(others) / self.page.max(1))
+    /// Pages that there is memory for, of so many that are of use.
+    fn most_pages(&self, of_use: usize, batch: usize) -> usize {
+        let Some(usable) = self.usable() else { return of_use };
+        let fits = |pages: usize| self.with_pages(pages, batch).bytes() <= usable;
+        let (mut low, mut high) = (0, of_use);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            (low, high) = if fits(middle) { (middle, high) } else { (low, middle - 1) };
+        }
+        low
     }
 }
 
@@ -92,21 +114,23 @@ pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
     if (context == 0 || context > trained) && model.facts.has_cache() {
         return Err(Error::Context { asked: context, most: trained });
     }
-    let one = Room { context, pages: 1, states: sequences, sequences, k_type, v_type };
-    let mut fit = needs(model, place, &one)?;
-    if fit.page == 0 {
+    let windows = usize::from(model.facts.window.is_some());
+    let one = Room { context, pages: 1, window_pages: windows, states: sequences, sequences, k_type, v_type };
+    let fit = needs(model, place, &one)?;
+    if !model.facts.has_cache() {
         return Ok(fit);
     }
     let wanted = one.pages_of_a_sequence();
-    let most = fit.most_pages().unwrap_or(u64::MAX).min(1 << 24) as usize;
+    let most = fit.most_pages(wanted.saturating_mul(sequences).min(MOST_PAGES), place.batch);
     if most < wanted && (wish.context.is_some() || most == 0) {
-        let needed = fit.bytes() + fit.page * (wanted as u64 - 1);
+        let needed = fit.with_pages(wanted, place.batch).bytes();
         let free = fit.usable().unwrap_or(0);
         let place = fit.memory.map_or("", |memory| memory.place);
         return Err(Error::DoesNotFit { context, needed, free, place, largest: most * PAGE });
     }
     let pages_each = wanted.min(most);
-    fit.room = Room { context: context.min(pages_each * PAGE), pages: most.min(pages_each * sequences), ..one };
+    let mut fit = fit.with_pages(most.min(pages_each * sequences), place.batch);
+    fit.room.context = context.min(pages_each * PAGE);
     Ok(fit)
 }
 
@@ -124,6 +148,8 @@ fn needs(model: &Model, place: &Place, room: &Room) -> Result<Fit, Error> {
         room: *room,
         weights: fixed(|kind| matches!(kind, SlotKind::Weight | SlotKind::Constant(_))),
         page: fixed(|kind| *kind == SlotKind::Cache),
+        window_page: fixed(|kind| *kind == SlotKind::WindowCache),
+        window: graph.facts().window,
         states: fixed(|kind| *kind == SlotKind::State),
         scratch,
         memory: place.memory,

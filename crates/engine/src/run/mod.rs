@@ -7,6 +7,7 @@ mod decode;
 mod draw;
 mod engine;
 mod fit;
+pub(crate) mod memory;
 mod pages;
 mod profile;
 mod request;

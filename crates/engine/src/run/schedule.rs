@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::decode::{AHEAD, Going};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
+use super::memory::Count;
 use super::request::{EndReason, Event, Request};
 use super::writer::{Chosen, Draw, Writer};
 use crate::Error;
@@ -311,8 +312,8 @@ impl Schedule {
             texts.push((part.active, choice));
         }
         // Where pages are short, steps that the host makes let texts make room for each other.
-        let needed: usize = batch.iter().map(|part| self.engine.pages_ahead(part.sequence, AHEAD + 1)).sum();
-        if needed > self.engine.pages().0 {
+        let needed = batch.iter().map(|part| self.engine.pages_ahead(part.sequence, AHEAD + 1)).sum();
+        if self.engine.room_for(needed).is_err() {
             return false;
         }
         match self.engine.begin_decoding(going) {
@@ -452,8 +453,8 @@ impl Schedule {
             let request = &self.waiting[at].request;
             let free = self.engine.room().sequences.saturating_sub(texts(None));
             // A prompt that begins now must not push out texts that are being written.
-            let pages = request.prompt.len().div_ceil(crate::arch::PAGE) + request.choices;
-            let fits = request.choices <= free && (self.active.is_empty() || pages <= self.engine.pages().0);
+            let pages = self.engine.pages_of_text(request.prompt.len(), request.choices);
+            let fits = request.choices <= free && (self.active.is_empty() || self.engine.room_for(pages).is_ok());
             if !fits {
                 return;
             }
@@ -514,8 +515,8 @@ impl Schedule {
         for (_, id, at) in swapped {
             let running = self.running();
             // One page more for each text that runs, so that it need not leave again at once.
-            let needed = self.engine.pages_needed(id, 1) + running;
-            if running > 0 && needed > self.engine.pages().0 {
+            let needed = self.engine.pages_needed(id, 1) + Count::each(running);
+            if running > 0 && self.engine.room_for(needed).is_err() {
                 return;
             }
             let bytes = self.engine.swapped_bytes(id);
@@ -599,8 +600,8 @@ impl Schedule {
     /// Takes parts out until the pages suffice for the rest: prompts first, then the youngest texts make room.
     fn make_room(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
         loop {
-            let needed: usize = parts.iter().map(|p| self.engine.pages_wanted(p.sequence, p.tokens.len())).sum();
-            if needed <= self.engine.pages().0 {
+            let needed = parts.iter().map(|p| self.engine.pages_wanted(p.sequence, p.tokens.len())).sum();
+            if self.engine.room_for(needed).is_ok() {
                 return parts;
             }
             if let Some(at) = parts.iter().rposition(|p| p.choice.is_none())
@@ -634,11 +635,13 @@ impl Schedule {
     }
 
     fn end_for_want_of_room(&mut self, part: &Part) {
-        let (free, all) = self.engine.pages();
-        let needed = self.engine.pages_wanted(part.sequence, part.tokens.len());
-        let error = match &self.lost {
-            Some(why) => Error::Run { why: why.clone() },
-            None => Error::NoRoom { what: "pages of the cache", needed, free, all },
+        let wanted = self.engine.pages_wanted(part.sequence, part.tokens.len());
+        let error = match (&self.lost, self.engine.room_for(wanted)) {
+            (Some(why), _) => Error::Run { why: why.clone() },
+            (None, Err(error)) => error,
+            (None, Ok(())) => Error::NoSequence {
+                why: "it had to make room for others, and the host memory for such texts is used up",
+            },
         };
         // Indices of other parts stay valid: the request leaves when the next step begins.
         self.active[part.active].job.fail(error);

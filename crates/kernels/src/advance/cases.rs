@@ -2,10 +2,11 @@
 
 use kiln_gguf::TensorType::I32;
 
-use super::Call;
+use super::{Call, Places};
 use crate::case::{Case, Level, Tolerance};
 
-/// Sizes: rows, pages of a table, tokens of a page, window of recent tokens (0: none), steps of the history.
+/// Sizes: rows, pages of a table, tokens of a page, window of recent tokens (0: none), steps of the history; whether there are
+/// caches of a second kind.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     n: usize,
@@ -13,10 +14,11 @@ struct Sizes {
     page: usize,
     window: usize,
     steps: usize,
+    others: bool,
 }
 
 fn case(sizes: Sizes, step: f64) -> Case {
-    let Sizes { n, pages, page, window, steps } = sizes;
+    let Sizes { n, pages, page, window, steps, others } = sizes;
     Case::new(format!("advance {sizes:?} step={step}"), move |data| {
         let context = pages * page;
         // Rows that end, rows that have ended, rows at the end of their table, and rows before a page that is not there.
@@ -29,13 +31,21 @@ fn case(sizes: Sizes, step: f64) -> Case {
             sampled: data.input_with(I32, [n, 1, 1, 1], |random, i| {
                 if i % 7 == 6 { -1.0 } else { random.below(200_000) as f64 }
             }),
-            table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
-                if i % 11 == 10 { -1.0 } else { random.below(9000) as f64 }
+            places: Places {
+                table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
+                    if i % 11 == 10 { -1.0 } else { random.below(9000) as f64 }
+                }),
+                rows: data.output(I32, [n, 1, 1, 1]),
+            },
+            others: others.then(|| Places {
+                table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
+                    if i % 13 == 12 { -1.0 } else { random.below(500) as f64 }
+                }),
+                rows: data.output(I32, [n, 1, 1, 1]),
             }),
             tokens: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
             positions,
             lengths: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
-            rows: data.output(I32, [n, 1, 1, 1]),
             recent: (window > 0)
                 .then(|| data.input_with(I32, [window, n, 1, 1], |random, _| random.below(50) as f64 - 1.0)),
             history: data.input_with(I32, [steps, n, 1, 1], |random, _| random.below(50) as f64),
@@ -48,7 +58,8 @@ fn case(sizes: Sizes, step: f64) -> Case {
 
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
-    let sizes = |n, pages, page, window, steps| Sizes { n, pages, page, window, steps };
+    let sizes = |n, pages, page, window, steps| Sizes { n, pages, page, window, steps, others: false };
+    let both = |sizes: Sizes| Sizes { others: true, ..sizes };
     if level == Level::Bench {
         return [1, 64].map(|n| case(sizes(n, 256, 32, 64, 16), 5.0)).into();
     }
@@ -58,6 +69,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         case(sizes(5, 7, 16, 64, 8), 21.0),
         case(sizes(64, 40, 32, 64, 2), 2_000_000_001.0),
         case(sizes(300, 3, 1, 1, 5), 6.0),
+        case(both(sizes(1, 2, 8, 0, 4)), 1.0),
+        case(both(sizes(70, 9, 16, 5, 3)), 8.0),
     ];
     if level == Level::Full {
         cases.push(case(sizes(2048, 512, 64, 256, 33), 1000.0));

@@ -30,9 +30,12 @@ pub(super) fn as_value(fit: &Fit, device: &str) -> serde_json::Value {
         "context": fit.room.context,
         "sequences": fit.room.sequences,
         "weights_bytes": fit.weights,
-        "cache_bytes": fit.page * fit.room.pages as u64,
+        "cache_bytes": fit.cache_bytes(),
         "cache_bytes_per_token": fit.page / PAGE as u64,
         "pages": fit.room.pages,
+        "window": fit.window,
+        "window_pages": fit.room.window_pages,
+        "window_bytes_per_token": fit.window_page / PAGE as u64,
         "tokens_of_a_page": PAGE,
         "state_bytes": fit.states,
         "scratch_bytes": fit.scratch,
@@ -52,16 +55,17 @@ pub(super) fn lines(fit: &Fit) -> Vec<String> {
     let mut lines = Vec::new();
     let mut row = |what: &str, bytes: u64, why: String| lines.push(format!("{what:10} {:>12}   {why}", size(bytes)));
     row("weights", fit.weights, String::new());
+    let (room, tokens) = (fit.room, PAGE as u64);
+    let caches = |pages: usize, each: u64| {
+        let [k, v] = [room.k_type, room.v_type];
+        format!("{pages} pages of {PAGE} tokens, {} a token ({k} and {v})", size(each / tokens))
+    };
     if fit.page > 0 {
-        let (room, each) = (fit.room, fit.page / PAGE as u64);
-        let why = format!(
-            "{} pages of {PAGE} tokens, {} a token ({} and {})",
-            room.pages,
-            size(each),
-            room.k_type,
-            room.v_type
-        );
-        row("caches", fit.page * room.pages as u64, why);
+        row("caches", fit.page * room.pages as u64, caches(room.pages, fit.page));
+    }
+    if let Some(window) = fit.window {
+        let why = format!("{}, in layers that see {window}", caches(room.window_pages, fit.window_page));
+        row("windows", fit.window_page * room.window_pages as u64, why);
     }
     if fit.states > 0 {
         row("states", fit.states, format!("of {} texts", fit.room.sequences));
@@ -71,7 +75,7 @@ pub(super) fn lines(fit: &Fit) -> Vec<String> {
     row("in all", fit.bytes(), free);
     let texts =
         if fit.room.sequences == 1 { "one text".to_owned() } else { format!("{} texts at once", fit.room.sequences) };
-    lines.push(match fit.page {
+    lines.push(match fit.page + fit.window_page {
         0 => format!("{texts} of any length"),
         _ => format!("{texts} of up to {} tokens", fit.room.context),
     });

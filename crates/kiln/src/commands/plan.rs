@@ -67,7 +67,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.tokens == 0 {
         bail!("--tokens must be at least 1");
     }
-    let graph = graph(&model.config, &model.gguf, &Room::one(arguments.flags.context(&model)))?;
+    let room = Room::one(arguments.flags.context(&model)).with_windows(model.facts.window, arguments.tokens);
+    let graph = graph(&model.config, &model.gguf, &room)?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
     let mut adapter = arguments.flags.adapter()?;
     // Opened, a device knows more of itself than its driver told; one without hardware proves nothing.
