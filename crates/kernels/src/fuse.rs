@@ -4,6 +4,7 @@
 
 use crate::Call;
 use crate::glu;
+use crate::rms_norm;
 use crate::rope;
 use crate::set_rows;
 use crate::{kv_write, mul_mat_vec};
@@ -51,4 +52,12 @@ pub fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
 /// place: the result lies where `q.x` lay.
 pub fn cache_write(q: &rope::Call, k: &rope::Call, writes: [&set_rows::Call; 2]) -> Option<Call> {
     kv_write::of(q, k, writes).map(Into::into)
+}
+
+/// The same with the norms of queries and keys before it. The queries lie where `q.x` lay then.
+pub fn normed_cache_write(write: &Call, q: &rms_norm::Call, k: &rms_norm::Call) -> Option<Call> {
+    match write {
+        Call::KvWrite(write) => kv_write::with_norms(write, q, k).map(Into::into),
+        _ => None,
+    }
 }

@@ -26,16 +26,49 @@ pub(super) fn cache_write(plan: &mut Plan, target: &Target) {
         };
         let label = edit.steps[steps[2]].as_ref().map_or_else(String::new, |step| step.label.clone());
         let label = format!("{}.kv_write", label.rsplit_once('.').map_or("", |(place, _)| place));
+        let normed = norms_before(&edit, &call, (steps, last), target);
+        let (call, lies) = match normed {
+            Some((norms, call, q)) => {
+                norms.into_iter().for_each(|norm| edit.remove(norm));
+                (call, q)
+            }
+            None => (call, turn_q.x),
+        };
         edit.replace(&steps, last, Step { label, call });
         for reader in edit.uses.readers(turn_q.y.slot).to_vec() {
             let Some(Step { label, call: Call::FlashAttention(call) }) = &edit.steps[reader] else { continue };
             let (mut call, label) = (*call, label.clone());
-            call.q =
-                Tensor { slot: turn_q.x.slot, offset: call.q.offset - turn_q.y.offset + turn_q.x.offset, ..call.q };
+            call.q = Tensor { slot: lies.slot, offset: call.q.offset - turn_q.y.offset + lies.offset, ..call.q };
             edit.replace(&[reader], reader, Step { label, call: call.into() });
         }
     }
     edit.finish();
+}
+
+/// The norms of queries and keys before the steps that become `write` at the place of the last of them, the call that takes the norms
+/// in too, and where the queries lie then.
+fn norms_before(
+    edit: &Edit<'_>,
+    write: &Call,
+    (four, last): ([usize; 4], usize),
+    target: &Target,
+) -> Option<([usize; 2], Call, Tensor)> {
+    let Call::KvWrite(kv) = write else { return None };
+    let norm = |slot| match edit.steps[edit.uses.writer(slot)?].as_ref()?.call {
+        Call::RmsNorm(call) => Some(call),
+        _ => None,
+    };
+    let (q, k) = (norm(kv.q.x.slot)?, norm(kv.k.slot)?);
+    let steps = [edit.uses.writer(kv.q.x.slot)?, edit.uses.writer(kv.k.slot)?];
+    // What is normed goes nowhere else, and the queries take the place of what nobody else reads.
+    let alone = edit.uses.reader(kv.k.slot) == Some(four[1])
+        && edit.is_result(kv.k.slot)
+        && edit.uses.reader(q.x.slot) == Some(steps[0])
+        && edit.is_result(q.x.slot);
+    let along: Vec<usize> = four.into_iter().chain(steps).collect();
+    let moves = steps.iter().all(|step| edit.can_move_with(*step, last, &along));
+    let call = fuse::normed_cache_write(write, &q, &k).filter(|call| alone && moves && target.joins(call))?;
+    Some((steps, call, q.x))
 }
 
 /// The steps that `kv_write` stands for, with their numbers.

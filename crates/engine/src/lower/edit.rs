@@ -51,12 +51,17 @@ impl<'p> Edit<'p> {
         if self.can_move(first, second) { Some(second) } else { self.can_move(second, first).then_some(first) }
     }
 
+    /// Takes a step out.
+    pub(super) fn remove(&mut self, at: usize) {
+        if let Some(step) = self.steps[at].take() {
+            self.uses.remove(at, &step);
+        }
+    }
+
     /// Takes steps out and puts one in.
     pub(super) fn replace(&mut self, old: &[usize], at: usize, new: Step) {
         for &i in old {
-            if let Some(step) = self.steps[i].take() {
-                self.uses.remove(i, &step);
-            }
+            self.remove(i);
         }
         self.uses.add(at, &new);
         self.steps[at] = Some(new);

@@ -35,10 +35,33 @@ fn take_next(edit: &mut Edit<'_>, first: usize, target: &Target) -> bool {
 /// Steps take in the step whose result they read.
 pub(super) fn prologue(plan: &mut Plan, target: &Target) {
     let mut edit = Edit::new(plan);
+    for first in 0..edit.steps.len() {
+        give_norm(&mut edit, first, target);
+    }
     for last in 0..edit.steps.len() {
         while take_previous(&mut edit, last, target) {}
     }
     edit.finish();
+}
+
+/// A norm of one token that several products read goes into each of them, where the target would rather compute it again than wait
+/// for it.
+fn give_norm(edit: &mut Edit<'_>, first: usize, target: &Target) {
+    let Some(Step { call: norm @ Call::RmsNorm(call), .. }) = &edit.steps[first] else { return };
+    let readers = edit.uses.readers(call.y.slot).to_vec();
+    if !target.norms_again || call.x.rows() != 1 || readers.len() < 2 || !edit.is_result(call.y.slot) {
+        return;
+    }
+    let taken = |reader: &usize| {
+        let step = edit.steps[*reader].as_ref().filter(|_| edit.can_move(first, *reader))?;
+        let call = fuse::before(&step.call, norm, false).filter(|call| target.joins(call))?;
+        Some(Step { label: step.label.clone(), call })
+    };
+    let Some(steps) = readers.iter().map(taken).collect::<Option<Vec<_>>>() else { return };
+    for (reader, step) in readers.into_iter().zip(steps) {
+        edit.replace(&[reader], reader, step);
+    }
+    edit.remove(first);
 }
 
 /// Whether the step at `last` took a writer in and stayed where it was.

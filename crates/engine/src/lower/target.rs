@@ -35,6 +35,8 @@ pub struct Target {
     /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
     /// rows beside it.
     pub alike: bool,
+    /// Whether several products that read a normed token each norm it for themselves. A step costs a GPU more than a norm does.
+    pub norms_again: bool,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
 }
@@ -49,6 +51,7 @@ impl Target {
             cores: 0,
             long_column: usize::MAX,
             alike: false,
+            norms_again: false,
             fuses: true,
         }
     }
@@ -65,6 +68,7 @@ impl Target {
             cores: CORES,
             long_column: LONG_COLUMN,
             alike: false,
+            norms_again: !caps.is_cpu,
             fuses: true,
         }
     }

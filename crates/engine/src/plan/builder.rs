@@ -143,7 +143,7 @@ impl Builder {
         let y = self.fresh(name, TensorType::F32, [m, used, tokens, 1]);
         let product = Product { a: linear.weight, b: x, d: y };
         let epilogue = Epilogue { scale: linear.scale, bias: linear.bias, residual: None };
-        let experts = Some(Experts { ids, weights: None });
+        let experts = Some(Experts { ids, weights: None, summed: false });
         self.step(name, mul_mat_vec::Call { epilogue, experts, ..mul_mat_vec::Call::plain(product) });
         y
     }

@@ -5,6 +5,7 @@ use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q5_0,
 use super::Call;
 use crate::case::{Case, Data, Level};
 use crate::formats::random_blocks;
+use crate::mul_mat::Norm;
 use crate::rope::{self, RopeParams, RopeStyle};
 use crate::set_rows::cases::tolerance;
 
@@ -41,19 +42,41 @@ fn call(data: &mut Data, style: RopeStyle, sizes: Sizes, [to_k, to_v]: [TensorTy
     let (k, v) = (data.input(F32, [head, kv_heads, tokens, 1]), data.input(F32, [head, kv_heads, tokens, 1]));
     let k_cache = random_blocks(data, to_k, [head * kv_heads, rows, 1, 1], false);
     let v_cache = random_blocks(data, to_v, [head * kv_heads, rows, 1, 1], false);
-    Call { q, k, v, ids, k_cache, v_cache }
+    Call { q, k, v, norms: None, ids, k_cache, v_cache }
 }
 
 fn case(style: RopeStyle, sizes: Sizes, caches: [TensorType; 2], rows: usize) -> Case {
+    with("", style, sizes, caches, rows, |_, call| call)
+}
+
+/// The same with heads that are normed; `weighed`: by weights of their own.
+fn normed(style: RopeStyle, sizes: Sizes, caches: [TensorType; 2], rows: usize, weighed: [bool; 2]) -> Case {
+    let name = format!("norms {weighed:?} ");
+    with(&name, style, sizes, caches, rows, move |data, call| {
+        let mut norm = |weighed: bool, eps| Norm { weight: weighed.then(|| data.input(F32, [sizes.head, 1, 1, 1])), eps };
+        // Rows of even numbers have a mean square of about a third: such a factor shows.
+        Call { norms: Some([norm(weighed[0], 0.5), norm(weighed[1], 0.01)]), ..call }
+    })
+}
+
+fn with(
+    what: &str,
+    style: RopeStyle,
+    sizes: Sizes,
+    caches: [TensorType; 2],
+    rows: usize,
+    change: impl Fn(&mut Data, Call) -> Call + Send + Sync + 'static,
+) -> Case {
     let [to_k, to_v] = caches;
-    Case::new(format!("kv_write {style:?} {to_k} {to_v} {sizes:?} of {rows}"), move |data| {
+    Case::new(format!("kv_write {what}{style:?} {to_k} {to_v} {sizes:?} of {rows}"), move |data| {
         let coarser = if to_k.block_bytes() * to_v.block_len() < to_v.block_bytes() * to_k.block_len() { to_k } else { to_v };
         let tolerance = match tolerance(F32, coarser) {
             // Sine and cosine are right to an ulp or two.
             crate::case::Tolerance::Exact => crate::case::Tolerance::Nmse(1e-12),
             other => other,
         };
-        (call(data, style, sizes, caches, rows).into(), tolerance)
+        let call = call(data, style, sizes, caches, rows);
+        (change(data, call).into(), tolerance)
     })
 }
 
@@ -62,7 +85,9 @@ pub fn cases(level: Level) -> Vec<Case> {
     use RopeStyle::{Neox, Normal};
     let sizes = |head, turned, heads, tokens| Sizes { head, turned, heads, tokens };
     if level == Level::Bench {
-        return [1, 512].map(|tokens| case(Neox, sizes(128, 128, [32, 8], tokens), [F16, F16], 4099)).into();
+        let sizes = [1, 512].map(|tokens| sizes(128, 128, [32, 8], tokens));
+        let plain = sizes.map(|sizes| case(Neox, sizes, [F16, F16], 4099));
+        return plain.into_iter().chain(sizes.map(|sizes| normed(Neox, sizes, [F16, F16], 4099, [true; 2]))).collect();
     }
     let mut cases = vec![
         case(Normal, sizes(64, 64, [9, 3], 1), [F16, F16], 13),
@@ -75,6 +100,12 @@ pub fn cases(level: Level) -> Vec<Case> {
         // Numbers outside of the cache drop their rows.
         case(Neox, sizes(32, 32, [2, 1], 8), [F16, F16], 9),
     ];
+    cases.extend([
+        normed(Neox, sizes(128, 128, [5, 2], 3), [F16, F16], 13, [true; 2]),
+        normed(Normal, sizes(80, 32, [3, 1], 2), [F32, BF16], 13, [true, false]),
+        normed(Neox, sizes(64, 48, [2, 2], 5), [Q8_0, Q4_0], 9, [false, true]),
+        normed(Normal, sizes(256, 256, [2, 1], 1), [F16, Q8_0], 13, [true; 2]),
+    ]);
     // Every type beside another.
     for types in [[F32, Q8_0], [BF16, Q4_0], [Q8_0, F32], [Q4_0, Q4_1], [Q4_1, Q5_0], [Q5_0, Q5_1], [Q5_1, IQ4_NL], [IQ4_NL, BF16]] {
         cases.push(case(Neox, sizes(64, 64, [3, 1], 3), types, 17));

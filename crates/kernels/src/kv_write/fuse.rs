@@ -1,6 +1,8 @@
 //! Which steps `kv_write` stands for.
 
 use super::{Call, by_token};
+use crate::mul_mat::Norm;
+use crate::rms_norm;
 use crate::rope;
 use crate::set_rows;
 use crate::tensor::Tensor;
@@ -20,5 +22,16 @@ pub(crate) fn of(q: &rope::Call, k: &rope::Call, [write_k, write_v]: [&set_rows:
     }
     let v = v.reshape([v.shape[0] / kv_heads, kv_heads, tokens, 1]);
     let q = rope::Call { y: q.x, ..*q };
-    Some(Call { q, k: k.x, v, ids: write_k.ids, k_cache: write_k.dst, v_cache: write_v.dst })
+    Some(Call { q, k: k.x, v, norms: None, ids: write_k.ids, k_cache: write_k.dst, v_cache: write_v.dst })
+}
+
+/// The same where queries and keys come from norms: they are normed and turned where they lay before that.
+pub(crate) fn with_norms(call: &Call, q: &rms_norm::Call, k: &rms_norm::Call) -> Option<Call> {
+    let in_place = |norm: &rms_norm::Call, to: &Tensor| {
+        norm.y == *to && norm.x.shape == to.shape && norm.x.stride == to.stride && norm.x.ty == to.ty
+    };
+    let fits = call.norms.is_none() && in_place(q, &call.q.x) && in_place(k, &call.k);
+    let norms = Some([q, k].map(|norm| Norm { weight: norm.weight, eps: norm.eps }));
+    let turn = rope::Call { x: q.x, y: q.x, ..call.q };
+    fits.then_some(Call { q: turn, k: k.x, norms, ..*call })
 }

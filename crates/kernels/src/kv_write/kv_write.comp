@@ -3,6 +3,7 @@
 // q: [HEAD_DIM, Q_HEADS, tokens]; k, v: [K_COLS, tokens], [V_COLS, tokens]; caches: [.., rows], of floats or simple blocks.
 // A row number outside of the caches drops the row. Threads: one for each pair of q in Q_GROUP heads, which turn alike (elements
 // in no pair stay), then one for each UNIT_K elements of k, then one for each UNIT_V elements of v.
+// NORMS: every head of q and k is normed first (as rms_norm does); a workgroup has a head of q, k or v of a token.
 #version 450
 #define HANDOVER_LATE 1
 #include "kiln.glsl"
@@ -68,6 +69,76 @@ float key(uvec2 row, uint e, vec2 turn) {
 #define WRITE_V(row, e) V_ENCODE(offset(row, (e) / 32 * V_BLOCK_BYTES))
 #endif
 
+#if NORMS
+#include "reduce.glsl"
+shared float normed[HEAD_DIM];
+
+// The head at `x`, normed, in shared memory.
+void norm_head(uvec2 x, bool weighed, uvec2 weight, float eps) {
+    float squares = 0.0;
+    for (uint i = gl_LocalInvocationID.x; i < HEAD_DIM; i += WG) {
+        float v = F32(x).v[i];
+        squares += v * v;
+        normed[i] = v;
+    }
+    float factor = inversesqrt(wg_sum(squares) / float(HEAD_DIM) + eps);
+    for (uint i = gl_LocalInvocationID.x; i < HEAD_DIM; i += WG) normed[i] *= weighed ? factor * F32(weight).v[i] : factor;
+    barrier();
+}
+
+// Element i of it, turned.
+float turned(uint token, uint i) {
+    uint pair = pair_of_key(i);
+    if (pair >= PAIRS) return normed[i];
+    vec2 turn = turn_of(token, pair);
+#if ADJACENT
+    uint first = OFFSET + 2 * pair, second = first + 1;
+#else
+    uint first = OFFSET + pair, second = first + PAIRS;
+#endif
+    return i == first ? normed[first] * turn.x - normed[second] * turn.y : normed[first] * turn.y + normed[second] * turn.x;
+}
+
+void main() {
+    const uint heads = Q_HEADS + 2 * KV_HEADS;
+    uint token = group_index() / heads, head = group_index() % heads, t = gl_LocalInvocationID.x;
+    await_inputs();
+    if (token >= p.tokens) return;
+    if (head < Q_HEADS) {
+        uvec2 x = row_address(row_address(p.q, head, p.q_stride[0]), token, p.q_stride[1]);
+        norm_head(x, Q_WEIGHT == 1, p.q_weight, p.eps[0]);
+        for (uint i = t; i < HEAD_DIM; i += WG) F32(x).v[i] = turned(token, i);
+        return;
+    }
+    uint id = U32(p.ids).v[token];
+    if (id >= p.rows) return;
+    head -= Q_HEADS;
+    if (head < KV_HEADS) {
+        uint start = head * HEAD_DIM;
+        uvec2 dst = row_address(p.k_cache, id, p.k_row);
+        norm_head(offset(row_address(p.k, token, p.k_stride), 4 * start), K_WEIGHT == 1, p.k_weight, p.eps[1]);
+        for (uint i = t * UNIT_K; i < HEAD_DIM; i += WG * UNIT_K) {
+#if UNIT_K == 32
+            for (uint j = 0; j < 32; j++) block_x[j] = turned(token, i + j);
+            WRITE_K(dst, start + i);
+#else
+            K_STORE(dst, start + i, turned(token, i));
+#endif
+        }
+        return;
+    }
+    uint start = (head - KV_HEADS) * VALUE_DIM;
+    uvec2 src = row_address(p.v, token, p.v_stride), dst = row_address(p.v_cache, id, p.v_row);
+    for (uint i = t * UNIT_V; i < VALUE_DIM; i += WG * UNIT_V) {
+#if UNIT_V == 32
+        for (uint j = 0; j < 32; j++) block_x[j] = F32(src).v[start + i + j];
+        WRITE_V(dst, start + i);
+#else
+        V_STORE(dst, start + i, F32(src).v[start + i]);
+#endif
+    }
+}
+#else
 void main() {
     uint item = group_index() * WG + gl_LocalInvocationID.x;
     uint q_items = p.tokens * (Q_HEADS / Q_GROUP) * PAIRS;
@@ -117,3 +188,4 @@ void main() {
 #endif
     }
 }
+#endif

@@ -1,5 +1,6 @@
 //! `kv_write`: between the projections and attention. Queries are turned by their positions, keys are turned and
-//! written to the cache, values are written to the cache: four steps that wait for each other in turn, as one.
+//! written to the cache, values are written to the cache: four steps that wait for each other in turn, as one. Heads of queries and
+//! keys may be normed first.
 
 pub mod cases;
 mod fuse;
@@ -13,18 +14,20 @@ use crate::host::HostMemory;
 use crate::operation::{
     Choice, Invalid, Operation, Path, Unsupported, Work, element_functions, grid, only_scalar, require,
 };
+use crate::mul_mat::Norm;
+use crate::rms_norm;
 use crate::rope::{self, RopeStyle};
 use crate::rows::reachable;
 use crate::set_rows::{self, BLOCK_TYPES};
 use crate::tensor::Tensor;
 
-pub(crate) use fuse::of;
+pub(crate) use fuse::{of, with_norms};
 
 const NAME: &str = "kv_write";
 const FILE: &str = "kv_write/kv_write.comp";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "rope of queries and keys, keys and values written to the cache";
+pub const SUMMARY: &str = "norm and rope of queries and keys, keys and values written to the cache";
 
 /// Operands of `kv_write`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +38,8 @@ pub struct Call {
     pub k: Tensor,
     /// Values `[value_dim, kv_heads, tokens]`, F32; heads lie side by side.
     pub v: Tensor,
+    /// How every head of the queries and of the keys is normed before it is turned.
+    pub norms: Option<[Norm; 2]>,
     /// I32 `[tokens]`, dense: rows of the caches, none twice; a number outside of them drops the row.
     pub ids: Tensor,
     /// Cache of keys `[head_dim * kv_heads, rows]`: what [`set_rows`] writes.
@@ -53,6 +58,16 @@ fn by_token(t: &Tensor) -> Tensor {
 impl Call {
     fn turn_k(&self) -> rope::Call {
         rope::Call { x: self.k, y: self.k, ..self.q }
+    }
+
+    /// The norm of the queries, in place.
+    fn normed_q(&self) -> Option<rms_norm::Call> {
+        self.norms.map(|[norm, _]| rms_norm::Call { x: self.q.x, y: self.q.x, weight: norm.weight, eps: norm.eps })
+    }
+
+    /// The norm of the keys, in place.
+    fn normed_k(&self) -> Option<rms_norm::Call> {
+        self.norms.map(|[_, norm]| rms_norm::Call { x: self.k, y: self.k, weight: norm.weight, eps: norm.eps })
     }
 
     fn write_k(&self) -> set_rows::Call {
@@ -81,11 +96,18 @@ kiln_gpu::params! {
         v_row: u32,
         rows: u32,
         tokens: u32,
+        q_weight: Address,
+        k_weight: Address,
+        eps: [f32; 2],
     }
 }
 
 /// Threads of a workgroup: within every device's limit.
 const THREADS: u32 = 128;
+/// Threads of a head that is normed: about a pair each.
+const HEAD_THREADS: u32 = 64;
+/// Most elements of such a head: it lies in shared memory.
+const MOST_NORMED: usize = 1024;
 
 fn unsupported<T>(reason: String) -> Result<T, Unsupported> {
     Err(Unsupported { operation: NAME, reason })
@@ -107,7 +129,8 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        vec![self.q.x, self.k, self.v, self.q.positions, self.q.turns, self.ids]
+        let weights = self.norms.into_iter().flatten().filter_map(|norm| norm.weight);
+        [self.q.x, self.k, self.v, self.q.positions, self.q.turns, self.ids].into_iter().chain(weights).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -122,6 +145,9 @@ impl Operation for Call {
         let Call { q, k, v, ids, .. } = self;
         q.check()?;
         self.turn_k().check()?;
+        for norm in self.normed_q().into_iter().chain(self.normed_k()) {
+            norm.check()?;
+        }
         require(q.x == q.y, NAME, || format!("queries are turned in place, not from {} to {}", q.x, q.y))?;
         require(!q.backward, NAME, || "queries are turned forward only".into())?;
         require(q.x.shape[3] == 1, NAME, || format!("q is {}: one batch is written", q.x))?;
@@ -155,7 +181,7 @@ impl Operation for Call {
         self.write_k().pick(caps, None)?;
         self.write_v().pick(caps, None)?;
         let mut shader = Shader::new(format!("{NAME}.{}.{}", k_cache.ty, v_cache.ty).to_lowercase(), FILE, Params::glsl())
-            .define("WG", THREADS)
+            .define("WG", if self.norms.is_some() { HEAD_THREADS } else { THREADS })
             .define("HEAD_DIM", k.shape[0])
             .define("Q_HEADS", q.x.shape[1])
             .define("Q_GROUP", q_group(q.x.shape[1]))
@@ -167,7 +193,17 @@ impl Operation for Call {
             .define("V_COLS", v_cache.shape[0])
             .define("UNIT_K", unit(k_cache))
             .define("UNIT_V", unit(v_cache))
-            .define("BLOCKS", u32::from(unit(k_cache).max(unit(v_cache)) > 1));
+            .define("BLOCKS", u32::from(unit(k_cache).max(unit(v_cache)) > 1))
+            .define("NORMS", u32::from(self.norms.is_some()));
+        if let Some(norms) = self.norms {
+            let [q_weight, k_weight] = norms.map(|norm| u32::from(norm.weight.is_some()));
+            shader = shader
+                .define("Q_WEIGHT", q_weight)
+                .define("K_WEIGHT", k_weight)
+                .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic))
+                .define("KV_HEADS", k.shape[1])
+                .define("VALUE_DIM", v.shape[0]);
+        }
         for (name, cache) in [("K", k_cache), ("V", v_cache)] {
             shader = if unit(cache) > 1 {
                 shader
@@ -178,6 +214,13 @@ impl Operation for Call {
             };
         }
         let shader = formats::define(shader, "S", TensorType::F32)?;
+        if self.norms.is_some() {
+            let heads = q.x.shape[2].saturating_mul(q.x.shape[1] + 2 * k.shape[1]);
+            if heads > 1 << 31 || k.shape[0] > MOST_NORMED || [k_cache, v_cache].iter().any(|c| !(c.shape[0] / k.shape[1]).is_multiple_of(unit(c))) {
+                return unsupported(format!("{heads} heads of {} elements and their norms in one call", k.shape[0]));
+            }
+            return Ok(Choice::one(Path::Scalar, shader, grid(heads, caps)));
+        }
         let pairs = q.style.pairs(q.n_dims) * (q.x.shape[1] / q_group(q.x.shape[1]));
         let items = q.x.shape[2]
             .saturating_mul(pairs + k_cache.shape[0] / unit(k_cache) + v_cache.shape[0] / unit(v_cache));
@@ -207,6 +250,9 @@ impl Operation for Call {
             // Ids are signed: as unsigned numbers the negative ones lie above this.
             rows: narrow(self.k_cache.shape[1].min(i32::MAX as usize)),
             tokens: narrow(self.q.x.shape[2]),
+            q_weight: self.norms.and_then(|[q, _]| q.weight).as_ref().map_or(Address::default(), at),
+            k_weight: self.norms.and_then(|[_, k]| k.weight).as_ref().map_or(Address::default(), at),
+            eps: self.norms.map_or([0.0; 2], |norms| norms.map(|norm| norm.eps)),
         }
         .bytes()
     }
@@ -217,10 +263,16 @@ impl Operation for Call {
 
     fn cpu(&self, memory: &mut HostMemory) {
         let before = memory.bytes(self.k.slot).to_vec();
+        if let Some(norm) = self.normed_k() {
+            norm.cpu(memory);
+        }
         self.turn_k().cpu(memory);
         self.write_k().cpu(memory);
         memory.bytes_mut(self.k.slot).copy_from_slice(&before);
         self.write_v().cpu(memory);
+        if let Some(norm) = self.normed_q() {
+            norm.cpu(memory);
+        }
         self.q.cpu(memory);
     }
 

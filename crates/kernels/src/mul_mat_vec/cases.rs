@@ -356,13 +356,38 @@ fn expert_case(
         // Random numbers repeat experts within a token and between tokens.
         let ids = data.input_with(I32, [used, tokens, 1, 1], |r, _| r.below(experts) as f64);
         let scratch = scratch_for(data, &b);
-        let experts = Some(Experts { ids, weights: None });
+        let experts = Some(Experts { ids, weights: None, summed: false });
         judged(Call { experts, scratch, ..Call::plain(Product { a, b, d }) }, columns)
+    })
+}
+
+/// Mixtures of experts whose results are summed; `weighed`: with shares, biases and a residual.
+fn summed_case(ty: TensorType, [k, m]: [usize; 2], [experts, used, tokens]: [usize; 3], weighed: bool, columns: Columns) -> Case {
+    let how = if columns == Exact { " exact" } else { "" };
+    let name = format!("mul_mat_vec {ty} sum of {used} of {experts} experts, tokens={tokens} weighed={weighed} k={k} m={m}{how}");
+    Case::new(name, move |data| {
+        let a = weights(data, ty, [k, m, experts, 1]);
+        let b = data.input(F32, [k, used, tokens, 1]);
+        let d = data.output(F32, [m, tokens, 1, 1]);
+        let ids = data.input_with(I32, [used, tokens, 1, 1], |r, _| r.below(experts) as f64);
+        let shares = weighed.then(|| data.strided_input(F32, [used, tokens, 1, 1], [used + 3, tokens, 1, 1]));
+        let bias = weighed.then(|| data.input(F32, [m, experts, 1, 1]));
+        let residual = weighed.then(|| data.input(F32, [m, tokens, 1, 1]));
+        let epilogue = Epilogue { scale: 0.5, bias, residual };
+        let scratch = scratch_for(data, &b);
+        let experts = Some(Experts { ids, weights: shares, summed: true });
+        judged(Call { experts, epilogue, scratch, ..Call::plain(Product { a, b, d }) }, columns)
     })
 }
 
 fn experts() -> Vec<Case> {
     let mut cases = Vec::new();
+    for (ty, columns) in [(Q4_K, Exact), (Q6_K, Exact), (Q8_0, Any), (Q8_0, Exact), (Q8_0x8, Exact), (MXFP4, Exact), (F16, Exact), (F32, Exact)] {
+        let k = ty.block_len().max(96);
+        for (weighed, tokens, used) in [(true, 1, 3), (false, 3, 3), (true, 2, 5), (true, 2, 1)] {
+            cases.push(summed_case(ty, [k, 37], [5, used, tokens], weighed, columns));
+        }
+    }
     for (ty, columns) in [(Q8_0, Any), (F16, Exact)] {
         let k = ty.block_len().max(64);
         for (shared, tokens) in [(true, 1), (false, 3), (true, 20)] {
@@ -383,7 +408,7 @@ fn experts() -> Vec<Case> {
             let epilogue = Epilogue { scale: 0.5, bias: bias(data), residual: None };
             let norm = Some(Norm { weight: None, eps: 1e-5 });
             let scratch = scratch_for(data, &b);
-            let experts = Some(Experts { ids, weights });
+            let experts = Some(Experts { ids, weights, summed: false });
             judged(Call { experts, gate, epilogue, norm, scratch, ..Call::plain(Product { a, b, d }) }, columns)
         }));
     }
@@ -406,6 +431,7 @@ pub fn cases(level: Level) -> Vec<Case> {
             }
             cases.push(case(ty, [14336, 333, 2], Exact));
             cases.push(expert_case(ty, [2048, 768], [128, 8, 4], true, Any));
+            cases.push(summed_case(ty, [768, 2048], [128, 8, 1], true, Exact));
         }
         cases.push(case(Q4_K, [4096, 128_256, 1], Any));
     }

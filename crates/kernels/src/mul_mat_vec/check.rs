@@ -77,7 +77,7 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
     let shared = b.shape[1] == 1 || b.shape[1] == used;
     let fits = shared && b.shape[2] == tokens && b.shape[3] == 1;
     require(fits, NAME, || format!("b is {b}, want [K, 1 or {used}, {tokens}]"))?;
-    let want = [a.shape[1], used, tokens, 1];
+    let want = if experts.summed { [a.shape[1], tokens, 1, 1] } else { [a.shape[1], used, tokens, 1] };
     require(d.shape == want, NAME, || format!("d is {d}, want {want:?}"))?;
     let dense = a.has_dense_rows() && b.has_dense_rows() && d.has_dense_rows();
     require(dense, NAME, || "rows must be dense".into())?;
@@ -87,6 +87,12 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
     if let Some(residual) = call.epilogue.residual {
         let fits = is_f32(&residual) && residual.has_dense_rows() && residual.shape == d.shape;
         require(fits, NAME, || format!("residual is {residual}, want the extents of {d}"))?;
+    }
+    if experts.summed {
+        let beside = b.shape[1] == used && (used == 1 || b.stride[1] == b.row_bytes());
+        require(beside, NAME, || format!("b is {b}, want the columns of {used} experts side by side"))?;
+        let plain = call.gate.is_none() && call.function.is_none() && call.norm.is_none() && call.quantised.is_none();
+        require(plain, NAME, || "a sum over experts goes with neither a norm, a function nor a gate".into())?;
     }
     if let Some(weights) = experts.weights {
         let fits = is_f32(&weights) && weights.has_dense_rows() && weights.shape == ids.shape;

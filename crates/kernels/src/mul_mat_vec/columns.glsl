@@ -17,6 +17,9 @@ void start_row() {
 #if SLICE > 1
 vec4 column_quad(uint c, uint e) {
     vec4 x = B_LOAD4(columns[c], e);
+#if SUMMED
+    x *= SHARE_OF(e);
+#endif
 #if NORM
     squares[c] += dot(x, x);
 #if NORM_WEIGHT
@@ -28,6 +31,9 @@ vec4 column_quad(uint c, uint e) {
 #else
 float column_element(uint c, uint e) {
     float x = B_LOAD(columns[c], e);
+#if SUMMED
+    x *= SHARE_OF(e);
+#endif
 #if NORM
     squares[c] += x * x;
 #if NORM_WEIGHT
@@ -211,7 +217,7 @@ void stage_column(uint c, uint t, inout float squares) {
             uint u = places[i];
             float most = max(most_of(x[i][0]), most_of(x[i][1]));
             [[unroll]] for (uint s = 1; s < 4; s *= 2) most = max(most, subgroupShuffleXor(most, s));
-            float scale = most * (1.0 / LEVELS);
+            float scale = most * (1.0 / LEVELS) * SHARE_OF(min(8 * u, uint(K - 1)));
             int ones;
             uvec2 low, high = rounded_quads(x[i], inverse_of(most, LEVELS), low, ones);
 #if defined(GROUP_SUMS)
@@ -229,7 +235,7 @@ void stage_column(uint c, uint t, inout float squares) {
     for (uint g = t; g < K / 32; g += WG) {
         vec4 x[8];
         float most = load32(columns[c], g, x, squares);
-        float scale = most * (1.0 / LEVELS);
+        float scale = most * (1.0 / LEVELS) * SHARE_OF(32 * g);
         put_scale(c, g, scale);
         int ones[4];
         [[unroll]] for (uint i = 0; i < 4; i++) {

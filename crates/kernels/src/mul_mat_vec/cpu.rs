@@ -68,6 +68,34 @@ pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
     if call.product.d.is_empty() {
         return;
     }
+    if let Some(apart) = call.apart() {
+        let result = summed(call, &results(&apart, memory)[0], memory);
+        return memory.write_floats(&call.product.d, &result);
+    }
+    let results = results(call, memory);
+    for (matrix, result) in call.matrices().iter().zip(results) {
+        memory.write_floats(&matrix.d, &result);
+    }
+}
+
+/// The results of experts, one after the other, summed over those of a token, with the residual.
+fn summed(call: &Call, all: &[f32], memory: &HostMemory) -> Vec<f32> {
+    let m = call.product.d.shape[0];
+    let residual = call.epilogue.residual.map(|t| memory.floats(&t));
+    let mut result = vec![0.0; call.product.d.len()];
+    for (token, (out, all)) in result.chunks_exact_mut(m).zip(all.chunks_exact(m * call.summands())).enumerate() {
+        for one in all.chunks_exact(m) {
+            out.iter_mut().zip(one).for_each(|(out, x)| *out += x);
+        }
+        if let Some(residual) = &residual {
+            out.iter_mut().zip(&residual[token * m..]).for_each(|(out, r)| *out += r);
+        }
+    }
+    result
+}
+
+/// What every matrix of the call gives.
+fn results(call: &Call, memory: &HostMemory) -> Vec<Vec<f32>> {
     let columns = normed(call, memory);
     let groups = groups(call, &columns, memory);
     let matrices = call.matrices();
@@ -81,14 +109,8 @@ pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
     }
     let products = products(&jobs, memory);
     let (firsts, ups) = products.split_at(groups.len() * matrices.len());
-    let results: Vec<Vec<f32>> = matrices
-        .iter()
-        .zip(firsts.chunks(groups.len()))
-        .map(|(matrix, products)| finish(call, matrix, &groups, [products, ups], memory))
-        .collect();
-    for (matrix, result) in matrices.iter().zip(results) {
-        memory.write_floats(&matrix.d, &result);
-    }
+    let finished = |(matrix, products)| finish(call, matrix, &groups, [products, ups], memory);
+    matrices.iter().zip(firsts.chunks(groups.len())).map(finished).collect()
 }
 
 /// The columns as floats, normed where the call says so.

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 impl Call {
     /// Whether nothing follows the sum of product and bias yet.
     fn ends_with_bias(&self) -> bool {
-        let weighted = self.experts.is_some_and(|experts| experts.weights.is_some());
+        let weighted = self.experts.is_some_and(|experts| experts.weights.is_some() || experts.summed);
         self.function.is_none()
             && self.gate.is_none()
             && self.factor.is_none()
@@ -34,7 +34,7 @@ impl Call {
                 Some(Call { product: to(u.dst), function: Some(u.function), ..self.clone() })
             }
             crate::Call::Binary(b) if b.operator == Operator::Mul && b.a == d => {
-                let experts = self.experts.filter(|experts| experts.weights.is_none())?;
+                let experts = self.experts.filter(|experts| experts.weights.is_none() && !experts.summed)?;
                 let fits = self.factor.is_none() && epilogue.residual.is_none();
                 let [_, used, tokens, _] = d.shape;
                 let fits = fits && b.b.shape == [1, used, tokens, 1] && b.b.is_dense();
@@ -52,6 +52,15 @@ impl Call {
                 let fits = epilogue.residual.is_none() && self.others.is_empty();
                 let epilogue = Epilogue { residual: Some(other), ..epilogue };
                 fits.then(|| Call { product: to(b.dst), epilogue, ..self.clone() })
+            }
+            crate::Call::SumRows(s) if s.x == d.permute([1, 0, 2, 3]) => {
+                let experts = self.experts.filter(|experts| !experts.summed)?;
+                let plain = self.gate.is_none() && self.function.is_none() && self.norm.is_none();
+                let whole = s.dst.is_dense() && d.shape[1] == self.product.b.shape[1];
+                let fits = plain && whole && epilogue.residual.is_none() && self.quantised.is_none();
+                let experts = Some(Experts { summed: true, ..experts }).filter(|_| fits)?;
+                let d = s.dst.reshape([d.shape[0], d.shape[2], 1, 1]);
+                Some(Call { product: to(d), experts: Some(experts), ..self.clone() })
             }
             crate::Call::GatedAdd(g) if g.y == d && g.gate != d && g.x != d => {
                 let fits = self.factor.is_none() && epilogue.residual.is_none() && self.others.is_empty();

@@ -61,12 +61,17 @@ pub struct Factor {
 
 /// Which expert's matrix multiplies which column. `a` is `[K, M, experts]`, `b` `[K, used or 1, tokens]` (1: all slots of a
 /// token share its column), `d` `[M, used, tokens]`, biases `[M, experts]`.
+///
+/// Summed over the experts of a token, `b` is `[K, used, tokens]` with the columns of a token side by side, and `d` `[M, tokens]`:
+/// the rows of a token's experts are one long row. There is neither a norm, a function nor a gate then.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// I32 `[used, tokens]`: experts, in any order, repeats allowed.
     pub ids: Tensor,
-    /// F32 `[used, tokens]`: factors of the results, before a residual is added.
+    /// F32 `[used, tokens]`: factors of the results, before they are summed and a residual is added.
     pub weights: Option<Tensor>,
+    /// Whether the results of a token are summed.
+    pub summed: bool,
 }
 
 /// Operands of `mul_mat_vec`. In this order: the columns are normed, multiplied and scaled, the bias is added, the function
@@ -141,6 +146,23 @@ impl Call {
             others: self.others.iter().map(|other| Sibling { d: cut(other.d), ..*other }).collect(),
             ..self.clone()
         }
+    }
+
+    /// Where results of experts are summed: the same with a result for each of them, and without what follows the sum. Its `d` says
+    /// how they lie and has no memory.
+    fn apart(&self) -> Option<Call> {
+        let experts = self.experts.filter(|experts| experts.summed)?;
+        let [used, tokens, ..] = experts.ids.shape;
+        let d = self.product.d;
+        let d = Tensor::dense(d.slot, d.ty, [d.shape[0], used, tokens, 1]);
+        let epilogue = Epilogue { residual: None, ..self.epilogue };
+        let experts = Some(Experts { summed: false, ..experts });
+        Some(Call { product: Product { d, ..self.product }, epilogue, experts, ..self.clone() })
+    }
+
+    /// Experts whose results are summed; 1 where nothing is.
+    fn summands(&self) -> usize {
+        self.experts.filter(|experts| experts.summed).map_or(1, |experts| experts.ids.shape[0])
     }
 
     /// Every matrix with its result and bias: the product's first.

@@ -5,6 +5,7 @@
 //   GATE     d = activation(product with a) * (product with up), each with its bias
 //   FACTOR   d = factor's function of its gate[m, n] * what d would be, but for the residual
 //   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
+//   SUMMED   that many experts of a token are summed: their rows, of SUMMAND elements each, are one row, and so are their columns
 //   MATRICES up to three matrices of one format share b, each with its own result
 //   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
 //            or before
@@ -47,6 +48,18 @@ float factor[COLS];
 // Number of the first of these columns among all of b's.
 uint first_column = 0;
 Slice flight[FLIGHT][MATS][ROWS];
+
+#if SUMMED
+// The experts of this token, and their shares in the sum.
+shared uint summed_experts[SUMMED];
+#if ROUTER
+shared float summed_shares[SUMMED];
+#define SHARE_OF(e) summed_shares[(e) / SUMMAND]
+#endif
+#endif
+#ifndef SHARE_OF
+#define SHARE_OF(e) 1.0
+#endif
 
 #include "mul_mat_vec/columns.glsl"
 #include "mul_mat_vec/products.glsl"
@@ -119,7 +132,9 @@ uint batch;
 uint slot, token, expert;
 #endif
 uvec2 batch_a(uvec2 a) {
-#if EXPERTS
+#if SUMMED
+    return a;
+#elif EXPERTS
     return row_address(a, expert, p.a_expert);
 #elif BATCHES
     return row_address(row_address(a, batch % p.b2 / p.share[0], p.a_batch[0]), batch / p.b2 / p.share[1], p.a_batch[1]);
@@ -180,7 +195,10 @@ Place place_of(uint unit) {
 // Elements of a pass: a slice of each thread. Where they are whole blocks, the addresses of rows go on from pass to pass,
 // and the place of a thread's slice stays what it is.
 #define PASS (TEAM * SLICE)
-#if A_BLOCKS
+#if SUMMED
+#define PASS_BYTES 0
+#define PLACE_OF(pass, lane) slice_start(((pass) * TEAM + (lane)) % (SUMMAND / SLICE))
+#elif A_BLOCKS
 #if PASS % A_BLOCK == 0
 #define PASS_BYTES (PASS / A_BLOCK * A_BLOCK_BYTES)
 #define PLACE_OF(pass, lane) slice_start(lane)
@@ -222,8 +240,13 @@ void load_slices(uint f, uint lane, uint n, uint units) {
     uint pass = load_round * FLIGHT + f;
     if (load_unit >= units || !INSIDE(pass)) return;
     uint e = PLACE_OF(pass, lane);
+#if SUMMED
+    uint summand = summed_experts[(pass * TEAM + lane) / (SUMMAND / SLICE)];
+    [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(row_address(rows[0][r], summand, p.a_expert), e, flight[f][0][r]);
+#else
     [[unroll]] for (uint m = 0; m < MATS; m++)
         [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(offset(rows[m][r], f * PASS_BYTES), e, flight[f][m][r]);
+#endif
 }
 // After all slices of a round: the next round, of the next unit at the end of one.
 void next_round(uint rounds, uint units, uint stride) {
@@ -243,7 +266,9 @@ void next_round(uint rounds, uint units, uint stride) {
 // What is added to the unit's results, asked for when it begins.
 float held_residual[ROWS][COLS];
 uvec2 batch_residual() {
-#if EXPERTS
+#if SUMMED
+    return row_address(p.residual, token, p.residual_token);
+#elif EXPERTS
     return row_address(row_address(p.residual, slot, p.residual_stride), token, p.residual_token);
 #elif BATCHES
     return row_address(row_address(p.residual, batch % p.b2, p.residual_batch[0]), batch / p.b2, p.residual_batch[1]);
@@ -286,9 +311,11 @@ void start_unit(uint unit, uint units, uint lane) {
 void store_unit(uint unit, uint lane) {
     Place x = place_of(unit);
     uvec2 d = x.d;
-#if EXPERTS
+#if SUMMED
+    d = row_address(d, token, p.d_token);
+#elif EXPERTS
     d = row_address(row_address(d, slot, x.d_stride), token, p.d_token);
-#if ROUTER
+#if ROUTER && !SUMMED
     float share = F32(row_address(p.router, token, p.router_stride)).v[slot];
 #endif
 #elif BATCHES
@@ -304,12 +331,15 @@ void store_unit(uint unit, uint lane) {
 #endif
             uint row = x.first + r;
             if (lane == 0 && row < x.m) {
-#if EXPERTS
+#if EXPERTS && !SUMMED
                 uint bias_at = expert * x.m + row;
 #else
                 uint bias_at = row;
 #endif
-#if BIAS
+#if BIAS && SUMMED
+                [[unroll]] for (uint s = 0; s < SUMMED; s++)
+                    sum += SHARE_OF(s * SUMMAND) * F32(x.bias).v[summed_experts[s] * x.m + row];
+#elif BIAS
                 sum += F32(x.bias).v[bias_at];
 #endif
 #if FUNCTION
@@ -321,7 +351,7 @@ void store_unit(uint unit, uint lane) {
 #endif
                 sum = gated(sum, sum_up);
 #endif
-#if EXPERTS && ROUTER
+#if EXPERTS && ROUTER && !SUMMED
                 sum *= share;
 #endif
 #if FACTOR
@@ -357,7 +387,18 @@ void main() {
     if (batch >= p.batches) return;
 #endif
     uvec2 b = p.b;
-#if EXPERTS
+#if SUMMED
+    slot = 0, token = batch, expert = 0;
+    for (uint s = gl_LocalInvocationIndex; s < SUMMED; s += WG) {
+        summed_experts[s] = U32(row_address(p.ids, token, p.ids_stride)).v[s];
+#if ROUTER
+        summed_shares[s] = F32(row_address(p.router, token, p.router_stride)).v[s];
+#endif
+    }
+    barrier();
+    b = row_address(b, token, p.b_token);
+    columns[0] = b;
+#elif EXPERTS
     slot = batch % p.used, token = batch / p.used;
     expert = U32(row_address(p.ids, token, p.ids_stride)).v[slot];
     b = row_address(row_address(b, slot, p.b_slot), token, p.b_token);

@@ -24,6 +24,10 @@ const MOST_STAGED_COLUMNS: usize = 3;
 
 /// The largest team for which columns lie in the order of its slices: rows are rounded up to a slice for each thread.
 const MOST_SLICED_TEAM: u32 = 64;
+/// Threads of a workgroup that multiplies an expert's rows, at most.
+const EXPERT_THREADS: u32 = 256;
+/// Threads of a workgroup that has fewer of them so that all cores have one, at least.
+const LEAST_SPREAD: u32 = 128;
 /// Rows of a subgroup where one has no more slices than it has threads.
 const SHORT_ROWS: u32 = 4;
 
@@ -53,6 +57,11 @@ fn aligned(t: &Tensor, bytes: usize) -> bool {
 /// Columns that a workgroup multiplies.
 fn columns(call: &Call) -> usize {
     if call.experts.is_some() { 1 } else { call.product.b.shape[1] }
+}
+
+/// Elements of a row: those of all experts where their results are summed.
+fn row_elements(call: &Call) -> usize {
+    call.product.b.shape[0] * call.summands()
 }
 
 /// Columns that path and split are chosen for.
@@ -128,7 +137,7 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             }
             // Rounded up to whole passes of a team of the device's subgroups with two groups for each thread.
             let pass = 64 * caps.subgroups.size.clamp(1, MOST_SLICED_TEAM) as usize;
-            let elements = columns(call) * call.product.b.shape[0].next_multiple_of(pass);
+            let elements = columns(call) * row_elements(call).next_multiple_of(pass);
             // Codes, and a factor for 32 elements.
             let staged = elements * if call.exact { 17 } else { 9 } / 8;
             // Tables, and sums of groups of a column's codes.
@@ -139,7 +148,9 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             let more = call.matrices().iter().filter_map(|m| formats::format(m.a.ty)).map(more).max();
             // The rest is for partial sums.
             let fits = staged + more.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
-            match call.scratch {
+            // Columns of experts that are summed are one long column, whatever their length: rounded in memory they lie by 128 elements.
+            let scratch = call.scratch.filter(|_| call.summands() == 1 || call.product.b.shape[0].is_multiple_of(128));
+            match scratch {
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
                 // Norms of columns have other bits where each workgroup rounds for itself.
                 Some(_) if call.alike || caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
@@ -280,7 +291,7 @@ fn product(
     let Product { b, .. } = call.product;
     let a = matrices[0].a;
     let columns = columns(call);
-    let tuning = tuning_of(call, path, a.ty, caps)?;
+    let tuning = spread(call, tuning_of(call, path, a.ty, caps)?, (matrices, share), caps);
     let block = product_block(call, from, matrices, &nowhere);
     let limit = caps.limits.max_push_bytes as usize;
     let glsl = block.glsl();
@@ -306,11 +317,11 @@ fn product(
         (true, Slice::Quads { count, .. }) => 4 * count as usize,
         (true, Slice::Groups(_)) => tuning.slice.span(),
     };
-    let even = b.shape[0].is_multiple_of(slice * team as usize * tuning.flight as usize);
+    let even = row_elements(call).is_multiple_of(slice * team as usize * tuning.flight as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
     // Several batches have columns of their own each.
-    let looping = tuning.loops > 0 && batches == 1 && call.experts.is_none();
+    let looping = tuning.loops > 0 && batches == 1 && (call.experts.is_none() || call.summands() > 1);
     let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
     let loops = looping.then(|| ((at_once * share) as usize).max(1));
     let flags = [
@@ -325,7 +336,7 @@ fn product(
         ("GROUPS", groups),
         ("WIDTH", count(width)),
         ("EVEN", u32::from(even)),
-        ("K", count(b.shape[0])),
+        ("K", count(row_elements(call))),
         ("SUBGROUPS", u32::from(tuning.team != Team::Shared)),
         ("SUBGROUPS_MOST", subgroups_most),
         // Conversion costs a software GPU nothing extra.
@@ -341,6 +352,8 @@ fn product(
         ("RESIDUAL", u32::from(call.epilogue.residual.is_some())),
         ("BATCHES", u32::from(batches > 1 && call.experts.is_none())),
         ("EXPERTS", u32::from(call.experts.is_some())),
+        ("SUMMED", if call.summands() > 1 { count(call.summands()) } else { 0 }),
+        ("SUMMAND", count(b.shape[0])),
         ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
         ("GATE", u32::from(call.gate.is_some())),
         ("SLICED", u32::from(from == Columns::Staged && quads == 0 && team <= MOST_SLICED_TEAM)),
@@ -351,7 +364,12 @@ fn product(
     ];
     let mut shader = Shader::new(name, PRODUCT, glsl);
     // Only staged columns need the length of a row when compiled; elsewhere it would only multiply pipelines.
-    for (name, value) in flags.into_iter().filter(|(name, _)| *name != "K" || from == Columns::Staged) {
+    let needed = |name: &str| match name {
+        "K" => from == Columns::Staged,
+        "SUMMAND" => call.summands() > 1,
+        _ => true,
+    };
+    for (name, value) in flags.into_iter().filter(|(name, _)| needed(name)) {
         shader = shader.define(name, value);
     }
     if call.alike {
@@ -384,7 +402,7 @@ fn product(
 
 fn batches(call: &Call) -> usize {
     match call.experts {
-        Some(experts) => experts.ids.len(),
+        Some(experts) => experts.ids.len() / call.summands(),
         None => call.product.b.shape[2] * call.product.b.shape[3],
     }
 }
@@ -405,12 +423,31 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
 /// A workgroup for a row of fewer slices than it has threads would mostly be idle: such rows are for subgroups, and where
 /// most of those would be idle too, each has several rows under way.
 fn fitted(call: &Call, ty: TensorType, tuning: Tuning, caps: &Caps) -> Tuning {
-    let slices = call.product.b.shape[0] / if ty.is_quantised() { tuning.slice.span() } else { 4 };
+    let slices = row_elements(call) / if ty.is_quantised() { tuning.slice.span() } else { 4 };
     if tuning.team != Team::Workgroup || slices >= tuning.threads as usize {
         return tuning;
     }
     let rows = if slices <= caps.subgroups.size as usize { SHORT_ROWS } else { tuning.rows };
     bounded(Tuning { team: Team::Subgroup, rows, ..tuning }, caps)
+}
+
+/// A large workgroup has room for no other on a core. Experts have one row of workgroups each, which fill cores more evenly if they are
+/// small, and a matrix of few rows is for all cores. Not with a norm: its bits would depend on the number of rows.
+fn spread(call: &Call, tuning: Tuning, (matrices, share): (&[Sibling], f64), caps: &Caps) -> Tuning {
+    let size = caps.subgroups.size.max(1);
+    if tuning.team != Team::Subgroup || call.split.is_some() || tuning.loops == 0 {
+        return tuning;
+    }
+    if call.experts.is_some() && call.summands() == 1 {
+        return Tuning { threads: tuning.threads.min(EXPERT_THREADS.max(size)), ..tuning };
+    }
+    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum();
+    let at_once = (f64::from(caps.cores_or_guess() * tuning.loops) * share) as usize;
+    let mut threads = tuning.threads;
+    while call.norm.is_none() && threads >= 2 * LEAST_SPREAD.max(size) && 2 * units.div_ceil((threads / size) as usize) <= at_once {
+        threads /= 2;
+    }
+    Tuning { threads, ..tuning }
 }
 
 /// Threads that share a row of a plain type where half of a subgroup or more would be idle: the low ranks of RWKV have rows of
@@ -421,7 +458,7 @@ fn part_of_subgroup(call: &Call, a: &Tensor, tuning: Tuning, caps: &Caps) -> Opt
     if call.split.is_some() || a.ty.is_quantised() || tuning.team != Team::Subgroup || !subgroups.shuffle || !sized {
         return None;
     }
-    let threads = a.shape[0].div_ceil(width(call, a, tuning.slice)).next_power_of_two() as u32;
+    let threads = row_elements(call).div_ceil(width(call, a, tuning.slice)).next_power_of_two() as u32;
     (2 * threads <= subgroups.size).then_some(threads)
 }
 
@@ -471,7 +508,7 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
         block.add("factor", at(&factor.gate));
         block.add("factor_stride", row_strides(&factor.gate)[0]);
     }
-    block.add("k", count(a.shape[0]));
+    block.add("k", count(row_elements(call)));
     block.add("a_stride", row_strides(&matrices[0].a)[0]);
     block.add("scale", call.epilogue.scale);
     // Rounded columns lie one after the other, in the order of b's.
@@ -511,9 +548,10 @@ fn experts_block(call: &Call, b_stride: [u32; 3], at: &dyn Fn(&Tensor) -> Addres
     block.add("b1", count(b.shape[1]));
     block.add("b_slot", if b.shape[1] > 1 { b_stride[0] } else { 0 });
     block.add("b_token", b_stride[1]);
-    block.add("d_token", row_strides(&d)[1]);
+    let token = usize::from(call.summands() == 1 && !experts.summed);
+    block.add("d_token", row_strides(&d)[token]);
     if let Some(residual) = call.epilogue.residual {
-        block.add("residual_token", row_strides(&residual)[1]);
+        block.add("residual_token", row_strides(&residual)[token]);
     }
 }
 

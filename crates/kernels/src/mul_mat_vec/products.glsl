@@ -52,6 +52,9 @@ void multiply_slice(uint f, uint e, uint pass, uint lane) {
             float scale = slice_scale(c, pass, lane, run);
 #else
             float scale = column_scale(c, run_at);
+#if SUMMED && !STAGED
+            scale *= SHARE_OF(run_at);
+#endif
 #endif
 #if defined(GROUP_SUMS) && SLICED
             float sum = slice_sum(c, pass, lane, run);

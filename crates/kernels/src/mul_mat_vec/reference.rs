@@ -18,6 +18,10 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
             normed(column, &norm, memory);
         }
     }
+    if let Some(apart) = call.apart() {
+        let result = summed_result(call, &apart, &columns, memory);
+        return memory.write(&call.product.d, &result);
+    }
     // All results are computed before the first is written: the residual may be a result.
     let results: Vec<Vec<f64>> =
         call.matrices().iter().map(|matrix| matrix_result(call, matrix, &columns, memory)).collect();
@@ -33,6 +37,18 @@ fn normed(column: &mut [f64], norm: &Norm, memory: &HostMemory) {
     for (i, x) in column.iter_mut().enumerate() {
         *x *= factor * weight.as_ref().map_or(1.0, |w| w[i]);
     }
+}
+
+/// The results of experts apart, summed over those of a token, and what follows.
+fn summed_result(call: &Call, apart: &Call, columns: &[f64], memory: &HostMemory) -> Vec<f64> {
+    let matrix = &apart.matrices()[0];
+    let all = matrix_result(apart, matrix, columns, memory);
+    let (m, used) = (matrix.d.shape[0], matrix.d.shape[1]);
+    let mut result = call.epilogue.residual.map_or_else(|| vec![0.0; call.product.d.len()], |t| memory.read(&t));
+    for (at, value) in all.iter().enumerate() {
+        result[at / (m * used) * m + at % m] += value;
+    }
+    result
 }
 
 /// One matrix times the columns, with everything that follows.

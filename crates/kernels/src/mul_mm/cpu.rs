@@ -10,7 +10,7 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
         return call.with_made(memory, |made, memory| made.operation().cpu(memory), compute);
     }
     let norm = call.before.and_then(Before::norm);
-    let experts = call.ids.map(|ids| Experts { ids, weights: None });
+    let experts = call.ids.map(|ids| Experts { ids, weights: None, summed: false });
     let plain = mul_mat_vec::Call::plain(call.product);
     let (epilogue, others) = (call.epilogue, call.others.clone());
     mul_mat_vec::cpu::compute(&mul_mat_vec::Call { epilogue, norm, others, experts, ..plain }, memory);

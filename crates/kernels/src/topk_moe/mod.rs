@@ -102,6 +102,8 @@ kiln_gpu::params! {
 
 /// Experts a thread can keep in its registers: the rounds of `glsl/row_share.glsl`.
 const PER_THREAD: usize = 16;
+/// Experts whose places are found by counting the better ones of each.
+const MOST_RANKED: usize = 256;
 
 impl Operation for Call {
     fn name(&self) -> &'static str {
@@ -159,8 +161,15 @@ impl Operation for Call {
             reachable(NAME, tensor)?;
         }
         let bound = cols_bound(self.logits.shape[0]);
-        // One subgroup finds a maximum fastest; more threads only where it cannot hold the logits.
-        let threads = if bound <= 32 * PER_THREAD { 32 } else { 128 };
+        // Up to so many experts are compared with all others, a thread for each as far as devices have them. With more, one subgroup
+        // finds a maximum fastest; it has company only where it cannot hold the logits.
+        let ranked = bound <= MOST_RANKED;
+        let threads = match bound {
+            _ if ranked && caps.limits.max_workgroup_invocations as usize >= MOST_RANKED => bound.max(32),
+            _ if ranked => bound.clamp(32, 128),
+            _ if bound <= 32 * PER_THREAD => 32,
+            _ => 128,
+        };
         if bound > threads * PER_THREAD {
             let reason = format!("{} experts, at most {}", self.logits.shape[0], threads * PER_THREAD);
             return Err(Unsupported { operation: NAME, reason });
@@ -180,6 +189,7 @@ impl Operation for Call {
             .define("WG", threads)
             .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic))
             .define("COLS_BOUND", bound)
+            .define("RANKED", u32::from(ranked))
             .define("GATE", gate)
             .define("SHARES", shares)
             .define("BIAS", u32::from(self.bias.is_some()))

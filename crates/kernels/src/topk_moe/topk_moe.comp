@@ -2,7 +2,9 @@
 // gate + bias (ties: the lower number) in falling order, and their weights share(gates) * scale + shift.
 // logits: F32 [experts, tokens]; bias (BIAS 1): F32 [experts]; ids: I32 [n_used, tokens]; weights: F32 [n_used, tokens].
 // GROUPS > 0: only experts of the GROUPS_USED groups with the largest sums of their two best scores can be chosen.
-// One workgroup of WG threads per token; its logits stay in registers, a maximum over the workgroup finds each expert.
+// One workgroup of WG threads per token; its logits stay in registers. RANKED: the place of an expert is the number of better ones, which
+// every thread counts for its own; nothing waits for the expert before. Else, for many experts, a maximum over the workgroup finds
+// one after the other.
 #version 450
 #include "kiln.glsl"
 #include "reduce.glsl"
@@ -15,6 +17,9 @@ const uint UNUSED = 0xffffffffu;
 
 #if GROUPS
 shared float goodness[GROUPS];
+#endif
+#if RANKED
+shared float scores[COLS_BOUND];
 #endif
 
 float softplus(float v) {
@@ -89,6 +94,17 @@ void main() {
         if (before >= GROUPS_USED) score[k] = LOWEST;
     }
 #endif
+#if RANKED
+    // What lies past the last expert is better than nobody.
+    for (uint i = gl_LocalInvocationID.x + p.cols; i < COLS_BOUND; i += WG) scores[i] = uintBitsToFloat(0xff800000u);
+    SHARE(i) scores[i] = score[k];
+    barrier();
+    SHARE(i) {
+        uint better = 0;
+        for (uint j = 0; j < COLS_BOUND; j++) better += uint(scores[j] > score[k] || (scores[j] == score[k] && j < i));
+        if (better < p.n_used) place[k] = better;
+    }
+#else
     for (uint n = 0; n < p.n_used; n++) {
         float best = uintBitsToFloat(0xff800000u);
         SHARE(i) if (place[k] == UNUSED) best = max(best, score[k]);
@@ -99,6 +115,7 @@ void main() {
         uint winner = uint(-wg_max(-first));
         SHARE(i) if (i == winner) place[k] = n;
     }
+#endif
 
     float factor = p.scale;
 #if SHARES == 1
