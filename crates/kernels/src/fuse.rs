@@ -7,6 +7,7 @@ use crate::glu;
 use crate::rms_norm;
 use crate::rope;
 use crate::set_rows;
+use crate::tensor::Tensor;
 use crate::{kv_write, mul_mat_vec};
 
 /// `first` with `next` as its last part: `next` reads the one result of `first`, and nothing else does.
@@ -44,6 +45,14 @@ pub fn beside(first: &Call, other: &Call) -> Option<Call> {
 pub fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
     match (gate, up) {
         (Call::MulMatVec(gate), Call::MulMatVec(up)) => mul_mat_vec::gated(gate, up, glu).map(Into::into),
+        _ => None,
+    }
+}
+
+/// The choice of experts with the product of its router, for one token. `counter` is zero before and after every run.
+pub fn routed(choice: &Call, product: &Call, counter: Tensor) -> Option<Call> {
+    match (choice, product) {
+        (Call::TopkMoe(choice), Call::MulMatVec(product)) => choice.with_router(product, counter).map(Into::into),
         _ => None,
     }
 }

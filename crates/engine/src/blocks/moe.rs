@@ -260,6 +260,7 @@ fn choice(b: &mut Builder, logits: Tensor, used: usize) -> topk_moe::Call {
     let rows = logits.shape[1];
     topk_moe::Call {
         logits,
+        router: None,
         bias: None,
         ids: b.fresh("chosen", TensorType::I32, [used, rows, 1, 1]),
         weights: b.fresh("weights", TensorType::F32, [used, rows, 1, 1]),

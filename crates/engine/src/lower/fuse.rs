@@ -1,10 +1,11 @@
 //! Steps that become one: along edges with one writer and one reader, and products of the same columns.
 
+use kiln_gguf::TensorType;
 use kiln_kernels::{Call, fuse};
 
 use super::Target;
 use super::edit::Edit;
-use crate::plan::{Plan, Step};
+use crate::plan::{Plan, SlotKind, Step};
 
 /// Steps take in the one step that reads their result.
 pub(super) fn epilogue(plan: &mut Plan, target: &Target) {
@@ -49,11 +50,13 @@ pub(super) fn prologue(plan: &mut Plan, target: &Target) {
 fn give_norm(edit: &mut Edit<'_>, first: usize, target: &Target) {
     let Some(Step { call: norm @ Call::RmsNorm(call), .. }) = &edit.steps[first] else { return };
     let readers = edit.uses.readers(call.y.slot).to_vec();
-    if !target.norms_again || call.x.rows() != 1 || readers.len() < 2 || !edit.is_result(call.y.slot) {
+    // What is normed must be what it was when the products read it.
+    let stays = edit.uses.writers(call.x.slot).iter().all(|writer| *writer < first);
+    if !target.saves_steps || call.x.rows() != 1 || readers.len() < 2 || !stays || !edit.is_result(call.y.slot) {
         return;
     }
     let taken = |reader: &usize| {
-        let step = edit.steps[*reader].as_ref().filter(|_| edit.can_move(first, *reader))?;
+        let step = edit.steps[*reader].as_ref()?;
         let call = fuse::before(&step.call, norm, false).filter(|call| target.joins(call))?;
         Some(Step { label: step.label.clone(), call })
     };
@@ -101,6 +104,31 @@ pub(super) fn gate(plan: &mut Plan, target: &Target) {
         if let Some(call) = fused.filter(|call| target.joins(call)) {
             let label = joined(&first.label, &second.label);
             edit.replace(&[gate, up, at], at, Step { label, call });
+        }
+    }
+    edit.finish();
+}
+
+/// Choices of experts take in the products of their routers.
+pub(super) fn router(plan: &mut Plan, target: &Target) {
+    let one = |step: &Step| matches!(&step.call, Call::TopkMoe(call) if call.logits.shape[1] == 1);
+    if !target.saves_steps || !plan.steps.iter().any(one) {
+        return;
+    }
+    // Layers follow each other: one counter is enough.
+    let counter = plan.add("router.counter", SlotKind::Zeroed, TensorType::I32, [1, 1, 1, 1]);
+    let mut edit = Edit::new(plan);
+    for at in 0..edit.steps.len() {
+        let Some(Step { label, call: choice @ Call::TopkMoe(call) }) = &edit.steps[at] else { continue };
+        let alone = edit.is_result(call.logits.slot) && edit.uses.reader(call.logits.slot) == Some(at);
+        let writer = edit.uses.writer(call.logits.slot).filter(|writer| alone && edit.can_move(*writer, at));
+        let Some((writer, product)) = writer.and_then(|writer| Some((writer, edit.steps[writer].as_ref()?))) else {
+            continue;
+        };
+        let routed = fuse::routed(choice, &product.call, counter).filter(|call| target.joins(call));
+        if let Some(call) = routed {
+            let step = Step { label: label.clone(), call };
+            edit.replace(&[writer, at], at, step);
         }
     }
     edit.finish();

@@ -39,6 +39,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "gate", summary: "two products and the gate between them become one", run: fuse::gate },
     Pass { name: "siblings", summary: "products of the same columns become one", run: fuse::siblings },
     Pass { name: "prologue", summary: "norms and gates join the step after", run: fuse::prologue },
+    Pass { name: "router", summary: "the choice of experts takes in the router's product", run: fuse::router },
     Pass { name: "cache", summary: "rope and the writing of caches become one", run: attention::cache_write },
     Pass { name: "splits", summary: "attention of few tokens is split over keys", run: attention::splits },
     Pass { name: "columns", summary: "products of rows that must not depend on others are cut", run: columns::run },

@@ -35,8 +35,9 @@ pub struct Target {
     /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
     /// rows beside it.
     pub alike: bool,
-    /// Whether several products that read a normed token each norm it for themselves. A step costs a GPU more than a norm does.
-    pub norms_again: bool,
+    /// Whether a step costs more than a little work that is done several times: several products that read a normed token each norm it for
+    /// themselves then, and the last workgroup of a router chooses the experts.
+    pub saves_steps: bool,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
 }
@@ -51,7 +52,7 @@ impl Target {
             cores: 0,
             long_column: usize::MAX,
             alike: false,
-            norms_again: false,
+            saves_steps: false,
             fuses: true,
         }
     }
@@ -68,7 +69,7 @@ impl Target {
             cores: CORES,
             long_column: LONG_COLUMN,
             alike: false,
-            norms_again: !caps.is_cpu,
+            saves_steps: !caps.is_cpu,
             fuses: true,
         }
     }

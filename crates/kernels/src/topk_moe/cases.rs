@@ -2,8 +2,9 @@
 
 use kiln_gguf::TensorType::{F32, I32};
 
-use super::{Call, Gate, Groups, Shares};
+use super::{Call, Gate, Groups, Router, Shares};
 use crate::case::{Case, Data, Level, Tolerance};
+use crate::mul_mat::Norm;
 use crate::tensor::Tensor;
 
 /// Strict enough to fail on a single wrong expert; gates are right to some ulps of f32. The logits of a case lie far
@@ -14,7 +15,7 @@ fn call(data: &mut Data, logits: Tensor, n_used: usize, gate: Gate) -> Call {
     let tokens = logits.shape[1];
     let ids = data.output(I32, [n_used, tokens, 1, 1]);
     let weights = data.output(F32, [n_used, tokens, 1, 1]);
-    Call { logits, bias: None, ids, weights, groups: None, gate, shares: Shares::Gates, scale: 1.0, shift: 0.0 }
+    Call { logits, router: None, bias: None, ids, weights, groups: None, gate, shares: Shares::Gates, scale: 1.0, shift: 0.0 }
 }
 
 /// Distinct logits: a random order of evenly spaced numbers.
@@ -78,6 +79,18 @@ pub fn cases(level: Level) -> Vec<Case> {
         let logits = data.input_with(F32, [100, 3, 1, 1], |random, _| random.below(3) as f64);
         (call(data, logits, 50, Gate::Sigmoid).into(), CLOSE)
     }));
+    for (experts, k, normed) in [(128, 2048, true), (8, 64, false), (71, 300, true), (300, 4096, true)] {
+        cases.push(Case::new(format!("topk_moe with the router, {experts} experts k={k} norm={normed}"), move |data| {
+            let a = data.input(F32, [k, experts, 1, 1]);
+            let b = data.input(F32, [k, 1, 1, 1]);
+            let norm = normed.then(|| Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps: 0.25 });
+            let bias = normed.then(|| data.input(F32, [experts, 1, 1, 1]));
+            let counter = data.input_with(I32, [1, 1, 1, 1], |_, _| 0.0);
+            let logits = data.output(F32, [experts, 1, 1, 1]);
+            let router = Some(Router { a, b, norm, scale: 0.5, bias, counter });
+            (Call { router, shares: of_sum, ..call(data, logits, 4, Gate::Softmax) }.into(), Tolerance::Nmse(1e-9))
+        }));
+    }
     cases.push(Case::new("topk_moe large logits of either sign", |data| {
         let logits =
             data.input_with(F32, [32, 2, 1, 1], |_, i| if i < 32 { -500.0 - i as f64 } else { 3.0 * i as f64 });

@@ -4,9 +4,12 @@ pub mod cases;
 mod reference;
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Address, Caps, Shader};
+use kiln_gpu::{Address, Caps, Shader, SubgroupRequest};
 
+use crate::formats::row_strides;
 use crate::host::HostMemory;
+use crate::mul_mat::{Epilogue, Norm, Product};
+use crate::mul_mat_vec;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
 use crate::rows::{cols_bound, reachable, require_whole_strides};
 use crate::tensor::Tensor;
@@ -55,14 +58,42 @@ pub struct Groups {
     pub used: usize,
 }
 
+/// The product that makes the logits of one token, where it is part of the call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// F32 `[K, experts]`, dense rows.
+    pub a: Tensor,
+    /// F32 `[K]`: the token.
+    pub b: Tensor,
+    /// How the token is normed first.
+    pub norm: Option<Norm>,
+    /// Factor of the product.
+    pub scale: f32,
+    /// F32 `[experts]`, added to the product.
+    pub bias: Option<Tensor>,
+    /// I32 `[1]`: zero before the call and zero again after it. The last workgroup to finish chooses.
+    pub counter: Tensor,
+}
+
+impl Router {
+    /// The product as an operation of its own.
+    fn product(&self, logits: Tensor) -> mul_mat_vec::Call {
+        let product = Product { a: self.a, b: self.b, d: logits };
+        let epilogue = Epilogue { scale: self.scale, bias: self.bias, residual: None };
+        mul_mat_vec::Call { epilogue, norm: self.norm, ..mul_mat_vec::Call::plain(product) }
+    }
+}
+
 /// Most groups: a thread each.
 const MOST_GROUPS: usize = 32;
 
 /// Operands of `topk_moe`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
-    /// F32 `[experts, tokens]`, dense rows.
+    /// F32 `[experts, tokens]`, dense rows. With a router they are a result, too.
     pub logits: Tensor,
+    /// What makes the logits, for one token; `None` where they are there.
+    pub router: Option<Router>,
     /// F32 `[experts]`: added to the gates for the choice, not for the weights.
     pub bias: Option<Tensor>,
     /// I32 `[n_used, tokens]`, dense rows: the chosen experts, best first; of equal ones the lower number.
@@ -100,6 +131,75 @@ kiln_gpu::params! {
     }
 }
 
+kiln_gpu::params! {
+    struct RouterParams {
+        logits: Address,
+        bias: Address,
+        ids: Address,
+        weights: Address,
+        a: Address,
+        b: Address,
+        norm_weight: Address,
+        router_bias: Address,
+        counter: Address,
+        logits_stride: u32,
+        ids_stride: u32,
+        weights_stride: u32,
+        cols: u32,
+        n_used: u32,
+        least_sum: f32,
+        most_sum: f32,
+        scale: f32,
+        shift: f32,
+        a_stride: u32,
+        k: u32,
+        router_scale: f32,
+        eps: f32,
+    }
+}
+
+impl Call {
+    /// The choice that the logits of a product are for, with the product; the counter is [`Router::counter`].
+    pub(crate) fn with_router(&self, product: &mul_mat_vec::Call, counter: Tensor) -> Option<Call> {
+        let Product { a, b, d } = product.product;
+        let epilogue = product.epilogue;
+        let router = Router { a, b, norm: product.norm, scale: epilogue.scale, bias: epilogue.bias, counter };
+        // What else the product does must be nothing.
+        let same = mul_mat_vec::Call { exact: product.exact, alike: product.alike, scratch: product.scratch, ..router.product(d) };
+        let fits = self.router.is_none() && d == self.logits && same == *product && !product.alike;
+        fits.then_some(Call { router: Some(router), ..*self })
+    }
+
+    fn router_params(&self, router: &Router, (least_sum, most_sum): (f32, f32), at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+        let place = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        RouterParams {
+            logits: at(&self.logits),
+            bias: place(self.bias),
+            ids: at(&self.ids),
+            weights: at(&self.weights),
+            a: at(&router.a),
+            b: at(&router.b),
+            norm_weight: place(router.norm.and_then(|norm| norm.weight)),
+            router_bias: place(router.bias),
+            counter: at(&router.counter),
+            logits_stride: self.logits.element_strides()[1],
+            ids_stride: self.ids.element_strides()[1],
+            weights_stride: self.weights.element_strides()[1],
+            cols: self.logits.extents()[0],
+            n_used: self.ids.extents()[0],
+            least_sum,
+            most_sum,
+            scale: self.scale,
+            shift: self.shift,
+            a_stride: row_strides(&router.a)[0],
+            k: router.a.extents()[0],
+            router_scale: router.scale,
+            eps: router.norm.map_or(0.0, |norm| norm.eps),
+        }
+        .bytes()
+    }
+}
+
 /// Experts a thread can keep in its registers: the rounds of `glsl/row_share.glsl`.
 const PER_THREAD: usize = 16;
 /// Experts whose places are found by counting the better ones of each.
@@ -111,15 +211,34 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        [Some(self.logits), self.bias].into_iter().flatten().collect()
+        let Some(Router { a, b, norm, bias, .. }) = self.router else {
+            return [Some(self.logits), self.bias].into_iter().flatten().collect();
+        };
+        [Some(a), Some(b), norm.and_then(|norm| norm.weight), bias, self.bias].into_iter().flatten().collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        vec![self.ids, self.weights]
+        let made = self.router.map(|router| [self.logits, router.counter]);
+        [self.ids, self.weights].into_iter().chain(made.into_iter().flatten()).collect()
+    }
+
+    /// The router's weights.
+    fn early(&self) -> Vec<Tensor> {
+        self.router.map(|router| router.a).into_iter().collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {
         let Call { logits, bias, ids, weights, shares, .. } = self;
+        if let Some(router) = &self.router {
+            router.product(*logits).check()?;
+            let plain = [router.a, router.b].iter().all(|t| t.ty == TensorType::F32 && t.has_dense_rows());
+            require(plain && router.b.rows() == 1, NAME, || {
+                format!("a router of {} and {}, want F32 and one token", router.a, router.b)
+            })?;
+            let counter = router.counter;
+            let fits = counter.ty == TensorType::I32 && counter.len() == 1;
+            require(fits, NAME, || format!("the router's counter is {counter}, want I32[1]"))?;
+        }
         let [experts, tokens, n2, n3] = logits.shape;
         require(!logits.is_empty() && n2 * n3 == 1 && logits.ty == TensorType::F32, NAME, || {
             format!("logits are {logits}, want F32[experts, tokens]")
@@ -174,6 +293,18 @@ impl Operation for Call {
             let reason = format!("{} experts, at most {}", self.logits.shape[0], threads * PER_THREAD);
             return Err(Unsupported { operation: NAME, reason });
         }
+        if let Some(router) = &self.router {
+            let aligned = |t: &Tensor| t.offset.is_multiple_of(16) && t.stride[1].is_multiple_of(16);
+            let quads = router.a.shape[0].is_multiple_of(4)
+                && aligned(&router.a)
+                && aligned(&router.b)
+                && router.norm.and_then(|norm| norm.weight).is_none_or(|weight| aligned(&weight));
+            let subgroups = &caps.subgroups;
+            if !quads || !subgroups.arithmetic || !subgroups.full || !(threads as u32).is_multiple_of(subgroups.size.max(1)) {
+                let reason = format!("a router of {} wants whole subgroups and fours of elements", router.a);
+                return Err(Unsupported { operation: NAME, reason });
+            }
+        }
         let gate = match self.gate {
             Gate::Softmax => 0,
             Gate::Sigmoid => 1,
@@ -185,7 +316,11 @@ impl Operation for Call {
             Shares::OfSum { .. } => 1,
             Shares::Softmax => 2,
         };
-        let shader = Shader::new(format!("{NAME}.f32"), "topk_moe/topk_moe.comp", Params::glsl())
+        let (name, params) = match self.router {
+            Some(_) => ("router", RouterParams::glsl()),
+            None => ("f32", Params::glsl()),
+        };
+        let shader = Shader::new(format!("{NAME}.{name}"), "topk_moe/topk_moe.comp", params)
             .define("WG", threads)
             .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic))
             .define("COLS_BOUND", bound)
@@ -194,8 +329,19 @@ impl Operation for Call {
             .define("SHARES", shares)
             .define("BIAS", u32::from(self.bias.is_some()))
             .define("GROUPS", self.groups.map_or(0, |g| g.count))
-            .define("GROUPS_USED", self.groups.map_or(0, |g| g.used));
-        Ok(Choice::one(Path::Scalar, shader, grid(self.logits.shape[1], caps)))
+            .define("GROUPS_USED", self.groups.map_or(0, |g| g.used))
+            .define("ROUTER", u32::from(self.router.is_some()));
+        let Some(router) = self.router else {
+            return Ok(Choice::one(Path::Scalar, shader, grid(self.logits.shape[1], caps)));
+        };
+        let weight = router.norm.and_then(|norm| norm.weight);
+        let shader = shader
+            .define("NORM", u32::from(router.norm.is_some()))
+            .define("NORM_WEIGHT", u32::from(weight.is_some()))
+            .define("ROUTER_BIAS", u32::from(router.bias.is_some()))
+            .subgroup(SubgroupRequest::Full);
+        let groups = self.logits.shape[0].div_ceil(threads / caps.subgroups.size as usize);
+        Ok(Choice::one(Path::Scalar, shader, [groups as u32, 1, 1]))
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
@@ -203,6 +349,9 @@ impl Operation for Call {
             Shares::OfSum { least, most } => (least, most),
             _ => (0.0, 0.0),
         };
+        if let Some(router) = self.router {
+            return self.router_params(&router, (least_sum, most_sum), at);
+        }
         Params {
             logits: at(&self.logits),
             bias: self.bias.as_ref().map_or(Address::default(), at),
@@ -223,16 +372,30 @@ impl Operation for Call {
     }
 
     fn reference(&self, memory: &mut HostMemory) {
+        if let Some(router) = &self.router {
+            router.product(self.logits).reference(memory);
+        }
+        reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        if let Some(router) = &self.router {
+            router.product(self.logits).cpu(memory);
+        }
         reference::reference(self, memory);
     }
 
     fn work(&self) -> Work {
         let row = self.logits.row_bytes() + self.ids.row_bytes() + self.weights.row_bytes();
         let flops = self.logits.len() * (self.ids.shape[0] + 4);
-        Work { bytes: (self.logits.rows() * row) as f64, flops: flops as f64 }
+        let made = self.router.map_or(Work { bytes: 0.0, flops: 0.0 }, |router| router.product(self.logits).work());
+        Work { bytes: (self.logits.rows() * row) as f64 + made.bytes, flops: flops as f64 + made.flops }
     }
 
     fn parts(&self) -> Vec<crate::Call> {
+        if self.router.is_some() {
+            return Vec::new();
+        }
         let token = |t: Tensor, i: usize| t.narrow(1, i, 1);
         (0..self.logits.shape[1])
             .map(|i| {
@@ -252,6 +415,7 @@ mod tests {
         let tensor = |slot, ty, n| Tensor::dense(Slot(slot), ty, [n, 3, 1, 1]);
         Call {
             logits: tensor(0, TensorType::F32, experts),
+            router: None,
             bias: None,
             ids: tensor(1, TensorType::I32, 4),
             weights: tensor(2, TensorType::F32, 4),

@@ -5,7 +5,12 @@
 // One workgroup of WG threads per token; its logits stay in registers. RANKED: the place of an expert is the number of better ones, which
 // every thread counts for its own; nothing waits for the expert before. Else, for many experts, a maximum over the workgroup finds
 // one after the other.
+// ROUTER: the logits of one token are made here, a subgroup for each: logits[e] = sum_k a[k, e] * b[k] (+ bias), b normed first with NORM. The last workgroup
+// to finish chooses.
 #version 450
+#if ROUTER
+#define HANDOVER_LATE 1
+#endif
 #include "kiln.glsl"
 #include "reduce.glsl"
 #include "row_share.glsl"
@@ -19,7 +24,56 @@ const uint UNUSED = 0xffffffffu;
 shared float goodness[GROUPS];
 #endif
 #if RANKED
-shared float scores[COLS_BOUND];
+// By fours: they are read by all threads at once.
+shared vec4 scores[(COLS_BOUND + 3) / 4];
+#endif
+
+#if ROUTER
+#include "last_one.glsl"
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Logits { float v[]; };
+#define LOGITS Logits
+// Weights that are on their way while the column is still being made.
+#define EARLY 16
+
+void route() {
+    uint expert = gl_WorkGroupID.x * gl_NumSubgroups + gl_SubgroupID, lane = gl_SubgroupInvocationID, lanes = gl_SubgroupSize;
+    bool inside = expert < p.cols;
+    F32x4 row = F32x4(row_address(p.a, min(expert, p.cols - 1), p.a_stride)), b = F32x4(p.b);
+    uint quads = p.k / 4;
+    vec4 early[EARLY];
+    [[unroll]] for (uint i = 0; i < EARLY; i++) {
+        uint at = lane + i * lanes;
+        early[i] = at < quads ? row.v[at] : vec4(0);
+    }
+    await_inputs();
+    float sum = 0.0, squares = 0.0;
+    for (uint first = 0; first < quads; first += EARLY * lanes) {
+        [[unroll]] for (uint i = 0; i < EARLY; i++) {
+            uint at = first + lane + i * lanes;
+            if (at >= quads) continue;
+            vec4 x = b.v[at];
+#if NORM
+            squares += dot(x, x);
+#if NORM_WEIGHT
+            x *= F32x4(p.norm_weight).v[at];
+#endif
+#endif
+            sum += dot(x, first == 0 ? early[i] : row.v[at]);
+        }
+    }
+    sum = subgroupAdd(sum) * p.router_scale;
+#if NORM
+    sum *= inversesqrt(subgroupAdd(squares) / float(p.k) + p.eps);
+#endif
+    if (lane == 0 && inside) {
+#if ROUTER_BIAS
+        sum += F32(p.router_bias).v[expert];
+#endif
+        Logits(p.logits).v[expert] = sum;
+    }
+}
+#else
+#define LOGITS F32
 #endif
 
 float softplus(float v) {
@@ -40,13 +94,19 @@ float gate_of(float v) {
 }
 
 void main() {
+#if ROUTER
+    route();
+    if (!is_last_of(p.counter, gl_NumWorkGroups.x)) return;
+    const uint token = 0;
+#else
     uint token = group_index();
     if (token >= p.tokens) return;
+#endif
     uint logits0 = token * p.logits_stride;
 
     float top = LOWEST;
     SHARE(i) {
-        held[k] = gate_of(F32(p.logits).v[logits0 + i]);
+        held[k] = gate_of(LOGITS(p.logits).v[logits0 + i]);
         top = max(top, held[k]);
     }
 #if GATE == 0
@@ -96,12 +156,15 @@ void main() {
 #endif
 #if RANKED
     // What lies past the last expert is better than nobody.
-    for (uint i = gl_LocalInvocationID.x + p.cols; i < COLS_BOUND; i += WG) scores[i] = uintBitsToFloat(0xff800000u);
-    SHARE(i) scores[i] = score[k];
+    for (uint i = gl_LocalInvocationID.x + p.cols; i < (COLS_BOUND + 3) / 4 * 4; i += WG) scores[i / 4][i % 4] = uintBitsToFloat(0xff800000u);
+    SHARE(i) scores[i / 4][i % 4] = score[k];
     barrier();
     SHARE(i) {
         uint better = 0;
-        for (uint j = 0; j < COLS_BOUND; j++) better += uint(scores[j] > score[k] || (scores[j] == score[k] && j < i));
+        [[unroll]] for (uint j = 0; j < (COLS_BOUND + 3) / 4; j++) {
+            vec4 other = scores[j];
+            [[unroll]] for (uint c = 0; c < 4; c++) better += uint(other[c] > score[k] || (other[c] == score[k] && 4 * j + c < i));
+        }
         if (better < p.n_used) place[k] = better;
     }
 #else
