@@ -5,6 +5,7 @@
 //   GATE     d = activation(product with a) * (product with up), each with its bias
 //   FACTOR   d = factor's function of its gate[m, n] * what d would be, but for the residual
 //   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
+//   TURNS    of a loop: that many experts of one token share its column, and are more rows of it
 //   SUMMED   that many experts of a token are summed: their rows, of SUMMAND elements each, are one row, and so are their columns
 //   MATRICES up to three matrices of one format share b, each with its own result
 //   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
@@ -59,6 +60,10 @@ shared float summed_shares[SUMMED];
 #endif
 #ifndef SHARE_OF
 #define SHARE_OF(e) 1.0
+#endif
+#if TURNS > 1
+// The experts of the token.
+shared uint turn_experts[TURNS];
 #endif
 
 #include "mul_mat_vec/columns.glsl"
@@ -153,7 +158,7 @@ uint all_units() {
 #if MATRICES > 2
     n += UNITS(p.m2);
 #endif
-    return n;
+    return n * TURNS;
 }
 
 // The matrix of a unit and its place there.
@@ -166,6 +171,10 @@ struct Place {
 };
 Place place_of(uint unit) {
     Place x;
+#if TURNS > 1
+    slot = unit / UNITS(p.m), expert = turn_experts[slot];
+    unit -= slot * UNITS(p.m);
+#endif
     x.m = p.m, x.d_stride = p.d_stride, x.a = p.a, x.d = p.d;
 #if BIAS
     x.bias = p.bias;
@@ -399,6 +408,11 @@ void main() {
     b = row_address(b, token, p.b_token);
     columns[0] = b;
 #elif EXPERTS
+#if TURNS > 1
+    token = 0;
+    for (uint s = gl_LocalInvocationIndex; s < TURNS; s += WG) turn_experts[s] = U32(p.ids).v[s];
+    barrier();
+#endif
     slot = batch % p.used, token = batch / p.used;
     expert = U32(row_address(p.ids, token, p.ids_stride)).v[slot];
     b = row_address(row_address(b, slot, p.b_slot), token, p.b_token);

@@ -5,7 +5,7 @@ use kiln_gpu::{Address, Caps, IntDot, Shader, SubgroupRequest};
 
 use super::block::Block;
 use super::tuning::{Slice, Team, Tuning, bounded, table};
-use super::{Call, NAME, Sibling, column_bytes};
+use super::{Call, Experts, NAME, Sibling, column_bytes};
 use crate::formats::{self, row_strides};
 use crate::glu::Gate;
 use crate::mul_mat::{MOST_COLUMNS, Product};
@@ -320,8 +320,10 @@ fn product(
     let even = row_elements(call).is_multiple_of(slice * team as usize * tuning.flight as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
-    // Several batches have columns of their own each.
-    let looping = tuning.loops > 0 && batches == 1 && (call.experts.is_none() || call.summands() > 1);
+    // Several batches have columns of their own each. The experts of one token that share its column are more rows of it.
+    let turns = if tuning.loops > 0 { turns_of_experts(call) } else { 1 };
+    let batches = batches / turns;
+    let looping = tuning.loops > 0 && batches == 1 && (call.experts.is_none() || call.summands() > 1 || turns > 1);
     let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
     let loops = looping.then(|| ((at_once * share) as usize).max(1));
     let flags = [
@@ -354,6 +356,7 @@ fn product(
         ("EXPERTS", u32::from(call.experts.is_some())),
         ("SUMMED", if call.summands() > 1 { count(call.summands()) } else { 0 }),
         ("SUMMAND", count(b.shape[0])),
+        ("TURNS", count(turns)),
         ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
         ("GATE", u32::from(call.gate.is_some())),
         ("SLICED", u32::from(from == Columns::Staged && quads == 0 && team <= MOST_SLICED_TEAM)),
@@ -394,7 +397,7 @@ fn product(
         shader = shader.subgroup(request);
     }
     let shader = formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)?;
-    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum();
+    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns;
     let groups = units.div_ceil((tuning.threads / team) as usize);
     let groups = loops.map_or(groups, |most| groups.min(most));
     Ok(Launch { shader, groups: grid(groups * batches, caps) })
@@ -431,17 +434,23 @@ fn fitted(call: &Call, ty: TensorType, tuning: Tuning, caps: &Caps) -> Tuning {
     bounded(Tuning { team: Team::Subgroup, rows, ..tuning }, caps)
 }
 
-/// A large workgroup has room for no other on a core. Experts have one row of workgroups each, which fill cores more evenly if they are
-/// small, and a matrix of few rows is for all cores. Not with a norm: its bits would depend on the number of rows.
+/// Experts of one token that share its column: workgroups that go from row to row go from expert to expert, too. 1 where there are none.
+fn turns_of_experts(call: &Call) -> usize {
+    let shared = |experts: &Experts| !experts.summed && experts.ids.shape[1] == 1 && call.product.b.shape[1] == 1;
+    call.experts.filter(shared).map_or(1, |experts| experts.ids.shape[0])
+}
+
+/// A large workgroup has room for no other on a core. Experts of several tokens have one row of workgroups each, which fill cores more
+/// evenly if they are small, and a matrix of few rows is for all cores. Not with a norm: its bits would depend on the number of rows.
 fn spread(call: &Call, tuning: Tuning, (matrices, share): (&[Sibling], f64), caps: &Caps) -> Tuning {
     let size = caps.subgroups.size.max(1);
     if tuning.team != Team::Subgroup || call.split.is_some() || tuning.loops == 0 {
         return tuning;
     }
-    if call.experts.is_some() && call.summands() == 1 {
+    if call.experts.is_some() && call.summands() == 1 && turns_of_experts(call) == 1 {
         return Tuning { threads: tuning.threads.min(EXPERT_THREADS.max(size)), ..tuning };
     }
-    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum();
+    let units = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns_of_experts(call);
     let at_once = (f64::from(caps.cores_or_guess() * tuning.loops) * share) as usize;
     let mut threads = tuning.threads;
     while call.norm.is_none() && threads >= 2 * LEAST_SPREAD.max(size) && 2 * units.div_ceil((threads / size) as usize) <= at_once {

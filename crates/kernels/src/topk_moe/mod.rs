@@ -202,8 +202,8 @@ impl Call {
 
 /// Experts a thread can keep in its registers: the rounds of `glsl/row_share.glsl`.
 const PER_THREAD: usize = 16;
-/// Experts whose places are found by counting the better ones of each.
-const MOST_RANKED: usize = 256;
+/// Threads that make a logit.
+const ROUTER_THREADS: usize = 128;
 
 impl Operation for Call {
     fn name(&self) -> &'static str {
@@ -280,12 +280,12 @@ impl Operation for Call {
             reachable(NAME, tensor)?;
         }
         let bound = cols_bound(self.logits.shape[0]);
-        // Up to so many experts are compared with all others, a thread for each as far as devices have them. With more, one subgroup
-        // finds a maximum fastest; it has company only where it cannot hold the logits.
-        let ranked = bound <= MOST_RANKED;
-        let threads = match bound {
-            _ if ranked && caps.limits.max_workgroup_invocations as usize >= MOST_RANKED => bound.max(32),
-            _ if ranked => bound.clamp(32, 128),
+        // One subgroup finds a maximum fastest; it has company only where it cannot hold the logits.
+        let lanes = caps.subgroups.size.max(1) as usize;
+        let solo = caps.subgroups.arithmetic && caps.subgroups.full && bound <= lanes * PER_THREAD;
+        let threads = match self.router {
+            Some(_) if solo => lanes.max(ROUTER_THREADS),
+            _ if solo => lanes,
             _ if bound <= 32 * PER_THREAD => 32,
             _ => 128,
         };
@@ -299,8 +299,7 @@ impl Operation for Call {
                 && aligned(&router.a)
                 && aligned(&router.b)
                 && router.norm.and_then(|norm| norm.weight).is_none_or(|weight| aligned(&weight));
-            let subgroups = &caps.subgroups;
-            if !quads || !subgroups.arithmetic || !subgroups.full || !(threads as u32).is_multiple_of(subgroups.size.max(1)) {
+            if !quads || !solo {
                 let reason = format!("a router of {} wants whole subgroups and fours of elements", router.a);
                 return Err(Unsupported { operation: NAME, reason });
             }
@@ -324,13 +323,15 @@ impl Operation for Call {
             .define("WG", threads)
             .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic))
             .define("COLS_BOUND", bound)
-            .define("RANKED", u32::from(ranked))
+            .define("SOLO", u32::from(solo))
+            .define("LANES", lanes)
             .define("GATE", gate)
             .define("SHARES", shares)
             .define("BIAS", u32::from(self.bias.is_some()))
             .define("GROUPS", self.groups.map_or(0, |g| g.count))
             .define("GROUPS_USED", self.groups.map_or(0, |g| g.used))
             .define("ROUTER", u32::from(self.router.is_some()));
+        let shader = if solo { shader.subgroup(SubgroupRequest::Full) } else { shader };
         let Some(router) = self.router else {
             return Ok(Choice::one(Path::Scalar, shader, grid(self.logits.shape[1], caps)));
         };
@@ -338,10 +339,8 @@ impl Operation for Call {
         let shader = shader
             .define("NORM", u32::from(router.norm.is_some()))
             .define("NORM_WEIGHT", u32::from(weight.is_some()))
-            .define("ROUTER_BIAS", u32::from(router.bias.is_some()))
-            .subgroup(SubgroupRequest::Full);
-        let groups = self.logits.shape[0].div_ceil(threads / caps.subgroups.size as usize);
-        Ok(Choice::one(Path::Scalar, shader, [groups as u32, 1, 1]))
+            .define("ROUTER_BIAS", u32::from(router.bias.is_some()));
+        Ok(Choice::one(Path::Scalar, shader, [self.logits.shape[0] as u32, 1, 1]))
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {

@@ -2,18 +2,30 @@
 // gate + bias (ties: the lower number) in falling order, and their weights share(gates) * scale + shift.
 // logits: F32 [experts, tokens]; bias (BIAS 1): F32 [experts]; ids: I32 [n_used, tokens]; weights: F32 [n_used, tokens].
 // GROUPS > 0: only experts of the GROUPS_USED groups with the largest sums of their two best scores can be chosen.
-// One workgroup of WG threads per token; its logits stay in registers. RANKED: the place of an expert is the number of better ones, which
-// every thread counts for its own; nothing waits for the expert before. Else, for many experts, a maximum over the workgroup finds
-// one after the other.
-// ROUTER: the logits of one token are made here, a subgroup for each: logits[e] = sum_k a[k, e] * b[k] (+ bias), b normed first with NORM. The last workgroup
-// to finish chooses.
+// One workgroup of WG threads per token; its logits stay in registers, a maximum finds each expert. SOLO: LANES of them, a subgroup, do it
+// without the others, with scores as integers in the same order, whose maximum many devices have an instruction for.
+// ROUTER: the logits of one token are made here, a workgroup for each: logits[e] = scale * sum_k a[k, e] * b[k] (+ bias), b normed first with
+// NORM. The last workgroup to finish chooses.
 #version 450
 #if ROUTER
 #define HANDOVER_LATE 1
 #endif
 #include "kiln.glsl"
+#if SOLO
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#define ROUNDS ((COLS_BOUND + LANES - 1) / LANES)
+#define LANE gl_SubgroupInvocationID
+#define SHARE(i) [[unroll]] for (uint k = 0, i = LANE; k < ROUNDS; k++, i += LANES) if (i < p.cols)
+float held[ROUNDS];
+#define wg_max(x) subgroupMax(x)
+#define wg_sum(x) subgroupAdd(x)
+#define MEET() subgroupBarrier()
+#else
 #include "reduce.glsl"
 #include "row_share.glsl"
+#define LANE gl_LocalInvocationID.x
+#define MEET() barrier()
+#endif
 
 layout(local_size_x = WG) in;
 
@@ -23,54 +35,49 @@ const uint UNUSED = 0xffffffffu;
 #if GROUPS
 shared float goodness[GROUPS];
 #endif
-#if RANKED
-// By fours: they are read by all threads at once.
-shared vec4 scores[(COLS_BOUND + 3) / 4];
-#endif
-
 #if ROUTER
 #include "last_one.glsl"
 layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Logits { float v[]; };
 #define LOGITS Logits
-// Weights that are on their way while the column is still being made.
-#define EARLY 16
+// Weights of a thread that are on their way while the column is still being made.
+#define EARLY 4
+shared vec2 route_sums[WG];
 
 void route() {
-    uint expert = gl_WorkGroupID.x * gl_NumSubgroups + gl_SubgroupID, lane = gl_SubgroupInvocationID, lanes = gl_SubgroupSize;
-    bool inside = expert < p.cols;
-    F32x4 row = F32x4(row_address(p.a, min(expert, p.cols - 1), p.a_stride)), b = F32x4(p.b);
-    uint quads = p.k / 4;
+    uint expert = gl_WorkGroupID.x, t = gl_LocalInvocationID.x, quads = p.k / 4;
+    F32x4 row = F32x4(row_address(p.a, expert, p.a_stride)), b = F32x4(p.b);
     vec4 early[EARLY];
-    [[unroll]] for (uint i = 0; i < EARLY; i++) {
-        uint at = lane + i * lanes;
-        early[i] = at < quads ? row.v[at] : vec4(0);
-    }
+    [[unroll]] for (uint i = 0; i < EARLY; i++) early[i] = t + i * WG < quads ? row.v[t + i * WG] : vec4(0);
     await_inputs();
-    float sum = 0.0, squares = 0.0;
-    for (uint first = 0; first < quads; first += EARLY * lanes) {
+    // The product, and the squares of the column.
+    vec2 sums = vec2(0);
+    for (uint first = 0; first < quads; first += EARLY * WG) {
         [[unroll]] for (uint i = 0; i < EARLY; i++) {
-            uint at = first + lane + i * lanes;
+            uint at = first + t + i * WG;
             if (at >= quads) continue;
-            vec4 x = b.v[at];
+            vec4 x = b.v[at], w = first == 0 ? early[i] : row.v[at];
 #if NORM
-            squares += dot(x, x);
+            sums.y += dot(x, x);
 #if NORM_WEIGHT
             x *= F32x4(p.norm_weight).v[at];
 #endif
 #endif
-            sum += dot(x, first == 0 ? early[i] : row.v[at]);
+            sums.x += dot(x, w);
         }
     }
-    sum = subgroupAdd(sum) * p.router_scale;
+    sums = subgroupAdd(sums);
+    if (subgroupElect()) route_sums[gl_SubgroupID] = sums;
+    barrier();
+    if (t > 0) return;
+    for (uint i = 1; i < gl_NumSubgroups; i++) sums += route_sums[i];
+    float logit = sums.x * p.router_scale;
 #if NORM
-    sum *= inversesqrt(subgroupAdd(squares) / float(p.k) + p.eps);
+    logit *= inversesqrt(sums.y / float(p.k) + p.eps);
 #endif
-    if (lane == 0 && inside) {
 #if ROUTER_BIAS
-        sum += F32(p.router_bias).v[expert];
+    logit += F32(p.router_bias).v[expert];
 #endif
-        Logits(p.logits).v[expert] = sum;
-    }
+    Logits(p.logits).v[expert] = logit;
 }
 #else
 #define LOGITS F32
@@ -96,7 +103,7 @@ float gate_of(float v) {
 void main() {
 #if ROUTER
     route();
-    if (!is_last_of(p.counter, gl_NumWorkGroups.x)) return;
+    if (!is_last_of(p.counter, gl_NumWorkGroups.x) || gl_SubgroupID > 0) return;
     const uint token = 0;
 #else
     uint token = group_index();
@@ -144,9 +151,9 @@ void main() {
         float second = LOWEST;
         SHARE(i) if (i >= start && i < end && i != winner) second = max(second, score[k]);
         second = wg_max(second);
-        if (gl_LocalInvocationID.x == 0) goodness[g] = best + second;
+        if (LANE == 0) goodness[g] = best + second;
     }
-    barrier();
+    MEET();
     SHARE(i) {
         uint group = i / (p.cols / GROUPS), before = 0;
         for (uint g = 0; g < GROUPS; g++)
@@ -154,18 +161,24 @@ void main() {
         if (before >= GROUPS_USED) score[k] = LOWEST;
     }
 #endif
-#if RANKED
-    // What lies past the last expert is better than nobody.
-    for (uint i = gl_LocalInvocationID.x + p.cols; i < (COLS_BOUND + 3) / 4 * 4; i += WG) scores[i / 4][i % 4] = uintBitsToFloat(0xff800000u);
-    SHARE(i) scores[i / 4][i % 4] = score[k];
-    barrier();
+#if SOLO
+    // Zero is less than any score.
+    uint key[ROUNDS];
     SHARE(i) {
-        uint better = 0;
-        [[unroll]] for (uint j = 0; j < (COLS_BOUND + 3) / 4; j++) {
-            vec4 other = scores[j];
-            [[unroll]] for (uint c = 0; c < 4; c++) better += uint(other[c] > score[k] || (other[c] == score[k] && 4 * j + c < i));
+        uint bits = floatBitsToUint(score[k]);
+        key[k] = bits ^ (bits >> 31 == 1 ? 0xffffffffu : 0x80000000u);
+    }
+    for (uint n = 0; n < p.n_used; n++) {
+        uint best = 0, first = UNUSED;
+        SHARE(i) best = max(best, key[k]);
+        best = subgroupMax(best);
+        // Of equal ones the lowest number wins.
+        SHARE(i) if (key[k] == best) first = min(first, i);
+        first = subgroupMin(first);
+        SHARE(i) if (i == first) {
+            place[k] = n;
+            key[k] = 0;
         }
-        if (better < p.n_used) place[k] = better;
     }
 #else
     for (uint n = 0; n < p.n_used; n++) {
