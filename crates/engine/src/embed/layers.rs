@@ -45,8 +45,11 @@ impl Dense {
     }
 }
 
-/// The values and extents of a tensor, where the file has it.
-fn values(model: &Model, name: &str) -> Result<Option<(Vec<f32>, [usize; 4])>, Error> {
+/// Values of a tensor, and its extents.
+type Values = (Vec<f32>, [usize; 4]);
+
+/// Those of a tensor, where the file has it.
+fn values(model: &Model, name: &str) -> Result<Option<Values>, Error> {
     let Some(info) = model.gguf.find(name) else { return Ok(None) };
     let mut values = vec![0.0; info.shape.iter().product()];
     let decoded = quant::dequantise(info.ty, model.gguf.data(info), &mut values);

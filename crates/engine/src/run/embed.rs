@@ -75,7 +75,7 @@ impl Embeds {
         let mut batch = self.batch(engine);
         if batch.is_empty() {
             // Texts that are being written hold the pages: once they are over, there is room.
-            if let Some(job) = self.jobs.pop_front_if(|_| alone) {
+            if let Some(job) = if alone { self.jobs.pop_front() } else { None } {
                 let needed = pages_of(engine, job.request.texts[job.done.len()].len());
                 let error = engine.room_for(needed).err();
                 (job.sink)(Err(error.unwrap_or(Error::NoSequence { why: "there is no state for one more text" })));
