@@ -330,7 +330,10 @@ fn special(
         }
     }
     if is_wpm {
-        // Readers put the tokens of these vocabularies around texts without being told.
+        // Two texts are read as `[CLS] one [SEP] other [SEP]`: every text ends by the separator, and no further one comes between.
+        for (key, added) in [("bos", true), ("eos", true), ("sep", false)] {
+            metadata.set(format!("tokenizer.ggml.add_{key}_token"), added);
+        }
         return Ok(());
     }
     // The post-processor puts the first token there, whatever the settings say.

@@ -57,10 +57,16 @@ impl Pooling {
     /// What a model was made for: what its file says. Encoders whose file says nothing get the mean. `None` for models that write.
     pub fn of(model: &Model) -> Result<Option<Pooling>, Error> {
         let keys = Keys::new(&model.gguf, model.config.architecture.name);
-        let encodes = model.facts.encodes.then_some(Pooling::Mean);
-        match keys.count_opt("pooling_type", NAMES.len() - 1)? {
-            None => Ok(encodes),
-            Some(number) => Ok(NAMES.get(number).map(|(_, pooling)| *pooling)),
+        let key = keys.name("pooling_type");
+        // Files say 0 or -1, as either kind of number, where they leave it open.
+        match model.gguf.metadata().get_i64_opt(&key)? {
+            None | Some(0 | -1 | 0xffff_ffff) => Ok(model.facts.encodes.then_some(Pooling::Mean)),
+            Some(number) => {
+                let found = usize::try_from(number).ok().and_then(|number| NAMES.get(number));
+                let want = format!("0 to {}", NAMES.len() - 1);
+                let wrong = || Error::Hyperparameter { key, value: number.to_string(), want };
+                found.map(|(_, pooling)| Some(*pooling)).ok_or_else(wrong)
+            }
         }
     }
 
