@@ -4,6 +4,7 @@ use kiln_gguf::Metadata;
 use serde_json::Value;
 
 use crate::config::Config;
+use crate::encoders;
 use crate::error::{Error, Result};
 
 /// A family of models.
@@ -21,6 +22,8 @@ pub(crate) struct Family {
     pub(crate) sandwich: bool,
     /// Texts get no space before them.
     pub(crate) no_space_prefix: bool,
+    /// BERT: vectors of texts, names of its own (`encoders.rs`).
+    pub(crate) encoder: bool,
     /// Keys that only this family has.
     more: fn(&Keys<'_>, &mut Metadata) -> Result<()>,
 }
@@ -32,6 +35,7 @@ const USUAL: Family = Family {
     norms_add_one: false,
     sandwich: false,
     no_space_prefix: false,
+    encoder: false,
     more: |_, _| Ok(()),
 };
 
@@ -74,6 +78,7 @@ const TABLE: &[Family] = &[
         ..USUAL
     },
     Family { classes: &["Phi3ForCausalLM"], architecture: "phi3", more: phi3, ..USUAL },
+    Family { classes: encoders::CLASSES, architecture: "bert", encoder: true, ..USUAL },
 ];
 
 /// The family of a model.
@@ -89,17 +94,17 @@ pub(crate) fn of(config: &Config) -> Result<&'static Family> {
 pub(crate) type Factors = Vec<(&'static str, Vec<f32>)>;
 
 /// Settings, and what their keys begin with.
-struct Keys<'a> {
-    config: &'a Config,
-    architecture: &'static str,
+pub(crate) struct Keys<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) architecture: &'static str,
 }
 
 impl Keys<'_> {
-    fn set(&self, metadata: &mut Metadata, key: &str, value: usize) {
+    pub(crate) fn set(&self, metadata: &mut Metadata, key: &str, value: usize) {
         metadata.set(format!("{}.{key}", self.architecture), value as u32);
     }
 
-    fn set_float(&self, metadata: &mut Metadata, key: &str, value: f32) {
+    pub(crate) fn set_float(&self, metadata: &mut Metadata, key: &str, value: f32) {
         metadata.set(format!("{}.{key}", self.architecture), value);
     }
 }
@@ -108,6 +113,10 @@ impl Family {
     /// Writes the keys of the model; gives the tensors that are computed from them.
     pub(crate) fn keys(&self, config: &Config, metadata: &mut Metadata) -> Result<Factors> {
         let keys = Keys { config, architecture: self.architecture };
+        if self.encoder {
+            encoders::keys(&keys, metadata)?;
+            return Ok(Vec::new());
+        }
         let act = config.value("hidden_activation").or_else(|| config.value("hidden_act")).and_then(Value::as_str);
         let fits = match act {
             None => true,

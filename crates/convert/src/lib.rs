@@ -4,6 +4,7 @@
 //! be done to the numbers. A tensor or a setting that the table does not know is an error: a model that is converted is whole.
 
 mod config;
+mod encoders;
 mod error;
 mod families;
 mod names;
@@ -58,7 +59,16 @@ impl Conversion {
         metadata.set("general.file_type", options.file_type);
         metadata.set("general.quantization_version", 2u32);
         let extra = family.keys(&config, &mut metadata)?;
-        let embedding = weights.rows(names::EMBEDDING).unwrap_or(0);
+        if family.encoder {
+            encoders::pooling(folder, &config, &mut metadata)?;
+        }
+        let embedding = match family.encoder {
+            true => {
+                weights.rows(encoders::EMBEDDING).or_else(|| weights.rows(&format!("bert.{}", encoders::EMBEDDING)))
+            }
+            false => weights.rows(names::EMBEDDING),
+        };
+        let embedding = embedding.unwrap_or(0);
         vocabulary::read(folder, &config, embedding, family, options.pre.as_deref(), &mut metadata)?;
         let tensors = tensors::plan(&weights, &config, family, options.ty, extra)?;
         Ok(Conversion { weights, metadata, tensors, architecture: family.architecture })

@@ -6,6 +6,7 @@ use kiln_gguf::{TensorType, quant};
 use rayon::prelude::*;
 
 use crate::config::Config;
+use crate::encoders;
 use crate::error::{Error, Result};
 use crate::families::{Factors, Family};
 use crate::names::{Place, place};
@@ -52,7 +53,11 @@ pub(crate) fn plan(
     let mut made = Vec::new();
     let tied = config.switch("tie_word_embeddings") || family.norms_add_one;
     for (name, stored) in &weights.tensors {
-        match place(name, family.sandwich).ok_or_else(|| Error::UnknownTensor { name: name.clone() })? {
+        let found = match family.encoder {
+            true => encoders::place(name, &config.class),
+            false => place(name, family.sandwich),
+        };
+        match found.ok_or_else(|| Error::UnknownTensor { name: name.clone() })? {
             Place::Nothing => {}
             Place::Stacked(stack, expert) => {
                 stacks.entry(stack).or_default().insert(expert, name.clone());
@@ -80,7 +85,7 @@ pub(crate) fn plan(
         let dims = vec![values.len()];
         made.push(Made { name: name.into(), dims, ty: TensorType::F32, from: From::Computed(values) });
     }
-    check(config, &made)?;
+    check(config, family, &made)?;
     // By layer, as readers like it: what is needed first comes first.
     made.sort_by_key(|made| order(&made.name));
     Ok(made)
@@ -123,9 +128,10 @@ fn change(name: &str, config: &Config, family: &Family) -> Result<Change> {
     })
 }
 
-/// Vectors and routers keep all bits; a matrix whose rows are no whole number of blocks gets halves.
+/// Vectors, routers and small tables keep all bits; a matrix whose rows are no whole number of blocks gets halves.
 fn type_of(name: &str, dims: &[usize], wish: TensorType) -> TensorType {
-    let small = dims.len() < 2 || name.contains("ffn_gate_inp");
+    let small =
+        dims.len() < 2 || ["ffn_gate_inp", "position_embd", "token_types"].iter().any(|part| name.contains(part));
     match dims.first() {
         _ if small => TensorType::F32,
         Some(columns) if wish.row_bytes(*columns).is_some() => wish,
@@ -134,11 +140,14 @@ fn type_of(name: &str, dims: &[usize], wish: TensorType) -> TensorType {
 }
 
 /// Every layer must be there.
-fn check(config: &Config, made: &[Made]) -> Result<()> {
+fn check(config: &Config, family: &Family, made: &[Made]) -> Result<()> {
     let has = |name: &str| made.iter().any(|made| made.name == name);
-    let layers = (0..config.count("num_hidden_layers")?).map(|layer| format!("blk.{layer}.attn_norm.weight"));
-    let whole = ["token_embd.weight", "output_norm.weight"].map(str::to_owned);
-    match whole.into_iter().chain(layers).find(|name| !has(name)) {
+    let (whole, of_layer) = match family.encoder {
+        true => (&encoders::REQUIRED[..], encoders::OF_LAYER),
+        false => (&["token_embd.weight", "output_norm.weight"][..], "attn_norm.weight"),
+    };
+    let layers = (0..config.count("num_hidden_layers")?).map(|layer| format!("blk.{layer}.{of_layer}"));
+    match whole.iter().map(|name| (*name).to_owned()).chain(layers).find(|name| !has(name)) {
         Some(name) => Err(Error::MissingTensor { name }),
         None => Ok(()),
     }

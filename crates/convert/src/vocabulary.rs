@@ -153,10 +153,13 @@ fn from_json(
     metadata: &mut Metadata,
 ) -> Result<()> {
     let model = whole.get("model").unwrap_or(&Value::Null);
+    if kind(model) == "WordPiece" {
+        return word_pieces(whole, model, tokens, metadata);
+    }
     let vocab = model.get("vocab").and_then(Value::as_object).filter(|_| matches!(kind(model), "BPE" | ""));
     let Some(vocab) = vocab else {
-        let what = format!("tokenizer.json holds a model of the kind {:?}, not BPE", kind(model));
-        return Err(failed(what, "vocabularies of Llama, Mistral, Qwen, Gemma and Phi are of that kind"));
+        let what = format!("tokenizer.json holds a model of the kind {:?}, neither BPE nor WordPiece", kind(model));
+        return Err(failed(what, "vocabularies of Llama, Mistral, Qwen, Gemma, Phi and BERT are of these kinds"));
     };
     let mut merges = Vec::new();
     for merge in model.get("merges").and_then(Value::as_array).into_iter().flatten() {
@@ -170,11 +173,7 @@ fn from_json(
         };
         merges.push(pair.ok_or_else(|| failed("a merge of tokenizer.json is no pair", "fetch the file again"))?);
     }
-    let mut sorted = BTreeMap::new();
-    for (text, id) in vocab {
-        let id = id.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < MOST);
-        sorted.insert(id.ok_or_else(|| failed(format!("{text:?} has no number"), "fetch tokenizer.json again"))?, text);
-    }
+    let sorted = by_number(vocab)?;
     if byte_level {
         for (id, text) in sorted {
             tokens.put(id, text.as_bytes(), NORMAL, 0.0);
@@ -205,6 +204,39 @@ fn from_json(
     }
     metadata.set("tokenizer.ggml.model", "llama");
     metadata.set("tokenizer.ggml.pre", "default");
+    Ok(())
+}
+
+/// The texts of a vocabulary by their numbers.
+fn by_number(vocab: &serde_json::Map<String, Value>) -> Result<BTreeMap<usize, &String>> {
+    let mut sorted = BTreeMap::new();
+    for (text, id) in vocab {
+        let id = id.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < MOST);
+        sorted.insert(id.ok_or_else(|| failed(format!("{text:?} has no number"), "fetch tokenizer.json again"))?, text);
+    }
+    Ok(sorted)
+}
+
+/// BERT's vocabulary. GGUF marks the beginning of a word where `tokenizer.json` marks what continues one.
+fn word_pieces(whole: &Value, model: &Value, tokens: &mut Tokens, metadata: &mut Metadata) -> Result<()> {
+    let vocab = model.get("vocab").and_then(Value::as_object);
+    let vocab = vocab.ok_or_else(|| failed("tokenizer.json has no vocabulary", "fetch the file again"))?;
+    let lowers = |part: &&Value| part.get("lowercase").and_then(Value::as_bool) == Some(true);
+    if !parts(whole, "normalizer").iter().any(lowers) {
+        let hint = "GGUF has no name for such vocabularies; uncased models can be converted";
+        return Err(failed("the vocabulary tells capitals from small letters", hint));
+    }
+    let continues = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("##");
+    for (id, text) in by_number(vocab)? {
+        let spelled = match text.strip_prefix(continues) {
+            _ if text.starts_with('[') && text.ends_with(']') => text.clone(),
+            Some(rest) => rest.to_owned(),
+            None => format!("\u{2581}{text}"),
+        };
+        tokens.put(id, spelled.as_bytes(), NORMAL, 0.0);
+    }
+    metadata.set("tokenizer.ggml.model", "bert");
+    metadata.set("tokenizer.ggml.pre", "bert-bge");
     Ok(())
 }
 
@@ -284,7 +316,10 @@ fn special(
         u32::try_from(id).ok().filter(|id| (*id as usize) < tokens.texts.len())
     };
     let mut begin = None;
-    for (role, key) in [("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")] {
+    let is_wpm = metadata.get_str_or("tokenizer.ggml.model", "")? == "bert";
+    let usual = [("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")];
+    let further = [("cls", "cls"), ("sep", "seperator"), ("mask", "mask")];
+    for (role, key) in usual.into_iter().chain(further.into_iter().filter(|_| is_wpm)) {
         let field = format!("{role}_token_id");
         let found = named(role).or_else(|| number(config.value(&field))).or_else(|| number(generation.get(&field)));
         if let Some(id) = found {
@@ -293,6 +328,13 @@ fn special(
         if role == "bos" {
             begin = found;
         }
+    }
+    if is_wpm {
+        // Two texts are read as `[CLS] one [SEP] other [SEP]`: every text ends by the separator, and no further one comes between.
+        for (key, added) in [("bos", true), ("eos", true), ("sep", false)] {
+            metadata.set(format!("tokenizer.ggml.add_{key}_token"), added);
+        }
+        return Ok(());
     }
     // The post-processor puts the first token there, whatever the settings say.
     let template = whole.map(|whole| parts(whole, "post_processor")).unwrap_or_default();

@@ -110,6 +110,24 @@ pub enum Error {
     NotFinite { tensor: String, element: usize },
     #[error("{what} needs {} of memory, {} are left {}\nhint: a lower --ctx-size or a smaller model (`kiln inspect` tells how much each needs)", size(*needed), size(available.bytes), available.bound.name())]
     Memory { what: &'static str, needed: u64, available: Available },
+    #[error(
+        "this model gives vectors of texts and writes none\nhint: `kiln embed` and the server's /v1/embeddings give them; to write, take a model that was trained to"
+    )]
+    NoText,
+    #[error(
+        "a model of architecture \"{architecture}\" writes text; this file does not say how it would embed some\nhint: --pooling mean or --pooling last makes vectors of what it computes all the same; models made for it serve better"
+    )]
+    NoEmbedder { architecture: &'static str },
+    #[error(
+        "this model has no layers that make scores\nhint: take a reranker (bge-reranker, jina-reranker, Qwen3-Reranker)"
+    )]
+    NoRanking,
+    #[error(
+        "text {nth} has {tokens} tokens, the model takes {context} at once\nhint: cut the text, or raise --ctx-size (the model was trained with {trained})"
+    )]
+    TextTooLong { nth: usize, tokens: usize, context: usize, trained: usize },
+    #[error("text {nth} is empty: it has no tokens\nhint: leave it out")]
+    EmptyText { nth: usize },
     #[error("the prompt is empty\nhint: give at least one token of text")]
     EmptyPrompt,
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]

@@ -98,8 +98,8 @@ fn logits_are_those_of_llama_cpp() {
         let plan = lower(graph.plan(shape).unwrap(), &Target::cpu()).unwrap();
         let mut executor = CpuExecutor::new(Arithmetic::Fast);
         let all = compare::logits(&model, &graph, &plan, (shape, &tokens), &mut executor).unwrap();
-        let vocab = model.config.vocab;
-        let got = positions.iter().flat_map(|p| &all[*p as usize * vocab..][..vocab]);
+        let width = all.len() / tokens.len();
+        let got = positions.iter().flat_map(|p| &all[*p as usize * width..][..width]);
         let error = error(&got.copied().collect::<Vec<f32>>(), &want);
         // llama.cpp takes GELU from a table of 16-bit floats.
         if error.is_nan() || error > 1e-6 {
@@ -118,6 +118,12 @@ fn error(got: &[f32], want: &[f32]) -> f64 {
     differences / squares(&mut want.iter().filter(|w| w.is_finite()).map(|w| f64::from(*w)))
 }
 
+/// What a model gives of every token: logits, or vectors where it has none.
+fn results(engine: &mut Engine, entries: &[Entry<'_>]) -> Vec<Vec<f32>> {
+    let encodes = engine.model().facts.encodes;
+    if encodes { engine.vectors(entries) } else { engine.feed(entries) }.unwrap()
+}
+
 /// Feeds three texts of different lengths together, in pieces of 16, 3 and 1 tokens, and compares what comes of the golden's
 /// tokens with llama.cpp, and the others with what each says alone.
 fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
@@ -133,7 +139,7 @@ fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
         let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
         let mut engine = Engine::new(Arc::clone(&model), executor, sized(1), &mut |_, _| {}).unwrap();
         let sequence = engine.open(0).unwrap();
-        engine.feed(&[Entry { sequence, tokens: text, wanted: Wanted::All }]).unwrap().remove(0)
+        results(&mut engine, &[Entry { sequence, tokens: text, wanted: Wanted::All }]).remove(0)
     };
     let mut engine = Engine::new(Arc::clone(&model), executor, sized(3), &mut |_, _| {}).unwrap();
     let ids = texts.map(|_| engine.open(0).unwrap());
@@ -151,13 +157,13 @@ fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
         }
         let entries: Vec<Entry<'_>> =
             pieces.iter().map(|(i, tokens)| Entry { sequence: ids[*i], tokens, wanted: Wanted::All }).collect();
-        for (logits, (i, tokens)) in engine.feed(&entries).unwrap().into_iter().zip(&pieces) {
+        for (logits, (i, tokens)) in results(&mut engine, &entries).into_iter().zip(&pieces) {
             got[*i].extend(logits);
             fed[*i] += tokens.len();
         }
     }
-    let vocab = model.config.vocab;
-    let row = |p: &u32| got[0][*p as usize * vocab..][..vocab].to_vec();
+    let width = got[0].len() / tokens.len();
+    let row = |p: &u32| got[0][*p as usize * width..][..width].to_vec();
     let first = error(&positions.iter().flat_map(row).collect::<Vec<f32>>(), &want);
     (1..3).map(|i| error(&got[i], &alone(texts[i]))).fold(first, f64::max)
 }
@@ -213,7 +219,7 @@ fn documented() -> String {
          Every architecture runs on the CPU and on every Vulkan device: an architecture makes one plan, and devices lower it. \
          Layers at the end of a file that only guess further tokens (`nextn_predict_layers`) are left out.\n\n\
          Judged by: tiny models that llama.cpp's tests make, with weights drawn so that every part counts. llama.cpp gives their \
-         logits (`scripts/judge-archs`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
+         logits, of encoders the vectors (`scripts/judge-archs`, `scripts/judge-encoders`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
          whole, in pieces and beside other texts.\n\n\
          | name | models | remembers | judged by | bounds |\n| --- | --- | --- | --- | --- |\n",
     );
@@ -223,6 +229,7 @@ fn documented() -> String {
         let ones = |_: &str, shape: &[usize]| 1f32.to_le_bytes().repeat(shape.iter().product());
         let facts = files.first().map(|(_, golden)| model_of(golden, ones).facts);
         let remembers = match facts {
+            Some(facts) if facts.encodes => "nothing: it gives vectors",
             Some(facts) if facts.has_cache() && facts.has_state() => "keys and values, states",
             Some(facts) if facts.has_state() => "states",
             Some(facts) if facts.value_elements == 0 => "latents",

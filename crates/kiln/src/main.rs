@@ -43,6 +43,10 @@ enum Command {
     Verify(commands::verify::Arguments),
     /// Measure how well a model knows a text, and how far it is from another model
     Perplexity(commands::perplexity::Arguments),
+    /// Print vectors of texts, or how alike texts are
+    Embed(commands::embed::Arguments),
+    /// Sort texts by how well they answer a question
+    Rerank(commands::embed::RerankArguments),
     /// Show the tokens of a text
     Tokenize(commands::tokenize::Arguments),
     /// Show the text of tokens
@@ -144,6 +148,8 @@ fn main() -> ExitCode {
         Command::Rm(a) => commands::rm::run(&a),
         Command::Verify(a) => commands::verify::run(&a),
         Command::Perplexity(a) => commands::perplexity::run(&a),
+        Command::Embed(a) => commands::embed::run(&a),
+        Command::Rerank(a) => commands::embed::rerank(&a),
         Command::Tokenize(a) => commands::tokenize::run(&a),
         Command::Detokenize(a) => commands::tokenize::detokenize(&a),
         Command::Logits(a) => commands::logits::run(&a),

@@ -137,6 +137,15 @@ impl Metrics {
         self.room.get_or_create(&labels).set(1);
     }
 
+    /// Texts of so many tokens were made vectors of, or were not.
+    pub(crate) fn embedded(&self, tokens: usize, took: std::time::Duration, worked: bool) {
+        self.prompt_tokens.inc_by(tokens as u64);
+        self.prompts.observe(tokens as f64);
+        self.whole.observe(took.as_secs_f64());
+        let finished_reason = if worked { "stop" } else { "error" };
+        self.finished.get_or_create(&Finished { finished_reason }).inc();
+    }
+
     /// Tokens of prompts, those of them that were cached, and tokens that were made.
     pub(crate) fn tokens(&self) -> [u64; 3] {
         [self.prompt_tokens.get(), self.cached_tokens.get(), self.generated_tokens.get()]

@@ -226,6 +226,19 @@ impl From<kiln_engine::Error> for Refusal {
             Error::PromptTooLong { tokens, context, .. } => {
                 Refusal::new(Kind::TooLong { prompt: tokens, context }, String::new())
             }
+            Error::TextTooLong { tokens, context, .. } => {
+                Refusal::new(Kind::TooLong { prompt: tokens, context }, String::new())
+            }
+            Error::EmptyText { .. } => Refusal::new(Kind::Invalid, error.to_string()),
+            // The hints are about flags of the command line.
+            Error::NoText => Refusal::new(
+                Kind::CannotDo,
+                "this model gives vectors of texts and writes none; /v1/embeddings serves it",
+            ),
+            Error::NoEmbedder { .. } => {
+                Refusal::new(Kind::CannotDo, "this model writes text; it was not made for vectors of texts")
+            }
+            Error::NoRanking => Refusal::new(Kind::CannotDo, "this model has no layers that make scores of texts"),
             Error::Busy { .. } => Refusal::new(Kind::QueueFull, error.to_string()),
             Error::Stopped => Refusal::new(Kind::Unavailable, "the server is going down"),
             Error::NoRoom { what: "texts at once", all, .. } => {

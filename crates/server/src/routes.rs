@@ -7,8 +7,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
 use crate::api::{
-    anthropic, chat_completions, completions, engine, health, infill, llama, models, ollama, openapi, page, responses,
-    tokens,
+    anthropic, chat_completions, completions, embeddings, engine, health, infill, llama, models, ollama, openapi, page,
+    responses, tokens,
 };
 use crate::app::App;
 use crate::guard::guard;
@@ -22,9 +22,9 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/completions", post(completions::create))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
-        .route("/embeddings", post(cannot))
-        .route("/rerank", post(cannot))
-        .route("/reranking", post(cannot))
+        .route("/embeddings", post(embeddings::create))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/reranking", post(embeddings::rerank))
         .route("/responses", post(responses::create))
         .route("/responses/input_tokens", post(responses::count));
     Router::new()
@@ -59,7 +59,10 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/api/show", post(ollama::show))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
-        .route("/api/embed", post(cannot))
+        .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_one))
+        .route("/embedding", post(embeddings::llama))
+        .route("/v2/rerank", post(embeddings::rerank))
         .route("/api/{admin}", any(ollama::admin))
         .merge(openai.clone())
         .nest("/v1", openai)
@@ -67,9 +70,4 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(|| async { Refusal::new(Kind::Method, "this path takes another method") })
         .layer(from_fn_with_state(Arc::clone(&app), guard))
         .with_state(app)
-}
-
-/// What models that write text cannot do.
-async fn cannot() -> Refusal {
-    Refusal::new(Kind::CannotDo, "this model writes text; it makes no embeddings and no ranks")
 }

@@ -81,6 +81,9 @@ impl Loaded {
         let model = Arc::clone(scheduler.model());
         let template = match Template::from_gguf(model.gguf.metadata()) {
             Ok(Some(template)) => Ok(template),
+            _ if model.facts.encodes => {
+                Err("this model gives vectors of texts and writes none; /v1/embeddings serves it".to_owned())
+            }
             Ok(None) => Err("this model has no chat template, so it can only continue text\n\
                              hint: use /v1/completions, or a model that was trained to chat"
                 .to_owned()),

@@ -63,6 +63,12 @@ pub(super) fn load3(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> 
     spec.layout = Layout::Sandwich;
     score_scale(&mut spec, 62);
     spec.logit_softcap = l.keys.float("final_logit_softcapping", 0.0, [0.0, MOST_CAP])?;
+    let spec = with_windows3(l, spec)?;
+    Decoder::load(l, spec)
+}
+
+/// Five layers of six have a window and turn heads by a base of their own.
+fn with_windows3(l: &mut Loader<'_>, mut spec: Spec) -> Result<Spec, Error> {
     if let Some(window) = l.keys.count_opt("attention.sliding_window", 1 << 24)? {
         let windows = windows(l, spec.sizes.layers, window, 6)?;
         let base = window_base(l, 10000.0)?;
@@ -73,5 +79,16 @@ pub(super) fn load3(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> 
             }
         });
     }
+    Ok(spec)
+}
+
+/// EmbeddingGemma: Gemma 3 whose tokens see the whole text, or a window on both sides, and no vocabulary to write in.
+pub(super) fn load_embedding(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let mut spec = plain(l)?.with_head_norm(HeadNorm::Rms);
+    (spec.layout, spec.head) = (Layout::Sandwich, Head::Nothing);
+    let mut spec = with_windows3(l, spec)?;
+    spec.each_attention(|_, attention| {
+        (attention.causal, attention.window) = (false, attention.window.map(super::encoders::half));
+    });
     Decoder::load(l, spec)
 }

@@ -1,8 +1,10 @@
 //! Architectures: one table, one row and one short file each, put together from [`crate::blocks`]. A file reads the model's
 //! keys and tensors and builds plain plans; it reads like its paper. No device and no tensor format is named here.
 
+mod bert;
 mod cohere;
 mod diffusion;
+mod encoders;
 mod expert_windows;
 mod experts;
 mod falcon;
@@ -76,6 +78,7 @@ pub const TABLE: &[Row] = &[
     row("baichuan", "Baichuan 1 and 2", variants::baichuan),
     row("bailingmoe", "Ling 1", experts::bailing),
     row("bailingmoe2", "Ling 2, Ring 2", experts::bailing2),
+    row("bert", "BERT, MiniLM, BGE, E5", bert::load),
     row("bloom", "BLOOM", gpt::load_bloom),
     row("chatglm", "ChatGLM 3, GLM 4", glm::load),
     row("codeshell", "CodeShell", gpt::load_rotary),
@@ -93,6 +96,7 @@ pub const TABLE: &[Row] = &[
     row("dream", "Dream (logits)", diffusion::dream),
     row("ernie4_5", "Ernie 4.5", variants::ernie),
     row("ernie4_5-moe", "Ernie 4.5 with experts", experts::ernie),
+    row("eurobert", "EuroBERT", encoders::eurobert),
     row("exaone", "EXAONE 3", variants::exaone),
     row("exaone-moe", "EXAONE with experts", expert_windows::exaone),
     row("exaone4", "EXAONE 4", variants::exaone4),
@@ -101,6 +105,7 @@ pub const TABLE: &[Row] = &[
     row("gemma", "Gemma 1", gemma::load),
     row("gemma2", "Gemma 2", gemma::load2),
     row("gemma3", "Gemma 3", gemma::load3),
+    row("gemma-embedding", "EmbeddingGemma", gemma::load_embedding),
     row("glm-dsa", "GLM 5", latent::glm_dsa),
     row("glm4", "GLM 4 of 2025", glm::load4),
     row("glm4moe", "GLM 4.5 and 4.6", experts::glm4),
@@ -123,6 +128,8 @@ pub const TABLE: &[Row] = &[
     row("jais", "Jais 1", variants::jais),
     row("jais2", "Jais 2", variants::nemotron),
     row("jamba", "Jamba", hybrids::jamba),
+    row("jina-bert-v2", "Jina embeddings 2", bert::jina2),
+    row("jina-bert-v3", "Jina embeddings 3", bert::rotary),
     row("k2-horizon", "K2 Horizon", k2_horizon::load),
     row("laguna", "Laguna", expert_windows::laguna),
     row("lfm2", "LFM 2", lfm2::load),
@@ -130,6 +137,7 @@ pub const TABLE: &[Row] = &[
     row("llada", "LLaDA (logits)", diffusion::llada),
     row("llada-moe", "LLaDA with experts (logits)", diffusion::llada_moe),
     row("llama", "Llama, Mistral, Mixtral, SmolLM2, TinyLlama", llama::load),
+    row("llama-embed", "Llama as an embedder", encoders::llama),
     row("llama4", "Llama 4", llama4::load),
     row("maincoder", "Maincoder", variants::maincoder),
     row("maion-coder", "Maion Coder", expert_windows::maion),
@@ -145,12 +153,16 @@ pub const TABLE: &[Row] = &[
     row("minimax-m3", "MiniMax M3", expert_windows::minimax3),
     row("mistral3", "Mistral 3, Ministral", mistral3::load),
     row("mistral4", "Mistral 4", latent::mistral4),
+    row("modern-bert", "ModernBERT", encoders::modern),
     row("mpt", "MPT", gpt::load_mpt),
     row("muse-glimmer", "Muse Glimmer", variants::muse_glimmer),
     row("nanbeige", "Nanbeige", variants::nanbeige),
     row("nemotron", "Nemotron 3", variants::nemotron),
     row("nemotron_h", "Nemotron H", hybrids::nemotron),
     row("nemotron_h_moe", "Nemotron H with experts", hybrids::nemotron),
+    row("neo-bert", "NeoBERT", encoders::neo),
+    row("nomic-bert", "Nomic Embed 1", bert::nomic),
+    row("nomic-bert-moe", "Nomic Embed 2", bert::nomic_moe),
     row("olmo", "OLMo 1", olmo::load),
     row("olmo2", "OLMo 2 and 3", olmo::load2),
     row("olmoe", "OLMoE", olmoe::load),
@@ -203,12 +215,8 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("glm-dsa", &[".indexer."]),
     ("hy_v4", &[".indexer."]),
     ("minimax-m3", &[".indexer."]),
-    // Norms of keys without those of queries do not count; heads of models that rank texts.
+    // Norms of keys without those of queries do not count.
     ("mpt", &["attn_k_norm"]),
-    ("qwen3", &["cls.output"]),
-    ("qwen35", &["cls.output"]),
-    ("qwen3tts", &["cls.output"]),
-    ("qwen3vl", &["cls.output"]),
     // Scores lean by distance; nothing is turned.
     ("refact", &["rope_freqs"]),
 ];
@@ -253,6 +261,17 @@ pub struct Batch {
     pub shape: BatchShape,
     /// Where the host writes.
     pub ports: Ports,
+    /// What is wanted of the last rows.
+    pub results: Results,
+}
+
+/// What a plan gives of each wanted token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Results {
+    /// Its logits. Models without a vocabulary to write in give vectors all the same.
+    Logits,
+    /// Its vector: what would be multiplied by the output matrix.
+    Vectors,
 }
 
 impl Batch {
@@ -399,9 +418,14 @@ impl Graph {
 
     /// The plain plan for a batch shape, to be lowered for a device ([`crate::lower::lower`]).
     pub fn plan(&self, shape: BatchShape) -> Result<Plan, Error> {
+        self.plan_of(shape, Results::Logits)
+    }
+
+    /// The same with what it gives.
+    pub fn plan_of(&self, shape: BatchShape, results: Results) -> Result<Plan, Error> {
         let mut b = Builder::new(&self.fixed);
         let ports = Ports::new(&mut b, &shape, &self.room);
-        let logits = self.architecture.build(&mut b, &Batch { shape, ports });
+        let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
         b.finish(ports, logits)
     }
 }
@@ -412,6 +436,8 @@ pub fn graph(config: &Config, gguf: &Gguf, room: &Room) -> Result<Graph, Error> 
     let mut loader = Loader::new(gguf, row.name, room);
     let architecture = (row.load)(&mut loader)?;
     let harmless = HARMLESS.iter().find(|(name, _)| *name == row.name).map_or(&[][..], |(_, parts)| parts);
-    let (fixed, facts) = loader.finish(harmless)?;
+    // What makes vectors of texts out of vectors of tokens is read elsewhere.
+    let harmless: Vec<&str> = harmless.iter().copied().chain(crate::embed::TENSORS).collect();
+    let (fixed, facts) = loader.finish(&harmless)?;
     Ok(Graph { architecture, fixed, facts, room: *room })
 }

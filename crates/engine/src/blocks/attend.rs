@@ -61,7 +61,7 @@ pub struct Attended {
     pub softcap: f32,
     /// Steepness of ALiBi; 0 for none.
     pub max_bias: f32,
-    /// Number of the last positions a token sees, its own included.
+    /// Number of the last positions a token sees, its own included; of the next ones as well, where it sees those.
     pub window: Option<usize>,
     /// Whether a token sees its sequence up to itself; if not, all of it.
     pub causal: bool,
@@ -85,8 +85,7 @@ impl Attended {
     ) -> Tensor {
         let shape = batch.shape;
         let out = b.fresh("attended", TensorType::F32, [self.value_dim * self.heads, shape.rows(), 1, 1]);
-        let positions = if self.causal { batch.ports.positions } else { behind_all(b, batch) };
-        let operands = Operands { q, caches, out, sinks, positions };
+        let operands = Operands { q, caches, out, sinks };
         if shape.decode > 0 {
             let part = Part { rows: 0, sequences: [0, shape.decode], tokens: 1 };
             b.step("", self.part(batch, &operands, part));
@@ -104,7 +103,7 @@ impl Attended {
     fn part(&self, batch: &Batch, operands: &Operands, part: Part) -> flash_attention::Call {
         let Attended { heads, kv_heads, head_dim, value_dim, .. } = *self;
         let Part { rows: first, sequences: [sequence, sequences], tokens } = part;
-        let Operands { q, caches: [k_cache, v_cache], out, sinks, positions } = *operands;
+        let Operands { q, caches: [k_cache, v_cache], out, sinks } = *operands;
         // Among rows that go on, each is a sequence of its own; those of prompts lie one after the other.
         let batches = if tokens == 1 && first == 0 && batch.shape.decode > 0 { sequences } else { 1 };
         let n = tokens * batches;
@@ -112,9 +111,10 @@ impl Attended {
         let ports = &batch.ports;
         flash_attention::Call {
             mask: Mask::Causal {
-                positions: positions.narrow(0, first, n),
+                positions: ports.positions.narrow(0, first, n),
                 length: ports.lengths.narrow(0, sequence, sequences),
                 window: self.window,
+                both: !self.causal,
             },
             pages: Some(Pages { table: batch.places(self.kept()).table.narrow(1, sequence, sequences), size: PAGE }),
             sinks,
@@ -148,25 +148,7 @@ struct Operands {
     caches: [Tensor; 2],
     out: Tensor,
     sinks: Option<Tensor>,
-    positions: Tensor,
 }
-
-/// Positions behind every text, one for each row: from there, a token sees all keys of its sequence.
-fn behind_all(b: &mut Builder, batch: &Batch) -> Tensor {
-    let rows = batch.shape.rows();
-    let own = b.fresh("all.own", TensorType::F32, [rows, 1, 1, 1]);
-    b.copy("all.own", batch.ports.positions, own);
-    // Rows without a token keep their position of -1.
-    let above = b.affine("all.above", own, 1.0, 0.5);
-    let is_token = b.function("all.tokens", above, Function::Step);
-    let there = b.affine("all.behind", is_token, BEHIND + 1.0, -1.0);
-    let behind = b.fresh("all.positions", TensorType::I32, [rows, 1, 1, 1]);
-    b.copy("all.positions", there, behind);
-    behind
-}
-
-/// More than the context of any such model, and with one more still a whole number of 24 bits.
-const BEHIND: f32 = 8_388_608.0;
 
 /// Some rows of a batch: the first one, the first sequence and the number of sequences, tokens of each batch.
 struct Part {

@@ -36,6 +36,9 @@ pub enum Layout {
     Normed,
     /// The first half alone.
     Single,
+    /// Each half reads the stream, and the stream with its result is normed (`attn_output_norm`, `layer_output_norm` in files). There
+    /// is no norm at the end then.
+    Outer,
 }
 
 /// Where experts stand.
@@ -62,6 +65,10 @@ pub struct Spec {
     pub layout: Layout,
     /// Name of the norm before attention.
     pub attention_norm: &'static str,
+    /// Whether layers may lack it.
+    pub maybe_attention_norm: bool,
+    /// Whether layers may add what they read to the normed stream and norm it once more (`attn_norm_2`), with [`Layout::Outer`].
+    pub maybe_second_norm: bool,
     /// Name of the norm before the feed-forward layer.
     pub ffn_norm: &'static str,
     /// Name of the norm after attention.
@@ -116,6 +123,8 @@ pub struct Spec {
     pub loops: usize,
     /// Whether the last norm stands between two times, too.
     pub loop_norm: bool,
+    /// Whether tokens get the vector of a kind (`token_types`), where the file has some.
+    pub token_kinds: bool,
     /// Whether positions are learnt vectors (`position_embd`).
     pub learnt_positions: bool,
     /// Whether the bias of the output matrix counts.
@@ -129,13 +138,22 @@ impl Spec {
     pub fn plain(l: &mut Loader<'_>, norm: NormKind) -> Result<Spec, Error> {
         let sizes = Sizes::read(l)?;
         let eps = l.keys.eps(norm.eps_key())?;
+        // Files of models that were made to give vectors of texts may say that tokens see the whole of one.
+        let causal = l.keys.flag("attention.causal", true)?;
+        let attention = |i| {
+            let mut attention = AttentionSpec::plain(&sizes, i, eps);
+            attention.causal = causal;
+            attention
+        };
         Ok(Spec {
-            attention: (0..sizes.layers).map(|i| AttentionSpec::plain(&sizes, i, eps)).collect(),
+            attention: (0..sizes.layers).map(attention).collect(),
             sizes,
             norm,
             eps,
             layout: Layout::Pre,
             attention_norm: "attn_norm",
+            maybe_attention_norm: false,
+            maybe_second_norm: false,
             ffn_norm: "ffn_norm",
             attention_post: "post_attention_norm",
             ffn_post: "post_ffw_norm",
@@ -162,6 +180,7 @@ impl Spec {
             scales_by_slot: false,
             loops: 1,
             loop_norm: true,
+            token_kinds: false,
             learnt_positions: false,
             output_bias: true,
             output_norm: "output_norm",
@@ -238,6 +257,8 @@ pub struct Layer {
     mixer_norm: Option<Norm>,
     mixer: Option<Box<dyn Mixer>>,
     mixer_post: Option<Norm>,
+    /// The norm of what the layer reads and makes, once more.
+    second: Option<Norm>,
     ffn_norm: Option<Norm>,
     ffn: Option<FeedForward>,
     ffn_post: Option<Norm>,
@@ -310,7 +331,10 @@ impl Decoder {
         l.whole();
         let between = spec.loops > 1 && spec.loop_norm;
         let between = between.then(|| spec.norm.load(l, spec.output_norm, spec.sizes.hidden, spec.eps)).transpose()?;
-        let mut output = Output::load_named(l, spec.output_norm, (spec.norm, spec.eps), spec.head, &embedding)?;
+        let mut output = match spec.layout {
+            Layout::Outer => Output::nothing(l),
+            _ => Output::load_named(l, spec.output_norm, (spec.norm, spec.eps), spec.head, &embedding)?,
+        };
         (output.scale, output.softcap) = (spec.logit_scale, spec.logit_softcap);
         let output = if spec.output_bias { output } else { output.without_bias() };
         Ok(Box::new(Decoder { spec, embedding, layers, between, output }))
@@ -328,6 +352,9 @@ impl Spec {
         }
         if self.embedding_rms {
             embedding.norm = Some(Norm::Rms { weight: None, eps: self.eps });
+        }
+        if self.token_kinds {
+            embedding.read_kind(l)?;
         }
         if self.learnt_positions {
             embedding.positions = Some(l.tensor("position_embd.weight", &[hidden, context])?);
@@ -430,12 +457,15 @@ impl Layer {
         }
         let hidden = spec.sizes.hidden;
         let mixer = mixer(l, spec, i, slot)?;
+        let has_norm = !spec.maybe_attention_norm || l.has(&format!("{}.weight", spec.attention_norm));
+        let second = spec.maybe_second_norm && l.has("attn_norm_2.weight");
         let mut norm = |name: &str, wanted: bool, eps: f32| -> Result<Option<Norm>, Error> {
             if wanted { spec.norm.load(l, name, hidden, eps).map(Some) } else { Ok(None) }
         };
-        let before = spec.layout != Layout::Post;
-        let after = matches!(spec.layout, Layout::Post | Layout::Sandwich);
-        let mixer_norm = norm(spec.attention_norm, before && mixer.is_some(), spec.eps)?;
+        let before = !matches!(spec.layout, Layout::Post | Layout::Outer);
+        let after = matches!(spec.layout, Layout::Post | Layout::Sandwich | Layout::Outer);
+        let mixer_norm = norm(spec.attention_norm, before && mixer.is_some() && has_norm, spec.eps)?;
+        let second = norm("attn_norm_2", second, spec.eps)?;
         let ffn_norm = before && !matches!(spec.layout, Layout::Parallel | Layout::Single);
         let ffn_norm = norm(spec.ffn_norm, ffn_norm, spec.eps)?;
         let post_eps = spec.post_eps.unwrap_or(spec.eps);
@@ -443,7 +473,22 @@ impl Layer {
         let ffn_post = norm(spec.ffn_post, after, post_eps)?;
         let skip = if spec.embedding_skip { Some(l.number("layer_output_scale.weight")?) } else { None };
         let ffn = if spec.layout == Layout::Single { None } else { Some(FeedForward::load(l, spec, i)?) };
-        Ok(Layer { mixer_norm, mixer, mixer_post, ffn_norm, ffn, ffn_post, skip })
+        Ok(Layer { mixer_norm, mixer, mixer_post, second, ffn_norm, ffn, ffn_post, skip })
+    }
+
+    /// The stream with what a half of the layer made, normed before or after.
+    fn half(&self, b: &mut Builder, spec: &Spec, post: &Option<Norm>, x: [Tensor; 2], branch: Tensor) -> Tensor {
+        match post {
+            Some(norm) if spec.layout == Layout::Outer => {
+                let x = spec.onto(b, x, branch);
+                b.norm("post_norm", x, norm)
+            }
+            Some(norm) => {
+                let branch = b.norm("post_norm", branch, norm);
+                spec.onto(b, x, branch)
+            }
+            None => spec.onto(b, x, branch),
+        }
     }
 
     /// Adds the steps: the stream after the layer. `name` stands before the steps, `first` are the embeddings.
@@ -463,8 +508,14 @@ impl Layer {
         let middle = match &self.mixer {
             Some(mixer) => {
                 let branch = mixer.build(b, batch, entered);
-                let branch = normed(b, &self.mixer_post, "post_norm", branch);
-                spec.onto(b, [x, entered], branch)
+                let middle = self.half(b, spec, &self.mixer_post, [x, entered], branch);
+                match &self.second {
+                    Some(norm) => {
+                        let both = b.add("second", middle, x);
+                        b.norm("second_norm", both, norm)
+                    }
+                    None => middle,
+                }
             }
             None => x,
         };
@@ -476,8 +527,7 @@ impl Layer {
             _ => normed(b, &self.ffn_norm, "norm", middle),
         };
         let branch = ffn.build(b, read, [if spec.routes_input { x } else { read }, x]);
-        let branch = normed(b, &self.ffn_post, "post_norm", branch);
-        let x = spec.onto(b, [middle, read], branch);
+        let x = self.half(b, spec, &self.ffn_post, [middle, read], branch);
         match self.skip {
             Some(factor) => {
                 let again = b.scale("embedding", first, factor);

@@ -5,7 +5,7 @@ use kiln_kernels::unary::Function;
 
 use super::norms::NormKind;
 use crate::Error;
-use crate::arch::Batch;
+use crate::arch::{Batch, Results};
 use crate::model::{Loader, names};
 use crate::plan::{Builder, Linear, Norm};
 
@@ -20,6 +20,8 @@ pub enum Head {
     Embedding,
     /// `output`, whose rows are the last tokens of the vocabulary; the others get minus infinity.
     Rear,
+    /// None: the model gives a vector for each token, and no logits.
+    Nothing,
 }
 
 /// Tokens to vectors.
@@ -33,6 +35,8 @@ pub struct Embedding {
     pub norm: Option<Norm>,
     /// `[hidden, context]`: added by position.
     pub positions: Option<Tensor>,
+    /// `[hidden]`: added to every token, the vector of the first kind of tokens.
+    pub kind: Option<Tensor>,
 }
 
 impl Embedding {
@@ -40,7 +44,20 @@ impl Embedding {
     pub fn load(l: &mut Loader<'_>, hidden: usize, vocab: usize) -> Result<Embedding, Error> {
         l.whole();
         let weight = l.tensor(names::TOKEN_EMBEDDING, &[hidden, vocab])?;
-        Ok(Embedding { weight, scale: 1.0, norm: None, positions: None })
+        Ok(Embedding { weight, scale: 1.0, norm: None, positions: None, kind: None })
+    }
+
+    /// Reads `token_types`, of which texts that stand alone have the first.
+    pub fn read_kind(&mut self, l: &mut Loader<'_>) -> Result<(), Error> {
+        let (name, hidden) = ("token_types.weight", self.weight.shape[0]);
+        let Some(shape) = l.shape(name) else { return Ok(()) };
+        let values = l.values(name)?.unwrap_or_default();
+        if shape[0] != hidden {
+            let (got, want) = (shape.to_vec(), vec![hidden, shape[1]]);
+            return Err(Error::TensorShape { name: name.to_owned(), got, want });
+        }
+        self.kind = Some(l.constant("token_types.first", &values[..hidden], [hidden, 1, 1, 1]));
+        Ok(())
     }
 
     /// Adds the steps.
@@ -49,6 +66,9 @@ impl Embedding {
         let mut x = b.rows("", self.weight, batch.ports.tokens);
         if self.scale != 1.0 {
             x = b.scale("scale", x, self.scale);
+        }
+        if let Some(kind) = self.kind {
+            x = b.add("kind", x, kind);
         }
         if let Some(positions) = self.positions {
             // Rows without a token have position -1: they get zeros.
@@ -66,7 +86,8 @@ impl Embedding {
 #[derive(Clone, Debug)]
 pub struct Output {
     norm: Option<Norm>,
-    matrix: Linear,
+    /// Nothing where a model gives vectors alone.
+    matrix: Option<Linear>,
     /// F32 `[tokens]`: logits of the tokens that the matrix has no rows for.
     front: Option<Tensor>,
     /// Factor of the logits.
@@ -98,6 +119,11 @@ impl Output {
                 let rows = l.shape("output.weight").map_or(vocab, |shape| shape[1]).min(vocab);
                 Some(l.linear("output", &[hidden, rows])?)
             }
+            Head::Nothing => {
+                l.encodes();
+                let norm = Some(norm.load(l, name, hidden, eps)?);
+                return Ok(Output { norm, matrix: None, front: None, scale: 1.0, softcap: 0.0 });
+            }
             Head::Embedding => {
                 ["output.weight", "output.bias", "output.scale"].iter().for_each(|name| l.ignore(name));
                 None
@@ -110,12 +136,20 @@ impl Output {
         let missing = vocab - matrix.weight.shape[1];
         let front =
             (missing > 0).then(|| l.constant("output.front", &vec![f32::NEG_INFINITY; missing], [missing, 1, 1, 1]));
-        Ok(Output { norm, matrix, front, scale: 1.0, softcap: 0.0 })
+        Ok(Output { norm, matrix: Some(matrix), front, scale: 1.0, softcap: 0.0 })
+    }
+
+    /// Nothing at all: the stream is normed already, and the model gives vectors.
+    pub fn nothing(l: &mut Loader<'_>) -> Output {
+        l.encodes();
+        Output { norm: None, matrix: None, front: None, scale: 1.0, softcap: 0.0 }
     }
 
     /// Leaves out a bias that the file has.
     pub fn without_bias(mut self) -> Output {
-        self.matrix.bias = None;
+        if let Some(matrix) = &mut self.matrix {
+            matrix.bias = None;
+        }
         self
     }
 
@@ -124,7 +158,7 @@ impl Output {
         Output { norm: None, ..self }
     }
 
-    /// Adds the steps; gives the logits of the wanted rows.
+    /// Adds the steps; gives the logits of the wanted rows, or their vectors where those are wanted.
     pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
         b.at("output");
         // Only the wanted tokens go through the output matrix, the largest of all.
@@ -133,7 +167,9 @@ impl Output {
             Some(norm) => b.norm("norm", x, norm),
             None => x,
         };
-        let mut logits = b.linear("", x, &self.matrix);
+        let matrix = self.matrix.as_ref().filter(|_| batch.results == Results::Logits);
+        let Some(matrix) = matrix else { return x };
+        let mut logits = b.linear("", x, matrix);
         let cap = self.softcap;
         let scale = if cap > 0.0 { self.scale / cap } else { self.scale };
         if scale != 1.0 {

@@ -29,6 +29,8 @@ pub struct Facts {
     pub sees_all: bool,
     /// The largest window of layers that see the last tokens alone; none where all layers see everything.
     pub window: Option<usize>,
+    /// Whether the model gives a vector for each token, and no logits: it writes nothing.
+    pub encodes: bool,
 }
 
 impl Facts {
@@ -208,6 +210,11 @@ impl<'a> Loader<'a> {
     /// Every token sees the whole text.
     pub fn sees_all(&mut self) {
         self.facts.sees_all = true;
+    }
+
+    /// The model gives vectors and no logits.
+    pub fn encodes(&mut self) {
+        self.facts.encodes = true;
     }
 
     /// A tensor that this architecture does not use: it may be there.

@@ -30,6 +30,7 @@ impl Engine {
     fn run_rows(&mut self, entries: &[Entry<'_>], rows: &[Row], logits: &mut [Vec<f32>]) -> Result<(), Error> {
         let is_wanted = |(entry, token): &Row| match entries[*entry].wanted {
             Wanted::Nothing => false,
+            Wanted::First => *token == 0,
             Wanted::Last => token + 1 == entries[*entry].tokens.len(),
             Wanted::All => true,
         };

@@ -15,6 +15,8 @@ pub(crate) struct Taken<'a> {
     pub(crate) held: &'a [Held; KINDS],
     /// Its state, where the model has recurrent layers.
     pub(crate) state: Option<u32>,
+    /// Whether the result of the first of these tokens is wanted, where one is; else that of the last.
+    pub(crate) first: bool,
 }
 
 /// The inputs as the executor takes them.
@@ -63,6 +65,7 @@ impl Inputs {
             }
             let sequence = piece.map_or(i, |piece| shape.decode + piece);
             first_row.push(row);
+            let first = row;
             for (k, &token) in taken.tokens.iter().enumerate() {
                 let position = taken.start + k;
                 tokens[row + k] = int(token as usize);
@@ -95,7 +98,7 @@ impl Inputs {
             states[sequence] = taken.state.map_or(-1, |state| int(state as usize));
             // Where few rows are wanted, [`Inputs::want`] says which.
             if !all && shape.outputs >= shape.sequences() {
-                wanted[sequence] = int(row - 1);
+                wanted[sequence] = int(if taken.first { first } else { row - 1 });
             }
         }
         let firsts = (0..shape.decode).map(int);

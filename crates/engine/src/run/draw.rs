@@ -18,6 +18,8 @@ use crate::plan::{Plan, SlotKind, Step};
 pub(crate) enum End {
     /// Logits for the host.
     Logits,
+    /// Vectors for the host.
+    Vectors,
     /// A token for each wanted row. With `cuts` rows may ask for top-k and the like.
     Tokens { cuts: bool },
     /// The same, and the inputs of the next step.

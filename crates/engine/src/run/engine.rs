@@ -11,7 +11,7 @@ use super::memory::{Count, Held, KINDS, Pool, pools};
 use super::pages::Chain;
 use super::shapes;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
+use crate::arch::{BatchShape, Graph, PAGE, Results, Room, graph};
 use crate::executor::{Executor, PlanId, Progress};
 use crate::lower::lower;
 use crate::model::Model;
@@ -29,6 +29,8 @@ pub struct SequenceId(u64);
 pub enum Wanted {
     /// None: the prompt goes on.
     Nothing,
+    /// The first one: what some embedders make a vector of.
+    First,
     /// The last one: what generating needs.
     Last,
     /// All of them: what measuring needs.
@@ -253,13 +255,28 @@ impl Engine {
     /// Feeds tokens of several sequences at once; gives the logits of the wanted ones, entry by entry, one row of `vocab` each. If
     /// it fails, the sequences of the batch cannot be used until they are truncated or closed; all others go on.
     pub fn feed(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
-        if self.alike {
+        // A token that sees the whole text cannot go the way of one alone.
+        if self.alike && !self.sees_all() {
             return self.feed_alike(entries);
         }
-        let entered = self.enter(entries, End::Logits)?;
+        self.feed_until(entries, End::Logits)
+    }
+
+    /// Feeds tokens as [`Engine::feed`] does, and gives the vectors that logits would be made of.
+    pub fn vectors(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
+        self.feed_until(entries, End::Vectors)
+    }
+
+    fn feed_until(&mut self, entries: &[Entry<'_>], end: End) -> Result<Vec<Vec<f32>>, Error> {
+        let entered = self.enter(entries, end)?;
         let result = self.executor.run(entered.plan).and_then(|()| self.logits(entries, &entered));
         self.leave(entries, result.is_ok());
         result
+    }
+
+    /// States that nobody holds.
+    pub(super) fn free_states(&self) -> usize {
+        self.free_states.len()
     }
 
     /// Bytes a second that the memory of where it runs can be read at, where that can be told.
@@ -305,7 +322,8 @@ impl Engine {
     pub(super) fn part<'a>(&'a self, entry: &Entry<'a>, tokens: std::ops::Range<usize>) -> Taken<'a> {
         let sequence = &self.sequences[&entry.sequence];
         let start = sequence.tokens.len() + tokens.start;
-        Taken { tokens: &entry.tokens[tokens], start, held: &sequence.held, state: sequence.state }
+        let first = entry.wanted == Wanted::First;
+        Taken { tokens: &entry.tokens[tokens], start, held: &sequence.held, state: sequence.state, first }
     }
 
     /// Whether every entry makes sense: nothing has changed if one does not.
@@ -372,6 +390,7 @@ impl Engine {
             let first = first_row[if goes_on { nth } else { decoding + nth }];
             match entry.wanted {
                 Wanted::All => first,
+                Wanted::First if all_rows => first,
                 _ if all_rows => first + entry.tokens.len() - 1,
                 _ if goes_on => nth,
                 _ => pieces_from + nth,
@@ -388,7 +407,7 @@ impl Engine {
         for (entry, first) in entries.iter().zip(self.outputs(entries, entered)) {
             let count = match entry.wanted {
                 Wanted::Nothing => 0,
-                Wanted::Last => 1,
+                Wanted::First | Wanted::Last => 1,
                 Wanted::All => entry.tokens.len(),
             };
             let mut values = vec![0.0f32; vocab * count];
@@ -415,13 +434,17 @@ impl Engine {
         {
             self.executor.forget(ready.plan);
         }
+        let results = if key.1 == End::Vectors { Results::Vectors } else { Results::Logits };
+        if results == Results::Logits && self.graph.facts().encodes {
+            return Err(Error::NoText);
+        }
         let start = Instant::now();
-        let mut plan = lower(self.graph.plan(key.0)?, &self.executor.target())?;
+        let mut plan = lower(self.graph.plan_of(key.0, results)?, &self.executor.target())?;
         // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
         let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
         let (mut tail, mut tokens) = (None, None);
         match key.1 {
-            End::Logits => {}
+            End::Logits | End::Vectors => {}
             End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
             End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
         }

@@ -15,6 +15,8 @@ const USUAL_CONTEXT: usize = 8192;
 const MARGIN: u64 = 20;
 /// Pages are numbered with fewer bits than this.
 const MOST_PAGES: usize = 1 << 24;
+/// Pages for the texts of a batch of encoders, most of which are short.
+const BATCH_PAGES: usize = 64;
 
 /// What somebody would like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -121,7 +123,12 @@ pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
         return Ok(fit);
     }
     let wanted = one.pages_of_a_sequence();
-    let most = fit.most_pages(wanted.saturating_mul(sequences).min(MOST_PAGES), place.batch);
+    // Models that keep nothing of a text need pages for one batch of texts, however short.
+    let of_use = |each: usize| match model.facts.encodes {
+        true => each.max(BATCH_PAGES),
+        false => each.saturating_mul(sequences).min(MOST_PAGES),
+    };
+    let most = fit.most_pages(of_use(wanted), place.batch);
     if most < wanted && (wish.context.is_some() || most == 0) {
         let needed = fit.with_pages(wanted, place.batch).bytes();
         let free = fit.usable().unwrap_or(0);
@@ -129,7 +136,7 @@ pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
         return Err(Error::DoesNotFit { context, needed, free, place, largest: most * PAGE });
     }
     let pages_each = wanted.min(most);
-    let mut fit = fit.with_pages(most.min(pages_each * sequences), place.batch);
+    let mut fit = fit.with_pages(most.min(of_use(pages_each)), place.batch);
     fit.room.context = context.min(pages_each * PAGE);
     Ok(fit)
 }
@@ -158,7 +165,9 @@ fn needs(model: &Model, place: &Place, room: &Room) -> Result<Fit, Error> {
 
 /// The plans of the largest prompts and of all texts at once.
 fn largest(graph: &Graph, place: &Place, room: &Room) -> Result<[Plan; 2], Error> {
-    let prompt = place.batch.min(if graph.facts().has_cache() { room.context } else { usize::MAX }).max(2);
+    let most = if graph.facts().has_cache() { room.context } else { usize::MAX };
+    // A text that is seen as a whole cannot be cut.
+    let prompt = if graph.facts().sees_all { place.batch.max(most) } else { place.batch.min(most) }.max(2);
     // Where every token goes the way of one alone, prompts are rows like all others.
     let [alike, read] = if place.target.alike { [prompt, 0] } else { [0, prompt] };
     let batch = BatchShape { decode: alike, prompt: read, pieces: usize::from(read > 0), outputs: 1 };

@@ -5,6 +5,7 @@ mod alike;
 pub(crate) mod batch;
 mod decode;
 mod draw;
+mod embed;
 mod engine;
 mod fit;
 pub(crate) mod memory;
@@ -17,6 +18,7 @@ mod session;
 mod shapes;
 mod writer;
 
+pub use embed::EmbedRequest;
 pub use engine::{Engine, Entry, SequenceId, Wanted};
 pub use fit::{Fit, Place, Wish, fit, fit_in};
 pub use kiln_gpu::StepTime;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::decode::{AHEAD, Going};
+use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use super::memory::Count;
 use super::request::{EndReason, Event, Request};
@@ -104,6 +105,8 @@ pub(crate) struct Schedule {
     swapped_bytes: usize,
     /// While texts go on by themselves: which, in the engine's order.
     ahead: Option<Vec<(usize, usize)>>,
+    /// Texts whose vectors are wanted.
+    embeds: Embeds,
     /// Why nothing can be run any more: the device was lost.
     lost: Option<String>,
 }
@@ -140,6 +143,7 @@ impl Schedule {
             taken_up: 0,
             swapped_bytes: 0,
             ahead: None,
+            embeds: Embeds::default(),
             lost: None,
         }
     }
@@ -151,7 +155,7 @@ impl Schedule {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.active.is_empty()
+        self.waiting.is_empty() && self.active.is_empty() && self.embeds.is_empty()
     }
 
     pub(crate) fn load(&self) -> Load {
@@ -159,7 +163,7 @@ impl Schedule {
         let texts = || self.active.iter().flat_map(|a| &a.texts);
         let swapped = texts().filter(|t| self.engine.is_swapped(t.sequence)).count();
         Load {
-            waiting: self.waiting.len(),
+            waiting: self.waiting.len() + self.embeds.len(),
             reading: self.active.iter().filter(|a| a.reading.is_some()).count(),
             writing: texts().count() - swapped,
             swapped,
@@ -181,11 +185,36 @@ impl Schedule {
         }
     }
 
+    /// Takes in texts whose vectors are wanted, or refuses them.
+    pub(crate) fn embed(&mut self, job: EmbedJob) {
+        match &self.lost {
+            Some(why) => (job.sink)(Err(Error::Run { why: why.clone() })),
+            None if self.embeds.len() >= self.policy.queue => {
+                (job.sink)(Err(Error::Busy { waiting: self.embeds.len() }));
+            }
+            None => self.embeds.add(&self.engine, job),
+        }
+    }
+
+    /// A batch of texts whose vectors are wanted, if there are some.
+    fn embed_some(&mut self) {
+        if self.embeds.is_empty() {
+            return;
+        }
+        self.stop_going_ahead();
+        if let Some(lost) = self.embeds.step(&mut self.engine, self.active.is_empty()) {
+            self.lost.get_or_insert_with(|| lost.to_string());
+        }
+    }
+
     fn admit(&self, request: &Request) -> Result<(), Error> {
         let (config, context) = (&self.engine.model().config, self.engine.context());
         let (tokens, vocab) = (request.prompt.len(), config.vocab);
         if let Some(why) = &self.lost {
             return Err(Error::Run { why: why.clone() });
+        }
+        if self.engine.model().facts.encodes {
+            return Err(Error::NoText);
         }
         if tokens == 0 {
             return Err(Error::EmptyPrompt);
@@ -210,6 +239,7 @@ impl Schedule {
     pub(crate) fn fail_all(&mut self, error: impl Fn() -> Error) {
         self.ahead = None;
         self.engine.end_decoding(true);
+        self.embeds.fail_all(&error);
         for mut job in self.waiting.drain(..) {
             job.tell(Event::Failed(error()));
         }
@@ -230,6 +260,7 @@ impl Schedule {
             self.fail_all(|| Error::Run { why: why.clone() });
             return;
         }
+        self.embed_some();
         if self.ahead.is_some() {
             if !self.is_disturbed() && self.go_ahead() {
                 return;

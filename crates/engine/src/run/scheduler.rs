@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use super::embed::{EmbedJob, EmbedRequest};
 use super::engine::Engine;
 use super::request::{Event, Request};
 use super::schedule::{Job, Load, Policy, Schedule};
@@ -57,6 +58,7 @@ pub struct Scheduler {
 
 enum Message {
     Job(Box<Job>),
+    Embed(Box<EmbedJob>),
     Call(Box<dyn FnOnce(&mut Engine) + Send>),
     Quit,
 }
@@ -169,6 +171,33 @@ impl Scheduler {
         Events { from, cancel, over }
     }
 
+    /// Hands in texts whose vectors are wanted. They go to `sink` on the engine's thread, which must not block.
+    pub fn submit_embed(
+        &self,
+        request: EmbedRequest,
+        sink: impl FnOnce(Result<Vec<Vec<f32>>, Error>) + Send + 'static,
+    ) -> Cancel {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let job = EmbedJob::new(request, Box::new(sink), Arc::clone(&cancelled));
+        if let Err(refused) = self.to.send(Message::Embed(Box::new(job)))
+            && let Message::Embed(job) = refused.0
+        {
+            (job.sink)(Err(Error::Stopped));
+        }
+        Cancel(cancelled)
+    }
+
+    /// The vectors of texts, in their order; where nothing is pooled those of all tokens of a text, one after the other; where
+    /// texts are ranked their scores.
+    pub fn embed(&self, request: EmbedRequest) -> Result<Vec<Vec<f32>>, Error> {
+        let (to, from) = channel();
+        self.submit_embed(request, move |result| {
+            // Whoever asked may have gone.
+            let _ = to.send(result);
+        });
+        from.recv().map_err(|_| Error::Stopped)?
+    }
+
     /// Runs something on the engine between two steps, and waits for it: for tools that need the engine itself.
     pub fn with_engine<T: Send + 'static>(
         &self,
@@ -202,6 +231,7 @@ fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>) {
         while let Some(next) = message {
             match next {
                 Message::Job(job) => schedule.add(*job),
+                Message::Embed(job) => schedule.embed(*job),
                 Message::Call(call) => call(schedule.engine()),
                 Message::Quit => {
                     schedule.fail_all(|| Error::Stopped);

@@ -30,6 +30,8 @@ pub enum Family {
         /// Experts that all tokens share.
         shared: usize,
     },
+    /// BERT: tokens see the whole text, the stream is normed after each half of a layer; layers that make scores at the end.
+    Bert,
     /// RWKV 6 with the ranks of its small matrices.
     Rwkv6 {
         /// Rank of the token-mixing matrices.
@@ -306,6 +308,8 @@ pub const PRESETS: &[Preset] = &[
         experts: Some(Experts { count: 8, used: 2, ff: 32 }),
         ..TINY
     },
+    // Writes nothing, so it is none of those that tests let write.
+    Preset { name: "bert-tiny", family: Family::Bert, kv_heads: 4, context: 128, tied: true, ..TINY },
     TINY_RWKV6,
     Preset {
         name: "tiny-rwkv7",
@@ -343,6 +347,7 @@ impl Preset {
             Family::Gemma2 { .. } => "gemma2",
             Family::GptOss { .. } => "gpt-oss",
             Family::DeepSeek2 { .. } => "deepseek2",
+            Family::Bert => "bert",
             Family::Rwkv6 { .. } => "rwkv6",
             Family::Rwkv7 { .. } => "rwkv7",
             Family::Rwkv6Qwen2 { .. } => "rwkv6qwen2",

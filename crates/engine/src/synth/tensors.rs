@@ -59,6 +59,9 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
         b.norm("token_embd_norm", hidden);
         b.bias("token_embd_norm", hidden);
     }
+    if preset.family == Family::Bert {
+        bert_ends(&mut b, preset);
+    }
     if let Some(factor) = preset.rope_factor {
         b.add("rope_freqs.weight", &[preset.head_dim / 2], Fill::Listed(llama3_factors(preset, factor)));
     }
@@ -74,6 +77,7 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
                 arwkv7(&mut b, preset, layer, [decay_rank, rate_rank, value_rank]);
             }
             Family::GptOss { .. } => gpt_oss(&mut b, preset),
+            Family::Bert => bert(&mut b, preset),
             Family::DeepSeek2 { rank, turned, values, shared } => {
                 deepseek2(&mut b, preset, layer, [rank, turned, values, shared]);
             }
@@ -81,6 +85,9 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
         }
     }
     b.prefix.clear();
+    if preset.family == Family::Bert {
+        return b.specs;
+    }
     b.norm("output_norm", hidden);
     if recurrent {
         b.bias("output_norm", hidden);
@@ -147,6 +154,32 @@ fn gpt_oss(b: &mut Builder, p: &Preset) {
         for (name, width) in [("gate", e.ff), ("up", e.ff), ("down", hidden)] {
             b.add(&format!("ffn_{name}_exps.bias"), &[width, e.count], Fill::Normal(0.0, 0.02));
         }
+    }
+}
+
+/// What BERT has before its layers and behind them.
+fn bert_ends(b: &mut Builder, p: &Preset) {
+    let hidden = p.hidden;
+    b.add("token_types.weight", &[hidden, 2], Fill::Normal(0.0, 0.1));
+    b.add("position_embd.weight", &[hidden, p.context], Fill::Normal(0.0, 0.1));
+    b.norm("token_embd_norm", hidden);
+    b.bias("token_embd_norm", hidden);
+    for (name, rows) in [("cls", hidden), ("cls.output", 1)] {
+        b.matrix(name, &[hidden, rows]);
+        b.bias(name, rows);
+    }
+}
+
+fn bert(b: &mut Builder, p: &Preset) {
+    let hidden = p.hidden;
+    let square = ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| (name, hidden, hidden));
+    for (name, from, to) in square.into_iter().chain([("ffn_up", hidden, p.ff), ("ffn_down", p.ff, hidden)]) {
+        b.matrix(name, &[from, to]);
+        b.bias(name, to);
+    }
+    for name in ["attn_output_norm", "layer_output_norm"] {
+        b.norm(name, hidden);
+        b.bias(name, hidden);
     }
 }
 
@@ -293,6 +326,14 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
     set("block_count", preset.layers);
     set("feed_forward_length", preset.ff);
     match preset.family {
+        Family::Bert => {
+            set("attention.head_count", preset.heads);
+            set("pooling_type", 1);
+            m.set("bert.attention.causal", false);
+            m.set("bert.attention.layer_norm_epsilon", 1e-12f32);
+            m.set("tokenizer.ggml.token_type_count", 2u32);
+            return;
+        }
         Family::Rwkv6 { mix_rank, decay_rank } => {
             set("attention.head_count", 0);
             set("wkv.head_size", preset.head_dim);

@@ -75,6 +75,7 @@ pub(super) fn set(preset: &Preset, m: &mut Metadata) -> usize {
     let sentencepiece = matches!(preset.family, Family::Gemma2 { .. }) || preset.name == "mixtral-8x7b";
     match preset.family {
         Family::Rwkv6 { .. } | Family::Rwkv7 { .. } => world(preset, m),
+        Family::Bert => words(m),
         _ if sentencepiece => pieces(preset, m),
         _ => bytes(preset, m),
     }
@@ -167,6 +168,34 @@ fn pieces(preset: &Preset, m: &mut Metadata) -> usize {
     m.set("tokenizer.ggml.add_eos_token", false);
     m.set("tokenizer.ggml.add_space_prefix", !gemma);
     put(tokens, "llama", TURNS, m)
+}
+
+/// A WordPiece vocabulary: letters, digits and signs at the beginning of a word and inside one, and some words.
+fn words(m: &mut Metadata) -> usize {
+    let mut tokens = Tokens::default();
+    let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+    let ids = special.map(|text| tokens.add(text, CONTROL, 0.0));
+    for character in (33..127u8).map(char::from).filter(|c| !c.is_ascii_uppercase()) {
+        tokens.add(&format!("▁{character}"), NORMAL, 0.0);
+        tokens.add(&character.to_string(), NORMAL, 0.0);
+    }
+    for (left, right) in MERGES {
+        let text = format!("{left}{right}");
+        let inside = text.strip_prefix('Ġ').unwrap_or(&text);
+        // Two letters and more; single ones are there already.
+        if inside.len() > 1 {
+            tokens.add(&format!("▁{inside}"), NORMAL, 0.0);
+        }
+    }
+    m.set("tokenizer.ggml.pre", "bert-bge");
+    for (role, id) in ["padding", "unknown", "cls", "seperator", "mask"].iter().zip(ids) {
+        m.set(format!("tokenizer.ggml.{role}_token_id"), id);
+    }
+    m.set("tokenizer.ggml.model", "bert");
+    let count = tokens.types.len();
+    m.set("tokenizer.ggml.tokens", tokens.texts);
+    m.set("tokenizer.ggml.token_type", tokens.types);
+    count
 }
 
 /// An RWKV World vocabulary: bytes and words, spelled with escapes.

@@ -65,10 +65,14 @@ pub struct Vocab {
     pub unk: Option<u32>,
     /// Fills up.
     pub pad: Option<u32>,
+    /// Stands between two texts.
+    pub sep: Option<u32>,
     /// Whether [`AddSpecial::Yes`](super::AddSpecial) puts BOS before a text.
     pub add_bos: bool,
     /// Whether [`AddSpecial::Yes`](super::AddSpecial) puts EOS after a text.
     pub add_eos: bool,
+    /// Whether the token between two texts comes as well where one ends the first.
+    pub add_sep: bool,
     /// Whether a text gets a space in front, for `llama`.
     pub add_space_prefix: bool,
     /// Whether several spaces count as one, for `t5`.
@@ -133,9 +137,12 @@ impl Vocab {
             eom: id("eom")?,
             unk: id("unknown")?.or(spm_default(0)).or(wpm_default(100)).or(ugm_default(2)),
             pad: id("padding")?,
+            sep: id("seperator")?.or(wpm_default(102)),
             // Files of Gemma 4 say no and mean yes: the model was trained with BOS.
             add_bos: add_bos || is_gemma,
             add_eos: metadata.get_bool_or("tokenizer.ggml.add_eos_token", is_wpm || is_ugm)?,
+            // The vocabularies of BERT end every text by the same token.
+            add_sep: metadata.get_bool_or("tokenizer.ggml.add_sep_token", false)? && !is_wpm,
             add_space_prefix: metadata.get_bool_or("tokenizer.ggml.add_space_prefix", is_spm)?,
             merge_spaces: metadata.get_bool_or("tokenizer.ggml.remove_extra_whitespaces", false)?,
             charsmap: charsmap(metadata)?,
@@ -168,6 +175,7 @@ impl Vocab {
             ("EOM", self.eom),
             ("unknown", self.unk),
             ("padding", self.pad),
+            ("separator", self.sep),
         ];
         for (role, id) in ids {
             if let Some(id) = id.filter(|&id| id as usize >= tokens) {

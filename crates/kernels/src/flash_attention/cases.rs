@@ -29,6 +29,11 @@ enum Sight {
         unused: usize,
         window: Option<usize>,
     },
+    /// The same with keys on both sides of tokens that stand all over the text.
+    Both {
+        unused: usize,
+        window: Option<usize>,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +132,13 @@ fn sight(data: &mut Data, kind: &Kind) -> Mask {
             let first = length as i32 - tokens as i32;
             let positions: Vec<i32> = (0..batch).flat_map(|_| (0..tokens as i32).map(|n| first + n)).collect();
             let positions = whole(data, &positions);
-            Mask::Causal { positions, length: whole(data, &[length as i32]), window }
+            Mask::Causal { positions, length: whole(data, &[length as i32]), window, both: false }
+        }
+        Sight::Both { unused, window } => {
+            let length = kind.keys - unused;
+            let positions: Vec<i32> = (0..batch * tokens).map(|i| (i % tokens * length / tokens) as i32).collect();
+            let positions = whole(data, &positions);
+            Mask::Causal { positions, length: whole(data, &[length as i32]), window, both: true }
         }
     }
 }
@@ -137,7 +148,7 @@ fn call(data: &mut Data, kind: &Kind) -> Call {
     let q = data.input(F32, [kind.head[0], heads, tokens, batch]).permute([0, 2, 1, 3]);
     let k = cache(data, kind.k, kind.head[0], kind);
     let v = cache(data, kind.v, kind.head[1], kind);
-    if let Sight::Causal { unused, .. } = kind.sight {
+    if let Sight::Causal { unused, .. } | Sight::Both { unused, .. } = kind.sight {
         for t in [&k, &v] {
             spoil(data, t, kind.keys - unused);
         }
@@ -185,7 +196,7 @@ fn paged(ragged: bool) -> Case {
         } else {
             (vec![4, 69, 127], None, 1, 3)
         };
-        let mask = Mask::Causal { positions: whole(data, &positions), length, window: None };
+        let mask = Mask::Causal { positions: whole(data, &positions), length, window: None, both: false };
         let q = data.input(F32, [64, 4, tokens, batch]).permute([0, 2, 1, 3]);
         let out = data.output(F32, [64, 4, tokens, batch]);
         let pages = Some(Pages { table, size: SIZE });
@@ -206,6 +217,7 @@ struct Batch {
     /// Rows for each sequence in token form, of as many sequences; none for one token of each sequence in batch form.
     prompts: Option<usize>,
     window: Option<usize>,
+    both: bool,
     splits: usize,
 }
 
@@ -217,6 +229,7 @@ const DECODE: Batch = Batch {
     page: 32,
     prompts: None,
     window: None,
+    both: false,
     splits: 1,
 };
 
@@ -253,8 +266,8 @@ impl Batch {
             let owners: Vec<i32> = (0..sequences * per).map(|i| (i / per) as i32).collect();
             let (tokens, batch) = if self.prompts.is_some() { (sequences * per, 1) } else { (1, sequences) };
             let lengths: Vec<i32> = lengths.iter().map(|n| *n as i32).collect();
-            let mask =
-                Mask::Causal { positions: whole(data, &positions), length: whole(data, &lengths), window: self.window };
+            let (positions, length) = (whole(data, &positions), whole(data, &lengths));
+            let mask = Mask::Causal { positions, length, window: self.window, both: self.both };
             let table = whole(data, &table).reshape([pages, sequences, 1, 1]);
             let q = data.input(F32, [head, heads, tokens, batch]).permute([0, 2, 1, 3]);
             let out = data.output(F32, [head, heads, tokens, batch]);
@@ -281,6 +294,9 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
         Batch { prompts: Some(11), sequences: 7, ..DECODE }.case(),
         Batch { prompts: Some(40), sequences: 4, window: Some(50), ..DECODE }.case(),
         Batch { prompts: Some(3), sequences: 9, page: 16, head: 128, ..DECODE }.case(),
+        Batch { prompts: Some(40), sequences: 4, both: true, ..DECODE }.case(),
+        Batch { prompts: Some(40), sequences: 4, both: true, window: Some(7), heads: [4, 4], ..DECODE }.case(),
+        Batch { sequences: 9, both: true, window: Some(20), ..DECODE }.case(),
     ];
     for (i, &k) in types.iter().enumerate() {
         for (j, &v) in types.iter().enumerate() {
@@ -342,6 +358,7 @@ fn small() -> Vec<Case> {
     let causal = Sight::Causal { unused: 7, window: None };
     let decode = Kind { head: [128, 128], queries: [1, 32, 1], kv_heads: 8, sight: causal, ..PLAIN };
     let prefill = Kind { queries: [9, 4, 1], sight: causal, ..PLAIN };
+    let (both, near) = (Sight::Both { unused: 7, window: None }, Sight::Both { unused: 7, window: Some(17) });
     let mut cases = vec![
         case(PLAIN),
         case(decode),
@@ -360,6 +377,10 @@ fn small() -> Vec<Case> {
         case(Kind { queries: [2, 12, 2], kv_heads: 1, sight: Sight::Mask([1, 2]), max_bias: 8.0, ..PLAIN }),
         case(Kind { queries: [2, 6, 1], sight: causal, max_bias: 8.0, softcap: 10.0, ..PLAIN }),
         case(Kind { queries: [2, 40, 1], keys: 40, ..prefill }),
+        case(Kind { sight: both, ..prefill }),
+        case(Kind { queries: [75, 6, 1], keys: 140, sight: both, max_bias: 8.0, ..PLAIN }),
+        case(Kind { queries: [75, 4, 1], keys: 140, sight: near, ..PLAIN }),
+        case(Kind { queries: [1, 4, 3], kv_batch: 3, sight: near, max_bias: 8.0, ..PLAIN }),
         case(Kind { head: [40, 40], keys: 17, ..PLAIN }),
         case(Kind { head: [72, 72], k: BF16, v: BF16, queries: [5, 4, 1], ..PLAIN }),
         case(Kind { head: [192, 128], keys: 1, sinks: true, ..PLAIN }),
@@ -403,6 +424,7 @@ fn full() -> Vec<Case> {
         for (tokens, keys) in [(1, 113), (3, 1025), (75, 512)] {
             let kind = Kind { head, queries: [tokens, 8, 1], keys, ..PLAIN };
             cases.push(case(Kind { sight: causal, ..kind }));
+            cases.push(case(Kind { sight: Sight::Both { unused: 3, window: Some(65) }, max_bias: 8.0, ..kind }));
             cases.push(case(Kind { sight: Sight::Mask([1, 1]), sinks: true, max_bias: 8.0, ..kind }));
         }
     }

@@ -90,7 +90,7 @@ void weigh(uint row, uint lane, uint start, bool mine, float slope, inout float 
                 float term = load_f16(mask, key);
                 y = floatBitsToUint(term) == 0xff800000u ? HIDDEN : y + slope * term;
 #elif ALIBI
-                y -= slope * float(position_of(token_of(row), batch) - int(key));
+                y -= slope * abs(float(position_of(token_of(row), batch) - int(key)));
 #endif
             } else {
                 y = HIDDEN;

@@ -68,7 +68,7 @@ float logit(const in uint row, const in uint column, const in float score, const
     float term = load_f16(mask_row(token_of(first_row, row), head, batch), key);
     x = floatBitsToUint(term) == 0xff800000u ? HIDDEN : x + slope_of(head) * LOG2_E * term;
 #elif ALIBI
-    float distance = float(position_of(token_of(first_row, row), batch) - int(key));
+    float distance = abs(float(position_of(token_of(first_row, row), batch) - int(key)));
     x -= slope_of(head_of(kv_head, first_row, row)) * LOG2_E * distance;
 #endif
     return x;

@@ -67,10 +67,16 @@ impl Inputs {
 
     /// The keys a token may see: those outside are hidden.
     fn seen(&self, call: &Call, batch: usize, token: usize, sequence: usize) -> std::ops::Range<usize> {
-        let Mask::Causal { window, .. } = call.mask else { return 0..call.keys() };
+        let Mask::Causal { window, both, .. } = call.mask else { return 0..call.keys() };
         let position = self.positions[batch * call.q.shape[1] + token];
         let length = self.lengths[if self.lengths.len() > 1 { sequence } else { 0 }];
-        let end = (position + 1.0).min(length).clamp(0.0, call.keys() as f64) as usize;
+        // After the query, a token sees as far as before it, or nothing.
+        let ahead = match (both && position >= 0.0, window) {
+            (false, _) => 1.0,
+            (true, Some(w)) => w as f64,
+            (true, None) => f64::INFINITY,
+        };
+        let end = (position + ahead).min(length).clamp(0.0, call.keys() as f64) as usize;
         let start = window.map_or(0.0, |w| (position + 1.0 - w as f64).max(0.0)) as usize;
         start.min(end)..end
     }
@@ -227,7 +233,7 @@ fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], 
     }
     if call.max_bias > 0.0 && !inputs.positions.is_empty() {
         let position = inputs.positions[task.batch * call.q.shape[1] + token] as f32;
-        scores.iter_mut().enumerate().for_each(|(j, s)| *s += slope * ((first + j) as f32 - position));
+        scores.iter_mut().enumerate().for_each(|(j, s)| *s -= slope * ((first + j) as f32 - position).abs());
     }
     let seen = inputs.seen(call, task.batch, token, task.sequence);
     let len = scores.len();

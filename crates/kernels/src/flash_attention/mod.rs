@@ -33,6 +33,8 @@ pub enum Mask {
     Explicit(Tensor),
     /// Key j, whose position is j, is seen by the query at position p where `j <= p`, `j < length` and, with a window,
     /// `p - j < window`. Rows of the cache from `length` on are never read. With ALiBi the score gets `slope * (j - p)`.
+    /// With `both`, keys after the query are seen like those before it: `0 <= p`, `j < length` and `|p - j| < window`, and ALiBi
+    /// gives `-slope * |j - p|`.
     Causal {
         /// I32, one for each token of each batch (`[tokens * batch]`): the absolute position of each query.
         positions: Tensor,
@@ -40,6 +42,8 @@ pub enum Mask {
         length: Tensor,
         /// Number of the last positions a query sees, its own included.
         window: Option<usize>,
+        /// Whether keys after the query are seen, too.
+        both: bool,
     },
 }
 
@@ -214,7 +218,7 @@ impl Call {
                     format!("mask is {m}, want F16[{}, {tokens}, ..] that repeats over {heads}, {batch}", self.keys())
                 })?;
             }
-            Mask::Causal { positions, length, window } => {
+            Mask::Causal { positions, length, window, .. } => {
                 let n = tokens * batch;
                 require(whole(positions, n), NAME, || format!("positions are {positions}, want I32[{n}]"))?;
                 let n = self.sequence_count();
@@ -331,7 +335,8 @@ impl Operation for Call {
         let [hsk, tokens, heads, batch] = self.q.shape;
         let [hsv, _, kv_heads, _] = self.v.shape;
         let keys = self.keys() as f64;
-        let hidden = if matches!(self.mask, Mask::Causal { .. }) { 0.5 * (tokens as f64 - 1.0).min(keys) } else { 0.0 };
+        let halved = matches!(self.mask, Mask::Causal { both: false, .. });
+        let hidden = if halved { 0.5 * (tokens as f64 - 1.0).min(keys) } else { 0.0 };
         let pairs = (heads * batch * tokens) as f64 * (keys - hidden);
         let caches = self.pages.map_or(self.k.shape[3], |p| p.table.shape[1]);
         let cache = |t: &Tensor| keys * (t.row_bytes() * kv_heads * caches) as f64;
@@ -350,8 +355,8 @@ impl Operation for Call {
             let mask = match self.mask {
                 Mask::None => Mask::None,
                 Mask::Explicit(m) => Mask::Explicit(m.narrow(1, n, 1)),
-                Mask::Causal { positions, length, window } => {
-                    Mask::Causal { positions: of_token(positions), length, window }
+                Mask::Causal { positions, length, window, both } => {
+                    Mask::Causal { positions: of_token(positions), length, window, both }
                 }
             };
             let sequences = self.sequences.map(of_token);
@@ -374,8 +379,8 @@ mod tests {
 
     fn call() -> Call {
         let cache = tensor(1, F16, [64, 128, 2, 1]);
-        let causal =
-            Mask::Causal { positions: tensor(4, I32, [9, 1, 1, 1]), length: tensor(5, I32, [1; 4]), window: None };
+        let (positions, length) = (tensor(4, I32, [9, 1, 1, 1]), tensor(5, I32, [1; 4]));
+        let causal = Mask::Causal { positions, length, window: None, both: false };
         let (q, out) = (tensor(0, F32, [64, 9, 8, 1]), tensor(3, F32, [64, 8, 9, 1]));
         Call { mask: causal, ..Call::plain(q, cache, cache, out, 0.125) }
     }
@@ -408,7 +413,8 @@ mod tests {
         let mut khr = nvidia.clone();
         khr.coopmat2 = Default::default();
         assert_eq!(path(many, &khr), Path::Coopmat);
-        let one = Mask::Causal { positions: tensor(4, I32, [1; 4]), length: tensor(5, I32, [1; 4]), window: None };
+        let (positions, length) = (tensor(4, I32, [1; 4]), tensor(5, I32, [1; 4]));
+        let one = Mask::Causal { positions, length, window: None, both: false };
         let decode = Call { q: tensor(0, F32, [64, 1, 8, 1]), out: tensor(3, F32, [64, 8, 1, 1]), mask: one, ..call() };
         assert_eq!(path(decode, &nvidia), Path::Scalar);
         let bytes = tensor(1, TensorType::Q8_0, [64, 128, 2, 1]);

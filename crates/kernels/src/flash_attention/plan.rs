@@ -76,9 +76,9 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
     let explicit = matches!(call.mask, Mask::Explicit(_));
     let params = if explicit { MaskParams::glsl() } else { Params::glsl() };
     let name = format!("{NAME}.{}.{}.{}", call.k.ty, call.v.ty, path.name()).to_lowercase();
-    let (causal, window, lengths) = match call.mask {
-        Mask::Causal { length, window, .. } => (1, window.unwrap_or(0), length.len()),
-        _ => (0, 0, 1),
+    let (causal, window, lengths, both) = match call.mask {
+        Mask::Causal { length, window, both, .. } => (1, window.unwrap_or(0), length.len(), both),
+        _ => (0, 0, 1, false),
     };
     // Sequences share a cache in runs where there are more of them than caches.
     let shared_by = if call.pages.is_some() { 1 } else { call.sequence_count() / kv_batch };
@@ -90,6 +90,7 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
         .define("BATCH", batch)
         .define("CAUSAL", causal)
         .define("WINDOW", window)
+        .define("BOTH", u32::from(both))
         .define("LENGTHS", u32::from(lengths > 1))
         .define("SHARED_BY", shared_by)
         .define("MASK", u32::from(explicit))

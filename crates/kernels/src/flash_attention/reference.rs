@@ -30,12 +30,13 @@ impl View<'_> {
                 let term = self.mask[(((b % m3) * m2 + h % m2) * rows + n) * kv + j];
                 (term != f64::NEG_INFINITY).then_some(term)
             }
-            Mask::Causal { window, .. } => {
+            Mask::Causal { window, both, .. } => {
                 let p = self.positions[b * self.call.q.shape[1] + n] as i64;
                 let length = self.lengths[if self.lengths.len() > 1 { sequence } else { 0 }] as i64;
                 let j = j as i64;
-                let seen = j <= p && j < length && window.is_none_or(|w| p - j < w as i64);
-                seen.then(|| if self.call.max_bias > 0.0 { (j - p) as f64 } else { 0.0 })
+                let away = if *both { (p - j).abs() } else { p - j };
+                let seen = p >= 0 && away >= 0 && j < length && window.is_none_or(|w| away < w as i64);
+                seen.then(|| if self.call.max_bias > 0.0 { -away as f64 } else { 0.0 })
             }
         }
     }

@@ -152,7 +152,7 @@ void main() {
                     float term = load_f16(mask, key);
                     logit = floatBitsToUint(term) == 0xff800000u ? HIDDEN : logit + slope * term;
 #elif ALIBI
-                    logit -= slope * float(position_of(token, batch) - int(key));
+                    logit -= slope * abs(float(position_of(token, batch) - int(key)));
 #endif
                 }
                 logits[at] = logit;

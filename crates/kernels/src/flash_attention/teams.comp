@@ -236,7 +236,7 @@ void main() {
 #if MASK
             logit = floatBitsToUint(term[i]) == 0xff800000u ? HIDDEN : logit + slope * term[i];
 #elif ALIBI
-            logit -= slope * float(position_of(token, batch) - int(key));
+            logit -= slope * abs(float(position_of(token, batch) - int(key)));
 #endif
             score[i] = key < end ? logit : HIDDEN;
             most = max(most, score[i]);

@@ -30,7 +30,12 @@ uint length_of(uint sequence) {
 uvec2 keys_of(uint token, uint batch, uint length) {
 #if CAUSAL
     int at = position_of(token, batch);
+#if BOTH
+    // A row without a token, at -1, sees nothing.
+    uint end = at < 0 ? 0 : (WINDOW > 0 ? min(uint(at + WINDOW), length) : length);
+#else
     uint end = min(uint(max(at + 1, 0)), length);
+#endif
 #if WINDOW > 0
     return uvec2(uint(max(at - (WINDOW - 1), 0)), end);
 #else

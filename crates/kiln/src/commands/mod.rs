@@ -7,6 +7,7 @@ pub(crate) mod config;
 pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 mod estimate;
 mod fit;
 pub(crate) mod imatrix;

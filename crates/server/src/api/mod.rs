@@ -3,6 +3,7 @@
 pub(crate) mod anthropic;
 pub(crate) mod chat_completions;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod engine;
 pub(crate) mod health;
 pub(crate) mod infill;

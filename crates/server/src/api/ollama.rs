@@ -122,7 +122,10 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
         }
     }
     info.insert("general.parameter_count".into(), json!(parameters(loaded)));
-    let mut capabilities = vec!["completion"];
+    let mut capabilities = if model.facts.encodes { Vec::new() } else { vec!["completion"] };
+    if kiln_engine::embed::Pooling::of(model).is_ok_and(|pooling| pooling.is_some()) {
+        capabilities.push("embedding");
+    }
     if template.is_some_and(|t| t.capabilities().tools) {
         capabilities.push("tools");
     }

@@ -9,7 +9,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use super::{anthropic, chat_completions, completions, infill, llama, ollama, responses, tokens};
+use super::{anthropic, chat_completions, completions, embeddings, infill, llama, ollama, responses, tokens};
 use crate::app::App;
 use crate::params::Params;
 use crate::refusal::Dialect;
@@ -80,6 +80,8 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
         [of::<responses::Fields>, of::<anthropic::Fields>, of::<ollama::Fields>].map(|f| f(schemas));
     let [show, tokenize, detokenize] =
         [of::<ollama::Show>, of::<tokens::Tokenize>, of::<tokens::Detokenize>].map(|f| f(schemas));
+    let [embed, rank, ollama_embed] =
+        [of::<embeddings::Fields>, of::<embeddings::RerankFields>, of::<embeddings::OllamaFields>].map(|f| f(schemas));
     let [completion, middle] = [of::<llama::Fields>, of::<infill::Fields>].map(|f| f(schemas));
     let post = |path, summary, kind, parts: &[&Schema], answer| Entry {
         path,
@@ -118,6 +120,24 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
         post("/api/chat", "Answers a conversation, in Ollama's words", Kind::Lines, &[&ollama], OLLAMA),
         post("/api/generate", "Answers a prompt, in Ollama's words", Kind::Lines, &[&ollama], OLLAMA),
         post("/api/show", "All about a model", Kind::Json, &[&show], &["details", "model_info"]),
+        post("/v1/embeddings", "Vectors of texts", Kind::Json, &[&embed], &["object", "data", "model", "usage"]),
+        post("/v1/rerank", "Sorts texts by how well they answer", Kind::Json, &[&rank], &[]),
+        post("/v2/rerank", "The same for Cohere's clients", Kind::Json, &[&rank], &[]),
+        post(
+            "/api/embed",
+            "Vectors of texts, in Ollama's words",
+            Kind::Json,
+            &[&ollama_embed],
+            &["model", "embeddings"],
+        ),
+        post(
+            "/api/embeddings",
+            "The vector of a text, in Ollama's words",
+            Kind::Json,
+            &[&ollama_embed],
+            &["embedding"],
+        ),
+        post("/embedding", "Vectors of texts, in llama-server's words", Kind::Json, &[&embed], &[]),
         post(
             "/completion",
             "Continues a text, in llama-server's words",
@@ -228,16 +248,8 @@ mod tests {
         let document = document();
         let paths = document["paths"].as_object().expect("paths");
         // Names for the same, the page, and what says no.
-        let others = [
-            "/",
-            "/page/{name}",
-            "/v1/health",
-            "/get_server_info",
-            "/get_model_info",
-            "/api/{admin}",
-            "/api/embed",
-            "/slots/{id}",
-        ];
+        let others =
+            ["/", "/page/{name}", "/v1/health", "/get_server_info", "/get_model_info", "/api/{admin}", "/slots/{id}"];
         let source = include_str!("../routes.rs");
         let routes = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next());
         let nested =

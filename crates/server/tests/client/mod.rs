@@ -38,6 +38,12 @@ pub(crate) fn model_with(template: Option<&str>, change: impl FnOnce(&mut Metada
     Arc::new(Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap())
 }
 
+/// A model that gives vectors of texts and scores.
+pub(crate) fn embedder() -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name("bert-tiny").unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
+}
+
 pub(crate) const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
@@ -45,7 +51,7 @@ pub(crate) const SEQUENCES: usize = 4;
 
 pub(crate) fn scheduler(model: &Arc<Model>) -> Scheduler {
     let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
-    let room = Room::for_sequences(SEQUENCES, 512);
+    let room = Room::for_sequences(SEQUENCES, model.config.context.min(512));
     let engine = Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap();
     Scheduler::start(engine, Policy { queue: usize::MAX, ..Policy::default() })
 }

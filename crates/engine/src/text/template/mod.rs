@@ -269,6 +269,11 @@ fn special_id(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
 }
 
 impl Rendered {
+    /// A text of a model file with places like `{query}`, filled in.
+    pub fn filled(source: &str, texts: &[(&str, &str)], tokenizer: &Tokenizer) -> Rendered {
+        Rendered { text: prepare::filled(source, texts, tokenizer), generation_prompt: String::new() }
+    }
+
     /// The text without marks.
     pub fn plain(&self) -> String {
         self.text.replace(prepare::MARKS, "")

@@ -234,6 +234,22 @@ fn clean(text: &str) -> String {
 }
 
 /// Finds the spellings of control tokens.
+/// A text with places like `{query}`, and what belongs there. What people say stays text, however it is spelled.
+pub(super) fn filled(source: &str, texts: &[(&str, &str)], tokenizer: &Tokenizer) -> String {
+    let marker = Marker::new(Some(tokenizer));
+    let (mut out, mut rest) = (String::new(), source);
+    // From left to right, so that what was put in is not looked at again.
+    loop {
+        let places = texts.iter().filter_map(|(place, text)| Some((rest.find(place)?, *place, *text)));
+        let Some((at, place, text)) = places.min_by_key(|(at, ..)| *at) else { break };
+        out.push_str(&rest[..at]);
+        out.push_str(&marker.mark(text));
+        rest = &rest[at + place.len()..];
+    }
+    out.push_str(rest);
+    out
+}
+
 struct Marker {
     spellings: Vec<String>,
 }

@@ -1,0 +1,199 @@
+//! `kiln embed` and `kiln rerank`: vectors of texts, and how well texts answer a question.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::bail;
+use kiln_engine::embed::{Length, Pooling, cosine, pair};
+use kiln_engine::model::Model;
+use kiln_engine::run::EmbedRequest;
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use serde_json::json;
+
+use super::prompt::{file_text, stdin};
+use crate::model::{ModelFlags, open, resolve};
+use crate::output::print;
+
+/// Flags of `kiln embed`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  kiln embed minilm.gguf \"A cat sits\" \"A dog runs\" --similarity
+  kiln embed minilm.gguf --file titles.txt --json > vectors.json
+  cat lines.txt | kiln embed minilm.gguf
+
+Texts come as arguments, or one on each line of a file or of stdin. Each becomes a line of numbers, in the same order; with
+--pooling none, each of its tokens does.")]
+pub(crate) struct Arguments {
+    /// GGUF file or a name, as `kiln pull` takes them
+    model: PathBuf,
+    /// The texts; without any, the lines of stdin
+    #[arg(conflicts_with_all = ["file", "tokens"])]
+    texts: Vec<String>,
+    /// The texts are the lines of this file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "tokens")]
+    file: Option<PathBuf>,
+    /// Ids of tokens in the place of a text
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    tokens: Option<Vec<u32>>,
+    /// How the vectors of tokens become one: none, mean, cls, last, rank [default: what the model was made for]
+    #[arg(long, value_name = "NAME", value_parser = pooling)]
+    pooling: Option<Pooling>,
+    /// Bring vectors to the length 1 by this norm: 2 is the usual one, 1 sums magnitudes, 0 makes the largest element 32760, -1
+    /// leaves them as they are. What --pooling none and rank give stays as it is unless this is said
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
+    normalize: Option<i32>,
+    /// Keep the first so many elements of each vector, for models that were trained to be cut
+    #[arg(long, value_name = "ELEMENTS", value_parser = clap::value_parser!(u32).range(1..))]
+    dimensions: Option<u32>,
+    /// Print how alike the texts are, every one with every other, in the place of their vectors
+    #[arg(long)]
+    similarity: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    flags: ModelFlags,
+}
+
+/// Flags of `kiln rerank`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  kiln rerank reranker.gguf \"What do pandas eat?\" \"Bamboo, mostly.\" \"Paris is in France.\"
+  kiln rerank reranker.gguf \"What do pandas eat?\" --file paragraphs.txt --top 3 --json
+
+Prints a line for each text, the best first: its score, its number from 0 on, and the text.")]
+pub(crate) struct RerankArguments {
+    /// GGUF file of a reranker, or a name, as `kiln pull` takes them
+    model: PathBuf,
+    /// What is asked
+    query: String,
+    /// The texts; without any, the lines of stdin
+    #[arg(conflicts_with = "file")]
+    texts: Vec<String>,
+    /// The texts are the lines of this file
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Print only the best so many
+    #[arg(long, value_name = "TEXTS", value_parser = clap::value_parser!(u32).range(1..))]
+    top: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    flags: ModelFlags,
+}
+
+fn pooling(name: &str) -> Result<Pooling, String> {
+    Pooling::from_name(name).ok_or_else(|| format!("it can be {}", Pooling::names()))
+}
+
+/// The texts that were given, or the lines of a file or of stdin. Empty lines are no texts.
+fn texts(given: &[String], file: Option<&Path>) -> anyhow::Result<Vec<String>> {
+    if !given.is_empty() {
+        return Ok(given.to_vec());
+    }
+    let all = match file {
+        Some(path) => file_text(path)?,
+        None => stdin()?,
+    };
+    let lines: Vec<String> = all.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
+    if lines.is_empty() {
+        bail!("there is no text to embed\nhint: give texts as arguments, or one on each line of stdin or of --file");
+    }
+    Ok(lines)
+}
+
+/// Vectors of texts, as the model and the flags have it.
+fn vectors(
+    model: &Arc<Model>,
+    flags: &ModelFlags,
+    texts: Vec<Vec<u32>>,
+    pooling: Pooling,
+) -> anyhow::Result<Vec<Vec<f32>>> {
+    let scheduler = flags.scheduler(model, 0)?;
+    Ok(scheduler.embed(EmbedRequest { texts, pooling })?)
+}
+
+/// Runs `kiln embed`.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let model = open(&resolve(Some(&arguments.model))?)?;
+    let pooling = Pooling::choose(&model, arguments.pooling)?;
+    let tokens: Vec<Vec<u32>> = match &arguments.tokens {
+        Some(ids) => vec![ids.clone()],
+        None => texts(&arguments.texts, arguments.file.as_deref())?
+            .iter()
+            .map(|text| model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No))
+            .collect::<Result<_, _>>()?,
+    };
+    let counts: Vec<usize> = tokens.iter().map(Vec::len).collect();
+    let rows = vectors(&model, &arguments.flags, tokens, pooling)?;
+    let plain = matches!(pooling, Pooling::None | Pooling::Rank);
+    let length = Length::from_number(arguments.normalize.unwrap_or(if plain { -1 } else { 2 }));
+    let mut lists = Vec::with_capacity(rows.len());
+    for (row, count) in rows.iter().zip(&counts) {
+        // Without a pooling, the vectors of a text's tokens lie one after the other.
+        let width = if pooling == Pooling::None { row.len() / count } else { row.len() };
+        let kept = arguments.dimensions.map_or(width, |n| n as usize);
+        if kept > width {
+            bail!(
+                "--dimensions is {kept}, the vectors of this model have {width} elements\nhint: it can only shorten them"
+            );
+        }
+        let mut vectors: Vec<Vec<f32>> = row.chunks_exact(width).map(|vector| vector[..kept].to_vec()).collect();
+        vectors.iter_mut().for_each(|vector| length.apply(vector));
+        lists.push(vectors);
+    }
+    if arguments.similarity {
+        return similarity(&lists.concat(), arguments.json);
+    }
+    if arguments.json {
+        let row = |((i, vectors), tokens): ((usize, &Vec<Vec<f32>>), &usize)| match pooling {
+            Pooling::None => json!({"index": i, "tokens": tokens, "embedding": vectors}),
+            _ => json!({"index": i, "tokens": tokens, "embedding": vectors[0]}),
+        };
+        let rows: Vec<_> = lists.iter().enumerate().zip(&counts).map(row).collect();
+        let width = lists.first().and_then(|vectors| vectors.first()).map_or(0, Vec::len);
+        print(&json!({"pooling": pooling.name(), "dimensions": width, "data": rows}).to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    for vector in lists.iter().flatten() {
+        print(&vector.iter().map(f32::to_string).collect::<Vec<_>>().join(" "));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How alike vectors are, as a table.
+fn similarity(vectors: &[Vec<f32>], as_json: bool) -> anyhow::Result<ExitCode> {
+    let table: Vec<Vec<f64>> = vectors.iter().map(|a| vectors.iter().map(|b| cosine(a, b)).collect()).collect();
+    if as_json {
+        print(&json!({"similarity": table}).to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    for row in table {
+        print(&row.iter().map(|value| format!("{value:7.4}")).collect::<Vec<_>>().join(" "));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `kiln rerank`.
+pub(crate) fn rerank(arguments: &RerankArguments) -> anyhow::Result<ExitCode> {
+    let model = open(&resolve(Some(&arguments.model))?)?;
+    let pooling = Pooling::choose(&model, Some(Pooling::Rank))?;
+    let texts = texts(&arguments.texts, arguments.file.as_deref())?;
+    let pairs = texts.iter().map(|text| pair(&model, &arguments.query, text)).collect::<Result<_, _>>()?;
+    let scores = vectors(&model, &arguments.flags, pairs, pooling)?;
+    let mut order: Vec<(usize, f32)> =
+        scores.iter().enumerate().map(|(i, scores)| (i, scores.first().copied().unwrap_or(0.0))).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    order.truncate(arguments.top.map_or(usize::MAX, |n| n as usize));
+    if arguments.json {
+        let row = |(i, score): &(usize, f32)| json!({"index": i, "relevance_score": score, "document": texts[*i]});
+        print(&json!({"results": order.iter().map(row).collect::<Vec<_>>()}).to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (i, score) in order {
+        print(&format!("{score:8.4} {i:4} {}", texts[i]));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,394 @@
+//! Vectors of texts and ranks: `/v1/embeddings`, `/v1/rerank`, Ollama's `/api/embed` and `/api/embeddings`, llama-server's
+//! `/embedding`. Each translates into one request to the scheduler.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use kiln_engine::embed::{Length, Pooling, pair};
+use kiln_engine::run::{Cancel, EmbedRequest};
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::completions::prompt_tokens;
+use crate::app::App;
+use crate::body::Body;
+use crate::chat::blocking;
+use crate::guard::Caller;
+use crate::refusal::{Kind, Refusal};
+use crate::shelf::Loaded;
+use crate::wire::json as reply;
+
+/// Texts of one request, as OpenAI has it.
+const MOST_TEXTS: usize = 2048;
+
+/// What is asked of a model, checked.
+struct Asked {
+    loaded: Arc<Loaded>,
+    texts: Vec<Vec<u32>>,
+    pooling: Pooling,
+    length: Length,
+    /// Elements that are kept of each vector.
+    dimensions: Option<usize>,
+}
+
+/// What a model made of it: vectors, or scores.
+struct Made {
+    rows: Vec<Vec<f32>>,
+    tokens: usize,
+}
+
+/// Ends the work where nobody waits for it any more.
+struct Waiting(Cancel);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl Asked {
+    fn new(loaded: Arc<Loaded>, texts: Vec<Vec<u32>>, named: Option<Pooling>) -> Result<Asked, Refusal> {
+        let pooling = Pooling::choose(loaded.scheduler.model(), named)?;
+        Ok(Asked { loaded, texts, pooling, length: Length::Norm(2), dimensions: None })
+    }
+
+    /// The same for vectors of texts, of which scores are none.
+    fn vectors(loaded: Arc<Loaded>, texts: Vec<Vec<u32>>) -> Result<Asked, Refusal> {
+        let asked = Asked::new(loaded, texts, None)?;
+        if asked.pooling == Pooling::Rank {
+            let message = "this model ranks texts and makes no vectors of them; /v1/rerank serves it";
+            return Err(Refusal::new(Kind::CannotDo, message));
+        }
+        Ok(asked)
+    }
+
+    /// Hands the texts to the engine and waits for what it makes of them.
+    async fn run(self, app: &Arc<App>, caller: &Caller) -> Result<Made, Refusal> {
+        let Asked { loaded, texts, pooling, length, dimensions } = self;
+        let _permit = app.permit(&loaded, caller)?;
+        let counts: Vec<usize> = texts.iter().map(Vec::len).collect();
+        let (to, from) = tokio::sync::oneshot::channel();
+        let came = Instant::now();
+        let _waiting = Waiting(loaded.scheduler.submit_embed(EmbedRequest { texts, pooling }, move |result| {
+            // Whoever asked may have gone.
+            let _ = to.send(result);
+        }));
+        let result = match app.settings.total_limit {
+            Some(limit) => tokio::time::timeout(limit, from).await.map_err(|_| {
+                let seconds = limit.as_secs_f64();
+                Refusal::new(Kind::TooSlow, format!("the request ran for {seconds:.1} s, which is all it may"))
+            })?,
+            None => from.await,
+        };
+        let rows = result.map_err(|_| kiln_engine::Error::Stopped)?;
+        loaded.metrics.embedded(counts.iter().sum(), came.elapsed(), rows.is_ok());
+        let mut rows = rows?;
+        for row in rows.iter_mut().filter(|_| pooling != Pooling::Rank) {
+            if let Some(kept) = dimensions {
+                if kept > row.len() {
+                    let message = format!("dimensions is {kept}, vectors of this model have {}", row.len());
+                    return Err(Refusal::invalid("dimensions", message));
+                }
+                row.truncate(kept);
+            }
+            length.apply(row);
+        }
+        Ok(Made { rows, tokens: counts.iter().sum() })
+    }
+}
+
+/// The tokens of a text. What is spelled like a control token is text.
+fn tokens(loaded: &Loaded, text: &str) -> Result<Vec<u32>, Refusal> {
+    let tokenizer = &loaded.scheduler.model().tokenizer;
+    Ok(tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No).map_err(kiln_engine::Error::from)?)
+}
+
+/// Texts or tokens, one or many.
+fn texts(loaded: &Loaded, param: &str, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refusal> {
+    let one = |param: &str, value: &Value| match value {
+        Value::String(text) if text.is_empty() => Err(Refusal::invalid(param, format!("`{param}` is empty"))),
+        Value::String(text) => tokens(loaded, text),
+        Value::Array(ids) if ids.is_empty() => Err(Refusal::invalid(param, format!("`{param}` is empty"))),
+        Value::Array(_) => prompt_tokens(loaded, param, value),
+        _ => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
+    };
+    match value {
+        None | Some(Value::Null) => Err(Refusal::invalid(param, format!("`{param}` is missing"))),
+        Some(Value::Array(list)) if list.len() > MOST_TEXTS && !list[0].is_u64() => {
+            Err(Refusal::invalid(param, format!("{} texts are too many, at most {MOST_TEXTS}", list.len())))
+        }
+        Some(Value::Array(list)) if list.iter().any(|v| v.is_string() || v.is_array()) => {
+            list.iter().enumerate().map(|(i, value)| one(&format!("{param}[{i}]"), value)).collect()
+        }
+        Some(value) => Ok(vec![one(param, value)?]),
+    }
+}
+
+fn dimensions(said: Option<i64>) -> Result<Option<usize>, Refusal> {
+    let bad = |n: i64| Refusal::invalid("dimensions", format!("dimensions is {n}, want 1 or more"));
+    said.map(|n| usize::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| bad(n))).transpose()
+}
+
+/// Fields of `/v1/embeddings`, and of llama-server's `/embedding`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "EmbeddingRequest")]
+pub(crate) struct Fields {
+    model: Option<String>,
+    /// A text, texts, tokens, or lists of tokens.
+    input: Option<Value>,
+    /// The same in llama-server's words.
+    content: Option<Value>,
+    encoding_format: Option<String>,
+    dimensions: Option<i64>,
+    #[allow(dead_code, reason = "nobody is told apart by it")]
+    user: Option<String>,
+    /// How long vectors are, in llama-server's numbers.
+    embd_normalize: Option<i32>,
+}
+
+/// `POST /v1/embeddings`.
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<Fields>()?;
+    let leftover = body.leftover(&app)?;
+    let base64 = match fields.encoding_format.as_deref() {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(other) => {
+            let message = format!("encoding_format is {other:?}, want \"float\" or \"base64\"");
+            return Err(Refusal::invalid("encoding_format", message));
+        }
+    };
+    let asked = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let texts = match fields.input {
+            Some(_) => texts(&loaded, "input", fields.input.as_ref())?,
+            None => texts(&loaded, "content", fields.content.as_ref()).map_err(|refusal| match fields.content {
+                Some(_) => refusal,
+                None => Refusal::invalid("input", "`input` is missing"),
+            })?,
+        };
+        let length = fields.embd_normalize.map_or(Length::Norm(2), Length::from_number);
+        let dimensions = dimensions(fields.dimensions)?;
+        Ok(Asked { length, dimensions, ..Asked::vectors(loaded, texts)? })
+    })
+    .await?;
+    let loaded = Arc::clone(&asked.loaded);
+    let counts: Vec<usize> = asked.texts.iter().map(Vec::len).collect();
+    let unpooled = asked.pooling == Pooling::None;
+    let made = asked.run(&app, &caller).await?;
+    let vector = |(index, (row, count)): (usize, (&Vec<f32>, &usize))| {
+        let embedding = match (base64, unpooled) {
+            (true, _) => json!(STANDARD.encode(row.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())),
+            (false, true) => row.chunks_exact(row.len() / count).map(|vector| json!(vector)).collect(),
+            (false, false) => json!(row),
+        };
+        json!({"object": "embedding", "index": index, "embedding": embedding})
+    };
+    let data: Vec<Value> = made.rows.iter().zip(&counts).enumerate().map(vector).collect();
+    Ok(leftover.tell(reply(&json!({
+        "object": "list", "data": data, "model": loaded.name,
+        "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+    }))))
+}
+
+/// `POST /embedding`, in llama-server's words: a list, and a list of vectors for each text.
+pub(crate) async fn llama(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<Fields>()?;
+    let leftover = body.leftover(&app)?;
+    let asked = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let (param, value) =
+            if fields.content.is_some() { ("content", fields.content) } else { ("input", fields.input) };
+        let texts = texts(&loaded, param, value.as_ref())?;
+        let length = fields.embd_normalize.map_or(Length::Norm(2), Length::from_number);
+        Ok(Asked { length, ..Asked::vectors(loaded, texts)? })
+    })
+    .await?;
+    let counts: Vec<usize> = asked.texts.iter().map(Vec::len).collect();
+    let unpooled = asked.pooling == Pooling::None;
+    let made = asked.run(&app, &caller).await?;
+    let vectors = |(index, (row, count)): (usize, (&Vec<f32>, &usize))| {
+        let width = if unpooled { row.len() / count } else { row.len() };
+        json!({"index": index, "embedding": row.chunks_exact(width).collect::<Vec<_>>()})
+    };
+    let list: Value = made.rows.iter().zip(&counts).enumerate().map(vectors).collect();
+    Ok(leftover.tell(reply(&list)))
+}
+
+/// Fields of `/v1/rerank`, as Jina, Cohere and TEI have them.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "RerankRequest")]
+pub(crate) struct RerankFields {
+    model: Option<String>,
+    query: Option<String>,
+    /// Texts, or objects with a `text`.
+    documents: Option<Vec<Value>>,
+    top_n: Option<i64>,
+    return_documents: Option<bool>,
+    /// TEI's way: the answer is a bare list then.
+    texts: Option<Vec<String>>,
+    return_text: Option<bool>,
+}
+
+/// The text of a document.
+fn document((i, value): (usize, &Value)) -> Result<String, Refusal> {
+    let text = value.as_str().or_else(|| value.get("text")?.as_str());
+    let param = format!("documents[{i}]");
+    text.map(str::to_owned).ok_or_else(|| Refusal::invalid(param.clone(), format!("`{param}` must be a text")))
+}
+
+/// `POST /v1/rerank`.
+pub(crate) async fn rerank(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<RerankFields>()?;
+    let leftover = body.leftover(&app)?;
+    let tei = fields.texts.is_some();
+    let (top, told) = (fields.top_n, fields.return_documents.or(fields.return_text).unwrap_or(false));
+    if let Some(n) = top.filter(|n| *n < 1) {
+        return Err(Refusal::invalid("top_n", format!("top_n is {n}, want 1 or more")));
+    }
+    let (asked, texts) = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let query = fields.query.ok_or_else(|| Refusal::invalid("query", "`query` is missing"))?;
+        let texts = match (fields.texts, fields.documents) {
+            (Some(texts), _) => texts,
+            (None, Some(documents)) => documents.iter().enumerate().map(document).collect::<Result<_, _>>()?,
+            (None, None) => return Err(Refusal::invalid("documents", "`documents` is missing")),
+        };
+        if texts.is_empty() || texts.len() > MOST_TEXTS {
+            let message = format!("{} documents, want 1 to {MOST_TEXTS}", texts.len());
+            return Err(Refusal::invalid("documents", message));
+        }
+        let asked = Asked::new(loaded, Vec::new(), Some(Pooling::Rank))?;
+        let model = asked.loaded.scheduler.model();
+        let pairs = texts.iter().map(|text| pair(model, &query, text)).collect::<Result<_, _>>()?;
+        Ok((Asked { texts: pairs, ..asked }, texts))
+    })
+    .await?;
+    let loaded = Arc::clone(&asked.loaded);
+    let made = asked.run(&app, &caller).await?;
+    let mut order: Vec<(usize, f32)> =
+        made.rows.iter().enumerate().map(|(i, scores)| (i, scores.first().copied().unwrap_or(0.0))).collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    order.truncate(top.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX));
+    if tei {
+        let row = |(i, score): &(usize, f32)| match told {
+            true => json!({"index": i, "score": score, "text": texts[*i]}),
+            false => json!({"index": i, "score": score}),
+        };
+        return Ok(leftover.tell(reply(&order.iter().map(row).collect())));
+    }
+    let row = |(i, score): &(usize, f32)| match told {
+        true => json!({"index": i, "relevance_score": score, "document": {"text": texts[*i]}}),
+        false => json!({"index": i, "relevance_score": score}),
+    };
+    Ok(leftover.tell(reply(&json!({
+        "id": crate::app::fresh_id("rerank-"), "model": loaded.name, "object": "list",
+        "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+        "results": order.iter().map(row).collect::<Vec<_>>(),
+    }))))
+}
+
+/// Fields of `/api/embed`, and of the older `/api/embeddings`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "OllamaEmbedRequest")]
+pub(crate) struct OllamaFields {
+    model: Option<String>,
+    /// A text, or texts.
+    input: Option<Value>,
+    /// The text, in the older call.
+    prompt: Option<String>,
+    /// Texts that are too long are cut, which is what this API promises.
+    truncate: Option<bool>,
+    dimensions: Option<i64>,
+    #[allow(dead_code, reason = "they are about writing")]
+    options: Option<Value>,
+    #[allow(dead_code, reason = "the model stays as long as the server does")]
+    keep_alive: Option<Value>,
+}
+
+/// Cuts texts to the context; the token that ends a text stays.
+fn cut(loaded: &Loaded, texts: &mut [Vec<u32>]) {
+    let (context, vocab) = (loaded.scheduler.context(), loaded.scheduler.model().tokenizer.vocab());
+    for text in texts.iter_mut().filter(|text| text.len() > context) {
+        text.truncate(context);
+        if let (Some(last), Some(eos)) = (text.last_mut(), vocab.eos.filter(|_| vocab.add_eos)) {
+            *last = eos;
+        }
+    }
+}
+
+/// `POST /api/embed`.
+pub(crate) async fn ollama(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<OllamaFields>()?;
+    let leftover = body.leftover(&app)?;
+    let came = Instant::now();
+    let (asked, loading) = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let loading = came.elapsed();
+        // Ollama's clients load a model by asking for nothing.
+        let nothing = fields.input.as_ref().is_none_or(|v| *v == json!("") || *v == json!([]));
+        let mut texts = if nothing { Vec::new() } else { texts(&loaded, "input", fields.input.as_ref())? };
+        if fields.truncate.unwrap_or(true) {
+            cut(&loaded, &mut texts);
+        }
+        let dimensions = dimensions(fields.dimensions)?;
+        Ok((Asked { dimensions, ..Asked::vectors(loaded, texts)? }, loading))
+    })
+    .await?;
+    let loaded = Arc::clone(&asked.loaded);
+    let made = asked.run(&app, &caller).await?;
+    let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+    Ok(leftover.tell(reply(&json!({
+        "model": loaded.name, "embeddings": made.rows, "total_duration": nanos(came.elapsed()),
+        "load_duration": nanos(loading), "prompt_eval_count": made.tokens,
+    }))))
+}
+
+/// `POST /api/embeddings`: one text; its vector is as long as the model makes it.
+pub(crate) async fn ollama_one(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, Refusal> {
+    let fields = body.get::<OllamaFields>()?;
+    let leftover = body.leftover(&app)?;
+    let asked = blocking(&app, move |app| {
+        let loaded = app.model(fields.model.as_deref())?;
+        let mut texts = match fields.prompt.as_deref() {
+            None | Some("") => Vec::new(),
+            Some(prompt) => vec![tokens(&loaded, prompt)?],
+        };
+        cut(&loaded, &mut texts);
+        Ok(Asked { length: Length::Free, ..Asked::vectors(loaded, texts)? })
+    })
+    .await?;
+    let made = asked.run(&app, &caller).await?;
+    let vector = made.rows.into_iter().next().unwrap_or_default();
+    Ok(leftover.tell(reply(&json!({ "embedding": vector }))))
+}
