@@ -1,5 +1,6 @@
 //! Two executors of the same plan: the GPU records it into command buffers, the CPU runs it step by step.
 
+mod ceiling;
 mod cpu;
 mod gpu;
 
@@ -129,6 +130,11 @@ pub trait Executor: Send {
     /// Bytes a second that its memory can be read at, where it can tell.
     fn read_ceiling(&mut self) -> Option<f64> {
         None
+    }
+
+    /// Operations a second that it can do at best, by the name of what does them.
+    fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
+        Vec::new()
     }
 
     /// Tokens of a prompt that should go through the model at once: more share the reading of weights, and take more

@@ -8,7 +8,7 @@ use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_gguf::{Metadata, TensorType, Writer};
 use kiln_system::files::{Output, Overwrite};
 
-use crate::model::{ModelFlags, open, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::say;
 
 /// Flags of `kiln logits`.
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let path = resolve(arguments.model.as_deref())?;
-    let model = open(&path)?;
+    let model = arguments.flags.open(&path)?;
     let inputs: Vec<&Path> = model.gguf.paths().collect();
     let output = Output::create(&arguments.output, Overwrite::if_forced(arguments.force), &inputs)?;
     let mut session = arguments.flags.session(&model)?;

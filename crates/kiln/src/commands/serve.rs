@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use kiln_engine::run::{Policy, Scheduler};
 use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
 
-use crate::model::{ModelFlags, open, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::say;
 
 /// Flags of `kiln serve`.
@@ -188,7 +188,7 @@ impl Arguments {
     /// One model, loaded now. It stays.
     fn serve_one(&self, model: Named) -> anyhow::Result<Running> {
         let settings = self.settings(&model.name, model.aliases)?;
-        let opened = open(&model.path)?;
+        let opened = self.flags.open(&model.path)?;
         // Probes get an answer while the weights are loaded.
         let server = Server::listen(&self.host, self.port, settings)?;
         let sequences = usize::from(self.parallel);
@@ -200,15 +200,18 @@ impl Arguments {
 
     /// Several models, or one that may go: loaded when they are asked for.
     fn serve_many(&self, models: Vec<Named>) -> anyhow::Result<Running> {
+        if models.len() > 1 && !self.flags.lora.is_empty() {
+            bail!("--lora changes one model, and {} are to be served\nhint: a server for each of them", models.len());
+        }
         let settings = self.settings(&models[0].name, Vec::new())?;
         let mut offers = Vec::new();
         for Named { name, aliases, path } in models {
             // What is no model is found now, not by the first client.
-            let bytes = open(&path)?.gguf.data_bytes();
+            let bytes = self.flags.open(&path)?.gguf.data_bytes();
             let (flags, sequences) = (self.flags.clone(), usize::from(self.parallel));
             let load = move || {
                 let load = || -> anyhow::Result<Opened> {
-                    let engine = flags.fitted(&open(&path)?, sequences)?;
+                    let engine = flags.fitted(&flags.open(&path)?, sequences)?;
                     Ok(Opened { scheduler: Scheduler::start(engine, policy()), sequences })
                 };
                 load().map_err(|error| format!("{error:#}"))

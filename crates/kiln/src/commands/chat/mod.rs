@@ -21,7 +21,7 @@ use self::markdown::Markdown;
 use self::slash::Next;
 use self::thoughts::Thoughts;
 use super::sampling_flags::SamplingFlags;
-use crate::model::{ModelFlags, open, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::{has_style, is_watched, print_piece, print_styled, say};
 use crate::speaker::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, template, turn_ends};
 
@@ -55,7 +55,7 @@ struct Loaded {
 
 impl Loaded {
     fn open(path: Option<&std::path::Path>, flags: &ModelFlags) -> anyhow::Result<Loaded> {
-        let model = open(&resolve(path)?)?;
+        let model = flags.open(&resolve(path)?)?;
         let Some(template) = template(&model)? else {
             bail!("{} has no chat template: it continues texts\nhint: kiln run MODEL PROMPT", name(&model));
         };
