@@ -21,6 +21,8 @@ pub(crate) struct Family {
     pub(crate) sandwich: bool,
     /// Texts get no space before them.
     pub(crate) no_space_prefix: bool,
+    /// Norms take the mean away and have a bias, and the feed-forward layer has no gate.
+    layer_norms: bool,
     /// Keys that only this family has.
     more: fn(&Keys<'_>, &mut Metadata) -> Result<()>,
 }
@@ -32,6 +34,7 @@ const USUAL: Family = Family {
     norms_add_one: false,
     sandwich: false,
     no_space_prefix: false,
+    layer_norms: false,
     more: |_, _| Ok(()),
 };
 
@@ -73,6 +76,7 @@ const TABLE: &[Family] = &[
         more: gemma3,
         ..USUAL
     },
+    Family { classes: &["PhiForCausalLM"], architecture: "phi2", layer_norms: true, more: phi2, ..USUAL },
     Family { classes: &["Phi3ForCausalLM"], architecture: "phi3", more: phi3, ..USUAL },
 ];
 
@@ -111,7 +115,7 @@ impl Family {
         let act = config.value("hidden_activation").or_else(|| config.value("hidden_act")).and_then(Value::as_str);
         let fits = match act {
             None => true,
-            Some(act) if self.norms_add_one => act.starts_with("gelu"),
+            Some(act) if self.norms_add_one || self.layer_norms => act.starts_with("gelu"),
             Some(act) => matches!(act, "silu" | "swish"),
         };
         if !fits {
@@ -136,7 +140,11 @@ impl Family {
             keys.set(metadata, "attention.key_length", head);
             keys.set(metadata, "attention.value_length", head);
         }
-        keys.set_float(metadata, "attention.layer_norm_rms_epsilon", config.float("rms_norm_eps").unwrap_or(1e-6));
+        let (key, name, usual) = match self.layer_norms {
+            true => ("attention.layer_norm_epsilon", "layer_norm_eps", 1e-5),
+            false => ("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-6),
+        };
+        keys.set_float(metadata, key, config.float(name).unwrap_or(usual));
         keys.set_float(metadata, "rope.freq_base", config.rope_float("rope_theta").unwrap_or(10_000.0));
         if let Some(vocab) = config.count_opt("vocab_size")? {
             keys.set(metadata, "vocab_size", vocab);
@@ -281,6 +289,19 @@ fn gemma3(keys: &Keys<'_>, metadata: &mut Metadata) -> Result<()> {
     if config.rope("rope_theta").is_none() {
         keys.set_float(metadata, "rope.freq_base", 1_000_000.0);
     }
+    Ok(())
+}
+
+/// What turns at half of each head is what `transformers` takes where a folder does not say it.
+fn phi2(keys: &Keys<'_>, metadata: &mut Metadata) -> Result<()> {
+    let config = keys.config;
+    if config.switch("qk_layernorm") {
+        return Err(Error::Config { what: "qk_layernorm is set: norms of queries and keys are not known here".into() });
+    }
+    if config.rope_float("partial_rotary_factor").is_none() {
+        keys.set(metadata, "rope.dimension_count", config.head_dim()? / 2);
+    }
+    metadata.set("tokenizer.ggml.add_bos_token", false);
     Ok(())
 }
 

@@ -73,7 +73,7 @@ impl LoraFlags {
 }
 
 /// The words of a list, unless there is a file of that whole name.
-fn split<'a>(words: &'a str, is_file: impl Fn(&str) -> bool) -> Vec<&'a str> {
+fn split(words: &str, is_file: impl Fn(&str) -> bool) -> Vec<&str> {
     if is_file(words) { vec![words] } else { words.split(',').collect() }
 }
 

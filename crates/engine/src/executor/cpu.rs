@@ -203,11 +203,11 @@ impl Executor for CpuExecutor {
     }
 
     fn read_ceiling(&mut self) -> Option<f64> {
-        Some(super::ceiling::read())
+        Some(kiln_kernels::ceiling::read())
     }
 
     fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
-        vec![("f32 multiply-add".to_owned(), super::ceiling::multiply_add())]
+        vec![("f32 multiply-add".to_owned(), kiln_kernels::ceiling::multiply_add())]
     }
 
     fn takes_any_shape(&self) -> bool {

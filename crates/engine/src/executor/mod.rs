@@ -1,6 +1,5 @@
 //! Two executors of the same plan: the GPU records it into command buffers, the CPU runs it step by step.
 
-mod ceiling;
 mod cpu;
 mod gpu;
 

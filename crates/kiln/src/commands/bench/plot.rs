@@ -236,13 +236,13 @@ pub(super) fn svg(picture: &Picture) -> String {
     );
     drawing.text([MARGIN, 34.0], "title", &cut(&picture.title, 80));
     drawing.text([MARGIN, 56.0], "dim", &cut(&picture.subtitle, 170));
-    let mut x = WIDTH - MARGIN - 330.0;
+    let mut x = WIDTH - MARGIN - 350.0;
     for (kind, name) in
         [(Kind::Product, "matrix products"), (Kind::Attention, "attention"), (Kind::Other, "other steps")]
     {
         drawing.block(kind.class(), [x, 24.0], [12.0, 12.0], name);
         drawing.text([x + 18.0, 34.0], "dim", name);
-        x += 120.0;
+        x += 130.0;
     }
     roofline(&mut drawing, picture, corner(0));
     bars(&mut drawing, picture, corner(1));
@@ -267,7 +267,7 @@ fn roofline(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     let [low, high] = bounds(&|b| b.flops / b.bytes, [2.0 * roof / read, 0.0]);
     let [slow, fast] = bounds(&|b| b.flops / b.seconds, [roof, 0.0]);
     let across = Scale { from: [low / 2.0, high * 2.0], to: [x + 46.0, x + PANEL[0] - 10.0], logarithmic: true };
-    let up = Scale { from: [slow / 2.0, fast * 2.5], to: [y + PANEL[1] - 40.0, y + 56.0], logarithmic: true };
+    let up = Scale { from: [slow / 2.0, fast * 2.5], to: [y + PANEL[1] - 40.0, y + 70.0], logarithmic: true };
     drawing.axes(&across, &up, ["operations for each byte that must be moved", "operations/s"], None);
     let [left, right] = across.from;
     // The slanted part of the roof begins where the panel does.
@@ -308,7 +308,7 @@ fn roofline(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     let names: Vec<&str> = picture.tests.iter().map(|t| t.name.as_str()).collect();
     if let [full, hollow, ..] = names[..] {
         let about = format!("full: {full}, pale: {hollow}; the area is the share of time");
-        drawing.text([x + 46.0, y + PANEL[1] - 6.0], "dim small", &about);
+        drawing.text([x, y + 34.0], "dim small", &about);
     }
 }
 
@@ -326,7 +326,7 @@ fn bars(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
         let name = format!("{} more kinds", rest.len());
         shown.push(Bar { name, kind: Kind::Other, count, seconds, bytes, flops: 0.0 });
     }
-    let (left, width) = (x + 190.0, PANEL[0] - 190.0 - 150.0);
+    let (left, width) = (x + 190.0, PANEL[0] - 190.0 - 175.0);
     let most = shown.iter().map(|b| b.seconds).fold(1e-12, f64::max);
     let row = ((PANEL[1] - 50.0) / shown.len().max(8) as f64).min(30.0);
     for (i, bar) in shown.iter().enumerate() {
@@ -360,7 +360,7 @@ fn batches(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
         to: [x + 46.0, x + PANEL[0] - 10.0],
         logarithmic: true,
     };
-    let up = Scale { from: [0.0, most * 1.15], to: [y + PANEL[1] - 40.0, y + 56.0], logarithmic: false };
+    let up = Scale { from: [0.0, most * 1.15], to: [y + PANEL[1] - 40.0, y + 70.0], logarithmic: false };
     let ticks: Vec<f64> = picture.batches.iter().map(|(n, _)| *n as f64).collect();
     drawing.axes(&across, &up, ["texts at once", "tokens/s of all"], Some(&ticks));
     // As if others cost nothing: as far as the panel reaches.
@@ -374,9 +374,9 @@ fn batches(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     drawing.line("curve", &points);
     for ((n, rate), at) in picture.batches.iter().zip(&points) {
         drawing.dot("product", *at, 4.0, &format!("{n} texts: {rate:.1} tokens/s"));
-        drawing.text([at[0], at[1] + 18.0], "small middle", &digits(*rate));
+        drawing.text([at[0], at[1] - 10.0], "small middle", &digits(*rate));
     }
-    drawing.text([x + 46.0, y + PANEL[1] - 6.0], "dim small", "dashed: if each text more cost nothing");
+    drawing.text([x, y + 34.0], "dim small", "dashed: if each text more cost nothing");
 }
 
 /// The steps of one token, one after the other.

@@ -3,14 +3,19 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, dispatch, f32x16};
 use rayon::prelude::*;
+
+use crate::simd::level;
 
 /// Bytes that are read: more than caches hold.
 const BYTES: usize = 256 << 20;
 /// The fastest of so many runs counts.
 const RUNS: usize = 4;
-/// Sums that one thread keeps at once: enough to fill the units while each waits for its turn.
-const SUMS: usize = 64;
+/// Sums of 16 numbers that one thread keeps at once: enough to fill the units while each waits for its turn, and few enough to
+/// stay in registers.
+const CHAINS: usize = 6;
 const ROUNDS: usize = 2_000_000;
 
 fn fastest(run: impl Fn()) -> f64 {
@@ -23,7 +28,7 @@ fn fastest(run: impl Fn()) -> f64 {
 }
 
 /// Bytes a second that all threads read together.
-pub(super) fn read() -> f64 {
+pub fn read() -> f64 {
     let words = vec![1u64; BYTES / 8];
     let piece = words.len().div_ceil(rayon::current_num_threads() * 4);
     let sum = |piece: &[u64]| {
@@ -41,21 +46,25 @@ pub(super) fn read() -> f64 {
 }
 
 /// F32 multiplications and additions a second of all threads together.
-pub(super) fn multiply_add() -> f64 {
+pub fn multiply_add() -> f64 {
     let threads = rayon::current_num_threads();
-    let work = |seed: usize| {
-        let (factor, summand) = (black_box(0.999_f32), black_box(seed as f32));
-        let mut sums = [1.0f32; SUMS];
-        for _ in 0..ROUNDS {
-            sums.iter_mut().for_each(|sum| *sum = *sum * factor + summand);
-        }
-        sums.iter().sum::<f32>()
-    };
+    let work = |seed: usize| dispatch!(level(), simd => chains(simd, black_box(seed as f32)));
     let all = || (0..threads).into_par_iter().map(work).sum::<f32>();
-    2.0 * (SUMS * ROUNDS * threads) as f64
+    2.0 * (16 * CHAINS * ROUNDS * threads) as f64
         / fastest(|| {
             black_box(all());
         })
+}
+
+/// Sums that depend on themselves alone, side by side.
+#[inline(always)]
+fn chains<S: Simd>(simd: S, summand: f32) -> f32 {
+    let (factor, summand) = (f32x16::splat(simd, 0.999), f32x16::splat(simd, summand));
+    let mut sums = [summand; CHAINS];
+    for _ in 0..ROUNDS {
+        sums.iter_mut().for_each(|sum| *sum = sum.mul_add(factor, summand));
+    }
+    sums.into_iter().fold(f32x16::splat(simd, 0.0), |all, sum| all + sum).as_slice().iter().sum()
 }
 
 #[cfg(test)]
