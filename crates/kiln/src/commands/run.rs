@@ -244,7 +244,7 @@ fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyh
 }
 
 /// An answer for programs.
-fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<Value> {
+pub(super) fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<Value> {
     let (model, usage) = (scheduler.model(), &answer.usage);
     let spelled = |id: u32| model.tokenizer.piece(id).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let mut tokens = Vec::with_capacity(answer.tokens.len());

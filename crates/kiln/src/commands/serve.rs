@@ -9,7 +9,7 @@ use kiln_engine::run::{Policy, Scheduler};
 use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
 
 use crate::model::{ModelFlags, resolve};
-use crate::output::say;
+use crate::output::{print, say};
 
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
@@ -84,6 +84,9 @@ pub(crate) struct Arguments {
     /// Seconds that running answers may take after the server was asked to end
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
+    /// Print a line of JSON when clients may connect: addresses and the names of the models
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -235,12 +238,17 @@ fn policy() -> Policy {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut models = arguments.named()?;
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
     let stays = models.len() == 1 && arguments.keep_alive.is_none();
     let server = match models.pop() {
         Some(model) if stays => arguments.serve_one(model)?,
         last => arguments.serve_many(models.into_iter().chain(last).collect())?,
     };
     let (address, scheme) = (server.address(), if arguments.tls_cert.is_some() { "https" } else { "http" });
+    if arguments.json {
+        let url = format!("{scheme}://{address}");
+        print(&serde_json::json!({"url": url, "openai": format!("{url}/v1"), "models": names}).to_string());
+    }
     say(&format!("listening on {scheme}://{address} (OpenAI: {scheme}://{address}/v1); Ctrl-C ends it"));
     // What is being written is finished before the process ends.
     kiln_system::files::leave_endings_to_the_program();
