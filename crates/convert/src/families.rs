@@ -24,6 +24,8 @@ pub(crate) struct Family {
     pub(crate) no_space_prefix: bool,
     /// BERT: vectors of texts, names of its own (`encoders.rs`).
     pub(crate) encoder: bool,
+    /// Norms take the mean away and have a bias, and the feed-forward layer has no gate.
+    layer_norms: bool,
     /// Keys that only this family has.
     more: fn(&Keys<'_>, &mut Metadata) -> Result<()>,
 }
@@ -36,6 +38,7 @@ const USUAL: Family = Family {
     sandwich: false,
     no_space_prefix: false,
     encoder: false,
+    layer_norms: false,
     more: |_, _| Ok(()),
 };
 
@@ -77,6 +80,7 @@ const TABLE: &[Family] = &[
         more: gemma3,
         ..USUAL
     },
+    Family { classes: &["PhiForCausalLM"], architecture: "phi2", layer_norms: true, more: phi2, ..USUAL },
     Family { classes: &["Phi3ForCausalLM"], architecture: "phi3", more: phi3, ..USUAL },
     Family { classes: encoders::CLASSES, architecture: "bert", encoder: true, ..USUAL },
 ];
@@ -120,7 +124,7 @@ impl Family {
         let act = config.value("hidden_activation").or_else(|| config.value("hidden_act")).and_then(Value::as_str);
         let fits = match act {
             None => true,
-            Some(act) if self.norms_add_one => act.starts_with("gelu"),
+            Some(act) if self.norms_add_one || self.layer_norms => act.starts_with("gelu"),
             Some(act) => matches!(act, "silu" | "swish"),
         };
         if !fits {
@@ -145,7 +149,11 @@ impl Family {
             keys.set(metadata, "attention.key_length", head);
             keys.set(metadata, "attention.value_length", head);
         }
-        keys.set_float(metadata, "attention.layer_norm_rms_epsilon", config.float("rms_norm_eps").unwrap_or(1e-6));
+        let (key, name, usual) = match self.layer_norms {
+            true => ("attention.layer_norm_epsilon", "layer_norm_eps", 1e-5),
+            false => ("attention.layer_norm_rms_epsilon", "rms_norm_eps", 1e-6),
+        };
+        keys.set_float(metadata, key, config.float(name).unwrap_or(usual));
         keys.set_float(metadata, "rope.freq_base", config.rope_float("rope_theta").unwrap_or(10_000.0));
         if let Some(vocab) = config.count_opt("vocab_size")? {
             keys.set(metadata, "vocab_size", vocab);
@@ -290,6 +298,19 @@ fn gemma3(keys: &Keys<'_>, metadata: &mut Metadata) -> Result<()> {
     if config.rope("rope_theta").is_none() {
         keys.set_float(metadata, "rope.freq_base", 1_000_000.0);
     }
+    Ok(())
+}
+
+/// What turns at half of each head is what `transformers` takes where a folder does not say it.
+fn phi2(keys: &Keys<'_>, metadata: &mut Metadata) -> Result<()> {
+    let config = keys.config;
+    if config.switch("qk_layernorm") {
+        return Err(Error::Config { what: "qk_layernorm is set: norms of queries and keys are not known here".into() });
+    }
+    if config.rope_float("partial_rotary_factor").is_none() {
+        keys.set(metadata, "rope.dimension_count", config.head_dim()? / 2);
+    }
+    metadata.set("tokenizer.ggml.add_bos_token", false);
     Ok(())
 }
 

@@ -4,23 +4,30 @@
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Names outside of layers.
-const WHOLE: [(&str, &str); 3] =
-    [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")];
+const WHOLE: [(&str, &str); 4] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("model.final_layernorm", "output_norm"),
+    ("lm_head", "output"),
+];
 
 /// Names inside of a layer that most models have.
-const LAYER: [(&str, &str); 13] = [
+const LAYER: [(&str, &str); 16] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.o_proj", "attn_output"),
+    ("self_attn.dense", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
     ("post_attention_layernorm", "ffn_norm"),
 ];
 

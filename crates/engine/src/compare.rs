@@ -5,7 +5,7 @@ use kiln_kernels::host::HostMemory;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use crate::Error;
-use crate::arch::{BatchShape, Graph, Room, graph};
+use crate::arch::{BatchShape, Graph, Room};
 use crate::executor::{Executor, PlanId};
 use crate::lower::lower;
 use crate::model::Model;
@@ -35,7 +35,7 @@ pub fn run(
     tolerance: f64,
 ) -> Result<Report, Error> {
     let room = Room::one(context).with_windows(model.facts.window, tokens.len());
-    let graph = graph(&model.config, &model.gguf, &room)?;
+    let graph = model.graph(&room)?;
     let shape = BatchShape::new(tokens.len(), 1);
     let plan = lower(graph.plan(shape)?, &device.target())?;
     let inputs = inputs(&plan, shape, tokens);

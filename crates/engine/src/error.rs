@@ -56,6 +56,12 @@ pub enum Error {
     UnreadTensor { name: String, others: usize },
     #[error("{} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds", shown(what))]
     NotSupported { what: String },
+    #[error("adapter {path} cannot be used: {why}\nhint: {hint}", path = shown(path))]
+    Adapter { path: String, why: String, hint: &'static str },
+    #[error(
+        "{got} scales of adapters were given, the model has {have} adapters\nhint: one scale for each --lora, in their order"
+    )]
+    Scales { got: usize, have: usize },
     #[error(
         "a cache of {ty} takes rows of whole blocks of {block}, the heads of the model have {width} elements\nhint: choose F16 for this cache"
     )]

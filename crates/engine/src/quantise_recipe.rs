@@ -4,8 +4,8 @@
 use kiln_gguf::{Gguf, Metadata, TensorType};
 
 use TensorType::{
-    BF16, F16, F32, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0,
-    Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
+    BF16, F16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS, MXFP4, Q1_0, Q2_0, Q2_K,
+    Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0,
 };
 
 /// A recipe: what most tensors become, and the mixing rules of its name.
@@ -40,11 +40,14 @@ enum Mix {
     /// IQ3_S, IQ3_M and IQ3_XXS.
     Iq3,
     Iq3M,
+    Iq3Xs,
     Iq3Xxs,
     /// IQ2_S and IQ2_M.
     Iq2M,
     /// IQ2_XS and IQ2_XXS.
     Iq2,
+    /// IQ1_M and IQ1_S.
+    Iq1,
     /// MXFP4 for stacked experts only.
     Experts,
     /// MXFP4 for everything but the output.
@@ -81,6 +84,7 @@ pub const RECIPES: &[Recipe] = &[
     recipe("Q3_K_S", Q3_K, 11, Mix::Output),
     recipe("IQ3_M", IQ3_S, 27, Mix::Iq3M),
     recipe("IQ3_S", IQ3_S, 26, Mix::Iq3),
+    recipe("IQ3_XS", IQ3_S, 22, Mix::Iq3Xs),
     recipe("IQ3_XXS", IQ3_XXS, 23, Mix::Iq3Xxs),
     recipe("Q2_K", Q2_K, 10, Mix::Q2_K),
     recipe("Q2_K_S", Q2_K, 21, Mix::Q2_K_S),
@@ -88,8 +92,12 @@ pub const RECIPES: &[Recipe] = &[
     recipe("IQ2_S", IQ2_XS, 28, Mix::Iq2M),
     recipe("IQ2_XS", IQ2_XS, 20, Mix::Iq2),
     recipe("IQ2_XXS", IQ2_XXS, 19, Mix::Iq2),
+    recipe("Q2_0", Q2_0, 41, Mix::Output),
     recipe("TQ2_0", TQ2_0, 37, Mix::Ternary),
+    recipe("IQ1_M", IQ1_M, 31, Mix::Iq1),
     recipe("TQ1_0", TQ1_0, 36, Mix::Ternary),
+    recipe("IQ1_S", IQ1_S, 24, Mix::Iq1),
+    recipe("Q1_0", Q1_0, 40, Mix::Output),
 ];
 
 /// Short names of recipes.
@@ -147,6 +155,8 @@ enum Part {
     AttentionQ,
     AttentionOutput,
     FfnDown,
+    /// The other matrices of a feed-forward network.
+    FfnGateUp,
     Other,
 }
 
@@ -160,6 +170,7 @@ fn part(name: &str) -> Part {
         _ if has("attn_q.weight") => Part::AttentionQ,
         _ if has("attn_output.weight") => Part::AttentionOutput,
         _ if has("ffn_down") => Part::FfnDown,
+        _ if has("ffn_gate") || has("ffn_up") => Part::FfnGateUp,
         _ => Part::Other,
     }
 }
@@ -221,6 +232,11 @@ fn wants_more_bits(layer: usize, n_layers: usize) -> bool {
     layer < eighth || layer >= 7 * n_layers / 8 || (layer - eighth) % 3 == 2
 }
 
+/// Whether a tensor's layer is one of the first or the last eighth.
+fn at_an_end(name: &str, n_layers: usize) -> bool {
+    layer(name).is_none_or(|layer| layer < n_layers / 8 || layer >= 7 * n_layers / 8)
+}
+
 /// The type to take where rows of `cols` are no whole number of blocks.
 fn fall_back(ty: TensorType, cols: usize) -> TensorType {
     if cols.is_multiple_of(ty.block_len()) {
@@ -230,7 +246,7 @@ fn fall_back(ty: TensorType, cols: usize) -> TensorType {
         Q4_K => Q5_0,
         Q5_K => Q5_1,
         Q6_K => Q8_0,
-        IQ4_XS | IQ3_S | IQ3_XXS | IQ2_S | IQ2_XS | IQ2_XXS => IQ4_NL,
+        IQ4_XS | IQ3_S | IQ3_XXS | IQ2_S | IQ2_XS | IQ2_XXS | IQ1_M | IQ1_S => IQ4_NL,
         Q2_K | Q3_K | TQ1_0 | TQ2_0 => Q4_0,
         other => other,
     };
@@ -298,7 +314,7 @@ impl Recipe {
         if part == Part::Output || (tied && part == Part::TokenEmbedding) {
             let whole = t.dims[0].is_multiple_of(self.base.block_len());
             let eight = matches!(self.mix, Mix::Experts | Mix::Mxfp4) || m.architecture == "falcon" || !whole;
-            let least = matches!(self.mix, Mix::Iq2 | Mix::Iq2M | Mix::Iq3Xxs);
+            let least = matches!(self.mix, Mix::Iq1 | Mix::Iq2 | Mix::Iq2M | Mix::Iq3Xxs);
             return match eight || self.base == Q8_0 {
                 true => Q8_0,
                 false if least => Q5_K,
@@ -311,15 +327,17 @@ impl Recipe {
         match part {
             Part::AttentionV => self.values(m, place),
             Part::AttentionK if m.n_experts == 8 => match self.mix {
-                Mix::Iq2 | Mix::Iq2M => Q4_K,
+                Mix::Iq1 | Mix::Iq2 | Mix::Iq2M => Q4_K,
                 _ => Q8_0,
             },
             Part::AttentionK | Part::AttentionQ if self.mix == Mix::Iq3Xxs => IQ2_S,
+            Part::AttentionK | Part::AttentionQ if self.mix == Mix::Iq3Xs => IQ3_XXS,
+            Part::FfnGateUp if self.mix == Mix::Iq3Xs && !at_an_end(t.name, m.n_layers) => IQ3_XXS,
             Part::FfnDown => self.ffn_down(m, place),
             Part::AttentionOutput => self.attention_output(m),
             Part::TokenEmbedding => match self.mix {
                 Mix::Ternary => Q4_K,
-                Mix::Iq2 => Q2_K,
+                Mix::Iq1 | Mix::Iq2 => Q2_K,
                 Mix::Iq2M | Mix::Iq3Xxs => IQ3_S,
                 _ => self.base,
             },
@@ -330,10 +348,10 @@ impl Recipe {
     fn values(&self, m: &ModelFacts, Place { index, count }: Place) -> TensorType {
         let shared = m.heads_per_kv >= 4;
         let ty = match self.mix {
-            Mix::Iq2 | Mix::Iq2M if shared || m.n_experts >= 4 => return Q4_K,
-            Mix::Iq2 => return Q2_K,
+            Mix::Iq1 | Mix::Iq2 | Mix::Iq2M if shared || m.n_experts >= 4 => return Q4_K,
+            Mix::Iq1 | Mix::Iq2 => return Q2_K,
             Mix::Iq2M => return IQ3_S,
-            Mix::Iq3 | Mix::Iq3Xxs if shared => Q4_K,
+            Mix::Iq3 | Mix::Iq3Xs | Mix::Iq3Xxs if shared => Q4_K,
             Mix::Iq3M => Q4_K,
             Mix::Q2_K if shared => Q4_K,
             Mix::Q2_K => Q3_K,
@@ -361,7 +379,7 @@ impl Recipe {
         let first_sixteenth = index < count / 16;
         let more = wants_more_bits(index, count);
         match self.mix {
-            Mix::Iq2 if first_eighth => Q2_K,
+            Mix::Iq1 | Mix::Iq2 if first_eighth => Q2_K,
             Mix::Iq2M if first_eighth => IQ3_S,
             Mix::Iq3M if first_eighth => Q4_K,
             Mix::Q2_K => Q3_K,
@@ -393,7 +411,9 @@ impl Recipe {
                 Mix::Iq4,
                 Mix::Iq3,
                 Mix::Iq3M,
+                Mix::Iq3Xs,
                 Mix::Iq3Xxs,
+                Mix::Iq1,
                 Mix::Iq2,
                 Mix::Iq2M,
             ];
@@ -401,6 +421,7 @@ impl Recipe {
         }
         match self.mix {
             Mix::Q2_K => Q3_K,
+            Mix::Iq1 => IQ2_XXS,
             Mix::Iq2M | Mix::Iq3Xxs => IQ3_S,
             Mix::Q3_K_M | Mix::Iq3M => Q4_K,
             Mix::Q3_K_L => Q5_K,

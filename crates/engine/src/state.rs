@@ -64,11 +64,11 @@ fn damaged(why: impl Into<String>) -> Error {
     Error::SavedState { why: why.into(), hint: "the file is damaged; save the state again" }
 }
 
-/// The state of these tokens.
-pub(crate) fn write(model: &Model, tokens: &[u32], remembered: &[u8]) -> Vec<u8> {
+/// The state of these tokens, with adapters that count as strongly as `scales` say.
+pub(crate) fn write(model: &Model, scales: &[f32], tokens: &[u32], remembered: &[u8]) -> Vec<u8> {
     let about = about(model);
     let mut bytes = MAGIC.to_vec();
-    bytes.extend(fingerprint(model));
+    bytes.extend(fingerprint(model, scales));
     bytes.extend((about.len() as u32).to_le_bytes());
     bytes.extend(about.as_bytes());
     bytes.extend((PAGE as u32).to_le_bytes());
@@ -82,8 +82,8 @@ pub(crate) fn write(model: &Model, tokens: &[u32], remembered: &[u8]) -> Vec<u8>
 }
 
 /// Checks a state against a model; gives its tokens and what was remembered of them.
-pub(crate) fn open<'b>(model: &Model, bytes: &'b [u8]) -> Result<(Vec<u32>, &'b [u8]), Error> {
-    let header = header(model, bytes)?;
+pub(crate) fn open<'b>(model: &Model, scales: &[f32], bytes: &'b [u8]) -> Result<(Vec<u32>, &'b [u8]), Error> {
+    let header = header(model, scales, bytes)?;
     header.fits(bytes.len() as u64)?;
     let (body, sum) = bytes.split_at(bytes.len() - 32);
     if Sha256::digest(body).as_slice() != sum {
@@ -110,15 +110,16 @@ pub fn read(path: &Path, model: &Model) -> Result<Vec<u8>, Error> {
     let mut file = std::fs::File::open(path).map_err(failed)?;
     let mut bytes = Vec::new();
     file.by_ref().take(Header::MOST as u64).read_to_end(&mut bytes).map_err(failed)?;
-    let header = header(model, &bytes)?;
+    let scales = model.scales();
+    let header = header(model, &scales, &bytes)?;
     header.fits(metadata.len())?;
     file.read_to_end(&mut bytes).map_err(failed)?;
-    open(model, &bytes)?;
+    open(model, &scales, &bytes)?;
     Ok(bytes)
 }
 
 /// Reads what a state says about itself first, and checks that it is of this model.
-fn header(model: &Model, bytes: &[u8]) -> Result<Header, Error> {
+fn header(model: &Model, scales: &[f32], bytes: &[u8]) -> Result<Header, Error> {
     let Some(rest) = bytes.strip_prefix(MAGIC) else {
         return Err(match bytes.strip_prefix(FAMILY) {
             Some(_) if bytes.len() >= MAGIC.len() => damaged("it was saved by another version of Kiln"),
@@ -129,10 +130,10 @@ fn header(model: &Model, bytes: &[u8]) -> Result<Header, Error> {
     let mut cursor = Cursor(rest);
     let mark: [u8; 32] = cursor.array()?;
     let saved_with = cursor.words()?;
-    if mark != fingerprint(model) {
+    if mark != fingerprint(model, scales) {
         let (saved_with, own) = (shown(&saved_with), shown(&about(model)));
         return Err(refuse(if saved_with == own {
-            format!("it was saved with another file of {own}: other weights, or another quantisation")
+            format!("it was saved with another file of {own}: other weights, another quantisation, or other adapters")
         } else {
             format!("it was saved with {saved_with}, and this is {own}")
         }));
@@ -187,8 +188,8 @@ fn about(model: &Model) -> String {
 }
 
 /// A hash of everything that makes a model this one: its hyper-parameters, the layout of its tensors, and samples of every
-/// tensor.
-fn fingerprint(model: &Model) -> [u8; 32] {
+/// tensor, and its adapters.
+fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
     let gguf = &model.gguf;
     let mut hash = Sha256::new();
     let mut put = |bytes: &[u8]| {
@@ -208,17 +209,27 @@ fn fingerprint(model: &Model) -> [u8; 32] {
         put(info.name.as_bytes());
         put(info.ty.name().as_bytes());
         info.dims().iter().for_each(|dim| put(&(*dim as u64).to_le_bytes()));
-        let data = gguf.data(info);
-        if data.len() <= SAMPLE * SAMPLES {
-            put(data);
-            continue;
-        }
-        for i in 0..SAMPLES {
-            let at = (data.len() - SAMPLE) / (SAMPLES - 1) * i;
-            put(&data[at..at + SAMPLE]);
+        samples(gguf.data(info)).for_each(&mut put);
+    }
+    for (adapter, scale) in model.adapters().iter().zip(scales) {
+        put(&scale.to_le_bytes());
+        for pair in &adapter.pairs {
+            put(pair.weight.as_bytes());
+            put(&pair.scale.to_le_bytes());
+            samples(&pair.a.bytes).chain(samples(&pair.b.bytes)).for_each(&mut put);
         }
     }
     hash.finalize().into()
+}
+
+/// Pieces of a tensor; all of a small one.
+fn samples(data: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let small = data.len() <= SAMPLE * SAMPLES;
+    let (count, length) = if small { (1, data.len()) } else { (SAMPLES, SAMPLE) };
+    (0..count).map(move |i| {
+        let at = if small { 0 } else { (data.len() - SAMPLE) / (SAMPLES - 1) * i };
+        &data[at..at + length]
+    })
 }
 
 #[cfg(test)]
@@ -247,29 +258,29 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         let model = model("Q8_0", 1);
-        let bytes = write(&model, &TOKENS, &remembered());
-        assert_eq!(open(&model, &bytes).unwrap(), (TOKENS.to_vec(), &remembered()[..]));
-        let outside = write(&model, &[u32::MAX], &[]);
-        assert!(open(&model, &outside).unwrap_err().to_string().contains("vocabulary"));
+        let bytes = write(&model, &[], &TOKENS, &remembered());
+        assert_eq!(open(&model, &[], &bytes).unwrap(), (TOKENS.to_vec(), &remembered()[..]));
+        let outside = write(&model, &[], &[u32::MAX], &[]);
+        assert!(open(&model, &[], &outside).unwrap_err().to_string().contains("vocabulary"));
     }
 
     #[test]
     fn every_flipped_bit_and_every_cut_is_seen() {
         let model = model("Q8_0", 1);
-        let bytes = write(&model, &TOKENS, &remembered());
+        let bytes = write(&model, &[], &TOKENS, &remembered());
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 1 << (at % 8);
-            assert!(matches!(open(&model, &wrong), Err(Error::SavedState { .. })), "byte {at}");
-            assert!(matches!(open(&model, &bytes[..at]), Err(Error::SavedState { .. })), "cut at {at}");
+            assert!(matches!(open(&model, &[], &wrong), Err(Error::SavedState { .. })), "byte {at}");
+            assert!(matches!(open(&model, &[], &bytes[..at]), Err(Error::SavedState { .. })), "cut at {at}");
         }
     }
 
     #[test]
     fn other_quantisations_weights_and_settings_are_other_models() {
         let own = model("Q8_0", 1);
-        let bytes = write(&own, &TOKENS, &remembered());
-        let why = |other: &Model| open(other, &bytes).unwrap_err().to_string();
+        let bytes = write(&own, &[], &TOKENS, &remembered());
+        let why = |other: &Model| open(other, &[], &bytes).unwrap_err().to_string();
         assert!(why(&model("Q8_0", 2)).contains("other weights"), "{}", why(&model("Q8_0", 2)));
         assert!(why(&model("Q4_0", 1)).contains("Q4_0"), "{}", why(&model("Q4_0", 1)));
         // One byte of one tensor near the end of the file, and nothing else.
@@ -278,7 +289,7 @@ mod tests {
         file[info.offset as usize + (info.bytes - SAMPLE) / (SAMPLES - 1) * 2 + 9] ^= 1;
         let other = Model::new(Gguf::from_bytes(file).unwrap()).unwrap();
         assert!(why(&other).contains("other weights"));
-        assert_eq!(fingerprint(&model("Q8_0", 1)), fingerprint(&own));
+        assert_eq!(fingerprint(&model("Q8_0", 1), &[]), fingerprint(&own, &[]));
     }
 
     #[test]
@@ -299,7 +310,7 @@ mod tests {
         for special in [Path::new("/dev/zero"), folder.path()] {
             assert!(read(special, &model).unwrap_err().to_string().contains("regular files"));
         }
-        std::fs::write(&path, write(&model, &TOKENS, &remembered())).unwrap();
-        assert_eq!(read(&path, &model).unwrap(), write(&model, &TOKENS, &remembered()));
+        std::fs::write(&path, write(&model, &[], &TOKENS, &remembered())).unwrap();
+        assert_eq!(read(&path, &model).unwrap(), write(&model, &[], &TOKENS, &remembered()));
     }
 }

@@ -74,6 +74,8 @@ fn the_error_of_a_bell_curve_stays_within_the_format_s_bound() {
         (IQ2_S, 6.491e-2),
         (IQ2_XS, 9.247e-2),
         (IQ2_XXS, 1.257e-1),
+        (IQ1_M, 2.5e-1),
+        (IQ1_S, 2.39e-1),
         (Q3_K, 2.166e-2),
         (Q2_K, 7.632e-2),
         (Q1_0, 3.603e-1),
@@ -118,8 +120,8 @@ fn zeros_stay_zeros() {
             assert!(out.iter().all(|&v| v == 0.0), "{ty}");
         }
         // A block of zeros beside others: formats of signs alone, and those whose grids begin above zero, cannot say zero.
-        use TensorType::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, Q1_0};
-        if ![Q1_0, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S].contains(&ty) {
+        use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, Q1_0};
+        if ![Q1_0, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S].contains(&ty) {
             let mut row = bell(ROW, 3);
             row[128..192].fill(0.0);
             let out = round_trip(ty, &row, None);
@@ -179,7 +181,7 @@ fn an_importance_lowers_the_error_where_it_is_high() {
     use TensorType::*;
     let importance: Vec<f32> = (0..ROW).map(|i| if i % 4 == 0 { 100.0 } else { 0.1 }).collect();
     let x = bell(32 * ROW, 11);
-    let grids = [IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS];
+    let grids = [IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_M, IQ1_S];
     let scaled = [Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4];
     for ty in scaled.into_iter().chain(grids) {
         let error = |y: &[f32]| weighted_error(&x, y, |i| importance[i % ROW]);

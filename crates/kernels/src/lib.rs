@@ -2,6 +2,7 @@
 //! allocate and never submit.
 
 pub mod case;
+pub mod ceiling;
 pub mod compiled;
 mod elementwise;
 mod floats;

@@ -3,6 +3,7 @@
 mod commands;
 mod config;
 mod device;
+mod lora;
 mod model;
 mod output;
 mod speaker;

@@ -13,6 +13,7 @@ use kiln_gpu::{Adapter, Error as GpuError};
 use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Wish};
+use crate::lora::LoraFlags;
 use crate::output::{byte_progress, say, size};
 
 /// Where a model runs and how much it remembers: flags of every command that runs one.
@@ -36,6 +37,8 @@ pub(crate) struct ModelFlags {
     /// more slowly
     #[arg(long)]
     pub(crate) reproducible: bool,
+    #[command(flatten)]
+    pub(crate) lora: LoraFlags,
 }
 
 /// Types that caches can have.
@@ -60,12 +63,16 @@ pub(crate) use crate::store::resolve;
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
+    bare(path).map(Arc::new)
+}
+
+fn bare(path: &Path) -> anyhow::Result<Model> {
     let named = |why: kiln_engine::Error| match why {
         // These name the file themselves.
         kiln_engine::Error::Gguf(why) => anyhow::Error::new(why).context("cannot run the model"),
         why => anyhow::Error::new(why).context(format!("cannot run {}", path.display())),
     };
-    Ok(Arc::new(Model::open(path).map_err(named)?))
+    Model::open(path).map_err(named)
 }
 
 /// Which weights are packed, as `KILN_PACK` has it: for measuring what it gains.
@@ -108,6 +115,11 @@ fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
 }
 
 impl ModelFlags {
+    /// Opens a model file with the adapters that were asked for.
+    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
+        self.lora.apply(bare(path)?)
+    }
+
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
         self.ctx_size.unwrap_or_else(|| model.config.context.min(4096))

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use kiln_gguf::{Gguf, TensorType, quant};
+use kiln_gguf::{Gguf, Metadata, TensorType, Writer, quant};
 
 /// A folder that goes away with the test.
 struct Folder(PathBuf);
@@ -263,4 +263,76 @@ fn a_saved_state_goes_on_where_the_prompt_ended() {
     let nowhere = folder.file("no-such.state");
     let model = folder.file("tiny-llama-F32.gguf");
     assert_fails(&kiln(&["run", &model, "x", "--cpu", "--load-state", &nowhere]), 1, &["no-such.state"]);
+}
+
+/// An adapter of one matrix of the tiny model.
+fn adapter(folder: &Folder, name: &str, architecture: &str) -> String {
+    let mut metadata = Metadata::new();
+    for (key, value) in [("general.type", "adapter"), ("adapter.type", "lora"), ("general.architecture", architecture)]
+    {
+        metadata.set(key, value);
+    }
+    metadata.set("adapter.lora.alpha", kiln_gguf::Value::F32(4.0));
+    let mut writer = Writer::new(metadata);
+    for (end, dims) in [("lora_a", [64, 2]), ("lora_b", [2, 64])] {
+        let values: Vec<u8> = (0..128).flat_map(|i: u32| (i as f32 / 40.0 - 1.5).to_le_bytes()).collect();
+        writer.add(&format!("blk.1.attn_output.weight.{end}"), &dims, TensorType::F32, values).unwrap();
+    }
+    let path = folder.file(name);
+    writer.save(&path).unwrap();
+    path
+}
+
+#[test]
+fn adapters_go_on_a_model_by_flags() {
+    let folder = Folder::new("lora");
+    let model = synth(&folder, "tiny-llama", "F32");
+    let (own, other) = (adapter(&folder, "own.gguf", "llama"), adapter(&folder, "other.gguf", "qwen2"));
+    let logits = |name: &str, flags: &[&str]| {
+        let out = folder.file(name);
+        assert_succeeds(&kiln(&[&["logits", &model, "--cpu", "--tokens", "3,9,27", "-o", &out], flags].concat()));
+        let file = Gguf::open(out).unwrap();
+        file.data(file.tensor("logits").unwrap()).to_vec()
+    };
+    let (bare, full) = (logits("bare.gguf", &[]), logits("full.gguf", &["--lora", &own]));
+    assert_ne!(bare, full);
+    assert_eq!(logits("zero.gguf", &["--lora", &format!("{own}=0")]), bare);
+    assert_eq!(logits("scaled.gguf", &["--lora-scaled", &format!("{own}:1.0")]), full);
+    assert_ne!(logits("twice.gguf", &["--lora", &format!("{own},{own}=0.5")]), full);
+    let plan = text(&kiln(&["plan", &model, "--cpu", "--lora", &own]).stdout);
+    assert!(plan.contains("blk.1.attn_output.weight.lora0.a"), "{plan}");
+    assert_succeeds(&kiln(&["run", &model, "--cpu", "--lora", &own, "--raw", "a", "-n", "2"]));
+    let run = |flag: &str, value: &str| kiln(&["run", &model, "--cpu", flag, value, "--raw", "a"]);
+    assert_fails(&run("--lora", &other), 1, &["made for architecture qwen2, the model is llama"]);
+    assert_fails(&run("--lora", &model), 1, &["it is no adapter"]);
+    assert_fails(&run("--lora", &folder.file("none.gguf")), 1, &["none.gguf"]);
+    assert_fails(&run("--lora", &format!("{own}=much")), 1, &["\"much\", which is no number"]);
+    assert_fails(&run("--lora-scaled", &own), 1, &["has no scale"]);
+    let two = ["serve", &format!("a={model}"), &format!("b={model}"), "--lora", &own];
+    assert_fails(&kiln(&two), 1, &["--lora changes one model"]);
+}
+
+#[test]
+fn benches_are_drawn_and_cold_starts_are_timed() {
+    let folder = Folder::new("bench");
+    let model = synth(&folder, "tiny-llama", "F32");
+    let picture = folder.file("speed.svg");
+    let bench = ["bench", &model, "--cpu", "-p", "8", "-n", "4", "-r", "1"];
+    assert_succeeds(&kiln(&[&bench[..], &["--plot", &picture, "--sequences", "1,2"]].concat()));
+    let drawn = std::fs::read_to_string(&picture).unwrap();
+    for head in ["Roofline", "Where the time of tg4 goes", "Texts written together", "One token, step by step"] {
+        assert!(drawn.contains(head), "{head}");
+    }
+    assert!(drawn.ends_with("</svg>\n") && drawn.contains("memory:") && drawn.contains("multiply-add:"), "{drawn}");
+    // Refused before anything is timed.
+    assert_fails(&kiln(&[&bench[..], &["--plot", &picture]].concat()), 1, &["speed.svg", "--force"]);
+    let cold = json(&kiln(&["bench", &model, "--cpu", "-p", "8", "--cold", "-r", "2", "--json"]));
+    let phases = cold["seconds"].as_object().unwrap();
+    assert_eq!(phases.len(), 7, "{cold}");
+    let sum: f64 =
+        phases.iter().filter(|(name, _)| *name != "second").map(|(_, seconds)| seconds.as_f64().unwrap()).sum();
+    let first = cold["first_token_seconds"].as_f64().unwrap();
+    assert!(first > 0.0 && (0.5..2.0).contains(&(sum / first)), "{cold}");
+    assert_eq!(cold["runs"].as_array().unwrap().len(), 2);
+    assert_fails(&kiln(&["bench", &model, "--cpu", "--cold", "--plot", &picture]), 2, &["cannot be used with"]);
 }

@@ -356,3 +356,15 @@ fn what_a_conversation_outgrows_is_said() {
     let base = kiln(&folder, &["chat", "--cpu", "base.gguf"], b"hello\n");
     fails(&base, 1, &["no chat template", "kiln run"]);
 }
+
+#[test]
+fn a_piped_conversation_is_told_as_lines_of_json() {
+    let folder = models();
+    let output = chat(&folder, &["--json"], "one\ntwo\n");
+    let said = said(&output);
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    for line in lines {
+        assert!(line["text"].is_string() && line["usage"]["prompt_tokens"].as_u64() > Some(0), "{line}");
+    }
+}

@@ -24,32 +24,46 @@ impl FromRequest<Arc<App>> for Body {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, Refusal> {
-        // Other content types are what a foreign web page can post without asking. Some programs say nothing, which a page can do
-        // as well, but not without naming its origin.
-        let headers = request.headers();
-        let silent = !headers.contains_key(header::CONTENT_TYPE) && !headers.contains_key(header::ORIGIN);
-        let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        if !silent && kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
-            let shown = if kind.is_empty() { "nothing" } else { &kind };
-            return Err(Refusal::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
-        }
-        let limit = app.settings.body_limit;
-        let too_large = || Refusal::new(Kind::TooLarge, format!("the body is larger than {limit} bytes"));
-        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-        if length.is_some_and(|length| length > limit as u64) {
-            return Err(too_large());
-        }
-        let bytes = axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
-            let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            if text.contains("length limit") {
-                too_large()
-            } else {
-                Refusal::new(Kind::Invalid, "the body ended early")
-            }
-        })?;
-        Body::parse(&bytes)
+        Body::parse(&bytes(request, app).await?)
     }
+}
+
+/// A body that is a list.
+#[derive(Debug)]
+pub(crate) struct List<T>(pub(crate) Vec<T>);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for List<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<List<T>, Refusal> {
+        let bytes = bytes(request, app).await?;
+        let list = serde_json::from_slice(&bytes);
+        list.map(List).map_err(|error| Refusal::new(Kind::Invalid, format!("the body must be a list: {error}")))
+    }
+}
+
+/// The bytes of a body of JSON.
+async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Refusal> {
+    // Other content types are what a foreign web page can post without asking. Some programs say nothing, which a page can do
+    // as well, but not without naming its origin.
+    let headers = request.headers();
+    let silent = !headers.contains_key(header::CONTENT_TYPE) && !headers.contains_key(header::ORIGIN);
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if !silent && kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
+        let shown = if kind.is_empty() { "nothing" } else { &kind };
+        return Err(Refusal::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
+    }
+    let limit = app.settings.body_limit;
+    let too_large = || Refusal::new(Kind::TooLarge, format!("the body is larger than {limit} bytes"));
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > limit as u64) {
+        return Err(too_large());
+    }
+    axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
+        let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        if text.contains("length limit") { too_large() } else { Refusal::new(Kind::Invalid, "the body ended early") }
+    })
 }
 
 impl Body {

@@ -146,6 +146,7 @@ impl Chat {
             choices: params.choices(loaded)?,
             owner: caller.owner,
             reuse: params.reuse(),
+            scales: params.scales(loaded)?,
             show_special: marked || !options.tools.is_empty(),
             ..Request::new(prompt)
         };

@@ -1,5 +1,7 @@
 //! The fields about choosing tokens and ending texts that all APIs share, with the names of OpenAI, vLLM and llama.cpp.
 
+use std::sync::PoisonError;
+
 use kiln_engine::run::{Constraint, StopRule};
 use kiln_engine::sampler::{Kind as SamplerKind, Sampling};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
@@ -7,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::api::lora;
 use crate::refusal::Refusal;
 use crate::shelf::Loaded;
 
@@ -55,6 +58,7 @@ pub(crate) struct Params {
     pub(crate) n: Option<i64>,
     cache_prompt: Option<bool>,
     id_slot: Option<i64>,
+    lora: Option<Vec<lora::Scale>>,
     guided_json: Option<Value>,
     guided_regex: Option<Value>,
     guided_choice: Option<Value>,
@@ -178,6 +182,14 @@ impl Params {
     /// Whether the beginning of the prompt may come from the cache.
     pub(crate) fn reuse(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
+    }
+
+    /// How strongly each adapter counts; none for as the model was loaded.
+    pub(crate) fn scales(&self, loaded: &Loaded) -> Result<Option<Vec<f32>>, Refusal> {
+        match &self.lora {
+            Some(list) => lora::scales(loaded, "lora", list).map(Some),
+            None => Ok(loaded.scales.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+        }
     }
 
     /// A rule that allows only the named tokens.

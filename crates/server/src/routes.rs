@@ -7,7 +7,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
 use crate::api::{
-    anthropic, chat_completions, completions, embeddings, engine, health, infill, llama, models, ollama, openapi, page,
+    anthropic, chat_completions, completions, embeddings, engine, health, infill, llama, lora, models, ollama, openapi, page,
     responses, tokens,
 };
 use crate::app::App;
@@ -45,6 +45,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
         .route("/slots/{id}", post(llama::slot))
+        .route("/lora-adapters", get(lora::list).post(lora::set))
         .route("/completion", post(llama::completion))
         .route("/infill", post(infill::create))
         .route("/v1/messages", post(anthropic::create))

@@ -73,6 +73,8 @@ pub(crate) struct Loaded {
     pub(crate) in_flight: AtomicUsize,
     /// The last texts, by number.
     pub(crate) slots: Slots,
+    /// How strongly adapters count where a request does not say, if that was changed since the model was loaded.
+    pub(crate) scales: Mutex<Option<Vec<f32>>>,
 }
 
 impl Loaded {
@@ -110,6 +112,7 @@ impl Loaded {
             metrics,
             in_flight: AtomicUsize::new(0),
             slots: Slots::new(sequences),
+            scales: Mutex::new(None),
             scheduler,
         }
     }

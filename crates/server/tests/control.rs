@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use client::*;
+use kiln_engine::model::Adapter;
+use kiln_gguf::{Gguf, Metadata, Writer};
 use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
 use serde_json::{Value, json};
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -308,4 +310,69 @@ fn slots_are_saved_and_brought_back() {
     assert_eq!(post(&server, "/slots/0?action=restore", &json!({"filename": "none.bin"})).status, 400);
     server.stop().unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The tiny model with an adapter for some of its matrices.
+fn adapted() -> Running {
+    let plain = Arc::into_inner(model(Some(CHATML))).unwrap();
+    let mut metadata = Metadata::new();
+    for (key, value) in [("general.type", "adapter"), ("adapter.type", "lora"), ("general.architecture", "llama")] {
+        metadata.set(key, value);
+    }
+    metadata.set("adapter.lora.alpha", kiln_gguf::Value::F32(8.0));
+    let mut writer = Writer::new(metadata);
+    for info in plain.gguf.tensors().iter().filter(|t| t.name.contains("ffn_down")) {
+        let [input, output, ..] = info.shape;
+        for (end, dims) in [("lora_a", [input, 2]), ("lora_b", [2, output])] {
+            let value = |i: usize| ((i * 37 % 101) as f32 / 50.0 - 1.0).to_le_bytes();
+            let values: Vec<u8> = (0..dims[0] * dims[1]).flat_map(value).collect();
+            writer.add(&format!("{}.{end}", info.name), &dims, kiln_gguf::TensorType::F32, values).unwrap();
+        }
+    }
+    let file = Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap();
+    let adapter = Adapter::new(&file, "adapter.gguf", 1.0, &plain).unwrap();
+    let model = Arc::new(plain.with_adapters(vec![adapter]).unwrap());
+    let server = Server::listen("127.0.0.1", 0, settings()).unwrap();
+    server.ready(scheduler(&model), SEQUENCES);
+    server
+}
+
+#[test]
+fn adapters_count_as_strongly_as_requests_say() {
+    let (plain, server) = (start(), adapted());
+    let say = |server: &Running, more: Value| {
+        let body = with(ask("hello there"), with(json!({"max_tokens": 12, "temperature": 0}), more));
+        text_of(&post(server, "/v1/chat/completions", &body).json())
+    };
+    let (bare, full) = (say(&plain, json!({})), say(&server, json!({})));
+    assert_ne!(bare, full, "the adapter changes nothing");
+    // Said in the request, whatever the cache holds of the same prompt; who is not named does not count.
+    for _ in 0..2 {
+        assert_eq!(say(&server, json!({"lora": []})), bare);
+        assert_eq!(say(&server, json!({"lora": [{"id": 0, "scale": 0}]})), bare);
+        assert_eq!(say(&server, json!({"lora": [{"id": 0, "scale": 1.0}]})), full);
+    }
+    // Said for all who do not say.
+    let told = get(&server, "/lora-adapters").json();
+    assert_eq!(told, json!([{"id": 0, "path": "adapter.gguf", "scale": 1.0}]));
+    assert_eq!(post(&server, "/lora-adapters", &json!([{"id": 0, "scale": 0.0}])).status, 200);
+    assert_eq!(get(&server, "/lora-adapters").json()[0]["scale"], 0.0);
+    assert_eq!(say(&server, json!({})), bare);
+    assert_eq!(say(&server, json!({"lora": [{"id": 0, "scale": 1.0}]})), full);
+    assert_eq!(post(&server, "/lora-adapters", &json!([{"id": 0, "scale": 1.0}])).status, 200);
+    assert_eq!(say(&server, json!({})), full);
+    // What is wrong is said with the field.
+    for wrong in [
+        json!([{"id": 7, "scale": 1.0}]),
+        json!([{"id": 0}]),
+        json!({"id": 0, "scale": 1}),
+        json!([{"id": 0, "scale": "x"}]),
+    ] {
+        let reply = post(&server, "/v1/chat/completions", &with(ask("hello"), json!({"lora": wrong})));
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        assert!(reply.json()["error"]["param"].as_str().unwrap().starts_with("lora"), "{}", reply.body);
+        assert_eq!(post(&server, "/lora-adapters", &wrong).status, 400);
+    }
+    let none = post(&plain, "/v1/chat/completions", &with(ask("hello"), json!({"lora": [{"id": 0, "scale": 1}]})));
+    assert!(none.body.contains("there is no adapter 0"), "{}", none.body);
 }

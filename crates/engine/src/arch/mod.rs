@@ -41,14 +41,18 @@ mod variants;
 
 pub use refused::{LIMITS, REFUSED};
 
+use std::collections::{HashMap, HashSet};
+
 use kiln_gguf::{Gguf, TensorType};
 
 use crate::Error;
-use crate::model::{Config, Facts, Loader, MOST_LAYERS};
-use crate::plan::{Builder, Fixed, Plan, Ports};
+use crate::model::adapter::Matrix;
+use crate::model::{Adapter, Config, Facts, Loader, MOST_LAYERS};
+use crate::plan::adapt::{Change, Changes, Scales, adapt};
+use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
 use kiln_kernels::advance::Places;
 use kiln_kernels::recurrence::Sequences;
-use kiln_kernels::tensor::Tensor;
+use kiln_kernels::tensor::{Slot, Tensor};
 
 /// One architecture.
 pub struct Row {
@@ -403,6 +407,9 @@ pub struct Graph {
     fixed: Fixed,
     facts: Facts,
     room: Room,
+    /// What adapters change, and how strongly each of them counts.
+    changes: Changes,
+    scales: Vec<f32>,
 }
 
 impl Graph {
@@ -423,6 +430,64 @@ impl Graph {
 
     /// The same with what it gives.
     pub fn plan_of(&self, shape: BatchShape, results: Results) -> Result<Plan, Error> {
+        self.adapted((shape, results), Scales::Same(&self.scales)).map(|(plan, _)| plan)
+    }
+
+    /// The same where each token says by itself how strongly adapters count ([`Ports::scales`]).
+    pub fn plan_by_row(&self, shape: BatchShape, results: Results) -> Result<Plan, Error> {
+        self.adapted((shape, results), Scales::ByRow(self.scales.len())).map(|(plan, _)| plan)
+    }
+
+    fn adapted(
+        &self,
+        (shape, results): (BatchShape, Results),
+        scales: Scales<'_>,
+    ) -> Result<(Plan, HashSet<Slot>), Error> {
+        let mut plan = self.unchanged(shape, results)?;
+        if self.changes.is_empty() {
+            return Ok((plan, HashSet::new()));
+        }
+        let changed = adapt(&mut plan, &self.changes, scales);
+        plan.check()?;
+        Ok((plan, changed))
+    }
+
+    /// The slots of these adapters stand behind those of the model.
+    pub(crate) fn with_adapters(mut self, adapters: &[Adapter]) -> Graph {
+        let weights = (0..).zip(&self.fixed.slots).filter(|(_, slot)| slot.kind == SlotKind::Weight);
+        let slots: HashMap<String, Slot> = weights.map(|(i, slot)| (slot.name.clone(), Slot(i))).collect();
+        for (adapter, from) in adapters.iter().enumerate() {
+            self.scales.push(from.scale);
+            for pair in &from.pairs {
+                let Some(slot) = slots.get(&pair.weight) else { continue };
+                let mut add = |matrix: &Matrix, end| {
+                    let name = format!("{}.lora{adapter}.{end}", pair.weight);
+                    self.fixed.add(name, SlotKind::Constant(matrix.bytes.clone()), matrix.ty, matrix.shape)
+                };
+                let (a, b) = (add(&pair.a, "a"), add(&pair.b, "b"));
+                let change = Change { adapter, a, b, scale: pair.scale, embeds: pair.embeds() };
+                self.changes.entry(*slot).or_default().push(change);
+            }
+        }
+        self
+    }
+
+    /// Whether every change of these adapters has steps in plans.
+    pub(crate) fn check_adapters(&self, shape: BatchShape, adapters: &[Adapter]) -> Result<(), Error> {
+        let (_, changed) = self.adapted((shape, Results::Logits), Scales::ByRow(self.scales.len()))?;
+        let names: HashSet<&str> = changed.iter().map(|slot| &*self.fixed.slots[slot.0 as usize].name).collect();
+        for adapter in adapters {
+            if let Some(pair) = adapter.pairs.iter().find(|pair| !names.contains(&*pair.weight)) {
+                let why =
+                    format!("it changes `{}`, which this architecture does not multiply as adapters need", pair.weight);
+                let hint = "merge the adapter into its model and convert that";
+                return Err(Error::Adapter { path: adapter.path.clone(), why, hint });
+            }
+        }
+        Ok(())
+    }
+
+    fn unchanged(&self, shape: BatchShape, results: Results) -> Result<Plan, Error> {
         let mut b = Builder::new(&self.fixed);
         let ports = Ports::new(&mut b, &shape, &self.room);
         let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
@@ -439,5 +504,5 @@ pub fn graph(config: &Config, gguf: &Gguf, room: &Room) -> Result<Graph, Error> 
     // What makes vectors of texts out of vectors of tokens is read elsewhere.
     let harmless: Vec<&str> = harmless.iter().copied().chain(crate::embed::TENSORS).collect();
     let (fixed, facts) = loader.finish(&harmless)?;
-    Ok(Graph { architecture, fixed, facts, room: *room })
+    Ok(Graph { architecture, fixed, facts, room: *room, changes: Changes::new(), scales: Vec::new() })
 }

@@ -87,7 +87,7 @@ impl Executor for CpuExecutor {
         for slot in &fixed.slots {
             let bytes = match &slot.kind {
                 SlotKind::Weight => weights::data(gguf, gguf.tensor(&slot.name)?)?.to_vec(),
-                SlotKind::Constant(bytes) => bytes.clone(),
+                SlotKind::Constant(bytes) => bytes.to_vec(),
                 _ => vec![0; slot.bytes],
             };
             self.memory.slots.push(bytes);
@@ -200,6 +200,14 @@ impl Executor for CpuExecutor {
 
     fn target(&self) -> Target {
         Target { alike: self.reproducible, ..Target::cpu() }
+    }
+
+    fn read_ceiling(&mut self) -> Option<f64> {
+        Some(kiln_kernels::ceiling::read())
+    }
+
+    fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
+        vec![("f32 multiply-add".to_owned(), kiln_kernels::ceiling::multiply_add())]
     }
 
     fn takes_any_shape(&self) -> bool {

@@ -632,6 +632,16 @@ impl Executor for GpuExecutor {
         probe.read_bandwidth().ok().map(|bandwidth| bandwidth.rate())
     }
 
+    fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
+        let Ok(probe) = kiln_kernels::probe::Probe::new(&self.device) else { return Vec::new() };
+        let plain = probe.fma_rates().unwrap_or_default().into_iter();
+        let plain = plain.filter(|(kind, _)| *kind == kiln_kernels::probe::Fma::F32);
+        let mut all: Vec<(String, f64)> = plain.map(|(kind, rate)| (kind.name().to_owned(), rate)).collect();
+        let rates = probe.matrix_rates(&|| ()).into_iter().filter_map(|matrix| matrix.rate.ok());
+        all.extend(rates.reduce(f64::max).map(|rate| ("matrix units".to_owned(), rate)));
+        all
+    }
+
     fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error> {
         self.prepared_mut(plan).copied = false;
         let prepared = self.prepared(plan);

@@ -131,6 +131,11 @@ pub trait Executor: Send {
         None
     }
 
+    /// Operations a second that it can do at best, by the name of what does them.
+    fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+
     /// Tokens of a prompt that should go through the model at once: more share the reading of weights, and take more
     /// memory.
     fn batch(&self) -> usize {

@@ -1,11 +1,13 @@
 //! The plan: a list of steps over named slots. It is data: it can be printed, checked, compared and run by either
 //! executor. Architectures build plain plans ([`Builder`]); [`crate::lower`] turns them into plans for a device.
 
+pub(crate) mod adapt;
 mod builder;
 mod check;
 pub mod uses;
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use kiln_gguf::TensorType;
 use kiln_kernels::Call;
@@ -22,7 +24,7 @@ pub enum SlotKind {
     /// A tensor of the model file.
     Weight,
     /// Bytes that are computed when the model is loaded.
-    Constant(Vec<u8>),
+    Constant(Arc<[u8]>),
     /// Rows of keys or values of all sequences, in pages, kept from run to run.
     Cache,
     /// The same of layers that see the last tokens alone: pages of their own, given back once no token can see them.
@@ -136,6 +138,8 @@ pub struct Ports {
     pub wanted: Tensor,
     /// F32 `[vocab, outputs]`: their logits.
     pub logits: Tensor,
+    /// F32 `[rows, adapters]`: how strongly each adapter counts for each token, in plans where that differs.
+    pub scales: Option<Tensor>,
 }
 
 impl Ports {
@@ -165,6 +169,7 @@ impl Ports {
             states: ints("states", [sequences, 1]),
             wanted: ints("wanted", [shape.outputs, 1]),
             logits: tokens,
+            scales: None,
         }
     }
 }
@@ -186,6 +191,7 @@ impl Ports {
             states: t,
             wanted: t,
             logits: t,
+            scales: None,
         }
     }
 }

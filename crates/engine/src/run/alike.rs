@@ -36,7 +36,8 @@ impl Engine {
         };
         let wanted: Vec<usize> = (0..rows.len()).filter(|at| is_wanted(&rows[*at])).collect();
         let shape = shapes::alike(rows.len(), wanted.len(), self.executor.takes_any_shape());
-        let Ready { plan, ports, .. } = self.prepared((shape, End::Logits))?;
+        let ready = self.prepared((shape, End::Logits, self.by_row(entries)))?;
+        let Ready { plan, ports, .. } = ready;
         let taken: Vec<Taken<'_>> =
             rows.iter().map(|(entry, token)| self.part(&entries[*entry], *token..token + 1)).collect();
         let mut inputs = Inputs::new(&shape, &ports, &taken, &[]);
@@ -46,6 +47,8 @@ impl Engine {
         for (tensor, bytes) in inputs.bytes() {
             self.executor.write(plan, tensor, bytes)?;
         }
+        let parts: Vec<_> = rows.iter().enumerate().map(|(at, (entry, _))| (entries[*entry].sequence, at, 1)).collect();
+        self.write_scales(ready, &parts)?;
         self.executor.run(plan)?;
         let vocab = ports.logits.shape[0];
         for (nth, at) in wanted.iter().enumerate() {

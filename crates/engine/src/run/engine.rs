@@ -1,6 +1,7 @@
 //! A loaded model with any number of sequences: tokens of several of them go through it at once, and each remembers its own.
 
 use std::collections::HashMap;
+use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ pub(super) struct Sequence {
     pub(super) broken: bool,
     /// What it remembers, while it lies in host memory.
     pub(super) swapped: Option<Vec<u8>>,
+    /// How strongly each adapter counts, where that is not as the model has it.
+    pub(super) scales: Option<Vec<f32>>,
 }
 
 /// A loaded model with its sequences.
@@ -89,8 +92,8 @@ pub struct Engine {
     pub(super) preparing: Duration,
 }
 
-/// What a plan is made for: a shape, and what it ends with.
-type Key = (BatchShape, End);
+/// What a plan is made for: a shape, what it ends with, and whether adapters count differently for its rows.
+type Key = (BatchShape, End, bool);
 
 /// A batch that is ready to run.
 pub(super) struct Entered {
@@ -119,7 +122,7 @@ impl Engine {
         room: Room,
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
-        let graph = graph(&model.config, &model.gguf, &room)?;
+        let graph = model.graph(&room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
         executor.reserve(super::fit::arena(&graph, &*executor, &room)?)?;
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
@@ -185,6 +188,51 @@ impl Engine {
             self.executor.zero(&ranges)?;
         }
         Ok(self.add(Sequence { state, owner, ..Sequence::default() }))
+    }
+
+    /// A new sequence for which adapters count as strongly as these numbers say, one for each; none for as the model has it.
+    pub fn open_adapted(&mut self, owner: u64, scales: Option<&[f32]>) -> Result<SequenceId, Error> {
+        let usual = self.model.scales();
+        let scales = scales.unwrap_or(&usual);
+        if scales.len() != usual.len() {
+            return Err(Error::Scales { got: scales.len(), have: usual.len() });
+        }
+        if scales == usual {
+            return self.open(owner);
+        }
+        // What it remembers is of use only to those whose adapters count the same.
+        let mut hash = std::hash::DefaultHasher::new();
+        (owner, scales.iter().map(|scale| scale.to_bits()).collect::<Vec<_>>()).hash(&mut hash);
+        let id = self.open(hash.finish())?;
+        self.sequence_mut(id)?.scales = Some(scales.to_vec());
+        Ok(id)
+    }
+
+    /// How strongly each adapter counts for a sequence.
+    pub(super) fn scales_of(&self, id: SequenceId) -> Vec<f32> {
+        self.sequences.get(&id).and_then(|s| s.scales.clone()).unwrap_or_else(|| self.model.scales())
+    }
+
+    /// Whether adapters count differently for some of these than the model has it.
+    pub(super) fn by_row(&self, entries: &[Entry<'_>]) -> bool {
+        entries.iter().any(|entry| self.sequences.get(&entry.sequence).is_some_and(|s| s.scales.is_some()))
+    }
+
+    /// Says how strongly adapters count for each row, in plans that ask: sequences with their first row and number of rows.
+    pub(super) fn write_scales(
+        &mut self,
+        Ready { plan, ports, .. }: Ready,
+        parts: &[(SequenceId, usize, usize)],
+    ) -> Result<(), Error> {
+        let Some(input) = ports.scales else { return Ok(()) };
+        let rows = input.shape[0];
+        let mut values = vec![0.0f32; input.len()];
+        for (id, first, count) in parts {
+            for (adapter, scale) in self.scales_of(*id).into_iter().enumerate() {
+                values[adapter * rows + first..][..*count].fill(scale);
+            }
+        }
+        self.executor.write(plan, &input, bytemuck::cast_slice(&values))
     }
 
     pub(super) fn add(&mut self, sequence: Sequence) -> SequenceId {
@@ -284,6 +332,11 @@ impl Engine {
         self.executor.read_ceiling()
     }
 
+    /// Operations a second that where it runs can do at best, by the name of what does them.
+    pub fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
+        self.executor.arithmetic_ceilings()
+    }
+
     /// Feeds tokens and gives the time of every step, by its label.
     pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         let entered = self.enter(entries, End::Logits)?;
@@ -306,11 +359,15 @@ impl Engine {
         let alone = decode.is_empty() && prompts.len() == 1;
         let exact = self.executor.takes_any_shape() || (self.has_states && alone);
         let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
-        let Ready { plan, ports, tail, tokens, .. } = self.prepared((shape, end))?;
+        let ready = self.prepared((shape, end, self.by_row(entries)))?;
+        let Ready { plan, ports, tail, tokens, .. } = ready;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
         for (tensor, bytes) in inputs.bytes() {
             self.executor.write(plan, tensor, bytes)?;
         }
+        let order = decode.iter().chain(&prompts).zip(&inputs.first_row);
+        let parts: Vec<_> = order.map(|(entry, first)| (entry.sequence, *first, entry.tokens.len())).collect();
+        self.write_scales(ready, &parts)?;
         Ok(Entered { plan, ports, tail, tokens, first_row: inputs.first_row })
     }
 
@@ -439,7 +496,8 @@ impl Engine {
             return Err(Error::NoText);
         }
         let start = Instant::now();
-        let mut plan = lower(self.graph.plan_of(key.0, results)?, &self.executor.target())?;
+        let plain = if key.2 { self.graph.plan_by_row(key.0, results) } else { self.graph.plan_of(key.0, results) };
+        let mut plan = lower(plain?, &self.executor.target())?;
         // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
         let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
         let (mut tail, mut tokens) = (None, None);

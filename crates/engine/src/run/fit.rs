@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType;
 
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Room, graph};
+use crate::arch::{BatchShape, Graph, PAGE, Room};
 use crate::executor::{Executor, Memory};
 use crate::lower::{Target, lower};
 use crate::model::Model;
@@ -143,7 +143,7 @@ pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
 
 /// What a model takes with this room.
 fn needs(model: &Model, place: &Place, room: &Room) -> Result<Fit, Error> {
-    let graph = graph(&model.config, &model.gguf, room)?;
+    let graph = model.graph(room)?;
     let fixed = |kind: fn(&SlotKind) -> bool| graph.fixed().bytes(kind) as u64;
     let own = |plan: &Plan| {
         let apart = plan.slots[plan.n_fixed..].iter().filter(|s| s.place.is_none()).map(|s| s.bytes).sum::<usize>();

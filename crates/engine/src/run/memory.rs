@@ -298,7 +298,7 @@ impl Engine {
         let state = self.take_state()?;
         let from = self.sequence(id)?;
         let (tokens, held, chains) = (from.tokens.clone(), from.held.clone(), from.chains.clone());
-        let (owner, from_state) = (from.owner, from.state);
+        let (owner, from_state, scales) = (from.owner, from.state, from.scales.clone());
         for (pool, held) in self.pools.iter_mut().zip(&held) {
             held.pages.iter().for_each(|page| pool.pages.share(*page));
         }
@@ -306,7 +306,7 @@ impl Engine {
             let copies: Vec<_> = self.state_ranges(from).into_iter().zip(self.state_ranges(to)).collect();
             self.executor.copy(&copies)?;
         }
-        Ok(self.add(Sequence { tokens, held, chains, state, owner, ..Sequence::default() }))
+        Ok(self.add(Sequence { tokens, held, chains, state, owner, scales, ..Sequence::default() }))
     }
 
     /// Forgets a sequence from this token on. A recurrent state has no way back but to the beginning; nor have layers with a
@@ -462,13 +462,13 @@ impl Engine {
     /// another engine with the same model.
     pub fn save_state(&mut self, id: SequenceId) -> Result<Vec<u8>, Error> {
         let bytes = self.remembered(id)?;
-        Ok(state::write(self.model(), self.tokens(id), &bytes))
+        Ok(state::write(self.model(), &self.scales_of(id), self.tokens(id), &bytes))
     }
 
     /// Lets a sequence go on from a saved state. One of another model, or too long for the context, is refused, and nothing has
     /// changed then.
     pub fn load_state(&mut self, id: SequenceId, bytes: &[u8]) -> Result<(), Error> {
-        let (tokens, rest) = state::open(self.model(), bytes)?;
+        let (tokens, rest) = state::open(self.model(), &self.scales_of(id), bytes)?;
         if tokens.len() > self.context() {
             let why = format!("it holds {} tokens, the context has room for {}", tokens.len(), self.context());
             return Err(Error::SavedState { why, hint: "--ctx-size makes room for more" });

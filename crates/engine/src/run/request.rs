@@ -32,6 +32,8 @@ pub struct Request {
     pub from: Option<SequenceId>,
     /// Control tokens are part of the text, as whoever looks for tool calls needs them.
     pub show_special: bool,
+    /// How strongly each adapter of the model counts; none for as it was loaded.
+    pub scales: Option<Vec<f32>>,
 }
 
 impl Request {
@@ -50,6 +52,7 @@ impl Request {
             reuse: true,
             from: None,
             show_special: false,
+            scales: None,
         }
     }
 }

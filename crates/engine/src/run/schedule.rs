@@ -530,7 +530,7 @@ impl Schedule {
             let held = held.len();
             return Ok((self.engine.fork(from)?, held));
         }
-        let id = self.engine.open(request.owner)?;
+        let id = self.engine.open_adapted(request.owner, request.scales.as_deref())?;
         let cached = if request.reuse { self.engine.reuse(id, prompt) } else { Ok(0) };
         cached.map(|cached| (id, cached)).inspect_err(|_| self.engine.close(id))
     }

@@ -136,6 +136,16 @@ impl Session {
         self.engine.profile(&[Entry { sequence: self.sequence, tokens, wanted: Wanted::Last }])
     }
 
+    /// Time that went into making plans ready so far: mostly kernels that were compiled.
+    pub fn preparing(&self) -> std::time::Duration {
+        self.engine.preparing
+    }
+
+    /// Operations a second that where it runs can do at best, by the name of what does them.
+    pub fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
+        self.engine.arithmetic_ceilings()
+    }
+
     /// Bytes a second that the memory of where it runs can be read at, where that can be told.
     pub fn read_ceiling(&mut self) -> Option<f64> {
         self.engine.read_ceiling()

@@ -45,9 +45,15 @@ impl<const N: usize> Grid<N> {
         Grid { entries, levels, near }
     }
 
-    /// The entry that misses least by weight, for magnitudes in levels.
+    /// The values of an entry.
     #[inline]
-    fn nearest(&self, levels: &[f32; N], weights: &[f32; N]) -> u16 {
+    pub(super) fn entry(&self, index: u16) -> &'static [i8; N] {
+        &self.entries[usize::from(index)]
+    }
+
+    /// The entry that misses least by weight, for values in levels, and by how much it does.
+    #[inline]
+    pub(super) fn nearest(&self, levels: &[f32; N], weights: &[f32; N]) -> (u16, f32) {
         let mut point = 0;
         for j in (0..N).rev() {
             point = point * self.levels.len() + self.round(levels[j]);
@@ -64,7 +70,7 @@ impl<const N: usize> Grid<N> {
                 (best, least) = (index, miss);
             }
         }
-        best
+        (best, least)
     }
 
     /// The number of the nearest level.
@@ -226,7 +232,7 @@ impl<const N: usize> Block<'_, N> {
         let inverse = 1.0 / scale;
         for group in self.groups(at) {
             let (magnitudes, weights) = self.group(group);
-            entries[group] = self.grid.nearest(&magnitudes.map(|value| value * inverse), weights);
+            (entries[group], _) = self.grid.nearest(&magnitudes.map(|value| value * inverse), weights);
         }
     }
 

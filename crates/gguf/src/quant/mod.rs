@@ -8,6 +8,7 @@ mod finite;
 mod grid;
 mod search;
 mod superblock;
+mod ternary_grid;
 
 mod iq1_m;
 mod iq1_s;
@@ -97,7 +98,7 @@ static FORMATS: &[Format] = &[
     both(TensorType::IQ2_XXS, halves(&[0]), iq2_xxs::dequantise, iq2_xxs::quantise),
     both(TensorType::IQ2_XS, halves(&[0]), iq2_xs::dequantise, iq2_xs::quantise),
     both(TensorType::IQ3_XXS, halves(&[0]), iq3_xxs::dequantise, iq3_xxs::quantise),
-    read_only(TensorType::IQ1_S, halves(&[0]), iq1_s::dequantise),
+    both(TensorType::IQ1_S, halves(&[0]), iq1_s::dequantise, iq1_s::quantise),
     both(TensorType::IQ4_NL, halves(&[0]), iq4_nl::dequantise, iq4_nl::quantise),
     both(TensorType::IQ3_S, halves(&[0]), iq3_s::dequantise, iq3_s::quantise),
     both(TensorType::IQ2_S, halves(&[0]), iq2_s::dequantise, iq2_s::quantise),
@@ -107,7 +108,7 @@ static FORMATS: &[Format] = &[
     read_only(TensorType::I32, Scales::Never, plain::dequantise_i32),
     read_only(TensorType::I64, Scales::Never, plain::dequantise_i64),
     both(TensorType::F64, Scales::Values(FloatKind::F64), plain::dequantise_f64, plain::quantise_f64),
-    read_only(TensorType::IQ1_M, Scales::Look(scattered_half), iq1_m::dequantise),
+    both(TensorType::IQ1_M, Scales::Look(scattered_half), iq1_m::dequantise, iq1_m::quantise),
     both(TensorType::BF16, Scales::Values(FloatKind::Bf16), plain::dequantise_bf16, plain::quantise_bf16),
     both(TensorType::TQ1_0, halves(&[52]), tq1_0::dequantise, tq1_0::quantise),
     both(TensorType::TQ2_0, halves(&[64]), tq2_0::dequantise, tq2_0::quantise),
@@ -253,8 +254,8 @@ pub fn can_quantise(ty: TensorType) -> bool {
 
 /// Whether writing this type is a long search over a grid. Data for tests is quicker, and uses more of the grid, as random blocks.
 pub fn searches_a_grid(ty: TensorType) -> bool {
-    use TensorType::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
-    matches!(ty, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
+    use TensorType::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+    matches!(ty, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
 }
 
 /// The checks before quantising; gives the quantiser of a row and the bytes of a row.
@@ -313,7 +314,7 @@ mod tests {
         assert_eq!(error, QuantError::PartialRow { values: 0, row_len: 0 });
         let error = quantise(TensorType::Q8_0, &[0.0; 32], 32, Some(&[1.0; 16]), &mut [0; 34]).unwrap_err();
         assert_eq!(error, QuantError::ImportanceLength { row_len: 32, got: 16 });
-        let error = quantise(TensorType::IQ1_S, &[0.0; 256], 256, None, &mut [0; 50]).unwrap_err();
-        assert_eq!(error, QuantError::NoQuantiser { ty: TensorType::IQ1_S });
+        let error = quantise(TensorType::I8, &[0.0; 256], 256, None, &mut [0; 256]).unwrap_err();
+        assert_eq!(error, QuantError::NoQuantiser { ty: TensorType::I8 });
     }
 }

@@ -7,13 +7,13 @@ use kiln_engine::arch::PAGE;
 use kiln_engine::run::{Fit, fit};
 use serde_json::json;
 
-use crate::model::{ModelFlags, open};
+use crate::model::ModelFlags;
 use crate::output::{print, size};
 
 /// Prints the arithmetic for so many texts at once.
 pub(super) fn run(path: &Path, flags: &ModelFlags, sequences: usize, as_json: bool) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(sequences > 0, "--sequences must be at least 1");
-    let model = open(path)?;
+    let model = flags.open(path)?;
     let executor = flags.executor()?;
     let fit = fit(&model, &*executor, &flags.wish(sequences))?;
     if as_json {

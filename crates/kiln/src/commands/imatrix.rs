@@ -15,7 +15,7 @@ use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::prompt::file_text;
-use crate::model::{ModelFlags, open, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::{print, progress, say};
 
 /// Flags of `kiln imatrix`.
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let size = arguments.chunk;
     ensure!(size >= 2, "--chunk must be at least 2 tokens");
-    let model = open(&resolve(Some(&arguments.model))?)?;
+    let model = arguments.flags.open(&resolve(Some(&arguments.model))?)?;
     let text = file_text(&arguments.text)?;
     let parse = if arguments.parse_special { ParseSpecial::Yes } else { ParseSpecial::No };
     let mut tokens = model.tokenizer.encode(&text, AddSpecial::Yes, parse)?;

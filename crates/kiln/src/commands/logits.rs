@@ -7,9 +7,10 @@ use kiln_engine::run::Wanted;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_gguf::{Metadata, TensorType, Writer};
 use kiln_system::files::{Output, Overwrite};
+use serde_json::json;
 
-use crate::model::{ModelFlags, open, resolve};
-use crate::output::say;
+use crate::model::{ModelFlags, resolve};
+use crate::output::{print, say};
 
 /// Flags of `kiln logits`.
 #[derive(clap::Args)]
@@ -34,6 +35,9 @@ pub(crate) struct Arguments {
     /// Overwrite the output if it is there
     #[arg(long)]
     force: bool,
+    /// Print JSON: the tokens, the size of the vocabulary, the likeliest token after each
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -41,7 +45,7 @@ pub(crate) struct Arguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let path = resolve(arguments.model.as_deref())?;
-    let model = open(&path)?;
+    let model = arguments.flags.open(&path)?;
     let inputs: Vec<&Path> = model.gguf.paths().collect();
     let output = Output::create(&arguments.output, Overwrite::if_forced(arguments.force), &inputs)?;
     let mut session = arguments.flags.session(&model)?;
@@ -65,6 +69,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // The established layout names the number of tokens first, though rows of the vocabulary lie in memory.
     writer.add("logits", &[tokens.len(), model.config.vocab], TensorType::F32, bytes)?;
     writer.save_to(output)?;
+    if arguments.json {
+        let best = |row: &[f32]| kiln_engine::sampler::greedy(row, &[]);
+        let likeliest: Vec<_> = logits.chunks_exact(model.config.vocab).map(best).collect();
+        let output = arguments.output.display().to_string();
+        let told = json!({"output": output, "tokens": tokens, "vocab": model.config.vocab, "likeliest": likeliest});
+        print(&serde_json::to_string_pretty(&told)?);
+    }
     say(&format!("{} tokens, {} logits each, in {}", tokens.len(), model.config.vocab, arguments.output.display()));
     Ok(ExitCode::SUCCESS)
 }

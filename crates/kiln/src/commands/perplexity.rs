@@ -79,7 +79,7 @@ struct Found {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ensure!(arguments.chunk >= 4, "--chunk must be at least 4 tokens");
-    let model = open(&resolve(Some(&arguments.model))?)?;
+    let model = arguments.flags.open(&resolve(Some(&arguments.model))?)?;
     let text = file_text(&arguments.file)?;
     let (tokens, chunks) = cut(arguments, &model, &text)?;
     let header = LogitsHeader { context: arguments.chunk, vocab: model.config.vocab, tokens };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use kiln_engine::arch::{BatchShape, Room, graph};
+use kiln_engine::arch::{BatchShape, Room};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
 use kiln_engine::lower::{Target, lower_until};
@@ -14,7 +14,7 @@ use kiln_gpu::Adapter;
 use serde_json::json;
 
 use super::estimate::{Assumed, Estimates};
-use crate::model::{ModelFlags, open, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::print;
 
 /// Flags of `kiln plan`.
@@ -60,7 +60,7 @@ fn tolerance_of(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let model = open(&resolve(arguments.model.as_deref())?)?;
+    let model = arguments.flags.open(&resolve(arguments.model.as_deref())?)?;
     if let Some(prompt) = &arguments.diff {
         return diff(arguments, &model, prompt);
     }
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("--tokens must be at least 1");
     }
     let room = Room::one(arguments.flags.context(&model)).with_windows(model.facts.window, arguments.tokens);
-    let graph = graph(&model.config, &model.gguf, &room)?;
+    let graph = model.graph(&room)?;
     let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
     let mut adapter = arguments.flags.adapter()?;
     // Opened, a device knows more of itself than its driver told; one without hardware proves nothing.

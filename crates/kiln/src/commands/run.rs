@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::prompt::{Asked, Said, asked};
 use super::sampling_flags::SamplingFlags;
-use crate::model::{ModelFlags, open, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
 use crate::speaker::{Answer, Piece, Reading, answer, chat_prompt, name, template, turn_ends};
 
@@ -129,7 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some(text) = asked.prompt.or(arguments.load_state.is_some().then(String::new)) else {
         bail!("there is no prompt\nhint: kiln run MODEL PROMPT, -p, -f FILE, or text on stdin; `kiln chat` talks");
     };
-    let model = open(&resolve(asked.model.as_deref())?)?;
+    let model = arguments.flags.open(&resolve(asked.model.as_deref())?)?;
     // All before the weights are loaded: a wrong word should not cost a minute.
     let mut prepared = arguments.prepare(&model, &text)?;
     let sampling = arguments.sampling.sampling(&model)?;
@@ -244,7 +244,7 @@ fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyh
 }
 
 /// An answer for programs.
-fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<Value> {
+pub(super) fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<Value> {
     let (model, usage) = (scheduler.model(), &answer.usage);
     let spelled = |id: u32| model.tokenizer.piece(id).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let mut tokens = Vec::with_capacity(answer.tokens.len());

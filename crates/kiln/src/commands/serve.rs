@@ -8,8 +8,8 @@ use anyhow::{Context as _, bail};
 use kiln_engine::run::{Policy, Scheduler};
 use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
 
-use crate::model::{ModelFlags, open, resolve};
-use crate::output::say;
+use crate::model::{ModelFlags, resolve};
+use crate::output::{print, say};
 
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
@@ -84,6 +84,9 @@ pub(crate) struct Arguments {
     /// Seconds that running answers may take after the server was asked to end
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
+    /// Print a line of JSON when clients may connect: addresses and the names of the models
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -188,7 +191,7 @@ impl Arguments {
     /// One model, loaded now. It stays.
     fn serve_one(&self, model: Named) -> anyhow::Result<Running> {
         let settings = self.settings(&model.name, model.aliases)?;
-        let opened = open(&model.path)?;
+        let opened = self.flags.open(&model.path)?;
         // Probes get an answer while the weights are loaded.
         let server = Server::listen(&self.host, self.port, settings)?;
         let sequences = usize::from(self.parallel);
@@ -200,15 +203,18 @@ impl Arguments {
 
     /// Several models, or one that may go: loaded when they are asked for.
     fn serve_many(&self, models: Vec<Named>) -> anyhow::Result<Running> {
+        if models.len() > 1 && !self.flags.lora.is_empty() {
+            bail!("--lora changes one model, and {} are to be served\nhint: a server for each of them", models.len());
+        }
         let settings = self.settings(&models[0].name, Vec::new())?;
         let mut offers = Vec::new();
         for Named { name, aliases, path } in models {
             // What is no model is found now, not by the first client.
-            let bytes = open(&path)?.gguf.data_bytes();
+            let bytes = self.flags.open(&path)?.gguf.data_bytes();
             let (flags, sequences) = (self.flags.clone(), usize::from(self.parallel));
             let load = move || {
                 let load = || -> anyhow::Result<Opened> {
-                    let engine = flags.fitted(&open(&path)?, sequences)?;
+                    let engine = flags.fitted(&flags.open(&path)?, sequences)?;
                     Ok(Opened { scheduler: Scheduler::start(engine, policy()), sequences })
                 };
                 load().map_err(|error| format!("{error:#}"))
@@ -232,12 +238,17 @@ fn policy() -> Policy {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut models = arguments.named()?;
+    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
     let stays = models.len() == 1 && arguments.keep_alive.is_none();
     let server = match models.pop() {
         Some(model) if stays => arguments.serve_one(model)?,
         last => arguments.serve_many(models.into_iter().chain(last).collect())?,
     };
     let (address, scheme) = (server.address(), if arguments.tls_cert.is_some() { "https" } else { "http" });
+    if arguments.json {
+        let url = format!("{scheme}://{address}");
+        print(&serde_json::json!({"url": url, "openai": format!("{url}/v1"), "models": names}).to_string());
+    }
     say(&format!("listening on {scheme}://{address} (OpenAI: {scheme}://{address}/v1); Ctrl-C ends it"));
     // What is being written is finished before the process ends.
     kiln_system::files::leave_endings_to_the_program();

@@ -120,6 +120,7 @@ pub(crate) fn job(
         choices: params.choices(loaded)?,
         owner: caller.owner,
         reuse: params.reuse(),
+        scales: params.scales(loaded)?,
         ..Request::new(prompt)
     };
     let (loaded, caller) = (Arc::clone(loaded), caller.clone());

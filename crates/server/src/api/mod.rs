@@ -8,6 +8,7 @@ pub(crate) mod engine;
 pub(crate) mod health;
 pub(crate) mod infill;
 pub(crate) mod llama;
+pub(crate) mod lora;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod openapi;

@@ -9,7 +9,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use super::{anthropic, chat_completions, completions, embeddings, infill, llama, ollama, responses, tokens};
+use super::{anthropic, chat_completions, completions, embeddings, infill, llama, lora, ollama, responses, tokens};
 use crate::app::App;
 use crate::params::Params;
 use crate::refusal::Dialect;
@@ -63,6 +63,7 @@ fn looked_at() -> Vec<Entry> {
         get("/engine", "The engine as it runs", Kind::Json, &["model", "device", "load", "tokens"]),
         get("/engine/kernels", "Runs one step, and tells the time of each kernel", Kind::Json, &["kernels"]),
         get("/props", "What the server can do, in llama-server's words", Kind::Json, &["total_slots"]),
+        get("/lora-adapters", "The adapters of the model, and how strongly each counts", Kind::Json, &[]),
         get("/slots", "Which texts are being written", Kind::Json, &[]),
         get("/api/version", "Ollama's version", Kind::Json, &["version"]),
         get("/api/tags", "The models there are, in Ollama's words", Kind::Json, &["models"]),
@@ -83,6 +84,7 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
     let [embed, rank, ollama_embed] =
         [of::<embeddings::Fields>, of::<embeddings::RerankFields>, of::<embeddings::OllamaFields>].map(|f| f(schemas));
     let [completion, middle] = [of::<llama::Fields>, of::<infill::Fields>].map(|f| f(schemas));
+    let scales = of::<Vec<lora::Scale>>(schemas);
     let post = |path, summary, kind, parts: &[&Schema], answer| Entry {
         path,
         summary,
@@ -119,6 +121,7 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
         ),
         post("/api/chat", "Answers a conversation, in Ollama's words", Kind::Lines, &[&ollama], OLLAMA),
         post("/api/generate", "Answers a prompt, in Ollama's words", Kind::Lines, &[&ollama], OLLAMA),
+        post("/lora-adapters", "Says how strongly adapters count", Kind::Json, &[&scales], &["success"]),
         post("/api/show", "All about a model", Kind::Json, &[&show], &["details", "model_info"]),
         post("/v1/embeddings", "Vectors of texts", Kind::Json, &[&embed], &["object", "data", "model", "usage"]),
         post("/v1/rerank", "Sorts texts by how well they answer", Kind::Json, &[&rank], &[]),
@@ -217,7 +220,8 @@ fn document() -> Value {
     let mut paths = Map::new();
     for (method, entries) in [("get", looked_at()), ("post", asked(&mut schemas))] {
         for entry in entries {
-            paths.insert(entry.path.into(), json!({ method: operation(&entry) }));
+            let path = paths.entry(entry.path).or_insert_with(|| json!({}));
+            path[method] = operation(&entry);
         }
     }
     let bearer = json!({"type": "http", "scheme": "bearer", "description": "Where the server asks for keys"});

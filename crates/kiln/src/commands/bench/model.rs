@@ -1,16 +1,23 @@
 //! `kiln bench MODEL`: tokens per second of reading a prompt (pp) and of generating (tg), several times over.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use kiln_engine::Session;
 use kiln_engine::run::{StepKind, Wanted, step_kinds};
+use kiln_gpu::StepTime;
+use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
-use crate::model::{ModelFlags, open};
-use crate::output::{print, progress, size};
+use super::plot::{Bar, Kind, Picture, Span, Test, plain, svg};
+use super::sequences::Texts;
+use crate::model::ModelFlags;
+use crate::output::{print, progress, say, size};
 
 /// Runs before the first that counts take this long, after the one that compiles.
 const WARM: Duration = Duration::from_millis(300);
@@ -29,20 +36,38 @@ pub(crate) struct ModelArguments {
     /// Tokens in the context before each test
     #[arg(short = 'd', long, default_value_t = 0)]
     pub(super) depth: usize,
-    /// How often each test is run
-    #[arg(short = 'r', long, default_value_t = 5)]
-    pub(super) repetitions: usize,
+    /// How often each test is run [default: 5; 1 with --cold]
+    #[arg(short = 'r', long)]
+    pub(super) repetitions: Option<usize>,
     /// Write so many texts together instead: a row for each number, as in `--sequences 1,2,4,8`
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
     pub(super) sequences: Vec<usize>,
     /// Show where the time goes: one row for each kind of step, timed by the device's own clock
     #[arg(long)]
     profile: bool,
+    /// Draw a picture as well: a roofline, where the time goes, texts written together, one token step by step
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "cold")]
+    plot: Option<PathBuf>,
+    /// Overwrite the picture if it is there
+    #[arg(long, requires = "plot")]
+    force: bool,
+    /// Time the way from empty caches to the first token instead, phase by phase
+    #[arg(long, conflicts_with_all = ["sequences", "profile", "depth"])]
+    cold: bool,
+    /// The process of one cold start, which was begun then
+    #[arg(long, hide = true, requires = "cold")]
+    cold_run: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
     pub(super) flags: ModelFlags,
+}
+
+impl ModelArguments {
+    pub(super) fn repetitions(&self) -> usize {
+        self.repetitions.unwrap_or(5)
+    }
 }
 
 /// One row of the table.
@@ -52,6 +77,9 @@ struct Row {
     rates: Vec<f64>,
     /// The steps of one more run, by kind; empty unless asked for.
     steps: Vec<StepKind>,
+    /// The same as they came, and how many tokens they read at once.
+    times: Vec<StepTime>,
+    tokens: usize,
 }
 
 impl Row {
@@ -69,9 +97,23 @@ impl Row {
 /// Runs the command.
 pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     let path = crate::model::resolve(arguments.model.as_deref())?;
-    let model = open(&path)?;
-    ensure!(arguments.repetitions > 0, "--repetitions must be at least 1");
-    if !arguments.sequences.is_empty() {
+    ensure!(arguments.repetitions() > 0, "--repetitions must be at least 1");
+    if let Some(started) = arguments.cold_run {
+        return super::cold::child(arguments, started, || arguments.flags.open(&path));
+    }
+    let model = arguments.flags.open(&path)?;
+    if arguments.cold {
+        // What this process has mapped cannot be forgotten.
+        drop(model);
+        return super::cold::run(arguments, &path);
+    }
+    let output = |path: &PathBuf| {
+        let inputs: Vec<&Path> = model.gguf.paths().collect();
+        Output::create(path, Overwrite::if_forced(arguments.force), &inputs)
+    };
+    // Before anything is timed: a wrong name should not cost minutes.
+    let picture = arguments.plot.as_ref().map(output).transpose()?;
+    if !arguments.sequences.is_empty() && picture.is_none() {
         return super::sequences::run(arguments, &model);
     }
     let tests = arguments.n_prompt + arguments.n_gen;
@@ -86,12 +128,12 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
 
     let mut rows = Vec::new();
     let tests = [("pp", arguments.n_prompt), ("tg", arguments.n_gen)];
-    let bar = progress((tests.len() * arguments.repetitions) as u64, "bench");
+    let bar = progress((tests.len() * arguments.repetitions()) as u64, "bench");
     for (kind, n) in tests.into_iter().filter(|(_, n)| *n > 0) {
         let mut rates = Vec::new();
         // The first runs warm up: kernels are compiled, then clocks rise.
         let mut warm = None;
-        while rates.len() < arguments.repetitions {
+        while rates.len() < arguments.repetitions() {
             session.reset()?;
             if arguments.depth > 0 {
                 session.feed(&tokens[..arguments.depth], Wanted::Last)?;
@@ -108,7 +150,8 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
             }
             warm.get_or_insert_with(Instant::now);
         }
-        let steps = if arguments.profile {
+        let profiled = arguments.profile || picture.is_some();
+        let (times, tokens_of) = if profiled {
             session.reset()?;
             if arguments.depth > 0 {
                 session.feed(&tokens[..arguments.depth], Wanted::Last)?;
@@ -117,18 +160,73 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
             let (before, timed) = if kind == "tg" { (n.min(32) - 1, 1) } else { (0, n) };
             let (before, timed) = tokens[arguments.depth..][..before + timed].split_at(before);
             feed(&mut session, before)?;
-            step_kinds(session.profile(timed)?)
+            (session.profile(timed)?, timed.len())
         } else {
-            Vec::new()
+            (Vec::new(), 0)
         };
+        let steps = step_kinds(times.clone());
         let depth = if arguments.depth > 0 { format!(" @ d{}", arguments.depth) } else { String::new() };
-        rows.push(Row { test: format!("{kind}{n}{depth}"), rates, steps });
+        rows.push(Row { test: format!("{kind}{n}{depth}"), rates, steps, times, tokens: tokens_of });
     }
     bar.finish_and_clear();
     let steps = session.plan(1, 1)?.len();
-    let ceiling = if arguments.profile { session.read_ceiling() } else { None };
+    let profiled = arguments.profile || picture.is_some();
+    let ceiling = if profiled { session.read_ceiling() } else { None };
     report(arguments, &session, &rows, (steps, ceiling))?;
+    if let Some(mut output) = picture {
+        let drawn = plot(arguments, session, &rows, ceiling)?;
+        output.write_all(drawn.as_bytes()).map_err(|why| output.failed(why))?;
+        let name = output.path().display().to_string();
+        output.finish()?;
+        say(&format!("the picture is in {name}"));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The picture of these tests, and of texts written together.
+fn plot(arguments: &ModelArguments, mut session: Session, rows: &[Row], read: Option<f64>) -> anyhow::Result<String> {
+    let mut tests = Vec::new();
+    for row in rows {
+        // Batches may be padded: what a step has to do is that of the tokens that were asked for.
+        let plan = session.plan(row.tokens.max(1), 1)?;
+        let of: HashMap<&str, (Kind, f64)> = plan
+            .steps
+            .iter()
+            .map(|step| (&*step.label, (Kind::of(step.call.operation().name()), step.call.operation().work().flops)))
+            .collect();
+        let kind = |label: &str| of.get(label).map_or(Kind::Other, |(kind, _)| *kind);
+        let mut flops: HashMap<&str, (Kind, f64)> = HashMap::new();
+        for time in &row.times {
+            let sum = flops.entry(plain(&time.label)).or_insert((kind(&time.label), 0.0));
+            sum.1 += of.get(&*time.label).map_or(0.0, |(_, flops)| *flops);
+        }
+        let bar = |s: &StepKind| {
+            let (kind, flops) = flops.get(&*s.name).copied().unwrap_or((Kind::Other, 0.0));
+            Bar { name: s.name.clone(), kind, count: s.count, seconds: s.time.as_secs_f64(), bytes: s.bytes, flops }
+        };
+        let mut start = 0.0;
+        let span = |time: &StepTime| {
+            let seconds = time.time.as_secs_f64();
+            start += seconds;
+            Span { name: time.label.clone(), kind: kind(&time.label), start: start - seconds, seconds }
+        };
+        let spans = if row.tokens == 1 { row.times.iter().map(span).collect() } else { Vec::new() };
+        tests.push(Test { name: row.test.clone(), rate: row.mean(), bars: row.steps.iter().map(bar).collect(), spans });
+    }
+    let model = Arc::clone(session.model());
+    let arithmetic = session.arithmetic_ceilings();
+    let name = model.gguf.metadata().get_str_or("general.name", "model")?.to_owned();
+    let says: Vec<String> = tests.iter().map(|t| format!("{}: {:.1} tokens/s", t.name, t.rate)).collect();
+    let subtitle = format!("{} on {}; {}", size(model.gguf.data_bytes()), session.describe(), says.join(", "));
+    // Two models would not always fit.
+    drop(session);
+    let usual = [1, 2, 4, 8, 16];
+    let widths = if arguments.sequences.is_empty() { &usual[..] } else { &arguments.sequences };
+    let texts = Texts { depth: 0, prompt: 16, written: arguments.n_gen.clamp(1, 32), repetitions: 1 };
+    let (_, together) = super::sequences::measure(arguments, &model, &texts, widths)?;
+    let mut batches: Vec<(usize, f64)> = together.iter().map(|row| (row.sequences, row.rates(&texts).1)).collect();
+    batches.sort_by_key(|(n, _)| *n);
+    Ok(svg(&Picture { title: name, subtitle, tests, read, arithmetic, batches }))
 }
 
 /// Feeds tokens one by one, as generating does.
@@ -176,7 +274,7 @@ fn report(
     for row in rows {
         print(&format!("{:20} {:>12.2} ± {:>7.2}", row.test, row.mean(), row.deviation()));
     }
-    rows.iter().filter(|r| !r.steps.is_empty()).for_each(|row| profile(row, ceiling));
+    rows.iter().filter(|r| !r.steps.is_empty() && arguments.profile).for_each(|row| profile(row, ceiling));
     Ok(())
 }
 

@@ -14,30 +14,60 @@ use super::model::ModelArguments;
 use crate::output::{print, progress};
 
 /// One width.
-struct Row {
-    sequences: usize,
+pub(super) struct Row {
+    pub(super) sequences: usize,
     /// Seconds of reading all prompts.
     reading: f64,
     /// Seconds of writing all texts.
     writing: f64,
 }
 
+/// What each of several texts is: tokens before, tokens of the prompt, tokens to write.
+#[derive(Clone, Copy)]
+pub(super) struct Texts {
+    pub(super) depth: usize,
+    pub(super) prompt: usize,
+    pub(super) written: usize,
+    pub(super) repetitions: usize,
+}
+
+impl Row {
+    /// Tokens a second of reading and of writing, of all texts together.
+    pub(super) fn rates(&self, texts: &Texts) -> (f64, f64) {
+        let rate = |tokens: usize, seconds: f64| (self.sequences * tokens) as f64 / seconds.max(1e-9);
+        (rate(texts.prompt, self.reading), rate(texts.written, self.writing))
+    }
+}
+
 /// Runs the command for each of the widths.
 pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Result<ExitCode> {
-    let widths = &arguments.sequences;
+    let (depth, prompt, written) = (arguments.depth, arguments.n_prompt, arguments.n_gen);
+    let texts = Texts { depth, prompt, written, repetitions: arguments.repetitions() };
+    let (engine, rows) = measure(arguments, model, &texts, &arguments.sequences)?;
+    report(arguments, &engine, &texts, &rows)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Times each of the widths.
+pub(super) fn measure(
+    arguments: &ModelArguments,
+    model: &Arc<Model>,
+    texts: &Texts,
+    widths: &[usize],
+) -> anyhow::Result<(Engine, Vec<Row>)> {
     anyhow::ensure!(widths.iter().all(|n| *n > 0), "--sequences must be at least 1 each");
     let most = widths.iter().copied().max().unwrap_or(1);
-    let context = arguments.depth + arguments.n_prompt + arguments.n_gen;
-    anyhow::ensure!(arguments.n_prompt > 0 && arguments.n_gen > 0, "--sequences needs a prompt and tokens to generate");
+    let context = texts.depth + texts.prompt + texts.written;
+    anyhow::ensure!(texts.prompt > 0 && texts.written > 0, "--sequences needs a prompt and tokens to generate");
     let room = Room { sequences: most, states: most, pages: most * context.div_ceil(PAGE), ..Room::one(context) };
     let mut engine = arguments.flags.engine(model, room)?;
-    let bar = progress((widths.len() * (1 + arguments.repetitions)) as u64, "bench");
+    let bar = progress((widths.len() * (1 + texts.repetitions)) as u64, "bench");
     let mut rows = Vec::new();
     for &sequences in widths {
         let mut best: Option<Row> = None;
         // The first run compiles.
-        for run in 0..=arguments.repetitions {
-            let row = together(&mut engine, sequences, arguments)?;
+        for run in 0..=texts.repetitions {
+            let row = together(&mut engine, sequences, texts)?;
             if run > 0 && best.as_ref().is_none_or(|b| row.reading + row.writing < b.reading + b.writing) {
                 best = Some(row);
             }
@@ -46,30 +76,29 @@ pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Res
         rows.extend(best);
     }
     bar.finish_and_clear();
-    report(arguments, &engine, &rows)?;
-    Ok(ExitCode::SUCCESS)
+    Ok((engine, rows))
 }
 
 /// Reads a prompt for each sequence and writes to all of them at once.
-fn together(engine: &mut Engine, sequences: usize, arguments: &ModelArguments) -> anyhow::Result<Row> {
+fn together(engine: &mut Engine, sequences: usize, texts: &Texts) -> anyhow::Result<Row> {
     let vocab = engine.model().config.vocab;
     let token = |i: usize, sequence: usize| ((i * 7919 + sequence * 104_729 + 13) % vocab) as u32;
     // Owners keep their beginnings apart, so that every prompt is computed.
     let open = |engine: &mut Engine| (0..sequences).map(|i| engine.open(i as u64)).collect::<Result<Vec<_>, _>>();
     let ids: Vec<SequenceId> = open(engine)?;
-    let read = arguments.depth + arguments.n_prompt;
+    let read = texts.depth + texts.prompt;
     let prompts: Vec<Vec<u32>> = (0..sequences).map(|s| (0..read).map(|i| token(i, s)).collect()).collect();
     for (id, prompt) in ids.iter().zip(&prompts) {
-        feed_prompt(engine, *id, &prompt[..arguments.depth])?;
+        feed_prompt(engine, *id, &prompt[..texts.depth])?;
     }
     let start = Instant::now();
     for (id, prompt) in ids.iter().zip(&prompts) {
-        feed_prompt(engine, *id, &prompt[arguments.depth..])?;
+        feed_prompt(engine, *id, &prompt[texts.depth..])?;
     }
     let reading = start.elapsed().as_secs_f64();
     let start = Instant::now();
-    let texts: Vec<(SequenceId, u32)> = ids.iter().zip(0..).map(|(id, s)| (*id, token(read, s))).collect();
-    engine.go_on(&texts, arguments.n_gen, sample::Row::default())?;
+    let going: Vec<(SequenceId, u32)> = ids.iter().zip(0..).map(|(id, s)| (*id, token(read, s))).collect();
+    engine.go_on(&going, texts.written, sample::Row::default())?;
     let writing = start.elapsed().as_secs_f64();
     ids.into_iter().for_each(|id| engine.close(id));
     Ok(Row { sequences, reading, writing })
@@ -82,16 +111,11 @@ fn feed_prompt(engine: &mut Engine, sequence: SequenceId, tokens: &[u32]) -> any
     Ok(())
 }
 
-fn report(arguments: &ModelArguments, engine: &Engine, rows: &[Row]) -> anyhow::Result<()> {
+fn report(arguments: &ModelArguments, engine: &Engine, texts: &Texts, rows: &[Row]) -> anyhow::Result<()> {
     let name = engine.model().gguf.metadata().get_str_or("general.name", "model")?;
-    let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
-    let rates = |row: &Row| {
-        let read = rate(row.sequences * arguments.n_prompt, row.reading);
-        (read, rate(row.sequences * arguments.n_gen, row.writing))
-    };
     if arguments.json {
         let one = |row: &Row| {
-            let (read, written) = rates(row);
+            let (read, written) = row.rates(texts);
             json!({ "sequences": row.sequences, "prompt_tokens_per_second": read, "tokens_per_second": written,
                     "prompt_seconds": row.reading, "seconds": row.writing })
         };
@@ -107,7 +131,7 @@ fn report(arguments: &ModelArguments, engine: &Engine, rows: &[Row]) -> anyhow::
         "sequences", "reading, tokens/s", "writing, tokens/s", "each, tokens/s"
     ));
     for row in rows {
-        let (read, written) = rates(row);
+        let (read, written) = row.rates(texts);
         let each = written / row.sequences as f64;
         print(&format!("{:>9} {read:>18.1} {written:>18.1} {each:>18.1}", row.sequences));
     }

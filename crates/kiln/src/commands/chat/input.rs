@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use etcetera::BaseStrategy as _;
+use kiln_system::text::shown;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -136,7 +137,14 @@ pub(super) fn with_files(message: &str) -> anyhow::Result<(String, Vec<String>)>
         else {
             continue;
         };
-        if name.is_empty() || names.iter().any(|known| known == name) || !Path::new(name).is_file() {
+        if name.is_empty() || names.iter().any(|known| known == name) {
+            continue;
+        }
+        if !Path::new(name).is_file() {
+            // Names of people and packages begin with the same sign; what begins as paths do was meant as one.
+            if ["/", "./", "../", "~/"].iter().any(|start| name.starts_with(start)) {
+                bail!("there is no file {}\nhint: write the word without the @ if it is not to be put in", shown(name));
+            }
             continue;
         }
         let bytes = std::fs::read(name).with_context(|| format!("cannot read {name}"))?;
@@ -186,5 +194,7 @@ mod tests {
         assert_eq!(text, format!("{message}\n\n{name}:\n````\na ``` b\n````"));
         std::fs::write(file.path(), b"\xff").unwrap();
         assert!(with_files(&message).unwrap_err().to_string().contains("UTF-8"));
+        assert!(with_files("see @./nowhere.txt").unwrap_err().to_string().contains("no file ./nowhere.txt"));
+        assert_eq!(with_files("ask @types/node and @me").unwrap().0, "ask @types/node and @me");
     }
 }

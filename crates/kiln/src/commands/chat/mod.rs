@@ -20,9 +20,10 @@ use self::input::{Input, Turn, with_files};
 use self::markdown::Markdown;
 use self::slash::Next;
 use self::thoughts::Thoughts;
+use super::run::as_json;
 use super::sampling_flags::SamplingFlags;
-use crate::model::{ModelFlags, open, resolve};
-use crate::output::{has_style, is_watched, print_piece, print_styled, say};
+use crate::model::{ModelFlags, resolve};
+use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 use crate::speaker::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, template, turn_ends};
 
 /// Flags of `kiln chat`.
@@ -39,6 +40,9 @@ pub(crate) struct Arguments {
     /// Ask the model not to think before it answers, if it can be asked
     #[arg(long)]
     no_think: bool,
+    /// Print each answer as one line of JSON: text, tokens, counts and times, as `kiln run --json` does
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
@@ -55,7 +59,7 @@ struct Loaded {
 
 impl Loaded {
     fn open(path: Option<&std::path::Path>, flags: &ModelFlags) -> anyhow::Result<Loaded> {
-        let model = open(&resolve(path)?)?;
+        let model = flags.open(&resolve(path)?)?;
         let Some(template) = template(&model)? else {
             bail!("{} has no chat template: it continues texts\nhint: kiln run MODEL PROMPT", name(&model));
         };
@@ -161,13 +165,15 @@ impl Chat<'_> {
         request.show_special = prompt.show_special;
         request.constraint = self.arguments.sampling.constraint(&self.loaded.model, &self.loaded.ends)?;
         let mut reading = Reading::new(request.prompt.len());
-        let mut thoughts = Thoughts::new(self.input.size());
+        let quiet = self.arguments.json;
+        let mut thoughts = Thoughts::new(self.input.size().filter(|_| !quiet));
         let mut markdown = has_style().then(Markdown::new);
         let catch = Catch::new();
         let show = |pieces: Vec<markdown::Styled>| pieces.iter().for_each(|(text, style)| print_styled(text, style));
         let answered =
             answer(&self.loaded.scheduler, request, Some(prompt.parser), &catch, &mut |piece| match piece {
                 Piece::Read(tokens) => reading.read(tokens),
+                Piece::Word(_) if quiet => {}
                 Piece::Thought(text) => thoughts.show(text),
                 Piece::Word(text) => {
                     thoughts.fold();
@@ -179,8 +185,10 @@ impl Chat<'_> {
             })?;
         thoughts.fold();
         markdown.iter_mut().for_each(|markdown| show(markdown.finish()));
-        if !answered.words.ends_with('\n') {
-            print_piece("\n");
+        match quiet {
+            true => print(&serde_json::to_string(&as_json(&self.loaded.scheduler, &answered)?)?),
+            false if !answered.words.ends_with('\n') => print_piece("\n"),
+            false => {}
         }
         drop(catch);
         let mut message = Message::new("assistant", answered.words.as_str());

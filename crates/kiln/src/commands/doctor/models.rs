@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::findings::{Finding, finding};
 use crate::device::DeviceFlag;
+use crate::lora::LoraFlags;
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::{print, size};
 use crate::store::store;
@@ -108,8 +109,15 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
     let path = resolve(Some(model))?;
     let model = open(&path)?;
     let (device, f16) = (device.clone(), TensorType::F16);
-    let flags =
-        ModelFlags { device, cpu: false, ctx_size: None, cache_type_k: f16, cache_type_v: f16, reproducible: false };
+    let flags = ModelFlags {
+        device,
+        cpu: false,
+        ctx_size: None,
+        cache_type_k: f16,
+        cache_type_v: f16,
+        reproducible: false,
+        lora: LoraFlags::default(),
+    };
     let executor = flags.executor()?;
     let fit = fit(&model, &*executor, &flags.wish(1))?;
     let free = fit.memory.map(|memory| memory.free);
