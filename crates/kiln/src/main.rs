@@ -5,6 +5,7 @@ mod config;
 mod device;
 mod model;
 mod output;
+mod placing;
 mod speaker;
 mod store;
 
@@ -107,6 +108,11 @@ fn in_full(argument: OsString) -> OsString {
     match argument.to_str() {
         Some("-ctk") => "--cache-type-k".into(),
         Some("-ctv") => "--cache-type-v".into(),
+        Some("-ngl") => "--gpu-layers".into(),
+        Some("-ncmoe") => "--n-cpu-moe".into(),
+        Some("-cmoe") => "--cpu-moe".into(),
+        Some("-ts") => "--tensor-split".into(),
+        Some("-ot") => "--place".into(),
         _ => argument,
     }
 }

@@ -37,6 +37,9 @@ pub struct Target {
     pub alike: bool,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
+    /// Whether plans are cut into parts that are lowered each for a target of its own: only passes that look at a plan as a
+    /// whole are run before.
+    pub in_parts: bool,
 }
 
 impl Target {
@@ -50,6 +53,7 @@ impl Target {
             long_column: usize::MAX,
             alike: false,
             fuses: true,
+            in_parts: false,
         }
     }
 
@@ -66,6 +70,7 @@ impl Target {
             long_column: LONG_COLUMN,
             alike: false,
             fuses: true,
+            in_parts: false,
         }
     }
 

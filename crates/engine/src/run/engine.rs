@@ -119,7 +119,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let graph = graph(&model.config, &model.gguf, &room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
-        executor.reserve(super::fit::arena(&graph, &*executor, &room)?)?;
+        super::fit::reserve(&graph, &mut *executor, &room)?;
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
         let has_caches = has(SlotKind::Cache) || has(SlotKind::WindowCache);
         let has_states = has(SlotKind::State);

@@ -18,10 +18,10 @@ mod shapes;
 mod writer;
 
 pub use engine::{Engine, Entry, SequenceId, Wanted};
-pub use fit::{Fit, Place, Wish, fit, fit_in};
+pub use fit::{DeviceFit, Fit, Place, Wish, fit, fit_in, usable};
 pub use kiln_gpu::StepTime;
 pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};
-pub use scheduler::{Cancel, Events, Scheduler};
+pub use scheduler::{Cancel, Events, Rebuild, Scheduler};
 pub use session::Session;

@@ -11,6 +11,7 @@ use super::findings::{Finding, finding};
 use crate::device::DeviceFlag;
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::{print, size};
+use crate::placing::PlaceFlags;
 use crate::store::store;
 
 /// The store, looked at.
@@ -108,10 +109,17 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
     let path = resolve(Some(model))?;
     let model = open(&path)?;
     let (device, f16) = (device.clone(), TensorType::F16);
-    let flags =
-        ModelFlags { device, cpu: false, ctx_size: None, cache_type_k: f16, cache_type_v: f16, reproducible: false };
-    let executor = flags.executor()?;
+    let flags = ModelFlags {
+        device,
+        cpu: false,
+        ctx_size: None,
+        cache_type_k: f16,
+        cache_type_v: f16,
+        reproducible: false,
+        place: PlaceFlags::default(),
+    };
+    let executor = flags.executor_for(&model, &flags.wish(1))?;
     let fit = fit(&model, &*executor, &flags.wish(1))?;
-    let free = fit.memory.map(|memory| memory.free);
+    let free = fit.memory().map(|memory| memory.free);
     Ok(Asked { path, device: executor.describe(), bytes: fit.bytes(), free, context: fit.room.context })
 }
