@@ -10,6 +10,7 @@ use std::time::Duration;
 use kiln_engine::Error;
 use kiln_engine::arch::{Room, pages_of_window};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Memory, PlanId, Progress, Range, Ticket};
+use kiln_engine::lower::Target;
 use kiln_engine::model::Model;
 use kiln_engine::plan::{Fixed, Plan};
 use kiln_engine::quantise_recipe::Recipe;
@@ -384,17 +385,17 @@ fn on(memory: u64) -> Frail {
 #[test]
 fn caches_of_layers_with_a_window_do_not_grow_with_the_context() {
     let model = model("tiny-gemma2");
-    let place = Place { batch: 64, ..Place::of(&on(1 << 40)) };
-    let fits = |context| fit_in(&model, &place, &wish(context)).unwrap();
+    let place = |memory| Place::thought(Target::cpu(), 64, memory);
+    let fits = |context| fit_in(&model, &place(None), &wish(context)).unwrap();
     let (short, long) = (fits(448), fits(512));
-    assert_eq!([short, long].map(|fit| fit.room.window_pages), [2 * pages_of_window(32) + 1; 2]);
+    assert_eq!([&short, &long].map(|fit| fit.room.window_pages), [2 * pages_of_window(32) + 1; 2]);
     assert!(short.page() > 0 && short.window_page() > 0);
     assert_eq!(long.cache_bytes() - short.cache_bytes(), short.page(), "one page, and none of it for windows");
     // A context of two pages has no more of either.
     assert_eq!(fits(128).room.window_pages, 2);
     // What fits is found with both: four pages, and four of windows.
     let free = long.bytes() - 4 * long.page() - long.window_page();
-    let place = Place { memory: Some(Memory { free, total: 0, place: "here" }), ..place };
+    let place = place(Some(Memory { free, total: 0, place: "here" }));
     let why = fit_in(&model, &place, &wish(512)).unwrap_err();
     assert!(matches!(why, Error::DoesNotFit { largest: 256, .. }), "{why}");
 }
