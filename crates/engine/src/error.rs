@@ -97,6 +97,13 @@ pub enum Error {
         bytes(*needed), bytes(*free), largest_context(*largest)
     )]
     DoesNotFit { context: usize, needed: u64, free: u64, place: &'static str, largest: usize },
+    #[error(
+        "{} more are needed on the device, {} of the limit of {} are taken\nhint: raise --memory-limit, or leave more on the CPU with --gpu-layers",
+        size(*needed), size(*held), size(*limit)
+    )]
+    MemoryLimit { needed: u64, held: u64, limit: u64 },
+    #[error("{why}")]
+    Placement { why: String },
     #[error("{waiting} requests are waiting already\nhint: try again later")]
     Busy { waiting: usize },
     #[error("the engine was stopped")]

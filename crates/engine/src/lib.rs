@@ -13,6 +13,7 @@ pub mod importance;
 pub mod lower;
 pub mod measure;
 pub mod model;
+pub mod placement;
 pub mod plan;
 pub mod quantise_recipe;
 pub mod requantise;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use kiln_engine::Error;
 use kiln_engine::arch::{Room, pages_of_window};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Memory, PlanId, Progress, Range, Ticket};
+use kiln_engine::lower::Target;
 use kiln_engine::model::Model;
 use kiln_engine::plan::{Fixed, Plan};
 use kiln_engine::quantise_recipe::Recipe;
@@ -285,6 +286,42 @@ fn a_device_that_is_lost_while_texts_make_room_for_each_other_fails_every_reques
 }
 
 #[test]
+fn an_engine_whose_device_was_lost_is_built_again_and_serves_on() {
+    let trigger = Trigger::after(Fault::Lost, 12);
+    let (executor, _) = Frail::counted(&trigger);
+    let room = Room { pages: 64, sequences: 4, states: 4, ..Room::one(256) };
+    let model = model("tiny-llama");
+    let engine = Engine::new(Arc::clone(&model), executor, room, &mut |_, _| {}).unwrap();
+    let tries = Arc::new(AtomicIsize::new(0));
+    let (seen, again) = (Arc::clone(&tries), Arc::clone(&model));
+    // The device is not there at once; then the CPU takes its place.
+    let rebuild = move |before: usize| {
+        seen.fetch_add(1, Ordering::Relaxed);
+        if before == 0 {
+            return Err(GpuError::NoDevice.into());
+        }
+        Engine::new(Arc::clone(&again), Box::new(CpuExecutor::new(Arithmetic::Fast)), room, &mut |_, _| {})
+    };
+    let scheduler = Scheduler::start_lasting(engine, Policy::default(), Box::new(rebuild));
+    let all: Vec<Events> = (0..6).map(|i| scheduler.generate(request(3 + i, 100))).collect();
+    for events in all {
+        let why = end(events).unwrap_err();
+        assert!(why.contains("the GPU is lost"), "{why}");
+    }
+    // Whoever comes while it is being built is told, and nobody waits for ever.
+    let mut refused = 0;
+    while let Err(why) = end(scheduler.generate(request(5, 5))) {
+        assert!(why.contains("the GPU is lost"), "{why}");
+        assert!(!scheduler.is_running() && scheduler.load().lost && scheduler.load().rebuilding);
+        refused += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(refused > 0 && tries.load(Ordering::Relaxed) == 2);
+    assert!(scheduler.is_running() && !scheduler.load().rebuilding);
+    assert_eq!(end(scheduler.generate(request(5, 5))), Ok(5));
+}
+
+#[test]
 fn a_step_that_fails_once_ends_its_own_requests_and_no_others() {
     let trigger = Trigger::after(Fault::Once, 20);
     let (scheduler, held) = scheduler("tiny-llama", &trigger, [64, 4]);
@@ -348,17 +385,17 @@ fn on(memory: u64) -> Frail {
 #[test]
 fn caches_of_layers_with_a_window_do_not_grow_with_the_context() {
     let model = model("tiny-gemma2");
-    let place = Place { batch: 64, ..Place::of(&on(1 << 40)) };
-    let fits = |context| fit_in(&model, &place, &wish(context)).unwrap();
+    let place = |memory| Place::thought(Target::cpu(), 64, memory);
+    let fits = |context| fit_in(&model, &place(None), &wish(context)).unwrap();
     let (short, long) = (fits(448), fits(512));
-    assert_eq!([short, long].map(|fit| fit.room.window_pages), [2 * pages_of_window(32) + 1; 2]);
-    assert!(short.page > 0 && short.window_page > 0);
-    assert_eq!(long.cache_bytes() - short.cache_bytes(), short.page, "one page, and none of it for windows");
+    assert_eq!([&short, &long].map(|fit| fit.room.window_pages), [2 * pages_of_window(32) + 1; 2]);
+    assert!(short.page() > 0 && short.window_page() > 0);
+    assert_eq!(long.cache_bytes() - short.cache_bytes(), short.page(), "one page, and none of it for windows");
     // A context of two pages has no more of either.
     assert_eq!(fits(128).room.window_pages, 2);
     // What fits is found with both: four pages, and four of windows.
-    let free = long.bytes() - 4 * long.page - long.window_page;
-    let place = Place { memory: Some(Memory { free, total: 0, place: "here" }), ..place };
+    let free = long.bytes() - 4 * long.page() - long.window_page();
+    let place = place(Some(Memory { free, total: 0, place: "here" }));
     let why = fit_in(&model, &place, &wish(512)).unwrap_err();
     assert!(matches!(why, Error::DoesNotFit { largest: 256, .. }), "{why}");
 }
@@ -369,7 +406,7 @@ fn a_context_that_does_not_fit_names_the_largest_that_does() {
     let most = model.config.context;
     let whole = fit(&model, &on(1 << 40), &wish(most)).unwrap();
     // Three pages fit; a twentieth of all memory is left to others.
-    let few = on((whole.bytes() - whole.page * whole.room.pages as u64 + 3 * whole.page) * 20 / 19 + 64);
+    let few = on((whole.bytes() - whole.page() * whole.room.pages as u64 + 3 * whole.page()) * 20 / 19 + 64);
     let why = fit(&model, &few, &wish(most)).unwrap_err();
     assert!(matches!(why, Error::DoesNotFit { context, largest: 192, .. } if context == most), "{why}");
     assert!(why.to_string().contains("--ctx-size 192 fits"), "{why}");

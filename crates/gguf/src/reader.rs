@@ -1,7 +1,9 @@
 //! An open model file, or all parts of a split one: metadata, tensor table and the data behind it.
 
 use std::collections::HashMap;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::header::Header;
@@ -18,7 +20,22 @@ pub struct Gguf {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     index: HashMap<String, usize>,
-    parts: Vec<Part>,
+    parts: Vec<Arc<Part>>,
+}
+
+/// The bytes of a tensor where they lie in the file. They stay readable when the model is closed.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    part: Arc<Part>,
+    range: Range<usize>,
+}
+
+impl Deref for Shared {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.part.source.bytes()[self.range.clone()]
+    }
 }
 
 /// One file with its bytes.
@@ -75,7 +92,7 @@ impl Gguf {
                 }
                 model.tensors.push(info);
             }
-            model.parts.push(part);
+            model.parts.push(Arc::new(part));
         }
         Ok(model)
     }
@@ -117,6 +134,12 @@ impl Gguf {
             .get(info.part)
             .and_then(|part| part.source.bytes().get(start..start.checked_add(info.bytes)?))
             .expect("the tensor should be one of this model, which was checked against the file")
+    }
+
+    /// The same bytes, to be kept without a copy. Panics if `info` is not a tensor of this model.
+    pub fn shared(&self, info: &TensorInfo) -> Shared {
+        let start = info.offset as usize;
+        Shared { part: Arc::clone(&self.parts[info.part]), range: start..start + self.data(info).len() }
     }
 
     /// The files of the model, in the order of [`TensorInfo::part`]; an empty path for one in memory.

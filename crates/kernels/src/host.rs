@@ -1,7 +1,7 @@
 //! Slots in host memory: what the references compute on, and where cases keep their data.
 
 use half::{bf16, f16};
-use kiln_gguf::{TensorType, quant};
+use kiln_gguf::{Shared, TensorType, quant};
 
 use crate::operation::rows_apart;
 use crate::tensor::{Slot, Tensor};
@@ -13,6 +13,8 @@ pub struct HostMemory {
     pub slots: Vec<Vec<u8>>,
     /// Slots that are pieces of others, by slot number; shorter than `slots` where the last ones are not.
     pub places: Vec<Option<Place>>,
+    /// Slots whose bytes lie in a file and are only read, by slot number; shorter than `slots` where the last ones do not.
+    pub files: Vec<Option<Shared>>,
 }
 
 /// A piece of a slot that stands for another one.
@@ -29,6 +31,9 @@ pub struct Place {
 impl HostMemory {
     /// The bytes of a slot.
     pub fn bytes(&self, slot: Slot) -> &[u8] {
+        if let Some(Some(file)) = self.files.get(slot.0 as usize) {
+            return file;
+        }
         match self.places.get(slot.0 as usize) {
             Some(Some(place)) => &self.slots[place.slot.0 as usize][place.offset..][..place.bytes],
             _ => &self.slots[slot.0 as usize],

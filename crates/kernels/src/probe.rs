@@ -2,11 +2,14 @@
 //! for: cost of a dispatch, bandwidth, arithmetic rates. How results are shown is up to `kiln bench device`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kiln_gpu::{
     Address, Buffer, Caps, Commands, Component, CoopmatShape, Cost, Device, Dispatch, Error, Groups, MemoryKind,
     Recorder, Scope, Shader, Span, SubgroupRequest,
 };
+
+use rayon::prelude::*;
 
 use crate::operation::grid;
 
@@ -496,6 +499,21 @@ pub fn matrix_shader(caps: &Caps, shape: &CoopmatShape) -> Shader {
         .define("ROWS", ROWS)
         .define("COLS", COLS)
         .subgroup(SubgroupRequest::Full)
+}
+
+/// Bytes a second that all threads of the CPU read from memory together: the best of a few tries over a buffer that no cache holds.
+pub fn host_read_rate() -> f64 {
+    const WORDS: usize = 32 << 20;
+    const TRIES: usize = 3;
+    let data = vec![1u64; WORDS];
+    let once = |_| {
+        let start = Instant::now();
+        let sum: u64 =
+            data.par_chunks(1 << 16).map(|piece| piece.iter().fold(0, |sum: u64, x| sum.wrapping_add(*x))).sum();
+        std::hint::black_box(sum);
+        8.0 * WORDS as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..TRIES).map(once).fold(0.0, f64::max)
 }
 
 #[cfg(test)]

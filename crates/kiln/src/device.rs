@@ -8,9 +8,10 @@ use kiln_system::environment;
 use kiln_system::text::shown;
 
 /// The `--device` flag, shared by every command that runs on a device.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct DeviceFlag {
-    /// Device by index, part of the name, PCI address or UUID (see `kiln devices`); `cpu` for none [env: KILN_DEVICE]
+    /// Device by index, part of the name, PCI address or UUID (see `kiln devices`); several as 0,1 where a model is loaded; `cpu` for
+    /// none [env: KILN_DEVICE]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 }
@@ -66,6 +67,30 @@ impl DeviceFlag {
         kiln_kernels::open(&instance, &adapter, Cache::user())
     }
 
+    /// Opens every device of a list, as `0,1`; one that is named twice is opened twice.
+    pub(crate) fn open_all(&self) -> Result<Vec<Arc<Device>>, Error> {
+        match self.wish() {
+            Wish::Device(list) => each(&list).map(|device| device.open()).collect(),
+            _ => Ok(vec![self.open()?]),
+        }
+    }
+
+    /// The first device of a list.
+    pub(crate) fn first(&self) -> DeviceFlag {
+        match self.wish() {
+            Wish::Device(list) => each(&list).next().unwrap_or_else(|| self.clone()),
+            _ => self.clone(),
+        }
+    }
+
+    /// Those of the list that can be opened; none where none can.
+    pub(crate) fn that_open(&self) -> Option<DeviceFlag> {
+        let Wish::Device(list) = self.wish() else { return self.open().is_ok().then(|| self.clone()) };
+        let open = each(&list).filter(|device| device.open().is_ok()).filter_map(|device| device.device);
+        let open = open.collect::<Vec<_>>().join(",");
+        (!open.is_empty()).then_some(DeviceFlag { device: Some(open) })
+    }
+
     /// Opens it to compile them alone: a driver without hardware will do.
     pub(crate) fn open_to_compile(&self) -> Result<Arc<Device>, Error> {
         let (instance, adapter) = self.adapter()?;
@@ -83,6 +108,12 @@ impl DeviceFlag {
         }
         Ok((instance, adapter.clone()))
     }
+}
+
+/// The devices of a list. The CPU takes what is left in any case, so it does not count.
+fn each(list: &str) -> impl Iterator<Item = DeviceFlag> {
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("cpu"));
+    names.map(|name| DeviceFlag { device: Some(name.to_owned()) })
 }
 
 /// Where `kiln tune` keeps what it found on a device; another driver may want other splits.

@@ -6,6 +6,7 @@ mod device;
 mod lora;
 mod model;
 mod output;
+mod placing;
 mod speaker;
 mod store;
 
@@ -112,6 +113,11 @@ fn in_full(argument: OsString) -> OsString {
     match argument.to_str() {
         Some("-ctk") => "--cache-type-k".into(),
         Some("-ctv") => "--cache-type-v".into(),
+        Some("-ngl") => "--gpu-layers".into(),
+        Some("-ncmoe") => "--n-cpu-moe".into(),
+        Some("-cmoe") => "--cpu-moe".into(),
+        Some("-ts") => "--tensor-split".into(),
+        Some("-ot") => "--place".into(),
         _ => argument,
     }
 }

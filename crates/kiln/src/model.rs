@@ -9,12 +9,14 @@ use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, Policy, Scheduler};
 use kiln_gguf::TensorType;
-use kiln_gpu::{Adapter, Error as GpuError};
+use kiln_gpu::{Adapter, AdapterKind, Device, Error as GpuError};
+use kiln_kernels::probe::{Probe, host_read_rate};
 use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Wish};
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, say, size};
+use crate::placing::PlaceFlags;
 
 /// Where a model runs and how much it remembers: flags of every command that runs one.
 #[derive(clap::Args, Clone, Debug)]
@@ -39,6 +41,7 @@ pub(crate) struct ModelFlags {
     pub(crate) reproducible: bool,
     #[command(flatten)]
     pub(crate) lora: LoraFlags,
+    pub(crate) place: PlaceFlags,
 }
 
 /// Types that caches can have.
@@ -114,6 +117,22 @@ fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
     loaded
 }
 
+/// An integrated GPU that reads memory at this share of the CPU's speed is taken: prompts it reads faster by far.
+const ENOUGH_BESIDE_CPU: f64 = 0.7;
+
+/// Whether an integrated GPU is worth more than the CPU beside it. Measured once, and remembered for the device and its driver.
+fn beats_cpu(device: &Arc<Device>) -> bool {
+    const FACT: &str = "beside-cpu";
+    if let Some(known) = device.recall(FACT) {
+        return known == b"yes";
+    }
+    let bandwidth =
+        Probe::new(device).map_err(anyhow::Error::from).and_then(|probe| Ok(probe.read_bandwidth()?.rate()));
+    let yes = bandwidth.is_ok_and(|rate| rate >= ENOUGH_BESIDE_CPU * host_read_rate());
+    device.remember(FACT, if yes { b"yes" } else { b"no" });
+    yes
+}
+
 impl ModelFlags {
     /// Opens a model file with the adapters that were asked for.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
@@ -132,29 +151,50 @@ impl ModelFlags {
 
     /// Loads a model for so many texts at once, each as long as asked for or as memory allows, with a progress bar.
     pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
-        let executor = self.executor()?;
+        let executor = self.executor_for(model, &self.wish(sequences))?;
         let room = run::fit(model, &*executor, &self.wish(sequences))?.room;
         Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
     }
 
-    /// The executor asked for. Without a GPU and without a wish the CPU runs the model, and says so.
+    /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
         let Some(device) = self.or_cpu(DeviceFlag::open)? else {
             return Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible)));
         };
-        let options = Options {
+        Ok(Box::new(GpuExecutor::with_options(device, self.options()?)))
+    }
+
+    /// How weights lie on GPUs.
+    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
             packing: packing()?,
             keep: keep()?,
             sums: sums()?,
             reproducible: self.reproducible,
+            memory_limit: self.place.memory_limit,
             ..Options::default()
-        };
-        Ok(Box::new(GpuExecutor::with_options(device, options)))
+        })
     }
 
-    /// The device asked for, not opened: one without hardware will do. None for the CPU.
+    /// The GPUs asked for, opened; none where the CPU is to run the model.
+    pub(crate) fn open_gpus(&self) -> anyhow::Result<Vec<Arc<Device>>> {
+        let gpus = self.or_cpu(DeviceFlag::open_all)?.unwrap_or_default();
+        match &gpus[..] {
+            [one]
+                if self.device.wish() == Wish::Any
+                    && one.adapter.kind == AdapterKind::Integrated
+                    && !beats_cpu(one) =>
+            {
+                say(&format!("note: running on the CPU, which reads memory faster than {}", one.adapter.name));
+                Ok(Vec::new())
+            }
+            _ => Ok(gpus),
+        }
+    }
+
+    /// The first device asked for, not opened: one without hardware will do. None for the CPU.
     pub(crate) fn adapter(&self) -> anyhow::Result<Option<Adapter>> {
-        self.or_cpu(|flag| flag.adapter().map(|(_, adapter)| adapter))
+        self.or_cpu(|flag| flag.first().adapter().map(|(_, adapter)| adapter))
     }
 
     /// What comes of the device asked for; nothing where the CPU is to run the model.
@@ -178,8 +218,9 @@ impl ModelFlags {
 
     /// Loads a model for one sequence, with a progress bar.
     pub(crate) fn session(&self, model: &Arc<Model>) -> anyhow::Result<Session> {
-        let (executor, context, caches) =
-            (self.executor()?, self.context(model), [self.cache_type_k, self.cache_type_v]);
+        let (context, caches) = (self.context(model), [self.cache_type_k, self.cache_type_v]);
+        let asked = Some(context).filter(|_| model.facts.has_cache());
+        let executor = self.executor_for(model, &run::Wish { context: asked, ..self.wish(1) })?;
         let start = std::time::Instant::now();
         let session = loading(|progress| Session::with_caches(Arc::clone(model), executor, context, caches, progress))?;
         let weights = size(model.gguf.data_bytes());
@@ -190,7 +231,8 @@ impl ModelFlags {
 
     /// Loads a model with this much room, with a progress bar.
     pub(crate) fn engine(&self, model: &Arc<Model>, room: Room) -> anyhow::Result<Engine> {
-        let executor = self.executor()?;
+        let wish = run::Wish { context: Some(room.context), ..self.wish(room.sequences) };
+        let executor = self.executor_for(model, &wish)?;
         let room = Room { k_type: self.cache_type_k, v_type: self.cache_type_v, ..room };
         let room = room.with_windows(model.facts.window, executor.batch());
         Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
@@ -198,7 +240,7 @@ impl ModelFlags {
 
     /// Loads a model that writes one text at a time, with a progress bar. So many `spare` sequences can be held beside it.
     pub(crate) fn scheduler(&self, model: &Arc<Model>, spare: usize) -> anyhow::Result<Scheduler> {
-        let executor = self.executor()?;
+        let executor = self.executor_for(model, &self.wish(1))?;
         let room = run::fit(model, &*executor, &self.wish(1))?.room;
         let room = room.with_spare(spare, model.facts.window);
         let start = std::time::Instant::now();

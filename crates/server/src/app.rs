@@ -172,7 +172,7 @@ impl App {
         }
         let loaded = self.shelf.get(named)?;
         if !loaded.scheduler.is_running() {
-            return Err(Refusal::new(Kind::Unavailable, "The engine has stopped"));
+            return Err(Refusal::new(Kind::Unavailable, loaded.scheduler.why_not()));
         }
         Ok(loaded)
     }

@@ -380,7 +380,7 @@ impl Shelf {
         for place in &self.places {
             match &place.state().0 {
                 State::Here(loaded) if loaded.scheduler.is_running() => return Ok(()),
-                State::Here(_) => why = "The engine has stopped",
+                State::Here(loaded) => why = loaded.scheduler.why_not(),
                 // It would be loaded for the next request.
                 State::Away => return Ok(()),
                 State::Loading => {}

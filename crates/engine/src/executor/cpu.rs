@@ -80,18 +80,27 @@ impl Executor for CpuExecutor {
     }
 
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
-        let total = fixed.slots.iter().map(|s| s.bytes as u64).sum();
+        let total = fixed.here().map(|s| s.bytes as u64).sum();
         has_room("the model with its caches", total)?;
         let mut done = 0;
         self.memory.slots.clear();
+        self.memory.files.clear();
         for slot in &fixed.slots {
-            let bytes = match &slot.kind {
-                SlotKind::Weight => weights::data(gguf, gguf.tensor(&slot.name)?)?.to_vec(),
-                SlotKind::Constant(bytes) => bytes.to_vec(),
-                _ => vec![0; slot.bytes],
-            };
+            let (mut bytes, mut file) = (Vec::new(), None);
+            match &slot.kind {
+                SlotKind::Weight => {
+                    // Weights are used as they lie in the file, without a copy.
+                    let info = gguf.tensor(&slot.name)?;
+                    weights::data(gguf, info)?;
+                    file = Some(gguf.shared(info));
+                }
+                SlotKind::Constant(values) => bytes = values.to_vec(),
+                SlotKind::Elsewhere => {}
+                _ => bytes = vec![0; slot.bytes],
+            }
+            done += if slot.kind == SlotKind::Elsewhere { 0 } else { slot.bytes as u64 };
             self.memory.slots.push(bytes);
-            done += slot.bytes as u64;
+            self.memory.files.push(file);
             progress(done, total);
         }
         self.n_fixed = fixed.slots.len();

@@ -20,6 +20,8 @@ use crate::weights;
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Runs after which a plan keeps the number of submits it was recorded with.
 const MOST_TRIALS: usize = 16;
+/// What crosses over begins at multiples of this many bytes in host memory.
+const STAGE_ALIGNMENT: u64 = 256;
 /// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
 const PIECE_BYTES: usize = 16 << 20;
 
@@ -82,6 +84,8 @@ pub struct Options {
     pub order: Order,
     /// Whether every row goes the way that it would go alone ([`Target::alike`]).
     pub reproducible: bool,
+    /// Bytes of the device's memory that may be taken; all there are where that is not said.
+    pub memory_limit: Option<u64>,
 }
 
 impl Default for Options {
@@ -92,6 +96,7 @@ impl Default for Options {
             sums: Sums::F32,
             order: Order::Proved,
             reproducible: false,
+            memory_limit: None,
         }
     }
 }
@@ -109,6 +114,9 @@ pub struct GpuExecutor {
     /// Where scratch slots of plans lie: as large as the largest plan needs. Plans that were made ready before it grew keep
     /// the one they have.
     arena: Option<Buffer>,
+    /// Host memory that what arrives from other devices is copied from, and that what leaves for them is copied to: as large as
+    /// the largest part of a plan needs.
+    stages: [Option<Buffer>; 2],
     /// Whether the steps of generating wait for each other by themselves; not known before the first such plan.
     hands_over: Option<bool>,
 }
@@ -125,7 +133,23 @@ struct Places<'a> {
     buffers: &'a [Buffer],
     bases: &'a [u64],
     results: &'a [(Slot, Buffer)],
+    crossings: &'a Crossings,
     counters: Option<&'a Counters>,
+}
+
+/// What a part of a plan gets from other devices, and makes for them.
+#[derive(Default)]
+struct Crossings {
+    arriving: Vec<Crossing>,
+    leaving: Vec<Crossing>,
+}
+
+/// A slot of the arena that has a place in host memory, too.
+struct Crossing {
+    slot: Slot,
+    stage: Buffer,
+    offset: u64,
+    bytes: u64,
 }
 
 struct Prepared {
@@ -138,6 +162,7 @@ struct Prepared {
     /// Host memory of the results, by slot: the commands end with a copy, because kernels that write to the host a few
     /// bytes at a time would wait for the bus.
     results: Vec<(Slot, Buffer)>,
+    crossings: Crossings,
     /// Whether `results` are those of the last run.
     copied: bool,
     /// Where steps wait for each other by themselves.
@@ -155,13 +180,19 @@ impl Prepared {
 
     /// All there is, with the results that are copied at the end.
     fn memory(&self) -> Places<'_> {
-        let Prepared { buffers, bases, results, counters, .. } = self;
-        Places { buffers, bases, results, counters: counters.as_ref() }
+        let Prepared { buffers, bases, results, crossings, counters, .. } = self;
+        Places { buffers, bases, results, crossings, counters: counters.as_ref() }
     }
 
     /// All there is, for a part of the steps.
     fn places(&self) -> Places<'_> {
-        Places { results: &[], ..self.memory() }
+        const NONE: &Crossings = &Crossings { arriving: Vec::new(), leaving: Vec::new() };
+        Places { results: &[], crossings: NONE, ..self.memory() }
+    }
+
+    /// Where the host writes or reads a slot that crosses over.
+    fn crossing(&self, slot: Slot) -> Option<&Crossing> {
+        self.crossings.arriving.iter().chain(&self.crossings.leaving).find(|crossing| crossing.slot == slot)
     }
 
     fn steps(&self) -> Vec<(&str, &kiln_kernels::Call, &Choice)> {
@@ -190,6 +221,7 @@ impl GpuExecutor {
             decoded,
             plans: Vec::new(),
             arena: None,
+            stages: [None, None],
             hands_over: None,
         }
     }
@@ -210,9 +242,35 @@ impl GpuExecutor {
         }
         if self.arena.as_ref().is_none_or(|arena| arena.bytes() < bytes) {
             self.arena = None;
-            self.arena = Some(self.device.allocate(MemoryKind::Device, bytes)?);
+            self.arena = Some(self.allocate(bytes)?);
         }
         Ok(self.arena.clone())
+    }
+
+    /// Host memory for what crosses over in a plan.
+    fn crossings(&mut self, plan: &Plan) -> Result<Crossings, Error> {
+        let mut crossings = Crossings::default();
+        let kinds = [(SlotKind::Arriving, MemoryKind::Upload), (SlotKind::Leaving, MemoryKind::Readback)];
+        for (which, (kind, memory)) in kinds.into_iter().enumerate() {
+            let slots = || (0..).map(Slot).zip(&plan.slots).filter(|(_, slot)| slot.kind == kind && slot.bytes > 0);
+            let bytes = |slot: &crate::plan::SlotInfo| (slot.bytes as u64).next_multiple_of(STAGE_ALIGNMENT);
+            let all: u64 = slots().map(|(_, slot)| bytes(slot)).sum();
+            if all == 0 {
+                continue;
+            }
+            let stage = match self.stages[which].take() {
+                Some(stage) if stage.bytes() >= all => stage,
+                _ => self.device.allocate(memory, all)?,
+            };
+            let mut offset = 0;
+            for (number, slot) in slots() {
+                let crossing = Crossing { slot: number, stage: stage.clone(), offset, bytes: slot.bytes as u64 };
+                if which == 0 { &mut crossings.arriving } else { &mut crossings.leaving }.push(crossing);
+                offset += bytes(slot);
+            }
+            self.stages[which] = Some(stage);
+        }
+        Ok(crossings)
     }
 
     fn prepared(&self, plan: PlanId) -> &Prepared {
@@ -267,8 +325,27 @@ impl GpuExecutor {
         Ok(buffers)
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
+    /// Bytes in all, and bytes that may still be taken: the driver's numbers, within the limit that was set.
+    fn memory_now(&self) -> (u64, u64) {
         let (total, free) = self.device.memory_now();
+        match self.options.memory_limit {
+            Some(limit) => (total.min(limit), free.min(limit.saturating_sub(self.device.held_bytes()))),
+            None => (total, free),
+        }
+    }
+
+    /// Memory of the device, within the limit that was set.
+    fn allocate(&self, bytes: u64) -> Result<Buffer, Error> {
+        if let Some(limit) = self.options.memory_limit
+            && self.device.held_bytes() + bytes > limit
+        {
+            return Err(Error::MemoryLimit { needed: bytes, held: self.device.held_bytes(), limit });
+        }
+        Ok(self.device.allocate(MemoryKind::Device, bytes)?)
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        let (total, free) = self.memory_now();
         let kept: u64 = self.decoded.values().map(Buffer::bytes).sum();
         kept + bytes <= total / 4 && bytes <= free / 2
     }
@@ -371,7 +448,7 @@ impl GpuExecutor {
         &self,
         recorder: Recorder,
         steps: &[(&str, &kiln_kernels::Call, &Choice)],
-        Places { buffers, bases, results, counters }: Places<'_>,
+        Places { buffers, bases, results, crossings, counters }: Places<'_>,
     ) -> Result<Commands, Error> {
         let mut recorder = match counters {
             Some(counters) => recorder.counting_on(&counters.buffer),
@@ -381,11 +458,18 @@ impl GpuExecutor {
             let slot = t.slot.0 as usize;
             buffers[slot].address().offset(bases.get(slot).copied().unwrap_or(0) + t.offset as u64)
         };
+        let base = |slot: Slot| bases.get(slot.0 as usize).copied().unwrap_or(0);
+        for Crossing { slot, stage, offset, bytes } in &crossings.arriving {
+            recorder.copy((stage, *offset), (&buffers[slot.0 as usize], base(*slot)), *bytes)?;
+        }
         for (label, call, choice) in steps {
             record(&mut recorder, &self.device, label, (call, choice), &at)?;
         }
         for (slot, result) in results {
             recorder.copy((&buffers[slot.0 as usize], 0), (result, 0), result.bytes())?;
+        }
+        for Crossing { slot, stage, offset, bytes } in &crossings.leaving {
+            recorder.copy((&buffers[slot.0 as usize], base(*slot)), (stage, *offset), *bytes)?;
         }
         if let Some(counters) = counters {
             recorder.copy((&counters.buffer, 0), (&counters.mark, 0), 4)?;
@@ -438,18 +522,28 @@ impl Executor for GpuExecutor {
     }
 
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
-        let total = fixed.slots.iter().map(|s| s.bytes as u64).sum();
+        let total = fixed.here().map(|s| s.bytes as u64).sum();
         let mut done = 0;
         let mut uploader = Uploader::new(&self.device)?;
         self.plans.clear();
         self.decoded.clear();
         self.fixed.clear();
         self.packed.clear();
+        let mut nothing: Option<Buffer> = None;
         for slot in &fixed.slots {
+            if slot.kind == SlotKind::Elsewhere {
+                let buffer = match &nothing {
+                    Some(buffer) => buffer.clone(),
+                    None => nothing.insert(self.device.allocate(MemoryKind::Device, 4)?).clone(),
+                };
+                self.fixed.push(buffer);
+                self.packed.push(None);
+                continue;
+            }
             let weight = if slot.kind == SlotKind::Weight { Some(gguf.tensor(&slot.name)?) } else { None };
             let packed = weight.and_then(|info| self.packed_type(info.ty, info.shape[0]));
             let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
-            let buffer = self.device.allocate(MemoryKind::Device, bytes as u64)?;
+            let buffer = self.allocate(bytes as u64)?;
             match (&slot.kind, weight, packed) {
                 (_, Some(info), Some(ty)) => upload_packed(&mut uploader, &buffer, ty, weights::data(gguf, info)?)?,
                 (_, Some(info), None) => uploader.write(&buffer, 0, weights::data(gguf, info)?)?,
@@ -512,15 +606,36 @@ impl Executor for GpuExecutor {
             buffers.push(buffer);
         }
         buffers.extend(decoded);
-        let places = Places { buffers: &buffers, bases: &bases, results: &results, counters: counters.as_ref() };
+        let crossings = self.crossings(&plan)?;
+        let places = Places {
+            buffers: &buffers,
+            bases: &bases,
+            results: &results,
+            crossings: &crossings,
+            counters: counters.as_ref(),
+        };
         let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), places)?;
-        let prepared =
-            Prepared { plan, choices, buffers, bases, results, copied: false, counters, commands, trials: 0 };
+        let prepared = Prepared {
+            plan,
+            choices,
+            buffers,
+            bases,
+            results,
+            crossings,
+            copied: false,
+            counters,
+            commands,
+            trials: 0,
+        };
         Ok(super::keep(&mut self.plans, prepared))
     }
 
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
-        let (buffer, base) = self.prepared(plan).place(tensor.slot);
+        let prepared = self.prepared(plan);
+        let (buffer, base) = match prepared.crossing(tensor.slot) {
+            Some(crossing) => (&crossing.stage, crossing.offset),
+            None => prepared.place(tensor.slot),
+        };
         let at = base + tensor.offset as u64;
         if buffer.is_mapped() {
             buffer.write(at, bytes);
@@ -567,6 +682,10 @@ impl Executor for GpuExecutor {
 
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
         let prepared = self.prepared(plan);
+        if let Some(crossing) = prepared.crossing(tensor.slot).filter(|_| prepared.copied) {
+            crossing.stage.read(crossing.offset + tensor.offset as u64, bytes);
+            return Ok(());
+        }
         let result = prepared.results.iter().find(|(slot, _)| prepared.copied && *slot == tensor.slot);
         let (buffer, base) = result.map_or_else(|| prepared.place(tensor.slot), |(_, buffer)| (buffer, 0));
         Ok(self.device.read(buffer, base + tensor.offset as u64, bytes)?)
@@ -656,11 +775,12 @@ impl Executor for GpuExecutor {
         if self.options.reproducible {
             return ALIKE_BATCH;
         }
-        batch_on(adapter.memory_bytes, adapter.caps.is_cpu)
+        let bytes = self.options.memory_limit.map_or(adapter.memory_bytes, |limit| limit.min(adapter.memory_bytes));
+        batch_on(bytes, adapter.caps.is_cpu)
     }
 
     fn memory(&self) -> Option<Memory> {
-        let (total, free) = self.device.memory_now();
+        let (total, free) = self.memory_now();
         Some(Memory { free, total, place: "on the device" })
     }
 

@@ -1,7 +1,9 @@
-//! Two executors of the same plan: the GPU records it into command buffers, the CPU runs it step by step.
+//! Executors of the same plan: the GPU records it into command buffers, the CPU runs it step by step, and several of them run parts
+//! of it.
 
 mod cpu;
 mod gpu;
+mod several;
 
 use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
@@ -9,9 +11,11 @@ use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, Keep, Options, Order, Packing, Sums, batch_on};
+pub use several::Several;
 
 use crate::Error;
-use crate::lower::Target;
+use crate::lower::cut::Part;
+use crate::lower::{Target, lower_until};
 use crate::plan::{Fixed, Plan};
 
 /// A plan an executor has made ready.
@@ -27,6 +31,19 @@ pub struct Memory {
     pub total: u64,
     /// Whose they are, for messages: `on the device`.
     pub place: &'static str,
+}
+
+/// What one device of an executor has.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// What the device is, for people.
+    pub name: String,
+    /// What of the model it has, for people; nothing where it has all.
+    pub part: Option<String>,
+    /// Its memory, where anybody can tell.
+    pub memory: Option<Memory>,
+    /// Which shared slots it holds, by number; all where that is not said.
+    pub holds: Option<Vec<bool>>,
 }
 
 /// A plan on its way.
@@ -86,6 +103,27 @@ pub trait Executor: Send {
 
     /// Takes the memory that steps of all plans compute in, once: so many bytes are enough for those that will come.
     fn reserve(&mut self, bytes: usize) -> Result<(), Error>;
+
+    /// The same on one of several devices.
+    fn reserve_on(&mut self, _device: usize, bytes: usize) -> Result<(), Error> {
+        self.reserve(bytes)
+    }
+
+    /// What a plan that was not lowered yet becomes here: one part for each stay on a device, in the order in which they run. Each is
+    /// as it is after the pass of this name, or after all of them.
+    fn parts(&self, plan: Plan, last: Option<&str>) -> Result<Vec<Part>, Error> {
+        Ok(vec![Part { device: 0, plan: lower_until(plan, &self.target(), last)? }])
+    }
+
+    /// What the parts of each device are lowered for.
+    fn targets(&self) -> Vec<Target> {
+        vec![self.target()]
+    }
+
+    /// What each device has.
+    fn shares(&self) -> Vec<Share> {
+        vec![Share { name: self.describe(), part: None, memory: self.memory(), holds: None }]
+    }
 
     /// Makes a plan ready to run again and again.
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error>;

@@ -69,8 +69,10 @@ fn lives(plan: &Plan) -> Vec<Life> {
         let operation = step.call.operation();
         let mut enter = |t: &Tensor, run: usize| {
             let slot = &plan.slots[t.slot.0 as usize];
-            if slot.kind == SlotKind::Scratch {
-                let new = Life { slot: t.slot.0 as usize, first: run, last: run, bytes: slot.bytes };
+            // What comes from another device is there before the first step.
+            let first = if slot.kind == SlotKind::Arriving { 0 } else { run };
+            if matches!(slot.kind, SlotKind::Scratch | SlotKind::Arriving | SlotKind::Leaving) {
+                let new = Life { slot: t.slot.0 as usize, first, last: run, bytes: slot.bytes };
                 lives[t.slot.0 as usize].get_or_insert(new).last = run;
             }
         };
@@ -86,5 +88,10 @@ fn lives(plan: &Plan) -> Vec<Life> {
             decoding = Some(at);
         }
     }
-    lives.into_iter().flatten().collect()
+    // What goes to another device is taken away behind the last step.
+    let to_the_end = |life: Life| match plan.slots[life.slot].kind {
+        SlotKind::Leaving => Life { last: run, ..life },
+        _ => life,
+    };
+    lives.into_iter().flatten().map(to_the_end).collect()
 }

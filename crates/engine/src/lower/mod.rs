@@ -8,6 +8,7 @@
 mod attention;
 mod choose;
 mod columns;
+pub mod cut;
 mod edit;
 mod fuse;
 mod late_rows;
@@ -47,6 +48,9 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },
 ];
 
+/// Passes that look at a plan as a whole: they come before it is cut into parts for several devices.
+const WHOLE: &[&str] = &["prune", "late-rows"];
+
 /// The plan for a device.
 pub fn lower(plan: Plan, target: &Target) -> Result<Plan, Error> {
     lower_until(plan, target, None)
@@ -64,7 +68,13 @@ pub fn lower_until(mut plan: Plan, target: &Target, last: Option<&str>) -> Resul
         }
     };
     for pass in &PASSES[..end] {
-        (pass.run)(&mut plan, target);
+        if !target.in_parts || WHOLE.contains(&pass.name) {
+            (pass.run)(&mut plan, target);
+        }
+    }
+    if target.in_parts {
+        plan.check()?;
+        return Ok(plan);
     }
     // A plan can be run and checked after any pass: its steps have their memory.
     if end < PASSES.iter().position(|pass| pass.name == "scratch").map_or(0, |scratch| scratch + 1) {

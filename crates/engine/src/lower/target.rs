@@ -40,6 +40,9 @@ pub struct Target {
     pub saves_steps: bool,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
+    /// Whether plans are cut into parts that are lowered each for a target of its own: only passes that look at a plan as a
+    /// whole are run before.
+    pub in_parts: bool,
 }
 
 impl Target {
@@ -54,6 +57,7 @@ impl Target {
             alike: false,
             saves_steps: false,
             fuses: true,
+            in_parts: false,
         }
     }
 
@@ -71,6 +75,7 @@ impl Target {
             alike: false,
             saves_steps: !caps.is_cpu,
             fuses: true,
+            in_parts: false,
         }
     }
 

@@ -52,7 +52,7 @@ impl Plan {
     /// Whether every call's operands fit together, lie inside their slots and read only what was written before. A step may
     /// overwrite results only in place: it reads the very tensor that it writes.
     pub fn check(&self) -> Result<(), Error> {
-        let fresh = |s: &SlotInfo| matches!(s.kind, SlotKind::Scratch | SlotKind::Output);
+        let fresh = |s: &SlotInfo| matches!(s.kind, SlotKind::Scratch | SlotKind::Output | SlotKind::Leaving);
         let mut written: Vec<Written> = vec![Written::default(); self.slots.len()];
         for step in &self.steps {
             let fault = |why: String| Error::Plan { step: step.label.clone(), why };
@@ -80,7 +80,8 @@ impl Plan {
             self.check_aliases(step, &reads, &writes)?;
             for tensor in &writes {
                 let slot = &self.slots[tensor.slot.0 as usize];
-                if matches!(slot.kind, SlotKind::Weight | SlotKind::Constant(_) | SlotKind::Input) {
+                let given = matches!(slot.kind, SlotKind::Weight | SlotKind::Constant(_) | SlotKind::Input);
+                if given || slot.kind == SlotKind::Arriving {
                     return Err(fault(format!("writes {}, which is not its to write", slot.name)));
                 }
                 if !fresh(slot) {

@@ -43,6 +43,12 @@ pub enum SlotKind {
     Output,
     /// Added to by each of several runs, and read by the host.
     Log,
+    /// In a part of a plan: made by a part before it on another device, and brought here before each run.
+    Arriving,
+    /// In a part of a plan: made here for parts behind it, and taken away after each run.
+    Leaving,
+    /// A shared slot that other devices hold and this one has no use for.
+    Elsewhere,
 }
 
 /// A named piece of memory.
@@ -79,6 +85,11 @@ impl Fixed {
     /// Adds a dense tensor in a slot of its own.
     pub fn add(&mut self, name: impl Into<String>, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
         add(&mut self.slots, name.into(), kind, ty, shape)
+    }
+
+    /// The slots that are not on other devices only.
+    pub fn here(&self) -> impl Iterator<Item = &SlotInfo> {
+        self.slots.iter().filter(|slot| slot.kind != SlotKind::Elsewhere)
     }
 
     /// Bytes of all slots of a kind that `wanted` accepts.

@@ -124,7 +124,7 @@ impl Engine {
     ) -> Result<Engine, Error> {
         let graph = model.graph(&room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
-        executor.reserve(super::fit::arena(&graph, &*executor, &room)?)?;
+        super::fit::reserve(&graph, &mut *executor, &room)?;
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
         let has_caches = has(SlotKind::Cache) || has(SlotKind::WindowCache);
         let has_states = has(SlotKind::State);

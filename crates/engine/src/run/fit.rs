@@ -2,9 +2,11 @@
 
 use kiln_gguf::TensorType;
 
+use super::decode::add_tail;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, PAGE, Room};
-use crate::executor::{Executor, Memory};
+use crate::executor::{Executor, Memory, Share};
+use crate::lower::cut::Part;
 use crate::lower::{Target, lower};
 use crate::model::Model;
 use crate::plan::{Plan, SlotKind};
@@ -30,69 +32,150 @@ pub struct Wish {
 }
 
 /// What memory is counted for: an executor, or a device that is only thought of.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// What plans are lowered for.
-    pub target: Target,
+pub struct Place<'e> {
+    /// What each device has.
+    pub shares: Vec<Share>,
     /// Most tokens of a prompt that are read at once.
     pub batch: usize,
-    /// What there is, where that is known.
-    pub memory: Option<Memory>,
+    /// Whether every token goes the way of one alone.
+    pub alike: bool,
+    parts: Box<dyn Fn(Plan) -> Result<Vec<Part>, Error> + 'e>,
 }
 
-impl Place {
+impl<'e> Place<'e> {
     /// An executor's.
-    pub fn of(executor: &dyn Executor) -> Place {
-        Place { target: executor.target(), batch: executor.batch(), memory: executor.memory() }
+    pub fn of(executor: &'e dyn Executor) -> Place<'e> {
+        let (shares, batch, alike) = (executor.shares(), executor.batch(), executor.target().alike);
+        Place { shares, batch, alike, parts: Box::new(|plan| executor.parts(plan, None)) }
+    }
+
+    /// One of a device that is only thought of.
+    pub fn thought(target: Target, batch: usize, memory: Option<Memory>) -> Place<'static> {
+        let shares = vec![Share { name: String::new(), part: None, memory, holds: None }];
+        let alike = target.alike;
+        let parts = move |plan| Ok(vec![Part { device: 0, plan: lower(plan, &target)? }]);
+        Place { shares, batch, alike, parts: Box::new(parts) }
     }
 }
 
-/// What a model takes of an executor's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fit {
-    /// The room that it gets.
-    pub room: Room,
+/// What a model takes of one device's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFit {
+    /// What the device is, for people.
+    pub name: String,
+    /// What of the model it has, for people; nothing where it has all.
+    pub part: Option<String>,
     /// Bytes of weights and constants.
     pub weights: u64,
     /// Bytes of one page in the caches of layers that see everything.
     pub page: u64,
     /// Bytes of one page in the caches of layers with a window.
     pub window_page: u64,
-    /// The largest window, where there are such layers.
-    pub window: Option<usize>,
     /// Bytes of the states of all sequences.
     pub states: u64,
     /// Bytes that steps compute in.
     pub scratch: u64,
-    /// What the executor has, where it can tell.
+    /// What there is, where anybody can tell.
     pub memory: Option<Memory>,
 }
 
+impl DeviceFit {
+    /// Bytes in all, with this room.
+    pub fn bytes(&self, room: &Room) -> u64 {
+        self.weights + self.cache_bytes(room) + self.states + self.scratch
+    }
+
+    /// Bytes of the caches, with this room.
+    pub fn cache_bytes(&self, room: &Room) -> u64 {
+        self.page * room.pages as u64 + self.window_page * room.window_pages as u64
+    }
+
+    /// Bytes that are there for Kiln.
+    pub fn usable(&self) -> Option<u64> {
+        self.memory.as_ref().map(usable)
+    }
+
+    /// Whether it has memory for this room.
+    pub fn has_room(&self, room: &Room) -> bool {
+        self.usable().is_none_or(|usable| self.bytes(room) <= usable)
+    }
+}
+
+/// Bytes of a memory that are there for Kiln.
+pub fn usable(memory: &Memory) -> u64 {
+    memory.free.saturating_sub(memory.total / MARGIN)
+}
+
+/// What a model takes of an executor's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// The room that it gets.
+    pub room: Room,
+    /// The largest window, where there are layers with one.
+    pub window: Option<usize>,
+    /// What each device takes.
+    pub devices: Vec<DeviceFit>,
+}
+
 impl Fit {
-    /// Bytes in all.
-    pub fn bytes(&self) -> u64 {
-        self.weights + self.cache_bytes() + self.states + self.scratch
+    fn sum(&self, of: impl Fn(&DeviceFit) -> u64) -> u64 {
+        self.devices.iter().map(of).sum()
+    }
+
+    /// Bytes of weights and constants; those that several devices have count for each.
+    pub fn weights(&self) -> u64 {
+        self.sum(|device| device.weights)
+    }
+
+    /// Bytes of one page in the caches of layers that see everything.
+    pub fn page(&self) -> u64 {
+        self.sum(|device| device.page)
+    }
+
+    /// Bytes of one page in the caches of layers with a window.
+    pub fn window_page(&self) -> u64 {
+        self.sum(|device| device.window_page)
     }
 
     /// Bytes of the caches.
     pub fn cache_bytes(&self) -> u64 {
-        self.page * self.room.pages as u64 + self.window_page * self.room.window_pages as u64
+        self.sum(|device| device.cache_bytes(&self.room))
     }
 
-    /// The same with room for so many pages of tokens.
-    fn with_pages(&self, pages: usize, batch: usize) -> Fit {
-        Fit { room: Room { pages, ..self.room }.with_windows(self.window, batch), ..*self }
+    /// Bytes of the states of all sequences.
+    pub fn states(&self) -> u64 {
+        self.sum(|device| device.states)
     }
 
-    /// Bytes that are there for Kiln.
-    fn usable(&self) -> Option<u64> {
-        self.memory.map(|memory| memory.free.saturating_sub(memory.total / MARGIN))
+    /// Bytes that steps compute in.
+    pub fn scratch(&self) -> u64 {
+        self.sum(|device| device.scratch)
     }
 
-    /// Pages that there is memory for, of so many that are of use.
+    /// What all devices have together, where each can tell.
+    pub fn memory(&self) -> Option<Memory> {
+        let all = self.devices.iter().map(|device| device.memory).collect::<Option<Vec<Memory>>>()?;
+        let place = if all.len() > 1 { "on all devices" } else { all.first()?.place };
+        let sum = |of: fn(&Memory) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
+        Some(Memory { free: sum(|m| m.free), total: sum(|m| m.total), place })
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> u64 {
+        self.sum(|device| device.bytes(&self.room))
+    }
+
+    /// The room for so many pages of tokens.
+    fn with_pages(&self, pages: usize, batch: usize) -> Room {
+        Room { pages, ..self.room }.with_windows(self.window, batch)
+    }
+
+    /// Pages that every device has memory for, of so many that are of use.
     fn most_pages(&self, of_use: usize, batch: usize) -> usize {
-        let Some(usable) = self.usable() else { return of_use };
-        let fits = |pages: usize| self.with_pages(pages, batch).bytes() <= usable;
+        let fits = |pages: usize| {
+            let room = self.with_pages(pages, batch);
+            self.devices.iter().all(|device| device.has_room(&room))
+        };
         let (mut low, mut high) = (0, of_use);
         while low < high {
             let middle = low + (high - low).div_ceil(2);
@@ -107,18 +190,24 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
     fit_in(model, &Place::of(executor), wish)
 }
 
-/// The same for any place.
-pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
+/// Tokens of context that a wish asks for, or is content with.
+pub(crate) fn context(model: &Model, wish: &Wish) -> Result<usize, Error> {
     let trained = model.config.context.max(1);
     let context = wish.context.unwrap_or_else(|| trained.min(USUAL_CONTEXT));
-    let [k_type, v_type] = wish.caches;
-    let sequences = wish.sequences.max(1);
     if (context == 0 || context > trained) && model.facts.has_cache() {
         return Err(Error::Context { asked: context, most: trained });
     }
+    Ok(context)
+}
+
+/// The same for any place.
+pub fn fit_in(model: &Model, place: &Place<'_>, wish: &Wish) -> Result<Fit, Error> {
+    let context = context(model, wish)?;
+    let [k_type, v_type] = wish.caches;
+    let sequences = wish.sequences.max(1);
     let windows = usize::from(model.facts.window.is_some());
     let one = Room { context, pages: 1, window_pages: windows, states: sequences, sequences, k_type, v_type };
-    let fit = needs(model, place, &one)?;
+    let mut fit = needs(model, place, &one)?;
     if !model.facts.has_cache() {
         return Ok(fit);
     }
@@ -130,54 +219,83 @@ pub fn fit_in(model: &Model, place: &Place, wish: &Wish) -> Result<Fit, Error> {
     };
     let most = fit.most_pages(of_use(wanted), place.batch);
     if most < wanted && (wish.context.is_some() || most == 0) {
-        let needed = fit.with_pages(wanted, place.batch).bytes();
-        let free = fit.usable().unwrap_or(0);
-        let place = fit.memory.map_or("", |memory| memory.place);
+        let room = fit.with_pages(wanted, place.batch);
+        let lacking = fit.devices.iter().find(|device| !device.has_room(&room)).or(fit.devices.first());
+        let needed = lacking.map_or(0, |device| device.bytes(&room));
+        let free = lacking.and_then(DeviceFit::usable).unwrap_or(0);
+        let place = lacking.and_then(|device| device.memory).map_or("", |memory| memory.place);
         return Err(Error::DoesNotFit { context, needed, free, place, largest: most * PAGE });
     }
     let pages_each = wanted.min(most);
-    let mut fit = fit.with_pages(most.min(of_use(pages_each)), place.batch);
+    fit.room = fit.with_pages(most.min(of_use(pages_each)), place.batch);
     fit.room.context = context.min(pages_each * PAGE);
     Ok(fit)
 }
 
 /// What a model takes with this room.
-fn needs(model: &Model, place: &Place, room: &Room) -> Result<Fit, Error> {
+fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
     let graph = model.graph(room)?;
-    let fixed = |kind: fn(&SlotKind) -> bool| graph.fixed().bytes(kind) as u64;
+    let plans = largest(&graph, place, room)?;
     let own = |plan: &Plan| {
         let apart = plan.slots[plan.n_fixed..].iter().filter(|s| s.place.is_none()).map(|s| s.bytes).sum::<usize>();
         apart as u64
     };
-    let plans = largest(&graph, place, room)?;
-    let scratch = plans.iter().map(|plan| plan.arena as u64).max().unwrap_or(0) + plans.iter().map(own).sum::<u64>();
+    let device = |(number, share): (usize, &Share)| {
+        let fixed = |wanted: fn(&SlotKind) -> bool| {
+            let slots = graph.fixed().slots.iter().enumerate();
+            let here = slots.filter(|(at, _)| share.holds.as_ref().is_none_or(|holds| holds[*at]));
+            here.filter(|(_, slot)| wanted(&slot.kind)).map(|(_, slot)| slot.bytes as u64).sum::<u64>()
+        };
+        let parts = || plans.iter().flatten().filter(|part| part.device == number);
+        let arena = parts().map(|part| part.plan.arena as u64).max().unwrap_or(0);
+        DeviceFit {
+            name: share.name.clone(),
+            part: share.part.clone(),
+            weights: fixed(|kind| matches!(kind, SlotKind::Weight | SlotKind::Constant(_))),
+            page: fixed(|kind| *kind == SlotKind::Cache),
+            window_page: fixed(|kind| *kind == SlotKind::WindowCache),
+            states: fixed(|kind| *kind == SlotKind::State),
+            scratch: arena + parts().map(|part| own(&part.plan)).sum::<u64>(),
+            memory: share.memory,
+        }
+    };
     Ok(Fit {
         room: *room,
-        weights: fixed(|kind| matches!(kind, SlotKind::Weight | SlotKind::Constant(_))),
-        page: fixed(|kind| *kind == SlotKind::Cache),
-        window_page: fixed(|kind| *kind == SlotKind::WindowCache),
         window: graph.facts().window,
-        states: fixed(|kind| *kind == SlotKind::State),
-        scratch,
-        memory: place.memory,
+        devices: place.shares.iter().enumerate().map(device).collect(),
     })
 }
 
 /// The plans of the largest prompts and of all texts at once.
-fn largest(graph: &Graph, place: &Place, room: &Room) -> Result<[Plan; 2], Error> {
+fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<[Vec<Part>; 2], Error> {
     let most = if graph.facts().has_cache() { room.context } else { usize::MAX };
     // A text that is seen as a whole cannot be cut.
     let prompt = if graph.facts().sees_all { place.batch.max(most) } else { place.batch.min(most) }.max(2);
     // Where every token goes the way of one alone, prompts are rows like all others.
-    let [alike, read] = if place.target.alike { [prompt, 0] } else { [0, prompt] };
+    let [alike, read] = if place.alike { [prompt, 0] } else { [0, prompt] };
     let batch = BatchShape { decode: alike, prompt: read, pieces: usize::from(read > 0), outputs: 1 };
     let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
-    let lowered = |shape| lower(graph.plan(shape)?, &place.target);
+    let lowered = |shape| {
+        let mut plan = graph.plan(shape)?;
+        if place.shares.len() > 1 && shape == decode {
+            // The draw is part of the plan that is cut.
+            add_tail(&mut plan, true, PAGE)?;
+        }
+        (place.parts)(plan)
+    };
     Ok([lowered(batch)?, lowered(decode)?])
 }
 
-/// Bytes that the steps of any plan compute in, but for those that want the logits of every token.
-pub(super) fn arena(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<usize, Error> {
-    // A batch of both kinds has rows of both.
-    Ok(largest(graph, &Place::of(executor), room)?.iter().map(|plan| plan.arena).sum())
+/// Takes the memory that the steps of any plan compute in, but for those that want the logits of every token.
+pub(super) fn reserve(graph: &Graph, executor: &mut dyn Executor, room: &Room) -> Result<(), Error> {
+    let plans = largest(graph, &Place::of(executor), room)?;
+    for device in 0..executor.shares().len() {
+        let arena = |parts: &Vec<Part>| {
+            let here = parts.iter().filter(|part| part.device == device);
+            here.map(|part| part.plan.arena).max().unwrap_or(0)
+        };
+        // A batch of both kinds has rows of both.
+        executor.reserve_on(device, plans.iter().map(arena).sum())?;
+    }
+    Ok(())
 }

@@ -20,10 +20,10 @@ mod writer;
 
 pub use embed::EmbedRequest;
 pub use engine::{Engine, Entry, SequenceId, Wanted};
-pub use fit::{Fit, Place, Wish, fit, fit_in};
+pub use fit::{DeviceFit, Fit, Place, Wish, fit, fit_in, usable};
 pub use kiln_gpu::StepTime;
 pub use profile::{StepKind, step_kinds};
 pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
 pub use schedule::{Load, Policy};
-pub use scheduler::{Cancel, Events, Scheduler};
+pub use scheduler::{Cancel, Events, Rebuild, Scheduler};
 pub use session::Session;

@@ -128,6 +128,8 @@ pub struct Load {
     pub pages: usize,
     /// Whether the device was lost: every request fails.
     pub lost: bool,
+    /// Whether the engine is being built again since.
+    pub rebuilding: bool,
 }
 
 impl Schedule {
@@ -170,7 +172,13 @@ impl Schedule {
             free_pages,
             pages,
             lost: self.lost.is_some(),
+            rebuilding: false,
         }
+    }
+
+    /// Why nothing can be run any more, once everybody was told.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.lost.as_deref().filter(|_| self.is_idle())
     }
 
     /// Takes a request in, or refuses it with a reason.

@@ -1,10 +1,10 @@
 //! The engine as a service: requests come from any thread, one thread runs the model, events go back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::embed::{EmbedJob, EmbedRequest};
 use super::engine::Engine;
@@ -111,15 +111,35 @@ impl Drop for Events {
     }
 }
 
+/// Makes an engine again whose device was lost. It is told how often that was tried before.
+pub type Rebuild = Box<dyn FnMut(usize) -> Result<Engine, Error> + Send>;
+
+/// Waits between attempts to build an engine again: the first comes at once, each takes twice as long as the one before.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
 impl Scheduler {
-    /// Runs an engine on a thread of its own.
+    /// Runs an engine on a thread of its own. If its device is lost, requests fail from then on.
     pub fn start(engine: Engine, policy: Policy) -> Scheduler {
+        Scheduler::launch(engine, policy, None)
+    }
+
+    /// The same, but if the device is lost, the engine is given up and built again: requests that were running fail, and so do those
+    /// that come before it is there.
+    pub fn start_lasting(engine: Engine, policy: Policy, rebuild: Rebuild) -> Scheduler {
+        Scheduler::launch(engine, policy, Some(rebuild))
+    }
+
+    fn launch(engine: Engine, policy: Policy, rebuild: Option<Rebuild>) -> Scheduler {
         let (to, from) = channel();
         let (model, device, context) = (Arc::clone(engine.model()), engine.describe(), engine.context());
         let schedule = Schedule::new(engine, policy);
         let load = Arc::new(Mutex::new(schedule.load()));
         let seen = Arc::clone(&load);
-        let work = move || run(schedule, &from, &seen);
+        let work = move || match rebuild {
+            None => drop(run(schedule, &from, &seen, false)),
+            Some(rebuild) => run_lasting(schedule, policy, rebuild, &from, &seen),
+        };
         let thread = std::thread::Builder::new().name("kiln engine".into()).spawn(work);
         // Without the thread every request ends with `Error::Stopped`.
         let thread = thread.inspect_err(|error| log::error!("cannot start the engine's thread: {error}")).ok();
@@ -144,6 +164,14 @@ impl Scheduler {
     /// Whether its thread and its device are there to serve requests.
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && !self.load().lost
+    }
+
+    /// Why it cannot serve requests now, if it cannot.
+    pub fn why_not(&self) -> &'static str {
+        match self.load().rebuilding {
+            true => "The device was lost; the engine is being built again",
+            false => "The engine has stopped",
+        }
     }
 
     /// What it is doing.
@@ -223,8 +251,53 @@ impl Drop for Scheduler {
     }
 }
 
-/// The engine's thread.
-fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>) {
+/// The engine's thread, where an engine that was lost is built again.
+fn run_lasting(
+    mut schedule: Schedule,
+    policy: Policy,
+    mut rebuild: Rebuild,
+    from: &Receiver<Message>,
+    load: &Mutex<Load>,
+) {
+    while let Some(why) = run(schedule, from, load, true) {
+        let lost = Load { lost: true, rebuilding: true, ..Load::default() };
+        *load.lock().unwrap_or_else(PoisonError::into_inner) = lost;
+        log::warn!("{}; the engine is built again", why.lines().next().unwrap_or_default());
+        let (mut tries, mut wait) = (0, FIRST_WAIT);
+        let engine = loop {
+            match rebuild(tries) {
+                Ok(engine) => break engine,
+                Err(error) => log::warn!("the engine cannot be built again yet: {error}"),
+            }
+            if !refuse_for(wait, &why, from) {
+                return;
+            }
+            (tries, wait) = (tries + 1, (2 * wait).min(LONGEST_WAIT));
+        };
+        log::info!("the engine runs again on {}", engine.describe());
+        schedule = Schedule::new(engine, policy);
+        *load.lock().unwrap_or_else(PoisonError::into_inner) = schedule.load();
+    }
+}
+
+/// Refuses whatever comes in this time. `false`: it was said to end.
+fn refuse_for(time: Duration, why: &str, from: &Receiver<Message>) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        match from.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(Message::Job(mut job)) => {
+                (job.sink)(Event::Failed(Error::Run { why: why.to_owned() }));
+            }
+            // Whoever asked learns that there is no engine.
+            Ok(Message::Call(_)) => {}
+            Ok(Message::Quit) | Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) => return true,
+        }
+    }
+}
+
+/// The engine's thread. It ends where it was told to, or, if wanted, once a device was lost and everybody knows: with the reason.
+fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>, until_lost: bool) -> Option<String> {
     loop {
         // While there is work, only what has come already is taken in.
         let mut message = if schedule.is_idle() { from.recv().ok() } else { from.try_recv().ok() };
@@ -235,12 +308,15 @@ fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>) {
                 Message::Call(call) => call(schedule.engine()),
                 Message::Quit => {
                     schedule.fail_all(|| Error::Stopped);
-                    return;
+                    return None;
                 }
             }
             message = from.try_recv().ok();
         }
         schedule.step();
         *load.lock().unwrap_or_else(PoisonError::into_inner) = schedule.load();
+        if until_lost && let Some(why) = schedule.lost() {
+            return Some(why.to_owned());
+        }
     }
 }

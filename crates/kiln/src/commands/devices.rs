@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 
-use kiln_gpu::{Adapter, IntDot};
+use kiln_gpu::{Adapter, AdapterKind, IntDot, choose};
 use serde_json::json;
 
 use crate::device::all_adapters;
@@ -22,7 +22,14 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (_instance, adapters) = all_adapters()?;
     if arguments.json {
-        let rows: Vec<_> = adapters.iter().map(as_json).collect();
+        let taken = taken(&adapters);
+        let row = |adapter: &Adapter| {
+            let mut row = as_json(adapter);
+            row["taken"] = json!(taken == Some(adapter.index));
+            row["why"] = json!(why(adapter, &adapters));
+            row
+        };
+        let rows: Vec<_> = adapters.iter().map(row).collect();
         print(&serde_json::to_string_pretty(&rows)?);
         return Ok(ExitCode::SUCCESS);
     }
@@ -31,8 +38,55 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     for adapter in &adapters {
         describe(adapter);
+        print(&format!(
+            "   {:11} {}",
+            if taken(&adapters) == Some(adapter.index) { "taken" } else { "not taken" },
+            why(adapter, &adapters)
+        ));
+    }
+    if taken(&adapters).is_none() {
+        print("without --device the CPU runs models");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The device that is taken where none is named.
+fn taken(adapters: &[Adapter]) -> Option<usize> {
+    choose(adapters, None).ok().filter(|adapter| !adapter.is_null()).map(|adapter| adapter.index)
+}
+
+/// Why a device is taken where none is named, or is not.
+fn why(adapter: &Adapter, adapters: &[Adapter]) -> String {
+    let best = taken(adapters).and_then(|index| adapters.iter().find(|other| other.index == index));
+    if let Some(missing) = adapter.missing() {
+        return format!("it lacks {missing}, which every kernel needs");
+    }
+    if adapter.is_null() {
+        return "it has no hardware".to_owned();
+    }
+    match (adapter.kind, best) {
+        (AdapterKind::Cpu, _) => "a software GPU is slower than the CPU alone; --device names it".to_owned(),
+        (kind, Some(best)) if best.index == adapter.index => {
+            let others = adapters.iter().filter(|other| other.kind == kind && other.missing().is_none()).count();
+            let most = if others > 1 { ", the one with most memory" } else { "" };
+            match kind {
+                AdapterKind::Discrete => format!("a discrete GPU{most}"),
+                AdapterKind::Integrated => {
+                    format!(
+                        "an integrated GPU{most}, as there is no discrete one; the CPU is taken if it reads memory faster"
+                    )
+                }
+                _ => format!("the only kind of GPU here{most}"),
+            }
+        }
+        (kind, Some(best)) if best.kind == kind => {
+            format!("{} has more memory; --device {},{} takes both", best.index, best.index, adapter.index)
+        }
+        (_, Some(best)) => {
+            format!("{} is a {} GPU; --device {} takes this one", best.index, best.kind.name(), adapter.index)
+        }
+        (_, None) => "it cannot be used".to_owned(),
+    }
 }
 
 /// The matrix shapes in short: `16x16x16 f16->f32`.

@@ -86,7 +86,7 @@ impl Estimates {
         let known = (bytes > 0).then(|| {
             let free = if memory.is_some() { bytes } else { adapter.memory_free.unwrap_or(bytes) };
             let memory = Memory { free, total: bytes, place: "on the device" };
-            Place { target: Target::gpu(caps), batch: batch_on(bytes, caps.is_cpu), memory: Some(memory) }
+            Place::thought(Target::gpu(caps), batch_on(bytes, caps.is_cpu), Some(memory))
         });
         let fit = known.map(|place| fit_in(model, &place, &flags.wish(1))).transpose()?;
         Ok(Estimates { rows, fit, bandwidth })

@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use anyhow::bail;
 use kiln_engine::arch::{BatchShape, Room};
 use kiln_engine::compare;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Share};
+use kiln_engine::lower::cut::Part;
 use kiln_engine::lower::{Target, lower_until};
-use kiln_engine::plan::Step;
+use kiln_engine::plan::{SlotKind, Step};
+use kiln_engine::run::Wish;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_gpu::Adapter;
 use serde_json::json;
@@ -20,7 +22,7 @@ use crate::output::print;
 /// Flags of `kiln plan`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --diff \"Hello there\"\n  kiln plan model.gguf --estimates --memory 16GiB --bandwidth 960GB"
+    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --gpu-layers 20\n  kiln plan model.gguf --diff \"Hello there\"\n  kiln plan model.gguf --estimates --memory 16GiB --bandwidth 960GB"
 )]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
@@ -73,74 +75,134 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut adapter = arguments.flags.adapter()?;
     // Opened, a device knows more of itself than its driver told; one without hardware proves nothing.
     let mut executor = match &adapter {
-        Some(adapter) if !adapter.is_null() => Some(arguments.flags.executor()?),
+        Some(adapter) if !adapter.is_null() => {
+            let context = Some(arguments.flags.context(&model)).filter(|_| model.facts.has_cache());
+            Some(arguments.flags.executor_for(&model, &Wish { context, ..arguments.flags.wish(1) })?)
+        }
         _ => None,
     };
-    let target = match (&executor, &adapter) {
-        (Some(executor), _) => executor.target(),
-        (None, Some(null)) => Target::gpu(&null.caps),
-        (None, None) => Target::cpu(),
+    let targets = match (&executor, &adapter) {
+        (Some(executor), _) => executor.targets(),
+        (None, Some(null)) => vec![Target::gpu(&null.caps)],
+        (None, None) => vec![Target::cpu()],
     };
-    if let (Some(adapter), Some(caps)) = (&mut adapter, &target.caps) {
+    if let (Some(adapter), [Target { caps: Some(caps), .. }]) = (&mut adapter, &targets[..]) {
         adapter.caps = caps.clone();
     }
     let order = executor.as_mut().and_then(|executor| executor.order().ok());
-    let plan = match arguments.after.as_deref() {
-        Some("plain") => plan,
-        after => lower_until(plan, &target, after)?,
-    };
-    // How the device runs a step; steps of a plan that is not lowered to the end may have no way yet.
-    let runs = |step: &Step| {
-        let choice = target.caps.as_ref().map(|caps| step.call.operation().pick(caps, None));
-        match choice {
-            None => "cpu".to_owned(),
-            Some(Ok(choice)) => choice.launches.iter().map(|l| l.shader.name.clone()).collect::<Vec<_>>().join(" + "),
-            Some(Err(_)) => "not yet".to_owned(),
-        }
+    let parts = match (arguments.after.as_deref(), &executor) {
+        (Some("plain"), _) => vec![Part { device: 0, plan }],
+        (after, Some(executor)) => executor.parts(plan, after)?,
+        (after, None) => vec![Part { device: 0, plan: lower_until(plan, &targets[0], after)? }],
     };
     let null = adapter.as_ref().is_some_and(Adapter::is_null);
-    let estimates = match &adapter {
-        Some(adapter) if arguments.estimates || (null && arguments.after.is_none()) => {
+    let estimates = match (&adapter, &parts[..]) {
+        (Some(adapter), [whole]) if arguments.estimates || (null && arguments.after.is_none()) => {
             let assumed = Assumed { memory: arguments.memory, bandwidth: arguments.bandwidth };
-            Some(Estimates::new(&model, &plan, adapter, &arguments.flags, assumed)?)
+            Some(Estimates::new(&model, &whole.plan, adapter, &arguments.flags, assumed)?)
         }
-        None if arguments.estimates => bail!("--estimates are for a device, and the CPU would run this plan"),
+        (Some(_), _) if arguments.estimates => {
+            bail!("--estimates are for one device, and this plan has {}", targets.len())
+        }
+        (None, _) if arguments.estimates => bail!("--estimates are for a device, and the CPU would run this plan"),
         _ if arguments.memory.or(arguments.bandwidth).is_some() => {
             bail!("--memory and --bandwidth go with --estimates")
         }
         _ => None,
     };
+    let shares = executor.as_ref().map(|executor| executor.shares()).unwrap_or_default();
+    let shown = Shown { tokens: arguments.tokens, parts, targets, shares, order };
     if arguments.json {
-        let names = |t: Vec<kiln_kernels::tensor::Tensor>| {
-            t.iter().map(|t| format!("{} {t}", plan.slot_name(t))).collect::<Vec<_>>()
-        };
-        let step = |s: &Step| {
-            let operation = s.call.operation();
-            json!({
-                "label": s.label,
-                "operation": operation.name(),
-                "runs": runs(s),
-                "reads": names(operation.reads()),
-                "writes": names(operation.writes()),
-            })
-        };
-        let steps: Vec<_> = plan.steps.iter().map(step).collect();
-        let mut all = json!({ "tokens": arguments.tokens, "arena": plan.arena, "order": order, "steps": steps });
+        let mut all = shown.as_value();
         if let Some(estimates) = &estimates {
             all["estimates"] = estimates.as_value();
         }
         print(&serde_json::to_string_pretty(&all)?);
     } else {
-        for (line, step) in plan.print().lines().zip(&plan.steps) {
-            print(&format!("{line}  [{}]", runs(step)));
-        }
-        print(&format!("{} steps for {} token(s), {} bytes between them", plan.len(), arguments.tokens, plan.arena));
-        order.iter().for_each(|order| print(order));
+        shown.print();
         if let Some(estimates) = &estimates {
             estimates.lines().iter().for_each(|line| print(line));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A plan in parts, to be printed.
+struct Shown {
+    tokens: usize,
+    parts: Vec<Part>,
+    targets: Vec<Target>,
+    shares: Vec<Share>,
+    order: Option<&'static str>,
+}
+
+impl Shown {
+    /// How a device runs a step; steps of a plan that is not lowered to the end may have no way yet.
+    fn runs(&self, device: usize, step: &Step) -> String {
+        let caps = self.targets.get(device).and_then(|target| target.caps.as_ref());
+        match caps.map(|caps| step.call.operation().pick(caps, None)) {
+            None => "cpu".to_owned(),
+            Some(Ok(choice)) => choice.launches.iter().map(|l| l.shader.name.clone()).collect::<Vec<_>>().join(" + "),
+            Some(Err(_)) => "not yet".to_owned(),
+        }
+    }
+
+    /// Bytes that a part gets from others, and makes for them.
+    fn crossing(part: &Part, kind: &SlotKind) -> usize {
+        part.plan.slots.iter().filter(|slot| slot.kind == *kind).map(|slot| slot.bytes).sum()
+    }
+
+    fn print(&self) {
+        let several = self.shares.len() > 1 && self.parts.len() > 1;
+        for part in &self.parts {
+            if several {
+                let [arrive, leave] = [SlotKind::Arriving, SlotKind::Leaving].map(|kind| Shown::crossing(part, &kind));
+                let name = &self.shares[part.device].name;
+                print(&format!("device {} ({name}): {arrive} bytes arrive, {leave} leave", part.device));
+            }
+            let device = if several { format!("{}: ", part.device) } else { String::new() };
+            for (line, step) in part.plan.print().lines().zip(&part.plan.steps) {
+                print(&format!("{line}  [{device}{}]", self.runs(part.device, step)));
+            }
+        }
+        let steps: usize = self.parts.iter().map(|part| part.plan.len()).sum();
+        let arena = self.parts.iter().map(|part| part.plan.arena).max().unwrap_or(0);
+        let parts = if several { format!(" in {} parts", self.parts.len()) } else { String::new() };
+        print(&format!("{steps} steps{parts} for {} token(s), {arena} bytes between them", self.tokens));
+        self.order.iter().for_each(|order| print(order));
+        for (number, share) in self.shares.iter().enumerate().filter(|_| several) {
+            print(&format!("device {number}: {}, {}", share.name, share.part.as_deref().unwrap_or_default()));
+        }
+    }
+
+    fn as_value(&self) -> serde_json::Value {
+        let steps = self.parts.iter().enumerate().flat_map(|(number, part)| {
+            let names = |t: Vec<kiln_kernels::tensor::Tensor>| {
+                t.iter().map(|t| format!("{} {t}", part.plan.slot_name(t))).collect::<Vec<_>>()
+            };
+            part.plan.steps.iter().map(move |step| {
+                let operation = step.call.operation();
+                json!({
+                    "label": step.label,
+                    "operation": operation.name(),
+                    "runs": self.runs(part.device, step),
+                    "device": part.device,
+                    "part": number,
+                    "reads": names(operation.reads()),
+                    "writes": names(operation.writes()),
+                })
+            })
+        });
+        let arena = self.parts.iter().map(|part| part.plan.arena).max().unwrap_or(0);
+        let device = |share: &Share| json!({ "name": share.name, "holds": share.part });
+        json!({
+            "tokens": self.tokens,
+            "arena": arena,
+            "order": self.order,
+            "devices": self.shares.iter().map(device).collect::<Vec<_>>(),
+            "steps": steps.collect::<Vec<_>>(),
+        })
+    }
 }
 
 /// Runs the same plan twice, step by step.

@@ -87,6 +87,9 @@ pub(crate) struct Arguments {
     /// Print a line of JSON when clients may connect: addresses and the names of the models
     #[arg(long)]
     json: bool,
+    /// If a device is lost and cannot be opened again, move its layers to what is left
+    #[arg(long)]
+    fallback: bool,
     #[command(flatten)]
     flags: ModelFlags,
 }
@@ -197,7 +200,19 @@ impl Arguments {
         let sequences = usize::from(self.parallel);
         let engine = self.flags.fitted(&opened, sequences)?;
         say(&format!("{} on {}", model.name, engine.describe()));
-        server.ready(Scheduler::start(engine, policy()), sequences);
+        let (flags, fallback) = (self.flags.clone(), self.fallback);
+        let rebuild = move |tries: usize| {
+            let built = flags.fitted(&opened, sequences);
+            let built = match built {
+                Err(why) if fallback && tries > 0 => {
+                    log::warn!("{why:#}");
+                    flags.without_lost().fitted(&opened, sequences)
+                }
+                built => built,
+            };
+            built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
+        };
+        server.ready(Scheduler::start_lasting(engine, policy(), Box::new(rebuild)), sequences);
         Ok(server)
     }
 

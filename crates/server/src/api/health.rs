@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::app::App;
 use crate::metrics::merged;
 use crate::refusal::{Kind, Refusal};
-use crate::shelf::Place;
+use crate::shelf::{Loaded, Place};
 use crate::wire::json as reply;
 
 /// Ready to serve, in llama-server's words.
@@ -38,7 +38,8 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Refus
 /// The process answers, and its engine has not died.
 pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
     // An engine that can be had again is no reason to end the process.
-    let dead = |place: &Place| !place.can_load() && place.peek().is_some_and(|l| !l.scheduler.is_running());
+    let stopped = |l: &Loaded| !l.scheduler.is_running() && !l.scheduler.load().rebuilding;
+    let dead = |place: &Place| !place.can_load() && place.peek().is_some_and(|loaded| stopped(&loaded));
     match app.shelf.places().iter().any(dead) {
         true => (StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped\n").into_response(),
         false => reply(&json!({"status": "alive"})),

@@ -12,6 +12,7 @@ use crate::device::DeviceFlag;
 use crate::lora::LoraFlags;
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::{print, size};
+use crate::placing::PlaceFlags;
 use crate::store::store;
 
 /// The store, looked at.
@@ -117,9 +118,10 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
         cache_type_v: f16,
         reproducible: false,
         lora: LoraFlags::default(),
+        place: PlaceFlags::default(),
     };
-    let executor = flags.executor()?;
+    let executor = flags.executor_for(&model, &flags.wish(1))?;
     let fit = fit(&model, &*executor, &flags.wish(1))?;
-    let free = fit.memory.map(|memory| memory.free);
+    let free = fit.memory().map(|memory| memory.free);
     Ok(Asked { path, device: executor.describe(), bytes: fit.bytes(), free, context: fit.room.context })
 }

@@ -1,0 +1,452 @@
+//! Several executors as one: a plan is cut into parts by where layers and weights lie ([`crate::lower::cut`]), each part is lowered for
+//! its own device, and what one part makes for another goes by way of host memory. A part is sent on its way as soon as
+//! what it needs is there; nobody waits for it before its results are needed.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use kiln_gguf::{Gguf, TensorType};
+use kiln_gpu::StepTime;
+use kiln_kernels::tensor::{Slot, Tensor};
+
+use super::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Share, Ticket, keep};
+use crate::Error;
+use crate::lower::cut::{Part, cut, holders};
+use crate::lower::{Target, lower_until};
+use crate::placement::Placement;
+use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
+
+/// Runs plans of one model on several devices.
+pub struct Several {
+    devices: Vec<Box<dyn Executor>>,
+    placement: Placement,
+    /// Which devices hold each shared slot, as bits.
+    holders: Vec<u64>,
+    plans: Vec<Option<Prepared>>,
+    /// The part that each device has on its way: its plan and its number there.
+    busy: Vec<Option<(PlanId, usize, Ticket)>>,
+    /// What crosses over and is not taken yet, by slot.
+    held: HashMap<u32, Vec<u8>>,
+    /// Memory for what will cross over.
+    spare: Vec<Vec<u8>>,
+}
+
+/// A plan that is ready, in parts.
+struct Prepared {
+    parts: Vec<Ready>,
+    /// What one run makes for the next: slot, the part that makes it, and those that read it.
+    carried: Vec<Carried>,
+    /// Whether the last run has ended without its results being carried over.
+    due: bool,
+}
+
+struct Ready {
+    device: usize,
+    plan: PlanId,
+    steps: usize,
+    /// Slots that arrive, each with the part that makes it.
+    arriving: Vec<(Tensor, usize)>,
+    /// Slots that leave, each with the last part that takes it.
+    leaving: Vec<(Tensor, usize)>,
+    /// Slots that the host writes or reads.
+    open: Vec<Tensor>,
+    /// Of those, the ones that steps write.
+    written: Vec<Tensor>,
+    /// Whether it may run again from the same inputs: it changes nothing that lasts.
+    repeats: bool,
+}
+
+struct Carried {
+    tensor: Tensor,
+    from: usize,
+    to: Vec<usize>,
+}
+
+/// A whole slot, as bytes.
+fn whole(slot: usize, info: &SlotInfo) -> Tensor {
+    let slot = Slot(u32::try_from(slot).expect("slots are numbered with 32 bits"));
+    Tensor::dense(slot, TensorType::I8, [info.bytes, 1, 1, 1])
+}
+
+/// Whether the slot of a tensor is among these.
+fn has(slots: &[Tensor], tensor: &Tensor) -> bool {
+    slots.iter().any(|slot| slot.slot == tensor.slot)
+}
+
+impl Several {
+    /// These executors, numbered as in the placement. `plans` are plain plans of the model, of one token and of several.
+    pub fn new(devices: Vec<Box<dyn Executor>>, placement: Placement, plans: &[Plan]) -> Several {
+        let holders = holders(plans, &placement);
+        let busy = devices.iter().map(|_| None).collect();
+        let (held, spare) = (HashMap::new(), Vec::new());
+        Several { devices, placement, holders, plans: Vec::new(), busy, held, spare }
+    }
+
+    /// The device that holds what is remembered in a slot.
+    fn holder(&self, slot: Slot) -> usize {
+        self.holders[slot.0 as usize].trailing_zeros() as usize
+    }
+
+    fn prepared(&self, plan: PlanId) -> &Prepared {
+        self.plans[plan.0].as_ref().expect(FORGOTTEN)
+    }
+
+    /// Waits for the part that a device has on its way, and takes what it made for others.
+    fn finish(&mut self, device: usize) -> Result<(), Error> {
+        let Some((plan, number, ticket)) = self.busy[device].take() else { return Ok(()) };
+        let part = &self.plans[plan.0].as_ref().expect(FORGOTTEN).parts[number];
+        let executor = &mut self.devices[device];
+        match executor.wait(ticket) {
+            Err(Error::Stalled) if part.repeats => executor.run(part.plan)?,
+            waited => waited?,
+        }
+        for (tensor, _) in &part.leaving {
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            bytes.resize(tensor.shape[0], 0);
+            executor.read(part.plan, tensor, &mut bytes)?;
+            self.held.insert(tensor.slot.0, bytes);
+        }
+        Ok(())
+    }
+
+    /// Gives a part what it needs from others.
+    fn bring(&mut self, plan: PlanId, number: usize) -> Result<(), Error> {
+        // Parts of a device share the host memory that things cross over in.
+        let device = self.prepared(plan).parts[number].device;
+        self.finish(device)?;
+        let sources: Vec<usize> = self.prepared(plan).parts[number].arriving.iter().map(|(_, from)| *from).collect();
+        for from in sources {
+            let source = self.prepared(plan).parts[from].device;
+            if self.busy[source].is_some_and(|(other, part, _)| other == plan && part == from) {
+                self.finish(source)?;
+            }
+        }
+        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        let part = &prepared.parts[number];
+        for (tensor, from) in &part.arriving {
+            let bytes = self.held.get(&tensor.slot.0).map_or(&[][..], |bytes| bytes);
+            self.devices[device].write(part.plan, tensor, bytes)?;
+            let last = prepared.parts[*from].leaving.iter().find(|(left, _)| left.slot == tensor.slot);
+            if last.is_some_and(|(_, last)| *last == number) {
+                self.spare.extend(self.held.remove(&tensor.slot.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for everything on its way, and brings what a run has made for the next one to where it is read.
+    fn settle(&mut self) -> Result<(), Error> {
+        for device in 0..self.devices.len() {
+            self.finish(device)?;
+        }
+        for at in 0..self.plans.len() {
+            let Some(prepared) = self.plans[at].as_mut().filter(|prepared| prepared.due) else { continue };
+            prepared.due = false;
+            for Carried { tensor, from, to } in &prepared.carried {
+                let mut bytes = vec![0; tensor.shape[0]];
+                let part = &prepared.parts[*from];
+                self.devices[part.device].read(part.plan, tensor, &mut bytes)?;
+                for part in to.iter().map(|to| &prepared.parts[*to]) {
+                    self.devices[part.device].write(part.plan, tensor, &bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all parts on their way; the last ones may still be when this ends.
+    fn go(&mut self, plan: PlanId) -> Result<(), Error> {
+        self.settle()?;
+        for number in 0..self.prepared(plan).parts.len() {
+            self.bring(plan, number)?;
+            let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
+            let ticket = self.devices[device].submit(own)?;
+            self.busy[device] = Some((plan, number, ticket));
+        }
+        if let Some(prepared) = self.plans[plan.0].as_mut() {
+            prepared.due = true;
+        }
+        Ok(())
+    }
+
+    /// Whatever was on its way when something failed is waited for, and counts for nothing.
+    fn give_up<T>(&mut self, failed: Result<T, Error>) -> Result<T, Error> {
+        if failed.is_err() {
+            for (device, busy) in self.busy.iter_mut().enumerate() {
+                if let Some((.., ticket)) = busy.take() {
+                    // It is the first error that is told.
+                    let _ = self.devices[device].wait(ticket);
+                }
+            }
+            self.held.clear();
+            self.plans.iter_mut().flatten().for_each(|prepared| prepared.due = false);
+        }
+        failed
+    }
+
+    /// Ranges by the device that holds them, each with its place among all bytes.
+    fn by_device(&self, ranges: &[Range]) -> Vec<(usize, Vec<(Range, usize)>)> {
+        let mut sorted: Vec<(usize, Vec<(Range, usize)>)> = Vec::new();
+        let mut at = 0;
+        for range in ranges {
+            let device = self.holder(range.slot);
+            match sorted.iter_mut().find(|(known, _)| *known == device) {
+                Some((_, ranges)) => ranges.push((*range, at)),
+                None => sorted.push((device, vec![(*range, at)])),
+            }
+            at += range.bytes;
+        }
+        sorted
+    }
+
+    /// Makes the parts of a plan ready.
+    fn ready(&mut self, parts: Vec<Part>, made: &mut Vec<Ready>) -> Result<(), Error> {
+        let kinds: Vec<Vec<SlotKind>> =
+            parts.iter().map(|part| part.plan.slots.iter().map(|slot| slot.kind.clone()).collect()).collect();
+        let is = |part: usize, slot: usize, kind: &SlotKind| kinds[part].get(slot) == Some(kind);
+        for (number, Part { device, plan }) in parts.into_iter().enumerate() {
+            let (mut arriving, mut leaving, mut open) = (Vec::new(), Vec::new(), Vec::new());
+            for (at, slot) in plan.slots.iter().enumerate().skip(plan.n_fixed) {
+                let tensor = whole(at, slot);
+                match slot.kind {
+                    SlotKind::Arriving => {
+                        let from = (0..number).find(|part| is(*part, at, &SlotKind::Leaving));
+                        arriving.push((tensor, from.expect("what arrives was made by a part before")));
+                    }
+                    SlotKind::Leaving => {
+                        let last = (number..kinds.len()).rfind(|part| is(*part, at, &SlotKind::Arriving));
+                        leaving.push((tensor, last.unwrap_or(number)));
+                    }
+                    SlotKind::Input | SlotKind::Control | SlotKind::Output | SlotKind::Log => open.push(tensor),
+                    _ => {}
+                }
+            }
+            let writes = plan.steps.iter().flat_map(|step| step.call.operation().writes());
+            let writes: Vec<Tensor> = writes.collect();
+            let lasts = |t: &Tensor| matches!(plan.kind(t), SlotKind::State | SlotKind::Control | SlotKind::Log);
+            let repeats = !writes.iter().any(lasts);
+            let written = open.iter().filter(|open| writes.iter().any(|t| t.slot == open.slot)).copied().collect();
+            let steps = plan.len();
+            let plan = self.devices[device].prepare(plan)?;
+            made.push(Ready { device, plan, steps, arriving, leaving, open, written, repeats });
+        }
+        Ok(())
+    }
+}
+
+impl Executor for Several {
+    fn describe(&self) -> String {
+        let one = |(number, device): (usize, &dyn Executor)| {
+            format!("{}: {}", device.describe(), self.placement.describe(number))
+        };
+        self.devices.iter().map(|device| &**device).enumerate().map(one).collect::<Vec<_>>().join("; ")
+    }
+
+    fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
+        self.plans.clear();
+        let here = |device: usize| {
+            let slots = fixed.slots.iter().zip(&self.holders).map(|(slot, holders)| match holders >> device & 1 {
+                1 => slot.clone(),
+                _ => SlotInfo { kind: SlotKind::Elsewhere, bytes: 0, ..slot.clone() },
+            });
+            Fixed { slots: slots.collect() }
+        };
+        let shares: Vec<Fixed> = (0..self.devices.len()).map(here).collect();
+        let bytes = |share: &Fixed| share.here().map(|slot| slot.bytes as u64).sum::<u64>();
+        let total = shares.iter().map(bytes).sum();
+        let mut before = 0;
+        for (device, share) in self.devices.iter_mut().zip(&shares) {
+            device.load(share, gguf, &mut |done, _| progress(before + done, total))?;
+            before += bytes(share);
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
+        self.devices.iter_mut().try_for_each(|device| device.reserve(bytes))
+    }
+
+    fn reserve_on(&mut self, device: usize, bytes: usize) -> Result<(), Error> {
+        self.devices[device].reserve(bytes)
+    }
+
+    fn parts(&self, plan: Plan, last: Option<&str>) -> Result<Vec<Part>, Error> {
+        let plan = lower_until(plan, &self.target(), last)?;
+        let lowered =
+            |part: Part| Ok(Part { plan: lower_until(part.plan, &self.devices[part.device].target(), last)?, ..part });
+        cut(&plan, &self.placement)?.into_iter().map(lowered).collect()
+    }
+
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
+        let parts = self.parts(plan, None)?;
+        let mut ready = Vec::with_capacity(parts.len());
+        if let Err(why) = self.ready(parts, &mut ready) {
+            ready.iter().for_each(|part| self.devices[part.device].forget(part.plan));
+            return Err(why);
+        }
+        let mut carried = Vec::new();
+        for (from, part) in ready.iter().enumerate() {
+            for slot in &part.written {
+                let reads = |other: &usize| *other != from && has(&ready[*other].open, slot);
+                let to: Vec<usize> = (0..ready.len()).filter(reads).collect();
+                if !to.is_empty() {
+                    carried.push(Carried { tensor: *slot, from, to });
+                }
+            }
+        }
+        Ok(keep(&mut self.plans, Prepared { parts: ready, carried, due: false }))
+    }
+
+    fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
+        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        for part in prepared.parts.iter().filter(|part| has(&part.open, tensor)) {
+            self.devices[part.device].write(part.plan, tensor, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, plan: PlanId) -> Result<(), Error> {
+        let result = self.go(plan).and_then(|()| self.settle());
+        self.give_up(result)
+    }
+
+    fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
+        let result = self.go(plan);
+        self.give_up(result)?;
+        Ok(Ticket { plan, submission: None })
+    }
+
+    fn wait(&mut self, _: Ticket) -> Result<(), Error> {
+        let result = self.settle();
+        self.give_up(result)
+    }
+
+    fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
+        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        let writer = prepared.parts.iter().rfind(|part| has(&part.written, tensor));
+        let part = writer.or(prepared.parts.iter().find(|part| has(&part.open, tensor)));
+        let part = part.ok_or_else(|| Error::Run { why: "no part of the plan has what was asked for".into() })?;
+        self.devices[part.device].read(part.plan, tensor, bytes)
+    }
+
+    fn forget(&mut self, plan: PlanId) {
+        // A part that is on its way should not lose its memory; what comes of it concerns nobody any more.
+        let _ = self.settle();
+        if let Some(prepared) = self.plans[plan.0].take() {
+            prepared.parts.iter().for_each(|part| self.devices[part.device].forget(part.plan));
+        }
+    }
+
+    fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
+        for (device, ranges) in self.by_device(from) {
+            let (own, _): (Vec<Range>, Vec<usize>) = ranges.iter().copied().unzip();
+            let mut found = vec![0; own.iter().map(|range| range.bytes).sum()];
+            self.devices[device].gather(&own, &mut found)?;
+            let mut rest = &found[..];
+            for (range, at) in ranges {
+                let (first, others) = rest.split_at(range.bytes);
+                bytes[at..at + range.bytes].copy_from_slice(first);
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+
+    fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
+        for (device, ranges) in self.by_device(to) {
+            let own: Vec<Range> = ranges.iter().map(|(range, _)| *range).collect();
+            let given: Vec<u8> = ranges.iter().flat_map(|(range, at)| bytes[*at..at + range.bytes].to_vec()).collect();
+            self.devices[device].scatter(&own, &given)?;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error> {
+        for device in 0..self.devices.len() {
+            let here = |pair: &&(Range, Range)| self.holder(pair.0.slot) == device;
+            let own: Vec<(Range, Range)> = pairs.iter().filter(here).copied().collect();
+            if !own.is_empty() {
+                self.devices[device].copy(&own)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, ranges: &[Range]) -> Result<(), Error> {
+        for (device, ranges) in self.by_device(ranges) {
+            let own: Vec<Range> = ranges.iter().map(|(range, _)| *range).collect();
+            self.devices[device].zero(&own)?;
+        }
+        Ok(())
+    }
+
+    fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
+        self.settle()?;
+        let mut before = 0;
+        for number in 0..self.prepared(plan).parts.len() {
+            let Ready { device, plan: own, steps, .. } = self.prepared(plan).parts[number];
+            if step < before + steps {
+                return self.devices[device].run_step(own, step - before);
+            }
+            before += steps;
+        }
+        Ok(())
+    }
+
+    fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error> {
+        self.settle()?;
+        let mut times = Vec::new();
+        for number in 0..self.prepared(plan).parts.len() {
+            let start = Instant::now();
+            self.bring(plan, number)?;
+            let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
+            let arrived: usize = self.prepared(plan).parts[number].arriving.iter().map(|(t, _)| t.shape[0]).sum();
+            if arrived > 0 {
+                let label = format!("to {}", self.devices[device].describe());
+                times.push(StepTime { label, time: start.elapsed(), bytes: arrived as f64 });
+            }
+            times.extend(self.devices[device].profile(own)?);
+            self.busy[device] = Some((plan, number, Ticket { plan: own, submission: None }));
+        }
+        self.settle()?;
+        Ok(times)
+    }
+
+    fn batch(&self) -> usize {
+        self.devices.iter().map(|device| device.batch()).min().unwrap_or(super::BATCH)
+    }
+
+    fn target(&self) -> Target {
+        let alike = self.devices.iter().any(|device| device.target().alike);
+        Target { alike, in_parts: true, ..Target::cpu() }
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        let all = self.devices.iter().map(|device| device.memory()).collect::<Option<Vec<_>>>()?;
+        let sum = |of: fn(&Memory) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
+        Some(Memory { free: sum(|m| m.free), total: sum(|m| m.total), place: "on all devices" })
+    }
+
+    fn takes_any_shape(&self) -> bool {
+        self.devices.iter().all(|device| device.takes_any_shape())
+    }
+
+    fn targets(&self) -> Vec<Target> {
+        self.devices.iter().map(|device| device.target()).collect()
+    }
+
+    fn shares(&self) -> Vec<Share> {
+        let share = |(number, device): (usize, &dyn Executor)| Share {
+            name: device.describe(),
+            part: Some(self.placement.describe(number)),
+            memory: device.memory(),
+            holds: Some(self.holders.iter().map(|holders| holders >> number & 1 == 1).collect()),
+        };
+        self.devices.iter().map(|device| &**device).enumerate().map(share).collect()
+    }
+
+    fn choices(&self, plan: PlanId) -> Vec<String> {
+        let parts = self.prepared(plan).parts.iter();
+        parts.flat_map(|part| self.devices[part.device].choices(part.plan)).collect()
+    }
+}
