@@ -118,8 +118,11 @@ impl Engine {
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
         let graph = graph(&model.config, &model.gguf, &room)?;
+        let arenas = super::fit::arenas(&graph, &*executor, &room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
-        super::fit::reserve(&graph, &mut *executor, &room)?;
+        for (device, bytes) in arenas.into_iter().enumerate() {
+            executor.reserve_on(device, bytes)?;
+        }
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
         let has_caches = has(SlotKind::Cache) || has(SlotKind::WindowCache);
         let has_states = has(SlotKind::State);
