@@ -6,13 +6,15 @@
 use kiln_engine::arch::{self, BatchShape, Graph, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
-use kiln_engine::lower::{PASSES, Target, lower, lower_until};
+use kiln_engine::lower::{Keep, PASSES, Packing, Target, Weights, lower, lower_until};
 use kiln_engine::model::Model;
-use kiln_engine::plan::{Plan, SlotKind, Step};
+use kiln_engine::plan::uses::depend;
+use kiln_engine::plan::{Plan, SlotInfo, SlotKind, Step};
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::synth::{PRESETS, Preset, Synth};
 use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::Caps;
+use kiln_kernels::Call;
 
 fn model(preset: &Preset, recipe: &str) -> Model {
     let bytes = Synth::new(preset, Recipe::from_name(recipe).unwrap(), 7).to_bytes().unwrap();
@@ -85,6 +87,38 @@ fn every_pass_keeps_the_logits() {
     }
 }
 
+/// A plan as text: how many steps, dispatches and barriers it has, and what each step is.
+fn described(graph: &Graph, device: &str, target: &Target, shape: BatchShape) -> String {
+    let plan = lower(graph.plan(shape).unwrap(), target).unwrap();
+    let launches = target.caps.as_ref().map(|caps| {
+        let count = |step: &Step| step.call.operation().pick(caps, None).unwrap().launches.len();
+        plan.steps.iter().map(count).sum::<usize>()
+    });
+    let (mut barriers, mut start) = (0, 0);
+    for (at, step) in plan.steps.iter().enumerate() {
+        if plan.steps[start..at].iter().any(|before| depend(before, step)) {
+            (barriers, start) = (barriers + 1, at);
+        }
+    }
+    let launches = launches.map_or(String::new(), |n| format!(", {n} dispatches, {barriers} barriers between steps"));
+    let BatchShape { decode, prompt, pieces, .. } = shape;
+    let tokens = match (decode, prompt) {
+        (0, n) | (n, 0) => format!("{n} token(s)"),
+        _ => format!("{decode} texts and {pieces} prompts of {prompt} tokens"),
+    };
+    let mut text = format!("# {device}, {tokens}: {} steps{launches}, arena of {} bytes\n", plan.len(), plan.arena);
+    for step in &plan.steps {
+        let splits = match &step.call {
+            Call::FlashAttention(call) => {
+                call.split.map_or(String::new(), |split| format!(" in {} splits", split.count))
+            }
+            _ => String::new(),
+        };
+        text += &format!("{:28} {}{splits}\n", step.label, step.call.operation().name());
+    }
+    text
+}
+
 #[test]
 fn plans_for_several_devices_are_those_of_the_snapshots() {
     for preset in tiny() {
@@ -92,20 +126,14 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         let graph = graph(&model.config, &model.gguf, &Room::one(4096)).unwrap();
         let mut text = String::new();
         for (device, target) in devices() {
-            for n in [1, 9, 40] {
-                let plan = lower(graph.plan(BatchShape::new(n, 1)).unwrap(), &target).unwrap();
-                let launches = target.caps.as_ref().map(|caps| {
-                    let count = |step: &Step| step.call.operation().pick(caps, None).unwrap().launches.len();
-                    plan.steps.iter().map(count).sum::<usize>()
-                });
-                let launches = launches.map_or(String::new(), |n| format!(", {n} dispatches"));
-                let (steps, arena) = (plan.len(), plan.arena);
-                text += &format!("# {device}, {n} token(s): {steps} steps{launches}, arena of {arena} bytes\n");
-                for step in &plan.steps {
-                    text += &format!("{:28} {}\n", step.label, step.call.operation().name());
-                }
+            for shape in [1, 9, 40].map(|n| BatchShape::new(n, 1)) {
+                text += &described(&graph, device, &target, shape);
             }
         }
+        // Many columns, and texts that go on beside two prompts.
+        let (device, target) = &devices()[1];
+        text += &described(&graph, device, target, BatchShape::new(300, 1));
+        text += &described(&graph, device, target, BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6 });
         let path = format!("{}/tests/plans/{}-devices.txt", env!("CARGO_MANIFEST_DIR"), preset.name);
         if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
             std::fs::write(&path, &text).unwrap();
@@ -115,6 +143,40 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
             "{path} differs: KILN_UPDATE_SNAPSHOTS=1 writes the new plans"
         );
     }
+}
+
+/// Weights that are packed or kept decoded are read so by every product of many columns, within the room there is for them.
+#[test]
+fn weights_are_read_in_the_form_that_the_device_has() {
+    let wide = Preset { hidden: 256, head_dim: 64, ff: 2048, ..*Preset::from_name("tiny-llama").unwrap() };
+    let model = model(&wide, "Q8_0");
+    let (shape, graph) = (BatchShape::new(40, 1), graph(&model.config, &model.gguf, &room(64)).unwrap());
+    let plain = graph.plan(shape).unwrap();
+    let want = logits(&model, &graph, &plain, shape);
+    let (_, target) = devices().remove(1);
+    let lowered = |weights: Weights| lower(plain.clone(), &Target { weights, ..target.clone() }).unwrap();
+    let forms = |plan: &Plan, ty| {
+        let is_form = |slot: &&SlotInfo| matches!(slot.kind, SlotKind::Form(_)) && slot.ty == ty;
+        plan.slots.iter().filter(is_form).count()
+    };
+    let packed = lowered(Weights { packing: Packing::All, keep: Keep::None, ..target.weights.clone() });
+    assert!(forms(&packed, TensorType::Q8_0x8) > 0 && forms(&packed, TensorType::F16) == 0);
+    assert!(nmse(&logits(&model, &graph, &packed, shape), &want) < 1e-12);
+    let kept = Weights { packing: Packing::None, keep: Keep::All, ..target.weights.clone() };
+    let decoded = lowered(kept.clone());
+    let matrices = forms(&decoded, TensorType::F16);
+    assert!(matrices > 4 && forms(&decoded, TensorType::Q8_0x8) == 0);
+    // Decoded weights are rounded to 11 bits.
+    assert!(nmse(&logits(&model, &graph, &decoded, shape), &want) < 1e-6);
+    // With room for some, some are kept; those that are kept already take none.
+    let ample = Weights { keep: Keep::Ample, room: 2 * 256 * 2048, ..kept };
+    let some = forms(&lowered(ample.clone()), TensorType::F16);
+    let first = decoded.slots.iter().find_map(|slot| match slot.kind {
+        SlotKind::Form(of) => Some(of),
+        _ => None,
+    });
+    let more = forms(&lowered(Weights { kept: first.into_iter().collect(), ..ample }), TensorType::F16);
+    assert!(some <= more && more <= matrices, "{some}, {more} of {matrices}");
 }
 
 #[test]

@@ -200,6 +200,17 @@ fn with_the_switch_company_changes_no_bit_of_other_architectures() {
     }
 }
 
+/// The same on a GPU: `cargo test -p kiln-engine --test reproducible -- --ignored`, as often as one likes.
+#[test]
+#[ignore = "takes a minute on a software GPU"]
+fn with_the_switch_company_changes_no_bit_of_other_architectures_on_a_gpu() {
+    for preset in ["tiny-rwkv7", "tiny-rwkv6", "tiny-gemma2"] {
+        let Some((gpu, instance)) = gpu_with(Options { reproducible: true, ..Options::default() }) else { return };
+        has_the_same_bits(preset, (gpu, 4), TensorType::F16);
+        assert_eq!(instance.validation_messages(), Vec::<String>::new());
+    }
+}
+
 #[test]
 fn without_it_only_tokens_that_are_nearly_as_likely_change() {
     for (preset, caches) in [("tiny-llama", TensorType::F16), ("tiny-llama-256", TensorType::Q8_0)] {

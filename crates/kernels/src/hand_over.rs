@@ -27,7 +27,7 @@ fn shader(threads: u32) -> Shader {
 pub fn handing_over(choices: &[Choice], params: impl Fn(usize, usize) -> usize, caps: &Caps) -> Option<Vec<Choice>> {
     let room = caps.limits.max_push_bytes.min(256) as usize;
     let fits = |step: usize, launch: usize| params(step, launch) + FIELD_BYTES <= room;
-    let launch = |l: &Launch| Launch { shader: l.shader.clone().handing_over(), groups: l.groups };
+    let launch = |l: &Launch| Launch { shader: l.shader.clone().handing_over(), ..l.clone() };
     let all = choices.iter().enumerate().all(|(step, c)| (0..c.launches.len()).all(|launch| fits(step, launch)));
     let of = |c: &Choice| Choice { path: c.path, launches: c.launches.iter().map(launch).collect() };
     all.then(|| choices.iter().map(of).collect())

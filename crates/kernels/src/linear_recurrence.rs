@@ -5,7 +5,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Component, CoopmatShape, Scope, Shader, SubgroupRequest};
 
 use crate::head_mix::{self, Mix};
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, require};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, maybe, require};
 use crate::recurrence::{self, Form, Layout, Sequences, part_of_states, tile};
 use crate::tensor::Tensor;
 
@@ -270,8 +270,8 @@ impl Linear {
         let all = division.defines(shader("wkv6/coopmat.comp"), caps);
         let all = all.define("AFTER_UPDATE", u32::from(self.tf.is_none()));
         let launches = vec![
-            Launch { shader: clear, groups: grid((groups + 1).div_ceil(clear_threads), caps) },
-            Launch { shader: all, groups: grid(groups, caps) },
+            Launch::new(clear, grid((groups + 1).div_ceil(clear_threads), caps)),
+            Launch::new(all, grid(groups, caps)),
         ];
         Ok(Choice { path: Path::Coopmat, launches })
     }
@@ -320,11 +320,7 @@ impl Linear {
             .define("AFTER_UPDATE", u32::from(self.tf.is_none()));
         let per_chunk = grid(chunks * layout.heads * (s / tile), caps);
         let per_state = grid(self.sequences.count() * layout.heads * (s * s / 4 / scan_threads), caps);
-        Some(vec![
-            Launch { shader: state, groups: per_chunk },
-            Launch { shader: scan, groups: per_state },
-            Launch { shader: output, groups: per_chunk },
-        ])
+        Some(vec![Launch::new(state, per_chunk), Launch::new(scan, per_state), Launch::new(output, per_chunk)])
     }
 
     pub(crate) fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
@@ -337,7 +333,7 @@ impl Linear {
 
     fn mixed_params(&self, mix: &head_mix::Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let maybe = maybe(at);
         let ([state_in, state_out], [in_stride, out_stride]) =
             layout.state_params([&self.state_in, &self.state_out], at);
         MixedParams {
@@ -367,7 +363,7 @@ impl Linear {
         let chunks = layout.chunks_of(choice);
         let states = chunks * layout.heads * layout.head_size * layout.head_size * 4;
         let decays = chunks * layout.heads * layout.head_size * 4;
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let maybe = maybe(at);
         let scratch = maybe(self.scratch);
         let ([state_in, state_out], [in_stride, out_stride]) =
             layout.state_params([&self.state_in, &self.state_out], at);

@@ -46,6 +46,21 @@ pub struct Launch {
     pub shader: Shader,
     /// Workgroups in x, y, z.
     pub groups: [u32; 3],
+    /// What the operation calls this dispatch, by a number of its own; 0 where it need not tell its dispatches apart.
+    pub tag: u8,
+}
+
+impl Launch {
+    /// A dispatch without a tag.
+    pub fn new(shader: Shader, groups: [u32; 3]) -> Launch {
+        Launch { shader, groups, tag: 0 }
+    }
+
+    /// The same with a tag.
+    #[must_use]
+    pub fn tagged(self, tag: u8) -> Launch {
+        Launch { tag, ..self }
+    }
 }
 
 /// What `pick` decided.
@@ -60,7 +75,7 @@ pub struct Choice {
 impl Choice {
     /// A choice of one dispatch.
     pub fn one(path: Path, shader: Shader, groups: [u32; 3]) -> Choice {
-        Choice { path, launches: vec![Launch { shader, groups }] }
+        Choice { path, launches: vec![Launch::new(shader, groups)] }
     }
 }
 
@@ -189,6 +204,24 @@ pub fn only_scalar(operation: &'static str, want: Option<Path>) -> Result<(), Un
         None | Some(Path::Scalar) => Ok(()),
         Some(other) => Err(Unsupported { operation, reason: format!("no {} path", other.name()) }),
     }
+}
+
+/// `Err(Unsupported)` unless all numbers fit the 32 bits that a parameter block has for each.
+pub fn within_32_bits(operation: &'static str, numbers: impl IntoIterator<Item = usize>) -> Result<(), Unsupported> {
+    match numbers.into_iter().find(|&n| u32::try_from(n).is_err()) {
+        Some(most) => Err(Unsupported { operation, reason: format!("sizes need the number {most}, beyond 32 bits") }),
+        None => Ok(()),
+    }
+}
+
+/// A number of a parameter block.
+pub fn word(n: usize) -> u32 {
+    u32::try_from(n).expect("`check` and `pick` should have refused larger numbers")
+}
+
+/// The address of an operand that may not be there, which is 0 then.
+pub fn maybe(at: &dyn Fn(&Tensor) -> Address) -> impl Fn(Option<Tensor>) -> Address {
+    move |t| t.as_ref().map_or(Address::default(), at)
 }
 
 /// `Err(Invalid)` with this reason unless `holds`.

@@ -31,16 +31,16 @@ fn weights(call: &mut Call) -> Vec<&mut Tensor> {
     }
 }
 
-/// Changes the operands of a call that lie in slots which were packed; `packed` gives the type of such a slot. Says which
-/// operand cannot be read where it is packed.
-pub fn use_packed(call: &mut Call, packed: &dyn Fn(Slot) -> Option<TensorType>) -> Result<(), String> {
+/// Changes the operands of a call that lie in slots which were packed; `packed` gives the slot that holds what came of such a slot, and
+/// its type. Says which operand cannot be read where it is packed.
+pub fn use_packed(call: &mut Call, packed: &dyn Fn(Slot) -> Option<(Slot, TensorType)>) -> Result<(), String> {
     for tensor in weights(call) {
-        if let Some(view) = packed(tensor.slot).and_then(|ty| view(tensor, ty)) {
+        if let Some(view) = packed(tensor.slot).and_then(|(slot, ty)| Some(Tensor { slot, ..view(tensor, ty)? })) {
             *tensor = view;
         }
     }
     let operation = call.operation();
-    let left = operation.reads().into_iter().find(|t| packed(t.slot).is_some_and(|ty| t.ty != ty));
+    let left = operation.reads().into_iter().find(|t| packed(t.slot).is_some_and(|(_, ty)| t.ty != ty));
     left.map_or(Ok(()), |t| Err(format!("{} reads {t}, which was packed and cannot be read so", operation.name())))
 }
 
@@ -67,8 +67,8 @@ mod tests {
         Tensor::dense(Slot(slot), ty, shape)
     }
 
-    fn packed(slot: Slot) -> Option<TensorType> {
-        (slot == Slot(0)).then_some(TensorType::Q6_Kx8)
+    fn packed(slot: Slot) -> Option<(Slot, TensorType)> {
+        (slot == Slot(0)).then_some((Slot(7), TensorType::Q6_Kx8))
     }
 
     #[test]
@@ -93,6 +93,8 @@ mod tests {
         use_packed(&mut call, &packed).unwrap();
         let types: Vec<TensorType> = call.operation().reads().iter().map(|t| t.ty).collect();
         assert!(types.contains(&TensorType::Q6_Kx8) && types.contains(&TensorType::Q6_K), "{types:?}");
+        let slots: Vec<Slot> = call.operation().reads().iter().map(|t| t.slot).collect();
+        assert!(slots.contains(&Slot(7)) && !slots.contains(&Slot(0)), "{slots:?}");
         assert_eq!(call.operation().check(), Ok(()));
     }
 

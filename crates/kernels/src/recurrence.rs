@@ -5,7 +5,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader, SubgroupRequest};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, require};
+use crate::operation::{Choice, Invalid, Launch, Path, Unsupported, require, within_32_bits};
 use crate::tensor::Tensor;
 
 /// The way through the tokens of a sequence.
@@ -242,12 +242,7 @@ impl Layout {
         let row = self.head_size * self.heads * 4;
         let units = self.sequences.count().max(self.chunks(LEAST_CHUNK)).saturating_mul(row);
         let strides = states.iter().map(|t| t.stride[3]).max().unwrap_or(0);
-        match [row * self.head_size, self.tokens, units, strides].into_iter().max() {
-            Some(most) if most > u32::MAX as usize => {
-                Err(Unsupported { operation, reason: format!("sizes need the number {most}, beyond 32 bits") })
-            }
-            _ => Ok(()),
-        }
+        within_32_bits(operation, [row * self.head_size, self.tokens, units, strides])
     }
 
     /// Whether the call runs in chunks, on a device where they fit. Chunks are worth it from `from` tokens on.

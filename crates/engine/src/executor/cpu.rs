@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use kiln_gguf::Gguf;
+use kiln_gguf::{Gguf, TensorType, quant};
 use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place};
@@ -118,7 +118,11 @@ impl Executor for CpuExecutor {
         let own = &plan.slots[plan.n_fixed..];
         let needed = own.iter().map(alone).sum::<usize>() + plan.arena.saturating_sub(self.arena.len());
         has_room("reading so many tokens at once", needed as u64)?;
-        let own = own.iter().map(|s| vec![0; alone(s)]).collect();
+        let own = own.iter().map(|s| match s.kind {
+            SlotKind::Form(of) => form(&plan.slots[of.0 as usize], self.memory.bytes(of), s),
+            _ => Ok(vec![0; alone(s)]),
+        });
+        let own = own.collect::<Result<Vec<_>, _>>()?;
         if self.arena.len() < plan.arena {
             self.arena = vec![0; plan.arena];
         }
@@ -256,6 +260,21 @@ fn has_room(what: &'static str, needed: u64) -> Result<(), Error> {
         Some(available) if available.bytes < needed => Err(Error::Memory { what, needed, available }),
         _ => Ok(()),
     }
+}
+
+/// The weights of a slot as a plan for a device has them: packed, or decoded to F16.
+fn form(of: &SlotInfo, bytes: &[u8], form: &SlotInfo) -> Result<Vec<u8>, Error> {
+    let mut out = vec![0; form.bytes];
+    let made = if form.ty == TensorType::F16 {
+        let mut values = vec![0.0; form.shape.iter().product()];
+        quant::dequantise(of.ty, bytes, &mut values).map(|()| {
+            out.copy_from_slice(bytemuck::cast_slice(&values.into_iter().map(half::f16::from_f32).collect::<Vec<_>>()));
+        })
+    } else {
+        quant::pack(form.ty, bytes, &mut out)
+    };
+    made.map_err(|why| Error::Plan { step: form.name.clone(), why: why.to_string() })?;
+    Ok(out)
 }
 
 fn run_call(call: &Call, arithmetic: Arithmetic, memory: &mut HostMemory) {

@@ -8,12 +8,12 @@ use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, 
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{dequantise, hand_over, packing};
+use kiln_kernels::{dequantise, hand_over};
 
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
-use crate::lower::Target;
-use crate::plan::{Fixed, Plan, SlotKind};
+use crate::lower::{Keep, Packing, Target, Weights};
+use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
 use crate::weights;
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
@@ -24,29 +24,6 @@ const MOST_TRIALS: usize = 16;
 const STAGE_ALIGNMENT: u64 = 256;
 /// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
 const PIECE_BYTES: usize = 16 << 20;
-
-/// Which weights are packed for the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
-    /// Those that the device reads faster so.
-    Faster,
-    /// All that can be: for tests on devices that gain nothing.
-    All,
-    /// None, to see what packing gains.
-    None,
-}
-
-/// Which weights the device keeps as F16 besides, once a product of many columns has decoded them: it need not do so
-/// again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// As many as fit a quarter of the device's memory and half of what is free.
-    Ample,
-    /// All weights of such products: for tests on devices that do not decode.
-    All,
-    /// None.
-    None,
-}
 
 /// What products of many columns add up in, where matrix units have both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +83,8 @@ pub struct GpuExecutor {
     device: Arc<Device>,
     options: Options,
     fixed: Vec<Buffer>,
-    /// The type of each shared slot whose weights were packed.
-    packed: Vec<Option<TensorType>>,
+    /// The type and extents of each shared slot as it lies on the device, packed where it was.
+    loaded: Vec<(TensorType, [usize; 4])>,
     /// Weights as F16, by the slot they were decoded from.
     decoded: HashMap<Slot, Buffer>,
     plans: Vec<Option<Prepared>>,
@@ -217,7 +194,7 @@ impl GpuExecutor {
             device,
             options,
             fixed: Vec::new(),
-            packed: Vec::new(),
+            loaded: Vec::new(),
             decoded,
             plans: Vec::new(),
             arena: None,
@@ -226,13 +203,15 @@ impl GpuExecutor {
         }
     }
 
-    /// The packed type for rows of `len` elements of a type, where they should have one.
-    fn packed_type(&self, ty: TensorType, len: usize) -> Option<TensorType> {
-        match self.options.packing {
-            Packing::Faster => Some(packing::type_on(ty, len, &self.device.adapter.caps)).filter(|to| *to != ty),
-            Packing::All => quant::packed_type(ty, len),
-            Packing::None => None,
-        }
+    /// How weights lie on the device, and how much room there is for more.
+    fn weights(&self) -> Weights {
+        let Options { packing, keep, sums, .. } = self.options;
+        let (total, free) = self.memory_now();
+        let kept: u64 = self.decoded.values().map(Buffer::bytes).sum();
+        // Before anything is loaded plans are counted as they are without such weights: they take the most memory then.
+        let room = if self.fixed.is_empty() { 0 } else { (total / 4).saturating_sub(kept).min(free / 2) };
+        let kept = self.decoded.keys().copied().collect();
+        Weights { packing, keep, room, kept, half_sums: sums == Sums::F16 }
     }
 
     /// Memory for the scratch slots of a plan that needs so many bytes; `None` for a plan whose slots have no places.
@@ -290,39 +269,15 @@ impl GpuExecutor {
         self.prepared(plan).commands.counts()
     }
 
-    /// Lets products of many columns add up as the options say, and read weights that are kept decoded. What they read lies in slots behind the plan's own,
-    /// whose buffers are given back.
-    fn use_decoded(&mut self, plan: &mut Plan) -> Result<Vec<Buffer>, Error> {
-        let (mut buffers, mut slots) = (Vec::new(), HashMap::new());
-        for step in &mut plan.steps {
-            let kiln_kernels::Call::MulMm(call) = &mut step.call else { continue };
-            call.half_sums |= self.options.sums == Sums::F16;
-            let wanted = match self.options.keep {
-                Keep::Ample => call.ids.is_none() && call.decodes(&self.device.adapter.caps),
-                Keep::All => call.ids.is_none(),
-                Keep::None => false,
-            };
-            let mut weights: Vec<&mut Tensor> =
-                std::iter::once(&mut call.product.a).chain(call.others.iter_mut().map(|s| &mut s.a)).collect();
-            let whole = |t: &Tensor| t.ty.is_quantised() && t.offset == 0 && t.is_dense();
-            if !wanted || !weights.iter().all(|t| whole(t)) {
-                continue;
-            }
-            let new = weights.iter().filter(|t| !self.decoded.contains_key(&t.slot)).map(|t| 2 * t.len() as u64);
-            if self.options.keep == Keep::Ample && !self.has_room(new.sum()) {
-                continue;
-            }
-            for tensor in &mut weights {
-                let buffer = self.decode(tensor)?;
-                let slot = *slots.entry(tensor.slot).or_insert_with(|| {
-                    buffers.push(buffer);
-                    let number = plan.slots.len() + buffers.len() - 1;
-                    Slot(u32::try_from(number).expect("slots are numbered with 32 bits"))
-                });
-                **tensor = Tensor::dense(slot, TensorType::F16, tensor.shape);
-            }
+    /// The weights of a shared slot in another form: packed, as they were loaded, or decoded.
+    fn form(&mut self, of: Slot, form: &SlotInfo) -> Result<Buffer, Error> {
+        let at = of.0 as usize;
+        if form.ty == TensorType::F16 {
+            let (ty, shape) = self.loaded[at];
+            return self.decode(&Tensor::dense(of, ty, shape));
         }
-        Ok(buffers)
+        assert_eq!(self.loaded[at].0, form.ty, "weights should have been packed as the plan was told");
+        Ok(self.fixed[at].clone())
     }
 
     /// Bytes in all, and bytes that may still be taken: the driver's numbers, within the limit that was set.
@@ -344,10 +299,18 @@ impl GpuExecutor {
         Ok(self.device.allocate(MemoryKind::Device, bytes)?)
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
-        let (total, free) = self.memory_now();
-        let kept: u64 = self.decoded.values().map(Buffer::bytes).sum();
-        kept + bytes <= total / 4 && bytes <= free / 2
+    /// Whether a step reads weights as the file has them which were packed for the device: it cannot.
+    fn refuse_unpacked(&self, plan: &Plan) -> Result<(), Error> {
+        for step in &plan.steps {
+            let operation = step.call.operation();
+            let loaded = |t: &Tensor| self.loaded.get(t.slot.0 as usize).filter(|_| plan.kind(t) == &SlotKind::Weight);
+            let left = operation.reads().into_iter().find(|t| loaded(t).is_some_and(|(ty, _)| ty.base() != *ty));
+            if let Some(t) = left {
+                let why = format!("{} reads {t}, which was packed and cannot be read so", operation.name());
+                return Err(Error::Plan { step: step.label.clone(), why });
+            }
+        }
+        Ok(())
     }
 
     /// The weights of a whole slot as F16, decoded now if they are new.
@@ -527,8 +490,9 @@ impl Executor for GpuExecutor {
         let mut uploader = Uploader::new(&self.device)?;
         self.plans.clear();
         self.decoded.clear();
+        let weights = self.weights();
         self.fixed.clear();
-        self.packed.clear();
+        self.loaded.clear();
         let mut nothing: Option<Buffer> = None;
         for slot in &fixed.slots {
             if slot.kind == SlotKind::Elsewhere {
@@ -537,11 +501,12 @@ impl Executor for GpuExecutor {
                     None => nothing.insert(self.device.allocate(MemoryKind::Device, 4)?).clone(),
                 };
                 self.fixed.push(buffer);
-                self.packed.push(None);
+                self.loaded.push((slot.ty, slot.shape));
                 continue;
             }
             let weight = if slot.kind == SlotKind::Weight { Some(gguf.tensor(&slot.name)?) } else { None };
-            let packed = weight.and_then(|info| self.packed_type(info.ty, info.shape[0]));
+            let caps = &self.device.adapter.caps;
+            let packed = weight.and_then(|info| weights.packed_type(info.ty, info.shape[0], caps));
             let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
             let buffer = self.allocate(bytes as u64)?;
             match (&slot.kind, weight, packed) {
@@ -552,7 +517,7 @@ impl Executor for GpuExecutor {
                 _ => uploader.zero(&buffer)?,
             }
             self.fixed.push(buffer);
-            self.packed.push(packed);
+            self.loaded.push((packed.unwrap_or(slot.ty), slot.shape));
             done += slot.bytes as u64;
             progress(done, total);
         }
@@ -564,14 +529,9 @@ impl Executor for GpuExecutor {
         self.arena(bytes as u64).map(drop)
     }
 
-    fn prepare(&mut self, mut plan: Plan) -> Result<PlanId, Error> {
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.fixed.len(), "the plan should stand on the slots that were loaded");
-        let packed = |slot: Slot| self.packed.get(slot.0 as usize).copied().flatten();
-        for step in &mut plan.steps {
-            let fault = |why| Error::Plan { step: step.label.clone(), why };
-            packing::use_packed(&mut step.call, &packed).map_err(fault)?;
-        }
-        let decoded = self.use_decoded(&mut plan)?;
+        self.refuse_unpacked(&plan)?;
         let mut choices = picked(&plan, &self.device)?;
         let counters = self.hand_over(&plan, &mut choices)?;
         let shaders: Vec<Shader> = choices.iter().flat_map(|c| c.launches.iter().map(|l| l.shader.clone())).collect();
@@ -583,6 +543,11 @@ impl Executor for GpuExecutor {
         let arena = self.arena(plan.arena as u64)?;
         for slot in &plan.slots[plan.n_fixed..] {
             let bytes = slot.bytes as u64;
+            if let SlotKind::Form(of) = slot.kind {
+                buffers.push(self.form(of, slot)?);
+                bases.push(0);
+                continue;
+            }
             if let (Some(place), Some(arena)) = (slot.place, &arena) {
                 buffers.push(arena.clone());
                 bases.push(place as u64);
@@ -605,7 +570,6 @@ impl Executor for GpuExecutor {
             }
             buffers.push(buffer);
         }
-        buffers.extend(decoded);
         let crossings = self.crossings(&plan)?;
         let places = Places {
             buffers: &buffers,
@@ -793,7 +757,8 @@ impl Executor for GpuExecutor {
     }
 
     fn target(&self) -> Target {
-        Target { alike: self.options.reproducible, ..Target::gpu(&self.device.adapter.caps) }
+        let target = Target::gpu(&self.device.adapter.caps);
+        Target { alike: self.options.reproducible, weights: self.weights(), ..target }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

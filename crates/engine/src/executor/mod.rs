@@ -9,8 +9,9 @@ use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
+pub use crate::lower::{Keep, Packing};
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Keep, Options, Order, Packing, Sums, batch_on};
+pub use gpu::{GpuExecutor, Options, Order, Sums, batch_on};
 pub use several::Several;
 
 use crate::Error;

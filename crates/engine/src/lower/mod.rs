@@ -13,11 +13,14 @@ mod edit;
 mod fuse;
 mod late_rows;
 mod memory;
+mod order;
 mod prune;
 mod scratch;
 mod target;
+mod weights;
 
 pub use target::Target;
+pub use weights::{Keep, Packing, Weights};
 
 use crate::Error;
 use crate::plan::Plan;
@@ -44,6 +47,8 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "cache", summary: "rope and the writing of caches become one", run: attention::cache_write },
     Pass { name: "splits", summary: "attention of few tokens is split over keys", run: attention::splits },
     Pass { name: "columns", summary: "products of rows that must not depend on others are cut", run: columns::run },
+    Pass { name: "weights", summary: "weights are read packed, or decoded once for all", run: weights::run },
+    Pass { name: "order", summary: "steps that do not wait for each other stand side by side", run: order::run },
     Pass { name: "scratch", summary: "steps get the memory they need between their dispatches", run: scratch::run },
     Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },
 ];

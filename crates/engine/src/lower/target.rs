@@ -7,6 +7,8 @@ use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, mul_mm};
 
+use super::weights::{Keep, Packing, Weights};
+
 /// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
 /// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
 const FEW_BESIDE_MATRICES: usize = 5;
@@ -38,6 +40,8 @@ pub struct Target {
     /// Whether a step costs more than a little work that is done several times: several products that read a normed token each norm it for
     /// themselves then, and the last workgroup of a router chooses the experts.
     pub saves_steps: bool,
+    /// How weights lie there.
+    pub weights: Weights,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
     /// Whether plans are cut into parts that are lowered each for a target of its own: only passes that look at a plan as a
@@ -56,6 +60,7 @@ impl Target {
             long_column: usize::MAX,
             alike: false,
             saves_steps: false,
+            weights: Weights::as_they_are(),
             fuses: true,
             in_parts: false,
         }
@@ -74,6 +79,8 @@ impl Target {
             long_column: LONG_COLUMN,
             alike: false,
             saves_steps: !caps.is_cpu,
+            // How much memory there is for weights that are kept decoded is known to whoever holds it.
+            weights: Weights { packing: Packing::Faster, keep: Keep::Ample, ..Weights::as_they_are() },
             fuses: true,
             in_parts: false,
         }
@@ -98,8 +105,7 @@ impl Target {
     pub fn runs(&self, call: &Call) -> bool {
         let mut call = call.clone();
         if let Call::MulMm(product) = &mut call {
-            let words = product.ample_scratch_bytes().div_ceil(4).max(1);
-            product.scratch = Some(Tensor::dense(Slot(u32::MAX), TensorType::I32, [words, 1, 1, 1]));
+            *product = with_ample_memory(product);
         }
         // Columns that are treated alike are cut later, into as many as a device takes.
         if let Call::MulMatVec(product) = &mut call
@@ -111,4 +117,11 @@ impl Target {
         let operation = call.operation();
         operation.check().is_ok() && self.caps.as_ref().is_none_or(|caps| operation.pick(caps, None).is_ok())
     }
+}
+
+/// A product of many columns with all the memory that it may ask for, which no plan has.
+pub(super) fn with_ample_memory(call: &mul_mm::Call) -> mul_mm::Call {
+    let words = call.ample_scratch_bytes().div_ceil(4).max(1);
+    let memory = Tensor::dense(Slot(u32::MAX), TensorType::I32, [words, 1, 1, 1]);
+    mul_mm::Call { scratch: Some(memory), ..call.clone() }
 }

@@ -80,8 +80,11 @@ impl Plan {
             self.check_aliases(step, &reads, &writes)?;
             for tensor in &writes {
                 let slot = &self.slots[tensor.slot.0 as usize];
-                let given = matches!(slot.kind, SlotKind::Weight | SlotKind::Constant(_) | SlotKind::Input);
-                if given || slot.kind == SlotKind::Arriving {
+                let given = matches!(
+                    slot.kind,
+                    SlotKind::Weight | SlotKind::Form(_) | SlotKind::Constant(_) | SlotKind::Input | SlotKind::Arriving
+                );
+                if given {
                     return Err(fault(format!("writes {}, which is not its to write", slot.name)));
                 }
                 if !fresh(slot) {
@@ -136,7 +139,7 @@ mod tests {
     use super::super::{Plan, Ports, SlotInfo, SlotKind, Step};
 
     fn slot(name: &str, kind: SlotKind) -> SlotInfo {
-        SlotInfo { name: name.into(), kind, bytes: 64, place: None }
+        SlotInfo { name: name.into(), kind, bytes: 64, ty: F32, shape: [16, 1, 1, 1], place: None }
     }
 
     fn tensor(slot: u32) -> Tensor {

@@ -23,6 +23,9 @@ pub use builder::{Builder, Linear, Norm};
 pub enum SlotKind {
     /// A tensor of the model file.
     Weight,
+    /// The weights of another slot in the form in which the device has them: packed, or decoded to F16. The executor fills it when a
+    /// plan is made ready.
+    Form(Slot),
     /// Bytes that are computed when the model is loaded.
     Constant(Arc<[u8]>),
     /// Rows of keys or values of all sequences, in pages, kept from run to run.
@@ -60,6 +63,10 @@ pub struct SlotInfo {
     pub kind: SlotKind,
     /// Its size.
     pub bytes: usize,
+    /// The type of what fills it.
+    pub ty: TensorType,
+    /// The extents of what fills it.
+    pub shape: [usize; 4],
     /// Where it lies in the plan's arena, for scratch slots of a lowered plan. Slots whose contents are needed at different
     /// times may lie in the same place.
     pub place: Option<usize>,
@@ -101,7 +108,7 @@ impl Fixed {
 fn add(slots: &mut Vec<SlotInfo>, name: String, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
     let slot = Slot(u32::try_from(slots.len()).expect("plans have far fewer slots than 2^32"));
     let tensor = Tensor::dense(slot, ty, shape);
-    slots.push(SlotInfo { name, kind, bytes: tensor.span().1, place: None });
+    slots.push(SlotInfo { name, kind, bytes: tensor.span().1, ty, shape, place: None });
     tensor
 }
 

@@ -12,7 +12,7 @@ use super::memory::{Count, Held, KINDS, Pool, pools};
 use super::pages::Chain;
 use super::shapes;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Results, Room, graph};
+use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
 use crate::executor::{Executor, PlanId, Progress};
 use crate::lower::lower;
 use crate::model::Model;
@@ -123,8 +123,11 @@ impl Engine {
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
         let graph = model.graph(&room)?;
+        let arenas = super::fit::arenas(&graph, &*executor, &room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
-        super::fit::reserve(&graph, &mut *executor, &room)?;
+        for (device, bytes) in arenas.into_iter().enumerate() {
+            executor.reserve_on(device, bytes)?;
+        }
         let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
         let has_caches = has(SlotKind::Cache) || has(SlotKind::WindowCache);
         let has_states = has(SlotKind::State);

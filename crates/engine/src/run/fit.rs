@@ -9,7 +9,7 @@ use crate::executor::{Executor, Memory, Share};
 use crate::lower::cut::Part;
 use crate::lower::{Target, lower};
 use crate::model::Model;
-use crate::plan::{Plan, SlotKind};
+use crate::plan::{Plan, SlotInfo, SlotKind};
 
 /// Tokens of context where nobody says how many: enough for a long talk, and small beside most models.
 const USUAL_CONTEXT: usize = 8192;
@@ -237,8 +237,9 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
     let graph = model.graph(room)?;
     let plans = largest(&graph, place, room)?;
     let own = |plan: &Plan| {
-        let apart = plan.slots[plan.n_fixed..].iter().filter(|s| s.place.is_none()).map(|s| s.bytes).sum::<usize>();
-        apart as u64
+        // Weights in another form lie where the weights lie.
+        let apart = |s: &&SlotInfo| s.place.is_none() && !matches!(s.kind, SlotKind::Form(_));
+        plan.slots[plan.n_fixed..].iter().filter(apart).map(|s| s.bytes as u64).sum::<u64>()
     };
     let device = |(number, share): (usize, &Share)| {
         let fixed = |wanted: fn(&SlotKind) -> bool| {
@@ -286,16 +287,16 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<[Vec<Part>; 
     Ok([lowered(batch)?, lowered(decode)?])
 }
 
-/// Takes the memory that the steps of any plan compute in, but for those that want the logits of every token.
-pub(super) fn reserve(graph: &Graph, executor: &mut dyn Executor, room: &Room) -> Result<(), Error> {
+/// Bytes that the steps of any plan compute in on each device, but for those that want the logits of every token.
+pub(super) fn arenas(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<Vec<usize>, Error> {
     let plans = largest(graph, &Place::of(executor), room)?;
-    for device in 0..executor.shares().len() {
+    let of = |device: usize| {
         let arena = |parts: &Vec<Part>| {
             let here = parts.iter().filter(|part| part.device == device);
             here.map(|part| part.plan.arena).max().unwrap_or(0)
         };
         // A batch of both kinds has rows of both.
-        executor.reserve_on(device, plans.iter().map(arena).sum())?;
-    }
-    Ok(())
+        plans.iter().map(arena).sum()
+    };
+    Ok((0..executor.shares().len()).map(of).collect())
 }

@@ -7,7 +7,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, only_scalar, require, word};
 use crate::rows::reachable;
 use crate::tensor::Tensor;
 
@@ -132,7 +132,6 @@ impl Operation for Call {
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let number = |n: usize| u32::try_from(n).expect("`check` and `pick` should have refused larger numbers");
         Params {
             sampled: at(&self.sampled),
             table: at(&self.places.table),
@@ -145,11 +144,11 @@ impl Operation for Call {
             step: at(&self.step),
             other_table: self.others.as_ref().map_or(Address::default(), |o| at(&o.table)),
             other_rows: self.others.as_ref().map_or(Address::default(), |o| at(&o.rows)),
-            n: number(self.sampled.shape[0]),
-            pages: number(self.places.table.shape[0]),
-            page: number(self.page),
-            window: number(self.recent.map_or(0, |t| t.shape[0])),
-            steps: number(self.history.shape[0]),
+            n: word(self.sampled.shape[0]),
+            pages: word(self.places.table.shape[0]),
+            page: word(self.page),
+            window: word(self.recent.map_or(0, |t| t.shape[0])),
+            steps: word(self.history.shape[0]),
         }
         .bytes()
     }

@@ -9,9 +9,7 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::elementwise::{row, rows_addressable, strides};
 use crate::host::HostMemory;
-use crate::operation::{
-    Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar, require, rows_apart,
-};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar, require, rows_apart, word};
 use crate::tensor::Tensor;
 
 pub(crate) use reference::sorted;
@@ -145,10 +143,10 @@ impl Operation for Call {
         let shader = Shader::new(format!("{NAME}.f32"), "argsort/argsort.comp", Params::glsl())
             .define("TILE", tile)
             .define("WG", sort_threads(tile, caps));
-        let mut launches = vec![Launch { shader, groups: grid(cols.div_ceil(tile) * rows, caps) }];
+        let mut launches = vec![Launch::new(shader, grid(cols.div_ceil(tile) * rows, caps))];
         let threads = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
         let merge = Shader::new(format!("{NAME}.merge"), "argsort/merge.comp", Params::glsl()).define("WG", threads);
-        let merge = Launch { shader: merge, groups: grid(cols.div_ceil(threads) * rows, caps) };
+        let merge = Launch::new(merge, grid(cols.div_ceil(threads) * rows, caps));
         launches.extend(std::iter::repeat_n(merge, self.merges()));
         Ok(Choice { path: Path::Scalar, launches })
     }
@@ -159,7 +157,6 @@ impl Operation for Call {
             let first = at(s);
             [first, first.offset((scratch_bytes(self.x.shape[0], self.x.rows()) / 2) as u64)]
         });
-        let number = |n: usize| u32::try_from(n).expect("`sortable` should have refused larger numbers");
         let per_row = self.groups_per_row(&choice.launches[launch], launch > 0);
         Params {
             x: at(&self.x),
@@ -171,9 +168,9 @@ impl Operation for Call {
             dst_stride: strides(&self.dst),
             cols,
             keep: self.dst.extents()[0],
-            groups: number(per_row * self.x.rows()),
-            groups_per_row: number(per_row),
-            run: number(TILE << launch.saturating_sub(1)),
+            groups: word(per_row * self.x.rows()),
+            groups_per_row: word(per_row),
+            run: word(TILE << launch.saturating_sub(1)),
             flip: if self.order == Order::Descending { u32::MAX } else { 0 },
             last: u32::from(launch + 1 == choice.launches.len()),
         }

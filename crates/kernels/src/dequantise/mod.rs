@@ -28,7 +28,7 @@ pub struct Call {
 }
 
 /// The kernel.
-pub(crate) const FILE: &str = "dequantise/dequantise.comp";
+const FILE: &str = "dequantise/dequantise.comp";
 
 kiln_gpu::params! {
     struct Params {

@@ -171,7 +171,7 @@ pub(super) fn with_combine(call: &Call, caps: &Caps, mut choice: Choice) -> Resu
             .define("WG", threads)
             .define("BC", 1)
             .define("RUN", 1);
-        choice.launches.push(Launch { shader, groups: within([tokens, heads, batch], caps)? });
+        choice.launches.push(Launch::new(shader, within([tokens, heads, batch], caps)?));
     }
     Ok(choice)
 }

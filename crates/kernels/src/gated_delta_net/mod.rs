@@ -9,7 +9,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word};
 use crate::recurrence::{Sequences, check_slots, lanes};
 use crate::ssm_scan::has_dense_tokens;
 use crate::tensor::Tensor;
@@ -190,9 +190,7 @@ impl Operation for Call {
         }
         let strides = [self.q, self.k, self.v, self.g, self.rates()].map(|t| t.stride[2]);
         let numbers = [tokens, 4 * size * size * heads, self.sequences.count() * heads * size];
-        if let Some(most) = numbers.into_iter().chain(strides).find(|&n| u32::try_from(n).is_err()) {
-            return refuse(format!("sizes need the number {most}, beyond 32 bits"));
-        }
+        within_32_bits(NAME, numbers.into_iter().chain(strides))?;
         let per_value = size / LANE_KEYS;
         let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
         let mut cols = size.min(limit / per_value);
@@ -227,9 +225,8 @@ impl Operation for Call {
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
-        let stride = |t: Tensor| number(t.stride[2] / 4);
+        let maybe = maybe(at);
+        let stride = |t: Tensor| word(t.stride[2] / 4);
         let mut of_gate = self.gate.operands();
         Params {
             q: at(&self.q),
@@ -243,10 +240,10 @@ impl Operation for Call {
             y: at(&self.y),
             starts: maybe(self.sequences.tensor()),
             slots: maybe(self.slots),
-            heads: number(self.v.shape[1]),
-            tokens: number(self.v.shape[2]),
-            sequences: number(self.sequences.count()),
-            states: number(self.state.shape[3]),
+            heads: word(self.v.shape[1]),
+            tokens: word(self.v.shape[2]),
+            sequences: word(self.sequences.count()),
+            states: word(self.state.shape[3]),
             q_stride: stride(self.q),
             k_stride: stride(self.k),
             v_stride: stride(self.v),

@@ -9,7 +9,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require, word};
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
@@ -127,7 +127,6 @@ impl Operation for Call {
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let bonus = |part: fn(&Bonus) -> Tensor| self.bonus.as_ref().map_or(Address::default(), |b| at(&part(b)));
-        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
         Params {
             x: at(&self.x),
             weight: at(&self.weight),
@@ -138,8 +137,8 @@ impl Operation for Call {
             bonus_weight: bonus(|b| b.weight),
             gate: self.gate.as_ref().map_or(Address::default(), |(gate, _)| at(gate)),
             y: at(&self.y),
-            heads: number(self.x.shape[1]),
-            rows: number(self.x.rows()),
+            heads: word(self.x.shape[1]),
+            rows: word(self.x.rows()),
             eps: self.eps,
         }
         .bytes()

@@ -8,7 +8,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require, word};
 use crate::tensor::Tensor;
 
 const NAME: &str = "key_mix";
@@ -122,7 +122,6 @@ impl Operation for Call {
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let value = |part: fn(&Value) -> Tensor| self.value.as_ref().map_or(Address::default(), |v| at(&part(v)));
-        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
         Params {
             k: at(&self.k),
             k_k: at(&self.k_k),
@@ -134,8 +133,8 @@ impl Operation for Call {
             v: value(|v| v.v),
             first: value(|v| v.first),
             share_of_first: value(|v| v.share),
-            heads: number(self.k.shape[1]),
-            rows: number(self.k.rows()),
+            heads: word(self.k.shape[1]),
+            rows: word(self.k.rows()),
             eps: self.eps,
         }
         .bytes()

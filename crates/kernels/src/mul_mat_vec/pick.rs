@@ -13,7 +13,8 @@ use crate::operation::{Choice, Launch, Operation as _, Path, Touches, Unsupporte
 use crate::tensor::Tensor;
 
 const PRODUCT: &str = "mul_mat_vec/mul_mat_vec.comp";
-const QUANTISE: &str = "mul_mat_vec/quantise.comp";
+/// The tag of the launch that rounds columns.
+const ROUND: u8 = 1;
 /// Most matrices of a launch: their addresses must fit the parameters.
 const MOST_MATRICES: usize = 3;
 /// Most bytes of rounded columns in shared memory; more would leave room for too few workgroups on a core.
@@ -209,7 +210,7 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
 }
 
 pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-    let scratch = choice.launches[0].shader.file == QUANTISE;
+    let scratch = choice.launches[0].tag == ROUND;
     if scratch && launch == 0 {
         return quantise_block(call, at).bytes();
     }
@@ -224,7 +225,7 @@ pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&T
 
 /// Launches of different formats do not wait for each other: siblings go with neither a gate nor a residual.
 pub(super) fn touches(call: &Call, choice: &Choice, launch: usize) -> Touches {
-    let scratch = choice.launches[0].shader.file == QUANTISE;
+    let scratch = choice.launches[0].tag == ROUND;
     let rounded: Vec<Tensor> = call.scratch.into_iter().collect();
     let mut reads = call.reads();
     if scratch && launch == 0 {
@@ -249,12 +250,12 @@ fn quantise(call: &Call, caps: &Caps) -> Result<Launch, Unsupported> {
     let b = call.product.b;
     let name = format!("{NAME}.{}.quantise", b.ty.name().to_lowercase());
     let threads = if caps.is_cpu { 8 } else { 256.min(caps.limits.max_workgroup_invocations) };
-    let shader = Shader::new(name, QUANTISE, quantise_block(call, &nowhere).glsl())
+    let shader = Shader::new(name, "mul_mat_vec/quantise.comp", quantise_block(call, &nowhere).glsl())
         .define("WG", threads)
         .define("WIDE", u32::from(call.exact))
         .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic));
     let shader = formats::define(norm_defines(call, shader), "B", b.ty)?;
-    Ok(Launch { shader, groups: grid(b.rows(), caps) })
+    Ok(Launch::new(shader, grid(b.rows(), caps)).tagged(ROUND))
 }
 
 fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {
@@ -400,7 +401,7 @@ fn product(
     let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns;
     let groups = units.div_ceil((tuning.threads / team) as usize);
     let groups = loops.map_or(groups, |most| groups.min(most));
-    Ok(Launch { shader, groups: grid(groups * batches, caps) })
+    Ok(Launch::new(shader, grid(groups * batches, caps)))
 }
 
 fn batches(call: &Call) -> usize {

@@ -7,7 +7,7 @@ use kiln_gpu::{Caps, Component, MatrixOrder, SubgroupRequest};
 use super::matrix::{Place, cut_for, element_of, rows_at};
 use super::pick::{Columns, columns, launches, shader, unsupported};
 use super::tuning::{Cut, table};
-use super::{Call, NAME};
+use super::{Call, Kernel, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Launch, Path, Unsupported, element_functions};
@@ -181,7 +181,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
         .define("PUT4_D", store.replace("store", "put4"))
         .subgroup(SubgroupRequest::Full);
-    let mut launches = launches(call, caps, shader, [cut.tile[0], column_tiles * n as usize]);
+    let mut launches = launches(call, caps, (Kernel::Matrix, shader), [cut.tile[0], column_tiles * n as usize]);
     if call.ids.is_some() {
         // The list comes first.
         launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
@@ -240,7 +240,7 @@ mod tests {
         let caps = Caps::example_nvidia();
         let kernels = |call: Call| -> Vec<Kernel> {
             let choice = with_scratch(call).pick(&caps, Some(Path::Lanes)).unwrap();
-            choice.launches.iter().map(|launch| Kernel::of(&launch.shader)).collect()
+            choice.launches.iter().map(|launch| Kernel::of(launch)).collect()
         };
         let first = call(Q4_K, [4096, 4096, 16]);
         let other = call(Q6_K, [4096, 1024, 16]).product;

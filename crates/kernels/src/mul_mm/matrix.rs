@@ -6,7 +6,7 @@ use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, Subg
 use super::params::SplitParams;
 use super::pick::{Columns, columns, columns_each, launches, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
-use super::{Call, NAME};
+use super::{Call, Kernel, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Launch, Path, Unsupported, element_functions};
@@ -139,11 +139,14 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MK", shape.k)
         .define("SG", lanes)
         .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) });
-    let (shader, share) = match call.split(Path::Coopmat) {
-        Some(split) => (Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) }, split.count),
-        None => (shader, 1),
+    let (kernel, share) = match call.split(Path::Coopmat) {
+        Some(split) => {
+            let shader = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
+            ((Kernel::Split, shader), split.count)
+        }
+        None => ((Kernel::Matrix, shader), 1),
     };
-    let mut launches = shared_launches(call, caps, shader, cut.tile, share);
+    let mut launches = shared_launches(call, caps, kernel, cut.tile, share);
     launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?);
     Ok(launches)
 }
@@ -189,7 +192,7 @@ pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Uns
         .define("WG", cut.threads)
         .define("UNROLL", cut.unroll)
         .define("LEAST_N", shape.n);
-    let mut launches = launches(call, caps, shader, cut.tile);
+    let mut launches = launches(call, caps, (Kernel::Matrix, shader), cut.tile);
     launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: true, half_sums: false, order: None })?);
     Ok(launches)
 }

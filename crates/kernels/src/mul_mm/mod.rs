@@ -22,12 +22,11 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product, Sibling};
-use crate::operation::{Choice, Invalid, Operation, Path, Touches, Unsupported, Work, require};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, require};
 use crate::tensor::Tensor;
 use crate::{dequantise, quantise_q8_1};
 
 use memory::{Layout, Split};
-use params::SplitParams;
 
 const NAME: &str = "mul_mm";
 
@@ -66,7 +65,7 @@ pub struct Call {
 impl Call {
     /// Whether the call decodes its weights to F16 on a device before it multiplies them, each time it runs.
     pub fn decodes(&self, caps: &Caps) -> bool {
-        let decode = |launch: &crate::operation::Launch| launch.shader.file == dequantise::FILE;
+        let decode = |launch: &Launch| Kernel::of(launch) == Kernel::Decode;
         self.pick(caps, None).is_ok_and(|choice| choice.launches.iter().any(decode))
     }
 
@@ -198,7 +197,7 @@ impl Call {
 
     /// What a launch does, and to which matrix.
     fn job(&self, choice: &Choice, launch: usize) -> Job {
-        let kernel = |i: usize| Kernel::of(&choice.launches[i].shader);
+        let kernel = |i: usize| Kernel::of(&choice.launches[i]);
         let decoded = if choice.path >= Path::Coopmat { self.decoded() } else { vec![None; 1 + self.others.len()] };
         let of = kernel(launch);
         let before = |like: &dyn Fn(Kernel) -> bool| (0..launch).filter(|&i| like(kernel(i))).count();
@@ -264,23 +263,34 @@ enum Kernel {
 }
 
 impl Kernel {
-    fn of(shader: &Shader) -> Kernel {
-        match shader.file {
-            "mul_mm/experts.comp" => Kernel::List,
-            "mul_mm/columns.comp" if shader.defines.iter().any(|(name, value)| name == "SORTED" && value == "1") => {
-                Kernel::SortedColumns
-            }
-            "mul_mm/columns.comp" if shader.defines.iter().any(|(name, _)| name == "ORDER") => Kernel::LaneColumns,
-            "mul_mm/columns.comp" => Kernel::Columns,
-            "rms_norm/rms_norm.comp" | "glu/glu.comp" => Kernel::Make,
-            "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
-            dequantise::FILE => Kernel::Decode,
-            "mul_mm/coopmat.comp" if shader.params == SplitParams::glsl() => Kernel::Split,
-            "mul_mm/coopmat.comp" | "mul_mm/lanes.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
-            "mul_mm/tile.comp" if shader.params == SplitParams::glsl() => Kernel::PlainSplit,
-            "mul_mm/sums.comp" => Kernel::Sums,
-            _ => Kernel::Plain,
-        }
+    const ALL: [Kernel; 12] = [
+        Kernel::List,
+        Kernel::Columns,
+        Kernel::SortedColumns,
+        Kernel::LaneColumns,
+        Kernel::Make,
+        Kernel::Integers,
+        Kernel::Decode,
+        Kernel::Matrix,
+        Kernel::Split,
+        Kernel::Plain,
+        Kernel::PlainSplit,
+        Kernel::Sums,
+    ];
+
+    /// What a launch was made for.
+    fn of(launch: &Launch) -> Kernel {
+        Kernel::ALL[usize::from(launch.tag)]
+    }
+
+    /// A launch that does this.
+    fn launch(self, shader: Shader, groups: [u32; 3]) -> Launch {
+        Launch::new(shader, groups).tagged(self as u8)
+    }
+
+    /// The launches of another operation that do this.
+    fn all(self, choice: Choice) -> Vec<Launch> {
+        choice.launches.into_iter().map(|launch| launch.tagged(self as u8)).collect()
     }
 
     fn multiplies(self) -> bool {
@@ -468,5 +478,47 @@ mod tests {
         assert!(Call { scratch: None, ..call.clone() }.check().is_err());
         let plain = Call { ids: None, ..call };
         assert!(plain.block(Kernel::Matrix, (&plain.layout(), 0), &|_| Address(0)).len() <= 128);
+    }
+}
+
+#[cfg(test)]
+mod temporary {
+    use super::*;
+    #[test]
+    fn tags_say_what_files_say() {
+        let of = |shader: &Shader| match shader.file {
+            "mul_mm/experts.comp" => Kernel::List,
+            "mul_mm/columns.comp" if shader.defines.iter().any(|(n, v)| n == "SORTED" && v == "1") => Kernel::SortedColumns,
+            "mul_mm/columns.comp" if shader.defines.iter().any(|(n, _)| n == "ORDER") => Kernel::LaneColumns,
+            "mul_mm/columns.comp" => Kernel::Columns,
+            "rms_norm/rms_norm.comp" | "glu/glu.comp" => Kernel::Make,
+            "quantise_q8_1/quantise_q8_1.comp" => Kernel::Integers,
+            "dequantise/dequantise.comp" => Kernel::Decode,
+            "mul_mm/coopmat.comp" if shader.params == params::SplitParams::glsl() => Kernel::Split,
+            "mul_mm/coopmat.comp" | "mul_mm/lanes.comp" | "mul_mm/coopmat2.comp" => Kernel::Matrix,
+            "mul_mm/tile.comp" if shader.params == params::SplitParams::glsl() => Kernel::PlainSplit,
+            "mul_mm/sums.comp" => Kernel::Sums,
+            _ => Kernel::Plain,
+        };
+        let nvidia = Caps::example_nvidia();
+        let mut plain = nvidia.clone();
+        plain.coopmat2 = Default::default();
+        let software = Caps { is_cpu: true, ..Caps::least() };
+        let (mut n, mut kinds) = (0, std::collections::HashSet::new());
+        for case in [crate::case::Level::Small, crate::case::Level::Full].into_iter().flat_map(cases::cases) {
+            let call = case.call();
+            for caps in [&nvidia, &plain, &software, &Caps::least()] {
+                for want in [None, Some(Path::Scalar), Some(Path::IntDot), Some(Path::Coopmat), Some(Path::Lanes), Some(Path::Coopmat2)] {
+                    let Ok(choice) = call.operation().pick(caps, want) else { continue };
+                    for launch in &choice.launches {
+                        assert_eq!(Kernel::of(launch), of(&launch.shader), "{launch:?}");
+                        kinds.insert(format!("{:?}", Kernel::of(launch)));
+                        n += 1;
+                    }
+                }
+            }
+        }
+        eprintln!("{n} launches, {kinds:?}");
+        assert!(n > 1000);
     }
 }

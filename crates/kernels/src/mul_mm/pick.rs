@@ -45,7 +45,7 @@ fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
     if let Some((made, call)) = call.on_floats(path) {
         let mut choice = on(&call, caps, path)?;
         let first = made.operation().pick(caps, Some(Path::Scalar))?;
-        choice.launches.splice(0..0, first.launches);
+        choice.launches.splice(0..0, Kernel::Make.all(first));
         return Ok(choice);
     }
     let alone = call.alone();
@@ -63,11 +63,11 @@ fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
             Path::Coopmat2 => coopmat2(one, place)?,
         };
         // Sums that are added afterwards wait for all products together.
-        sums.extend(launches.pop_if(|launch| Kernel::of(&launch.shader) == Kernel::Sums));
+        sums.extend(launches.pop_if(|launch| Kernel::of(launch) == Kernel::Sums));
         products.extend(launches.pop());
         prepares.push(launches);
         let first = decode.map(|decode| decode.pick(caps, Some(Path::Scalar))).transpose()?;
-        decodes.push(first.map_or_else(Vec::new, |choice| choice.launches));
+        decodes.push(first.map_or_else(Vec::new, |choice| Kernel::Decode.all(choice)));
     }
     let cores = u64::from(caps.cores_or_guess());
     let fills = |launch: &Launch| launch.groups.iter().map(|&n| u64::from(n)).product::<u64>() >= cores;
@@ -131,17 +131,28 @@ pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shad
 }
 
 /// The launches around the kernel itself: with experts the list of tiles comes first.
-pub(super) fn launches(call: &Call, caps: &Caps, kernel: Shader, tile: [usize; 2]) -> Vec<Launch> {
+pub(super) fn launches(
+    call: &Call,
+    caps: &Caps,
+    kernel: (Kernel, Shader),
+    tile: [usize; 2],
+) -> Vec<Launch> {
     shared_launches(call, caps, kernel, tile, 1)
 }
 
 /// The same with several workgroups to a tile.
-pub(super) fn shared_launches(call: &Call, caps: &Caps, kernel: Shader, tile: [usize; 2], share: usize) -> Vec<Launch> {
+pub(super) fn shared_launches(
+    call: &Call,
+    caps: &Caps,
+    (what, kernel): (Kernel, Shader),
+    tile: [usize; 2],
+    share: usize,
+) -> Vec<Launch> {
     let Product { a, d, .. } = &call.product;
     let rows = a.shape[1].div_ceil(tile[0]);
     let Some(ids) = &call.ids else {
         let columns = d.shape[1].div_ceil(tile[1]) * d.shape[2] * d.shape[3];
-        return vec![Launch { shader: kernel, groups: grid(rows * columns * share, caps) }];
+        return vec![what.launch(kernel, grid(rows * columns * share, caps))];
     };
     let experts = a.shape[2];
     let threads = caps.limits.max_workgroup_invocations.min(if caps.is_cpu { 8 } else { 512 });
@@ -151,7 +162,7 @@ pub(super) fn shared_launches(call: &Call, caps: &Caps, kernel: Shader, tile: [u
         .define("N_EXPERTS", experts);
     // How many tiles there are is known on the device only: those past the last leave at once.
     let most = ids.len().min(ids.len() / tile[1] + experts);
-    vec![Launch { shader: list, groups: [1, 1, 1] }, Launch { shader: kernel, groups: grid(rows * most, caps) }]
+    vec![Kernel::List.launch(list, [1, 1, 1]), what.launch(kernel, grid(rows * most, caps))]
 }
 
 /// How columns are prepared.
@@ -210,7 +221,13 @@ pub(super) fn columns(
     if let Some(Before::Gate { kind, .. }) = call.before {
         shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
     }
-    Ok(Launch { shader, groups: grid(prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted || order.is_some())), caps) })
+    let kernel = match (sorted && call.ids.is_some(), order) {
+        (true, _) => Kernel::SortedColumns,
+        (false, Some(_)) => Kernel::LaneColumns,
+        (false, None) => Kernel::Columns,
+    };
+    let columns = prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted || order.is_some()));
+    Ok(kernel.launch(shader, grid(columns, caps)))
 }
 
 /// Vectors of four elements that each thread keeps in registers, if a column so long fits them; else 0, and they are read
@@ -234,7 +251,7 @@ fn scalar(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Un
             .define("WG", threads)
             .define("ROWS", rows)
             .define("TILE_N", columns);
-        return Ok(launches(call, caps, shader, [rows * threads, columns]));
+        return Ok(launches(call, caps, (Kernel::Plain, shader), [rows * threads, columns]));
     }
     tiles(call, place, shares)
 }
@@ -270,7 +287,7 @@ fn tiles(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Uns
         .define("THREAD_M", cut.warp[0])
         .define("THREAD_N", cut.warp[1]);
     let Some(split) = call.split(Path::Scalar).filter(|_| shares) else {
-        return Ok(launches(call, caps, shader, cut.tile));
+        return Ok(launches(call, caps, (Kernel::Plain, shader), cut.tile));
     };
     let product = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
     let sums = Shader::new(format!("{NAME}.sums"), "mul_mm/sums.comp", SplitParams::glsl())
@@ -281,7 +298,8 @@ fn tiles(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Uns
         .define("SPLIT", 1)
         .define("STORE_D", store)
         .define("WG", threads(&cut));
-    let launches = [product, ends(sums)].map(|shader| shared_launches(call, caps, shader, cut.tile, split.count));
+    let both = [(Kernel::PlainSplit, product), (Kernel::Sums, ends(sums))];
+    let launches = both.map(|kernel| shared_launches(call, caps, kernel, cut.tile, split.count));
     Ok(launches.concat())
 }
 
@@ -317,9 +335,9 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
         .define("TILE_N", tile[1])
         .define("THREAD_M", thread[0])
         .define("THREAD_N", thread[1]);
-    let mut launches = launches(call, caps, shader, tile);
+    let mut launches = launches(call, caps, (Kernel::Plain, shader), tile);
     let round = integers.pick(caps, Some(Path::Scalar))?;
-    launches.splice(0..0, round.launches);
+    launches.splice(0..0, Kernel::Integers.all(round));
     Ok(launches)
 }
 
@@ -363,7 +381,7 @@ mod tests {
             }
             reads.extend(touches.reads);
             writes.extend(touches.writes);
-            (Kernel::of(&launch.shader), barriers)
+            (Kernel::of(launch), barriers)
         };
         choice.launches.iter().enumerate().map(step).collect()
     }

@@ -12,9 +12,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{
-    Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, only_scalar, require,
-};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, maybe, only_scalar, require, word};
 use crate::rows::reachable;
 use crate::tensor::Tensor;
 
@@ -217,16 +215,15 @@ impl Operation for Call {
         let most = if self.cuts || self.logprobs.is_some() { 1024 } else { 256 };
         let choose = self.shader("choose", caps).define("WG", limit.min(if caps.is_cpu { 32 } else { most }));
         let launches = vec![
-            Launch { shader: adjust, groups: grid(self.chunks() * self.rows(), caps) },
-            Launch { shader: choose, groups: grid(self.rows(), caps) },
+            Launch::new(adjust, grid(self.chunks() * self.rows(), caps)),
+            Launch::new(choose, grid(self.rows(), caps)),
         ];
         Ok(Choice { path: Path::Scalar, launches })
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        let number = |n: usize| u32::try_from(n).expect("`check` and `pick` should have refused larger numbers");
-        let first = |t: Option<Tensor>| number(t.map_or(0, |t| t.shape[0]));
+        let maybe = maybe(at);
+        let first = |t: Option<Tensor>| word(t.map_or(0, |t| t.shape[0]));
         Params {
             logits: at(&self.logits),
             settings: at(&self.settings),
@@ -240,10 +237,10 @@ impl Operation for Call {
             top_ids: maybe(self.logprobs.map(|l| l.ids)),
             top_values: maybe(self.logprobs.map(|l| l.values)),
             scratch: at(&self.scratch),
-            vocab: number(self.vocab()),
-            rows: number(self.rows()),
-            logits_stride: number(self.logits.stride[1] / 4),
-            scratch_words: number(self.scratch.shape[0]),
+            vocab: word(self.vocab()),
+            rows: word(self.rows()),
+            logits_stride: word(self.logits.stride[1] / 4),
+            scratch_words: word(self.scratch.shape[0]),
             window: first(self.recent),
             biases: first(self.bias.map(|b| b.ids)),
             n_top: first(self.logprobs.map(|l| l.ids)),

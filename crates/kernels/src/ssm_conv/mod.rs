@@ -9,7 +9,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word};
 use crate::recurrence::{Sequences, check_slots};
 use crate::tensor::Tensor;
 
@@ -110,10 +110,7 @@ impl Operation for Call {
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
         only_scalar(NAME, want)?;
-        let numbers = [self.y.len(), self.x.stride[1], self.state.len() / self.state.shape[2].max(1) * 4];
-        if let Some(most) = numbers.into_iter().find(|&n| u32::try_from(n).is_err()) {
-            return Err(Unsupported { operation: NAME, reason: format!("sizes need the number {most}, beyond 32 bits") });
-        }
+        within_32_bits(NAME, [self.y.len(), self.x.stride[1], self.state.len() / self.state.shape[2].max(1) * 4])?;
         let threads = if caps.is_cpu { 32 } else { 128 };
         let shader = Shader::new(NAME, "ssm_conv/ssm_conv.comp", Params::glsl())
             .define("TAPS", self.weight.shape[0])
@@ -124,8 +121,7 @@ impl Operation for Call {
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
+        let maybe = maybe(at);
         Params {
             x: at(&self.x),
             weight: at(&self.weight),
@@ -134,12 +130,12 @@ impl Operation for Call {
             y: at(&self.y),
             starts: maybe(self.sequences.tensor()),
             slots: maybe(self.slots),
-            channels: number(self.x.shape[0]),
-            tokens: number(self.x.shape[1]),
-            units: number(self.y.len()),
-            x_stride: number(self.x.stride[1] / 4),
-            sequences: number(self.sequences.count()),
-            states: number(self.state.shape[2]),
+            channels: word(self.x.shape[0]),
+            tokens: word(self.x.shape[1]),
+            units: word(self.y.len()),
+            x_stride: word(self.x.stride[1] / 4),
+            sequences: word(self.sequences.count()),
+            states: word(self.state.shape[2]),
         }
         .bytes()
     }

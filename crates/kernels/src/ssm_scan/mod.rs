@@ -9,7 +9,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word};
 use crate::recurrence::{Sequences, check_slots};
 use crate::tensor::Tensor;
 
@@ -155,9 +155,7 @@ impl Operation for Call {
         }
         let strides = [self.x, self.steps(), self.b, self.c].map(|t| t.stride[2]);
         let numbers = [self.x.shape[2], 4 * states * channels * heads, self.sequences.count() * channels * heads];
-        if let Some(most) = numbers.into_iter().chain(strides).find(|&n| u32::try_from(n).is_err()) {
-            return refuse(format!("sizes need the number {most}, beyond 32 bits"));
-        }
+        within_32_bits(NAME, numbers.into_iter().chain(strides))?;
         let lanes = states / LANE_ELEMENTS;
         let columns = channels * heads / groups;
         let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
@@ -185,10 +183,9 @@ impl Operation for Call {
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
-        let stride = |t: Tensor| number(t.stride[2] / 4);
-        let [channels, heads, tokens, _] = self.x.shape.map(number);
+        let maybe = maybe(at);
+        let stride = |t: Tensor| word(t.stride[2] / 4);
+        let [channels, heads, tokens, _] = self.x.shape.map(word);
         Params {
             x: at(&self.x),
             dt: at(&self.dt),
@@ -203,10 +200,10 @@ impl Operation for Call {
             slots: maybe(self.slots),
             channels,
             heads,
-            groups: number(self.b.shape[1]),
+            groups: word(self.b.shape[1]),
             tokens,
-            sequences: number(self.sequences.count()),
-            states: number(self.state.shape[3]),
+            sequences: word(self.sequences.count()),
+            states: word(self.state.shape[3]),
             x_stride: stride(self.x),
             dt_stride: stride(self.steps()),
             b_stride: stride(self.b),

@@ -10,7 +10,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, only_scalar, require};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, maybe, only_scalar, require, within_32_bits, word};
 use crate::recurrence::{Sequences, check_slots};
 use crate::rows::cols_bound;
 use crate::tensor::Tensor;
@@ -157,9 +157,7 @@ impl Operation for Call {
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
         only_scalar(NAME, want)?;
-        if self.x.len() * 4 > u32::MAX as usize || self.y.rows() > u32::MAX as usize {
-            return Err(Unsupported { operation: NAME, reason: format!("x is {}, beyond 32 bits", self.x) });
-        }
+        within_32_bits(NAME, [self.x.len() * 4, self.y.rows()])?;
         let shader = Shader::new(NAME, "token_mix/token_mix.comp", Params::glsl())
             .define("GROUPS", self.lerp.len() / self.x.shape[0])
             .define("ANOTHER", u32::from(self.another.is_some()))
@@ -185,8 +183,7 @@ impl Operation for Call {
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
-        let number = |n: usize| u32::try_from(n).expect("`pick` should have refused larger sizes");
+        let maybe = maybe(at);
         Params {
             x: at(&self.x),
             before: at(&self.before),
@@ -197,14 +194,14 @@ impl Operation for Call {
             weight: maybe(self.norm.map(|norm| norm.weight)),
             bias: maybe(self.norm.map(|norm| norm.bias)),
             normed: maybe(self.norm.and_then(|norm| norm.y)),
-            quads: number(self.x.shape[0] / 4),
-            tokens: number(self.x.shape[1]),
-            units: number(self.x.len() / 4),
+            quads: word(self.x.shape[0] / 4),
+            tokens: word(self.x.shape[1]),
+            units: word(self.x.len() / 4),
             eps: self.norm.map_or(0.0, |norm| norm.eps),
             starts: maybe(self.sequences.tensor()),
             slots: maybe(self.slots),
-            sequences: number(self.sequences.count()),
-            states: number(self.before.shape[1]),
+            sequences: word(self.sequences.count()),
+            states: word(self.before.shape[1]),
         }
         .bytes()
     }

@@ -9,7 +9,7 @@ use kiln_gpu::{Address, Caps, Shader};
 use crate::argsort::{self, Order, TILE, sort_threads, sortable, tile_of};
 use crate::elementwise::{row, strides};
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, grid, only_scalar, rows_apart};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, grid, only_scalar, rows_apart, word};
 use crate::tensor::Tensor;
 
 const NAME: &str = "top_k";
@@ -110,7 +110,7 @@ impl Operation for Call {
                 .define("TILE", tile)
                 .define("WG", sort_threads(tile, caps))
                 .define("PAIRS", u32::from(round > 0));
-            Launch { shader, groups: grid(count.div_ceil(tile) * self.x.rows(), caps) }
+            Launch::new(shader, grid(count.div_ceil(tile) * self.x.rows(), caps))
         });
         Ok(Choice { path: Path::Scalar, launches: rounds.collect() })
     }
@@ -125,7 +125,6 @@ impl Operation for Call {
             let first_round = rounds.get(1).map_or(0, |count| 8 * count * self.x.rows());
             [at(s), at(s).offset(first_round as u64)]
         });
-        let number = |n: usize| u32::try_from(n).expect("`sortable` should have refused larger numbers");
         let tiles = rounds[launch].div_ceil(TILE);
         Params {
             x: at(&self.x),
@@ -135,10 +134,10 @@ impl Operation for Call {
             outer: [n1, n2, n3],
             x_stride: strides(&self.x),
             dst_stride: strides(&self.dst),
-            count: number(rounds[launch]),
-            k: number(self.k()),
-            tiles: number(tiles),
-            groups: number(tiles * self.x.rows()),
+            count: word(rounds[launch]),
+            k: word(self.k()),
+            tiles: word(tiles),
+            groups: word(tiles * self.x.rows()),
         }
         .bytes()
     }

@@ -10,7 +10,7 @@ use kiln_gpu::{Address, Caps};
 
 use crate::head_mix;
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, only_scalar};
+use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, maybe, only_scalar};
 use crate::recurrence::{self, Form, Layout, Sequences, lanes, part_of_states, tile};
 use crate::tensor::Tensor;
 
@@ -185,7 +185,7 @@ impl Call {
 
     fn plain_params(&self, choice: &Choice, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let layout = self.layout();
-        let maybe = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
+        let maybe = maybe(at);
         let ([state_in, state_out], [in_stride, out_stride]) =
             layout.state_params([&self.state_in, &self.state_out], at);
         Params {
@@ -239,9 +239,9 @@ impl Call {
         let per_chunk = chunks * layout.heads;
         let per_state = self.sequences.count() * layout.heads * (s / 16);
         Some(vec![
-            Launch { shader: local, groups: grid(per_chunk, caps) },
-            Launch { shader: scan, groups: grid(per_state, caps) },
-            Launch { shader: output, groups: grid(per_chunk * (s / tile), caps) },
+            Launch::new(local, grid(per_chunk, caps)),
+            Launch::new(scan, grid(per_state, caps)),
+            Launch::new(output, grid(per_chunk * (s / tile), caps)),
         ])
     }
 }

@@ -6,12 +6,10 @@ use std::collections::HashMap;
 use kiln_engine::executor::{Memory, batch_on};
 use kiln_engine::lower::Target;
 use kiln_engine::model::Model;
-use kiln_engine::plan::{Plan, SlotKind};
+use kiln_engine::plan::Plan;
 use kiln_engine::run::{Fit, Place, fit_in};
 use kiln_gpu::{Adapter, Told};
 use kiln_kernels::operation::Work;
-use kiln_kernels::packing;
-use kiln_kernels::tensor::Slot;
 use serde_json::json;
 
 use crate::model::ModelFlags;
@@ -55,20 +53,12 @@ impl Estimates {
     ) -> anyhow::Result<Estimates> {
         let caps = &adapter.caps;
         let device = flags.device.open_to_compile()?;
-        // As the executor has them: some weights are packed for devices.
-        let packed = |slot: Slot| {
-            let place = plan.slots[..plan.n_fixed].get(slot.0 as usize)?;
-            let info = model.gguf.tensor(&place.name).ok().filter(|_| place.kind == SlotKind::Weight)?;
-            Some(packing::type_on(info.ty, info.shape[0], caps)).filter(|to| *to != info.ty)
-        };
         let mut rows: Vec<Row> = Vec::new();
         let mut places: HashMap<Vec<kiln_gpu::Shader>, usize> = HashMap::new();
         for step in &plan.steps {
-            let mut call = step.call.clone();
-            packing::use_packed(&mut call, &packed).map_err(anyhow::Error::msg)?;
-            let choice = call.operation().pick(caps, None)?;
+            let choice = step.call.operation().pick(caps, None)?;
             let shaders: Vec<_> = choice.launches.into_iter().map(|launch| launch.shader).collect();
-            let work = call.operation().work();
+            let work = step.call.operation().work();
             if let Some(&at) = places.get(&shaders) {
                 rows[at].steps += 1;
                 rows[at].work.bytes += work.bytes;
