@@ -41,6 +41,7 @@ pub(crate) struct ModelFlags {
     pub(crate) reproducible: bool,
     #[command(flatten)]
     pub(crate) lora: LoraFlags,
+    #[command(flatten)]
     pub(crate) place: PlaceFlags,
 }
 

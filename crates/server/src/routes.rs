@@ -7,8 +7,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
 use crate::api::{
-    anthropic, chat_completions, completions, embeddings, engine, health, infill, llama, lora, models, ollama, openapi, page,
-    responses, tokens,
+    anthropic, chat_completions, completions, embeddings, engine, health, infill, llama, lora, models, ollama, openapi,
+    page, responses, tokens,
 };
 use crate::app::App;
 use crate::guard::guard;
