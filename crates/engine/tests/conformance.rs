@@ -33,8 +33,11 @@ fn gpu(options: Options) -> Option<Opened> {
     gpu_with(options).map(|(executor, instance)| (executor, Some(instance)))
 }
 
+/// A name, whether it is the plain form of its kind, and how it is opened.
+type Kind = (&'static str, bool, fn() -> Option<Opened>);
+
 /// Every kind of executor, each in every form in which it keeps weights and orders steps. The plain form of a kind runs every model.
-const EXECUTORS: &[(&str, bool, fn() -> Option<Opened>)] = &[
+const EXECUTORS: &[Kind] = &[
     ("CPU", true, || cpu(Arithmetic::Fast, false)),
     ("CPU, reproducible", false, || cpu(Arithmetic::Fast, true)),
     ("CPU, by definition", false, || cpu(Arithmetic::Reference, false)),
