@@ -27,6 +27,7 @@ pub fn before(last: &Call, previous: &Call, kept: bool) -> Option<Call> {
     match last {
         Call::MulMatVec(call) if !kept => call.before(previous).map(Into::into),
         Call::MulMm(call) if !kept => call.before(previous).map(Into::into),
+        Call::SumRows(call) if !kept => call.before(previous).map(Into::into),
         Call::TokenMix(call) => call.before(previous, kept).map(Into::into),
         _ => None,
     }

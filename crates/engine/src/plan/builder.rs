@@ -281,7 +281,7 @@ impl Builder {
     pub fn sum(&mut self, name: &str, x: Tensor) -> Tensor {
         let [_, n1, n2, n3] = x.shape;
         let dst = self.fresh(name, TensorType::F32, [1, n1, n2, n3]);
-        self.step(name, sum_rows::Call { x, dst });
+        self.step(name, sum_rows::Call { x, dst, weights: None });
         dst
     }
 

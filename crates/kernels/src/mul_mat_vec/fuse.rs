@@ -53,7 +53,7 @@ impl Call {
                 let epilogue = Epilogue { residual: Some(other), ..epilogue };
                 fits.then(|| Call { product: to(b.dst), epilogue, ..self.clone() })
             }
-            crate::Call::SumRows(s) if s.x == d.permute([1, 0, 2, 3]) => {
+            crate::Call::SumRows(s) if s.x == d.permute([1, 0, 2, 3]) && s.weights.is_none() => {
                 let experts = self.experts.filter(|experts| !experts.summed)?;
                 let plain = self.gate.is_none() && self.function.is_none() && self.norm.is_none();
                 let whole = s.dst.is_dense() && d.shape[1] == self.product.b.shape[1];

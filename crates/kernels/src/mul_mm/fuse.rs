@@ -1,6 +1,8 @@
 //! What `mul_mm` can take in: a norm or a gate that makes its columns, bias, factor and residual after it, and more matrices
 //! for the same columns.
 
+use kiln_gguf::TensorType;
+
 use super::{Before, Call};
 use crate::binary::Operator;
 use crate::mul_mat::{Epilogue, Norm, Product, Sibling, other_summand};
@@ -15,7 +17,7 @@ impl Call {
             && call.gate.is_none()
             && call.factor.is_none()
             && call.others.is_empty()
-            && call.experts.is_none_or(|experts| experts.weights.is_none());
+            && call.experts.is_none_or(|experts| experts.weights.is_none() && !experts.summed);
         let mut bias = call.epilogue.bias;
         if call.experts.is_some() {
             let [_, m, experts, _] = call.product.a.shape;
@@ -70,11 +72,14 @@ impl Call {
     /// This product and another one of the same columns.
     pub(crate) fn beside(&self, other: &Call) -> Option<Call> {
         let plain = |call: &Call| call.ids.is_none() && call.epilogue.residual.is_none();
+        // Matrix units do not take F32, and a call has one path: a small router would draw large matrices onto the scalar one.
+        let is_f32 = |call: &Call| call.product.a.ty == TensorType::F32;
         let same = self.product.b == other.product.b
             && self.before == other.before
             && self.epilogue.scale == other.epilogue.scale
             && self.exact == other.exact
             && self.half_sums == other.half_sums
+            && is_f32(self) == is_f32(other)
             && other.others.is_empty();
         if !(plain(self) && plain(other) && same) {
             return None;

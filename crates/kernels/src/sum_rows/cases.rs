@@ -13,7 +13,7 @@ fn case(shape: [usize; 4]) -> Case {
     Case::new(format!("sum_rows {shape:?}"), move |data| {
         let x = data.input(F32, shape);
         let dst = data.output(F32, [1, shape[1], shape[2], shape[3]]);
-        (Call { x, dst }.into(), TOLERANCE)
+        (Call { x, dst, weights: None }.into(), TOLERANCE)
     })
 }
 
@@ -22,14 +22,24 @@ fn experts([width, experts, tokens]: [usize; 3]) -> Case {
     Case::new(format!("sum_rows of {experts} experts, {width} x {tokens}"), move |data| {
         let x = data.input(F32, [width, experts, tokens, 1]).permute([1, 0, 2, 3]);
         let dst = data.output(F32, [1, width, tokens, 1]);
-        (Call { x, dst }.into(), TOLERANCE)
+        (Call { x, dst, weights: None }.into(), TOLERANCE)
+    })
+}
+
+/// The same, each with its weight.
+fn weighed([width, experts, tokens, more]: [usize; 4]) -> Case {
+    Case::new(format!("sum_rows of {experts} weighed experts, {width} x {tokens} x {more}"), move |data| {
+        let x = data.input(F32, [width, experts, tokens, more]).permute([1, 0, 2, 3]);
+        let weights = Some(data.input(F32, [experts, 1, tokens, more]));
+        let dst = data.output(F32, [1, width, tokens, more]);
+        (Call { x, dst, weights }.into(), TOLERANCE)
     })
 }
 
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
-        return vec![case([4096, 4096, 1, 1]), case([151_936, 1, 1, 1]), experts([2048, 8, 2048])];
+        return vec![case([4096, 4096, 1, 1]), case([151_936, 1, 1, 1]), experts([2048, 8, 2048]), weighed([2048, 8, 2048, 1])];
     }
     let mut cases: Vec<Case> =
         [1, 2, 31, 32, 33, 256, 257, 1024, 5001].iter().map(|&cols| case([cols, 3, 1, 1])).collect();
@@ -38,15 +48,17 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.push(case([8, 0, 1, 1]));
     cases.push(experts([200, 8, 3]));
     cases.push(experts([65, 32, 2]));
+    cases.push(weighed([200, 8, 3, 1]));
+    cases.push(weighed([33, 6, 2, 2]));
     cases.push(Case::new("sum_rows of columns into every other element", |data| {
         let x = data.input(F32, [7, 40, 2, 1]).permute([1, 0, 2, 3]);
         let dst = data.output(F32, [2, 7, 2, 1]).narrow(0, 1, 1);
-        (Call { x, dst }.into(), TOLERANCE)
+        (Call { x, dst, weights: None }.into(), TOLERANCE)
     }));
     cases.push(Case::new("sum_rows of ones", |data| {
         let x = data.input_with(F32, [3000, 2, 1, 1], |_, _| 1.0);
         let dst = data.output(F32, [1, 2, 1, 1]);
-        (Call { x, dst }.into(), Tolerance::Exact)
+        (Call { x, dst, weights: None }.into(), Tolerance::Exact)
     }));
     if level == Level::Full {
         cases.push(case([300, 70_000, 1, 1]));
