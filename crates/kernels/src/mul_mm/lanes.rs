@@ -240,7 +240,7 @@ mod tests {
         let caps = Caps::example_nvidia();
         let kernels = |call: Call| -> Vec<Kernel> {
             let choice = with_scratch(call).pick(&caps, Some(Path::Lanes)).unwrap();
-            choice.launches.iter().map(|launch| Kernel::of(launch)).collect()
+            choice.launches.iter().map(Kernel::of).collect()
         };
         let first = call(Q4_K, [4096, 4096, 16]);
         let other = call(Q6_K, [4096, 1024, 16]).product;
