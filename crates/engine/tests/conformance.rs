@@ -24,6 +24,7 @@ use kiln_kernels::sample::Row;
 use device::{device, gpu_with};
 
 type Opened = (Box<dyn Executor>, Option<Arc<Instance>>);
+type Open = fn() -> Option<Opened>;
 
 fn cpu(arithmetic: Arithmetic, reproducible: bool) -> Option<Opened> {
     Some((Box::new(CpuExecutor::new(arithmetic).reproducible(reproducible)), None))
@@ -33,11 +34,8 @@ fn gpu(options: Options) -> Option<Opened> {
     gpu_with(options).map(|(executor, instance)| (executor, Some(instance)))
 }
 
-/// A name, whether it is the plain form of its kind, and how it is opened.
-type Kind = (&'static str, bool, fn() -> Option<Opened>);
-
 /// Every kind of executor, each in every form in which it keeps weights and orders steps. The plain form of a kind runs every model.
-const EXECUTORS: &[Kind] = &[
+const EXECUTORS: &[(&str, bool, Open)] = &[
     ("CPU", true, || cpu(Arithmetic::Fast, false)),
     ("CPU, reproducible", false, || cpu(Arithmetic::Fast, true)),
     ("CPU, by definition", false, || cpu(Arithmetic::Reference, false)),
@@ -107,7 +105,7 @@ impl Judged {
 }
 
 /// One executor through everything.
-fn conforms(name: &str, preset: &str, model: &Arc<Model>, judged: &Judged, open: fn() -> Option<Opened>) {
+fn conforms(name: &str, preset: &str, model: &Arc<Model>, judged: &Judged, open: Open) {
     let at = |what: &str| format!("{name}, {preset}: {what}");
     let Some((executor, instance)) = open() else { return };
     let mut engine = engine(model, executor);

@@ -126,11 +126,11 @@ fn mutated(random: &mut Random, metadata: &Metadata, wanted: impl Fn(&str) -> bo
     changed
 }
 
-/// Names and extents of tensors.
-type Tensors = Vec<(String, Vec<usize>)>;
+/// The keys of a model, and its tensors by name and extents.
+type Described = (Metadata, Vec<(String, Vec<usize>)>);
 
 /// Keys and tensors of every architecture, with weights of zeros; and the tiny models with a tokenizer of their own.
-fn models() -> Vec<(Metadata, Tensors)> {
+fn models() -> Vec<Described> {
     let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "goldens", "architectures"].iter().collect();
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
