@@ -1,6 +1,7 @@
 //! Running a model. A [`Scheduler`] serves requests from many threads; below it an [`Engine`] feeds tokens of any number of
 //! sequences at once; a [`Session`] is an engine with one sequence, for tools.
 
+mod active;
 mod alike;
 pub(crate) mod batch;
 mod decode;

@@ -1,0 +1,110 @@
+//! A request that was taken up: its texts, and what its client is told of them.
+
+use std::time::{Duration, Instant};
+
+use super::engine::SequenceId;
+use super::request::{EndReason, Event};
+use super::schedule::Job;
+use super::writer::{Chosen, Writer};
+use crate::Error;
+
+/// A request that was taken up.
+pub(super) struct Active {
+    pub(super) job: Job,
+    pub(super) began: Instant,
+    pub(super) cached: usize,
+    /// Tokens of the prompt that were read.
+    pub(super) read: usize,
+    /// While the prompt is being read: its sequence.
+    pub(super) reading: Option<SequenceId>,
+    pub(super) texts: Vec<Text>,
+    /// The writer of the only text, made before the prompt's last piece is read so that a device draws its first token.
+    pub(super) begun: Option<Writer>,
+    pub(super) first_token: Option<Instant>,
+    /// Time that the engine had spent on making plans ready: when this began, at its first token, now.
+    pub(super) preparing: [Duration; 3],
+    /// Requests taken up before this one: the youngest makes room first.
+    pub(super) number: u64,
+}
+
+/// One text of a request.
+pub(super) struct Text {
+    pub(super) sequence: SequenceId,
+    pub(super) writer: Writer,
+    /// The token that was chosen last and goes into the engine next.
+    pub(super) next: u32,
+}
+
+/// What a step gives of one sequence.
+pub(super) enum Outcome {
+    /// The logits of its last token, where they are wanted.
+    Logits(Vec<f32>),
+    /// The token that the device drew; `None` where the logits were no numbers.
+    Token(Option<u32>),
+}
+
+impl Active {
+    /// The next token of a text, from what a step gave.
+    pub(super) fn go_on(&mut self, choice: usize, outcome: &Outcome) {
+        match outcome {
+            Outcome::Logits(logits) => {
+                let chosen = self.texts[choice].writer.choose(logits);
+                self.tell(choice, chosen);
+            }
+            Outcome::Token(token) => self.drawn(choice, *token),
+        }
+    }
+
+    /// The next token of a text, drawn on the device; `None` where the logits were no numbers.
+    pub(super) fn drawn(&mut self, choice: usize, token: Option<u32>) {
+        let writer = &mut self.texts[choice].writer;
+        let chosen = match token {
+            Some(token) => writer.take(token, None),
+            None => Err(Error::NotANumber { token: self.job.request.prompt.len() + writer.made() }),
+        };
+        self.tell(choice, chosen);
+    }
+
+    pub(super) fn tell(&mut self, choice: usize, chosen: Result<Chosen, Error>) {
+        let text = &mut self.texts[choice];
+        match chosen {
+            Ok(Chosen { token, text: certain, logprobs, end }) => {
+                text.next = token;
+                self.job.tell(Event::Token { choice, token, text: certain, logprobs });
+                if let Some((rest, reason)) = end {
+                    let usage = self.usage(choice);
+                    self.job.tell(Event::End { choice, text: rest, reason, usage });
+                }
+            }
+            Err(error) => {
+                text.writer.stop();
+                self.job.fail(error);
+            }
+        }
+    }
+
+    pub(super) fn end_all(&mut self, reason: &EndReason) {
+        for choice in 0..self.job.request.choices {
+            let over = self.texts.get(choice).is_some_and(|t| !t.writer.is_writing());
+            if !over {
+                let usage = self.usage(choice);
+                self.job.tell(Event::End { choice, text: String::new(), reason: reason.clone(), usage });
+            }
+        }
+    }
+
+    pub(super) fn usage(&self, choice: usize) -> super::request::Usage {
+        let first = self.first_token.unwrap_or_else(Instant::now);
+        // Kernels that are compiled when they are first needed say nothing about how fast they are.
+        let [began, read, now] = self.preparing;
+        super::request::Usage {
+            prompt_tokens: self.job.request.prompt.len(),
+            cached_tokens: self.cached,
+            generated_tokens: self.texts.get(choice).map_or(0, |t| t.writer.made()),
+            waiting: self.began.duration_since(self.job.came),
+            reading: first.duration_since(self.began).saturating_sub(read.saturating_sub(began)),
+            writing: first.elapsed().saturating_sub(now.saturating_sub(read)),
+            preparing: now.saturating_sub(began),
+        }
+    }
+}
