@@ -52,7 +52,7 @@ enum Mix {
     Experts,
     /// MXFP4 for everything but the output.
     Mxfp4,
-    /// TQ1_0 and TQ2_0: only the embeddings are better.
+    /// TQ1_0, TQ2_0 and Q2_0: only the embeddings are better.
     Ternary,
 }
 
@@ -92,7 +92,7 @@ pub const RECIPES: &[Recipe] = &[
     recipe("IQ2_S", IQ2_XS, 28, Mix::Iq2M),
     recipe("IQ2_XS", IQ2_XS, 20, Mix::Iq2),
     recipe("IQ2_XXS", IQ2_XXS, 19, Mix::Iq2),
-    recipe("Q2_0", Q2_0, 41, Mix::Output),
+    recipe("Q2_0", Q2_0, 41, Mix::Ternary),
     recipe("TQ2_0", TQ2_0, 37, Mix::Ternary),
     recipe("IQ1_M", IQ1_M, 31, Mix::Iq1),
     recipe("TQ1_0", TQ1_0, 36, Mix::Ternary),

@@ -277,7 +277,7 @@ fn roofline(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     let corner = if roof > 0.0 { (roof / read).min(right) } else { right };
     drawing.line("roof", &[[across.at(start), up.at(start * read)], [across.at(corner), up.at(corner * read)]]);
     drawing.text(
-        [across.at(start) + 8.0, up.at(start * read) - 14.0],
+        [across.at(start) + 12.0, up.at(start * read) + 18.0],
         "dim small",
         &format!("memory: {}", rate(read, "B")),
     );
