@@ -8,7 +8,17 @@ use tempfile::TempDir;
 
 /// Runs the binary on the machine as it is.
 fn kiln(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kiln")).args(arguments).env_remove("KILN_DEVICE").output().unwrap()
+    let kiln = env!("CARGO_BIN_EXE_kiln");
+    // The software GPU comes with a loader of its own, which every program is started by.
+    let mut command = match std::env::var_os("KILN_SOFTWARE_GPU_RUN") {
+        Some(run) => {
+            let mut command = Command::new(run);
+            command.arg(kiln);
+            command
+        }
+        None => Command::new(kiln),
+    };
+    command.args(arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
