@@ -200,11 +200,12 @@ fn with_the_switch_company_changes_no_bit_of_other_architectures() {
     }
 }
 
-/// The same on a GPU: `cargo test -p kiln-engine --test reproducible -- --ignored`, as often as one likes.
+/// The same on a GPU; with `KILN_TESTS_LONG` set also of others, which take a minute on a software GPU.
 #[test]
-#[ignore = "takes a minute on a software GPU"]
 fn with_the_switch_company_changes_no_bit_of_other_architectures_on_a_gpu() {
-    for preset in ["tiny-rwkv7", "tiny-rwkv6", "tiny-gemma2"] {
+    let long = std::env::var_os("KILN_TESTS_LONG").is_some();
+    let more = ["tiny-rwkv6", "tiny-gemma2"].into_iter().filter(|_| long);
+    for preset in std::iter::once("tiny-rwkv7").chain(more) {
         let Some((gpu, instance)) = gpu_with(Options { reproducible: true, ..Options::default() }) else { return };
         has_the_same_bits(preset, (gpu, 4), TensorType::F16);
         assert_eq!(instance.validation_messages(), Vec::<String>::new());
