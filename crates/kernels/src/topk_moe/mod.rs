@@ -284,7 +284,7 @@ impl Operation for Call {
         let lanes = caps.subgroups.size.max(1) as usize;
         let solo = caps.subgroups.arithmetic && caps.subgroups.full && bound <= lanes * PER_THREAD;
         let threads = match self.router {
-            Some(_) if solo => lanes.max(ROUTER_THREADS),
+            Some(_) => lanes.max(ROUTER_THREADS),
             _ if solo => lanes,
             _ if bound <= 32 * PER_THREAD => 32,
             _ => 128,
@@ -299,8 +299,8 @@ impl Operation for Call {
                 && aligned(&router.a)
                 && aligned(&router.b)
                 && router.norm.and_then(|norm| norm.weight).is_none_or(|weight| aligned(&weight));
-            if !quads || !solo {
-                let reason = format!("a router of {} wants whole subgroups and fours of elements", router.a);
+            if !quads {
+                let reason = format!("a router of {} wants fours of elements at multiples of 16 bytes", router.a);
                 return Err(Unsupported { operation: NAME, reason });
             }
         }

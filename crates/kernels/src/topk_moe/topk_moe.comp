@@ -41,7 +41,9 @@ layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Log
 #define LOGITS Logits
 // Weights of a thread that are on their way while the column is still being made.
 #define EARLY 4
+#if SOLO
 shared vec2 route_sums[WG];
+#endif
 
 void route() {
     uint expert = gl_WorkGroupID.x, t = gl_LocalInvocationID.x, quads = p.k / 4;
@@ -65,11 +67,17 @@ void route() {
             sums.x += dot(x, w);
         }
     }
+#if SOLO
     sums = subgroupAdd(sums);
     if (subgroupElect()) route_sums[gl_SubgroupID] = sums;
     barrier();
     if (t > 0) return;
+    sums = route_sums[0];
     for (uint i = 1; i < gl_NumSubgroups; i++) sums += route_sums[i];
+#else
+    sums = vec2(wg_sum(sums.x), wg_sum(sums.y));
+    if (t > 0) return;
+#endif
     float logit = sums.x * p.router_scale;
 #if NORM
     logit *= inversesqrt(sums.y / float(p.k) + p.eps);
@@ -103,7 +111,10 @@ float gate_of(float v) {
 void main() {
 #if ROUTER
     route();
-    if (!is_last_of(p.counter, gl_NumWorkGroups.x) || gl_SubgroupID > 0) return;
+    if (!is_last_of(p.counter, gl_NumWorkGroups.x)) return;
+#if SOLO
+    if (gl_SubgroupID > 0) return;
+#endif
     const uint token = 0;
 #else
     uint token = group_index();
