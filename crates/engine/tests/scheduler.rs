@@ -99,6 +99,25 @@ fn many_users_at_once_get_what_each_gets_alone() {
     }
 }
 
+/// A text that is being written needs one more page while all others are held by prompts that are half read: each of them had room enough when
+/// it began.
+#[test]
+fn a_prompt_that_is_being_read_makes_room_for_a_text() {
+    let model = model();
+    let requests =
+        || [greedy(text(62, 1), 100), greedy(text(120, 2), 8), greedy(text(120, 3), 8), greedy(text(120, 4), 8)];
+    let alone: Vec<Vec<u32>> = requests()
+        .into_iter()
+        .map(|request| one(scheduler(&model, 64, 4, Policy::default()).generate(request)).tokens)
+        .collect();
+    // Four pages of 64 tokens, and short pieces of prompts between two tokens of a text.
+    let policy = Policy { stutter: std::time::Duration::from_nanos(1), ..Policy::default() };
+    let scheduler = scheduler(&model, 4, 4, policy);
+    let events: Vec<Events> = requests().into_iter().map(|request| scheduler.generate(request)).collect();
+    let got: Vec<Vec<u32>> = events.into_iter().map(|events| one(events).tokens).collect();
+    assert_eq!(got, alone);
+}
+
 /// Greedy and drawn texts, beside each other: tokens are chosen on the device, and are those that the CPU chooses.
 #[test]
 fn a_device_draws_the_tokens_that_the_cpu_draws() {

@@ -610,7 +610,8 @@ impl Schedule {
         (tokens as usize).next_multiple_of(16).clamp(32, most.max(32))
     }
 
-    /// Takes parts out until the pages suffice for the rest: prompts first, then the youngest texts make room.
+    /// Takes parts out until the pages suffice for the rest: prompts first, then what was read of them, then the youngest texts make
+    /// room.
     fn make_room(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
         loop {
             let needed = parts.iter().map(|p| self.engine.pages_wanted(p.sequence, p.tokens.len())).sum();
@@ -623,6 +624,12 @@ impl Schedule {
                 parts.remove(at);
                 continue;
             }
+            // Prompts that were taken out keep the pages of what is read of them.
+            if let Some(reader) = self.youngest_reader_beside(&parts)
+                && self.swap_out(reader)
+            {
+                continue;
+            }
             let youngest = (0..parts.len()).max_by_key(|i| (self.active[parts[*i].active].number, parts[*i].choice));
             let Some(youngest) = youngest else { return parts };
             let part = parts.remove(youngest);
@@ -632,6 +639,14 @@ impl Schedule {
                 parts.retain_mut(|p| p.active != part.active);
             }
         }
+    }
+
+    /// The youngest of the prompts that hold pages and are not among these parts.
+    fn youngest_reader_beside(&self, parts: &[Part]) -> Option<SequenceId> {
+        let readers = self.active.iter().filter_map(|a| a.reading.map(|id| (a.number, id)));
+        let holds = |id: SequenceId| !self.engine.is_swapped(id) && self.engine.bytes_of(id) > 0;
+        let beside = readers.filter(|(_, id)| holds(*id) && parts.iter().all(|part| part.sequence != *id));
+        beside.max_by_key(|(number, _)| *number).map(|(_, id)| id)
     }
 
     fn swap_out(&mut self, id: SequenceId) -> bool {
