@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::config::{Config, json};
 use crate::error::{Error, Result};
-use crate::families::Keys;
+use crate::families::{Keys, SIZES};
 use crate::names::Place;
 
 /// Classes as `config.json` names them. Only the last one makes scores.
@@ -79,13 +79,7 @@ pub(crate) fn keys(keys: &Keys<'_>, metadata: &mut Metadata) -> Result<()> {
     if let Some(kind) = config.value("position_embedding_type").and_then(Value::as_str).filter(|k| *k != "absolute") {
         return wrong(format!("position_embedding_type is {kind:?}, want \"absolute\""));
     }
-    for (key, name) in [
-        ("context_length", "max_position_embeddings"),
-        ("embedding_length", "hidden_size"),
-        ("block_count", "num_hidden_layers"),
-        ("feed_forward_length", "intermediate_size"),
-        ("attention.head_count", "num_attention_heads"),
-    ] {
+    for (key, name) in SIZES {
         keys.set(metadata, key, config.count(name)?);
     }
     keys.set_float(metadata, "attention.layer_norm_epsilon", config.float("layer_norm_eps").unwrap_or(1e-12));

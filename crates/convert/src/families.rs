@@ -30,6 +30,15 @@ pub(crate) struct Family {
     more: fn(&Keys<'_>, &mut Metadata) -> Result<()>,
 }
 
+/// Keys of sizes that every model has, and what `config.json` calls them.
+pub(crate) const SIZES: [(&str, &str); 5] = [
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+];
+
 const USUAL: Family = Family {
     classes: &[],
     architecture: "",
@@ -132,13 +141,7 @@ impl Family {
                 what: format!("hidden_act is {act:?}, which models of this class do not have"),
             });
         }
-        for (key, name) in [
-            ("context_length", "max_position_embeddings"),
-            ("embedding_length", "hidden_size"),
-            ("block_count", "num_hidden_layers"),
-            ("feed_forward_length", "intermediate_size"),
-            ("attention.head_count", "num_attention_heads"),
-        ] {
+        for (key, name) in SIZES {
             keys.set(metadata, key, config.count(name)?);
         }
         keys.set(metadata, "attention.head_count_kv", config.kv_heads()?);

@@ -157,9 +157,9 @@ struct Block<'a, const N: usize> {
 
 /// Weighted sums of a choice of entries.
 #[derive(Clone, Copy, Default)]
-struct Sums {
-    xq: f32,
-    qq: f32,
+pub(super) struct Sums {
+    pub(super) xq: f32,
+    pub(super) qq: f32,
 }
 
 impl<const N: usize> Block<'_, N> {

@@ -7,7 +7,7 @@ use half::f16;
 
 use super::blocks::{LARGEST_HALF, saturate};
 use super::codebook::iq1;
-use super::grid::{Grid, LEN, grid};
+use super::grid::{Grid, LEN, Sums, grid};
 use super::search::{Normalised, mean_square, normalise, square_weights, weigh};
 
 /// Values of a group: each has an entry.
@@ -59,13 +59,6 @@ struct Block {
     x: [f32; LEN],
     weights: [f32; LEN],
     reach: Reach,
-}
-
-/// Weighted sums of a choice of entries.
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    xq: f32,
-    qq: f32,
 }
 
 /// What is chosen for the groups of a block.

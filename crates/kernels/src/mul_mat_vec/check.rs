@@ -49,7 +49,7 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
         check_sibling(call, sibling)?;
     }
     let bytes = Call::scratch_bytes(&b);
-    for scratch in call.scratch.iter().chain(&call.quantised) {
+    if let Some(scratch) = &call.scratch {
         let fits = scratch.ty == TensorType::I8 && scratch.is_dense() && scratch.len() >= bytes;
         require(fits, NAME, || format!("rounded columns take I8[{bytes}], not {scratch}"))?;
     }
@@ -91,7 +91,7 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
     if experts.summed {
         let beside = b.shape[1] == used && (used == 1 || b.stride[1] == b.row_bytes());
         require(beside, NAME, || format!("b is {b}, want the columns of {used} experts side by side"))?;
-        let plain = call.gate.is_none() && call.function.is_none() && call.norm.is_none() && call.quantised.is_none();
+        let plain = call.gate.is_none() && call.function.is_none() && call.norm.is_none();
         require(plain, NAME, || "a sum over experts goes with neither a norm, a function nor a gate".into())?;
     }
     if let Some(weights) = experts.weights {

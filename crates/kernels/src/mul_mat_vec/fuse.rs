@@ -57,7 +57,7 @@ impl Call {
                 let experts = self.experts.filter(|experts| !experts.summed)?;
                 let plain = self.gate.is_none() && self.function.is_none() && self.norm.is_none();
                 let whole = s.dst.is_dense() && d.shape[1] == self.product.b.shape[1];
-                let fits = plain && whole && epilogue.residual.is_none() && self.quantised.is_none();
+                let fits = plain && whole && epilogue.residual.is_none();
                 let experts = Some(Experts { summed: true, ..experts }).filter(|_| fits)?;
                 let d = s.dst.reshape([d.shape[0], d.shape[2], 1, 1]);
                 Some(Call { product: to(d), experts: Some(experts), ..self.clone() })
@@ -75,7 +75,7 @@ impl Call {
     /// This product of columns that `previous` norms.
     pub(crate) fn before(&self, previous: &crate::Call) -> Option<Call> {
         let crate::Call::RmsNorm(norm) = previous else { return None };
-        let fits = norm.y == self.product.b && self.norm.is_none() && self.quantised.is_none();
+        let fits = norm.y == self.product.b && self.norm.is_none();
         let product = Product { b: norm.x, ..self.product };
         fits.then(|| Call { product, norm: Some(Norm { weight: norm.weight, eps: norm.eps }), ..self.clone() })
     }

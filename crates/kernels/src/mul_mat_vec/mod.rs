@@ -103,9 +103,6 @@ pub struct Call {
     /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
     /// memory.
     pub scratch: Option<Tensor>,
-    /// The columns already rounded to 8 bits, in the form of `scratch`: integer products then do not read `b`, unless they must be
-    /// exact.
-    pub quantised: Option<Tensor>,
     /// A split of the work other than the table's: for cases, benches and tuning.
     pub split: Option<Tuning>,
 }
@@ -125,7 +122,6 @@ impl Call {
             exact: true,
             alike: false,
             scratch: None,
-            quantised: None,
             split: None,
         }
     }
@@ -199,7 +195,6 @@ impl Operation for Call {
             reads.push(experts.ids);
             reads.extend(experts.weights);
         }
-        reads.extend(self.quantised);
         reads
     }
 

@@ -41,8 +41,6 @@ enum Columns {
     Staged,
     /// Rounded by the launch before.
     Scratch,
-    /// Rounded before the call.
-    Given,
 }
 
 fn unsupported<T>(reason: String) -> Result<T, Unsupported> {
@@ -133,9 +131,6 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             if let Some(plain) = call.matrices().iter().find(|m| !m.a.ty.is_quantised()) {
                 return unsupported(format!("{} has no integer codes", plain.a.ty));
             }
-            if call.quantised.is_some() && !call.exact {
-                return Ok(Columns::Given);
-            }
             // Rounded up to whole passes of a team of the device's subgroups with two groups for each thread.
             let pass = 64 * caps.subgroups.size.clamp(1, MOST_SLICED_TEAM) as usize;
             let elements = columns(call) * row_elements(call).next_multiple_of(pass);
@@ -201,7 +196,7 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
     // A software GPU emulates integer products: twice as many of them, for 16 bits, or rounding in every small workgroup cost as
     // much as the product. Others that emulate them gain nothing.
-    let rounded_once = (call.scratch.is_some() || call.quantised.is_some()) && !call.exact;
+    let rounded_once = call.scratch.is_some() && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
     let paths = table.paths(call.product.a.ty, (columns_to_choose_for(call), call.gate.is_some()), caps);
     let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
@@ -214,10 +209,9 @@ pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&T
     if scratch && launch == 0 {
         return quantise_block(call, at).bytes();
     }
-    let columns = match (choice.path, call.quantised.filter(|_| !call.exact)) {
-        (Path::IntDot, Some(_)) => Columns::Given,
-        (Path::IntDot, None) if scratch => Columns::Scratch,
-        (Path::IntDot, None) => Columns::Staged,
+    let columns = match choice.path {
+        Path::IntDot if scratch => Columns::Scratch,
+        Path::IntDot => Columns::Staged,
         _ => Columns::Floats,
     };
     product_block(call, columns, &launches(call)[launch - usize::from(scratch)], at).bytes()
@@ -476,7 +470,6 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
     let Product { a, b, .. } = call.product;
     let rounded = match from {
         Columns::Scratch => call.scratch,
-        Columns::Given => call.quantised,
         Columns::Floats | Columns::Staged => None,
     };
     let mut block = Block::default();
