@@ -239,6 +239,8 @@ mod tests {
             ("rwkv6-1.6b", 1.6),
             ("rwkv6-7b", 7.6),
             ("rwkv7-2.9b", 2.95),
+            ("mamba2-7b", 7.28),
+            ("qwen3next-7b", 7.19),
         ] {
             let synth = Synth::new(Preset::from_name(name).unwrap(), Recipe::from_name("F32").unwrap(), 0);
             let got = synth.data_bytes() as f64 / 4e9;

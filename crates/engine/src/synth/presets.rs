@@ -66,6 +66,24 @@ pub enum Family {
         /// Rank of the value-residual matrices.
         value_rank: usize,
     },
+    /// Mamba 2: heads and their width are those of the scan.
+    Mamba2 {
+        /// Elements of the state of a channel.
+        states: usize,
+        /// Groups of heads that share what is written and read.
+        groups: usize,
+    },
+    /// Qwen 3 Next: delta nets, every so many layers gated attention, experts and one that all tokens share.
+    Qwen3Next {
+        /// Heads of keys of a delta net.
+        key_heads: usize,
+        /// Heads of a delta net.
+        heads: usize,
+        /// Width of its heads.
+        size: usize,
+        /// Every so many layers one has attention.
+        interval: usize,
+    },
 }
 
 /// Experts of a mixture.
@@ -281,6 +299,34 @@ pub const PRESETS: &[Preset] = &[
         ff: 10_240,
         ..RWKV6_7B
     },
+    Preset {
+        name: "mamba2-7b",
+        family: Family::Mamba2 { states: 128, groups: 8 },
+        layers: 64,
+        heads: 128,
+        kv_heads: 128,
+        head_dim: 64,
+        ff: 0,
+        vocab: 32_768,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    // As the model of 80B, with fewer layers and experts.
+    Preset {
+        name: "qwen3next-7b",
+        family: Family::Qwen3Next { key_heads: 16, heads: 32, size: 128, interval: 4 },
+        layers: 28,
+        hidden: 2048,
+        heads: 16,
+        kv_heads: 2,
+        head_dim: 256,
+        ff: 512,
+        experts: Some(Experts { count: 64, used: 10, ff: 512 }),
+        vocab: 151_936,
+        rope_base: 1e7,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
     TINY,
     // Rows of whole 256-blocks, for the formats that need them.
     Preset { name: "tiny-llama-256", hidden: 256, head_dim: 64, ff: 512, ..TINY },
@@ -330,6 +376,16 @@ pub const PRESETS: &[Preset] = &[
         family: Family::Arwkv7 { decay_rank: 16, rate_rank: 16, value_rank: 8 },
         ..TINY_RWKV6
     },
+    Preset { name: "tiny-mamba2", family: Family::Mamba2 { states: 32, groups: 2 }, head_dim: 64, ff: 0, ..TINY },
+    Preset {
+        name: "tiny-qwen3next",
+        family: Family::Qwen3Next { key_heads: 2, heads: 4, size: 32, interval: 2 },
+        head_dim: 32,
+        ff: 32,
+        experts: Some(Experts { count: 8, used: 2, ff: 32 }),
+        rope_base: 1e7,
+        ..TINY
+    },
 ];
 
 impl Preset {
@@ -352,6 +408,8 @@ impl Preset {
             Family::Rwkv7 { .. } => "rwkv7",
             Family::Rwkv6Qwen2 { .. } => "rwkv6qwen2",
             Family::Arwkv7 { .. } => "arwkv7",
+            Family::Mamba2 { .. } => "mamba2",
+            Family::Qwen3Next { .. } => "qwen3next",
         }
     }
 }

@@ -81,6 +81,11 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
             Family::DeepSeek2 { rank, turned, values, shared } => {
                 deepseek2(&mut b, preset, layer, [rank, turned, values, shared]);
             }
+            Family::Mamba2 { states, groups } => mamba2(&mut b, preset, states, groups),
+            Family::Qwen3Next { key_heads, heads, size, interval } => {
+                let attention = (layer + 1).is_multiple_of(interval);
+                qwen3next(&mut b, preset, (!attention).then_some([key_heads, heads, size]));
+            }
             _ => transformer(&mut b, preset),
         }
     }
@@ -199,6 +204,58 @@ fn deepseek2(b: &mut Builder, p: &Preset, layer: usize, [rank, turned, values, s
     b.matrix("ffn_gate_shexp", &[hidden, width]);
     b.matrix("ffn_down_shexp", &[width, hidden]);
     b.matrix("ffn_up_shexp", &[hidden, width]);
+}
+
+/// Taps of the convolutions of state-space models and delta nets.
+const TAPS: usize = 4;
+
+/// What scans and delta nets have of each head: how fast it forgets, and how much it takes in.
+fn decays(b: &mut Builder, dims: &[usize]) {
+    b.add("ssm_a", dims, Fill::Even(-2.0, -0.2));
+    b.bias("ssm_dt", dims.iter().product());
+}
+
+fn mamba2(b: &mut Builder, p: &Preset, states: usize, groups: usize) {
+    let (hidden, heads, inner) = (p.hidden, p.heads, p.heads * p.head_dim);
+    let wide = inner + 2 * groups * states;
+    b.norm("attn_norm", hidden);
+    b.matrix("ssm_in", &[hidden, inner + wide + heads]);
+    b.matrix("ssm_conv1d", &[TAPS, wide]);
+    b.bias("ssm_conv1d", wide);
+    decays(b, &[1, heads]);
+    b.add("ssm_d", &[1, heads], Fill::Normal(1.0, 0.05));
+    b.add("ssm_norm.weight", &[inner / groups, groups], Fill::Normal(1.0, 0.05));
+    b.matrix("ssm_out", &[inner, hidden]);
+}
+
+/// A layer with the heads of keys, the heads and the width of a delta net, or with attention.
+fn qwen3next(b: &mut Builder, p: &Preset, delta: Option<[usize; 3]>) {
+    let hidden = p.hidden;
+    b.norm("attn_norm", hidden);
+    if let Some([key_heads, heads, size]) = delta {
+        let (inner, wide) = (heads * size, (2 * key_heads + heads) * size);
+        b.matrix("attn_qkv", &[hidden, wide]);
+        b.matrix("attn_gate", &[hidden, inner]);
+        b.matrix("ssm_ba", &[hidden, 2 * heads]);
+        b.matrix("ssm_conv1d", &[TAPS, wide]);
+        decays(b, &[heads]);
+        b.norm("ssm_norm", size);
+        b.matrix("ssm_out", &[inner, hidden]);
+    } else {
+        let (q, kv) = (p.heads * p.head_dim, p.kv_heads * p.head_dim);
+        b.matrix("attn_q", &[hidden, 2 * q]);
+        b.matrix("attn_k", &[hidden, kv]);
+        b.matrix("attn_v", &[hidden, kv]);
+        b.matrix("attn_output", &[q, hidden]);
+        b.norm("attn_q_norm", p.head_dim);
+        b.norm("attn_k_norm", p.head_dim);
+    }
+    b.norm("post_attention_norm", hidden);
+    feed_forward(b, p);
+    b.add("ffn_gate_inp_shexp.weight", &[hidden], Fill::Normal(0.0, 1.0 / (hidden as f32).sqrt()));
+    b.matrix("ffn_gate_shexp", &[hidden, p.ff]);
+    b.matrix("ffn_down_shexp", &[p.ff, hidden]);
+    b.matrix("ffn_up_shexp", &[hidden, p.ff]);
 }
 
 fn dense(b: &mut Builder, p: &Preset) {
@@ -373,6 +430,25 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
             m.set("arwkv7.attention.layer_norm_rms_epsilon", 1e-6f32);
             return;
         }
+        Family::Mamba2 { states, groups } => {
+            set("attention.head_count", 0);
+            set("ssm.conv_kernel", TAPS);
+            set("ssm.inner_size", preset.heads * preset.head_dim);
+            set("ssm.state_size", states);
+            set("ssm.time_step_rank", preset.heads);
+            set("ssm.group_count", groups);
+            m.set("mamba2.attention.layer_norm_rms_epsilon", 1e-5f32);
+            return;
+        }
+        Family::Qwen3Next { key_heads, heads, size, interval } => {
+            set("ssm.conv_kernel", TAPS);
+            set("ssm.inner_size", heads * size);
+            set("ssm.state_size", size);
+            set("ssm.time_step_rank", heads);
+            set("ssm.group_count", key_heads);
+            set("full_attention_interval", interval);
+            set("expert_shared_feed_forward_length", preset.ff);
+        }
         _ => {}
     }
     set("attention.head_count", preset.heads);
@@ -390,7 +466,9 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
     } else {
         set("attention.key_length", preset.head_dim);
         set("attention.value_length", preset.head_dim);
-        set("rope.dimension_count", preset.head_dim);
+        // Qwen 3 Next turns a quarter of a head.
+        let turned = if matches!(preset.family, Family::Qwen3Next { .. }) { 4 } else { 1 };
+        set("rope.dimension_count", preset.head_dim / turned);
     }
     if let Some(e) = preset.experts {
         set("expert_count", e.count);
