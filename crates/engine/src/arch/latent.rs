@@ -19,7 +19,7 @@ use crate::model::parts::{Factors, Rope, window_base, windows};
 type Loaded = Result<Box<dyn Architecture>, Error>;
 
 /// The sizes of heads and latents as a file says them. Keys of layers with a window may end in `suffix`.
-fn sizes(l: &Loader<'_>, spec: &Spec, i: usize, suffix: &str) -> Result<LatentSpec, Error> {
+pub(super) fn sizes(l: &Loader<'_>, spec: &Spec, i: usize, suffix: &str) -> Result<LatentSpec, Error> {
     let keys = l.keys;
     let key = |name: &str| format!("{name}{suffix}");
     let plain = &spec.attention[i];

@@ -18,6 +18,7 @@ mod hrm_text;
 mod hy_v4;
 mod hybrids;
 mod k2_horizon;
+mod kimi;
 mod latent;
 mod lfm2;
 mod llama;
@@ -135,6 +136,7 @@ pub const TABLE: &[Row] = &[
     row("jina-bert-v2", "Jina embeddings 2", bert::jina2),
     row("jina-bert-v3", "Jina embeddings 3", bert::rotary),
     row("k2-horizon", "K2 Horizon", k2_horizon::load),
+    row("kimi-linear", "Kimi Linear", kimi::load),
     row("laguna", "Laguna", expert_windows::laguna),
     row("lfm2", "LFM 2", lfm2::load),
     row("lfm2moe", "LFM 2 with experts", lfm2::load_moe),

@@ -235,3 +235,94 @@ impl Mixer for DeltaNet {
         self.core.build(b, batch, Operands { q, k, v, g, beta, gate })
     }
 }
+
+/// How Kimi's delta net makes its decays.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KimiDecay {
+    /// a softplus(f + bias), a below 0.
+    Softplus,
+    /// bound sigmoid(a (f + bias)), a above 0.
+    Bounded(f32),
+}
+
+/// How Kimi's delta net is read.
+#[derive(Clone, Copy, Debug)]
+pub struct KimiSpec {
+    /// Width of the tokens.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// What norms add, and the least length of queries and keys.
+    pub eps: f32,
+    /// What becomes of the decays.
+    pub decay: KimiDecay,
+}
+
+/// Kimi's delta net of one layer: a decay for each key.
+pub struct KimiDelta {
+    /// Queries, keys, values, each with its convolution.
+    parts: [(Linear, Convolution); 3],
+    /// What decays depend on: one matrix, or two small ones.
+    decays: Vec<Linear>,
+    rates: Linear,
+    gates: Vec<Linear>,
+    core: Core,
+}
+
+impl KimiDelta {
+    /// Reads it; `layer` names its states.
+    pub fn load(l: &mut Loader<'_>, spec: &KimiSpec, layer: usize) -> Result<KimiDelta, Error> {
+        let KimiSpec { hidden, heads, eps, decay } = *spec;
+        let size = l.keys.count("kda.head_dim", 1 << 12)?;
+        let (width, taps) = (heads * size, taps(l, "ssm.conv_kernel")?);
+        let mut part = |name: &str| -> Result<(Linear, Convolution), Error> {
+            let matrix = l.unscaled(&format!("attn_{name}"), &[hidden, width])?;
+            let convolution = format!("ssm_conv1d_{name}");
+            Ok((matrix, Convolution::load(l, &convolution, layer, [taps, width], (false, true))?))
+        };
+        let parts = [part("q")?, part("k")?, part("v")?];
+        // Through a narrow middle, where the file has a second matrix.
+        let mut pair = |name: &str| -> Result<Vec<Linear>, Error> {
+            let (first, second) = (format!("ssm_{name}_a"), format!("ssm_{name}_b"));
+            if !l.has(&format!("{second}.weight")) {
+                return Ok(vec![l.unscaled(&first, &[hidden, width])?]);
+            }
+            Ok(vec![l.unscaled(&first, &[hidden, size])?, l.unscaled(&second, &[size, width])?])
+        };
+        let (decays, gates) = (pair("f")?, pair("g")?);
+        let (a, bias) = (l.vector("ssm_a", &[heads])?, l.vector("ssm_dt.bias", &[width])?);
+        let core = Core {
+            size,
+            heads,
+            grouped: false,
+            least: eps,
+            decay: match decay {
+                KimiDecay::Softplus => Gate::Softplus { a, bias },
+                KimiDecay::Bounded(bound) => Gate::Bounded { a, bias, bound },
+            },
+            state: l.state(&format!("{layer}.delta.state"), &[size, size, heads]),
+            norm: Norm::Rms { weight: Some(l.vector("ssm_norm.weight", &[size])?), eps },
+            output_gate: OutputGate::Sigmoid,
+            output: l.unscaled("attn_output", &[width, hidden])?,
+        };
+        Ok(KimiDelta { parts, decays, rates: l.unscaled("ssm_beta", &[hidden, heads])?, gates, core })
+    }
+}
+
+impl Mixer for KimiDelta {
+    fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        let Core { size, heads, .. } = self.core;
+        let [q, k, v] = [0, 1, 2].map(|i| {
+            let (matrix, convolution) = &self.parts[i];
+            let product = b.linear(["q", "k", "v"][i], x, matrix);
+            convolution.build(b, batch, ["q_conv", "k_conv", "v_conv"][i], product).heads(0, size, heads)
+        });
+        let mut through = |names: [&str; 2], matrices: &[Linear]| {
+            names.iter().zip(matrices).fold(x, |x, (name, matrix)| b.linear(name, x, matrix))
+        };
+        let g = through(["decay_a", "decay_b"], &self.decays).heads(0, size, heads);
+        let gate = through(["gate_a", "gate_b"], &self.gates);
+        let beta = b.linear("beta", x, &self.rates);
+        self.core.build(b, batch, Operands { q, k, v, g, beta, gate })
+    }
+}
