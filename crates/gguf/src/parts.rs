@@ -57,17 +57,18 @@ fn whole(model: &Gguf) -> Metadata {
 /// Writes a model as one file. `done` is told the bytes of each piece.
 pub fn merge(model: &Gguf, output: Output, done: &dyn Fn(u64)) -> Result<()> {
     let tensors: Vec<&TensorInfo> = model.tensors().iter().collect();
-    write(model, whole(model), &tensors, output, done)
+    Ok(write(model, whole(model), &tensors, output, done)?.finish()?)
 }
 
-/// Writes part `no` (from 0) of a model that [`cut`] has cut. The keys of the model are in the first part.
+/// Writes part `no` (from 0) of a model that [`cut`] has cut. The keys of the model are in the first part. The part has no name
+/// yet: parts get theirs together, by [`Output::finish_all`].
 pub fn write_part(
     model: &Gguf,
     parts: &[Vec<&TensorInfo>],
     no: usize,
     output: Output,
     done: &dyn Fn(u64),
-) -> Result<()> {
+) -> Result<Output> {
     let mut metadata = if no == 0 { whole(model) } else { Metadata::new() };
     if let (true, Some(alignment)) = (no > 0, model.metadata().value("general.alignment")) {
         metadata.set("general.alignment", alignment.clone());
@@ -79,7 +80,13 @@ pub fn write_part(
     write(model, metadata, &parts[no], output, done)
 }
 
-fn write(model: &Gguf, metadata: Metadata, tensors: &[&TensorInfo], output: Output, done: &dyn Fn(u64)) -> Result<()> {
+fn write(
+    model: &Gguf,
+    metadata: Metadata,
+    tensors: &[&TensorInfo],
+    output: Output,
+    done: &dyn Fn(u64),
+) -> Result<Output> {
     let mut writer = Writer::new(metadata);
     for tensor in tensors {
         writer.declare(&tensor.name, tensor.dims(), tensor.ty)?;
@@ -91,5 +98,5 @@ fn write(model: &Gguf, metadata: Metadata, tensors: &[&TensorInfo], output: Outp
             done(piece.len() as u64);
         }
     }
-    stream.finish()
+    stream.complete()
 }

@@ -193,13 +193,18 @@ impl Stream {
     }
 
     /// Gives the file its name, when all data has come and is safe on the disk.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
+        Ok(self.complete()?.finish()?)
+    }
+
+    /// The file with all data in it, still without its name: for several that belong together ([`Output::finish_all`]).
+    pub fn complete(mut self) -> Result<Output> {
         if let Some((name, expected)) = self.sizes.get(self.current) {
             return Err(Error::WriteLength { name: name.clone(), expected: *expected, got: self.written });
         }
         self.out.flush().map_err(|why| self.failed(why))?;
         let (output, _) = self.out.into_parts();
-        Ok(output.finish()?)
+        Ok(output)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {

@@ -14,10 +14,25 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use kiln_system::interrupt::Interrupted;
 
 /// Runs large language models on any GPU through Vulkan, and on the CPU where there is none.
 #[derive(Parser)]
-#[command(name = "kiln", version, arg_required_else_help = true)]
+#[command(
+    name = "kiln",
+    version,
+    arg_required_else_help = true,
+    after_help = "Examples:
+  kiln run \"What is a kiln?\"
+  kiln chat
+  kiln serve
+
+Where no MODEL is named, SmolLM2-135M-Instruct is taken, and fetched at first use; `smollm2` names it too. `kiln COMMAND --help` \
+has examples of each command.
+
+Exit codes: 0 when all is well, 1 when something failed, 2 when the command line makes no sense. Ctrl-C ends a command by its \
+signal, which shells show as 130, so that loops of a script end with it."
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -138,7 +153,12 @@ fn main() -> ExitCode {
     if arguments.command.may_use_device() {
         kiln_gpu::icd::help_headless_nvidia(&kiln_gpu::Cache::user());
     }
-    kiln_system::files::remove_on_signals();
+    kiln_system::files::remove_on_signals(|| {
+        output::say_beside_key(
+            "error: stopped by Ctrl-C; nothing half-written is left\n\
+             hint: the same command begins again, and a download goes on where it stopped",
+        );
+    });
     kiln_gguf::end_on_cut_files(|| {
         kiln_system::files::end_at_once(
             "\nerror: the model file was cut short while it was being read\n\
@@ -182,6 +202,9 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             output::say(&format!("error: {error:#}"));
+            if error.is::<Interrupted>() {
+                kiln_system::files::end_by_interrupt();
+            }
             ExitCode::from(1)
         }
     }

@@ -68,6 +68,12 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{start}{}", for_terminal(line));
 }
 
+/// One line for the person who has just pressed a key: the terminal shows the key, or a progress bar, where the cursor is.
+pub(crate) fn say_beside_key(line: &str) {
+    MID_LINE.fetch_or(std::io::stderr().is_terminal(), Ordering::Relaxed);
+    say(line);
+}
+
 struct Log;
 
 /// Messages of libraries that everybody should see go to this target, at the level of information.

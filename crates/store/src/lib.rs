@@ -24,7 +24,7 @@ pub use error::{Error, Result};
 pub use name::Name;
 pub use record::{Kept, Record};
 pub use settings::Settings;
-pub use store::{Checked, Removed, Store};
+pub use store::{Checked, DEFAULT_NAME, Removed, Store, is_default};
 
 /// Hears how a download goes: a progress bar, or nobody.
 pub trait Watch: Sync {

@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kiln_system::files::{Output, Overwrite, Workspace};
+use kiln_system::files::{Output, Overwrite, Workspace, run_helper};
 use kiln_system::text::shown;
 
 use crate::Watch;
@@ -67,7 +67,8 @@ pub(crate) fn download(package: &str, incoming: &Path) -> Result<()> {
         pip.args(["-m", "pip", "download", "--no-deps", "--progress-bar", "on", "--dest"]).arg(incoming);
         pip.args(["--", package]);
         // pip's progress belongs on stderr: stdout is for data.
-        let status = match pip.stdout(std::io::stderr()).status() {
+        // What it unpacks on its way goes with the folder.
+        let status = match run_helper(pip.env("TMPDIR", incoming).stdout(std::io::stderr())) {
             Ok(status) => status,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
             Err(e) => return Err(refused(format!("cannot start {python}: {e}"))),

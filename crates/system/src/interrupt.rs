@@ -2,6 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// A command ended early because of Ctrl-C that it caught. The process ends by [`crate::files::end_by_interrupt`] then.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by Ctrl-C; {left}")]
+pub struct Interrupted {
+    /// What is left of the work, and a hint.
+    pub left: &'static str,
+}
+
 static CATCHING: AtomicBool = AtomicBool::new(false);
 static HAPPENED: AtomicBool = AtomicBool::new(false);
 

@@ -14,10 +14,10 @@ use crate::output::{print, say};
 /// Flags of `kiln config`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln config                                show the file
-  kiln config set model hf:owner/repo        the model where none is named
-  kiln config set flags.device cpu           a flag of every command that has it
-  kiln config set chat.temp 0.7              a flag of one command
+  kiln config                               # show the file
+  kiln config set model hf:owner/repo       # the model where none is named
+  kiln config set flags.device cpu          # a flag of every command with it
+  kiln config set chat.temp 0.7             # a flag of one command
   kiln config unset chat.temp
 
 The file looks like this; keys are the long names of flags:

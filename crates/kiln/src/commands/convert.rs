@@ -16,9 +16,11 @@ use crate::output::{byte_progress, print, say, size};
 #[command(after_help = "Examples:
   kiln convert Llama-3.2-1B-Instruct model-F16.gguf
   kiln convert Qwen3-0.6B model-Q8_0.gguf --type Q8_0
-  kiln convert Qwen3-0.6B model-BF16.gguf --type BF16 && kiln quantize model-BF16.gguf model-Q4_K_M.gguf Q4_K_M
+  kiln convert Qwen3-0.6B big.gguf --type BF16
+  kiln quantize big.gguf small.gguf Q4_K_M
 
-Models of the Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi 3 and BERT (uncased) families; safetensors of F32, F16 or BF16.")]
+Models of the Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi 1 to 3 and BERT (uncased) families; safetensors of F32, F16 or \
+BF16. The folder is one that `git clone` or `hf download` makes.")]
 pub(crate) struct Arguments {
     /// The folder with config.json, safetensors and the tokenizer
     folder: PathBuf,

@@ -11,7 +11,8 @@ use crate::output::{print, size};
 
 /// Flags of `kiln devices`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln devices --json")]
+#[command(after_help = "Example:
+  kiln devices --json")]
 pub(crate) struct Arguments {
     /// Print JSON
     #[arg(long)]

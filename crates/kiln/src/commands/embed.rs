@@ -19,11 +19,12 @@ use crate::output::print;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   kiln embed minilm.gguf \"A cat sits\" \"A dog runs\" --similarity
-  kiln embed minilm.gguf --file titles.txt --json > vectors.json
-  cat lines.txt | kiln embed minilm.gguf
+  kiln embed smollm2 --file titles.txt --pooling mean --json > vectors.json
+  cat titles.txt | kiln embed smollm2 --pooling mean
 
-Texts come as arguments, or one on each line of a file or of stdin. Each becomes a line of numbers, in the same order; with
---pooling none, each of its tokens does.")]
+Texts come as arguments, or one on each line of a file or of stdin. Each becomes a line of numbers, in the same order; with \
+--pooling none, each of its tokens does. Models that \
+were made for it need no --pooling, and do better than those that were made to talk.")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them
     model: PathBuf,
@@ -59,8 +60,8 @@ pub(crate) struct Arguments {
 /// Flags of `kiln rerank`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln rerank reranker.gguf \"What do pandas eat?\" \"Bamboo, mostly.\" \"Paris is in France.\"
-  kiln rerank reranker.gguf \"What do pandas eat?\" --file paragraphs.txt --top 3 --json
+  kiln rerank reranker.gguf \"What do pandas eat?\" \"Bamboo.\" \"Paris is large.\"
+  kiln rerank reranker.gguf \"What do pandas eat?\" --file texts.txt --top 3
 
 Prints a line for each text, the best first: its score, its number from 0 on, and the text.")]
 pub(crate) struct RerankArguments {

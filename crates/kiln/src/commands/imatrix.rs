@@ -21,8 +21,8 @@ use crate::output::{print, progress, say};
 /// Flags of `kiln imatrix`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln imatrix model-F16.gguf calibration.txt imatrix.gguf
-  kiln quantize model-F16.gguf model-IQ4_XS.gguf IQ4_XS --imatrix imatrix.gguf
+  kiln imatrix smollm2 book.txt imatrix.gguf
+  kiln quantize smollm2 small.gguf IQ4_XS --imatrix imatrix.gguf
 
 The file is the one that llama-imatrix writes and llama-quantize reads.")]
 pub(crate) struct Arguments {

@@ -13,9 +13,9 @@ use crate::output::{print, size};
 
 /// Flags of `kiln inspect`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln inspect model.gguf --tensors\n  kiln inspect model.gguf --fit --sequences 8 -ctk q8_0 -ctv q8_0"
-)]
+#[command(after_help = "Examples:
+  kiln inspect smollm2 --tensors
+  kiln inspect smollm2 --fit --sequences 8 -ctk q8_0 -ctv q8_0")]
 pub(crate) struct Arguments {
     /// The model: a file (any part of a split one) or a name, as `kiln pull` takes them
     model: PathBuf,

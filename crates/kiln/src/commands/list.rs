@@ -10,9 +10,10 @@ use crate::store::store;
 
 /// Flags of `kiln list`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln list
+#[command(after_help = "Example:
+  kiln list
 
-Shows what `kiln pull` fetched, what lies in the store's folder (KILN_MODELS), and GGUF files that other programs have put
+Shows what `kiln pull` fetched, what lies in the store's folder (KILN_MODELS), and GGUF files that other programs have put \
 into the cache of Hugging Face. Any of the names can be given to commands that take a MODEL.")]
 pub(crate) struct Arguments {
     /// Print JSON

@@ -14,9 +14,9 @@ use crate::output::{print, say};
 
 /// Flags of `kiln logits`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln logits model.gguf -p \"Hello\" -o hello.gguf\n  kiln logits model.gguf --tokens 98,36,54 -o ids.gguf"
-)]
+#[command(after_help = "Examples:
+  kiln logits smollm2 -p \"Hello\" -o hello.gguf
+  kiln logits smollm2 --tokens 98,36,54 -o ids.gguf")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,

@@ -14,9 +14,9 @@ use crate::output::{print_piece, say};
 /// Flags of `kiln completions`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln completions bash > ~/.local/share/bash-completion/completions/kiln
-  kiln completions zsh > ~/.zfunc/_kiln
-  kiln completions fish > ~/.config/fish/completions/kiln.fish")]
+  source <(kiln completions bash)           # in ~/.bashrc
+  source <(kiln completions zsh)            # in ~/.zshrc
+  kiln completions fish | source            # in ~/.config/fish/config.fish")]
 pub(crate) struct CompletionsArguments {
     /// The shell
     shell: Shell,
@@ -25,8 +25,8 @@ pub(crate) struct CompletionsArguments {
 /// Flags of `kiln man`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln man | man -l -                 read the page of kiln
-  kiln man run | man -l -             of one command
+  kiln man | man -l -                       # read the page of kiln
+  kiln man run | man -l -                   # of one command
   kiln man --out ~/.local/share/man/man1")]
 pub(crate) struct ManArguments {
     /// The command; without it kiln itself

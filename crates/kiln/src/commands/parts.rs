@@ -16,8 +16,8 @@ use crate::output::{byte_progress, print, say, size};
 /// Flags of `kiln split`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln split model.gguf parts/model --max-size 2G       writes parts/model-00001-of-00003.gguf and so on
-  kiln split model.gguf parts/model --max-tensors 128
+  kiln split smollm2 part --max-size 50M  # part-00001-of-00002.gguf and so on
+  kiln split smollm2 few --max-tensors 128
 
 Any part can be given to commands that take a MODEL; the others are found beside it.")]
 pub(crate) struct SplitArguments {
@@ -44,7 +44,9 @@ pub(crate) struct SplitArguments {
 
 /// Flags of `kiln merge`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln merge model-00001-of-00003.gguf model.gguf")]
+#[command(after_help = "Examples:
+  kiln split smollm2 part --max-size 50M
+  kiln merge part-00001-of-*.gguf whole.gguf")]
 pub(crate) struct MergeArguments {
     /// Any part of the model
     model: PathBuf,
@@ -97,9 +99,10 @@ pub(crate) fn split(arguments: &SplitArguments) -> anyhow::Result<ExitCode> {
         let create = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);
         let outputs = paths.iter().map(create).collect::<Result<Vec<_>, _>>()?;
         let bar = byte_progress(model.data_bytes(), "split");
-        for (no, output) in outputs.into_iter().enumerate() {
-            write_part(&model, &parts, no, output, &|bytes| bar.inc(bytes))?;
-        }
+        let write = |(no, output)| write_part(&model, &parts, no, output, &|bytes| bar.inc(bytes));
+        let written = outputs.into_iter().enumerate().map(write).collect::<Result<Vec<_>, _>>()?;
+        // Some parts without the others would be taken for a model.
+        Output::finish_all(written)?;
         bar.finish_and_clear();
     }
     if arguments.json {

@@ -29,12 +29,13 @@ const PIECE: usize = 64 << 20;
 /// Flags of `kiln perplexity`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln perplexity model.gguf wiki.test.raw
-  kiln perplexity model-Q4_K_M.gguf wiki.test.raw --against model-F16.gguf
-  kiln perplexity model-F16.gguf wiki.test.raw --save-logits f16.logits
-  kiln perplexity model-Q4_K_M.gguf wiki.test.raw --against f16.logits
+  kiln perplexity smollm2 book.txt
+  kiln perplexity smollm2 book.txt --save-logits base.logits
+  kiln quantize smollm2 small.gguf Q3_K_M
+  kiln perplexity small.gguf book.txt --against smollm2
+  kiln perplexity small.gguf book.txt --against base.logits
 
-The text is cut into chunks; the second half of each is scored, as llama-perplexity does, and files of logits are those of
+The text is cut into chunks; the second half of each is scored, as llama-perplexity does, and files of logits are those of \
 its --kl-divergence-base.")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them

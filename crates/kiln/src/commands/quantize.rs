@@ -19,12 +19,12 @@ use crate::output::{byte_progress, print, say, size};
 /// Flags of `kiln quantize`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
-  kiln quantize model-F16.gguf model-IQ4_XS.gguf IQ4_XS --imatrix imatrix.gguf
+  kiln quantize smollm2 small.gguf Q4_K_M
+  kiln imatrix smollm2 book.txt imatrix.gguf
+  kiln quantize smollm2 smaller.gguf IQ4_XS --imatrix imatrix.gguf
 
-Types: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE
-       Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS IQ2_XXS Q2_0 TQ2_0
-       IQ1_M TQ1_0 IQ1_S Q1_0")]
+Types: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE Q3_K_L \
+Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS IQ2_XXS Q2_0 TQ2_0 IQ1_M TQ1_0 IQ1_S Q1_0")]
 pub(crate) struct Arguments {
     /// The model to read: a file (any part of a split one) or a name, as `kiln pull` takes them
     input: PathBuf,

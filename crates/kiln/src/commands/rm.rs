@@ -10,7 +10,8 @@ use crate::store::store;
 
 /// Flags of `kiln rm`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln rm hf:owner/repo:Q4_K_M
+#[command(after_help = "Example:
+  kiln rm smollm2          # the default model is fetched again when it is used
 
 Files that another program fetched into the cache of Hugging Face stay; so do those that another model needs.")]
 pub(crate) struct Arguments {

@@ -12,7 +12,7 @@ use kiln_engine::text::{Message, OutputParser};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_engine::{Error, state};
 use kiln_system::files::{Output, Overwrite};
-use kiln_system::interrupt::Catch;
+use kiln_system::interrupt::{Catch, Interrupted};
 use serde_json::{Value, json};
 
 use super::prompt::{Asked, Said, asked};
@@ -23,9 +23,14 @@ use crate::speaker::{Answer, Piece, Reading, answer, chat_prompt, name, template
 
 /// Flags of `kiln run`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln run \"What is a kiln?\"                 the default model, fetched at first use\n  kiln run model.gguf \"What is a kiln?\" --temp 0 -n 200\n  git diff | kiln run model.gguf --system \"Write a commit message for this change.\"\n  kiln run model.gguf --raw \"Once upon a time\" -n 64        continue a text\n  kiln run model.gguf \"Name a city\" --json-schema '{\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\"}}}'\n  kiln run model.gguf --raw -f book.txt -n 0 --save-state book.state\n  kiln run model.gguf -p \" The end came when\" --load-state book.state"
-)]
+#[command(after_help = "Examples:
+  kiln run \"What is a kiln?\"                       # the default model
+  kiln run smollm2 \"What is a kiln?\" --temp 0 -n 200
+  ls | kiln run smollm2 --system \"Say what this folder is for.\"
+  kiln run smollm2 --raw \"Once upon a time\" -n 64  # continue a text
+  kiln run smollm2 \"Name a city\" --json-schema '{\"type\": \"string\"}'
+  kiln run smollm2 --raw -f book.txt -n 0 --save-state book.state
+  kiln run smollm2 -p \" The end came when\" --load-state book.state")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     #[arg(value_name = "MODEL")]
@@ -154,7 +159,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut from = None;
     if arguments.has_states() {
         let held = hold(&scheduler, state, prepared.tokens, output.is_some(), &catch)?;
-        let Some(held) = held else { return Ok(ExitCode::from(130)) };
+        let Some(held) = held else { return Err(interrupted().into()) };
         if let (Some(mut output), Some(bytes)) = (output, held.saved) {
             output.write_all(&bytes).map_err(|why| output.failed(why))?;
             let name = output.path().display().to_string();
@@ -240,7 +245,14 @@ fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyh
             usage.prompt_tokens, usage.generated_tokens,
         ));
     }
-    Ok(if answer.reason == EndReason::Cancelled { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    if answer.reason == EndReason::Cancelled {
+        return Err(interrupted().into());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn interrupted() -> Interrupted {
+    Interrupted { left: "the answer is not complete\nhint: -n bounds how many tokens are written" }
 }
 
 /// An answer for programs.

@@ -18,9 +18,9 @@ use crate::output::{print, progress, say};
 
 /// Flags of `kiln selftest`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln selftest rms_norm rope --device 0\n  kiln selftest --compile mul_mm --chosen --json"
-)]
+#[command(after_help = "Examples:
+  kiln selftest rms_norm rope --device 0
+  kiln selftest --compile mul_mm --chosen --json")]
 pub(crate) struct Arguments {
     /// Operations to test; all without any
     operations: Vec<String>,

@@ -13,9 +13,18 @@ use crate::output::{print, say};
 
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln serve                                the default model on http://127.0.0.1:8080\n  kiln serve model.gguf --parallel 16 --ctx-size 8192\n  kiln serve small=a.gguf large=b.gguf --keep-alive 10m   each is loaded when it is asked for\n  kiln serve model.gguf --host 0.0.0.0 --api-key-file keys.txt\n\nThen, with any client of OpenAI's API:\n  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
-)]
+#[command(after_help = "Examples:
+  kiln serve                  # the default model on http://127.0.0.1:8080
+  kiln serve smollm2 --parallel 16 --ctx-size 2048
+  kiln serve small=smollm2 large=hf:owner/repo --keep-alive 10m
+  kiln serve smollm2 --host 0.0.0.0 --api-key-file keys.txt
+
+Then, with any client of OpenAI's API:
+  curl http://127.0.0.1:8080/v1/chat/completions \\
+    -H 'Content-Type: application/json' \\
+    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
+
+Of several models each is loaded when it is asked for.")]
 pub(crate) struct Arguments {
     /// GGUF files or names as `kiln pull` takes them, as MODEL or NAME=MODEL; without one SmolLM2-135M-Instruct from the local store, fetched at first use. One is loaded
     /// at the start; of several, each when the first request for it comes

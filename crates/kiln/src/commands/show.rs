@@ -12,7 +12,8 @@ use crate::store::store;
 
 /// Flags of `kiln show`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln show hf:owner/repo:Q4_K_M
+#[command(after_help = "Example:
+  kiln show smollm2
 
 `kiln inspect` tells more of the file itself.")]
 pub(crate) struct Arguments {

@@ -14,9 +14,9 @@ use crate::output::{byte_progress, print, say, size};
 
 /// Flags of `kiln synth`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Example: kiln synth tiny-llama Q8_0 tiny.gguf\n         kiln synth llama-8b Q4_K_M 8b.gguf --seed 7"
-)]
+#[command(after_help = "Examples:
+  kiln synth tiny-llama Q8_0 tiny.gguf
+  kiln synth llama-8b Q4_K_M 8b.gguf --seed 7")]
 pub(crate) struct Arguments {
     /// The shape (see --list)
     #[arg(required_unless_present = "list")]

@@ -15,9 +15,9 @@ use crate::output::{print, print_piece};
 /// Flags of `kiln tokenize`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln tokenize model.gguf \"Hello world\"
-  kiln tokenize model.gguf -f prompt.txt --ids --no-bos
-  kiln tokenize model.gguf -f book.txt --count")]
+  kiln tokenize smollm2 \"Hello world\"
+  kiln tokenize smollm2 -f book.txt --ids --no-bos
+  kiln tokenize smollm2 -f book.txt --count")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them
     model: PathBuf,
@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
 /// Flags of `kiln detokenize`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln detokenize model.gguf 19556 905
-  kiln tokenize model.gguf --ids --no-bos \"Hello\" | kiln detokenize model.gguf")]
+  kiln detokenize smollm2 98 36 54
+  kiln tokenize smollm2 --ids --no-bos \"Hello\" | kiln detokenize smollm2")]
 pub(crate) struct DetokenizeArguments {
     /// GGUF file or a name, as `kiln pull` takes them
     model: PathBuf,

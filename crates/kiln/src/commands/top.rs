@@ -17,9 +17,10 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 
 /// Flags of `kiln top`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln top\n  kiln top http://10.0.0.5:8080 --api-key KEY\n  kiln top --json        one look, for programs"
-)]
+#[command(after_help = "Examples:
+  kiln top
+  kiln top http://10.0.0.5:8080 --api-key KEY
+  kiln top --json             # one look, for programs")]
 pub(crate) struct Arguments {
     /// Address of the server
     #[arg(default_value = "http://127.0.0.1:8080")]

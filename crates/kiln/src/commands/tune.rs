@@ -21,7 +21,8 @@ use crate::output::{print, progress, say, size};
 
 /// Flags of `kiln tune`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln tune --format q4_k,q6_k --columns 1")]
+#[command(after_help = "Example:
+  kiln tune --format q4_k,q6_k --columns 1")]
 pub(crate) struct Arguments {
     /// Tensor formats; the ones most models have without any, packed as the device gets them
     #[arg(long, value_name = "FORMATS", value_delimiter = ',', value_parser = format_of)]

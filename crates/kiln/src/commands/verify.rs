@@ -10,7 +10,11 @@ use crate::store::{Bars, store};
 
 /// Flags of `kiln verify`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln verify\n\nExit code 1 when a file is damaged or missing.")]
+#[command(after_help = "Examples:
+  kiln verify
+  kiln verify smollm2
+
+Exit code 1 when a file is damaged or missing.")]
 pub(crate) struct Arguments {
     /// Names that `kiln list` shows, or sources; all models without one
     #[arg(value_name = "MODEL")]

@@ -33,6 +33,8 @@ pub struct File {
     pub token: Option<String>,
     /// The length that is told, where it is not the body's.
     pub pretend: Option<u64>,
+    /// The body comes in small pieces, with a pause before each.
+    pub slow: bool,
     /// What goes wrong first.
     pub faults: VecDeque<Fault>,
 }
@@ -40,7 +42,8 @@ pub struct File {
 impl File {
     pub fn new(body: impl Into<Vec<u8>>) -> File {
         let (etag, token) = ("\"1\"".into(), None);
-        File { body: body.into(), etag, ranges: true, redirect: None, token, pretend: None, faults: VecDeque::new() }
+        let (ranges, redirect, pretend, slow, faults) = (true, None, None, false, VecDeque::new());
+        File { body: body.into(), etag, ranges, redirect, token, pretend, slow, faults }
     }
 
     pub fn redirect(to: String) -> File {
@@ -221,7 +224,13 @@ fn answer(state: &State, out: &mut TcpStream, path: &str, range: Option<(u64, u6
     if let Some(after) = cut {
         body = &body[..after.min(body.len())];
     }
-    let sent = out.write_all(head.as_bytes()).and_then(|()| out.write_all(body)).and_then(|()| out.flush());
+    let sent = out.write_all(head.as_bytes()).and_then(|()| {
+        body.chunks(if file.slow { 1 << 16 } else { usize::MAX }).try_for_each(|piece| {
+            std::thread::sleep(Duration::from_millis(if file.slow { 10 } else { 0 }));
+            out.write_all(piece)
+        })
+    });
+    let sent = sent.and_then(|()| out.flush());
     sent.is_ok() && cut.is_none()
 }
 

@@ -11,7 +11,8 @@ use crate::output::{print, progress, size};
 
 /// Flags of `kiln bench device`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln bench device --device 0 --json")]
+#[command(after_help = "Example:
+  kiln bench device --device 0 --json")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     device: DeviceFlag,

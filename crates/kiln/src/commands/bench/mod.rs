@@ -12,7 +12,13 @@ use std::process::ExitCode;
 /// Flags of `kiln bench`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  kiln bench model.gguf -p 512 -n 128\n  kiln bench model.gguf --plot speed.svg          roofline, kernels, texts together, one token step by step\n  kiln bench model.gguf --cold                    from empty caches to the first token\n  kiln bench model.gguf --sequences 1,4,16\n  kiln bench device\n  kiln bench ops mul_mat_vec --device 0",
+    after_help = "Examples:
+  kiln bench smollm2 -p 512 -n 128
+  kiln bench smollm2 --plot speed.svg   # roofline, kernels, texts together
+  kiln bench smollm2 --cold             # from empty caches to the first token
+  kiln bench smollm2 --sequences 1,4,16
+  kiln bench device
+  kiln bench ops mul_mat_vec --device 0",
     args_conflicts_with_subcommands = true,
     subcommand_precedence_over_arg = true,
     arg_required_else_help = true

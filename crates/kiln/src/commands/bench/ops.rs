@@ -17,7 +17,8 @@ use crate::output::{print, progress, say};
 
 /// Flags of `kiln bench ops`.
 #[derive(clap::Args)]
-#[command(after_help = "Example: kiln bench ops rms_norm mul_mat_vec --case q4_k")]
+#[command(after_help = "Example:
+  kiln bench ops rms_norm mul_mat_vec --case q4_k")]
 pub(crate) struct Arguments {
     /// Operations to time; all without any
     operations: Vec<String>,

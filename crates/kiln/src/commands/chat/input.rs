@@ -1,7 +1,7 @@
 //! What a person types, or a pipe sends: one turn at a time.
 
 use std::io::{BufRead as _, IsTerminal as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use etcetera::BaseStrategy as _;
@@ -129,6 +129,12 @@ fn whole_turn(line: &mut dyn FnMut(&str, bool) -> anyhow::Result<Turn>) -> anyho
     Ok(Turn::Text(first))
 }
 
+/// A path as people type it: no shell puts the home folder in the place of `~` here.
+pub(super) fn at_home(name: &str) -> PathBuf {
+    let home = name.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
+    home.unwrap_or_else(|| name.into())
+}
+
 /// A message with the files that it names as `@path` put behind it, and the names of those files.
 pub(super) fn with_files(message: &str) -> anyhow::Result<(String, Vec<String>)> {
     let (mut text, mut names) = (message.to_owned(), Vec::new());
@@ -140,14 +146,15 @@ pub(super) fn with_files(message: &str) -> anyhow::Result<(String, Vec<String>)>
         if name.is_empty() || names.iter().any(|known| known == name) {
             continue;
         }
-        if !Path::new(name).is_file() {
+        let path = at_home(name);
+        if !path.is_file() {
             // Names of people and packages begin with the same sign; what begins as paths do was meant as one.
             if ["/", "./", "../", "~/"].iter().any(|start| name.starts_with(start)) {
                 bail!("there is no file {}\nhint: write the word without the @ if it is not to be put in", shown(name));
             }
             continue;
         }
-        let bytes = std::fs::read(name).with_context(|| format!("cannot read {name}"))?;
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {name}"))?;
         let Ok(content) = String::from_utf8(bytes) else { bail!("{name} is not UTF-8 text, so it cannot be put in") };
         // More backticks than the file has in a row.
         let most = content.split(|c| c != '`').map(str::len).max().unwrap_or(0);
@@ -196,5 +203,7 @@ mod tests {
         assert!(with_files(&message).unwrap_err().to_string().contains("UTF-8"));
         assert!(with_files("see @./nowhere.txt").unwrap_err().to_string().contains("no file ./nowhere.txt"));
         assert_eq!(with_files("ask @types/node and @me").unwrap().0, "ask @types/node and @me");
+        assert_eq!(at_home("~/x/y"), etcetera::home_dir().unwrap().join("x/y"));
+        assert_eq!([at_home("~x"), at_home("a/~/b")], [PathBuf::from("~x"), PathBuf::from("a/~/b")]);
     }
 }

@@ -20,7 +20,7 @@ use self::input::{Input, Turn, with_files};
 use self::markdown::Markdown;
 use self::slash::Next;
 use self::thoughts::Thoughts;
-use super::run::as_json;
+use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
@@ -28,9 +28,13 @@ use crate::speaker::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, 
 
 /// Flags of `kiln chat`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln chat                                 the default model, fetched at first use\n  kiln chat model.gguf --system \"Answer in one sentence.\"\n  printf 'Hello\\nAnd in French?\\n' | kiln chat model.gguf    one turn a line\n\nInside, /help lists the commands. A text of several lines stands between \"\"\", or has a backslash at the end of each line;\n@path puts a file in; Ctrl-C stops an answer; Ctrl-D ends the conversation."
-)]
+#[command(after_help = "Examples:
+  kiln chat                                        # the default model
+  kiln chat smollm2 --system \"Answer in one sentence.\"
+  printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
+
+Inside, /help lists the commands. A text of several lines stands between \"\"\", or has a backslash at the end of \
+each line; @path puts a file in; Ctrl-C stops an answer; Ctrl-D ends the conversation.")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     model: Option<PathBuf>,
@@ -191,6 +195,10 @@ impl Chat<'_> {
             false => {}
         }
         drop(catch);
+        if answered.reason == EndReason::Cancelled && !self.input.is_terminal() {
+            // Nobody is there to go on.
+            return Err(interrupted().into());
+        }
         let mut message = Message::new("assistant", answered.words.as_str());
         message.reasoning_content = Some(answered.thoughts.clone()).filter(|text| !text.is_empty());
         self.messages.push(message);

@@ -1,7 +1,5 @@
 //! The commands inside a conversation.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context as _, bail};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Message;
@@ -10,6 +8,7 @@ use kiln_system::text::shown;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::input::at_home;
 use super::{Chat, Loaded};
 use crate::output::{print, say};
 use crate::speaker::name;
@@ -176,13 +175,21 @@ impl Chat<'_> {
             bail!("/save needs the name of a file");
         }
         let saved = Saved { system: self.system.clone(), messages: self.messages.clone() };
-        Output::write(Path::new(path), overwrite, serde_json::to_string_pretty(&saved)?.as_bytes())?;
+        Output::write(&at_home(path), overwrite, serde_json::to_string_pretty(&saved)?.as_bytes())?;
         say(&format!("{}: {} messages", shown(path), self.messages.len()));
         Ok(())
     }
 
     fn load(&mut self, path: &str) -> anyhow::Result<()> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", shown(path)))?;
+        if path.is_empty() {
+            bail!("/load needs the name of a file");
+        }
+        let file = at_home(path);
+        // A device or a pipe might never end.
+        if file.exists() && !file.is_file() {
+            bail!("{} is no regular file", shown(path));
+        }
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", shown(path)))?;
         let saved: Saved = serde_json::from_str(&text)
             .with_context(|| format!("{} is no conversation that /save wrote", shown(path)))?;
         (self.system, self.messages) = (saved.system, saved.messages);
@@ -197,7 +204,7 @@ impl Chat<'_> {
             return Ok(());
         }
         // The old one stays until the new one is there: a wrong name must not end the conversation.
-        let loaded = Loaded::open(Some(&PathBuf::from(path)), &self.arguments.flags)?;
+        let loaded = Loaded::open(Some(&at_home(path)), &self.arguments.flags)?;
         self.sampling.check(loaded.model.config.vocab)?;
         self.arguments.sampling.constraint(&loaded.model, &loaded.ends)?;
         self.loaded = loaded;

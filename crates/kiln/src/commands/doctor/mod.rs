@@ -18,9 +18,11 @@ use crate::output::print;
 
 /// Flags of `kiln doctor`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  kiln doctor\n  kiln doctor model.gguf     is there memory for it?\n\nExit code 0 when a GPU (or the device named) is usable and the model, if one is named, fits; 1 otherwise."
-)]
+#[command(after_help = "Examples:
+  kiln doctor
+  kiln doctor smollm2         # is there memory for it?
+
+Exit code 0 when a GPU (or the device named) is usable and the model, if one is named, fits; 1 otherwise.")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them: whether there is memory for it
     model: Option<PathBuf>,

@@ -1,0 +1,132 @@
+//! Every example of every `--help` is pasted into a shell, on a machine that has the default model and a text or two.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use kiln_gguf::{Gguf, Writer};
+
+/// Examples that need what a test has not got, by how they begin, and why. They may fail, but not by a flag that is not there.
+const NEEDS_MORE: &[(&str, &str)] = &[
+    ("kiln pull ", "a network"),
+    ("kiln rerank ", "a reranker"),
+    ("kiln embed minilm.gguf ", "a model of its kind"),
+    ("kiln convert ", "a folder of Hugging Face"),
+    ("kiln quantize big.gguf", "what was converted"),
+    ("kiln bench ", "a GPU, or minutes"),
+    ("kiln selftest ", "a GPU"),
+    ("kiln tune ", "a GPU"),
+    ("kiln doctor", "a GPU"),
+    ("kiln devices", "a GPU"),
+    ("kiln plan smollm2 --gpu-layers", "a GPU"),
+    ("kiln plan smollm2 --estimates", "a GPU"),
+    ("kiln inspect smollm2 --fit", "heads of more than 16 elements"),
+    ("kiln serve", "somebody who ends it"),
+    ("kiln top", "a server"),
+    ("kiln synth llama-8b", "five gigabytes"),
+    ("source <(kiln completions zsh)", "another shell"),
+    ("kiln man | man", "the program man"),
+    ("kiln man run | man", "the program man"),
+];
+
+/// Runs the binary in a folder that stands for a user's machine.
+fn machine(folder: &Path, program: &str) -> Command {
+    let nowhere = folder.join("no-such-manifest.json");
+    let bin = Path::new(env!("CARGO_BIN_EXE_kiln")).parent().unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(program);
+    command.env("VK_DRIVER_FILES", &nowhere).env("VK_ICD_FILENAMES", &nowhere).env_remove("KILN_DEVICE");
+    command.env("KILN_MODELS", folder.join("store")).env("HF_HOME", folder.join("hf")).env("HOME", folder);
+    command.env("KILN_CONFIG", folder.join("config.toml")).env("KILN_CACHE_DIR", folder.join("cache"));
+    command.env("HF_ENDPOINT", "http://127.0.0.1:9").env("KILN_OLLAMA_REGISTRY", "http://127.0.0.1:9");
+    command.env("COLUMNS", "80").env("PATH", path).stdin(Stdio::null()).current_dir(folder.join("here"));
+    command
+}
+
+fn help(folder: &Path, command: &[&str]) -> String {
+    let output = machine(folder, env!("CARGO_BIN_EXE_kiln")).args(command).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{command:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The commands that a page of help lists.
+fn commands(help: &str) -> Vec<String> {
+    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+/// The lines between `Examples:` and the next empty one.
+fn examples(help: &str) -> Vec<String> {
+    let is_head = |line: &&str| !matches!(*line, "Example:" | "Examples:");
+    help.lines().skip_while(is_head).skip(1).take_while(|line| !line.is_empty()).map(|l| l.trim().to_owned()).collect()
+}
+
+/// A user's folder, with a tiny model where the default one would be.
+fn settle(folder: &Path, model: &[u8]) {
+    for name in ["here", "store"] {
+        let _ = fs::remove_dir_all(folder.join(name));
+        fs::create_dir(folder.join(name)).unwrap();
+    }
+    // A model with random weights does not know when to end.
+    let config = "model = \"smollm2\"\n[run]\nn-predict = 8\n[chat]\nn-predict = 8\n";
+    fs::write(folder.join("config.toml"), config).unwrap();
+    fs::write(folder.join("store/smollm2.gguf"), model).unwrap();
+    fs::write(folder.join("here/book.txt"), "It was a dark night, and many words were said. ".repeat(60)).unwrap();
+    fs::write(folder.join("here/titles.txt"), "A cat sits\nA dog runs\n").unwrap();
+}
+
+fn paste(folder: &Path, example: &str, seconds: &str) -> Output {
+    let mut command = machine(folder, "timeout");
+    command.args([seconds, "bash", "-c", example]).output().unwrap()
+}
+
+#[test]
+fn every_example_of_every_help_runs_as_it_is_pasted() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    settle(folder, b"");
+    let made = paste(folder, "kiln synth tiny-llama Q8_0 tiny.gguf", "60");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let tiny = Gguf::open(folder.join("here/tiny.gguf")).unwrap();
+    let mut metadata = tiny.metadata().clone();
+    metadata.set("llama.context_length", 8192u32);
+    let mut writer = Writer::new(metadata);
+    for info in tiny.tensors() {
+        writer.add(&info.name, info.dims(), info.ty, tiny.data(info)).unwrap();
+    }
+    let model = writer.to_bytes().unwrap();
+    let main = help(folder, &[]);
+    let mut pages: Vec<Vec<String>> = vec![Vec::new()];
+    for command in commands(&main) {
+        let more = commands(&help(folder, &[&command]));
+        pages.push(vec![command.clone()]);
+        // `kiln config` says it all on its own page.
+        pages.extend(more.into_iter().filter(|_| command != "config").map(|inner| vec![command.clone(), inner]));
+    }
+    assert!(pages.len() > 30, "{pages:?}");
+    let (mut ran, mut failed) = (0, Vec::new());
+    for page in pages {
+        let words: Vec<&str> = page.iter().map(String::as_str).collect();
+        let examples = examples(&help(folder, &words));
+        assert!(!examples.is_empty(), "kiln {} has no example", words.join(" "));
+        settle(folder, &model);
+        for example in examples {
+            assert!(example.contains("kiln"), "{example:?} of {words:?} is no command, or is cut by narrow terminals");
+            let lacks = NEEDS_MORE.iter().any(|(start, _)| example.starts_with(start));
+            // The shell here is another one.
+            let example = example.replace("fish | source", "fish > fish");
+            let output = paste(folder, &example, if lacks { "1" } else { "120" });
+            let said = String::from_utf8_lossy(&output.stderr);
+            let nonsense = output.status.code() == Some(2) || said.contains("panicked");
+            if nonsense || !(lacks || output.status.success()) {
+                failed.push(format!("{example}: {:?} {said}", output.status));
+            }
+            ran += usize::from(!lacks);
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(ran > 40, "{ran} ran");
+}
