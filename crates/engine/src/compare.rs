@@ -36,7 +36,7 @@ pub fn run(
 ) -> Result<Report, Error> {
     let room = Room::one(context).with_windows(model.facts.window, tokens.len());
     let graph = model.graph(&room)?;
-    let shape = BatchShape::new(tokens.len(), 1);
+    let shape = graph.expanding(BatchShape::new(tokens.len(), 1), &device.target());
     let plan = lower(graph.plan(shape)?, &device.target())?;
     let inputs = inputs(&plan, shape, tokens);
     let start = |executor: &mut dyn Executor| -> Result<PlanId, Error> {

@@ -95,15 +95,20 @@ fn logits_are_those_of_llama_cpp() {
         let room = Room { k_type: TensorType::F32, v_type: TensorType::F32, ..Room::one(tokens.len()) };
         let graph = graph(&model.config, &model.gguf, &room).unwrap();
         let shape = BatchShape::new(tokens.len(), tokens.len());
-        let plan = lower(graph.plan(shape).unwrap(), &Target::cpu()).unwrap();
-        let mut executor = CpuExecutor::new(Arithmetic::Fast);
-        let all = compare::logits(&model, &graph, &plan, (shape, &tokens), &mut executor).unwrap();
-        let width = all.len() / tokens.len();
-        let got = positions.iter().flat_map(|p| &all[*p as usize * width..][..width]);
-        let error = error(&got.copied().collect::<Vec<f32>>(), &want);
-        // llama.cpp takes GELU from a table of 16-bit floats.
-        if error.is_nan() || error > 1e-6 {
-            wrong.push(format!("{name}: {error:.1e}"));
+        // Where it has latents, prompts have two forms.
+        let expanded = graph.expanding(shape, &Target::cpu());
+        assert_eq!(expanded.expands, graph.facts().latents, "{name}");
+        for shape in [Some(shape), Some(expanded).filter(|shape| shape.expands)].into_iter().flatten() {
+            let plan = lower(graph.plan(shape).unwrap(), &Target::cpu()).unwrap();
+            let mut executor = CpuExecutor::new(Arithmetic::Fast);
+            let all = compare::logits(&model, &graph, &plan, (shape, &tokens), &mut executor).unwrap();
+            let width = all.len() / tokens.len();
+            let got = positions.iter().flat_map(|p| &all[*p as usize * width..][..width]);
+            let error = error(&got.copied().collect::<Vec<f32>>(), &want);
+            // llama.cpp takes GELU from a table of 16-bit floats.
+            if error.is_nan() || error > 1e-6 {
+                wrong.push(format!("{name}, expanded: {}: {error:.1e}", shape.expands));
+            }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

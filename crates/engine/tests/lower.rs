@@ -68,12 +68,12 @@ fn every_pass_keeps_the_logits() {
         let model = model(preset, "Q8_0");
         for n in [1, 5, 9, 40, 300] {
             let graph = graph(&model.config, &model.gguf, &room(n)).unwrap();
-            let shape = BatchShape::new(n, 1);
+            // Matrix units change the plan the most; the longest prompt is run at the end alone.
+            let (_, target) = &devices()[1];
+            let shape = graph.expanding(BatchShape::new(n, 1), target);
             let plain = graph.plan(shape).unwrap();
             let want = logits(&model, &graph, &plain, shape);
             assert!(want.iter().all(|v| v.is_finite()));
-            // Matrix units change the plan the most; the longest prompt is run at the end alone.
-            let (_, target) = &devices()[1];
             let last = PASSES.len() - 1;
             for (i, pass) in PASSES.iter().enumerate() {
                 if n == 300 && i != last {
@@ -84,6 +84,27 @@ fn every_pass_keeps_the_logits() {
                 assert!(error < 1e-12, "{}, {n} tokens, after {}: {error:.1e}", preset.name, pass.name);
             }
         }
+    }
+}
+
+/// Keys and values that are made of the latents of a prompt give what reading the latents gives.
+#[test]
+fn latents_and_what_is_made_of_them_give_the_same_logits() {
+    for (recipe, most) in [("F32", 1e-11), ("Q8_0", 1e-6)] {
+        let model = model(Preset::from_name("tiny-deepseek2").unwrap(), recipe);
+        let graph = graph(&model.config, &model.gguf, &room(100)).unwrap();
+        let shape = BatchShape::new(100, 100);
+        let expanded = graph.expanding(shape, &Target::cpu());
+        assert!(expanded.expands && !shape.expands);
+        let of = |shape| logits(&model, &graph, &graph.plan(shape).unwrap(), shape);
+        let error = nmse(&of(expanded), &of(shape));
+        assert!(error < most, "{recipe}: {error:.1e}");
+        assert!(error > 0.0, "{recipe}: both are the same plan");
+        // Nothing of a short one is expanded, nothing where rows must not know of each other, nothing of two prompts.
+        let short = graph.expanding(BatchShape::new(8, 1), &Target::cpu());
+        let alike = graph.expanding(shape, &Target { alike: true, ..Target::cpu() });
+        let two = graph.expanding(BatchShape { pieces: 2, ..shape }, &Target::cpu());
+        assert!(!short.expands && !alike.expands && !two.expands);
     }
 }
 
@@ -132,8 +153,9 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         }
         // Many columns, and texts that go on beside two prompts.
         let (device, target) = &devices()[1];
-        text += &described(&graph, device, target, BatchShape::new(300, 1));
-        text += &described(&graph, device, target, BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6 });
+        text += &described(&graph, device, target, graph.expanding(BatchShape::new(300, 1), target));
+        let mixed = BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false };
+        text += &described(&graph, device, target, mixed);
         let path = format!("{}/tests/plans/{}-devices.txt", env!("CARGO_MANIFEST_DIR"), preset.name);
         if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
             std::fs::write(&path, &text).unwrap();

@@ -58,7 +58,7 @@ fn close(got: &[f32], want: &[f32]) -> bool {
 #[test]
 fn sequences_of_different_lengths_together_are_as_each_alone() {
     let recurrent = ["tiny-rwkv6", "tiny-rwkv7", "tiny-rwkv6qwen2", "tiny-arwkv7", "tiny-mamba2", "tiny-qwen3next"];
-    for preset in ["tiny-llama"].into_iter().chain(recurrent) {
+    for preset in ["tiny-llama", "tiny-deepseek2"].into_iter().chain(recurrent) {
         together_as_alone(preset);
     }
 }

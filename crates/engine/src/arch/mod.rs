@@ -47,6 +47,7 @@ use std::collections::{HashMap, HashSet};
 use kiln_gguf::{Gguf, TensorType};
 
 use crate::Error;
+use crate::lower::Target;
 use crate::model::adapter::Matrix;
 use crate::model::{Adapter, Config, Facts, Loader, MOST_LAYERS};
 use crate::plan::adapt::{Change, Changes, Scales, adapt};
@@ -315,13 +316,16 @@ pub struct BatchShape {
     pub pieces: usize,
     /// Tokens whose logits are wanted. If all are, logits come in the order of the rows.
     pub outputs: usize,
+    /// Whether latent attention makes keys and values of all heads for the prompt, which is one and begins its text: all keys that it sees are
+    /// in the batch then ([`Graph::expanding`]).
+    pub expands: bool,
 }
 
 impl BatchShape {
     /// So many tokens of one sequence.
     pub fn new(tokens: usize, outputs: usize) -> BatchShape {
         let (decode, prompt, pieces) = if tokens == 1 { (1, 0, 0) } else { (0, tokens, 1) };
-        BatchShape { decode, prompt, pieces, outputs }
+        BatchShape { decode, prompt, pieces, outputs, expands: false }
     }
 
     /// Tokens of the batch.
@@ -423,6 +427,17 @@ impl Graph {
     /// What the model asks of the rest of the engine.
     pub fn facts(&self) -> Facts {
         self.facts
+    }
+
+    /// The shape of a batch whose prompt begins its text. Where a model has latent attention and the device gains by it, keys and values of
+    /// all heads are made of the latents: scores and sums over short heads take a third of the arithmetic that those over latents take.
+    #[must_use]
+    pub fn expanding(&self, shape: BatchShape, target: &Target) -> BatchShape {
+        // Adapters change products with the matrices of the keys, of which there are none then; so does looking at such products.
+        let can = self.facts.latents && self.changes.is_empty() && target.fuses;
+        // A row that goes the way of one alone knows nothing of the others.
+        let gains = !target.alike && shape.pieces == 1 && shape.prompt >= target.expands_from;
+        BatchShape { expands: can && gains, ..shape }
     }
 
     /// The plain plan for a batch shape, to be lowered for a device ([`crate::lower::lower`]).

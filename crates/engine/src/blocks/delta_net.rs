@@ -24,6 +24,7 @@ pub enum OutputGate {
 
 /// The rows of a delta net that come from one token.
 struct Operands {
+    /// Normed, as `k`.
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -48,20 +49,22 @@ struct Core {
 }
 
 impl Core {
+    /// Heads of length one.
+    fn normed(&self, b: &mut Builder, name: &str, x: Tensor) -> Tensor {
+        let y = b.like(name, x);
+        b.step(name, l2_norm::Call { x, y, eps: self.least });
+        y
+    }
+
     fn build(&self, b: &mut Builder, batch: &Batch, of: Operands) -> Tensor {
         let Core { size, heads, .. } = *self;
-        let [q, k] = [("q_norm", of.q), ("k_norm", of.k)].map(|(name, x)| {
-            let y = b.like(name, x);
-            b.step(name, l2_norm::Call { x, y, eps: self.least });
-            y
-        });
         let y = b.like("delta", of.v);
         let (sequences, slots) = batch.recurrence();
         b.step(
             "delta",
             gated_delta_net::Call {
-                q,
-                k,
+                q: of.q,
+                k: of.k,
                 v: of.v,
                 g: of.g,
                 gate: self.decay,
@@ -208,16 +211,12 @@ impl DeltaNet {
             }
             Rates::One(both) => {
                 let ratio = heads / self.key_heads;
-                let both = b.linear("ba", x, both).heads(0, 2 * ratio, self.key_heads);
-                let [beta, alpha] = [("beta", 0), ("alpha", ratio)].map(|(name, from)| {
-                    let dst = b.fresh(name, TensorType::F32, [heads, x.shape[1], 1, 1]);
-                    b.step(
-                        name,
-                        copy::Call { src: both.narrow(0, from, ratio), dst: dst.heads(0, ratio, self.key_heads) },
-                    );
-                    dst
-                });
-                (beta, alpha.heads(0, 1, heads))
+                let (key_heads, tokens) = (self.key_heads, x.shape[1]);
+                let both = b.linear("ba", x, both).reshape([ratio, 2, key_heads, tokens]);
+                let dst = b.fresh("beta+alpha", TensorType::F32, [ratio, key_heads, 2, tokens]);
+                b.copy("beta+alpha", both, dst.permute([0, 2, 1, 3]));
+                let dst = dst.reshape([2 * heads, tokens, 1, 1]);
+                (dst.narrow(0, 0, heads), dst.heads(heads, 1, heads))
             }
         }
     }
@@ -230,7 +229,8 @@ impl Mixer for DeltaNet {
         let (qkv, gate) = self.sources(b, x);
         let (beta, g) = self.rates(b, x);
         let mixed = self.convolution.build(b, batch, "conv", qkv);
-        let (q, k) = (mixed.heads(0, size, key_heads), mixed.heads(key_heads * size, size, key_heads));
+        let both = self.core.normed(b, "qk_norm", mixed.heads(0, size, 2 * key_heads));
+        let [q, k] = [0, key_heads].map(|first| both.narrow(1, first, key_heads));
         let v = mixed.heads(2 * key_heads * size, size, heads);
         self.core.build(b, batch, Operands { q, k, v, g, beta, gate })
     }
@@ -317,6 +317,7 @@ impl Mixer for KimiDelta {
             let product = b.linear(["q", "k", "v"][i], x, matrix);
             convolution.build(b, batch, ["q_conv", "k_conv", "v_conv"][i], product).heads(0, size, heads)
         });
+        let [q, k] = [("q_norm", q), ("k_norm", k)].map(|(name, x)| self.core.normed(b, name, x));
         let mut through = |names: [&str; 2], matrices: &[Linear]| {
             names.iter().zip(matrices).fold(x, |x, (name, matrix)| b.linear(name, x, matrix))
         };

@@ -2,10 +2,12 @@
 //!
 //! Files hold the matrices from the latent to the heads in one of two forms. Split by kind (`attn_k_b`, `attn_v_b`), the one of
 //! the keys is applied to the queries, so that attention reads latents: a cache row is a latent and one turned key that all
-//! heads share, and values are a part of keys. In one piece (`attn_kv_b`), keys and values of all heads are made and cached as
+//! heads share, and values are a part of keys. A prompt that begins its text, all of whose keys are in the batch, may be attended in the other form
+//! all the same. In one piece (`attn_kv_b`), keys and values of all heads are made and cached as
 //! in other models.
 
 use kiln_gguf::TensorType;
+use kiln_kernels::flash_attention::{self, Mask};
 use kiln_kernels::mul_mat::Product;
 use kiln_kernels::mul_mat_vec;
 use kiln_kernels::tensor::Tensor;
@@ -13,10 +15,10 @@ use kiln_kernels::tensor::Tensor;
 use super::attend::{Attended, Gated, ResultGate, Temperature, Turned, flat, keys, turned, warmed};
 use super::mixer::Mixer;
 use crate::Error;
-use crate::arch::Batch;
+use crate::arch::{Batch, BatchShape};
 use crate::model::parts::Rope;
 use crate::model::{Cached, Loader};
-use crate::plan::{Builder, Linear, Norm};
+use crate::plan::{Builder, Linear, Norm, Ports};
 
 /// How latent attention is read and computed in one layer.
 #[derive(Clone, Debug)]
@@ -159,6 +161,7 @@ impl Latent {
         }
         let still = spec.still();
         let up = if l.has("attn_k_b.weight") {
+            l.caches_latents();
             Up::Split {
                 k: plain(l, "attn_k_b", &[still, rank, heads])?.weight,
                 v: plain(l, "attn_v_b", &[rank, value_dim, heads])?.weight,
@@ -200,7 +203,7 @@ impl Latent {
         Attended { heads, kv_heads, head_dim, value_dim, scale, softcap: 0.0, max_bias: 0.0, window, causal: true }
     }
 
-    /// Queries are brought to the latents, which are keys and values for all heads.
+    /// Latents are cached. The rows of a batch read them; a prompt that begins its text may have keys and values of all heads in their place.
     fn over_latents(
         &self,
         b: &mut Builder,
@@ -209,9 +212,39 @@ impl Latent {
         [k, v, cache]: [Tensor; 3],
     ) -> Tensor {
         let LatentSpec { heads, rank, turned, value_dim, .. } = self.spec;
+        let rows = q.shape[2];
+        let ids = batch.places(self.spec.window).rows;
+        if turned > 0 {
+            b.store("k_write", key.permute([0, 2, 1, 3]), ids, cache.narrow(0, rank, turned));
+        }
+        b.store("latent_write", latent, ids, cache.narrow(0, 0, rank));
+        let out = b.fresh("v", TensorType::F32, [value_dim, heads, rows, 1]);
+        if !batch.shape.expands {
+            self.absorbed(b, batch, [q, out], [k, v, cache]);
+            return flat(out);
+        }
+        let BatchShape { decode, prompt, .. } = batch.shape;
+        let part = |first: usize, n: usize, shape: BatchShape| {
+            let positions = batch.ports.positions.narrow(0, first, n);
+            Batch { shape, ports: Ports { positions, ..batch.ports }, ..*batch }
+        };
+        if decode > 0 {
+            let texts = part(0, decode, BatchShape { prompt: 0, pieces: 0, expands: false, ..batch.shape });
+            self.absorbed(b, &texts, [q, out].map(|t| t.narrow(2, 0, decode)), [k, v, cache]);
+        }
+        let prompt_alone = part(decode, prompt, BatchShape { decode: 0, ..batch.shape });
+        let [q, key, to] = [q, key, out].map(|t| t.narrow(2, decode, prompt));
+        let latent = latent.narrow(1, decode, prompt);
+        let length = batch.ports.lengths.narrow(0, decode, 1);
+        self.expanded(b, &prompt_alone, [q, latent, key, to], [k, v], (length, cache.ty));
+        flat(out)
+    }
+
+    /// Queries are brought to the latents, which are keys and values for all heads.
+    fn absorbed(&self, b: &mut Builder, batch: &Batch, [q, out]: [Tensor; 2], [k, v, cache]: [Tensor; 3]) {
+        let LatentSpec { heads, rank, turned, .. } = self.spec;
         let (rows, still) = (q.shape[2], self.spec.still());
         let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
-        let ids = batch.places(self.spec.window).rows;
         let wide = b.fresh("q_latent", TensorType::F32, [rank + turned, heads, rows, 1]);
         let product = Product { a: k, b: by_head(q.narrow(0, 0, still)), d: by_head(wide.narrow(0, 0, rank)) };
         b.step("q_latent", mul_mat_vec::Call::plain(product));
@@ -221,15 +254,53 @@ impl Latent {
                 Some(_) => self.turn(b, batch, "q_rope", pair, 0),
                 None => b.copy("q_shared", pair[0], pair[1]),
             }
-            b.store("k_write", by_head(key), ids, cache.narrow(0, rank, turned));
         }
-        b.store("latent_write", latent, ids, cache.narrow(0, 0, rank));
         let how = self.attended(1, [rank + turned, rank]);
         let y = how.build(b, batch, wide, [cache, cache.narrow(0, 0, rank)], self.sinks);
-        let out = b.fresh("v", TensorType::F32, [value_dim, heads, rows, 1]);
         let y = y.reshape([rank, heads, rows, 1]);
         b.step("v", mul_mat_vec::Call::plain(Product { a: v, b: by_head(y), d: by_head(out) }));
-        flat(out)
+    }
+
+    /// Keys and values of all heads are made of the latents of a prompt that begins its text, and forgotten after it.
+    fn expanded(
+        &self,
+        b: &mut Builder,
+        batch: &Batch,
+        [q, latent, key, out]: [Tensor; 4],
+        [k, v]: [Tensor; 2],
+        (length, cached): (Tensor, TensorType),
+    ) {
+        let LatentSpec { heads, head_dim, turned, value_dim, scale, window, .. } = self.spec;
+        let (rows, rank, still) = (q.shape[2], self.spec.rank, self.spec.still());
+        // Where caches round less, so do these.
+        let ty = if cached == TensorType::F32 { TensorType::F32 } else { TensorType::F16 };
+        let heads_of = |b: &mut Builder, name: &str, matrix: Tensor, width: usize, to: Tensor| {
+            let made = b.fresh(name, TensorType::F32, [width * heads, rows, 1, 1]);
+            b.step(name, mul_mat_vec::Call::plain(Product { a: matrix, b: latent, d: made }));
+            b.copy(&format!("{name}_heads"), made.reshape([width, heads, rows, 1]), to);
+        };
+        let keys = b.fresh("k_heads", ty, [head_dim, heads, rows, 1]);
+        if still > 0 {
+            let matrix = by_rank(b, k);
+            heads_of(b, "k_still", matrix, still, keys.narrow(0, 0, still));
+        }
+        if turned > 0 {
+            // Every head gets the same key: a stride of 0.
+            let mut shared = key;
+            (shared.shape[1], shared.stride[1]) = (heads, 0);
+            b.copy("k_shared", shared, keys.narrow(0, still, turned));
+        }
+        let values = b.fresh("v_heads", ty, [value_dim, heads, rows, 1]);
+        heads_of(b, "v_made", v.reshape([rank, value_dim * heads, 1, 1]), value_dim, values);
+        let mut queries = q;
+        if turned > 0 && self.spec.rope.is_some() {
+            queries = b.like("q_rope", q);
+            self.turn(b, batch, "q_rope", [q, queries], still);
+        }
+        let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
+        let plain = flash_attention::Call::plain(by_head(queries), by_head(keys), by_head(values), out, scale);
+        let mask = Mask::Causal { positions: batch.ports.positions, length, window, both: false };
+        b.step("prompt", flash_attention::Call { mask, sinks: self.sinks, ..plain });
     }
 
     /// Keys and values of all heads are made of the latents.
@@ -264,6 +335,20 @@ impl Latent {
         }
         self.attended(heads, [head_dim, value_dim]).build(b, batch, turned_q, [k_cache, v_cache], self.sinks)
     }
+}
+
+/// The matrices of the keys, `[still, rank, heads]`, as one that multiplies latents: `[rank, still * heads]`. Files have them the other way round,
+/// as queries need them; turning them takes far less than multiplying by them.
+fn by_rank(b: &mut Builder, k: Tensor) -> Tensor {
+    let [still, rank, heads, _] = k.shape;
+    let mut plain = k;
+    if k.ty.is_quantised() {
+        plain = b.fresh("k_b", TensorType::F16, k.shape);
+        b.copy("k_b", k, plain);
+    }
+    let turned = b.fresh("k_b.turned", plain.ty, [rank, still, heads, 1]);
+    b.copy("k_b.turned", plain.permute([1, 0, 2, 3]), turned);
+    turned.reshape([rank, still * heads, 1, 1])
 }
 
 /// A matrix whose factor does not count, and which has no bias.

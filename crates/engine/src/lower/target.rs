@@ -18,6 +18,8 @@ const FEW_BESIDE_LANES: usize = 2;
 /// About as many cores as a large GPU has, which attention of few tokens keeps busy by splitting the keys: splits of a power
 /// of two take rounds of keys more evenly (`docs/ladder/flash_attention.md`).
 const CORES: usize = 128;
+/// Prompts of fewer tokens read latents: what is saved is little beside the steps that expanding takes. A guess.
+const EXPANDS_FROM: usize = 32;
 /// A single column of more elements may not fit the memory of a workgroup.
 const LONG_COLUMN: usize = 8192;
 
@@ -34,6 +36,8 @@ pub struct Target {
     pub cores: usize,
     /// Single columns of more elements need memory of their own.
     pub long_column: usize,
+    /// Fewest tokens of a prompt for which latents become keys and values of all heads.
+    pub expands_from: usize,
     /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
     /// rows beside it.
     pub alike: bool,
@@ -58,6 +62,7 @@ impl Target {
             few_in_lanes: MOST_COLUMNS,
             cores: 0,
             long_column: usize::MAX,
+            expands_from: EXPANDS_FROM,
             alike: false,
             saves_steps: false,
             weights: Weights::as_they_are(),
@@ -77,6 +82,7 @@ impl Target {
             few_in_lanes,
             cores: CORES,
             long_column: LONG_COLUMN,
+            expands_from: EXPANDS_FROM,
             alike: false,
             saves_steps: !caps.is_cpu,
             // How much memory there is for weights that are kept decoded is known to whoever holds it.

@@ -31,6 +31,8 @@ pub struct Facts {
     pub window: Option<usize>,
     /// Whether the model gives a vector for each token, and no logits: it writes nothing.
     pub encodes: bool,
+    /// Whether caches hold latents, of which keys and values of all heads can be made.
+    pub latents: bool,
 }
 
 impl Facts {
@@ -215,6 +217,11 @@ impl<'a> Loader<'a> {
     /// The model gives vectors and no logits.
     pub fn encodes(&mut self) {
         self.facts.encodes = true;
+    }
+
+    /// Caches hold latents, of which keys and values of all heads can be made.
+    pub fn caches_latents(&mut self) {
+        self.facts.latents = true;
     }
 
     /// A tensor that this architecture does not use: it may be there.

@@ -361,7 +361,10 @@ impl Engine {
         // The prompt of one sequence alone takes the form of recurrences that is fastest, and knows no padding.
         let alone = decode.is_empty() && prompts.len() == 1;
         let exact = self.executor.takes_any_shape() || (self.has_states && alone);
-        let shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
+        let mut shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
+        if self.graph.facts().latents && prompts.iter().all(|entry| self.length(entry.sequence) == 0) {
+            shape = self.graph.expanding(shape, &self.executor.target());
+        }
         let ready = self.prepared((shape, end, self.by_row(entries)))?;
         let Ready { plan, ports, tail, tokens, .. } = ready;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
@@ -519,7 +522,8 @@ impl Engine {
 
     /// The plan that so many tokens of one sequence get here, for printing and comparing.
     pub fn plan(&self, tokens: usize, outputs: usize) -> Result<Plan, Error> {
-        lower(self.graph.plan(BatchShape::new(tokens, outputs))?, &self.executor.target())
+        let target = self.executor.target();
+        lower(self.graph.plan(self.graph.expanding(BatchShape::new(tokens, outputs), &target))?, &target)
     }
 }
 

@@ -274,8 +274,9 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<[Vec<Part>; 
     let prompt = if graph.facts().sees_all { place.batch.max(most) } else { place.batch.min(most) }.max(2);
     // Where every token goes the way of one alone, prompts are rows like all others.
     let [alike, read] = if place.alike { [prompt, 0] } else { [0, prompt] };
-    let batch = BatchShape { decode: alike, prompt: read, pieces: usize::from(read > 0), outputs: 1 };
-    let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences };
+    let (pieces, expands) = (usize::from(read > 0), false);
+    let batch = BatchShape { decode: alike, prompt: read, pieces, outputs: 1, expands };
+    let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences, expands };
     let lowered = |shape| {
         let mut plan = graph.plan(shape)?;
         if place.shares.len() > 1 && shape == decode {
@@ -284,7 +285,14 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<[Vec<Part>; 
         }
         (place.parts)(plan)
     };
-    Ok([lowered(batch)?, lowered(decode)?])
+    let mut prompt = lowered(batch)?;
+    if graph.facts().latents && read > 0 {
+        // Which form takes more memory depends on the widths of latents and heads.
+        let arena = |parts: &[Part]| parts.iter().map(|part| part.plan.arena).sum::<usize>();
+        let expanded = lowered(BatchShape { expands: true, ..batch })?;
+        prompt = if arena(&expanded) > arena(&prompt) { expanded } else { prompt };
+    }
+    Ok([prompt, lowered(decode)?])
 }
 
 /// Bytes that the steps of any plan compute in on each device, but for those that want the logits of every token.

@@ -74,7 +74,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let room = Room::one(arguments.flags.context(&model)).with_windows(model.facts.window, arguments.tokens);
     let graph = model.graph(&room)?;
-    let plan = graph.plan(BatchShape::new(arguments.tokens, 1))?;
     let mut adapter = arguments.flags.adapter()?;
     // Opened, a device knows more of itself than its driver told; one without hardware proves nothing.
     let mut executor = match &adapter {
@@ -92,6 +91,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let (Some(adapter), [Target { caps: Some(caps), .. }]) = (&mut adapter, &targets[..]) {
         adapter.caps = caps.clone();
     }
+    // What a prompt that begins its text gets.
+    let plan = graph.plan(graph.expanding(BatchShape::new(arguments.tokens, 1), &targets[0]))?;
     let order = executor.as_mut().and_then(|executor| executor.order().ok());
     let parts = match (arguments.after.as_deref(), &executor) {
         (Some("plain"), _) => vec![Part { device: 0, plan }],
