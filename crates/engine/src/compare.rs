@@ -99,7 +99,7 @@ pub fn logits(
 /// What the host writes for the beginning of a sequence.
 fn inputs(plan: &Plan, shape: BatchShape, tokens: &[u32]) -> Inputs {
     let held = [(); KINDS].map(|()| Held::from_the_start(tokens.len()));
-    let taken = [Taken { tokens, start: 0, held: &held, state: Some(0), first: false }];
+    let taken = [Taken { tokens, start: 0, held: &held, source: None, state: Some(0), first: false }];
     let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
     Inputs::new(&shape, &plan.ports, decode, prompts)
 }

@@ -141,6 +141,14 @@ pub enum Error {
     TextTooLong { nth: usize, tokens: usize, context: usize, trained: usize },
     #[error("text {nth} is empty: it has no tokens\nhint: leave it out")]
     EmptyText { nth: usize },
+    #[error(
+        "the model reads one text and writes another, and nothing was read yet\nhint: `kiln run` gives it the prompt to read; in a program, `Engine::read_source` does"
+    )]
+    NoSource,
+    #[error(
+        "a model of architecture \"{architecture}\" runs on one device, not on several\nhint: name one with --device, or --cpu"
+    )]
+    SeveralDevices { architecture: &'static str },
     #[error("the prompt is empty\nhint: give at least one token of text")]
     EmptyPrompt,
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]

@@ -142,7 +142,7 @@ impl ModelFlags {
 
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
-        self.ctx_size.unwrap_or_else(|| model.config.context.min(4096))
+        self.ctx_size.unwrap_or_else(|| model.usual_context().min(4096))
     }
 
     /// What was asked for, for so many texts at once.

@@ -38,6 +38,7 @@ mod rwkv;
 mod rwkv6;
 mod rwkv7;
 mod stablelm;
+mod t5;
 mod variants;
 
 pub use refused::{LIMITS, REFUSED};
@@ -208,6 +209,8 @@ pub const TABLE: &[Row] = &[
     row("stablelm", "StableLM", stablelm::load),
     row("starcoder", "StarCoder", gpt::load_learnt),
     row("starcoder2", "StarCoder 2", gpt::load_rotary),
+    row("t5", "T5, Flan-T5, mT5, UMT5", t5::load),
+    row("t5encoder", "Encoders of T5", t5::load_encoder),
     row("talkie", "Talkie", variants::talkie),
     row("xverse", "XVERSE", variants::normal),
 ];
@@ -277,8 +280,11 @@ pub struct Batch {
 pub enum Results {
     /// Its logits. Models without a vocabulary to write in give vectors all the same.
     Logits,
-    /// Its vector: what would be multiplied by the output matrix.
+    /// Its vector: what would be multiplied by the output matrix. Models that read one text and write another give the vectors of
+    /// the text that they read.
     Vectors,
+    /// Nothing: the text is one that another is written for, and caches keep what that needs of it.
+    Source,
 }
 
 impl Batch {
@@ -507,6 +513,8 @@ impl Graph {
     fn unchanged(&self, shape: BatchShape, results: Results) -> Result<Plan, Error> {
         let mut b = Builder::new(&self.fixed);
         let ports = Ports::new(&mut b, &shape, &self.room);
+        let answers = self.facts.start.is_some() && results == Results::Logits;
+        let ports = if answers { ports.with_source(&mut b) } else { ports };
         let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
         b.finish(ports, logits)
     }

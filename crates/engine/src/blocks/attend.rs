@@ -10,7 +10,7 @@ use kiln_kernels::unary::Function;
 use crate::Error;
 use crate::arch::{Batch, PAGE};
 use crate::model::Loader;
-use crate::plan::{Builder, Linear};
+use crate::plan::{Builder, Linear, Source};
 
 /// What is turned by its position.
 pub struct Turned {
@@ -75,17 +75,10 @@ impl Attended {
 
     /// The rows of a batch that go on by one token, and those of prompts, over the keys of their sequences: `q [width, heads,
     /// rows]`, caches `[width * kv_heads, rows]`. Gives `[value width * heads, rows]`.
-    pub fn build(
-        &self,
-        b: &mut Builder,
-        batch: &Batch,
-        q: Tensor,
-        caches: [Tensor; 2],
-        sinks: Option<Tensor>,
-    ) -> Tensor {
+    pub fn build(&self, b: &mut Builder, batch: &Batch, q: Tensor, caches: [Tensor; 2], extras: Extras) -> Tensor {
         let shape = batch.shape;
         let out = b.fresh("attended", TensorType::F32, [self.value_dim * self.heads, shape.rows(), 1, 1]);
-        let operands = Operands { q, caches, out, sinks };
+        let operands = Operands { q, caches, out, extras };
         if shape.decode > 0 {
             let part = Part { rows: 0, sequences: [0, shape.decode], tokens: 1 };
             b.step("", self.part(batch, &operands, part));
@@ -103,21 +96,25 @@ impl Attended {
     fn part(&self, batch: &Batch, operands: &Operands, part: Part) -> flash_attention::Call {
         let Attended { heads, kv_heads, head_dim, value_dim, .. } = *self;
         let Part { rows: first, sequences: [sequence, sequences], tokens } = part;
-        let Operands { q, caches: [k_cache, v_cache], out, sinks } = *operands;
+        let Operands { q, caches: [k_cache, v_cache], out, extras } = *operands;
+        let Extras { sinks, distances, source } = extras;
         // Among rows that go on, each is a sequence of its own; those of prompts lie one after the other.
         let batches = if tokens == 1 && first == 0 && batch.shape.decode > 0 { sequences } else { 1 };
         let n = tokens * batches;
         let shape = |width: usize| [width, heads, tokens, batches];
         let ports = &batch.ports;
+        let own = Source { table: batch.places(self.kept()).table, lengths: ports.lengths };
+        let Source { table, lengths } = source.unwrap_or(own);
         flash_attention::Call {
             mask: Mask::Causal {
                 positions: ports.positions.narrow(0, first, n),
-                length: ports.lengths.narrow(0, sequence, sequences),
+                length: lengths.narrow(0, sequence, sequences),
                 window: self.window,
                 both: !self.causal,
             },
-            pages: Some(Pages { table: batch.places(self.kept()).table.narrow(1, sequence, sequences), size: PAGE }),
+            pages: Some(Pages { table: table.narrow(1, sequence, sequences), size: PAGE }),
             sinks,
+            distances,
             max_bias: self.max_bias,
             logit_softcap: self.softcap,
             ..flash_attention::Call::plain(
@@ -147,7 +144,25 @@ struct Operands {
     q: Tensor,
     caches: [Tensor; 2],
     out: Tensor,
-    sinks: Option<Tensor>,
+    extras: Extras,
+}
+
+/// What some models have beside queries, keys and values.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras {
+    /// F32 `[heads]`: one more score for each head, which takes part in the sum alone.
+    pub sinks: Option<Tensor>,
+    /// F32 `[heads, distances]`: what scores get by the distance of keys (`flash_attention::Call::distances`).
+    pub distances: Option<Tensor>,
+    /// Keys are those of the text that a sequence answers, in the place of its own.
+    pub source: Option<Source>,
+}
+
+impl Extras {
+    /// Sinks alone, where there are some.
+    pub fn sinks(sinks: Option<Tensor>) -> Extras {
+        Extras { sinks, ..Extras::default() }
+    }
 }
 
 /// Some rows of a batch: the first one, the first sequence and the number of sequences, tokens of each batch.

@@ -4,7 +4,7 @@
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
 
-use super::attend::{Attended, ResultGate, Temperature, Turned, flat, turned};
+use super::attend::{Attended, Extras, ResultGate, Temperature, Turned, flat, turned};
 use super::mixer::Mixer;
 use super::moe::{ValueSpec, Values};
 use crate::Error;
@@ -184,7 +184,8 @@ impl Mixer for Attention {
         let rows = batch.places(self.spec.kept()).rows;
         b.store("k_write", flat(k), rows, self.k_cache);
         b.store("v_write", v, rows, self.v_cache);
-        let mut y = self.spec.attended.build(b, batch, q, [self.k_cache, self.v_cache], self.sinks);
+        let extras = Extras::sinks(self.sinks);
+        let mut y = self.spec.attended.build(b, batch, q, [self.k_cache, self.v_cache], extras);
         if let Some(gate) = &self.gate {
             y = gate.build(b, x, y);
         }

@@ -12,7 +12,7 @@ use kiln_kernels::mul_mat::Product;
 use kiln_kernels::mul_mat_vec;
 use kiln_kernels::tensor::Tensor;
 
-use super::attend::{Attended, Gated, ResultGate, Temperature, Turned, flat, keys, turned, warmed};
+use super::attend::{Attended, Extras, Gated, ResultGate, Temperature, Turned, flat, keys, turned, warmed};
 use super::mixer::Mixer;
 use crate::Error;
 use crate::arch::{Batch, BatchShape};
@@ -256,7 +256,7 @@ impl Latent {
             }
         }
         let how = self.attended(1, [rank + turned, rank]);
-        let y = how.build(b, batch, wide, [cache, cache.narrow(0, 0, rank)], self.sinks);
+        let y = how.build(b, batch, wide, [cache, cache.narrow(0, 0, rank)], Extras::sinks(self.sinks));
         let y = y.reshape([rank, heads, rows, 1]);
         b.step("v", mul_mat_vec::Call::plain(Product { a: v, b: by_head(y), d: by_head(out) }));
     }
@@ -333,7 +333,8 @@ impl Latent {
             turned_q = b.like("q_rope", q);
             self.turn(b, batch, "q_rope", [q, turned_q], still);
         }
-        self.attended(heads, [head_dim, value_dim]).build(b, batch, turned_q, [k_cache, v_cache], self.sinks)
+        let extras = Extras::sinks(self.sinks);
+        self.attended(heads, [head_dim, value_dim]).build(b, batch, turned_q, [k_cache, v_cache], extras)
     }
 }
 

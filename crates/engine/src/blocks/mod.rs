@@ -13,5 +13,6 @@ pub mod mlp;
 pub mod moe;
 pub mod norms;
 pub mod output;
+pub mod relative;
 pub mod short_conv;
 pub mod streams;

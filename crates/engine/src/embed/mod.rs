@@ -60,7 +60,10 @@ impl Pooling {
         let key = keys.name("pooling_type");
         // Files say 0 or -1, as either kind of number, where they leave it open.
         match model.gguf.metadata().get_i64_opt(&key)? {
-            None | Some(0 | -1 | 0xffff_ffff) => Ok(model.facts.encodes.then_some(Pooling::Mean)),
+            None | Some(0 | -1 | 0xffff_ffff) => {
+                let reads = model.facts.encodes || model.facts.start.is_some();
+                Ok(reads.then_some(Pooling::Mean))
+            }
             Some(number) => {
                 let found = usize::try_from(number).ok().and_then(|number| NAMES.get(number));
                 let want = format!("0 to {}", NAMES.len() - 1);

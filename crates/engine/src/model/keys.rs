@@ -43,6 +43,16 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The number of a token, where the file says it here or, for the token that texts begin with, among the keys of its tokenizer.
+    pub fn start_token(&self, suffix: &str, vocab: usize) -> Result<u32, Error> {
+        let found = match self.metadata.get_usize_opt(&self.name(suffix))? {
+            Some(token) => token,
+            None => self.metadata.get_usize("tokenizer.ggml.bos_token_id")?,
+        };
+        let token = self.bounded(suffix, found, 0, vocab.saturating_sub(1))?;
+        u32::try_from(token).or_else(|_| self.refuse(suffix, token, "a number of 32 bits".to_owned()))
+    }
+
     fn bounded(&self, suffix: &str, value: usize, least: usize, most: usize) -> Result<usize, Error> {
         if (least..=most).contains(&value) {
             Ok(value)

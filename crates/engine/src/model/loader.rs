@@ -33,6 +33,11 @@ pub struct Facts {
     pub encodes: bool,
     /// Whether caches hold latents, of which keys and values of all heads can be made.
     pub latents: bool,
+    /// For models that read one text and write another: the token that every text begins with. The text that is read is seen as a
+    /// whole, the one that is written up to each token.
+    pub start: Option<u32>,
+    /// Whether positions mean nothing but distances, all far ones alike: a text may be longer than those that the model has learnt from.
+    pub any_length: bool,
 }
 
 impl Facts {
@@ -104,6 +109,12 @@ impl<'a> Loader<'a> {
     /// Until names are those of another layer, factors of matrices are those of layer `i`.
     pub fn scales_of(&mut self, i: usize) {
         self.scale_place = Some(format!("blk.{i}."));
+    }
+
+    /// From now on names begin like this.
+    pub fn part(&mut self, place: String) {
+        self.place = place;
+        self.scale_place = None;
     }
 
     /// From now on names are those of the whole model.
@@ -212,6 +223,16 @@ impl<'a> Loader<'a> {
     /// Every token sees the whole text.
     pub fn sees_all(&mut self) {
         self.facts.sees_all = true;
+    }
+
+    /// The model reads one text and writes another, which begins with this token.
+    pub fn answers(&mut self, start: u32) {
+        self.facts.start = Some(start);
+    }
+
+    /// Positions mean nothing but distances.
+    pub fn any_length(&mut self) {
+        self.facts.any_length = true;
     }
 
     /// The model gives vectors and no logits.

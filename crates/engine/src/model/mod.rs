@@ -60,6 +60,12 @@ impl Model {
         Ok(self)
     }
 
+    /// Tokens of context that it is good for: as many as it was trained with. Where only distances count, longer texts are as good.
+    pub fn usual_context(&self) -> usize {
+        let trained = self.config.context.max(1);
+        if self.facts.any_length { trained.saturating_mul(4) } else { trained }
+    }
+
     /// Its adapters, in the order in which they were given.
     pub fn adapters(&self) -> &[Adapter] {
         &self.adapters

@@ -140,6 +140,8 @@ pub struct Ports {
     /// The same for the caches of layers with a window, where those have pages of their own. Entries of `table` for pages that no
     /// token of the batch sees name any page of the sequence.
     pub windows: Option<Places>,
+    /// Where the keys of the text lie that each sequence answers, in models that read one first and write another.
+    pub source: Option<Source>,
     /// `[sequences]`: number of keys in the cache once this batch is written.
     pub lengths: Tensor,
     /// `[pages of a sequence, sequences]`: key j of sequence s is cache row `table[j / PAGE, s] * PAGE + j % PAGE`.
@@ -160,7 +162,24 @@ pub struct Ports {
     pub scales: Option<Tensor>,
 }
 
+/// Where the keys of the texts lie that sequences answer, as `table` and `lengths` of [`Ports`] say it of the sequences themselves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Source {
+    /// `[pages of a sequence, sequences]`.
+    pub table: Tensor,
+    /// `[sequences]`.
+    pub lengths: Tensor,
+}
+
 impl Ports {
+    /// The same for a model whose sequences answer texts.
+    #[must_use]
+    pub fn with_source(self, b: &mut Builder) -> Ports {
+        let mut like = |name: &str, t: Tensor| b.slot(name, SlotKind::Input, TensorType::I32, t.shape);
+        let source = Source { table: like("source.table", self.table), lengths: like("source.lengths", self.lengths) };
+        Ports { source: Some(source), ..self }
+    }
+
     /// The inputs. The logits are those that the last step makes ([`Builder::finish`]).
     pub fn new(b: &mut Builder, shape: &BatchShape, room: &Room) -> Ports {
         let mut ints = |name: &str, extents: [usize; 2]| {
@@ -176,6 +195,7 @@ impl Ports {
         });
         Ports {
             windows,
+            source: None,
             tokens,
             positions: ints("positions", [rows, 1]),
             rows: ints("rows", [rows, 1]),
@@ -201,6 +221,7 @@ impl Ports {
             positions: t,
             rows: t,
             windows: None,
+            source: None,
             lengths: t,
             table: t,
             owners: t,

@@ -11,6 +11,8 @@ use crate::Error;
 /// A request that was taken up.
 pub(super) struct Active {
     pub(super) job: Job,
+    /// Tokens of the prompt as it came: where a model writes another text for it, the request goes on with that one's beginning.
+    pub(super) prompt_tokens: usize,
     pub(super) began: Instant,
     pub(super) cached: usize,
     /// Tokens of the prompt that were read.
@@ -98,7 +100,7 @@ impl Active {
         // Kernels that are compiled when they are first needed say nothing about how fast they are.
         let [began, read, now] = self.preparing;
         super::request::Usage {
-            prompt_tokens: self.job.request.prompt.len(),
+            prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached,
             generated_tokens: self.texts.get(choice).map_or(0, |t| t.writer.made()),
             waiting: self.began.duration_since(self.job.came),

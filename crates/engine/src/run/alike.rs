@@ -15,6 +15,7 @@ type Row = (usize, usize);
 impl Engine {
     /// Feeds tokens of several sequences, each as a row of its own.
     pub(super) fn feed_alike(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
+        self.answers_something(entries)?;
         self.admit(entries)?;
         for entry in entries {
             self.make_room(entry.sequence, entry.tokens.len())?;

@@ -2,7 +2,7 @@
 
 use super::memory::{Held, KINDS};
 use crate::arch::{BatchShape, PAGE};
-use crate::plan::Ports;
+use crate::plan::{Ports, Source};
 use kiln_kernels::advance::Places;
 use kiln_kernels::tensor::Tensor;
 
@@ -13,6 +13,8 @@ pub(crate) struct Taken<'a> {
     pub(crate) start: usize,
     /// Its pages, those of these tokens included; none where the model has no such caches.
     pub(crate) held: &'a [Held; KINDS],
+    /// The pages of the text that it answers, and the tokens of that, where the model reads one first.
+    pub(crate) source: Option<(&'a Held, usize)>,
     /// Its state, where the model has recurrent layers.
     pub(crate) state: Option<u32>,
     /// Whether the result of the first of these tokens is wanted, where one is; else that of the last.
@@ -24,6 +26,24 @@ pub(crate) struct Inputs {
     values: Vec<(Tensor, Vec<i32>)>,
     /// First row of each sequence, in the order in which they were given.
     pub(crate) first_row: Vec<usize>,
+}
+
+/// Page tables and numbers of tokens of the texts that sequences answer. Sequences that answer none see no key.
+fn sources(
+    shape: &BatchShape,
+    width: usize,
+    decode: &[Taken<'_>],
+    prompts: &[Taken<'_>],
+) -> (Vec<i32>, Vec<i32>) {
+    let (mut tables, mut lengths) = (vec![0; width * shape.sequences()], vec![0; shape.sequences()]);
+    let places = (0..shape.decode).zip(decode).chain((shape.decode..).zip(prompts));
+    for (sequence, taken) in places {
+        let Some((held, tokens)) = taken.source else { continue };
+        lengths[sequence] = int(tokens);
+        let column = &mut tables[sequence * width..][..width];
+        column.iter_mut().zip(held.entries()).for_each(|(to, page)| *to = int(page as usize));
+    }
+    (tables, lengths)
 }
 
 /// Positions begin again after so many tokens. No context is as long; a recurrence has no context.
@@ -118,6 +138,10 @@ impl Inputs {
         ];
         if let Some(Places { table, rows }) = ports.windows {
             values.extend([(table, window_table), (rows, window_rows)]);
+        }
+        if let Some(Source { table, lengths }) = ports.source {
+            let (tables, counts) = sources(shape, width, decode, prompts);
+            values.extend([(table, tables), (lengths, counts)]);
         }
         // Inputs without a use in this shape have a slot of one element all the same.
         values.retain(|(_, values)| !values.is_empty());

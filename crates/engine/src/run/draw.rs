@@ -20,6 +20,8 @@ pub(crate) enum End {
     Logits,
     /// Vectors for the host.
     Vectors,
+    /// What caches keep of a text that another is written for.
+    Source,
     /// A token for each wanted row. With `cuts` rows may ask for top-k and the like.
     Tokens { cuts: bool },
     /// The same, and the inputs of the next step.

@@ -161,7 +161,7 @@ impl Embeds {
 
 /// Pages that a text of so many tokens takes. Of one that is read in pieces, a window needs only the last.
 fn pages_of(engine: &Engine, tokens: usize) -> Count {
-    if tokens > engine.batch() && !engine.sees_all() {
+    if tokens > engine.batch() && !engine.reads_whole() {
         engine.pages_of_text(tokens, 0)
     } else {
         Count::each(tokens.div_ceil(crate::arch::PAGE))
@@ -201,7 +201,7 @@ fn vectors(engine: &mut Engine, layers: &Layers, texts: &[(&[u32], Pooling)]) ->
         .map(|((tokens, pooling), id)| Entry { sequence: *id, tokens, wanted: wanted(*pooling) })
         .collect();
     let result = opened.and_then(|()| match entries[..] {
-        [long] if long.tokens.len() > engine.batch() && !engine.sees_all() => in_pieces(engine, long).map(|v| vec![v]),
+        [long] if long.tokens.len() > engine.batch() && !engine.reads_whole() => in_pieces(engine, long).map(|v| vec![v]),
         _ => engine.vectors(&entries),
     });
     ids.into_iter().for_each(|id| engine.close(id));

@@ -11,6 +11,7 @@ use super::draw::{End, Tokens, add_tokens};
 use super::memory::{Count, Held, KINDS, Pool, pools};
 use super::pages::Chain;
 use super::shapes;
+use super::source::Answered;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
 use crate::executor::{Executor, PlanId, Progress};
@@ -56,6 +57,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     /// The pages that hold their keys and values, of each kind of caches.
     pub(super) held: [Held; KINDS],
+    /// The pages that hold the text which it answers, in models that read one first.
+    pub(super) source: Option<Answered>,
     /// What the full ones hold.
     pub(super) chains: Vec<Chain>,
     /// Its state, in models with recurrent layers.
@@ -123,6 +126,9 @@ impl Engine {
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
         let graph = model.graph(&room)?;
+        if graph.facts().start.is_some() && executor.shares().len() > 1 {
+            return Err(Error::SeveralDevices { architecture: model.config.architecture.name });
+        }
         let arenas = super::fit::arenas(&graph, &*executor, &room)?;
         executor.load(graph.fixed(), &model.gguf, progress)?;
         for (device, bytes) in arenas.into_iter().enumerate() {
@@ -256,6 +262,7 @@ impl Engine {
     pub fn close(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.remove(&id) else { return };
         self.give_back(&sequence.held);
+        self.give_back_source(sequence.source);
         self.give_back_state(sequence.state);
     }
 
@@ -268,9 +275,19 @@ impl Engine {
         self.graph.fixed()
     }
 
+    /// The token that texts begin with, in models that read one text and write another.
+    pub fn start(&self) -> Option<u32> {
+        self.graph.facts().start
+    }
+
     /// Whether every token sees the whole text.
     pub(super) fn sees_all(&self) -> bool {
         self.graph.facts().sees_all
+    }
+
+    /// Whether texts whose vectors are wanted are read at once: because every token sees all others.
+    pub(super) fn reads_whole(&self) -> bool {
+        self.sees_all() || self.start().is_some()
     }
 
     pub(super) fn sequence(&self, id: SequenceId) -> Result<&Sequence, Error> {
@@ -351,6 +368,9 @@ impl Engine {
     /// Checks entries, makes room for their tokens, and writes what the plan needs from the host. A plan that makes the next step's
     /// inputs takes entries of one token.
     pub(super) fn enter(&mut self, entries: &[Entry<'_>], end: End) -> Result<Entered, Error> {
+        if end != End::Vectors {
+            self.answers_something(entries)?;
+        }
         self.admit(entries)?;
         for entry in entries {
             self.make_room(entry.sequence, entry.tokens.len())?;
@@ -386,7 +406,9 @@ impl Engine {
         let sequence = &self.sequences[&entry.sequence];
         let start = sequence.tokens.len() + tokens.start;
         let first = entry.wanted == Wanted::First;
-        Taken { tokens: &entry.tokens[tokens], start, held: &sequence.held, state: sequence.state, first }
+        let Sequence { held, state, .. } = sequence;
+        let source = sequence.source.as_ref().map(|source| (&source.held, source.tokens));
+        Taken { tokens: &entry.tokens[tokens], start, held, source, state: *state, first }
     }
 
     /// Whether every entry makes sense: nothing has changed if one does not.
@@ -497,7 +519,11 @@ impl Engine {
         {
             self.executor.forget(ready.plan);
         }
-        let results = if key.1 == End::Vectors { Results::Vectors } else { Results::Logits };
+        let results = match key.1 {
+            End::Vectors => Results::Vectors,
+            End::Source => Results::Source,
+            End::Logits | End::Tokens { .. } | End::NextStep { .. } => Results::Logits,
+        };
         if results == Results::Logits && self.graph.facts().encodes {
             return Err(Error::NoText);
         }
@@ -508,7 +534,7 @@ impl Engine {
         let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
         let (mut tail, mut tokens) = (None, None);
         match key.1 {
-            End::Logits | End::Vectors => {}
+            End::Logits | End::Vectors | End::Source => {}
             End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
             End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
         }

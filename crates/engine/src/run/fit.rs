@@ -4,7 +4,7 @@ use kiln_gguf::TensorType;
 
 use super::decode::add_tail;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Room};
+use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
 use crate::executor::{Executor, Memory, Share};
 use crate::lower::cut::Part;
 use crate::lower::{Target, lower};
@@ -13,6 +13,8 @@ use crate::plan::{Plan, SlotInfo, SlotKind};
 
 /// Tokens of context where nobody says how many: enough for a long talk, and small beside most models.
 const USUAL_CONTEXT: usize = 8192;
+/// Most tokens of context where a model takes any number.
+const MOST_CONTEXT: usize = 1 << 20;
 /// Of all memory this share is left to others, and to what drivers need for themselves.
 const MARGIN: u64 = 20;
 /// Pages are numbered with fewer bits than this.
@@ -193,9 +195,10 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
 /// Tokens of context that a wish asks for, or is content with.
 pub(crate) fn context(model: &Model, wish: &Wish) -> Result<usize, Error> {
     let trained = model.config.context.max(1);
-    let context = wish.context.unwrap_or_else(|| trained.min(USUAL_CONTEXT));
-    if (context == 0 || context > trained) && model.facts.has_cache() {
-        return Err(Error::Context { asked: context, most: trained });
+    let most = if model.facts.any_length { MOST_CONTEXT.max(trained) } else { trained };
+    let context = wish.context.unwrap_or_else(|| model.usual_context().min(USUAL_CONTEXT));
+    if (context == 0 || context > most) && model.facts.has_cache() {
+        return Err(Error::Context { asked: context, most });
     }
     Ok(context)
 }
@@ -211,24 +214,26 @@ pub fn fit_in(model: &Model, place: &Place<'_>, wish: &Wish) -> Result<Fit, Erro
     if !model.facts.has_cache() {
         return Ok(fit);
     }
-    let wanted = one.pages_of_a_sequence();
+    // One that is read, and one that is written for it.
+    let texts = 1 + usize::from(model.facts.start.is_some());
+    let wanted = texts * one.pages_of_a_sequence();
     // Models that keep nothing of a text need pages for one batch of texts, however short.
     let of_use = |each: usize| match model.facts.encodes {
         true => each.max(BATCH_PAGES),
         false => each.saturating_mul(sequences).min(MOST_PAGES),
     };
     let most = fit.most_pages(of_use(wanted), place.batch);
-    if most < wanted && (wish.context.is_some() || most == 0) {
+    if most < wanted && (wish.context.is_some() || most < texts) {
         let room = fit.with_pages(wanted, place.batch);
         let lacking = fit.devices.iter().find(|device| !device.has_room(&room)).or(fit.devices.first());
         let needed = lacking.map_or(0, |device| device.bytes(&room));
         let free = lacking.and_then(DeviceFit::usable).unwrap_or(0);
         let place = lacking.and_then(|device| device.memory).map_or("", |memory| memory.place);
-        return Err(Error::DoesNotFit { context, needed, free, place, largest: most * PAGE });
+        return Err(Error::DoesNotFit { context, needed, free, place, largest: most / texts * PAGE });
     }
     let pages_each = wanted.min(most);
     fit.room = fit.with_pages(most.min(of_use(pages_each)), place.batch);
-    fit.room.context = context.min(pages_each * PAGE);
+    fit.room.context = context.min(pages_each / texts * PAGE);
     Ok(fit)
 }
 
@@ -267,8 +272,8 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
     })
 }
 
-/// The plans of the largest prompts and of all texts at once.
-fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<[Vec<Part>; 2], Error> {
+/// The plans of the largest prompts, of all texts at once, and, where texts are read that others are written for, of the longest.
+fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part>>, Error> {
     let most = if graph.facts().has_cache() { room.context } else { usize::MAX };
     // A text that is seen as a whole cannot be cut.
     let prompt = if graph.facts().sees_all { place.batch.max(most) } else { place.batch.min(most) }.max(2);
@@ -292,7 +297,12 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<[Vec<Part>; 
         let expanded = lowered(BatchShape { expands: true, ..batch })?;
         prompt = if arena(&expanded) > arena(&prompt) { expanded } else { prompt };
     }
-    Ok([prompt, lowered(decode)?])
+    let mut plans = vec![prompt, lowered(decode)?];
+    if graph.facts().start.is_some() {
+        let shape = BatchShape { decode: 0, prompt: place.batch.max(most), pieces: 1, outputs: 1, expands };
+        plans.push((place.parts)(graph.plan_of(shape, Results::Source)?)?);
+    }
+    Ok(plans)
 }
 
 /// Bytes that the steps of any plan compute in on each device, but for those that want the logits of every token.
@@ -304,7 +314,8 @@ pub(super) fn arenas(graph: &Graph, executor: &dyn Executor, room: &Room) -> Res
             here.map(|part| part.plan.arena).max().unwrap_or(0)
         };
         // A batch of both kinds has rows of both.
-        plans.iter().map(arena).sum()
+        let both = plans.iter().take(2).map(arena).sum::<usize>();
+        plans.iter().skip(2).map(arena).fold(both, usize::max)
     };
     Ok((0..executor.shares().len()).map(of).collect())
 }

@@ -6,6 +6,7 @@ use std::ops::Add;
 
 use super::engine::{Engine, Sequence, SequenceId};
 use super::pages::{Chain, Page, Pages};
+use super::source::Answered;
 use crate::Error;
 use crate::arch::{PAGE, Room, pages_of_window};
 use crate::executor::Range;
@@ -146,8 +147,9 @@ impl Engine {
     pub(crate) fn pages_needed(&self, id: SequenceId, more: usize) -> Count {
         let Some(sequence) = self.sequences.get(&id) else { return Count::default() };
         let end = (sequence.tokens.len() + more).div_ceil(PAGE);
+        let again = self.source_pages_needed(id);
         let of = |kind: usize| match self.pools[kind].is_used {
-            true => end.saturating_sub(sequence.held[kind].end()),
+            true => end.saturating_sub(sequence.held[kind].end()) + if kind == 0 { again } else { 0 },
             false => 0,
         };
         Count(std::array::from_fn(of))
@@ -215,6 +217,20 @@ impl Engine {
         Ok(())
     }
 
+    /// Takes the pages for a text of so many tokens that a sequence answers.
+    pub(super) fn take_source_pages(&mut self, tokens: usize) -> Result<Held, Error> {
+        let needed = tokens.div_ceil(PAGE);
+        self.room_for(Count([needed, 0]))?;
+        let pages = (0..needed).map(|_| self.take_page(0)).collect::<Result<_, _>>()?;
+        Ok(Held { first: 0, pages })
+    }
+
+    /// Gives back the pages of a text that was answered.
+    pub(super) fn give_back_source(&mut self, source: Option<Answered>) {
+        let pages = source.into_iter().flat_map(|source| source.held.pages);
+        pages.for_each(|page| self.pools[0].pages.give_back(page));
+    }
+
     /// Tokens of a sequence went through the model.
     pub(super) fn append(&mut self, id: SequenceId, tokens: &[u32]) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
@@ -248,7 +264,8 @@ impl Engine {
         let sequence = self.sequence(id)?;
         // A state remembers everything at once: there is no beginning of it to share.
         // Where tokens see the whole text, keys of a beginning depend on its end.
-        let shared = self.has_caches && !self.has_states && !self.sees_all();
+        // Where a text answers another, keys depend on that one.
+        let shared = self.has_caches && !self.has_states && !self.sees_all() && self.start().is_none();
         if !sequence.tokens.is_empty() || !shared || tokens.is_empty() {
             return Ok(0);
         }
@@ -299,6 +316,9 @@ impl Engine {
         let from = self.sequence(id)?;
         let (tokens, held, chains) = (from.tokens.clone(), from.held.clone(), from.chains.clone());
         let (owner, from_state, scales) = (from.owner, from.state, from.scales.clone());
+        let source = from.source.clone();
+        let answered = source.iter().flat_map(|source| &source.held.pages);
+        answered.for_each(|page| self.pools[0].pages.share(*page));
         for (pool, held) in self.pools.iter_mut().zip(&held) {
             held.pages.iter().for_each(|page| pool.pages.share(*page));
         }
@@ -306,7 +326,7 @@ impl Engine {
             let copies: Vec<_> = self.state_ranges(from).into_iter().zip(self.state_ranges(to)).collect();
             self.executor.copy(&copies)?;
         }
-        Ok(self.add(Sequence { tokens, held, chains, state, owner, scales, ..Sequence::default() }))
+        Ok(self.add(Sequence { tokens, held, source, chains, state, owner, scales, ..Sequence::default() }))
     }
 
     /// Forgets a sequence from this token on. A recurrent state has no way back but to the beginning; nor have layers with a
@@ -392,9 +412,11 @@ impl Engine {
     /// Everything a sequence remembers: the rows of its tokens in every cache, as far as they can be seen, and its states.
     fn memory_of(&self, sequence: &Sequence) -> Vec<Range> {
         let mut ranges = Vec::new();
-        for (kind, held) in sequence.held.iter().enumerate() {
+        let own = sequence.held.iter().enumerate().map(|(kind, held)| (kind, held, sequence.tokens.len()));
+        let answered = sequence.source.iter().map(|source| (0, &source.held, source.tokens));
+        for (kind, held, tokens) in own.chain(answered) {
             for (i, &page) in (held.first..).zip(&held.pages) {
-                let rows = sequence.tokens.len().saturating_sub(i * PAGE).min(PAGE);
+                let rows = tokens.saturating_sub(i * PAGE).min(PAGE);
                 let pages = self.page_ranges(kind, page).into_iter();
                 ranges.extend(pages.map(|r| Range { bytes: r.bytes / PAGE * rows, ..r }));
             }
@@ -427,7 +449,8 @@ impl Engine {
 
     /// Bytes of the caches and states that a sequence holds.
     pub(crate) fn bytes_of(&self, id: SequenceId) -> usize {
-        self.remembered_bytes(self.length(id))
+        let answered = self.source_tokens(id);
+        self.remembered_bytes(self.length(id)) + if answered > 0 { self.remembered_bytes(answered) } else { 0 }
     }
 
     /// Bytes that a sequence takes in host memory while it is swapped out.
@@ -442,6 +465,10 @@ impl Engine {
 
     /// Takes pages for what a sequence remembers, and writes it there.
     fn refill(&mut self, id: SequenceId, bytes: &[u8]) -> Result<(), Error> {
+        if self.source_pages_needed(id) > 0 {
+            let held = self.take_source_pages(self.source_tokens(id))?;
+            self.sequence_mut(id)?.source.iter_mut().for_each(|source| source.held = held.clone());
+        }
         self.make_room(id, 0)?;
         let ranges = self.memory_of(self.sequence(id)?);
         let worked = self.executor.scatter(&ranges, bytes);
@@ -458,9 +485,19 @@ impl Engine {
         self.refill(id, bytes).inspect_err(|_| drop(self.truncate(id, 0)))
     }
 
+    /// What is saved is the beginning of a text; of one that it answers nothing is said there.
+    fn has_savable_states(&self) -> Result<(), Error> {
+        if self.start().is_none() {
+            return Ok(());
+        }
+        let why = "the model reads one text and writes another, and a saved state holds one".to_owned();
+        Err(Error::SavedState { why, hint: "give the prompt again: it is read at once" })
+    }
+
     /// Everything a sequence remembers, as bytes that [`Engine::load_state`] takes: a beginning to go on from, here or in
     /// another engine with the same model.
     pub fn save_state(&mut self, id: SequenceId) -> Result<Vec<u8>, Error> {
+        self.has_savable_states()?;
         let bytes = self.remembered(id)?;
         Ok(state::write(self.model(), &self.scales_of(id), self.tokens(id), &bytes))
     }
@@ -468,6 +505,7 @@ impl Engine {
     /// Lets a sequence go on from a saved state. One of another model, or too long for the context, is refused, and nothing has
     /// changed then.
     pub fn load_state(&mut self, id: SequenceId, bytes: &[u8]) -> Result<(), Error> {
+        self.has_savable_states()?;
         let (tokens, rest) = state::open(self.model(), &self.scales_of(id), bytes)?;
         if tokens.len() > self.context() {
             let why = format!("it holds {} tokens, the context has room for {}", tokens.len(), self.context());
@@ -493,7 +531,9 @@ impl Engine {
         let (held, state) = (std::mem::replace(&mut sequence.held, nothing), sequence.state.take());
         sequence.chains.clear();
         sequence.swapped = Some(bytes);
+        let source = sequence.source.as_mut().map(|source| Answered { held: std::mem::take(&mut source.held), tokens: 0 });
         self.give_back(&held);
+        self.give_back_source(source);
         self.give_back_state(state);
         Ok(())
     }

@@ -17,6 +17,7 @@ mod schedule;
 mod scheduler;
 mod session;
 mod shapes;
+mod source;
 mod writer;
 
 pub use embed::EmbedRequest;

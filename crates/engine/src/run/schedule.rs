@@ -477,20 +477,27 @@ impl Schedule {
     }
 
     fn begin(&mut self, mut job: Job) {
+        let (began, preparing) = (Instant::now(), self.engine.preparing);
         match self.begin_sequence(&job.request) {
             Ok((id, cached)) => {
+                let prompt_tokens = job.request.prompt.len();
+                if let Some(start) = self.engine.start() {
+                    // The prompt was read as a whole; what is written begins with a token of its own.
+                    job.request.prompt = vec![start];
+                }
                 job.tell(Event::Started { cached_tokens: cached });
                 self.taken_up += 1;
                 self.active.push(Active {
                     job,
-                    began: Instant::now(),
+                    prompt_tokens,
+                    began,
                     cached,
                     read: cached,
                     reading: Some(id),
                     texts: Vec::new(),
                     begun: None,
                     first_token: None,
-                    preparing: [self.engine.preparing; 3],
+                    preparing: [preparing; 3],
                     number: self.taken_up,
                 });
             }
@@ -504,6 +511,14 @@ impl Schedule {
     /// The sequence of a request, and how many tokens of the prompt it holds already.
     fn begin_sequence(&mut self, request: &Request) -> Result<(SequenceId, usize), Error> {
         let prompt = &request.prompt;
+        if self.engine.start().is_some() {
+            if request.from.is_some() {
+                return Err(Error::NoSequence { why: "the prompt is one text, and what it would go on from is another" });
+            }
+            let id = self.engine.open_adapted(request.owner, request.scales.as_deref())?;
+            let read = self.engine.read_source(id, prompt);
+            return read.map(|()| (id, 0)).inspect_err(|_| self.engine.close(id));
+        }
         if let Some(from) = request.from {
             let held = self.engine.tokens(from);
             if held.len() >= prompt.len() || !prompt.starts_with(held) {
@@ -703,11 +718,12 @@ impl Schedule {
     fn read(&mut self, part: &Part, outcome: &Outcome) {
         let active = &mut self.active[part.active];
         active.read += part.tokens.len();
-        active.job.tell(Event::Read { tokens: active.read });
         let prompt = active.job.request.prompt.len();
         if active.read < prompt {
+            active.job.tell(Event::Read { tokens: active.read });
             return;
         }
+        active.job.tell(Event::Read { tokens: active.prompt_tokens });
         active.reading = None;
         active.first_token = Some(Instant::now());
         active.preparing[1] = self.engine.preparing;

@@ -91,7 +91,9 @@ impl Session {
     pub fn feed(&mut self, tokens: &[u32], wanted: Wanted) -> Result<Vec<f32>, Error> {
         self.admit(tokens)?;
         let mut logits = Vec::new();
-        let batches = tokens.chunks(self.engine.batch());
+        // A text that is seen as a whole cannot be cut.
+        let piece = if self.engine.sees_all() { tokens.len() } else { self.engine.batch() };
+        let batches = tokens.chunks(piece);
         let last = batches.len() - 1;
         for (i, tokens) in batches.enumerate() {
             let wanted = if wanted == Wanted::Last && i < last { Wanted::Nothing } else { wanted };
@@ -99,6 +101,12 @@ impl Session {
             logits.extend(rows.into_iter().flatten());
         }
         Ok(logits)
+    }
+
+    /// Reads the text that the sequence answers, in models that read one and write another. What was written before is forgotten.
+    pub fn read_source(&mut self, tokens: &[u32]) -> Result<(), Error> {
+        self.reset()?;
+        self.engine.read_source(self.sequence, tokens)
     }
 
     /// Whether there is room for all tokens: a prompt is read whole or not at all.

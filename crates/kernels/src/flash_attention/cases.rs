@@ -50,6 +50,8 @@ struct Kind {
     sinks: bool,
     max_bias: f32,
     softcap: f32,
+    /// Biases of distances up to this one; 0 for none.
+    reach: usize,
 }
 
 const PLAIN: Kind = Kind {
@@ -64,6 +66,7 @@ const PLAIN: Kind = Kind {
     sinks: false,
     max_bias: 0.0,
     softcap: 0.0,
+    reach: 0,
 };
 
 impl std::fmt::Display for Kind {
@@ -79,6 +82,9 @@ impl std::fmt::Display for Kind {
         }
         if self.softcap > 0.0 {
             write!(f, ", softcap {}", self.softcap)?;
+        }
+        if self.reach > 0 {
+            write!(f, ", distances to {}", self.reach)?;
         }
         Ok(())
     }
@@ -158,7 +164,13 @@ fn call(data: &mut Data, kind: &Kind) -> Call {
     let out = data.output(F32, [kind.head[1], heads, tokens, batch]);
     let scale = 1.0 / (kind.head[0] as f32).sqrt();
     let (max_bias, logit_softcap) = (kind.max_bias, kind.softcap);
-    Call { mask, sinks, max_bias, logit_softcap, ..Call::plain(q, k, v, out, scale) }
+    let distances = (kind.reach > 0).then(|| distances(data, heads, kind.reach));
+    Call { mask, sinks, distances, max_bias, logit_softcap, ..Call::plain(q, k, v, out, scale) }
+}
+
+/// Biases as large as scores differ, another one for each distance and head.
+fn distances(data: &mut Data, heads: usize, reach: usize) -> Tensor {
+    data.input_with(F32, [heads, 2 * reach + 1, 1, 1], |random, _| random.uniform(-3.0, 3.0))
 }
 
 fn case(kind: Kind) -> Case {
@@ -218,6 +230,7 @@ struct Batch {
     prompts: Option<usize>,
     window: Option<usize>,
     both: bool,
+    reach: usize,
     splits: usize,
 }
 
@@ -230,6 +243,7 @@ const DECODE: Batch = Batch {
     prompts: None,
     window: None,
     both: false,
+    reach: 0,
     splits: 1,
 };
 
@@ -275,6 +289,7 @@ impl Batch {
                 mask,
                 pages: Some(Pages { table, size: page }),
                 sequences: self.prompts.map(|_| whole(data, &owners)),
+                distances: (self.reach > 0).then(|| distances(data, heads, self.reach)),
                 ..Call::plain(q, k_cache, v_cache, out, 0.125)
             };
             let split = (self.splits > 1).then(|| splits(data, &call, self.splits, true));
@@ -297,6 +312,8 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
         Batch { prompts: Some(40), sequences: 4, both: true, ..DECODE }.case(),
         Batch { prompts: Some(40), sequences: 4, both: true, window: Some(7), heads: [4, 4], ..DECODE }.case(),
         Batch { sequences: 9, both: true, window: Some(20), ..DECODE }.case(),
+        Batch { sequences: 9, reach: 12, ..DECODE }.case(),
+        Batch { prompts: Some(40), sequences: 4, both: true, reach: 9, heads: [6, 6], ..DECODE }.case(),
     ];
     for (i, &k) in types.iter().enumerate() {
         for (j, &v) in types.iter().enumerate() {
@@ -381,6 +398,9 @@ fn small() -> Vec<Case> {
         case(Kind { queries: [75, 6, 1], keys: 140, sight: both, max_bias: 8.0, ..PLAIN }),
         case(Kind { queries: [75, 4, 1], keys: 140, sight: near, ..PLAIN }),
         case(Kind { queries: [1, 4, 3], kv_batch: 3, sight: near, max_bias: 8.0, ..PLAIN }),
+        case(Kind { queries: [75, 6, 1], keys: 140, sight: both, reach: 33, ..PLAIN }),
+        case(Kind { queries: [9, 4, 1], k: F32, v: F32, sight: causal, reach: 200, softcap: 10.0, ..PLAIN }),
+        case(Kind { queries: [3, 4, 1], k: Q8_0, v: Q8_0, sight: causal, reach: 5, ..PLAIN }),
         case(Kind { head: [40, 40], keys: 17, ..PLAIN }),
         case(Kind { head: [72, 72], k: BF16, v: BF16, queries: [5, 4, 1], ..PLAIN }),
         case(Kind { head: [192, 128], keys: 1, sinks: true, ..PLAIN }),
@@ -411,6 +431,7 @@ fn small() -> Vec<Case> {
         cases.push(split(Kind { sight: Sight::Causal { unused: 113, window: None }, ..PLAIN }, 2, counted));
         let window = Sight::Causal { unused: 100, window: Some(200) };
         cases.push(split(Kind { queries: [2, 4, 1], keys: 900, sight: window, ..PLAIN }, 4, counted));
+        cases.push(split(Kind { queries: [2, 4, 1], keys: 900, sight: causal, reach: 40, ..PLAIN }, 4, counted));
     }
     cases
 }

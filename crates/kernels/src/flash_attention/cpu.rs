@@ -46,6 +46,7 @@ struct Inputs {
     table: Option<Vec<f64>>,
     mask: Option<(Tensor, Vec<f64>)>,
     sinks: Option<Vec<f64>>,
+    distances: Option<Vec<f64>>,
 }
 
 impl Inputs {
@@ -62,6 +63,7 @@ impl Inputs {
             table: call.pages.map(|p| memory.read(&p.table)),
             mask,
             sinks: call.sinks.map(|t| memory.read(&t)),
+            distances: call.distances.map(|t| memory.read(&t)),
         }
     }
 
@@ -234,6 +236,14 @@ fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], 
     if call.max_bias > 0.0 && !inputs.positions.is_empty() {
         let position = inputs.positions[task.batch * call.q.shape[1] + token] as f32;
         scores.iter_mut().enumerate().for_each(|(j, s)| *s -= slope * ((first + j) as f32 - position).abs());
+    }
+    if let (Some(distances), Some(reach)) = (&inputs.distances, call.reach()) {
+        let (position, heads) = (inputs.positions[task.batch * call.q.shape[1] + token] as isize, call.q.shape[2]);
+        let reach = reach as isize;
+        scores.iter_mut().enumerate().for_each(|(j, s)| {
+            let row = ((first + j) as isize - position).clamp(-reach, reach) + reach;
+            *s += distances[row as usize * heads + head] as f32;
+        });
     }
     let seen = inputs.seen(call, task.batch, token, task.sequence);
     let len = scores.len();

@@ -113,7 +113,16 @@ impl Matrices {
     }
 }
 
+/// Biases of distances are read score by score, which threads that own single scores do.
+fn without_distances(call: &Call) -> Result<(), Unsupported> {
+    match call.distances {
+        Some(_) => Err(unsupported("biases of distances are the scalar path's".into())),
+        None => Ok(()),
+    }
+}
+
 pub(super) fn coopmat(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    without_distances(call)?;
     if call.sequences.is_some() && call.split.is_some() {
         return Err(unsupported("tiles of several sequences have no splits on this path".into()));
     }
@@ -158,6 +167,7 @@ fn coopmat2_tile(call: &Call, caps: &Caps, rows: usize) -> Result<([usize; 3], [
 }
 
 pub(super) fn coopmat2(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    without_distances(call)?;
     if !caps.coopmat2.is_complete() || !caps.float16 {
         return Err(unsupported("no cooperative matrices 2".into()));
     }

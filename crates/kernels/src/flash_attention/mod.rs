@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 const NAME: &str = "flash_attention";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "softmax(scale * Q K^T + mask) V over a cache, with GQA, pages, ALiBi, softcap and sinks";
+pub const SUMMARY: &str = "softmax(scale * Q K^T + mask) V over a cache, with GQA, pages, ALiBi, biases of distances, softcap and sinks";
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,6 +90,10 @@ pub struct Call {
     pub mask: Mask,
     /// F32 `[heads]`: one more logit per head, which takes part in maximum and sum but has no value.
     pub sinks: Option<Tensor>,
+    /// F32 `[heads, 2 * reach + 1]`, dense: what the score of a key gets by its distance from the query, after scale and softcap. Key j
+    /// of the query at position p has row `j - p + reach`; those further away have the first row or the last. Needs a causal mask,
+    /// and neither ALiBi nor sinks.
+    pub distances: Option<Tensor>,
     /// Factor of the scores.
     pub scale: f32,
     /// Steepness of ALiBi; 0 for none. Needs a mask.
@@ -135,6 +139,7 @@ impl Call {
             out,
             mask: Mask::None,
             sinks: None,
+            distances: None,
             scale,
             max_bias: 0.0,
             logit_softcap: 0.0,
@@ -246,6 +251,22 @@ impl Call {
 }
 
 impl Call {
+    /// Furthest distance that has a bias of its own.
+    pub(crate) fn reach(&self) -> Option<usize> {
+        self.distances.map(|t| t.shape[1] / 2)
+    }
+
+    fn check_distances(&self) -> Result<(), Invalid> {
+        let Some(t) = self.distances else { return Ok(()) };
+        let (heads, rows) = (self.q.shape[2], t.shape[1]);
+        let fits = t.shape == [heads, rows, 1, 1] && rows % 2 == 1 && t.ty == TensorType::F32 && t.is_dense();
+        require(fits, NAME, || format!("distances are {t}, want F32[{heads}, an odd number]"))?;
+        let causal = matches!(self.mask, Mask::Causal { .. });
+        require(causal, NAME, || "distances need a causal mask: positions come from there".into())?;
+        let alone = self.max_bias == 0.0 && self.sinks.is_none();
+        require(alone, NAME, || "distances stand with neither ALiBi nor sinks".into())
+    }
+
     fn check_split(&self) -> Result<(), Invalid> {
         let Some(Split { count, scratch, counters }) = self.split else { return Ok(()) };
         require((1..=1024).contains(&count), NAME, || format!("{count} splits, want 1 to 1024"))?;
@@ -275,7 +296,7 @@ impl Operation for Call {
             Mask::Explicit(mask) => reads.push(mask),
             Mask::Causal { positions, length, .. } => reads.extend([positions, length]),
         }
-        reads.extend([self.sinks, self.sequences, self.pages.map(|p| p.table)].into_iter().flatten());
+        reads.extend([self.sinks, self.distances, self.sequences, self.pages.map(|p| p.table)].into_iter().flatten());
         reads
     }
 
@@ -306,6 +327,7 @@ impl Operation for Call {
             let fits = s.len() == heads && s.ty == TensorType::F32 && s.is_dense();
             require(fits, NAME, || format!("sinks are {s}, want F32[{heads}]"))?;
         }
+        self.check_distances()?;
         let Call { scale, max_bias, logit_softcap, .. } = *self;
         require(scale.is_finite(), NAME, || format!("scale is {scale}"))?;
         require(max_bias >= 0.0 && max_bias.is_finite(), NAME, || format!("max_bias is {max_bias}, want 0 or more"))?;
@@ -393,6 +415,10 @@ mod tests {
         assert!(reason(Call { k: tensor(1, F16, [64, 127, 2, 1]), ..call() }).contains("127"));
         assert!(reason(Call { mask: Mask::None, max_bias: 8.0, ..call() }).contains("without a mask"));
         assert!(reason(Call { sinks: Some(tensor(6, F32, [7, 1, 1, 1])), ..call() }).contains("want F32[8]"));
+        let distances = |rows: usize| Some(tensor(6, F32, [8, rows, 1, 1]));
+        assert!(reason(Call { distances: distances(16), ..call() }).contains("F32[8, an odd number]"));
+        assert!(reason(Call { distances: distances(17), max_bias: 8.0, ..call() }).contains("neither ALiBi"));
+        assert!(reason(Call { distances: distances(17), mask: Mask::None, ..call() }).contains("a causal mask"));
         let mask = Mask::Explicit(tensor(6, F16, [128, 8, 1, 1]));
         assert!(reason(Call { mask, ..call() }).contains("F16[128, 9, ..]"));
         let pages = Some(Pages { table: tensor(6, I32, [8, 1, 1, 1]), size: 16 });

@@ -12,7 +12,8 @@ use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
 
 // What depends on the model alone (head sizes, heads, scale, window) is compiled in: a parameter block has 128 bytes.
-// Strides are in bytes. Without a page table, `pages` holds the batch strides of K and V.
+// Strides are in bytes. Without a page table, `pages` holds the batch strides of K and V. Biases of distances, which no call has
+// beside sinks, lie where `sinks` says.
 kiln_gpu::params! {
     struct Params {
         q: Address,
@@ -100,6 +101,8 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
         .define("CAP", bits(call.logit_softcap))
         .define("ALIBI", u32::from(call.max_bias > 0.0))
         .define("MAX_BIAS", bits(call.max_bias))
+        .define("DISTANCES", u32::from(call.distances.is_some()))
+        .define("REACH", call.reach().unwrap_or(0))
         .define("SEQUENCES", u32::from(call.sequences.is_some()))
         .define("SPLIT", call.split.map_or(0, |s| if s.counters.is_some() { 2 } else { 1 }))
         // Loads of partial results that are on their way at once.
@@ -226,7 +229,7 @@ pub(super) fn params(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         k: at(&call.k),
         v: at(&call.v),
         result: at(&call.out),
-        sinks: optional(call.sinks),
+        sinks: optional(call.sinks.or(call.distances)),
         scratch: optional(call.split.map(|s| s.scratch)),
         counters: optional(call.split.and_then(|s| s.counters)),
         pages: call.pages.map_or(batch_strides, |p| at(&p.table)),

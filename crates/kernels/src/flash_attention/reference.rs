@@ -40,6 +40,12 @@ impl View<'_> {
             }
         }
     }
+
+    /// The row of the biases of distances that key `j` gets.
+    fn distance(&self, j: usize, [n, b]: [usize; 2], reach: usize) -> usize {
+        let (p, reach) = (self.positions[b * self.call.q.shape[1] + n] as i64, reach as i64);
+        ((j as i64 - p).clamp(-reach, reach) + reach) as usize
+    }
 }
 
 /// Softmax of scaled scores times values, one query row after the other; a row that sees no key gives zeros.
@@ -49,6 +55,7 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
     let rows = call.k.shape[1];
     let (q, k, v) = (memory.read(&call.q), memory.read(&call.k), memory.read(&call.v));
     let sinks = call.sinks.map(|s| memory.read(&s));
+    let distances = call.distances.map(|t| memory.read(&t));
     let sequences = call.sequences.map(|s| memory.read(&s));
     let table = call.pages.map(|p| memory.read(&p.table));
     let view = View::new(call, memory);
@@ -75,7 +82,11 @@ pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
                     let cap = f64::from(call.logit_softcap);
                     let score = f64::from(call.scale) * dot;
                     let score = if cap != 0.0 { cap * (score / cap).tanh() } else { score };
-                    scores.push((row, score + slope * term));
+                    let lean = match (&distances, call.reach()) {
+                        (Some(distances), Some(reach)) => distances[view.distance(j, [n, b], reach) * heads + h],
+                        _ => 0.0,
+                    };
+                    scores.push((row, score + slope * term + lean));
                 }
                 let sink = sinks.as_ref().map_or(f64::NEG_INFINITY, |s| s[h]);
                 let result = &mut out[((b * tokens + n) * heads + h) * hsv..][..hsv];

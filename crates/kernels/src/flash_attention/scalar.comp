@@ -153,6 +153,8 @@ void main() {
                     logit = floatBitsToUint(term) == 0xff800000u ? HIDDEN : logit + slope * term;
 #elif ALIBI
                     logit -= slope * abs(float(position_of(token, batch) - int(key)));
+#elif DISTANCES
+                    logit += by_distance(head + my_row, position_of(token, batch), key);
 #endif
                 }
                 logits[at] = logit;

@@ -237,6 +237,8 @@ void main() {
             logit = floatBitsToUint(term[i]) == 0xff800000u ? HIDDEN : logit + slope * term[i];
 #elif ALIBI
             logit -= slope * abs(float(position_of(token, batch) - int(key)));
+#elif DISTANCES
+            logit += by_distance(head + my_row, position_of(token, batch), key);
 #endif
             score[i] = key < end ? logit : HIDDEN;
             most = max(most, score[i]);

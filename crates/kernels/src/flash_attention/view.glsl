@@ -78,6 +78,14 @@ float slope_of(uint head) {
 #endif
 }
 
+#if DISTANCES
+// What a score gets by the distance of its key from the query. The parameter of sinks says where that stands.
+float by_distance(uint head, int position, uint key) {
+    int row = clamp(int(key) - position, -REACH, REACH) + REACH;
+    return F32(p.sinks).v[uint(row) * HEADS + min(head, HEADS - 1)];
+}
+#endif
+
 #if MASK
 uvec2 mask_row(uint token, uint head, uint batch) {
     uvec2 at = row_address(p.mask, token, p.mask_stride[0]);

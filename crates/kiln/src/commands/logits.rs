@@ -16,7 +16,8 @@ use crate::output::{print, say};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   kiln logits smollm2 -p \"Hello\" -o hello.gguf
-  kiln logits smollm2 --tokens 98,36,54 -o ids.gguf")]
+  kiln logits smollm2 --tokens 98,36,54 -o ids.gguf
+  kiln logits t5.gguf --source 98,36,54 --tokens 0,7,12 -o answer.gguf")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one the default model of the local store
     model: Option<PathBuf>,
@@ -26,6 +27,10 @@ pub(crate) struct Arguments {
     /// Ids of tokens in the place of a text
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     tokens: Option<Vec<u32>>,
+    /// Models that read one text and write another (T5): ids of what is read; the tokens are those of what is written then. Without it the
+    /// model reads the tokens, too
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    source: Option<Vec<u32>>,
     /// Feed so many tokens at a time, in the place of as many as the device takes at once
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pieces: Option<u32>,
@@ -54,6 +59,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (None, Some(prompt)) => model.tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?,
         (None, None) => Vec::new(),
     };
+    if model.facts.start.is_some() {
+        session.read_source(arguments.source.as_deref().unwrap_or(&tokens))?;
+    } else if arguments.source.is_some() {
+        anyhow::bail!("--source is for models that read one text and write another; this one goes on with a text");
+    }
     let piece = arguments.pieces.map_or(tokens.len(), |n| n as usize).max(1);
     let mut logits = Vec::new();
     for piece in tokens.chunks(piece) {

@@ -115,12 +115,14 @@ impl Arguments {
                 "the model has no chat template, so nothing can be said to it with --system\nhint: say it in the prompt"
             );
         }
-        if !raw {
+        // What is read is not gone on with.
+        let continues = model.facts.start.is_none();
+        if !raw && continues {
             say("note: the model has no chat template: it continues the text (--raw says so)");
         }
         let special = if self.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
         let tokens = model.tokenizer.encode(prompt, special, ParseSpecial::Yes)?;
-        Ok(Prepared { tokens, parser: None, show_special: false, ends, continues: true })
+        Ok(Prepared { tokens, parser: None, show_special: false, ends, continues })
     }
 
     fn has_states(&self) -> bool {

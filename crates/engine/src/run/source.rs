@@ -1,0 +1,96 @@
+//! Texts that others are written for, in models that read one and write another: a text is read at once, as every token of it sees
+//! all others, and the sequence that answers it keeps what the layers that write need of it, in pages of its own.
+
+use super::batch::{Inputs, Taken};
+use super::draw::End;
+use super::engine::{Engine, Entry, SequenceId};
+use super::memory::Held;
+use super::shapes;
+use crate::Error;
+use crate::arch::PAGE;
+
+/// A text that a sequence answers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answered {
+    /// The pages that hold it; none while it lies in host memory.
+    pub(super) held: Held,
+    /// Its tokens.
+    pub(super) tokens: usize,
+}
+
+impl Engine {
+    /// Reads the text that an empty sequence answers. One that it was given before is forgotten.
+    pub fn read_source(&mut self, id: SequenceId, tokens: &[u32]) -> Result<(), Error> {
+        self.admit_source(id, tokens)?;
+        let before = self.sequence_mut(id)?.source.take();
+        self.give_back_source(before);
+        let held = self.take_source_pages(tokens.len())?;
+        let read = self.run_source(id, tokens, &held);
+        let source = Answered { held, tokens: tokens.len() };
+        if read.is_ok() {
+            self.sequence_mut(id)?.source = Some(source);
+        } else {
+            self.give_back_source(Some(source));
+            // What should be zero between runs may not be after one that failed.
+            self.break_all(&[]);
+        }
+        read
+    }
+
+    fn admit_source(&self, id: SequenceId, tokens: &[u32]) -> Result<(), Error> {
+        self.usable(id)?;
+        if self.start().is_none() {
+            return Err(Error::NoSequence { why: "the model goes on with a text, and answers none" });
+        }
+        if self.length(id) > 0 {
+            return Err(Error::NoSequence { why: "its text has begun, so that it is too late to say what it answers" });
+        }
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let (context, config) = (self.context(), &self.model().config);
+        if tokens.len() > context {
+            return Err(Error::PromptTooLong { tokens: tokens.len(), context, trained: config.context });
+        }
+        match tokens.iter().find(|t| **t as usize >= config.vocab) {
+            Some(&token) => Err(Error::TokenOutOfRange { token, vocab: config.vocab }),
+            None => Ok(()),
+        }
+    }
+
+    fn run_source(&mut self, id: SequenceId, tokens: &[u32], held: &Held) -> Result<(), Error> {
+        let counts = if tokens.len() == 1 { [1, 0, 0] } else { [0, tokens.len(), 1] };
+        let shape = shapes::shape(counts, false, self.executor.takes_any_shape());
+        let by_row = self.by_row(&[Entry { sequence: id, tokens, wanted: super::Wanted::Nothing }]);
+        let ready = self.prepared((shape, End::Source, by_row))?;
+        let all = [held.clone(), Held::default()];
+        let taken = [Taken { tokens, start: 0, held: &all, source: None, state: None, first: false }];
+        let (decode, prompts) = taken.split_at(counts[0]);
+        let inputs = Inputs::new(&shape, &ready.ports, decode, prompts);
+        for (tensor, bytes) in inputs.bytes() {
+            self.executor.write(ready.plan, tensor, bytes)?;
+        }
+        self.write_scales(ready, &[(id, 0, tokens.len())])?;
+        self.executor.run(ready.plan)
+    }
+
+    /// Whether every one of these sequences knows what it answers, where the model has to know.
+    pub(super) fn answers_something(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
+        let knows = |entry: &Entry<'_>| self.sequences.get(&entry.sequence).is_some_and(|s| s.source.is_some());
+        if self.start().is_some() && !entries.iter().all(knows) {
+            return Err(Error::NoSource);
+        }
+        Ok(())
+    }
+
+    /// Tokens that a sequence answers.
+    pub(super) fn source_tokens(&self, id: SequenceId) -> usize {
+        self.sequences.get(&id).and_then(|s| s.source.as_ref()).map_or(0, |source| source.tokens)
+    }
+
+    /// Pages that a text which was moved to host memory needs again.
+    pub(super) fn source_pages_needed(&self, id: SequenceId) -> usize {
+        let source = self.sequences.get(&id).and_then(|s| s.source.as_ref());
+        source.filter(|source| source.held.is_empty()).map_or(0, |source| source.tokens.div_ceil(PAGE))
+    }
+}
