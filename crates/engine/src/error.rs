@@ -31,7 +31,7 @@ pub enum Error {
     )]
     Refused { name: String, why: &'static str },
     #[error(
-        "the model reads a text as a whole: {more} tokens cannot be added to the {read} it has read\nhint: such models fill in texts, which Kiln does not do; `kiln logits` gives what they say of one"
+        "the model reads a text as a whole: {more} tokens cannot be added to the {read} it has read\nhint: such models fill in texts or give vectors of them; `kiln run` and `kiln embed` do so"
     )]
     WholeText { read: usize, more: usize },
     #[error(
@@ -141,6 +141,14 @@ pub enum Error {
     TextTooLong { nth: usize, tokens: usize, context: usize, trained: usize },
     #[error("text {nth} is empty: it has no tokens\nhint: leave it out")]
     EmptyText { nth: usize },
+    #[error(
+        "this model fills in texts as a whole and does not write them token by token\nhint: `kiln run MODEL PROMPT` fills in an answer"
+    )]
+    Fills,
+    #[error("a model of architecture \"{architecture}\" fills in nothing: it writes token by token")]
+    FillsNothing { architecture: &'static str },
+    #[error("the {what} is {value}; it must be {want}")]
+    Diffusion { what: &'static str, value: String, want: String },
     #[error(
         "the model reads one text and writes another, and nothing was read yet\nhint: `kiln run` gives it the prompt to read; in a program, `Engine::read_source` does"
     )]

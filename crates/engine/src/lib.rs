@@ -6,6 +6,7 @@
 pub mod arch;
 pub mod blocks;
 pub mod compare;
+pub mod diffusion;
 pub mod embed;
 pub mod error;
 pub mod executor;

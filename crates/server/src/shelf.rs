@@ -82,6 +82,9 @@ impl Loaded {
         let Opened { scheduler, sequences } = opened;
         let model = Arc::clone(scheduler.model());
         let template = match Template::from_gguf(model.gguf.metadata()) {
+            _ if model.facts.fills => Err("this model fills in texts as a whole, which this server does not do\n\
+                     hint: `kiln run` does"
+                .to_owned()),
             Ok(Some(template)) => Ok(template),
             _ if model.facts.encodes => {
                 Err("this model gives vectors of texts and writes none; /v1/embeddings serves it".to_owned())

@@ -1,4 +1,4 @@
-//! Models that fill in whole texts: every token sees all others. They give logits of a text; the loop that writes is not here.
+//! Models that fill in whole texts: every token sees all others. What the loop does that writes with them is in [`crate::diffusion`].
 
 use kiln_kernels::rope::RopeStyle;
 use kiln_kernels::topk_moe::Shares;
@@ -18,6 +18,7 @@ type Loaded = Result<Box<dyn Architecture>, Error>;
 fn plain(l: &mut Loader<'_>, style: RopeStyle) -> Result<Spec, Error> {
     let mut spec = Spec::rotary(l, NormKind::Rms, style, Factors::Unused)?;
     spec.each_attention(|_, attention| attention.causal = false);
+    l.fills();
     Ok(spec)
 }
 

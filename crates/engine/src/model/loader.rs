@@ -33,6 +33,8 @@ pub struct Facts {
     pub encodes: bool,
     /// Whether caches hold latents, of which keys and values of all heads can be made.
     pub latents: bool,
+    /// Whether the model fills in masks of a text, in any order ([`crate::diffusion`]).
+    pub fills: bool,
     /// For models that read one text and write another: the token that every text begins with. The text that is read is seen as a
     /// whole, the one that is written up to each token.
     pub start: Option<u32>,
@@ -223,6 +225,11 @@ impl<'a> Loader<'a> {
     /// Every token sees the whole text.
     pub fn sees_all(&mut self) {
         self.facts.sees_all = true;
+    }
+
+    /// The model fills in texts.
+    pub fn fills(&mut self) {
+        self.facts.fills = true;
     }
 
     /// The model reads one text and writes another, which begins with this token.

@@ -29,12 +29,7 @@ pub(crate) struct Inputs {
 }
 
 /// Page tables and numbers of tokens of the texts that sequences answer. Sequences that answer none see no key.
-fn sources(
-    shape: &BatchShape,
-    width: usize,
-    decode: &[Taken<'_>],
-    prompts: &[Taken<'_>],
-) -> (Vec<i32>, Vec<i32>) {
+fn sources(shape: &BatchShape, width: usize, decode: &[Taken<'_>], prompts: &[Taken<'_>]) -> (Vec<i32>, Vec<i32>) {
     let (mut tables, mut lengths) = (vec![0; width * shape.sequences()], vec![0; shape.sequences()]);
     let places = (0..shape.decode).zip(decode).chain((shape.decode..).zip(prompts));
     for (sequence, taken) in places {

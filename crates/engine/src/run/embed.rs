@@ -201,7 +201,9 @@ fn vectors(engine: &mut Engine, layers: &Layers, texts: &[(&[u32], Pooling)]) ->
         .map(|((tokens, pooling), id)| Entry { sequence: *id, tokens, wanted: wanted(*pooling) })
         .collect();
     let result = opened.and_then(|()| match entries[..] {
-        [long] if long.tokens.len() > engine.batch() && !engine.reads_whole() => in_pieces(engine, long).map(|v| vec![v]),
+        [long] if long.tokens.len() > engine.batch() && !engine.reads_whole() => {
+            in_pieces(engine, long).map(|v| vec![v])
+        }
         _ => engine.vectors(&entries),
     });
     ids.into_iter().for_each(|id| engine.close(id));

@@ -342,6 +342,46 @@ impl Engine {
         result
     }
 
+    /// Feeds the tokens of one sequence and gives the logits of these rows of them, in this order.
+    pub fn feed_rows(&mut self, sequence: SequenceId, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>, Error> {
+        let entries = [Entry { sequence, tokens, wanted: Wanted::Nothing }];
+        self.answers_something(&entries)?;
+        self.admit(&entries)?;
+        self.make_room(sequence, tokens.len())?;
+        let result = self.run_some(&entries[0], rows);
+        self.leave(&entries, result.is_ok());
+        result
+    }
+
+    fn run_some(&mut self, entry: &Entry<'_>, wanted: &[usize]) -> Result<Vec<f32>, Error> {
+        let exact = self.executor.takes_any_shape();
+        let counts = if entry.tokens.len() == 1 { [1, 0, 0] } else { [0, entry.tokens.len(), 1] };
+        let mut shape = shapes::shape(counts, false, exact);
+        shape.outputs = shapes::some(wanted.len(), exact).clamp(1, shape.rows());
+        let all = shape.outputs == shape.rows();
+        let entries = std::slice::from_ref(entry);
+        let ready = self.prepared((shape, End::Logits, self.by_row(entries)))?;
+        let Ready { plan, ports, .. } = ready;
+        let taken = [self.part(entry, 0..entry.tokens.len())];
+        let (decode, prompts) = taken.split_at(counts[0]);
+        let mut inputs = Inputs::new(&shape, &ports, decode, prompts);
+        if !all {
+            inputs.want(&ports, wanted);
+        }
+        for (tensor, bytes) in inputs.bytes() {
+            self.executor.write(plan, tensor, bytes)?;
+        }
+        self.write_scales(ready, &[(entry.sequence, 0, entry.tokens.len())])?;
+        self.executor.run(plan)?;
+        let vocab = ports.logits.shape[0];
+        let mut logits = vec![0.0f32; vocab * wanted.len()];
+        for (nth, (row, to)) in wanted.iter().zip(logits.chunks_exact_mut(vocab)).enumerate() {
+            let from = if all { *row } else { nth };
+            self.executor.read(plan, &ports.logits.narrow(1, from, 1), bytemuck::cast_slice_mut(to))?;
+        }
+        Ok(logits)
+    }
+
     /// States that nobody holds.
     pub(super) fn free_states(&self) -> usize {
         self.free_states.len()

@@ -531,7 +531,8 @@ impl Engine {
         let (held, state) = (std::mem::replace(&mut sequence.held, nothing), sequence.state.take());
         sequence.chains.clear();
         sequence.swapped = Some(bytes);
-        let source = sequence.source.as_mut().map(|source| Answered { held: std::mem::take(&mut source.held), tokens: 0 });
+        let source =
+            sequence.source.as_mut().map(|source| Answered { held: std::mem::take(&mut source.held), tokens: 0 });
         self.give_back(&held);
         self.give_back_source(source);
         self.give_back_state(state);

@@ -198,6 +198,9 @@ impl Schedule {
         if self.engine.model().facts.encodes {
             return Err(Error::NoText);
         }
+        if self.engine.model().facts.fills {
+            return Err(Error::Fills);
+        }
         if tokens == 0 {
             return Err(Error::EmptyPrompt);
         }
@@ -513,7 +516,9 @@ impl Schedule {
         let prompt = &request.prompt;
         if self.engine.start().is_some() {
             if request.from.is_some() {
-                return Err(Error::NoSequence { why: "the prompt is one text, and what it would go on from is another" });
+                return Err(Error::NoSequence {
+                    why: "the prompt is one text, and what it would go on from is another",
+                });
             }
             let id = self.engine.open_adapted(request.owner, request.scales.as_deref())?;
             let read = self.engine.read_source(id, prompt);

@@ -103,6 +103,13 @@ impl Session {
         Ok(logits)
     }
 
+    /// Forgets the sequence, feeds tokens, and gives the logits of these rows, in this order: for models that see a text as a whole.
+    pub fn rows(&mut self, tokens: &[u32], rows: &[usize]) -> Result<Vec<f32>, Error> {
+        self.reset()?;
+        self.admit(tokens)?;
+        self.engine.feed_rows(self.sequence, tokens, rows)
+    }
+
     /// Reads the text that the sequence answers, in models that read one and write another. What was written before is forgotten.
     pub fn read_source(&mut self, tokens: &[u32]) -> Result<(), Error> {
         self.reset()?;

@@ -7,6 +7,11 @@ fn fine(n: usize) -> usize {
     if n <= 8 { n } else { n.next_multiple_of(1 << ((n - 1).ilog2() - 2)) }
 }
 
+/// A number of wanted rows, rounded up likewise.
+pub(crate) fn some(n: usize, exact: bool) -> usize {
+    if exact { n } else { fine(n) }
+}
+
 /// The shape that holds so many rows. An executor that prepares nothing by shape gets exactly those.
 pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, exact: bool) -> BatchShape {
     // Batches of both kinds would meet too many pairs of fine sizes.

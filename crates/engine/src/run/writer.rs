@@ -101,6 +101,8 @@ impl Writer {
         sampler.prompt(&request.prompt);
         let draw = Draw::of(&sampler, &request.stop, model.tokenizer.end_ids());
         let show = if request.show_special { ShowSpecial::Yes } else { ShowSpecial::No };
+        // A text that answers another begins anew.
+        let space = if model.facts.start.is_some() { LeadingSpace::Strip } else { LeadingSpace::Keep };
         // The last token of a text need not be fed back, so it needs no room.
         let room = context.saturating_sub(request.prompt.len()).saturating_add(1);
         Ok(Writer {
@@ -109,7 +111,7 @@ impl Writer {
             draw,
             logprobs: request.logprobs,
             constraint: request.constraint.as_ref().map(|c| c.fork()),
-            stream: TextStream::new(Arc::clone(&model.tokenizer), show, LeadingSpace::Keep),
+            stream: TextStream::new(Arc::clone(&model.tokenizer), show, space),
             stops: StopStrings::new(&request.stop.strings),
             stop: request.stop.clone(),
             made: 0,

@@ -11,6 +11,7 @@ mod logprobs;
 mod mirostat;
 mod penalties;
 mod sampling;
+mod sure;
 mod temperature;
 mod truncation;
 
@@ -18,6 +19,7 @@ pub use dry::Breakers;
 pub use history::Count;
 pub use logprobs::{Logprobs, logprobs};
 pub use sampling::{Kind, Sampling};
+pub use sure::Drawn;
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;

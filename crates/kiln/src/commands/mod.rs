@@ -6,6 +6,7 @@ mod compile;
 pub(crate) mod config;
 pub(crate) mod convert;
 pub(crate) mod devices;
+mod diffusion;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 mod estimate;

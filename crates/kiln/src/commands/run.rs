@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use kiln_engine::model::Model;
 use kiln_engine::run::{EndReason, Engine, Entry, Request, Scheduler, SequenceId, Usage, Wanted};
+use kiln_engine::sampler::Sampling;
 use kiln_engine::text::{Message, OutputParser};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_engine::{Error, state};
@@ -15,6 +16,7 @@ use kiln_system::files::{Output, Overwrite};
 use kiln_system::interrupt::{Catch, Interrupted};
 use serde_json::{Value, json};
 
+use super::diffusion::{self, DiffusionFlags};
 use super::prompt::{Asked, Said, asked};
 use super::sampling_flags::SamplingFlags;
 use crate::model::{ModelFlags, resolve};
@@ -30,7 +32,9 @@ use crate::speaker::{Answer, Piece, Reading, answer, chat_prompt, name, template
   kiln run smollm2 --raw \"Once upon a time\" -n 64  # continue a text
   kiln run smollm2 \"Name a city\" --json-schema '{\"type\": \"string\"}'
   kiln run smollm2 --raw -f book.txt -n 0 --save-state book.state
-  kiln run smollm2 -p \" The end came when\" --load-state book.state")]
+  kiln run smollm2 -p \" The end came when\" --load-state book.state
+  kiln run t5.gguf \"translate English to German: That is good.\"
+  kiln run dream.gguf \"Why is the sky blue?\" --diffusion-steps 64 -n 64")]
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
     #[arg(value_name = "MODEL")]
@@ -74,6 +78,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
+    diffusion: DiffusionFlags,
+    #[command(flatten)]
     flags: ModelFlags,
 }
 
@@ -116,13 +122,29 @@ impl Arguments {
             );
         }
         // What is read is not gone on with.
-        let continues = model.facts.start.is_none();
+        let continues = model.facts.start.is_none() && !model.facts.fills;
         if !raw && continues {
             say("note: the model has no chat template: it continues the text (--raw says so)");
         }
         let special = if self.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
         let tokens = model.tokenizer.encode(prompt, special, ParseSpecial::Yes)?;
         Ok(Prepared { tokens, parser: None, show_special: false, ends, continues })
+    }
+
+    /// An answer of a model that fills in texts.
+    fn fill(&self, model: &Arc<Model>, prompt: Vec<u32>, sampling: Sampling) -> anyhow::Result<ExitCode> {
+        let unfit = [
+            (self.save_state.is_some(), "--save-state"),
+            (self.load_state.is_some(), "--load-state"),
+            (self.logprobs.is_some(), "--logprobs"),
+            (self.sampling.has_rule(), "a grammar, schema or regular expression"),
+        ];
+        if let Some((_, what)) = unfit.into_iter().find(|(given, _)| *given) {
+            bail!("the model fills in a text as a whole, in any order, which {what} cannot be used with");
+        }
+        let (flags, length, stops) = (&self.diffusion, self.sampling.limit(), self.sampling.stops());
+        let task = diffusion::Task { flags, prompt, sampling, length, stops, json: self.json };
+        diffusion::run(model, &self.flags, &task)
     }
 
     fn has_states(&self) -> bool {
@@ -140,6 +162,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // All before the weights are loaded: a wrong word should not cost a minute.
     let mut prepared = arguments.prepare(&model, &text)?;
     let sampling = arguments.sampling.sampling(&model)?;
+    if model.facts.fills {
+        return arguments.fill(&model, prepared.tokens, sampling);
+    }
+    arguments.diffusion.refuse(&model)?;
+    if model.facts.start.is_some() && arguments.has_states() {
+        bail!(
+            "the model reads one text and writes another, and a saved state holds one\nhint: give the prompt again: it is read at once"
+        );
+    }
     let constraint = arguments.sampling.constraint(&model, &prepared.ends)?;
     let inputs: Vec<&Path> = model.gguf.paths().chain(arguments.load_state.as_deref()).collect();
     let save = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);

@@ -182,6 +182,11 @@ impl SamplingFlags {
         Ok(s)
     }
 
+    /// Texts that end what is generated.
+    pub(crate) fn stops(&self) -> &[String] {
+        &self.stop
+    }
+
     /// Tokens to generate at most.
     pub(crate) fn limit(&self) -> Option<usize> {
         self.n_predict.and_then(|n| usize::try_from(n).ok())

@@ -122,7 +122,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
         }
     }
     info.insert("general.parameter_count".into(), json!(parameters(loaded)));
-    let mut capabilities = if model.facts.encodes { Vec::new() } else { vec!["completion"] };
+    let mut capabilities = if model.facts.encodes || model.facts.fills { Vec::new() } else { vec!["completion"] };
     if kiln_engine::embed::Pooling::of(model).is_ok_and(|pooling| pooling.is_some()) {
         capabilities.push("embedding");
     }
