@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use kiln_engine::embed::Pooling;
+
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
 use crate::shelf::{Loaded, Shelf};
@@ -64,6 +66,8 @@ pub struct Settings {
     pub drain: Duration,
     /// How long a stream is silent before a sign of life.
     pub keep_alive: Duration,
+    /// How the vectors of tokens become one of a text, where it is not what the model was made for.
+    pub pooling: Option<Pooling>,
     /// How long a client may take to say what it wants: from the connection, or the last answer, to the end of the headers.
     pub header_timeout: Duration,
     /// Connections at once; further ones wait to be taken up.
@@ -89,6 +93,7 @@ impl Settings {
             strict: false,
             drain: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
+            pooling: None,
             header_timeout: Duration::from_secs(75),
             connections: 4096,
         }

@@ -239,9 +239,10 @@ impl From<kiln_engine::Error> for Refusal {
                 Kind::CannotDo,
                 "this model fills in texts as a whole and does not write them token by token, which this server does not do",
             ),
-            Error::NoEmbedder { .. } => {
-                Refusal::new(Kind::CannotDo, "this model writes text; it was not made for vectors of texts")
-            }
+            Error::NoEmbedder { .. } => Refusal::new(
+                Kind::CannotDo,
+                "this model writes text; it was not made for vectors of texts (`kiln serve --pooling mean` has it make some)",
+            ),
             Error::NoRanking => Refusal::new(Kind::CannotDo, "this model has no layers that make scores of texts"),
             Error::Busy { .. } => Refusal::new(Kind::QueueFull, error.to_string()),
             Error::Stopped => Refusal::new(Kind::Unavailable, "the server is going down"),

@@ -14,6 +14,39 @@ fn start_embedder() -> Running {
     server
 }
 
+/// A model that was made to talk makes vectors if the server is told how.
+#[test]
+fn the_server_says_how_tokens_become_a_vector() {
+    use kiln_engine::embed::Pooling;
+    let start = |pooling| start_with(kiln_server::Settings { pooling, ..settings() }, Some(CHATML));
+    let body = json!({"input": "hello world"});
+    let plain = start(None);
+    assert_eq!(post(&plain, "/v1/embeddings", &body).status, 501, "it was not told");
+    plain.stop().unwrap();
+    let [mean, last] = [Pooling::Mean, Pooling::Last].map(|pooling| {
+        let server = start(Some(pooling));
+        let made = vector(&server, &body);
+        let capabilities = post(&server, "/api/show", &json!({"model": "tiny"})).json()["capabilities"].clone();
+        assert!(capabilities.as_array().unwrap().contains(&json!("embedding")), "{capabilities}");
+        assert_eq!(post(&server, "/api/embed", &body).json()["embeddings"][0].as_array().unwrap().len(), 64);
+        server.stop().unwrap();
+        made
+    });
+    assert!(mean.len() == 64 && mean != last);
+    // A vector for each token, as the model makes it; their mean has the direction of the mean.
+    let server = start(Some(Pooling::None));
+    let reply = post(&server, "/v1/embeddings", &body).json();
+    let rows: Vec<Vec<f64>> = reply["data"][0]["embedding"].as_array().unwrap().iter().map(numbers).collect();
+    assert_eq!(rows.len() as u64, reply["usage"]["prompt_tokens"].as_u64().unwrap());
+    let sum: Vec<f64> = (0..64).map(|i| rows.iter().map(|row| row[i]).sum()).collect();
+    let length = sum.iter().map(|v| v * v).sum::<f64>().sqrt();
+    assert!(sum.iter().zip(&mean).all(|(a, b)| (a / length - b).abs() < 1e-4), "{sum:?} {mean:?}");
+    let cut = post(&server, "/v1/embeddings", &with(body.clone(), json!({"dimensions": 8}))).json();
+    assert_eq!(numbers(&cut["data"][0]["embedding"][0]), rows[0][..8]);
+    assert_eq!(post(&server, "/api/embed", &body).status, 501, "one vector for a text is all it has words for");
+    server.stop().unwrap();
+}
+
 fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }

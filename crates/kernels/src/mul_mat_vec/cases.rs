@@ -204,6 +204,7 @@ fn splits() -> Vec<Case> {
         ("a workgroup's subgroups", Team::Workgroup, 64),
         ("shared memory", Team::Shared, 32),
         ("one thread", Team::Shared, 1),
+        ("every thread for itself", Team::Thread, 32),
     ] {
         for (ty, shape) in [(Q4_1, [32 * 75, 23, 2]), (F32, [133, 23, 1])] {
             cases.push(with(&format!("by {name}"), (ty, shape, Any), move |data, call| {
@@ -221,6 +222,7 @@ fn splits() -> Vec<Case> {
         (MXFP4x30, [2880, 211, 1], Team::Subgroup, Slice::Groups(1), 3),
         (Q4_0, [96, 211, 1], Team::Workgroup, Slice::Groups(1), 2),
         (F16, [1096, 157, 1], Team::Workgroup, Slice::Groups(1), 1),
+        (Q4_1, [576, 1057, 1], Team::Thread, Slice::Groups(1), 1),
     ] {
         cases.push(with("rows in a loop", (ty, shape, Any), move |data, call| {
             call.split = Some(Tuning { team, slice, flight, rows: 2, loops: 1, ..base });

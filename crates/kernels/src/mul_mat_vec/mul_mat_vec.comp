@@ -10,7 +10,7 @@
 //   MATRICES up to three matrices of one format share b, each with its own result
 //   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
 //            or before
-// A team of TEAM threads (the workgroup, a subgroup, or with PART a part of one, for rows too short for all of it) computes ROWS rows at once: a unit. Its threads share a row's
+// A team of TEAM threads (the workgroup, a subgroup, with PART a part of one, for rows too short for all of it, or one thread) computes ROWS rows at once: a unit. Its threads share a row's
 // slices; a slice is what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits
 // of a row do not depend on the number of rows.
 //   LOOP     there are as many workgroups as run at once, and teams go from unit to unit: columns are made ready once for
@@ -29,6 +29,8 @@ float add_up(float x) {
     [[unroll]] for (uint i = 1; i < TEAM; i *= 2) x += subgroupShuffleXor(x, i);
     return x;
 }
+#elif TEAM == 1
+#define add_up(x) (x)
 #else
 #define add_up(x) subgroupAdd(x)
 #endif
@@ -428,6 +430,9 @@ void main() {
 
 #if TEAM == WG
     uint team = 0, lane = gl_LocalInvocationID.x;
+#elif TEAM == 1
+    uint team = gl_LocalInvocationID.x;
+    const uint lane = 0;
 #elif PART
     uint team = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) / TEAM, lane = gl_SubgroupInvocationID % TEAM;
 #else

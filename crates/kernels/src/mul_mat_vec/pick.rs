@@ -198,7 +198,7 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     // much as the product. Others that emulate them gain nothing.
     let rounded_once = call.scratch.is_some() && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
-    let paths = table.paths(call.product.a.ty, (columns_to_choose_for(call), call.gate.is_some()), caps);
+    let paths = table.paths(call.product.a.ty, columns_to_choose_for(call), caps);
     let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
     let found = paths.find_map(|path| columns_for(call, path, caps).ok().map(|columns| (path, columns)));
     Ok(found.unwrap_or((Path::Scalar, Columns::Floats)))
@@ -298,8 +298,13 @@ fn product(
     let full = caps.subgroups.full && tuning.threads.is_multiple_of(size);
     let part = part_of_subgroup(call, &a, tuning, caps).filter(|_| full);
     let tuning = if part.is_some() { Tuning { rows: 1, flight: 1, loops: 0, ..tuning } } else { tuning };
-    let whole = if tuning.team == Team::Subgroup { size } else { tuning.threads };
+    let whole = match tuning.team {
+        Team::Subgroup => size,
+        Team::Workgroup | Team::Shared => tuning.threads,
+        Team::Thread => 1,
+    };
     let team = part.unwrap_or(whole);
+    let uses_subgroups = !matches!(tuning.team, Team::Shared | Team::Thread);
     let eights = size >= 8 && size.is_power_of_two() && caps.subgroups.shuffle;
     let subgroups_most = if full { tuning.threads / size } else { tuning.threads };
     let (quads, step, groups) = match tuning.slice {
@@ -334,7 +339,7 @@ fn product(
         ("WIDTH", count(width)),
         ("EVEN", u32::from(even)),
         ("K", count(row_elements(call))),
-        ("SUBGROUPS", u32::from(tuning.team != Team::Shared)),
+        ("SUBGROUPS", u32::from(uses_subgroups)),
         ("SUBGROUPS_MOST", subgroups_most),
         // Conversion costs a software GPU nothing extra.
         ("CONVERT", u32::from(caps.is_cpu)),
@@ -343,7 +348,7 @@ fn product(
         ("INT", u32::from(path == Path::IntDot)),
         ("STAGED", u32::from(from == Columns::Staged)),
         ("WIDE", u32::from(path == Path::IntDot && call.exact)),
-        ("SHUFFLES", u32::from(full && eights && tuning.team != Team::Shared)),
+        ("SHUFFLES", u32::from(full && eights && uses_subgroups)),
         ("MATRICES", count(matrices.len())),
         ("BIAS", u32::from(matrices[0].bias.is_some())),
         ("RESIDUAL", u32::from(call.epilogue.residual.is_some())),
@@ -385,7 +390,7 @@ fn product(
         shader = shader.define("GATE_FUNCTION", function).define("GATE_OAI", u32::from(oai));
     }
     shader = norm_defines(call, shader);
-    if tuning.team != Team::Shared && full {
+    if uses_subgroups && full {
         let narrowed = caps.subgroups.size_control && size < caps.subgroups.max_size;
         let sized = part.is_some() || narrowed;
         let request = if sized { SubgroupRequest::Size(size) } else { SubgroupRequest::Full };
@@ -413,7 +418,7 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
         return Ok(bounded(split, caps));
     }
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let found = table.find(ty, path, (columns_to_choose_for(call), call.gate.is_some()), caps);
+    let found = table.find(ty, path, columns_to_choose_for(call), caps);
     let found = found.map(|tuning| fitted(call, ty, tuning, caps));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
 }

@@ -48,6 +48,9 @@ pub enum Team {
     Workgroup,
     /// The whole workgroup, by shared memory alone: for devices without subgroup arithmetic.
     Shared,
+    /// Nobody shares: every thread has rows of its own. All threads read the same elements of a column at once, which a software
+    /// GPU loads once for all of them.
+    Thread,
 }
 
 /// One way to split the work.
@@ -78,38 +81,34 @@ pub struct Line {
     pub path: Path,
     /// The most columns the line is for.
     pub columns: usize,
-    /// Whether the line is for calls with a gate alone: they have twice as many loads under way.
-    pub gate: bool,
     /// The split.
     pub tuning: Tuning,
 }
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line { device, format, path, columns, gate, tuning } = self;
+        let Line { device, format, path, columns, tuning } = self;
         let Tuning { threads, team, rows, flight, slice, loops } = tuning;
         let team = match team {
             Team::Subgroup => "subgroup",
             Team::Workgroup => "workgroup",
             Team::Shared => "shared",
+            Team::Thread => "thread",
         };
         write!(f, "{device} {format} {} {columns} {threads} {team} {rows} {flight} ", path.name())?;
         match slice {
             Slice::Quads { count, step } => write!(f, "quads:{count}x{step}")?,
             Slice::Groups(n) => write!(f, "groups:{n}")?,
         }
-        if *loops > 0 {
-            write!(f, " loop:{loops}")?;
-        }
-        if *gate { write!(f, " gate") } else { Ok(()) }
+        if *loops > 0 { write!(f, " loop:{loops}") } else { Ok(()) }
     }
 }
 
 // Why these: `docs/ladder/mul_mat_vec.md`; `wide`: `docs/amd.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
-# device format path columns threads team rows flight slice [loop] [gate]
-cpu *    scalar  2   8 subgroup  8 1 groups:1
+# device format path columns threads team rows flight slice [loop]
+cpu *    scalar  2   16 thread   1 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
 cpu *    scalar  8   8 subgroup  8 1 groups:1
@@ -159,13 +158,13 @@ gpu *    scalar  16  128 subgroup 1 1 quads:2x16
 pub struct Table(pub Vec<Line>);
 
 impl Table {
-    /// Reads lines of `device format path columns threads team rows flight slice [loop] [gate]`; `#` begins a comment.
+    /// Reads lines of `device format path columns threads team rows flight slice [loop]`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
         for (number, words) in tuning::lines(text, NAME) {
             let line = parse_line(&words).map_err(|why| {
                 let line = shown(&words.join(" "));
-                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N] [gate]`")
+                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N]`")
             })?;
             lines.push(line);
         }
@@ -173,22 +172,21 @@ impl Table {
     }
 
     /// The split for a format on a path, from the first line that fits a device.
-    pub fn find(&self, ty: TensorType, path: Path, (columns, gate): (usize, bool), caps: &Caps) -> Option<Tuning> {
-        self.fitting(ty, (columns, gate), caps).find(|line| line.path == path).map(|line| bounded(line.tuning, caps))
+    pub fn find(&self, ty: TensorType, path: Path, columns: usize, caps: &Caps) -> Option<Tuning> {
+        self.fitting(ty, columns, caps).find(|line| line.path == path).map(|line| bounded(line.tuning, caps))
     }
 
     /// The paths for a format, best first; a path may come twice.
-    pub fn paths(&self, ty: TensorType, call: (usize, bool), caps: &Caps) -> impl Iterator<Item = Path> {
-        self.fitting(ty, call, caps).map(|line| line.path)
+    pub fn paths(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = Path> {
+        self.fitting(ty, columns, caps).map(|line| line.path)
     }
 
-    /// The lines for a format, a number of columns, and calls with or without a gate.
-    fn fitting(&self, ty: TensorType, (columns, gate): (usize, bool), caps: &Caps) -> impl Iterator<Item = &Line> {
+    /// The lines for a format and a number of columns.
+    fn fitting(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = &Line> {
         let fits = move |line: &&Line| {
             let named = tuning::names_format(&line.format, ty);
             let whole = !ty.is_quantised() || ty.block_len().is_multiple_of(line.tuning.slice.span());
-            let asked = columns <= line.columns && (gate || !line.gate);
-            named && whole && tuning::names_device(&line.device, caps) && asked
+            named && whole && tuning::names_device(&line.device, caps) && columns <= line.columns
         };
         self.0.iter().filter(fits)
     }
@@ -206,7 +204,7 @@ pub(super) fn bounded(tuning: Tuning, caps: &Caps) -> Tuning {
         Team::Subgroup => (Team::Workgroup, tuning.threads.min(32)),
         other => (other, tuning.threads),
     };
-    let team = if caps.subgroups.arithmetic { team } else { Team::Shared };
+    let team = if caps.subgroups.arithmetic || team == Team::Thread { team } else { Team::Shared };
     Tuning { threads: threads.min(limit), team, ..tuning }
 }
 
@@ -224,7 +222,8 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         "subgroup" => Team::Subgroup,
         "workgroup" => Team::Workgroup,
         "shared" => Team::Shared,
-        other => return Err(wrong("team", other, "subgroup, workgroup or shared")),
+        "thread" => Team::Thread,
+        other => return Err(wrong("team", other, "subgroup, workgroup, shared or thread")),
     };
     let count = |what: &'static str, word: &str| -> Result<u32, String> {
         let number = word.parse().ok().filter(|n| (1..=1024u32).contains(n));
@@ -238,14 +237,10 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         ("groups", None) if !numbers.is_empty() => Slice::Groups(count("slice", numbers)?),
         _ => return Err(wrong("slice", slice, "groups:N or quads:NxN")),
     };
-    let (rest, gate) = match rest {
-        [rest @ .., "gate"] => (rest, true),
-        _ => (rest, false),
-    };
     let loops = match rest {
         [] => 0,
         [word] => count("loop", word.strip_prefix("loop:").ok_or_else(|| wrong("loop", word, "loop:N"))?)?,
-        _ => return Err(format!("{} words, at most 11 belong there", words.len())),
+        _ => return Err(format!("{} words, at most 10 belong there", words.len())),
     };
     let (rows, flight) = (count("rows", rows)?, count("flight", flight)?);
     let threads_of = count("threads", threads)?;
@@ -254,7 +249,7 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     }
     let tuning = Tuning { threads: threads_of, team, rows, flight, slice: slice_of, loops };
     let columns = columns.parse().map_err(|_| wrong("columns", columns, "a number"))?;
-    Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, gate, tuning })
+    Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
 }
 
 /// Whether the lines of this operation in a file can be read.
@@ -299,10 +294,10 @@ mod tests {
         for caps in [Caps::least(), Caps::example_nvidia(), Caps { is_cpu: true, ..Caps::example_nvidia() }] {
             for format in crate::formats::FORMATS {
                 for columns in 1..=16 {
-                    let tuning = table.find(format.ty, Path::Scalar, (columns, false), &caps).unwrap();
+                    let tuning = table.find(format.ty, Path::Scalar, columns, &caps).unwrap();
                     assert!(tuning.threads <= caps.limits.max_workgroup_invocations);
                     if format.group > 0 {
-                        assert!(table.find(format.ty, Path::IntDot, (columns, true), &caps).is_some(), "{}", format.ty);
+                        assert!(table.find(format.ty, Path::IntDot, columns, &caps).is_some(), "{}", format.ty);
                         assert!(format.ty.block_len().is_multiple_of(tuning.slice.span()));
                     }
                 }
@@ -321,9 +316,9 @@ mod tests {
     fn the_order_of_lines_is_that_of_preference() {
         let text = "gpu q4_k scalar 1 64 subgroup 1 1 groups:1\ngpu q4_k int_dot 16 64 subgroup 1 1 groups:1";
         let table = Table::parse(text).unwrap();
-        let first = |columns| table.paths(TensorType::Q4_K, (columns, false), &Caps::example_nvidia()).next();
+        let first = |columns| table.paths(TensorType::Q4_K, columns, &Caps::example_nvidia()).next();
         assert_eq!((first(1), first(2)), (Some(Path::Scalar), Some(Path::IntDot)));
-        assert_eq!(table.paths(TensorType::Q8_0, (1, false), &Caps::example_nvidia()).next(), None);
+        assert_eq!(table.paths(TensorType::Q8_0, 1, &Caps::example_nvidia()).next(), None);
     }
 
     #[test]
@@ -340,15 +335,13 @@ mod tests {
             ("gpu q4_k int_dot 1 64 crowd 2 1 groups:1", "team is `crowd`"),
             ("gpu q4_k int_dot 1 64 subgroup 0 1 groups:1", "rows is `0`"),
             ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop", "loop is `loop`"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop:1 more", "at most 10"),
             ("gpu q4_k \x1b[2J", "words"),
         ] {
             let error = Table::parse(line).unwrap_err();
             assert!(error.starts_with("line 1") && error.contains(word), "{error}");
             assert!(!error.contains('\x1b'));
         }
-        let gated = Table::parse("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop:1 gate").unwrap();
-        let found = |gate| gated.find(TensorType::Q4_K, Path::IntDot, (1, gate), &Caps::example_nvidia()).is_some();
-        assert!(found(true) && !found(false), "a line for gates is for calls with a gate alone");
         let line = &Table::parse("cpu * scalar 4 64 workgroup 2 1 quads:2x16").unwrap().0[0];
         assert_eq!(line.tuning.slice, Slice::Quads { count: 2, step: 16 });
         assert_eq!(line.tuning.team, Team::Workgroup);

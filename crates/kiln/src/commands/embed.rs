@@ -85,7 +85,7 @@ pub(crate) struct RerankArguments {
     flags: ModelFlags,
 }
 
-fn pooling(name: &str) -> Result<Pooling, String> {
+pub(super) fn pooling(name: &str) -> Result<Pooling, String> {
     Pooling::from_name(name).ok_or_else(|| format!("it can be {}", Pooling::names()))
 }
 

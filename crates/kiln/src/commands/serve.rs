@@ -5,9 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use kiln_engine::embed::Pooling;
 use kiln_engine::run::{Policy, Scheduler};
 use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
 
+use super::embed::pooling;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{print, say};
 
@@ -87,6 +89,9 @@ pub(crate) struct Arguments {
     /// Name to serve the model under [default: the file's name]; may be given several times
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
+    /// How the vectors of tokens become one of a text in embeddings: none, mean, cls, last [default: what the model was made for]
+    #[arg(long, value_name = "NAME", value_parser = pooling)]
+    pooling: Option<Pooling>,
     /// Refuse requests with fields that are not known
     #[arg(long)]
     strict_api: bool,
@@ -160,6 +165,7 @@ impl Arguments {
             queue_limit: self.queue_timeout,
             total_limit: self.request_timeout,
             strict: self.strict_api,
+            pooling: self.pooling,
             drain: Duration::from_secs(self.drain),
             ..usual
         })

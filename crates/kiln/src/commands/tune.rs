@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             // As they come, so that an end half-way loses nothing. What is no faster keeps the split that it has.
             if keeps && found.first().is_some_and(|(_, first)| faster(first)) {
-                let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, (n, false), caps);
+                let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, n, caps);
                 let split = |s: &Subject, f: &Found| now(s).filter(|_| !faster(f)).unwrap_or(f.trials[0].split);
                 let lines: Vec<Line> = found.iter().map(|(s, f)| line(&device, s, split(s, f))).collect();
                 keep(&device, &lines)?;
@@ -216,7 +216,6 @@ fn line(device: &Device, subject: &Subject, tuning: Tuning) -> Line {
         format: subject.ty.name().to_lowercase(),
         path: subject.path,
         columns: subject.shape[2],
-        gate: false,
         tuning,
     }
 }

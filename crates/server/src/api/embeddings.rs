@@ -56,17 +56,28 @@ impl Drop for Waiting {
 impl Asked {
     fn new(loaded: Arc<Loaded>, texts: Vec<Vec<u32>>, named: Option<Pooling>) -> Result<Asked, Refusal> {
         let pooling = Pooling::choose(loaded.scheduler.model(), named)?;
-        Ok(Asked { loaded, texts, pooling, length: Length::Norm(2), dimensions: None })
+        // Vectors of tokens are what the model makes, as llama-server has it.
+        let length = if pooling == Pooling::None { Length::Free } else { Length::Norm(2) };
+        Ok(Asked { loaded, texts, pooling, length, dimensions: None })
     }
 
-    /// The same for vectors of texts, of which scores are none.
-    fn vectors(loaded: Arc<Loaded>, texts: Vec<Vec<u32>>) -> Result<Asked, Refusal> {
-        let asked = Asked::new(loaded, texts, None)?;
+    /// The same for vectors of texts, of which scores are none, by the pooling that the server was started with.
+    fn vectors(app: &App, loaded: Arc<Loaded>, texts: Vec<Vec<u32>>) -> Result<Asked, Refusal> {
+        let asked = Asked::new(loaded, texts, app.settings.pooling)?;
         if asked.pooling == Pooling::Rank {
             let message = "this model ranks texts and makes no vectors of them; /v1/rerank serves it";
             return Err(Refusal::new(Kind::CannotDo, message));
         }
         Ok(asked)
+    }
+
+    /// The same for APIs that have one vector for a text.
+    fn one_each(self) -> Result<Asked, Refusal> {
+        if self.pooling == Pooling::None {
+            let message = "the server runs with --pooling none: a vector for each token is what /v1/embeddings and /embedding give";
+            return Err(Refusal::new(Kind::CannotDo, message));
+        }
+        Ok(self)
     }
 
     /// Hands the texts to the engine and waits for what it makes of them.
@@ -90,15 +101,17 @@ impl Asked {
         let rows = result.map_err(|_| kiln_engine::Error::Stopped)?;
         loaded.metrics.embedded(counts.iter().sum(), came.elapsed(), rows.is_ok());
         let mut rows = rows?;
-        for row in rows.iter_mut().filter(|_| pooling != Pooling::Rank) {
+        for (row, count) in rows.iter_mut().zip(&counts).filter(|_| pooling != Pooling::Rank) {
+            let mut width = if pooling == Pooling::None { row.len() / count } else { row.len() };
             if let Some(kept) = dimensions {
-                if kept > row.len() {
-                    let message = format!("dimensions is {kept}, vectors of this model have {}", row.len());
+                if kept > width {
+                    let message = format!("dimensions is {kept}, vectors of this model have {width}");
                     return Err(Refusal::invalid("dimensions", message));
                 }
-                row.truncate(kept);
+                *row = row.chunks_exact(width).flat_map(|vector| &vector[..kept]).copied().collect();
+                width = kept;
             }
-            length.apply(row);
+            row.chunks_exact_mut(width).for_each(|vector| length.apply(vector));
         }
         Ok(Made { rows, tokens: counts.iter().sum() })
     }
@@ -179,9 +192,9 @@ pub(crate) async fn create(
                 None => Refusal::invalid("input", "`input` is missing"),
             })?,
         };
-        let length = fields.embd_normalize.map_or(Length::Norm(2), Length::from_number);
-        let dimensions = dimensions(fields.dimensions)?;
-        Ok(Asked { length, dimensions, ..Asked::vectors(loaded, texts)? })
+        let asked = Asked::vectors(app, loaded, texts)?;
+        let length = fields.embd_normalize.map_or(asked.length, Length::from_number);
+        Ok(Asked { length, dimensions: dimensions(fields.dimensions)?, ..asked })
     })
     .await?;
     let loaded = Arc::clone(&asked.loaded);
@@ -216,8 +229,9 @@ pub(crate) async fn llama(
         let (param, value) =
             if fields.content.is_some() { ("content", fields.content) } else { ("input", fields.input) };
         let texts = texts(&loaded, param, value.as_ref())?;
-        let length = fields.embd_normalize.map_or(Length::Norm(2), Length::from_number);
-        Ok(Asked { length, ..Asked::vectors(loaded, texts)? })
+        let asked = Asked::vectors(app, loaded, texts)?;
+        let length = fields.embd_normalize.map_or(asked.length, Length::from_number);
+        Ok(Asked { length, ..asked })
     })
     .await?;
     let counts: Vec<usize> = asked.texts.iter().map(Vec::len).collect();
@@ -358,7 +372,7 @@ pub(crate) async fn ollama(
             cut(&loaded, &mut texts);
         }
         let dimensions = dimensions(fields.dimensions)?;
-        Ok((Asked { dimensions, ..Asked::vectors(loaded, texts)? }, loading))
+        Ok((Asked { dimensions, ..Asked::vectors(app, loaded, texts)?.one_each()? }, loading))
     })
     .await?;
     let loaded = Arc::clone(&asked.loaded);
@@ -385,7 +399,7 @@ pub(crate) async fn ollama_one(
             Some(prompt) => vec![tokens(&loaded, prompt)?],
         };
         cut(&loaded, &mut texts);
-        Ok(Asked { length: Length::Free, ..Asked::vectors(loaded, texts)? })
+        Ok(Asked { length: Length::Free, ..Asked::vectors(app, loaded, texts)?.one_each()? })
     })
     .await?;
     let made = asked.run(&app, &caller).await?;

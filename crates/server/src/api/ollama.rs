@@ -123,7 +123,8 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
     }
     info.insert("general.parameter_count".into(), json!(parameters(loaded)));
     let mut capabilities = if model.facts.encodes || model.facts.fills { Vec::new() } else { vec!["completion"] };
-    if kiln_engine::embed::Pooling::of(model).is_ok_and(|pooling| pooling.is_some()) {
+    let own = kiln_engine::embed::Pooling::of(model).ok().flatten();
+    if app.settings.pooling.or(own).is_some() {
         capabilities.push("embedding");
     }
     if template.is_some_and(|t| t.capabilities().tools) {
