@@ -178,11 +178,24 @@ pub(crate) fn merged(texts: impl Iterator<Item = String>) -> String {
                     all.push_str(line);
                     all.push('\n');
                 }),
-                None => metrics.push((name.to_owned(), format!("# HELP {part}"))),
+                None => metrics.push((name.to_owned(), classic(name, part))),
             }
         }
     }
     metrics.into_iter().map(|(_, text)| text).chain(["# EOF\n".to_owned()]).collect()
+}
+
+/// A metric as Prometheus' own format has it. OpenMetrics, which the library writes, describes a counter without the end of its samples'
+/// names, and has a kind for facts of a program that makes Prometheus refuse everything.
+fn classic(name: &str, part: &str) -> String {
+    for (kind, end, known) in [("counter", "_total", "counter"), ("info", "_info", "gauge")] {
+        let told = format!("# TYPE {name} {kind}\n");
+        if part.contains(&told) {
+            let rest = part[name.len()..].replacen(&told, &format!("# TYPE {name}{end} {known}\n"), 1);
+            return format!("# HELP {name}{end}{rest}");
+        }
+    }
+    format!("# HELP {part}")
 }
 
 /// Sees the events of one request on the engine's thread.

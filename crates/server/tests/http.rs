@@ -367,6 +367,14 @@ fn what_clients_ask_about_the_model_is_answered() {
     assert_eq!(get(&server, "/props").json()["total_slots"], SEQUENCES);
     assert_eq!(get(&server, "/slots").json().as_array().unwrap().len(), SEQUENCES);
     let metrics = get(&server, "/metrics").body;
+    // Kinds and names as Prometheus itself reads them: with one that it does not know it takes nothing at all.
+    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        assert!(matches!(kind, "counter" | "gauge" | "histogram"), "{line}");
+        assert!(kind != "counter" || name.ends_with("_total"), "{line}");
+        assert!(metrics.contains(&format!("# HELP {name} ")), "{line}");
+    }
+    assert!(metrics.contains("# TYPE kiln:build_info gauge\n"), "{metrics}");
     for name in [
         "vllm:num_requests_running{",
         "vllm:kv_cache_usage_perc{",

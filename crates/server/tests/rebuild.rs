@@ -40,7 +40,11 @@ fn a_lost_device_is_told_of_and_the_server_serves_on_when_it_is_back() {
     let question = with(ask("hello"), json!({"max_tokens": 200, "ignore_eos": true, "stream": true}));
     let stream = post(&server, "/v1/chat/completions", &question);
     assert_eq!(stream.status, 200);
-    assert!(stream.body.contains(r#"{"error":{"message""#) && !stream.body.contains("finish_reason\":\"stop"), "{}", stream.body);
+    assert!(
+        stream.body.contains(r#"{"error":{"message""#) && !stream.body.contains("finish_reason\":\"stop"),
+        "{}",
+        stream.body
+    );
 
     // Until it is back: not ready, alive, and every request is told so at once.
     wait_until("the loss is known", || get(&server, "/readyz").status == 503);
