@@ -5,6 +5,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("apertus", "its activation (xIELU) is missing"),
     ("bitnet", "norms inside its halves of layers are missing"),
     ("chameleon", "its norms with biases for each head are missing"),
+    ("clip", "it makes vectors of images or sound for another model, of which Kiln runs the text alone"),
     ("deepseek2-ocr", "nothing it could be judged by exists"),
     ("deepseek4", "attention over compressed keys and its residual streams are missing"),
     ("dflash", "it guesses tokens for another model and says nothing alone"),
@@ -17,6 +18,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("plm", "nothing it could be judged by exists"),
     ("qwen4exp", "its residual streams, n-grams and choice of blocks are missing"),
     ("step35", "nothing it could be judged by exists"),
+    ("wavtokenizer-dec", "it makes sound of codes; convolutions over time and the inverse of a spectrum are missing"),
 ];
 
 /// Architectures that run up to some bound.
