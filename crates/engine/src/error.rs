@@ -123,6 +123,8 @@ pub enum Error {
     NotFinite { tensor: String, element: usize },
     #[error("{what} needs {} of memory, {} are left {}\nhint: a lower --ctx-size or a smaller model (`kiln inspect` tells how much each needs)", size(*needed), size(available.bytes), available.bound.name())]
     Memory { what: &'static str, needed: u64, available: Available },
+    #[error("cannot start {threads} threads: {why}")]
+    Threads { threads: usize, why: String },
     #[error(
         "this model gives vectors of texts and writes none\nhint: `kiln embed` and the server's /v1/embeddings give them; to write, take a model that was trained to"
     )]

@@ -37,6 +37,9 @@ fn gpu(options: Options) -> Option<Opened> {
 /// Every kind of executor, each in every form in which it keeps weights and orders steps. The plain form of a kind runs every model.
 const EXECUTORS: &[(&str, bool, Open)] = &[
     ("CPU", true, || cpu(Arithmetic::Fast, false)),
+    ("CPU, threads of its own", false, || {
+        Some((Box::new(CpuExecutor::new(Arithmetic::Fast).threads(3).unwrap()), None))
+    }),
     ("CPU, reproducible", false, || cpu(Arithmetic::Fast, true)),
     ("CPU, by definition", false, || cpu(Arithmetic::Reference, false)),
     ("GPU", true, || gpu(Options::default())),

@@ -66,11 +66,7 @@ impl HostMemory {
         }
         let bytes = &mut self.bytes_mut(t.slot)[t.row_offset(i)..][..t.row_bytes()];
         match t.ty {
-            TensorType::F32 => {
-                for (to, x) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
-                    *to = x.to_le_bytes();
-                }
-            }
+            TensorType::F32 => bytes.copy_from_slice(bytemuck::cast_slice(values)),
             TensorType::F16 => {
                 for (to, x) in bytes.chunks_mut(2 * HALVES).zip(values.chunks(HALVES)) {
                     let mut halves = [f16::ZERO; HALVES];

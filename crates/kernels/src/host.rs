@@ -15,6 +15,34 @@ pub struct HostMemory {
     pub places: Vec<Option<Place>>,
     /// Slots whose bytes lie in a file and are only read, by slot number; shorter than `slots` where the last ones do not.
     pub files: Vec<Option<Shared>>,
+    /// Vectors that operations compute in, kept for the next one.
+    pub spare: Spare,
+}
+
+/// Vectors that were used and may be used again: pages of new ones are made and cleared by the system one by one, which takes
+/// a tenth of a prompt's time.
+#[derive(Clone, Debug, Default)]
+pub struct Spare(Vec<Vec<f32>>);
+
+impl Spare {
+    /// The most vectors that are kept.
+    const MOST: usize = 24;
+
+    /// A vector of this length; it holds anything.
+    pub(crate) fn take(&mut self, len: usize) -> Vec<f32> {
+        match self.0.iter().position(|vector| vector.len() == len) {
+            Some(found) => self.0.swap_remove(found),
+            None => vec![0.0; len],
+        }
+    }
+
+    /// Keeps a vector; the one that was kept longest goes where there are too many.
+    pub(crate) fn give(&mut self, vector: Vec<f32>) {
+        if self.0.len() == Self::MOST {
+            self.0.remove(0);
+        }
+        self.0.push(vector);
+    }
 }
 
 /// A piece of a slot that stands for another one.

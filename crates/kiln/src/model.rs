@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kiln_engine::Session;
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
+use kiln_engine::executor::{Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, Policy, Scheduler};
 use kiln_gguf::TensorType;
@@ -26,6 +26,9 @@ pub(crate) struct ModelFlags {
     /// Run on the CPU even if there is a GPU
     #[arg(long, conflicts_with = "device")]
     pub(crate) cpu: bool,
+    /// Threads that compute on the CPU [default: one for each physical core that the process may use]
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) threads: Option<u32>,
     /// Tokens of context to keep room for [default: the model's own, at most 8192 in run, chat and serve, 4096 elsewhere]
     #[arg(short = 'c', long, value_name = "TOKENS")]
     pub(crate) ctx_size: Option<usize>,
@@ -160,7 +163,7 @@ impl ModelFlags {
     /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
         let Some(device) = self.or_cpu(DeviceFlag::open)? else {
-            return Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible)));
+            return self.cpu_executor();
         };
         Ok(Box::new(GpuExecutor::with_options(device, self.options()?)))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor, Several};
 use kiln_engine::model::Model;
@@ -10,6 +10,7 @@ use kiln_engine::placement::{Ask, Candidate, CpuExperts, GpuLayers, Placement, R
 use kiln_engine::plan::Plan;
 use kiln_engine::run::{self, Place, fit, fit_in, usable};
 use kiln_gpu::Device;
+use kiln_system::cores::cores;
 
 use crate::model::ModelFlags;
 use crate::output::say;
@@ -137,8 +138,17 @@ fn plain(model: &Model, room: &Room) -> anyhow::Result<Vec<Plan>> {
 }
 
 impl ModelFlags {
-    fn cpu_executor(&self) -> Box<dyn Executor> {
-        Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible))
+    /// The CPU on as many threads as were asked for.
+    pub(crate) fn cpu_executor(&self) -> anyhow::Result<Box<dyn Executor>> {
+        let asked = self.threads.map(|n| n as usize);
+        let threads = cores().threads(asked).map_err(|many| {
+            anyhow!(
+                "--threads: {many}\nhint: leave --threads away for {}, or take at most {}",
+                many.physical,
+                many.usable
+            )
+        })?;
+        Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible).threads(threads)?))
     }
 
     fn gpu_executor(&self, device: &Arc<Device>) -> anyhow::Result<Box<dyn Executor>> {
@@ -150,7 +160,7 @@ impl ModelFlags {
         let gpus = self.open_gpus()?;
         let Some(first) = gpus.first() else {
             self.place.without_gpus()?;
-            return Ok(self.cpu_executor());
+            return self.cpu_executor();
         };
         if gpus.len() == 1 && !self.place.says_anything() {
             let gpu = self.gpu_executor(first)?;
@@ -166,7 +176,7 @@ impl ModelFlags {
         let cpu = gpus.len();
         let executor = |device: usize| match gpus.get(device) {
             Some(gpu) => self.gpu_executor(gpu),
-            None => Ok(self.cpu_executor()),
+            None => self.cpu_executor(),
         };
         if used == [cpu] && ask.gpu_layers == GpuLayers::Auto {
             say(&format!("note: running on the CPU: not one layer fits on {}", first.adapter.name));

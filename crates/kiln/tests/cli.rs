@@ -322,3 +322,22 @@ fn benches_are_drawn_and_cold_starts_are_timed() {
     assert_eq!(cold["runs"].as_array().unwrap().len(), 2);
     assert_fails(&kiln(&["bench", &model, "--cpu", "--cold", "--plot", &picture]), 2, &["cannot be used with"]);
 }
+
+#[test]
+fn threads_are_counted_and_never_more_than_can_run() {
+    let folder = Folder::new("threads");
+    let model = synth(&folder, "tiny-llama", "Q8_0");
+    let usable = std::thread::available_parallelism().unwrap().get();
+    let bench = |threads: &str| {
+        kiln(&["bench", &model, "--cpu", "--threads", threads, "-p", "8", "-n", "0", "-r", "1", "--json"])
+    };
+    for threads in [1, usable] {
+        let said = json(&bench(&threads.to_string()));
+        assert_eq!(said["device"], format!("CPU, {threads} threads"), "{said}");
+    }
+    let many = usable + 1;
+    let numbers =
+        [format!("{many} threads are more than the {usable} that can run at once"), format!("at most {usable}")];
+    assert_fails(&bench(&many.to_string()), 1, &numbers.each_ref().map(String::as_str));
+    assert_fails(&bench("0"), 2, &["--threads"]);
+}

@@ -1,7 +1,8 @@
 //! What Kiln asks of the machine it runs on: files that are written whole or not at all ([`files`]), text of others
-//! that is shown without harm ([`text`]), memory that is left ([`memory`]), variables of the environment
+//! that is shown without harm ([`text`]), memory that is left ([`memory`]), cores ([`cores`]), variables of the environment
 //! ([`environment`]), Ctrl-C that does not end the program ([`interrupt`]). Nothing here knows of models or GPUs.
 
+pub mod cores;
 pub mod environment;
 pub mod files;
 pub mod interrupt;

@@ -1,6 +1,7 @@
 //! The CPU executor: runs each step by the operation's own CPU code, which is its reference where nothing faster is
 //! needed.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_gguf::{Gguf, TensorType, quant};
@@ -8,6 +9,7 @@ use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place};
 use kiln_kernels::tensor::{Slot, Tensor};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
@@ -28,6 +30,8 @@ pub enum Arithmetic {
 pub struct CpuExecutor {
     arithmetic: Arithmetic,
     reproducible: bool,
+    /// Threads of its own, which sleep while nothing runs; those of the whole process without.
+    pool: Option<Arc<ThreadPool>>,
     memory: HostMemory,
     n_fixed: usize,
     plans: Vec<Option<Prepared>>,
@@ -45,7 +49,23 @@ impl CpuExecutor {
     /// An executor without a model.
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
         let memory = HostMemory::default();
-        CpuExecutor { arithmetic, reproducible: false, memory, n_fixed: 0, plans: Vec::new(), arena: Vec::new() }
+        let (plans, arena) = (Vec::new(), Vec::new());
+        CpuExecutor { arithmetic, reproducible: false, pool: None, memory, n_fixed: 0, plans, arena }
+    }
+
+    /// Computes on so many threads of its own.
+    pub fn threads(mut self, threads: usize) -> Result<CpuExecutor, Error> {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("kiln-cpu-{i}")).build();
+        self.pool = Some(Arc::new(pool.map_err(|why| Error::Threads { threads, why: why.to_string() })?));
+        Ok(self)
+    }
+
+    /// Works on a thread of the pool, so that no step has to wake one to begin.
+    fn pooled<T: Send>(&mut self, work: impl FnOnce(&mut CpuExecutor) -> T + Send) -> T {
+        match self.pool.clone() {
+            Some(pool) => pool.install(|| work(self)),
+            None => rayon::scope(|_| work(self)),
+        }
     }
 
     /// Every row goes the way that it would go alone ([`Target::alike`]), if `yes`.
@@ -72,7 +92,7 @@ impl CpuExecutor {
 
 impl Executor for CpuExecutor {
     fn describe(&self) -> String {
-        let threads = rayon::current_num_threads();
+        let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
         match self.arithmetic {
             Arithmetic::Fast => format!("CPU, {threads} threads"),
             Arithmetic::Reference => format!("CPU reference in f64, {threads} threads"),
@@ -138,9 +158,8 @@ impl Executor for CpuExecutor {
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
         let arithmetic = self.arithmetic;
-        // On a thread of the pool, so that no step has to wake one to begin.
-        rayon::scope(|_| {
-            self.with_plan(plan, |plan, memory| {
+        self.pooled(|executor| {
+            executor.with_plan(plan, |plan, memory| {
                 plan.steps.iter().for_each(|step| run_call(&step.call, arithmetic, memory))
             });
         });
@@ -229,14 +248,16 @@ impl Executor for CpuExecutor {
 
     fn run_step(&mut self, plan: PlanId, step: usize) -> Result<(), Error> {
         let arithmetic = self.arithmetic;
-        self.with_plan(plan, |plan, memory| run_call(&plan.steps[step].call, arithmetic, memory));
+        self.pooled(|executor| {
+            executor.with_plan(plan, |plan, memory| run_call(&plan.steps[step].call, arithmetic, memory));
+        });
         Ok(())
     }
 
     fn profile(&mut self, plan: PlanId) -> Result<Vec<StepTime>, Error> {
         let arithmetic = self.arithmetic;
-        let times = rayon::scope(|_| {
-            self.with_plan(plan, |plan, memory| {
+        let times = self.pooled(|executor| {
+            executor.with_plan(plan, |plan, memory| {
                 let timed = |step: &Step| {
                     let start = Instant::now();
                     run_call(&step.call, arithmetic, memory);

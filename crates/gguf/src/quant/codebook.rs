@@ -9,6 +9,18 @@ pub const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 
 /// The sixteen values of a 4-bit float (E2M1), doubled so that they are integers.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
+/// Half the scale that a byte of NVFP4 stands for; half because the table of 4-bit floats is doubled.
+#[inline]
+pub fn nvfp4_half_scale(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    match code {
+        0x7f => 0.0,
+        // Codes 0x80 and up set a sign bit that an unsigned float does not have; it is ignored.
+        _ if exponent == 0 => mantissa * (0.5 / 512.0),
+        _ => (1.0 + mantissa / 8.0) * f32::from_bits(((exponent - 8 + 127) as u32) << 23),
+    }
+}
+
 /// The grid of IQ2_XXS: 256 entries of eight values out of 8, 25, 43.
 pub fn iq2_xxs() -> &'static [[i8; 8]] {
     static TABLE: OnceLock<Vec<[i8; 8]>> = OnceLock::new();

@@ -3,7 +3,7 @@
 //! value = table[nibble] * scale / 2, where the table holds the floats doubled
 
 use super::blocks::{decode, encode, max_abs};
-use super::codebook::E2M1_DOUBLED;
+use super::codebook::{E2M1_DOUBLED, nvfp4_half_scale};
 use super::mxfp4::{index, squared_error};
 use super::search::{mean_square, normalise, weigh};
 
@@ -13,7 +13,7 @@ const TOP: u8 = 0x7e;
 pub(super) fn dequantise(bytes: &[u8], out: &mut [f32]) {
     decode(bytes, out, |block: &[u8; 36], out: &mut [f32; 64]| {
         for (s, sub) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let d = half_scale(block[s]);
+            let d = nvfp4_half_scale(block[s]);
             for r in 0..8 {
                 let byte = block[4 + 8 * s + r];
                 sub[r] = d * f32::from(E2M1_DOUBLED[usize::from(byte & 15)]);
@@ -34,7 +34,7 @@ pub(super) fn quantise(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) 
                 _ => [1.0; 16],
             };
             block[s] = best_scale(sub, &weights);
-            let d = half_scale(block[s]);
+            let d = nvfp4_half_scale(block[s]);
             let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
             for r in 0..8 {
                 block[4 + 8 * s + r] = index(sub[r] * inverse) | index(sub[r + 8] * inverse) << 4;
@@ -51,7 +51,7 @@ fn best_scale(x: &[f32; 16], weights: &[f32; 16]) -> u8 {
     let middle = scale_code(largest / 6.0);
     let mut best = (f32::INFINITY, middle);
     for code in middle.saturating_sub(2).max(1)..=(middle + 2).min(TOP) {
-        let error = squared_error(x, weights, half_scale(code));
+        let error = squared_error(x, weights, nvfp4_half_scale(code));
         if error < best.0 {
             best = (error, code);
         }
@@ -59,24 +59,12 @@ fn best_scale(x: &[f32; 16], weights: &[f32; 16]) -> u8 {
     best.1
 }
 
-/// Half the scale that a byte stands for; half because the table of 4-bit floats is doubled.
-#[inline]
-fn half_scale(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    match code {
-        0x7f => 0.0,
-        // Codes 0x80 and up set a sign bit that an unsigned float does not have; it is ignored.
-        _ if exponent == 0 => mantissa * (0.5 / 512.0),
-        _ => (1.0 + mantissa / 8.0) * f32::from_bits(((exponent - 8 + 127) as u32) << 23),
-    }
-}
-
 /// The code of the scale nearest to `scale`.
 fn scale_code(scale: f32) -> u8 {
     let (mut low, mut high) = (0, TOP);
     while low < high {
         let middle = (low + high) / 2;
-        if half_scale(middle) + half_scale(middle + 1) < scale { low = middle + 1 } else { high = middle }
+        if nvfp4_half_scale(middle) + nvfp4_half_scale(middle + 1) < scale { low = middle + 1 } else { high = middle }
     }
     low
 }
@@ -88,9 +76,9 @@ mod tests {
     #[test]
     fn scale_codes_lead_back_to_their_scale() {
         for code in 0..=TOP {
-            assert_eq!(scale_code(2.0 * half_scale(code)), code);
+            assert_eq!(scale_code(2.0 * nvfp4_half_scale(code)), code);
         }
         assert_eq!(scale_code(1e30), TOP);
-        assert_eq!(half_scale(TOP), 224.0);
+        assert_eq!(nvfp4_half_scale(TOP), 224.0);
     }
 }

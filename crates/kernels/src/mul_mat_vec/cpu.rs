@@ -1,16 +1,20 @@
-//! Matrix products at the speed of the CPU. A few columns meet each row while it becomes floats in registers; for many,
-//! a block of rows is made floats once and multiplied tile by tile. `mul_mm` comes here too.
+//! Matrix products at the speed of the CPU. Weights in blocks become small integers and meet columns of 15 bits
+//! (`cpu_ints.rs`); plain ones are multiplied as floats. A few columns meet each row while it lies in the nearest cache; for
+//! many, a block of rows is decoded once and multiplied tile by tile. `mul_mm` comes here too.
 
 use std::borrow::Cow;
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch};
+use kiln_gguf::TensorType;
 use rayon::prelude::*;
 
+use super::cpu_codes::coder;
+use super::cpu_ints::{Ints, Panels};
 use super::cpu_rows::{Rows, decode};
 use super::{Call, Sibling};
 use crate::glu;
-use crate::host::HostMemory;
+use crate::host::{HostMemory, Spare};
 use crate::mul_mat::Product;
 use crate::simd::{Layout, level, multiply, transpose};
 use crate::tensor::Tensor;
@@ -34,32 +38,65 @@ struct Group<'a> {
     to: Vec<usize>,
     /// The columns, one after the other.
     columns: Cow<'a, [f32]>,
-    /// The same side by side where they are many: panels of some columns, each with an element of all of them in a row.
+    /// Whether they are so many that they lie side by side: panels of some columns, each with an element of all of them in
+    /// a row.
+    many: bool,
+    /// Panels for weights that stay floats, where there are such.
     packed: Vec<f32>,
+    /// For weights that become integers, where there are such.
+    rounded: Rounded,
 }
 
-/// One matrix times one group, before anything follows: results of a row lie side by side.
+/// Columns for weights that become integers.
+enum Rounded {
+    No,
+    Few(Ints),
+    Many(Panels),
+}
+
+impl<'a> Group<'a> {
+    fn new(batch: [usize; 2], expert: usize, to: Vec<usize>, columns: Cow<'a, [f32]>) -> Group<'a> {
+        Group { batch, expert, to, columns, many: false, packed: Vec::new(), rounded: Rounded::No }
+    }
+
+    /// Brings columns of `k` elements into the form that each of the types needs.
+    fn prepare(&mut self, types: &[TensorType], k: usize, spare: &mut Spare) {
+        if self.many && types.iter().any(|ty| coder(*ty).is_none()) {
+            self.packed = dispatch!(level(), simd => packed(simd, k, &self.columns));
+        }
+        if types.iter().any(|ty| coder(*ty).is_some()) {
+            self.rounded = match self.many {
+                true => Rounded::Many(Panels::new(k, &self.columns, spare)),
+                false => Rounded::Few(Ints::new(k, &self.columns)),
+            };
+        }
+    }
+
+    /// Gives its memory back.
+    fn end(self, spare: &mut Spare) {
+        if let Rounded::Many(panels) = self.rounded {
+            panels.end(spare);
+        }
+    }
+}
+
+/// One matrix times one group, before anything follows: blocks of some rows of the matrix, each with the results of one
+/// column after the other.
 struct Results {
     values: Vec<f32>,
-    /// From row to row.
-    stride: usize,
+    /// Rows of a block; the last may have fewer.
+    rows: usize,
+    /// Columns.
+    n: usize,
 }
 
 impl Results {
-    /// The results of a column side by side, one column after the other.
-    fn turned(self, n: usize, m: usize) -> Vec<f32> {
-        if self.stride == 1 {
-            return self.values;
-        }
-        let mut out = vec![0.0; n * m];
-        // As many columns at once as a cache line has floats: lines of rows are read once.
-        out.par_chunks_mut(16 * m).enumerate().for_each(|(chunk, out)| {
-            let count = out.len() / m;
-            let rows: Vec<&[f32]> =
-                self.values.chunks_exact(self.stride).map(|row| &row[16 * chunk..][..count]).collect();
-            dispatch!(level(), simd => transpose(simd, &rows, m, out));
-        });
-        out
+    /// What the rows of the matrix give with column `c`, in runs.
+    fn column(&self, c: usize) -> impl Iterator<Item = &[f32]> {
+        self.values.chunks(self.rows * self.n).map(move |block| {
+            let rows = block.len() / self.n;
+            &block[c * rows..][..rows]
+        })
     }
 }
 
@@ -68,14 +105,18 @@ pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
     if call.product.d.is_empty() {
         return;
     }
+    let mut spare = std::mem::take(&mut memory.spare);
     if let Some(apart) = call.apart() {
-        let result = summed(call, &results(&apart, memory)[0], memory);
-        return memory.write_floats(&call.product.d, &result);
+        let result = summed(call, &results(&apart, memory, &mut spare)[0], memory);
+        memory.write_floats(&call.product.d, &result);
+    } else {
+        let results = results(call, memory, &mut spare);
+        for (matrix, result) in call.matrices().iter().zip(results) {
+            memory.write_floats(&matrix.d, &result);
+            spare.give(result);
+        }
     }
-    let results = results(call, memory);
-    for (matrix, result) in call.matrices().iter().zip(results) {
-        memory.write_floats(&matrix.d, &result);
-    }
+    memory.spare = spare;
 }
 
 /// The results of experts, one after the other, summed over those of a token, with the residual.
@@ -95,9 +136,9 @@ fn summed(call: &Call, all: &[f32], memory: &HostMemory) -> Vec<f32> {
 }
 
 /// What every matrix of the call gives.
-fn results(call: &Call, memory: &HostMemory) -> Vec<Vec<f32>> {
+fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>> {
     let columns = normed(call, memory);
-    let groups = groups(call, &columns, memory);
+    let groups = groups(call, &columns, memory, spare);
     let matrices = call.matrices();
     // All products of the call are one list of tasks, so that threads meet once.
     let mut jobs: Vec<(&Tensor, &Group<'_>)> = Vec::new();
@@ -107,10 +148,17 @@ fn results(call: &Call, memory: &HostMemory) -> Vec<Vec<f32>> {
     if let Some(gate) = &call.gate {
         jobs.extend(groups.iter().map(|group| (&gate.up, group)));
     }
-    let products = products(&jobs, memory);
+    let products = products(&jobs, memory, spare);
     let (firsts, ups) = products.split_at(groups.len() * matrices.len());
-    let finished = |(matrix, products)| finish(call, matrix, &groups, [products, ups], memory);
-    matrices.iter().zip(firsts.chunks(groups.len())).map(finished).collect()
+    let mut finished = Vec::new();
+    for (matrix, products) in matrices.iter().zip(firsts.chunks(groups.len())) {
+        let mut result = spare.take(matrix.d.len());
+        finish(call, matrix, &groups, [products, ups], memory, &mut result);
+        finished.push(result);
+    }
+    products.into_iter().for_each(|products| spare.give(products.values));
+    groups.into_iter().for_each(|group| group.end(spare));
+    finished
 }
 
 /// The columns as floats, normed where the call says so.
@@ -130,17 +178,15 @@ fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
     columns
 }
 
-fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory) -> Vec<Group<'a>> {
+fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut Spare) -> Vec<Group<'a>> {
     let Product { a, b, d } = call.product;
     let (k, n) = (a.shape[0], d.shape[1]);
     let mut groups: Vec<Group<'a>> = match call.experts {
         None => (0..b.shape[2] * b.shape[3])
-            .map(|batch| Group {
-                batch: call.product.a_batch(batch % b.shape[2], batch / b.shape[2]),
-                expert: 0,
-                to: (batch * n..(batch + 1) * n).collect(),
-                columns: Cow::Borrowed(&columns[batch * n * k..(batch + 1) * n * k]),
-                packed: Vec::new(),
+            .map(|batch| {
+                let a_batch = call.product.a_batch(batch % b.shape[2], batch / b.shape[2]);
+                let columns = Cow::Borrowed(&columns[batch * n * k..(batch + 1) * n * k]);
+                Group::new(a_batch, 0, (batch * n..(batch + 1) * n).collect(), columns)
             })
             .collect(),
         Some(experts) => {
@@ -151,14 +197,17 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory) -> Vec<Group
             used.map(|(expert, to)| {
                 let column = |at: &usize| (at / n) * b.shape[1] + at % n % b.shape[1];
                 let columns = to.iter().flat_map(|at| columns[column(at) * k..][..k].iter().copied()).collect();
-                Group { batch: [expert, 0], expert, to, columns: Cow::Owned(columns), packed: Vec::new() }
+                Group::new([expert, 0], expert, to, Cow::Owned(columns))
             })
             .collect()
         }
     };
-    // Tiles add up in another order than columns that are multiplied one by one.
-    for group in groups.iter_mut().filter(|group| group.to.len() > FEW && !call.alike) {
-        group.packed = dispatch!(level(), simd => packed(simd, k, &group.columns));
+    let gate = call.gate.iter().map(|gate| gate.up.ty);
+    let types: Vec<TensorType> = call.matrices().iter().map(|matrix| matrix.a.ty).chain(gate).collect();
+    for group in &mut groups {
+        // Tiles add up in another order than columns that are multiplied one by one.
+        group.many = group.to.len() > FEW && !call.alike;
+        group.prepare(&types, k, spare);
     }
     groups
 }
@@ -182,35 +231,28 @@ fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The products of every job, those of a column side by side.
-fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Vec<f32>> {
-    let width = dispatch!(level(), simd => panel(simd));
+/// The products of every job.
+fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory, spare: &mut Spare) -> Vec<Results> {
     let mut results: Vec<Results> = jobs
         .iter()
         .map(|(a, group)| {
-            let n = group.to.len();
-            let stride = if group.packed.is_empty() { n } else { n.next_multiple_of(width) };
-            Results { values: vec![0.0; a.shape[1] * stride], stride }
+            let (k, n) = (a.shape[0], group.to.len());
+            let rows = if group.many { BLOCK_ROWS } else { (TASK_PRODUCTS / (k * n)).max(1) };
+            Results { values: spare.take(a.shape[1] * n), rows, n }
         })
         .collect();
     let mut tasks = Vec::new();
     for (&(a, group), results) in jobs.iter().zip(&mut results) {
-        let (k, n) = (a.shape[0], group.to.len());
-        let rows = if group.packed.is_empty() { (TASK_PRODUCTS / (k * n)).max(1) } else { BLOCK_ROWS };
-        let stride = results.stride;
-        for (task, out) in results.values.chunks_mut(rows * stride).enumerate() {
-            tasks.push((a, group, task * rows, out, stride));
+        let (rows, n) = (results.rows, results.n);
+        for (task, out) in results.values.chunks_mut(rows * n).enumerate() {
+            tasks.push((a, group, task * rows, out));
         }
     }
-    let run = |(a, group, first, out, stride): (&Tensor, &Group<'_>, usize, &mut [f32], usize)| {
+    let run = |(a, group, first, out): (&Tensor, &Group<'_>, usize, &mut [f32])| {
         let [a2, a3] = group.batch;
         let bytes = &memory.bytes(a.slot)[a.row_offset([first, a2, a3])..];
         let rows = Rows { ty: a.ty, bytes, stride: a.stride[1], row_bytes: a.row_bytes() };
-        if group.packed.is_empty() {
-            rows.dots(a.shape[0], &group.columns, out);
-        } else {
-            tiles(rows, a.shape[0], &group.packed, out, stride);
-        }
+        block(rows, a.shape[0], group, out);
     };
     if let [_] = &tasks[..] {
         tasks.into_iter().for_each(run);
@@ -218,7 +260,43 @@ fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory) -> Vec<Vec<f32>
         // Every task may go to another thread: one that is held up holds up no other.
         tasks.into_par_iter().with_max_len(1).for_each(run);
     }
-    results.into_iter().zip(jobs).map(|(results, (a, group))| results.turned(group.to.len(), a.shape[1])).collect()
+    results
+}
+
+/// Rows of `k` elements times the columns of a group, as a block of results.
+fn block(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32]) {
+    let n = group.to.len();
+    if n == 1 {
+        return multiply_rows(rows, k, group, out, 1);
+    }
+    let width = dispatch!(level(), simd => panel(simd));
+    let stride = if group.many { n.next_multiple_of(width) } else { n };
+    let count = out.len() / n;
+    let mut results = vec![0.0; count * stride];
+    multiply_rows(rows, k, group, &mut results, stride);
+    let rows: Vec<&[f32]> = results.chunks_exact(stride).map(|row| &row[..n]).collect();
+    dispatch!(level(), simd => transpose(simd, &rows, count, out));
+}
+
+/// Rows of `k` elements times the columns of a group: the results of a row lie side by side, `stride` from row to row.
+fn multiply_rows(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32], stride: usize) {
+    let unfit = match (coder(rows.ty), &group.rounded) {
+        (Some(coder), Rounded::Few(ints)) => {
+            ints.dots(coder, rows, out);
+            ints.unfit()
+        }
+        (Some(coder), Rounded::Many(panels)) => {
+            panels.tiles(coder, rows, out, stride);
+            panels.unfit()
+        }
+        _ if group.many => return tiles(rows, k, &group.packed, out, stride),
+        _ => return rows.dots(k, &group.columns, out),
+    };
+    for c in unfit {
+        let mut results = vec![0.0; out.len() / stride];
+        rows.dots(k, &group.columns[c * k..][..k], &mut results);
+        out.iter_mut().skip(*c).step_by(stride).zip(results).for_each(|(out, result)| *out = result);
+    }
 }
 
 /// Rows times all panels: a piece of each row at a time becomes floats, and meets the same piece of every panel.
@@ -250,9 +328,10 @@ fn finish(
     call: &Call,
     matrix: &Sibling,
     groups: &[Group<'_>],
-    [products, ups]: [&[Vec<f32>]; 2],
+    [products, ups]: [&[Results]; 2],
     memory: &HostMemory,
-) -> Vec<f32> {
+    result: &mut [f32],
+) {
     let m = matrix.d.shape[0];
     let scale = call.epilogue.scale;
     let bias = matrix.bias.map(|t| memory.floats(&t));
@@ -265,13 +344,14 @@ fn finish(
     for (g, group) in groups.iter().enumerate() {
         group.to.iter().enumerate().for_each(|(c, to)| from[*to] = (g, c));
     }
-    let scaled = |product: &[f32], c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
-        out.iter_mut().zip(&product[c * m..]).for_each(|(out, x)| *out = scale * x);
+    let scaled = |product: &Results, c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
+        for (out, run) in out.chunks_mut(product.rows).zip(product.column(c)) {
+            out.iter_mut().zip(run).for_each(|(out, x)| *out = scale * x);
+        }
         if let Some(bias) = bias {
             out.iter_mut().zip(bias).for_each(|(out, b)| *out += b);
         }
     };
-    let mut result = vec![0.0; matrix.d.len()];
     let row = |(at, out): (usize, &mut [f32])| {
         let (g, c) = from[at];
         let first = groups[g].expert * m;
@@ -296,9 +376,8 @@ fn finish(
         }
     };
     if matrix.d.rows() == 1 {
-        row((0, &mut result));
+        row((0, result));
     } else {
         result.par_chunks_mut(m).enumerate().with_min_len(4).for_each(row);
     }
-    result
 }

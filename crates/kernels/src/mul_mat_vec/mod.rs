@@ -5,6 +5,8 @@ mod block;
 pub mod cases;
 mod check;
 pub(crate) mod cpu;
+mod cpu_codes;
+mod cpu_ints;
 mod cpu_rows;
 mod fuse;
 mod pick;

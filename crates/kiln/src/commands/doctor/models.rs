@@ -113,6 +113,7 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
     let flags = ModelFlags {
         device,
         cpu: false,
+        threads: None,
         ctx_size: None,
         cache_type_k: f16,
         cache_type_v: f16,

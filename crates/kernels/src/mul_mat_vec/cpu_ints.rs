@@ -1,0 +1,361 @@
+//! Products of codes and columns on the CPU. Columns are rounded to 15 bits, with a scale for each thirty-two elements, so
+//! that pairs of products are one instruction on vectors twice as long as floats have; that costs 1e-8 of a result's
+//! square at most, and far less as a rule.
+
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, dispatch, f32x16, i16x32, i32x16};
+
+use rayon::prelude::*;
+
+use super::cpu_codes::{BLOCK, Coder, Piece};
+use super::cpu_rows::Rows;
+use crate::host::Spare;
+use crate::simd::{Layout, level, load, multiply, transpose};
+
+/// The largest magnitude of a rounded element: thirty-two products with codes fit 32 bits.
+const TOP: f32 = 16383.0;
+/// Magnitudes of elements whose products with any code and scale stay far from infinity.
+const HUGE: f32 = 1e30;
+/// Blocks are not scaled further up than this magnitude would be.
+const TINY: f32 = 1e-30;
+/// Elements of a row that become codes at once for tiles: they stay in the nearest caches, with as many of a panel.
+const DEPTH: usize = 256;
+/// The same for a few columns, of one or more rows.
+const LONG: usize = 4096;
+
+/// Columns of k elements that are rounded, one after the other.
+#[derive(Default)]
+pub(super) struct Ints {
+    k: usize,
+    codes: Vec<i16>,
+    /// For each [`BLOCK`].
+    scales: Vec<f32>,
+    /// The sum of each sixteen elements, not rounded.
+    sums: Vec<f32>,
+    /// Columns with elements that are no numbers, or hardly.
+    unfit: Vec<usize>,
+}
+
+impl Ints {
+    /// Columns of `k` elements, whole blocks.
+    pub(super) fn new(k: usize, columns: &[f32]) -> Ints {
+        let (n, blocks) = (columns.len() / k, columns.len() / BLOCK);
+        let mut ints =
+            Ints { k, codes: vec![0; n * k], scales: vec![0.0; blocks], sums: vec![0.0; 2 * blocks], unfit: Vec::new() };
+        for (c, column) in columns.chunks_exact(k).enumerate() {
+            let blocks = c * k / BLOCK..(c + 1) * k / BLOCK;
+            let sums = &mut ints.sums[2 * blocks.start..2 * blocks.end];
+            let fit = dispatch!(level(), simd => {
+                round(simd, column, &mut ints.codes[c * k..][..k], &mut ints.scales[blocks], sums)
+            });
+            if !fit {
+                ints.unfit.push(c);
+            }
+        }
+        ints
+    }
+
+    /// Columns whose products should be made by floats.
+    pub(super) fn unfit(&self) -> &[usize] {
+        &self.unfit
+    }
+
+    /// Rows times all columns: the results of a row lie side by side.
+    pub(super) fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
+        let (k, n) = (self.k, self.codes.len() / self.k);
+        let (mut codes, mut scales, mut offsets) = ([0; LONG], [0.0; LONG / BLOCK], [0.0; 2 * LONG / BLOCK]);
+        // Short rows that lie side by side become codes together.
+        let most = if rows.stride == rows.row_bytes { (LONG / k).max(1) } else { 1 };
+        let mut sums = vec![[0.0; 16]; most * n];
+        for (chunk, out) in out.chunks_mut(most * n).enumerate() {
+            let count = out.len() / n;
+            sums.fill([0.0; 16]);
+            for start in (0..k).step_by(LONG) {
+                let depth = LONG.min(k - start);
+                let codes = &mut codes[..count * depth];
+                let (scales, offsets) = (&mut scales[..codes.len() / BLOCK], &mut offsets[..2 * codes.len() / BLOCK]);
+                let bytes = rows.pieces(chunk * most, count, start, depth);
+                (coder.fill)(bytes, Piece { codes, scales, offsets });
+                dispatch!(level(), simd => {
+                    for (i, sums) in sums.iter_mut().take(count * n).enumerate() {
+                        let (from, at) = (i / n * depth, i % n * k + start);
+                        let (a, x) = (&codes[from..][..depth], &self.codes[at..][..depth]);
+                        let scales = &scales[from / BLOCK..][..depth / BLOCK];
+                        add_dots(simd, a, x, scales, &self.scales[at / BLOCK..][..depth / BLOCK], sums);
+                        if coder.offsets > 0 {
+                            let offsets = &offsets[2 * from / BLOCK..][..2 * depth / BLOCK];
+                            add_products(simd, offsets, &self.sums[2 * at / BLOCK..][..2 * depth / BLOCK], sums);
+                        }
+                    }
+                });
+            }
+            dispatch!(level(), simd => {
+                out.iter_mut().zip(&sums).for_each(|(out, sums)| *out = load(simd, sums).reduce_sum());
+            });
+        }
+    }
+}
+
+/// Rounds a column; says whether it is fit for that.
+#[inline(always)]
+fn round<S: Simd>(simd: S, column: &[f32], codes: &mut [i16], scales: &mut [f32], sums: &mut [f32]) -> bool {
+    let mut fit = true;
+    let blocks = column.chunks_exact(BLOCK).zip(codes.chunks_exact_mut(BLOCK));
+    for (((x, codes), scale), sums) in blocks.zip(scales).zip(sums.chunks_exact_mut(2)) {
+        let (a, b) = (load(simd, x), load(simd, &x[16..]));
+        let top = a.abs().max(b.abs()).reduce_max();
+        sums.copy_from_slice(&[a.reduce_sum(), b.reduce_sum()]);
+        // Sums of what is no number are none.
+        fit &= top <= HUGE && sums[0].is_finite() && sums[1].is_finite();
+        let reach = top.max(TINY);
+        *scale = if top == 0.0 { 0.0 } else { reach / TOP };
+        let inverse = f32x16::splat(simd, TOP / reach);
+        let whole = |x: f32x16<S>| (x * inverse).round_ties_even().to_int::<i32x16<S>>();
+        let rounded: i16x32<S> = whole(a).saturating_narrow(whole(b));
+        rounded.store_slice(codes);
+    }
+    fit
+}
+
+/// Adds the products of a piece to sixteen partial sums.
+#[inline(always)]
+fn add_dots<S: Simd>(simd: S, a: &[i16], x: &[i16], scales: &[f32], x_scales: &[f32], sums: &mut [f32; 16]) {
+    // Two sums, so that one need not wait for the other.
+    let (mut even, mut odd) = (f32x16::load_array_ref(simd, sums), f32x16::splat(simd, 0.0));
+    let (a, x) = (a.chunks_exact(2 * BLOCK), x.chunks_exact(2 * BLOCK));
+    let (last_a, last_x) = (a.remainder(), x.remainder());
+    let factors = scales.as_chunks::<2>().0.iter().zip(x_scales.as_chunks::<2>().0);
+    for ((a, x), (scales, x_scales)) in a.zip(x).zip(factors) {
+        even = add_product(simd, &a[..BLOCK], &x[..BLOCK], [scales[0], x_scales[0]], even);
+        odd = add_product(simd, &a[BLOCK..], &x[BLOCK..], [scales[1], x_scales[1]], odd);
+    }
+    if let (false, Some(scale), Some(x_scale)) = (last_a.is_empty(), scales.last(), x_scales.last()) {
+        even = add_product(simd, last_a, last_x, [*scale, *x_scale], even);
+    }
+    (even + odd).store_array(sums);
+}
+
+/// Adds the products of a block, times two factors.
+#[inline(always)]
+fn add_product<S: Simd>(simd: S, a: &[i16], x: &[i16], factors: [f32; 2], sum: f32x16<S>) -> f32x16<S> {
+    let pairs = i16x32::from_slice(simd, a).pairwise_dot_product(i16x32::from_slice(simd, x));
+    let pairs: f32x16<S> = pairs.to_float();
+    (pairs * f32x16::splat(simd, factors[0])).mul_add(f32x16::splat(simd, factors[1]), sum)
+}
+
+/// Adds products of floats, an even number of them, to sixteen partial sums.
+#[inline(always)]
+fn add_products<S: Simd>(simd: S, a: &[f32], x: &[f32], sums: &mut [f32; 16]) {
+    let mut sum = f32x16::load_array_ref(simd, sums);
+    let (whole, rest) = a.as_chunks::<16>();
+    let (x_whole, x_rest) = x.as_chunks::<16>();
+    for (a, x) in whole.iter().zip(x_whole) {
+        sum = f32x16::load_array_ref(simd, a).mul_add(f32x16::load_array_ref(simd, x), sum);
+    }
+    sum.store_array(sums);
+    sums.iter_mut().zip(rest.iter().zip(x_rest)).for_each(|(sum, (a, x))| *sum += a * x);
+}
+
+/// Rounded columns side by side: panels of [`width`] columns, of which the last is filled up.
+pub(super) struct Panels {
+    k: usize,
+    width: usize,
+    /// Pairs of elements: of all columns of a panel the first pair, then the second. Pairs are held as the floats that have
+    /// their bits.
+    codes: Vec<f32>,
+    scales: Vec<f32>,
+    /// The sums of each sixteen, and of each thirty-two elements.
+    sums: [Vec<f32>; 2],
+    unfit: Vec<usize>,
+}
+
+/// Columns of a panel: two vectors.
+pub(super) fn width() -> usize {
+    fn of<S: Simd>(_: S) -> usize {
+        2 * S::f32s::LEN
+    }
+    dispatch!(level(), simd => of(simd))
+}
+
+impl Panels {
+    /// Columns of `k` elements, whole blocks. What the last panel is filled up with is never looked at.
+    pub(super) fn new(k: usize, columns: &[f32], spare: &mut Spare) -> Panels {
+        let (width, n) = (width(), columns.len() / k);
+        let mut room = |each: usize| spare.take(n.next_multiple_of(width) * each);
+        let blocks = k / BLOCK;
+        let (mut codes, mut scales) = (room(k / 2), room(blocks));
+        let mut sums = [room(2 * blocks), room(blocks)];
+        let [halves, wholes] = &mut sums;
+        let parts = codes.par_chunks_mut(width * k / 2).zip(scales.par_chunks_mut(width * blocks));
+        let parts = parts.zip(halves.par_chunks_mut(2 * width * blocks)).zip(wholes.par_chunks_mut(width * blocks));
+        let pack = |(p, ((((codes, scales), halves), wholes), columns)): (usize, (_, &[f32]))| {
+            let ints = Ints::new(k, columns);
+            put(bytemuck::cast_slice(&ints.codes), k / 2, width, codes);
+            put(&ints.scales, blocks, width, scales);
+            put(&ints.sums, 2 * blocks, width, halves);
+            let whole: Vec<f32> = ints.sums.chunks_exact(2).map(|pair| pair[0] + pair[1]).collect();
+            put(&whole, blocks, width, wholes);
+            ints.unfit.into_iter().map(move |c| p * width + c).collect::<Vec<usize>>()
+        };
+        let unfit = parts.zip(columns.par_chunks(width * k)).enumerate().map(pack).flatten_iter().collect();
+        Panels { k, width, codes, scales, sums, unfit }
+    }
+
+    /// Gives its memory back.
+    pub(super) fn end(self, spare: &mut Spare) {
+        let [halves, wholes] = self.sums;
+        [self.codes, self.scales, halves, wholes].into_iter().for_each(|vector| spare.give(vector));
+    }
+
+    /// See [`Ints::unfit`].
+    pub(super) fn unfit(&self) -> &[usize] {
+        &self.unfit
+    }
+
+    /// Rows times all panels: a piece of each row at a time becomes codes, and meets the same piece of every panel.
+    pub(super) fn tiles(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32], stride: usize) {
+        let (k, width, n_rows) = (self.k, self.width, out.len() / stride);
+        let mut codes = vec![0i32; n_rows * DEPTH / 2];
+        let (mut scales, mut offsets) = (vec![0.0f32; n_rows * 8], vec![0.0f32; n_rows * 16]);
+        for start in (0..k).step_by(DEPTH) {
+            let depth = DEPTH.min(k - start);
+            let parts = codes.chunks_exact_mut(DEPTH / 2).zip(scales.chunks_exact_mut(8));
+            for (i, ((codes, scales), offsets)) in parts.zip(offsets.chunks_exact_mut(16)).enumerate() {
+                let codes = &mut bytemuck::cast_slice_mut(codes)[..depth];
+                let (scales, offsets) = (&mut scales[..depth / BLOCK], &mut offsets[..2 * depth / BLOCK]);
+                (coder.fill)(rows.piece(i, start, depth), Piece { codes, scales, offsets });
+            }
+            if coder.offsets == 1 {
+                // Both of a pair are the same.
+                for offsets in offsets.chunks_exact_mut(16) {
+                    (0..8).for_each(|b| offsets[b] = offsets[2 * b]);
+                }
+            }
+            dispatch!(level(), simd => {
+                let blocks = k / BLOCK;
+                for p in 0..self.scales.len() / (width * blocks) {
+                    let out = &mut out[p * width..];
+                    let x = Panel {
+                        codes: &bytemuck::cast_slice(&self.codes[p * width * k / 2..])[start * width..],
+                        scales: &self.scales[(p * blocks + start / BLOCK) * width..],
+                        width,
+                    };
+                    let depth = depth / BLOCK;
+                    meet(simd, n_rows, Weights { codes: &codes, scales: &scales, depth }, x, (out, stride), start > 0);
+                    if coder.offsets > 0 {
+                        let (each, sums) = (coder.offsets, &self.sums[2 - coder.offsets]);
+                        let layout = Layout { depth: each * depth, a_stride: 16, b_stride: width, c_stride: stride, add: true };
+                        let sums = &sums[(p * blocks + start / BLOCK) * each * width..];
+                        multiply(simd, [n_rows, width], layout, &offsets, sums, out);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Columns of `k` floats become columns of a panel.
+fn put(columns: &[f32], k: usize, width: usize, out: &mut [f32]) {
+    let columns: Vec<&[f32]> = columns.chunks_exact(k).collect();
+    dispatch!(level(), simd => transpose(simd, &columns, width, out));
+}
+
+/// Pieces of rows: pairs of codes, [`DEPTH`] / 2 apart, and scales, 8 apart.
+#[derive(Clone, Copy)]
+struct Weights<'a> {
+    codes: &'a [i32],
+    scales: &'a [f32],
+    /// Blocks of a piece.
+    depth: usize,
+}
+
+/// The same piece of a panel.
+#[derive(Clone, Copy)]
+struct Panel<'a> {
+    codes: &'a [i16],
+    scales: &'a [f32],
+    width: usize,
+}
+
+/// Rows times a panel; results are added to those before if `add`.
+#[inline(always)]
+fn meet<S: Simd>(
+    simd: S,
+    rows: usize,
+    a: Weights<'_>,
+    x: Panel<'_>,
+    (out, stride): (&mut [f32], usize),
+    add: bool,
+) {
+    let lanes = S::f32s::LEN;
+    let mut row = 0;
+    while row < rows {
+        let a = Weights { codes: &a.codes[row * DEPTH / 2..], scales: &a.scales[row * 8..], ..a };
+        let out = &mut out[row * stride..];
+        // Machines with vectors of 16 floats have 32 registers for them, others may have 16.
+        let done = match rows - row {
+            6.. if lanes == 16 => tile::<S, 6, 2>(simd, a, x, 0, (out, stride), add),
+            6.. => {
+                tile::<S, 6, 1>(simd, a, x, 0, (out, stride), add);
+                tile::<S, 6, 1>(simd, a, x, lanes, (out, stride), add)
+            }
+            2.. => tile::<S, 2, 2>(simd, a, x, 0, (out, stride), add),
+            _ => tile::<S, 1, 2>(simd, a, x, 0, (out, stride), add),
+        };
+        row += done;
+    }
+}
+
+/// `ROWS` rows times `WIDE` vectors of columns from `first` on; gives the number of rows.
+#[inline(always)]
+fn tile<S: Simd, const ROWS: usize, const WIDE: usize>(
+    simd: S,
+    a: Weights<'_>,
+    x: Panel<'_>,
+    first: usize,
+    (out, stride): (&mut [f32], usize),
+    add: bool,
+) -> usize {
+    let lanes = S::f32s::LEN;
+    let at = |r: usize, w: usize| r * stride + first + w * lanes;
+    let mut sums = [[S::f32s::splat(simd, 0.0); WIDE]; ROWS];
+    if add {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (w, sum) in sums.iter_mut().enumerate() {
+                *sum = S::f32s::from_slice(simd, &out[at(r, w)..][..lanes]);
+            }
+        }
+    }
+    let rows: [&[i32]; ROWS] = std::array::from_fn(|r| &a.codes[r * DEPTH / 2..][..a.depth * BLOCK / 2]);
+    for block in 0..a.depth {
+        let mut whole = [[S::i32s::splat(simd, 0); WIDE]; ROWS];
+        for pair in block * BLOCK / 2..(block + 1) * BLOCK / 2 {
+            let x = &x.codes[2 * (pair * x.width + first)..][..2 * WIDE * lanes];
+            let mut vectors = [S::i16s::splat(simd, 0); WIDE];
+            for (w, vector) in vectors.iter_mut().enumerate() {
+                *vector = S::i16s::from_slice(simd, &x[2 * w * lanes..][..2 * lanes]);
+            }
+            for r in 0..ROWS {
+                let a: S::i16s = S::i32s::splat(simd, rows[r][pair]).bitcast();
+                for w in 0..WIDE {
+                    whole[r][w] = whole[r][w] + a.pairwise_dot_product(vectors[w]);
+                }
+            }
+        }
+        let x_scales = &x.scales[block * x.width + first..][..WIDE * lanes];
+        for r in 0..ROWS {
+            let scale = S::f32s::splat(simd, a.scales[r * 8 + block]);
+            for w in 0..WIDE {
+                let x_scale = S::f32s::from_slice(simd, &x_scales[w * lanes..][..lanes]);
+                let product = S::f32s::float_from(whole[r][w]) * x_scale;
+                sums[r][w] = product.mul_add(scale, sums[r][w]);
+            }
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        for (w, sum) in sums.iter().enumerate() {
+            sum.store_slice(&mut out[at(r, w)..][..lanes]);
+        }
+    }
+    ROWS
+}
