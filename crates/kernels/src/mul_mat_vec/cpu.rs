@@ -67,7 +67,7 @@ impl<'a> Group<'a> {
         if types.iter().any(|ty| coder(*ty).is_some()) {
             self.rounded = match self.many {
                 true => Rounded::Many(Panels::new(k, &self.columns, spare)),
-                false => Rounded::Few(Ints::new(k, &self.columns)),
+                false => Rounded::Few(Ints::for_dots(k, &self.columns)),
             };
         }
     }

@@ -7,13 +7,16 @@ use fearless_simd::{Simd, dispatch, f32x16, i16x32, i32x16};
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::cpu_bytes::ByteColumns;
 use super::cpu_codes::{BLOCK, Coder, Piece};
 use super::cpu_rows::Rows;
 use crate::host::Spare;
 use crate::simd::{Layout, level, load, multiply, transpose};
 
-/// The largest magnitude of a rounded element: thirty-two products with codes fit 32 bits.
-const TOP: f32 = 16383.0;
+/// The largest magnitude of a rounded element: thirty-two products with codes fit 32 bits, and 128 times a byte with a sign
+/// and another such byte reach it.
+const TOP: f32 = 16319.0;
 /// Magnitudes of elements whose products with any code and scale stay far from infinity.
 const HUGE: f32 = 1e30;
 /// Blocks are not scaled further up than this magnitude would be.
@@ -34,14 +37,28 @@ pub(super) struct Ints {
     sums: Vec<f32>,
     /// Columns with elements that are no numbers, or hardly.
     unfit: Vec<usize>,
+    /// The same as bytes, where they are multiplied faster.
+    #[cfg(target_arch = "x86_64")]
+    bytes: Option<ByteColumns>,
 }
 
 impl Ints {
+    /// Columns of `k` elements, whole blocks, to be multiplied by [`Ints::dots`].
+    pub(super) fn for_dots(k: usize, columns: &[f32]) -> Ints {
+        let ints = Ints::new(k, columns);
+        #[cfg(target_arch = "x86_64")]
+        if level().as_avx512().is_some() {
+            let bytes = Some(ByteColumns::new(k, &ints.codes, &ints.scales, &ints.sums));
+            return Ints { bytes, ..ints };
+        }
+        ints
+    }
+
     /// Columns of `k` elements, whole blocks.
-    pub(super) fn new(k: usize, columns: &[f32]) -> Ints {
+    fn new(k: usize, columns: &[f32]) -> Ints {
         let (n, blocks) = (columns.len() / k, columns.len() / BLOCK);
-        let mut ints =
-            Ints { k, codes: vec![0; n * k], scales: vec![0.0; blocks], sums: vec![0.0; 2 * blocks], unfit: Vec::new() };
+        let (codes, scales, sums) = (vec![0; n * k], vec![0.0; blocks], vec![0.0; 2 * blocks]);
+        let mut ints = Ints { k, codes, scales, sums, ..Ints::default() };
         for (c, column) in columns.chunks_exact(k).enumerate() {
             let blocks = c * k / BLOCK..(c + 1) * k / BLOCK;
             let sums = &mut ints.sums[2 * blocks.start..2 * blocks.end];
@@ -62,6 +79,15 @@ impl Ints {
 
     /// Rows times all columns: the results of a row lie side by side.
     pub(super) fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if let (Some(bytes), Some(avx512)) = (&self.bytes, level().as_avx512()) {
+            return bytes.dots(avx512, coder, rows, out);
+        }
+        self.dots_of_words(coder, rows, out);
+    }
+
+    /// The same on machines that do not multiply bytes.
+    fn dots_of_words(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
         let (k, n) = (self.k, self.codes.len() / self.k);
         let (mut codes, mut scales, mut offsets) = ([0; LONG], [0.0; LONG / BLOCK], [0.0; 2 * LONG / BLOCK]);
         // Short rows that lie side by side become codes together.
@@ -358,4 +384,61 @@ fn tile<S: Simd, const ROWS: usize, const WIDE: usize>(
         }
     }
     ROWS
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_gguf::{TensorType, quant};
+
+    use super::*;
+    use crate::mul_mat_vec::cpu_codes::coder;
+
+    /// Numbers that are no pattern, from -1 to 1.
+    fn noise(len: usize, seed: usize) -> Vec<f32> {
+        (0..len).map(|i| (((i + seed * 977) * 7919 % 10007) as f32 / 5003.5 - 1.0).powi(3)).collect()
+    }
+
+    /// Products of a format by both ways of integers against plain sums.
+    fn judge(ty: TensorType, k: usize, m: usize, n: usize) {
+        let values = noise(m * k, 3);
+        let mut bytes = vec![0; ty.row_bytes(k).unwrap() * m];
+        quant::quantise(ty, &values, k, None, &mut bytes).unwrap();
+        let mut weights = vec![0.0; m * k];
+        quant::dequantise(ty, &bytes, &mut weights).unwrap();
+        let columns = noise(n * k, 8);
+        let row_bytes = ty.row_bytes(k).unwrap();
+        let rows = Rows { ty, bytes: &bytes, stride: row_bytes, row_bytes };
+        let product = |i: usize| {
+            let (row, column) = (&weights[i / n * k..][..k], &columns[i % n * k..][..k]);
+            row.iter().zip(column).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+        };
+        let want: Vec<f64> = (0..m * n).map(product).collect();
+        let norm: f64 = want.iter().map(|x| x * x).sum();
+        let ints = Ints::for_dots(k, &columns);
+        let (mut words, mut either) = (vec![0.0; m * n], vec![0.0; m * n]);
+        ints.dots_of_words(coder(ty).unwrap(), rows, &mut words);
+        ints.dots(coder(ty).unwrap(), rows, &mut either);
+        for (way, got) in [("words", words), ("bytes", either)] {
+            let error: f64 = got.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
+            assert!(error < 1e-7 * norm, "{ty} {k} {m} {n} by {way}: {:e}", error / norm);
+        }
+    }
+
+    #[test]
+    fn integers_multiply_every_format_by_words_and_by_bytes() {
+        for &ty in TensorType::ALL {
+            if coder(ty).is_some() && !quant::searches_a_grid(ty) {
+                judge(ty, 512, 5, 3);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_any_length_are_whole() {
+        // Several rows at once, one at a time, pieces of a row; runs that are not full.
+        for (k, m, n) in [(32, 300, 1), (96, 7, 2), (576, 20, 1), (4096, 3, 1), (4128, 2, 5), (9024, 3, 2)] {
+            judge(TensorType::Q4_0, k, m, n);
+            judge(TensorType::Q5_1, k, m, n);
+        }
+    }
 }

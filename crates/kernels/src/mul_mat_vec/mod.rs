@@ -5,6 +5,8 @@ mod block;
 pub mod cases;
 mod check;
 pub(crate) mod cpu;
+#[cfg(target_arch = "x86_64")]
+mod cpu_bytes;
 mod cpu_codes;
 mod cpu_ints;
 mod cpu_rows;
