@@ -27,7 +27,7 @@ fn main() {
             operation.cpu(&mut memory);
             best = best.min(start.elapsed());
         }
-        let rate = operation.work().flops as f64 / 2.0 / best.as_nanos() as f64;
+        let rate = operation.work().flops / 2.0 / best.as_nanos() as f64;
         println!("{:60} {:10.1} us {rate:8.1} per ns", case.name, best.as_secs_f64() * 1e6);
     }
 }

@@ -10,6 +10,7 @@ use fearless_simd::prelude::*;
 use fearless_simd::{Avx512, f32x16, i8x64, i32x16, u8x64};
 
 use super::cpu_codes::{BLOCK, BytePiece, Coder};
+use super::cpu_nibbles::NibbleColumns;
 use super::cpu_rows::Rows;
 
 /// Elements that share a vector of scales.
@@ -30,6 +31,8 @@ pub(super) struct ByteColumns {
     wholes: Vec<f32>,
     /// The sum of each sixteen elements.
     sums: Vec<f32>,
+    /// The same for rows of nibbles, which become bytes in registers.
+    nibbles: NibbleColumns,
 }
 
 /// What a row or a column has of some whole runs.
@@ -63,6 +66,7 @@ impl ByteColumns {
             scales: sixteenths(),
             wholes: sixteenths(),
             sums: sixteenths(),
+            nibbles: NibbleColumns::default(),
         };
         for c in 0..n {
             let codes = &codes[c * k..][..k];
@@ -78,6 +82,7 @@ impl ByteColumns {
             }
             columns.sums[at..][..count].copy_from_slice(&sums[c * count..][..count]);
         }
+        columns.nibbles = NibbleColumns::new(k, [&columns.highs, &columns.lows], padded, scales, sums);
         columns
     }
 
@@ -96,6 +101,9 @@ impl ByteColumns {
     /// Rows times all columns: the results of a row lie side by side.
     pub(super) fn dots(&self, avx512: Avx512, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
         let (k, n) = (self.k, self.highs.len() / self.padded);
+        if let Some(direct) = coder.direct {
+            return self.nibbles.dots(avx512, direct, rows, n, out);
+        }
         // The last row may be read a run further, where the column has zeros.
         let mut codes = [0; LONG + RUN];
         let (mut scales, mut offsets) = ([0.0; (LONG + RUN) / 16], [0.0; (LONG + RUN) / 16]);

@@ -10,6 +10,8 @@ use kiln_gguf::quant::codebook::{
     E2M1_DOUBLED, IQ4, iq1, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, nvfp4_half_scale,
 };
 
+#[cfg(target_arch = "x86_64")]
+use super::cpu_nibbles::{Direct, direct};
 use super::cpu_rows::{bits_at, half_at, halves, sixteen};
 use crate::simd::{finite_half, level};
 
@@ -41,6 +43,9 @@ pub(super) struct Coder {
     /// The byte that stands for zero.
     #[cfg(target_arch = "x86_64")]
     pub zero: u8,
+    /// A row times a column without a step between, where there is such a way.
+    #[cfg(target_arch = "x86_64")]
+    pub direct: Option<Direct>,
 }
 
 /// How this type becomes codes; None where it stays floats.
@@ -55,6 +60,8 @@ pub(super) fn coder(ty: TensorType) -> Option<Coder> {
                     fill_bytes: fill_bytes::<$name>,
                     #[cfg(target_arch = "x86_64")]
                     zero: $name::ZERO,
+                    #[cfg(target_arch = "x86_64")]
+                    direct: direct(ty),
                 }),)*
                 _ => None,
             }
@@ -340,7 +347,7 @@ const fn raised(table: [i8; 16], by: i16) -> [u8; 16] {
     raised
 }
 
-const IQ4_RAISED: [u8; 16] = raised(IQ4, 128);
+pub(super) const IQ4_RAISED: [u8; 16] = raised(IQ4, 128);
 const E2M1_RAISED: [u8; 16] = raised(E2M1_DOUBLED, 12);
 
 format!(IQ4NL, 32 in 18, 128, 0, true, |simd, block, each| {
@@ -691,7 +698,7 @@ format!(Q2, 64 in 18, 1, 0, false, |simd, block, each| {
         let indices = u8x32::load_array(simd, std::array::from_fn(|e| (e / 4 % 4) as u8));
         let (a, b) = bytes.swizzle_dyn_within_blocks(indices).widen();
         let powers = u16x32::load_array(simd, std::array::from_fn(|e| [64, 16, 4, 1][e % 4]));
-        let (a, b) = ((a.combine(b) * powers >> 6) & 3).split();
+        let (a, b) = (((a.combine(b) * powers) >> 6) & 3).split();
         each(i, a.narrow(b), [half_at(block, 0); 2], NONE);
     }
 });

@@ -39,7 +39,7 @@ pub(super) struct Ints {
     unfit: Vec<usize>,
     /// The same as bytes, where they are multiplied faster.
     #[cfg(target_arch = "x86_64")]
-    bytes: Option<ByteColumns>,
+    bytes: Option<Box<ByteColumns>>,
 }
 
 impl Ints {
@@ -48,7 +48,7 @@ impl Ints {
         let ints = Ints::new(k, columns);
         #[cfg(target_arch = "x86_64")]
         if level().as_avx512().is_some() {
-            let bytes = Some(ByteColumns::new(k, &ints.codes, &ints.scales, &ints.sums));
+            let bytes = Some(Box::new(ByteColumns::new(k, &ints.codes, &ints.scales, &ints.sums)));
             return Ints { bytes, ..ints };
         }
         ints
@@ -355,7 +355,8 @@ fn tile<S: Simd, const ROWS: usize, const WIDE: usize>(
     let rows: [&[i32]; ROWS] = std::array::from_fn(|r| &a.codes[r * DEPTH / 2..][..a.depth * BLOCK / 2]);
     for block in 0..a.depth {
         let mut whole = [[S::i32s::splat(simd, 0); WIDE]; ROWS];
-        for pair in block * BLOCK / 2..(block + 1) * BLOCK / 2 {
+        for pair in 0..BLOCK / 2 {
+            let pair = block * BLOCK / 2 + pair;
             let x = &x.codes[2 * (pair * x.width + first)..][..2 * WIDE * lanes];
             let mut vectors = [S::i16s::splat(simd, 0); WIDE];
             for (w, vector) in vectors.iter_mut().enumerate() {
@@ -364,7 +365,7 @@ fn tile<S: Simd, const ROWS: usize, const WIDE: usize>(
             for r in 0..ROWS {
                 let a: S::i16s = S::i32s::splat(simd, rows[r][pair]).bitcast();
                 for w in 0..WIDE {
-                    whole[r][w] = whole[r][w] + a.pairwise_dot_product(vectors[w]);
+                    whole[r][w] += a.pairwise_dot_product(vectors[w]);
                 }
             }
         }

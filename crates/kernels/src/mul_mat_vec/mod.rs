@@ -9,6 +9,8 @@ pub(crate) mod cpu;
 mod cpu_bytes;
 mod cpu_codes;
 mod cpu_ints;
+#[cfg(target_arch = "x86_64")]
+mod cpu_nibbles;
 mod cpu_rows;
 mod fuse;
 mod pick;
