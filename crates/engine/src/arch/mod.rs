@@ -19,6 +19,7 @@ mod hy_v4;
 mod hybrids;
 mod k2_horizon;
 mod kimi;
+mod kimi_k3;
 mod latent;
 mod lfm2;
 mod llama;
@@ -85,6 +86,7 @@ pub const TABLE: &[Row] = &[
     row("baichuan", "Baichuan 1 and 2", variants::baichuan),
     row("bailingmoe", "Ling 1", experts::bailing),
     row("bailingmoe2", "Ling 2, Ring 2", experts::bailing2),
+    row("bailingmoe3", "Ling 3", kimi::ling3),
     row("bert", "BERT, MiniLM, BGE, E5", bert::load),
     row("bloom", "BLOOM", gpt::load_bloom),
     row("chatglm", "ChatGLM 3, GLM 4", glm::load),
@@ -138,6 +140,7 @@ pub const TABLE: &[Row] = &[
     row("jina-bert-v2", "Jina embeddings 2", bert::jina2),
     row("jina-bert-v3", "Jina embeddings 3", bert::rotary),
     row("k2-horizon", "K2 Horizon", k2_horizon::load),
+    row("kimi-k3", "Kimi K3", kimi_k3::load),
     row("kimi-linear", "Kimi Linear", kimi::load),
     row("laguna", "Laguna", expert_windows::laguna),
     row("lfm2", "LFM 2", lfm2::load),

@@ -242,7 +242,12 @@ pub enum KimiDecay {
     /// a softplus(f + bias), a below 0.
     Softplus,
     /// bound sigmoid(a (f + bias)), a above 0.
-    Bounded(f32),
+    Bounded {
+        /// The least that comes of it, below 0.
+        bound: f32,
+        /// Whether the file holds -a.
+        negated: bool,
+    },
 }
 
 /// How Kimi's delta net is read.
@@ -282,14 +287,15 @@ impl KimiDelta {
         };
         let parts = [part("q")?, part("k")?, part("v")?];
         // Through a narrow middle, where the file has a second matrix.
-        let mut pair = |name: &str| -> Result<Vec<Linear>, Error> {
+        let pair = |l: &mut Loader<'_>, name: &str| -> Result<Vec<Linear>, Error> {
             let (first, second) = (format!("ssm_{name}_a"), format!("ssm_{name}_b"));
             if !l.has(&format!("{second}.weight")) {
                 return Ok(vec![l.unscaled(&first, &[hidden, width])?]);
             }
             Ok(vec![l.unscaled(&first, &[hidden, size])?, l.unscaled(&second, &[size, width])?])
         };
-        let (decays, gates) = (pair("f")?, pair("g")?);
+        let decays = pair(l, "f")?;
+        let gates = if l.has("ssm_g.weight") { vec![l.unscaled("ssm_g", &[hidden, width])?] } else { pair(l, "g")? };
         let (a, bias) = (l.vector("ssm_a", &[heads])?, l.vector("ssm_dt.bias", &[width])?);
         let core = Core {
             size,
@@ -298,7 +304,12 @@ impl KimiDelta {
             least: eps,
             decay: match decay {
                 KimiDecay::Softplus => Gate::Softplus { a, bias },
-                KimiDecay::Bounded(bound) => Gate::Bounded { a, bias, bound },
+                KimiDecay::Bounded { bound, negated: false } => Gate::Bounded { a, bias, bound },
+                KimiDecay::Bounded { bound, negated: true } => {
+                    let values: Vec<f32> = l.values("ssm_a")?.unwrap_or_default().iter().map(|a| -a).collect();
+                    let a = l.constant(&l.full("ssm_a.negated"), &values, [heads, 1, 1, 1]);
+                    Gate::Bounded { a, bias, bound }
+                }
             },
             state: l.state(&format!("{layer}.delta.state"), &[size, size, heads]),
             norm: Norm::Rms { weight: Some(l.vector("ssm_norm.weight", &[size])?), eps },

@@ -11,7 +11,7 @@ use kiln_kernels::{get_rows, soft_max};
 use super::mlp::{Activation, Mlp, MlpSpec};
 use crate::Error;
 use crate::model::Loader;
-use crate::plan::{Builder, Linear};
+use crate::plan::{Builder, Linear, Norm};
 
 /// The least sum that weights are divided by: 2^-14.
 const LEAST_SUM: f32 = 6.103_515_6e-5;
@@ -51,6 +51,9 @@ pub struct MoeSpec {
     pub weighs_input: bool,
     /// Experts live in a space of this width, between `ffn_latent_down` and `ffn_latent_up`.
     pub latent: Option<usize>,
+    /// The same space is entered by `ffn_routed_down` and left by `ffn_routed_up`; what leaves is normed by `ffn_routed_norm` with this
+    /// added, where the file has such a norm.
+    pub routed: Option<f32>,
     /// A second choice among smaller experts, which read the result of the first.
     pub chunks: Option<Chunks>,
 }
@@ -86,6 +89,7 @@ impl MoeSpec {
             factor: 1.0,
             weighs_input: false,
             latent: None,
+            routed: None,
             chunks: None,
         }
     }
@@ -146,6 +150,8 @@ pub struct Moe {
     matrices: Matrices,
     /// Into and out of the space that experts live in.
     latent: Option<[Linear; 2]>,
+    /// Norm of what leaves that space.
+    latent_norm: Option<Norm>,
     shared: Option<Mlp>,
     /// How much of the shared experts' result counts.
     shared_gate: Option<Linear>,
@@ -202,10 +208,20 @@ impl Moe {
             choice_bias: l.vector_opt(bias, &[experts])?,
             groups: spec.groups(l)?,
             matrices: Matrices::load(l, "exps", [space, width, experts], spec)?,
-            latent: match spec.latent {
-                Some(space) => {
+            latent: match (spec.latent, spec.routed) {
+                (Some(space), None) => {
                     Some([l.linear("ffn_latent_down", &[hidden, space])?, l.linear("ffn_latent_up", &[space, hidden])?])
                 }
+                (Some(space), Some(_)) => Some([
+                    l.unscaled("ffn_routed_down", &[hidden, space])?,
+                    l.unscaled("ffn_routed_up", &[space, hidden])?,
+                ]),
+                (None, _) => None,
+            },
+            latent_norm: match spec.routed {
+                Some(eps) => l
+                    .vector_opt("ffn_routed_norm.weight", &[space])?
+                    .map(|weight| Norm::Rms { weight: Some(weight), eps }),
                 None => None,
             },
             shared: shared.transpose()?,
@@ -223,6 +239,9 @@ impl Moe {
             None => x,
         };
         let mut sum = self.matrices.build(b, "", inner, chosen, &self.spec);
+        if let Some(norm) = &self.latent_norm {
+            sum = b.norm("latent_norm", sum, norm);
+        }
         if let Some([_, up]) = &self.latent {
             sum = b.linear("latent_up", sum, up);
         }
@@ -273,7 +292,7 @@ fn choice(b: &mut Builder, logits: Tensor, used: usize) -> topk_moe::Call {
 }
 
 /// The weighted sum over the experts of a token: `y [width, used, rows]`, `weights [used, rows]`.
-fn weighed_sum(b: &mut Builder, name: &str, y: Tensor, weights: Option<Tensor>) -> Tensor {
+pub(super) fn weighed_sum(b: &mut Builder, name: &str, y: Tensor, weights: Option<Tensor>) -> Tensor {
     let [width, used, rows, _] = y.shape;
     let weighed = match weights {
         Some(weights) => b.multiply(&format!("{name}weighed"), y, weights.reshape([1, used, rows, 1])),

@@ -1,10 +1,13 @@
 //! Several residual streams in the place of one: each half of a layer reads a weighted sum of them, and what it gives is added to
-//! each with a weight. The weights depend on the streams.
+//! each with a weight. The weights depend on the streams. Or one stream, of which earlier states are kept: each half reads a weighted sum of
+//! those and of what the stream is now.
 
 use kiln_gguf::TensorType;
+use kiln_kernels::soft_max;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
 
+use super::moe::weighed_sum;
 use crate::Error;
 use crate::model::Loader;
 use crate::plan::{Builder, Linear, Norm};
@@ -91,5 +94,35 @@ impl Streams {
         let after = b.affine("streams.after", weights.narrow(0, count, count), magnitude, eps);
         let spread = b.multiply("streams.spread", self.spec.same(y), after.permute([2, 0, 1, 3]));
         b.add("streams.residual", x, spread)
+    }
+}
+
+/// States of the stream that were kept.
+#[derive(Default)]
+pub struct Bank(Vec<Tensor>);
+
+impl Bank {
+    /// Keeps the stream as it is.
+    pub fn keep(&mut self, x: Tensor) {
+        self.0.push(x);
+    }
+
+    /// What is kept and the stream `x [hidden, rows]`, weighed by a softmax of each one's product with a vector, after a norm with that vector as
+    /// its weight. The stream alone where nothing is kept.
+    pub fn read(&self, b: &mut Builder, x: Tensor, score: (Tensor, f32)) -> Tensor {
+        if self.0.is_empty() {
+            return x;
+        }
+        let ([hidden, rows, ..], count) = (x.shape, self.0.len() + 1);
+        let all = b.fresh("kept", TensorType::F32, [hidden, count, rows, 1]);
+        for (i, stream) in self.0.iter().chain([&x]).enumerate() {
+            b.copy("kept", stream.permute([0, 2, 1, 3]), all.narrow(1, i, 1));
+        }
+        let normed = b.norm("kept.norm", all, &Norm::Rms { weight: Some(score.0), eps: score.1 });
+        let scores = b.sum("kept.scores", normed).reshape([count, rows, 1, 1]);
+        let weights = b.like("kept.weights", scores);
+        let call = soft_max::Call { x: scores, mask: None, sinks: None, y: weights, scale: 1.0, max_bias: 0.0 };
+        b.step("kept.weights", call);
+        weighed_sum(b, "kept.", all, Some(weights))
     }
 }

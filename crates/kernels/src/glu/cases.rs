@@ -6,7 +6,7 @@ use super::{Call, Gate};
 use crate::case::{Case, Level};
 use crate::elementwise::tolerance;
 
-const GATES: [Gate; 8] = [
+const GATES: [Gate; 9] = [
     Gate::Swiglu,
     Gate::Geglu,
     Gate::GegluErf,
@@ -15,6 +15,7 @@ const GATES: [Gate; 8] = [
     Gate::SwigluOai { alpha: 1.702, limit: 7.0 },
     Gate::SwigluLimited { limit: 3.0 },
     Gate::SwigluBounded { limit: 3.0 },
+    Gate::Situ { beta: 4.0, linear: 2.5 },
 ];
 
 /// Two tensors.
@@ -61,6 +62,12 @@ pub fn cases(level: Level) -> Vec<Case> {
         let up = data.input_with(F32, [256, 1, 1, 1], |random, _| random.uniform(-20.0, 20.0));
         let dst = data.output(F32, [256, 1, 1, 1]);
         (Call { kind: Gate::SwigluOai { alpha: 1.5, limit: 3.25 }, gate, up, dst }.into(), tolerance(F32))
+    }));
+    cases.push(Case::new("glu situ without a bound of up", |data| {
+        let gate = data.input_with(F32, [64, 3, 1, 1], |random, _| random.uniform(-300.0, 300.0));
+        let up = data.input_with(F32, [64, 3, 1, 1], |random, _| random.uniform(-20.0, 20.0));
+        let dst = data.output(F32, [64, 3, 1, 1]);
+        (Call { kind: Gate::Situ { beta: 0.5, linear: 0.0 }, gate, up, dst }.into(), tolerance(F32))
     }));
     cases.push(Case::new("glu swiglu of gates up to 1e4", |data| {
         let gate = data.input_with(F32, [64, 3, 1, 1], |random, _| random.uniform(-1e4, 1e4));

@@ -53,7 +53,8 @@ pub(crate) fn gate_row(kind: Gate, gate: &mut [f32], up: &[f32]) {
             }))
         }
         Gate::Reglu => gate.iter_mut().zip(up).for_each(|(g, u)| *g = g.max(0.0) * u),
-        Gate::GegluErf => gate.iter_mut().zip(up).for_each(|(g, u)| {
+        // No kernel of the CPU has a tangent; the model that has this gate is far too large for that to matter.
+        Gate::GegluErf | Gate::Situ { .. } => gate.iter_mut().zip(up).for_each(|(g, u)| {
             *g = gated(kind, f64::from(*g), f64::from(*u)) as f32;
         }),
     }

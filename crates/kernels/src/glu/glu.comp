@@ -17,6 +17,13 @@ float swiglu_limited(float gate, float up) { return min(silu(gate), p.limit) * c
 
 float swiglu_bounded(float gate, float up) { return silu(min(gate, p.limit)) * clamp(up, -p.limit, p.limit); }
 
+// beta and linear stand in alpha and limit.
+float bounded(float x, float most) { return most * tanh_of(x / most); }
+
+float situ(float gate, float up) {
+    return bounded(gate, p.alpha) * sigmoid(gate) * (p.limit > 0.0 ? bounded(up, p.limit) : up);
+}
+
 VALUE compute(uint unit, out uint dst_at) {
 #if DENSE
     uint gate_at = unit * VEC, up_at = unit * VEC;

@@ -15,7 +15,7 @@ use crate::unary::Function;
 const NAME: &str = "glu";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "dst = f(gate) * up: swiglu, geglu (three forms), reglu, swiglu with limits (three forms)";
+pub const SUMMARY: &str = "dst = f(gate) * up: swiglu, geglu (three forms), reglu, swiglu with limits (three forms), situ";
 
 /// The kind of gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +47,13 @@ pub enum Gate {
         /// Bound of gate and up.
         limit: f32,
     },
+    /// beta tanh(gate / beta) sigmoid(gate) * linear tanh(up / linear), or * up where linear is 0
+    Situ {
+        /// What the gate stays below.
+        beta: f32,
+        /// What up stays below; 0 for no bound.
+        linear: f32,
+    },
 }
 
 impl Gate {
@@ -61,6 +68,7 @@ impl Gate {
             Gate::SwigluOai { .. } => "swiglu_oai",
             Gate::SwigluLimited { .. } => "swiglu_limited",
             Gate::SwigluBounded { .. } => "swiglu_bounded",
+            Gate::Situ { .. } => "situ",
         }
     }
 
@@ -72,8 +80,13 @@ impl Gate {
             Gate::GegluErf => Some(Function::GeluErf),
             Gate::GegluQuick => Some(Function::GeluQuick),
             Gate::Reglu => Some(Function::Relu),
-            Gate::SwigluOai { .. } | Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. } => None,
+            Gate::SwigluOai { .. } | Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. } | Gate::Situ { .. } => None,
         }
+    }
+
+    /// Whether a product may take it in: kernels of products know no bounds but those of SwiGLU in its first form.
+    pub(crate) fn joins_products(self) -> bool {
+        self.function().is_some() || matches!(self, Gate::SwigluOai { .. })
     }
 }
 
@@ -150,6 +163,7 @@ impl Operation for Call {
         let (alpha, limit) = match self.kind {
             Gate::SwigluOai { alpha, limit } => (alpha, limit),
             Gate::SwigluLimited { limit } | Gate::SwigluBounded { limit } => (0.0, limit),
+            Gate::Situ { beta, linear } => (beta, linear),
             _ => (0.0, 0.0),
         };
         Params {

@@ -20,6 +20,11 @@ pub(crate) fn gated(kind: Gate, gate: f64, up: f64) -> f64 {
             let gate = gate.min(limit);
             gate * sigmoid(gate) * up.clamp(-limit, limit)
         }
+        (Gate::Situ { beta, linear }, _) => {
+            let bounded = |x: f64, most: f64| most * (x / most).tanh();
+            let up = if linear > 0.0 { bounded(up, f64::from(linear)) } else { up };
+            bounded(gate, f64::from(beta)) * sigmoid(gate) * up
+        }
         (_, Some(function)) => function.of(gate) * up,
         (_, None) => unreachable!("every other gate has an activation"),
     }

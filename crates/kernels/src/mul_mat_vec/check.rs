@@ -3,7 +3,6 @@
 use kiln_gguf::TensorType;
 
 use super::{Call, Experts, Factor, Gated, NAME, Sibling};
-use crate::glu::Gate;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Invalid, require};
 use crate::tensor::Tensor;
@@ -30,8 +29,7 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
     let one = call.function.is_none() || (call.gate.is_none() && call.others.is_empty());
     require(one, NAME, || "a function goes with neither a gate nor more matrices".into())?;
     if let Some(Gated { kind, up, bias }) = call.gate {
-        let known = !matches!(kind, Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. });
-        require(known, NAME, || format!("a gate of {} is a step of its own", kind.name()))?;
+        require(kind.joins_products(), NAME, || format!("a gate of {} is a step of its own", kind.name()))?;
         let same = up.ty == a.ty && up.shape == a.shape && up.stride == a.stride;
         require(same, NAME, || format!("up is {up}, want the type, extents and strides of {a}"))?;
         if let Some(bias) = bias {

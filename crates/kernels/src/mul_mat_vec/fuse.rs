@@ -112,8 +112,7 @@ pub(crate) fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
         && gate.alike == up.alike
         && gate.experts == up.experts
         && [gate, up].iter().all(|call| call.epilogue.scale == 1.0 && call.ends_with_bias());
-    let limited = matches!(glu.kind, glu::Gate::SwigluLimited { .. } | glu::Gate::SwigluBounded { .. });
-    let fits = same && !limited && glu.gate == gate.product.d && glu.up == up.product.d;
+    let fits = same && glu.kind.joins_products() && glu.gate == gate.product.d && glu.up == up.product.d;
     let product = Product { d: glu.dst, ..gate.product };
     let second = Gated { kind: glu.kind, up: up.product.a, bias: up.epilogue.bias };
     fits.then(|| Call { product, gate: Some(second), ..gate.clone() })
