@@ -15,7 +15,8 @@ pub(super) fn run(plan: &mut Plan, target: &Target) {
         }
         let b = &call.product.b;
         let columns = if call.experts.is_some() { b.shape[2] } else { b.shape[1] };
-        if target.is_few(&call.product, columns, call.experts.is_some()) {
+        let used = call.experts.map(|experts| experts.ids.shape[0]);
+        if target.is_few(&call.product, columns, used) {
             continue;
         }
         if let Some(many) = mul_mm::Call::of_neutral(call).map(Call::from).filter(|many| target.runs(many)) {

@@ -59,7 +59,6 @@ impl Call {
 
     pub(super) fn check_before(&self) -> Result<(), Invalid> {
         let (b, Some(before)) = (self.product.b, self.before) else { return Ok(()) };
-        require(self.ids.is_none(), NAME, || "columns of experts are not made on the way".into())?;
         if let Before::Gate { kind, up } = before {
             let floats = matches!(up.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
             let fits = floats && up.shape == b.shape && up.has_dense_rows();

@@ -458,7 +458,36 @@ fn expert_cases() -> Vec<Case> {
         let call = Call { epilogue, ids: Some(ids.narrow(0, 0, used)), ..Call::plain(Product { a, b, d }) };
         (with_scratch(data, call).into(), TOLERANCE)
     }));
+    cases.extend(expert_siblings());
     cases
+}
+
+/// Gate and up of the same columns, and down of gated ones.
+fn expert_siblings() -> Vec<Case> {
+    let (k, n_experts, used, tokens) = (64, 5, 2, 21);
+    let chosen = move |data: &mut Data| data.input_with(I32, [used, tokens, 1, 1], move |random, _| random.below(n_experts) as f64);
+    let siblings = move |name: &str, types: [TensorType; 2]| {
+        Case::new(format!("mul_mm {name}"), move |data| {
+            let b = data.input(F32, [k, 1, tokens, 1]);
+            let mut matrix = |ty: TensorType, m: usize| {
+                let (a, d) = (weights(data, ty, [k, m, n_experts, 1]), data.output(F32, [m, used, tokens, 1]));
+                Sibling { a, d, bias: Some(data.input(F32, [m, n_experts, 1, 1])) }
+            };
+            let (Sibling { a, d, bias }, other) = (matrix(types[0], 19), matrix(types[1], 34));
+            let epilogue = Epilogue { scale: 0.5, bias, residual: None };
+            let ids = Some(chosen(data));
+            let call = Call { others: vec![other], epilogue, ids, ..Call::plain(Product { a, b, d }) };
+            (with_scratch(data, call).into(), TOLERANCE)
+        })
+    };
+    let gated = Case::new("mul_mm experts x gated columns", move |data| {
+        let (a, b) = (data.input(Q8_0, [k, 19, n_experts, 1]), data.input(F32, [k, used, tokens, 1]));
+        let d = data.output(F32, [19, used, tokens, 1]);
+        let before = Some(Before::Gate { kind: Gate::Swiglu, up: data.input(F32, [k, used, tokens, 1]) });
+        let call = Call { before, ids: Some(chosen(data)), ..Call::plain(Product { a, b, d }) };
+        (with_scratch(data, call).into(), TOLERANCE)
+    });
+    vec![siblings("siblings of experts", [Q4_0, Q4_0]), siblings("siblings of experts in two formats", [Q8_0, F16]), gated]
 }
 
 /// Experts with columns of integers, gathered pair by pair.

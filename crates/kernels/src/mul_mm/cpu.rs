@@ -9,6 +9,9 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
     if let Some(Before::Gate { .. }) = call.before {
         return call.with_made(memory, |made, memory| made.operation().cpu(memory), compute);
     }
+    if call.ids.is_some() && !call.others.is_empty() {
+        return call.alone().iter().for_each(|alone| compute(alone, memory));
+    }
     let norm = call.before.and_then(Before::norm);
     let experts = call.ids.map(|ids| Experts { ids, weights: None, summed: false });
     let plain = mul_mat_vec::Call::plain(call.product);

@@ -52,7 +52,7 @@ impl Call {
 
     /// This product of columns that `previous` makes.
     pub(crate) fn before(&self, previous: &crate::Call) -> Option<Call> {
-        if self.before.is_some() || self.ids.is_some() {
+        if self.before.is_some() {
             return None;
         }
         let with = |b: Tensor, before: Before| {
@@ -71,10 +71,12 @@ impl Call {
 
     /// This product and another one of the same columns.
     pub(crate) fn beside(&self, other: &Call) -> Option<Call> {
-        let plain = |call: &Call| call.ids.is_none() && call.epilogue.residual.is_none();
+        let plain = |call: &Call| call.epilogue.residual.is_none();
         // Matrix units do not take F32, and a call has one path: a small router would draw large matrices onto the scalar one.
         let is_f32 = |call: &Call| call.product.a.ty == TensorType::F32;
         let same = self.product.b == other.product.b
+            && self.ids == other.ids
+            && (self.ids.is_none() || self.product.a.shape[2] == other.product.a.shape[2])
             && self.before == other.before
             && self.epilogue.scale == other.epilogue.scale
             && self.exact == other.exact

@@ -5,6 +5,10 @@
 // A workgroup computes ROW_TILES x COLUMN_TILES matrices; its SHARE subgroups share the chunks of k, each one takes every SHARE-th,
 // with AHEAD more units of weights on their way than it works on. Their sums are added in order, through shared memory, at the end.
 #version 450
+#if !EXPERTS
+// The first weights are fetched before the kernel waits for what makes the columns.
+#define HANDOVER_LATE 1
+#endif
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -165,7 +169,6 @@ uint element(uint u) {
 void main() {
     A_INIT();
     if (!find_tile()) return;
-    prepare_finish();
     lane = gl_SubgroupInvocationID;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++)
         STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) rows[i][h] = row_of_a(first_m + i * MM + row_of(lane, h));
@@ -177,6 +180,10 @@ void main() {
 
     Words words[AHEAD + 1][ROW_TILES][QUADS_OF_LANE];
     [[unroll]] for (uint u = 0; u < AHEAD; u++) { FETCH(words[u], u) }
+#if !EXPERTS
+    await_inputs();
+#endif
+    prepare_finish();
     for (uint u = 0; u < units; u++) {
         FETCH(words[AHEAD], u + AHEAD)
         uvec2 columns[COLUMN_TILES];

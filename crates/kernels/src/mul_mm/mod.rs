@@ -42,10 +42,10 @@ pub struct Call {
     pub product: Product,
     /// What follows it. With `ids` the bias is `[M, experts]`.
     pub epilogue: Epilogue,
-    /// What makes the columns on their way to the product; wants scratch memory and no `ids`.
+    /// What makes the columns on their way to the product; wants scratch memory.
     pub before: Option<Before>,
-    /// More matrices for the same columns, which are prepared once; not with batches, a residual or `ids`. The epilogue's
-    /// scale is theirs too. They do not wait for each other.
+    /// More matrices for the same columns, which are prepared once; not with batches or a residual. The epilogue's
+    /// scale is theirs too. With `ids` they have as many experts. They do not wait for each other.
     pub others: Vec<Sibling>,
     /// I32 `[used, tokens]`, dense rows: the expert of each column; d\[:, slot, token\] = a\[ids\[slot, token\]\] * b.
     pub ids: Option<Tensor>,
@@ -116,13 +116,19 @@ impl Call {
     }
 
     fn check_others(&self) -> Result<(), Invalid> {
-        let b = self.product.b;
-        let fits = self.ids.is_none() && self.epilogue.residual.is_none() && b.shape[2..] == [1, 1];
-        require(fits, NAME, || format!("more matrices want no experts, residual or batches; b is {b}"))?;
-        for Call { product, epilogue, .. } in &self.alone()[1..] {
-            let d = product.d;
+        let Product { a, b, .. } = self.product;
+        let fits = self.epilogue.residual.is_none() && (self.ids.is_some() || b.shape[2..] == [1, 1]);
+        require(fits, NAME, || format!("more matrices want no residual or batches; b is {b}"))?;
+        for other in &self.alone()[1..] {
+            let d = other.product.d;
             require(matches!(d.ty, TensorType::F32 | TensorType::F16), NAME, || format!("d is {d}, not F32 or F16"))?;
-            product.check(NAME, epilogue)?;
+            if let Some(ids) = &self.ids {
+                let (one, all) = (other.product.a.shape[2], a.shape[2]);
+                require(one == all, NAME, || format!("a matrix of {one} experts beside one of {all}"))?;
+                other.check_experts(ids)?;
+            } else {
+                other.product.check(NAME, &other.epilogue)?;
+            }
         }
         Ok(())
     }
@@ -317,6 +323,12 @@ impl Operation for Call {
         self.scratch.into_iter().collect()
     }
 
+    fn early(&self) -> Vec<Tensor> {
+        // Which expert's weights come first is known by the ids, which others write.
+        let known = self.ids.is_none();
+        self.products().iter().map(|product| product.a).filter(|_| known).collect()
+    }
+
     fn check(&self) -> Result<(), Invalid> {
         let Product { b, d, .. } = &self.product;
         let floats = matches!(b.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
@@ -422,11 +434,14 @@ impl Operation for Call {
                 self.products().iter().map(Product::work).reduce(both).unwrap_or_default()
             }
             Some(_) => {
-                let Product { a, b, d } = &self.product;
                 let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
-                // Experts that nobody chose are not read.
-                let read = bytes(a) * (d.rows() as f64 / a.shape[2] as f64).min(1.0);
-                Work { bytes: read + bytes(b) + bytes(d), flops: 2.0 * a.shape[0] as f64 * d.len() as f64 }
+                let mut work = Work { bytes: bytes(&self.product.b), flops: 0.0 };
+                for Product { a, d, .. } in self.products() {
+                    // Experts that nobody chose are not read.
+                    work.bytes += bytes(&a) * (d.rows() as f64 / a.shape[2] as f64).min(1.0) + bytes(&d);
+                    work.flops += 2.0 * a.shape[0] as f64 * d.len() as f64;
+                }
+                work
             }
         }
     }

@@ -9,11 +9,12 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     if call.before.is_some() {
         return call.with_made(memory, |made, memory| made.operation().reference(memory), reference);
     }
-    let Call { product, epilogue, ids, .. } = call;
-    let Some(ids) = ids else {
-        // The results of siblings are results of the same columns, one matrix after the other.
-        return call.alone().iter().for_each(|alone| alone.product.reference(&alone.epilogue, memory));
-    };
+    // The results of siblings are results of the same columns, one matrix after the other.
+    call.alone().iter().for_each(|alone| one_matrix(alone, memory));
+}
+
+fn one_matrix(Call { product, epilogue, ids, .. }: &Call, memory: &mut HostMemory) {
+    let Some(ids) = ids else { return product.reference(epilogue, memory) };
     let Product { a, b, d } = *product;
     let [used, tokens, ..] = ids.shape;
     let chosen = memory.read(ids);
