@@ -8,12 +8,12 @@ use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, 
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{dequantise, hand_over};
+use kiln_kernels::{Call, dequantise, hand_over};
 
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Keep, Packing, Target, Weights};
-use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
+use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
 use crate::weights;
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
@@ -347,7 +347,10 @@ impl GpuExecutor {
     /// Lets the steps of a plan that goes on by itself wait for each other, where they can.
     fn hand_over(&mut self, plan: &Plan, choices: &mut Vec<Choice>) -> Result<Option<Counters>, Error> {
         let goes_on = plan.slots.iter().any(|slot| slot.kind == SlotKind::Log);
-        if !goes_on || !self.hands_over()? {
+        // Products of experts have a workgroup for every tile that there could be, and most leave at once. Where they wait by themselves,
+        // each keeps its place on a core until it has waited: 16 texts of a mixture were written more slowly by 12 %.
+        let lists = |step: &Step| matches!(&step.call, Call::MulMm(product) if product.ids.is_some());
+        if !goes_on || plan.steps.iter().any(lists) || !self.hands_over()? {
             return Ok(None);
         }
         let nowhere = |_: &Tensor| Address::default();
