@@ -12,11 +12,17 @@ use crate::Error;
 struct Written(Vec<(usize, usize)>);
 
 impl Written {
-    fn add(&mut self, start: usize, end: usize) {
-        let first = self.0.partition_point(|r| r.1 < start);
-        let last = self.0.partition_point(|r| r.0 <= end);
-        let joined = self.0[first..last].iter().fold((start, end), |(s, e), r| (s.min(r.0), e.max(r.1)));
-        self.0.splice(first..last, [joined]);
+    /// Strided tensors have a range for each of many rows: they are sorted in at once, as each by itself would move all behind it.
+    fn add(&mut self, ranges: Vec<(usize, usize)>) {
+        self.0.extend(ranges);
+        self.0.sort_unstable();
+        self.0.dedup_by(|next, last| {
+            let joins = next.0 <= last.1;
+            if joins {
+                last.1 = last.1.max(next.1);
+            }
+            joins
+        });
     }
 
     fn covers(&self, start: usize, end: usize) -> bool {
@@ -91,13 +97,14 @@ impl Plan {
                     continue;
                 }
                 let in_place = reads.contains(tensor);
-                for (start, end) in ranges(tensor) {
-                    let before = &mut written[tensor.slot.0 as usize];
-                    if !in_place && before.touches(start, end) {
-                        return Err(fault(format!("overwrites {}, the result of another step", slot.name)));
-                    }
-                    before.add(start, end);
+                let mut rows = ranges(tensor);
+                rows.sort_unstable();
+                let before = &mut written[tensor.slot.0 as usize];
+                let twice = rows.windows(2).any(|pair| pair[1].0 < pair[0].1);
+                if !in_place && (twice || rows.iter().any(|&(start, end)| before.touches(start, end))) {
+                    return Err(fault(format!("overwrites {}, the result of another step", slot.name)));
                 }
+                before.add(rows);
             }
         }
         Ok(())
