@@ -9,9 +9,9 @@ use fearless_simd::{Simd, dispatch};
 use kiln_gguf::TensorType;
 use rayon::prelude::*;
 
-use super::cpu_codes::coder;
+use super::cpu_codes::{Coder, coder};
 use super::cpu_ints::{Ints, Panels};
-use super::cpu_rows::{Rows, decode};
+use super::cpu_rows::{Rows, decode, is_float_for_few};
 use super::{Call, Sibling};
 use crate::glu;
 use crate::host::{HostMemory, Spare};
@@ -61,10 +61,11 @@ impl<'a> Group<'a> {
 
     /// Brings columns of `k` elements into the form that each of the types needs.
     fn prepare(&mut self, types: &[TensorType], k: usize, spare: &mut Spare) {
-        if self.many && types.iter().any(|ty| coder(*ty).is_none()) {
+        let coder = |ty: &TensorType| coder_of(*ty, self.many);
+        if self.many && types.iter().any(|ty| coder(ty).is_none()) {
             self.packed = dispatch!(level(), simd => packed(simd, k, &self.columns));
         }
-        if types.iter().any(|ty| coder(*ty).is_some()) {
+        if types.iter().any(|ty| coder(ty).is_some()) {
             self.rounded = match self.many {
                 true => Rounded::Many(Panels::new(k, &self.columns, spare)),
                 false => Rounded::Few(Ints::for_dots(k, &self.columns)),
@@ -78,6 +79,11 @@ impl<'a> Group<'a> {
             panels.end(spare);
         }
     }
+}
+
+/// What makes codes of a type's blocks for many columns or for a few; `None` where rows become floats.
+fn coder_of(ty: TensorType, many: bool) -> Option<Coder> {
+    coder(ty).filter(|_| many || !is_float_for_few(ty))
 }
 
 /// One matrix times one group, before anything follows: blocks of some rows of the matrix, each with the results of one
@@ -280,7 +286,7 @@ fn block(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32]) {
 
 /// Rows of `k` elements times the columns of a group: the results of a row lie side by side, `stride` from row to row.
 fn multiply_rows(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32], stride: usize) {
-    let unfit = match (coder(rows.ty), &group.rounded) {
+    let unfit = match (coder_of(rows.ty, group.many), &group.rounded) {
         (Some(coder), Rounded::Few(ints)) => {
             ints.dots(coder, rows, out);
             ints.unfit()

@@ -1,11 +1,12 @@
 //! Rows of weights on the CPU as floats. Plain types become floats in vector registers, thirty-two at a time: to be
-//! multiplied with a few columns at once, or to be stored for many. Block formats come here where a column cannot be rounded;
-//! they are made floats by the host first. Their usual way is in `cpu_codes.rs`.
+//! multiplied with a few columns at once, or to be stored for many. Two block formats of large codes do so, too, where columns
+//! are few. The other ones come here where a column cannot be rounded; they are made floats by the host first. Their usual way
+//! is in `cpu_codes.rs`.
 
 use std::array::from_fn;
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Simd, dispatch, f32x16, u8x16, u8x32, u8x64, u16x16, u32x16};
+use fearless_simd::{Simd, dispatch, f32x16, i8x16, i32x16, u8x16, u8x32, u8x64, u16x16, u32x16};
 use kiln_gguf::{TensorType, quant};
 
 use crate::simd::{finite_half, level, load};
@@ -21,6 +22,12 @@ pub(super) struct Rows<'a> {
     pub stride: usize,
     /// Bytes of a row.
     pub row_bytes: usize,
+}
+
+/// Whether a few columns meet rows of this type as floats: turning codes into floats then costs less than splitting the column into
+/// bytes for them. A token of SmolLM2 on two cores of an EPYC: Q8_0 137 against 97 tokens/s, Q6_K 132 against 101.
+pub(super) fn is_float_for_few(ty: TensorType) -> bool {
+    matches!(ty, TensorType::Q8_0 | TensorType::Q6_K)
 }
 
 /// Calls a generic function with the format of a type, or else does what is last.
@@ -54,7 +61,7 @@ impl<'a> Rows<'a> {
     pub(super) fn dots(self, k: usize, columns: &[f32], out: &mut [f32]) {
         with_format!(
             self.ty,
-            [F32 F32, F16 F16, BF16 BF16],
+            [F32 F32, F16 F16, BF16 BF16, Q8_0 Q8_0, Q6_K Q6K],
             dots_of(self, k, columns, out),
             else {
                 let mut row = vec![0.0; k];
@@ -248,4 +255,54 @@ format!(F16, 32 in 64, |simd, block, each| {
 
 format!(BF16, 32 in 64, |simd, block, each| {
     each(0, (words(simd, block, 0) << 16).bitcast(), (words(simd, block, 32) << 16).bitcast());
+});
+
+#[inline(always)]
+fn signed<S: Simd>(codes: u8x16<S>) -> f32x16<S> {
+    let codes: i8x16<S> = codes.bitcast();
+    let (a, b) = codes.widen();
+    let ((a, b), (c, d)) = (a.widen(), b.widen());
+    let codes: i32x16<S> = a.combine(b).combine(c.combine(d));
+    codes.to_float()
+}
+
+#[inline(always)]
+fn wide<S: Simd>(codes: u8x16<S>) -> u32x16<S> {
+    let (a, b) = codes.widen();
+    let ((a, b), (c, d)) = (a.widen(), b.widen());
+    a.combine(b).combine(c.combine(d))
+}
+
+/// codes * scale + offset
+#[inline(always)]
+fn affine_of<S: Simd>(simd: S, codes: u32x16<S>, scale: f32, offset: f32) -> f32x16<S> {
+    let codes: i32x16<S> = codes.bitcast();
+    let codes: f32x16<S> = codes.to_float();
+    codes.mul_add(f32x16::splat(simd, scale), f32x16::splat(simd, offset))
+}
+
+#[inline(always)]
+fn affine<S: Simd>(simd: S, codes: u8x16<S>, scale: f32, offset: f32) -> f32x16<S> {
+    affine_of(simd, wide(codes), scale, offset)
+}
+
+format!(Q8_0, 32 in 34, |simd, block, each| {
+    let d = f32x16::splat(simd, half_at(block, 0));
+    each(0, signed(sixteen(simd, block, 2)) * d, signed(sixteen(simd, block, 18)) * d);
+});
+
+format!(Q6K, 256 in 210, |simd, block, each| {
+    let d = half_at(block, 208);
+    // Thirty-two elements at a time: 128 n + 32 g.
+    for i in 0..8 {
+        let (n, g) = (i / 4, i % 4);
+        let mut pair = [f32x16::splat(simd, 0.0); 2];
+        for (half, values) in pair.iter_mut().enumerate() {
+            let lows = (sixteen(simd, block, 64 * n + 32 * (g % 2) + 16 * half) >> (4 * (g / 2) as u32)) & 15;
+            let highs = (sixteen(simd, block, 128 + 32 * n + 16 * half) >> (2 * g as u32)) & 3;
+            let scale = d * f32::from(block[192 + 2 * i + half] as i8);
+            *values = affine(simd, lows | highs << 4, scale, -32.0 * scale);
+        }
+        each(i, pair[0], pair[1]);
+    }
 });
