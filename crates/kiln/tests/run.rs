@@ -185,6 +185,7 @@ fn seeds_samplers_and_stops_do_what_they_say() {
         (&["--seed", "-2"], &["--seed"]),
         (&["--logit-bias", "7"], &["15043+1"]),
         (&["--grammar", "root ::= \"a\"", "--regex", "a"], &["--regex"]),
+        (&["--choice", "a", "--lark", "start: \"a\""], &["--lark"]),
     ] {
         fails(&run(flags), 2, words);
     }
@@ -196,6 +197,7 @@ fn seeds_samplers_and_stops_do_what_they_say() {
         (&["--json-schema", "{"], &["--json-schema"]),
         (&["--json-schema", r#"{"type": "nothing"}"#], &["schema"]),
         (&["--grammar", "root :="], &["grammar"]),
+        (&["--lark", "start"], &["grammar"]),
         (&["--grammar-file", "none.gbnf"], &["none.gbnf"]),
         (&["-c", "0"], &["0 tokens"]),
     ] {
@@ -212,6 +214,10 @@ fn rules_are_kept() {
     assert!(["yes\n", "no\n"].contains(&run(&["--grammar", "root ::= \"yes\" | \"no\""]).as_str()));
     std::fs::write(folder.path().join("rule.gbnf"), "root ::= \"yes\"").unwrap();
     assert_eq!(run(&["--grammar-file", "rule.gbnf"]), "yes\n");
+    assert!(["left\n", "right\n"].contains(&run(&["--choice", "left", "--choice", "right"]).as_str()));
+    assert_eq!(run(&["--lark", "start: \"yes\""]), "yes\n");
+    std::fs::write(folder.path().join("rule.lark"), "start: \"no\"").unwrap();
+    assert_eq!(run(&["--lark", "rule.lark"]), "no\n");
     let number = run(&["--regex", "[0-9]{3}"]);
     assert!(number.len() == 4 && number.trim_end().parse::<u32>().is_ok(), "{number}");
     let schema = r#"{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false}"#;

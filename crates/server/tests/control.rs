@@ -91,7 +91,7 @@ fn models_are_loaded_when_asked_for_and_make_room_for_each_other() {
     assert_eq!((missing.status, missing.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
     // Each metric is described once and told of both.
     let metrics = get(&server, "/metrics").body;
-    assert_eq!(metrics.matches("# HELP vllm:generation_tokens ").count(), 1, "{metrics}");
+    assert_eq!(metrics.matches("# HELP vllm:generation_tokens_total ").count(), 1, "{metrics}");
     for name in ["one", "two"] {
         let line = metrics.lines().find(|l| l.starts_with("vllm:generation_tokens_total{") && l.contains(name));
         assert!(line.is_some_and(|l| !l.ends_with(" 0")), "{metrics}");

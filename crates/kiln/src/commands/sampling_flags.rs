@@ -120,6 +120,12 @@ pub(crate) struct SamplingFlags {
     /// The whole text must match this regular expression
     #[arg(long, value_name = "REGEX", help_heading = "What is generated", group = "rule")]
     regex: Option<String>,
+    /// The text must be one of these; may be repeated
+    #[arg(long, value_name = "TEXT", help_heading = "What is generated", group = "rule")]
+    choice: Vec<String>,
+    /// The text must fit this grammar, in llguidance's Lark: the grammar itself, or the name of a file that holds it
+    #[arg(long, value_name = "LARK", help_heading = "What is generated", group = "rule")]
+    lark: Option<String>,
 }
 
 /// A seed; `None` for another one each time.
@@ -207,6 +213,11 @@ impl SamplingFlags {
             Rule::JsonSchema(serde_json::from_str(&text).context("--json-schema is no JSON")?)
         } else if let Some(regex) = &self.regex {
             Rule::Regex(regex.clone())
+        } else if let Some(lark) = &self.lark {
+            let is_file = std::path::Path::new(lark).exists();
+            Rule::Lark(if is_file { read(&PathBuf::from(lark))? } else { lark.clone() })
+        } else if !self.choice.is_empty() {
+            Rule::Choice(self.choice.clone())
         } else {
             return Ok(None);
         };
@@ -216,7 +227,8 @@ impl SamplingFlags {
 
     /// Whether the text must look like something.
     pub(crate) fn has_rule(&self) -> bool {
-        self.grammar.is_some() || self.grammar_file.is_some() || self.json_schema.is_some() || self.regex.is_some()
+        let one = [&self.grammar, &self.json_schema, &self.regex, &self.lark];
+        one.iter().any(|rule| rule.is_some()) || self.grammar_file.is_some() || !self.choice.is_empty()
     }
 
     /// A request for this prompt. `ends` are tokens that end a turn beside the model's own.
