@@ -10,7 +10,7 @@ use fearless_simd::prelude::*;
 use fearless_simd::{Avx512, f32x16, i8x64, i32x16, u8x64};
 
 use super::cpu_codes::{BLOCK, BytePiece, Coder};
-use super::cpu_nibbles::NibbleColumns;
+use super::cpu_nibbles::{Column, NibbleColumns};
 use super::cpu_rows::Rows;
 
 /// Elements that share a vector of scales.
@@ -35,22 +35,13 @@ pub(super) struct ByteColumns {
     nibbles: NibbleColumns,
 }
 
-/// What a row or a column has of some whole runs.
+/// What a row has of some whole runs.
 #[derive(Clone, Copy)]
 struct Weights<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
     offsets: &'a [f32],
     zero: f32,
-}
-
-#[derive(Clone, Copy)]
-struct Column<'a> {
-    highs: &'a [i8],
-    lows: &'a [i8],
-    scales: &'a [f32],
-    wholes: &'a [f32],
-    sums: &'a [f32],
 }
 
 impl ByteColumns {

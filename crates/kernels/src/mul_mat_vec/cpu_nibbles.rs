@@ -46,13 +46,14 @@ pub(super) struct NibbleColumns {
     sums: Vec<f32>,
 }
 
+/// What a column has of some whole runs.
 #[derive(Clone, Copy)]
-struct Column<'a> {
-    highs: &'a [i8],
-    lows: &'a [i8],
-    scales: &'a [f32],
-    wholes: &'a [f32],
-    sums: &'a [f32],
+pub(super) struct Column<'a> {
+    pub highs: &'a [i8],
+    pub lows: &'a [i8],
+    pub scales: &'a [f32],
+    pub wholes: &'a [f32],
+    pub sums: &'a [f32],
 }
 
 impl NibbleColumns {
