@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 NAME, URL, KEY = sys.argv[1:4]
 BASE, MODEL = f"{URL}/v1", "judged"
@@ -119,13 +120,21 @@ def llm():
             assert done.returncode == 0 and done.stdout.strip(), (done.stdout, done.stderr)
 
 
+def turns():
+    """The turns of an agent; says how long each took, so that a slow one can be told from one that hangs."""
+    for turn in range(TURNS):
+        began = time.monotonic()
+        yield turn
+        print(f"turn {turn}: {time.monotonic() - began:.1f} s", flush=True)
+
+
 def loop_openai():
     import openai
 
     client = openai.OpenAI(base_url=BASE, api_key=KEY)
     tools = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
     messages, cached = [{"role": "user", "content": "Find the driest city."}], []
-    for turn in range(TURNS):
+    for turn in turns():
         reply = client.chat.completions.create(model=MODEL, messages=messages, tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=80)
         message = reply.choices[0].message
         check_call(message.tool_calls[0].function.arguments)
@@ -142,7 +151,7 @@ def loop_responses():
     client = openai.OpenAI(base_url=BASE, api_key=KEY)
     tools = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}]
     items = [{"role": "user", "content": "Find the driest city."}]
-    for turn in range(TURNS):
+    for turn in turns():
         reply = client.responses.create(model=MODEL, input=items, tools=tools, tool_choice="required", parallel_tool_calls=False, max_output_tokens=80)
         call = next(item for item in reply.output if item.type == "function_call")
         check_call(call.arguments)
@@ -156,7 +165,7 @@ def loop_anthropic():
     client = anthropic.Anthropic(base_url=URL, api_key=KEY)
     tools = [{"name": "weather", "input_schema": PARAMETERS}]
     messages = [{"role": "user", "content": "Find the driest city."}]
-    for turn in range(TURNS):
+    for turn in turns():
         choice = {"type": "any", "disable_parallel_tool_use": True}
         reply = client.messages.create(model=MODEL, messages=messages, tools=tools, tool_choice=choice, max_tokens=80)
         call = next(block for block in reply.content if block.type == "tool_use")
@@ -166,10 +175,5 @@ def loop_anthropic():
         messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": f"{turn} mm"}]})
 
 
-def loops():
-    loop_openai()
-    loop_responses()
-    loop_anthropic()
-
-
-{"litellm": litellm, "langchain": langchain, "instructor": instructor, "pydantic_ai": pydantic_ai, "agents": agents, "llm": llm, "loops": loops}[NAME]()
+PARTS = [litellm, langchain, instructor, pydantic_ai, agents, llm, loop_openai, loop_responses, loop_anthropic]
+{part.__name__: part for part in PARTS}[NAME]()

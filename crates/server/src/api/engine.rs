@@ -37,7 +37,9 @@ fn memory(loaded: &Loaded) -> Value {
 
 /// What the engine is doing.
 pub(crate) async fn show(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let seen = blocking(&app, |app| {
+    // Connections and what they wait for: a server that nobody uses any more has few again.
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let seen = blocking(&app, move |app| {
         let loaded = app.loaded()?;
         let load = loaded.scheduler.load();
         let [prompt, cached, generated] = loaded.metrics.tokens();
@@ -49,7 +51,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>) -> Result<Response, Refusa
                 "free_pages": load.free_pages, "pages": load.pages,
             },
             "tokens": {"prompt": prompt, "cached": cached, "generated": generated},
-            "memory": memory(&loaded),
+            "memory": memory(&loaded), "tasks": tasks,
         }))
     });
     Ok(reply(&seen.await?))
