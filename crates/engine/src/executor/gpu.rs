@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kiln_gguf::{Gguf, TensorType, quant};
+use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, StepTime, Uploader, counter_bytes};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, dequantise, hand_over};
 
+use super::upload::{Pieces, group_bytes, upload};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Keep, Packing, Target, Weights};
@@ -22,8 +23,6 @@ const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 const MOST_TRIALS: usize = 16;
 /// What crosses over begins at multiples of this many bytes in host memory.
 const STAGE_ALIGNMENT: u64 = 256;
-/// Bytes of weights that are packed before they are uploaded, so that the device copies while the host packs.
-const PIECE_BYTES: usize = 16 << 20;
 
 /// What products of many columns add up in, where matrix units have both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -403,6 +402,48 @@ impl GpuExecutor {
         Ok(true)
     }
 
+    /// Takes memory for every slot and hands in what it is filled with.
+    fn load_slots<'g>(
+        &mut self,
+        fixed: &'g Fixed,
+        gguf: &'g Gguf,
+        pieces: &Pieces<'g>,
+        progress: Progress<'_>,
+    ) -> Result<(), Error> {
+        let total = fixed.here().map(|s| s.bytes as u64).sum();
+        let mut done = 0;
+        let mut uploader = Uploader::new(&self.device)?;
+        let weights = self.weights();
+        let mut nothing: Option<Buffer> = None;
+        for slot in &fixed.slots {
+            if slot.kind == SlotKind::Elsewhere {
+                let buffer = match &nothing {
+                    Some(buffer) => buffer.clone(),
+                    None => nothing.insert(self.device.allocate(MemoryKind::Device, 4)?).clone(),
+                };
+                self.fixed.push(buffer);
+                self.loaded.push((slot.ty, slot.shape));
+                continue;
+            }
+            let weight = if slot.kind == SlotKind::Weight { Some(gguf.tensor(&slot.name)?) } else { None };
+            let caps = &self.device.adapter.caps;
+            let packed = weight.and_then(|info| weights.packed_type(info.ty, info.shape[0], caps));
+            let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
+            let buffer = self.allocate(bytes as u64)?;
+            match (&slot.kind, weight) {
+                (_, Some(info)) => pieces.put(&buffer, packed, weights::data(gguf, info)?),
+                (SlotKind::Constant(bytes), _) => uploader.write(&buffer, 0, bytes)?,
+                // Rows of the cache past the length are never used, but NaN left in memory must not be there either.
+                _ => uploader.zero(&buffer)?,
+            }
+            self.fixed.push(buffer);
+            self.loaded.push((packed.unwrap_or(slot.ty), slot.shape));
+            done += slot.bytes as u64;
+            progress(done, total);
+        }
+        Ok(uploader.finish()?)
+    }
+
     fn record_again(&mut self, plan: PlanId) -> Result<(), Error> {
         let prepared = self.prepared(plan);
         let commands = self.record(Recorder::new(&self.device)?, &prepared.steps(), prepared.memory())?;
@@ -462,70 +503,18 @@ pub fn batch_on(memory_bytes: u64, is_software: bool) -> usize {
     if memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !is_software { 4 * BATCH } else { BATCH }
 }
 
-/// Bytes that a packed block takes in the file.
-fn group_bytes(ty: TensorType) -> usize {
-    ty.block_len() / ty.base().block_len() * ty.base().block_bytes()
-}
-
-/// Packs weights piece by piece on their way to the device.
-fn upload_packed(uploader: &mut Uploader, to: &Buffer, ty: TensorType, data: &[u8]) -> Result<(), Error> {
-    let group = group_bytes(ty);
-    let groups = PIECE_BYTES.div_ceil(group.max(ty.block_bytes()));
-    let mut out = vec![0; groups.min(data.len() / group) * ty.block_bytes()];
-    let mut at = 0;
-    for piece in data.chunks(groups * group) {
-        let out = &mut out[..piece.len() / group * ty.block_bytes()];
-        quant::pack(ty, piece, out).expect("rows should be whole blocks: the type was chosen so");
-        uploader.write(to, at, out)?;
-        at += out.len() as u64;
-    }
-    Ok(())
-}
-
 impl Executor for GpuExecutor {
     fn describe(&self) -> String {
         self.device.adapter.describe()
     }
 
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
-        let total = fixed.here().map(|s| s.bytes as u64).sum();
-        let mut done = 0;
-        let mut uploader = Uploader::new(&self.device)?;
         self.plans.clear();
         self.decoded.clear();
-        let weights = self.weights();
         self.fixed.clear();
         self.loaded.clear();
-        let mut nothing: Option<Buffer> = None;
-        for slot in &fixed.slots {
-            if slot.kind == SlotKind::Elsewhere {
-                let buffer = match &nothing {
-                    Some(buffer) => buffer.clone(),
-                    None => nothing.insert(self.device.allocate(MemoryKind::Device, 4)?).clone(),
-                };
-                self.fixed.push(buffer);
-                self.loaded.push((slot.ty, slot.shape));
-                continue;
-            }
-            let weight = if slot.kind == SlotKind::Weight { Some(gguf.tensor(&slot.name)?) } else { None };
-            let caps = &self.device.adapter.caps;
-            let packed = weight.and_then(|info| weights.packed_type(info.ty, info.shape[0], caps));
-            let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
-            let buffer = self.allocate(bytes as u64)?;
-            match (&slot.kind, weight, packed) {
-                (_, Some(info), Some(ty)) => upload_packed(&mut uploader, &buffer, ty, weights::data(gguf, info)?)?,
-                (_, Some(info), None) => uploader.write(&buffer, 0, weights::data(gguf, info)?)?,
-                (SlotKind::Constant(bytes), ..) => uploader.write(&buffer, 0, bytes)?,
-                // Rows of the cache past the length are never used, but NaN left in memory must not be there either.
-                _ => uploader.zero(&buffer)?,
-            }
-            self.fixed.push(buffer);
-            self.loaded.push((packed.unwrap_or(slot.ty), slot.shape));
-            done += slot.bytes as u64;
-            progress(done, total);
-        }
-        uploader.finish()?;
-        Ok(())
+        let device = Arc::clone(&self.device);
+        upload(&device, |pieces| self.load_slots(fixed, gguf, pieces, progress))
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), Error> {

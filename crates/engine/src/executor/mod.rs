@@ -4,6 +4,7 @@
 mod cpu;
 mod gpu;
 mod several;
+mod upload;
 
 use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
