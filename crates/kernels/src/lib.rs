@@ -3,6 +3,7 @@
 
 pub mod case;
 pub mod ceiling;
+mod chunks;
 pub mod compiled;
 mod elementwise;
 mod floats;

@@ -1,4 +1,4 @@
-//! What the recurrences (`wkv6`, `wkv7`, `gla`) have in common: how sequences lie among the tokens, in which form they
+//! What the recurrences (`wkv6`, `wkv7`, `gla`, and in part `ssm_scan` and `gated_delta_net`) have in common: how sequences lie among the tokens, in which form they
 //! run, and what they ask of their operands. `glsl/recurrence.glsl` is the other half.
 
 use kiln_gguf::TensorType;
@@ -16,8 +16,8 @@ pub enum Form {
     Auto,
     /// One token after the other.
     Sequential,
-    /// All chunks of a sequence at once, with matrix products inside them. Needs scratch memory, and decays of at most
-    /// one in magnitude: products of larger ones may overflow where the sequential form does not.
+    /// Matrix products inside chunks of tokens. The chunks of `wkv6`, `wkv7` and `gla` run all at once: they need scratch memory, and decays
+    /// of at most one in magnitude, as products of larger ones may overflow where the sequential form does not.
     Chunked,
 }
 
@@ -80,7 +80,8 @@ impl Sequences {
         starts.windows(2).map(|w| w[0]..w[1]).enumerate().collect()
     }
 
-    fn longest(&self, tokens: usize) -> usize {
+    /// Tokens of the longest sequence among so many.
+    pub(crate) fn longest(&self, tokens: usize) -> usize {
         match self {
             Sequences::Equal(n) => tokens / (*n).max(1),
             Sequences::Ragged { longest, .. } => *longest,

@@ -8,7 +8,7 @@ use kiln_gpu::Caps;
 /// The environment variable that names a file of lines that go before the built-in ones.
 pub const FILE: &str = "KILN_TUNING";
 
-const OPERATIONS: [&str; 3] = ["mul_mat_vec", "mul_mm", "flash_attention"];
+const OPERATIONS: [&str; 5] = ["mul_mat_vec", "mul_mm", "flash_attention", "ssm_scan", "gated_delta_net"];
 
 /// The lines of an operation in a file: the number of each, and its words. `#` begins a comment.
 pub fn lines<'a>(text: &'a str, operation: &'a str) -> impl Iterator<Item = (usize, Vec<&'a str>)> {
@@ -44,7 +44,9 @@ pub fn of_file<T>(parse: impl Fn(&str) -> Result<T, String>) -> Result<T, String
 /// Whether every line of the file that `KILN_TUNING` names can be read, by the operation it is for. Without this look, a
 /// path whose lines cannot be read would only seem to be missing.
 pub fn check() -> Result<(), String> {
-    let tables = [crate::mul_mat_vec::tuning::check, crate::mul_mm::check_tuning, crate::flash_attention::check_tuning];
+    let products = [crate::mul_mat_vec::tuning::check, crate::mul_mm::check_tuning];
+    let tables = products.into_iter().chain([crate::flash_attention::check_tuning, crate::chunks::check_tuning]);
+    let tables: Vec<_> = tables.collect();
     of_file(|text| tables.iter().try_for_each(|table| table(text)))
 }
 

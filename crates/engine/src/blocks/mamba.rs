@@ -3,6 +3,7 @@
 
 use kiln_gguf::TensorType;
 use kiln_kernels::glu::Gate;
+use kiln_kernels::recurrence::Form;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{copy, ssm_scan};
 
@@ -89,7 +90,8 @@ impl Scan {
         let (sequences, slots) = batch.recurrence();
         let Scan { a, skip, dt_bias, state } = *self;
         let (dt_bias, skip) = (Some(dt_bias), Some(skip));
-        b.step("scan", ssm_scan::Call { x, dt, dt_bias, a, b: write, c: read, skip, state, y, sequences, slots });
+        let form = Form::Auto;
+        b.step("scan", ssm_scan::Call { x, dt, dt_bias, a, b: write, c: read, skip, state, y, sequences, slots, form });
         y
     }
 }

@@ -4,8 +4,9 @@ use kiln_gguf::TensorType::F32;
 
 use super::Call;
 use crate::case::{Case, Level};
+use crate::recurrence::Form;
 use crate::ssm_conv::cases::{sequences_of, tokens_of};
-use crate::wkv6::cases::CLOSE;
+use crate::wkv6::cases::{CLOSE, ROUNDED};
 
 /// The sizes of a case.
 #[derive(Clone, Copy, Debug)]
@@ -22,12 +23,14 @@ struct Sizes {
     extras: bool,
     /// Whether states lie in slots, that of the second sequence nowhere.
     slots: bool,
+    form: Form,
 }
 
 fn case(sizes: Sizes) -> Case {
-    let Sizes { states, channels, heads, groups, per_state, lengths, extras, slots } = sizes;
+    let Sizes { states, channels, heads, groups, per_state, lengths, extras, slots, form } = sizes;
     let kind = if per_state { "mamba1" } else { "mamba2" };
     let more = format!("extras={extras} slots={slots}");
+    let more = if form == Form::Auto { more } else { format!("{more} {form:?}") };
     let name = format!("ssm_scan {kind} N={states} P={channels} H={heads} G={groups} L={lengths:?} {more}");
     Case::new(name, move |data| {
         let tokens = tokens_of(lengths);
@@ -50,24 +53,31 @@ fn case(sizes: Sizes) -> Case {
         // Tokens of no sequence are left as they are: numbers that can be compared.
         let y = data.input(F32, [channels, heads, tokens, 1]);
         let (sequences, slots) = sequences_of(data, lengths, slots);
-        (Call { x, dt, dt_bias, a, b, c, skip, state, y, sequences, slots }.into(), CLOSE)
+        // On matrix units the factors of a product are rounded to f16, and those of a chunk are products themselves.
+        let tolerance = if form == Form::Chunked { ROUNDED } else { CLOSE };
+        (Call { x, dt, dt_bias, a, b, c, skip, state, y, sequences, slots, form }.into(), tolerance)
     })
 }
 
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     let one = |states, heads, lengths: &'static [usize], extras, slots| {
-        case(Sizes { states, channels: 1, heads, groups: 1, per_state: true, lengths, extras, slots })
+        case(Sizes { states, channels: 1, heads, groups: 1, per_state: true, lengths, extras, slots, form: Form::Auto })
     };
-    let two = |[states, channels, heads, groups]: [usize; 4], lengths: &'static [usize], extras, slots| {
-        case(Sizes { states, channels, heads, groups, per_state: false, lengths, extras, slots })
+    let of_form = |form| {
+        move |[states, channels, heads, groups]: [usize; 4], lengths: &'static [usize], extras, slots| {
+            case(Sizes { states, channels, heads, groups, per_state: false, lengths, extras, slots, form })
+        }
     };
+    let (two, chunked) = (of_form(Form::Auto), of_form(Form::Chunked));
     if level == Level::Bench {
         return vec![
             two([128, 64, 128, 8], &[1], true, false),
             two([128, 64, 128, 8], &[1; 32], true, false),
             two([128, 64, 128, 8], &[512], true, false),
             two([128, 64, 128, 8], &[2048], true, false),
+            of_form(Form::Sequential)([128, 64, 128, 8], &[2048], true, false),
+            chunked([128, 64, 128, 8], &[2048], true, false),
             two([256, 64, 48, 1], &[2048], true, false),
             one(16, 8192, &[1], true, false),
             one(16, 8192, &[2048], true, false),
@@ -86,10 +96,18 @@ pub fn cases(level: Level) -> Vec<Case> {
         two([32, 24, 3, 1], &[1; 5], true, true),
         two([32, 24, 3, 1], &[2, 40, 0, 1], true, true),
         two([64, 1, 5, 5], &[9], true, false),
+        // Whole chunks, parts of one, several sequences; slices of heads, the last one not whole.
+        chunked([128, 64, 2, 1], &[64], true, false),
+        chunked([16, 16, 4, 2], &[1], false, false),
+        chunked([64, 48, 2, 2], &[70; 2], true, false),
+        chunked([32, 32, 4, 2], &[33, 0, 5, 96], true, true),
+        chunked([256, 16, 2, 1], &[40], false, false),
     ];
     if level == Level::Full {
         cases.extend([
             two([128, 64, 80, 8], &[300; 2], true, false),
+            chunked([128, 64, 80, 8], &[300; 2], true, false),
+            chunked([128, 80, 128, 1], &[512, 1, 77], true, true),
             two([128, 128, 4, 4], &[16; 2], true, false),
             two([128, 80, 128, 1], &[512], true, false),
             one(16, 1024, &[32; 4], true, false),

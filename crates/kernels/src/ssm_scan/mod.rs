@@ -8,9 +8,10 @@ mod reference;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
+use crate::chunks::{self, Division, Task};
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word};
-use crate::recurrence::{Sequences, check_slots};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, require, within_32_bits, word};
+use crate::recurrence::{Form, Sequences, check_slots};
 use crate::tensor::Tensor;
 
 const NAME: &str = "ssm_scan";
@@ -48,6 +49,8 @@ pub struct Call {
     /// I32 `[sequences]`, dense: where each sequence's state lies. A negative one is padding: the sequence starts from zeros, and its state
     /// goes nowhere.
     pub slots: Option<Tensor>,
+    /// The way through the tokens. Chunks are for decays that are one for each head, and for heads of a multiple of 16 channels.
+    pub form: Form,
 }
 
 kiln_gpu::params! {
@@ -86,6 +89,72 @@ impl Call {
     /// dt as `[heads, 1, tokens]`.
     fn steps(&self) -> Tensor {
         self.dt.permute([0, 2, 1, 3])
+    }
+
+    /// Whether there are kernels of the chunked form for such shapes.
+    fn can_be_chunked(&self) -> bool {
+        self.a.shape[0] == 1 && self.x.shape[0].is_multiple_of(chunks::UNIT)
+    }
+
+    fn task(&self) -> Task {
+        let [channels, heads, tokens, _] = self.x.shape;
+        let (states, longest) = (self.sequences.count() * heads, self.sequences.longest(tokens));
+        Task { operation: NAME, columns: channels, states, longest, most_chunk: usize::MAX }
+    }
+
+    /// What both kernels are told.
+    fn shader(&self, name: &str, file: &'static str) -> Shader {
+        Shader::new(name, file, Params::glsl())
+            .define("N", self.b.shape[0])
+            .define("BIAS", u32::from(self.dt_bias.is_some()))
+            .define("SKIP", u32::from(self.skip.is_some()))
+    }
+
+    /// One token after the other.
+    fn sequential(&self, caps: &Caps) -> Choice {
+        let [channels, heads, ..] = self.x.shape;
+        let [states, groups, ..] = self.b.shape;
+        let lanes = states / LANE_ELEMENTS;
+        let columns = channels * heads / groups;
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
+        let mut cols = (limit / lanes).min(columns.next_power_of_two());
+        // Few columns are spread over more workgroups, for the price of staging b and c more than once.
+        let cores = if caps.is_cpu { 1 } else { caps.cores_or_guess() as usize };
+        while cols * lanes > 32 && self.sequences.count() * groups * columns.div_ceil(cols) < 2 * cores {
+            cols /= 2;
+        }
+        let threads = lanes * cols;
+        let floats = |step: usize| step * (2 * states + 3 * cols + threads);
+        let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
+        let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
+        let shader = self
+            .shader(NAME, "ssm_scan/ssm_scan.comp")
+            .define("PER_STATE", u32::from(self.a.shape[0] > 1))
+            .define("LANES", lanes)
+            .define("COLS", cols)
+            .define("STEP", step)
+            .define("WG", threads);
+        let groups = self.sequences.count() * groups * columns.div_ceil(cols);
+        Choice::one(Path::Scalar, shader, grid(groups, caps))
+    }
+
+    /// In chunks on a path, or what is missing.
+    fn chunked(&self, caps: &Caps, path: Path) -> Result<Choice, String> {
+        let states = self.b.shape[0];
+        let task = self.task();
+        let shared = |d: &Division| {
+            let of_states = d.operand(2 * d.chunk + d.cols, states);
+            let of_tokens = d.operand(2 * d.chunk, d.cols) + d.operand(d.chunk, d.chunk);
+            let sums = Division::floats(d.chunk, d.cols) + Division::floats(d.chunk, d.cols.max(d.chunk));
+            of_states + of_tokens + sums + 8 * d.chunk + 16
+        };
+        let division = Division::new(&task, caps, path, shared)?;
+        // Four elements at once, where they lie so that a device can read them.
+        let aligned = [self.x, self.b, self.c, self.y].iter().all(|t| t.offset.is_multiple_of(16) && t.stride[2].is_multiple_of(16));
+        let name = format!("{NAME}.chunked.{}", path.name());
+        let shader = self.shader(&name, "ssm_scan/chunked.comp").define("ALIGNED", u32::from(aligned));
+        let groups = grid(task.states * task.columns.div_ceil(division.cols), caps);
+        Ok(Choice::one(path, division.defines(shader, caps), groups))
     }
 }
 
@@ -142,44 +211,24 @@ impl Operation for Call {
             let fits = t.ty == TensorType::F32 && t.is_dense() && t.shape == shape && t.offset.is_multiple_of(unit);
             require(fits, NAME, || format!("{name} is {t} at byte {}, want dense F32{shape:?}", t.offset))?;
         }
-        Ok(())
+        require(self.form != Form::Chunked || self.can_be_chunked(), NAME, || {
+            format!("heads of {channels} channels with {decays} decays cannot be scanned in chunks")
+        })
     }
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
-        only_scalar(NAME, want)?;
-        let refuse = |reason: String| Err(Unsupported { operation: NAME, reason });
-        let [channels, heads, ..] = self.x.shape;
-        let [states, groups, ..] = self.b.shape;
+        let [channels, heads, tokens, _] = self.x.shape;
+        let states = self.b.shape[0];
         if !states.is_power_of_two() || !(LANE_ELEMENTS..=MOST_STATES).contains(&states) {
-            return refuse(format!("states of {states} (16, 32, 64, 128 and 256 are supported)"));
+            let reason = format!("states of {states} (16, 32, 64, 128 and 256 are supported)");
+            return Err(Unsupported { operation: NAME, reason });
         }
         let strides = [self.x, self.steps(), self.b, self.c].map(|t| t.stride[2]);
-        let numbers = [self.x.shape[2], 4 * states * channels * heads, self.sequences.count() * channels * heads];
+        let numbers = [tokens, 4 * states * channels * heads, self.sequences.count() * channels * heads];
         within_32_bits(NAME, numbers.into_iter().chain(strides))?;
-        let lanes = states / LANE_ELEMENTS;
-        let columns = channels * heads / groups;
-        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
-        let mut cols = (limit / lanes).min(columns.next_power_of_two());
-        // Few columns are spread over more workgroups, for the price of staging b and c more than once.
-        let cores = if caps.is_cpu { 1 } else { caps.cores_or_guess() as usize };
-        while cols * lanes > 32 && self.sequences.count() * groups * columns.div_ceil(cols) < 2 * cores {
-            cols /= 2;
-        }
-        let threads = lanes * cols;
-        let floats = |step: usize| step * (2 * states + 3 * cols + threads);
-        let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
-        let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
-        let shader = Shader::new(NAME, "ssm_scan/ssm_scan.comp", Params::glsl())
-            .define("N", states)
-            .define("PER_STATE", u32::from(self.a.shape[0] > 1))
-            .define("BIAS", u32::from(self.dt_bias.is_some()))
-            .define("SKIP", u32::from(self.skip.is_some()))
-            .define("LANES", lanes)
-            .define("COLS", cols)
-            .define("STEP", step)
-            .define("WG", threads);
-        let groups = self.sequences.count() * groups * columns.div_ceil(cols);
-        Ok(Choice::one(Path::Scalar, shader, grid(groups, caps)))
+        let form = if self.can_be_chunked() { self.form } else { Form::Sequential };
+        let chunked = |path| self.chunked(caps, path);
+        chunks::choose(&self.task(), caps, (form, want), chunked, || self.sequential(caps))
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
@@ -248,6 +297,7 @@ mod tests {
             y: tensor(7, [8, 4, 3, 1]),
             sequences: Sequences::Equal(1),
             slots: None,
+            form: Form::Auto,
         };
         assert_eq!(good.check(), Ok(()));
         let reason = |call: Call| call.check().unwrap_err().reason;
@@ -257,5 +307,6 @@ mod tests {
         assert!(reason(Call { c: tensor(5, [8, 2, 3, 1]), ..good }).contains("c is"));
         assert!(reason(Call { skip: Some(good.x), ..good }).contains("skip is"));
         assert!(reason(Call { state: tensor(6, [16, 8, 4, 2]), ..good }).contains("state is"));
+        assert!(reason(Call { form: Form::Chunked, ..good }).contains("heads of 8 channels"));
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const CLOSE: Tolerance = Tolerance::Nmse(1e-7);
 
 /// On matrix units a result is a sum of products of four numbers that were rounded to f16, each with a squared error of
 /// 4e-8 of its own.
-const ROUNDED: Tolerance = Tolerance::Nmse(1e-6);
+pub(crate) const ROUNDED: Tolerance = Tolerance::Nmse(1e-6);
 
 /// How the decays of a case are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
