@@ -10,6 +10,7 @@
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 
+#define NUMBER float16_t
 #define QUAD f16vec4
 // Two more quads in each row keep rows in different banks.
 #define LINE_OF(N) ((N) / 4 + 2)
@@ -26,6 +27,13 @@ uint team_number() { return gl_SubgroupID; }
 
 #define TILE_CLEAR(T) T = TILE(0.0);
 #define TILE_SCALE(T, FACTOR) T = T * (FACTOR);
+// By a factor for each column: quads of f32, MM rows of them alike.
+#define TILE_SCALE_COLUMNS(T, FROM, AT, LINE)                                                   \
+    {                                                                                           \
+        TILE factors;                                                                           \
+        coopMatLoad(factors, FROM, AT, LINE, BY_ROWS);                                          \
+        T = T * factors;                                                                        \
+    }
 // From or to quads of f32, in shared memory or elsewhere.
 #define TILE_LOAD(T, FROM, AT, LINE) coopMatLoad(T, FROM, AT, LINE, BY_ROWS);
 #define TILE_STORE(T, TO, AT, LINE) coopMatStore(T, TO, AT, LINE, BY_ROWS);
@@ -62,6 +70,7 @@ uint team_number() { return gl_SubgroupID; }
         SUM = coopMatMulAdd(left, right, SUM);                                                  \
     }
 #else
+#define NUMBER float
 #define QUAD vec4
 #define LINE_OF(N) ((N) / 4 + 1)
 #define SIDE (MM / 4)
@@ -76,6 +85,8 @@ uint tile_quad() { return gl_LocalInvocationID.x % SIDE; }
 
 #define TILE_CLEAR(T) [[unroll]] for (uint i = 0; i < 4; i++) T[i] = vec4(0);
 #define TILE_SCALE(T, FACTOR) [[unroll]] for (uint i = 0; i < 4; i++) T[i] *= FACTOR;
+#define TILE_SCALE_COLUMNS(T, FROM, AT, LINE)                                                   \
+    [[unroll]] for (uint i = 0; i < 4; i++) T[i] *= FROM[(AT) + tile_quad()];
 #define TILE_LOAD(T, FROM, AT, LINE)                                                            \
     [[unroll]] for (uint i = 0; i < 4; i++) T[i] = FROM[(AT) + (tile_row() + i) * (LINE) + tile_quad()];
 #define TILE_STORE(T, TO, AT, LINE)                                                             \
@@ -126,10 +137,19 @@ shared uint tops[TOPS];
 
 void raise_top(uint which, float most) {
 #if MATRICES
-    most = subgroupMax(most);
-    if (gl_SubgroupInvocationID == 0) atomicMax(tops[which], floatBitsToUint(most));
+    // Bits of numbers that are not negative are in the order of the numbers.
+    uint bits = subgroupMax(floatBitsToUint(most));
+    if (gl_SubgroupInvocationID == 0) atomicMax(tops[which], bits);
 #endif
 }
+
+// The sum of the first `count` numbers of LENGTH in shared memory, in this order. All are read, so that no read waits for another.
+#define SUM_OF_FIRST(SUM, FROM, LENGTH, COUNT)                                                  \
+    {                                                                                           \
+        precise float sum = 0;                                                                  \
+        [[unroll]] for (uint i = 0; i < (LENGTH); i++) sum += i < (COUNT) ? FROM[i] : 0.0;      \
+        SUM = sum;                                                                              \
+    }
 
 float largest(vec4 x) {
     x = abs(x);

@@ -16,7 +16,7 @@ use crate::tuning;
 // Why these: `docs/ladder/states.md`.
 const BUILT_IN: &str = "
 # operation device path numbers
-* gpu coopmat from=64
+* gpu coopmat from=64 threads=256
 * * * chunk=32 cols=32 threads=128
 ";
 
@@ -116,7 +116,7 @@ pub(crate) struct Division {
     /// Its threads.
     threads: usize,
     /// Size of tiles, both ways.
-    tile: usize,
+    pub(crate) tile: usize,
     /// Threads of a subgroup, where a tile is a matrix of one.
     subgroup: Option<usize>,
 }
@@ -136,10 +136,10 @@ impl Division {
         let of_table = |name| number(task.operation, caps, path, name).map(|n| n.unwrap_or(UNIT));
         let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]) as usize;
         let threads = of_table("threads")?.min(limit);
-        // Few states are spread over more workgroups.
+        // Few states are spread over more workgroups, for the price of the products that all columns share.
         let cores = if caps.is_cpu { 1 } else { caps.cores_or_guess() as usize };
-        let mut widest = of_table("cols")?.min(task.columns.next_multiple_of(UNIT));
-        while widest > UNIT && task.states * task.columns.div_ceil(widest) < cores {
+        let mut widest = of_table("cols")?.min(task.columns.next_power_of_two());
+        while widest > UNIT && task.states * task.columns.div_ceil(widest) < cores / 2 {
             widest /= 2;
         }
         let longest = of_table("chunk")?.min(task.most_chunk);
@@ -148,7 +148,7 @@ impl Division {
         let mut all = all.map(|(chunk, cols)| Division { chunk, cols, threads, tile, subgroup });
         let shared = caps.limits.max_shared_bytes as usize;
         let fits = |d: &Division| {
-            let whole = d.chunk.is_multiple_of(UNIT) && d.cols.is_multiple_of(UNIT) && d.chunk <= d.threads;
+            let whole = [d.chunk, d.cols].iter().all(|n| n.is_power_of_two() && *n >= UNIT) && d.chunk <= d.threads;
             whole && d.threads.is_multiple_of(d.team()) && d.threads >= d.team() && shared_bytes(d) <= shared
         };
         all.find(fits).ok_or_else(|| {

@@ -3,6 +3,7 @@
 
 use kiln_gguf::TensorType;
 use kiln_kernels::gated_delta_net::{self, Gate};
+use kiln_kernels::recurrence::Form;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
 use kiln_kernels::{copy, glu, l2_norm};
@@ -75,6 +76,7 @@ impl Core {
                 grouped: self.grouped,
                 sequences,
                 slots,
+                form: Form::Auto,
             },
         );
         let y = b.norm("heads_norm", y, &self.norm).reshape([size * heads, y.shape[2], 1, 1]);

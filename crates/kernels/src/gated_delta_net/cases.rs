@@ -4,9 +4,10 @@ use kiln_gguf::TensorType::F32;
 
 use super::{Call, Gate};
 use crate::case::{Case, Data, Level};
+use crate::recurrence::Form;
 use crate::ssm_conv::cases::{sequences_of, tokens_of};
 use crate::tensor::Tensor;
-use crate::wkv6::cases::CLOSE;
+use crate::wkv6::cases::{CLOSE, ROUNDED};
 
 /// What the decays are made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +32,7 @@ struct Sizes {
     lengths: &'static [usize],
     /// Whether states lie in slots, that of the second sequence nowhere.
     slots: bool,
+    form: Form,
 }
 
 /// Columns of length one, `[size, heads, tokens]`, with elements of others between the tokens.
@@ -46,10 +48,11 @@ fn unit(data: &mut Data, [size, heads, tokens]: [usize; 3]) -> Tensor {
 }
 
 fn case(sizes: Sizes) -> Case {
-    let Sizes { size, key_heads, heads, grouped, vector, decay, lengths, slots } = sizes;
+    let Sizes { size, key_heads, heads, grouped, vector, decay, lengths, slots, form } = sizes;
     let name = format!(
         "gated_delta_net S={size} Hk={key_heads} H={heads} grouped={grouped} vector={vector} {decay:?} L={lengths:?} slots={slots}"
     );
+    let name = if form == Form::Auto { name } else { format!("{name} {form:?}") };
     Case::new(name, move |data| {
         let tokens = tokens_of(lengths);
         let [q, k] = [0, 1].map(|_| unit(data, [size, key_heads, tokens]));
@@ -77,7 +80,9 @@ fn case(sizes: Sizes) -> Case {
         let y = data.input(F32, [size, heads, tokens, 1]);
         let (sequences, slots) = sequences_of(data, lengths, slots);
         let (beta, scale) = (beta.narrow(0, 1, heads), (size as f32).sqrt().recip());
-        (Call { q, k, v, g, gate, beta, state, y, scale, grouped, sequences, slots }.into(), CLOSE)
+        // On matrix units the factors of a product are rounded to f16, and those of a chunk are products themselves.
+        let tolerance = if form == Form::Chunked { ROUNDED } else { CLOSE };
+        (Call { q, k, v, g, gate, beta, state, y, scale, grouped, sequences, slots, form }.into(), tolerance)
     })
 }
 
@@ -92,15 +97,14 @@ pub fn cases(level: Level) -> Vec<Case> {
         decay,
         lengths,
         slots: false,
+        form: Form::Auto,
     };
+    let chunked = |sizes: Sizes| case(Sizes { form: Form::Chunked, ..sizes });
     if level == Level::Bench {
         let lengths: [&[usize]; 4] = [&[1], &[1; 32], &[512], &[2048]];
-        return lengths
-            .into_iter()
-            .flat_map(|lengths| {
-                [case(of(128, [16, 32], false, Decay::Softplus, lengths)), case(of(128, [32, 32], true, Decay::Softplus, lengths))]
-            })
-            .collect();
+        let both = |lengths| [of(128, [16, 32], false, Decay::Softplus, lengths), of(128, [32, 32], true, Decay::Softplus, lengths)];
+        let forms = [Form::Sequential, Form::Chunked].into_iter().flat_map(|form| both(&[2048]).map(|of| Sizes { form, ..of }));
+        return lengths.into_iter().flat_map(both).chain(forms).map(case).collect();
     }
     let mut cases = Vec::new();
     for vector in [false, true] {
@@ -112,11 +116,17 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case(of(16, [3, 3], vector, Decay::Bounded, &[20])));
         cases.push(case(Sizes { slots: true, ..of(64, [2, 2], vector, Decay::Bounded, &[1; 5]) }));
         cases.push(case(Sizes { slots: true, ..of(32, [1, 2], vector, Decay::Log, &[2, 40, 0, 1]) }));
+        // Whole chunks, parts of one, several sequences.
+        cases.push(chunked(of(64, [1, 2], vector, Decay::Log, &[70; 2])));
+        cases.push(chunked(Sizes { slots: true, grouped: true, ..of(32, [2, 4], vector, Decay::Softplus, &[33, 0, 1, 96]) }));
     }
     if level == Level::Full {
         for vector in [false, true] {
             cases.push(case(of(128, [16, 32], vector, Decay::Softplus, &[200])));
             cases.push(case(of(128, [32, 32], vector, Decay::Log, &[256, 1, 100])));
+            cases.push(chunked(of(128, [16, 32], vector, Decay::Softplus, &[200])));
+            cases.push(chunked(of(16, [2, 2], vector, Decay::Bounded, &[1])));
+            cases.push(chunked(of(128, [32, 32], vector, Decay::Log, &[256, 1, 100])));
             cases.push(case(Sizes { slots: true, ..of(128, [16, 32], vector, Decay::Softplus, &[1; 40]) }));
         }
     }

@@ -8,9 +8,10 @@ mod reference;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
+use crate::chunks::{self, Division, Task};
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word};
-use crate::recurrence::{Sequences, check_slots, lanes};
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, require, within_32_bits, word};
+use crate::recurrence::{Form, Sequences, check_slots, lanes};
 use crate::ssm_scan::has_dense_tokens;
 use crate::tensor::Tensor;
 
@@ -21,6 +22,8 @@ pub const SUMMARY: &str = "Z = e^g Z, Z += k beta (v - Z k), y = scale Z q: the 
 
 /// Keys that a thread keeps in registers.
 const LANE_KEYS: usize = 16;
+/// Most tokens of a chunk where every key has its own decay: each pair of tokens has a sum over all keys to itself.
+const MOST_CHUNK_OF_VECTORS: usize = 16;
 
 /// What becomes of `g`: the decay is e to the power of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,6 +87,8 @@ pub struct Call {
     /// I32 `[sequences]`, dense: where each sequence's state lies. A negative one is padding: the sequence starts from zeros, and its state
     /// goes nowhere.
     pub slots: Option<Tensor>,
+    /// The way through the tokens.
+    pub form: Form,
 }
 
 kiln_gpu::params! {
@@ -123,6 +128,78 @@ impl Call {
     /// beta as `[heads, 1, tokens]`.
     fn rates(&self) -> Tensor {
         self.beta.permute([0, 2, 1, 3])
+    }
+
+    /// Whether every key has its own decay.
+    fn has_vectors(&self) -> bool {
+        self.g.shape[0] > 1
+    }
+
+    fn task(&self) -> Task {
+        let [size, heads, tokens, _] = self.v.shape;
+        let (states, longest) = (self.sequences.count() * heads, self.sequences.longest(tokens));
+        let most_chunk = if self.has_vectors() { MOST_CHUNK_OF_VECTORS } else { usize::MAX };
+        Task { operation: NAME, columns: size, states, longest, most_chunk }
+    }
+
+    /// What both kernels are told.
+    fn shader(&self, name: &str, file: &'static str) -> Shader {
+        let (gate, bound) = match self.gate {
+            Gate::Log => (0u32, 0.0),
+            Gate::Softplus { .. } => (1, 0.0),
+            Gate::Bounded { bound, .. } => (2, bound),
+        };
+        Shader::new(name, file, Params::glsl())
+            .define("S", self.v.shape[0])
+            .define("VECTOR", u32::from(self.has_vectors()))
+            .define("GATE", gate)
+            // What is the same for a whole model is part of the shader: 128 bytes of parameters hold no more.
+            .define("BOUND", format!("uintBitsToFloat({}u)", bound.to_bits()))
+            .define("KEY_HEADS", self.q.shape[1])
+            .define("GROUPED", u32::from(self.grouped))
+    }
+
+    /// One token after the other.
+    fn sequential(&self, caps: &Caps) -> Choice {
+        let [size, heads, ..] = self.v.shape;
+        let per_value = size / LANE_KEYS;
+        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
+        let mut cols = size.min(limit / per_value);
+        // Few heads are spread over more workgroups, for the price of staging their keys more than once.
+        let cores = if caps.is_cpu { 1 } else { caps.cores_or_guess() as usize };
+        while cols > 16 && self.sequences.count() * heads * (size / cols) < 4 * cores {
+            cols /= 2;
+        }
+        let threads = per_value * cols;
+        let staged = (2 + usize::from(self.has_vectors())) * size;
+        let floats = |step: usize| step * (staged + cols + threads + 2) + threads;
+        let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
+        let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
+        let shader = self.shader(NAME, "gated_delta_net/gated_delta_net.comp");
+        let shader = shader.define("COLS", cols).define("STEP", step).define("WG", threads);
+        let groups = grid(self.sequences.count() * heads * (size / cols), caps);
+        Choice::one(Path::Scalar, lanes(shader, per_value, threads, caps), groups)
+    }
+
+    /// In chunks on a path, or what is missing.
+    fn chunked(&self, caps: &Caps, path: Path) -> Result<Choice, String> {
+        let size = self.v.shape[0];
+        let task = self.task();
+        let vectors = self.has_vectors();
+        let shared = |d: &Division| {
+            let later = d.operand(d.chunk, d.chunk) + d.operand(2 * d.chunk, d.cols);
+            let queries = d.operand(d.chunk, size).max(later);
+            let sums = 2 * (Division::floats(d.chunk, d.chunk) + Division::floats(d.chunk, d.cols));
+            let of_gates = if vectors { d.operand(2 * d.chunk, size) + 4 * size * (d.chunk + d.tile) } else { 8 * d.chunk };
+            queries + d.operand(d.chunk + d.cols, size) + sums + of_gates + 4 * d.chunk + 16
+        };
+        let division = Division::new(&task, caps, path, shared)?;
+        // Four elements at once, where they lie so that a device can read them.
+        let aligned = [self.q, self.k, self.v, self.y].iter().all(|t| t.offset.is_multiple_of(16) && t.stride[2].is_multiple_of(16));
+        let name = format!("{NAME}.chunked.{}", path.name());
+        let shader = self.shader(&name, "gated_delta_net/chunked.comp").define("ALIGNED", u32::from(aligned));
+        let groups = grid(task.states * task.columns.div_ceil(division.cols), caps);
+        Ok(Choice::one(path, division.defines(shader, caps), groups))
     }
 }
 
@@ -182,46 +259,16 @@ impl Operation for Call {
     }
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
-        only_scalar(NAME, want)?;
-        let refuse = |reason: String| Err(Unsupported { operation: NAME, reason });
         let [size, heads, tokens, _] = self.v.shape;
         if !matches!(size, 16 | 32 | 64 | 128) {
-            return refuse(format!("heads of {size} (16, 32, 64 and 128 are supported)"));
+            let reason = format!("heads of {size} (16, 32, 64 and 128 are supported)");
+            return Err(Unsupported { operation: NAME, reason });
         }
         let strides = [self.q, self.k, self.v, self.g, self.rates()].map(|t| t.stride[2]);
         let numbers = [tokens, 4 * size * size * heads, self.sequences.count() * heads * size];
         within_32_bits(NAME, numbers.into_iter().chain(strides))?;
-        let per_value = size / LANE_KEYS;
-        let limit = caps.limits.max_workgroup_invocations.min(caps.limits.max_workgroup_size[0]).min(256) as usize;
-        let mut cols = size.min(limit / per_value);
-        // Few heads are spread over more workgroups, for the price of staging their keys more than once.
-        let cores = if caps.is_cpu { 1 } else { caps.cores_or_guess() as usize };
-        while cols > 16 && self.sequences.count() * heads * (size / cols) < 4 * cores {
-            cols /= 2;
-        }
-        let vector = self.g.shape[0] > 1;
-        let threads = per_value * cols;
-        let floats = |step: usize| step * ((2 + usize::from(vector)) * size + cols + threads + 2) + threads;
-        let budget = caps.limits.max_shared_bytes.min(24 << 10) as usize;
-        let step = [16, 8, 4].into_iter().find(|&step| 4 * floats(step) <= budget).unwrap_or(2);
-        let (gate, bound) = match self.gate {
-            Gate::Log => (0u32, 0.0),
-            Gate::Softplus { .. } => (1, 0.0),
-            Gate::Bounded { bound, .. } => (2, bound),
-        };
-        let shader = Shader::new(NAME, "gated_delta_net/gated_delta_net.comp", Params::glsl())
-            .define("S", size)
-            .define("VECTOR", u32::from(vector))
-            .define("GATE", gate)
-            // What is the same for a whole model is part of the shader: 128 bytes of parameters hold no more.
-            .define("BOUND", format!("uintBitsToFloat({}u)", bound.to_bits()))
-            .define("KEY_HEADS", self.q.shape[1])
-            .define("GROUPED", u32::from(self.grouped))
-            .define("COLS", cols)
-            .define("STEP", step)
-            .define("WG", threads);
-        let groups = grid(self.sequences.count() * heads * (size / cols), caps);
-        Ok(Choice::one(Path::Scalar, lanes(shader, per_value, threads, caps), groups))
+        let chunked = |path| self.chunked(caps, path);
+        chunks::choose(&self.task(), caps, (self.form, want), chunked, || self.sequential(caps))
     }
 
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
@@ -291,6 +338,7 @@ mod tests {
             grouped: false,
             sequences: Sequences::Equal(1),
             slots: None,
+            form: Form::Auto,
         };
         assert_eq!(good.check(), Ok(()));
         let reason = |call: Call| call.check().unwrap_err().reason;

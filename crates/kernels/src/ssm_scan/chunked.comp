@@ -149,11 +149,7 @@ void main() {
             TILE_SCALE(scaled, s_scale)
             if (team + n * TEAMS < STATE_JOBS) TILE_STORE_QUADS(scaled, s_stage, STATE_ROW(n) * N_LINE + STATE_QUAD(n), N_LINE)
         }
-        if (tid < CHUNK) {
-            precise float sum = 0;
-            for (uint u = 0; u <= tid; u++) sum += rates[u];
-            logs[tid] = sum;
-        }
+        if (tid < CHUNK) SUM_OF_FIRST(logs[tid], rates, CHUNK, tid + 1)
         barrier();
 
         if (tid < TOPS) tops[tid] = 0;
