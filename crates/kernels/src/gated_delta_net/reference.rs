@@ -71,15 +71,13 @@ pub(super) fn in_chunks(call: &Call, memory: &mut HostMemory, chunk: usize) {
             let count = chunk.min(range.end - first);
             let row = |of: &[f64], t: usize, i: usize| of[((first + t) * key_heads + call.key_head(h)) * size + i];
             // Sums of logarithms over the tokens of the chunk up to each.
-            let mut logs = vec![vec![0.0; size]; count];
-            for t in 0..count {
-                for i in 0..size {
-                    let at = ((first + t) * heads + h) * gates + i % gates;
-                    let of = |n: usize, i: usize| of_gate.get(n).map_or(0.0, |values| values[i]);
-                    let own = decay(call.gate, g[at], of(0, h), of(1, h * gates + i % gates)).ln();
-                    logs[t][i] = own + if t > 0 { logs[t - 1][i] } else { 0.0 };
-                }
-            }
+            let own_log = |t: usize, i: usize| {
+                let at = ((first + t) * heads + h) * gates + i % gates;
+                let of = |n: usize, i: usize| of_gate.get(n).map_or(0.0, |values| values[i]);
+                decay(call.gate, g[at], of(0, h), of(1, h * gates + i % gates)).ln()
+            };
+            let up_to = |t: usize| (0..size).map(|i| (0..=t).map(|u| own_log(u, i)).sum()).collect();
+            let logs: Vec<Vec<f64>> = (0..count).map(up_to).collect();
             let weight = |of: &[f64], t: usize, u: usize| -> f64 {
                 (0..size).map(|i| row(of, t, i) * row(&k, u, i) * (logs[t][i] - logs[u][i]).exp()).sum()
             };
