@@ -78,6 +78,7 @@ operations! {
     kv_write => KvWrite,
     soft_max => SoftMax,
     flash_attention => FlashAttention,
+    choose_keys => ChooseKeys,
     topk_moe => TopkMoe,
     binary => Binary,
     scale => Scale,

@@ -1,6 +1,7 @@
 //! Decoders with many small experts whose layers differ: some see a window alone, some do not turn their heads, some have no
 //! experts.
 
+use kiln_kernels::choose_keys::Rule;
 use kiln_kernels::glu;
 use kiln_kernels::rope::RopeStyle;
 use kiln_kernels::topk_moe::{Gate, Shares};
@@ -11,6 +12,7 @@ use crate::Error;
 use crate::blocks::attend::ResultGate;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Layout, Spec};
+use crate::blocks::indexer::IndexSpec;
 use crate::blocks::mlp::Activation;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
@@ -187,19 +189,34 @@ pub(super) fn maion(l: &mut Loader<'_>) -> Loaded {
     Decoder::load(l, spec)
 }
 
-/// MiniMax M3: layers choose blocks of keys; as long as there are no more than they choose, they see all.
+/// MiniMax M3: layers with experts choose blocks of keys, each head of keys for itself.
 pub(super) fn minimax3(l: &mut Loader<'_>) -> Loaded {
-    let (keys, context) = (l.keys, l.room.context);
-    let most = keys.count("attention.indexer.top_k", 1 << 24)? * keys.count("attention.indexer.block_size", 1 << 16)?;
-    if context > most {
-        let what = format!("a context of {context} tokens, of which layers choose {most}");
-        return Err(Error::NotSupported { what: format!("{what} (--ctx-size {most} or less runs)") });
-    }
     let mut spec = neox(l)?;
     spec.head = Head::Own;
     let activation = glu::Gate::SwigluOai { alpha: 1.702, limit: 7.0 };
     spec.activation = Activation::Gated(activation);
     let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     spec.moe = Some(MoeSpec { activation, ..moe });
+    let keys = l.keys;
+    let count = |name: &str, most: usize| keys.count(&format!("attention.indexer.{name}"), most);
+    let (most, block) = (count("top_k", 1 << 24)?, count("block_size", 1 << 16)?);
+    // As long as there are no more blocks than layers choose, they see all.
+    if l.room.context > most * block {
+        let (heads, width) = (count("head_count", 4096)?, count("key_length", 4096)?);
+        let near = keys.count_opt("attention.indexer.local_blocks", most)?.unwrap_or(0);
+        let (dense, eps) = (spec.dense_layers, spec.eps);
+        for attention in spec.attention.iter_mut().skip(dense) {
+            let kv_heads = attention.kv_heads;
+            let fits = heads == kv_heads;
+            keys.require(
+                fits,
+                "attention.indexer.head_count",
+                heads,
+                &format!("{kv_heads}, as many as heads of keys"),
+            )?;
+            let rule = Rule { per_key: 1, block, most, near, tail: false };
+            attention.index = Some(IndexSpec { heads, width, rule, rope: attention.rope.clone(), offset: 0, eps });
+        }
+    }
     Decoder::load(l, spec)
 }

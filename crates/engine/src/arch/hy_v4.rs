@@ -6,7 +6,7 @@ use kiln_kernels::tensor::Tensor;
 use kiln_kernels::topk_moe::Gate;
 
 use super::experts::keyed;
-use super::latent::{all, chooses_all};
+use super::latent::{Choosing, all, choosing_layers};
 use super::{Architecture, Batch};
 use crate::Error;
 use crate::blocks::attend::ResultGate;
@@ -38,13 +38,14 @@ struct Half {
 
 pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let keys = l.keys;
-    if keys.count_opt("attention.indexer.top_k", 1 << 24)?.is_some() {
-        chooses_all(l)?;
-    }
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
     let mut latent = all(l, &spec)?;
     for layer in &mut latent {
         (layer.sinks, layer.gate, layer.scaled) = (true, ResultGate::Sigmoid, false);
+    }
+    if keys.count_opt("attention.indexer.top_k", 1 << 24)?.is_some() {
+        let choosing = Choosing { style: RopeStyle::Normal, tail: true, eps: spec.eps };
+        choosing.apply(l, &choosing_layers(l, spec.sizes.layers, 0)?, &mut latent)?;
     }
     let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     let limits = keys.floats("swiglu_clamp_exp", spec.sizes.layers, [0.0, 1e6])?;

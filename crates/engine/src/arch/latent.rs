@@ -1,6 +1,7 @@
 //! Decoders with latent attention: DeepSeek 2 and 3 and what is built like them, MiniCPM 3.
 
-use kiln_kernels::rope::RopeStyle;
+use kiln_kernels::choose_keys::Rule;
+use kiln_kernels::rope::{RopeParams, RopeStyle};
 use kiln_kernels::topk_moe::Gate;
 
 use super::Architecture;
@@ -8,7 +9,8 @@ use super::experts::keyed;
 use crate::Error;
 use crate::blocks::attend::{ResultGate, Temperature};
 use crate::blocks::decoder::{Decoder, Spec};
-use crate::blocks::latent::LatentSpec;
+use crate::blocks::indexer::IndexSpec;
+use crate::blocks::latent::{LatentSpec, Sees};
 use crate::blocks::mlp::Scaled;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
@@ -44,6 +46,7 @@ pub(super) fn sizes(l: &Loader<'_>, spec: &Spec, i: usize, suffix: &str) -> Resu
         window: None,
         temperature: None,
         scaled: true,
+        sees: Sees::All,
     })
 }
 
@@ -109,42 +112,94 @@ pub(super) fn mistral4(l: &mut Loader<'_>) -> Loaded {
     deepseek(l, false)
 }
 
-/// Layers choose which keys they see; as long as there are no more than they choose, they see all.
-pub(super) fn chooses_all(l: &Loader<'_>) -> Result<(), Error> {
-    let most = l.keys.count("attention.indexer.top_k", 1 << 24)?;
-    if l.room.context <= most {
-        return Ok(());
+/// What differs between the parts of layers that choose among keys.
+pub(super) struct Choosing {
+    /// How their heads are turned.
+    pub(super) style: RopeStyle,
+    /// Whether the last elements of a head are turned, not the first.
+    pub(super) tail: bool,
+    /// What the norm of their keys adds.
+    pub(super) eps: f32,
+}
+
+impl Choosing {
+    /// Layers that choose which keys they see, where contexts may have more than they choose: those whose flag says so. Layers between
+    /// see what the one before them chose, layers with a window what lies in that.
+    pub(super) fn apply(self, l: &Loader<'_>, own: &[bool], layers: &mut [LatentSpec]) -> Result<(), Error> {
+        let keys = l.keys;
+        let most = keys.count("attention.indexer.top_k", 1 << 24)?;
+        if l.room.context <= most {
+            return Ok(());
+        }
+        let (heads, width) =
+            (keys.count("attention.indexer.head_count", 4096)?, keys.count("attention.indexer.key_length", 4096)?);
+        let first = (0..layers.len()).find(|i| layers[*i].window.is_none());
+        let begins = first.is_none_or(|i| own[i]);
+        keys.require(
+            begins,
+            "attention.indexer.types",
+            0,
+            "1 for the first layer, which has none before it to choose for it",
+        )?;
+        for (layer, own) in layers.iter_mut().zip(own).filter(|(layer, _)| layer.window.is_none()) {
+            let rope =
+                layer.rope.clone().map(|rope| Rope { params: RopeParams { style: self.style, ..rope.params }, ..rope });
+            let offset = if self.tail { width.saturating_sub(layer.turned) } else { 0 };
+            let index = IndexSpec { heads, width, rule: Rule::tokens(most), rope, offset, eps: self.eps };
+            layer.sees = if *own { Sees::Chosen(index) } else { Sees::AsBefore };
+        }
+        Ok(())
     }
-    let what = format!("a context of {} tokens, of which layers choose {most}", l.room.context);
-    Err(Error::NotSupported { what: format!("{what} (--ctx-size {most} or less runs)") })
+}
+
+/// Which layers choose by themselves: those of the file's list. Without one all do, in files for a million tokens only some.
+pub(super) fn choosing_layers(l: &Loader<'_>, layers: usize, context: usize) -> Result<Vec<bool>, Error> {
+    let list = "attention.indexer.types";
+    if l.keys.is_array(list) {
+        let flags = l.keys.flags(list)?;
+        l.keys.require(flags.len() >= layers, list, flags.len(), &format!("one flag for each of {layers} layers"))?;
+        return Ok(flags);
+    }
+    // A number says it of all layers at once.
+    if l.keys.count_opt(list, 1)?.is_some() {
+        return Ok(vec![true; layers]);
+    }
+    Ok((0..layers).map(|i| context < 1 << 20 || i < 2 || (i - 2).is_multiple_of(4)).collect())
 }
 
 /// DeepSeek 3.2 and GLM 5.
-fn chosen(l: &mut Loader<'_>, log: bool, default: Gate) -> Loaded {
-    chooses_all(l)?;
+fn chosen(
+    l: &mut Loader<'_>,
+    log: bool,
+    choosing: Choosing,
+    own: impl Fn(&Loader<'_>, &Spec) -> Result<Vec<bool>, Error>,
+) -> Loaded {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
     let mut latent = all(l, &spec)?;
     let factor = l.keys.factor("rope.scaling.factor")?.unwrap_or(1.0);
     let log = if log { l.keys.float("rope.scaling.yarn_log_multiplier", 0.0, [0.0, 1e3])? } else { 0.0 };
     stretched(&mut latent, factor, log, false);
+    choosing.apply(l, &own(l, &spec)?, &mut latent)?;
     spec.latent = latent;
     spec.scaled = Scaled::All;
-    let moe = keyed(l, &mut spec, default)?;
+    let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     spec.moe = Some(MoeSpec { scaled: true, ..moe });
     Decoder::load(l, spec)
 }
 
 pub(super) fn deepseek32(l: &mut Loader<'_>) -> Loaded {
-    chosen(l, true, Gate::Sigmoid)
+    let choosing = Choosing { style: RopeStyle::Neox, tail: false, eps: 1e-6 };
+    chosen(l, true, choosing, |_, spec| Ok(vec![true; spec.sizes.layers]))
 }
 
 pub(super) fn glm_dsa(l: &mut Loader<'_>) -> Loaded {
-    chosen(l, false, Gate::Sigmoid)
+    // No file says what this norm adds.
+    let choosing = Choosing { style: RopeStyle::Normal, tail: false, eps: 0.0 };
+    chosen(l, false, choosing, |l, spec| choosing_layers(l, spec.sizes.layers, spec.sizes.context))
 }
 
 /// dots3: layers with a window have sizes of their own; a gate for each head.
 pub(super) fn dots3(l: &mut Loader<'_>) -> Loaded {
-    chooses_all(l)?;
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
     let layers = spec.sizes.layers;
     let window = l.keys.count("attention.sliding_window", 1 << 24)?;
@@ -159,6 +214,8 @@ pub(super) fn dots3(l: &mut Loader<'_>) -> Loaded {
         (layer.window, layer.key_norm, layer.gate) = (window, true, ResultGate::Sigmoid);
         spec.latent.push(layer);
     }
+    let choosing = Choosing { style: RopeStyle::Neox, tail: false, eps: 1e-6 };
+    choosing.apply(l, &vec![true; layers], &mut spec.latent)?;
     spec.scaled = Scaled::All;
     let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     spec.moe = Some(MoeSpec { scaled: true, ..moe });

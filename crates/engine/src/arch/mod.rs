@@ -222,7 +222,7 @@ pub const TABLE: &[Row] = &[
 const HARMLESS: &[(&str, &[&str])] = &[
     // Matrices of images, which text does not go through.
     ("cogvlm", &[".vis_"]),
-    // What chooses among keys: as long as all are chosen, nobody needs to ask.
+    // What chooses among keys: where contexts have no more than are chosen, nobody needs to ask, nor where a layer sees what another chose.
     ("deepseek32", &[".indexer."]),
     ("dots3note", &[".indexer."]),
     ("glm-dsa", &[".indexer."]),

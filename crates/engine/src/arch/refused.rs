@@ -23,15 +23,10 @@ pub const REFUSED: &[(&str, &str)] = &[
 
 /// Architectures that run up to some bound.
 pub const LIMITS: &[(&str, &str)] = &[
-    ("deepseek32", "contexts up to the number of keys that layers choose (2048 in known files)"),
-    ("dots3note", "contexts up to the number of keys that layers choose"),
     ("dream", "`kiln run` fills in texts; it is not served"),
-    ("glm-dsa", "contexts up to the number of keys that layers choose (2048 in known files)"),
-    ("hy_v4", "contexts up to the number of keys that layers choose"),
     ("llada", "`kiln run` fills in texts; it is not served"),
     ("llada-moe", "`kiln run` fills in texts; it is not served"),
     ("llama4", "contexts up to 8192 tokens, the size of a chunk"),
-    ("minimax-m3", "contexts up to the blocks of keys that layers choose"),
     ("pockettts", "its language model; sound is not made"),
     ("qwen3tts", "its language model; sound is not made"),
     ("rnd1", "`kiln run` fills in texts; it is not served"),

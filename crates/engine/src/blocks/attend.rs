@@ -93,6 +93,38 @@ impl Attended {
         out
     }
 
+    /// Each row over the keys of a list of its own, `lists [room, columns]` and their numbers `[columns]`, where there is a column for each row or
+    /// for each head of keys of each row. Otherwise as [`Attended::build`].
+    pub fn over_lists(
+        &self,
+        b: &mut Builder,
+        q: Tensor,
+        [k_cache, v_cache]: [Tensor; 2],
+        sinks: Option<Tensor>,
+        [list, counts]: [Tensor; 2],
+    ) -> Tensor {
+        let Attended { heads, kv_heads, head_dim, value_dim, .. } = *self;
+        let (rows, columns) = (q.shape[2], list.shape[1]);
+        let groups = columns / rows;
+        let out = b.fresh("attended", TensorType::F32, [value_dim * heads, rows, 1, 1]);
+        // Where every head of keys has a list, rows of the list are those of single heads.
+        let keys_of = |cache: Tensor, width: usize| match groups {
+            1 => keys(cache, [width, kv_heads]),
+            _ => cache.reshape([width, cache.shape[1] * kv_heads, 1, 1]),
+        };
+        // The keys of a list are as many as it says, wherever the token stands: the list says what that sees.
+        let mask = Mask::Causal { positions: counts, length: counts, window: None, both: true };
+        let plain = flash_attention::Call::plain(
+            q.reshape([head_dim, 1, heads / groups, columns]),
+            keys_of(k_cache, head_dim),
+            keys_of(v_cache, value_dim),
+            out.reshape([value_dim, heads / groups, 1, columns]),
+            self.scale,
+        );
+        b.step("", flash_attention::Call { mask, pages: Some(Pages { table: list, size: 1 }), sinks, ..plain });
+        out
+    }
+
     fn part(&self, batch: &Batch, operands: &Operands, part: Part) -> flash_attention::Call {
         let Attended { heads, kv_heads, head_dim, value_dim, .. } = *self;
         let Part { rows: first, sequences: [sequence, sequences], tokens } = part;

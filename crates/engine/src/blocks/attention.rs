@@ -5,6 +5,7 @@ use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
 
 use super::attend::{Attended, Extras, ResultGate, Temperature, Turned, flat, turned};
+use super::indexer::{IndexSpec, Indexer};
 use super::mixer::Mixer;
 use super::moe::{ValueSpec, Values};
 use crate::Error;
@@ -71,6 +72,8 @@ pub struct AttentionSpec {
     pub result_scale: f32,
     /// Values are those of experts, in the place of `attn_v`.
     pub values: Option<ValueSpec>,
+    /// Small queries and keys, one head for each head of keys, choose what the tokens see.
+    pub index: Option<IndexSpec>,
 }
 
 impl std::ops::Deref for AttentionSpec {
@@ -117,6 +120,7 @@ impl AttentionSpec {
             temperature: None,
             result_scale: 1.0,
             values: None,
+            index: None,
         }
     }
 }
@@ -144,6 +148,7 @@ pub struct Attention {
     sinks: Option<Tensor>,
     gate: Option<super::attend::Gated>,
     temperature: Option<Tensor>,
+    indexer: Option<Indexer>,
     k_cache: Tensor,
     v_cache: Tensor,
 }
@@ -184,8 +189,12 @@ impl Mixer for Attention {
         let rows = batch.places(self.spec.kept()).rows;
         b.store("k_write", flat(k), rows, self.k_cache);
         b.store("v_write", v, rows, self.v_cache);
-        let extras = Extras::sinks(self.sinks);
-        let mut y = self.spec.attended.build(b, batch, q, [self.k_cache, self.v_cache], extras);
+        let caches = [self.k_cache, self.v_cache];
+        let lists = self.indexer.as_ref().and_then(|indexer| indexer.build(b, batch, x, x).lists());
+        let mut y = match lists {
+            Some(lists) => self.spec.attended.over_lists(b, q, caches, self.sinks, lists),
+            None => self.spec.attended.build(b, batch, q, caches, Extras::sinks(self.sinks)),
+        };
         if let Some(gate) = &self.gate {
             y = gate.build(b, x, y);
         }
@@ -239,6 +248,10 @@ impl Attention {
             q_norm: head_norm(l, "attn_q_norm", heads, spec)?,
             k_norm: head_norm(l, "attn_k_norm", kv_heads, spec)?,
             sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
+            indexer: match &spec.index {
+                Some(index) => Some(Indexer::each(l, index, hidden, layer)?),
+                None => None,
+            },
             k_cache: l.heads_cache(&format!("{layer}.k_cache"), Cached::Keys, [head_dim, kv_heads], window)?,
             v_cache: l.heads_cache(&format!("{layer}.v_cache"), Cached::Values, [value_dim, kv_heads], window)?,
             spec: spec.clone(),

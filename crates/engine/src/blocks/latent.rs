@@ -13,6 +13,7 @@ use kiln_kernels::mul_mat_vec;
 use kiln_kernels::tensor::Tensor;
 
 use super::attend::{Attended, Extras, Gated, ResultGate, Temperature, Turned, flat, keys, turned, warmed};
+use super::indexer::{Chosen, IndexSpec, Indexer};
 use super::mixer::Mixer;
 use crate::Error;
 use crate::arch::{Batch, BatchShape};
@@ -55,6 +56,19 @@ pub struct LatentSpec {
     pub temperature: Option<Temperature>,
     /// Whether the factor of the output matrix counts.
     pub scaled: bool,
+    /// Which keys a token sees.
+    pub sees: Sees,
+}
+
+/// Which of the keys before it a token sees.
+#[derive(Clone, Debug)]
+pub enum Sees {
+    /// All, or those of the window.
+    All,
+    /// Those that small queries and keys choose.
+    Chosen(IndexSpec),
+    /// Those that the nearest layer before chose.
+    AsBefore,
 }
 
 /// Latent attention of one layer.
@@ -72,6 +86,7 @@ pub struct Latent {
     sinks: Option<Tensor>,
     gate: Option<Gated>,
     temperature: Option<Tensor>,
+    indexer: Option<Indexer>,
 }
 
 #[derive(Clone, Debug)]
@@ -101,13 +116,18 @@ impl Mixer for Latent {
     fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
         let LatentSpec { heads, rank, head_dim, turned, .. } = self.spec;
         let rows = x.shape[1];
-        let q = match &self.query.low {
+        let from = match &self.query.low {
             Some((matrix, norm)) => {
                 let low = b.linear("q_low", x, matrix);
-                let low = b.norm("q_low.norm", low, norm);
-                b.linear("q", low, &self.query.matrix)
+                b.norm("q_low.norm", low, norm)
             }
-            None => b.linear("q", x, &self.query.matrix),
+            None => x,
+        };
+        let q = b.linear("q", from, &self.query.matrix);
+        let chosen = match (&self.indexer, &self.spec.sees) {
+            (Some(indexer), _) => Some(indexer.build(b, batch, x, from)),
+            (None, Sees::AsBefore) => Chosen::of_layer_before(b),
+            (None, _) => None,
         };
         let mut q = q.reshape([head_dim, heads, rows, 1]);
         if let Some(table) = self.temperature {
@@ -126,7 +146,7 @@ impl Mixer for Latent {
             key = y;
         }
         let y = match &self.up {
-            Up::Split { k, v, cache } => self.over_latents(b, batch, [q, latent, key], [*k, *v, *cache]),
+            Up::Split { k, v, cache } => self.over_latents(b, batch, [q, latent, key], [*k, *v, *cache], chosen),
             Up::Whole { matrix, k_cache, v_cache } => {
                 self.over_heads(b, batch, [q, latent, key], matrix, [*k_cache, *v_cache])
             }
@@ -159,7 +179,17 @@ impl Latent {
         if !spec.scaled {
             output.scale = 1.0;
         }
+        let indexer = match &spec.sees {
+            Sees::Chosen(index) => {
+                Some(Indexer::weighed(l, index, [hidden, spec.query_rank.unwrap_or(hidden)], layer)?)
+            }
+            _ => None,
+        };
         let still = spec.still();
+        // A list names rows of latents: one for all heads.
+        if !matches!(spec.sees, Sees::All) && !l.has("attn_k_b.weight") {
+            return Err(Error::MissingTensor { name: l.full("attn_k_b.weight") });
+        }
         let up = if l.has("attn_k_b.weight") {
             l.caches_latents();
             Up::Split {
@@ -188,6 +218,7 @@ impl Latent {
             sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
             gate: spec.gate.load(l, hidden, [heads, value_dim])?,
             temperature: spec.temperature.map(|t| t.load(l)),
+            indexer,
             spec: spec.clone(),
         })
     }
@@ -210,6 +241,7 @@ impl Latent {
         batch: &Batch,
         [q, latent, key]: [Tensor; 3],
         [k, v, cache]: [Tensor; 3],
+        chosen: Option<Chosen>,
     ) -> Tensor {
         let LatentSpec { heads, rank, turned, value_dim, .. } = self.spec;
         let rows = q.shape[2];
@@ -219,18 +251,19 @@ impl Latent {
         }
         b.store("latent_write", latent, ids, cache.narrow(0, 0, rank));
         let out = b.fresh("v", TensorType::F32, [value_dim, heads, rows, 1]);
-        if !batch.shape.expands {
-            self.absorbed(b, batch, [q, out], [k, v, cache]);
+        let BatchShape { decode, prompt, expands, .. } = batch.shape;
+        let lists = chosen.and_then(|chosen| chosen.lists());
+        if !expands || chosen.is_some_and(|chosen| chosen.rows > decode) {
+            self.absorbed(b, batch, [q, out], [k, v, cache], lists);
             return flat(out);
         }
-        let BatchShape { decode, prompt, .. } = batch.shape;
         let part = |first: usize, n: usize, shape: BatchShape| {
             let positions = batch.ports.positions.narrow(0, first, n);
             Batch { shape, ports: Ports { positions, ..batch.ports }, ..*batch }
         };
         if decode > 0 {
             let texts = part(0, decode, BatchShape { prompt: 0, pieces: 0, expands: false, ..batch.shape });
-            self.absorbed(b, &texts, [q, out].map(|t| t.narrow(2, 0, decode)), [k, v, cache]);
+            self.absorbed(b, &texts, [q, out].map(|t| t.narrow(2, 0, decode)), [k, v, cache], lists);
         }
         let prompt_alone = part(decode, prompt, BatchShape { decode: 0, ..batch.shape });
         let [q, key, to] = [q, key, out].map(|t| t.narrow(2, decode, prompt));
@@ -241,7 +274,14 @@ impl Latent {
     }
 
     /// Queries are brought to the latents, which are keys and values for all heads.
-    fn absorbed(&self, b: &mut Builder, batch: &Batch, [q, out]: [Tensor; 2], [k, v, cache]: [Tensor; 3]) {
+    fn absorbed(
+        &self,
+        b: &mut Builder,
+        batch: &Batch,
+        [q, out]: [Tensor; 2],
+        [k, v, cache]: [Tensor; 3],
+        lists: Option<[Tensor; 2]>,
+    ) {
         let LatentSpec { heads, rank, turned, .. } = self.spec;
         let (rows, still) = (q.shape[2], self.spec.still());
         let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
@@ -256,7 +296,11 @@ impl Latent {
             }
         }
         let how = self.attended(1, [rank + turned, rank]);
-        let y = how.build(b, batch, wide, [cache, cache.narrow(0, 0, rank)], Extras::sinks(self.sinks));
+        let caches = [cache, cache.narrow(0, 0, rank)];
+        let y = match lists {
+            Some(lists) => how.over_lists(b, wide, caches, self.sinks, lists),
+            None => how.build(b, batch, wide, caches, Extras::sinks(self.sinks)),
+        };
         let y = y.reshape([rank, heads, rows, 1]);
         b.step("v", mul_mat_vec::Call::plain(Product { a: v, b: by_head(y), d: by_head(out) }));
     }

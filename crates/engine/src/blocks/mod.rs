@@ -5,6 +5,7 @@ pub mod attend;
 pub mod attention;
 pub mod decoder;
 pub mod delta_net;
+pub mod indexer;
 pub mod latent;
 pub mod lightning;
 pub mod mamba;

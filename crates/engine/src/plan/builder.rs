@@ -1,6 +1,8 @@
 //! Builds plain plans: every result gets a slot of its own, and one step writes it. Only states, caches and control slots are
 //! written in place. What is fused, split or shared is decided later (`crate::lower`).
 
+use std::collections::HashMap;
+
 use kiln_gguf::TensorType;
 use kiln_kernels::binary::{self, Operator};
 use kiln_kernels::glu::{self, Gate};
@@ -82,12 +84,30 @@ pub struct Builder {
     n_fixed: usize,
     steps: Vec<Step>,
     place: String,
+    /// What layers left for those behind them: a number and tensors, by name.
+    notes: HashMap<&'static str, (usize, Vec<Tensor>)>,
 }
 
 impl Builder {
     /// A plan on top of the shared slots.
     pub fn new(fixed: &Fixed) -> Builder {
-        Builder { slots: fixed.slots.clone(), n_fixed: fixed.slots.len(), steps: Vec::new(), place: String::new() }
+        Builder {
+            slots: fixed.slots.clone(),
+            n_fixed: fixed.slots.len(),
+            steps: Vec::new(),
+            place: String::new(),
+            notes: HashMap::new(),
+        }
+    }
+
+    /// Leaves a number and tensors for layers behind this one, in the place of what was left under the name before.
+    pub fn remember(&mut self, name: &'static str, number: usize, tensors: Vec<Tensor>) {
+        self.notes.insert(name, (number, tensors));
+    }
+
+    /// What was left last.
+    pub fn remembered(&self, name: &str) -> Option<(usize, &[Tensor])> {
+        self.notes.get(name).map(|(number, tensors)| (*number, &tensors[..]))
     }
 
     /// Says where in the model the next steps stand: `3.attention`. Labels begin with it.
