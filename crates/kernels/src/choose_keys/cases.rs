@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType::{self, F16, F32, I32, Q8_0};
 
 use super::{Call, Rule};
-use crate::case::{Case, Data, Level, Tolerance};
+use crate::case::{Case, Data, Level, Random, Tolerance};
 use crate::flash_attention::Pages;
 use crate::formats::random_blocks;
 
@@ -66,6 +66,12 @@ fn each(data: &mut Data, call: Call) -> Call {
     Call { scratch: data.output(F32, [call.scores(), 1, 1, 1]), ..call }
 }
 
+/// All queries stand at the end of their texts.
+fn late(data: &mut Data, call: Call) -> Call {
+    let last = (call.pages.table.shape[0] * call.pages.size - 1) as f64;
+    Call { positions: data.input_with(I32, call.positions.shape, |_, _| last), ..call }
+}
+
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     let plain: fn(&mut Data, Call) -> Call = |_, call| call;
@@ -97,7 +103,17 @@ pub fn cases(level: Level) -> Vec<Case> {
         case("ties", F16, Sizes { width: 4, heads: 1, ..USUAL }, Rule::tokens(40), |data, call| {
             let whole = |data: &mut Data, shape| data.input_with(F32, shape, |random, _| random.below(3) as f64 - 1.0);
             let (q, k) = (whole(data, call.q.shape), whole(data, call.k.shape));
-            Call { q, k, weights: None, ..call }
+            late(data, Call { q, k, weights: None, ..call })
+        }),
+        // Scores that differ in their last bits alone.
+        case("close", F32, Sizes { width: 4, heads: 1, ..USUAL }, Rule::tokens(40), |data, call| {
+            let one = |random: &mut Random, i: usize, last: usize| match i % 4 {
+                0 => 1.0 + random.below(last) as f64 / f64::from(1 << 22),
+                _ => 0.0,
+            };
+            let q = data.input_with(F32, call.q.shape, |random, i| one(random, i, 1));
+            let k = data.input_with(F32, call.k.shape, |random, i| one(random, i, 1 << 10));
+            late(data, Call { q, k, weights: None, ..call })
         }),
         case("rows of nobody and first tokens", F16, Sizes { rows: 6, sequences: 1, ..USUAL }, pooled, |data, call| {
             let positions = data.input_with(I32, call.positions.shape, |_, i| [-1.0, 0.0, 2.0, 3.0, -1.0, 4.0][i]);
