@@ -20,27 +20,26 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
         let seen = (positions[row] as i64 + 1).max(0) as usize;
         let place = Places::of(call, &table, call.sequence(sequences.as_deref(), row));
         let keys = seen / call.rule.per_key;
-        let mut scores = vec![vec![0.0f64; keys]; call.groups()];
+        // Of each key the scores of all columns.
+        let mut scores = Vec::with_capacity(keys * call.groups());
         let mut k = vec![0.0f32; width];
         for key in 0..keys {
             from.float_row(&call.k, [place.key(key), 0, 0], &mut k);
-            let mut sum = 0.0f32;
-            for (head, q) in q[row * heads * width..][..heads * width].chunks_exact(width).enumerate() {
-                let product = product(q, &k);
-                match call.each {
-                    true => scores[head][key] = f64::from(product),
-                    false => sum += weights.as_ref().map_or(1.0, |w| w[row * heads + head]) * product.max(0.0),
-                }
+            let products = q[row * heads * width..][..heads * width].chunks_exact(width).map(|q| product(q, &k));
+            if call.each {
+                scores.extend(products.map(f64::from));
+                continue;
             }
-            if !call.each {
-                scores[0][key] = f64::from(sum);
-            }
+            let weight = |head: usize| weights.as_ref().map_or(1.0, |w| w[row * heads + head]);
+            let sum: f32 = products.enumerate().map(|(head, product)| weight(head) * product.max(0.0)).sum();
+            scores.push(f64::from(sum));
         }
-        let list = |(group, scores): (usize, &Vec<f64>)| -> Vec<usize> {
-            let tokens = chosen(&call.rule, scores, seen);
+        let list = |group: usize| -> Vec<usize> {
+            let own: Vec<f64> = scores.iter().skip(group).step_by(call.groups()).copied().collect();
+            let tokens = chosen(&call.rule, &own, seen);
             tokens.into_iter().map(|token| place.token(token) * call.groups() + group).collect()
         };
-        scores.iter().enumerate().map(list).collect()
+        (0..call.groups()).map(list).collect()
     };
     let lists: Vec<Vec<usize>> = (0..rows).into_par_iter().flat_map_iter(of_row).collect();
     write(call, &lists, memory);
