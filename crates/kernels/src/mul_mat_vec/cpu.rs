@@ -10,7 +10,7 @@ use kiln_gguf::TensorType;
 use rayon::prelude::*;
 
 use super::cpu_codes::{Coder, coder};
-use super::cpu_ints::{Ints, Panels};
+use super::cpu_ints::{Few, Panels};
 use super::cpu_rows::{Rows, decode, is_float_for_few};
 use super::{Call, Sibling};
 use crate::glu;
@@ -50,7 +50,7 @@ struct Group<'a> {
 /// Columns for weights that become integers.
 enum Rounded {
     No,
-    Few(Ints),
+    Few(Few),
     Many(Panels),
 }
 
@@ -68,7 +68,7 @@ impl<'a> Group<'a> {
         if types.iter().any(|ty| coder(ty).is_some()) {
             self.rounded = match self.many {
                 true => Rounded::Many(Panels::new(k, &self.columns, spare)),
-                false => Rounded::Few(Ints::for_dots(k, &self.columns)),
+                false => Rounded::Few(Few::new(k, &self.columns)),
             };
         }
     }
@@ -173,7 +173,7 @@ fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
     if let Some(norm) = call.norm {
         let weight = norm.weight.map(|t| memory.floats(&t));
         for column in columns.to_mut().chunks_exact_mut(call.product.b.shape[0]) {
-            let mean = column.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / column.len() as f64;
+            let mean = dispatch!(level(), simd => squares(simd, column)) / column.len() as f64;
             let factor = (1.0 / (mean + f64::from(norm.eps)).sqrt()) as f32;
             column.iter_mut().for_each(|x| *x *= factor);
             if let Some(weight) = &weight {
@@ -182,6 +182,18 @@ fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
         }
     }
     columns
+}
+
+/// The sum of the squares.
+#[inline(always)]
+fn squares<S: Simd>(_: S, x: &[f32]) -> f64 {
+    // Sums side by side need not wait for each other.
+    let mut sums = [0.0; 16];
+    let (sixteens, rest) = x.as_chunks::<16>();
+    for x in sixteens {
+        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()
 }
 
 fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut Spare) -> Vec<Group<'a>> {
@@ -239,11 +251,15 @@ fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
 
 /// The products of every job.
 fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory, spare: &mut Spare) -> Vec<Results> {
+    let threads = rayon::current_num_threads();
+    let whole: usize = jobs.iter().map(|(a, group)| a.shape[0] * a.shape[1] * group.to.len()).sum();
+    // Several tasks for each thread, so that one that is held up holds up no other; one alone has nobody to wait for.
+    let task = if threads == 1 { whole } else { (whole / (8 * threads)).max(TASK_PRODUCTS) };
     let mut results: Vec<Results> = jobs
         .iter()
         .map(|(a, group)| {
             let (k, n) = (a.shape[0], group.to.len());
-            let rows = if group.many { BLOCK_ROWS } else { (TASK_PRODUCTS / (k * n)).max(1) };
+            let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(2) };
             Results { values: spare.take(a.shape[1] * n), rows, n }
         })
         .collect();
@@ -260,10 +276,10 @@ fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory, spare: &mut Spa
         let rows = Rows { ty: a.ty, bytes, stride: a.stride[1], row_bytes: a.row_bytes() };
         block(rows, a.shape[0], group, out);
     };
-    if let [_] = &tasks[..] {
+    if threads == 1 || tasks.len() == 1 {
         tasks.into_iter().for_each(run);
     } else {
-        // Every task may go to another thread: one that is held up holds up no other.
+        // Every task may go to another thread.
         tasks.into_par_iter().with_max_len(1).for_each(run);
     }
     results
@@ -287,9 +303,9 @@ fn block(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32]) {
 /// Rows of `k` elements times the columns of a group: the results of a row lie side by side, `stride` from row to row.
 fn multiply_rows(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32], stride: usize) {
     let unfit = match (coder_of(rows.ty, group.many), &group.rounded) {
-        (Some(coder), Rounded::Few(ints)) => {
-            ints.dots(coder, rows, out);
-            ints.unfit()
+        (Some(coder), Rounded::Few(few)) => {
+            few.dots(coder, rows, out);
+            few.unfit()
         }
         (Some(coder), Rounded::Many(panels)) => {
             panels.tiles(coder, rows, out, stride);

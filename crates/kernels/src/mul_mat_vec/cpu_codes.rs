@@ -10,8 +10,6 @@ use kiln_gguf::quant::codebook::{
     E2M1_DOUBLED, IQ4, iq1, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, nvfp4_half_scale,
 };
 
-#[cfg(target_arch = "x86_64")]
-use super::cpu_nibbles::{Direct, direct};
 use super::cpu_rows::{bits_at, half_at, halves, sixteen};
 use crate::simd::{finite_half, level};
 
@@ -37,15 +35,6 @@ pub(super) struct Coder {
     pub fill: fn(&[u8], Piece<'_>),
     /// Offsets of a [`BLOCK`]: none, one (found twice in a piece) or two.
     pub offsets: usize,
-    /// Whole blocks of a row into bytes, on machines that multiply those best.
-    #[cfg(target_arch = "x86_64")]
-    pub fill_bytes: fn(&[u8], BytePiece<'_>),
-    /// The byte that stands for zero.
-    #[cfg(target_arch = "x86_64")]
-    pub zero: u8,
-    /// A row times a column without a step between, where there is such a way.
-    #[cfg(target_arch = "x86_64")]
-    pub direct: Option<Direct>,
 }
 
 /// How this type becomes codes; None where it stays floats.
@@ -56,12 +45,6 @@ pub(super) fn coder(ty: TensorType) -> Option<Coder> {
                 $(TensorType::$variant => Some(Coder {
                     fill: fill::<$name>,
                     offsets: $name::OFFSETS,
-                    #[cfg(target_arch = "x86_64")]
-                    fill_bytes: fill_bytes::<$name>,
-                    #[cfg(target_arch = "x86_64")]
-                    zero: $name::ZERO,
-                    #[cfg(target_arch = "x86_64")]
-                    direct: direct(ty),
                 }),)*
                 _ => None,
             }
@@ -75,7 +58,7 @@ pub(super) fn coder(ty: TensorType) -> Option<Coder> {
 }
 
 /// A format whose blocks become codes in registers.
-trait Format {
+pub(super) trait Format {
     /// Elements of a block, a multiple of [`BLOCK`].
     const LEN: usize;
     /// Bytes of a block.
@@ -106,50 +89,6 @@ trait Format {
             },
         );
     }
-}
-
-/// A piece of a row in bytes: element e is `scales[e / 16] (codes[e] - zero) + offsets[e / 16]`.
-pub(super) struct BytePiece<'a> {
-    /// A code for each element.
-    pub codes: &'a mut [u8],
-    /// A scale for each sixteen.
-    pub scales: &'a mut [f32],
-    /// An offset for each sixteen; left alone by formats that have none.
-    pub offsets: &'a mut [f32],
-}
-
-/// Whole blocks as bytes. Only the widest instructions multiply bytes, so nothing else needs them.
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-fn fill_bytes<F: Format>(bytes: &[u8], piece: BytePiece<'_>) {
-    let Some(simd) = level().as_avx512() else { return };
-    simd.vectorize(
-        #[inline(always)]
-        || {
-            let codes = piece.codes.chunks_exact_mut(F::LEN);
-            let scales = piece.scales.chunks_exact_mut(F::LEN / 16);
-            let offsets = piece.offsets.chunks_exact_mut(F::LEN / 16);
-            for (((block, codes), scales), offsets) in bytes.chunks_exact(F::BYTES).zip(codes).zip(scales).zip(offsets) {
-                F::bytes(
-                    simd,
-                    block,
-                    #[inline(always)]
-                    |i, values, both, pair| {
-                        values.store_slice(&mut codes[BLOCK * i..][..BLOCK]);
-                        scales[2 * i..][..2].copy_from_slice(&both);
-                        if F::OFFSETS > 0 {
-                            offsets[2 * i..][..2].copy_from_slice(&pair);
-                        }
-                    },
-                );
-            }
-            if F::HALVES {
-                let sixteens = bytes.len() / F::BYTES * (F::LEN / 16);
-                to_floats(simd, &mut piece.scales[..sixteens]);
-                to_floats(simd, &mut piece.offsets[..sixteens * F::OFFSETS.min(1)]);
-            }
-        },
-    );
 }
 
 #[inline(never)]
@@ -287,7 +226,7 @@ fn word_at(block: &[u8], at: usize) -> u16 {
 macro_rules! format {
     ($name:ident, $len:literal in $bytes:literal, $zero:literal, $offsets:literal, $halves:literal,
      |$simd:ident, $block:ident, $each:ident| $body:block $(, $codes:block)?) => {
-        struct $name;
+        pub(super) struct $name;
 
         impl Format for $name {
             const LEN: usize = $len;
@@ -348,7 +287,7 @@ const fn raised(table: [i8; 16], by: i16) -> [u8; 16] {
 }
 
 pub(super) const IQ4_RAISED: [u8; 16] = raised(IQ4, 128);
-const E2M1_RAISED: [u8; 16] = raised(E2M1_DOUBLED, 12);
+pub(super) const E2M1_RAISED: [u8; 16] = raised(E2M1_DOUBLED, 12);
 
 format!(IQ4NL, 32 in 18, 128, 0, true, |simd, block, each| {
     each(0, by_table(simd, IQ4_RAISED, nibbles(simd, block, 2)), [half_bits(block, 0); 2], NONE);
@@ -704,7 +643,7 @@ format!(Q2, 64 in 18, 1, 0, false, |simd, block, each| {
 });
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use kiln_gguf::quant;
 
     use super::*;
@@ -720,7 +659,7 @@ mod tests {
     }
 
     /// Random blocks of a format and their elements.
-    fn blocks(ty: TensorType, n: usize, seed: u64) -> (Vec<u8>, Vec<f32>) {
+    pub(in super::super) fn blocks(ty: TensorType, n: usize, seed: u64) -> (Vec<u8>, Vec<f32>) {
         let mut bytes = noise(ty.row_bytes(n).unwrap(), seed);
         let mut want = vec![0.0; n];
         quant::dequantise(ty, &bytes, &mut want).unwrap();
@@ -756,29 +695,5 @@ mod tests {
             tried += 1;
         }
         assert_eq!(tried, 25);
-    }
-
-    #[test]
-    #[cfg(target_arch = "x86_64")]
-    fn bytes_mean_what_the_formats_mean() {
-        if level().as_avx512().is_none() {
-            return;
-        }
-        for &ty in TensorType::ALL {
-            let Some(coder) = coder(ty) else { continue };
-            for seed in 1..40 {
-                let n = 512;
-                let (bytes, want) = blocks(ty, n, seed);
-                let (mut codes, mut scales, mut offsets) = (vec![0; n], vec![0.0; n / 16], vec![0.0; n / 16]);
-                let piece = BytePiece { codes: &mut codes, scales: &mut scales, offsets: &mut offsets };
-                (coder.fill_bytes)(&bytes, piece);
-                for e in 0..n {
-                    let code = f32::from(codes[e]) - f32::from(coder.zero);
-                    let got = scales[e / 16] * code + offsets[e / 16];
-                    let top = want[e].abs().max(offsets[e / 16].abs());
-                    assert!((got - want[e]).abs() <= 1e-6 * top, "{ty}: {got} {} at {e}", want[e]);
-                }
-            }
-        }
     }
 }

@@ -7,20 +7,20 @@ use fearless_simd::{Simd, dispatch, f32x16, i16x32, i32x16};
 
 use rayon::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
-use super::cpu_bytes::ByteColumns;
 use super::cpu_codes::{BLOCK, Coder, Piece};
 use super::cpu_rows::Rows;
+#[cfg(target_arch = "x86_64")]
+use super::cpu_runs::RunColumns;
 use crate::host::Spare;
 use crate::simd::{Layout, level, load, multiply, transpose};
 
 /// The largest magnitude of a rounded element: thirty-two products with codes fit 32 bits, and 128 times a byte with a sign
 /// and another such byte reach it.
-const TOP: f32 = 16319.0;
+pub(super) const TOP: f32 = 16319.0;
 /// Magnitudes of elements whose products with any code and scale stay far from infinity.
-const HUGE: f32 = 1e30;
+pub(super) const HUGE: f32 = 1e30;
 /// Blocks are not scaled further up than this magnitude would be.
-const TINY: f32 = 1e-30;
+pub(super) const TINY: f32 = 1e-30;
 /// Elements of a row that become codes at once for tiles: they stay in the nearest caches, with as many of a panel.
 const DEPTH: usize = 256;
 /// The same for a few columns, of one or more rows.
@@ -37,23 +37,47 @@ pub(super) struct Ints {
     sums: Vec<f32>,
     /// Columns with elements that are no numbers, or hardly.
     unfit: Vec<usize>,
-    /// The same as bytes, where they are multiplied faster.
+}
+
+/// A few rounded columns, in the form that the machine multiplies fastest.
+pub(super) enum Few {
+    /// As words of 16 bits.
+    Words(Ints),
+    /// As bytes.
     #[cfg(target_arch = "x86_64")]
-    bytes: Option<Box<ByteColumns>>,
+    Runs(RunColumns),
+}
+
+impl Few {
+    /// Columns of `k` elements, whole blocks.
+    pub(super) fn new(k: usize, columns: &[f32]) -> Few {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(avx512) = level().as_avx512() {
+            return Few::Runs(RunColumns::new(avx512, k, columns));
+        }
+        Few::Words(Ints::new(k, columns))
+    }
+
+    /// Columns whose products should be made by floats.
+    pub(super) fn unfit(&self) -> &[usize] {
+        match self {
+            Few::Words(ints) => &ints.unfit,
+            #[cfg(target_arch = "x86_64")]
+            Few::Runs(runs) => runs.unfit(),
+        }
+    }
+
+    /// Rows times all columns: the results of a row lie side by side.
+    pub(super) fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
+        match self {
+            Few::Words(ints) => ints.dots(coder, rows, out),
+            #[cfg(target_arch = "x86_64")]
+            Few::Runs(runs) => runs.dots(rows, out),
+        }
+    }
 }
 
 impl Ints {
-    /// Columns of `k` elements, whole blocks, to be multiplied by [`Ints::dots`].
-    pub(super) fn for_dots(k: usize, columns: &[f32]) -> Ints {
-        let ints = Ints::new(k, columns);
-        #[cfg(target_arch = "x86_64")]
-        if level().as_avx512().is_some() {
-            let bytes = Some(Box::new(ByteColumns::new(k, &ints.codes, &ints.scales, &ints.sums)));
-            return Ints { bytes, ..ints };
-        }
-        ints
-    }
-
     /// Columns of `k` elements, whole blocks.
     fn new(k: usize, columns: &[f32]) -> Ints {
         let (n, blocks) = (columns.len() / k, columns.len() / BLOCK);
@@ -72,22 +96,8 @@ impl Ints {
         ints
     }
 
-    /// Columns whose products should be made by floats.
-    pub(super) fn unfit(&self) -> &[usize] {
-        &self.unfit
-    }
-
     /// Rows times all columns: the results of a row lie side by side.
-    pub(super) fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
-        #[cfg(target_arch = "x86_64")]
-        if let (Some(bytes), Some(avx512)) = (&self.bytes, level().as_avx512()) {
-            return bytes.dots(avx512, coder, rows, out);
-        }
-        self.dots_of_words(coder, rows, out);
-    }
-
-    /// The same on machines that do not multiply bytes.
-    fn dots_of_words(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
+    fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
         let (k, n) = (self.k, self.codes.len() / self.k);
         let (mut codes, mut scales, mut offsets) = ([0; LONG], [0.0; LONG / BLOCK], [0.0; 2 * LONG / BLOCK]);
         // Short rows that lie side by side become codes together.
@@ -233,7 +243,7 @@ impl Panels {
         [self.codes, self.scales, halves, wholes].into_iter().for_each(|vector| spare.give(vector));
     }
 
-    /// See [`Ints::unfit`].
+    /// See [`Few::unfit`].
     pub(super) fn unfit(&self) -> &[usize] {
         &self.unfit
     }
@@ -415,18 +425,17 @@ mod tests {
         };
         let want: Vec<f64> = (0..m * n).map(product).collect();
         let norm: f64 = want.iter().map(|x| x * x).sum();
-        let ints = Ints::for_dots(k, &columns);
         let (mut words, mut either) = (vec![0.0; m * n], vec![0.0; m * n]);
-        ints.dots_of_words(coder(ty).unwrap(), rows, &mut words);
-        ints.dots(coder(ty).unwrap(), rows, &mut either);
-        for (way, got) in [("words", words), ("bytes", either)] {
+        Ints::new(k, &columns).dots(coder(ty).unwrap(), rows, &mut words);
+        Few::new(k, &columns).dots(coder(ty).unwrap(), rows, &mut either);
+        for (way, got) in [("words", words), ("the way of this machine", either)] {
             let error: f64 = got.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
             assert!(error < 1e-7 * norm, "{ty} {k} {m} {n} by {way}: {:e}", error / norm);
         }
     }
 
     #[test]
-    fn integers_multiply_every_format_by_words_and_by_bytes() {
+    fn integers_multiply_every_format_that_can_be_made_quickly() {
         for &ty in TensorType::ALL {
             if coder(ty).is_some() && !quant::searches_a_grid(ty) {
                 judge(ty, 512, 5, 3);

@@ -5,13 +5,17 @@ mod block;
 pub mod cases;
 mod check;
 pub(crate) mod cpu;
-#[cfg(target_arch = "x86_64")]
-mod cpu_bytes;
 mod cpu_codes;
 mod cpu_ints;
-#[cfg(target_arch = "x86_64")]
-mod cpu_nibbles;
 mod cpu_rows;
+#[cfg(target_arch = "x86_64")]
+mod cpu_runs;
+#[cfg(target_arch = "x86_64")]
+mod cpu_runs_blocks;
+#[cfg(target_arch = "x86_64")]
+mod cpu_runs_k;
+#[cfg(target_arch = "x86_64")]
+mod cpu_wide;
 mod fuse;
 mod pick;
 mod reference;
