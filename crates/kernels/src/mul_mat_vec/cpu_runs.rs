@@ -1,7 +1,7 @@
 //! A few columns on machines whose widest instructions multiply bytes (AVX-512 with VNNI). A rounded element of a column is two
 //! bytes, 128 high + low. Rows are read in runs of 256 elements: a run becomes bytes in registers, sixty-four at a time, and an
-//! instruction adds sixty-four products of them and one byte of each element. Formats are in `cpu_runs_blocks.rs` and
-//! `cpu_runs_k.rs`.
+//! instruction adds sixty-four products of them and one byte of each element. Formats are in `cpu_runs_blocks.rs`,
+//! `cpu_runs_k.rs` and `cpu_runs_grids.rs`.
 
 use std::arch::x86_64::{__m512i, _mm512_cvtepi32_epi8};
 use std::array::from_fn;
@@ -11,10 +11,11 @@ use fearless_simd::prelude::*;
 use fearless_simd::{Avx512, f32x16, i32x16, u8x16, u8x32, u8x64};
 use kiln_gguf::TensorType;
 
-use super::cpu_codes::{self, BLOCK, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS, NVFP4, Q1, Q2, TQ1};
+use super::cpu_codes::{self, BLOCK, Q1, Q2, TQ1};
 use super::cpu_ints::{HUGE, TINY, TOP};
 use super::cpu_rows::Rows;
 use super::cpu_runs_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use super::cpu_runs_grids::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Nvfp4};
 use super::cpu_runs_k::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq2};
 use super::cpu_wide::{by_128, dot, pick, to_floats, zeros};
 
@@ -92,8 +93,8 @@ fn dots_of(ty: TensorType) -> Option<Dots> {
         };
     }
     table!(Q4_0 Q4_0, Q4_1 Q4_1, Q5_0 Q5_0, Q5_1 Q5_1, Q8_0 Q8_0, IQ4_NL Iq4Nl, MXFP4 Mxfp4, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K, IQ4_XS Iq4Xs, TQ2_0 Tq2,
-        NVFP4 Coded<NVFP4>, IQ2_XXS Coded<IQ2XXS>, IQ2_XS Coded<IQ2XS>, IQ2_S Coded<IQ2S>, IQ3_XXS Coded<IQ3XXS>,
-        IQ3_S Coded<IQ3S>, IQ1_S Coded<IQ1S>, IQ1_M Coded<IQ1M>, TQ1_0 Coded<TQ1>, Q1_0 Coded<Q1>, Q2_0 Coded<Q2>
+        NVFP4 Nvfp4, IQ2_XXS Iq2Xxs, IQ2_XS Iq2Xs, IQ2_S Iq2S, IQ3_XXS Iq3Xxs, IQ3_S Iq3S, IQ1_S Iq1S, IQ1_M Iq1M,
+        TQ1_0 Coded<TQ1>, Q1_0 Coded<Q1>, Q2_0 Coded<Q2>
     )
 }
 

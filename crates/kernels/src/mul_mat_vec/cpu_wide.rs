@@ -7,7 +7,7 @@ use std::arch::x86_64::{
     _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8,
     _mm512_mask_blend_epi16, _mm512_maskz_permutex2var_epi8, _mm512_or_si512, _mm512_permutex2var_epi16,
     _mm512_permutexvar_epi8, _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sub_epi32, _mm512_xor_si512, _pdep_u64,
+    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sub_epi32, _mm512_xor_si512, _pdep_u64, _pext_u64, _mm512_castsi256_si512, _mm256_cvtepu16_epi32, _mm512_multishift_epi64_epi8, _mm512_test_epi8_mask, _mm512_set1_epi64, _mm512_mask_sub_epi8, _mm512_slli_epi16,
 };
 
 use fearless_simd::prelude::*;
@@ -165,6 +165,36 @@ instructions! {
 
     fn or_16(simd, a: __m128i, b: __m128i) -> __m128i {
         _mm_or_si128(a, b)
+    }
+
+    /// Eight times each byte, none of which is larger than 31.
+    fn by_eight(simd, bytes: __m512i) -> __m512i {
+        _mm512_slli_epi16::<3>(bytes)
+    }
+
+    /// Bytes with a minus where a bit is set.
+    fn negated(simd, bytes: __m512i, mask: u64) -> __m512i {
+        _mm512_mask_sub_epi8(bytes, mask, _mm512_setzero_si512(), bytes)
+    }
+
+    /// Whether each byte has the bit of its place among eight.
+    fn with_bit(simd, bytes: __m512i) -> u64 {
+        _mm512_test_epi8_mask(bytes, _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed()))
+    }
+
+    /// Eight bits of the eight bytes that each byte lies in, from bit `from` on.
+    fn select_bits(simd, from: &[u8; 64], bytes: __m512i) -> __m512i {
+        _mm512_multishift_epi64_epi8(u8x64::load_array_ref(simd, from).into(), bytes)
+    }
+
+    /// Eight words as numbers; eight more hold anything.
+    fn wide_words(simd, words: __m128i) -> __m512i {
+        _mm512_castsi256_si512(_mm256_cvtepu16_epi32(words))
+    }
+
+    /// The bits of a number that a mask has, from the lowest on.
+    fn gathered(simd, bits: u64, mask: u64) -> u64 {
+        _pext_u64(bits, mask)
     }
 
     /// The bits of a number, from the lowest on, in the places that a mask has.

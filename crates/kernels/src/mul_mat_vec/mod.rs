@@ -13,6 +13,8 @@ mod cpu_runs;
 #[cfg(target_arch = "x86_64")]
 mod cpu_runs_blocks;
 #[cfg(target_arch = "x86_64")]
+mod cpu_runs_grids;
+#[cfg(target_arch = "x86_64")]
 mod cpu_runs_k;
 #[cfg(target_arch = "x86_64")]
 mod cpu_wide;
