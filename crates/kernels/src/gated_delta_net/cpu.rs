@@ -1,10 +1,13 @@
 //! `gated_delta_net` on the CPU: heads over threads, in f32.
 
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, dispatch, f32x16};
 use rayon::prelude::*;
 
 use super::{Call, Gate};
 use crate::host::HostMemory;
 use crate::recurrence::place;
+use crate::simd::{level, load};
 
 /// Computes the results of the call.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
@@ -30,15 +33,18 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
                     let from = (t * key_heads + call.key_head(h)) * size;
                     let at = t * heads + h;
                     let rate = 1.0 / (1.0 + (-beta[at]).exp());
-                    for (i, to) in decays.iter_mut().enumerate() {
-                        let of = |n: usize, i: usize| of_gate.get(n).map_or(0.0, |values| values[i]);
-                        let channel = i % gates;
-                        *to = decay(call.gate, g[at * gates + channel], of(0, h), of(1, h * gates + channel));
+                    let of = |n: usize, i: usize| of_gate.get(n).map_or(0.0, |values| values[i]);
+                    let decay_of = |i: usize| decay(call.gate, g[at * gates + i], of(0, h), of(1, h * gates + i));
+                    match gates {
+                        1 => decays.fill(decay_of(0)),
+                        _ => decays.iter_mut().enumerate().for_each(|(i, to)| *to = decay_of(i)),
                     }
                     let (q, k, v) = (&q[from..][..size], &k[from..][..size], &v[at * size..][..size]);
-                    for ((row, v), y) in state.chunks_exact_mut(size).zip(v).zip(y) {
-                        *y = call.scale * update(row, &decays, q, k, rate, *v);
-                    }
+                    dispatch!(level(), simd => {
+                        for ((row, v), y) in state.chunks_exact_mut(size).zip(v).zip(y) {
+                            *y = call.scale * update(simd, row, [&decays, q, k], rate, *v);
+                        }
+                    });
                 }
                 of_head
             })
@@ -57,16 +63,31 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
 }
 
 /// The next row of a state, and its sum with q.
-fn update(row: &mut [f32], decays: &[f32], q: &[f32], k: &[f32], rate: f32, v: f32) -> f32 {
-    let mut known = 0.0;
-    for (z, (decay, k)) in row.iter_mut().zip(decays.iter().zip(k)) {
-        *z *= decay;
-        known += *z * k;
+#[inline(always)]
+fn update<S: Simd>(simd: S, row: &mut [f32], [decays, q, k]: [&[f32]; 3], rate: f32, v: f32) -> f32 {
+    let (whole, zero) = (row.len() / 16 * 16, f32x16::splat(simd, 0.0));
+    let mut sums = zero;
+    for (i, z) in row.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let decayed = f32x16::load_array_ref(simd, z) * load(simd, &decays[16 * i..]);
+        sums = decayed.mul_add(load(simd, &k[16 * i..]), sums);
+        decayed.store_array(z);
     }
-    let (change, mut sum) = (rate * (v - known), 0.0);
-    for (z, (q, k)) in row.iter_mut().zip(q.iter().zip(k)) {
-        *z += k * change;
-        sum += *z * q;
+    let mut known: f32 = sums.to_array().iter().sum();
+    for i in whole..row.len() {
+        row[i] *= decays[i];
+        known += row[i] * k[i];
+    }
+    let change = rate * (v - known);
+    let mut sums = zero;
+    for (i, z) in row.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let next = load(simd, &k[16 * i..]).mul_add(f32x16::splat(simd, change), f32x16::load_array_ref(simd, z));
+        sums = next.mul_add(load(simd, &q[16 * i..]), sums);
+        next.store_array(z);
+    }
+    let mut sum: f32 = sums.to_array().iter().sum();
+    for i in whole..row.len() {
+        row[i] += k[i] * change;
+        sum += row[i] * q[i];
     }
     sum
 }

@@ -1,10 +1,13 @@
 //! `ssm_scan` on the CPU: heads over threads, in f32.
 
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, dispatch, f32x16};
 use rayon::prelude::*;
 
 use super::Call;
 use crate::host::HostMemory;
 use crate::recurrence::place;
+use crate::simd::{exp, level, load};
 use crate::tensor::Tensor;
 
 /// Computes the results of the call.
@@ -35,9 +38,11 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
                     let (b, c) = (&b[group..][..states], &c[group..][..states]);
                     let a = &a[h * decays..][..decays];
                     let x = &x[(t * heads + h) * channels..][..channels];
-                    for ((row, x), y) in state.chunks_exact_mut(states).zip(x).zip(y) {
-                        *y = skip[h] * x + update(row, a, b, c, step, step * x);
-                    }
+                    dispatch!(level(), simd => {
+                        for ((row, x), y) in state.chunks_exact_mut(states).zip(x).zip(y) {
+                            *y = skip[h] * x + update(simd, row, [a, b, c], step, step * x);
+                        }
+                    });
                 }
                 of_head
             })
@@ -56,20 +61,26 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
 }
 
 /// The next state of one channel, and its sum with c.
-fn update(row: &mut [f32], a: &[f32], b: &[f32], c: &[f32], step: f32, x: f32) -> f32 {
-    let mut sum = 0.0;
-    let columns = row.iter_mut().zip(b.iter().zip(c));
-    if let [a] = a {
-        let decay = (step * a).exp();
-        for (s, (b, c)) in columns {
-            *s = decay * *s + x * b;
-            sum += *s * c;
-        }
-    } else {
-        for ((s, (b, c)), a) in columns.zip(a) {
-            *s = (step * a).exp() * *s + x * b;
-            sum += *s * c;
-        }
+#[inline(always)]
+fn update<S: Simd>(simd: S, row: &mut [f32], [a, b, c]: [&[f32]; 3], step: f32, x: f32) -> f32 {
+    let one = if let [a] = a { (step * a).exp() } else { 0.0 };
+    let mut sums = f32x16::splat(simd, 0.0);
+    let whole = row.len() / 16 * 16;
+    for (i, s) in row.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let at = 16 * i;
+        let decay = match a {
+            [_] => f32x16::splat(simd, one),
+            a => exp(simd, load(simd, &a[at..]) * step),
+        };
+        let next = decay.mul_add(f32x16::load_array_ref(simd, s), load(simd, &b[at..]) * x);
+        sums = next.mul_add(load(simd, &c[at..]), sums);
+        next.store_array(s);
+    }
+    let mut sum: f32 = sums.to_array().iter().sum();
+    for i in whole..row.len() {
+        let decay = if a.len() == 1 { one } else { (step * a[i]).exp() };
+        row[i] = decay * row[i] + x * b[i];
+        sum += row[i] * c[i];
     }
     sum
 }
