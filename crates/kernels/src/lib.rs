@@ -77,6 +77,7 @@ operations! {
     rope => Rope,
     kv_write => KvWrite,
     soft_max => SoftMax,
+    sinkhorn => Sinkhorn,
     flash_attention => FlashAttention,
     choose_keys => ChooseKeys,
     topk_moe => TopkMoe,

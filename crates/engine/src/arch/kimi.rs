@@ -25,7 +25,7 @@ pub(super) fn mixer(
     l: &mut Loader<'_>,
     spec: &Spec,
     i: usize,
-    decay: KimiDecay,
+    (decay, added): (KimiDecay, Option<f32>),
     change: impl Fn(&Loader<'_>, &mut LatentSpec),
 ) -> Result<Box<dyn Mixer>, Error> {
     if spec.sizes.kv_heads[i] > 0 {
@@ -35,12 +35,20 @@ pub(super) fn mixer(
     }
     // Layers without attention may count no heads at all.
     let heads = spec.sizes.heads.iter().copied().max().unwrap_or(0);
-    let delta = KimiSpec { hidden: spec.sizes.hidden, heads, eps: spec.eps, decay };
+    let delta = KimiSpec { hidden: spec.sizes.hidden, heads, eps: spec.eps, added, decay };
     Ok(Box::new(KimiDelta::load(l, &delta, i)?))
 }
 
+/// Decays with the bound of the file, which holds the negative factor, or without one.
+pub(super) fn bounded(l: &Loader<'_>) -> Result<KimiDecay, Error> {
+    Ok(match bound(l)? {
+        Some(bound) => KimiDecay::Bounded { bound, negated: true },
+        None => KimiDecay::Softplus,
+    })
+}
+
 /// The bound of decays, below 0, where the file has one.
-pub(super) fn bound(l: &Loader<'_>) -> Result<Option<f32>, Error> {
+fn bound(l: &Loader<'_>) -> Result<Option<f32>, Error> {
     let bound = l.keys.float("kda.gate_lower_bound", 0.0, [-1e4, 0.0])?;
     Ok((bound < 0.0).then_some(bound))
 }
@@ -52,7 +60,7 @@ pub(super) fn load(l: &mut Loader<'_>) -> Loaded {
     spec.ffn_bias = false;
     let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     spec.moe = Some(MoeSpec { shares: MoeSpec::of_sum(), ..moe });
-    Decoder::load_with(l, spec, |l, spec, i| mixer(l, spec, i, KimiDecay::Softplus, |_, _| ()))
+    Decoder::load_with(l, spec, |l, spec, i| mixer(l, spec, i, (KimiDecay::Softplus, None), |_, _| ()))
 }
 
 /// Ling 3: decays have a bound, keys are turned, a gate for each head, and bounds inside experts.
@@ -88,6 +96,6 @@ pub(super) fn ling3(l: &mut Loader<'_>) -> Loaded {
     });
     let decay = KimiDecay::Bounded { bound, negated: false };
     Decoder::load_with(l, spec, |l, spec, i| {
-        mixer(l, spec, i, decay, |_, sizes| (sizes.gate, sizes.scaled) = (ResultGate::Sigmoid, false))
+        mixer(l, spec, i, (decay, None), |_, sizes| (sizes.gate, sizes.scaled) = (ResultGate::Sigmoid, false))
     })
 }

@@ -6,12 +6,11 @@ use kiln_kernels::tensor::Tensor;
 use kiln_kernels::topk_moe::Gate;
 
 use super::experts::keyed;
-use super::kimi::{bound, mixer};
+use super::kimi::{bounded, mixer};
 use super::{Architecture, Batch};
 use crate::Error;
 use crate::blocks::attend::ResultGate;
 use crate::blocks::decoder::{FeedForward, Spec};
-use crate::blocks::delta_net::KimiDecay;
 use crate::blocks::mixer::Mixer;
 use crate::blocks::mlp::Activation;
 use crate::blocks::moe::MoeSpec;
@@ -53,10 +52,7 @@ pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let latent = keys.count_opt("expert_latent_length", 1 << 17)?;
     let shared = Some(moe.shared.unwrap_or(moe.width));
     spec.moe = Some(MoeSpec { activation: situ, latent, routed: Some(spec.eps), shared, ..moe });
-    let decay = match bound(l)? {
-        Some(bound) => KimiDecay::Bounded { bound, negated: true },
-        None => KimiDecay::Softplus,
-    };
+    let decay = bounded(l)?;
     let hidden = spec.sizes.hidden;
     let interval = keys.count_opt("attn_res.block_size", 1 << 12)?.unwrap_or(0);
     let score = |l: &mut Loader<'_>, name: &str| -> Result<Option<Tensor>, Error> {
@@ -72,7 +68,7 @@ pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
         let attention = Half {
             score: score(l, "attn_res_score.weight")?,
             norm: spec.norm.load(l, "attn_norm", hidden, spec.eps)?,
-            mixer: mixer(l, &spec, i, decay, |l, sizes| {
+            mixer: mixer(l, &spec, i, (decay, None), |l, sizes| {
                 let (gated, low) = (l.has("attn_gate.weight"), l.has("attn_q_a_norm.weight"));
                 sizes.gate = if gated { ResultGate::Sigmoid } else { ResultGate::None };
                 sizes.query_rank = sizes.query_rank.filter(|_| low);

@@ -35,7 +35,8 @@ pub(super) fn sizes(l: &Loader<'_>, spec: &Spec, i: usize, suffix: &str) -> Resu
         rank: keys.count(&key("attention.kv_lora_rank"), 1 << 14)?,
         query_rank: keys.count_opt("attention.q_lora_rank", 1 << 14)?,
         head_dim,
-        turned: keys.count("rope.dimension_count", 4096)?,
+        // Without positions, no part of a key is set apart for them.
+        turned: keys.count_opt("rope.dimension_count", 4096)?.unwrap_or(0),
         value_dim,
         scale: 1.0 / (head_dim as f32).sqrt(),
         rope: plain.rope.clone(),

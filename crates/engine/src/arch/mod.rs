@@ -10,6 +10,7 @@ mod experts;
 mod falcon;
 mod gemma;
 mod glm;
+mod glm5_next;
 mod gpt;
 mod gpt_oss;
 mod granite;
@@ -39,6 +40,7 @@ mod rwkv;
 mod rwkv6;
 mod rwkv7;
 mod stablelm;
+mod streamed;
 mod t5;
 mod variants;
 
@@ -118,6 +120,7 @@ pub const TABLE: &[Row] = &[
     row("glm-dsa", "GLM 5", latent::glm_dsa),
     row("glm4", "GLM 4 of 2025", glm::load4),
     row("glm4moe", "GLM 4.5 and 4.6", experts::glm4),
+    row("glm5-next", "GLM 5 Next", glm5_next::load),
     row("gpt-oss", "gpt-oss", gpt_oss::load),
     row("gpt2", "GPT-2", gpt::load_learnt),
     row("gptneox", "GPT-NeoX, Pythia", gpt::load_neox),
@@ -226,6 +229,7 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("deepseek32", &[".indexer."]),
     ("dots3note", &[".indexer."]),
     ("glm-dsa", &[".indexer."]),
+    ("glm5-next", &[".indexer.", ".indexer_compressor_"]),
     ("hy_v4", &[".indexer."]),
     ("minimax-m3", &[".indexer."]),
     // Norms of keys without those of queries do not count.

@@ -13,7 +13,6 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("gemma3n", "its alternating streams and embeddings of each layer are missing"),
     ("gemma4", "keys that layers share and embeddings of each layer are missing"),
     ("gemma4-assistant", "it guesses tokens for another model and says nothing alone"),
-    ("glm5-next", "its residual streams and pooled choice of keys are missing"),
     ("graniteswitch", "adapters chosen for each token are missing"),
     ("plm", "nothing it could be judged by exists"),
     ("qwen4exp", "its residual streams, n-grams and choice of blocks are missing"),
@@ -24,6 +23,7 @@ pub const REFUSED: &[(&str, &str)] = &[
 /// Architectures that run up to some bound.
 pub const LIMITS: &[(&str, &str)] = &[
     ("dream", "`kiln run` fills in texts; it is not served"),
+    ("glm5-next", "contexts up to the number of keys that layers choose"),
     ("llada", "`kiln run` fills in texts; it is not served"),
     ("llada-moe", "`kiln run` fills in texts; it is not served"),
     ("llama4", "contexts up to 8192 tokens, the size of a chunk"),

@@ -10,6 +10,7 @@ use crate::blocks::attend::ResultGate;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Layout, Spec};
 use crate::blocks::mlp::{Activation, Scaled};
+use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::Head;
 use crate::model::Loader;
@@ -109,6 +110,11 @@ pub(super) fn baichuan(l: &mut Loader<'_>) -> Loaded {
 
 /// Refact: scores lean by distance.
 pub(super) fn refact(l: &mut Loader<'_>) -> Loaded {
+    if MoeSpec::counts(l)?.is_some() {
+        return Err(Error::NotSupported {
+            what: "refact with experts (expert_count), of which no model is known".to_owned(),
+        });
+    }
     let mut spec = Spec::plain(l, NormKind::Rms)?;
     spec.ffn_bias = false;
     spec.each_attention(|_, attention| (attention.max_bias, attention.output_bias) = (8.0, false));

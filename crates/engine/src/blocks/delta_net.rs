@@ -23,6 +23,19 @@ pub enum OutputGate {
     Sigmoid,
 }
 
+/// What the heads of queries and keys are divided by.
+#[derive(Clone, Copy, Debug)]
+enum Length {
+    /// Their length, but no less than this.
+    AtLeast(f32),
+    /// The root of the sum of their squares and this.
+    Added {
+        eps: f32,
+        /// One over the root of the number of elements, for each element.
+        weight: Tensor,
+    },
+}
+
 /// The rows of a delta net that come from one token.
 struct Operands {
     /// Normed, as `k`.
@@ -40,8 +53,8 @@ struct Core {
     size: usize,
     heads: usize,
     grouped: bool,
-    /// Least length that queries and keys are divided by.
-    least: f32,
+    /// What queries and keys are divided by.
+    length: Length,
     decay: Gate,
     state: Tensor,
     norm: Norm,
@@ -52,9 +65,17 @@ struct Core {
 impl Core {
     /// Heads of length one.
     fn normed(&self, b: &mut Builder, name: &str, x: Tensor) -> Tensor {
-        let y = b.like(name, x);
-        b.step(name, l2_norm::Call { x, y, eps: self.least });
-        y
+        match self.length {
+            Length::AtLeast(eps) => {
+                let y = b.like(name, x);
+                b.step(name, l2_norm::Call { x, y, eps });
+                y
+            }
+            // The root of the mean square is that of the sum of squares over that of the number of elements.
+            Length::Added { eps, weight } => {
+                b.norm(name, x, &Norm::Rms { weight: Some(weight), eps: eps / self.size as f32 })
+            }
+        }
     }
 
     fn build(&self, b: &mut Builder, batch: &Batch, of: Operands) -> Tensor {
@@ -166,7 +187,7 @@ impl DeltaNet {
             size,
             heads,
             grouped,
-            least: eps,
+            length: Length::AtLeast(eps),
             decay: Gate::Softplus { a: l.vector("ssm_a", &[heads])?, bias: l.vector("ssm_dt.bias", &[heads])? },
             state: l.state(&format!("{layer}.delta.state"), &[size, size, heads]),
             norm: Norm::Rms { weight: Some(l.vector("ssm_norm.weight", &[size])?), eps },
@@ -261,6 +282,8 @@ pub struct KimiSpec {
     pub heads: usize,
     /// What norms add, and the least length of queries and keys.
     pub eps: f32,
+    /// Added to the squares of queries and keys, in the place of a least length.
+    pub added: Option<f32>,
     /// What becomes of the decays.
     pub decay: KimiDecay,
 }
@@ -279,8 +302,15 @@ pub struct KimiDelta {
 impl KimiDelta {
     /// Reads it; `layer` names its states.
     pub fn load(l: &mut Loader<'_>, spec: &KimiSpec, layer: usize) -> Result<KimiDelta, Error> {
-        let KimiSpec { hidden, heads, eps, decay } = *spec;
+        let KimiSpec { hidden, heads, eps, added, decay } = *spec;
         let size = l.keys.count("kda.head_dim", 1 << 12)?;
+        let length = match added {
+            None => Length::AtLeast(eps),
+            Some(eps) => {
+                let each = vec![1.0 / (size as f32).sqrt(); size];
+                Length::Added { eps, weight: l.constant("kda.unit", &each, [size, 1, 1, 1]) }
+            }
+        };
         let (width, taps) = (heads * size, taps(l, "ssm.conv_kernel")?);
         let mut part = |name: &str| -> Result<(Linear, Convolution), Error> {
             let matrix = l.unscaled(&format!("attn_{name}"), &[hidden, width])?;
@@ -303,7 +333,7 @@ impl KimiDelta {
             size,
             heads,
             grouped: false,
-            least: eps,
+            length,
             decay: match decay {
                 KimiDecay::Softplus => Gate::Softplus { a, bias },
                 KimiDecay::Bounded { bound, negated: false } => Gate::Bounded { a, bias, bound },

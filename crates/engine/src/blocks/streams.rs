@@ -3,9 +3,9 @@
 //! those and of what the stream is now.
 
 use kiln_gguf::TensorType;
-use kiln_kernels::soft_max;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
+use kiln_kernels::{sinkhorn, soft_max, sum_rows};
 
 use super::moe::weighed_sum;
 use crate::Error;
@@ -23,8 +23,19 @@ pub struct StreamSpec {
     pub eps: f32,
     /// Factor of the weights with which results are added.
     pub magnitude: f32,
+    /// How often the weights with which streams are mixed are brought to sums of 1 (`sinkhorn`); 0 where streams stay apart.
+    pub mixes: usize,
     /// Added in the norm of all streams.
     pub norm_eps: f32,
+}
+
+/// With which weights a half of a layer adds its result to the streams.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights {
+    /// `[count, rows]`.
+    after: Tensor,
+    /// `[count, count, rows]`: of each new stream the weights of the old ones.
+    mix: Option<Tensor>,
 }
 
 /// What makes the weights of one half of a layer.
@@ -41,18 +52,23 @@ impl StreamSpec {
     /// Reads the matrix `NAME_fn` and what belongs to it; `last` is the one before the output, which only sums.
     pub fn load(self, l: &mut Loader<'_>, name: &str, last: bool) -> Result<Streams, Error> {
         let StreamSpec { hidden, count, .. } = self;
-        let parts = if last { 1 } else { 2 };
+        let parts: &[usize] = match (last, self.mixes) {
+            (true, _) => &[count],
+            (false, 0) => &[count, count],
+            (false, _) => &[count, count, count * count],
+        };
         let scale = format!("{name}_scale.weight");
         let scales = l.values(&scale)?.ok_or_else(|| Error::MissingTensor { name: l.full(&scale) })?;
-        if scales.len() != parts {
-            return Err(Error::TensorShape { name: l.full(&scale), got: vec![scales.len()], want: vec![parts] });
+        if scales.len() != parts.len() {
+            return Err(Error::TensorShape { name: l.full(&scale), got: vec![scales.len()], want: vec![parts.len()] });
         }
-        let factors: Vec<f32> = scales.iter().flat_map(|scale| vec![*scale; count]).collect();
+        let factors: Vec<f32> = scales.iter().zip(parts).flat_map(|(scale, n)| vec![*scale; *n]).collect();
+        let all = factors.len();
         Ok(Streams {
             spec: self,
-            matrix: l.matrix(&format!("{name}_fn"), &[count * hidden, parts * count])?,
-            factors: l.constant(&l.full(&format!("{name}_factors")), &factors, [factors.len(), 1, 1, 1]),
-            base: l.vector(&format!("{name}_base.weight"), &[parts * count])?,
+            matrix: l.matrix(&format!("{name}_fn"), &[count * hidden, all])?,
+            factors: l.constant(&l.full(&format!("{name}_factors")), &factors, [all, 1, 1, 1]),
+            base: l.vector(&format!("{name}_base.weight"), &[all])?,
         })
     }
 
@@ -61,6 +77,26 @@ impl StreamSpec {
         let all = b.fresh("streams", TensorType::F32, [self.hidden, self.count, x.shape[1], 1]);
         b.copy("streams", self.same(x), all);
         all
+    }
+
+    /// Each stream a weighed sum of all: `weights [count, count, rows]`.
+    fn mixed(self, b: &mut Builder, x: Tensor, weights: Tensor) -> Tensor {
+        let StreamSpec { hidden, count, .. } = self;
+        let rows = x.shape[2];
+        let y = b.fresh("streams.mixed", TensorType::F32, [hidden, count, rows, 1]);
+        // Every new stream reads the same old ones: a stride of 0.
+        let [element, stream, row, _] = x.stride;
+        let all = Tensor { shape: [count, hidden, count, rows], stride: [stream, element, 0, row], ..x };
+        let (dst, weights) = (y.reshape([1, hidden, count, rows]), weights.reshape([count, 1, count, rows]));
+        b.step("streams.mixed", sum_rows::Call { x: all, dst, weights: Some(weights) });
+        y
+    }
+
+    /// The mean of all streams.
+    pub fn mean(self, b: &mut Builder, x: Tensor) -> Tensor {
+        let StreamSpec { hidden, count, .. } = self;
+        let sum = b.sum("streams.sum", x.permute([1, 0, 2, 3]));
+        b.scale("streams.mean", sum.reshape([hidden, x.shape[2], 1, 1]), 1.0 / count as f32)
     }
 
     /// One column for all streams: a stride of 0.
@@ -72,8 +108,8 @@ impl StreamSpec {
 
 impl Streams {
     /// What a half of a layer reads of the streams `x [hidden, count, rows]`, and the weights for its result.
-    pub fn read(&self, b: &mut Builder, x: Tensor) -> (Tensor, Tensor) {
-        let StreamSpec { hidden, count, eps, norm_eps, .. } = self.spec;
+    pub fn read(&self, b: &mut Builder, x: Tensor) -> (Tensor, Option<Weights>) {
+        let StreamSpec { hidden, count, eps, magnitude, mixes, norm_eps } = self.spec;
         let rows = x.shape[2];
         let flat = x.reshape([hidden * count, rows, 1, 1]);
         let normed = b.norm("streams.norm", flat, &Norm::Rms { weight: None, eps: norm_eps });
@@ -85,14 +121,28 @@ impl Streams {
         let before = b.affine("streams.before", weights.narrow(0, 0, count), 1.0, eps);
         let weighed = b.multiply("streams.weighed", x, by_stream(before));
         let sum = b.sum("streams.sum", weighed.permute([1, 0, 2, 3]));
-        (sum.reshape([hidden, rows, 1, 1]), weights)
+        let parts = weights.shape[0];
+        let after = (parts > count).then(|| {
+            // Where streams are mixed, nothing is added to the weights of the result.
+            let added = if mixes > 0 { 0.0 } else { eps };
+            b.affine("streams.after", weights.narrow(0, count, count), magnitude, added)
+        });
+        let mix = (parts > 2 * count).then(|| {
+            let y = b.fresh("streams.mix", TensorType::F32, [count, count, rows, 1]);
+            let x = z.narrow(0, 2 * count, count * count);
+            b.step("streams.mix", sinkhorn::Call { x, y, eps, times: mixes });
+            y
+        });
+        (sum.reshape([hidden, rows, 1, 1]), after.map(|after| Weights { after, mix }))
     }
 
-    /// The streams `x` with the result `y` added to each.
-    pub fn write(&self, b: &mut Builder, x: Tensor, weights: Tensor, y: Tensor) -> Tensor {
-        let StreamSpec { count, eps, magnitude, .. } = self.spec;
-        let after = b.affine("streams.after", weights.narrow(0, count, count), magnitude, eps);
-        let spread = b.multiply("streams.spread", self.spec.same(y), after.permute([2, 0, 1, 3]));
+    /// The streams `x`, mixed where they are, with the result `y` added to each.
+    pub fn write(&self, b: &mut Builder, x: Tensor, weights: Weights, y: Tensor) -> Tensor {
+        let spread = b.multiply("streams.spread", self.spec.same(y), weights.after.permute([2, 0, 1, 3]));
+        let x = match weights.mix {
+            Some(mix) => self.spec.mixed(b, x, mix),
+            None => x,
+        };
         b.add("streams.residual", x, spread)
     }
 }
