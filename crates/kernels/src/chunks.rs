@@ -22,8 +22,9 @@ const BUILT_IN: &str = "
 
 /// Operations that have such lines.
 const OPERATIONS: [&str; 2] = ["ssm_scan", "gated_delta_net"];
-/// Names that lines may set. Sequences of at least `from` tokens run in chunks, 0 stands for none.
-const NAMES: [&str; 4] = ["from", "chunk", "cols", "threads"];
+/// Names that lines may set. Sequences of at least `from` tokens run in chunks, of at least `vectors` tokens where every key has its own
+/// decay; 0 stands for none, as no number does.
+const NAMES: [&str; 5] = ["from", "vectors", "chunk", "cols", "threads"];
 /// Sizes of tiles of plain arithmetic, and what chunks and columns are multiples of on every path.
 pub(crate) const UNIT: usize = 16;
 
@@ -104,6 +105,8 @@ pub(crate) struct Task {
     pub(crate) longest: usize,
     /// Most tokens of a chunk.
     pub(crate) most_chunk: usize,
+    /// Which of the table's names says how long sequences must be: `from` or `vectors`.
+    pub(crate) from: &'static str,
 }
 
 /// How a workgroup divides the chunks of a state.
@@ -223,7 +226,7 @@ pub(crate) fn choose(
     let refuse = |reason: String| Unsupported { operation, reason };
     let takes = |path: Path| match form {
         Form::Auto => {
-            number(operation, caps, path, "from").is_ok_and(|from| from.is_some_and(|n| n > 0 && task.longest >= n))
+            number(operation, caps, path, task.from).is_ok_and(|from| from.is_some_and(|n| n > 0 && task.longest >= n))
         }
         Form::Sequential => false,
         Form::Chunked => true,
@@ -293,7 +296,8 @@ mod tests {
 
     #[test]
     fn chunks_shrink_until_they_fit() {
-        let task = Task { operation: "ssm_scan", columns: 64, states: 128, longest: 2048, most_chunk: 64 };
+        let task =
+            Task { operation: "ssm_scan", columns: 64, states: 128, longest: 2048, most_chunk: 64, from: "from" };
         let caps = Caps::example_nvidia();
         let bytes = |d: &Division| 1000 * d.chunk + d.cols;
         let division = Division::new(&task, &caps, Path::Coopmat, bytes).unwrap();

@@ -138,8 +138,9 @@ impl Call {
     fn task(&self) -> Task {
         let [size, heads, tokens, _] = self.v.shape;
         let (states, longest) = (self.sequences.count() * heads, self.sequences.longest(tokens));
-        let most_chunk = if self.has_vectors() { MOST_CHUNK_OF_VECTORS } else { usize::MAX };
-        Task { operation: NAME, columns: size, states, longest, most_chunk }
+        let (most_chunk, from) =
+            if self.has_vectors() { (MOST_CHUNK_OF_VECTORS, "vectors") } else { (usize::MAX, "from") };
+        Task { operation: NAME, columns: size, states, longest, most_chunk, from }
     }
 
     /// What both kernels are told.

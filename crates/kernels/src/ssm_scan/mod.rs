@@ -99,7 +99,7 @@ impl Call {
     fn task(&self) -> Task {
         let [channels, heads, tokens, _] = self.x.shape;
         let (states, longest) = (self.sequences.count() * heads, self.sequences.longest(tokens));
-        Task { operation: NAME, columns: channels, states, longest, most_chunk: usize::MAX }
+        Task { operation: NAME, columns: channels, states, longest, most_chunk: usize::MAX, from: "from" }
     }
 
     /// What both kernels are told.
