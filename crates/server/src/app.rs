@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_engine::embed::Pooling;
+use kiln_engine::sampler::Sampling;
+use serde_json::{Map, Value};
 
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
 use crate::shelf::{Loaded, Shelf};
+use crate::trace::{Tracer, Tracing};
 
 /// A key that clients prove themselves with.
 #[derive(Clone, Default)]
@@ -31,6 +34,22 @@ pub struct Tls {
     pub certificates: Vec<u8>,
     /// The private key.
     pub key: Vec<u8>,
+}
+
+/// Changes how tokens are chosen.
+pub type Change = Arc<dyn Fn(&mut Sampling) + Send + Sync>;
+
+/// What holds where a request says nothing. It goes before what the model's file says.
+#[derive(Clone, Default)]
+pub struct Usual {
+    /// How tokens are chosen.
+    pub sampling: Option<Change>,
+    /// Tokens of an answer; none for as many as the context holds.
+    pub limit: Option<usize>,
+    /// The chat template, as Jinja.
+    pub template: Option<String>,
+    /// Further values for the template.
+    pub kwargs: Map<String, Value>,
 }
 
 /// How the server behaves.
@@ -68,6 +87,10 @@ pub struct Settings {
     pub keep_alive: Duration,
     /// How the vectors of tokens become one of a text, where it is not what the model was made for.
     pub pooling: Option<Pooling>,
+    /// What holds where a request says nothing.
+    pub usual: Usual,
+    /// Where traces go; none for nowhere.
+    pub tracing: Option<Tracing>,
     /// How long a client may take to say what it wants: from the connection, or the last answer, to the end of the headers.
     pub header_timeout: Duration,
     /// Connections at once; further ones wait to be taken up.
@@ -94,6 +117,8 @@ impl Settings {
             drain: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
             pooling: None,
+            usual: Usual::default(),
+            tracing: None,
             header_timeout: Duration::from_secs(75),
             connections: 4096,
         }
@@ -111,6 +136,7 @@ struct Account {
 pub(crate) struct App {
     pub(crate) settings: Settings,
     pub(crate) shelf: Shelf,
+    pub(crate) tracer: Option<Tracer>,
     accounts: Vec<Account>,
     draining: AtomicBool,
     pub(crate) started: Instant,
@@ -135,7 +161,8 @@ impl Drop for Permit {
 }
 
 impl App {
-    pub(crate) fn new(settings: Settings, shelf: Shelf) -> App {
+    pub(crate) fn new(settings: Settings, mut shelf: Shelf, tracer: Option<Tracer>) -> App {
+        shelf.usual = settings.usual.clone();
         let account = |key: &Key| Account {
             running: AtomicUsize::new(0),
             left: Mutex::new((f64::from(key.per_minute.unwrap_or(0)), Instant::now())),
@@ -144,6 +171,7 @@ impl App {
             accounts: settings.keys.iter().map(account).collect(),
             settings,
             shelf,
+            tracer,
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: now(),

@@ -77,12 +77,14 @@ impl Chat {
         if !self.tools.is_empty() && !template.capabilities().tools {
             describe_tools(&mut messages, &self.tools);
         }
+        let mut kwargs = loaded.kwargs.clone();
+        kwargs.extend(self.kwargs.clone());
         let input = ChatInput {
             messages,
             tools: self.tools.clone(),
             add_generation_prompt: !self.continues && !self.no_generation_prompt,
             continue_final_message: self.continues,
-            kwargs: self.kwargs.clone(),
+            kwargs,
             ..ChatInput::default()
         };
         template.render_for(&input, Some(&loaded.scheduler.model().tokenizer)).map_err(|error| match error {
@@ -138,7 +140,7 @@ impl Chat {
         let marked = Markers::of_template(&source).is_some() || Family::of_template(&source).name == "gpt-oss";
         let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning: self.keep_reasoning };
         let request = Request {
-            limit: params.limit()?,
+            limit: params.limit()?.or(loaded.limit),
             sampling: params.sampling(loaded)?,
             stop: params.stop_rule(loaded)?,
             logprobs: self.logprobs,

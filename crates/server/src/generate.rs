@@ -12,9 +12,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::app::{App, Permit, fresh_id};
 use crate::guard::Caller;
-use crate::metrics::Watch;
+use crate::metrics::{Watch, finish_reason};
 use crate::refusal::{Kind, Refusal};
 use crate::shelf::Loaded;
+use crate::trace::Trace;
 
 /// How the text of an answer is to be understood.
 #[derive(Clone, Debug, Default)]
@@ -142,6 +143,8 @@ pub(crate) struct Generation {
     /// How long it may wait to be begun, and how long it may take.
     limits: [Option<Duration>; 2],
     loaded: Arc<Loaded>,
+    /// The span ends with the generation.
+    trace: Option<Arc<Trace>>,
     _permit: Permit,
 }
 
@@ -157,10 +160,19 @@ impl Generation {
         &self.loaded
     }
 
+    /// The slots of the requests' first texts.
+    pub(crate) fn slots(&self) -> &[usize] {
+        &self.slots
+    }
+
     /// Hands requests in, all for one model and with the same number of choices. `prefix` begins the ids of tool calls.
     pub(crate) fn start(app: &Arc<App>, jobs: Vec<Job>, prefix: &'static str) -> Result<Generation, Refusal> {
         let first = jobs.first().ok_or_else(|| Refusal::new(Kind::Invalid, "there is no prompt"))?;
         let (loaded, choices) = (Arc::clone(&first.loaded), first.request.choices);
+        let trace = first.caller.trace.clone();
+        if let Some(trace) = &trace {
+            trace.model(&loaded.name);
+        }
         let permit = app.permit(&loaded, &first.caller)?;
         let (to, from) = unbounded_channel();
         let (mut readers, mut slots) = (Vec::new(), Vec::new());
@@ -191,6 +203,7 @@ impl Generation {
             came: Instant::now(),
             limits: [app.settings.queue_limit, app.settings.total_limit],
             loaded,
+            trace,
             _permit: permit,
         })
     }
@@ -242,6 +255,9 @@ impl Generation {
     }
 
     fn fail(&mut self, refusal: Refusal) {
+        if let Some(trace) = &self.trace {
+            trace.failed(refusal.name());
+        }
         self.open = 0;
         self.cancels.iter().for_each(Cancel::cancel);
         self.ready.push_back(Part::Failed(refusal));
@@ -258,6 +274,9 @@ impl Generation {
                 self.ready.push_back(Part::Progress { cached: self.cached[job], read: tokens });
             }
             Event::Token { choice, token, text, logprobs } => {
+                if let Some(trace) = &self.trace {
+                    trace.token();
+                }
                 if choice == 0 {
                     self.loaded.slots.push(self.slots[job], token);
                 }
@@ -267,6 +286,9 @@ impl Generation {
             Event::End { choice, text, reason, usage } => {
                 let choice = job * self.choices + choice;
                 self.open -= 1;
+                if let Some(trace) = &self.trace {
+                    trace.end(&usage, finish_reason(&reason));
+                }
                 self.readers[choice].end(choice, &text, reason, usage, self.prefix, &mut self.ready);
             }
             Event::Failed(error) => self.fail(error.into()),

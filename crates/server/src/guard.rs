@@ -13,6 +13,7 @@ use subtle::ConstantTimeEq as _;
 
 use crate::app::{App, fresh_id};
 use crate::refusal::{Dialect, Kind, Refusal};
+use crate::trace::{Trace, Tracer};
 
 /// Who asks.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Caller {
     pub(crate) owner: u64,
     /// The id of the request.
     pub(crate) request: String,
+    /// Its span, where requests are traced.
+    pub(crate) trace: Option<Arc<Trace>>,
 }
 
 /// Paths that tell nothing but the state of the server, and the page, which asks for a key itself.
@@ -34,11 +37,13 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let origin = allowed_origin(&app, request.headers());
+    let begin = |tracer: &Tracer| tracer.begin(&path, text(request.headers(), "traceparent"), &id);
+    let trace = app.tracer.as_ref().filter(|_| method == Method::POST).and_then(begin);
     let mut response = match check(&app, &request) {
         Ok(key) => {
             let own = key.filter(|_| !app.settings.shared_cache);
             let owner = own.map_or(0, |key| key as u64 + 1);
-            request.extensions_mut().insert(Caller { key, owner, request: id.clone() });
+            request.extensions_mut().insert(Caller { key, owner, request: id.clone(), trace: trace.clone() });
             if is_preflight(&request) {
                 StatusCode::NO_CONTENT.into_response()
             } else {
@@ -51,6 +56,9 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     };
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
         response = refusal.render(Dialect::of_path(&path), &id);
+    }
+    if let Some(trace) = trace {
+        trace.status(response.status().as_u16());
     }
     log::info!("{id} {method} {path} {}", response.status().as_u16());
     let headers = response.headers_mut();

@@ -18,8 +18,10 @@ mod server;
 mod shape;
 mod shelf;
 mod slots;
+mod trace;
 mod wire;
 
-pub use app::{Key, Settings, Tls};
+pub use app::{Change, Key, Settings, Tls, Usual};
 pub use server::{Error, Running, Server};
 pub use shelf::{Load, Offer, Opened, Sharing};
+pub use trace::Tracing;

@@ -198,6 +198,15 @@ fn classic(name: &str, part: &str) -> String {
     format!("# HELP {part}")
 }
 
+/// Why a text ended, in the words of vLLM's metrics.
+pub(crate) fn finish_reason(reason: &EndReason) -> &'static str {
+    match reason {
+        EndReason::Limit | EndReason::Context => "length",
+        EndReason::Cancelled => "abort",
+        _ => "stop",
+    }
+}
+
 /// Sees the events of one request on the engine's thread.
 pub(crate) struct Watch {
     metrics: Arc<Metrics>,
@@ -247,11 +256,7 @@ impl Watch {
                 }
             }
             Event::End { reason, usage, .. } => {
-                let finished_reason = match reason {
-                    EndReason::Limit | EndReason::Context => "length",
-                    EndReason::Cancelled => "abort",
-                    _ => "stop",
-                };
+                let finished_reason = finish_reason(reason);
                 metrics.finished.get_or_create(&Finished { finished_reason }).inc();
                 metrics.whole.observe(self.came.elapsed().as_secs_f64());
                 metrics.waited.observe(usage.waiting.as_secs_f64());

@@ -104,12 +104,16 @@ impl Params {
         if let Some(penalty) = self.repetition_penalty {
             s.repeat_penalty = penalty;
         }
-        s.seed = self.seed.filter(|seed| *seed != -1).map(i64::cast_unsigned);
+        if let Some(seed) = self.seed {
+            s.seed = Some(seed).filter(|seed| *seed != -1).map(i64::cast_unsigned);
+        }
         if let Some(samplers) = &self.samplers {
             s.samplers = sampler_names(samplers)?;
         }
         let vocab = loaded.scheduler.model().config.vocab;
-        s.logit_bias = self.bias(&loaded.scheduler.model().tokenizer, vocab)?;
+        if self.logit_bias.is_some() || self.bad_words.is_some() {
+            s.logit_bias = self.bias(&loaded.scheduler.model().tokenizer, vocab)?;
+        }
         s.check(vocab).map_err(kiln_engine::Error::from)?;
         Ok(s)
     }
@@ -218,14 +222,20 @@ impl Params {
             other => other.as_f64().map(|v| v as f32),
         };
         let wrong = |what: String| Refusal::invalid("logit_bias", what);
+        let encode = |text: &str| -> Result<Vec<u32>, Refusal> {
+            Ok(tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).map_err(kiln_engine::Error::from)?)
+        };
         match &self.logit_bias {
             None => {}
             Some(Value::Object(map)) => {
-                for (id, bias) in map {
-                    let id: u32 =
-                        id.parse().map_err(|_| wrong(format!("`logit_bias` has the key {id:?}, no token id")))?;
+                for (key, bias) in map {
                     let bias = number(bias).filter(|b| (-100.0..=100.0).contains(b));
-                    all.push((id, bias.ok_or_else(|| wrong(format!("the bias of token {id} must be -100 to 100")))?));
+                    let bias = bias.ok_or_else(|| wrong(format!("the bias of {key:?} must be -100 to 100")))?;
+                    match key.parse::<u32>() {
+                        Ok(id) => all.push((id, bias)),
+                        // llama.cpp's users write texts here.
+                        Err(_) => all.extend(encode(key)?.into_iter().map(|id| (id, bias))),
+                    }
                 }
             }
             Some(Value::Array(pairs)) => {
@@ -235,8 +245,7 @@ impl Params {
                     };
                     match what {
                         Value::String(text) => {
-                            let ids = tokenizer.encode(text, AddSpecial::No, ParseSpecial::No);
-                            all.extend(ids.map_err(kiln_engine::Error::from)?.into_iter().map(|id| (id, bias)));
+                            all.extend(encode(text)?.into_iter().map(|id| (id, bias)));
                         }
                         other => {
                             let id = other.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -252,8 +261,7 @@ impl Params {
         }
         for word in self.bad_words.iter().flatten() {
             for text in [word.clone(), format!(" {}", word.trim_start())] {
-                let ids =
-                    tokenizer.encode(&text, AddSpecial::No, ParseSpecial::No).map_err(kiln_engine::Error::from)?;
+                let ids = encode(&text)?;
                 match ids[..] {
                     [id] => all.push((id, f32::NEG_INFINITY)),
                     _ if text != *word => {}

@@ -141,6 +141,11 @@ impl Refusal {
         }
     }
 
+    /// A name for the kind of refusal, for those who count them.
+    pub(crate) fn name(&self) -> &'static str {
+        self.openai_names().0
+    }
+
     fn anthropic_name(&self) -> &'static str {
         match self.kind {
             Kind::Key => "authentication_error",
@@ -179,7 +184,7 @@ impl Refusal {
                 format!("prompt is too long: {prompt} tokens > {context} maximum")
             }
             (Kind::TooLong { prompt, context }, _) => format!(
-                "This model's maximum context length is {context} tokens. However, your request has {prompt} input tokens"
+                "This model's maximum context length is {context} tokens. However, your request has {prompt} input tokens, which exceeds the available context size"
             ),
             _ => self.message.clone(),
         }

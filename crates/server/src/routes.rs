@@ -7,8 +7,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{any, get, post};
 
 use crate::api::{
-    anthropic, chat_completions, completions, embeddings, engine, health, infill, llama, lora, models, ollama, openapi,
-    page, responses, tokens,
+    anthropic, chat_completions, completion, completions, embeddings, engine, health, infill, llama, lora, models,
+    ollama, openapi, page, responses, tokens,
 };
 use crate::app::App;
 use crate::guard::guard;
@@ -46,7 +46,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/slots", get(llama::slots))
         .route("/slots/{id}", post(llama::slot))
         .route("/lora-adapters", get(lora::list).post(lora::set))
-        .route("/completion", post(llama::completion))
+        .route("/completion", post(completion::create))
         .route("/infill", post(infill::create))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count))

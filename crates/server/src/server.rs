@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -22,6 +23,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::app::{App, Settings, Tls};
 use crate::routes::routes;
 use crate::shelf::{Offer, Opened, Sharing, Shelf};
+use crate::trace::Tracer;
 
 /// What keeps a server from starting.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +52,8 @@ pub struct Running {
     address: SocketAddr,
     stop: watch::Sender<bool>,
     served: JoinHandle<()>,
+    /// Tells when the last traces have been sent.
+    traced: Option<Receiver<()>>,
 }
 
 impl Server {
@@ -82,13 +86,15 @@ impl Server {
         let listener = runtime.block_on(TcpListener::bind((plain, port))).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let tls = settings.tls.as_ref().map(acceptor).transpose()?;
-        let app = Arc::new(App::new(settings, shelf));
+        let tracing = settings.tracing.clone().map(Tracer::start).transpose().map_err(Error::Threads)?;
+        let (tracer, traced) = tracing.unzip();
+        let app = Arc::new(App::new(settings, shelf, tracer));
         let (stop, stopped) = watch::channel(false);
         let served = runtime.spawn(accept(listener, tls, Arc::clone(&app), stopped));
         if app.shelf.is_tidied() {
             runtime.spawn(tidy(Arc::clone(&app)));
         }
-        Ok(Running { runtime, app, address, stop, served })
+        Ok(Running { runtime, app, address, stop, served, traced })
     }
 }
 
@@ -111,7 +117,7 @@ impl Running {
 
     /// Takes no new requests, lets those that run finish for as long as the settings allow, and ends.
     pub fn stop(self) -> Result<(), Error> {
-        let Running { runtime, app, stop, mut served, .. } = self;
+        let Running { runtime, app, stop, mut served, traced, .. } = self;
         app.drain();
         // Nobody listens where the server has failed already.
         let _ = stop.send(true);
@@ -125,6 +131,11 @@ impl Running {
             }
         });
         runtime.shutdown_timeout(Duration::from_millis(200));
+        drop(app);
+        if let Some(traced) = traced {
+            // It never says anything: the channel ends with the thread.
+            let _ = traced.recv_timeout(Duration::from_secs(2));
+        }
         match ended {
             None | Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(Error::Serve(error.to_string())),

@@ -6,12 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kiln_engine::executor::Memory;
+use kiln_engine::model::Model;
 use kiln_engine::run::Scheduler;
 use kiln_engine::sampler::Sampling;
-use kiln_engine::text::Template;
 use kiln_engine::text::constraint::Constraints;
+use kiln_engine::text::{Template, TemplateError};
+use serde_json::{Map, Value};
 
-use crate::app::now;
+use crate::app::{Usual, now};
 use crate::metrics::Metrics;
 use crate::params;
 use crate::refusal::{Kind, Refusal};
@@ -62,6 +64,10 @@ pub(crate) struct Loaded {
     pub(crate) constraints: OnceLock<Result<Constraints, String>>,
     /// What is not said in a request.
     pub(crate) defaults: Sampling,
+    /// Tokens of an answer where a request does not say.
+    pub(crate) limit: Option<usize>,
+    /// Values for the template where a request gives none.
+    pub(crate) kwargs: Map<String, Value>,
     /// Texts at once at most.
     pub(crate) sequences: usize,
     /// Since when it is there, in seconds.
@@ -78,10 +84,10 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    fn new(name: &str, opened: Opened, metrics: Arc<Metrics>) -> Loaded {
+    fn new(name: &str, opened: Opened, metrics: Arc<Metrics>, usual: &Usual) -> Loaded {
         let Opened { scheduler, sequences } = opened;
         let model = Arc::clone(scheduler.model());
-        let template = match Template::from_gguf(model.gguf.metadata()) {
+        let template = match template(&model, usual.template.as_deref()) {
             _ if model.facts.fills => Err("this model fills in texts as a whole, which this server does not do\n\
                      hint: `kiln run` does"
                 .to_owned()),
@@ -90,7 +96,7 @@ impl Loaded {
                 Err("this model gives vectors of texts and writes none; /v1/embeddings serves it".to_owned())
             }
             Ok(None) => Err("this model has no chat template, so it can only continue text\n\
-                             hint: use /v1/completions, or a model that was trained to chat"
+                             hint: use /v1/completions, a model that was trained to chat, or `kiln serve --chat-template chatml`"
                 .to_owned()),
             Err(error) => Err(error.to_string()),
         };
@@ -103,12 +109,18 @@ impl Loaded {
             }
         };
         metrics.model_is_there(&scheduler);
+        let mut defaults = params::defaults(&model);
+        if let Some(change) = &usual.sampling {
+            change(&mut defaults);
+        }
         Loaded {
             name: name.to_owned(),
             template,
             ends,
             constraints: OnceLock::new(),
-            defaults: params::defaults(&model),
+            defaults,
+            limit: usual.limit,
+            kwargs: usual.kwargs.clone(),
             sequences,
             created: now(),
             memory: Mutex::new(None),
@@ -126,6 +138,22 @@ impl Loaded {
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
+}
+
+/// The template that was asked for, the model's own, or the one that its vocabulary gives away.
+fn template(model: &Model, wanted: Option<&str>) -> Result<Option<Template>, TemplateError> {
+    let metadata = model.gguf.metadata();
+    if let Some(source) = wanted {
+        return Template::for_gguf(source, metadata).map(Some);
+    }
+    if let Some(own) = Template::from_gguf(metadata)? {
+        return Ok(Some(own));
+    }
+    let Some((name, source)) = Template::form_of(&model.tokenizer) else { return Ok(None) };
+    log::warn!(
+        "the model brings no chat template; its vocabulary looks like {name}, which is used (--chat-template names another)"
+    );
+    Template::for_gguf(source, metadata).map(Some)
 }
 
 /// Where a model is.
@@ -216,6 +244,8 @@ impl Place {
 pub(crate) struct Shelf {
     places: Vec<Place>,
     sharing: Sharing,
+    /// What holds where a request says nothing.
+    pub(crate) usual: Usual,
     /// One model is loaded at a time, so that the memory is counted truly.
     loading: Mutex<()>,
 }
@@ -231,7 +261,8 @@ impl Shelf {
             state: Mutex::new((State::Away, Instant::now())),
             changed: Condvar::new(),
         };
-        Shelf { places: offers.into_iter().map(place).collect(), sharing, loading: Mutex::new(()) }
+        let places = offers.into_iter().map(place).collect();
+        Shelf { places, sharing, usual: Usual::default(), loading: Mutex::new(()) }
     }
 
     /// One model, which is handed over later and stays.
@@ -245,7 +276,7 @@ impl Shelf {
             state: Mutex::new((State::Loading, Instant::now())),
             changed: Condvar::new(),
         };
-        Shelf { places: vec![place], sharing: Sharing::default(), loading: Mutex::new(()) }
+        Shelf { places: vec![place], sharing: Sharing::default(), usual: Usual::default(), loading: Mutex::new(()) }
     }
 
     pub(crate) fn places(&self) -> &[Place] {
@@ -255,7 +286,7 @@ impl Shelf {
     /// Hands the first model over.
     pub(crate) fn put(&self, opened: Opened) {
         if let Some(place) = self.places.first() {
-            let loaded = Loaded::new(&place.name, opened, Arc::clone(&place.metrics));
+            let loaded = Loaded::new(&place.name, opened, Arc::clone(&place.metrics), &self.usual);
             place.set(State::Here(Arc::new(loaded)));
         }
     }
@@ -322,7 +353,7 @@ impl Shelf {
             Refusal::new(Kind::Unavailable, format!("the model `{}` could not be loaded; the log says why", place.name))
         })?;
         log::info!("{} was loaded in {:.1} s", place.name, start.elapsed().as_secs_f64());
-        Ok(Arc::new(Loaded::new(&place.name, opened, Arc::clone(&place.metrics))))
+        Ok(Arc::new(Loaded::new(&place.name, opened, Arc::clone(&place.metrics), &self.usual)))
     }
 
     /// Lets idle models go, the longest unused first, until one more fits into the budget.

@@ -295,7 +295,19 @@ fn a_server_that_loads_or_goes_says_so() {
 
 #[test]
 fn a_model_without_a_template_completes_but_does_not_chat() {
-    let server = start_with(settings(), None);
+    // A vocabulary that has ChatML's tokens gives away how conversations are written.
+    let known = start_with(settings(), None);
+    let prompt = post(&known, "/apply-template", &ask("hello")).json()["prompt"].clone();
+    assert_eq!(prompt, "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n");
+    let unknown = model_with(None, |metadata| {
+        let mut tokens = kiln_gguf::Strings::default();
+        for token in metadata.get_str_array_opt("tokenizer.ggml.tokens").unwrap().unwrap().iter() {
+            tokens.push(if token == b"<|im_start|>" { b"<|other|>" } else { token });
+        }
+        metadata.set("tokenizer.ggml.tokens", tokens);
+    });
+    let server = kiln_server::Server::listen("127.0.0.1", 0, settings()).unwrap();
+    server.ready(scheduler(&unknown), SEQUENCES);
     let chat = post(&server, "/v1/chat/completions", &ask("hello"));
     assert_eq!((chat.status, chat.json()["error"]["code"].as_str()), (400, Some("template_error")));
     assert!(chat.json()["error"]["message"].as_str().unwrap().contains("/v1/completions"));

@@ -9,10 +9,10 @@ use kiln_engine::run::{Constraint, Request, StopRule};
 use kiln_engine::sampler::{Kind, Sampling};
 use kiln_engine::text::constraint::{Constraints, Rule};
 
-/// Flags of every command that writes text.
+/// How tokens are chosen, in every command that writes text.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "How tokens are chosen")]
-pub(crate) struct SamplingFlags {
+pub(crate) struct SamplerFlags {
     /// Temperature: 0 always takes the likeliest token [default: 0.8]
     #[arg(long, alias = "temperature", value_name = "N", allow_negative_numbers = true)]
     temp: Option<f32>,
@@ -91,6 +91,13 @@ pub(crate) struct SamplingFlags {
     /// Makes a token likelier or less likely, like 15043+1 or 15043-1; may be repeated
     #[arg(short, long, value_name = "ID+BIAS", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
+}
+
+/// Flags of every command that writes one text.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct SamplingFlags {
+    #[command(flatten)]
+    sampler: SamplerFlags,
 
     /// Tokens to generate at most; -1 for no bound but the end and the context [default: -1]
     #[arg(
@@ -145,10 +152,9 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     Ok((id, text[at..].parse().map_err(|_| wrong())?))
 }
 
-impl SamplingFlags {
-    /// The settings, checked for this model.
-    pub(crate) fn sampling(&self, model: &Model) -> anyhow::Result<Sampling> {
-        let mut s = Sampling::default();
+impl SamplerFlags {
+    /// Changes the settings as the flags say; what they do not name stays.
+    pub(crate) fn apply(&self, s: &mut Sampling) -> anyhow::Result<()> {
         let set = |to: &mut f32, from: Option<f32>| *to = from.unwrap_or(*to);
         set(&mut s.temperature, self.temp);
         set(&mut s.top_p, self.top_p);
@@ -171,8 +177,10 @@ impl SamplingFlags {
         s.dry_allowed_length = self.dry_allowed_length.unwrap_or(s.dry_allowed_length);
         s.dry_penalty_last_n = self.dry_penalty_last_n.unwrap_or(s.dry_penalty_last_n);
         s.mirostat = self.mirostat.unwrap_or(s.mirostat);
-        s.seed = self.seed.flatten();
-        s.logit_bias.clone_from(&self.logit_bias);
+        s.seed = self.seed.unwrap_or(s.seed);
+        if !self.logit_bias.is_empty() {
+            s.logit_bias.clone_from(&self.logit_bias);
+        }
         match self.dry_sequence_breaker.as_slice() {
             [] => {}
             [none] if none == "none" => s.dry_sequence_breakers.clear(),
@@ -184,6 +192,15 @@ impl SamplingFlags {
         if let Some(letters) = &self.sampling_seq {
             s.samplers = Kind::parse_letters(letters).context("--sampling-seq")?;
         }
+        Ok(())
+    }
+}
+
+impl SamplingFlags {
+    /// The settings, checked for this model.
+    pub(crate) fn sampling(&self, model: &Model) -> anyhow::Result<Sampling> {
+        let mut s = Sampling::default();
+        self.sampler.apply(&mut s)?;
         s.check(model.config.vocab)?;
         Ok(s)
     }

@@ -7,9 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use kiln_engine::embed::Pooling;
 use kiln_engine::run::{Policy, Scheduler};
-use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
+use kiln_engine::sampler::Sampling;
+use kiln_engine::text::Template;
+use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls, Tracing, Usual};
 
 use super::embed::pooling;
+use super::sampling_flags::SamplerFlags;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{print, say};
 
@@ -92,9 +95,23 @@ pub(crate) struct Arguments {
     /// How the vectors of tokens become one of a text in embeddings: none, mean, cls, last [default: what the model was made for]
     #[arg(long, value_name = "NAME", value_parser = pooling)]
     pooling: Option<Pooling>,
+    /// How conversations are written, in the place of the model's own way: chatml, llama3, gemma, mistral, a file with a Jinja template, or
+    /// the template itself
+    #[arg(long, alias = "chat-template-file", value_name = "TEMPLATE")]
+    chat_template: Option<String>,
+    /// Values for the template where a request gives none, as '{"enable_thinking": false}'
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+    /// Tokens of an answer where a request does not say [default: as many as the context holds]
+    #[arg(short = 'n', long, alias = "predict", value_name = "N", allow_negative_numbers = true)]
+    n_predict: Option<i64>,
     /// Refuse requests with fields that are not known
     #[arg(long)]
     strict_api: bool,
+    /// Send a trace of each request to this collector of OpenTelemetry (OTLP over HTTP), as http://localhost:4318. Nothing of prompts or
+    /// answers is in it. OTEL_EXPORTER_OTLP_HEADERS and OTEL_SERVICE_NAME are heeded
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
     /// Seconds that running answers may take after the server was asked to end
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
@@ -106,6 +123,8 @@ pub(crate) struct Arguments {
     fallback: bool,
     #[command(flatten)]
     flags: ModelFlags,
+    #[command(flatten)]
+    sampler: SamplerFlags,
 }
 
 impl Arguments {
@@ -132,6 +151,23 @@ impl Arguments {
         let (Some(certificates), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
         let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         Ok(Some(Tls { certificates: read(certificates)?, key: read(key)? }))
+    }
+
+    /// What holds where a request says nothing.
+    fn usual(&self) -> anyhow::Result<Usual> {
+        // What is wrong is found now, not by the first client.
+        self.sampler.apply(&mut Sampling::default())?;
+        let sampler = self.sampler.clone();
+        let kwargs = match &self.chat_template_kwargs {
+            Some(text) => serde_json::from_str(text).context("--chat-template-kwargs is no JSON object")?,
+            None => serde_json::Map::new(),
+        };
+        Ok(Usual {
+            sampling: Some(std::sync::Arc::new(move |s| drop(sampler.apply(s)))),
+            limit: self.n_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
+            template: self.chat_template.as_deref().map(template).transpose()?,
+            kwargs,
+        })
     }
 
     fn is_loopback(&self) -> bool {
@@ -166,6 +202,8 @@ impl Arguments {
             total_limit: self.request_timeout,
             strict: self.strict_api,
             pooling: self.pooling,
+            usual: self.usual()?,
+            tracing: self.otlp_endpoint.as_deref().filter(|url| !url.is_empty()).map(tracing).transpose()?,
             drain: Duration::from_secs(self.drain),
             ..usual
         })
@@ -293,6 +331,41 @@ fn split_name(model: &Path) -> Option<(String, PathBuf)> {
     is_name.then(|| (name.to_owned(), path.into()))
 }
 
+/// Where traces go, by the variables that programs with OpenTelemetry share.
+fn tracing(endpoint: &str) -> anyhow::Result<Tracing> {
+    if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+        bail!("--otlp-endpoint {endpoint} is no address\nhint: it looks like http://localhost:4318");
+    }
+    let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+    let headers = variable("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
+    let header = |pair: &str| {
+        let (name, value) = pair.split_once('=')?;
+        Some((name.trim().to_owned(), value.trim().to_owned()))
+    };
+    Ok(Tracing {
+        url: format!("{}/v1/traces", endpoint.trim_end_matches('/').trim_end_matches("/v1/traces")),
+        headers: headers.split(',').filter_map(header).collect(),
+        service: variable("OTEL_SERVICE_NAME").unwrap_or_else(|| "kiln".to_owned()),
+    })
+}
+
+/// The Jinja text that `--chat-template` means.
+fn template(given: &str) -> anyhow::Result<String> {
+    let source = match Template::form(given) {
+        Some(form) => form.to_owned(),
+        None if given.contains(['{', '\n']) => given.to_owned(),
+        None => std::fs::read_to_string(given).with_context(|| {
+            let names: Vec<&str> = Template::forms().collect();
+            format!(
+                "--chat-template {given} is none of {}, no template, and no file that can be read",
+                names.join(", ")
+            )
+        })?,
+    };
+    Template::new(&source).context("--chat-template")?;
+    Ok(source)
+}
+
 /// A line of a key file.
 fn key(line: &str, number: usize) -> anyhow::Result<Key> {
     let mut words = line.split_whitespace();
@@ -377,6 +450,21 @@ mod tests {
         for wrong in ["bob:", "bob:x at-once=0", "bob:x at-once=many", "bob:x fast", "two words"] {
             assert!(key(wrong, 1).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn collectors_are_named_by_their_base_or_in_full() {
+        for given in ["http://a:4318", "http://a:4318/", "http://a:4318/v1/traces"] {
+            assert_eq!(tracing(given).unwrap().url, "http://a:4318/v1/traces");
+        }
+        assert!(tracing("a:4318").is_err());
+    }
+
+    #[test]
+    fn templates_have_names_or_are_written_out() {
+        assert!(template("chatml").unwrap().contains("<|im_start|>"));
+        assert_eq!(template("{{ messages[0].content }}").unwrap(), "{{ messages[0].content }}");
+        assert!(template("{% for").is_err() && template("no/such/file").is_err());
     }
 
     #[test]

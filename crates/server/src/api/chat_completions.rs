@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Totals, chat_logprobs, finish_reason, stop_reason};
+use super::{Pace, Totals, chat_logprobs, finish_reason, stop_reason};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice, blocking};
@@ -57,6 +57,8 @@ pub(crate) struct Fields {
     continue_final_message: Option<bool>,
     return_token_ids: Option<bool>,
     return_progress: Option<bool>,
+    timings_per_token: Option<bool>,
+    documents: Option<Vec<Value>>,
     audio: Option<Value>,
     modalities: Option<Vec<String>>,
     web_search_options: Option<Value>,
@@ -103,6 +105,9 @@ impl Fields {
         self.refuse()?;
         let values = self.messages.as_deref().ok_or_else(|| Refusal::invalid("messages", "`messages` is missing"))?;
         let mut kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(documents) = &self.documents {
+            kwargs.insert("documents".to_owned(), Value::Array(documents.clone()));
+        }
         chat::effort(&mut kwargs, "reasoning_effort", self.reasoning_effort.as_deref())?;
         let (tools, tool_choice) = tools(self.tools.as_deref().unwrap_or_default(), self.tool_choice.as_ref())?;
         Ok(Chat {
@@ -196,6 +201,7 @@ pub(crate) async fn create(
         Ok((fields, job, choices))
     })
     .await?;
+    let pace = Pace::new(job.request.prompt.len());
     let generation = Generation::start(&app, vec![job], "call_")?;
     let head = Head {
         id: fresh_id("chatcmpl-"),
@@ -213,6 +219,8 @@ pub(crate) async fn create(
             include_usage: options.include_usage.unwrap_or(false),
             continuous: options.continuous_usage_stats.unwrap_or(false),
             progress: fields.return_progress.unwrap_or(false),
+            timings: fields.timings_per_token.unwrap_or(false),
+            pace,
             called: vec![false; choices],
             totals: Totals::default(),
         };
@@ -280,6 +288,8 @@ struct ChatWire {
     include_usage: bool,
     continuous: bool,
     progress: bool,
+    timings: bool,
+    pace: Pace,
     called: Vec<bool>,
     totals: Totals,
 }
@@ -309,6 +319,18 @@ impl ChatWire {
     }
 }
 
+impl ChatWire {
+    /// A piece of what is said or thought.
+    fn said(&mut self, choice: usize, name: &str, text: &str, tokens: &[crate::generate::Token], out: &mut Frames) {
+        self.pace.write(tokens.len());
+        let mut chunk = self.delta(choice, json!({ name: text }), tokens, None);
+        if self.timings {
+            chunk["timings"] = self.pace.timings();
+        }
+        out.data(&chunk);
+    }
+}
+
 impl Wire for ChatWire {
     fn begin(&mut self, out: &mut Frames) {
         // A client may not see a choice before all lower ones.
@@ -319,13 +341,9 @@ impl Wire for ChatWire {
 
     fn part(&mut self, part: Part, out: &mut Frames) {
         match part {
-            Part::Text { choice, text, tokens } => {
-                out.data(&self.delta(choice, json!({"content": text}), &tokens, None));
-            }
-            Part::Reasoning { .. } if self.head.hide_reasoning => {}
-            Part::Reasoning { choice, text, tokens } => {
-                out.data(&self.delta(choice, json!({"reasoning_content": text}), &tokens, None));
-            }
+            Part::Text { choice, text, tokens } => self.said(choice, "content", &text, &tokens, out),
+            Part::Reasoning { tokens, .. } if self.head.hide_reasoning => self.pace.write(tokens.len()),
+            Part::Reasoning { choice, text, tokens } => self.said(choice, "reasoning_content", &text, &tokens, out),
             Part::CallStart { choice, index, id, name } => {
                 self.called[choice] = true;
                 let function = json!({"name": name, "arguments": ""});
@@ -346,13 +364,16 @@ impl Wire for ChatWire {
                 }
                 out.data(&chunk);
             }
-            Part::Progress { cached, read, .. } if self.progress => {
-                let mut chunk = self.chunk(json!([]));
-                chunk["prompt_progress"] = json!({"cache": cached, "processed": read});
-                out.data(&chunk);
+            Part::Progress { cached, read } => {
+                self.pace.read(cached, read);
+                if self.progress {
+                    let mut chunk = self.chunk(json!([]));
+                    chunk["prompt_progress"] = self.pace.progress();
+                    out.data(&chunk);
+                }
             }
             Part::Failed(refusal) => out.data(&refusal.openai()),
-            Part::Progress { .. } | Part::CallEnd { .. } => {}
+            Part::CallEnd { .. } => {}
         }
     }
 

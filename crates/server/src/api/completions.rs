@@ -47,34 +47,50 @@ pub(crate) struct Fields {
     return_token_ids: Option<bool>,
 }
 
-/// The tokens of one text or list of tokens.
+/// The tokens of one prompt: a text, a list of tokens with texts among them, or llama.cpp's object that may hold media.
 pub(crate) fn prompt_tokens(loaded: &Loaded, param: &str, value: &Value) -> Result<Vec<u32>, Refusal> {
     let model = loaded.scheduler.model();
+    let encode = |text: &str, add: AddSpecial| -> Result<Vec<u32>, Refusal> {
+        Ok(model.tokenizer.encode(text, add, ParseSpecial::Yes).map_err(kiln_engine::Error::from)?)
+    };
     match value {
-        Value::String(text) => {
-            let tokens = model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes);
-            Ok(tokens.map_err(kiln_engine::Error::from)?)
-        }
-        Value::Array(ids) => {
+        Value::String(text) => encode(text, AddSpecial::Yes),
+        Value::Array(pieces) => {
             let vocab = model.config.vocab;
-            let token = |(i, id): (usize, &Value)| {
-                let id_in = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
+            let mut tokens = Vec::new();
+            for (i, piece) in pieces.iter().enumerate() {
+                if let Value::String(text) = piece {
+                    tokens.extend(encode(text, if i == 0 { AddSpecial::Yes } else { AddSpecial::No })?);
+                    continue;
+                }
+                let id = piece.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
                 let param = format!("{param}[{i}]");
-                id_in.ok_or_else(|| {
-                    Refusal::invalid(param.clone(), format!("`{param}` is {id}, no token below {vocab}"))
-                })
-            };
-            ids.iter().enumerate().map(token).collect()
+                let message = format!("`{param}` is {piece}, no token below {vocab}");
+                tokens.push(id.ok_or_else(|| Refusal::invalid(param, message))?);
+            }
+            Ok(tokens)
+        }
+        Value::Object(object) => {
+            match (object.get("prompt_string").and_then(Value::as_str), object.get("multimodal_data")) {
+                (Some(text), None | Some(Value::Null)) => encode(text, AddSpecial::Yes),
+                (Some(_), Some(_)) => Err(Refusal::unsupported(param, "this model takes text only")),
+                (None, _) => Err(Refusal::invalid(param, format!("`{param}` must have a `prompt_string`"))),
+            }
         }
         _ => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
     }
 }
 
+/// Whether a list holds prompts, and is not one of tokens.
+pub(crate) fn are_several(list: &[Value]) -> bool {
+    !list.is_empty() && (list.iter().all(Value::is_string) || list.iter().any(|v| v.is_array() || v.is_object()))
+}
+
 /// All prompts of a request: a text, tokens, or a list of either.
-fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refusal> {
+pub(crate) fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refusal> {
     let list = match value {
         None | Some(Value::Null) => vec![prompt_tokens(loaded, "prompt", &json!(""))?],
-        Some(Value::Array(list)) if list.iter().any(|v| v.is_string() || v.is_array()) => list
+        Some(Value::Array(list)) if are_several(list) => list
             .iter()
             .enumerate()
             .map(|(i, v)| prompt_tokens(loaded, &format!("prompt[{i}]"), v))
@@ -113,7 +129,7 @@ pub(crate) fn job(
         (None, Some(shape)) => Some(shape::plain_constraint(loaded, &shape)?),
     };
     let request = Request {
-        limit: params.limit()?,
+        limit: params.limit()?.or(loaded.limit),
         sampling: params.sampling(loaded)?,
         stop: params.stop_rule(loaded)?,
         constraint,

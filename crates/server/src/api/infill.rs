@@ -10,7 +10,8 @@ use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{completions, llama};
+use super::completion::{self, Wishes};
+use super::completions;
 use crate::app::App;
 use crate::body::Body;
 use crate::chat::{blocking, check_length};
@@ -68,11 +69,10 @@ impl Marks {
 }
 
 /// Another file that the model should know.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Extra {
     filename: Option<String>,
-    text: Option<String>,
+    text: String,
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Refusal> {
@@ -96,7 +96,7 @@ pub(crate) fn prompt(loaded: &Loaded, prefix: &str, suffix: &str, extra: &[Extra
         for Extra { filename, text } in extra {
             tokens.push(file);
             tokens.extend(encode(tokenizer, &format!("{}\n", filename.as_deref().unwrap_or("tmp")))?);
-            tokens.extend(encode(tokenizer, text.as_deref().unwrap_or_default())?);
+            tokens.extend(encode(tokenizer, text)?);
         }
         tokens.push(file);
         tokens.extend(encode(tokenizer, "filename\n")?);
@@ -123,8 +123,6 @@ pub(crate) struct Fields {
     input_extra: Option<Vec<Extra>>,
     /// More text before the gap: the line that is being written.
     prompt: Option<String>,
-    stream: Option<bool>,
-    return_tokens: Option<bool>,
 }
 
 /// `POST /infill`.
@@ -134,8 +132,8 @@ pub(crate) async fn create(
     mut body: Body,
 ) -> Result<Response, Refusal> {
     let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+    let wishes = body.get::<Wishes>()?;
     let leftover = body.leftover(&app)?;
-    let (streams, tokens) = (fields.stream.unwrap_or(false), fields.return_tokens.unwrap_or(false));
     let job = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let text = |field: Option<String>| field.unwrap_or_default();
@@ -146,5 +144,5 @@ pub(crate) async fn create(
         completions::job(&loaded, &params, &shape, &caller, prompt)
     })
     .await?;
-    Ok(leftover.tell(llama::answer(&app, job, streams, tokens).await?))
+    Ok(leftover.tell(completion::answer(&app, vec![job], wishes, false).await?))
 }

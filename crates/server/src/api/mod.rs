@@ -2,6 +2,7 @@
 
 pub(crate) mod anthropic;
 pub(crate) mod chat_completions;
+pub(crate) mod completion;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod engine;
@@ -15,6 +16,8 @@ pub(crate) mod openapi;
 pub(crate) mod page;
 pub(crate) mod responses;
 pub(crate) mod tokens;
+
+use std::time::Instant;
 
 use kiln_engine::run::Usage;
 use kiln_engine::tokenizer::Tokenizer;
@@ -77,6 +80,58 @@ impl Totals {
             "predicted_ms": ms(usage.writing),
             "predicted_per_second": rate(usage.generated_tokens.saturating_sub(1), usage.writing),
         })
+    }
+}
+
+/// How far a text is while it is written, in llama-server's words.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    prompt: usize,
+    cached: usize,
+    read: usize,
+    written: usize,
+    began: Instant,
+    /// When the prompt had been read.
+    first: Option<Instant>,
+}
+
+impl Pace {
+    /// A prompt of so many tokens.
+    pub(crate) fn new(prompt: usize) -> Pace {
+        Pace { prompt, cached: 0, read: 0, written: 0, began: Instant::now(), first: None }
+    }
+
+    pub(crate) fn read(&mut self, cached: usize, read: usize) {
+        (self.cached, self.read) = (cached, read);
+    }
+
+    pub(crate) fn write(&mut self, tokens: usize) {
+        self.first.get_or_insert_with(Instant::now);
+        self.written += tokens;
+    }
+
+    pub(crate) fn written(&self) -> usize {
+        self.written
+    }
+
+    /// `timings` of a text that goes on.
+    pub(crate) fn timings(&self) -> Value {
+        let first = self.first.unwrap_or_else(Instant::now);
+        let usage = Usage {
+            prompt_tokens: self.prompt,
+            cached_tokens: self.cached,
+            generated_tokens: self.written,
+            reading: first - self.began,
+            writing: first.elapsed(),
+            ..Usage::default()
+        };
+        Totals { last: usage, ..Totals::default() }.timings()
+    }
+
+    /// `prompt_progress`.
+    pub(crate) fn progress(&self) -> Value {
+        let time = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        json!({"total": self.prompt, "cache": self.cached, "processed": self.read, "time_ms": time})
     }
 }
 

@@ -9,7 +9,9 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
-use super::{anthropic, chat_completions, completions, embeddings, infill, llama, lora, ollama, responses, tokens};
+use super::{
+    anthropic, chat_completions, completion, completions, embeddings, infill, lora, ollama, responses, tokens,
+};
 use crate::app::App;
 use crate::params::Params;
 use crate::refusal::Dialect;
@@ -83,7 +85,8 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
         [of::<ollama::Show>, of::<tokens::Tokenize>, of::<tokens::Detokenize>].map(|f| f(schemas));
     let [embed, rank, ollama_embed] =
         [of::<embeddings::Fields>, of::<embeddings::RerankFields>, of::<embeddings::OllamaFields>].map(|f| f(schemas));
-    let [completion, middle] = [of::<llama::Fields>, of::<infill::Fields>].map(|f| f(schemas));
+    let [completion, middle, wishes] =
+        [of::<completion::Fields>, of::<infill::Fields>, of::<completion::Wishes>].map(|f| f(schemas));
     let scales = of::<Vec<lora::Scale>>(schemas);
     let post = |path, summary, kind, parts: &[&Schema], answer| Entry {
         path,
@@ -145,10 +148,16 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
             "/completion",
             "Continues a text, in llama-server's words",
             Kind::Events,
-            &[&completion, &params, &shape],
+            &[&completion, &wishes, &params, &shape],
             LLAMA,
         ),
-        post("/infill", "Writes what lies between two texts", Kind::Events, &[&middle, &params, &shape], LLAMA),
+        post(
+            "/infill",
+            "Writes what lies between two texts",
+            Kind::Events,
+            &[&middle, &wishes, &params, &shape],
+            LLAMA,
+        ),
         post("/tokenize", "Text to tokens", Kind::Json, &[&tokenize, &chat], &["tokens"]),
         post("/detokenize", "Tokens to text", Kind::Json, &[&detokenize], &["content"]),
         post("/apply-template", "A conversation as the prompt that it becomes", Kind::Json, &[&chat], &["prompt"]),

@@ -12,6 +12,7 @@
 
 mod capabilities;
 mod environment;
+mod forms;
 mod json;
 mod message;
 mod prepare;
