@@ -17,7 +17,7 @@ use super::cpu_rows::Rows;
 use super::cpu_runs_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::cpu_runs_grids::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Nvfp4};
 use super::cpu_runs_k::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq2};
-use super::cpu_wide::{by_128, dot, pick, to_floats, zeros};
+use super::cpu_wide::{by_128, dot, pick, sum, to_floats, zeros};
 
 /// Elements of a run.
 pub(super) const RUN: usize = 256;
@@ -39,6 +39,13 @@ pub(super) trait Format {
 
     /// The codes of elements `64 Q .. 64 Q + 64`.
     fn codes<const Q: usize>(simd: Avx512, run: &[u8], made: &Self::Made) -> __m512i;
+
+    /// The codes of a run in turn, where they can be had so: vector t has elements `8 t .. 8 t + 8` of every thirty-two. All vectors
+    /// then have the same scales, and their products are summed before they are scaled.
+    #[inline(always)]
+    fn in_turn(_simd: Avx512, _run: &[u8]) -> Option<[__m512i; 4]> {
+        None
+    }
 }
 
 /// A format that is known by its bytes in `cpu_codes.rs`.
@@ -104,6 +111,9 @@ fn dots_of(ty: TensorType) -> Option<Dots> {
 struct ColumnRun {
     highs: [[u8; 64]; 4],
     lows: [[u8; 64]; 4],
+    /// The same in turn: eight bytes of every thirty-two, then the next eight of each.
+    highs_in_turn: [[u8; 64]; 4],
+    lows_in_turn: [[u8; 64]; 4],
     /// For each sixteen elements: their scale, the sum of their rounded values times the scale, and the sum of their values.
     scales: [f32; 16],
     wholes: [f32; 16],
@@ -111,7 +121,7 @@ struct ColumnRun {
 }
 
 const EMPTY: ColumnRun =
-    ColumnRun { highs: [[0; 64]; 4], lows: [[0; 64]; 4], scales: [0.0; 16], wholes: [0.0; 16], sums: [0.0; 16] };
+    ColumnRun { highs: [[0; 64]; 4], lows: [[0; 64]; 4], highs_in_turn: [[0; 64]; 4], lows_in_turn: [[0; 64]; 4], scales: [0.0; 16], wholes: [0.0; 16], sums: [0.0; 16] };
 
 /// Rounded columns, one after the other.
 pub(super) struct RunColumns {
@@ -183,8 +193,13 @@ fn round(simd: Avx512, x: &[f32], run: &mut ColumnRun, block: usize) -> bool {
         let whole: i32x16<Avx512> = (x * inverse).round_ties_even().to_int();
         let high: i32x16<Avx512> = (whole + 64) >> 7;
         let low = whole - (high << 7);
-        narrow(simd, high).store_slice(&mut run.highs[at / 4][16 * (at % 4)..][..16]);
-        narrow(simd, low).store_slice(&mut run.lows[at / 4][16 * (at % 4)..][..16]);
+        let (high, low) = (narrow(simd, high).to_array(), narrow(simd, low).to_array());
+        run.highs[at / 4][16 * (at % 4)..][..16].copy_from_slice(&high);
+        run.lows[at / 4][16 * (at % 4)..][..16].copy_from_slice(&low);
+        for t in 0..2 {
+            run.highs_in_turn[2 * i + t][8 * block..][..8].copy_from_slice(&high[8 * t..][..8]);
+            run.lows_in_turn[2 * i + t][8 * block..][..8].copy_from_slice(&low[8 * t..][..8]);
+        }
         let rounded: f32x16<Avx512> = whole.to_float();
         run.scales[at] = scale;
         // Sums of sixteen whole numbers of 15 bits are exact.
@@ -316,14 +331,14 @@ fn meet<F: Format, const R: usize, const N: usize>(
     let mut results = [[0.0; N]; R];
     for r in 0..R {
         for c in 0..N {
-            let mut sum = sums.dots[r][c];
+            let mut whole = sums.dots[r][c];
             if F::ZERO > 0 {
-                sum = sums.zeros[r][c].mul_add(zero, sum);
+                whole = sums.zeros[r][c].mul_add(zero, whole);
             }
             if F::OFFSETS {
-                sum += sums.offsets[r][c];
+                whole += sums.offsets[r][c];
             }
-            results[r][c] = sum.reduce_sum();
+            results[r][c] = whole.reduce_sum();
         }
     }
     results
@@ -350,6 +365,20 @@ fn add_run<F: Format, const R: usize, const N: usize>(
             if F::OFFSETS {
                 sums.offsets[r][c] = offsets.mul_add(f32x16::load_array_ref(simd, &x[c].sums), sums.offsets[r][c]);
             }
+        }
+        if quarters == 4
+            && let Some(codes) = F::in_turn(simd, runs[r])
+        {
+            for c in 0..N {
+                let (mut highs, mut lows) = (zeros(simd), zeros(simd));
+                for t in 0..4 {
+                    highs = dot(simd, highs, codes[t], u8x64::load_array_ref(simd, &x[c].highs_in_turn[t]).into());
+                    lows = dot(simd, lows, codes[t], u8x64::load_array_ref(simd, &x[c].lows_in_turn[t]).into());
+                }
+                let fours = sum(simd, by_128(simd, highs), lows);
+                sums.dots[r][c] = to_floats(simd, fours).mul_add(factors[c], sums.dots[r][c]);
+            }
+            continue;
         }
         macro_rules! quarter {
             ($q:literal) => {

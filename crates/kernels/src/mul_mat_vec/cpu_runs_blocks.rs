@@ -8,7 +8,7 @@ use fearless_simd::{Avx512, f32x16, u32x16};
 use super::cpu_codes::{E2M1_RAISED, IQ4_RAISED};
 use super::cpu_runs::Format;
 use super::cpu_wide::{
-    add_where, bits, blend_words, by_table, four, halves, load, load_two, pick_bytes, pick_wide, pick_words, take, xor,
+    and, pick_bytes_of_two, add_where, bits, blend_words, by_table, four, halves, load, load_two, pick_bytes, pick_wide, pick_words, take, xor,
 };
 
 /// Where the half floats of eight blocks lie, in up to four vectors of a run.
@@ -94,10 +94,49 @@ fn nibbles_at<const Q: usize>(simd: Avx512, run: &[u8], nibbles: &Nibbles) -> __
     bits(simd, bytes, &LOW_AND_HIGH)
 }
 
+/// Where eight bytes of nibbles of each block lie: the first of each, then the second.
+struct Eights {
+    /// The first bytes of two vectors, each.
+    at: [[usize; 2]; 2],
+    bytes: [[u8; 64]; 2],
+}
+
+/// Nibbles that begin `at` bytes behind each block of `bytes`, at most 18.
+const fn eights(bytes: usize, at: usize) -> Eights {
+    let mut made = Eights { at: [[0; 2]; 2], bytes: [[0; 64]; 2] };
+    let mut i = 0;
+    while i < 128 {
+        let (part, block, byte) = (i / 64, i % 64 / 8, i % 8);
+        let (first, most) = (block / 4 * 4 * bytes + at + 8 * part, 8 * bytes - 64);
+        let first = if first < most { first } else { most };
+        made.at[part][block / 4] = first;
+        made.bytes[part][i % 64] = (block * bytes + at + 8 * part + byte - first + block / 4 * 64) as u8;
+        i += 1;
+    }
+    made
+}
+
+/// The nibbles of a run, see [`Format::in_turn`].
+#[inline(always)]
+fn eights_at(simd: Avx512, run: &[u8], eights: &Eights) -> [__m512i; 4] {
+    let [[a, b], [c, d]] = eights.at;
+    let first = pick_bytes_of_two(simd, &eights.bytes[0], load(simd, run, a), load(simd, run, b));
+    let second = pick_bytes_of_two(simd, &eights.bytes[1], load(simd, run, c), load(simd, run, d));
+    [and(simd, first, 15), and(simd, second, 15), bits(simd, first, &[HIGH; 8]), bits(simd, second, &[HIGH; 8])]
+}
+
+/// The same by a table.
+#[inline(always)]
+fn eights_of(simd: Avx512, run: &[u8], eights: &Eights, table: &[u8; 16]) -> [__m512i; 4] {
+    let [a, b, c, d] = eights_at(simd, run, eights);
+    [by_table(simd, table, a), by_table(simd, table, b), by_table(simd, table, c), by_table(simd, table, d)]
+}
+
 /// Declares a format of nibbles: bytes of a block, where its nibbles lie, the byte that stands for zero, where the least value
-/// lies if there is one, and what becomes of the nibbles of a quarter.
+/// lies if there is one, what becomes of the nibbles of a quarter, and codes in turn.
 macro_rules! format {
-    ($name:ident, $bytes:literal, $at:literal, $zero:literal, $least:expr, |$simd:ident, $run:ident, $q:ident, $codes:ident| $body:expr) => {
+    ($name:ident, $bytes:literal, $at:literal, $zero:literal, $least:expr, |$simd:ident, $run:ident, $q:ident, $codes:ident| $body:expr,
+     |$turned:ident, $bytes_of:ident| $in_turn:expr) => {
         pub(super) struct $name;
 
         impl Format for $name {
@@ -125,6 +164,11 @@ macro_rules! format {
                 let $codes = nibbles_at::<Q>($simd, $run, &NIBBLES);
                 $body
             }
+
+            #[inline(always)]
+            fn in_turn($turned: Avx512, $bytes_of: &[u8]) -> Option<[__m512i; 4]> {
+                $in_turn
+            }
         }
     };
 }
@@ -136,11 +180,34 @@ fn fifth_bits(run: &[u8], q: usize, bytes: usize, at: usize) -> u64 {
     bits(2 * q) | bits(2 * q + 1) << 32
 }
 
-format!(Q4_0, 18, 2, 8, None::<usize>, |_simd, _run, _q, codes| codes);
-format!(Q4_1, 20, 4, 0, Some(2usize), |_simd, _run, _q, codes| codes);
-format!(Q5_0, 22, 6, 16, None::<usize>, |simd, run, q, codes| add_where(simd, codes, fifth_bits(run, q, 22, 2), 16));
-format!(Q5_1, 24, 8, 0, Some(2usize), |simd, run, q, codes| add_where(simd, codes, fifth_bits(run, q, 24, 4), 16));
-format!(Iq4Nl, 18, 2, 128, None::<usize>, |simd, _run, _q, codes| by_table(simd, &IQ4_RAISED, codes));
+const EIGHTS_OF_18: Eights = eights(18, 2);
+const EIGHTS_OF_17: Eights = eights(17, 1);
+
+format!(
+    Q4_0, 18, 2, 8, None::<usize>,
+    |_simd, _run, _q, codes| codes,
+    |simd, run| Some(eights_at(simd, run, &EIGHTS_OF_18))
+);
+format!(
+    Q4_1, 20, 4, 0, Some(2usize),
+    |_simd, _run, _q, codes| codes,
+    |_simd, _run| None
+);
+format!(
+    Q5_0, 22, 6, 16, None::<usize>,
+    |simd, run, q, codes| add_where(simd, codes, fifth_bits(run, q, 22, 2), 16),
+    |_simd, _run| None
+);
+format!(
+    Q5_1, 24, 8, 0, Some(2usize),
+    |simd, run, q, codes| add_where(simd, codes, fifth_bits(run, q, 24, 4), 16),
+    |_simd, _run| None
+);
+format!(
+    Iq4Nl, 18, 2, 128, None::<usize>,
+    |simd, _run, _q, codes| by_table(simd, &IQ4_RAISED, codes),
+    |simd, run| Some(eights_of(simd, run, &EIGHTS_OF_18, &IQ4_RAISED))
+);
 
 pub(super) struct Mxfp4;
 
@@ -175,6 +242,11 @@ impl Format for Mxfp4 {
     fn codes<const Q: usize>(simd: Avx512, run: &[u8], (): &()) -> __m512i {
         const NIBBLES: Nibbles = nibbles(17, 1);
         by_table(simd, &E2M1_RAISED, nibbles_at::<Q>(simd, run, &NIBBLES))
+    }
+
+    #[inline(always)]
+    fn in_turn(simd: Avx512, run: &[u8]) -> Option<[__m512i; 4]> {
+        Some(eights_of(simd, run, &EIGHTS_OF_17, &E2M1_RAISED))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_gf2p8affine_epi64_epi8, _mm_set_epi64x, _mm_or_si128, _mm_srlv_epi32, _mm_set1_epi32, _mm_cvtsi64_si128, _mm_unpacklo_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm512_add_epi8, _mm512_and_si512, _mm512_castsi512_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_add_epi8, _mm512_add_epi32, _mm512_permutex2var_epi8, _mm512_and_si512, _mm512_castsi512_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
     _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8,
     _mm512_mask_blend_epi16, _mm512_maskz_permutex2var_epi8, _mm512_or_si512, _mm512_permutex2var_epi16,
     _mm512_permutexvar_epi8, _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
@@ -46,6 +46,15 @@ instructions! {
     /// 128 times each number.
     fn by_128(simd, x: __m512i) -> __m512i {
         _mm512_slli_epi32::<7>(x)
+    }
+
+    fn sum(simd, a: __m512i, b: __m512i) -> __m512i {
+        _mm512_add_epi32(a, b)
+    }
+
+    /// Bytes of two vectors.
+    fn pick_bytes_of_two(simd, which: &[u8; 64], a: __m512i, b: __m512i) -> __m512i {
+        _mm512_permutex2var_epi8(a, u8x64::load_array_ref(simd, which).into(), b)
     }
 
     fn zeros(simd) -> __m512i {
