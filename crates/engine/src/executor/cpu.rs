@@ -7,7 +7,7 @@ use std::time::Instant;
 use kiln_gguf::{Gguf, TensorType, quant};
 use kiln_gpu::StepTime;
 use kiln_kernels::Call;
-use kiln_kernels::host::{HostMemory, Place};
+use kiln_kernels::host::{HostMemory, Place, Spare};
 use kiln_kernels::tensor::{Slot, Tensor};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -35,8 +35,40 @@ pub struct CpuExecutor {
     memory: HostMemory,
     n_fixed: usize,
     plans: Vec<Option<Prepared>>,
-    /// Where scratch slots of plans lie: as large as the largest plan needs.
-    arena: Vec<u8>,
+    /// Where scratch slots of plans lie.
+    arena: Arena,
+}
+
+/// So many small runs in a row give back what a large one computed in: a prompt is followed by a text.
+const SETTLED: usize = 8;
+
+/// Memory that all plans compute in, one at a time: as large as the largest needs that ran lately.
+#[derive(Default)]
+struct Arena {
+    bytes: Vec<u8>,
+    /// Runs in a row that needed far less than there is.
+    small_runs: usize,
+}
+
+impl Arena {
+    /// Has room for a plan that needs so much.
+    fn grow(&mut self, needed: usize) {
+        if self.bytes.len() < needed {
+            self.bytes = vec![0; needed];
+        }
+    }
+
+    /// A plan that needs so much has run: says whether memory was given back. What it wrote stays where it is.
+    fn settle(&mut self, needed: usize) -> bool {
+        self.small_runs = if 4 * needed < self.bytes.len() { self.small_runs + 1 } else { 0 };
+        let settled = self.small_runs == SETTLED;
+        if settled {
+            self.bytes.truncate(needed);
+            self.bytes.shrink_to_fit();
+            self.small_runs = 0;
+        }
+        settled
+    }
 }
 
 struct Prepared {
@@ -49,7 +81,7 @@ impl CpuExecutor {
     /// An executor without a model.
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
         let memory = HostMemory::default();
-        let (plans, arena) = (Vec::new(), Vec::new());
+        let (plans, arena) = (Vec::new(), Arena::default());
         CpuExecutor { arithmetic, reproducible: false, pool: None, memory, n_fixed: 0, plans, arena }
     }
 
@@ -77,16 +109,25 @@ impl CpuExecutor {
     fn with_plan<T>(&mut self, plan: PlanId, work: impl FnOnce(&Plan, &mut HostMemory) -> T) -> T {
         let prepared = self.plans[plan.0].as_mut().expect(FORGOTTEN);
         self.memory.slots.append(&mut prepared.own);
+        self.arena.grow(prepared.plan.arena);
         // Scratch slots are pieces of an arena that all plans share; it stands behind the plan's own slots.
         let arena = Slot(u32::try_from(self.memory.slots.len()).expect("far fewer slots than 2^32"));
-        self.memory.slots.push(std::mem::take(&mut self.arena));
+        self.memory.slots.push(std::mem::take(&mut self.arena.bytes));
         let place = |s: &SlotInfo| s.place.map(|offset| Place { slot: arena, offset, bytes: s.bytes });
         self.memory.places = prepared.plan.slots.iter().map(place).collect();
         let result = work(&prepared.plan, &mut self.memory);
         self.memory.places.clear();
-        self.arena = self.memory.slots.pop().unwrap_or_default();
+        self.arena.bytes = self.memory.slots.pop().unwrap_or_default();
         prepared.own = self.memory.slots.split_off(self.n_fixed);
         result
+    }
+
+    /// Gives memory back that only longer runs needed. What the plan that has just run has in the arena stays there.
+    fn settle(&mut self, plan: PlanId) {
+        let needed = self.plans[plan.0].as_ref().expect(FORGOTTEN).plan.arena;
+        if self.arena.settle(needed) {
+            self.memory.spare = Spare::default();
+        }
     }
 }
 
@@ -136,16 +177,13 @@ impl Executor for CpuExecutor {
         assert_eq!(plan.n_fixed, self.n_fixed, "the plan should stand on the slots that were loaded");
         let alone = |s: &SlotInfo| if s.place.is_some() { 0 } else { s.bytes };
         let own = &plan.slots[plan.n_fixed..];
-        let needed = own.iter().map(alone).sum::<usize>() + plan.arena.saturating_sub(self.arena.len());
+        let needed = own.iter().map(alone).sum::<usize>() + plan.arena.saturating_sub(self.arena.bytes.len());
         has_room("reading so many tokens at once", needed as u64)?;
         let own = own.iter().map(|s| match s.kind {
             SlotKind::Form(of) => form(&plan.slots[of.0 as usize], self.memory.bytes(of), s),
             _ => Ok(vec![0; alone(s)]),
         });
         let own = own.collect::<Result<Vec<_>, _>>()?;
-        if self.arena.len() < plan.arena {
-            self.arena = vec![0; plan.arena];
-        }
         Ok(super::keep(&mut self.plans, Prepared { plan, own }))
     }
 
@@ -163,6 +201,7 @@ impl Executor for CpuExecutor {
                 plan.steps.iter().for_each(|step| run_call(&step.call, arithmetic, memory))
             });
         });
+        self.settle(plan);
         Ok(())
     }
 
@@ -302,5 +341,30 @@ fn run_call(call: &Call, arithmetic: Arithmetic, memory: &mut HostMemory) {
     match arithmetic {
         Arithmetic::Fast => call.operation().cpu(memory),
         Arithmetic::Reference => call.operation().reference(memory),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_a_long_run_is_given_back_after_some_short_ones() {
+        let mut arena = Arena::default();
+        arena.grow(1 << 20);
+        assert!(!arena.settle(1 << 20));
+        for _ in 1..SETTLED {
+            arena.grow(100);
+            assert!(!arena.settle(100));
+        }
+        // A long one in between, and all is as it was.
+        arena.grow(1 << 20);
+        assert!(!arena.settle(1 << 20) && arena.bytes.len() == 1 << 20);
+        arena.bytes[7] = 9;
+        let given_back: Vec<usize> = (1..=2 * SETTLED).filter(|_| arena.settle(100)).collect();
+        assert_eq!(given_back, [SETTLED]);
+        assert!(arena.bytes.capacity() < 1000 && arena.bytes[7] == 9, "{}", arena.bytes.capacity());
+        arena.grow(500);
+        assert_eq!(arena.bytes.len(), 500);
     }
 }
