@@ -25,7 +25,7 @@ pub fn cases(level: Level) -> Vec<Case> {
             case(4, 5, 20, 0.01),
             case(1, 2, 3, 0.5),
             case(3, 1, 5, 0.0),
-            case(16, 2, 3, 0.1),
+            case(12, 2, 3, 0.1),
         ],
     }
 }

@@ -16,8 +16,8 @@ const NAME: &str = "sinkhorn";
 /// One line for the registry.
 pub const SUMMARY: &str = "y = softmax(x) divided by the sums of its columns and rows in turn, for small square matrices";
 
-/// Largest matrix: a thread holds one.
-pub const MOST: usize = 16;
+/// Largest matrix: a thread holds one in its registers, of which some GPUs have 256.
+pub const MOST: usize = 12;
 
 /// Operands of `sinkhorn`.
 #[derive(Clone, Copy, Debug, PartialEq)]
