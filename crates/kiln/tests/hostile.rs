@@ -322,6 +322,7 @@ const SETTINGS: &[Setting] = &[
     (&[], &["plan", "MODEL", "--diff", "hi", "--cpu", "--tolerance", "-1"], 2, ""),
     (&[], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-ctk", "bf16", "-ctv", "f32"], 0, ""),
     (&[], &["run", "MODEL", "hi", "--cpu", "-n", "1", "-ctk", "q9"], 2, "q8_0"),
+    (&[], &["serve", "MODEL", "--cpu", "--port", "0", "--min-p", "7"], 1, "`min_p` is 7"),
     (&[], &["tune", "--shape", "65536x65536"], 2, "larger than those of models"),
     (&[], &["tune", "--shape", "18446744073709551360x18446744073709551360"], 2, "larger than those of models"),
     (

@@ -155,8 +155,10 @@ impl Arguments {
 
     /// What holds where a request says nothing.
     fn usual(&self) -> anyhow::Result<Usual> {
-        // What is wrong is found now, not by the first client.
-        self.sampler.apply(&mut Sampling::default())?;
+        // What is wrong is found now, not by the first client. Which tokens there are is the model's to say.
+        let mut tried = Sampling::default();
+        self.sampler.apply(&mut tried)?;
+        tried.check(usize::MAX)?;
         let sampler = self.sampler.clone();
         let kwargs = match &self.chat_template_kwargs {
             Some(text) => serde_json::from_str(text).context("--chat-template-kwargs is no JSON object")?,
