@@ -16,6 +16,7 @@ use kiln_engine::run::Wanted;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_engine::{Session, compare};
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
+use kiln_gpu::Caps;
 
 use device::{gpu, gpu_with};
 
@@ -53,9 +54,23 @@ fn the_plan_is_the_one_in_the_snapshot() {
     if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
         std::fs::write(path, plan.print()).unwrap();
     }
-    // Embedding, six steps a layer, output: a lost fusion changes the number.
+    // Embedding, six steps a layer on the CPU, output: a lost fusion changes the number.
     assert_eq!(plan.len(), 1 + 6 * model.config.layers + 1);
     assert_eq!(plan.print(), std::fs::read_to_string(path).unwrap(), "KILN_UPDATE_SNAPSHOTS=1 writes the new plan");
+}
+
+/// A token of a dense model on a GPU: q, k and v; attention, which writes the caches; output; gate and up; down.
+#[test]
+fn a_layer_of_a_token_is_five_steps_on_a_gpu() {
+    let model = model("Q8_0");
+    let graph = graph(&model.config, &model.gguf, &Room::one(4096)).unwrap();
+    let target = Target::gpu(&Caps::example_nvidia());
+    let steps = |shape: BatchShape, target: &Target| lower(graph.plan(shape).unwrap(), target).unwrap().len();
+    let layers = model.config.layers;
+    assert_eq!(steps(BatchShape::new(1, 1), &target), 1 + 5 * layers + 1);
+    // Where bits must not depend on how texts are cut, single tokens go the way of all others.
+    let alike = Target { alike: true, ..target };
+    assert_eq!(steps(BatchShape::new(1, 1), &alike), 1 + 6 * layers + 1);
 }
 
 #[test]

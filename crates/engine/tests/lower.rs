@@ -131,7 +131,8 @@ fn described(graph: &Graph, device: &str, target: &Target, shape: BatchShape) ->
     for step in &plan.steps {
         let splits = match &step.call {
             Call::FlashAttention(call) => {
-                call.split.map_or(String::new(), |split| format!(" in {} splits", split.count))
+                let splits = call.split.map_or(String::new(), |split| format!(" in {} splits", split.count));
+                splits + if call.arriving.is_some() { ", writes caches" } else { "" }
             }
             _ => String::new(),
         };

@@ -64,6 +64,12 @@ pub fn push<P: Param>(out: &mut Vec<u8>, value: P) {
     value.write(out);
 }
 
+/// The declaration of a block with these fields, one list after the other. The bytes of lists follow each other without a gap
+/// where each has a multiple of 8 of them but the last.
+pub fn block(fields: &[String]) -> String {
+    format!("layout(push_constant, std430) uniform Params {{ {} }} p;\n", fields.join(" "))
+}
+
 /// Declares a parameter block.
 ///
 /// ```
@@ -97,10 +103,14 @@ macro_rules! params {
                 out
             }
 
+            /// Its fields in GLSL.
+            $vis fn fields() -> String {
+                [$(<$ty as $crate::params::Param>::glsl(stringify!($field))),*].join(" ")
+            }
+
             /// The block's declaration in GLSL; the shader names it `p`.
             $vis fn glsl() -> String {
-                let fields = [$(<$ty as $crate::params::Param>::glsl(stringify!($field))),*];
-                format!("layout(push_constant, std430) uniform Params {{ {} }} p;\n", fields.join(" "))
+                $crate::params::block(&[Self::fields()])
             }
         }
     };

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use fearless_simd::dispatch;
+use fearless_simd::prelude::*;
 use half::{bf16, f16};
 use kiln_gguf::{TensorType, quant};
 use rayon::prelude::*;
@@ -53,6 +54,12 @@ impl HostMemory {
     /// Writes every element in index order.
     pub(crate) fn write_floats(&mut self, t: &Tensor, values: &[f32]) {
         assert_eq!(values.len(), t.len(), "write: values for every element of {t}");
+        if t.ty == TensorType::F32 && t.is_dense() && values.len() > 4 * TASK_ELEMENTS {
+            let (first, len) = t.span();
+            let to = self.bytes_mut(t.slot)[first..first + len].par_chunks_mut(4 * TASK_ELEMENTS);
+            let copy = |(to, values): (&mut [u8], &[f32])| to.copy_from_slice(bytemuck::cast_slice(values));
+            return to.zip(values.par_chunks(TASK_ELEMENTS)).for_each(copy);
+        }
         for (i, row) in rows_apart(t.shape).zip(values.chunks_exact(t.shape[0].max(1))) {
             self.write_float_row(t, i, row);
         }
@@ -97,8 +104,14 @@ pub(crate) fn read_dense(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
                 *out = f32::from_le_bytes(*x);
             }
         }
-        TensorType::F16 => dispatch!(simd::level(), _ => {
-            for (out, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        TensorType::F16 => dispatch!(simd::level(), simd => {
+            let mut done = 0;
+            for (out, halves) in out.as_chunks_mut::<16>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
+                let Some(floats) = simd::native_halves(simd, halves) else { break };
+                floats.store_array(out);
+                done += 16;
+            }
+            for (out, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0).skip(done) {
                 *out = simd::half(u16::from_le_bytes(*x));
             }
         }),

@@ -71,3 +71,12 @@ pub fn normed_cache_write(write: &Call, q: &rms_norm::Call, k: &rms_norm::Call) 
         _ => None,
     }
 }
+
+/// Attention of single tokens with the step in it that turns their queries and writes their caches. The caller knows that the rows which
+/// are written are those that the table of pages has for the positions of the tokens.
+pub fn arriving(attention: &Call, write: &Call) -> Option<Call> {
+    match (attention, write) {
+        (Call::FlashAttention(attention), Call::KvWrite(write)) => attention.arriving(write).map(Into::into),
+        _ => None,
+    }
+}

@@ -37,6 +37,7 @@ macro_rules! operations {
         /// One operation with its operands: what a step of a plan holds.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs, reason = "each variant is documented in its module")]
+        #[allow(clippy::large_enum_variant, reason = "a plan has some hundred steps: a kilobyte each is little, and pointers to follow are no gain")]
         pub enum Call { $($variant($module::Call)),* }
 
         impl Call {

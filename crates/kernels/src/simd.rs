@@ -28,6 +28,48 @@ pub(crate) fn half(bits: u16) -> f32 {
     f32::from_bits(finite_half(bits).to_bits() | special)
 }
 
+/// Sixteen half floats, whatever they are, where the machine has an instruction for that.
+#[inline(always)]
+pub(crate) fn native_halves<S: Simd>(simd: S, halves: &[u8; 32]) -> Option<f32x16<S>> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(avx512) = simd.level().as_avx512() {
+            return Some(f32x16::load_array(simd, x86::halves_512(avx512, halves).to_array()));
+        }
+        if let Some(avx2) = simd.level().as_avx2() {
+            let (low, high) = halves.split_at(16);
+            let [low, high] = [low, high].map(|half| x86::halves_256(avx2, half.first_chunk().expect("sixteen bytes")));
+            return Some(f32x16::load_array(simd, low.combine(high).to_array()));
+        }
+    }
+    let _ = (simd, halves);
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{_mm256_cvtph_ps, _mm512_cvtph_ps};
+
+    use fearless_simd::prelude::*;
+    use fearless_simd::{Avx2, Avx512, f32x8, f32x16, u8x16, u8x32};
+
+    fearless_simd::kernel!(
+        /// Sixteen half floats.
+        #[inline(always)]
+        pub(super) fn halves_512(simd: Avx512, halves: &[u8; 32]) -> f32x16<Avx512> {
+            _mm512_cvtph_ps(u8x32::load_array_ref(simd, halves).into()).simd_into(simd)
+        }
+    );
+
+    fearless_simd::kernel!(
+        /// Eight half floats.
+        #[inline(always)]
+        pub(super) fn halves_256(simd: Avx2, halves: &[u8; 16]) -> f32x8<Avx2> {
+            _mm256_cvtph_ps(u8x16::load_array_ref(simd, halves).into()).simd_into(simd)
+        }
+    );
+}
+
 /// Sixteen floats from a slice of at least as many.
 #[inline(always)]
 pub(crate) fn load<S: Simd>(simd: S, x: &[f32]) -> f32x16<S> {
@@ -218,6 +260,20 @@ mod tests {
         for bits in 0..=u16::MAX {
             let (got, want) = (half(bits), half::f16::from_bits(bits).to_f32());
             assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{bits:#x}: {got} {want}");
+        }
+    }
+
+    #[test]
+    fn instructions_for_half_floats_know_all_of_them() {
+        let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        for halves in all.as_chunks::<32>().0 {
+            let Some(got) = dispatch!(level(), simd => native_halves(simd, halves).map(|got| got.to_array())) else {
+                return;
+            };
+            for (got, bits) in got.iter().zip(halves.as_chunks::<2>().0) {
+                let want = half(u16::from_le_bytes(*bits));
+                assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{bits:?}: {got} {want}");
+            }
         }
     }
 

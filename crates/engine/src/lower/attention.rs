@@ -1,4 +1,5 @@
-//! Around attention: rope and the writing of caches become one step, and attention of few tokens is split over the keys.
+//! Around attention: rope and the writing of caches become one step, attention of few tokens is split over the keys, and that of single
+//! tokens writes the caches itself.
 
 use std::collections::HashMap;
 
@@ -104,6 +105,37 @@ fn four_steps(edit: &Edit<'_>, [q, k, v]: [Tensor; 3]) -> Option<Four> {
     alone.then_some(Four { steps: [a, b, c, d], turn_q, turn_k, write_k, write_v })
 }
 
+/// Attention of single tokens takes in the step that turns queries and writes caches.
+pub(super) fn arriving(plan: &mut Plan, target: &Target) {
+    // Texts whose bits must not depend on how they were cut go one way, single tokens or not.
+    if target.caps.is_none() || target.alike {
+        return;
+    }
+    let ports = plan.ports;
+    let mut edit = Edit::new(plan);
+    for at in 0..edit.steps.len() {
+        let Some(Step { label, call: attention @ Call::FlashAttention(call) }) = &edit.steps[at] else { continue };
+        // Between the two nobody reads the queries or the new rows of the caches.
+        let Some(writer) = edit.uses.writer(call.k.slot).filter(|writer| edit.can_move(*writer, at)) else { continue };
+        let Some(Step { call: write @ Call::KvWrite(kv), .. }) = &edit.steps[writer] else { continue };
+        if edit.uses.readers(kv.q.x.slot) != [writer, at] {
+            continue;
+        }
+        // The row that a token is written to is that of its position: the host fills both so, and each step for the next one.
+        let table = call.pages.map(|pages| pages.table);
+        let known = [Some((ports.rows, ports.table)), ports.windows.map(|places| (places.rows, places.table))];
+        if !known.iter().flatten().any(|(rows, pages)| *rows == kv.ids && Some(*pages) == table) {
+            continue;
+        }
+        let joined = fuse::arriving(attention, write).filter(|call| target.joins(call));
+        if let Some(call) = joined {
+            let label = format!("{label}+kv_write");
+            edit.replace(&[writer, at], at, Step { label, call });
+        }
+    }
+    edit.finish();
+}
+
 /// Few tokens over many keys: workgroups take a run of keys each.
 pub(super) fn splits(plan: &mut Plan, target: &Target) {
     if target.cores == 0 {
@@ -116,7 +148,8 @@ pub(super) fn splits(plan: &mut Plan, target: &Target) {
         // The sequences of a batch are other rows: they have no say where rows must not depend on each other.
         let alone = flash_attention::Call { q: call.q.narrow(3, 0, 1), ..call };
         let judged = if target.alike { alone } else { call };
-        let count = judged.good_splits(Some(u32::try_from(target.cores).unwrap_or(u32::MAX)));
+        let short = judged.good_splits(Some(u32::try_from(target.cores).unwrap_or(u32::MAX)));
+        let count = judged.most_splits(short);
         if count < 2 || call.q.shape[1] > MOST_COLUMNS || call.split.is_some() || call.sequences.is_some() {
             continue;
         }
@@ -129,7 +162,7 @@ pub(super) fn splits(plan: &mut Plan, target: &Target) {
             (partials, plan.add("attention.counters", SlotKind::Zeroed, TensorType::I32, [counters, 1, 1, 1]))
         });
         memory.insert(call.q.shape, (scratch, zeroed));
-        call.split = Some(Split { count, scratch, counters: Some(zeroed) });
+        call.split = Some(Split { count, short, scratch, counters: Some(zeroed) });
         if target.runs(&call.into()) {
             plan.steps[at].call = call.into();
         }

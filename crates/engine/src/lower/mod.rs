@@ -46,6 +46,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "router", summary: "the choice of experts takes in the router's product", run: fuse::router },
     Pass { name: "cache", summary: "rope and the writing of caches become one", run: attention::cache_write },
     Pass { name: "splits", summary: "attention of few tokens is split over keys", run: attention::splits },
+    Pass { name: "arriving", summary: "attention of single tokens writes its caches", run: attention::arriving },
     Pass { name: "columns", summary: "products of rows that must not depend on others are cut", run: columns::run },
     Pass { name: "weights", summary: "weights are read packed, or decoded once for all", run: weights::run },
     Pass { name: "order", summary: "steps that do not wait for each other stand side by side", run: order::run },

@@ -2,13 +2,13 @@
 
 use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
-use super::{Call, Mask, Pages, Split};
+use super::{Call, Mask, Pages, Split, arriving_cases};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::tensor::Tensor;
 
 /// The matrix paths round Q, K, V and the weights to f16 (2^-11 each), and errors of many keys average out; sums are f32.
 /// The scalar path rounds nothing and is at 1e-13.
-const CLOSE: Tolerance = Tolerance::Nmse(1e-6);
+pub(super) const CLOSE: Tolerance = Tolerance::Nmse(1e-6);
 
 /// The integer path rounds Q to 8 bits, 32 elements a scale: off by 1.5e-5 of its energy, and so are scores. Weights, and
 /// with them a sum of values that average out, move by that times the variance of a score, about 0.1 here.
@@ -108,7 +108,7 @@ fn spoil(data: &mut Data, cache: &Tensor, first: usize) {
     }
 }
 
-fn whole(data: &mut Data, values: &[i32]) -> Tensor {
+pub(super) fn whole(data: &mut Data, values: &[i32]) -> Tensor {
     data.input_with(I32, [values.len(), 1, 1, 1], |_, i| f64::from(values[i]))
 }
 
@@ -185,10 +185,10 @@ fn split(kind: Kind, count: usize, counted: bool) -> Case {
     })
 }
 
-fn splits(data: &mut Data, call: &Call, count: usize, counted: bool) -> Split {
+pub(super) fn splits(data: &mut Data, call: &Call, count: usize, counted: bool) -> Split {
     let scratch = data.output(F32, [call.scratch_bytes(count) / 4, 1, 1, 1]);
     let counters = counted.then(|| whole(data, &vec![0; call.counters()]));
-    Split { count, scratch, counters }
+    Split { count, short: count, scratch, counters }
 }
 
 /// Two tokens of sequences with 5, 70 and 128 keys whose pages of 16 lie in any order, one shared by two sequences.
@@ -231,7 +231,11 @@ struct Batch {
     window: Option<usize>,
     both: bool,
     reach: usize,
+    /// Splits, and those of them that may be short.
     splits: usize,
+    short: usize,
+    /// Most keys of a sequence.
+    longest: usize,
 }
 
 const DECODE: Batch = Batch {
@@ -245,18 +249,21 @@ const DECODE: Batch = Batch {
     both: false,
     reach: 0,
     splits: 1,
+    short: 2,
+    longest: 160,
 };
 
 impl Batch {
     fn case(self) -> Case {
         Case::new(format!("flash_attention {self:?}"), move |data| {
             let Batch { types: [k, v], head, heads: [heads, kv_heads], sequences, page, .. } = self;
-            let pages = 160usize.div_ceil(page) + 1;
+            let pages = self.longest.div_ceil(page) + 1;
             let per = self.prompts.unwrap_or(1);
             // Every fifth sequence is padding; the others have at least their own tokens.
-            let longest = 160 - per;
+            let longest = self.longest - per;
+            let some = |s: usize| (37 * s + s * s) * self.longest / 160 % longest;
             let lengths: Vec<usize> =
-                (0..sequences).map(|s| if s % 5 == 3 { 0 } else { per + (37 * s + s * s) % longest }).collect();
+                (0..sequences).map(|s| if s % 5 == 3 { 0 } else { per + some(s) }).collect();
             // Each sequence has pages of its own, numbered backwards; entries past its length are no pages.
             let mut last = 0;
             let mut table = vec![-1; pages * sequences];
@@ -292,7 +299,8 @@ impl Batch {
                 distances: (self.reach > 0).then(|| distances(data, heads, self.reach)),
                 ..Call::plain(q, k_cache, v_cache, out, 0.125)
             };
-            let split = (self.splits > 1).then(|| splits(data, &call, self.splits, true));
+            let split = || Split { short: self.short, ..splits(data, &call, self.splits, true) };
+            let split = (self.splits > 1).then(split);
             (Call { split, ..call }.into(), tolerance(k))
         })
     }
@@ -303,6 +311,9 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
     let mut cases = vec![
         DECODE.case(),
         Batch { splits: 2, ..DECODE }.case(),
+        // Of 2,345 keys the longest are cut into two runs, in the second case into three short ones.
+        Batch { sequences: 9, longest: 2345, splits: 6, short: 1, ..DECODE }.case(),
+        Batch { sequences: 4, longest: 2345, splits: 6, short: 3, window: Some(1500), ..DECODE }.case(),
         Batch { page: 16, window: Some(33), heads: [4, 4], ..DECODE }.case(),
         Batch { head: 128, page: 64, heads: [12, 2], sequences: 9, ..DECODE }.case(),
         Batch { sequences: 1, ..DECODE }.case(),
@@ -517,6 +528,52 @@ fn timed(kind: Kind, count: usize) -> Case {
     })
 }
 
+/// One token each of 32 sequences, as a server has them: so many keys each, in a cache of this type; or one of them with as many as all
+/// others have together; or all with the same pages.
+#[derive(Clone, Copy, Debug)]
+enum Company {
+    Alike,
+    OneLong,
+    SamePages,
+}
+
+fn timed_batch(company: Company, ty: TensorType, [count, short]: [usize; 2]) -> Case {
+    const SEQUENCES: usize = 32;
+    const PAGE: usize = 64;
+    let keys = match company {
+        Company::Alike | Company::SamePages => [8192; SEQUENCES],
+        Company::OneLong => std::array::from_fn(|s| if s == 0 { 31 * 1024 } else { 1024 }),
+    };
+    let name = format!("32 sequences, {company:?}, {} keys in all, {ty}, {count} splits", keys.iter().sum::<usize>());
+    Case::new(format!("flash_attention {name}"), move |data| {
+        let (head, heads, kv_heads) = (128, 32, 8);
+        let own = if matches!(company, Company::SamePages) { 1 } else { SEQUENCES };
+        let rows: usize = keys[..own].iter().sum();
+        let cache = |data: &mut Data| repeated(data, ty, [head, kv_heads, rows, 1]).permute([0, 2, 1, 3]);
+        let (k, v) = (cache(data), cache(data));
+        let pages = keys.iter().max().expect("there are sequences") / PAGE;
+        let mut table = vec![-1; pages * SEQUENCES];
+        let mut last = 0;
+        for (s, keys) in keys.iter().enumerate() {
+            let first = if s < own { last } else { 0 };
+            let number = |page: usize| (first + page) as i32;
+            table[s * pages..][..keys / PAGE].iter_mut().enumerate().for_each(|(page, entry)| *entry = number(page));
+            last = first + keys / PAGE;
+        }
+        let table = whole(data, &table).reshape([pages, SEQUENCES, 1, 1]);
+        let positions = whole(data, &keys.map(|n| n as i32 - 1));
+        let length = whole(data, &keys.map(|n| n as i32));
+        let mask = Mask::Causal { positions, length, window: None, both: false };
+        let q = repeated(data, F32, [head, heads, 1, SEQUENCES]).permute([0, 2, 1, 3]);
+        let out = data.output(F32, [head, heads, 1, SEQUENCES]);
+        let pages = Some(Pages { table, size: PAGE });
+        let call = Call { mask, pages, ..Call::plain(q, k, v, out, 0.09) };
+        let split = || Split { short, ..splits(data, &call, count, true) };
+        let split = (count > 1).then(split);
+        (Call { split, ..call }.into(), tolerance(ty))
+    })
+}
+
 /// The shapes that are timed: decode and prefill of a model of 8 billion weights, and those others are measured on.
 fn bench() -> Vec<Case> {
     let all = Sight::Causal { unused: 0, window: None };
@@ -529,6 +586,11 @@ fn bench() -> Vec<Case> {
             cases.extend(counts.iter().map(|&n| timed(Kind { k: ty, v: ty, keys, ..decode }, n)));
         }
     }
+    for ty in [F16, Q8_0, Q4_0] {
+        cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::Alike, ty, splits)));
+    }
+    cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::OneLong, F16, splits)));
+    cases.push(timed_batch(Company::SamePages, F16, [8, 1]));
     cases.push(timed(Kind { queries: [2048, 32, 1], keys: 2048, ..decode }, 1));
     cases.push(timed(Kind { queries: [512, 32, 1], keys: 8192, ..decode }, 1));
     for ty in [F16, Q4_0, Q8_0] {
@@ -559,9 +621,11 @@ fn bench() -> Vec<Case> {
 
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
-    match level {
+    let mut cases = match level {
         Level::Small => small(),
         Level::Full => small().into_iter().chain(full()).collect(),
         Level::Bench => bench(),
-    }
+    };
+    cases.extend(arriving_cases::cases(level));
+    cases
 }

@@ -76,12 +76,23 @@ void combine(uint row, uint head, uint element4, uint splits) {
     combined(row, head, element4, pair, sum);
 }
 
-// The tiles of a split: those of `seen`, dealt out evenly in runs of at least RUN tiles. `used` is the number of splits
-// that have any, at least 1.
+// The share of the keys of all sequences for each of GOOD_GROUPS workgroups, at least LONG_RUN of them.
+uint fair_share() {
+    uint all = 0;
+    for (uint i = 0; i < BATCH; i++) all += length_of(i);
+    return max(all / max(GOOD_GROUPS * RATIO / HEADS, 1u), uint(LONG_RUN));
+}
+
+// The tiles of a split: those of `seen`, dealt out evenly in up to SHORT_SPLITS runs of at least RUN tiles, or in more where the
+// sequence has more than its share of the keys of all. `used` is the number of splits that have any, at least 1.
 uvec2 split_tiles(uvec2 seen, uint split, out uint used) {
     uint first = seen.x / BC;
     uint count = max((seen.y + BC - 1) / BC, first) - first;
-    used = clamp((count + RUN - 1) / RUN, 1u, p.splits);
+    used = clamp((count + RUN - 1) / RUN, 1u, uint(SHORT_SPLITS));
+    if (p.splits > SHORT_SPLITS && count * BC > used * LONG_RUN) {
+        uint share = fair_share();
+        used = clamp((count * BC + share / 2) / share, used, p.splits);
+    }
     if (split >= used) return uvec2(first + count);
     return uvec2(first + count * split / used, first + count * (split + 1) / used);
 }

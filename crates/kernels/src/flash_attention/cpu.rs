@@ -6,40 +6,51 @@ use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch, f32x16};
 use rayon::prelude::*;
 
+use super::cpu_one::{self, MOST_SHARED};
 use super::reference::slope;
 use super::{Call, Mask};
 use crate::floats::read_dense;
 use crate::host::HostMemory;
-use crate::simd::{Layout, combine, exp, level, multiply, transpose};
+use crate::simd::{Layout, exp, level, multiply, transpose};
 use crate::tensor::Tensor;
 
 /// Queries of a task, over all heads that share keys: as many as make it worth turning the keys round.
 const ROWS: usize = 48;
 /// Keys whose scores are computed at once.
-const KEYS: usize = 64;
+pub(super) const KEYS: usize = 64;
 /// Keys of a task: long contexts are shared by several.
 const RUN: usize = 1024;
 
+/// Fewer products than these are done before another thread would wake up.
+const FEW_PRODUCTS: usize = 1 << 16;
+
 /// Queries that meet the same keys: tokens of one sequence, all heads that share a head of the cache.
-struct Task {
-    batch: usize,
-    kv_head: usize,
+pub(super) struct Task {
+    pub(super) batch: usize,
+    pub(super) kv_head: usize,
     /// The sequence, and its batch of the cache.
-    sequence: usize,
-    kv_batch: usize,
-    tokens: std::ops::Range<usize>,
-    keys: std::ops::Range<usize>,
+    pub(super) sequence: usize,
+    pub(super) kv_batch: usize,
+    pub(super) tokens: std::ops::Range<usize>,
+    pub(super) keys: std::ops::Range<usize>,
 }
 
 /// What a task found out for each of its rows: the maximum, the sum, and the values.
-struct Part {
-    top: Vec<f32>,
+pub(super) struct Part {
+    pub(super) top: Vec<f32>,
     sum: Vec<f32>,
-    values: Vec<f32>,
+    pub(super) values: Vec<f32>,
+}
+
+impl Part {
+    /// Rows that have seen nothing yet, with room for `wide` values each.
+    pub(super) fn new(rows: usize, wide: usize) -> Part {
+        Part { top: vec![f32::NEG_INFINITY; rows], sum: vec![0.0; rows], values: vec![0.0; rows * wide] }
+    }
 }
 
 /// Integers and the like, read once.
-struct Inputs {
+pub(super) struct Inputs {
     positions: Vec<f64>,
     lengths: Vec<f64>,
     sequences: Option<Vec<f64>>,
@@ -91,7 +102,11 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
     let [hsv, heads, tokens, _] = call.out.shape;
     let shared = heads / call.v.shape[2];
     let from = &*memory;
-    let parts: Vec<Part> = tasks.par_iter().with_max_len(1).map(|task| part(call, task, &inputs, from)).collect();
+    let parts: Vec<Part> = if products(call, &tasks) < FEW_PRODUCTS {
+        tasks.iter().map(|task| part(call, task, &inputs, from)).collect()
+    } else {
+        tasks.par_iter().with_max_len(1).map(|task| part(call, task, &inputs, from)).collect()
+    };
     let mut out = vec![0.0f32; call.out.len()];
     // Tasks over the same queries lie one after the other: runs of keys in order.
     let mut first = 0;
@@ -109,6 +124,12 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
         first += count;
     }
     memory.write_floats(&call.out, &out);
+}
+
+/// About how many products of a query and a key, element by element, all tasks have.
+fn products(call: &Call, tasks: &[Task]) -> usize {
+    let shared = call.q.shape[2] / call.v.shape[2];
+    tasks.iter().map(|task| task.tokens.len() * shared * task.keys.len() * call.q.shape[0]).sum()
 }
 
 /// Adds up the parts of one row. A row that saw no key stays zero.
@@ -162,6 +183,10 @@ fn part(call: &Call, task: &Task, inputs: &Inputs, memory: &HostMemory) -> Part 
     let [hsk, _, heads, _] = call.q.shape;
     let [hsv, _, kv_heads, _] = call.v.shape;
     let shared = heads / kv_heads;
+    // What one token goes through must not depend on others: none of them is counted here.
+    if task.tokens.len() == 1 && shared <= MOST_SHARED {
+        return cpu_one::part(call, task, inputs, memory);
+    }
     let rows = task.tokens.len() * shared;
     let wide = hsv.next_multiple_of(16);
     let mut queries = vec![0.0; rows * hsk];
@@ -169,7 +194,7 @@ fn part(call: &Call, task: &Task, inputs: &Inputs, memory: &HostMemory) -> Part 
         let at = [task.tokens.start + row / shared, task.kv_head * shared + row % shared, task.batch];
         memory.float_row(&call.q, at, q);
     }
-    let mut part = Part { top: vec![f32::NEG_INFINITY; rows], sum: vec![0.0; rows], values: vec![0.0; rows * wide] };
+    let mut part = Part::new(rows, wide);
     let (mut keys, mut turned) = (vec![0.0; KEYS * hsk], vec![0.0; hsk * KEYS]);
     let (mut values, mut scores) = (vec![0.0; KEYS * wide], vec![0.0; rows * KEYS]);
     for first in task.keys.clone().step_by(KEYS) {
@@ -204,7 +229,7 @@ fn part(call: &Call, task: &Task, inputs: &Inputs, memory: &HostMemory) -> Part 
 }
 
 /// The row of the cache that holds key `j`.
-fn row_of(call: &Call, inputs: &Inputs, sequence: usize, j: usize) -> usize {
+pub(super) fn row_of(call: &Call, inputs: &Inputs, sequence: usize, j: usize) -> usize {
     match (&inputs.table, call.pages) {
         (Some(table), Some(pages)) => {
             table[sequence * pages.table.shape[0] + j / pages.size] as usize * pages.size + j % pages.size
@@ -219,7 +244,7 @@ fn dense_row(t: &Tensor, at: [usize; 3], memory: &HostMemory, out: &mut [f32]) {
 }
 
 /// Scale, softcap and mask of one row's scores, for keys from `first` on.
-fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], first: usize, scores: &mut [f32]) {
+pub(super) fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], first: usize, scores: &mut [f32]) {
     scores.iter_mut().for_each(|s| *s *= call.scale);
     if call.logit_softcap != 0.0 {
         let cap = call.logit_softcap;
@@ -254,18 +279,27 @@ fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], 
 
 /// Scores become weights against the row's maximum so far; where that grows, what was summed up before shrinks.
 #[inline(always)]
-fn soften<S: Simd>(simd: S, scores: &mut [f32], count: usize, part: &mut Part, wide: usize) {
+pub(super) fn soften<S: Simd>(simd: S, scores: &mut [f32], count: usize, part: &mut Part, wide: usize) {
+    let hidden = f32x16::splat(simd, f32::NEG_INFINITY);
     for (row, scores) in scores.chunks_exact_mut(KEYS).enumerate() {
-        let scores = &mut scores[..count];
-        // The maximum passes NaN over: without this look a row of NaN would count as one that saw no key.
-        if scores.iter().any(|score| score.is_nan()) {
+        let scores = &mut scores[..count.next_multiple_of(16)];
+        scores[count..].fill(f32::NEG_INFINITY);
+        let vectors = scores.as_chunks_mut::<16>().0;
+        let (mut most, mut numbers) = (hidden, true);
+        for scores in vectors.iter() {
+            let scores = f32x16::load_array_ref(simd, scores);
+            // The maximum passes NaN over: without this look a row of NaN would count as one that saw no key.
+            numbers &= scores.simd_eq(scores).all_true();
+            most = most.max(scores);
+        }
+        if !numbers {
             part.top[row] = f32::NAN;
         }
         if part.top[row].is_nan() {
             scores.fill(f32::NAN);
             continue;
         }
-        let top = scores.iter().copied().fold(part.top[row], f32::max);
+        let top = most.reduce_max().max(part.top[row]);
         if top == f32::NEG_INFINITY {
             scores.fill(0.0);
             continue;
@@ -278,16 +312,13 @@ fn soften<S: Simd>(simd: S, scores: &mut [f32], count: usize, part: &mut Part, w
         }
         // Hidden keys weigh nothing; the exponential alone would leave a little.
         let (most, least) = (f32x16::splat(simd, top), f32x16::splat(simd, -87.0));
-        combine(
-            simd,
-            scores,
-            &[0.0; KEYS][..count],
-            #[inline(always)]
-            |s, _| {
-                let power = s - most;
-                power.simd_gt(least).select(exp(simd, power), f32x16::splat(simd, 0.0))
-            },
-        );
-        part.sum[row] += scores.iter().sum::<f32>();
+        let mut sum = f32x16::splat(simd, 0.0);
+        for scores in vectors {
+            let power = f32x16::load_array_ref(simd, scores) - most;
+            let weights = power.simd_gt(least).select(exp(simd, power), f32x16::splat(simd, 0.0));
+            weights.store_array(scores);
+            sum += weights;
+        }
+        part.sum[row] += sum.reduce_sum();
     }
 }

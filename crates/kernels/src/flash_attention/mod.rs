@@ -1,14 +1,18 @@
 //! `flash_attention`: attention of queries over a cache of keys and values, without the matrix of scores in memory.
 //! The contract is here; what each path launches is in `plan.rs`, the definition in `reference.rs`.
 
+mod arriving;
+mod arriving_cases;
 pub mod cases;
 mod cpu;
+mod cpu_one;
 mod matrices;
 mod plan;
 mod reference;
 mod threads;
 mod tuning;
 
+pub use arriving::Arriving;
 pub(crate) use tuning::check as check_tuning;
 
 use kiln_gguf::TensorType;
@@ -61,8 +65,10 @@ pub struct Pages {
 /// added up in the order of the runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Split {
-    /// Number of runs; [`Call::good_splits`] knows a good one.
+    /// Most runs of the keys of a sequence; [`Call::good_splits`] knows a good number.
     pub count: usize,
+    /// So many of them may be short, with 128 keys each; a sequence is cut into more only if it has more keys than others.
+    pub short: usize,
     /// F32, dense, at least [`Call::scratch_bytes`]: the partial results.
     pub scratch: Tensor,
     /// I32, dense, at least [`Call::counters`]: zero before the call and zero again after it. The last workgroup to
@@ -106,10 +112,20 @@ pub struct Call {
     pub sequences: Option<Tensor>,
     /// Splits over keys.
     pub split: Option<Split>,
+    /// Keys and values that are written to the caches on the way, with queries that are turned then.
+    pub arriving: Option<Arriving>,
 }
 
 /// Keys of the shortest run that is worth a workgroup of its own.
 const SHORTEST_RUN: usize = 128;
+
+/// Keys of the shortest run where there are enough workgroups without splits, and all that a split is for is a sequence much longer
+/// than others.
+const LONG_RUN: usize = 1024;
+/// Workgroups that keep a large GPU busy: a sequence is cut where it has more keys than each of them would have of all.
+const GOOD_GROUPS: usize = 256;
+/// Most workgroups of a call with long runs: those without keys leave at once, but each takes its moment.
+const MOST_WORKGROUPS: usize = 2048;
 
 /// Rows that a team of threads serves at once: a whole subgroup for a wide head has more keys on their way with fewer of them.
 fn team_rows(head: usize) -> usize {
@@ -124,9 +140,12 @@ fn few_rows(head: usize) -> usize {
 /// A good number of splits for so many rows (tokens times heads that share a kv head) of so many kv heads, on a device with this
 /// many cores: two workgroups for each of them, runs of at least 128 keys; 1 where the rows alone are enough work.
 pub fn good_splits([rows, kv_heads]: [usize; 2], head: usize, keys: usize, cores: usize) -> usize {
-    // Matrices take 64 at once.
-    let tile = if rows <= few_rows(head) { team_rows(head) } else { 64 };
-    (2 * cores / (kv_heads * rows.div_ceil(tile)).max(1)).min(keys / SHORTEST_RUN).clamp(1, 256)
+    (2 * cores / (kv_heads * row_tiles(rows, head)).max(1)).min(keys / SHORTEST_RUN).clamp(1, 256)
+}
+
+/// Tiles of the rows of a kv head: matrices take 64 at once.
+fn row_tiles(rows: usize, head: usize) -> usize {
+    rows.div_ceil(if rows <= few_rows(head) { team_rows(head) } else { 64 })
 }
 
 impl Call {
@@ -146,6 +165,7 @@ impl Call {
             pages: None,
             sequences: None,
             split: None,
+            arriving: None,
         }
     }
 
@@ -160,12 +180,24 @@ impl Call {
         self.out.rows()
     }
 
-    /// A good number of splits for a device with this many cores ([`good_splits`]).
+    /// A good number of short splits for a device with this many cores ([`good_splits`]).
     pub fn good_splits(&self, cores: Option<u32>) -> usize {
+        let ([rows, kv_heads], head) = self.rows_and_head();
+        good_splits([rows, kv_heads], head, self.keys(), cores.unwrap_or(16) as usize)
+    }
+
+    /// Splits for several sequences, given those that may be short: the keys of a long one are shared out, too, where others are short.
+    pub fn most_splits(&self, short: usize) -> usize {
+        let ([rows, kv_heads], head) = self.rows_and_head();
+        let room = MOST_WORKGROUPS / (kv_heads * row_tiles(rows, head)).max(1);
+        if self.q.shape[3] > 1 { short.max(room.min(self.keys() / LONG_RUN)).min(256) } else { short }
+    }
+
+    /// Rows of a kv head, kv heads of all sequences, and elements of a head.
+    fn rows_and_head(&self) -> ([usize; 2], usize) {
         let [_, tokens, heads, batch] = self.q.shape;
         let kv_heads = self.k.shape[2];
-        let head = self.k.shape[0].max(self.v.shape[0]);
-        good_splits([tokens * heads / kv_heads, kv_heads * batch], head, self.keys(), cores.unwrap_or(16) as usize)
+        ([tokens * heads / kv_heads, kv_heads * batch], self.k.shape[0].max(self.v.shape[0]))
     }
 
     /// Most keys a query can see.
@@ -268,7 +300,7 @@ impl Call {
     }
 
     fn check_split(&self) -> Result<(), Invalid> {
-        let Some(Split { count, scratch, counters }) = self.split else { return Ok(()) };
+        let Some(Split { count, scratch, counters, .. }) = self.split else { return Ok(()) };
         require((1..=1024).contains(&count), NAME, || format!("{count} splits, want 1 to 1024"))?;
         let want = self.scratch_bytes(count) / 4;
         let fits = scratch.ty == TensorType::F32 && scratch.is_dense() && scratch.len() >= want;
@@ -290,10 +322,15 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        let mut reads = vec![self.q, self.k, self.v];
+        let mut reads = match self.writing() {
+            // Caches that are written as a whole are read as a whole.
+            Some(write) => write.reads().into_iter().chain([write.k_cache, write.v_cache]).collect(),
+            None => vec![self.q, self.k, self.v],
+        };
         match self.mask {
             Mask::None => {}
             Mask::Explicit(mask) => reads.push(mask),
+            Mask::Causal { length, .. } if self.arriving.is_some() => reads.push(length),
             Mask::Causal { positions, length, .. } => reads.extend([positions, length]),
         }
         reads.extend([self.sinks, self.distances, self.sequences, self.pages.map(|p| p.table)].into_iter().flatten());
@@ -302,7 +339,8 @@ impl Operation for Call {
 
     fn writes(&self) -> Vec<Tensor> {
         // Counters are written on the way and end as they were.
-        [Some(self.out), self.split.and_then(|s| s.counters)].into_iter().flatten().collect()
+        let caches = self.writing().map(|write| [write.k_cache, write.v_cache]);
+        [Some(self.out), self.split.and_then(|s| s.counters)].into_iter().flatten().chain(caches.into_iter().flatten()).collect()
     }
 
     /// Where keys lie. Keys themselves are read early too, but only those of tokens before the one that is being written.
@@ -311,6 +349,7 @@ impl Operation for Call {
         if let Mask::Causal { positions, length, .. } = self.mask {
             early.extend([positions, length]);
         }
+        early.extend(self.arriving.into_iter().flat_map(|a| [a.turns, a.ids]));
         early
     }
 
@@ -328,6 +367,7 @@ impl Operation for Call {
             require(fits, NAME, || format!("sinks are {s}, want F32[{heads}]"))?;
         }
         self.check_distances()?;
+        self.check_arriving()?;
         let Call { scale, max_bias, logit_softcap, .. } = *self;
         require(scale.is_finite(), NAME, || format!("scale is {scale}"))?;
         require(max_bias >= 0.0 && max_bias.is_finite(), NAME, || format!("max_bias is {max_bias}, want 0 or more"))?;
@@ -345,11 +385,11 @@ impl Operation for Call {
     }
 
     fn reference(&self, memory: &mut HostMemory) {
-        reference::reference(self, memory);
+        self.in_two_steps(memory, |write, memory| write.reference(memory), reference::reference);
     }
 
     fn cpu(&self, memory: &mut HostMemory) {
-        cpu::compute(self, memory);
+        self.in_two_steps(memory, |write, memory| write.cpu(memory), cpu::compute);
     }
 
     /// Counted for a full cache; a causal mask hides half of a prefill, and a decoded token sees all.
@@ -362,11 +402,15 @@ impl Operation for Call {
         let pairs = (heads * batch * tokens) as f64 * (keys - hidden);
         let caches = self.pages.map_or(self.k.shape[3], |p| p.table.shape[1]);
         let cache = |t: &Tensor| keys * (t.row_bytes() * kv_heads * caches) as f64;
-        let dense = (self.q.len() + self.out.len()) as f64 * 4.0;
+        let dense = (self.q.len() + self.out.len()) as f64 * 4.0 + self.writing().map_or(0.0, |write| write.work().bytes);
         Work { bytes: dense + cache(&self.k) + cache(&self.v), flops: 2.0 * pairs * (hsk + hsv) as f64 }
     }
 
     fn parts(&self) -> Vec<crate::Call> {
+        // Two steps give the same bits.
+        if let Some(apart) = self.apart() {
+            return apart.to_vec();
+        }
         let [_, tokens, _, batch] = self.q.shape;
         // Tokens of one batch alone are not dense in the result, and runs of keys may go by several tokens.
         if batch > 1 || self.split.is_some() {
@@ -424,7 +468,7 @@ mod tests {
         let pages = Some(Pages { table: tensor(6, I32, [8, 1, 1, 1]), size: 16 });
         assert!(reason(Call { mask: Mask::None, pages, ..call() }).contains("causal"));
         let scratch = tensor(7, F32, [100, 1, 1, 1]);
-        let split = Some(Split { count: 4, scratch, counters: None });
+        let split = Some(Split { count: 4, short: 4, scratch, counters: None });
         assert!(reason(Call { split, ..call() }).contains("want F32[19008]"));
     }
 
@@ -461,6 +505,11 @@ mod tests {
         assert_eq!(good_splits([16, 2], 256, 20_000, 132), 16);
         assert_eq!(good_splits([64, 2], 256, 20_000, 132), 132);
         // So are more than eight rows of a narrow one.
+        // Sequences of one batch are enough work, but a long one is cut, too; up to 2,048 workgroups.
+        let many = Call { q: tensor(0, F32, [64, 1, 8, 128]), k: long, v: long, ..decode };
+        assert_eq!((many.good_splits(Some(132)), many.most_splits(1)), (1, 8));
+        assert_eq!(Call { q: tensor(0, F32, [64, 1, 8, 1024]), ..many }.most_splits(1), 1);
+        assert_eq!(Call { k: long, v: long, ..decode }.most_splits(64), 64);
         assert_eq!([4, 8, 12].map(|rows| good_splits([rows, 8], 128, 20_000, 132)), [33, 16, 33]);
     }
 }

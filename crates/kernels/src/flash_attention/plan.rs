@@ -6,7 +6,7 @@ use kiln_gpu::{Address, Caps, IntDot, Shader};
 
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
-use super::{Call, Mask, NAME, few_rows, tuning};
+use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, tuning};
 use crate::formats;
 use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -75,7 +75,11 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
     let [hsk, _, heads, batch] = call.q.shape;
     let [hsv, _, kv_heads, kv_batch] = call.v.shape;
     let explicit = matches!(call.mask, Mask::Explicit(_));
-    let params = if explicit { MaskParams::glsl() } else { Params::glsl() };
+    let params = match (explicit, call.arriving) {
+        (true, _) => MaskParams::glsl(),
+        (_, None) => Params::glsl(),
+        (_, Some(_)) => kiln_gpu::params::block(&[Params::fields(), arriving::Params::fields()]),
+    };
     let name = format!("{NAME}.{}.{}.{}", call.k.ty, call.v.ty, path.name()).to_lowercase();
     let (causal, window, lengths, both) = match call.mask {
         Mask::Causal { length, window, both, .. } => (1, window.unwrap_or(0), length.len(), both),
@@ -105,6 +109,9 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
         .define("REACH", call.reach().unwrap_or(0))
         .define("SEQUENCES", u32::from(call.sequences.is_some()))
         .define("SPLIT", call.split.map_or(0, |s| if s.counters.is_some() { 2 } else { 1 }))
+        .define("SHORT_SPLITS", call.split.map_or(1, |s| s.short))
+        .define("LONG_RUN", LONG_RUN)
+        .define("GOOD_GROUPS", GOOD_GROUPS)
         // Loads of partial results that are on their way at once.
         .define("COMBINE", number(call, caps, path, "combine")?)
         .define("PAGE", call.pages.map_or(0, |p| p.size))
@@ -192,6 +199,9 @@ pub(super) fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupp
 
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     check_operands(call)?;
+    if let Some(arriving) = &call.arriving {
+        return arriving::pick(call, arriving, caps, want);
+    }
     let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
     let few = few_rows(call.k.shape[0].max(call.v.shape[0]));
     match want {
@@ -243,7 +253,10 @@ pub(super) fn params(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         lengths,
         sequences: optional(call.sequences),
     };
-    let Mask::Explicit(mask) = call.mask else { return causal.bytes() };
+    let Mask::Explicit(mask) = call.mask else {
+        let more = call.arriving.map(|arriving| arriving::params(call, &arriving, at).bytes());
+        return [causal.bytes(), more.unwrap_or_default()].concat();
+    };
     let Params { q, k, v, result, sinks, scratch, counters, pages, .. } = causal;
     let Params { tokens, keys, splits, q_stride, k_stride, v_stride, .. } = causal;
     let mask_shape = narrow(mask.shape[2] | mask.shape[3] << 16);

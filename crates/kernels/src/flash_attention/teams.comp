@@ -6,6 +6,7 @@
 // With INT, Q is rounded to 8 bits, 32 elements a scale, and multiplied with the codes of K as integers.
 // Grid: (token, (kv head, group of heads, split), batch). All sums are f32. With SPLIT, a workgroup takes a run of the
 // keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
+// With ARRIVE, the token's queries, key and value come as the products left them (arriving.glsl).
 #version 450
 #define HANDOVER_LATE 1
 #include "kiln.glsl"
@@ -82,6 +83,10 @@ void load_values(uint first, uint end, uint lane, out RawV v[FLIGHT * V_CHUNKS])
     }
 }
 
+#if ARRIVE
+#include "flash_attention/arriving.glsl"
+#endif
+
 // One step of adding scores up across the team: threads S apart exchange halves of what they have, or the one they have.
 #define GATHER(S)                                                              \
     if (S < LANES) {                                                           \
@@ -129,7 +134,27 @@ void main() {
     RawK k[FLIGHT * K_CHUNKS];
     RawV v[FLIGHT * V_CHUNKS];
     uint at = begin + team * FLIGHT;
-#if AHEAD
+#if ARRIVE
+    int position = position_of(token, batch);
+#if SPLIT
+    bool last = split + 1 == used;
+#else
+    const bool last = true;
+#endif
+    // The row of the token's own key, which nobody has written yet, is not read.
+    bool owns = last && begin < end && int(end) == position + 1;
+    own_key = owns ? end - 1 : 0xffffffffu;
+    uint stop = owns ? max(end - 1, begin + 1) : end;
+    uint id = U32(p.ids).v[batch];
+    if (AHEAD == 1 && begin < end) {
+        load_keys(at, stop, lane, k);
+        load_values(at, stop, lane, v);
+    }
+    prepare_turns(position, lane);
+#else
+    uint stop = end;
+#endif
+#if AHEAD && !ARRIVE
 #if CAUSAL
     // Keys of earlier tokens are there already; that of this token, the only one of its sequence here, is waited for.
     bool early = SEQUENCES == 0 && p.tokens == 1 && int(min(at + FLIGHT, end)) <= position_of(token, batch);
@@ -143,6 +168,18 @@ void main() {
     // Rows past the last are copies of it, and columns past the head are zero.
     uvec2 q = row_address(row_address(p.q, token, p.q_stride[0]), batch, p.q_stride[2]);
     vec4 held[ROWS][2 * K_CHUNKS];
+#if ARRIVE
+    q = row_address(q, head, p.q_stride[1]);
+    arrive(Arrival(lane, team, q, rows, kv_head, batch, last, last && first_row == 0 && id < p.cache_rows, id));
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        [[unroll]] for (uint c = 0; c < K_CHUNKS; c++) {
+            uint e = lane + c * LANES, from = min(r, rows - 1) * (HSK / 4) + 2 * e;
+            bool inside = HSK / 8 % LANES == 0 || e < HSK / 8;
+            held[r][2 * c] = inside ? arrived[from] * SCALE : vec4(0.0);
+            held[r][2 * c + 1] = inside ? arrived[from + 1] * SCALE : vec4(0.0);
+        }
+    }
+#else
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         F32x4 from = F32x4(row_address(q, head + min(r, rows - 1), p.q_stride[1]));
         [[unroll]] for (uint c = 0; c < K_CHUNKS; c++) {
@@ -152,6 +189,7 @@ void main() {
             held[r][2 * c + 1] = inside ? from.v[k_quad1(e) / 4] * SCALE : vec4(0.0);
         }
     }
+#endif
 #if INT
     ivec2 codes[ROWS][K_CHUNKS];
     float scale[ROWS][K_CHUNKS];
@@ -184,14 +222,19 @@ void main() {
     float slope = slope_of(head + my_row);
 #endif
 
-#if AHEAD
+#if AHEAD && !ARRIVE
     if (begin < end && !early) load_keys(at, end, lane, k);
 #endif
     for (uint round = begin; round < end; round += STRIDE, at += STRIDE) {
 #if AHEAD == 0
-        load_keys(at, end, lane, k);
+        load_keys(at, stop, lane, k);
 #endif
-        load_values(at, end, lane, v);
+#if !(AHEAD && ARRIVE)
+        load_values(at, stop, lane, v);
+#endif
+#if ARRIVE
+        if (at + FLIGHT > own_key) take_own_key(at, lane, k);
+#endif
 #if MASK
         float term[OWN];
         [[unroll]] for (uint i = 0; i < OWN; i++) term[i] = load_f16(mask, min(at + my_key + i, end - 1));
@@ -220,7 +263,7 @@ void main() {
             }
         }
 #if AHEAD
-        load_keys(at + STRIDE, end, lane, k);
+        load_keys(at + STRIDE, stop, lane, k);
 #endif
         GATHER(32)
         GATHER(16)
@@ -259,6 +302,9 @@ void main() {
         subgroupMemoryBarrierShared();
         subgroupBarrier();
 
+#if ARRIVE
+        if (at + FLIGHT > own_key) take_own_value(at, lane, v);
+#endif
         PACK w[PACKS];
         [[unroll]] for (uint i = 0; i < PACKS; i++) w[i] = weights_of[(team * (FLIGHT + 1) + FLIGHT) * PACKS + i];
         [[unroll]] for (uint r = 0; r < ROWS; r++)
@@ -283,6 +329,9 @@ void main() {
                 }
             }
         }
+#if AHEAD && ARRIVE
+        load_values(at + STRIDE, stop, lane, v);
+#endif
     }
 
     // The weights of a row, then the teams of a subgroup, then all subgroups.

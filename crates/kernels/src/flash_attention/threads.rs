@@ -4,7 +4,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader, SubgroupRequest};
 
 use super::plan::{SPLIT_KEYS, number, shader, unsupported, with_combine, within};
-use super::{Call, team_rows};
+use super::{Call, arriving, team_rows};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -142,9 +142,9 @@ impl Teams {
         let tables = formats::format(call.k.ty)
             .map_or(0, |f| f.shared_bytes)
             .max(formats::format(call.v.ty).map_or(0, |f| f.shared_bytes));
-        while plan.shared_bytes(hsv) + tables > caps.limits.max_shared_bytes as usize {
+        while plan.shared_bytes(call) + tables > caps.limits.max_shared_bytes as usize {
             if plan.threads == subgroup {
-                let bytes = plan.shared_bytes(hsv);
+                let bytes = plan.shared_bytes(call);
                 return Err(unsupported(format!("heads of {hsk} and {hsv} need {bytes} bytes of shared memory")));
             }
             plan.threads /= 2;
@@ -156,12 +156,15 @@ impl Teams {
         self.rows.next_power_of_two()
     }
 
-    /// Weights of the teams, sums of the subgroups with their maxima and weights, and a flag.
-    fn shared_bytes(&self, hsv: usize) -> usize {
+    /// Weights of the teams, sums of the subgroups with their maxima and weights, and a flag; queries, key and value that arrive, with
+    /// factors of their norms.
+    fn shared_bytes(&self, call: &Call) -> usize {
+        let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
+        let arrived = if call.arriving.is_some() { 4 * ((self.rows + 1) * (hsk + 1) + hsv) } else { 0 };
         let subgroups = self.threads / self.subgroup;
         let weights = self.threads / self.lanes * (self.flight + 1) * self.rows_pad() * 4;
         let sums = (subgroups * self.rows * hsv / 4).max(self.threads) * 16;
-        weights + sums + (subgroups * self.rows).max(self.threads) * 8 + 16
+        weights + sums + (subgroups * self.rows).max(self.threads) * 8 + 16 + arrived
     }
 
     fn defines(&self, shader: Shader, call: &Call, path: Path) -> Shader {
@@ -171,7 +174,7 @@ impl Teams {
         };
         // Threads that share four elements of the result when partial results are added up.
         let parts = (self.threads / (self.rows * call.v.shape[0] / 4).next_power_of_two()).clamp(1, 8);
-        shader
+        arriving::defines(shader, call)
             .subgroup(SubgroupRequest::Full)
             .define("WG", self.threads)
             .define("SUBGROUP", self.subgroup)

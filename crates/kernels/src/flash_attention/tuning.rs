@@ -16,7 +16,7 @@ const BUILT_IN: &str = "
 # operation device format path numbers
 flash_attention wide * scalar  flight=2 combine=4
 flash_attention wide * int_dot flight=2 combine=4
-flash_attention * * scalar     combine=16
+flash_attention * * scalar     combine=16 arrive=4096
 flash_attention * * int_dot    combine=16
 flash_attention * * coopmat    combine=16
 flash_attention * * coopmat2   combine=16
@@ -29,7 +29,7 @@ flash_attention gpu * coopmat2 subgroups=8 blocks=1 keys=64 rows=64 threads=128 
 ";
 
 /// Names that lines may set.
-const NAMES: [&str; 9] = ["threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early", "combine"];
+const NAMES: [&str; 10] = ["threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early", "combine", "arrive"];
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]

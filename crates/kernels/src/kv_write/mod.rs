@@ -3,6 +3,7 @@
 //! keys may be normed first.
 
 pub mod cases;
+mod cpu;
 mod fuse;
 mod reference;
 
@@ -105,7 +106,7 @@ kiln_gpu::params! {
 /// Threads of a workgroup: within every device's limit.
 const THREADS: u32 = 128;
 /// Threads of a head that is normed: about a pair each.
-const HEAD_THREADS: u32 = 64;
+pub(crate) const HEAD_THREADS: u32 = 64;
 /// Most elements of such a head: it lies in shared memory.
 const MOST_NORMED: usize = 1024;
 
@@ -262,6 +263,9 @@ impl Operation for Call {
     }
 
     fn cpu(&self, memory: &mut HostMemory) {
+        if cpu::fits(self) {
+            return cpu::compute(self, memory);
+        }
         let before = memory.bytes(self.k.slot).to_vec();
         if let Some(norm) = self.normed_k() {
             norm.cpu(memory);

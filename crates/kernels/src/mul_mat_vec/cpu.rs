@@ -3,6 +3,8 @@
 //! many, a block of rows is decoded once and multiplied tile by tile. `mul_mm` comes here too.
 
 use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch};
@@ -10,12 +12,13 @@ use kiln_gguf::TensorType;
 use rayon::prelude::*;
 
 use super::cpu_codes::{Coder, coder};
-use super::cpu_ints::{Few, Panels};
+use super::cpu_ints::{Few, Panels, width};
 use super::cpu_rows::{Rows, decode, is_float_for_few};
 use super::{Call, Sibling};
 use crate::glu;
 use crate::host::{HostMemory, Spare};
 use crate::mul_mat::Product;
+use crate::rms_norm::norm_row;
 use crate::simd::{Layout, level, multiply, transpose};
 use crate::tensor::Tensor;
 
@@ -36,8 +39,10 @@ struct Group<'a> {
     expert: usize,
     /// Which rows of the result the columns make.
     to: Vec<usize>,
-    /// The columns, one after the other.
-    columns: Cow<'a, [f32]>,
+    /// The columns.
+    columns: Vec<&'a [f32]>,
+    /// The columns one after the other, where they are needed so.
+    flat: Cow<'a, [f32]>,
     /// Whether they are so many that they lie side by side: panels of some columns, each with an element of all of them in
     /// a row.
     many: bool,
@@ -50,35 +55,41 @@ struct Group<'a> {
 /// Columns for weights that become integers.
 enum Rounded {
     No,
-    Few(Few),
-    Many(Panels),
+    /// The experts of a token have the same column, which is rounded once.
+    Few(Arc<Few>),
+    /// Some of the call's panels.
+    Many(Range<usize>),
 }
 
 impl<'a> Group<'a> {
-    fn new(batch: [usize; 2], expert: usize, to: Vec<usize>, columns: Cow<'a, [f32]>) -> Group<'a> {
-        Group { batch, expert, to, columns, many: false, packed: Vec::new(), rounded: Rounded::No }
+    fn new(batch: [usize; 2], expert: usize, to: Vec<usize>, columns: Vec<&'a [f32]>) -> Group<'a> {
+        let (packed, rounded) = (Vec::new(), Rounded::No);
+        Group { batch, expert, to, columns, flat: Cow::Borrowed(&[]), many: false, packed, rounded }
     }
 
-    /// Brings columns of `k` elements into the form that each of the types needs.
-    fn prepare(&mut self, types: &[TensorType], k: usize, spare: &mut Spare) {
+    /// Brings columns of `k` elements into the form that each of the types needs. Panels of integers are made for all groups together.
+    fn prepare(&mut self, types: &[TensorType], k: usize) {
         let coder = |ty: &TensorType| coder_of(*ty, self.many);
-        if self.many && types.iter().any(|ty| coder(ty).is_none()) {
-            self.packed = dispatch!(level(), simd => packed(simd, k, &self.columns));
-        }
-        if types.iter().any(|ty| coder(ty).is_some()) {
-            self.rounded = match self.many {
-                true => Rounded::Many(Panels::new(k, &self.columns, spare)),
-                false => Rounded::Few(Few::new(k, &self.columns)),
+        let floats = types.iter().any(|ty| coder(ty).is_none());
+        if self.flat.is_empty() && (floats || !self.many) {
+            self.flat = match self.columns[..] {
+                [one] => Cow::Borrowed(one),
+                _ => Cow::Owned(self.columns.concat()),
             };
         }
-    }
-
-    /// Gives its memory back.
-    fn end(self, spare: &mut Spare) {
-        if let Rounded::Many(panels) = self.rounded {
-            panels.end(spare);
+        if self.many && floats {
+            self.packed = dispatch!(level(), simd => packed(simd, k, &self.flat));
+        }
+        if !self.many && matches!(self.rounded, Rounded::No) && types.iter().any(|ty| coder(ty).is_some()) {
+            self.rounded = Rounded::Few(Arc::new(Few::new(k, &self.flat)));
         }
     }
+}
+
+/// The groups of a call, and the panels of all of them.
+struct Grouped<'a> {
+    groups: Vec<Group<'a>>,
+    panels: Option<Panels>,
 }
 
 /// What makes codes of a type's blocks for many columns or for a few; `None` where rows become floats.
@@ -86,17 +97,30 @@ fn coder_of(ty: TensorType, many: bool) -> Option<Coder> {
     coder(ty).filter(|_| many || !is_float_for_few(ty))
 }
 
-/// One matrix times one group, before anything follows: blocks of some rows of the matrix, each with the results of one
-/// column after the other.
-struct Results {
-    values: Vec<f32>,
+/// Where the results of a matrix and a group lie among those of a call.
+struct Place {
+    values: Range<usize>,
     /// Rows of a block; the last may have fewer.
     rows: usize,
     /// Columns.
     n: usize,
 }
 
-impl Results {
+impl Place {
+    fn among(self, values: &[f32]) -> Results<'_> {
+        Results { values: &values[self.values], rows: self.rows, n: self.n }
+    }
+}
+
+/// One matrix times one group, before anything follows: blocks of some rows of the matrix, each with the results of one
+/// column after the other.
+struct Results<'a> {
+    values: &'a [f32],
+    rows: usize,
+    n: usize,
+}
+
+impl Results<'_> {
     /// What the rows of the matrix give with column `c`, in runs.
     fn column(&self, c: usize) -> impl Iterator<Item = &[f32]> {
         self.values.chunks(self.rows * self.n).map(move |block| {
@@ -112,39 +136,20 @@ pub(crate) fn compute(call: &Call, memory: &mut HostMemory) {
         return;
     }
     let mut spare = std::mem::take(&mut memory.spare);
-    if let Some(apart) = call.apart() {
-        let result = summed(call, &results(&apart, memory, &mut spare)[0], memory);
-        memory.write_floats(&call.product.d, &result);
-    } else {
-        let results = results(call, memory, &mut spare);
-        for (matrix, result) in call.matrices().iter().zip(results) {
-            memory.write_floats(&matrix.d, &result);
-            spare.give(result);
-        }
+    let results = results(call, memory, &mut spare);
+    for (matrix, result) in call.matrices().iter().zip(results) {
+        memory.write_floats(&matrix.d, &result);
+        spare.give(result);
     }
     memory.spare = spare;
 }
 
-/// The results of experts, one after the other, summed over those of a token, with the residual.
-fn summed(call: &Call, all: &[f32], memory: &HostMemory) -> Vec<f32> {
-    let m = call.product.d.shape[0];
-    let residual = call.epilogue.residual.map(|t| memory.floats(&t));
-    let mut result = vec![0.0; call.product.d.len()];
-    for (token, (out, all)) in result.chunks_exact_mut(m).zip(all.chunks_exact(m * call.summands())).enumerate() {
-        for one in all.chunks_exact(m) {
-            out.iter_mut().zip(one).for_each(|(out, x)| *out += x);
-        }
-        if let Some(residual) = &residual {
-            out.iter_mut().zip(&residual[token * m..]).for_each(|(out, r)| *out += r);
-        }
-    }
-    result
-}
-
 /// What every matrix of the call gives.
 fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>> {
+    // Where results of experts are summed, each has a place among the results that are not.
+    let apart = call.apart();
     let columns = normed(call, memory);
-    let groups = groups(call, &columns, memory, spare);
+    let Grouped { groups, panels } = groups(apart.as_ref().unwrap_or(call), &columns, memory, spare);
     let matrices = call.matrices();
     // All products of the call are one list of tasks, so that threads meet once.
     let mut jobs: Vec<(&Tensor, &Group<'_>)> = Vec::new();
@@ -154,16 +159,19 @@ fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>>
     if let Some(gate) = &call.gate {
         jobs.extend(groups.iter().map(|group| (&gate.up, group)));
     }
-    let products = products(&jobs, memory, spare);
-    let (firsts, ups) = products.split_at(groups.len() * matrices.len());
+    let (values, places) = products(&jobs, panels.as_ref(), memory, spare);
+    let all: Vec<Results<'_>> = places.into_iter().map(|place| place.among(&values)).collect();
+    let (firsts, ups) = all.split_at(groups.len() * matrices.len());
     let mut finished = Vec::new();
     for (matrix, products) in matrices.iter().zip(firsts.chunks(groups.len())) {
         let mut result = spare.take(matrix.d.len());
         finish(call, matrix, &groups, [products, ups], memory, &mut result);
         finished.push(result);
     }
-    products.into_iter().for_each(|products| spare.give(products.values));
-    groups.into_iter().for_each(|group| group.end(spare));
+    spare.give(values);
+    if let Some(panels) = panels {
+        panels.end(spare);
+    }
     finished
 }
 
@@ -172,39 +180,30 @@ fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
     let mut columns = memory.floats(&call.product.b);
     if let Some(norm) = call.norm {
         let weight = norm.weight.map(|t| memory.floats(&t));
-        for column in columns.to_mut().chunks_exact_mut(call.product.b.shape[0]) {
-            let mean = dispatch!(level(), simd => squares(simd, column)) / column.len() as f64;
-            let factor = (1.0 / (mean + f64::from(norm.eps)).sqrt()) as f32;
-            column.iter_mut().for_each(|x| *x *= factor);
-            if let Some(weight) = &weight {
-                column.iter_mut().zip(weight.iter()).for_each(|(x, w)| *x *= w);
-            }
+        let one = |column: &mut [f32]| norm_row(column, weight.as_deref(), norm.eps);
+        let k = call.product.b.shape[0];
+        let columns = columns.to_mut();
+        if columns.len() / k > FEW {
+            columns.par_chunks_exact_mut(k).for_each(one);
+        } else {
+            columns.chunks_exact_mut(k).for_each(one);
         }
     }
     columns
 }
 
-/// The sum of the squares.
-#[inline(always)]
-fn squares<S: Simd>(_: S, x: &[f32]) -> f64 {
-    // Sums side by side need not wait for each other.
-    let mut sums = [0.0; 16];
-    let (sixteens, rest) = x.as_chunks::<16>();
-    for x in sixteens {
-        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += f64::from(*x) * f64::from(*x));
-    }
-    sums.iter().sum::<f64>() + rest.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()
-}
-
-fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut Spare) -> Vec<Group<'a>> {
+/// The columns of a call by the matrix that they meet.
+fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut Spare) -> Grouped<'a> {
     let Product { a, b, d } = call.product;
     let (k, n) = (a.shape[0], d.shape[1]);
     let mut groups: Vec<Group<'a>> = match call.experts {
         None => (0..b.shape[2] * b.shape[3])
             .map(|batch| {
                 let a_batch = call.product.a_batch(batch % b.shape[2], batch / b.shape[2]);
-                let columns = Cow::Borrowed(&columns[batch * n * k..(batch + 1) * n * k]);
-                Group::new(a_batch, 0, (batch * n..(batch + 1) * n).collect(), columns)
+                let columns = &columns[batch * n * k..(batch + 1) * n * k];
+                let to = (batch * n..(batch + 1) * n).collect();
+                let group = Group::new(a_batch, 0, to, columns.chunks_exact(k).collect());
+                Group { flat: Cow::Borrowed(columns), ..group }
             })
             .collect(),
         Some(experts) => {
@@ -214,20 +213,43 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
             let used = of_expert.into_iter().enumerate().filter(|(_, to)| !to.is_empty());
             used.map(|(expert, to)| {
                 let column = |at: &usize| (at / n) * b.shape[1] + at % n % b.shape[1];
-                let columns = to.iter().flat_map(|at| columns[column(at) * k..][..k].iter().copied()).collect();
-                Group::new([expert, 0], expert, to, Cow::Owned(columns))
+                let columns = to.iter().map(|at| &columns[column(at) * k..][..k]).collect();
+                Group::new([expert, 0], expert, to, columns)
             })
             .collect()
         }
     };
     let gate = call.gate.iter().map(|gate| gate.up.ty);
     let types: Vec<TensorType> = call.matrices().iter().map(|matrix| matrix.a.ty).chain(gate).collect();
-    for group in &mut groups {
-        // Tiles add up in another order than columns that are multiplied one by one.
-        group.many = group.to.len() > FEW && !call.alike;
-        group.prepare(&types, k, spare);
+    // Tiles add up in another order than columns that are multiplied one by one.
+    groups.iter_mut().for_each(|group| group.many = group.to.len() > FEW && !call.alike);
+    if columns.len() == k && groups.len() > 1 && types.iter().any(|ty| coder_of(*ty, false).is_some()) {
+        // All experts have the one column there is.
+        let few = Arc::new(Few::new(k, columns));
+        let once = groups.iter_mut().filter(|group| group.to.len() == 1);
+        once.for_each(|group| group.rounded = Rounded::Few(Arc::clone(&few)));
     }
-    groups
+    if groups.len() == 1 || columns.len() == k {
+        groups.iter_mut().for_each(|group| group.prepare(&types, k));
+    } else {
+        groups.par_iter_mut().for_each(|group| group.prepare(&types, k));
+    }
+    let panels = panels(&mut groups, &types, k, spare);
+    Grouped { groups, panels }
+}
+
+/// The panels of all groups of many columns, where a type wants them.
+fn panels(groups: &mut [Group<'_>], types: &[TensorType], k: usize, spare: &mut Spare) -> Option<Panels> {
+    if !types.iter().any(|ty| coder_of(*ty, true).is_some()) {
+        return None;
+    }
+    let mut columns = Vec::new();
+    for group in groups.iter_mut().filter(|group| group.many) {
+        let first = columns.len();
+        columns.extend(group.columns.chunks(width()).map(<[&[f32]]>::to_vec));
+        group.rounded = Rounded::Many(first..columns.len());
+    }
+    (!columns.is_empty()).then(|| Panels::new(k, &columns, spare))
 }
 
 /// Columns of a panel: two vectors.
@@ -249,32 +271,41 @@ fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
     out
 }
 
-/// The products of every job.
-fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory, spare: &mut Spare) -> Vec<Results> {
+/// The products of every job, and where each has its own.
+fn products(
+    jobs: &[(&Tensor, &Group<'_>)],
+    panels: Option<&Panels>,
+    memory: &HostMemory,
+    spare: &mut Spare,
+) -> (Vec<f32>, Vec<Place>) {
     let threads = rayon::current_num_threads();
     let whole: usize = jobs.iter().map(|(a, group)| a.shape[0] * a.shape[1] * group.to.len()).sum();
     // Several tasks for each thread, so that one that is held up holds up no other; one alone has nobody to wait for.
     let task = if threads == 1 { whole } else { (whole / (8 * threads)).max(TASK_PRODUCTS) };
-    let mut results: Vec<Results> = jobs
-        .iter()
-        .map(|(a, group)| {
-            let (k, n) = (a.shape[0], group.to.len());
-            let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(2) };
-            Results { values: spare.take(a.shape[1] * n), rows, n }
-        })
-        .collect();
+    let mut end = 0;
+    let mut place = |(a, group): &(&Tensor, &Group<'_>)| {
+        let (k, n) = (a.shape[0], group.to.len());
+        let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(2) };
+        let first = end;
+        end += a.shape[1] * n;
+        Place { values: first..end, rows, n }
+    };
+    let places: Vec<Place> = jobs.iter().map(&mut place).collect();
+    let mut values = spare.take(end);
     let mut tasks = Vec::new();
-    for (&(a, group), results) in jobs.iter().zip(&mut results) {
-        let (rows, n) = (results.rows, results.n);
-        for (task, out) in results.values.chunks_mut(rows * n).enumerate() {
-            tasks.push((a, group, task * rows, out));
+    let mut rest = &mut values[..];
+    for (&(a, group), place) in jobs.iter().zip(&places) {
+        let (own, others) = rest.split_at_mut(place.values.len());
+        rest = others;
+        for (task, out) in own.chunks_mut(place.rows * place.n).enumerate() {
+            tasks.push((a, group, task * place.rows, out));
         }
     }
     let run = |(a, group, first, out): (&Tensor, &Group<'_>, usize, &mut [f32])| {
         let [a2, a3] = group.batch;
         let bytes = &memory.bytes(a.slot)[a.row_offset([first, a2, a3])..];
         let rows = Rows { ty: a.ty, bytes, stride: a.stride[1], row_bytes: a.row_bytes() };
-        block(rows, a.shape[0], group, out);
+        block(rows, a.shape[0], group, panels, out);
     };
     if threads == 1 || tasks.len() == 1 {
         tasks.into_iter().for_each(run);
@@ -282,42 +313,49 @@ fn products(jobs: &[(&Tensor, &Group<'_>)], memory: &HostMemory, spare: &mut Spa
         // Every task may go to another thread.
         tasks.into_par_iter().with_max_len(1).for_each(run);
     }
-    results
+    (values, places)
 }
 
 /// Rows of `k` elements times the columns of a group, as a block of results.
-fn block(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32]) {
+fn block(rows: Rows<'_>, k: usize, group: &Group<'_>, panels: Option<&Panels>, out: &mut [f32]) {
     let n = group.to.len();
     if n == 1 {
-        return multiply_rows(rows, k, group, out, 1);
+        return multiply_rows(rows, k, group, panels, out, 1);
     }
     let width = dispatch!(level(), simd => panel(simd));
     let stride = if group.many { n.next_multiple_of(width) } else { n };
     let count = out.len() / n;
     let mut results = vec![0.0; count * stride];
-    multiply_rows(rows, k, group, &mut results, stride);
+    multiply_rows(rows, k, group, panels, &mut results, stride);
     let rows: Vec<&[f32]> = results.chunks_exact(stride).map(|row| &row[..n]).collect();
     dispatch!(level(), simd => transpose(simd, &rows, count, out));
 }
 
 /// Rows of `k` elements times the columns of a group: the results of a row lie side by side, `stride` from row to row.
-fn multiply_rows(rows: Rows<'_>, k: usize, group: &Group<'_>, out: &mut [f32], stride: usize) {
-    let unfit = match (coder_of(rows.ty, group.many), &group.rounded) {
-        (Some(coder), Rounded::Few(few)) => {
+fn multiply_rows(
+    rows: Rows<'_>,
+    k: usize,
+    group: &Group<'_>,
+    panels: Option<&Panels>,
+    out: &mut [f32],
+    stride: usize,
+) {
+    let unfit: Vec<usize> = match (coder_of(rows.ty, group.many), &group.rounded, panels) {
+        (Some(coder), Rounded::Few(few), _) => {
             few.dots(coder, rows, out);
-            few.unfit()
+            few.unfit().to_vec()
         }
-        (Some(coder), Rounded::Many(panels)) => {
-            panels.tiles(coder, rows, out, stride);
-            panels.unfit()
+        (Some(coder), Rounded::Many(own), Some(panels)) => {
+            panels.tiles(own.clone(), group.to.len(), coder, rows, out, stride);
+            panels.unfit(own.clone()).collect()
         }
         _ if group.many => return tiles(rows, k, &group.packed, out, stride),
-        _ => return rows.dots(k, &group.columns, out),
+        _ => return rows.dots(k, &group.flat, out),
     };
     for c in unfit {
         let mut results = vec![0.0; out.len() / stride];
-        rows.dots(k, &group.columns[c * k..][..k], &mut results);
-        out.iter_mut().skip(*c).step_by(stride).zip(results).for_each(|(out, result)| *out = result);
+        rows.dots(k, group.columns[c], &mut results);
+        out.iter_mut().skip(c).step_by(stride).zip(results).for_each(|(out, result)| *out = result);
     }
 }
 
@@ -345,12 +383,12 @@ fn tiles(rows: Rows<'_>, k: usize, packed: &[f32], out: &mut [f32], stride: usiz
     }
 }
 
-/// What follows the products of a matrix.
+/// What follows the products of a matrix. Where the results of experts are summed, every row is such a sum.
 fn finish(
     call: &Call,
     matrix: &Sibling,
     groups: &[Group<'_>],
-    [products, ups]: [&[Results]; 2],
+    [products, ups]: [&[Results<'_>]; 2],
     memory: &HostMemory,
     result: &mut [f32],
 ) {
@@ -361,12 +399,13 @@ fn finish(
     let residual = call.epilogue.residual.map(|t| memory.floats(&t));
     let factor = call.factor.map(|factor| (factor.function, memory.floats(&factor.gate)));
     let router = call.experts.and_then(|experts| experts.weights).map(|t| memory.floats(&t));
-    // Where each row of the result comes from.
-    let mut from = vec![(0, 0); matrix.d.rows()];
+    // Where each row of the result, or each row of those that are summed, comes from.
+    let summands = call.summands();
+    let mut from = vec![(0, 0); matrix.d.rows() * summands];
     for (g, group) in groups.iter().enumerate() {
         group.to.iter().enumerate().for_each(|(c, to)| from[*to] = (g, c));
     }
-    let scaled = |product: &Results, c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
+    let scaled = |product: &Results<'_>, c: usize, bias: Option<&[f32]>, out: &mut [f32]| {
         for (out, run) in out.chunks_mut(product.rows).zip(product.column(c)) {
             out.iter_mut().zip(run).for_each(|(out, x)| *out = scale * x);
         }
@@ -374,7 +413,7 @@ fn finish(
             out.iter_mut().zip(bias).for_each(|(out, b)| *out += b);
         }
     };
-    let row = |(at, out): (usize, &mut [f32])| {
+    let one = |at: usize, out: &mut [f32]| {
         let (g, c) = from[at];
         let first = groups[g].expert * m;
         scaled(&products[g], c, bias.as_ref().map(|b| &b[first..][..m]), out);
@@ -389,6 +428,14 @@ fn finish(
         if let Some(router) = &router {
             out.iter_mut().for_each(|out| *out *= router[at]);
         }
+    };
+    let row = |(at, out): (usize, &mut [f32])| {
+        one(at * summands, out);
+        let mut summand = vec![0.0; if summands > 1 { m } else { 0 }];
+        for other in 1..summands {
+            one(at * summands + other, &mut summand);
+            out.iter_mut().zip(&summand).for_each(|(out, x)| *out += x);
+        }
         if let Some((function, gate)) = &factor {
             let factors = gate[at * m..].iter().map(|gate| function.of(f64::from(*gate)) as f32);
             out.iter_mut().zip(factors).for_each(|(out, factor)| *out *= factor);
@@ -400,6 +447,6 @@ fn finish(
     if matrix.d.rows() == 1 {
         row((0, result));
     } else {
-        result.par_chunks_mut(m).enumerate().with_min_len(4).for_each(row);
+        result.par_chunks_mut(m).enumerate().with_min_len(4 / summands.min(4)).for_each(row);
     }
 }

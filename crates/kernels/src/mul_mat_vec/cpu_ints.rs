@@ -2,6 +2,8 @@
 //! that pairs of products are one instruction on vectors twice as long as floats have; that costs 1e-8 of a result's
 //! square at most, and far less as a rule.
 
+use std::ops::Range;
+
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch, f32x16, i16x32, i32x16};
 
@@ -55,7 +57,7 @@ impl Few {
         if let Some(avx512) = level().as_avx512() {
             return Few::Runs(RunColumns::new(avx512, k, columns));
         }
-        Few::Words(Ints::new(k, columns))
+        Few::Words(Ints::new(k, columns.chunks_exact(k)))
     }
 
     /// Columns whose products should be made by floats.
@@ -79,11 +81,11 @@ impl Few {
 
 impl Ints {
     /// Columns of `k` elements, whole blocks.
-    fn new(k: usize, columns: &[f32]) -> Ints {
-        let (n, blocks) = (columns.len() / k, columns.len() / BLOCK);
+    fn new<'a>(k: usize, columns: impl ExactSizeIterator<Item = &'a [f32]>) -> Ints {
+        let (n, blocks) = (columns.len(), columns.len() * k / BLOCK);
         let (codes, scales, sums) = (vec![0; n * k], vec![0.0; blocks], vec![0.0; 2 * blocks]);
         let mut ints = Ints { k, codes, scales, sums, ..Ints::default() };
-        for (c, column) in columns.chunks_exact(k).enumerate() {
+        for (c, column) in columns.enumerate() {
             let blocks = c * k / BLOCK..(c + 1) * k / BLOCK;
             let sums = &mut ints.sums[2 * blocks.start..2 * blocks.end];
             let fit = dispatch!(level(), simd => {
@@ -202,7 +204,8 @@ pub(super) struct Panels {
     scales: Vec<f32>,
     /// The sums of each sixteen, and of each thirty-two elements.
     sums: [Vec<f32>; 2],
-    unfit: Vec<usize>,
+    /// Columns that should be multiplied as floats: panel, and column in it.
+    unfit: Vec<[usize; 2]>,
 }
 
 /// Columns of a panel: two vectors.
@@ -214,26 +217,26 @@ pub(super) fn width() -> usize {
 }
 
 impl Panels {
-    /// Columns of `k` elements, whole blocks. What the last panel is filled up with is never looked at.
-    pub(super) fn new(k: usize, columns: &[f32], spare: &mut Spare) -> Panels {
-        let (width, n) = (width(), columns.len() / k);
-        let mut room = |each: usize| spare.take(n.next_multiple_of(width) * each);
+    /// Columns of `k` elements, whole blocks: those of each panel. What panels are filled up with is never looked at.
+    pub(super) fn new(k: usize, columns: &[Vec<&[f32]>], spare: &mut Spare) -> Panels {
+        let width = width();
+        let mut room = |each: usize| spare.take(columns.len() * width * each);
         let blocks = k / BLOCK;
         let (mut codes, mut scales) = (room(k / 2), room(blocks));
         let mut sums = [room(2 * blocks), room(blocks)];
         let [halves, wholes] = &mut sums;
         let parts = codes.par_chunks_mut(width * k / 2).zip(scales.par_chunks_mut(width * blocks));
         let parts = parts.zip(halves.par_chunks_mut(2 * width * blocks)).zip(wholes.par_chunks_mut(width * blocks));
-        let pack = |(p, ((((codes, scales), halves), wholes), columns)): (usize, (_, &[f32]))| {
-            let ints = Ints::new(k, columns);
+        let pack = |(p, ((((codes, scales), halves), wholes), columns)): (usize, (_, &Vec<&[f32]>))| {
+            let ints = Ints::new(k, columns.iter().copied());
             put(bytemuck::cast_slice(&ints.codes), k / 2, width, codes);
             put(&ints.scales, blocks, width, scales);
             put(&ints.sums, 2 * blocks, width, halves);
             let whole: Vec<f32> = ints.sums.chunks_exact(2).map(|pair| pair[0] + pair[1]).collect();
             put(&whole, blocks, width, wholes);
-            ints.unfit.into_iter().map(move |c| p * width + c).collect::<Vec<usize>>()
+            ints.unfit.into_iter().map(move |c| [p, c]).collect::<Vec<_>>()
         };
-        let unfit = parts.zip(columns.par_chunks(width * k)).enumerate().map(pack).flatten_iter().collect();
+        let unfit = parts.zip(columns.par_iter()).enumerate().map(pack).flatten_iter().collect();
         Panels { k, width, codes, scales, sums, unfit }
     }
 
@@ -243,13 +246,24 @@ impl Panels {
         [self.codes, self.scales, halves, wholes].into_iter().for_each(|vector| spare.give(vector));
     }
 
-    /// See [`Few::unfit`].
-    pub(super) fn unfit(&self) -> &[usize] {
-        &self.unfit
+    /// See [`Few::unfit`]: columns of some panels, counted from the first of these.
+    pub(super) fn unfit(&self, panels: Range<usize>) -> impl Iterator<Item = usize> {
+        let first = panels.start;
+        let own = self.unfit.iter().filter(move |[p, _]| panels.contains(p));
+        own.map(move |[p, c]| (p - first) * self.width + c)
     }
 
-    /// Rows times all panels: a piece of each row at a time becomes codes, and meets the same piece of every panel.
-    pub(super) fn tiles(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32], stride: usize) {
+    /// Rows times `n` columns that lie in these panels: a piece of each row at a time becomes codes, and meets the same piece of every
+    /// panel.
+    pub(super) fn tiles(
+        &self,
+        panels: Range<usize>,
+        n: usize,
+        coder: Coder,
+        rows: Rows<'_>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
         let (k, width, n_rows) = (self.k, self.width, out.len() / stride);
         let mut codes = vec![0i32; n_rows * DEPTH / 2];
         let (mut scales, mut offsets) = (vec![0.0f32; n_rows * 8], vec![0.0f32; n_rows * 16]);
@@ -269,12 +283,13 @@ impl Panels {
             }
             dispatch!(level(), simd => {
                 let blocks = k / BLOCK;
-                for p in 0..self.scales.len() / (width * blocks) {
-                    let out = &mut out[p * width..];
+                for (i, p) in panels.clone().enumerate() {
+                    let out = &mut out[i * width..];
                     let x = Panel {
                         codes: &bytemuck::cast_slice(&self.codes[p * width * k / 2..])[start * width..],
                         scales: &self.scales[(p * blocks + start / BLOCK) * width..],
                         width,
+                        used: n - i * width,
                     };
                     let depth = depth / BLOCK;
                     meet(simd, n_rows, Weights { codes: &codes, scales: &scales, depth }, x, (out, stride), start > 0);
@@ -282,7 +297,8 @@ impl Panels {
                         let (each, sums) = (coder.offsets, &self.sums[2 - coder.offsets]);
                         let layout = Layout { depth: each * depth, a_stride: 16, b_stride: width, c_stride: stride, add: true };
                         let sums = &sums[(p * blocks + start / BLOCK) * each * width..];
-                        multiply(simd, [n_rows, width], layout, &offsets, sums, out);
+                        let cols = if x.is_half(simd) { width / 2 } else { width };
+                        multiply(simd, [n_rows, cols], layout, &offsets, sums, out);
                     }
                 }
             });
@@ -311,6 +327,16 @@ struct Panel<'a> {
     codes: &'a [i16],
     scales: &'a [f32],
     width: usize,
+    /// Columns from the panel's first one on that there are, at least one; the panel may be full.
+    used: usize,
+}
+
+impl Panel<'_> {
+    /// Whether the first of the two vectors has all there is.
+    #[inline(always)]
+    fn is_half<S: Simd>(&self, _: S) -> bool {
+        self.used <= S::f32s::LEN
+    }
 }
 
 /// Rows times a panel; results are added to those before if `add`.
@@ -330,6 +356,8 @@ fn meet<S: Simd>(
         let out = &mut out[row * stride..];
         // Machines with vectors of 16 floats have 32 registers for them, others may have 16.
         let done = match rows - row {
+            12.. if lanes == 16 && x.is_half(simd) => tile::<S, 12, 1>(simd, a, x, 0, (out, stride), add),
+            6.. if x.is_half(simd) => tile::<S, 6, 1>(simd, a, x, 0, (out, stride), add),
             6.. if lanes == 16 => tile::<S, 6, 2>(simd, a, x, 0, (out, stride), add),
             6.. => {
                 tile::<S, 6, 1>(simd, a, x, 0, (out, stride), add);
@@ -426,7 +454,7 @@ mod tests {
         let want: Vec<f64> = (0..m * n).map(product).collect();
         let norm: f64 = want.iter().map(|x| x * x).sum();
         let (mut words, mut either) = (vec![0.0; m * n], vec![0.0; m * n]);
-        Ints::new(k, &columns).dots(coder(ty).unwrap(), rows, &mut words);
+        Ints::new(k, columns.chunks_exact(k)).dots(coder(ty).unwrap(), rows, &mut words);
         Few::new(k, &columns).dots(coder(ty).unwrap(), rows, &mut either);
         for (way, got) in [("words", words), ("the way of this machine", either)] {
             let error: f64 = got.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();

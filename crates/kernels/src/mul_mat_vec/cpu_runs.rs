@@ -21,8 +21,6 @@ use super::cpu_wide::{by_128, dot, pick, sum, to_floats, zeros};
 
 /// Elements of a run.
 pub(super) const RUN: usize = 256;
-/// Rows that meet a column at a time.
-const ROWS: usize = 2;
 /// A format whose runs become bytes in registers: element e of a run is `scales(e / 16) (codes(e) - ZERO) + offsets(e / 16)`.
 pub(super) trait Format {
     /// Bytes of a run.
@@ -265,14 +263,15 @@ fn meet_rows<F: Format>(simd: Avx512, bytes: &[u8], stride: usize, columns: &Run
     let row_bytes = k.div_ceil(RUN) * F::BYTES;
     let row = |i: usize| &bytes[i * stride..][..row_bytes];
     if n == 1 {
-        let (some, last) = out.as_chunks_mut::<ROWS>();
-        let first = ROWS * some.len();
-        for (i, out) in some.iter_mut().enumerate() {
-            let results = meet::<F, ROWS, 1>(simd, from_fn(|r| row(ROWS * i + r)), [columns.column(0)], k);
-            *out = results.map(|[result]| result);
+        // Rows that meet the column together lie far apart. Machines fetch memory ahead of whoever reads on and on, and do so for
+        // several readers at once; two rows side by side look to them like one who jumps to and fro.
+        let (firsts, others) = out.split_at_mut(out.len().div_ceil(2));
+        let far = firsts.len();
+        for (i, (first, other)) in firsts.iter_mut().zip(others.iter_mut()).enumerate() {
+            [[*first], [*other]] = meet::<F, 2, 1>(simd, [row(i), row(far + i)], [columns.column(0)], k);
         }
-        for (i, out) in last.iter_mut().enumerate() {
-            [[*out]] = meet::<F, 1, 1>(simd, [row(first + i)], [columns.column(0)], k);
+        if firsts.len() > others.len() {
+            [[firsts[far - 1]]] = meet::<F, 1, 1>(simd, [row(far - 1)], [columns.column(0)], k);
         }
         return;
     }

@@ -243,13 +243,21 @@ fn norm_defines(call: &Call, shader: Shader) -> Shader {
 fn quantise(call: &Call, caps: &Caps) -> Result<Launch, Unsupported> {
     let b = call.product.b;
     let name = format!("{NAME}.{}.quantise", b.ty.name().to_lowercase());
-    let threads = if caps.is_cpu { 8 } else { 256.min(caps.limits.max_workgroup_invocations) };
+    // Groups of 32 elements are rounded by themselves: where no norm wants the sum of all, small workgroups share a long column.
+    let groups = b.shape[0].div_ceil(32);
+    let (threads, parts) = match call.norm {
+        _ if caps.is_cpu => (8, 1),
+        Some(_) => (256, 1),
+        None => (64, groups.div_ceil(64).max(1)),
+    };
+    let threads = threads.min(caps.limits.max_workgroup_invocations);
     let shader = Shader::new(name, "mul_mat_vec/quantise.comp", quantise_block(call, &nowhere).glsl())
         .define("WG", threads)
+        .define("PARTS", parts)
         .define("WIDE", u32::from(call.exact))
         .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic));
     let shader = formats::define(norm_defines(call, shader), "B", b.ty)?;
-    Ok(Launch::new(shader, grid(b.rows(), caps)).tagged(ROUND))
+    Ok(Launch::new(shader, grid(parts * b.rows(), caps)).tagged(ROUND))
 }
 
 fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {

@@ -1,6 +1,6 @@
 // Columns of mul_mat_vec as integers, where they are too large for shared memory. Of 8 bits: for 128 elements 144 bytes, four
 // pairs of f16 (factor, factor * sum of codes), then the codes. WIDE, of 16 bits: for 128 elements 272 bytes, four factors of
-// f32, then the upper bytes of the codes, then the lower ones. One workgroup a column.
+// f32, then the upper bytes of the codes, then the lower ones. PARTS workgroups a column, one with NORM.
 // With NORM, what follows all columns is 1 / sqrt(mean of squares + eps) of each, and the weight is in the codes.
 #version 450
 #include "kiln.glsl"
@@ -13,7 +13,7 @@ layout(local_size_x = WG) in;
 #endif
 
 void main() {
-    uint column = group_index();
+    uint column = group_index() / PARTS, part = group_index() % PARTS;
     if (column >= p.columns) return;
     B_INIT();
     uint i1 = column % p.b1, rest = column / p.b1;
@@ -21,7 +21,7 @@ void main() {
     uvec2 to = row_address(p.scratch, column, p.column_bytes);
     float squares = 0;
     // The last 128 elements may be fewer; what is missing is never read.
-    for (uint g = gl_LocalInvocationID.x; g < p.k / 32; g += WG) {
+    for (uint g = part * WG + gl_LocalInvocationID.x; g < p.k / 32; g += PARTS * WG) {
 #if WIDE
         vec4 x[8];
         float most = load32(from, g, x, squares);

@@ -9,7 +9,9 @@
 // The first workgroup also sets p.n_counters counters of the product to zero.
 // One workgroup of WG threads per column; each keeps HELD fours of it in registers, or reads them for every pass where
 // HELD is 0. Columns with infinities or NaN keep them, with a factor of 1.
+// With HANDOVER, weights of a norm that a thread keeps are loaded before it waits for the columns.
 #version 450
+#define HANDOVER_LATE 1
 #include "kiln.glsl"
 
 layout(local_size_x = WG) in;
@@ -52,18 +54,24 @@ vec4 other_four(uint e) {
 }
 #endif
 
-// Elements e .. e + 3 of the column, given those of b.
-vec4 column_four(uint e, vec4 b) {
+// Elements e .. e + 3 of the column, given those of b and of the other operand.
+vec4 column_four(vec4 b, vec4 other) {
 #ifdef GATE
-    return vec4(GATE(b.x), GATE(b.y), GATE(b.z), GATE(b.w)) * other_four(e);
-#elif NORMED && OTHER
-    return b * norm_scale * other_four(e);
+    return vec4(GATE(b.x), GATE(b.y), GATE(b.z), GATE(b.w)) * other;
 #else
-    return b * norm_scale;
+    return b * norm_scale * other;
 #endif
 }
 
-// FOURS: every four elements of this thread, the first of them e. B4 and C4: of b and of the column.
+// FOURS: every four elements of this thread, the first of them e. B4, OTHER4 and C4: of b, of the other operand and of the column.
+#if !OTHER
+#define OTHER4(e) vec4(1)
+#elif HELD
+vec4 others[HELD];
+#define OTHER4(e) others[h]
+#else
+#define OTHER4(e) other_four(e)
+#endif
 #if HELD
 vec4 held[HELD];
 #define FOURS(e) [[unroll]] for (uint h = 0, e = 4 * gl_LocalInvocationID.x; h < HELD; h++, e += 4 * WG)
@@ -72,12 +80,19 @@ vec4 held[HELD];
 #else
 #define FOURS(e) for (uint e = 4 * gl_LocalInvocationID.x; e < p.padded_k; e += 4 * WG)
 #define B4(e) b_four(e)
-#define C4(e) column_four(e, b_four(e))
+#define C4(e) column_four(b_four(e), OTHER4(e))
 #endif
 
 void main() {
     uint column = group_index();
     if (column >= p.columns) return;
+#if OTHER && !defined(GATE)
+    other_row = p.other;
+#if HELD
+    FOURS(e) others[h] = other_four(e);
+#endif
+#endif
+    await_inputs();
     if (column == 0)
         for (uint i = gl_LocalInvocationID.x; i < p.n_counters; i += WG) U32(p.counters).v[i] = 0;
 #if SORTED
@@ -97,13 +112,14 @@ void main() {
 #endif
     b_row = row_of(p.b, at, p.stride);
     uvec2 to = row_address(p.halves, column, 2 * p.padded_k);
-#ifdef GATE
-    other_row = row_of(p.other, at, p.other_stride);
-#elif OTHER
-    other_row = p.other;
-#endif
 #if HELD
     FOURS(e) held[h] = b_four(e);
+#endif
+#ifdef GATE
+    other_row = row_of(p.other, at, p.other_stride);
+#if HELD
+    FOURS(e) others[h] = other_four(e);
+#endif
 #endif
 #if NORMED
     float sum = 0;
@@ -114,7 +130,7 @@ void main() {
     norm_scale = inversesqrt(wg_sum(sum) / float(p.k) + p.eps);
 #endif
 #if HELD
-    FOURS(e) held[h] = column_four(e, held[h]);
+    FOURS(e) held[h] = column_four(held[h], OTHER4(e));
 #endif
     float factor = 1, inverse = 1;
 #if HALF

@@ -117,12 +117,13 @@ fn middle(ty: TensorType) -> usize {
     }
 }
 
-/// Subgroups that share the k of a tile: by rows and depth alone, so that columns computed apart have the same bits.
-fn share(cut: &Cut, product: &Product, depth: usize) -> usize {
+/// Subgroups that share the k of a row of matrices, which have `side` rows and elements of k: by rows and k of the product alone, so that
+/// columns computed apart have the same bits.
+fn share(cut: &Cut, product: &Product, side: usize) -> usize {
     let [k, m, ..] = product.a.shape;
     let floor = |n: usize| 1 << n.max(1).ilog2();
     let [least, most] = cut.share;
-    floor(ENOUGH / m.div_ceil(cut.tile[0]).max(1)).clamp(least, most).min(floor(k.div_ceil(depth / 4 * PIECE)))
+    floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(k.div_ceil(side / 4 * PIECE)))
 }
 
 pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
@@ -153,9 +154,10 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     let share_of = |cut: &Cut| share(cut, &call.product, k as usize);
     let tables = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
     let fits = |cut: &Cut| {
-        let bytes = 4 * share_of(cut) * (m * n) as usize + tables + 4 * cut.tile[0] + 20 * cut.tile[1];
+        let subgroups = share_of(cut) * cut.tile[0] / m as usize;
+        let bytes = 4 * subgroups * (m * n) as usize + tables + 4 * cut.tile[0] + 20 * cut.tile[1];
         bytes <= caps.limits.max_shared_bytes as usize
-            && share_of(cut) * lanes as usize <= caps.limits.max_workgroup_invocations as usize
+            && subgroups * lanes as usize <= caps.limits.max_workgroup_invocations as usize
             && cut.tile[0].is_multiple_of(m as usize)
             && cut.tile[1].is_multiple_of(n as usize)
     };

@@ -326,7 +326,9 @@ impl Operation for Call {
     fn early(&self) -> Vec<Tensor> {
         // Which expert's weights come first is known by the ids, which others write.
         let known = self.ids.is_none();
-        self.products().iter().map(|product| product.a).filter(|_| known).collect()
+        let weights = self.products().iter().map(|product| product.a).filter(|_| known).collect::<Vec<_>>();
+        let of_norm = self.before.filter(|before| before.norm().is_some()).and_then(Before::operand);
+        weights.into_iter().chain(of_norm).collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {

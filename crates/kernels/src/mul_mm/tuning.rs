@@ -91,7 +91,7 @@ gpu * coopmat  * tile=32x32x32  warp=16x16
 cpu f16 lanes * tile=16x16 share=2x2 ahead=1
 cpu q4_k lanes * tile=8x16 share=2x2 ahead=1
 cpu * lanes * tile=8x8 share=2x2 ahead=1
-gpu * lanes * tile=16x128 share=4x16 ahead=1
+gpu * lanes * tile=16x128 share=4x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
 gpu blocks coopmat2 * tile=64x32x32 threads=128

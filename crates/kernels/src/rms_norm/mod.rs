@@ -1,10 +1,13 @@
 //! `rms_norm`: divides each row by its root mean square, then multiplies by a weight row if there is one.
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use crate::row_norm::{Channels, Operands, RowNorm};
 use crate::tensor::Tensor;
+
+pub(crate) use cpu::norm_row;
 
 /// One line for the registry.
 pub const SUMMARY: &str = "y = x / sqrt(mean(x^2) + eps) * weight, per row";

@@ -1,37 +1,74 @@
 //! `rope` at the speed of the CPU: the angles of a token are found once, in f64, for all of its heads.
 
+use fearless_simd::dispatch;
 use rayon::prelude::*;
 
-use super::Call;
 use super::reference::angle;
+use super::{Call, RopeStyle};
 use crate::floats::by_rows;
 use crate::host::HostMemory;
+use crate::simd::level;
 
 /// Tokens whose angles one task finds.
 const TASK_TOKENS: usize = 16;
 
+/// Sines and cosines of every token and pair, with everything they are multiplied by.
+pub(crate) struct Angles {
+    pairs: usize,
+    sines: Vec<f32>,
+    cosines: Vec<f32>,
+}
+
+impl Angles {
+    /// Those of a call.
+    pub(crate) fn new(call: &Call, memory: &HostMemory) -> Angles {
+        let (tokens, pairs) = (call.x.shape[2], call.pairs());
+        let positions = memory.read(&call.positions);
+        let turns = memory.read(&call.turns);
+        let (mut sines, mut cosines) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
+        let find = |(token, (sines, cosines)): (usize, (&mut [f32], &mut [f32]))| {
+            for (p, (to_sine, to_cosine)) in sines.iter_mut().zip(cosines).enumerate() {
+                let position = positions[call.style.position_row(p, call.sections) * tokens + token];
+                let (sin, cos) = angle(position as i64, turns[2 * p] as i32, turns[2 * p + 1] as i32).sin_cos();
+                let sin = if call.backward { -sin } else { sin };
+                [*to_sine, *to_cosine] = [sin, cos].map(|x| (x * f64::from(call.magnitude)) as f32);
+            }
+        };
+        if tokens <= TASK_TOKENS {
+            sines.chunks_mut(pairs).zip(cosines.chunks_mut(pairs)).enumerate().for_each(find);
+        } else {
+            let both = sines.par_chunks_mut(pairs).zip(cosines.par_chunks_mut(pairs));
+            both.with_min_len(TASK_TOKENS).enumerate().for_each(find);
+        }
+        Angles { pairs, sines, cosines }
+    }
+
+    /// Turns a head of a token.
+    pub(crate) fn turn(&self, call: &Call, token: usize, head: &mut [f32]) {
+        let sines = &self.sines[token * self.pairs..][..self.pairs];
+        let cosines = &self.cosines[token * self.pairs..][..self.pairs];
+        let turned = |a: f32, b: f32, sin: f32, cos: f32| (a * cos - b * sin, a * sin + b * cos);
+        dispatch!(level(), _ => {
+            let head = &mut head[call.offset..][..2 * self.pairs];
+            if call.style == RopeStyle::Normal {
+                for (pair, (sin, cos)) in head.as_chunks_mut::<2>().0.iter_mut().zip(sines.iter().zip(cosines)) {
+                    (pair[0], pair[1]) = turned(pair[0], pair[1], *sin, *cos);
+                }
+            } else {
+                let (first, second) = head.split_at_mut(self.pairs);
+                for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(sines.iter().zip(cosines)) {
+                    (*a, *b) = turned(*a, *b, *sin, *cos);
+                }
+            }
+        });
+    }
+}
+
 /// Turns the pairs of every head, and copies what is in no pair.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
-    let (tokens, pairs) = (call.x.shape[2], call.pairs());
-    let positions = memory.read(&call.positions);
-    let turns = memory.read(&call.turns);
-    // Sine and cosine, with everything they are multiplied by.
-    let mut factors = vec![[0.0f32; 2]; tokens * pairs];
-    factors.par_chunks_mut(pairs).with_min_len(TASK_TOKENS).enumerate().for_each(|(token, factors)| {
-        for (p, factor) in factors.iter_mut().enumerate() {
-            let position = positions[call.style.position_row(p, call.sections) * tokens + token];
-            let (sin, cos) = angle(position as i64, turns[2 * p] as i32, turns[2 * p + 1] as i32).sin_cos();
-            let sin = if call.backward { -sin } else { sin };
-            *factor = [sin, cos].map(|x| (x * f64::from(call.magnitude)) as f32);
-        }
-    });
+    let angles = Angles::new(call, memory);
     by_rows(memory, &call.y, |memory, i, head| {
         memory.float_row(&call.x, i, head);
-        for (p, [sin, cos]) in factors[i[1] * pairs..][..pairs].iter().enumerate() {
-            let (a, b) = call.pair(p);
-            let (xa, xb) = (head[a], head[b]);
-            head[a] = xa * cos - xb * sin;
-            head[b] = xa * sin + xb * cos;
-        }
+        angles.turn(call, i[1], head);
     });
 }

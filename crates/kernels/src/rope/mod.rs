@@ -6,6 +6,7 @@ mod cpu;
 mod frequencies;
 mod reference;
 
+pub(crate) use cpu::Angles;
 pub use frequencies::RopeParams;
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};

@@ -2,12 +2,15 @@
 
 use std::cmp::Reverse;
 
+use fearless_simd::prelude::*;
+use fearless_simd::{dispatch, f32x16};
 use rayon::prelude::*;
 
 use super::numbers::{MOST_GUMBEL, gumbel_of, order_key, score, spread, stream, weight};
 use super::row::{WHOLE, Words, mean_distance};
 use super::{Call, Row};
 use crate::host::HostMemory;
+use crate::simd::level;
 use crate::tensor::Tensor;
 
 /// What became of a row.
@@ -49,7 +52,7 @@ fn one(call: &Call, memory: &HostMemory, row: usize, n_top: usize) -> Drawn {
     let words = Words::of(&integers(memory, Some(call.settings), row));
     let mut logits = vec![0.0; call.logits.shape[0]];
     memory.float_row(&call.logits, [row, 0, 0], &mut logits);
-    if logits.iter().any(|x| x.is_nan()) || (words.cuts() && !call.cuts) {
+    if has_nan(&logits) || (words.cuts() && !call.cuts) {
         return nothing(-1);
     }
     let raw = call.logprobs.map(|_| logits.clone());
@@ -67,7 +70,7 @@ fn one(call: &Call, memory: &HostMemory, row: usize, n_top: usize) -> Drawn {
     let back = words.last_n.min(recent.len()).min(position as usize + 1);
     let last = (0..back).map(|i| recent[(position as usize - i) % recent.len()]).collect();
     penalise(&mut logits, &words, last);
-    if logits.iter().any(|x| x.is_nan()) {
+    if has_nan(&logits) {
         return nothing(-1);
     }
     let Some(token) = choose(&words, position, &logits) else { return nothing(-1) };
@@ -99,8 +102,10 @@ fn penalise(logits: &mut [f32], words: &Words, mut last: Vec<i32>) {
 /// Draws a token from logits to which bias, mask and penalties have been applied already, as the GPU does: cuts, temperature and
 /// seed of the row. None where no token is allowed (every logit is minus infinity) or one is NaN.
 pub fn draw(row: &Row, position: u32, logits: &[f32]) -> Option<u32> {
-    let broken = logits.iter().any(|x| x.is_nan());
-    choose(&Words::of(&row.encode()), position, logits).filter(|_| !broken)
+    if has_nan(logits) {
+        return None;
+    }
+    choose(&Words::of(&row.encode()), position, logits)
 }
 
 /// Orders tokens by logit, best first, of equal ones the lowest id first.
@@ -118,10 +123,35 @@ fn best(mut ids: Vec<u32>, n: usize, logits: &[f32]) -> Vec<u32> {
     ids
 }
 
+/// The token with the largest logit, the first of several; none where all are minus infinity. There should be no NaN.
+fn likeliest(logits: &[f32]) -> Option<u32> {
+    let most = dispatch!(level(), simd => {
+        let (vectors, rest) = logits.as_chunks::<16>();
+        let mut most = f32x16::splat(simd, f32::NEG_INFINITY);
+        for logits in vectors {
+            most = most.max(f32x16::load_array_ref(simd, logits));
+        }
+        rest.iter().copied().fold(most.reduce_max(), f32::max)
+    });
+    if most == f32::NEG_INFINITY {
+        return None;
+    }
+    // Zeros are equal, whatever their sign.
+    logits.iter().position(|logit| *logit == most).map(|at| at as u32)
+}
+
+/// Whether one of them is no number.
+fn has_nan(logits: &[f32]) -> bool {
+    dispatch!(level(), _ => {
+        // Looking at some at once needs no branch for each.
+        logits.chunks(256).any(|some| some.iter().fold(false, |found, logit| found | logit.is_nan()))
+    })
+}
+
 /// Cuts and draw.
 fn choose(words: &Words, position: u32, logits: &[f32]) -> Option<u32> {
     let all = || (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY);
-    let first = all().min_by_key(|&id| rank(logits, id))?;
+    let first = likeliest(logits)?;
     if words.temperature <= 0.0 {
         return Some(first);
     }

@@ -1,6 +1,7 @@
 //! `sum_rows`: the sum of each row.
 
 pub mod cases;
+mod cpu;
 mod reference;
 
 use kiln_gguf::TensorType;
@@ -128,6 +129,10 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+    }
+
+    fn cpu(&self, memory: &mut HostMemory) {
+        cpu::compute(self, memory);
     }
 
     fn parts(&self) -> Vec<crate::Call> {
