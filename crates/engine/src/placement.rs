@@ -217,6 +217,11 @@ impl Sizes {
         self.layers.iter().any(|layer| layer.experts > 0)
     }
 
+    /// Bytes of the weights of the largest layer.
+    pub fn largest_layer(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.experts + layer.others).max().unwrap_or(0)
+    }
+
     /// Bytes that a device holds, with caches of so many pages.
     pub fn on(&self, device: usize, placement: &Placement, pages: u64) -> u64 {
         let mut sum = self.everywhere;

@@ -199,6 +199,40 @@ fn experts_and_single_tensors_lie_elsewhere() {
     }
 }
 
+/// Products of many columns go to the GPU with weights that are brought there for each run; those of few stay with the CPU.
+#[test]
+fn weights_of_the_cpu_are_brought_to_a_gpu_for_long_prompts() {
+    for preset in ["tiny-llama", "tiny-qwen3moe", "tiny-gpt-oss", "tiny-deepseek2", "tiny-rwkv7"] {
+        let model = model(preset);
+        let want = alone(&model);
+        let experts = Placement { experts: vec![1; LAYERS], ..Placement::whole(0, LAYERS) };
+        let layers = Placement { layers: vec![1, 1, 0], ..experts.clone() };
+        for placement in [experts, layers, Placement { input: 0, output: 0, ..Placement::whole(1, LAYERS) }] {
+            let several = || {
+                let devices = [On::Gpu, On::Cpu].into_iter().map(|on| executor(on, 0)).collect::<Option<Vec<_>>>()?;
+                Some(Several::new(devices, placement.clone(), &plain(&model)).streaming(0, 4, &plain(&model)))
+            };
+            let Some(executor) = several() else { return };
+            let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
+            let brought = |tokens: usize| {
+                let parts = executor.parts(graph.plan(BatchShape::new(tokens, 1)).unwrap(), None).unwrap();
+                let slots = parts.iter().filter(|part| part.device == 0).flat_map(|part| &part.plan.slots);
+                slots.filter(|slot| matches!(slot.kind, SlotKind::Streamed(_)) && slot.bytes > 0).count()
+            };
+            let expected = preset != "tiny-llama" || placement.layers.contains(&1);
+            assert_eq!(
+                (brought(1), brought(64) > 0),
+                (0, expected && !(preset == "tiny-rwkv7" && placement.layers == [0; 3])),
+                "{preset}"
+            );
+            let what = format!("{preset}: {placement:?}");
+            let error = nmse(&logits(&model, Box::new(executor)), &want.0);
+            assert!(error <= 1e-6, "{what}: {error:.1e}");
+            assert_eq!(texts(&model, Box::new(several().unwrap())), want.1, "{what}");
+        }
+    }
+}
+
 /// With experts on the CPU only what they read and what they make crosses over, and each layer is two stays on the GPU.
 #[test]
 fn experts_on_the_cpu_take_little_across() {

@@ -188,7 +188,13 @@ impl ModelFlags {
         let mut numbers = vec![0; cpu + 1];
         used.iter().enumerate().for_each(|(new, old)| numbers[*old] = new);
         let placement = placement.renumbered(&numbers);
-        Ok(Box::new(Several::new(devices, placement, &plain(model, &Room::one(64))?)))
+        let plans = plain(model, &Room::one(64))?;
+        let several = Several::new(devices, placement, &plans);
+        // Where there is no room for weights that are brought for long prompts, these are computed where the weights lie.
+        match fit(model, &several, wish) {
+            Ok(fit) if within(&fit) => Ok(Box::new(several)),
+            _ => Ok(Box::new(several.without_streaming())),
+        }
     }
 
     /// The same flags for the devices that can still be opened, with nothing said of where layers lie.
@@ -214,7 +220,8 @@ impl ModelFlags {
             candidates.push(Candidate {
                 name: gpu.adapter.name.clone(),
                 usable: executor.memory().as_ref().map_or(u64::MAX, usable),
-                scratch: fit_in(model, &thought, wish)?.scratch(),
+                // Weights that are brought for long prompts have their place among what is computed.
+                scratch: fit_in(model, &thought, wish)?.scratch() + sizes.largest_layer(),
             });
         }
         Ok(place(&sizes, &candidates, pages as u64, ask)?)

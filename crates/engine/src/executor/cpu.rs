@@ -1,7 +1,6 @@
 //! The CPU executor: runs each step by the operation's own CPU code, which is its reference where nothing faster is
 //! needed.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_gguf::{Gguf, TensorType, quant};
@@ -9,8 +8,8 @@ use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place, Spare};
 use kiln_kernels::tensor::{Slot, Tensor};
-use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::threads::Threads;
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
@@ -30,8 +29,7 @@ pub enum Arithmetic {
 pub struct CpuExecutor {
     arithmetic: Arithmetic,
     reproducible: bool,
-    /// Threads of its own, which sleep while nothing runs; those of the whole process without.
-    pool: Option<Arc<ThreadPool>>,
+    threads: Threads,
     memory: HostMemory,
     n_fixed: usize,
     plans: Vec<Option<Prepared>>,
@@ -82,22 +80,18 @@ impl CpuExecutor {
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
         let memory = HostMemory::default();
         let (plans, arena) = (Vec::new(), Arena::default());
-        CpuExecutor { arithmetic, reproducible: false, pool: None, memory, n_fixed: 0, plans, arena }
+        CpuExecutor { arithmetic, reproducible: false, threads: Threads::default(), memory, n_fixed: 0, plans, arena }
     }
 
     /// Computes on so many threads of its own.
     pub fn threads(mut self, threads: usize) -> Result<CpuExecutor, Error> {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("kiln-cpu-{i}")).build();
-        self.pool = Some(Arc::new(pool.map_err(|why| Error::Threads { threads, why: why.to_string() })?));
+        self.threads = Threads::new(threads)?;
         Ok(self)
     }
 
     /// Works on a thread of the pool, so that no step has to wake one to begin.
     fn pooled<T: Send>(&mut self, work: impl FnOnce(&mut CpuExecutor) -> T + Send) -> T {
-        match self.pool.clone() {
-            Some(pool) => pool.install(|| work(self)),
-            None => rayon::scope(|_| work(self)),
-        }
+        self.threads.clone().run(|| work(self))
     }
 
     /// Every row goes the way that it would go alone ([`Target::alike`]), if `yes`.
@@ -133,7 +127,7 @@ impl CpuExecutor {
 
 impl Executor for CpuExecutor {
     fn describe(&self) -> String {
-        let threads = self.pool.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
+        let threads = self.threads.count();
         match self.arithmetic {
             Arithmetic::Fast => format!("CPU, {threads} threads"),
             Arithmetic::Reference => format!("CPU reference in f64, {threads} threads"),
@@ -225,6 +219,10 @@ impl Executor for CpuExecutor {
         self.plans[plan.0] = None;
     }
 
+    fn rest(&mut self) {
+        (self.arena, self.memory.spare) = (Arena::default(), Spare::default());
+    }
+
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
         let mut rest = bytes;
         for range in from {
@@ -307,6 +305,10 @@ impl Executor for CpuExecutor {
             })
         });
         Ok(times)
+    }
+
+    fn threads(&self) -> Option<Threads> {
+        Some(self.threads.clone())
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

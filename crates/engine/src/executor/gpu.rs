@@ -8,19 +8,23 @@ use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, 
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{Call, dequantise, hand_over};
+use kiln_kernels::{dequantise, hand_over};
+
+use rayon::prelude::*;
 
 use super::upload::{Pieces, group_bytes, upload};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Keep, Packing, Target, Weights};
-use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
+use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
 use crate::weights;
 
 /// Activations of 2048 tokens of a model with 8 billion weights take half a gigabyte.
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Runs after which a plan keeps the number of submits it was recorded with.
 const MOST_TRIALS: usize = 16;
+/// Bytes that a thread writes to host memory of a device at once.
+const WRITE_BYTES: usize = 4 << 20;
 /// What crosses over begins at multiples of this many bytes in host memory.
 const STAGE_ALIGNMENT: u64 = 256;
 
@@ -93,6 +97,11 @@ pub struct GpuExecutor {
     /// Host memory that what arrives from other devices is copied from, and that what leaves for them is copied to: as large as
     /// the largest part of a plan needs.
     stages: [Option<Buffer>; 2],
+    /// The same for weights that are brought for a run. Parts take them in turn: while one is copied from and multiplied, the host
+    /// fills the other.
+    ring: [Option<Buffer>; 2],
+    /// Parts of plans that have weights brought.
+    streaming: usize,
     /// Whether the steps of generating wait for each other by themselves; not known before the first such plan.
     hands_over: Option<bool>,
 }
@@ -116,6 +125,8 @@ struct Places<'a> {
 /// What a part of a plan gets from other devices, and makes for them.
 #[derive(Default)]
 struct Crossings {
+    /// Weights that are brought for each run.
+    streamed: Vec<Crossing>,
     arriving: Vec<Crossing>,
     leaving: Vec<Crossing>,
 }
@@ -162,13 +173,14 @@ impl Prepared {
 
     /// All there is, for a part of the steps.
     fn places(&self) -> Places<'_> {
-        const NONE: &Crossings = &Crossings { arriving: Vec::new(), leaving: Vec::new() };
+        const NONE: &Crossings = &Crossings { streamed: Vec::new(), arriving: Vec::new(), leaving: Vec::new() };
         Places { results: &[], crossings: NONE, ..self.memory() }
     }
 
     /// Where the host writes or reads a slot that crosses over.
     fn crossing(&self, slot: Slot) -> Option<&Crossing> {
-        self.crossings.arriving.iter().chain(&self.crossings.leaving).find(|crossing| crossing.slot == slot)
+        let Crossings { streamed, arriving, leaving } = &self.crossings;
+        streamed.iter().chain(arriving).chain(leaving).find(|crossing| crossing.slot == slot)
     }
 
     fn steps(&self) -> Vec<(&str, &kiln_kernels::Call, &Choice)> {
@@ -198,6 +210,8 @@ impl GpuExecutor {
             plans: Vec::new(),
             arena: None,
             stages: [None, None],
+            ring: [None, None],
+            streaming: 0,
             hands_over: None,
         }
     }
@@ -227,28 +241,14 @@ impl GpuExecutor {
 
     /// Host memory for what crosses over in a plan.
     fn crossings(&mut self, plan: &Plan) -> Result<Crossings, Error> {
-        let mut crossings = Crossings::default();
-        let kinds = [(SlotKind::Arriving, MemoryKind::Upload), (SlotKind::Leaving, MemoryKind::Readback)];
-        for (which, (kind, memory)) in kinds.into_iter().enumerate() {
-            let slots = || (0..).map(Slot).zip(&plan.slots).filter(|(_, slot)| slot.kind == kind && slot.bytes > 0);
-            let bytes = |slot: &crate::plan::SlotInfo| (slot.bytes as u64).next_multiple_of(STAGE_ALIGNMENT);
-            let all: u64 = slots().map(|(_, slot)| bytes(slot)).sum();
-            if all == 0 {
-                continue;
-            }
-            let stage = match self.stages[which].take() {
-                Some(stage) if stage.bytes() >= all => stage,
-                _ => self.device.allocate(memory, all)?,
-            };
-            let mut offset = 0;
-            for (number, slot) in slots() {
-                let crossing = Crossing { slot: number, stage: stage.clone(), offset, bytes: slot.bytes as u64 };
-                if which == 0 { &mut crossings.arriving } else { &mut crossings.leaving }.push(crossing);
-                offset += bytes(slot);
-            }
-            self.stages[which] = Some(stage);
-        }
-        Ok(crossings)
+        let [arrives, leaves] = &mut self.stages;
+        let arriving = staged(&self.device, arrives, MemoryKind::Upload, plan, |kind| *kind == SlotKind::Arriving)?;
+        let leaving = staged(&self.device, leaves, MemoryKind::Readback, plan, |kind| *kind == SlotKind::Leaving)?;
+        let ring = &mut self.ring[self.streaming % 2];
+        let streams = |kind: &SlotKind| matches!(kind, SlotKind::Streamed(_));
+        let streamed = staged(&self.device, ring, MemoryKind::Upload, plan, streams)?;
+        self.streaming += usize::from(!streamed.is_empty());
+        Ok(Crossings { streamed, arriving, leaving })
     }
 
     fn prepared(&self, plan: PlanId) -> &Prepared {
@@ -346,10 +346,7 @@ impl GpuExecutor {
     /// Lets the steps of a plan that goes on by itself wait for each other, where they can.
     fn hand_over(&mut self, plan: &Plan, choices: &mut Vec<Choice>) -> Result<Option<Counters>, Error> {
         let goes_on = plan.slots.iter().any(|slot| slot.kind == SlotKind::Log);
-        // Products of experts have a workgroup for every tile that there could be, and most leave at once. Where they wait by themselves,
-        // each keeps its place on a core until it has waited: 16 texts of a mixture were written more slowly by 12 %.
-        let lists = |step: &Step| matches!(&step.call, Call::MulMm(product) if product.ids.is_some());
-        if !goes_on || plan.steps.iter().any(lists) || !self.hands_over()? {
+        if !goes_on || plan.steps.iter().any(|step| hand_over::costs(&step.call)) || !self.hands_over()? {
             return Ok(None);
         }
         let nowhere = |_: &Tensor| Address::default();
@@ -466,7 +463,7 @@ impl GpuExecutor {
             buffers[slot].address().offset(bases.get(slot).copied().unwrap_or(0) + t.offset as u64)
         };
         let base = |slot: Slot| bases.get(slot.0 as usize).copied().unwrap_or(0);
-        for Crossing { slot, stage, offset, bytes } in &crossings.arriving {
+        for Crossing { slot, stage, offset, bytes } in crossings.streamed.iter().chain(&crossings.arriving) {
             recorder.copy((stage, *offset), (&buffers[slot.0 as usize], base(*slot)), *bytes)?;
         }
         for (label, call, choice) in steps {
@@ -483,6 +480,34 @@ impl GpuExecutor {
         }
         Ok(recorder.finish()?)
     }
+}
+
+/// Places in host memory for the slots of a plan that cross over; the memory is kept for the next plan if it is large enough.
+fn staged(
+    device: &Arc<Device>,
+    kept: &mut Option<Buffer>,
+    memory: MemoryKind,
+    plan: &Plan,
+    crosses: impl Fn(&SlotKind) -> bool,
+) -> Result<Vec<Crossing>, Error> {
+    let slots = || (0..).map(Slot).zip(&plan.slots).filter(|(_, slot)| crosses(&slot.kind) && slot.bytes > 0);
+    let bytes = |slot: &SlotInfo| (slot.bytes as u64).next_multiple_of(STAGE_ALIGNMENT);
+    let all: u64 = slots().map(|(_, slot)| bytes(slot)).sum();
+    if all == 0 {
+        return Ok(Vec::new());
+    }
+    let stage = match kept.take() {
+        Some(stage) if stage.bytes() >= all => stage,
+        _ => device.allocate(memory, all)?,
+    };
+    let mut offset = 0;
+    let mut crossings = Vec::new();
+    for (number, slot) in slots() {
+        crossings.push(Crossing { slot: number, stage: stage.clone(), offset, bytes: slot.bytes as u64 });
+        offset += bytes(slot);
+    }
+    *kept = Some(stage);
+    Ok(crossings)
 }
 
 /// How the steps of a plan run on a device.
@@ -594,7 +619,9 @@ impl Executor for GpuExecutor {
         };
         let at = base + tensor.offset as u64;
         if buffer.is_mapped() {
-            buffer.write(at, bytes);
+            // One thread would fill a fraction of what the bus takes.
+            let pieces = bytes.par_chunks(WRITE_BYTES).enumerate();
+            pieces.for_each(|(i, piece)| buffer.write(at + (i * WRITE_BYTES) as u64, piece));
             return Ok(());
         }
         let mut uploader = Uploader::new(&self.device)?;

@@ -4,6 +4,7 @@
 mod cpu;
 mod gpu;
 mod several;
+mod threads;
 mod upload;
 
 use kiln_gguf::Gguf;
@@ -14,6 +15,7 @@ pub use crate::lower::{Keep, Packing};
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, Options, Order, Sums, batch_on};
 pub use several::Several;
+pub use threads::Threads;
 
 use crate::Error;
 use crate::lower::cut::Part;
@@ -148,6 +150,9 @@ pub trait Executor: Send {
     /// Gives up a plan that was made ready.
     fn forget(&mut self, plan: PlanId);
 
+    /// Gives back memory that it takes again when it runs next, where that costs little.
+    fn rest(&mut self) {}
+
     /// Reads pieces of shared slots back, one after the other: what a model remembers.
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error>;
 
@@ -200,6 +205,11 @@ pub trait Executor: Send {
     /// Whether a plan costs nothing to make ready, so that no batch need be padded to a size that was met before.
     fn takes_any_shape(&self) -> bool {
         false
+    }
+
+    /// The threads of the CPU that it computes on, where it does.
+    fn threads(&self) -> Option<Threads> {
+        None
     }
 
     /// How the steps of a plan are carried out here: path and variant of each.

@@ -1,17 +1,18 @@
 //! Several executors as one: a plan is cut into parts by where layers and weights lie ([`crate::lower::cut`]), each part is lowered for
-//! its own device, and what one part makes for another goes by way of host memory. A part is sent on its way as soon as
+//! its own device, and what one part makes for another goes by way of host memory. Products of many columns go to a GPU wherever their
+//! weights lie: those that lie in the file are brought there for the run, ahead of time, while the part before is computed. A part is sent on its way as soon as
 //! what it needs is there; nobody waits for it before its results are needed.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
-use kiln_gguf::{Gguf, TensorType};
+use kiln_gguf::{Gguf, Shared, TensorType};
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use super::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Share, Ticket, keep};
 use crate::Error;
-use crate::lower::cut::{Part, cut, holders};
+use crate::lower::cut::{Part, Streams, cut, holders};
 use crate::lower::{Target, lower_until};
 use crate::placement::Placement;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
@@ -29,6 +30,31 @@ pub struct Several {
     held: HashMap<u32, Vec<u8>>,
     /// Memory for what will cross over.
     spare: Vec<Vec<u8>>,
+    streaming: Option<Streaming>,
+}
+
+/// Columns of a matrix from which on weights of the CPU's part are brought to a GPU: 16 cores multiply about twenty while it takes its
+/// way over the bus.
+const STREAM_FROM: usize = 32;
+
+/// Weights of the CPU's part that a GPU multiplies where columns are many.
+struct Streaming {
+    /// The GPU.
+    to: usize,
+    /// Fewest columns.
+    from: usize,
+    /// Which shared slots they are.
+    slots: Vec<bool>,
+    /// Where they lie, once the model is loaded.
+    files: Vec<Option<Shared>>,
+    /// The part whose weights were brought last.
+    brought: Option<(PlanId, usize)>,
+}
+
+impl Streaming {
+    fn streams(&self) -> Streams<'_> {
+        Streams { to: self.to, from: self.from, slots: &self.slots }
+    }
 }
 
 /// A plan that is ready, in parts.
@@ -46,6 +72,8 @@ struct Ready {
     steps: usize,
     /// Slots that arrive, each with the part that makes it.
     arriving: Vec<(Tensor, usize)>,
+    /// Slots that have weights brought, each with the shared slot of these.
+    streamed: Vec<(Tensor, usize)>,
     /// Slots that leave, each with the last part that takes it.
     leaving: Vec<(Tensor, usize)>,
     /// Slots that the host writes or reads.
@@ -79,7 +107,33 @@ impl Several {
         let holders = holders(plans, &placement);
         let busy = devices.iter().map(|_| None).collect();
         let (held, spare) = (HashMap::new(), Vec::new());
-        Several { devices, placement, holders, plans: Vec::new(), busy, held, spare }
+        let targets: Vec<Target> = devices.iter().map(|device| device.target()).collect();
+        let gpu = targets.iter().position(|target| target.caps.as_ref().is_some_and(|caps| !caps.is_cpu));
+        let several = Several { devices, placement, holders, plans: Vec::new(), busy, held, spare, streaming: None };
+        match gpu {
+            // Whether weights are brought depends on the columns beside each other.
+            Some(gpu) if !targets.iter().any(|target| target.alike) => several.streaming(gpu, STREAM_FROM, plans),
+            _ => several,
+        }
+    }
+
+    /// Products of at least so many columns go to this GPU, also where their weights lie on the CPU. `plans` as for [`Several::new`].
+    pub fn streaming(mut self, to: usize, from: usize, plans: &[Plan]) -> Several {
+        let is_cpu = |device: &dyn Executor| device.target().caps.is_none();
+        let cpus = self.devices.iter().enumerate().filter(|(_, device)| is_cpu(&***device));
+        let cpus = cpus.fold(0, |cpus, (device, _)| cpus | 1u64 << device);
+        let slots = plans.first().map_or(&[][..], |plan| &plan.slots[..plan.n_fixed]).iter();
+        let may = |(slot, holders): (&SlotInfo, &u64)| slot.kind == SlotKind::Weight && holders & !cpus == 0;
+        let slots: Vec<bool> = slots.zip(&self.holders).map(may).collect();
+        let any = slots.contains(&true);
+        self.streaming = any.then(|| Streaming { to, from, slots, files: Vec::new(), brought: None });
+        self
+    }
+
+    /// Every product is computed where its weights lie.
+    pub fn without_streaming(mut self) -> Several {
+        self.streaming = None;
+        self
     }
 
     /// The device that holds what is remembered in a slot.
@@ -134,6 +188,30 @@ impl Several {
         Ok(())
     }
 
+    /// Brings the weights of a part to where its device copies them from, if they are not there.
+    fn stream(&mut self, plan: PlanId, number: usize) -> Result<(), Error> {
+        let part = &self.plans[plan.0].as_ref().expect(FORGOTTEN).parts[number];
+        let Some(streaming) = self.streaming.as_mut().filter(|_| !part.streamed.is_empty()) else { return Ok(()) };
+        if streaming.brought == Some((plan, number)) {
+            return Ok(());
+        }
+        for (tensor, of) in &part.streamed {
+            let weights = streaming.files[*of].as_deref().unwrap_or_default();
+            self.devices[part.device].write(part.plan, tensor, weights)?;
+        }
+        streaming.brought = Some((plan, number));
+        Ok(())
+    }
+
+    /// The same for the next part of a device that has weights brought, while the one that was sent on its way runs: those two have host
+    /// memory of their own, and all before them have ended.
+    fn stream_ahead(&mut self, plan: PlanId, running: usize) -> Result<(), Error> {
+        let parts = &self.prepared(plan).parts;
+        let device = parts[running].device;
+        let next = (running + 1..parts.len()).find(|n| parts[*n].device == device && !parts[*n].streamed.is_empty());
+        next.map_or(Ok(()), |next| self.stream(plan, next))
+    }
+
     /// Waits for everything on its way, and brings what a run has made for the next one to where it is read.
     fn settle(&mut self) -> Result<(), Error> {
         for device in 0..self.devices.len() {
@@ -159,14 +237,25 @@ impl Several {
         self.settle()?;
         for number in 0..self.prepared(plan).parts.len() {
             self.bring(plan, number)?;
+            self.stream(plan, number)?;
             let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
             let ticket = self.devices[device].submit(own)?;
             self.busy[device] = Some((plan, number, ticket));
+            self.stream_ahead(plan, number)?;
         }
         if let Some(prepared) = self.plans[plan.0].as_mut() {
             prepared.due = true;
         }
         Ok(())
+    }
+
+    /// Works on a thread of those that the CPU's part is computed on, where there is one: the work would change threads with every part
+    /// otherwise, and wait each time for one to wake up.
+    fn among_threads<T: Send>(&mut self, work: impl FnOnce(&mut Several) -> T + Send) -> T {
+        match self.devices.iter().find_map(|device| device.threads()) {
+            Some(threads) => threads.run(|| work(self)),
+            None => work(self),
+        }
     }
 
     /// Whatever was on its way when something failed is waited for, and counts for nothing.
@@ -179,6 +268,7 @@ impl Several {
                 }
             }
             self.held.clear();
+            self.streaming.iter_mut().for_each(|streaming| streaming.brought = None);
             self.plans.iter_mut().flatten().for_each(|prepared| prepared.due = false);
         }
         failed
@@ -205,7 +295,7 @@ impl Several {
             parts.iter().map(|part| part.plan.slots.iter().map(|slot| slot.kind.clone()).collect()).collect();
         let is = |part: usize, slot: usize, kind: &SlotKind| kinds[part].get(slot) == Some(kind);
         for (number, Part { device, plan }) in parts.into_iter().enumerate() {
-            let (mut arriving, mut leaving, mut open) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut arriving, mut leaving, mut open, mut streamed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for (at, slot) in plan.slots.iter().enumerate().skip(plan.n_fixed) {
                 let tensor = whole(at, slot);
                 match slot.kind {
@@ -217,6 +307,7 @@ impl Several {
                         let last = (number..kinds.len()).rfind(|part| is(*part, at, &SlotKind::Arriving));
                         leaving.push((tensor, last.unwrap_or(number)));
                     }
+                    SlotKind::Streamed(of) => streamed.push((tensor, of.0 as usize)),
                     SlotKind::Input | SlotKind::Control | SlotKind::Output | SlotKind::Log => open.push(tensor),
                     _ => {}
                 }
@@ -228,7 +319,7 @@ impl Several {
             let written = open.iter().filter(|open| writes.iter().any(|t| t.slot == open.slot)).copied().collect();
             let steps = plan.len();
             let plan = self.devices[device].prepare(plan)?;
-            made.push(Ready { device, plan, steps, arriving, leaving, open, written, repeats });
+            made.push(Ready { device, plan, steps, arriving, streamed, leaving, open, written, repeats });
         }
         Ok(())
     }
@@ -254,6 +345,14 @@ impl Executor for Several {
         let shares: Vec<Fixed> = (0..self.devices.len()).map(here).collect();
         let bytes = |share: &Fixed| share.here().map(|slot| slot.bytes as u64).sum::<u64>();
         let total = shares.iter().map(bytes).sum();
+        if let Some(streaming) = &mut self.streaming {
+            let file = |(slot, may): (&SlotInfo, &bool)| match may {
+                true => Ok(Some(gguf.shared(gguf.tensor(&slot.name)?))),
+                false => Ok(None),
+            };
+            streaming.files = fixed.slots.iter().zip(&streaming.slots).map(file).collect::<Result<_, Error>>()?;
+            streaming.brought = None;
+        }
         let mut before = 0;
         for (device, share) in self.devices.iter_mut().zip(&shares) {
             device.load(share, gguf, &mut |done, _| progress(before + done, total))?;
@@ -274,7 +373,8 @@ impl Executor for Several {
         let plan = lower_until(plan, &self.target(), last)?;
         let lowered =
             |part: Part| Ok(Part { plan: lower_until(part.plan, &self.devices[part.device].target(), last)?, ..part });
-        cut(&plan, &self.placement)?.into_iter().map(lowered).collect()
+        let streams = self.streaming.as_ref().map(Streaming::streams);
+        cut(&plan, &self.placement, streams.as_ref())?.into_iter().map(lowered).collect()
     }
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
@@ -306,12 +406,12 @@ impl Executor for Several {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
-        let result = self.go(plan).and_then(|()| self.settle());
+        let result = self.among_threads(|several| several.go(plan).and_then(|()| several.settle()));
         self.give_up(result)
     }
 
     fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
-        let result = self.go(plan);
+        let result = self.among_threads(|several| several.go(plan));
         self.give_up(result)?;
         Ok(Ticket { plan, submission: None })
     }
@@ -329,9 +429,15 @@ impl Executor for Several {
         self.devices[part.device].read(part.plan, tensor, bytes)
     }
 
+    fn rest(&mut self) {
+        self.devices.iter_mut().for_each(|device| device.rest());
+    }
+
     fn forget(&mut self, plan: PlanId) {
         // A part that is on its way should not lose its memory; what comes of it concerns nobody any more.
         let _ = self.settle();
+        // Its number may be given to another plan.
+        self.streaming.iter_mut().for_each(|streaming| streaming.brought = None);
         if let Some(prepared) = self.plans[plan.0].take() {
             prepared.parts.iter().for_each(|part| self.devices[part.device].forget(part.plan));
         }
@@ -399,6 +505,7 @@ impl Executor for Several {
         for number in 0..self.prepared(plan).parts.len() {
             let start = Instant::now();
             self.bring(plan, number)?;
+            self.stream(plan, number)?;
             let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
             let arrived: usize = self.prepared(plan).parts[number].arriving.iter().map(|(t, _)| t.shape[0]).sum();
             if arrived > 0 {
@@ -413,7 +520,10 @@ impl Executor for Several {
     }
 
     fn batch(&self) -> usize {
-        self.devices.iter().map(|device| device.batch()).min().unwrap_or(super::BATCH)
+        // Where weights are brought, as many tokens as the GPU takes share them.
+        let all = self.devices.iter().map(|device| device.batch());
+        let streamed = self.streaming.as_ref().map(|streaming| self.devices[streaming.to].batch());
+        streamed.or(all.min()).unwrap_or(super::BATCH)
     }
 
     fn target(&self) -> Target {

@@ -13,7 +13,7 @@ use crate::Error;
 /// Bytes of the file that a thread takes at once: enough for several of its staging buffers.
 const PIECE_BYTES: usize = 16 << 20;
 /// Threads that upload. Each copies about 4 GB a second, and has staging memory.
-const MOST_THREADS: usize = 4;
+const MOST_THREADS: usize = 8;
 
 /// A part of a tensor.
 struct Piece<'a> {

@@ -3,6 +3,7 @@
 //! ([`SlotKind::Leaving`]) and arrives at others ([`SlotKind::Arriving`]).
 
 use kiln_kernels::Call;
+use kiln_kernels::operation::Operation as _;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use crate::Error;
@@ -16,6 +17,59 @@ const MOST_LIGHT: usize = 1 << 20;
 const LONGEST_CHAIN: usize = 8;
 /// Times that steps look for a better device; two are enough for what architectures make.
 const SWEEPS: usize = 8;
+
+/// Bytes of weights of several layers that are brought to a device for one part. Those of one layer may be more.
+const MOST_STREAMED: usize = 192 << 20;
+
+/// Weights that are brought to a GPU for products of many columns: reading them over the bus once takes less time than multiplying them
+/// on the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Streams<'a> {
+    /// The GPU.
+    pub to: usize,
+    /// Fewest columns of a matrix for which it is brought; of experts, on the average.
+    pub from: usize,
+    /// Whether each shared slot may be brought.
+    pub slots: &'a [bool],
+}
+
+impl Streams<'_> {
+    /// The shared slots that a step of a plan that is not lowered should have brought: its weights, and the biases of experts.
+    fn of(&self, step: &Step) -> Vec<usize> {
+        let Call::MulMatVec(call) = &step.call else { return Vec::new() };
+        let (a, d) = (call.product.a, call.product.d);
+        let may = |t: &Tensor| self.slots.get(t.slot.0 as usize).is_some_and(|may| *may);
+        let known = |t: &Tensor| t.slot == a.slot || call.epilogue.bias.is_some_and(|bias| bias.slot == t.slot);
+        let reads: Vec<Tensor> = call.reads().into_iter().filter(may).collect();
+        if !may(&a) || !reads.iter().all(known) || d.rows() < self.from * a.shape[2] * a.shape[3] {
+            return Vec::new();
+        }
+        reads.iter().map(|t| t.slot.0 as usize).collect()
+    }
+
+    /// Lets the steps of a part read what is brought.
+    fn bring(&self, plan: &mut Plan) {
+        for at in 0..plan.steps.len() {
+            for of in self.of(&plan.steps[at]) {
+                let SlotInfo { name, ty, shape, .. } = plan.slots[of].clone();
+                let slot = numbered(of);
+                let known = plan.slots.iter().position(|other| other.kind == SlotKind::Streamed(slot));
+                let brought = match known {
+                    Some(known) => numbered(known),
+                    None => plan.add(&format!("{name}.brought"), SlotKind::Streamed(slot), ty, shape).slot,
+                };
+                if let Call::MulMatVec(call) = &mut plan.steps[at].call {
+                    let operands = std::iter::once(&mut call.product.a).chain(&mut call.epilogue.bias);
+                    operands.filter(|t| t.slot == slot).for_each(|t| t.slot = brought);
+                }
+            }
+        }
+    }
+}
+
+fn numbered(slot: usize) -> Slot {
+    Slot(u32::try_from(slot).expect("slots are numbered with 32 bits"))
+}
 
 /// A piece of a plan that runs on one device.
 #[derive(Clone, Debug)]
@@ -70,7 +124,7 @@ pub(crate) fn has_experts(step: &Step) -> bool {
 }
 
 /// The device of each step by what it must be near to, and whether it must stay there.
-fn homes(plan: &Plan, placement: &Placement) -> Vec<(usize, bool)> {
+fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> Vec<(usize, bool)> {
     let last_layer = plan.steps.iter().rposition(|step| layer(&step.label).is_some());
     let mut device = placement.input;
     let mut homes = Vec::with_capacity(plan.steps.len());
@@ -92,7 +146,8 @@ fn homes(plan: &Plan, placement: &Placement) -> Vec<(usize, bool)> {
         let heaviest = pinned.iter().max_by_key(|t| plan.slots[t.slot.0 as usize].bytes);
         let chosen = heaviest.filter(|_| !remembers).and_then(|t| placement.rule(plan.slot_name(t)));
         let experts = layer(&step.label).filter(|_| has_experts(step)).map(|layer| placement.experts(layer));
-        homes.push((chosen.or(experts).unwrap_or(device), !pinned.is_empty()));
+        let brought = streams.filter(|streams| !streams.of(step).is_empty()).map(|streams| streams.to);
+        homes.push((brought.or(chosen).or(experts).unwrap_or(device), !pinned.is_empty()));
     }
     homes
 }
@@ -138,8 +193,8 @@ impl Traffic<'_> {
 }
 
 /// The device of each step, by number: steps that may run anywhere do where least crosses over.
-fn devices(plan: &Plan, placement: &Placement, touched: &[Touched]) -> Vec<usize> {
-    let homes = homes(plan, placement);
+fn devices(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>, touched: &[Touched]) -> Vec<usize> {
+    let homes = homes(plan, placement, streams);
     let mut devices: Vec<usize> = homes.iter().map(|(device, _)| *device).collect();
     let none = vec![Vec::new(); plan.slots.len()];
     let mut traffic = Traffic { plan, writers: none.clone(), readers: none };
@@ -213,16 +268,40 @@ fn before(slots: usize, touched: &[Touched]) -> Vec<Vec<usize>> {
     before
 }
 
-/// The steps of each part, in an order in which they may run: a device goes on as long as it can.
-fn groups(devices: &[usize], before: &[Vec<usize>]) -> Vec<(usize, Vec<usize>)> {
+/// Weights that the steps of a part have brought.
+#[derive(Default)]
+struct Brought {
+    bytes: usize,
+    layer: Option<usize>,
+}
+
+impl Brought {
+    /// Counts what a step has brought; `false` if it should not be in the same part as those before.
+    fn add(&mut self, bytes: usize, layer: Option<usize>) -> bool {
+        let fits = self.bytes == 0 || self.layer == layer || self.bytes + bytes <= MOST_STREAMED;
+        if fits && bytes > 0 {
+            self.layer = if self.bytes == 0 { layer } else { self.layer };
+            self.bytes += bytes;
+        }
+        fits || bytes == 0
+    }
+}
+
+/// The steps of each part, in an order in which they may run: a device goes on as long as it can. `streamed` has the bytes that each step
+/// has brought, and its layer.
+fn groups(devices: &[usize], before: &[Vec<usize>], streamed: &[(usize, Option<usize>)]) -> Vec<(usize, Vec<usize>)> {
     let mut taken = vec![false; devices.len()];
     let mut left: Vec<usize> = (0..devices.len()).collect();
     let mut groups = Vec::new();
     while let Some(&first) = left.first() {
         let device = devices[first];
         let mut group = Vec::new();
+        let mut brought = Brought::default();
         for &at in &left {
             if devices[at] == device && before[at].iter().all(|other| taken[*other]) {
+                if !brought.add(streamed[at].0, streamed[at].1) {
+                    break;
+                }
                 taken[at] = true;
                 group.push(at);
             }
@@ -234,10 +313,15 @@ fn groups(devices: &[usize], before: &[Vec<usize>]) -> Vec<(usize, Vec<usize>)> 
 }
 
 /// The parts of a plan that was not lowered yet, in the order in which they run.
-pub fn cut(plan: &Plan, placement: &Placement) -> Result<Vec<Part>, Error> {
+pub fn cut(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> Result<Vec<Part>, Error> {
     let touched: Vec<Touched> = plan.steps.iter().map(Touched::of).collect();
-    let devices = devices(plan, placement, &touched);
-    let groups = groups(&devices, &before(plan.slots.len(), &touched));
+    let devices = devices(plan, placement, streams, &touched);
+    let streamed = |step: &Step| {
+        let slots = streams.map_or_else(Vec::new, |streams| streams.of(step));
+        (slots.iter().map(|slot| plan.slots[*slot].bytes).sum(), layer(&step.label))
+    };
+    let streamed: Vec<(usize, Option<usize>)> = plan.steps.iter().map(streamed).collect();
+    let groups = groups(&devices, &before(plan.slots.len(), &touched), &streamed);
     // Where each slot is made, and where it is read.
     let mut made: Vec<Option<usize>> = vec![None; plan.slots.len()];
     let mut read: Vec<Vec<usize>> = vec![Vec::new(); plan.slots.len()];
@@ -270,7 +354,11 @@ pub fn cut(plan: &Plan, placement: &Placement) -> Result<Vec<Part>, Error> {
         let slots = plan.slots.iter().enumerate();
         let slots = slots.map(|(at, slot)| SlotInfo { kind: kind(at, slot), ..slot.clone() }).collect();
         let steps = steps.iter().map(|at| plan.steps[*at].clone()).collect();
-        Part { device: *device, plan: Plan { slots, steps, ..*plan } }
+        let mut plan = Plan { slots, steps, ..*plan };
+        if let Some(streams) = streams.filter(|streams| streams.to == *device) {
+            streams.bring(&mut plan);
+        }
+        Part { device: *device, plan }
     };
     Ok(groups.iter().enumerate().map(part).collect())
 }
@@ -280,7 +368,7 @@ pub fn holders(plans: &[Plan], placement: &Placement) -> Vec<u64> {
     let mut holders = vec![0; plans.first().map_or(0, |plan| plan.n_fixed)];
     let all = placement.devices().into_iter().fold(0, |all, device| all | 1 << device);
     for plan in plans {
-        for (step, (device, _)) in plan.steps.iter().zip(homes(plan, placement)) {
+        for (step, (device, _)) in plan.steps.iter().zip(homes(plan, placement, None)) {
             let operation = step.call.operation();
             for tensor in operation.reads().iter().chain(&operation.writes()) {
                 let Tensor { slot: Slot(slot), .. } = *tensor;

@@ -70,8 +70,9 @@ fn lives(plan: &Plan) -> Vec<Life> {
         let mut enter = |t: &Tensor, run: usize| {
             let slot = &plan.slots[t.slot.0 as usize];
             // What comes from another device is there before the first step.
-            let first = if slot.kind == SlotKind::Arriving { 0 } else { run };
-            if matches!(slot.kind, SlotKind::Scratch | SlotKind::Arriving | SlotKind::Leaving) {
+            let arrives = matches!(slot.kind, SlotKind::Arriving | SlotKind::Streamed(_));
+            let first = if arrives { 0 } else { run };
+            if arrives || matches!(slot.kind, SlotKind::Scratch | SlotKind::Leaving) {
                 let new = Life { slot: t.slot.0 as usize, first, last: run, bytes: slot.bytes };
                 lives[t.slot.0 as usize].get_or_insert(new).last = run;
             }

@@ -88,7 +88,12 @@ impl Plan {
                 let slot = &self.slots[tensor.slot.0 as usize];
                 let given = matches!(
                     slot.kind,
-                    SlotKind::Weight | SlotKind::Form(_) | SlotKind::Constant(_) | SlotKind::Input | SlotKind::Arriving
+                    SlotKind::Weight
+                        | SlotKind::Form(_)
+                        | SlotKind::Constant(_)
+                        | SlotKind::Input
+                        | SlotKind::Arriving
+                        | SlotKind::Streamed(_)
                 );
                 if given {
                     return Err(fault(format!("writes {}, which is not its to write", slot.name)));

@@ -48,6 +48,8 @@ pub enum SlotKind {
     Log,
     /// In a part of a plan: made by a part before it on another device, and brought here before each run.
     Arriving,
+    /// In a part of a plan: weights of this shared slot, which the device does not hold and which are brought here before each run.
+    Streamed(Slot),
     /// In a part of a plan: made here for parts behind it, and taken away after each run.
     Leaving,
     /// A shared slot that other devices hold and this one has no use for.

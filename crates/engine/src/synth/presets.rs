@@ -228,6 +228,20 @@ pub const PRESETS: &[Preset] = &[
         ..LLAMA_8B
     },
     Preset {
+        name: "qwen3-2b-a0.2b",
+        family: Family::Qwen3Moe,
+        layers: 4,
+        hidden: 2048,
+        kv_heads: 4,
+        ff: 6144,
+        experts: Some(Experts { count: 128, used: 8, ff: 768 }),
+        vocab: 8192,
+        context: 40_960,
+        rope_base: 1e6,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
         name: "gpt-oss-20b",
         family: Family::GptOss { window: 128 },
         layers: 24,
