@@ -4,7 +4,8 @@
 
 mod device;
 
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier};
 
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
@@ -155,6 +156,82 @@ fn a_prompt_is_computed_once_for_all_its_texts_and_for_those_who_begin_alike() {
     assert_eq!(tokens(&again), tokens(&texts), "the same seed, the same texts");
     let other = one(scheduler.generate(Request { owner: 9, ..greedy(text(150, 1), 1) }));
     assert_eq!(other.end.unwrap().1.cached_tokens, 0, "another owner shares nothing");
+}
+
+/// Requests that all wait before the first of them is begun; what each tells goes into one list, with its number.
+fn handed_in_together(
+    scheduler: &Scheduler,
+    requests: Vec<Request>,
+    leaves_while_reading: Option<usize>,
+) -> Vec<(usize, Event)> {
+    let (told, events) = channel();
+    let (here, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    std::thread::scope(|scope| {
+        let (there, wait) = (Arc::clone(&here), Arc::clone(&go_on));
+        scope.spawn(move || scheduler.with_engine(move |_| (there.wait(), wait.wait()).0.is_leader()));
+        here.wait();
+        for (number, request) in requests.into_iter().enumerate() {
+            let told = told.clone();
+            scheduler.submit(request, move |event| {
+                let leaves = leaves_while_reading == Some(number) && matches!(event, Event::Read { .. });
+                told.send((number, event)).is_ok() && !leaves
+            });
+        }
+        drop(told);
+        go_on.wait();
+        events.into_iter().collect()
+    })
+}
+
+/// Tokens of the prompts that were found, by the number of the request.
+fn found(events: &[(usize, Event)], of: usize) -> Option<usize> {
+    events.iter().find_map(|(number, event)| match event {
+        Event::Started { cached_tokens } if *number == of => Some(*cached_tokens),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_beginning_that_many_come_with_at_once_is_computed_once() {
+    let (model, beginning) = (model(), text(200, 1));
+    let asked = |i: u32| greedy([beginning.clone(), text(20 + i, 10 + i)].concat(), 4);
+    let others = || [Request { owner: 9, ..asked(0) }, Request { reuse: false, ..asked(0) }, greedy(text(40, 2), 4)];
+    let requests: Vec<Request> = (0..8).map(asked).chain(others()).collect();
+    let scheduler = scheduler(&model, 64, 12, Policy::default());
+    let events = handed_in_together(&scheduler, requests, None);
+    let failed = events.iter().find(|(_, event)| matches!(event, Event::Failed(_)));
+    assert!(failed.is_none(), "{failed:?}");
+    assert_eq!(found(&events, 0), Some(0));
+    (1..8).for_each(|i| {
+        assert_eq!(found(&events, i), Some(192), "request {i} waits for the three full pages of the first")
+    });
+    (8..11).for_each(|i| assert_eq!(found(&events, i), Some(0), "request {i} cannot share them"));
+    // Those who need not wait for the beginning do not wait for those who do.
+    let begun = |of: usize| events.iter().position(|(n, e)| *n == of && matches!(e, Event::Started { .. })).unwrap();
+    assert!((8..11).all(|other| begun(other) < begun(1)));
+    let tokens = |of: usize| -> Vec<u32> {
+        let own = events.iter().filter(|(number, _)| *number == of);
+        own.filter_map(|(_, event)| if let Event::Token { token, .. } = event { Some(*token) } else { None }).collect()
+    };
+    for i in 0..8 {
+        let alone = one(self::scheduler(&model, 64, 1, Policy::default()).generate(asked(i)));
+        assert_eq!(tokens(i as usize), alone.tokens, "request {i}");
+    }
+}
+
+#[test]
+fn a_beginning_whose_reader_leaves_is_read_on_by_the_next() {
+    let beginning = text(200, 1);
+    let asked = |i: u32| greedy([beginning.clone(), text(20 + i, 10 + i)].concat(), 4);
+    // Pieces of 32 tokens: the first has read one when it leaves.
+    let policy = Policy { stutter: std::time::Duration::from_nanos(1), ..Policy::default() };
+    let scheduler = scheduler(&model(), 64, 8, policy);
+    let events = handed_in_together(&scheduler, (0..4).map(asked).collect(), Some(0));
+    assert_eq!([1, 2, 3].map(|i| found(&events, i)), [Some(0), Some(192), Some(192)]);
+    let ends = |(_, event): &&(usize, Event)| matches!(event, Event::End { reason: EndReason::Limit, .. });
+    assert_eq!(events.iter().filter(ends).count(), 3, "{events:?}");
+    let pages = scheduler.with_engine(|engine| engine.pages()).unwrap();
+    assert_eq!(pages.0, pages.1, "every page came back");
 }
 
 #[test]

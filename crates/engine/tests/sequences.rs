@@ -227,3 +227,18 @@ fn fifty_prompts_of_different_lengths_take_no_more_memory_than_two() {
     // Inputs and results of the plans that are kept ready, and nothing that grows with their tokens.
     assert!(fifty - two < 256 << 10, "{two} bytes became {fifty}");
 }
+
+#[test]
+fn an_engine_that_has_rested_goes_on_where_it_was() {
+    let model = model("tiny-llama");
+    let want = alone(&model, &text(90, 1));
+    let mut engine = engine(&model, cpu(), 8, 2);
+    let sequence = engine.open(0).unwrap();
+    last(&mut engine, sequence, &text(90, 1)[..70]);
+    engine.rest();
+    assert!(close(&last(&mut engine, sequence, &text(90, 1)[70..]), &want));
+    engine.rest();
+    engine.rest();
+    let again = engine.open(0).unwrap();
+    assert!(close(&last(&mut engine, again, &text(90, 1)), &want));
+}

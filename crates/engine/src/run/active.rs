@@ -19,6 +19,8 @@ pub(super) struct Active {
     pub(super) read: usize,
     /// While the prompt is being read: its sequence.
     pub(super) reading: Option<SequenceId>,
+    /// Whether the prompt had no part in the last step, though it is not read to its end.
+    pub(super) is_stalled: bool,
     pub(super) texts: Vec<Text>,
     /// The writer of the only text, made before the prompt's last piece is read so that a device draws its first token.
     pub(super) begun: Option<Writer>,

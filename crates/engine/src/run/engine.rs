@@ -497,9 +497,22 @@ impl Engine {
             }
         }
         // What should be zero between runs may not be after one that failed.
+        self.forget_plans();
+    }
+
+    fn forget_plans(&mut self) {
         for (_, ready) in self.plans.drain() {
             self.executor.forget(ready.plan);
         }
+    }
+
+    /// Gives back the memory that only running takes, until the next run: for an engine that nobody asks. Plans stay where they
+    /// would have to be compiled again.
+    pub fn rest(&mut self) {
+        if self.executor.takes_any_shape() {
+            self.forget_plans();
+        }
+        self.executor.rest();
     }
 
     /// The row of the results that belongs to each entry, or to its last token; its first one where all are wanted.

@@ -258,15 +258,19 @@ impl Engine {
         }
     }
 
+    /// Whether sequences that begin alike share the pages of their beginning.
+    pub(super) fn shares_beginnings(&self) -> bool {
+        // A state remembers everything at once: there is no beginning of it to share.
+        // Where tokens see the whole text, keys of a beginning depend on its end.
+        // Where a text answers another, keys depend on that one.
+        self.has_caches && !self.has_states && !self.sees_all() && self.start().is_none()
+    }
+
     /// Gives an empty sequence the pages that hold the beginning of `tokens` already, and says how many tokens that are. At
     /// least one token is left to be fed, because somebody wants its logits.
     pub fn reuse(&mut self, id: SequenceId, tokens: &[u32]) -> Result<usize, Error> {
         let sequence = self.sequence(id)?;
-        // A state remembers everything at once: there is no beginning of it to share.
-        // Where tokens see the whole text, keys of a beginning depend on its end.
-        // Where a text answers another, keys depend on that one.
-        let shared = self.has_caches && !self.has_states && !self.sees_all() && self.start().is_none();
-        if !sequence.tokens.is_empty() || !shared || tokens.is_empty() {
+        if !sequence.tokens.is_empty() || !self.shares_beginnings() || tokens.is_empty() {
             return Ok(0);
         }
         let (mut before, mut chains) = (Err(sequence.owner), Vec::new());

@@ -3,6 +3,7 @@
 
 mod active;
 mod alike;
+mod awaited;
 pub(crate) mod batch;
 mod decode;
 mod draw;

@@ -18,6 +18,8 @@ pub struct Request {
     pub stop: StopRule,
     /// Report each token's logarithm of probability, and those of so many likeliest ones.
     pub logprobs: Option<usize>,
+    /// They are those of the tokens that the samplers have left to choose from, in the place of the model's own.
+    pub after_sampling: bool,
     /// What the text must look like.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Texts to make of the same prompt. Text number i has the seed plus i.
@@ -45,6 +47,7 @@ impl Request {
             sampling: Sampling::default(),
             stop: StopRule::default(),
             logprobs: None,
+            after_sampling: false,
             constraint: None,
             choices: 1,
             owner: 0,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::active::{Active, Outcome, Text};
+use super::awaited::Awaited;
 use super::decode::{AHEAD, Going};
 use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
@@ -44,9 +45,16 @@ pub(crate) struct Job {
     pub(crate) sink: Sink,
     pub(crate) cancelled: Arc<AtomicBool>,
     pub(crate) came: Instant,
+    /// While it waits: what another request reads for both.
+    pub(super) awaited: Option<Awaited>,
 }
 
 impl Job {
+    /// A request that has just come.
+    pub(crate) fn new(request: Request, sink: Sink, cancelled: Arc<AtomicBool>) -> Job {
+        Job { request, sink, cancelled, came: Instant::now(), awaited: None }
+    }
+
     fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
@@ -256,6 +264,9 @@ impl Schedule {
         self.take_up();
         self.bring_back();
         let batch = self.batch();
+        for (at, active) in self.active.iter_mut().enumerate() {
+            active.is_stalled = !batch.iter().any(|part| part.active == at);
+        }
         if batch.is_empty() {
             return;
         }
@@ -455,15 +466,21 @@ impl Schedule {
         }
     }
 
-    /// Begins with requests that wait, while there is room: owners with fewer running texts first, then in order.
+    /// Begins with requests that wait, while there is room: owners with fewer running texts first, then in order. Those whose prompt
+    /// begins as one that is being read let others go ahead until that beginning is there.
     fn take_up(&mut self) {
+        let (engine, active) = (&self.engine, &self.active);
+        for job in &mut self.waiting {
+            job.awaited = job.awaited.filter(|awaited| awaited.is_coming(engine, active));
+        }
         loop {
             let texts = |owner: Option<u64>| -> usize {
                 let of = |a: &&Active| owner.is_none_or(|owner| a.job.request.owner == owner);
                 self.active.iter().filter(of).map(|a| a.job.request.choices).sum()
             };
-            let Some(highest) = self.waiting.front().map(|job| job.request.priority) else { return };
-            let rivals = self.waiting.iter().enumerate().take_while(|(_, job)| job.request.priority == highest);
+            let free_to_begin = || self.waiting.iter().enumerate().filter(|(_, job)| job.awaited.is_none());
+            let Some(highest) = free_to_begin().next().map(|(_, job)| job.request.priority) else { return };
+            let rivals = free_to_begin().take_while(|(_, job)| job.request.priority == highest);
             let next = rivals.min_by_key(|(at, job)| (texts(Some(job.request.owner)), *at)).map(|(at, _)| at);
             let Some(at) = next else { return };
             let request = &self.waiting[at].request;
@@ -473,6 +490,11 @@ impl Schedule {
             let fits = request.choices <= free && (self.active.is_empty() || self.engine.room_for(pages).is_ok());
             if !fits {
                 return;
+            }
+            let awaited = Awaited::find(&self.engine, &self.active, request);
+            if awaited.is_some() {
+                self.waiting[at].awaited = awaited;
+                continue;
             }
             let Some(job) = self.waiting.remove(at) else { return };
             self.begin(job);
@@ -497,6 +519,7 @@ impl Schedule {
                     cached,
                     read: cached,
                     reading: Some(id),
+                    is_stalled: false,
                     texts: Vec::new(),
                     begun: None,
                     first_token: None,

@@ -118,6 +118,9 @@ pub type Rebuild = Box<dyn FnMut(usize) -> Result<Engine, Error> + Send>;
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// How long an idle engine keeps the memory that it computed in: whoever types the next question is often back before.
+const RESTLESS: Duration = Duration::from_secs(10);
+
 impl Scheduler {
     /// Runs an engine on a thread of its own. If its device is lost, requests fail from then on.
     pub fn start(engine: Engine, policy: Policy) -> Scheduler {
@@ -182,7 +185,7 @@ impl Scheduler {
     /// Hands a request in. Its events go to `sink` on the engine's thread, which must not block; `false` from it cancels.
     pub fn submit(&self, request: Request, sink: impl FnMut(Event) -> bool + Send + 'static) -> Cancel {
         let cancelled = Arc::new(AtomicBool::new(false));
-        let job = Job { request, sink: Box::new(sink), cancelled: Arc::clone(&cancelled), came: Instant::now() };
+        let job = Job::new(request, Box::new(sink), Arc::clone(&cancelled));
         if let Err(refused) = self.to.send(Message::Job(Box::new(job)))
             && let Message::Job(mut job) = refused.0
         {
@@ -297,11 +300,22 @@ fn refuse_for(time: Duration, why: &str, from: &Receiver<Message>) -> bool {
     }
 }
 
+/// The next message, however long it takes. An engine that nobody asks for some seconds rests.
+fn wait(schedule: &mut Schedule, from: &Receiver<Message>) -> Option<Message> {
+    match from.recv_timeout(RESTLESS) {
+        Err(RecvTimeoutError::Timeout) => {
+            schedule.engine().rest();
+            from.recv().ok()
+        }
+        message => message.ok(),
+    }
+}
+
 /// The engine's thread. It ends where it was told to, or, if wanted, once a device was lost and everybody knows: with the reason.
 fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>, until_lost: bool) -> Option<String> {
     loop {
         // While there is work, only what has come already is taken in.
-        let mut message = if schedule.is_idle() { from.recv().ok() } else { from.try_recv().ok() };
+        let mut message = if schedule.is_idle() { wait(&mut schedule, from) } else { from.try_recv().ok() };
         while let Some(next) = message {
             match next {
                 Message::Job(job) => schedule.add(*job),

@@ -76,6 +76,7 @@ pub(crate) struct Writer {
     /// How a device would draw, where it can.
     draw: Option<Draw>,
     logprobs: Option<usize>,
+    after_sampling: bool,
     constraint: Option<Box<dyn Constraint>>,
     stream: TextStream,
     stops: StopStrings,
@@ -110,6 +111,7 @@ impl Writer {
             sampler,
             draw,
             logprobs: request.logprobs,
+            after_sampling: request.after_sampling,
             constraint: request.constraint.as_ref().map(|c| c.fork()),
             stream: TextStream::new(Arc::clone(&model.tokenizer), show, space),
             stops: StopStrings::new(&request.stop.strings),
@@ -137,7 +139,9 @@ impl Writer {
     /// Chooses the next token.
     pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<Chosen, Error> {
         let mask = self.mask(logits.len())?;
-        if let Some(draw) = &self.draw {
+        // What samplers leave to choose from is seen here alone.
+        let seen = self.logprobs.is_some() && self.after_sampling;
+        if let Some(draw) = self.draw.as_ref().filter(|_| !seen) {
             let mut allowed = logits.to_vec();
             for (id, logit) in allowed.iter_mut().enumerate() {
                 if mask.as_ref().is_some_and(|mask| mask[id / 32] >> (id % 32) & 1 == 0) {
@@ -149,7 +153,8 @@ impl Writer {
             let logprobs = self.logprobs.map(|top| logprobs(logits, token, top));
             return self.take(token, logprobs);
         }
-        let sampled = self.sampler.sample(logits, Step { mask: mask.as_deref(), logprobs: self.logprobs })?;
+        let (logprobs, after_sampling) = (self.logprobs, self.after_sampling);
+        let sampled = self.sampler.sample(logits, Step { mask: mask.as_deref(), logprobs, after_sampling })?;
         self.take(sampled.token, sampled.logprobs)
     }
 

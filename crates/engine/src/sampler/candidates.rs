@@ -3,6 +3,8 @@
 
 use std::cmp::Ordering;
 
+use super::logprobs::Logprobs;
+
 /// A token that may be chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
@@ -134,6 +136,15 @@ impl Candidates {
         (largest, sum)
     }
 
+    /// Logarithms of the probabilities: of a token, and of so many best ones, as far as there are any.
+    pub(super) fn logprobs(&mut self, token: u32, top: usize) -> Logprobs {
+        self.settle();
+        let (largest, sum) = self.partition();
+        let of = |item: &Candidate| (f64::from(item.logit - largest) - sum.ln()) as f32;
+        let logprob = self.items.iter().find(|item| item.id == token).map_or(f32::NEG_INFINITY, of);
+        Logprobs { logprob, top: self.sort_front(top).iter().map(|item| (item.id, of(item))).collect() }
+    }
+
     /// The probabilities, in the present order.
     pub(super) fn probabilities(&self) -> Vec<f64> {
         let (largest, sum) = self.partition();
@@ -173,6 +184,19 @@ pub(super) mod tests {
                 assert_eq!(got, want[..step.min(7)]);
             }
         }
+    }
+
+    #[test]
+    fn probabilities_are_those_of_what_is_left() {
+        let mut found = from_probabilities(&[0.1, 0.5, 0.3, 0.1]);
+        found.sort_front(2);
+        found.truncate(2);
+        found.divide(0.5);
+        let Logprobs { logprob, top } = found.logprobs(2, 9);
+        let close = |got: f32, want: f32| (got.exp() - want).abs() < 1e-5;
+        assert!(close(logprob, 9.0 / 34.0), "{logprob}");
+        assert_eq!(top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 2]);
+        assert!(close(top[0].1, 25.0 / 34.0) && found.logprobs(0, 1).logprob == f32::NEG_INFINITY);
     }
 
     #[test]

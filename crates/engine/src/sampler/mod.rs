@@ -63,6 +63,8 @@ pub struct Step<'a> {
     pub mask: Option<&'a [u32]>,
     /// How many of the best tokens to report with their logarithmic probabilities; `None` reports nothing.
     pub logprobs: Option<usize>,
+    /// Of what the samplers have left to choose from, in the place of all tokens as the model has them.
+    pub after_sampling: bool,
 }
 
 /// A drawn token.
@@ -165,7 +167,10 @@ impl Sampler {
             let (largest, sum) = candidates.partition();
             mirostat.observe(f64::from(token.logit - largest).exp() / sum);
         }
-        let logprobs = step.logprobs.map(|top| logprobs(logits, token.id, top));
+        let logprobs = step.logprobs.map(|top| match step.after_sampling {
+            true => candidates.logprobs(token.id, top),
+            false => logprobs(logits, token.id, top),
+        });
         Ok(Sampled { token: token.id, logprobs })
     }
 

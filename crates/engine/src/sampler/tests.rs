@@ -246,7 +246,7 @@ proptest! {
         // At least one token is allowed.
         let mut mask = [bits as u32, (bits >> 32) as u32, bits as u32];
         mask[0] |= 1;
-        let step = Step { mask: Some(&mask), logprobs: Some(2) };
+        let step = Step { mask: Some(&mask), logprobs: Some(2), ..Step::default() };
         let mut first = Sampler::new(sampling.clone(), n_vocab, None).expect("valid");
         first.prompt(&past);
         let mut second = first.clone();

@@ -57,11 +57,11 @@ pub(super) fn prepare(
         true => Some(put_cut(&mut messages)?),
         false => None,
     };
-    Ok(Prepared { messages, context: context(input)?, cut_at })
+    Ok(Prepared { messages, context: context(template, input)?, cut_at })
 }
 
 /// The variables beside the messages.
-fn context(input: &ChatInput) -> Result<Map<String, Json>, TemplateError> {
+fn context(template: &Template, input: &ChatInput) -> Result<Map<String, Json>, TemplateError> {
     let mut context = Map::new();
     if !input.tools.is_empty() {
         context.insert("tools".into(), Json::Array(input.tools.clone()));
@@ -71,6 +71,12 @@ fn context(input: &ChatInput) -> Result<Map<String, Json>, TemplateError> {
     for (name, format) in [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")] {
         let text = environment::strftime(now, format).map_err(super::render_error)?;
         context.insert(name.into(), Json::String(text));
+    }
+    // Firefunction's template puts the tools in as a text of its own.
+    if template.source.contains("functools") {
+        let tools =
+            if input.tools.is_empty() { String::new() } else { format!("{:#}", Json::Array(input.tools.clone())) };
+        context.insert("functions".into(), Json::String(tools));
     }
     context.extend(input.kwargs.clone());
     Ok(context)
