@@ -1,7 +1,8 @@
 //! Opening the device a user asked for.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use kiln_gpu::{Adapter, Cache, Device, Error, Instance, Sources, adapters, choose};
 use kiln_system::environment;
@@ -107,6 +108,43 @@ impl DeviceFlag {
             kiln_kernels::mul_mat_vec::tuning::use_file(file);
         }
         Ok((instance, adapter.clone()))
+    }
+}
+
+/// Devices that are being opened on a thread of their own.
+#[derive(Clone, Default)]
+pub(crate) struct Early(Arc<Mutex<Opening>>);
+
+/// What comes of opening every device of a list.
+type Opened = Result<Vec<Arc<Device>>, Error>;
+
+#[derive(Default)]
+struct Opening(Option<JoinHandle<Opened>>);
+
+impl Early {
+    /// Begins to open them.
+    pub(crate) fn begin(&self, flag: DeviceFlag) {
+        let mut opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        opening.0 = Some(std::thread::spawn(move || flag.open_all()));
+    }
+
+    /// Waits for them; nothing where nobody has begun, or they were asked for before.
+    pub(crate) fn end(&self) -> Option<Opened> {
+        let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner).0.take()?;
+        Some(opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+}
+
+impl std::fmt::Debug for Early {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Early")
+    }
+}
+
+impl Drop for Opening {
+    /// A program that ends early waits: drivers do not like to be left while they open a device.
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(|opening| drop(opening.join()));
     }
 }
 

@@ -46,7 +46,7 @@ enum Command {
     /// Answer a prompt, or continue a text
     Run(Box<commands::run::Arguments>),
     /// Talk with a model
-    Chat(commands::chat::Arguments),
+    Chat(Box<commands::chat::Arguments>),
     /// Fetch a model: from Hugging Face, Ollama's registry, an address or a Python package
     Pull(commands::pull::Arguments),
     /// List the models on this machine
@@ -91,7 +91,7 @@ enum Command {
     /// Join the parts of a split model file
     Merge(commands::parts::MergeArguments),
     /// Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs
-    Serve(commands::serve::Arguments),
+    Serve(Box<commands::serve::Arguments>),
     /// Prove every kernel on this device and driver against its reference
     Selftest(commands::selftest::Arguments),
     /// Make a model file with random weights in the shape of a real model

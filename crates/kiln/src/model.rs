@@ -13,7 +13,7 @@ use kiln_gpu::{Adapter, AdapterKind, Device, Error as GpuError};
 use kiln_kernels::probe::{Probe, host_read_rate};
 use kiln_system::environment;
 
-use crate::device::{DeviceFlag, Wish};
+use crate::device::{DeviceFlag, Early, Wish};
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, say, size};
 use crate::placing::PlaceFlags;
@@ -46,6 +46,8 @@ pub(crate) struct ModelFlags {
     pub(crate) lora: LoraFlags,
     #[command(flatten)]
     pub(crate) place: PlaceFlags,
+    #[arg(skip)]
+    pub(crate) early: Early,
 }
 
 /// Types that caches can have.
@@ -143,6 +145,14 @@ impl ModelFlags {
         self.lora.apply(bare(path)?)
     }
 
+    /// Begins to open the GPUs asked for, while the model's file is read: both take tenths of a second. For commands that need them in any
+    /// case.
+    pub(crate) fn open_early(&self) {
+        if !self.cpu && self.device.wish() != Wish::Cpu {
+            self.early.begin(self.device.clone());
+        }
+    }
+
     /// Room for this many tokens.
     pub(crate) fn context(&self, model: &Model) -> usize {
         self.ctx_size.unwrap_or_else(|| model.usual_context().min(4096))
@@ -162,7 +172,9 @@ impl ModelFlags {
 
     /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
-        let Some(device) = self.or_cpu(DeviceFlag::open)? else {
+        let first = |gpus: Vec<Arc<Device>>| gpus.into_iter().next().ok_or(GpuError::NoDevice);
+        let open = |flag: &DeviceFlag| self.early.end().map_or_else(|| flag.open(), |gpus| gpus.and_then(first));
+        let Some(device) = self.or_cpu(open)? else {
             return self.cpu_executor();
         };
         Ok(Box::new(GpuExecutor::with_options(device, self.options()?)))
@@ -182,7 +194,8 @@ impl ModelFlags {
 
     /// The GPUs asked for, opened; none where the CPU is to run the model.
     pub(crate) fn open_gpus(&self) -> anyhow::Result<Vec<Arc<Device>>> {
-        let gpus = self.or_cpu(DeviceFlag::open_all)?.unwrap_or_default();
+        let open = |flag: &DeviceFlag| self.early.end().unwrap_or_else(|| flag.open_all());
+        let gpus = self.or_cpu(open)?.unwrap_or_default();
         match &gpus[..] {
             [one]
                 if self.device.wish() == Wish::Any

@@ -9,6 +9,7 @@ use kiln_engine::embed::Pooling;
 use kiln_engine::sampler::Sampling;
 use serde_json::{Map, Value};
 
+use crate::chat::ThinkingBudget;
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
 use crate::shelf::{Loaded, Shelf};
@@ -50,6 +51,10 @@ pub struct Usual {
     pub template: Option<String>,
     /// Further values for the template.
     pub kwargs: Map<String, Value>,
+    /// Reasoning stays in the content.
+    pub keep_reasoning: bool,
+    /// How long a model may think.
+    pub thinking_budget: Option<ThinkingBudget>,
 }
 
 /// How the server behaves.
@@ -59,6 +64,12 @@ pub struct Settings {
     pub model: String,
     /// Further names that mean the same model.
     pub aliases: Vec<String>,
+    /// Words about the models that clients may read.
+    pub tags: Vec<String>,
+    /// Where the model's file lies, if clients may know.
+    pub shown_path: Option<PathBuf>,
+    /// `GET /slots` is not served.
+    pub hides_slots: bool,
     /// Keys that open it; without any it is open to all who reach it.
     pub keys: Vec<Key>,
     /// All keys share the beginnings of their prompts. Who shares them can find out by the clock what others have asked.
@@ -93,6 +104,8 @@ pub struct Settings {
     pub tracing: Option<Tracing>,
     /// How long a client may take to say what it wants: from the connection, or the last answer, to the end of the headers.
     pub header_timeout: Duration,
+    /// How long a client may take nothing of an answer that waits for it.
+    pub write_timeout: Duration,
     /// Connections at once; further ones wait to be taken up.
     pub connections: usize,
 }
@@ -103,6 +116,9 @@ impl Settings {
         Settings {
             model: model.into(),
             aliases: Vec::new(),
+            tags: Vec::new(),
+            shown_path: None,
+            hides_slots: false,
             keys: Vec::new(),
             shared_cache: false,
             tls: None,
@@ -120,6 +136,7 @@ impl Settings {
             usual: Usual::default(),
             tracing: None,
             header_timeout: Duration::from_secs(75),
+            write_timeout: Duration::from_secs(120),
             connections: 4096,
         }
     }

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
+use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -62,13 +64,37 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Re
     let limit = app.settings.body_limit;
     let too_large = || Refusal::new(Kind::TooLarge, format!("the body is larger than {limit} bytes"));
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > limit as u64) {
+    if let Some(length) = length.filter(|length| *length > limit as u64) {
+        // Who asks before it sends learns it now. Others read no answer before they have sent everything, so that is taken and
+        // dropped, unless it is far too much.
+        if !request.headers().contains_key(header::EXPECT) && length <= MOST_DROPPED * limit as u64 {
+            drop_all(request.into_body(), app).await;
+        }
         return Err(too_large());
     }
-    axum::body::to_bytes(request.into_body(), limit).await.map_err(|error| {
+    let time = patience(app, length.unwrap_or(limit as u64));
+    let read = tokio::time::timeout(time, axum::body::to_bytes(request.into_body(), limit)).await;
+    let late = |_| Refusal::new(Kind::Invalid, format!("the body did not come within {} s", time.as_secs()));
+    read.map_err(late)?.map_err(|error| {
         let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         if text.contains("length limit") { too_large() } else { Refusal::new(Kind::Invalid, "the body ended early") }
     })
+}
+
+/// Bodies that are larger than may be, but by no more than so many times, are read to their end.
+const MOST_DROPPED: u64 = 4;
+
+/// How long a body of so many bytes may take: as long as the headers, and a second for each 64 KiB.
+fn patience(app: &App, bytes: u64) -> Duration {
+    app.settings.header_timeout + Duration::from_secs(bytes >> 16)
+}
+
+/// Reads a body and keeps nothing of it.
+async fn drop_all(body: axum::body::Body, app: &App) {
+    let mut pieces = body.into_data_stream();
+    let all = async { while let Some(Ok(_)) = pieces.next().await {} };
+    // Whoever is too slow gets the answer as well.
+    let _ = tokio::time::timeout(app.settings.header_timeout, all).await;
 }
 
 impl Body {

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use kiln_engine::run::Request;
+use kiln_engine::run::{Constraint, Request};
 use kiln_engine::text::reasoning::Markers;
-use kiln_engine::text::{ChatInput, Content, Family, Function, Message, OutputOptions, Rendered, TemplateError, Tool};
+use kiln_engine::text::{
+    ChatInput, Content, Family, Function, Message, OutputOptions, Rendered, TemplateError, ThoughtBudget, Tool,
+};
 use serde_json::{Map, Value};
 
 use crate::app::App;
@@ -29,6 +31,22 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
+/// How long a model may think.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThinkingBudget {
+    /// As long as it likes.
+    Free,
+    /// So many tokens; then the thought is closed.
+    Tokens(usize),
+}
+
+impl ThinkingBudget {
+    /// As clients write it: a negative number is no bound.
+    pub fn from_number(tokens: i64) -> ThinkingBudget {
+        usize::try_from(tokens).map_or(ThinkingBudget::Free, ThinkingBudget::Tokens)
+    }
+}
+
 /// A conversation to be continued.
 #[derive(Debug)]
 pub(crate) struct Chat {
@@ -46,8 +64,10 @@ pub(crate) struct Chat {
     pub(crate) continues: bool,
     /// The prompt does not end where the assistant begins.
     pub(crate) no_generation_prompt: bool,
-    /// Reasoning stays in the content.
-    pub(crate) keep_reasoning: bool,
+    /// Whether reasoning stays in the content, where the request says so.
+    pub(crate) keep_reasoning: Option<bool>,
+    /// Tokens that the model may think at most, where the request says so.
+    pub(crate) thinking_budget: Option<ThinkingBudget>,
     /// Report logarithms of probability.
     pub(crate) logprobs: Option<usize>,
 }
@@ -63,7 +83,8 @@ impl Default for Chat {
             kwargs: Map::new(),
             continues: false,
             no_generation_prompt: false,
-            keep_reasoning: false,
+            keep_reasoning: None,
+            thinking_budget: None,
             logprobs: None,
         }
     }
@@ -108,7 +129,8 @@ impl Chat {
     }
 
     /// The request to the engine. It takes time: templates and grammars are compiled here, off the async threads.
-    pub(crate) fn job(self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, Refusal> {
+    pub(crate) fn job(mut self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, Refusal> {
+        let keep_reasoning = *self.keep_reasoning.get_or_insert(loaded.keep_reasoning);
         let (prompt, rendered) = self.tokens(loaded)?;
         check_length(loaded, prompt.len())?;
         let source = loaded.template.as_ref().map(|t| match self.tools.is_empty() {
@@ -136,9 +158,10 @@ impl Chat {
             }
             None => shape::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
         };
+        let constraint = self.bound_thoughts(loaded, constraint, &source, &generation_prompt)?;
         // Some markers of reasoning and calls are control tokens, which are hidden otherwise.
         let marked = Markers::of_template(&source).is_some() || Family::of_template(&source).name == "gpt-oss";
-        let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning: self.keep_reasoning };
+        let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning };
         let request = Request {
             limit: params.limit()?.or(loaded.limit),
             sampling: params.sampling(loaded)?,
@@ -155,6 +178,31 @@ impl Chat {
         let form = Form::Chat { source, generation_prompt, options, one_call: !self.parallel_calls };
         let (loaded, caller) = (Arc::clone(loaded), caller.clone());
         Ok(Job { ends: loaded.ends.clone(), slot: params.slot(), loaded, caller, request, form })
+    }
+}
+
+impl Chat {
+    /// Lets the model think no longer than it may, and keep to another rule beside.
+    fn bound_thoughts(
+        &self,
+        loaded: &Loaded,
+        rule: Option<Box<dyn Constraint>>,
+        source: &str,
+        generation_prompt: &str,
+    ) -> Result<Option<Box<dyn Constraint>>, Refusal> {
+        // A rule that has no place for thoughts bounds them by itself.
+        let thoughtless = self.keep_reasoning == Some(true) || matches!(self.shape, Some(Shape::Grammar(_)));
+        let budget = self.thinking_budget.or(loaded.thinking_budget);
+        let (Some(ThinkingBudget::Tokens(most)), Some(markers)) = (budget, Markers::of_template(source)) else {
+            return Ok(rule);
+        };
+        if rule.is_some() && thoughtless {
+            return Ok(rule);
+        }
+        let model = loaded.scheduler.model();
+        let (tokenizer, vocab) = (Arc::clone(&model.tokenizer), model.config.vocab);
+        let bound = ThoughtBudget::new(tokenizer, vocab, markers, generation_prompt, most, rule);
+        Ok(Some(Box::new(bound.map_err(kiln_engine::Error::from)?)))
     }
 }
 

@@ -22,6 +22,7 @@ mod trace;
 mod wire;
 
 pub use app::{Change, Key, Settings, Tls, Usual};
+pub use chat::ThinkingBudget;
 pub use server::{Error, Running, Server};
 pub use shelf::{Load, Offer, Opened, Sharing};
 pub use trace::Tracing;

@@ -263,6 +263,8 @@ impl From<kiln_engine::Error> for Refusal {
                 kiln_engine::sampler::SampleError::NotFinite { .. } => Refusal::internal(&error),
                 _ => Refusal::new(Kind::Invalid, why.to_string()),
             },
+            // A rule may need more work than it is given only when text is written: it is still the client's.
+            Error::Constraint { .. } => Refusal::new(Kind::Grammar, error.to_string()),
             Error::Tokenizer(ref why) => Refusal::new(Kind::Invalid, why.to_string()),
             other => Refusal::internal(&other),
         }

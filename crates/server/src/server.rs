@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use kiln_engine::run::Scheduler;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -143,60 +144,131 @@ impl Running {
     }
 }
 
-/// Takes connections until the server is told to stop, then waits for those that are open.
+/// Takes connections until the server is told to stop, then waits for those that are open. Whoever comes meanwhile still gets an
+/// answer: that the server is going down.
 async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
-    let router = routes(Arc::clone(&app));
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(app.settings.header_timeout);
-    let open = GracefulShutdown::new();
+    let door = Door::new(&app, tls, stopped.clone());
     let places = Arc::new(Semaphore::new(app.settings.connections));
+    // Every connection holds a sender, so that the receivers are told when the last one has ended.
+    let (open, mut over) = mpsc::channel(1);
+    let (late, mut late_over) = mpsc::channel(1);
     loop {
         let next = async {
             let place = Arc::clone(&places).acquire_owned().await;
-            (listener.accept().await, place)
+            (door.next(&listener).await, place)
         };
-        let (accepted, place) = tokio::select! {
+        let (stream, place) = tokio::select! {
             next = next => next,
             // An error means that the server itself is gone.
             _ = stopped.wait_for(|stop| *stop) => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Too many open files, a client that is gone already: it passes.
-                log::warn!("a connection could not be taken: {error}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
+        door.serve(stream, place.ok(), open.clone());
+    }
+    drop(open);
+    loop {
+        tokio::select! {
+            _ = over.recv() => break,
+            stream = door.next(&listener) => {
+                if let Ok(place) = Arc::clone(&places).try_acquire_owned() {
+                    door.serve(stream, Some(place), late.clone());
+                }
             }
-        };
+        }
+    }
+    drop((listener, late));
+    // Their answers are short; one who takes them slowly does not keep the server.
+    let _ = tokio::time::timeout(FIRST_REQUEST, late_over.recv()).await;
+}
+
+/// How long a server that is going down waits for the first request of a connection. A client may have sent it already where
+/// the server has not read it yet, and would see its connection reset.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
+
+/// What every connection is served with.
+struct Door {
+    builder: auto::Builder<TokioExecutor>,
+    router: axum::Router,
+    tls: Option<TlsAcceptor>,
+    stopped: watch::Receiver<bool>,
+    header_timeout: Duration,
+    write_timeout: Duration,
+}
+
+impl Door {
+    fn new(app: &Arc<App>, tls: Option<TlsAcceptor>, stopped: watch::Receiver<bool>) -> Door {
+        let (header_timeout, write_timeout) = (app.settings.header_timeout, app.settings.write_timeout);
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(header_timeout);
+        Door { builder, router: routes(Arc::clone(app)), tls, stopped, header_timeout, write_timeout }
+    }
+
+    /// The next connection.
+    async fn next(&self, listener: &TcpListener) -> TcpStream {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return stream,
+                Err(error) => {
+                    // Too many open files, a client that is gone already: it passes.
+                    log::warn!("a connection could not be taken: {error}");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    /// Serves a connection on a task of its own, which holds its place, and `open`, until the end.
+    fn serve(&self, stream: TcpStream, place: Option<OwnedSemaphorePermit>, open: mpsc::Sender<()>) {
         // Tokens are small; waiting to send more at once would only delay them.
         let _ = stream.set_nodelay(true);
-        let (builder, router, open, tls) = (builder.clone(), router.clone(), open.watcher(), tls.clone());
-        let patience = app.settings.header_timeout;
+        // Whoever takes nothing of an answer gives up its place among the requests.
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.write_timeout));
+        let stream = Box::pin(stream);
+        let (builder, router, stopped) = (self.builder.clone(), self.router.clone(), self.stopped.clone());
+        let (tls, patience) = (self.tls.clone(), self.header_timeout);
         tokio::spawn(async move {
             match tls {
-                None => serve(stream, &builder, router, open).await,
+                None => serve(stream, &builder, router, stopped).await,
                 Some(tls) => match tokio::time::timeout(patience, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => serve(stream, &builder, router, open).await,
+                    Ok(Ok(stream)) => serve(stream, &builder, router, stopped).await,
                     Ok(Err(error)) => log::debug!("a client did not agree on TLS: {error}"),
                     Err(_) => log::debug!("a client took too long to agree on TLS"),
                 },
             }
-            drop(place);
+            drop((place, open));
         });
     }
-    drop(listener);
-    open.shutdown().await;
 }
 
-/// Serves one connection to its end.
-async fn serve<S>(stream: S, builder: &auto::Builder<TokioExecutor>, router: axum::Router, open: Watcher)
-where
+/// Serves one connection to its end. Where the server goes down, that is the end of the request that it is at.
+async fn serve<S>(
+    stream: S,
+    builder: &auto::Builder<TokioExecutor>,
+    router: axum::Router,
+    mut stopped: watch::Receiver<bool>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = TowerToHyperService::new(router);
-    let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service).into_owned());
-    if let Err(error) = connection.await {
+    let asked = Notify::new();
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|request| {
+        asked.notify_one();
+        router.call(request)
+    });
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let goes_down = async {
+        // An error means that the server itself is gone.
+        let _ = stopped.wait_for(|stop| *stop).await;
+        let _ = tokio::time::timeout(FIRST_REQUEST, asked.notified()).await;
+    };
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = goes_down => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
         log::debug!("a connection ended: {error}");
     }
 }

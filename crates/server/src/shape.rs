@@ -165,7 +165,8 @@ pub(crate) fn constraint(
     generation_prompt: &str,
 ) -> Result<Option<Box<dyn Constraint>>, Refusal> {
     let tokenizer = &loaded.scheduler.model().tokenizer;
-    let thoughts = if chat.keep_reasoning { None } else { thoughts(tokenizer, source, generation_prompt) };
+    let thoughts =
+        if chat.keep_reasoning == Some(true) { None } else { thoughts(tokenizer, source, generation_prompt) };
     let forced = match &chat.tool_choice {
         ToolChoice::Required => Some(offered.iter().collect::<Vec<_>>()),
         ToolChoice::Named(name) => Some(offered.iter().filter(|tool| tool.name == *name).collect()),

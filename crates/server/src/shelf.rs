@@ -14,6 +14,7 @@ use kiln_engine::text::{Template, TemplateError};
 use serde_json::{Map, Value};
 
 use crate::app::{Usual, now};
+use crate::chat::ThinkingBudget;
 use crate::metrics::Metrics;
 use crate::params;
 use crate::refusal::{Kind, Refusal};
@@ -68,6 +69,10 @@ pub(crate) struct Loaded {
     pub(crate) limit: Option<usize>,
     /// Values for the template where a request gives none.
     pub(crate) kwargs: Map<String, Value>,
+    /// Whether reasoning stays in the content where a request does not say.
+    pub(crate) keep_reasoning: bool,
+    /// How long the model may think where a request does not say.
+    pub(crate) thinking_budget: Option<ThinkingBudget>,
     /// Texts at once at most.
     pub(crate) sequences: usize,
     /// Since when it is there, in seconds.
@@ -121,6 +126,8 @@ impl Loaded {
             defaults,
             limit: usual.limit,
             kwargs: usual.kwargs.clone(),
+            keep_reasoning: usual.keep_reasoning,
+            thinking_budget: usual.thinking_budget,
             sequences,
             created: now(),
             memory: Mutex::new(None),
@@ -200,6 +207,11 @@ impl Place {
             State::Here(loaded) => Some(Arc::clone(loaded)),
             _ => None,
         }
+    }
+
+    /// All names that mean the model, the one that it is served under first.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        std::iter::once(&self.name).chain(&self.aliases).map(String::as_str).collect()
     }
 
     fn answers_to(&self, name: &str) -> bool {

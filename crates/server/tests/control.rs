@@ -170,6 +170,24 @@ fn requests_that_wait_or_run_too_long_are_ended() {
 }
 
 #[test]
+fn a_client_that_takes_nothing_of_its_answer_is_let_go() {
+    let server = start_with(Settings { write_timeout: Duration::from_millis(300), ..settings() }, Some(CHATML));
+    // Several times what the buffers of two sockets hold.
+    let prompts = vec!["go on"; 8];
+    let body = json!({"prompt": prompts, "n_predict": 480, "ignore_eos": true, "stream": true, "n_probs": 100});
+    let mut idle = send(server.address(), "POST", "/completion", &[], &body.to_string());
+    let tasks = || get(&server, "/engine").json()["tasks"].as_u64().unwrap();
+    wait_until("the answer", || writing(&server) > 0);
+    let before = tasks();
+    wait_until("the end of its connection", || writing(&server) == 0 && tasks() < before);
+    let mut rest = Vec::new();
+    // The connection may have been reset.
+    let _ = idle.read_to_end(&mut rest);
+    let ends = String::from_utf8_lossy(&rest).matches("\"stop\":true").count();
+    assert!(ends < 8, "{} bytes with {ends} ends", rest.len());
+}
+
+#[test]
 fn browsers_get_the_page_whole_and_nothing_else_may_run_in_it() {
     let key = Key { name: "k".into(), secret: "k".into(), ..Key::default() };
     let server = start_with(Settings { keys: vec![key], ..settings() }, Some(CHATML));

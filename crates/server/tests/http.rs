@@ -181,6 +181,57 @@ fn a_body_that_is_too_large_is_refused() {
 }
 
 #[test]
+fn who_sends_too_much_before_it_reads_learns_it_as_well() {
+    let server = start_with(Settings { body_limit: 16 << 20, ..settings() }, Some(CHATML));
+    // More than the buffers of two sockets hold: it is taken, or the client never comes to read.
+    let reply = post(&server, "/v1/chat/completions", &ask(&"x".repeat(40 << 20)));
+    assert_eq!(reply.status, 413);
+}
+
+#[test]
+fn a_body_that_never_comes_is_not_waited_for() {
+    let server = start_with(Settings { header_timeout: Duration::from_millis(200), ..settings() }, Some(CHATML));
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+    stream.write_all(head.as_bytes()).unwrap();
+    let reply = receive(stream);
+    assert_eq!(reply.status, 400);
+    assert!(reply.body.contains("did not come within"), "{}", reply.body);
+}
+
+#[test]
+fn who_comes_while_the_server_goes_down_is_told_so() {
+    let server = start();
+    let address = server.address();
+    let long = with(ask("go on"), json!({"max_tokens": 450, "stream": true}));
+    let running = send(address, "POST", "/v1/chat/completions", &[], &long.to_string());
+    wait_until("the text", || get(&server, "/engine").json()["load"]["writing"] == 1);
+    // A request whose body is still to come keeps the server, however fast the text above is written.
+    let body = ask("hello").to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nConnection: close\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut half = TcpStream::connect(address).unwrap();
+    half.write_all(head.as_bytes()).unwrap();
+    // One that has said nothing at all is heard, too.
+    let mut silent = TcpStream::connect(address).unwrap();
+    wait_until("all three", || get(&server, "/engine").json()["tasks"].as_u64().unwrap() >= 3);
+    let ended = std::thread::spawn(move || server.stop());
+    wait_until("going down", || receive(send(address, "GET", "/readyz", &[], "")).status == 503);
+    let silent_head = format!("GET /readyz HTTP/1.1\r\nConnection: close\r\nHost: {address}\r\n\r\n");
+    silent.write_all(silent_head.as_bytes()).unwrap();
+    assert_eq!(receive(silent).status, 503, "it was connected before");
+    let late = receive(send(address, "POST", "/v1/chat/completions", &[], &body));
+    assert_eq!(late.status, 503, "{}", late.body);
+    assert!(late.header("retry-after").is_some());
+    assert!(receive(running).body.ends_with("data: [DONE]\n\n"), "what was begun is finished");
+    half.write_all(body.as_bytes()).unwrap();
+    assert_eq!(receive(half).status, 503);
+    ended.join().unwrap().unwrap();
+}
+
+#[test]
 fn keys_hosts_and_origins_are_checked() {
     let key = |name: &str, secret: &str| Key { name: name.into(), secret: secret.into(), ..Key::default() };
     let keys = vec![key("one", "secret-1"), key("two", "secret-2")];
@@ -488,6 +539,9 @@ fn a_random_model_keeps_to_schemas_and_makes_the_calls_it_must() {
         "{}",
         grammar.body
     );
+    // It ends nowhere, which shows when it is followed.
+    let endless = chat(json!({"grammar": "root ::= \"a\" root"}));
+    assert_eq!((endless.status, endless.json()["error"]["code"].as_str()), (400, Some("invalid_grammar")));
 
     let tools = json!({"tools": [{"type": "function", "function": weather()}], "tool_choice": "required", "parallel_tool_calls": false});
     let reply = chat(tools.clone()).json();

@@ -7,7 +7,7 @@ mod client;
 use std::sync::Arc;
 
 use client::*;
-use kiln_server::{Settings, Usual};
+use kiln_server::{Settings, ThinkingBudget, Usual};
 use serde_json::{Value, json};
 
 fn wish(more: Value) -> Value {
@@ -78,7 +78,17 @@ fn probabilities_and_progress_are_told() {
         assert_eq!((&top[0]["id"], &top[0]["logprob"]), (&token["id"], &token["logprob"]));
         assert!(token["bytes"].is_array() && token["logprob"].as_f64().unwrap() <= 0.0);
     }
-    assert_eq!(post(&server, "/completion", &wish(json!({"n_probs": 1, "post_sampling_probs": true}))).status, 400);
+    let after = json!({"n_probs": 9, "post_sampling_probs": true, "temperature": 1.0, "top_k": 4, "seed": 5, "top_p": 1.0, "min_p": 0.0});
+    let whole_after = post(&server, "/completion", &wish(after)).json();
+    let told = whole_after["completion_probabilities"].as_array().unwrap();
+    assert_eq!(told.len(), 6);
+    for token in told {
+        // What `top_k` has left is all there is to choose from.
+        let top = token["top_probs"].as_array().unwrap();
+        let sum: f64 = top.iter().map(|one| one["prob"].as_f64().unwrap()).sum();
+        assert!(top.len() == 4 && (sum - 1.0).abs() < 1e-5, "{token}");
+        assert!(top.iter().any(|one| one["id"] == token["id"] && one["prob"] == token["prob"]), "{token}");
+    }
     let more = json!({"stream": true, "timings_per_token": true, "return_progress": true, "n_probs": 1});
     let events = post(&server, "/completion", &wish(more.clone())).events();
     let progress: Vec<&Value> =
@@ -103,6 +113,7 @@ fn what_a_request_does_not_say_is_as_the_server_was_told() {
         limit: Some(5),
         template: Some("{{ greeting | default('plain') }}:{% for m in messages %}{{ m.content }}{% endfor %}".into()),
         kwargs: json!({"greeting": "hey"}).as_object().unwrap().clone(),
+        ..Usual::default()
     };
     // The model brings no template of its own.
     let server = start_with(Settings { usual, ..settings() }, None);
@@ -128,4 +139,56 @@ fn slots_are_erased_without_a_body() {
     assert_eq!(erased.status, 200, "{}", erased.body);
     // Elsewhere a body is wanted.
     assert_eq!(receive(send(server.address(), "POST", "/completion", &[], "")).status, 400);
+}
+
+#[test]
+fn what_clients_learn_of_the_server_is_for_the_operator_to_say() {
+    let server = start();
+    assert_eq!(get(&server, "/props").json()["model_path"], "tiny");
+    assert_eq!(get(&server, "/slots").status, 200);
+    let told = Settings {
+        aliases: vec!["small".into()],
+        tags: vec!["chat".into(), "test".into()],
+        shown_path: Some("/models/tiny.gguf".into()),
+        hides_slots: true,
+        ..settings()
+    };
+    let server = start_with(told, Some(CHATML));
+    let model = get(&server, "/v1/models").json()["data"][0].clone();
+    assert_eq!((&model["aliases"], &model["tags"]), (&json!(["tiny", "small"]), &json!(["chat", "test"])));
+    assert_eq!(get(&server, "/props").json()["model_path"], "/models/tiny.gguf");
+    assert_eq!(get(&server, "/slots").status, 501);
+}
+
+#[test]
+fn thoughts_end_when_their_tokens_are_used_up() {
+    // The prompt opens a thought that the model, which writes anything, would hardly ever close.
+    let thinking = format!("{CHATML}{{% if add_generation_prompt %}}<think>\n{{% endif %}}");
+    let usual = Usual { thinking_budget: Some(ThinkingBudget::Tokens(3)), ..Usual::default() };
+    let server = start_with(Settings { usual, ..settings() }, Some(&thinking));
+    let answer = |more: Value| {
+        post(&server, "/v1/chat/completions", &with(ask("hello"), with(json!({"max_tokens": 40}), more))).json()
+    };
+    let parts = |reply: &Value| {
+        let message = &reply["choices"][0]["message"];
+        (
+            reply["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap(),
+            message["content"].as_str().unwrap_or_default().len(),
+        )
+    };
+    let usual = answer(json!({}));
+    assert!(parts(&usual).1 > 0, "{usual}");
+    let [none, some] = [0, 10].map(|n| answer(json!({"thinking_budget_tokens": n})));
+    assert!(none["choices"][0]["message"].get("reasoning_content").is_none() && parts(&none).1 > 0, "{none}");
+    assert!(parts(&some).0 > parts(&usual).0 && parts(&some).1 > 0, "{some}");
+    // Without a bound, nothing closes the thought: all tokens are spent on it.
+    let free = answer(json!({"reasoning_budget_tokens": -1}));
+    assert_eq!((parts(&free).1, &free["choices"][0]["finish_reason"]), (0, &json!("length")), "{free}");
+    let messages = json!({"max_tokens": 40, "messages": [{"role": "user", "content": "hello"}], "thinking": {"type": "enabled", "budget_tokens": 5}});
+    let blocks = post(&server, "/v1/messages", &messages).json()["content"].clone();
+    assert_eq!((&blocks[0]["type"], &blocks[1]["type"]), (&json!("thinking"), &json!("text")), "{blocks}");
+    // Where reasoning stays in the text, its marker is seen there.
+    let kept = answer(json!({"reasoning_format": "none"}));
+    assert!(text_of(&kept).contains("</think>"), "{kept}");
+    assert_eq!(post(&server, "/v1/chat/completions", &with(ask("a"), json!({"reasoning_format": "odd"}))).status, 400);
 }

@@ -158,7 +158,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Some(text) = asked.prompt.or(arguments.load_state.is_some().then(String::new)) else {
         bail!("there is no prompt\nhint: kiln run MODEL PROMPT, -p, -f FILE, or text on stdin; `kiln chat` talks");
     };
-    let model = arguments.flags.open(&resolve(asked.model.as_deref())?)?;
+    let path = resolve(asked.model.as_deref())?;
+    arguments.flags.open_early();
+    let model = arguments.flags.open(&path)?;
     // All before the weights are loaded: a wrong word should not cost a minute.
     let mut prepared = arguments.prepare(&model, &text)?;
     let sampling = arguments.sampling.sampling(&model)?;

@@ -9,7 +9,7 @@ use kiln_engine::embed::Pooling;
 use kiln_engine::run::{Policy, Scheduler};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Template;
-use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls, Tracing, Usual};
+use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, ThinkingBudget, Tls, Tracing, Usual};
 
 use super::embed::pooling;
 use super::sampling_flags::SamplerFlags;
@@ -92,6 +92,15 @@ pub(crate) struct Arguments {
     /// Name to serve the model under [default: the file's name]; may be given several times
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
+    /// Words about the models, with commas between, that `/v1/models` tells
+    #[arg(long, value_name = "WORDS", value_delimiter = ',')]
+    tags: Vec<String>,
+    /// Tell clients where the model's file lies (`model_path` of `/props`); without it they learn its name alone
+    #[arg(long)]
+    show_path: bool,
+    /// Do not tell what is being written: `GET /slots` is answered with 501
+    #[arg(long)]
+    no_slots: bool,
     /// How the vectors of tokens become one of a text in embeddings: none, mean, cls, last [default: what the model was made for]
     #[arg(long, value_name = "NAME", value_parser = pooling)]
     pooling: Option<Pooling>,
@@ -102,6 +111,13 @@ pub(crate) struct Arguments {
     /// Values for the template where a request gives none, as '{"enable_thinking": false}'
     #[arg(long, value_name = "JSON")]
     chat_template_kwargs: Option<String>,
+    /// What becomes of a model's reasoning where a request does not say: deepseek puts it into a field of its own
+    /// (`reasoning_content`), none leaves it in the text
+    #[arg(long, value_name = "NAME", default_value = "deepseek", value_parser = ["deepseek", "auto", "none"])]
+    reasoning_format: String,
+    /// Tokens that a model may think where a request does not say; then its thought is closed. -1 for as many as it likes
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    reasoning_budget: Option<i64>,
     /// Tokens of an answer where a request does not say [default: as many as the context holds]
     #[arg(short = 'n', long, alias = "predict", value_name = "N", allow_negative_numbers = true)]
     n_predict: Option<i64>,
@@ -153,12 +169,17 @@ impl Arguments {
         Ok(Some(Tls { certificates: read(certificates)?, key: read(key)? }))
     }
 
+    /// Whether tokens that flags name are there, in a model with so many.
+    fn has_tokens(&self, vocab: usize) -> anyhow::Result<()> {
+        let mut tried = Sampling::default();
+        self.sampler.apply(&mut tried)?;
+        Ok(tried.check(vocab)?)
+    }
+
     /// What holds where a request says nothing.
     fn usual(&self) -> anyhow::Result<Usual> {
         // What is wrong is found now, not by the first client. Which tokens there are is the model's to say.
-        let mut tried = Sampling::default();
-        self.sampler.apply(&mut tried)?;
-        tried.check(usize::MAX)?;
+        self.has_tokens(usize::MAX)?;
         let sampler = self.sampler.clone();
         let kwargs = match &self.chat_template_kwargs {
             Some(text) => serde_json::from_str(text).context("--chat-template-kwargs is no JSON object")?,
@@ -169,6 +190,8 @@ impl Arguments {
             limit: self.n_predict.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0),
             template: self.chat_template.as_deref().map(template).transpose()?,
             kwargs,
+            keep_reasoning: self.reasoning_format == "none",
+            thinking_budget: self.reasoning_budget.map(ThinkingBudget::from_number),
         })
     }
 
@@ -193,6 +216,8 @@ impl Arguments {
         }
         Ok(Settings {
             aliases,
+            tags: self.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
+            hides_slots: self.no_slots,
             keys,
             hosts,
             origins: self.allow_origin.clone(),
@@ -249,7 +274,9 @@ impl Arguments {
     /// One model, loaded now. It stays.
     fn serve_one(&self, model: Named) -> anyhow::Result<Running> {
         let settings = self.settings(&model.name, model.aliases)?;
+        let settings = Settings { shown_path: self.show_path.then(|| model.path.clone()), ..settings };
         let opened = self.flags.open(&model.path)?;
+        self.has_tokens(opened.config.vocab)?;
         // Probes get an answer while the weights are loaded.
         let server = Server::listen(&self.host, self.port, settings)?;
         let sequences = usize::from(self.parallel);
@@ -280,7 +307,9 @@ impl Arguments {
         let mut offers = Vec::new();
         for Named { name, aliases, path } in models {
             // What is no model is found now, not by the first client.
-            let bytes = self.flags.open(&path)?.gguf.data_bytes();
+            let opened = self.flags.open(&path)?;
+            self.has_tokens(opened.config.vocab)?;
+            let bytes = opened.gguf.data_bytes();
             let (flags, sequences) = (self.flags.clone(), usize::from(self.parallel));
             let load = move || {
                 let load = || -> anyhow::Result<Opened> {

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::Totals;
 use crate::app::{App, fresh_id};
 use crate::body::Body;
-use crate::chat::{Chat, ToolChoice, blocking, effort, thinking};
+use crate::chat::{Chat, ThinkingBudget, ToolChoice, blocking, effort, thinking};
 use crate::generate::{Answer, Generation, Part, Stop};
 use crate::guard::Caller;
 use crate::params::{Params, stop_strings};
@@ -55,6 +55,8 @@ impl Fields {
             Some(_) => thinking(&mut kwargs, Some(true), None),
             None => {}
         }
+        let budget = self.thinking.as_ref().and_then(|t| t.get("budget_tokens")).and_then(Value::as_i64);
+        let thinking_budget = budget.map(ThinkingBudget::from_number);
         let shape = match config.and_then(|c| c.get("format")).filter(|f| !f.is_null()) {
             Some(format) => shape::response_format("output_config.format", format)?,
             None => None,
@@ -62,7 +64,17 @@ impl Fields {
         let (tools, tool_choice, parallel_calls) = self.tools()?;
         // The client has begun the answer itself.
         let continues = messages.last().is_some_and(|m| m.role == "assistant" && m.tool_calls.is_empty());
-        Ok(Chat { messages, tools, tool_choice, parallel_calls, shape, kwargs, continues, ..Chat::default() })
+        Ok(Chat {
+            messages,
+            tools,
+            tool_choice,
+            parallel_calls,
+            shape,
+            kwargs,
+            continues,
+            thinking_budget,
+            ..Chat::default()
+        })
     }
 
     fn tools(&self) -> Result<(Vec<Value>, ToolChoice, bool), Refusal> {

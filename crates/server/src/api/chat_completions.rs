@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{Pace, Totals, chat_logprobs, finish_reason, stop_reason};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
-use crate::chat::{self, Chat, ToolChoice, blocking};
+use crate::chat::{self, Chat, ThinkingBudget, ToolChoice, blocking};
 use crate::generate::{Answer, Generation, Job, Part};
 use crate::guard::Caller;
 use crate::params::Params;
@@ -50,6 +50,11 @@ pub(crate) struct Fields {
     function_call: Option<Value>,
     reasoning_effort: Option<String>,
     reasoning_format: Option<String>,
+    /// Tokens that the model may think, in llama.cpp's words.
+    thinking_budget_tokens: Option<i64>,
+    reasoning_budget_tokens: Option<i64>,
+    /// The same in vLLM's words.
+    thinking_token_budget: Option<i64>,
     include_reasoning: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
     chat_template: Option<Value>,
@@ -100,6 +105,18 @@ impl Fields {
         }
     }
 
+    fn keep_reasoning(&self) -> Result<Option<bool>, Refusal> {
+        match self.reasoning_format.as_deref() {
+            None | Some("auto") => Ok(None),
+            Some("none") => Ok(Some(true)),
+            Some("deepseek" | "deepseek-legacy") => Ok(Some(false)),
+            Some(other) => {
+                let message = format!("`reasoning_format` is {other:?}; it must be none, auto or deepseek");
+                Err(Refusal::invalid("reasoning_format", message))
+            }
+        }
+    }
+
     /// The conversation that the fields describe.
     pub(crate) fn chat(&self) -> Result<Chat, Refusal> {
         self.refuse()?;
@@ -118,7 +135,12 @@ impl Fields {
             kwargs,
             continues: self.continue_final_message.unwrap_or(false),
             no_generation_prompt: self.add_generation_prompt == Some(false),
-            keep_reasoning: self.reasoning_format.as_deref() == Some("none"),
+            keep_reasoning: self.keep_reasoning()?,
+            thinking_budget: self
+                .thinking_budget_tokens
+                .or(self.reasoning_budget_tokens)
+                .or(self.thinking_token_budget)
+                .map(ThinkingBudget::from_number),
             logprobs: self.logprobs()?,
             shape: None,
         })

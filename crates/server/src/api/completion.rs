@@ -41,6 +41,7 @@ pub(crate) struct Wishes {
     stream: Option<bool>,
     /// The probabilities of so many likeliest tokens.
     n_probs: Option<i64>,
+    /// Those of the tokens that samplers have left, as probabilities and not as their logarithms.
     post_sampling_probs: Option<bool>,
     return_tokens: Option<bool>,
     /// Only these fields, as `content` or `generation_settings/n_predict`.
@@ -52,10 +53,6 @@ pub(crate) struct Wishes {
 impl Wishes {
     fn probabilities(&self) -> Result<Option<usize>, Refusal> {
         let Some(wanted) = self.n_probs.filter(|n| *n != 0) else { return Ok(None) };
-        if self.post_sampling_probs == Some(true) {
-            let message = "probabilities are told as the model gives them, before samplers change them";
-            return Err(Refusal::unsupported("post_sampling_probs", message));
-        }
         match usize::try_from(wanted) {
             Ok(n) if n <= 100 => Ok(Some(n)),
             _ => Err(Refusal::invalid("n_probs", format!("`n_probs` is {wanted}, it must be 0 to 100"))),
@@ -69,34 +66,52 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     mut body: Body,
 ) -> Result<Response, Refusal> {
-    let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
-    let wishes = body.get::<Wishes>()?;
-    let leftover = body.leftover(&app)?;
-    let (jobs, several) = blocking(&app, move |app| {
+    let fields = body.get::<Fields>()?;
+    serve(&app, caller, body, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let prompt = fields.prompt.as_ref().ok_or_else(|| Refusal::invalid("prompt", "`prompt` is missing"))?;
         let several = prompt.as_array().is_some_and(|list| completions::are_several(list));
-        let prompts = completions::prompts(&loaded, Some(prompt))?;
+        let tokens = completions::prompts(&loaded, Some(prompt))?;
+        Ok(Prompts { loaded, tokens, several })
+    })
+    .await
+}
+
+/// What a model shall continue.
+pub(super) struct Prompts {
+    pub(super) loaded: Arc<Loaded>,
+    pub(super) tokens: Vec<Vec<u32>>,
+    /// The answer is a list, even of one.
+    pub(super) several: bool,
+}
+
+/// Continues prompts, which take time to make, as the rest of a body wishes it.
+pub(super) async fn serve(
+    app: &Arc<App>,
+    caller: Caller,
+    mut body: Body,
+    prompts: impl FnOnce(&App) -> Result<Prompts, Refusal> + Send + 'static,
+) -> Result<Response, Refusal> {
+    let (params, shape, wishes) = (body.get::<Params>()?, body.get::<ShapeFields>()?, body.get::<Wishes>()?);
+    let leftover = body.leftover(app)?;
+    let (jobs, several) = blocking(app, move |app| {
+        let Prompts { loaded, tokens, several } = prompts(app)?;
         let job = |tokens| completions::job(&loaded, &params, &shape, &caller, tokens);
-        Ok((prompts.into_iter().map(job).collect::<Result<Vec<Job>, Refusal>>()?, several))
+        Ok((tokens.into_iter().map(job).collect::<Result<Vec<Job>, Refusal>>()?, several))
     })
     .await?;
-    Ok(leftover.tell(answer(&app, jobs, wishes, several).await?))
+    Ok(leftover.tell(answer(app, jobs, wishes, several).await?))
 }
 
 /// Texts in llama-server's form: a list where there were several prompts, else one object.
-pub(super) async fn answer(
-    app: &Arc<App>,
-    mut jobs: Vec<Job>,
-    wishes: Wishes,
-    several: bool,
-) -> Result<Response, Refusal> {
+async fn answer(app: &Arc<App>, mut jobs: Vec<Job>, wishes: Wishes, several: bool) -> Result<Response, Refusal> {
     let probabilities = wishes.probabilities()?;
     for job in &mut jobs {
         if job.request.choices != 1 {
             return Err(Refusal::unsupported("n", "this path makes one text of a prompt; /v1/completions has `n`"));
         }
         job.request.logprobs = probabilities;
+        job.request.after_sampling = wishes.post_sampling_probs == Some(true);
     }
     let mut texts: Vec<Text> = jobs.iter().map(Text::new).collect();
     let generation = Generation::start(app, jobs, "call_")?;
@@ -200,12 +215,16 @@ impl Head {
 
     fn probabilities(&self, token: &Token) -> Option<Value> {
         let found = token.logprobs.as_ref()?;
+        let after_sampling = self.wishes.post_sampling_probs == Some(true);
         let entry = |id: u32, logprob: f32| {
             let bytes = self.tokenizer().piece(id).unwrap_or_default();
-            json!({"id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes, "logprob": finite(logprob)})
+            let (name, value) = if after_sampling { ("prob", logprob.exp()) } else { ("logprob", finite(logprob)) };
+            json!({"id": id, "token": String::from_utf8_lossy(bytes), "bytes": bytes, (name): value})
         };
         let mut value = entry(token.id, found.logprob);
-        value["top_logprobs"] = found.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
+        let top = found.top.iter().filter(|(_, logprob)| !after_sampling || logprob.exp() > 0.0);
+        let name = if after_sampling { "top_probs" } else { "top_logprobs" };
+        value[name] = top.map(|(id, logprob)| entry(*id, *logprob)).collect();
         Some(value)
     }
 

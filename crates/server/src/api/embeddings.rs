@@ -41,7 +41,22 @@ struct Asked {
 /// What a model made of it: vectors, or scores.
 struct Made {
     rows: Vec<Vec<f32>>,
-    tokens: usize,
+    /// Tokens of each text.
+    counts: Vec<usize>,
+    pooling: Pooling,
+}
+
+impl Made {
+    fn tokens(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    /// The vectors of each text: one, or one for each token where nothing is pooled.
+    fn vectors(&self) -> impl Iterator<Item = std::slice::ChunksExact<'_, f32>> {
+        let unpooled = self.pooling == Pooling::None;
+        let width = move |row: &[f32], count: usize| if unpooled { row.len() / count } else { row.len() };
+        self.rows.iter().zip(&self.counts).map(move |(row, count)| row.chunks_exact(width(row, *count)))
+    }
 }
 
 /// Ends the work where nobody waits for it any more.
@@ -113,7 +128,7 @@ impl Asked {
             }
             row.chunks_exact_mut(width).for_each(|vector| length.apply(vector));
         }
-        Ok(Made { rows, tokens: counts.iter().sum() })
+        Ok(Made { rows, counts, pooling })
     }
 }
 
@@ -198,21 +213,19 @@ pub(crate) async fn create(
     })
     .await?;
     let loaded = Arc::clone(&asked.loaded);
-    let counts: Vec<usize> = asked.texts.iter().map(Vec::len).collect();
-    let unpooled = asked.pooling == Pooling::None;
     let made = asked.run(&app, &caller).await?;
-    let vector = |(index, (row, count)): (usize, (&Vec<f32>, &usize))| {
-        let embedding = match (base64, unpooled) {
+    let vector = |(index, (row, mut vectors)): (usize, (&Vec<f32>, std::slice::ChunksExact<'_, f32>))| {
+        let embedding = match (base64, made.pooling == Pooling::None) {
             (true, _) => json!(STANDARD.encode(row.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())),
-            (false, true) => row.chunks_exact(row.len() / count).map(|vector| json!(vector)).collect(),
-            (false, false) => json!(row),
+            (false, true) => json!(vectors.collect::<Vec<_>>()),
+            (false, false) => json!(vectors.next().unwrap_or_default()),
         };
         json!({"object": "embedding", "index": index, "embedding": embedding})
     };
-    let data: Vec<Value> = made.rows.iter().zip(&counts).enumerate().map(vector).collect();
+    let data: Vec<Value> = made.rows.iter().zip(made.vectors()).enumerate().map(vector).collect();
     Ok(leftover.tell(reply(&json!({
         "object": "list", "data": data, "model": loaded.name,
-        "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+        "usage": {"prompt_tokens": made.tokens(), "total_tokens": made.tokens()},
     }))))
 }
 
@@ -234,14 +247,9 @@ pub(crate) async fn llama(
         Ok(Asked { length, ..asked })
     })
     .await?;
-    let counts: Vec<usize> = asked.texts.iter().map(Vec::len).collect();
-    let unpooled = asked.pooling == Pooling::None;
     let made = asked.run(&app, &caller).await?;
-    let vectors = |(index, (row, count)): (usize, (&Vec<f32>, &usize))| {
-        let width = if unpooled { row.len() / count } else { row.len() };
-        json!({"index": index, "embedding": row.chunks_exact(width).collect::<Vec<_>>()})
-    };
-    let list: Value = made.rows.iter().zip(&counts).enumerate().map(vectors).collect();
+    let text = |(index, vectors): (usize, std::slice::ChunksExact<'_, f32>)| json!({"index": index, "embedding": vectors.collect::<Vec<_>>()});
+    let list: Value = made.vectors().enumerate().map(text).collect();
     Ok(leftover.tell(reply(&list)))
 }
 
@@ -318,7 +326,7 @@ pub(crate) async fn rerank(
     };
     Ok(leftover.tell(reply(&json!({
         "id": crate::app::fresh_id("rerank-"), "model": loaded.name, "object": "list",
-        "usage": {"prompt_tokens": made.tokens, "total_tokens": made.tokens},
+        "usage": {"prompt_tokens": made.tokens(), "total_tokens": made.tokens()},
         "results": order.iter().map(row).collect::<Vec<_>>(),
     }))))
 }
@@ -380,7 +388,7 @@ pub(crate) async fn ollama(
     let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
     Ok(leftover.tell(reply(&json!({
         "model": loaded.name, "embeddings": made.rows, "total_duration": nanos(came.elapsed()),
-        "load_duration": nanos(loading), "prompt_eval_count": made.tokens,
+        "load_duration": nanos(loading), "prompt_eval_count": made.tokens(),
     }))))
 }
 

@@ -10,15 +10,12 @@ use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::completion::{self, Wishes};
-use super::completions;
+use super::completion::{Prompts, serve};
 use crate::app::App;
 use crate::body::Body;
-use crate::chat::{blocking, check_length};
+use crate::chat::check_length;
 use crate::guard::Caller;
-use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
-use crate::shape::ShapeFields;
 use crate::shelf::Loaded;
 
 /// Tokens around the gap at most; three of four go to what is before it.
@@ -131,18 +128,15 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     mut body: Body,
 ) -> Result<Response, Refusal> {
-    let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
-    let wishes = body.get::<Wishes>()?;
-    let leftover = body.leftover(&app)?;
-    let job = blocking(&app, move |app| {
+    let fields = body.get::<Fields>()?;
+    serve(&app, caller, body, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let text = |field: Option<String>| field.unwrap_or_default();
         let prefix = text(fields.input_prefix) + &text(fields.prompt);
         let extra = fields.input_extra.unwrap_or_default();
         let prompt = prompt(&loaded, &prefix, &text(fields.input_suffix), &extra)?;
         check_length(&loaded, prompt.len())?;
-        completions::job(&loaded, &params, &shape, &caller, prompt)
+        Ok(Prompts { loaded, tokens: vec![prompt], several: false })
     })
-    .await?;
-    Ok(leftover.tell(completion::answer(&app, vec![job], wishes, false).await?))
+    .await
 }

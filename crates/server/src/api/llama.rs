@@ -42,7 +42,8 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, Refus
         "default_generation_settings": settings(&loaded),
         "total_slots": loaded.sequences,
         "model_alias": loaded.name,
-        "model_path": loaded.name,
+        // Paths tell of the machine: whoever wants them told says so.
+        "model_path": app.settings.shown_path.as_ref().map_or(loaded.name.clone(), |path| path.display().to_string()),
         "chat_template": template.map(|t| t.source()).unwrap_or_default(),
         "chat_template_caps": caps,
         "modalities": {"vision": false, "audio": false},
@@ -61,6 +62,12 @@ pub(crate) struct SlotsQuery {
 
 /// How many texts are being written. Slots have no identity here: the first ones count as busy.
 pub(crate) async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>) -> Result<Response, Refusal> {
+    if app.settings.hides_slots {
+        return Err(Refusal::new(
+            Kind::CannotDo,
+            "slots are not shown here\nhint: start the server without --no-slots",
+        ));
+    }
     let loaded = app.loaded()?;
     let load = loaded.scheduler.load();
     let busy = load.reading + load.writing + load.swapped;

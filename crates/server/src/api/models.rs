@@ -28,7 +28,7 @@ fn entry(app: &App, place: &Place) -> Value {
     let created = loaded.as_ref().map_or(app.created, |loaded| loaded.created);
     let mut entry = json!({
         "id": id, "object": "model", "type": "model", "created": created, "created_at": rfc3339(created),
-        "display_name": id, "owned_by": "kiln", "status": {"value": if loaded.is_some() { "loaded" } else { "unloaded" }},
+        "display_name": id, "owned_by": "kiln", "aliases": place.names(), "tags": app.settings.tags, "status": {"value": if loaded.is_some() { "loaded" } else { "unloaded" }},
     });
     if let Some(loaded) = loaded {
         let model = loaded.scheduler.model();

@@ -63,7 +63,9 @@ struct Loaded {
 
 impl Loaded {
     fn open(path: Option<&std::path::Path>, flags: &ModelFlags) -> anyhow::Result<Loaded> {
-        let model = flags.open(&resolve(path)?)?;
+        let path = resolve(path)?;
+        flags.open_early();
+        let model = flags.open(&path)?;
         let Some(template) = template(&model)? else {
             bail!("{} has no chat template: it continues texts\nhint: kiln run MODEL PROMPT", name(&model));
         };
