@@ -6,6 +6,7 @@ use crate::Call;
 use crate::glu;
 use crate::rms_norm;
 use crate::rope;
+use crate::rounded::Rounding;
 use crate::set_rows;
 use crate::tensor::Tensor;
 use crate::{kv_write, mul_mat_vec};
@@ -77,6 +78,24 @@ pub fn normed_cache_write(write: &Call, q: &rms_norm::Call, k: &rms_norm::Call) 
 pub fn arriving(attention: &Call, write: &Call) -> Option<Call> {
     match (attention, write) {
         (Call::FlashAttention(attention), Call::KvWrite(write)) => attention.arriving(write).map(Into::into),
+        _ => None,
+    }
+}
+
+/// The one column of floats that a call leaves and could leave rounded as well.
+pub fn column(call: &Call) -> Option<Tensor> {
+    match call {
+        Call::MulMatVec(call) => Some(call.product.d).filter(|d| d.rows() == 1),
+        Call::FlashAttention(call) => Some(call.out).filter(|out| out.shape[2..] == [1, 1] && out.is_dense()),
+        _ => None,
+    }
+}
+
+/// A call with its column left rounded as well.
+pub fn rounding(call: &Call, rounding: Rounding) -> Option<Call> {
+    match call {
+        Call::MulMatVec(call) => call.leaving(rounding).map(Into::into),
+        Call::FlashAttention(call) => call.leaving(rounding).map(Into::into),
         _ => None,
     }
 }

@@ -20,6 +20,7 @@ pub mod packing;
 pub mod probe;
 pub mod record;
 pub mod recurrence;
+pub mod rounded;
 pub mod row_norm;
 pub mod rows;
 mod simd;

@@ -33,7 +33,9 @@ fn every_small_case_has_a_path_within_the_limits_or_names_the_limit() {
                 let refusal = call.pick(caps, None).unwrap_err();
                 let limit = format!("fits {} shared bytes", caps.limits.max_shared_bytes);
                 let room = format!("bytes of parameters, the device takes {}", caps.limits.max_push_bytes);
-                let named = refusal.reason.contains(&limit) || refusal.reason.contains(&room);
+                // One that leaves its result rounded may have no workgroup that makes enough of it.
+                let named =
+                    [limit.as_str(), room.as_str(), "neighbouring rows"].iter().any(|why| refusal.reason.contains(why));
                 assert!(named, "{}: {refusal}", case.name);
             }
             for choice in choices {

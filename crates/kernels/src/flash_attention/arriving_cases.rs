@@ -3,7 +3,7 @@
 
 use kiln_gguf::TensorType::{self, F16, F32, I32};
 
-use super::cases::{CLOSE, splits, whole};
+use super::cases::{CLOSE, rounding, splits, whole};
 use super::{Arriving, Call, Mask, Pages};
 use crate::case::{Case, Data, Level};
 use crate::mul_mat::Norm;
@@ -30,6 +30,8 @@ struct Tokens {
     /// Whether heads of queries and of keys are normed by weights, where they are normed.
     norms: Option<[bool; 2]>,
     softcap: f32,
+    /// Whether the result is left rounded, too.
+    rounded: bool,
 }
 
 const PLAIN: Tokens = Tokens {
@@ -44,6 +46,7 @@ const PLAIN: Tokens = Tokens {
     splits: (1, false),
     norms: None,
     softcap: 0.0,
+    rounded: false,
 };
 
 /// Large numbers in these rows of a cache `[width, rows, heads]`: whoever reads them before they are written is found out.
@@ -111,7 +114,8 @@ impl Tokens {
             ..Call::plain(q, k_cache, v_cache, out, 0.125)
         };
         let (count, counted) = self.splits;
-        Call { split: (count > 1).then(|| splits(data, &call, count, counted)), ..call }
+        let split = (count > 1).then(|| splits(data, &call, count, counted));
+        Call { split, rounding: self.rounded.then(|| rounding(data, &out)), ..call }
     }
 
     fn case(self) -> Case {
@@ -143,6 +147,8 @@ pub(super) fn cases(level: Level) -> Vec<Case> {
         Tokens { style: Normal, head: [40, 40], turned: [24, 8], norms: Some([true, false]), ..PLAIN }.case(),
         Tokens { head: [256, 256], turned: [64, 0], norms: Some([false, true]), lengths: &[65, 1], ..PLAIN }.case(),
         Tokens { lengths: &[300], splits: (16, true), ..llama }.case(),
+        Tokens { lengths: &[300], splits: (4, true), rounded: true, ..llama }.case(),
+        Tokens { rounded: true, norms: Some([true; 2]), ..PLAIN }.case(),
     ];
     if level == Level::Full {
         const LONG: &[usize] = &[16384, 1, 0, 8193, 257];

@@ -1,9 +1,10 @@
 //! Cases of `flash_attention`.
 
-use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use kiln_gguf::TensorType::{self, BF16, F16, F32, I8, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 
 use super::{Call, Mask, Pages, Split, arriving_cases};
 use crate::case::{Case, Data, Level, Tolerance};
+use crate::rounded::{self, Rounding};
 use crate::tensor::Tensor;
 
 /// The matrix paths round Q, K, V and the weights to f16 (2^-11 each), and errors of many keys average out; sums are f32.
@@ -189,6 +190,36 @@ pub(super) fn splits(data: &mut Data, call: &Call, count: usize, counted: bool) 
     let scratch = data.output(F32, [call.scratch_bytes(count) / 4, 1, 1, 1]);
     let counters = counted.then(|| whole(data, &vec![0; call.counters()]));
     Split { count, short: count, scratch, counters }
+}
+
+/// Memory for the result as products take it.
+pub(super) fn rounding(data: &mut Data, out: &Tensor) -> Rounding {
+    Rounding { to: data.output(I8, [rounded::bytes(out.len()), 1, 1, 1]), weight: None }
+}
+
+/// The result left rounded, by one workgroup for each head or by the last of several.
+fn left_rounded(kind: Kind, count: usize) -> Case {
+    Case::new(format!("flash_attention {kind}, {count} splits, left rounded"), move |data| {
+        let call = call(data, &kind);
+        let split = (count > 1).then(|| splits(data, &call, count, true));
+        let rounding = Some(rounding(data, &call.out));
+        (Call { split, rounding, ..call }.into(), tolerance(kind.k))
+    })
+}
+
+/// Results of one token that are left rounded.
+fn left() -> Vec<Case> {
+    let causal = Sight::Causal { unused: 9, window: None };
+    vec![
+        left_rounded(PLAIN, 1),
+        left_rounded(Kind { sight: causal, keys: 600, ..PLAIN }, 4),
+        // Many workgroups with no keys, heads that share a key in groups that are not full, heads of keys and values that differ.
+        left_rounded(Kind { sight: causal, keys: 200, queries: [1, 12, 1], kv_heads: 1, ..PLAIN }, 16),
+        left_rounded(Kind { head: [80, 96], queries: [1, 3, 1], kv_heads: 3, sinks: true, ..PLAIN }, 2),
+        left_rounded(Kind { head: [128, 128], k: Q8_0, v: Q8_0, sight: causal, keys: 300, ..PLAIN }, 2),
+        // Nobody is seen: a result of zeros.
+        left_rounded(Kind { sight: Sight::Causal { unused: 113, window: None }, ..PLAIN }, 1),
+    ]
 }
 
 /// Two tokens of sequences with 5, 70 and 128 keys whose pages of 16 lie in any order, one shared by two sequences.
@@ -627,5 +658,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         Level::Bench => bench(),
     };
     cases.extend(arriving_cases::cases(level));
+    if level != Level::Bench {
+        cases.extend(left());
+    }
     cases
 }

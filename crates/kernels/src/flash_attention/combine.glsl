@@ -2,6 +2,13 @@
 // unnormalised sums. The order of summation is that of the splits, whoever does it, so the bits are always the same.
 // The scratch holds all pairs, then all sums; partial number = row * splits + split, row = (batch, token, head).
 
+#ifndef ROUNDING
+#define ROUNDING 0
+#endif
+#if ROUNDING
+#include "rounded.glsl"
+#endif
+
 layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer PartialPair { vec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer PartialSum { vec4 v[]; };
 
@@ -64,8 +71,16 @@ void combine_part(uint row, uint element4, uvec2 part, uint splits, out vec2 pai
     }
 }
 
+// Four elements of the result of a row. With ROUNDING the eight threads of a group of 32 come here at once.
+void put_result(uint row, uint element4, vec4 x) {
+    F32x4(row_address(p.result, row, HSV * 4)).v[element4] = x;
+#if ROUNDING
+    put_rounded(p.rounding, HEADS * HSV, row * HSV + 4 * element4, x, vec4(1.0));
+#endif
+}
+
 void combined(uint row, uint head, uint element4, vec2 pair, vec4 sum) {
-    F32x4(row_address(p.result, row, HSV * 4)).v[element4] = sum * result_factor(head, pair.x, pair.y);
+    put_result(row, element4, sum * result_factor(head, pair.x, pair.y));
 }
 
 // Four elements of the result of a row from its first `splits` partials.

@@ -9,6 +9,7 @@ mod cpu_one;
 mod matrices;
 mod plan;
 mod reference;
+mod rounding;
 mod threads;
 mod tuning;
 
@@ -20,6 +21,7 @@ use kiln_gpu::{Address, Caps};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, require};
+use crate::rounded::Rounding;
 use crate::tensor::Tensor;
 
 const NAME: &str = "flash_attention";
@@ -114,6 +116,8 @@ pub struct Call {
     pub split: Option<Split>,
     /// Keys and values that are written to the caches on the way, with queries that are turned then.
     pub arriving: Option<Arriving>,
+    /// How the result of one token is left rounded for the product that reads it.
+    pub rounding: Option<Rounding>,
 }
 
 /// Keys of the shortest run that is worth a workgroup of its own.
@@ -166,6 +170,7 @@ impl Call {
             sequences: None,
             split: None,
             arriving: None,
+            rounding: None,
         }
     }
 
@@ -334,13 +339,17 @@ impl Operation for Call {
             Mask::Causal { positions, length, .. } => reads.extend([positions, length]),
         }
         reads.extend([self.sinks, self.distances, self.sequences, self.pages.map(|p| p.table)].into_iter().flatten());
+        reads.extend(self.rounding.and_then(|rounding| rounding.weight));
         reads
     }
 
     fn writes(&self) -> Vec<Tensor> {
         // Counters are written on the way and end as they were.
         let caches = self.writing().map(|write| [write.k_cache, write.v_cache]);
-        [Some(self.out), self.split.and_then(|s| s.counters)].into_iter().flatten().chain(caches.into_iter().flatten()).collect()
+        let rounded = self.rounding.map(|rounding| rounding.writes(&self.out));
+        let first = [Some(self.out), self.split.and_then(|s| s.counters)];
+        let more = caches.into_iter().flatten().chain(rounded.into_iter().flatten());
+        first.into_iter().flatten().chain(more).collect()
     }
 
     /// Where keys lie. Keys themselves are read early too, but only those of tokens before the one that is being written.
@@ -368,6 +377,7 @@ impl Operation for Call {
         }
         self.check_distances()?;
         self.check_arriving()?;
+        self.check_rounding()?;
         let Call { scale, max_bias, logit_softcap, .. } = *self;
         require(scale.is_finite(), NAME, || format!("scale is {scale}"))?;
         require(max_bias >= 0.0 && max_bias.is_finite(), NAME, || format!("max_bias is {max_bias}, want 0 or more"))?;
@@ -386,10 +396,12 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         self.in_two_steps(memory, |write, memory| write.reference(memory), reference::reference);
+        self.round(memory);
     }
 
     fn cpu(&self, memory: &mut HostMemory) {
         self.in_two_steps(memory, |write, memory| write.cpu(memory), cpu::compute);
+        self.round(memory);
     }
 
     /// Counted for a full cache; a causal mask hides half of a prefill, and a decoded token sees all.

@@ -6,7 +6,7 @@ use kiln_gpu::{Address, Caps, IntDot, Shader};
 
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
-use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, tuning};
+use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, rounding, tuning};
 use crate::formats;
 use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -75,10 +75,14 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
     let [hsk, _, heads, batch] = call.q.shape;
     let [hsv, _, kv_heads, kv_batch] = call.v.shape;
     let explicit = matches!(call.mask, Mask::Explicit(_));
-    let params = match (explicit, call.arriving) {
-        (true, _) => MaskParams::glsl(),
-        (_, None) => Params::glsl(),
-        (_, Some(_)) => kiln_gpu::params::block(&[Params::fields(), arriving::Params::fields()]),
+    let more = [
+        call.rounding.map(|_| rounding::Params::fields()),
+        call.arriving.map(|_| arriving::Params::fields()),
+    ];
+    let params = if explicit {
+        MaskParams::glsl()
+    } else {
+        kiln_gpu::params::block(&[Some(Params::fields())].into_iter().chain(more).flatten().collect::<Vec<_>>())
     };
     let name = format!("{NAME}.{}.{}.{}", call.k.ty, call.v.ty, path.name()).to_lowercase();
     let (causal, window, lengths, both) = match call.mask {
@@ -202,6 +206,9 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     if let Some(arriving) = &call.arriving {
         return arriving::pick(call, arriving, caps, want);
     }
+    if call.rounding.is_some() {
+        return rounding::pick(call, caps, want);
+    }
     let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
     let few = few_rows(call.k.shape[0].max(call.v.shape[0]));
     match want {
@@ -254,8 +261,9 @@ pub(super) fn params(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         sequences: optional(call.sequences),
     };
     let Mask::Explicit(mask) = call.mask else {
-        let more = call.arriving.map(|arriving| arriving::params(call, &arriving, at).bytes());
-        return [causal.bytes(), more.unwrap_or_default()].concat();
+        let rounding = call.rounding.map(|rounding| rounding::params(&rounding, at).bytes());
+        let arriving = call.arriving.map(|arriving| arriving::params(call, &arriving, at).bytes());
+        return [causal.bytes(), rounding.unwrap_or_default(), arriving.unwrap_or_default()].concat();
     };
     let Params { q, k, v, result, sinks, scratch, counters, pages, .. } = causal;
     let Params { tokens, keys, splits, q_stride, k_stride, v_stride, .. } = causal;

@@ -6,7 +6,8 @@
 // With INT, Q is rounded to 8 bits, 32 elements a scale, and multiplied with the codes of K as integers.
 // Grid: (token, (kv head, group of heads, split), batch). All sums are f32. With SPLIT, a workgroup takes a run of the
 // keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
-// With ARRIVE, the token's queries, key and value come as the products left them (arriving.glsl).
+// With ARRIVE, the token's queries, key and value come as the products left them (arriving.glsl). With ROUNDING, the result of the one
+// token is left rounded as well (rounded.glsl).
 #version 450
 #define HANDOVER_LATE 1
 #include "kiln.glsl"
@@ -367,26 +368,44 @@ void main() {
 #else
     bool whole = SPLIT == 0;
 #endif
-    for (uint i = t; i < rows * HSV; i += WG) {
-        uint r = i / HSV, e = i % HSV;
+    // A thread has one element of a row, with ROUNDING four.
+#if ROUNDING
+#define ITEM vec4
+#define ITEMS (HSV / 4)
+#define MERGED_AT(S, I) merged[(S) * MERGED + (I)]
+#define PARTIAL_AT(SUMS, E) PartialSum(SUMS).v[E]
+#else
+#define ITEM float
+#define ITEMS HSV
+#define MERGED_AT(S, I) merged[(S) * MERGED + (I) / 4][(I) % 4]
+#define PARTIAL_AT(SUMS, E) PartialSum(SUMS).v[(E) / 4][(E) % 4]
+#endif
+    for (uint i = t; i < rows * ITEMS; i += WG) {
+        uint r = i / ITEMS, e = i % ITEMS;
         float most = HIDDEN;
         [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) most = max(most, pairs_of[s * ROWS + r].x);
-        float all = 0.0, x = 0.0;
+        float all = 0.0;
+        ITEM x = ITEM(0.0);
         [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) {
             vec2 pair = pairs_of[s * ROWS + r];
             float keep = exp(pair.x - most);
             all += pair.y * keep;
-            x += merged[s * MERGED + i / 4][i % 4] * keep;
+            x += MERGED_AT(s, i) * keep;
         }
         uint row = result_row(token, head + r, batch);
 #if SPLIT
         if (!whole) {
-            PartialSum(partial_sums(row, split)).v[e / 4][e % 4] = x;
+            PARTIAL_AT(partial_sums(row, split), e) = x;
             if (e == 0) partial_pair(row, split).v[0] = vec2(most, all);
             continue;
         }
 #endif
-        F32(row_address(p.result, row, HSV * 4)).v[e] = x * result_factor(head + r, most, all);
+        x *= result_factor(head + r, most, all);
+#if ROUNDING
+        put_result(row, e, x);
+#else
+        F32(row_address(p.result, row, HSV * 4)).v[e] = x;
+#endif
     }
 
 #if SPLIT == 2

@@ -4,7 +4,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader, SubgroupRequest};
 
 use super::plan::{SPLIT_KEYS, number, shader, unsupported, with_combine, within};
-use super::{Call, arriving, team_rows};
+use super::{Call, arriving, rounding, team_rows};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -174,7 +174,7 @@ impl Teams {
         };
         // Threads that share four elements of the result when partial results are added up.
         let parts = (self.threads / (self.rows * call.v.shape[0] / 4).next_power_of_two()).clamp(1, 8);
-        arriving::defines(shader, call)
+        rounding::defines(arriving::defines(shader, call), call)
             .subgroup(SubgroupRequest::Full)
             .define("WG", self.threads)
             .define("SUBGROUP", self.subgroup)
@@ -203,6 +203,7 @@ pub(super) fn teams(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsu
             return Err(unsupported(format!("no integer products of {}", call.k.ty)));
         }
     }
+    rounding::check(call, caps)?;
     let plan = Teams::new(call, caps, path)?;
     let [_, tokens, heads, batch] = call.q.shape;
     let kv_heads = call.k.shape[2];

@@ -15,7 +15,7 @@ use crate::unary::Function;
 const EXACT: Tolerance = Tolerance::Nmse(1e-9);
 /// Columns of 16 bits, where products are of integers: 1e-9 for normal values, 3e-8 was seen where two results nearly
 /// cancel; floats are far better.
-const WIDE: Tolerance = Tolerance::Nmse(1e-7);
+pub(super) const WIDE: Tolerance = Tolerance::Nmse(1e-7);
 /// Columns rounded to 8 bits: 1.6e-5 for even and 2.6e-5 for normal values, on average; few results spread around it.
 const ROUNDED: Tolerance = Tolerance::Nmse(1e-4);
 
@@ -41,7 +41,7 @@ fn judged(mut call: Call, columns: Columns) -> (crate::Call, Tolerance) {
 const DISTINCT_ROWS: usize = 61;
 
 /// Weights in [-1, 1) by the format's own quantiser, or random blocks where it has none.
-fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
+pub(super) fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
     if data.is_blank() {
         return data.output(ty, shape);
     }
@@ -437,6 +437,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         }
         cases.push(case(Q4_K, [4096, 128_256, 1], Any));
     }
+    cases.extend(super::rounding_cases::cases(level));
     cases
 }
 
@@ -480,5 +481,6 @@ fn bench() -> Vec<Case> {
             cases.push(case(ty, [14336, 4096, n], Any));
         }
     }
+    cases.extend(super::rounding_cases::cases(Level::Bench));
     cases
 }

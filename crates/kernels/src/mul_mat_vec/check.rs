@@ -5,6 +5,7 @@ use kiln_gguf::TensorType;
 use super::{Call, Experts, Factor, Gated, NAME, Sibling};
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Invalid, require};
+use crate::rounded::Rounded;
 use crate::tensor::Tensor;
 
 fn is_f32(t: &Tensor) -> bool {
@@ -50,6 +51,25 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
     if let Some(scratch) = &call.scratch {
         let fits = scratch.ty == TensorType::I8 && scratch.is_dense() && scratch.len() >= bytes;
         require(fits, NAME, || format!("rounded columns take I8[{bytes}], not {scratch}"))?;
+    }
+    check_rounded(call)
+}
+
+/// Columns that were rounded by who made them, and results that are rounded for who reads them.
+fn check_rounded(call: &Call) -> Result<(), Invalid> {
+    let Product { b, d, .. } = call.product;
+    let alone = call.experts.is_none() && !call.alike;
+    if let Some(memory) = &call.rounded {
+        let one = alone && call.exact && b.rows() == 1;
+        require(one, NAME, || format!("b is {b}: one exact column is taken rounded, neither with experts nor alike"))?;
+        Rounded::check(memory, b.shape[0], NAME)?;
+    }
+    if let Some(rounding) = &call.rounding {
+        let one = alone && call.others.is_empty() && d.rows() == 1;
+        require(one, NAME, || {
+            format!("d is {d}: one column is left rounded, neither with experts nor more matrices nor alike")
+        })?;
+        rounding.check(&d, NAME)?;
     }
     Ok(())
 }
@@ -101,7 +121,12 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
 
 /// The call in two, at a row that is no multiple of anything: a row's bits do not depend on the others. Calls with
 /// siblings are split into their matrices instead, those of columns that are treated alike into the first column and the rest.
+///
+/// A result that is left rounded is one whole.
 pub(super) fn parts(call: &Call) -> Vec<Call> {
+    if call.rounding.is_some() {
+        return Vec::new();
+    }
     let columns = call.product.b.shape[1];
     if call.alike && columns > 1 && call.experts.is_none() {
         return vec![call.columns(0, 1), call.columns(1, columns - 1)];

@@ -1,5 +1,6 @@
 // The columns: as floats where they lie, or as integers of 8 or (WIDE) 16 bits with one factor for 32 elements, in shared
-// memory (STAGED) or in memory in the form that `quantise.comp` tells.
+// memory (STAGED) or in memory in the form that `quantise.comp` tells. GIVEN: one column of 16 bits that was rounded by who made
+// it (`rounded.glsl`) is copied to shared memory.
 // With NORM, `factor` of a column becomes 1 / sqrt(mean + eps); the weight is multiplied into the elements.
 
 #if !INT
@@ -189,13 +190,49 @@ shared float square_sums[1][WG];
 #endif
 
 #if SHUFFLES
+#define UNITS_OF_COLUMN (K / 8)
+#define ROUNDS ((UNITS_OF_COLUMN + WG - 1) / WG)
+#define AT_ONCE (ROUNDS > 4 ? 4 : ROUNDS)
+#endif
+#if GIVEN
+// Four neighbours share 32 elements, eight codes each. Every workgroup begins elsewhere, as below.
+void stage_column(uint c, uint t, inout float squares) {
+    uint start = gl_WorkGroupID.x * 5u % (K / 32) * 4;
+    for (uint turn = 0; turn < ROUNDS; turn += AT_ONCE) {
+        uint first = t + turn * WG;
+        uvec4 halves[AT_ONCE];
+        float scales[AT_ONCE];
+        uint places[AT_ONCE];
+        [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
+            uint u = first + i * WG + start;
+            places[i] = u < UNITS_OF_COLUMN ? u : u - UNITS_OF_COLUMN;
+            halves[i] = uvec4(0);
+            scales[i] = 0;
+            if (first + i * WG < UNITS_OF_COLUMN) {
+                halves[i] = U32x4(columns[c]).v[places[i]];
+                scales[i] = F32(columns[c]).v[ROUNDED_SCALE(K, places[i] / 4)];
+            }
+        }
+        [[unroll]] for (uint i = 0; i < AT_ONCE; i++) {
+            bool inside = first + i * WG < UNITS_OF_COLUMN;
+            uint u = places[i];
+            uvec2 a = bytes_of_halves(halves[i].xy), b = bytes_of_halves(halves[i].zw);
+#if defined(GROUP_SUMS)
+            int ones = 256 * (dotPacked4x8EXT(int(a.x), 0x01010101) + dotPacked4x8EXT(int(b.x), 0x01010101))
+                + dotPacked4x8EXT(int(a.y), 0x01010101) + dotPacked4x8EXT(int(b.y), 0x01010101);
+            [[unroll]] for (uint s = 1; s < SUM_QUADS / 2; s *= 2) ones += subgroupShuffleXor(ones, s);
+            if (inside && u % (SUM_QUADS / 2) == 0) put_sum(c, u / (SUM_QUADS / 2), scales[i] * float(ones));
+#endif
+            if (inside && u % 4 == 0) put_scale(c, u / 4, scales[i]);
+            if (inside) put_quads(c, u, uvec2(a.x, b.x), uvec2(a.y, b.y));
+        }
+    }
+}
+#elif SHUFFLES
 // Four neighbours share 32 elements, two quads each. Up to eight loads are on their way at once, and no branch stands around an
 // exchange, so that those of several units overlap. Every workgroup begins elsewhere: all of them asking for the same line of
 // the cache at the same time would wait for each other. Not with NORM: squares are summed in the order of the threads, and
 // their sum must have the same bits everywhere.
-#define UNITS_OF_COLUMN (K / 8)
-#define ROUNDS ((UNITS_OF_COLUMN + WG - 1) / WG)
-#define AT_ONCE (ROUNDS > 4 ? 4 : ROUNDS)
 void stage_column(uint c, uint t, inout float squares) {
     // Groups of 32 elements stay together.
     uint start = NORM == 1 ? 0 : gl_WorkGroupID.x * 5u % (K / 32) * 4;
@@ -262,6 +299,12 @@ void start_columns(uvec2 b) {
 #endif
     [[unroll]] for (uint c = 0; c < COLS; c++) {
         float squares = 0;
+#if GIVEN && NORM
+        // One subgroup adds up what the groups of the column have.
+        if (gl_SubgroupID == 0)
+            for (uint g = gl_SubgroupInvocationID; g < K / 32; g += gl_SubgroupSize)
+                squares += F32(columns[c]).v[ROUNDED_SQUARES(K, g)];
+#endif
         stage_column(c, t, squares);
         factor[c] = p.scale;
 #if NORM && SUBGROUPS
@@ -282,7 +325,9 @@ void start_columns(uvec2 b) {
 #if NORM && SUBGROUPS
     [[unroll]] for (uint c = 0; c < COLS; c++) {
         float sum = square_sums[c][0];
+#if !GIVEN
         for (uint s = 1; s < gl_NumSubgroups; s++) sum += square_sums[c][s];
+#endif
         factor[c] *= inversesqrt(sum / float(K) + p.eps);
     }
 #endif

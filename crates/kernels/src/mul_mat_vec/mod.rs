@@ -21,6 +21,8 @@ mod cpu_wide;
 mod fuse;
 mod pick;
 mod reference;
+mod rounding;
+mod rounding_cases;
 pub mod search;
 pub mod tuning;
 
@@ -31,6 +33,7 @@ use crate::glu::Gate;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Choice, Invalid, Operation, Path, Touches, Unsupported, Work};
+use crate::rounded::{Rounded, Rounding};
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
@@ -112,6 +115,11 @@ pub struct Call {
     /// Every column takes the path and the split of the work that it would take alone: its bits do not depend on how many
     /// there are. Needs `scratch` where columns are rounded.
     pub alike: bool,
+    /// The only column of `b`, times the norm's weight, as who made it left it rounded (I8, [`crate::rounded`]): what integer products
+    /// take in its place. Exact ones alone; neither with experts nor alike.
+    pub rounded: Option<Tensor>,
+    /// How the only column of `d` is left rounded for the product that reads it; neither with more matrices nor with experts.
+    pub rounding: Option<Rounding>,
     /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
     /// memory.
     pub scratch: Option<Tensor>,
@@ -133,6 +141,8 @@ impl Call {
             experts: None,
             exact: true,
             alike: false,
+            rounded: None,
+            rounding: None,
             scratch: None,
             split: None,
         }
@@ -173,6 +183,13 @@ impl Call {
         self.experts.filter(|experts| experts.summed).map_or(1, |experts| experts.ids.shape[0])
     }
 
+    /// Leaves the result rounded as well, if it is to be.
+    fn round(&self, memory: &mut HostMemory) {
+        if let Some(rounding) = self.rounding {
+            rounding.reference(&self.product.d, memory);
+        }
+    }
+
     /// Every matrix with its result and bias: the product's first.
     fn matrices(&self) -> Vec<Sibling> {
         let first = Sibling { a: self.product.a, d: self.product.d, bias: self.epilogue.bias };
@@ -207,11 +224,15 @@ impl Operation for Call {
             reads.push(experts.ids);
             reads.extend(experts.weights);
         }
+        reads.extend(self.rounded.iter().flat_map(|memory| Rounded::new(memory, self.product.b.shape[0]).all()));
+        reads.extend(self.rounding.and_then(|rounding| rounding.weight));
         reads
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        self.matrices().iter().map(|matrix| matrix.d).collect()
+        let results = self.matrices().into_iter().map(|matrix| matrix.d);
+        let rounded = self.rounding.map(|rounding| rounding.writes(&self.product.d));
+        results.chain(rounded.into_iter().flatten()).collect()
     }
 
     fn scratch(&self) -> Vec<Tensor> {
@@ -243,10 +264,12 @@ impl Operation for Call {
 
     fn reference(&self, memory: &mut HostMemory) {
         reference::reference(self, memory);
+        self.round(memory);
     }
 
     fn cpu(&self, memory: &mut HostMemory) {
         cpu::compute(self, memory);
+        self.round(memory);
     }
 
     fn work(&self) -> Work {

@@ -8,8 +8,10 @@
 //   TURNS    of a loop: that many experts of one token share its column, and are more rows of it
 //   SUMMED   that many experts of a token are summed: their rows, of SUMMAND elements each, are one row, and so are their columns
 //   MATRICES up to three matrices of one format share b, each with its own result
-//   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED)
-//            or before
+//   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED),
+//            by who made them (GIVEN) or by a launch before
+//   ROUNDING d, one column, is left rounded as well (`rounded.glsl`), after ROUNDING_WEIGHT: what the teams of a workgroup make at a
+//            time are whole groups of 32 neighbouring rows
 // A team of TEAM threads (the workgroup, a subgroup, with PART a part of one, for rows too short for all of it, or one thread) computes ROWS rows at once: a unit. Its threads share a row's
 // slices; a slice is what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits
 // of a row do not depend on the number of rows.
@@ -36,6 +38,10 @@ float add_up(float x) {
 #endif
 #include "formats.glsl"
 #include "mul_mat_vec/slices.glsl"
+#include "rounding.glsl"
+#if GIVEN || ROUNDING
+#include "rounded.glsl"
+#endif
 #if GATE || FUNCTION || FACTOR
 #include "activations.glsl"
 #endif
@@ -70,6 +76,9 @@ shared uint turn_experts[TURNS];
 
 #include "mul_mat_vec/columns.glsl"
 #include "mul_mat_vec/products.glsl"
+#if ROUNDING
+#include "mul_mat_vec/rounding.glsl"
+#endif
 
 #if TEAM == WG
 #if SUBGROUPS
@@ -318,8 +327,8 @@ void start_unit(uint unit, uint units, uint lane) {
             [[unroll]] for (uint c = 0; c < COLS; c++) acc[i][r][c] = 0;
 }
 
-// Adds up a unit's sums, finishes them and stores them.
-void store_unit(uint unit, uint lane) {
+// Adds up a unit's sums, finishes them and stores them. With ROUNDING its first row is number `kept` of what the workgroup makes.
+void store_unit(uint unit, uint lane, uint kept) {
     Place x = place_of(unit);
     uvec2 d = x.d;
 #if SUMMED
@@ -375,6 +384,9 @@ void store_unit(uint unit, uint lane) {
                 F32(d).v[row] = sum;
 #else
                 F32(row_address(d, c, x.d_stride)).v[row] = sum;
+#endif
+#if ROUNDING
+                keep_result(kept + r, sum);
 #endif
             }
         }
@@ -443,7 +455,7 @@ void main() {
 #else
     uint n = p.k / SLICE;
 #endif
-#if LOOP
+#if LOOP && !ROUNDING
     // Units that are left after full turns are shared out among all workgroups: a core alone could not fetch them as fast.
     uint unit = team * gl_NumWorkGroups.x + group;
 #else
@@ -461,6 +473,7 @@ void main() {
 #endif
     start_unit(unit, units, lane);
     start_columns(b);
+    uint kept = team * ROWS;
     for (; unit < units; unit += stride) {
         for (uint round = 0; round < rounds; round++) {
             [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
@@ -470,7 +483,11 @@ void main() {
             }
             next_round(rounds, units, stride);
         }
-        store_unit(unit, lane);
+        store_unit(unit, lane, kept);
+        kept += TEAMS * ROWS;
         start_unit(unit + stride, units, lane);
     }
+#if ROUNDING
+    round_results(group);
+#endif
 }

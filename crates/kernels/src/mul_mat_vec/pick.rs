@@ -5,7 +5,7 @@ use kiln_gpu::{Address, Caps, IntDot, Shader, SubgroupRequest};
 
 use super::block::Block;
 use super::tuning::{Slice, Team, Tuning, bounded, table};
-use super::{Call, Experts, NAME, Sibling, column_bytes};
+use super::{Call, Experts, NAME, Sibling, column_bytes, rounding};
 use crate::formats::{self, row_strides};
 use crate::glu::Gate;
 use crate::mul_mat::{MOST_COLUMNS, Product};
@@ -41,6 +41,8 @@ enum Columns {
     Staged,
     /// Rounded by the launch before.
     Scratch,
+    /// Rounded by who made them, copied to shared memory.
+    Given,
 }
 
 fn unsupported<T>(reason: String) -> Result<T, Unsupported> {
@@ -147,6 +149,8 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             // Columns of experts that are summed are one long column, whatever their length: rounded in memory they lie by 128 elements.
             let scratch = call.scratch.filter(|_| call.summands() == 1 || call.product.b.shape[0].is_multiple_of(128));
             match scratch {
+                _ if call.rounded.is_some() && fits && staged <= MOST_STAGED => Ok(Columns::Given),
+                _ if call.rounded.is_some() => unsupported(format!("{staged} bytes of a rounded column do not fit a workgroup")),
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
                 // Norms of columns have other bits where each workgroup rounds for itself.
                 Some(_) if call.alike || caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
@@ -198,6 +202,10 @@ fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
     // much as the product. Others that emulate them gain nothing.
     let rounded_once = call.scratch.is_some() && !call.exact;
     let worth_rounding = if caps.is_cpu { rounded_once } else { caps.int_dot == IntDot::Accelerated };
+    // What comes rounded it multiplies so, too: the way of GPUs can be tried there.
+    if caps.is_cpu && call.rounded.is_some() {
+        return Ok((Path::IntDot, columns_for(call, Path::IntDot, caps)?));
+    }
     let paths = table.paths(call.product.a.ty, columns_to_choose_for(call), caps);
     let mut paths = paths.filter(|&path| path != Path::IntDot || worth_rounding);
     let found = paths.find_map(|path| columns_for(call, path, caps).ok().map(|columns| (path, columns)));
@@ -211,6 +219,7 @@ pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&T
     }
     let columns = match choice.path {
         Path::IntDot if scratch => Columns::Scratch,
+        Path::IntDot if call.rounded.is_some() => Columns::Given,
         Path::IntDot => Columns::Staged,
         _ => Columns::Floats,
     };
@@ -225,7 +234,9 @@ pub(super) fn touches(call: &Call, choice: &Choice, launch: usize) -> Touches {
     if scratch && launch == 0 {
         return Touches { reads, writes: rounded };
     }
-    let writes = launches(call)[launch - usize::from(scratch)].iter().map(|matrix| matrix.d).collect();
+    let results = launches(call)[launch - usize::from(scratch)].iter().map(|matrix| matrix.d).collect::<Vec<_>>();
+    let left = call.rounding.map(|rounding| rounding.writes(&call.product.d));
+    let writes = results.into_iter().chain(left.into_iter().flatten()).collect();
     reads.extend(rounded.into_iter().filter(|_| scratch));
     Touches { reads, writes }
 }
@@ -235,8 +246,9 @@ fn nowhere(_: &Tensor) -> Address {
     Address::default()
 }
 
-fn norm_defines(call: &Call, shader: Shader) -> Shader {
-    let weight = call.norm.and_then(|norm| norm.weight);
+fn norm_defines(call: &Call, from: Columns, shader: Shader) -> Shader {
+    // Columns that were rounded by who made them have the weight in them.
+    let weight = call.norm.and_then(|norm| norm.weight).filter(|_| from != Columns::Given);
     shader.define("NORM", u32::from(call.norm.is_some())).define("NORM_WEIGHT", u32::from(weight.is_some()))
 }
 
@@ -256,7 +268,7 @@ fn quantise(call: &Call, caps: &Caps) -> Result<Launch, Unsupported> {
         .define("PARTS", parts)
         .define("WIDE", u32::from(call.exact))
         .define("SUBGROUPS", u32::from(caps.subgroups.arithmetic));
-    let shader = formats::define(norm_defines(call, shader), "B", b.ty)?;
+    let shader = formats::define(norm_defines(call, Columns::Scratch, shader), "B", b.ty)?;
     Ok(Launch::new(shader, grid(parts * b.rows(), caps)).tagged(ROUND))
 }
 
@@ -334,6 +346,15 @@ fn product(
     let looping = tuning.loops > 0 && batches == 1 && (call.experts.is_none() || call.summands() > 1 || turns > 1);
     let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
     let loops = looping.then(|| ((at_once * share) as usize).max(1));
+    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns;
+    let teams = (tuning.threads / team) as usize;
+    let all = units.div_ceil(teams);
+    let groups_at_once = loops.map_or(all, |most| all.min(most));
+    let in_shared = matches!(from, Columns::Staged | Columns::Given);
+    let shuffles = full && eights && uses_subgroups;
+    if (from == Columns::Given || call.rounding.is_some()) && !shuffles {
+        return unsupported("rounded columns of neighbouring rows need full subgroups that shuffle".into());
+    }
     let flags = [
         ("WG", tuning.threads),
         ("TEAM", team),
@@ -354,9 +375,10 @@ fn product(
         ("A_TWO_BYTES", u32::from(a.ty.block_bytes() == 2)),
         ("A_BRAIN", u32::from(a.ty == TensorType::BF16)),
         ("INT", u32::from(path == Path::IntDot)),
-        ("STAGED", u32::from(from == Columns::Staged)),
+        ("STAGED", u32::from(in_shared)),
+        ("GIVEN", u32::from(from == Columns::Given)),
         ("WIDE", u32::from(path == Path::IntDot && call.exact)),
-        ("SHUFFLES", u32::from(full && eights && uses_subgroups)),
+        ("SHUFFLES", u32::from(shuffles)),
         ("MATRICES", count(matrices.len())),
         ("BIAS", u32::from(matrices[0].bias.is_some())),
         ("RESIDUAL", u32::from(call.epilogue.residual.is_some())),
@@ -367,16 +389,17 @@ fn product(
         ("TURNS", count(turns)),
         ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
         ("GATE", u32::from(call.gate.is_some())),
-        ("SLICED", u32::from(from == Columns::Staged && quads == 0 && team <= MOST_SLICED_TEAM)),
+        ("SLICED", u32::from(in_shared && quads == 0 && team <= MOST_SLICED_TEAM)),
         ("LOOP", u32::from(loops.is_some())),
         ("FUNCTION", u32::from(call.function.is_some())),
         ("FACTOR", u32::from(call.factor.is_some())),
         ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
+        ("ROUNDING", u32::from(call.rounding.is_some())),
     ];
     let mut shader = Shader::new(name, PRODUCT, glsl);
     // Only staged columns need the length of a row when compiled; elsewhere it would only multiply pipelines.
     let needed = |name: &str| match name {
-        "K" => from == Columns::Staged,
+        "K" => in_shared,
         "SUMMAND" => call.summands() > 1,
         _ => true,
     };
@@ -392,12 +415,16 @@ fn product(
     if let Some(factor) = call.factor {
         shader = shader.define("FACTOR_OF", factor.function.glsl());
     }
+    if let Some(rounding) = call.rounding {
+        let made = rounding::turns(tuning, teams * tuning.rows as usize, [all, groups_at_once])?;
+        shader = shader.define("MADE", made).define("ROUNDING_WEIGHT", u32::from(rounding.weight.is_some()));
+    }
     if let Some(gate) = call.gate {
         let function = gate.kind.function().map_or("silu", crate::unary::Function::glsl);
         let oai = matches!(gate.kind, Gate::SwigluOai { .. });
         shader = shader.define("GATE_FUNCTION", function).define("GATE_OAI", u32::from(oai));
     }
-    shader = norm_defines(call, shader);
+    shader = norm_defines(call, from, shader);
     if uses_subgroups && full {
         let narrowed = caps.subgroups.size_control && size < caps.subgroups.max_size;
         let sized = part.is_some() || narrowed;
@@ -405,10 +432,7 @@ fn product(
         shader = shader.subgroup(request);
     }
     let shader = formats::define(formats::define(shader, "A", a.ty)?, "B", b.ty)?;
-    let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns;
-    let groups = units.div_ceil((tuning.threads / team) as usize);
-    let groups = loops.map_or(groups, |most| groups.min(most));
-    Ok(Launch::new(shader, grid(groups * batches, caps)))
+    Ok(Launch::new(shader, grid(groups_at_once * batches, caps)))
 }
 
 fn batches(call: &Call) -> usize {
@@ -483,6 +507,7 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
     let Product { a, b, .. } = call.product;
     let rounded = match from {
         Columns::Scratch => call.scratch,
+        Columns::Given => call.rounded,
         Columns::Floats | Columns::Staged => None,
     };
     let mut block = Block::default();
@@ -505,7 +530,7 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
         if let (Some(weight), None) = (norm.weight, rounded) {
             block.add("norm_weight", at(&weight));
         }
-        match rounded {
+        match rounded.filter(|_| from == Columns::Scratch) {
             Some(rounded) => block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b, call.exact)) as u64)),
             None => block.add("eps", norm.eps),
         }
@@ -523,6 +548,12 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
     if let Some(factor) = call.factor {
         block.add("factor", at(&factor.gate));
         block.add("factor_stride", row_strides(&factor.gate)[0]);
+    }
+    if let Some(rounding) = call.rounding {
+        block.add("rounding", at(&rounding.to));
+        if let Some(weight) = rounding.weight {
+            block.add("rounding_weight", at(&weight));
+        }
     }
     block.add("k", count(row_elements(call)));
     block.add("a_stride", row_strides(&matrices[0].a)[0]);
@@ -582,6 +613,10 @@ mod tests {
         for caps in [Caps::least(), Caps::example_nvidia(), software] {
             for case in super::super::cases::cases(Level::Small) {
                 let crate::Call::MulMatVec(call) = case.build().0 else { unreachable!("cases of this operation") };
+                // Splits that make no whole groups of rows leave nothing rounded, on any path.
+                if call.rounding.is_some() {
+                    continue;
+                }
                 let scalar = pick(&call, &caps, Some(Path::Scalar)).expect("every case runs with floats");
                 assert!(params(&call, &scalar, 0, &nowhere).len() <= 128, "{}", case.name);
                 let integers = call.matrices().iter().all(|m| m.a.ty.is_quantised()) && caps.int_dot != IntDot::None;
@@ -590,6 +625,32 @@ mod tests {
                 assert!(picked == integers || (integers && call.exact), "{}", case.name);
             }
         }
+    }
+
+    #[test]
+    fn rounded_columns_are_taken_and_left_by_the_built_in_split() {
+        let tensor = |slot, ty, shape| Tensor::dense(crate::tensor::Slot(slot), ty, shape);
+        let memory = |slot, len| tensor(slot, TensorType::I8, [crate::rounded::bytes(len), 1, 1, 1]);
+        let product = |k, m| Product {
+            a: tensor(0, TensorType::Q4_K, [k, m, 1, 1]),
+            b: tensor(1, TensorType::F32, [k, 1, 1, 1]),
+            d: tensor(2, TensorType::F32, [m, 1, 1, 1]),
+        };
+        let rounding = |m| Some(crate::rounded::Rounding { to: memory(4, m), weight: None });
+        let of = |k, m| Call { rounded: Some(memory(3, k)), rounding: rounding(m), ..Call::plain(product(k, m)) };
+        let defines = |call: &Call, name: &str| {
+            let choice = pick(call, &Caps::example_nvidia(), None).expect("an ordinary call");
+            assert_eq!((choice.path, choice.launches.len()), (Path::IntDot, 1));
+            let shader = &choice.launches[0].shader;
+            let found = shader.defines.iter().find(|(define, _)| define == name).map(|(_, value)| value.clone());
+            (found.expect("a known define"), choice.launches[0].groups[0])
+        };
+        assert_eq!(defines(&of(4096, 14336), "GIVEN"), ("1".into(), 132));
+        assert_eq!(defines(&of(4096, 14336), "MADE"), ("4".into(), 132), "448 blocks of 32 rows");
+        assert_eq!(defines(&of(14336, 4096), "MADE"), ("1".into(), 128));
+        // With fewer rows, smaller workgroups are for all cores.
+        let few = pick(&of(4096, 1024), &Caps::example_nvidia(), None).expect_err("8 rows are no group");
+        assert!(few.reason.contains("neighbouring rows at a time"), "{few}");
     }
 
     #[test]

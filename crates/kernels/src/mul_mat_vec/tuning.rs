@@ -10,7 +10,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
 use kiln_system::text::shown;
 
-use super::NAME;
+use super::{NAME, rounding};
 use crate::operation::Path;
 use crate::tuning;
 pub use crate::tuning::FILE as TUNING_FILE;
@@ -161,7 +161,7 @@ impl Table {
     /// Reads lines of `device format path columns threads team rows flight slice [loop]`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
-        for (number, words) in tuning::lines(text, NAME) {
+        for (number, words) in tuning::lines(text, NAME).filter(|(_, words)| !rounding::is_switch(words)) {
             let line = parse_line(&words).map_err(|why| {
                 let line = shown(&words.join(" "));
                 format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N]`")
@@ -254,7 +254,8 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
 
 /// Whether the lines of this operation in a file can be read.
 pub(crate) fn check(text: &str) -> Result<(), String> {
-    Table::parse(text).map(drop)
+    Table::parse(text)?;
+    rounding::check(text)
 }
 
 static KEPT: OnceLock<PathBuf> = OnceLock::new();
