@@ -9,7 +9,7 @@ mod device;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Order, Packing};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Order, Packing, Rounds};
 use kiln_engine::lower::lower;
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
@@ -46,6 +46,10 @@ const EXECUTORS: &[(&str, bool, Open)] = &[
     ("GPU, packed weights", false, || gpu(Options { packing: Packing::All, ..Options::default() })),
     ("GPU, decoded weights", false, || gpu(Options { keep: Keep::All, ..Options::default() })),
     ("GPU, steps hand over", false, || gpu(Options { order: Order::HandOver, ..Options::default() })),
+    ("GPU, columns rounded by who makes them", false, || gpu(Options { rounds: Rounds::Always, ..Options::default() })),
+    ("GPU, rounded columns handed over", false, || {
+        gpu(Options { rounds: Rounds::Always, order: Order::HandOver, ..Options::default() })
+    }),
     ("GPU, reproducible", false, || gpu(Options { reproducible: true, ..Options::default() })),
 ];
 
@@ -207,6 +211,31 @@ fn long_texts_are_read_in_many_columns_and_attended_to_in_splits() {
     let calls = |tokens| engine.plan(tokens, 1).unwrap().steps.into_iter().map(|step| step.call);
     assert!(calls(300).any(|call| matches!(call, Call::MulMm(_))), "many columns");
     assert!(calls(1).any(|call| matches!(call, Call::FlashAttention(call) if call.split.is_some())), "splits");
+}
+
+/// Where steps leave their columns rounded, every product of a token but the first takes one, and the text is that of exact columns.
+#[test]
+fn columns_that_are_rounded_by_who_makes_them_are_as_good_as_floats() {
+    let model = model("tiny-llama-256");
+    let said = |executor| {
+        let mut engine = engine(&model, executor);
+        let id = engine.open(0).unwrap();
+        feed(&mut engine, id, &text(20, 3));
+        (feed(&mut engine, id, &[17]), engine)
+    };
+    let (want, _) = said(cpu(Arithmetic::Reference, false).unwrap().0);
+    let Some((executor, _instance)) = gpu(Options { rounds: Rounds::Always, ..Options::default() }) else { return };
+    let (got, engine) = said(executor);
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let error = squares(&mut got.iter().zip(&want).map(|(g, w)| g - w)) / squares(&mut want.iter().copied());
+    assert!(error < 1e-6, "{error:.1e}");
+    let steps = engine.plan(1, 1).unwrap().steps;
+    let product = |step: &kiln_engine::plan::Step| match &step.call {
+        Call::MulMatVec(call) => Some(call.rounded.is_some()),
+        _ => None,
+    };
+    let products: Vec<bool> = steps.iter().filter_map(product).collect();
+    assert!(products.len() == 9 && !products[0] && products[1..].iter().all(|takes| *takes), "{products:?}");
 }
 
 /// How many dispatches and barriers a token takes: more must be meant.

@@ -6,7 +6,7 @@
 use kiln_engine::arch::{self, BatchShape, Graph, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
-use kiln_engine::lower::{Keep, PASSES, Packing, Target, Weights, lower, lower_until};
+use kiln_engine::lower::{Keep, PASSES, Packing, Rounds, Target, Weights, lower, lower_until};
 use kiln_engine::model::Model;
 use kiln_engine::plan::uses::depend;
 use kiln_engine::plan::{Plan, SlotInfo, SlotKind, Step};
@@ -49,6 +49,11 @@ fn devices() -> Vec<(&'static str, Target)> {
     ]
 }
 
+/// A device with one core, whose workgroups make enough rows of these small models, and whose steps leave their columns rounded.
+fn rounding() -> Target {
+    Target { rounds: Rounds::Always, ..Target::gpu(&Caps { cores: Some(1), ..Caps::example_nvidia() }) }
+}
+
 /// Logits of the last token.
 fn logits(model: &Model, graph: &Graph, plan: &Plan, shape: BatchShape) -> Vec<f32> {
     let tokens: Vec<u32> = (0..shape.rows() as u32).map(|i| (i * i * 7 + i * 37 + 11) % 256).collect();
@@ -85,6 +90,48 @@ fn every_pass_keeps_the_logits() {
             }
         }
     }
+}
+
+/// Columns that leave their step rounded lie beside the floats, which is what the references read: the meaning stays. They are taken where
+/// one step makes what the next product multiplies, norms between them or not, and by nobody where bits must not depend on the way.
+#[test]
+fn columns_that_leave_their_step_rounded_keep_the_logits() {
+    let (mut left, mut taken) = (0, 0);
+    for preset in tiny() {
+        let model = model(preset, "Q8_0");
+        let graph = graph(&model.config, &model.gguf, &room(64)).unwrap();
+        let shape = BatchShape::new(1, 1);
+        let plain = graph.plan(shape).unwrap();
+        let want = logits(&model, &graph, &plain, shape);
+        for last in [Some("rounding"), None] {
+            let plan = lower_until(plain.clone(), &rounding(), last).unwrap();
+            let error = nmse(&logits(&model, &graph, &plan, shape), &want);
+            assert!(error < 1e-12, "{}, until {last:?}: {error:.1e}", preset.name);
+        }
+        let count = |target: &Target, shape| rounded(&lower(graph.plan(shape).unwrap(), target).unwrap());
+        let counted = count(&rounding(), shape);
+        (left, taken) = (left + counted.0, taken + counted.1);
+        if preset.name == "tiny-llama-256" {
+            // Two layers: attention, output, gate and up, down; who takes the last one is the output matrix.
+            assert_eq!(counted, (8, 8));
+        }
+        // By the table nobody does. Several tokens go the other way, and so do rows that must not know how they came about.
+        assert_eq!(count(&Target { rounds: Rounds::ByTable, ..rounding() }, shape), (0, 0));
+        assert_eq!(count(&rounding(), BatchShape::new(3, 1)), (0, 0), "{}", preset.name);
+        assert_eq!(count(&Target { alike: true, ..rounding() }, shape), (0, 0));
+    }
+    assert!(left >= 20 && taken >= left, "{left} left, {taken} taken");
+}
+
+/// Steps that leave a column rounded, and steps that take one.
+fn rounded(plan: &Plan) -> (usize, usize) {
+    let leaves = |step: &&Step| match &step.call {
+        Call::MulMatVec(call) => call.rounding.is_some(),
+        Call::FlashAttention(call) => call.rounding.is_some(),
+        _ => false,
+    };
+    let takes = |step: &&Step| matches!(&step.call, Call::MulMatVec(call) if call.rounded.is_some());
+    (plan.steps.iter().filter(leaves).count(), plan.steps.iter().filter(takes).count())
 }
 
 /// Keys and values that are made of the latents of a prompt give what reading the latents gives.
@@ -132,7 +179,13 @@ fn described(graph: &Graph, device: &str, target: &Target, shape: BatchShape) ->
         let splits = match &step.call {
             Call::FlashAttention(call) => {
                 let splits = call.split.map_or(String::new(), |split| format!(" in {} splits", split.count));
-                splits + if call.arriving.is_some() { ", writes caches" } else { "" }
+                let caches = if call.arriving.is_some() { ", writes caches" } else { "" };
+                splits + caches + if call.rounding.is_some() { ", leaves a rounded column" } else { "" }
+            }
+            Call::MulMatVec(call) => {
+                let takes = if call.rounded.is_some() { ", takes a rounded column" } else { "" };
+                let leaves = if call.rounding.is_some() { ", leaves a rounded column" } else { "" };
+                format!("{takes}{leaves}")
             }
             _ => String::new(),
         };
@@ -157,6 +210,9 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         text += &described(&graph, device, target, graph.expanding(BatchShape::new(300, 1), target));
         let mixed = BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false };
         text += &described(&graph, device, target, mixed);
+        if preset.name == "tiny-llama-256" {
+            text += &described(&graph, "rounded by who makes it", &rounding(), BatchShape::new(1, 1));
+        }
         let path = format!("{}/tests/plans/{}-devices.txt", env!("CARGO_MANIFEST_DIR"), preset.name);
         if std::env::var_os("KILN_UPDATE_SNAPSHOTS").is_some() {
             std::fs::write(&path, &text).unwrap();

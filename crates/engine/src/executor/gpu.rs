@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use super::upload::{Pieces, group_bytes, upload};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
-use crate::lower::{Keep, Packing, Target, Weights};
+use crate::lower::{Keep, Packing, Rounds, Target, Weights};
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
 use crate::weights;
 
@@ -64,6 +64,8 @@ pub struct Options {
     pub order: Order,
     /// Whether every row goes the way that it would go alone ([`Target::alike`]).
     pub reproducible: bool,
+    /// Who leaves columns rounded for the products that take them.
+    pub rounds: Rounds,
     /// Bytes of the device's memory that may be taken; all there are where that is not said.
     pub memory_limit: Option<u64>,
 }
@@ -76,6 +78,7 @@ impl Default for Options {
             sums: Sums::F32,
             order: Order::Proved,
             reproducible: false,
+            rounds: Rounds::ByTable,
             memory_limit: None,
         }
     }
@@ -777,7 +780,7 @@ impl Executor for GpuExecutor {
 
     fn target(&self) -> Target {
         let target = Target::gpu(&self.device.adapter.caps);
-        Target { alike: self.options.reproducible, weights: self.weights(), ..target }
+        Target { alike: self.options.reproducible, weights: self.weights(), rounds: self.options.rounds, ..target }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

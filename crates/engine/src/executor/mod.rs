@@ -11,7 +11,7 @@ use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-pub use crate::lower::{Keep, Packing};
+pub use crate::lower::{Keep, Packing, Rounds};
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, Options, Order, Sums, batch_on};
 pub use several::Several;

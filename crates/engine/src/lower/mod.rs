@@ -15,10 +15,12 @@ mod late_rows;
 mod memory;
 mod order;
 mod prune;
+mod rounding;
 mod scratch;
 mod target;
 mod weights;
 
+pub use rounding::Rounds;
 pub use target::Target;
 pub use weights::{Keep, Packing, Weights};
 
@@ -49,6 +51,11 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "arriving", summary: "attention of single tokens writes its caches", run: attention::arriving },
     Pass { name: "columns", summary: "products of rows that must not depend on others are cut", run: columns::run },
     Pass { name: "weights", summary: "weights are read packed, or decoded once for all", run: weights::run },
+    Pass {
+        name: "rounding",
+        summary: "results leave their step as products of integers want them",
+        run: rounding::run,
+    },
     Pass { name: "order", summary: "steps that do not wait for each other stand side by side", run: order::run },
     Pass { name: "scratch", summary: "steps get the memory they need between their dispatches", run: scratch::run },
     Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },

@@ -14,7 +14,8 @@ pub(super) fn run(plan: &mut Plan, target: &Target) {
             Call::MulMatVec(call) if target.caps.is_some() => {
                 let b = &call.product.b;
                 let wanted = b.rows() > 1 || b.shape[0] > target.long_column || call.alike;
-                if wanted { mul_mat_vec::Call::scratch_bytes(b) } else { 0 }
+                // One that comes rounded needs none.
+                if wanted && call.rounded.is_none() { mul_mat_vec::Call::scratch_bytes(b) } else { 0 }
             }
             Call::Wkv6(call) => recurrence(call.r.shape, call.sequences.count(), wkv6::scratch_bytes),
             Call::Wkv7(call) => recurrence(call.r.shape, call.sequences.count(), wkv7::scratch_bytes),

@@ -7,6 +7,7 @@ use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, mul_mm};
 
+use super::rounding::Rounds;
 use super::weights::{Keep, Packing, Weights};
 
 /// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
@@ -46,6 +47,8 @@ pub struct Target {
     pub saves_steps: bool,
     /// How weights lie there.
     pub weights: Weights,
+    /// Who leaves columns rounded for the products that take them.
+    pub rounds: Rounds,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
     /// Whether plans are cut into parts that are lowered each for a target of its own: only passes that look at a plan as a
@@ -66,6 +69,7 @@ impl Target {
             alike: false,
             saves_steps: false,
             weights: Weights::as_they_are(),
+            rounds: Rounds::ByTable,
             fuses: true,
             in_parts: false,
         }
@@ -87,6 +91,7 @@ impl Target {
             saves_steps: !caps.is_cpu,
             // How much memory there is for weights that are kept decoded is known to whoever holds it.
             weights: Weights { packing: Packing::Faster, keep: Keep::Ample, ..Weights::as_they_are() },
+            rounds: Rounds::ByTable,
             fuses: true,
             in_parts: false,
         }
