@@ -69,9 +69,9 @@ pub struct FlexibleShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum MatrixOrder {
     /// 16 x 16 x 16 in 32 lanes: lane 4 g + q holds four elements of k of row (column) g, then the same of row (column) g + 8;
-    /// which four depends on q.
+    /// which four depends on q, as a rule 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
     Quads,
-    /// 8 x 8 x 8 in 8 lanes: a lane holds one element of k of all rows (columns).
+    /// 8 x 8 x 8 in 8 lanes: a lane holds one element of k of all rows (columns), as a rule that of its own number.
     Slices,
 }
 
@@ -176,6 +176,10 @@ pub struct Caps {
     pub coopmat: Vec<CoopmatShape>,
     /// How lanes hold the matrices of `coopmat_shape(F16, F32)`, once that was found out and is an order that kernels know.
     pub matrix_order: Option<MatrixOrder>,
+    /// Whether components of their sums are of the rows and columns that the same components of left operands are of: then sums become a
+    /// left operand without leaving their registers. Elements of k are those of the rule that [`MatrixOrder`] names.
+    #[serde(default)]
+    pub matrix_sums_as_left: bool,
     pub coopmat2: Coopmat2,
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
@@ -221,6 +225,7 @@ impl Caps {
             memory_model: false,
             coopmat: Vec::new(),
             matrix_order: None,
+            matrix_sums_as_left: false,
             coopmat2: Coopmat2::default(),
             cores: None,
             hand_over: false,
@@ -284,6 +289,7 @@ impl Caps {
                 shape(16, 16, 16, Bf16, F32),
             ],
             matrix_order: Some(MatrixOrder::Quads),
+            matrix_sums_as_left: true,
             coopmat2: Coopmat2 {
                 workgroup_scope: true,
                 flexible_dimensions: true,
@@ -333,7 +339,7 @@ impl Caps {
             match name {
                 "coopmat2" => self.coopmat2 = Coopmat2::default(),
                 "coopmat" => self.coopmat.clear(),
-                "lanes" => self.matrix_order = None,
+                "lanes" => (self.matrix_order, self.matrix_sums_as_left) = (None, false),
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,

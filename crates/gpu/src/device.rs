@@ -167,9 +167,12 @@ impl Device {
     }
 
     /// Notes how lanes hold the components of matrices. Only right after opening, while nobody else has the device.
-    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>) {
+    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>, sums_as_left: bool) {
         match Arc::get_mut(self) {
-            Some(device) => device.adapter.caps.matrix_order = order,
+            Some(device) => {
+                device.adapter.caps.matrix_order = order;
+                device.adapter.caps.matrix_sums_as_left = sums_as_left;
+            }
             None => log::warn!("the order of matrices is not used: {} is in use already", self.adapter.name),
         }
     }

@@ -10,7 +10,7 @@ use kiln_gpu::{
 };
 
 /// Under this name the order is kept for later runs.
-const FACT: &str = "matrix-order";
+const FACT: &str = "matrix-order-and-sums";
 /// What a place is before the kernel has written it.
 const UNWRITTEN: u32 = u32::MAX;
 
@@ -21,13 +21,13 @@ kiln_gpu::params! {
 /// Opens a device with Kiln's kernels.
 pub fn open(instance: &Arc<Instance>, adapter: &Adapter, cache: Cache) -> Result<Arc<Device>, Error> {
     let mut device = Device::open(instance, adapter, Sources::new(crate::SOURCES), cache)?;
-    let order = matrix_order(&device);
-    device.note_matrix_order(order);
+    let (order, sums_as_left) = matrix_order(&device).map_or((None, false), |(order, sums)| (Some(order), sums));
+    device.note_matrix_order(order, sums_as_left);
     Ok(device)
 }
 
-/// The order of a device, if it is a known one.
-fn matrix_order(device: &Arc<Device>) -> Option<MatrixOrder> {
+/// The order of a device, if it is a known one, and whether sums lie as left operands do.
+fn matrix_order(device: &Arc<Device>) -> Option<(MatrixOrder, bool)> {
     let caps = &device.adapter.caps;
     let shape = *caps.coopmat_shape(Component::F16, Component::F32).filter(|_| caps.subgroups.full)?;
     let left_out = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
@@ -43,7 +43,7 @@ fn matrix_order(device: &Arc<Device>) -> Option<MatrixOrder> {
     })?;
     let order = known(&places, &shape, caps);
     log::debug!("matrices of {}x{}x{}: {order:?}", shape.m, shape.n, shape.k);
-    order
+    order.map(|order| (order, sums_as_left(order, &places, &shape)))
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {
@@ -60,9 +60,9 @@ pub(crate) fn shader(caps: &Caps, shape: &CoopmatShape) -> Shader {
         .subgroup(SubgroupRequest::Full)
 }
 
-/// Asks the device: places of all components of the left operand, lane by lane, then of the right one.
+/// Asks the device: places of all components of the left operand, lane by lane, then of the right one and of sums.
 fn find(device: &Arc<Device>, shape: &CoopmatShape) -> Result<Vec<u32>, Error> {
-    let bytes = 4 * u64::from((shape.m + shape.n) * shape.k);
+    let bytes = 4 * u64::from((shape.m + shape.n) * shape.k + shape.m * shape.n);
     let buffer = device.allocate(MemoryKind::Device, bytes)?;
     let pipeline = device.pipeline(&shader(&device.adapter.caps, shape))?;
     let mut recorder = Recorder::new(device)?;
@@ -83,16 +83,24 @@ fn find(device: &Arc<Device>, shape: &CoopmatShape) -> Result<Vec<u32>, Error> {
     Ok(words(&places))
 }
 
+/// The number that `matrix_order.glsl` knows an order by.
+pub(crate) fn number(order: MatrixOrder) -> u32 {
+    match order {
+        MatrixOrder::Quads => 0,
+        MatrixOrder::Slices => 1,
+    }
+}
+
 /// Rows (columns), lanes and elements of k of the matrices of an order.
-fn extents(order: MatrixOrder) -> [u32; 3] {
+pub(crate) fn extents(order: MatrixOrder) -> [u32; 3] {
     match order {
         MatrixOrder::Quads => [16, 32, 16],
         MatrixOrder::Slices => [8, 8, 8],
     }
 }
 
-/// The row (column) of component `i` of a lane, and a number that stands for its element of k. `order.glsl` of `mul_mm` says the
-/// same.
+/// The row (column) of component `i` of a lane, and a number that stands for its element of k. `matrix_order.glsl` says
+/// the same.
 fn row_and_k(order: MatrixOrder, lane: u32, i: u32) -> (u32, u32) {
     match order {
         MatrixOrder::Quads => (lane / 4 + i / 4 * 8, lane % 4 * 4 + i % 4),
@@ -108,10 +116,11 @@ fn known(places: &[u32], shape: &CoopmatShape, caps: &Caps) -> Option<MatrixOrde
 fn is_of(order: MatrixOrder, places: &[u32], shape: &CoopmatShape, caps: &Caps) -> bool {
     let [rows, lanes, k] = extents(order);
     if [shape.m, shape.n, shape.k, caps.subgroups.size] != [rows, rows, k, lanes]
-        || places.len() != 2 * (rows * k) as usize
+        || places.len() != (2 * rows * k + rows * rows) as usize
     {
         return false;
     }
+    let places = &places[..2 * (rows * k) as usize];
     let each = rows * k / lanes;
     // Which element of k a number stands for: the first component says it, all others must agree.
     let mut elements = vec![None; k as usize];
@@ -133,6 +142,24 @@ fn is_of(order: MatrixOrder, places: &[u32], shape: &CoopmatShape, caps: &Caps) 
     seen.iter().all(|&times| times == 1)
 }
 
+/// Whether components of sums are of the rows and columns that those of left operands are of, in matrices of this order whose elements
+/// of k are those of the rule.
+fn sums_as_left(order: MatrixOrder, places: &[u32], shape: &CoopmatShape) -> bool {
+    let [rows, lanes, k] = extents(order);
+    let each = rows * k / lanes;
+    let usual = |at: u32| {
+        let (row, number) = row_and_k(order, at / each, at % each);
+        let element = match order {
+            MatrixOrder::Quads => number / 4 * 2 + number % 2 + number % 4 / 2 * 8,
+            MatrixOrder::Slices => number,
+        };
+        row * k + element
+    };
+    let (left, others) = places.split_at((shape.m * shape.k) as usize);
+    let sums = &others[(shape.k * shape.n) as usize..];
+    shape.n == shape.k && sums == left && (0u32..).zip(left).all(|(at, place)| *place == usual(at))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,7 +170,8 @@ mod tests {
         let of = |place: fn(u32, u32) -> u32| {
             (0..32u32).flat_map(move |lane| (0..8u32).map(move |i| place(lane / 4 + i / 4 * 8, k(lane, i % 4))))
         };
-        of(|row, k| row * 16 + k).chain(of(|column, k| k * 16 + column)).collect()
+        let left = || of(|row, k| row * 16 + k);
+        left().chain(of(|column, k| k * 16 + column)).chain(left()).collect()
     }
 
     /// What Mesa's software GPU answers: a lane has a column of the left operand and a row of the right one.
@@ -152,9 +180,12 @@ mod tests {
         let nvidia = Caps::example_nvidia();
         let shape = CoopmatShape { m: 8, n: 8, k: 8, ..nvidia.coopmat[1] };
         let caps = Caps { subgroups: kiln_gpu::Subgroups { size: 8, ..nvidia.subgroups.clone() }, ..nvidia };
-        let left = (0..64).map(|at| at % 8 * 8 + at / 8);
-        assert_eq!(known(&left.chain(0..64).collect::<Vec<u32>>(), &shape, &caps), Some(MatrixOrder::Slices));
-        assert_eq!(known(&(0..64).chain(0..64).collect::<Vec<u32>>(), &shape, &caps), None);
+        let left = || (0..64).map(|at| at % 8 * 8 + at / 8);
+        let all = |sums: Vec<u32>| left().chain(0..64).chain(sums).collect::<Vec<u32>>();
+        assert_eq!(known(&all(left().collect()), &shape, &caps), Some(MatrixOrder::Slices));
+        assert!(sums_as_left(MatrixOrder::Slices, &all(left().collect()), &shape));
+        assert!(!sums_as_left(MatrixOrder::Slices, &all((0..64).collect()), &shape));
+        assert_eq!(known(&(0..64).chain(0..64).chain(0..64).collect::<Vec<u32>>(), &shape, &caps), None);
     }
 
     #[test]
@@ -165,12 +196,20 @@ mod tests {
         assert_eq!(order(&answer()), Some(MatrixOrder::Quads));
         // Elements of k that differ between the operands, an element that two lanes hold, one that nobody wrote.
         let mut swapped = answer();
-        swapped[256..].chunks_exact_mut(4).for_each(|quad| quad.swap(0, 1));
+        swapped[256..512].chunks_exact_mut(4).for_each(|quad| quad.swap(0, 1));
         let mut twice = answer();
         twice[8] = twice[0];
         let mut unwritten = answer();
         unwritten[500] = UNWRITTEN;
         assert_eq!([order(&swapped), order(&twice), order(&unwritten), order(&answer()[1..])], [None; 4]);
+        assert!(sums_as_left(MatrixOrder::Quads, &answer(), &shape));
+        // Elements of k that both operands agree on, but in an order of their own.
+        let mut turned = answer();
+        turned.chunks_exact_mut(4).for_each(|quad| quad.reverse());
+        assert_eq!(
+            (order(&turned), sums_as_left(MatrixOrder::Quads, &turned, &shape)),
+            (Some(MatrixOrder::Quads), false)
+        );
         let smaller = Caps { subgroups: kiln_gpu::Subgroups { size: 16, ..caps.subgroups.clone() }, ..caps.clone() };
         assert_eq!(known(&answer(), &shape, &smaller), None);
     }

@@ -356,7 +356,14 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
         Batch { sequences: 9, both: true, window: Some(20), ..DECODE }.case(),
         Batch { sequences: 9, reach: 12, ..DECODE }.case(),
         Batch { prompts: Some(40), sequences: 4, both: true, reach: 9, heads: [6, 6], ..DECODE }.case(),
+        Batch { types: [Q8_0; 2], head: 256, page: 64, heads: [20, 1], sequences: 3, window: Some(100), ..DECODE }.case(),
     ];
+    // Heads whose blocks lanes load as words, in runs of keys.
+    for ty in [F16, Q8_0, Q4_0] {
+        let wide = Batch { types: [ty; 2], head: 128, page: 64, heads: [12, 2], sequences: 4, longest: 700, ..DECODE };
+        cases.push(Batch { splits: 5, short: 5, ..wide }.case());
+        cases.push(Batch { window: Some(70), page: 16, ..wide }.case());
+    }
     for (i, &k) in types.iter().enumerate() {
         for (j, &v) in types.iter().enumerate() {
             let prompts = ((i + j) % 2 == 0).then_some(9);

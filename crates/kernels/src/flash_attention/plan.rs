@@ -4,6 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, IntDot, Shader};
 
+use super::lanes::{self, lanes};
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
 use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, rounding, tuning};
@@ -221,12 +222,13 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
             };
             matrices.or_else(|_| scalar(call, caps))
         }
+        None if lanes::is_preferred(call, caps) => lanes(call, caps),
         // Integer products of a quantised K, where they are not emulated, save most of the arithmetic of a score.
         None if caps.int_dot == IntDot::Accelerated => teams(call, caps, Path::IntDot).or_else(|_| scalar(call, caps)),
         None | Some(Path::Scalar) => scalar(call, caps),
         Some(Path::IntDot) => teams(call, caps, Path::IntDot),
         Some(Path::Coopmat) => coopmat(call, caps),
-        Some(Path::Lanes) => Err(unsupported("no lanes path".into())),
+        Some(Path::Lanes) => lanes(call, caps),
         Some(Path::Coopmat2) => coopmat2(call, caps),
     }
 }

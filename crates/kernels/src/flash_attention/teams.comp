@@ -21,16 +21,13 @@ layout(local_size_x = WG) in;
 #include "flash_attention/view.glsl"
 #include "flash_attention/raw.glsl"
 #include "flash_attention/combine.glsl"
-#if SPLIT == 2
-#include "last_one.glsl"
-#endif
+#define SUBGROUPS (WG / SUBGROUP)
+#include "flash_attention/merge.glsl"
 
 #define TEAMS (WG / LANES)
-#define SUBGROUPS (WG / SUBGROUP)
 #define STRIDE (TEAMS * FLIGHT)
 #define K_CHUNKS ((HSK / 8 + LANES - 1) / LANES)
 #define V_CHUNKS ((HSV / 8 + LANES - 1) / LANES)
-#define GROUPS ((RATIO + ROWS - 1) / ROWS)
 // Scores of a round are row * FLIGHT + key. A thread ends up with OWN of them, all of one row; SPREAD threads with the same.
 #define SCORES (ROWS_PAD * FLIGHT)
 #define OWN (SCORES > LANES ? SCORES / LANES : 1)
@@ -60,10 +57,6 @@ layout(local_size_x = WG) in;
 #define ROW_OF(ARRAY, R) ARRAY[(R) / PACKED][(R) % PACKED]
 #endif
 shared PACK weights_of[TEAMS * (FLIGHT + 1) * PACKS];
-
-#define MERGED (ROWS * HSV / 4)
-shared vec4 merged[SUBGROUPS * MERGED > WG ? SUBGROUPS * MERGED : WG];
-shared vec2 pairs_of[SUBGROUPS * ROWS > WG ? SUBGROUPS * ROWS : WG];
 
 uint sequence;
 uvec2 keys, values;
@@ -362,82 +355,9 @@ void main() {
             }
         }
     }
-    barrier();
-#if SPLIT == 2
-    bool whole = used == 1;
-#else
-    bool whole = SPLIT == 0;
-#endif
-    // A thread has one element of a row, with ROUNDING four.
-#if ROUNDING
-#define ITEM vec4
-#define ITEMS (HSV / 4)
-#define MERGED_AT(S, I) merged[(S) * MERGED + (I)]
-#define PARTIAL_AT(SUMS, E) PartialSum(SUMS).v[E]
-#else
-#define ITEM float
-#define ITEMS HSV
-#define MERGED_AT(S, I) merged[(S) * MERGED + (I) / 4][(I) % 4]
-#define PARTIAL_AT(SUMS, E) PartialSum(SUMS).v[(E) / 4][(E) % 4]
-#endif
-    for (uint i = t; i < rows * ITEMS; i += WG) {
-        uint r = i / ITEMS, e = i % ITEMS;
-        float most = HIDDEN;
-        [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) most = max(most, pairs_of[s * ROWS + r].x);
-        float all = 0.0;
-        ITEM x = ITEM(0.0);
-        [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) {
-            vec2 pair = pairs_of[s * ROWS + r];
-            float keep = exp(pair.x - most);
-            all += pair.y * keep;
-            x += MERGED_AT(s, i) * keep;
-        }
-        uint row = result_row(token, head + r, batch);
 #if SPLIT
-        if (!whole) {
-            PARTIAL_AT(partial_sums(row, split), e) = x;
-            if (e == 0) partial_pair(row, split).v[0] = vec2(most, all);
-            continue;
-        }
-#endif
-        x *= result_factor(head + r, most, all);
-#if ROUNDING
-        put_result(row, e, x);
+    merge(Merging(token, batch, group, head, rows, split, used));
 #else
-        F32(row_address(p.result, row, HSV * 4)).v[e] = x;
-#endif
-    }
-
-#if SPLIT == 2
-    if (whole) return;
-    if (!is_last_of(row_address(p.counters, result_row(token, group, batch), 4), used)) return;
-    // PARTS threads share four elements of the result, and the splits among them.
-    for (uint first = 0; first < rows * (HSV / 4); first += WG / PARTS) {
-        uint i = first + t % (WG / PARTS), part = t / (WG / PARTS);
-        uint r = i / (HSV / 4), e = i % (HSV / 4);
-        bool mine = i < rows * (HSV / 4);
-        vec4 x = vec4(0.0);
-        vec2 pair = vec2(HIDDEN, 0.0);
-        if (mine) combine_part(result_row(token, head + r, batch), e, uvec2(part, PARTS), used, pair, x);
-#if PARTS > 1
-        barrier();
-        merged[t] = x;
-        pairs_of[t] = pair;
-        barrier();
-        if (part > 0) continue;
-        float most = HIDDEN;
-        [[unroll]] for (uint j = 0; j < PARTS; j++) most = max(most, pairs_of[j * (WG / PARTS) + t].x);
-        x = vec4(0.0);
-        float all = 0.0;
-        [[unroll]] for (uint j = 0; j < PARTS; j++) {
-            vec2 pair = pairs_of[j * (WG / PARTS) + t];
-            float keep = exp(pair.x - most);
-            all += pair.y * keep;
-            x += merged[j * (WG / PARTS) + t] * keep;
-        }
-        pair = vec2(most, all);
-#endif
-        if (mine) combined(result_row(token, head + r, batch), head + r, e, pair, x);
-    }
+    merge(Merging(token, batch, group, head, rows, 0, 1));
 #endif
 }

@@ -2,7 +2,7 @@
 //! where the order of components is known.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Component, MatrixOrder, SubgroupRequest};
+use kiln_gpu::{Caps, Component, SubgroupRequest};
 
 use super::matrix::{Place, cut_for, element_of, rows_at};
 use super::pick::{Columns, columns, launches, shader, unsupported};
@@ -11,6 +11,7 @@ use super::{Call, Kernel, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Launch, Path, Unsupported, element_functions};
+use crate::order;
 use crate::tensor::Tensor;
 
 /// Most columns that the path is for: from here on tiles of other paths waste little.
@@ -29,22 +30,6 @@ const ON_SOFTWARE: [TensorType; 10] = {
     use TensorType::*;
     [F16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS, MXFP4, NVFP4, Q6_Kx8]
 };
-
-/// The number that `order.glsl` knows an order by.
-pub(super) fn number(order: MatrixOrder) -> u32 {
-    match order {
-        MatrixOrder::Quads => 0,
-        MatrixOrder::Slices => 1,
-    }
-}
-
-/// Rows, columns and elements of k of the matrices of an order, and the lanes that share one.
-fn extents(order: MatrixOrder) -> ([u32; 3], u32) {
-    match order {
-        MatrixOrder::Quads => ([16; 3], 32),
-        MatrixOrder::Slices => ([8; 3], 8),
-    }
-}
 
 /// Elements of a prepared column.
 pub(super) fn padded(product: &Product) -> usize {
@@ -133,7 +118,8 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     let Some(order) = caps.matrix_order else {
         return unsupported("how lanes hold matrices is not known, or not in an order that kernels know");
     };
-    let ([m, n, k], lanes) = extents(order);
+    let [rows, lanes, deep] = order::extents(order);
+    let [m, n, k] = [rows, rows, deep];
     let listed = caps.coopmat_shape(Component::F16, Component::F32);
     if listed.is_none_or(|s| [s.m, s.n, s.k] != [m, n, k]) || caps.subgroups.size != lanes || !caps.subgroups.full {
         return unsupported(format!("no F16 matrices of {m}x{n}x{k} in {lanes} lanes"));
@@ -170,7 +156,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     };
     let (_, store) = element_functions(NAME, d.ty)?;
     let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
-        .define("ORDER", number(order))
+        .define("ORDER", order::number(order))
         .define("PIECE", piece(a.ty))
         .define("ROW_TILES", cut.tile[0] / m as usize)
         .define("COLUMN_TILES", column_tiles)

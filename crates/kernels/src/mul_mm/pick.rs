@@ -11,6 +11,7 @@ use super::{Before, Call, Kernel, NAME, lanes};
 use crate::formats;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
+use crate::order;
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
@@ -207,7 +208,7 @@ pub(super) fn columns(
     let held = held(&shader, if order.is_some() { lanes::padded } else { padded }(&call.product));
     if let Some((order, piece)) = order {
         shader.name += ".lanes";
-        shader = shader.define("ORDER", lanes::number(order)).define("PIECE", piece);
+        shader = shader.define("ORDER", order::number(order)).define("PIECE", piece);
     }
     shader = shader
         .define("NORMED", u32::from(call.before.is_some_and(|before| before.norm().is_some())))

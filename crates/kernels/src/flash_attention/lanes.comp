@@ -1,0 +1,220 @@
+// flash_attention of one token on matrix units, where the order of their components is known: ROWS heads that share a kv head are the
+// rows of a matrix, MN keys its columns. Lanes load keys and values as they lie in the cache, decode them in registers and write them to
+// components themselves (lanes.glsl). Components of sums are those of left operands, so scores become weights where they were summed:
+// there is no shared memory and no barrier in the loop.
+// Every subgroup goes through tiles of its own; the next keys are loaded before these scores become weights, the next values behind
+// the products of these. Rows past the last are zeros. Grid, splits and all that follows the loop: see teams.comp.
+#version 450
+#define HANDOVER_LATE 1
+#include "kiln.glsl"
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_KHR_shader_subgroup_vote : require
+
+#ifndef MEMORY_MODEL
+#define MEMORY_MODEL 1
+#endif
+#include "matrix_order.glsl"
+layout(local_size_x = WG) in;
+#include "formats.glsl"
+#include "flash_attention/view.glsl"
+#include "flash_attention/combine.glsl"
+#define SUBGROUPS (WG / SG)
+#include "flash_attention/merge.glsl"
+#include "flash_attention/lanes.glsl"
+
+#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
+#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
+#define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
+
+// Components of a lane that belong to one row, and lanes that share a row.
+#define OF_ROW (8 / QUADS_OF_LANE)
+#define ROW_LANES (MN / OF_ROW)
+// Rows of a lane that may hold heads: those of the other half of a matrix are left alone.
+#define USED_ROWS (ORDER == 0 && ROWS <= 8 ? 1 : QUADS_OF_LANE)
+// The key of a component within its tile; the column of a sum is the same.
+#define COLUMN(I) (ORDER == 0 ? key_of(quad_of(lane), I) : lane)
+// A software GPU takes minutes to compile loops that are unrolled.
+#if ORDER == 0
+#define STEP_LOOP [[unroll]]
+#else
+#define STEP_LOOP [[dont_unroll]]
+#endif
+// Drivers keep matrices in registers only if every component is named by a number.
+#if ORDER == 0
+#define EACH_OF_ROW(DO, R) DO(R, 0) DO(R, 1) DO(R, 2) DO(R, 3)
+#define EACH_ROW(DO) DO(0) DO(1)
+#else
+#define EACH_OF_ROW(DO, R) DO(R, 0)
+#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#endif
+
+uint sequence, lane;
+uvec2 keys, values;
+
+// Row of the cache for a key of a tile. Keys that are not seen stand for the nearest one that is: their weight is zero, and what is
+// zero times whatever else lies there may be no number.
+uint row_in_tile(uint tile, uint base, uint key, uint begin, uint end) {
+    return base + clamp(tile * MN + key, begin, end - 1) - tile * MN;
+}
+
+void load_keys(uint tile, uint begin, uint end, out KeyChunk k[QUADS_OF_LANE * K_CHUNKS]) {
+    uint base = cache_row(sequence, tile * MN);
+    STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
+        uvec2 row = row_address(keys, row_in_tile(tile, base, row_of(lane, h), begin, end), p.k_stride[0]);
+        STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) k[h * K_CHUNKS + n] = load_key(row, lane, n);
+    }
+}
+
+void load_values(uint tile, uint begin, uint end, out ValueChunk v[4 * V_CHUNKS]) {
+    uint base = cache_row(sequence, tile * MN);
+    STEP_LOOP for (uint i = 0; i < 4; i++) {
+        uvec2 row = row_address(values, row_in_tile(tile, base, key_of(quad_of(lane), i), begin, end), p.v_stride[0]);
+        STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) v[i * V_CHUNKS + n] = load_value(row, lane, n);
+    }
+}
+
+void main() {
+    lane = gl_SubgroupInvocationID;
+    uint token = gl_WorkGroupID.x, batch = gl_WorkGroupID.z;
+#if SPLIT
+    uint group = gl_WorkGroupID.y / p.splits, split = gl_WorkGroupID.y % p.splits;
+#else
+    uint group = gl_WorkGroupID.y, split = 0;
+#endif
+    uint kv_head = group / GROUPS, first_row = group % GROUPS * ROWS, head = kv_head * RATIO + first_row;
+    uint rows = min(uint(ROWS), RATIO - first_row);
+    sequence = sequence_of(token, batch);
+    uvec2 seen = keys_of(token, batch, length_of(sequence));
+    keys = keys_at(kv_head, sequence);
+    values = values_at(kv_head, sequence);
+    uint used = 1, begin = seen.x, end = seen.y;
+#if SPLIT
+    uvec2 run = split_tiles(seen, split, used);
+    begin = max(run.x * BC, seen.x);
+    end = min(run.y * BC, seen.y);
+#if SPLIT == 2
+    if (split >= used) return;
+#endif
+#endif
+    uint tile = begin / MN + gl_SubgroupID, tiles = begin < end ? (end + MN - 1) / MN : 0;
+    KeyChunk k[QUADS_OF_LANE * K_CHUNKS];
+    ValueChunk v[4 * V_CHUNKS];
+#if CAUSAL
+    // Keys of earlier tokens are there already; that of this token, the only one of its sequence here, is waited for.
+    bool early = SEQUENCES == 0 && p.tokens == 1 && tile < tiles && int(min((tile + 1) * MN, end)) <= position_of(token, batch);
+#else
+    const bool early = false;
+#endif
+    if (early) {
+        load_keys(tile, begin, end, k);
+        load_values(tile, begin, end, v);
+    }
+    await_inputs();
+    if (!early && tile < tiles) {
+        load_keys(tile, begin, end, k);
+        load_values(tile, begin, end, v);
+    }
+
+    MATRIX_A q[K_CHUNKS * K_STEPS];
+    uvec2 queries = row_address(row_address(p.q, token, p.q_stride[0]), batch, p.q_stride[2]);
+    STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) {
+        STEP_LOOP for (uint s = 0; s < K_STEPS; s++) {
+            STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
+                uint row = row_of(lane, h);
+                vec4 x = F32x4(row_address(queries, head + min(row, rows - 1), p.q_stride[1])).v[key_element(lane, n, s) / 4];
+                x = row < rows ? IN_ORDER(x) * SCALE : vec4(0.0);
+                f16vec2 pairs[2] = f16vec2[2](f16vec2(x.xy), f16vec2(x.zw));
+                SET_QUAD(q[n * K_STEPS + s], h, pairs)
+            }
+        }
+    }
+
+    MATRIX_C o[V_CHUNKS * V_TILES];
+    STEP_LOOP for (uint j = 0; j < V_CHUNKS * V_TILES; j++) o[j] = MATRIX_C(0.0);
+    float top[QUADS_OF_LANE], weights[QUADS_OF_LANE];
+    [[unroll]] for (uint r = 0; r < QUADS_OF_LANE; r++) {
+        top[r] = HIDDEN;
+        weights[r] = 0.0;
+    }
+    for (; tile < tiles; tile += SUBGROUPS) {
+        MATRIX_C score = MATRIX_C(0.0);
+        STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) {
+            STEP_LOOP for (uint s = 0; s < K_STEPS; s++) {
+                MATRIX_B b;
+                STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
+                    f16vec2 pairs[2] = key_quad(k[h * K_CHUNKS + n], lane, n, s);
+                    SET_QUAD(b, h, pairs)
+                }
+                score = coopMatMulAdd(q[n * K_STEPS + s], b, score);
+            }
+        }
+        // Past the last tile that one again, which is not used.
+        uint next = tile + SUBGROUPS < tiles ? tile + SUBGROUPS : tile;
+        load_keys(next, begin, end, k);
+
+        float keep[QUADS_OF_LANE];
+        bool moved = false;
+        MATRIX_A w = MATRIX_A(0.0);
+#define LOGIT(R, I)                                                                                      \
+    {                                                                                                    \
+        uint key = tile * MN + COLUMN(I);                                                                \
+        score[(R) * OF_ROW + I] = key >= begin && key < end ? capped(score[(R) * OF_ROW + I]) : HIDDEN;   \
+        most = max(most, score[(R) * OF_ROW + I]);                                                       \
+    }
+#define WEIGHT(R, I)                                                                                     \
+    {                                                                                                    \
+        float16_t x = float16_t(weight(score[(R) * OF_ROW + I], most));                                  \
+        all += float(x);                                                                                 \
+        w[(R) * OF_ROW + I] = x;                                                                         \
+    }
+#define SOFTEN(R)                                                                                        \
+    if (R < USED_ROWS) {                                                                                 \
+        float most = top[R], all = 0.0;                                                                  \
+        EACH_OF_ROW(LOGIT, R)                                                                            \
+        [[unroll]] for (uint d = 1; d < ROW_LANES; d <<= 1) most = max(most, subgroupShuffleXor(most, d)); \
+        EACH_OF_ROW(WEIGHT, R)                                                                           \
+        keep[R] = exp(top[R] - most);                                                                    \
+        moved = moved || top[R] != most;                                                                 \
+        top[R] = most;                                                                                   \
+        weights[R] = weights[R] * keep[R] + all;                                                         \
+    }
+        EACH_ROW(SOFTEN)
+        if (subgroupAny(moved)) {
+            STEP_LOOP for (uint j = 0; j < V_CHUNKS * V_TILES; j++) {
+#define SHRINK(R, I) o[j][(R) * OF_ROW + I] *= keep[R];
+#define SHRINK_ROW(R) if (R < USED_ROWS) { EACH_OF_ROW(SHRINK, R) }
+                EACH_ROW(SHRINK_ROW)
+            }
+        }
+        STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) {
+            STEP_LOOP for (uint j = 0; j < V_TILES; j++) {
+                MATRIX_B b;
+                STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
+                    float16_t x[4];
+                    STEP_LOOP for (uint i = 0; i < 4; i++) x[i] = VALUE(v[i * V_CHUNKS + n], lane, n, j, h);
+                    f16vec2 pairs[2] = f16vec2[2](f16vec2(x[0], x[1]), f16vec2(x[2], x[3]));
+                    SET_QUAD(b, h, pairs)
+                }
+                o[n * V_TILES + j] = coopMatMulAdd(w, b, o[n * V_TILES + j]);
+            }
+        }
+        load_values(next, begin, end, v);
+    }
+
+#define LEAVE(R, I) put_merged(row, value_element(n, j, COLUMN(I)), o[n * V_TILES + j][(R) * OF_ROW + I]);
+#define LEAVE_ROW(R)                                                                                     \
+    if (R < USED_ROWS) {                                                                                 \
+        float all = weights[R];                                                                          \
+        [[unroll]] for (uint d = 1; d < ROW_LANES; d <<= 1) all += subgroupShuffleXor(all, d);             \
+        uint row = row_of(lane, R);                                                                      \
+        if (row < rows) {                                                                                \
+            pairs_of[gl_SubgroupID * ROWS + row] = vec2(top[R], all);                                    \
+            STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++)                                               \
+                STEP_LOOP for (uint j = 0; j < V_TILES; j++) { EACH_OF_ROW(LEAVE, R) }                    \
+        }                                                                                                \
+    }
+    EACH_ROW(LEAVE_ROW)
+    merge(Merging(token, batch, group, head, rows, split, used));
+}

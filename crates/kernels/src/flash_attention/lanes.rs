@@ -1,0 +1,134 @@
+//! The path on matrix units whose lanes write the components of matrices themselves: single tokens of heads that share keys, where the
+//! order of components is known. See `lanes.comp`.
+
+use kiln_gguf::TensorType;
+use kiln_gpu::{Caps, Component, MatrixOrder, Shader, SubgroupRequest};
+
+use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within};
+use super::{Call, Mask};
+use crate::operation::{Choice, Path, Unsupported};
+use crate::order;
+use crate::tensor::Tensor;
+
+/// Splits begin at multiples of this many keys: those of the largest matrices.
+const TILE: usize = 16;
+
+/// Bits of a code of the formats that lanes decode; 0 for half floats.
+fn codes(ty: TensorType) -> Option<u32> {
+    match ty {
+        TensorType::F16 => Some(0),
+        TensorType::Q8_0 => Some(8),
+        TensorType::Q4_0 => Some(4),
+        _ => None,
+    }
+}
+
+/// Whether rows and blocks of keys or values can be loaded in the words that the kernel loads.
+fn is_loaded(t: &Tensor) -> bool {
+    let aligned = |bytes: usize| bytes.is_multiple_of(8);
+    let blocks = || t.shape[0].is_multiple_of(128) && (1..4).all(|d| t.shape[d] == 1 || aligned(t.stride[d]));
+    match t.ty {
+        TensorType::F16 => t.shape[0].is_multiple_of(64) && wide_halves(t),
+        _ => blocks() && aligned(t.offset),
+    }
+}
+
+/// Why a call is not for the path, on whatever device.
+fn refusal(call: &Call) -> Option<String> {
+    let types = (call.k.ty, call.v.ty);
+    if types.0 != types.1 || codes(types.0).is_none() {
+        return Some(format!("no lanes for keys of {} and values of {}", types.0, types.1));
+    }
+    if !is_loaded(&call.k) || !is_loaded(&call.v) {
+        return Some(format!("rows of k {} and v {} are not loaded as words", call.k, call.v));
+    }
+    let widest = call.k.shape[0].max(call.v.shape[0]);
+    if widest > 256 {
+        return Some(format!("heads of {widest} do not fit the registers of lanes"));
+    }
+    if call.q.shape[1] > 1 {
+        return Some(format!("{} tokens of a sequence are the rows of other paths' matrices", call.q.shape[1]));
+    }
+    if matches!(call.mask, Mask::Explicit(_)) || call.max_bias > 0.0 || call.distances.is_some() {
+        return Some("masks and biases of keys are other paths'".into());
+    }
+    match call.pages {
+        Some(pages) if !pages.size.is_multiple_of(TILE) => {
+            Some(format!("pages of {} keys are no whole tiles of {TILE}", pages.size))
+        }
+        _ => None,
+    }
+}
+
+/// How a workgroup divides its work.
+#[derive(Clone, Copy, Debug)]
+struct Lanes {
+    order: MatrixOrder,
+    /// Threads.
+    threads: usize,
+    /// Heads it serves.
+    rows: usize,
+}
+
+impl Lanes {
+    fn new(call: &Call, caps: &Caps) -> Result<Lanes, Unsupported> {
+        if let Some(why) = refusal(call) {
+            return Err(unsupported(why));
+        }
+        let known = caps.matrix_order.filter(|_| caps.matrix_sums_as_left && caps.float16 && caps.subgroups.shuffle);
+        let Some(order) = known.filter(|_| caps.subgroups.vote && caps.coopmat_shape(Component::F16, Component::F32).is_some())
+        else {
+            return Err(unsupported("how lanes hold matrices and their sums is not known".into()));
+        };
+        let [most, lanes, _] = order::extents(order).map(|n| n as usize);
+        let ratio = call.q.shape[2] / call.k.shape[2];
+        let rows = ratio.div_ceil(ratio.div_ceil(most));
+        let threads = number(call, caps, Path::Lanes, "threads")?.next_multiple_of(lanes);
+        let mut plan = Lanes { order, threads: threads.min(caps.limits.max_workgroup_size[0] as usize), rows };
+        while plan.shared_bytes(call, lanes) > caps.limits.max_shared_bytes as usize && plan.threads > lanes {
+            plan.threads = (plan.threads / 2).next_multiple_of(lanes);
+        }
+        let bytes = plan.shared_bytes(call, lanes);
+        if bytes > caps.limits.max_shared_bytes as usize {
+            return Err(unsupported(format!("{rows} heads of {} need {bytes} bytes of shared memory", call.v.shape[0])));
+        }
+        Ok(plan)
+    }
+
+    /// Sums of the subgroups with their maxima and weights, and a flag.
+    fn shared_bytes(&self, call: &Call, lanes: usize) -> usize {
+        let subgroups = self.threads / lanes;
+        let sums = (subgroups * self.rows * call.v.shape[0] / 4).max(self.threads) * 16;
+        sums + (subgroups * self.rows).max(self.threads) * 8 + 16
+    }
+
+    fn defines(&self, shader: Shader, call: &Call) -> Shader {
+        // Threads that share four elements of the result when partial results are added up.
+        let parts = (self.threads / (self.rows * call.v.shape[0] / 4).next_power_of_two()).clamp(1, 8);
+        shader
+            .subgroup(SubgroupRequest::Full)
+            .define("ORDER", order::number(self.order))
+            .define("WG", self.threads)
+            .define("ROWS", self.rows)
+            .define("PARTS", parts)
+            .define("BC", TILE)
+            .define("RUN", SPLIT_KEYS / TILE)
+            .define("CODES", codes(call.k.ty).unwrap_or(0))
+    }
+}
+
+/// Whether the path is taken unless another one is wished for.
+pub(super) fn is_preferred(call: &Call, caps: &Caps) -> bool {
+    let least = number(call, caps, Path::Lanes, "least").unwrap_or(0);
+    least > 0 && call.keys() >= least && Lanes::new(call, caps).is_ok()
+}
+
+pub(super) fn lanes(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
+    let plan = Lanes::new(call, caps)?;
+    let [_, tokens, heads, batch] = call.q.shape;
+    let kv_heads = call.k.shape[2];
+    let splits = call.split.map_or(1, |s| s.count);
+    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
+    let first = plan.defines(shader(call, caps, Path::Lanes, "flash_attention/lanes.comp")?, call);
+    with_combine(call, caps, Choice::one(Path::Lanes, first, within(groups, caps)?))
+}
