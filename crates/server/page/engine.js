@@ -28,7 +28,7 @@ class Chart extends HTMLElement {
   add(value, shown, top, note = "") {
     this.values.push(value);
     if (this.values.length > SAMPLES) this.values.shift();
-    const most = top ?? Math.max(...this.values, 1e-9) * 1.1;
+    const most = top || Math.max(...this.values, 1e-9) * 1.1;
     const left = SAMPLES - this.values.length;
     const points = this.values.map((v, i) => `${left + i},${(39 - (Math.min(v, most) / most) * 37).toFixed(2)}`);
     this.line.setAttribute("d", `M${points.join("L")}`);
