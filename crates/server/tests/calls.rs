@@ -141,7 +141,8 @@ fn the_responses_api_tells_probabilities_and_hands_reasoning_back() {
     assert_eq!(&streamed, told);
     // A model whose prompt has opened its thought thinks; what it thought travels sealed, and comes back as it was.
     server.stop().unwrap();
-    let opened = format!("{}{{% if add_generation_prompt %}}<think>\n{{% endif %}}", template("<think>"));
+    let shows = template("<think>").replace("{{ m.content }}", "{{ m.reasoning_content or '' }}{{ m.content }}");
+    let opened = format!("{shows}{{% if add_generation_prompt %}}<think>\n{{% endif %}}");
     let server = start_with(settings(), Some(&opened));
     let reply = post(
         &server,
@@ -164,7 +165,9 @@ fn the_responses_api_tells_probabilities_and_hands_reasoning_back() {
     let count = |input: Value| {
         post(&server, "/v1/responses/input_tokens", &json!({"input": input})).json()["input_tokens"].clone()
     };
-    assert_eq!(count(carried), count(open));
+    let nothing = json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "so"}, {"role": "user", "content": "and?"}]);
+    assert_eq!(count(carried), count(open.clone()));
+    assert_ne!(count(open), count(nothing), "the template shows what was thought");
     server.stop().unwrap();
 }
 
