@@ -201,6 +201,24 @@ def openai_forced_tool_call():
     assert after.choices[0].message.content is not None
 
 
+@check_real
+def openai_tools_beside_a_shape():
+    ask = dict(model=MODEL, messages=[{"role": "user", "content": "Weather in Oslo?"}], tools=TOOLS, temperature=0, max_tokens=300)
+    format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    message = client.chat.completions.create(**ask, response_format=format, parallel_tool_calls=False).choices[0].message
+    if message.tool_calls:
+        is_call(message.tool_calls[0].function.arguments)
+    else:
+        fits(message.content)
+    # A strict tool leaves the model free, but for the calls that it makes.
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    choice = client.chat.completions.create(**{**ask, "tools": strict, "max_tokens": 60}).choices[0]
+    calls = choice.message.tool_calls or []
+    # The last one may be cut short by the limit.
+    for call in calls if choice.finish_reason == "tool_calls" else calls[:-1]:
+        is_call(call.function.arguments)
+
+
 @check
 def openai_completions():
     ask = dict(model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=8)
@@ -239,6 +257,16 @@ def openai_responses():
     back = [{"role": "user", "content": "Weather in Oslo?"}, call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
             {"type": "function_call_output", "call_id": call.call_id, "output": "12 C"}]
     assert client.responses.create(model=MODEL, input=back, max_output_tokens=16).status in ("completed", "incomplete")
+
+
+@check
+def openai_responses_with_probabilities():
+    ask = dict(model=MODEL, input="Say hello.", temperature=0, max_output_tokens=12, top_logprobs=2,
+               include=["message.output_text.logprobs", "reasoning.encrypted_content"])
+    part = client.responses.create(**ask).output[-1].content[0]
+    assert part.logprobs and all(len(entry.top_logprobs) == 2 for entry in part.logprobs), part
+    deltas = [event for event in client.responses.create(**ask, stream=True) if event.type == "response.output_text.delta"]
+    assert [entry.token for event in deltas for entry in event.logprobs] == [entry.token for entry in part.logprobs]
 
 
 @check
@@ -316,6 +344,9 @@ def ollama_chat():
     assert "".join(piece.message.content or "" for piece in pieces) == whole.message.content
     assert pieces[-1].done and pieces[-1].done_reason in ("stop", "length")
     fits(llama.chat(model=MODEL, messages=HELLO, options={"num_predict": 200}, format=SCHEMA).message.content)
+    told = llama.chat(model=MODEL, messages=HELLO, options=options, logprobs=True, top_logprobs=2)
+    assert "".join(entry.token for entry in told.logprobs) == told.message.content, told
+    assert all(len(entry.top_logprobs) == 2 for entry in told.logprobs)
 
 
 @check

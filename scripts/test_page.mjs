@@ -181,6 +181,9 @@ const checks = {
     await page.evaluate(() => (document.querySelector("#talk").scrollTop = 0));
     await picture("desktop-light");
     await page.emulateMedia({ colorScheme: "dark" });
+    // A root without its sign would be another formula.
+    const roots = await page.evaluate(() => [...document.querySelectorAll("msqrt, .radicand")].map((root) => (root.matches(".radicand") ? root.previousSibling.textContent === "√" : root.getBoundingClientRect().width > root.firstChild.getBoundingClientRect().width)));
+    assert.deepEqual(roots, [true]);
     await accessible("a rich answer in the dark");
     await picture("desktop-dark");
   },

@@ -82,22 +82,30 @@ impl Config {
 
     /// Whether every key of the file means something; `command` is the program's.
     pub(crate) fn check(&self, command: &Command) -> anyhow::Result<()> {
-        let known = |command: &Command, key: &str| leaves(command).iter().any(|leaf| flag(leaf, key).is_some());
+        let find = |command: &Command, key: &str| {
+            let actions: Vec<ArgAction> =
+                leaves(command).iter().filter_map(|leaf| Some(flag(leaf, key)?.get_action().clone())).collect();
+            (!actions.is_empty()).then(|| actions.iter().any(|action| matches!(action, ArgAction::Append)))
+        };
         for (table, key, value) in self.entries()? {
             let name = if table.is_empty() { key.clone() } else { format!("{table}.{key}") };
-            let found = match table.as_str() {
-                "" => true,
-                EVERY => known(command, &key),
+            let repeats = match table.as_str() {
+                "" => Some(false),
+                EVERY => find(command, &key),
                 table => match command.find_subcommand(table) {
-                    Some(command) => known(command, &key),
+                    Some(command) => find(command, &key),
                     None => bail!(self.wrong(table, "neither a command nor `flags`")),
                 },
             };
-            if !found {
+            let Some(repeats) = repeats else {
                 bail!(self.wrong(&name, "no flag that has a value or is a switch"));
-            }
-            if plain(&value).is_none() {
-                bail!(self.wrong(&name, "a list or a table, which no flag takes"));
+            };
+            match texts(&value) {
+                None => bail!(self.wrong(&name, "a table, which no flag takes")),
+                Some(_) if value.is_array() && !repeats => {
+                    bail!(self.wrong(&name, "a list, and the flag is given once"))
+                }
+                Some(_) => {}
             }
         }
         Ok(())
@@ -128,12 +136,14 @@ impl Config {
             if said(arg.get_id().as_str()) || excluded {
                 continue;
             }
-            let text = plain(&value).unwrap_or_default();
+            let given = texts(&value).unwrap_or_default();
             match arg.get_action() {
                 ArgAction::SetTrue if value.as_bool() == Some(true) => words.push(format!("--{key}").into()),
                 ArgAction::SetTrue if value.as_bool() == Some(false) => {}
                 ArgAction::SetTrue => bail!(self.wrong(&key, "a switch: true or false")),
-                _ => words.push(format!("--{key}={text}").into()),
+                ArgAction::Append => words.extend(given.iter().map(|text| format!("--{key}={text}").into())),
+                _ if value.is_array() => bail!(self.wrong(&key, "a list, and the flag is given once")),
+                _ => words.push(format!("--{key}={}", given.concat()).into()),
             }
         }
         Ok(words)
@@ -159,6 +169,14 @@ pub(crate) fn plain(value: &Value) -> Option<String> {
         Value::Float(number) => Some(number.value().to_string()),
         Value::Boolean(on) => Some(on.value().to_string()),
         _ => None,
+    }
+}
+
+/// The values of a key, as they would be typed: one, or those of a list for a flag that may be given several times.
+fn texts(value: &Value) -> Option<Vec<String>> {
+    match value {
+        Value::Array(list) => list.iter().map(plain).collect(),
+        one => plain(one).map(|text| vec![text]),
     }
 }
 

@@ -79,6 +79,46 @@ struct Log;
 /// Messages of libraries that everybody should see go to this target, at the level of information.
 const NOTE: &str = "kiln::note";
 
+/// What happened, with its facts: a word, and an object of JSON behind it.
+const FACTS: &str = "kiln::facts";
+
+/// Lines of the log are objects of JSON.
+static AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on the log is for programs: an object of JSON a line.
+pub(crate) fn log_as_json() {
+    AS_JSON.store(true, Ordering::Relaxed);
+    VERBOSE.fetch_max(1, Ordering::Relaxed);
+}
+
+/// A line of the log for programs.
+fn json_line(level: &str, target: &str, text: &str) -> String {
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mut line = serde_json::json!({"time": time.as_millis() as f64 / 1e3, "level": level});
+    let facts = text.split_once(' ').filter(|_| target == FACTS);
+    match facts.and_then(|(what, facts)| Some((what, serde_json::from_str::<serde_json::Value>(facts).ok()?))) {
+        Some((what, serde_json::Value::Object(facts))) => {
+            line["event"] = what.into();
+            if let Some(line) = line.as_object_mut() {
+                line.extend(facts);
+            }
+        }
+        _ => line["message"] = text.into(),
+    }
+    line.to_string()
+}
+
+/// Facts as a person reads them: `request id=... status=200`.
+fn facts_line(text: &str) -> String {
+    let Some((what, facts)) = text.split_once(' ') else { return text.to_owned() };
+    let Ok(serde_json::Value::Object(facts)) = serde_json::from_str(facts) else { return text.to_owned() };
+    let fact = |(name, value): (&String, &serde_json::Value)| match value.as_str() {
+        Some(word) if !word.is_empty() && !word.contains([' ', '"', '=']) => format!(" {name}={word}"),
+        _ => format!(" {name}={value}"),
+    };
+    what.to_owned() + &facts.iter().map(fact).collect::<String>()
+}
+
 /// How much is said: 0 to 2.
 static VERBOSE: AtomicU8 = AtomicU8::new(0);
 
@@ -95,7 +135,15 @@ impl log::Log for Log {
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
             let level = record.level().as_str().to_lowercase();
-            say(&format!("{}: {}", if record.target() == NOTE { "note" } else { &level }, record.args()));
+            let level = if record.target() == NOTE { "note" } else { &level };
+            let text = record.args().to_string();
+            match (AS_JSON.load(Ordering::Relaxed), record.target()) {
+                (true, target) => {
+                    let _ = writeln!(std::io::stderr().lock(), "{}", json_line(level, target, &text));
+                }
+                (false, FACTS) => say(&format!("{level}: {}", facts_line(&text))),
+                (false, _) => say(&format!("{level}: {text}")),
+            }
         }
     }
 
@@ -129,4 +177,22 @@ pub(crate) fn byte_progress(total: u64, what: &str) -> indicatif::ProgressBar {
         indicatif::ProgressStyle::with_template("{msg:18} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_for_people_or_for_programs() {
+        let facts = r#"request {"id":"req_1","path":"/a b","status":200}"#;
+        assert_eq!(facts_line(facts), r#"request id=req_1 path="/a b" status=200"#);
+        let line: serde_json::Value = serde_json::from_str(&json_line("info", FACTS, facts)).unwrap();
+        assert_eq!(
+            (line["event"].as_str(), line["status"].as_u64(), line["level"].as_str()),
+            (Some("request"), Some(200), Some("info"))
+        );
+        let line: serde_json::Value = serde_json::from_str(&json_line("warn", "kiln", "two\nlines {")).unwrap();
+        assert_eq!(line["message"], "two\nlines {");
+    }
 }

@@ -313,7 +313,13 @@ fn the_config_file_speaks_where_the_user_does_not() {
     std::fs::write(&file, "[run\n").unwrap();
     bad(&["run", "m.gguf", "hello"], &["kiln.toml is no TOML"]);
     std::fs::write(&file, "[run]\nthreads = [1]\n").unwrap();
-    bad(&["run", "m.gguf", "hello"], &["run.threads"]);
+    bad(&["run", "m.gguf", "hello"], &["run.threads", "given once"]);
+    // What may be given several times may be a list.
+    std::fs::write(&file, "[serve]\nallow-host = [\"a\", \"b\"]\napi-key = [\"k\"]\nhost = \"192.0.2.1\"\n").unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&good(&["config", "--json"])).unwrap();
+    assert_eq!(shown["settings"]["serve"]["allow-host"], serde_json::json!(["a", "b"]));
+    // The key is heard: the address is not refused for want of one, but because it is not this machine's.
+    bad(&["serve", "m.gguf"], &["cannot listen on 192.0.2.1"]);
 }
 
 #[test]

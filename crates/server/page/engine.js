@@ -28,7 +28,7 @@ class Chart extends HTMLElement {
   add(value, shown, top, note = "") {
     this.values.push(value);
     if (this.values.length > SAMPLES) this.values.shift();
-    const most = top ?? Math.max(...this.values, 1e-9) * 1.1;
+    const most = top || Math.max(...this.values, 1e-9) * 1.1;
     const left = SAMPLES - this.values.length;
     const points = this.values.map((v, i) => `${left + i},${(39 - (Math.min(v, most) / most) * 37).toFixed(2)}`);
     this.line.setAttribute("d", `M${points.join("L")}`);
@@ -46,6 +46,9 @@ const rate = (n) => (n < 10 ? n.toFixed(1) : Math.round(n).toLocaleString("en"))
 let timer = null;
 let before = null;
 
+/** The model that the conversation is with; another one starts the charts anew. */
+const which = () => new URLSearchParams({ model: $("model").value });
+
 function build() {
   const measure = h("button", { type: "button", onclick: () => kernels(measure) }, "Measure one step");
   $("engine").replaceChildren(
@@ -58,7 +61,7 @@ function build() {
 async function kernels(button) {
   button.disabled = true;
   try {
-    const { kernels: found, microseconds } = await get("/engine/kernels");
+    const { kernels: found, microseconds } = await get(`/engine/kernels?${which()}`);
     const most = Math.max(...found.map((k) => k.microseconds), 1e-9);
     const row = (k) => {
       const bar = h("div", { class: "bar" });
@@ -73,18 +76,19 @@ async function kernels(button) {
 }
 
 function facts(now) {
-  const rows = [["Model", now.model], ["Runs on", now.device], ["Context", `${now.context.toLocaleString("en")} tokens`], ["Cached beginnings", now.tokens.prompt ? `${Math.round((100 * now.tokens.cached) / now.tokens.prompt)} % of prompt tokens` : "none yet"]];
+  const rows = [["Model", now.model], ["Runs on", now.device], ["Context", now.loaded ? `${now.context.toLocaleString("en")} tokens` : "known when it is loaded"], ["Cached beginnings", now.tokens.prompt ? `${Math.round((100 * now.tokens.cached) / now.tokens.prompt)} % of prompt tokens` : "none yet"]];
   $("engine-facts").replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
 async function look() {
   let now;
   try {
-    now = await get("/engine");
+    now = await get(`/engine?${which()}`);
   } catch (error) {
     $("engine-facts").replaceChildren(h("dt", {}, "Engine"), h("dd", {}, error.message));
     return;
   }
+  if (before && before.now.model !== now.model) before = null;
   const time = performance.now();
   const since = before ? (time - before.time) / 1000 : 0;
   const per = (name) => (since ? Math.max(0, now.tokens[name] - before.now.tokens[name]) / since : 0);
@@ -96,8 +100,8 @@ async function look() {
   $("chart-batch").add(load.reading + load.writing, load.reading + load.writing, now.sequences, `${load.reading} read, ${load.writing} write, of ${now.sequences}`);
   $("chart-queue").add(load.waiting, load.waiting, undefined, load.swapped ? `${load.swapped} moved to host memory` : "");
   $("chart-pages").add(used, `${used} of ${load.pages}`, load.pages || 1);
+  $("chart-memory").hidden = !memory;
   if (memory) $("chart-memory").add(memory.total - memory.free, `${Math.round(100 - (100 * memory.free) / memory.total)} %`, memory.total, `${gib(memory.total - memory.free)} of ${gib(memory.total)} ${memory.place}`);
-  else $("chart-memory").hidden = true;
   facts(now);
   before = { time, now };
 }

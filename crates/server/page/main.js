@@ -94,6 +94,7 @@ async function forget(talk) {
 
 function welcome() {
   const facts = [page.device, page.defaults.context && `${page.defaults.context.toLocaleString("en")} tokens of context`].filter(Boolean).join(", ");
+  const runs = page.asleep ? "It is loaded when you ask. " : facts && `It runs on ${facts}. `;
   const example = (text) => h("li", {}, h("button", { type: "button", onclick: () => {
     $("prompt").value = text;
     submit();
@@ -101,7 +102,7 @@ function welcome() {
   return h("div", { class: "welcome" },
     h("img", { src: "/page/icon.svg", alt: "", width: 56, height: 56 }),
     h("h2", {}, "What shall we make?"),
-    h("p", {}, h("strong", {}, $("model").value || "The model"), " answers from this machine. ", facts && `It runs on ${facts}. `, "Nothing you write leaves it, and conversations stay in this browser."),
+    h("p", {}, h("strong", {}, $("model").value || "The model"), " answers from this machine. ", runs, "Nothing you write leaves it, and conversations stay in this browser."),
     h("ul", {}, EXAMPLES.map(example)),
     h("p", { class: "small" }, "Attach or drop text files. Edit a message to branch. ", h("button", { type: "button", class: "link", onclick: () => openHelp() }, "All keys, and the address for programs")));
 }
@@ -199,13 +200,15 @@ function take(node, chunk, times) {
   const choice = chunk.choices?.[0];
   if (!choice) return;
   const { delta } = choice;
-  if (delta.content || delta.reasoning_content || delta.tool_calls) times.first ||= performance.now();
+  // Which of the two names it has is a flag of the server.
+  const thought = delta.reasoning_content ?? delta.reasoning ?? "";
+  if (delta.content || thought || delta.tool_calls) times.first ||= performance.now();
   if (delta.content && !times.words) {
     times.words = performance.now();
     if (node.reasoning) node.stats = { ...node.stats, thought: Math.round(times.words - times.first) };
   }
   node.content += delta.content ?? "";
-  node.reasoning += delta.reasoning_content ?? "";
+  node.reasoning += thought;
   for (const call of delta.tool_calls ?? []) {
     const known = (node.calls[call.index] ??= { id: call.id, name: "", arguments: "" });
     known.name += call.function?.name ?? "";
@@ -424,13 +427,13 @@ function wire() {
 /** Asks the server what it has; again after a while where it is still loading. */
 async function connect() {
   try {
-    const [models, props] = await Promise.all([api.get("/v1/models"), api.get("/props")]);
+    const [models, props, engine] = await Promise.all(["/v1/models", "/props", "/engine"].map(api.get));
     page.models = models.data.map((model) => model.id);
     $("model").replaceChildren(...page.models.map((id) => h("option", { value: id }, id)));
     const { params, n_ctx } = props.default_generation_settings;
     const plain = (value) => (typeof value === "number" ? String(Math.round(value * 1000) / 1000) : value);
     page.defaults = { ...Object.fromEntries(Object.entries(params).map(([name, value]) => [name, plain(value)])), context: n_ctx };
-    page.device = (await api.get("/engine")).device;
+    [page.device, page.asleep] = [engine.device, engine.loaded === false];
     document.body.classList.remove("offline");
     show();
   } catch (error) {

@@ -244,20 +244,48 @@ export function tree(tex) {
   return rows;
 }
 
+const NS = "http://www.w3.org/1998/Math/MathML";
+
+function build(node) {
+  if (typeof node === "string") return document.createTextNode(node);
+  const [tag, ...rest] = node;
+  const element = document.createElementNS(NS, tag);
+  for (const part of rest) {
+    if (typeof part === "string" || Array.isArray(part)) element.append(build(part));
+    else for (const [name, value] of Object.entries(part)) element.setAttribute(name, value);
+  }
+  return element;
+}
+
+let roots;
+
+/** Whether the browser draws roots: without a font for formulas it leaves out the sign, and says something else. */
+function drawsRoots() {
+  if (roots === undefined) {
+    const math = build(["math", ["msqrt", ["mi", "x"]]]);
+    document.body.append(math);
+    const [whole, inner] = [math.firstChild, math.firstChild.firstChild].map((part) => part.getBoundingClientRect().width);
+    math.remove();
+    roots = whole > inner * 1.2;
+  }
+  return roots;
+}
+
+/** The same formula with signs of roots that any font has, and lines above what is under them. */
+export function plainRoots(node) {
+  if (!Array.isArray(node)) return node;
+  const [tag, ...parts] = node;
+  const inner = parts.map(plainRoots);
+  if (tag !== "msqrt" && tag !== "mroot") return Object.assign([tag, ...inner], { limits: node.limits });
+  const sign = ["mo", { form: "prefix", rspace: "0", stretchy: "false" }, "√"];
+  const root = ["mrow", sign, ["mrow", { class: "radicand" }, inner[0]]];
+  return tag === "msqrt" ? root : ["mrow", ["msup", ["mrow"], inner[1]], ...root.slice(1)];
+}
+
 /** A formula as an element. */
 export function mathml(tex, display) {
-  const ns = "http://www.w3.org/1998/Math/MathML";
-  const build = (node) => {
-    if (typeof node === "string") return document.createTextNode(node);
-    const [tag, ...rest] = node;
-    const element = document.createElementNS(ns, tag);
-    for (const part of rest) {
-      if (typeof part === "string" || Array.isArray(part)) element.append(build(part));
-      else for (const [name, value] of Object.entries(part)) element.setAttribute(name, value);
-    }
-    return element;
-  };
-  const math = build(["math", tree(tex.trim())]);
+  const formula = tree(tex.trim());
+  const math = build(["math", drawsRoots() ? formula : plainRoots(formula)]);
   if (display) math.setAttribute("display", "block");
   math.setAttribute("aria-label", tex.trim());
   return math;

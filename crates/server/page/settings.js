@@ -22,6 +22,13 @@ export function fields(talk) {
   return out;
 }
 
+/** What holds where nothing is said. Some numbers of the server's mean something that is better said in words. */
+function usual(name, defaults) {
+  if (name === "seed") return Number(defaults.seed) === 0xffffffff ? "any" : defaults.seed ?? "any";
+  if (name === "max_tokens") return Number(defaults.max_tokens) > 0 ? defaults.max_tokens : "no limit";
+  return defaults[name] ?? "";
+}
+
 /** Builds the form. `defaults` are the server's, by llama.cpp's names. */
 export function show(talk, defaults, changed) {
   const set = (name, value) => {
@@ -30,7 +37,7 @@ export function show(talk, defaults, changed) {
     changed();
   };
   const number = ([name, label, why, limits]) => {
-    const input = h("input", { type: "number", id: `set-${name}`, ...limits, step: limits.step, placeholder: defaults[name] ?? (name === "repeat_penalty" ? defaults.repeat_penalty ?? "" : ""), "aria-describedby": `why-${name}` });
+    const input = h("input", { type: "number", id: `set-${name}`, ...limits, step: limits.step, placeholder: usual(name, defaults), "aria-describedby": `why-${name}` });
     input.value = talk.sampling[name] ?? "";
     input.addEventListener("change", () => {
       const value = input.value === "" ? undefined : Number(input.value);
@@ -64,7 +71,7 @@ export function show(talk, defaults, changed) {
   $("settings").replaceChildren(
     h("div", { class: "setting wide" }, h("label", { htmlFor: "set-system" }, "System prompt"), system, h("p", {}, "Who the model is in this conversation.")),
     ...NUMBERS.map(number),
-    h("div", { class: "setting" }, h("label", { htmlFor: "set-thinking" }, "Thinking"), thinking, h("p", {}, "For models that think before they answer")),
+    h("div", { class: "setting broad" }, h("label", { htmlFor: "set-thinking" }, "Thinking"), thinking, h("p", {}, "For models that think before they answer")),
     h("div", { class: "setting wide" }, h("label", { htmlFor: "set-tools" }, "Tools"), tools, h("p", { id: "why-tools" }, WHY_TOOLS)),
   );
 }

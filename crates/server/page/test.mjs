@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { children, fresh, grow, leaf, path, requestMessages, switchTo } from "./tree.js";
 import { parse } from "./markdown.js";
 import { scan } from "./highlight.js";
-import { tree } from "./math.js";
+import { plainRoots, tree } from "./math.js";
 import { Events } from "./events.js";
 
 const kinds = (text) => parse(text).map((block) => block.type);
@@ -88,6 +88,8 @@ test("formulas become trees", () => {
   assert.equal(text("\\sum_{i=1}^n"), '["mrow",["munderover",["mo","∑"],["mrow",["mi","i"],["mo","="],["mn","1"]],["mi","n"]]]');
   assert.equal(text("\\mathbb{R}"), '["mrow",["mi","ℝ"]]');
   assert.equal(text("\\sqrt[3]{x}"), '["mrow",["mroot",["mi","x"],["mn","3"]]]');
+  const plain = JSON.stringify(plainRoots(tree("\\frac{\\sqrt{\\pi}}{\\sqrt[3]{x}}")));
+  assert.ok(!/msqrt|mroot/.test(plain) && plain.match(/√/g).length === 2 && plain.includes('["mi","π"]') && plain.includes('["mn","3"]'), plain);
   assert.equal(text("3.14"), '["mrow",["mn","3.14"]]');
   assert.match(text("\\begin{pmatrix}a&b\\\\c&d\\end{pmatrix}"), /mtable.*mtr.*mtr/);
   assert.match(text("\\unknown{x}"), /unknown/);

@@ -53,6 +53,8 @@ pub struct Usual {
     pub kwargs: Map<String, Value>,
     /// Reasoning stays in the content.
     pub keep_reasoning: bool,
+    /// The field that reasoning is told in by OpenAI's chat API; empty for `reasoning_content`.
+    pub reasoning_field: &'static str,
     /// How long a model may think.
     pub thinking_budget: Option<ThinkingBudget>,
 }
@@ -72,6 +74,8 @@ pub struct Settings {
     pub hides_slots: bool,
     /// Keys that open it; without any it is open to all who reach it.
     pub keys: Vec<Key>,
+    /// `GET /metrics` asks for no key.
+    pub open_metrics: bool,
     /// All keys share the beginnings of their prompts. Who shares them can find out by the clock what others have asked.
     pub shared_cache: bool,
     /// What the server proves itself with to clients that speak TLS; without it they speak plainly.
@@ -120,6 +124,7 @@ impl Settings {
             shown_path: None,
             hides_slots: false,
             keys: Vec::new(),
+            open_metrics: false,
             shared_cache: false,
             tls: None,
             slots_folder: None,

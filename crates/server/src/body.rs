@@ -57,7 +57,11 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Re
     let silent = !headers.contains_key(header::CONTENT_TYPE) && !headers.contains_key(header::ORIGIN);
     let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    if !silent && kind != "application/json" && !(kind.starts_with("application/") && kind.ends_with("+json")) {
+    // Ollama's users type `curl -d`, which calls everything a form. Forms of web pages come with their origin.
+    let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    let typed = request.uri().path().starts_with("/api/") && kind == "application/x-www-form-urlencoded" && !from_page;
+    let is_json = kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"));
+    if !(is_json || silent || typed) {
         let shown = if kind.is_empty() { "nothing" } else { &kind };
         return Err(Refusal::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
     }
@@ -74,7 +78,7 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Re
     }
     let time = patience(app, length.unwrap_or(limit as u64));
     let read = tokio::time::timeout(time, axum::body::to_bytes(request.into_body(), limit)).await;
-    let late = |_| Refusal::new(Kind::Invalid, format!("the body did not come within {} s", time.as_secs()));
+    let late = |_| Refusal::new(Kind::Late, format!("the body did not come within {} s", time.as_secs()));
     read.map_err(late)?.map_err(|error| {
         let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         if text.contains("length limit") { too_large() } else { Refusal::new(Kind::Invalid, "the body ended early") }
@@ -120,9 +124,9 @@ impl Body {
             }
         });
         let value = parsed.map_err(|error| {
-            let path = track.path().to_string();
-            let refusal = Refusal::new(Kind::Invalid, format!("{path}: {error}"));
-            if path == "." { Refusal::new(Kind::Invalid, error.to_string()) } else { refusal.with_param(path) }
+            let (path, why) = (track.path().to_string(), in_words(&error.to_string()));
+            let refusal = Refusal::new(Kind::Invalid, format!("{path}: {why}"));
+            if path == "." { Refusal::new(Kind::Invalid, why) } else { refusal.with_param(path) }
         })?;
         self.unread = Some(match self.unread.take() {
             Some(before) => before.intersection(&unread).cloned().collect(),
@@ -138,9 +142,33 @@ impl Body {
             Some(first) if app.settings.strict => {
                 Err(Refusal::unsupported(first.clone(), format!("the field `{first}` is not known (--strict-api)")))
             }
-            _ => Ok(Leftover(fields)),
+            Some(_) => {
+                log::info!("fields that are not known: {}", shown(&fields));
+                Ok(Leftover(fields))
+            }
+            None => Ok(Leftover(fields)),
         }
     }
+}
+
+/// A message about a type, in the words of JSON.
+fn in_words(message: &str) -> String {
+    let Some((found, wanted)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    let wanted = match wanted {
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of 0 or more",
+        "f32" | "f64" => "a number",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        other => other,
+    };
+    format!("{found}, expected {wanted}")
+}
+
+/// The names of fields, as far as they are fit for a header and a log.
+fn shown(fields: &[String]) -> String {
+    let plain = |field: &&String| field.len() <= 64 && field.bytes().all(|b| b.is_ascii_graphic());
+    fields.iter().filter(plain).take(32).map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Fields of a request that had no effect.
@@ -150,9 +178,8 @@ pub(crate) struct Leftover(Vec<String>);
 impl Leftover {
     /// Names the fields in the answer.
     pub(crate) fn tell(&self, mut response: Response) -> Response {
-        let plain = |field: &&String| field.bytes().all(|b| b.is_ascii_graphic());
-        let named: Vec<&str> = self.0.iter().filter(plain).take(32).map(String::as_str).collect();
-        if let (false, Ok(value)) = (named.is_empty(), HeaderValue::from_str(&named.join(", "))) {
+        let named = shown(&self.0);
+        if let (false, Ok(value)) = (named.is_empty(), HeaderValue::from_str(&named)) {
             response.headers_mut().insert("x-kiln-ignored", value);
         }
         response
@@ -184,6 +211,7 @@ mod tests {
         let mut body = Body::parse(br#"{"list":[{"a":1},{"a":"x"}],"heat":1,"odd":{},"null":null}"#).expect("parses");
         let error = body.get::<One>().expect_err("a string is no number");
         assert_eq!(error.param.as_deref(), Some("list[1].a"), "{error:?}");
+        assert!(error.message.ends_with("expected a whole number"), "{error:?}");
         let mut body = Body::parse(br#"{"list":null,"heat":1,"odd":{}}"#).expect("parses");
         assert!(body.get::<One>().expect("null is absent").list.is_none());
         assert_eq!(body.get::<Other>().expect("whole numbers are numbers").heat, Some(1.0));

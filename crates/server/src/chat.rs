@@ -14,7 +14,8 @@ use crate::generate::{Form, Job};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
-use crate::shape::{self, Shape};
+use crate::rule;
+use crate::shape::Shape;
 use crate::shelf::Loaded;
 
 /// Which tools an answer may or must call.
@@ -156,7 +157,7 @@ impl Chat {
             Some(_) => {
                 return Err(Refusal::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
             }
-            None => shape::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
+            None => rule::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
         };
         let constraint = self.bound_thoughts(loaded, constraint, &source, &generation_prompt)?;
         // Some markers of reasoning and calls are control tokens, which are hidden otherwise.
@@ -169,7 +170,7 @@ impl Chat {
             logprobs: self.logprobs,
             constraint,
             choices: params.choices(loaded)?,
-            owner: caller.owner,
+            owner: params.owner(caller),
             reuse: params.reuse(),
             scales: params.scales(loaded)?,
             show_special: marked || !options.tools.is_empty(),

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use kiln_engine::run::{Cancel, EndReason, Event, Request, Usage};
 use kiln_engine::sampler::Logprobs;
 use kiln_engine::text::{self, OutputOptions, OutputParser};
+use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::app::{App, Permit, fresh_id};
-use crate::guard::Caller;
+use crate::guard::{Caller, facts};
 use crate::metrics::{Watch, finish_reason};
 use crate::refusal::{Kind, Refusal};
 use crate::shelf::Loaded;
@@ -125,6 +126,15 @@ struct Reader {
     most_calls: usize,
 }
 
+/// What the log tells of a generation.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    prompt: usize,
+    cached: usize,
+    written: usize,
+    reason: &'static str,
+}
+
 /// Requests on their way. Dropping it cancels them.
 pub(crate) struct Generation {
     from: UnboundedReceiver<(usize, Event)>,
@@ -145,12 +155,26 @@ pub(crate) struct Generation {
     loaded: Arc<Loaded>,
     /// The span ends with the generation.
     trace: Option<Arc<Trace>>,
+    /// The id of the request, and what is told of it at its end.
+    request: String,
+    told: Told,
     _permit: Permit,
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         self.cancels.iter().for_each(Cancel::cancel);
+        self.loaded.slots.end(&self.slots);
+        let Told { prompt, cached, written, reason } = self.told;
+        let seconds = (self.came.elapsed().as_secs_f64() * 1e6).round() / 1e6;
+        let reason = if self.open > 0 { "abort" } else { reason };
+        facts(
+            "answer",
+            &json!({
+                "id": self.request, "model": self.loaded.name, "prompt_tokens": prompt, "cached_tokens": cached,
+                "written_tokens": written, "reason": reason, "seconds": seconds,
+            }),
+        );
     }
 }
 
@@ -169,7 +193,8 @@ impl Generation {
     pub(crate) fn start(app: &Arc<App>, jobs: Vec<Job>, prefix: &'static str) -> Result<Generation, Refusal> {
         let first = jobs.first().ok_or_else(|| Refusal::new(Kind::Invalid, "there is no prompt"))?;
         let (loaded, choices) = (Arc::clone(&first.loaded), first.request.choices);
-        let trace = first.caller.trace.clone();
+        let (trace, request) = (first.caller.trace.clone(), first.caller.request.clone());
+        let told = Told { prompt: jobs.iter().map(|job| job.request.prompt.len()).sum(), ..Told::default() };
         if let Some(trace) = &trace {
             trace.model(&loaded.name);
         }
@@ -179,7 +204,7 @@ impl Generation {
         let (mut cancels, count) = (Vec::new(), jobs.len());
         for (number, mut job) in jobs.into_iter().enumerate() {
             readers.extend((0..choices).map(|_| Reader::new(&job)));
-            slots.push(loaded.slots.begin(job.slot, job.request.owner, &job.request.prompt));
+            slots.push(loaded.slots.begin(job.slot, &job.request));
             job.request.stop.tokens.extend(&job.ends);
             let (to, mut watch) = (to.clone(), Watch::new(&loaded.metrics, &job.request));
             cancels.push(loaded.scheduler.submit(job.request, move |event| {
@@ -204,6 +229,8 @@ impl Generation {
             limits: [app.settings.queue_limit, app.settings.total_limit],
             loaded,
             trace,
+            request,
+            told,
             _permit: permit,
         })
     }
@@ -259,6 +286,7 @@ impl Generation {
             trace.failed(refusal.name());
         }
         self.open = 0;
+        self.told.reason = "error";
         self.cancels.iter().for_each(Cancel::cancel);
         self.ready.push_back(Part::Failed(refusal));
     }
@@ -267,6 +295,7 @@ impl Generation {
         match event {
             Event::Started { cached_tokens } => {
                 self.began = true;
+                self.told.cached += cached_tokens;
                 self.cached[job] = cached_tokens;
                 self.ready.push_back(Part::Progress { cached: cached_tokens, read: cached_tokens });
             }
@@ -286,6 +315,8 @@ impl Generation {
             Event::End { choice, text, reason, usage } => {
                 let choice = job * self.choices + choice;
                 self.open -= 1;
+                self.told.written += usage.generated_tokens;
+                self.told.reason = finish_reason(&reason);
                 if let Some(trace) = &self.trace {
                     trace.end(&usage, finish_reason(&reason));
                 }

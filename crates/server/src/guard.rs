@@ -3,12 +3,14 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt as _;
+use serde_json::{Value, json};
 use subtle::ConstantTimeEq as _;
 
 use crate::app::{App, fresh_id};
@@ -33,7 +35,7 @@ const OPEN: [&str; 5] = ["/", "/health", "/v1/health", "/livez", "/readyz"];
 
 /// The outermost layer.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let id = fresh_id("req_");
+    let (id, came, mut caller_key) = (fresh_id("req_"), Instant::now(), None);
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let origin = allowed_origin(&app, request.headers());
@@ -41,6 +43,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let trace = app.tracer.as_ref().filter(|_| method == Method::POST).and_then(begin);
     let mut response = match check(&app, &request) {
         Ok(key) => {
+            caller_key = key;
             let own = key.filter(|_| !app.settings.shared_cache);
             let owner = own.map_or(0, |key| key as u64 + 1);
             request.extensions_mut().insert(Caller { key, owner, request: id.clone(), trace: trace.clone() });
@@ -60,7 +63,13 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     if let Some(trace) = trace {
         trace.status(response.status().as_u16());
     }
-    log::info!("{id} {method} {path} {}", response.status().as_u16());
+    let key = caller_key.and_then(|key| app.settings.keys.get(key)).map(|key| key.name.as_str());
+    let seconds = (came.elapsed().as_secs_f64() * 1e6).round() / 1e6;
+    let status = response.status().as_u16();
+    facts(
+        "request",
+        &json!({"id": id, "method": method.as_str(), "path": path, "status": status, "seconds": seconds, "key": key}),
+    );
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert("x-request-id", value.clone());
@@ -75,6 +84,11 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     response
 }
 
+/// Logs what happened, for people and for programs: what it is, and facts about it that hold nothing of what anybody said.
+pub(crate) fn facts(what: &str, facts: &Value) {
+    log::info!(target: "kiln::facts", "{what} {facts}");
+}
+
 fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
@@ -83,9 +97,10 @@ fn is_preflight(request: &Request) -> bool {
 fn check(app: &App, request: &Request) -> Result<Option<usize>, Refusal> {
     let headers = request.headers();
     check_host(app, request)?;
-    check_origin(app, headers)?;
+    check_origin(app, request)?;
     let path = request.uri().path();
-    if OPEN.contains(&path) || path.starts_with("/page/") || is_preflight(request) {
+    let open = OPEN.contains(&path) || path.starts_with("/page/") || (path == "/metrics" && app.settings.open_metrics);
+    if open || is_preflight(request) {
         return Ok(None);
     }
     check_key(app, headers)
@@ -103,13 +118,17 @@ fn without_port(host: &str) -> &str {
     }
 }
 
+/// The name that the client knows this server by. HTTP/2 has it in the place of the header.
+fn host(request: &Request) -> Option<&str> {
+    request.uri().authority().map(|a| a.as_str()).or(text(request.headers(), header::HOST))
+}
+
 /// A page in a browser can point a name of its own at this machine; the name in `Host` gives it away.
 fn check_host(app: &App, request: &Request) -> Result<(), Refusal> {
     if app.settings.hosts.is_empty() {
         return Ok(());
     }
-    let host = request.uri().authority().map(|a| a.as_str()).or(text(request.headers(), header::HOST));
-    let host = without_port(host.unwrap_or_default());
+    let host = without_port(host(request).unwrap_or_default());
     if app.settings.hosts.iter().any(|known| known.eq_ignore_ascii_case(host)) {
         return Ok(());
     }
@@ -124,10 +143,11 @@ fn allowed_origin(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 /// Browsers say which page asks. Only pages of this server and those that were named may.
-fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_origin(app: &App, request: &Request) -> Result<(), Refusal> {
+    let headers = request.headers();
     let Some(origin) = text(headers, header::ORIGIN) else { return Ok(()) };
     let own = origin.split_once("://").map(|(_, host)| host);
-    if allowed_origin(app, headers).is_some() || (own.is_some() && own == text(headers, header::HOST)) {
+    if allowed_origin(app, headers).is_some() || (own.is_some() && own == host(request)) {
         return Ok(());
     }
     let message = format!("pages of {origin} may not use this server\nhint: --allow-origin adds one");

@@ -14,6 +14,7 @@ mod metrics;
 mod params;
 mod refusal;
 mod routes;
+mod rule;
 mod server;
 mod shape;
 mod shelf;

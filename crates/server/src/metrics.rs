@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-use kiln_engine::run::{EndReason, Event, Load, Request, Scheduler};
+use kiln_engine::run::{EndReason, Event, Load, Request, STEP_SIZES, Scheduler, Tally};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -58,8 +58,24 @@ pub(crate) struct Metrics {
     answers: Histogram,
     choices: Histogram,
     limits: Histogram,
+    longest: Histogram,
+    computed: Histogram,
+    by_source: Family<Source, Counter>,
+    by_reason: Family<Reason, Gauge>,
+    /// Names the model and the engine in what is written by hand.
+    labels: String,
     /// Tells how large the cache is, once the model is there.
     room: Family<RoomLabels, Gauge>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Source {
+    source: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -97,6 +113,11 @@ impl Metrics {
             answers: Histogram::new(TOKENS),
             choices: Histogram::new([1.0, 2.0, 5.0, 10.0, 20.0]),
             limits: Histogram::new(TOKENS),
+            longest: Histogram::new(TOKENS),
+            computed: Histogram::new(TOKENS),
+            by_source: Family::default(),
+            by_reason: Family::default(),
+            labels: format!("model_name=\"{}\",engine=\"0\"", escaped(model)),
             room: Family::default(),
         };
         let m = &metrics;
@@ -126,6 +147,14 @@ impl Metrics {
         registry.register("vllm:request_generation_tokens", "Tokens of an answer", m.answers.clone());
         registry.register("vllm:request_params_n", "Texts that a request asks for", m.choices.clone());
         registry.register("vllm:request_params_max_tokens", "Tokens that a request asks for", m.limits.clone());
+        let longest = "Tokens of the longest text of a request";
+        registry.register("vllm:request_max_num_generation_tokens", longest, m.longest.clone());
+        let computed = "Tokens of a prompt that were not cached";
+        registry.register("vllm:request_prefill_kv_computed_tokens", computed, m.computed.clone());
+        let source = "Tokens of prompts, by where what was computed of them came from";
+        registry.register("vllm:prompt_tokens_by_source", source, m.by_source.clone());
+        let reason = "Requests that wait, by what they wait for";
+        registry.register("vllm:num_requests_waiting_by_reason", reason, m.by_reason.clone());
         registry.register("vllm:cache_config_info", "Pages of the cache", m.room.clone());
         metrics.registry = all;
         metrics
@@ -158,11 +187,48 @@ impl Metrics {
         self.waiting.set(load.waiting.max(in_flight.saturating_sub(running)) as i64);
         let used = load.pages.saturating_sub(load.free_pages);
         self.cache.set(if load.pages == 0 { 0.0 } else { used as f64 / load.pages as f64 });
+        // Whoever waits for another request to read a beginning waits for no place.
+        let deferred = load.deferred.min(load.waiting);
+        let waiting = |reason| self.by_reason.get_or_create(&Reason { reason }).clone();
+        waiting("deferred").set(deferred as i64);
+        waiting("capacity").set(self.waiting.get() - deferred as i64);
         let mut text = String::new();
         // Writing into a string does not fail.
         let _ = encode(&mut text, &self.registry);
+        let end = text.trim_end().trim_end_matches("# EOF").len();
+        text.truncate(end);
+        self.steps(&mut text, &load.tally);
+        text.push_str("# EOF\n");
         text
     }
+
+    /// What the engine counts itself.
+    fn steps(&self, text: &mut String, tally: &Tally) {
+        let (labels, swaps) = (&self.labels, tally.swaps);
+        let name = "vllm:iteration_tokens_total";
+        let mut add = |line: String| text.extend([line.as_str(), "\n"]);
+        add("# HELP vllm:num_preemptions Texts that had to make room for others".to_owned());
+        add("# TYPE vllm:num_preemptions counter".to_owned());
+        add(format!("vllm:num_preemptions_total{{{labels}}} {swaps}"));
+        add(format!("# HELP {name} Tokens of a step"));
+        add(format!("# TYPE {name} histogram"));
+        let mut seen = 0;
+        for (size, steps) in tally.steps.iter().enumerate() {
+            seen += steps;
+            // vLLM's edges: 1, 8 and on by powers of two; the last entry has no edge.
+            if (size == 0 || size >= 3) && size + 1 < STEP_SIZES {
+                add(format!("{name}_bucket{{le=\"{}.0\",{labels}}} {seen}", 1u64 << size));
+            }
+        }
+        add(format!("{name}_bucket{{le=\"+Inf\",{labels}}} {seen}"));
+        add(format!("{name}_sum{{{labels}}} {}", tally.tokens));
+        add(format!("{name}_count{{{labels}}} {seen}"));
+    }
+}
+
+/// A value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// The texts of several models as one: each metric is described once, and has the samples of all.
@@ -215,6 +281,9 @@ pub(crate) struct Watch {
     first_seen: bool,
     prompt: usize,
     reuse: bool,
+    /// Texts that are not over, and tokens of the longest that is.
+    open: usize,
+    longest: usize,
 }
 
 impl Watch {
@@ -230,6 +299,8 @@ impl Watch {
             first_seen: false,
             prompt: request.prompt.len(),
             reuse: request.reuse,
+            open: request.choices,
+            longest: 0,
         }
     }
 
@@ -243,6 +314,11 @@ impl Watch {
                 metrics.cache_hits.inc_by(cached);
                 metrics.cache_queries.inc_by(if self.reuse { self.prompt as u64 } else { 0 });
                 metrics.prompts.observe(self.prompt as f64);
+                let computed = self.prompt as u64 - cached.min(self.prompt as u64);
+                metrics.computed.observe(computed as f64);
+                let of = |source| metrics.by_source.get_or_create(&Source { source }).clone();
+                of("local_compute").inc_by(computed);
+                of("local_cache_hit").inc_by(cached);
             }
             Event::Token { choice, .. } => {
                 let now = Instant::now();
@@ -264,6 +340,10 @@ impl Watch {
                 metrics.wrote.observe(usage.writing.as_secs_f64());
                 metrics.worked.observe((usage.reading + usage.writing).as_secs_f64());
                 metrics.answers.observe(usage.generated_tokens as f64);
+                (self.open, self.longest) = (self.open.saturating_sub(1), self.longest.max(usage.generated_tokens));
+                if self.open == 0 {
+                    metrics.longest.observe(self.longest as f64);
+                }
                 if usage.generated_tokens > 1 {
                     let tokens = (usage.generated_tokens - 1) as f64;
                     metrics.per_token.observe(usage.writing.as_secs_f64() / tokens);

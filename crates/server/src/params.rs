@@ -1,5 +1,6 @@
 //! The fields about choosing tokens and ending texts that all APIs share, with the names of OpenAI, vLLM and llama.cpp.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::PoisonError;
 
 use kiln_engine::run::{Constraint, StopRule};
@@ -10,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::api::lora;
+use crate::guard::Caller;
 use crate::refusal::Refusal;
 use crate::shelf::Loaded;
 
@@ -57,6 +59,8 @@ pub(crate) struct Params {
     logit_bias: Option<Value>,
     pub(crate) n: Option<i64>,
     cache_prompt: Option<bool>,
+    /// Prompts share their beginnings only with those of the same salt.
+    cache_salt: Option<String>,
     id_slot: Option<i64>,
     lora: Option<Vec<lora::Scale>>,
     guided_json: Option<Value>,
@@ -186,6 +190,15 @@ impl Params {
     /// Whether the beginning of the prompt may come from the cache.
     pub(crate) fn reuse(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
+    }
+
+    /// Whom a prompt shares its beginning with: others of the same key, and of the same salt where there is one.
+    pub(crate) fn owner(&self, caller: &Caller) -> u64 {
+        let Some(salt) = self.cache_salt.as_deref().filter(|salt| !salt.is_empty()) else { return caller.owner };
+        let mut hash = DefaultHasher::new();
+        (caller.owner, salt).hash(&mut hash);
+        // Keys are small numbers, and the largest number of all is nobody's.
+        (hash.finish() | 1 << 63) & !1
     }
 
     /// How strongly each adapter counts; none for as the model was loaded.

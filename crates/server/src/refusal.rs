@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     Method,
     /// The body is too large.
     TooLarge,
+    /// The body did not come.
+    Late,
     /// Too many wait.
     QueueFull,
     /// A key has used up what it may have.
@@ -108,6 +110,7 @@ impl Refusal {
             (Kind::Model | Kind::Route, _) => StatusCode::NOT_FOUND,
             (Kind::Method, _) => StatusCode::METHOD_NOT_ALLOWED,
             (Kind::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
+            (Kind::Late, _) => StatusCode::REQUEST_TIMEOUT,
             (Kind::KeyLimit { .. }, _) | (Kind::QueueFull, Dialect::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
             // "Overloaded", which Anthropic's clients know.
             (Kind::QueueFull, Dialect::Anthropic) => StatusCode::from_u16(529).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
@@ -132,6 +135,7 @@ impl Refusal {
             Kind::Forbidden => ("permission_error", None),
             Kind::Model => ("invalid_request_error", Some("model_not_found")),
             Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
+            Kind::Late => ("invalid_request_error", Some("request_timeout")),
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
             Kind::KeyLimit { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
             Kind::TooSlow => ("timeout_error", Some("timeout")),

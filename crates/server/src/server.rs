@@ -82,16 +82,13 @@ impl Server {
             .enable_all()
             .build()
             .map_err(Error::Threads)?;
-        let plain = host.trim_start_matches('[').trim_end_matches(']');
-        let failed = |source| Error::Listen { address: format!("{host}:{port}"), source };
-        let listener = runtime.block_on(TcpListener::bind((plain, port))).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let (listeners, address) = runtime.block_on(Listeners::bind(host, port))?;
         let tls = settings.tls.as_ref().map(acceptor).transpose()?;
         let tracing = settings.tracing.clone().map(Tracer::start).transpose().map_err(Error::Threads)?;
         let (tracer, traced) = tracing.unzip();
         let app = Arc::new(App::new(settings, shelf, tracer));
         let (stop, stopped) = watch::channel(false);
-        let served = runtime.spawn(accept(listener, tls, Arc::clone(&app), stopped));
+        let served = runtime.spawn(accept(listeners, tls, Arc::clone(&app), stopped));
         if app.shelf.is_tidied() {
             runtime.spawn(tidy(Arc::clone(&app)));
         }
@@ -144,9 +141,39 @@ impl Running {
     }
 }
 
+/// All addresses that the server listens on.
+struct Listeners(Vec<TcpListener>);
+
+impl Listeners {
+    /// Binds to addresses with commas between, all with one port; tells the first.
+    async fn bind(hosts: &str, port: u16) -> Result<(Listeners, SocketAddr), Error> {
+        let mut listeners: Vec<TcpListener> = Vec::new();
+        let mut first: Option<SocketAddr> = None;
+        for host in hosts.split(',').map(str::trim) {
+            let plain = host.trim_start_matches('[').trim_end_matches(']');
+            // Where any port will do, the first one's does for all.
+            let port = first.map_or(port, |address| address.port());
+            let failed = |source| Error::Listen { address: format!("{host}:{port}"), source };
+            let listener = TcpListener::bind((plain, port)).await.map_err(failed)?;
+            let address = listener.local_addr().map_err(failed)?;
+            first.get_or_insert(address);
+            listeners.push(listener);
+        }
+        let nothing = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+        let first = first.ok_or_else(|| Error::Listen { address: hosts.to_owned(), source: nothing() })?;
+        Ok((Listeners(listeners), first))
+    }
+
+    /// The next connection to any of them.
+    async fn accept(&self) -> std::io::Result<TcpStream> {
+        let next = self.0.iter().map(|listener| Box::pin(listener.accept()));
+        futures_util::future::select_all(next).await.0.map(|(stream, _)| stream)
+    }
+}
+
 /// Takes connections until the server is told to stop, then waits for those that are open. Whoever comes meanwhile still gets an
 /// answer: that the server is going down.
-async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
+async fn accept(listener: Listeners, tls: Option<TlsAcceptor>, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
     let door = Door::new(&app, tls, stopped.clone());
     let places = Arc::new(Semaphore::new(app.settings.connections));
     // Every connection holds a sender, so that the receivers are told when the last one has ended.
@@ -203,10 +230,10 @@ impl Door {
     }
 
     /// The next connection.
-    async fn next(&self, listener: &TcpListener) -> TcpStream {
+    async fn next(&self, listener: &Listeners) -> TcpStream {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => return stream,
+                Ok(stream) => return stream,
                 Err(error) => {
                     // Too many open files, a client that is gone already: it passes.
                     log::warn!("a connection could not be taken: {error}");

@@ -1,7 +1,7 @@
 //! The models of a server: which there are, which are loaded, and which make room. A model is loaded when the first request for it
 //! comes, and leaves when nobody has asked for it for a while, or when another one needs its memory.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -178,6 +178,8 @@ pub(crate) struct Place {
     load: Option<Load>,
     state: Mutex<(State, Instant)>,
     changed: Condvar,
+    /// A client wished that it goes when nobody uses it any more.
+    dismissed: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -219,6 +221,7 @@ impl Place {
     }
 
     fn set(&self, state: State) -> State {
+        self.dismissed.store(false, Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.state(), (state, Instant::now())).0;
         self.changed.notify_all();
         before
@@ -230,6 +233,13 @@ impl Place {
             // The place itself holds one.
             (State::Here(loaded), since) if Arc::strong_count(loaded) == 1 => Some(*since),
             _ => None,
+        }
+    }
+
+    /// Somebody wants the model to go. It does as soon as nobody uses it, if it can be had again.
+    pub(crate) fn dismiss(&self) {
+        if self.can_load() && !self.let_go("a client wished it") {
+            self.dismissed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -272,6 +282,7 @@ impl Shelf {
             load: Some(offer.load),
             state: Mutex::new((State::Away, Instant::now())),
             changed: Condvar::new(),
+            dismissed: AtomicBool::new(false),
         };
         let places = offers.into_iter().map(place).collect();
         Shelf { places, sharing, usual: Usual::default(), loading: Mutex::new(()) }
@@ -287,6 +298,7 @@ impl Shelf {
             load: None,
             state: Mutex::new((State::Loading, Instant::now())),
             changed: Condvar::new(),
+            dismissed: AtomicBool::new(false),
         };
         Shelf { places: vec![place], sharing: Sharing::default(), usual: Usual::default(), loading: Mutex::new(()) }
     }
@@ -402,8 +414,9 @@ impl Shelf {
                 // A long answer keeps its model, and the time runs from its end.
                 *used = Instant::now();
             }
-            if place.idle().is_some_and(|since| since.elapsed() >= keep) {
-                place.let_go("nobody has asked for it");
+            let dismissed = place.dismissed.load(Ordering::Relaxed);
+            if place.idle().is_some_and(|since| dismissed || since.elapsed() >= keep) {
+                place.let_go(if dismissed { "a client wished it" } else { "nobody has asked for it" });
             }
         }
     }

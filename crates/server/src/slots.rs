@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kiln_engine::run::{Engine, Entry, Wanted};
+use kiln_engine::run::{Engine, Entry, Request, StopRule, Wanted};
+use kiln_engine::sampler::Sampling;
 use kiln_system::files::{Output, Overwrite};
 use serde_json::{Value, json};
 
@@ -22,6 +23,30 @@ struct Slot {
     tokens: Vec<u32>,
     /// Texts begun before this one, of all slots.
     number: u64,
+    /// What the text was asked for.
+    wish: Option<Wish>,
+    /// It is being read or written.
+    running: bool,
+    /// Tokens of it that the model has written.
+    written: usize,
+}
+
+/// What a text was asked for.
+#[derive(Clone)]
+pub(crate) struct Wish {
+    pub(crate) sampling: Sampling,
+    pub(crate) limit: Option<usize>,
+    pub(crate) stop: StopRule,
+}
+
+/// A slot as others may see it.
+pub(crate) struct Seen {
+    /// The number of its text; none before the first one.
+    pub(crate) task: Option<u64>,
+    pub(crate) running: bool,
+    pub(crate) written: usize,
+    /// What the text was asked for, if the one who looks has asked.
+    pub(crate) wish: Option<Wish>,
 }
 
 /// All slots of a model.
@@ -37,13 +62,15 @@ impl Slots {
     }
 
     /// A text begins: under the number that is wanted, else under the one that was used the longest time ago.
-    pub(crate) fn begin(&self, wanted: Option<usize>, owner: u64, prompt: &[u32]) -> usize {
+    pub(crate) fn begin(&self, wanted: Option<usize>, request: &Request) -> usize {
         let mut slots = self.all();
         let oldest = slots.iter().enumerate().min_by_key(|(_, slot)| slot.number).map_or(0, |(at, _)| at);
         let at = wanted.filter(|at| *at < slots.len()).unwrap_or(oldest);
         let number = slots.iter().map(|slot| slot.number).max().unwrap_or(0) + 1;
         if let Some(slot) = slots.get_mut(at) {
-            *slot = Slot { owner, tokens: prompt.to_vec(), number };
+            let wish = Wish { sampling: request.sampling.clone(), limit: request.limit, stop: request.stop.clone() };
+            let (owner, tokens) = (request.owner, request.prompt.clone());
+            *slot = Slot { owner, tokens, number, wish: Some(wish), running: true, written: 0 };
         }
         at
     }
@@ -52,7 +79,30 @@ impl Slots {
     pub(crate) fn push(&self, at: usize, token: u32) {
         if let Some(slot) = self.all().get_mut(at) {
             slot.tokens.push(token);
+            slot.written += 1;
         }
+    }
+
+    /// Texts are over, however they ended.
+    pub(crate) fn end(&self, numbers: &[usize]) {
+        let mut slots = self.all();
+        for at in numbers {
+            if let Some(slot) = slots.get_mut(*at) {
+                slot.running = false;
+            }
+        }
+    }
+
+    /// All slots, as an owner may see them.
+    pub(crate) fn seen(&self, owner: u64) -> Vec<Seen> {
+        let seen = |slot: &Slot| Seen {
+            task: Some(slot.number).filter(|number| *number > 0),
+            running: slot.running,
+            written: slot.written,
+            // What ends a text is something that its owner has said.
+            wish: slot.wish.clone().filter(|_| slot.owner == owner),
+        };
+        self.all().iter().map(seen).collect()
     }
 
     fn tokens(&self, at: usize, owner: u64) -> Result<Vec<u32>, Refusal> {
@@ -175,12 +225,18 @@ mod tests {
     #[test]
     fn texts_take_the_slot_they_want_or_the_oldest() {
         let slots = Slots::new(2);
-        assert_eq!(slots.begin(None, 1, &[1]), 0);
-        assert_eq!(slots.begin(None, 1, &[2]), 1);
-        assert_eq!(slots.begin(None, 2, &[3]), 0);
-        assert_eq!(slots.begin(Some(0), 1, &[4]), 0);
+        let begin = |wanted, owner, token| slots.begin(wanted, &Request { owner, ..Request::new(vec![token]) });
+        assert_eq!(begin(None, 1, 1), 0);
+        assert_eq!(begin(None, 1, 2), 1);
+        assert_eq!(begin(None, 2, 3), 0);
+        assert_eq!(begin(Some(0), 1, 4), 0);
         slots.push(0, 5);
-        assert_eq!(slots.begin(Some(9), 1, &[6]), 1, "a number that there is not is no wish");
+        assert_eq!(begin(Some(9), 1, 6), 1, "a number that there is not is no wish");
+        slots.end(&[0]);
+        let seen =
+            |owner| slots.seen(owner).iter().map(|s| (s.running, s.written, s.wish.is_some())).collect::<Vec<_>>();
+        assert_eq!(seen(1), [(false, 1, true), (true, 0, true)]);
+        assert_eq!(seen(2), [(false, 1, false), (true, 0, false)], "of somebody else");
         assert_eq!(slots.tokens(0, 1).expect("there"), [4, 5]);
         assert!(slots.tokens(0, 2).expect("there").is_empty(), "of somebody else");
         assert!(slots.tokens(2, 1).is_err());

@@ -62,6 +62,11 @@ impl Frames {
         self.bytes.extend_from_slice(b"data: [DONE]\n\n");
     }
 
+    /// What was said, as all of an answer.
+    pub(crate) fn whole(self) -> Response {
+        with_headers(self.bytes.into_response(), self.framing)
+    }
+
     #[cfg(test)]
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
@@ -119,7 +124,11 @@ pub(crate) fn stream(generation: Generation, mut wire: impl Wire, framing: Frami
     wire.begin(&mut frames);
     let streaming = Streaming { generation, wire, frames, keep_alive, over: false };
     let body = Body::from_stream(futures_util::stream::unfold(streaming, Streaming::next));
-    let mut response = body.into_response();
+    with_headers(body.into_response(), framing)
+}
+
+/// The headers of a stream.
+fn with_headers(mut response: Response, framing: Framing) -> Response {
     let kind = match framing {
         Framing::Events => "text/event-stream",
         Framing::Lines => "application/x-ndjson",

@@ -58,6 +58,15 @@ fn models_are_loaded_when_asked_for_and_make_room_for_each_other() {
     // Looking wakes no model, and a server whose models sleep is ready.
     assert_eq!(states(&server), ["one unloaded", "two unloaded"]);
     assert_eq!(get(&server, "/readyz").status, 200);
+    // The page and `kiln top` look at a server whose models sleep, too.
+    let asleep = get(&server, "/props").json();
+    assert_eq!((&asleep["is_sleeping"], &asleep["model_alias"]), (&json!(true), &json!("one")), "{asleep}");
+    let engine = get(&server, "/engine?model=two").json();
+    assert_eq!(
+        (&engine["model"], &engine["loaded"], &engine["load"]["pages"]),
+        (&json!("two"), &json!(false), &json!(0))
+    );
+    assert_eq!(get(&server, "/engine?model=three").status, 404);
     assert_eq!(one.load(Ordering::Relaxed), 0);
     // Whoever comes while a model is loaded waits for it; it is loaded once.
     let open: Vec<TcpStream> = (0..4)
@@ -85,6 +94,15 @@ fn models_are_loaded_when_asked_for_and_make_room_for_each_other() {
         reply.status == 503
     });
     wait_until("room", || post(&server, "/v1/chat/completions", &ask_of("one")).status == 200);
+    // A client wishes that it goes, and with its own answer.
+    let go = post(&server, "/api/generate", &json!({"model": "one", "keep_alive": 0})).json();
+    assert_eq!((&go["done_reason"], &go["done"]), (&json!("unload"), &json!(true)), "{go}");
+    assert_eq!(states(&server)[0], "one unloaded");
+    let last =
+        json!({"model": "one", "prompt": "hello", "keep_alive": "0s", "stream": false, "options": {"num_predict": 2}});
+    assert_eq!(post(&server, "/api/generate", &last).status, 200);
+    wait_until("its end", || states(&server)[0] == "one unloaded");
+    assert_eq!(post(&server, "/v1/chat/completions", &ask_of("one")).status, 200);
     // Nobody asks any more.
     wait_until("the end of both", || states(&server) == ["one unloaded", "two unloaded"]);
     let missing = post(&server, "/v1/chat/completions", &ask_of("three"));
@@ -393,4 +411,51 @@ fn adapters_count_as_strongly_as_requests_say() {
     }
     let none = post(&plain, "/v1/chat/completions", &with(ask("hello"), json!({"lora": [{"id": 0, "scale": 1}]})));
     assert!(none.body.contains("there is no adapter 0"), "{}", none.body);
+}
+
+#[test]
+fn one_server_listens_on_several_addresses() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("left out: this machine has no IPv6");
+        return;
+    }
+    let server = Server::listen("127.0.0.1, ::1", 0, settings()).unwrap();
+    server.ready(scheduler(&model(Some(CHATML))), SEQUENCES);
+    let port = server.address().port();
+    for address in [format!("127.0.0.1:{port}"), format!("[::1]:{port}")] {
+        let reply = receive(send(address.parse().unwrap(), "GET", "/readyz", &[], ""));
+        assert_eq!(reply.status, 200, "{address}: {}", reply.body);
+    }
+    server.stop().unwrap();
+    assert!(Server::listen("127.0.0.1,nowhere.invalid", 0, settings()).is_err());
+}
+
+#[test]
+fn metrics_have_the_names_and_shapes_that_vllm_has() {
+    let server = start();
+    for _ in 0..2 {
+        let wish = with(ask(&"the same beginning ".repeat(12)), json!({"n": 2}));
+        assert_eq!(post(&server, "/v1/chat/completions", &wish).status, 200);
+    }
+    let metrics = get(&server, "/metrics").body;
+    let labelled = |name: &str, label: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name) && line.contains(label));
+        let line = line.unwrap_or_else(|| panic!("{name} {label} is not in\n{metrics}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap_or_else(|why| panic!("{why}: {line}"))
+    };
+    let value = |name: &str| labelled(name, "");
+    assert_eq!(labelled("vllm:num_requests_waiting_by_reason{", "capacity"), 0.0);
+    assert_eq!(value("vllm:num_preemptions_total{"), 0.0);
+    let source = |name: &str| labelled("vllm:prompt_tokens_by_source_total{", name);
+    let (computed, cached) = (source("local_compute"), source("local_cache_hit"));
+    assert!(computed > 0.0 && cached > 0.0, "{metrics}");
+    assert_eq!(computed + cached, value("vllm:prompt_tokens_total{"));
+    assert_eq!(value("vllm:request_prefill_kv_computed_tokens_sum{"), computed);
+    assert_eq!(value("vllm:request_max_num_generation_tokens_sum{"), 24.0, "the longest of two texts, twice");
+    // Prompts that were computed and all tokens but the last of each text went through the engine.
+    let steps = value("vllm:iteration_tokens_total_sum{");
+    assert!(steps >= computed + 2.0 * 22.0, "{steps} of {computed}");
+    assert_eq!(value("vllm:iteration_tokens_total_bucket{le=\"+Inf\""), value("vllm:iteration_tokens_total_count{"));
+    assert!(value("vllm:iteration_tokens_total_bucket{le=\"8.0\"") > 0.0);
+    server.stop().unwrap();
 }

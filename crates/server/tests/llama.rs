@@ -132,6 +132,24 @@ fn what_a_request_does_not_say_is_as_the_server_was_told() {
 }
 
 #[test]
+fn slots_tell_what_they_were_asked_for_and_how_far_they_are() {
+    let server = start();
+    let before = get(&server, "/slots").json();
+    assert!(before[0].get("params").is_none() && before[0]["id_task"] == -1, "{before}");
+    let wish = json!({"prompt": "hello", "n_predict": 5, "id_slot": 2, "stop": ["never this"], "ignore_eos": true});
+    assert_eq!(post(&server, "/completion", &wish).status, 200);
+    let after = get(&server, "/slots").json();
+    let slot = &after[2];
+    assert_eq!(
+        (&slot["is_processing"], &slot["next_token"]["n_decoded"], &slot["next_token"]["n_remain"]),
+        (&json!(false), &json!(5), &json!(0)),
+        "{after}"
+    );
+    assert_eq!((&slot["params"]["n_predict"], &slot["params"]["stop"]), (&json!(5), &json!(["never this"])));
+    server.stop().unwrap();
+}
+
+#[test]
 fn slots_are_erased_without_a_body() {
     let server = start();
     assert_eq!(post(&server, "/completion", &wish(json!({"id_slot": 1}))).status, 200);

@@ -11,6 +11,7 @@ use super::awaited::Awaited;
 use super::decode::{AHEAD, Going};
 use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
+use super::load::{Load, Tally};
 use super::memory::Count;
 use super::request::{EndReason, Event, Request};
 use super::writer::{Draw, Writer};
@@ -91,27 +92,7 @@ pub(crate) struct Schedule {
     embeds: Embeds,
     /// Why nothing can be run any more: the device was lost.
     lost: Option<String>,
-}
-
-/// What a schedule is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Requests that wait.
-    pub waiting: usize,
-    /// Prompts that are being read.
-    pub reading: usize,
-    /// Texts that are being written.
-    pub writing: usize,
-    /// Texts that had to make room.
-    pub swapped: usize,
-    /// Pages of the cache that are free or kept only for beginnings.
-    pub free_pages: usize,
-    /// Pages of the cache in all.
-    pub pages: usize,
-    /// Whether the device was lost: every request fails.
-    pub lost: bool,
-    /// Whether the engine is being built again since.
-    pub rebuilding: bool,
+    tally: Tally,
 }
 
 impl Schedule {
@@ -129,6 +110,7 @@ impl Schedule {
             ahead: None,
             embeds: Embeds::default(),
             lost: None,
+            tally: Tally::default(),
         }
     }
 
@@ -148,6 +130,7 @@ impl Schedule {
         let swapped = texts().filter(|t| self.engine.is_swapped(t.sequence)).count();
         Load {
             waiting: self.waiting.len() + self.embeds.len(),
+            deferred: self.waiting.iter().filter(|job| job.awaited.is_some()).count(),
             reading: self.active.iter().filter(|a| a.reading.is_some()).count(),
             writing: texts().count() - swapped,
             swapped,
@@ -155,6 +138,7 @@ impl Schedule {
             pages,
             lost: self.lost.is_some(),
             rebuilding: false,
+            tally: self.tally,
         }
     }
 
@@ -288,6 +272,7 @@ impl Schedule {
         };
         match fed {
             Ok(outcomes) => {
+                self.tally.step(batch.iter().map(|part| part.tokens.len()).sum());
                 self.learn(&batch, start.elapsed());
                 self.after(&batch, &outcomes);
             }
@@ -384,6 +369,7 @@ impl Schedule {
             Ok(tokens) => tokens,
             Err(error) => return self.fail_ahead(&error),
         };
+        self.tally.step(texts.len());
         for ((active, choice), token) in texts.iter().zip(tokens) {
             let active = &mut self.active[*active];
             // A text that ended is known to have ended a step late.
@@ -702,6 +688,7 @@ impl Schedule {
             return false;
         }
         self.swapped_bytes += bytes;
+        self.tally.swaps += 1;
         true
     }
 

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::embed::{EmbedJob, EmbedRequest};
 use super::engine::Engine;
+use super::load::Load;
 use super::request::{Event, Request};
-use super::schedule::{Job, Load, Policy, Schedule};
+use super::schedule::{Job, Policy, Schedule};
 use crate::Error;
 use crate::model::Model;
 

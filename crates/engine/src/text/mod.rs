@@ -11,8 +11,8 @@ pub mod template;
 pub mod tools;
 
 pub use budget::ThoughtBudget;
-pub use constraint::{Constraint, ConstraintError, Constraints, Rule};
+pub use constraint::{Constraint, ConstraintError, Constraints, Rule, Words};
 pub use output::{OutputOptions, OutputParser};
 pub use stop::StopStrings;
 pub use template::{Capabilities, ChatInput, Content, Function, Message, Rendered, Template, TemplateError, ToolCall};
-pub use tools::{Event, Family, Tool};
+pub use tools::{CallGrammar, Event, Family, Tool};

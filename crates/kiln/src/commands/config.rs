@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
-use toml_edit::{Item, Table, value};
+use toml_edit::{Item, Table, Value, value};
 
 use crate::config::{Config, path, plain};
 use crate::output::{print, say};
@@ -27,6 +27,7 @@ The file looks like this; keys are the long names of flags:
   ctx-size = 16384
   [serve]
   port = 9000
+  allow-host = [\"kiln.lan\", \"kiln\"]
 
 What is typed counts more than variables of the environment, and those more than the file. KILN_CONFIG names another file.")]
 pub(crate) struct Arguments {
@@ -79,11 +80,14 @@ fn show(as_json: bool, command: &clap::Command) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut out = json!({"path": config.path});
-    let text = |item: &Item| item.as_value().and_then(plain);
+    let told = |item: &Item| match item.as_value() {
+        Some(Value::Array(list)) => json!(list.iter().map(plain).collect::<Vec<_>>()),
+        value => json!(value.and_then(plain)),
+    };
     for (name, item) in config.document.iter() {
         out["settings"][name] = match item {
-            Item::Table(table) => table.iter().map(|(key, item)| (key.to_owned(), json!(text(item)))).collect(),
-            item => json!(text(item)),
+            Item::Table(table) => table.iter().map(|(key, item)| (key.to_owned(), told(item))).collect(),
+            item => told(item),
         };
     }
     print(&serde_json::to_string_pretty(&out)?);

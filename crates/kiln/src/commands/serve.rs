@@ -14,7 +14,7 @@ use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Thinki
 use super::embed::pooling;
 use super::sampling_flags::SamplerFlags;
 use crate::model::{ModelFlags, resolve};
-use crate::output::{print, say};
+use crate::output::{log_as_json, print, say};
 
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// at the start; of several, each when the first request for it comes
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
-    /// Address to listen on
+    /// Address to listen on; several with commas between, as 127.0.0.1,::1
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
     /// Port to listen on; 0 for any free one
@@ -51,6 +51,9 @@ pub(crate) struct Arguments {
     /// Listen on other addresses than this machine's own without any key: whoever reaches the port may use the model
     #[arg(long)]
     allow_insecure_address: bool,
+    /// Let everybody who reaches the port read /metrics without a key, as gateways that choose among servers do
+    #[arg(long)]
+    open_metrics: bool,
     /// Speak TLS with this certificate (PEM, with those that vouch for it behind it)
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -89,8 +92,8 @@ pub(crate) struct Arguments {
     /// asked
     #[arg(long)]
     shared_cache: bool,
-    /// Name to serve the model under [default: the file's name]; may be given several times
-    #[arg(long, value_name = "NAME")]
+    /// Name to serve the model under [default: the file's name]; may be given several times, or with commas between
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     alias: Vec<String>,
     /// Words about the models, with commas between, that `/v1/models` tells
     #[arg(long, value_name = "WORDS", value_delimiter = ',')]
@@ -104,8 +107,8 @@ pub(crate) struct Arguments {
     /// How the vectors of tokens become one of a text in embeddings: none, mean, cls, last [default: what the model was made for]
     #[arg(long, value_name = "NAME", value_parser = pooling)]
     pooling: Option<Pooling>,
-    /// How conversations are written, in the place of the model's own way: chatml, llama3, gemma, mistral, a file with a Jinja template, or
-    /// the template itself
+    /// How conversations are written, in the place of the model's own way: one of chatml, command-r, deepseek3, gemma, granite, llama2, llama3,
+    /// llama4, mistral, mistral-v7, phi3, phi4, vicuna and zephyr, a file with a Jinja template, or the template itself
     #[arg(long, alias = "chat-template-file", value_name = "TEMPLATE")]
     chat_template: Option<String>,
     /// Values for the template where a request gives none, as '{"enable_thinking": false}'
@@ -121,6 +124,15 @@ pub(crate) struct Arguments {
     /// Tokens of an answer where a request does not say [default: as many as the context holds]
     #[arg(short = 'n', long, alias = "predict", value_name = "N", allow_negative_numbers = true)]
     n_predict: Option<i64>,
+    /// The field that reasoning is told in: reasoning_content as DeepSeek and llama.cpp have it, or reasoning as vLLM has it
+    #[arg(long, value_name = "NAME", default_value = "reasoning_content", value_parser = ["reasoning_content", "reasoning"])]
+    reasoning_field: String,
+    /// Bytes of a request at most
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = bytes)]
+    body_limit: u64,
+    /// Log as lines of JSON, requests with their facts; this means -v as well
+    #[arg(long)]
+    log_json: bool,
     /// Refuse requests with fields that are not known
     #[arg(long)]
     strict_api: bool,
@@ -191,13 +203,21 @@ impl Arguments {
             template: self.chat_template.as_deref().map(template).transpose()?,
             kwargs,
             keep_reasoning: self.reasoning_format == "none",
+            reasoning_field: if self.reasoning_field == "reasoning" { "reasoning" } else { "reasoning_content" },
             thinking_budget: self.reasoning_budget.map(ThinkingBudget::from_number),
         })
     }
 
+    /// The addresses to listen on.
+    fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.host.split(',').map(str::trim)
+    }
+
     fn is_loopback(&self) -> bool {
-        let plain = self.host.trim_start_matches('[').trim_end_matches(']');
-        plain == "localhost" || plain.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        self.hosts().all(|host| {
+            let plain = host.trim_start_matches('[').trim_end_matches(']');
+            plain == "localhost" || plain.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        })
     }
 
     fn settings(&self, name: &str, aliases: Vec<String>) -> anyhow::Result<Settings> {
@@ -212,13 +232,14 @@ impl Arguments {
         let usual = Settings::new(name);
         let mut hosts = self.allow_host.clone();
         if loopback {
-            hosts.extend(usual.hosts.iter().cloned().chain([self.host.clone()]));
+            hosts.extend(usual.hosts.iter().cloned().chain(self.hosts().map(str::to_owned)));
         }
         Ok(Settings {
             aliases,
             tags: self.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
             hides_slots: self.no_slots,
             keys,
+            open_metrics: self.open_metrics,
             hosts,
             origins: self.allow_origin.clone(),
             shared_cache: self.shared_cache,
@@ -228,10 +249,13 @@ impl Arguments {
             queue_limit: self.queue_timeout,
             total_limit: self.request_timeout,
             strict: self.strict_api,
+            body_limit: usize::try_from(self.body_limit).unwrap_or(usize::MAX),
             pooling: self.pooling,
             usual: self.usual()?,
             tracing: self.otlp_endpoint.as_deref().filter(|url| !url.is_empty()).map(tracing).transpose()?,
             drain: Duration::from_secs(self.drain),
+            // Every connection is an open file; whoever comes beyond waits to be taken up.
+            connections: connections(open_files(), usual.connections),
             ..usual
         })
     }
@@ -336,6 +360,9 @@ fn policy() -> Policy {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.log_json {
+        log_as_json();
+    }
     let mut models = arguments.named()?;
     let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
     let stays = models.len() == 1 && arguments.keep_alive.is_none();
@@ -353,6 +380,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     kiln_system::files::leave_endings_to_the_program();
     server.wait()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Connections that a process with so many open files can have beside its other files, at most `most`.
+fn connections(files: Option<usize>, most: usize) -> usize {
+    files.map_or(most, |files| most.min(files / 4 * 3)).max(16)
+}
+
+/// Files that this process may have open, where the system tells.
+fn open_files() -> Option<usize> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// `NAME=FILE`, unless there is a file of that whole name.
@@ -470,6 +509,14 @@ mod tests {
         }
         assert_eq!(["512", "1k", "1.5G", "2GiB"].map(bytes), [Ok(512), Ok(1024), Ok(1_610_612_736), Ok(2_147_483_648)]);
         assert!(bytes("much").is_err() && bytes("-1G").is_err());
+    }
+
+    #[test]
+    fn connections_leave_room_for_other_files() {
+        assert_eq!(
+            [Some(1024), Some(100_000), Some(8), None].map(|files| connections(files, 4096)),
+            [768, 4096, 16, 4096]
+        );
     }
 
     #[test]

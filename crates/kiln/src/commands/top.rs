@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::output::{erase_lines, print, print_styled, size};
+use crate::output::{erase_lines, print, print_styled, say, size};
 
 /// Looks that are drawn.
 const SAMPLES: usize = 48;
@@ -164,10 +164,26 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut history = History::default();
-    let mut drawn = 0;
+    let (mut drawn, mut away) = (0, false);
     loop {
-        let seen: Seen =
-            serde_json::from_value(look(arguments, &agent)?).context("the server is of another version")?;
+        let seen = match look(arguments, &agent) {
+            Ok(seen) => seen,
+            // A server that was there may come back.
+            Err(why) if drawn > 0 => {
+                say(&format!("{}; looking again", why.to_string().lines().next().unwrap_or_default()));
+                (drawn, history.before) = (0, None);
+                away = true;
+                std::thread::sleep(Duration::from_secs_f64(arguments.interval.max(1.0)));
+                continue;
+            }
+            Err(why) if away => {
+                log::debug!("{why:#}");
+                std::thread::sleep(Duration::from_secs_f64(arguments.interval.max(1.0)));
+                continue;
+            }
+            Err(why) => return Err(why),
+        };
+        let seen: Seen = serde_json::from_value(seen).context("the server is of another version")?;
         history.add(&seen, Instant::now());
         if std::io::stdout().is_terminal() && drawn > 0 {
             erase_lines(drawn);

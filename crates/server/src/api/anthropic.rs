@@ -21,6 +21,21 @@ use crate::refusal::{Kind, Refusal};
 use crate::shape;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
+/// Fields that clients of this API send and that change nothing here.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "MessageWithoutEffect")]
+#[allow(dead_code, reason = "they are known, which is all")]
+struct WithoutEffect {
+    metadata: Option<Value>,
+    service_tier: Option<Value>,
+    cache_control: Option<Value>,
+    container: Option<Value>,
+    context_management: Option<Value>,
+    inference_geo: Option<Value>,
+    speed: Option<Value>,
+}
+
 /// The fields of the API beside those about sampling.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -92,6 +107,9 @@ impl Fields {
                 function["description"] = description.clone();
             }
             function["parameters"] = tool.get("input_schema").cloned().unwrap_or_else(shape::object);
+            if let Some(strict) = tool.get("strict").filter(|strict| strict.is_boolean()) {
+                function["strict"] = strict.clone();
+            }
             tools.push(json!({"type": "function", "function": function}));
         }
         let choice = self.tool_choice.as_ref();
@@ -238,6 +256,7 @@ pub(crate) async fn create(
     mut body: Body,
 ) -> Result<Response, Refusal> {
     let (fields, mut params) = (body.get::<Fields>()?, body.get::<Params>()?);
+    body.get::<WithoutEffect>()?;
     let leftover = body.leftover(&app)?;
     let request = caller.request.clone();
     let (streams, job) = blocking(&app, move |app| {

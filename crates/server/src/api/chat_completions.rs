@@ -17,7 +17,7 @@ use crate::chat::{self, Chat, ThinkingBudget, ToolChoice, blocking};
 use crate::generate::{Answer, Generation, Job, Part};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::{Kind, Refusal};
+use crate::refusal::Refusal;
 use crate::shape::ShapeFields;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
@@ -30,6 +30,26 @@ pub(crate) struct StreamOptions {
     pub(crate) continuous_usage_stats: Option<bool>,
     #[allow(dead_code, reason = "clients send it; it has no meaning here")]
     include_obfuscation: Option<bool>,
+}
+
+/// Fields that clients send and that change nothing here.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "WithoutEffect")]
+#[allow(dead_code, reason = "they are known, which is all")]
+pub(crate) struct WithoutEffect {
+    user: Option<Value>,
+    safety_identifier: Option<Value>,
+    metadata: Option<Value>,
+    store: Option<Value>,
+    service_tier: Option<Value>,
+    prompt_cache_key: Option<Value>,
+    prompt_cache_retention: Option<Value>,
+    prompt_cache_options: Option<Value>,
+    verbosity: Option<Value>,
+    prediction: Option<Value>,
+    moderation: Option<Value>,
+    priority: Option<Value>,
 }
 
 /// The fields of the API beside those about sampling and shape.
@@ -210,14 +230,11 @@ pub(crate) async fn create(
     mut body: Body,
 ) -> Result<Response, Refusal> {
     let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+    body.get::<WithoutEffect>()?;
     let leftover = body.leftover(&app)?;
     let (fields, job, choices) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let chat = Chat { shape: shape.shape()?, ..fields.chat()? };
-        if !chat.tools.is_empty() && chat.shape.is_some() && chat.tool_choice != ToolChoice::None {
-            let message = "tools and a shape of the answer exclude each other, unless tool_choice is none";
-            return Err(Refusal::new(Kind::Invalid, message).with_param("response_format"));
-        }
         let job: Job = chat.job(&loaded, &params, &caller)?;
         let choices = job.request.choices;
         Ok((fields, job, choices))
@@ -232,6 +249,10 @@ pub(crate) async fn create(
         tokenizer: Arc::clone(&generation.loaded().scheduler.model().tokenizer),
         token_ids: fields.return_token_ids.unwrap_or(false),
         hide_reasoning: fields.include_reasoning == Some(false),
+        reasoning_field: match app.settings.usual.reasoning_field {
+            "" => "reasoning_content",
+            named => named,
+        },
     };
     let response = if fields.stream.unwrap_or(false) {
         let options = fields.stream_options.unwrap_or_default();
@@ -261,6 +282,7 @@ struct Head {
     tokenizer: Arc<Tokenizer>,
     token_ids: bool,
     hide_reasoning: bool,
+    reasoning_field: &'static str,
 }
 
 impl Head {
@@ -278,7 +300,7 @@ impl Head {
         let content = if only_calls { Value::Null } else { json!(answer.text) };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !answer.reasoning.is_empty() && !self.hide_reasoning {
-            message["reasoning_content"] = json!(answer.reasoning);
+            message[self.reasoning_field] = json!(answer.reasoning);
         }
         if !answer.calls.is_empty() {
             let call = |call: &crate::generate::Call| {
@@ -324,7 +346,7 @@ impl ChatWire {
             "system_fingerprint": fingerprint(), "choices": choices,
         });
         if self.continuous {
-            chunk["usage"] = self.totals.openai();
+            chunk["usage"] = self.pace.usage();
         } else if self.include_usage {
             chunk["usage"] = Value::Null;
         }
@@ -365,7 +387,9 @@ impl Wire for ChatWire {
         match part {
             Part::Text { choice, text, tokens } => self.said(choice, "content", &text, &tokens, out),
             Part::Reasoning { tokens, .. } if self.head.hide_reasoning => self.pace.write(tokens.len()),
-            Part::Reasoning { choice, text, tokens } => self.said(choice, "reasoning_content", &text, &tokens, out),
+            Part::Reasoning { choice, text, tokens } => {
+                self.said(choice, self.head.reasoning_field, &text, &tokens, out);
+            }
             Part::CallStart { choice, index, id, name } => {
                 self.called[choice] = true;
                 let function = json!({"name": name, "arguments": ""});
@@ -378,6 +402,7 @@ impl Wire for ChatWire {
             }
             Part::End { choice, stop, usage, tokens, reasoning_tokens } => {
                 self.totals.add(choice, self.choices, &usage, reasoning_tokens);
+                self.pace.write(tokens.len());
                 let finish = finish_reason(&stop, self.called[choice]);
                 let mut chunk = self.delta(choice, json!({}), &tokens, Some(finish));
                 chunk["choices"][0]["stop_reason"] = stop_reason(&stop);

@@ -1,6 +1,7 @@
 //! `POST /v1/completions`: texts continued as they are.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Extension;
 use axum::extract::State;
@@ -12,8 +13,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::chat_completions::{StreamOptions, fingerprint};
-use super::{Totals, finish_reason, finite, infill, stop_reason, token_text};
+use super::chat_completions::{StreamOptions, WithoutEffect, fingerprint};
+use super::{Pace, Totals, finish_reason, finite, infill, stop_reason, token_text};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{blocking, check_length};
@@ -21,7 +22,8 @@ use crate::generate::{Answer, Form, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::Refusal;
-use crate::shape::{self, ShapeFields};
+use crate::rule;
+use crate::shape::ShapeFields;
 use crate::shelf::Loaded;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 
@@ -126,7 +128,7 @@ pub(crate) fn job(
             return Err(Refusal::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
         }
         (allowed, None) => allowed,
-        (None, Some(shape)) => Some(shape::plain_constraint(loaded, &shape)?),
+        (None, Some(shape)) => Some(rule::plain_constraint(loaded, &shape)?),
     };
     let request = Request {
         limit: params.limit()?.or(loaded.limit),
@@ -134,7 +136,7 @@ pub(crate) fn job(
         stop: params.stop_rule(loaded)?,
         constraint,
         choices: params.choices(loaded)?,
-        owner: caller.owner,
+        owner: params.owner(caller),
         reuse: params.reuse(),
         scales: params.scales(loaded)?,
         ..Request::new(prompt)
@@ -160,12 +162,22 @@ struct Echo {
     tokens: Vec<Token>,
 }
 
+/// Tells work that nobody waits for it any more.
+struct Gone(Arc<AtomicBool>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn plan(
     app: &App,
     fields: &Fields,
     params: &mut Params,
     shape: &ShapeFields,
     caller: &Caller,
+    gone: &AtomicBool,
 ) -> Result<Plan, Refusal> {
     let loaded = &app.model(fields.model.as_deref())?;
     if fields.best_of.is_some_and(|best| best != params.n.unwrap_or(1)) {
@@ -191,7 +203,7 @@ fn plan(
         (Some(_), _) => return Err(Refusal::invalid("suffix", "`suffix` needs one `prompt` that is a string")),
     };
     let echo = match echo {
-        true => Some(prompts.iter().map(|prompt| echoed(loaded, prompt, top)).collect::<Result<_, _>>()?),
+        true => Some(prompts.iter().map(|prompt| echoed(loaded, prompt, top, gone)).collect::<Result<_, _>>()?),
         false => None,
     };
     let jobs = prompts.into_iter().map(|prompt| {
@@ -204,7 +216,7 @@ fn plan(
 }
 
 /// The prompt as part of the answer, with the probability of each token after those before it.
-fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>) -> Result<Echo, Refusal> {
+fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>, gone: &AtomicBool) -> Result<Echo, Refusal> {
     let tokenizer = &loaded.scheduler.model().tokenizer;
     let text = tokenizer.decode(prompt, ShowSpecial::No).map_err(kiln_engine::Error::from)?;
     let Some(top) = top else { return Ok(Echo { text, tokens: Vec::new() }) };
@@ -225,7 +237,8 @@ fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>) -> Result<Echo, R
             let of = |(row, id): (&[f32], &u32)| Token { id: *id, logprobs: Some(logprobs(row, *id, top)) };
             Ok::<_, kiln_engine::Error>(rows.zip(&next).map(of).collect::<Vec<Token>>())
         });
-        match measured.and_then(|result| result) {
+        let left = gone.load(Ordering::Relaxed).then_some(kiln_engine::Error::Stopped);
+        match measured.and_then(|result| left.map_or(result, Err)) {
             Ok(more) => tokens.extend(more),
             Err(error) => {
                 loaded.scheduler.with_engine(move |engine| engine.close(sequence))?;
@@ -244,12 +257,17 @@ pub(crate) async fn create(
     mut body: Body,
 ) -> Result<Response, Refusal> {
     let (fields, mut params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+    body.get::<WithoutEffect>()?;
     let leftover = body.leftover(&app)?;
+    // A prompt that is measured takes long: who closes the connection drops this.
+    let gone = Gone(Arc::default());
+    let seen = Arc::clone(&gone.0);
     let (fields, plan) = blocking(&app, move |app| {
-        let plan = plan(app, &fields, &mut params, &shape, &caller)?;
+        let plan = plan(app, &fields, &mut params, &shape, &caller, &seen)?;
         Ok((fields, plan))
     })
     .await?;
+    drop(gone);
     let head = Head {
         id: fresh_id("cmpl-"),
         created: now(),
@@ -259,9 +277,15 @@ pub(crate) async fn create(
     };
     let wants_logprobs = fields.logprobs.is_some();
     let response = if plan.nothing_more {
-        reply(&head.only_prompts(&plan, wants_logprobs))
+        let streams = fields.stream.unwrap_or(false);
+        let usage = fields.stream_options.unwrap_or_default().include_usage.unwrap_or(false);
+        match head.only_prompts(&plan, wants_logprobs) {
+            whole if streams => once(whole, usage),
+            whole => reply(&whole),
+        }
     } else if fields.stream.unwrap_or(false) {
         let texts = plan.jobs.len() * plan.choices;
+        let pace = Pace::new(plan.jobs.iter().map(|job| job.request.prompt.len()).sum());
         let generation = Generation::start(&app, plan.jobs, "call_")?;
         let options = fields.stream_options.unwrap_or_default();
         let wire = TextWire {
@@ -271,6 +295,8 @@ pub(crate) async fn create(
             wants_logprobs,
             offsets: vec![0; texts],
             include_usage: options.include_usage.unwrap_or(false),
+            continuous: options.continuous_usage_stats.unwrap_or(false),
+            pace,
             totals: Totals::default(),
         };
         stream(generation, wire, Framing::Events, app.settings.keep_alive)
@@ -286,6 +312,23 @@ pub(crate) async fn create(
         reply(&head.whole(&answers, plan.choices, wants_logprobs))
     };
     Ok(leftover.tell(response))
+}
+
+/// A whole answer as the only piece of a stream.
+fn once(mut whole: Value, include_usage: bool) -> Response {
+    let mut frames = Frames::new(Framing::Events);
+    let usage = whole["usage"].take();
+    let mut last = whole.clone();
+    if let Some(whole) = whole.as_object_mut().filter(|_| !include_usage) {
+        whole.remove("usage");
+    }
+    frames.data(&whole);
+    if include_usage {
+        (last["choices"], last["usage"]) = (json!([]), usage);
+        frames.data(&last);
+    }
+    frames.done();
+    frames.whole()
 }
 
 struct Head {
@@ -375,6 +418,9 @@ struct TextWire {
     /// Characters of each text so far.
     offsets: Vec<usize>,
     include_usage: bool,
+    /// Every piece says what was used so far.
+    continuous: bool,
+    pace: Pace,
     totals: Totals,
 }
 
@@ -393,7 +439,9 @@ impl TextWire {
             choice["token_ids"] = tokens.iter().map(|t| json!(t.id)).collect();
         }
         let mut chunk = self.head.envelope(json!([choice]));
-        if self.include_usage {
+        if self.continuous {
+            chunk["usage"] = self.pace.usage();
+        } else if self.include_usage {
             chunk["usage"] = Value::Null;
         }
         chunk
@@ -413,11 +461,13 @@ impl Wire for TextWire {
     fn part(&mut self, part: Part, out: &mut Frames) {
         match part {
             Part::Text { choice, text, tokens } | Part::Reasoning { choice, text, tokens } => {
+                self.pace.write(tokens.len());
                 let chunk = self.chunk(choice, &text, &tokens, None);
                 out.data(&chunk);
             }
             Part::End { choice, stop, usage, tokens, reasoning_tokens } => {
                 self.totals.add(choice, self.choices, &usage, reasoning_tokens);
+                self.pace.write(tokens.len());
                 let chunk = self.chunk(choice, "", &tokens, Some(&stop));
                 out.data(&chunk);
             }

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::response::Response;
-use kiln_engine::run::{Engine, Entry, StepKind, StepTime, Wanted, step_kinds};
+use kiln_engine::run::{Engine, Entry, Scheduler, StepKind, StepTime, Wanted, step_kinds};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::chat::blocking;
-use crate::refusal::Refusal;
-use crate::shelf::Loaded;
+use crate::refusal::{Kind, Refusal};
+use crate::shelf::{Loaded, Place};
 use crate::wire::json as reply;
 
 /// How long a look at the memory is good for. Looking interrupts texts that go on by themselves on a device.
@@ -35,23 +36,43 @@ fn memory(loaded: &Loaded) -> Value {
     }
 }
 
+/// Which model is looked at.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Which {
+    model: Option<String>,
+}
+
+/// The place of the model that is named, else of one that is loaded, else of the first. Looking wakes none.
+fn place<'a>(app: &'a App, which: &Which) -> Result<&'a Place, Refusal> {
+    let named = which.model.as_deref().filter(|name| !name.is_empty());
+    let loaded = app.shelf.places().iter().find(|place| place.peek().is_some());
+    match (named, loaded) {
+        (None, Some(place)) => Ok(place),
+        _ => app.shelf.place(named),
+    }
+}
+
 /// What the engine is doing.
-pub(crate) async fn show(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+pub(crate) async fn show(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Response, Refusal> {
     // Connections and what they wait for: a server that nobody uses any more has few again.
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let seen = blocking(&app, move |app| {
-        let loaded = app.loaded()?;
-        let load = loaded.scheduler.load();
-        let [prompt, cached, generated] = loaded.metrics.tokens();
+        let place = place(app, &which)?;
+        let loaded = place.peek();
+        let scheduler = loaded.as_ref().map(|loaded| &loaded.scheduler);
+        let load = scheduler.map(Scheduler::load).unwrap_or_default();
+        let [prompt, cached, generated] = place.metrics.tokens();
         Ok(json!({
-            "model": loaded.name, "device": loaded.scheduler.describe(), "context": loaded.scheduler.context(),
-            "sequences": loaded.sequences, "uptime_seconds": app.started.elapsed().as_secs(),
+            "model": place.name, "loaded": loaded.is_some(),
+            "device": scheduler.map_or("no device: the model is not loaded", |scheduler| scheduler.describe()),
+            "context": scheduler.map_or(0, Scheduler::context),
+            "sequences": loaded.as_ref().map_or(0, |loaded| loaded.sequences), "uptime_seconds": app.started.elapsed().as_secs(),
             "load": {
                 "waiting": load.waiting, "reading": load.reading, "writing": load.writing, "swapped": load.swapped,
                 "free_pages": load.free_pages, "pages": load.pages,
             },
             "tokens": {"prompt": prompt, "cached": cached, "generated": generated},
-            "memory": memory(&loaded), "tasks": tasks,
+            "memory": loaded.as_ref().map_or(Value::Null, |loaded| memory(loaded)), "tasks": tasks,
         }))
     });
     Ok(reply(&seen.await?))
@@ -67,8 +88,13 @@ fn step(engine: &mut Engine) -> Result<Vec<StepTime>, kiln_engine::Error> {
 }
 
 /// Where the time of one token goes, by kind of step, the longest first.
-pub(crate) async fn kernels(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let times = blocking(&app, |app| Ok(app.loaded()?.scheduler.with_engine(step)??)).await?;
+pub(crate) async fn kernels(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Response, Refusal> {
+    let times = blocking(&app, move |app| {
+        let place = place(app, &which)?;
+        let missing = || Refusal::new(Kind::Unavailable, format!("the model `{}` is not loaded", place.name));
+        Ok(place.peek().ok_or_else(missing)?.scheduler.with_engine(step)??)
+    })
+    .await?;
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let (steps, total) = (times.len(), times.iter().map(|step| micros(step.time)).sum::<f64>());
     let told = |StepKind { name, count, time, .. }: StepKind| json!({"name": name, "count": count, "microseconds": micros(time)});

@@ -65,6 +65,11 @@ impl Marks {
     }
 }
 
+/// Whether a model was trained to fill in the middle.
+pub(crate) fn can(loaded: &Loaded) -> bool {
+    Marks::of(loaded).is_ok()
+}
+
 /// Another file that the model should know.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Extra {

@@ -17,7 +17,7 @@ use crate::chat::blocking;
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
 use crate::shelf::Loaded;
-use crate::slots;
+use crate::slots::{self, Seen};
 use crate::wire::json as reply;
 
 fn settings(loaded: &Loaded) -> Value {
@@ -25,9 +25,20 @@ fn settings(loaded: &Loaded) -> Value {
     json!({"n_ctx": loaded.scheduler.context(), "params": params})
 }
 
-/// What the server can do.
+/// What the server can do. Asking wakes no model: of one that is not loaded little is told.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let loaded = app.loaded()?;
+    let asleep = app.shelf.places().first().filter(|place| app.not_ready().is_none() && place.can_load());
+    let loaded = match (app.loaded(), asleep) {
+        (Err(_), Some(place)) => {
+            return Ok(reply(&json!({
+                "default_generation_settings": {"n_ctx": 0, "params": {}}, "total_slots": 0, "model_alias": place.name,
+                "model_path": place.name, "chat_template": "", "chat_template_caps": {},
+                "modalities": {"vision": false, "audio": false}, "bos_token": "", "eos_token": "",
+                "build_info": format!("kiln {}", env!("CARGO_PKG_VERSION")), "is_sleeping": true,
+            })));
+        }
+        (loaded, _) => loaded?,
+    };
     let tokenizer = &loaded.scheduler.model().tokenizer;
     let text = |id: Option<u32>| id.map(|id| token_text(tokenizer, id)).unwrap_or_default();
     let template = loaded.template.as_ref().ok();
@@ -60,8 +71,12 @@ pub(crate) struct SlotsQuery {
     fail_on_no_slot: Option<String>,
 }
 
-/// How many texts are being written. Slots have no identity here: the first ones count as busy.
-pub(crate) async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>) -> Result<Response, Refusal> {
+/// What is being written under which number: no text of it, and what it was asked for only to those who asked.
+pub(crate) async fn slots(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<SlotsQuery>,
+) -> Result<Response, Refusal> {
     if app.settings.hides_slots {
         return Err(Refusal::new(
             Kind::CannotDo,
@@ -74,14 +89,21 @@ pub(crate) async fn slots(State(app): State<Arc<App>>, Query(query): Query<Slots
     if query.fail_on_no_slot.is_some_and(|flag| flag == "1") && busy >= loaded.sequences {
         return Err(Refusal::new(Kind::Unavailable, "no slot is free"));
     }
-    let params = settings(&loaded)["params"].clone();
-    let slot = |id: usize| {
-        json!({
-            "id": id, "id_task": -1, "n_ctx": loaded.scheduler.context(), "is_processing": id < busy, "params": params,
-            "next_token": {"n_decoded": 0, "n_remain": -1},
-        })
+    let slot = |(id, slot): (usize, Seen)| {
+        let limit = slot.wish.as_ref().and_then(|wish| wish.limit);
+        let left = limit.map_or(json!(-1), |limit| json!(limit.saturating_sub(slot.written)));
+        let params = slot.wish.map(|wish| completion::settings(&loaded, &wish.sampling, wish.limit, &wish.stop));
+        let mut told = json!({
+            "id": id, "id_task": slot.task.map_or(json!(-1), |task| json!(task)), "n_ctx": loaded.scheduler.context(),
+            "is_processing": slot.running, "speculative": false,
+            "next_token": {"has_next_token": slot.running, "n_decoded": slot.written, "n_remain": left},
+        });
+        if let Some(params) = params {
+            told["params"] = params;
+        }
+        told
     };
-    Ok(reply(&(0..loaded.sequences).map(slot).collect()))
+    Ok(reply(&loaded.slots.seen(caller.owner).into_iter().enumerate().map(slot).collect()))
 }
 
 /// Flags of `/slots/{id}`.

@@ -114,6 +114,12 @@ impl Pace {
         self.written
     }
 
+    /// `usage` of a text that goes on.
+    pub(crate) fn usage(&self) -> Value {
+        let (prompt, cached, generated) = (self.prompt, self.cached, self.written);
+        Totals { prompt, cached, generated, ..Totals::default() }.openai()
+    }
+
     /// `timings` of a text that goes on.
     pub(crate) fn timings(&self) -> Value {
         let first = self.first.unwrap_or_else(Instant::now);

@@ -6,20 +6,21 @@ use std::time::Instant;
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::response::Response;
-use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::completions;
 use super::models::{parameters, rfc3339};
+use super::{chat_logprobs, completions, infill};
 use crate::app::App;
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice, blocking, check_length};
-use crate::generate::{Answer, Call, Generation, Job, Part, Stop};
+use crate::generate::{Answer, Call, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::{Kind, Refusal};
+use crate::rule;
 use crate::shape::{self, Shape, ShapeFields};
 use crate::shelf::{Loaded, Place};
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
@@ -127,6 +128,9 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
     if app.settings.pooling.or(own).is_some() {
         capabilities.push("embedding");
     }
+    if infill::can(loaded) {
+        capabilities.push("insert");
+    }
     if template.is_some_and(|t| t.capabilities().tools) {
         capabilities.push("tools");
     }
@@ -158,8 +162,16 @@ pub(crate) struct Fields {
     options: Option<Map<String, Value>>,
     stream: Option<bool>,
     think: Option<Value>,
-    #[allow(dead_code, reason = "the model stays as long as the server does")]
+    /// How long the model stays when this is over: nothing but 0, for "not at all", counts here.
     keep_alive: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<i64>,
+    #[allow(dead_code, reason = "what does not fit is refused")]
+    truncate: Option<Value>,
+    #[allow(dead_code, reason = "what does not fit is refused")]
+    shift: Option<Value>,
+    #[allow(dead_code, reason = "an older way to go on, without effect")]
+    context: Option<Value>,
 }
 
 impl Fields {
@@ -210,7 +222,6 @@ impl Fields {
         let refused = [
             ("template", self.template.as_ref().is_some_and(|t| !t.is_empty()), "a request cannot bring a template"),
             ("images", self.images.as_ref().is_some_and(|i| !i.is_empty()), "this model takes text only"),
-            ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty()), "filling in the middle is not served"),
         ];
         match refused.into_iter().find(|(_, given, _)| *given) {
             Some((name, _, why)) => Err(Refusal::unsupported(name, format!("{name}: {why}"))),
@@ -218,11 +229,33 @@ impl Fields {
         }
     }
 
+    /// Probabilities, and of how many likeliest tokens.
+    fn logprobs(&self) -> Result<Option<usize>, Refusal> {
+        match (self.logprobs.unwrap_or(false), usize::try_from(self.top_logprobs.unwrap_or(0))) {
+            (_, Ok(top)) if top > 20 => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+            (false, Ok(_)) => Ok(None),
+            (true, Ok(top)) => Ok(Some(top)),
+            (_, Err(_)) => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+        }
+    }
+
+    /// Whether the model is to go when this is over: 0, or a time of that length.
+    fn lets_go(&self) -> bool {
+        match &self.keep_alive {
+            Some(Value::Number(number)) => number.as_f64() == Some(0.0),
+            Some(Value::String(text)) => {
+                let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+                digits.parse::<f64>() == Ok(0.0)
+            }
+            _ => false,
+        }
+    }
+
     fn chat(&self, messages: Vec<kiln_engine::text::Message>) -> Result<Chat, Refusal> {
         let (tools, _) = super::chat_completions::tools(self.tools.as_deref().unwrap_or_default(), None)?;
-        let (shape, kwargs) = (self.shape()?, self.kwargs()?);
+        let (shape, kwargs, logprobs) = (self.shape()?, self.kwargs()?, self.logprobs()?);
         let tool_choice = ToolChoice::Auto;
-        Ok(Chat { messages, tools, tool_choice, parallel_calls: true, shape, kwargs, ..Chat::default() })
+        Ok(Chat { messages, tools, tool_choice, parallel_calls: true, shape, kwargs, logprobs, ..Chat::default() })
     }
 }
 
@@ -250,10 +283,13 @@ pub(crate) async fn chat(
     let leftover = body.leftover(&app)?;
     let came = Instant::now();
     if fields.messages.as_ref().is_none_or(Vec::is_empty) {
-        return load_only(&app, fields.model, true).await;
+        return load_only(&app, fields, true).await;
     }
     let (streams, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
+        if fields.lets_go() {
+            app.shelf.place(fields.model.as_deref())?.dismiss();
+        }
         fields.refuse()?;
         let chat = fields.chat(messages(fields.messages.as_deref().unwrap_or_default())?)?;
         Ok((fields.stream.unwrap_or(true), chat.job(&loaded, &fields.params(&loaded)?, &caller)?))
@@ -272,15 +308,24 @@ pub(crate) async fn generate(
     let leftover = body.leftover(&app)?;
     let came = Instant::now();
     if fields.prompt.as_ref().is_none_or(String::is_empty) {
-        return load_only(&app, fields.model, false).await;
+        return load_only(&app, fields, false).await;
     }
     let (streams, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
+        if fields.lets_go() {
+            app.shelf.place(fields.model.as_deref())?.dismiss();
+        }
         fields.refuse()?;
         let params = fields.params(&loaded)?;
         let prompt = fields.prompt.clone().unwrap_or_default();
-        let job = if fields.raw == Some(true) || loaded.template.is_err() {
-            raw(&loaded, &fields, &params, &caller, &prompt)?
+        let suffix = fields.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+        let job = if let Some(suffix) = suffix {
+            let tokens = infill::prompt(&loaded, &prompt, suffix, &[])?;
+            raw(&loaded, &fields, &params, &caller, tokens)?
+        } else if fields.raw == Some(true) || loaded.template.is_err() {
+            let tokenizer = &loaded.scheduler.model().tokenizer;
+            let tokens = tokenizer.encode(&prompt, AddSpecial::Yes, ParseSpecial::Yes);
+            raw(&loaded, &fields, &params, &caller, tokens.map_err(kiln_engine::Error::from)?)?
         } else {
             let system = fields.system.iter().map(|s| kiln_engine::text::Message::new("system", s.as_str()));
             let user = kiln_engine::text::Message::new("user", prompt);
@@ -292,13 +337,19 @@ pub(crate) async fn generate(
     answer(&app, job, streams, false, came).await.map(|response| leftover.tell(response))
 }
 
-fn raw(loaded: &Arc<Loaded>, fields: &Fields, params: &Params, caller: &Caller, prompt: &str) -> Result<Job, Refusal> {
-    let tokenizer = &loaded.scheduler.model().tokenizer;
-    let tokens = tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes).map_err(kiln_engine::Error::from)?;
+/// A prompt that is continued as it is.
+fn raw(
+    loaded: &Arc<Loaded>,
+    fields: &Fields,
+    params: &Params,
+    caller: &Caller,
+    tokens: Vec<u32>,
+) -> Result<Job, Refusal> {
     check_length(loaded, tokens.len())?;
     let mut job = completions::job(loaded, params, &ShapeFields::default(), caller, tokens)?;
+    job.request.logprobs = fields.logprobs()?;
     if let Some(shape) = fields.shape()? {
-        job.request.constraint = Some(shape::plain_constraint(loaded, &shape)?);
+        job.request.constraint = Some(rule::plain_constraint(loaded, &shape)?);
     }
     Ok(job)
 }
@@ -308,7 +359,8 @@ async fn answer(app: &Arc<App>, job: Job, streams: bool, chat: bool, came: Insta
         return Err(Refusal::new(Kind::Invalid, "this API makes one text"));
     }
     let generation = Generation::start(app, vec![job], "call_")?;
-    let wire = OllamaWire { model: generation.loaded().name.clone(), chat, came, call: None };
+    let tokenizer = Arc::clone(&generation.loaded().scheduler.model().tokenizer);
+    let wire = OllamaWire { model: generation.loaded().name.clone(), chat, came, call: None, tokenizer };
     if streams {
         return Ok(stream(generation, wire, Framing::Lines, app.settings.keep_alive));
     }
@@ -320,14 +372,48 @@ fn timestamp() -> String {
     jiff::Timestamp::now().to_string()
 }
 
-/// Nothing was asked: the model is to be loaded.
-async fn load_only(app: &Arc<App>, model: Option<String>, chat: bool) -> Result<Response, Refusal> {
-    let loaded = blocking(app, move |app| app.model(model.as_deref())).await?;
-    let wire = OllamaWire { model: loaded.name.clone(), chat, came: Instant::now(), call: None };
-    let mut line = wire.line("", "", &[]);
+/// Nothing was asked: the model is to be loaded, or to go.
+async fn load_only(app: &Arc<App>, fields: Fields, chat: bool) -> Result<Response, Refusal> {
+    let (name, reason) = blocking(app, move |app| {
+        if fields.lets_go() {
+            let place = app.shelf.place(fields.model.as_deref())?;
+            place.dismiss();
+            return Ok((place.name.clone(), "unload"));
+        }
+        Ok((app.model(fields.model.as_deref())?.name.clone(), "load"))
+    })
+    .await?;
+    let mut line = line(&name, chat, "", "", &[]);
     line["done"] = json!(true);
-    line["done_reason"] = json!("load");
+    line["done_reason"] = json!(reason);
     Ok(reply(&line))
+}
+
+/// A line of an answer.
+fn line(model: &str, chat: bool, text: &str, thinking: &str, calls: &[Call]) -> Value {
+    let mut line = json!({"model": model, "created_at": timestamp()});
+    if chat {
+        let mut message = json!({"role": "assistant", "content": text});
+        if !thinking.is_empty() {
+            message["thinking"] = json!(thinking);
+        }
+        if !calls.is_empty() {
+            let call = |(index, call): (usize, &Call)| {
+                let arguments = serde_json::from_str::<Value>(&call.arguments).ok().filter(Value::is_object);
+                let arguments = arguments.unwrap_or_else(|| json!({}));
+                json!({"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}})
+            };
+            message["tool_calls"] = calls.iter().enumerate().map(call).collect();
+        }
+        line["message"] = message;
+    } else {
+        line["response"] = json!(text);
+        if !thinking.is_empty() {
+            line["thinking"] = json!(thinking);
+        }
+    }
+    line["done"] = json!(false);
+    line
 }
 
 struct OllamaWire {
@@ -336,32 +422,16 @@ struct OllamaWire {
     came: Instant,
     /// A call whose arguments are not whole yet.
     call: Option<Call>,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl OllamaWire {
-    fn line(&self, text: &str, thinking: &str, calls: &[Call]) -> Value {
-        let mut line = json!({"model": self.model, "created_at": timestamp()});
-        if self.chat {
-            let mut message = json!({"role": "assistant", "content": text});
-            if !thinking.is_empty() {
-                message["thinking"] = json!(thinking);
-            }
-            if !calls.is_empty() {
-                let call = |(index, call): (usize, &Call)| {
-                    let arguments = serde_json::from_str::<Value>(&call.arguments).ok().filter(Value::is_object);
-                    let arguments = arguments.unwrap_or_else(|| json!({}));
-                    json!({"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}})
-                };
-                message["tool_calls"] = calls.iter().enumerate().map(call).collect();
-            }
-            line["message"] = message;
-        } else {
-            line["response"] = json!(text);
-            if !thinking.is_empty() {
-                line["thinking"] = json!(thinking);
-            }
+    fn line(&self, text: &str, thinking: &str, calls: &[Call], tokens: &[Token]) -> Value {
+        let mut line = line(&self.model, self.chat, text, thinking, calls);
+        // The same entries as OpenAI's, in a list of their own.
+        if let Some(list) = chat_logprobs(&self.tokenizer, tokens).get_mut("content") {
+            line["logprobs"] = list.take();
         }
-        line["done"] = json!(false);
         line
     }
 
@@ -382,7 +452,7 @@ impl OllamaWire {
     }
 
     fn whole(&self, answer: &Answer) -> Value {
-        let line = self.line(&answer.text, &answer.reasoning, &answer.calls);
+        let line = self.line(&answer.text, &answer.reasoning, &answer.calls, &answer.tokens);
         self.last(line, answer.stop.as_ref().unwrap_or(&Stop::End), &answer.usage)
     }
 }
@@ -392,8 +462,8 @@ impl Wire for OllamaWire {
 
     fn part(&mut self, part: Part, out: &mut Frames) {
         match part {
-            Part::Text { text, .. } => out.data(&self.line(&text, "", &[])),
-            Part::Reasoning { text, .. } => out.data(&self.line("", &text, &[])),
+            Part::Text { text, tokens, .. } => out.data(&self.line(&text, "", &[], &tokens)),
+            Part::Reasoning { text, tokens, .. } => out.data(&self.line("", &text, &[], &tokens)),
             Part::CallStart { id, name, .. } => self.call = Some(Call { id, name, arguments: String::new() }),
             Part::CallArguments { text, .. } => {
                 if let Some(call) = &mut self.call {
@@ -403,12 +473,14 @@ impl Wire for OllamaWire {
             // A call is one line.
             Part::CallEnd { index, .. } => {
                 if let Some(call) = self.call.take() {
-                    let mut line = self.line("", "", &[call]);
+                    let mut line = self.line("", "", &[call], &[]);
                     line["message"]["tool_calls"][0]["function"]["index"] = json!(index);
                     out.data(&line);
                 }
             }
-            Part::End { stop, usage, .. } => out.data(&self.last(self.line("", "", &[]), &stop, &usage)),
+            Part::End { stop, usage, tokens, .. } => {
+                out.data(&self.last(self.line("", "", &[], &tokens), &stop, &usage));
+            }
             Part::Failed(refusal) => out.data(&json!({"error": refusal.text(crate::refusal::Dialect::Ollama)})),
             Part::Progress { .. } => {}
         }

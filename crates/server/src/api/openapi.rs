@@ -186,6 +186,33 @@ fn error(dialect: Dialect) -> Value {
     }
 }
 
+/// What a request to a path must hold, where the types alone do not say it: every field of theirs may be absent.
+fn needed(path: &str) -> Option<Value> {
+    let text = json!({"type": "string", "minLength": 1});
+    let texts = json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": text});
+    let tokens = json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});
+    let talk = |roles: &[&str], more: &[&str]| {
+        let fields: Vec<&str> = ["role"].iter().chain(more).copied().collect();
+        let message = json!({"type": "object", "required": fields, "properties": {"role": {"enum": roles}}});
+        json!({"required": ["messages"], "properties": {"messages": {"type": "array", "minItems": 1, "items": message}}})
+    };
+    let openai = ["system", "developer", "user", "assistant", "tool", "function"];
+    Some(match path {
+        "/v1/chat/completions" | "/v1/chat/completions/input_tokens" | "/apply-template" => talk(&openai, &[]),
+        "/v1/messages" | "/v1/messages/count_tokens" => talk(&["user", "assistant", "system"], &["content"]),
+        "/v1/embeddings" => {
+            json!({"required": ["input"], "properties": {"input": {"anyOf": [text, texts, tokens, {"type": "array", "items": tokens}]}}})
+        }
+        "/v1/rerank" | "/v2/rerank" => {
+            let given = [json!({"required": ["documents"]}), json!({"required": ["texts"]})];
+            json!({"required": ["query"], "properties": {"query": {"type": "string"}, "documents": texts, "texts": texts}, "anyOf": given})
+        }
+        "/completion" => json!({"required": ["prompt"]}),
+        "/detokenize" => json!({"required": ["tokens"], "properties": {"tokens": {"type": "array"}}}),
+        _ => return None,
+    })
+}
+
 fn operation(entry: &Entry) -> Value {
     let whole = match entry.answer {
         [] => json!({}),
@@ -216,8 +243,9 @@ fn operation(entry: &Entry) -> Value {
         },
     });
     if !entry.body.is_empty() {
-        let parts: Vec<&Value> = entry.body.iter().map(Schema::as_value).collect();
-        let schema = if let [one] = parts.as_slice() { (*one).clone() } else { json!({"allOf": parts}) };
+        let parts = entry.body.iter().map(|part| part.as_value().clone());
+        let parts: Vec<Value> = parts.chain(needed(entry.path)).collect();
+        let schema = if let [one] = parts.as_slice() { one.clone() } else { json!({"allOf": parts}) };
         operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
     }
     operation
@@ -275,6 +303,11 @@ mod tests {
         }
         let chat = &document["components"]["schemas"]["ChatRequest"]["properties"];
         assert!(chat["messages"].is_object() && chat["tools"].is_object(), "{chat}");
+        // What must be there is said, beside what may be.
+        let body =
+            &document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        let all = body["allOf"].as_array().expect("parts");
+        assert!(all.iter().any(|part| part["required"] == json!(["messages"])), "{body}");
         let sampling = &document["components"]["schemas"]["Sampling"]["properties"];
         assert_eq!(sampling["temperature"]["type"], json!(["number", "null"]), "{sampling}");
     }

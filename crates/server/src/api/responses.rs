@@ -5,21 +5,37 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use kiln_engine::text::{Content, Function, Message, ToolCall};
+use kiln_engine::tokenizer::Tokenizer;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::Totals;
+use super::chat_completions::WithoutEffect;
+use super::{Totals, chat_logprobs};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice, blocking};
-use crate::generate::{Answer, Generation, Part, Stop};
+use crate::generate::{Answer, Generation, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::Refusal;
 use crate::shape;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+
+/// Fields that clients of this API send and that change nothing here.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "ResponseWithoutEffect")]
+#[allow(dead_code, reason = "they are known, which is all")]
+struct MoreWithoutEffect {
+    stream_options: Option<Value>,
+    max_tool_calls: Option<Value>,
+    truncation: Option<Value>,
+    context_management: Option<Value>,
+}
 
 /// The fields of the API beside those about sampling.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -37,6 +53,8 @@ pub(crate) struct Fields {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
+    include: Option<Vec<String>>,
+    top_logprobs: Option<i64>,
     previous_response_id: Option<String>,
     conversation: Option<Value>,
     prompt: Option<Value>,
@@ -87,8 +105,23 @@ impl Fields {
             None => None,
         };
         let (tools, tool_choice) = self.tools()?;
-        let parallel_calls = self.parallel_tool_calls.unwrap_or(true);
-        Ok(Chat { messages, tools, tool_choice, parallel_calls, shape, kwargs, ..Chat::default() })
+        let (parallel_calls, logprobs) = (self.parallel_tool_calls.unwrap_or(true), self.logprobs()?);
+        Ok(Chat { messages, tools, tool_choice, parallel_calls, shape, kwargs, logprobs, ..Chat::default() })
+    }
+
+    /// Whether something is to be told beside the answer itself.
+    fn includes(&self, what: &str) -> bool {
+        self.include.iter().flatten().any(|given| given == what)
+    }
+
+    /// Probabilities are told where they are asked for; how many is a field of its own.
+    fn logprobs(&self) -> Result<Option<usize>, Refusal> {
+        match (self.top_logprobs.map(usize::try_from), self.includes("message.output_text.logprobs")) {
+            (None, false) => Ok(None),
+            (None, true) => Ok(Some(0)),
+            (Some(Ok(top)), asked) if top <= 20 => Ok(Some(top).filter(|top| asked || *top > 0)),
+            _ => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+        }
     }
 
     /// Functions, in the form that templates take. What other tools need is not here; they are left out.
@@ -143,8 +176,12 @@ fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refus
         Some("reasoning") => {
             let parts = value.get("content").and_then(Value::as_array).into_iter().flatten();
             let texts: Vec<&str> = parts.filter_map(|part| part.get("text").and_then(Value::as_str)).collect();
+            // Clients that keep nothing send back what they were given in the place of the text.
+            let sealed = value.get("encrypted_content").and_then(Value::as_str).filter(|_| texts.is_empty());
+            // What another server has sealed is lost, as it would be there.
+            let text = sealed.map_or_else(|| texts.join("\n"), |sealed| unsealed(sealed).unwrap_or_default());
             assistant(out, |m| m.content == Content::None && m.tool_calls.is_empty()).reasoning_content =
-                Some(texts.join("\n")).filter(|text| !text.is_empty());
+                Some(text).filter(|text| !text.is_empty());
         }
         Some("function_call") => {
             let (id, name) = (text("call_id")?, text("name")?);
@@ -165,6 +202,19 @@ fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refus
         }
     }
     Ok(())
+}
+
+/// What begins reasoning that a client carries for the server.
+const SEAL: &[u8] = b"kiln1:";
+
+/// Reasoning as clients carry it to the next request without looking at it. It is theirs: nothing in it is secret.
+fn sealed(text: &str) -> String {
+    STANDARD.encode([SEAL, text.as_bytes()].concat())
+}
+
+fn unsealed(text: &str) -> Option<String> {
+    let bytes = STANDARD.decode(text).ok()?;
+    String::from_utf8(bytes.strip_prefix(SEAL)?.to_vec()).ok()
 }
 
 /// The assistant's message at the end, if it can take more, else a new one.
@@ -194,6 +244,8 @@ pub(crate) async fn create(
     mut body: Body,
 ) -> Result<Response, Refusal> {
     let (fields, mut params) = (body.get::<Fields>()?, body.get::<Params>()?);
+    body.get::<WithoutEffect>()?;
+    body.get::<MoreWithoutEffect>()?;
     let leftover = body.leftover(&app)?;
     let (fields, params, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
@@ -210,6 +262,7 @@ pub(crate) async fn create(
         id: fresh_id("resp_"),
         created: now(),
         model: generation.loaded().name.clone(),
+        tokenizer: Some(Arc::clone(&generation.loaded().scheduler.model().tokenizer)),
     };
     let response = if frame.fields.stream.unwrap_or(false) {
         let wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
@@ -229,9 +282,26 @@ struct Frame {
     id: String,
     created: u64,
     model: String,
+    /// Names the tokens whose probabilities are told.
+    tokenizer: Option<Arc<Tokenizer>>,
 }
 
 impl Frame {
+    /// The probabilities of tokens, where they were asked for.
+    fn logprobs(&self, tokens: &[Token]) -> Vec<Value> {
+        let told = self.tokenizer.as_ref().map(|tokenizer| chat_logprobs(tokenizer, tokens)).unwrap_or_default();
+        told["content"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// An item as it is when it is whole, or cut short.
+    fn value(&self, item: &Item, status: &str) -> Value {
+        let mut value = item.value(status);
+        if let (Kind::Reasoning(text), true) = (&item.content, self.fields.includes("reasoning.encrypted_content")) {
+            value["encrypted_content"] = json!(sealed(text));
+        }
+        value
+    }
+
     /// The response object; `stop` is none while it is being made.
     fn response(&self, output: &[Value], stop: Option<(&Stop, &Totals)>) -> Value {
         let fields = &self.fields;
@@ -271,20 +341,30 @@ impl Frame {
     fn whole(&self, answer: &Answer) -> Value {
         let stop = answer.stop.clone().unwrap_or(Stop::End);
         let cut = if matches!(stop, Stop::Limit | Stop::Context) { "incomplete" } else { "completed" };
-        let mut output = Vec::new();
+        let mut items = Vec::new();
+        let mut item = |prefix, content| items.push(Item::new(prefix, content));
         if !answer.reasoning.is_empty() {
-            output.push(
-                Item { id: fresh_id("rs_"), content: Kind::Reasoning(answer.reasoning.clone()) }.value("completed"),
-            );
+            item("rs_", Kind::Reasoning(answer.reasoning.clone()));
         }
         if !answer.text.is_empty() || answer.calls.is_empty() {
-            output.push(Item { id: fresh_id("msg_"), content: Kind::Message(answer.text.clone()) }.value(cut));
+            item("msg_", Kind::Message(answer.text.clone()));
         }
         for call in &answer.calls {
-            let content =
-                Kind::Call { id: call.id.clone(), name: call.name.clone(), arguments: call.arguments.clone() };
-            output.push(Item { id: fresh_id("fc_"), content }.value("completed"));
+            let (id, name, arguments) = (call.id.clone(), call.name.clone(), call.arguments.clone());
+            item("fc_", Kind::Call { id, name, arguments });
         }
+        let last = items.len().saturating_sub(1);
+        let output: Vec<Value> = items
+            .iter_mut()
+            .enumerate()
+            .map(|(at, item)| {
+                if let Kind::Message(_) = item.content {
+                    item.logprobs = self.logprobs(&answer.tokens);
+                }
+                // What is not the last was finished before the text was cut.
+                self.value(item, if at == last { cut } else { "completed" })
+            })
+            .collect();
         self.response(&output, Some((&stop, &Totals::of(std::slice::from_ref(answer), 1))))
     }
 }
@@ -293,6 +373,8 @@ impl Frame {
 struct Item {
     id: String,
     content: Kind,
+    /// Probabilities of its tokens.
+    logprobs: Vec<Value>,
 }
 
 enum Kind {
@@ -301,20 +383,22 @@ enum Kind {
     Call { id: String, name: String, arguments: String },
 }
 
-impl Kind {
-    /// The part of an item that holds text.
+impl Item {
+    fn new(prefix: &str, content: Kind) -> Item {
+        Item { id: fresh_id(prefix), content, logprobs: Vec::new() }
+    }
+
+    /// The part that holds text.
     fn part(&self, text: &str) -> Value {
-        match self {
+        match self.content {
             Kind::Reasoning(_) => json!({"type": "reasoning_text", "text": text}),
-            _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+            _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}),
         }
     }
-}
 
-impl Item {
     fn value(&self, status: &str) -> Value {
         let empty = status == "in_progress";
-        let parts = |text: &str| if empty { json!([]) } else { json!([self.content.part(text)]) };
+        let parts = |text: &str| if empty { json!([]) } else { json!([self.part(text)]) };
         match &self.content {
             Kind::Reasoning(text) => {
                 json!({"id": self.id, "type": "reasoning", "summary": [], "content": parts(text), "status": status})
@@ -364,14 +448,18 @@ impl ResponseWire {
             }
             Kind::Reasoning(text) => {
                 self.send("reasoning_text.done", with(json!({"content_index": 0, "text": text})), out);
-                self.send("content_part.done", with(json!({"content_index": 0, "part": item.content.part(text)})), out);
+                self.send("content_part.done", with(json!({"content_index": 0, "part": item.part(text)})), out);
             }
             Kind::Message(text) => {
-                self.send("output_text.done", with(json!({"content_index": 0, "text": text, "logprobs": []})), out);
-                self.send("content_part.done", with(json!({"content_index": 0, "part": item.content.part(text)})), out);
+                self.send(
+                    "output_text.done",
+                    with(json!({"content_index": 0, "text": text, "logprobs": item.logprobs})),
+                    out,
+                );
+                self.send("content_part.done", with(json!({"content_index": 0, "part": item.part(text)})), out);
             }
         }
-        let value = item.value(status);
+        let value = self.frame.value(&item, status);
         self.send("output_item.done", json!({"output_index": index, "item": value}), out);
         self.items.push(value);
     }
@@ -381,14 +469,14 @@ impl ResponseWire {
         let index = self.items.len();
         self.send("output_item.added", json!({"output_index": index, "item": item.value("in_progress")}), out);
         if !matches!(item.content, Kind::Call { .. }) {
-            let part = item.content.part("");
+            let part = item.part("");
             let event = json!({"item_id": item.id, "output_index": index, "content_index": 0, "part": part});
             self.send("content_part.added", event, out);
         }
         self.open = Some(item);
     }
 
-    fn text(&mut self, text: &str, reasoning: bool, out: &mut Frames) {
+    fn text(&mut self, text: &str, tokens: &[Token], reasoning: bool, out: &mut Frames) {
         let fits = match self.open.as_ref().map(|item| &item.content) {
             Some(Kind::Reasoning(_)) => reasoning,
             Some(Kind::Message(_)) => !reasoning,
@@ -396,11 +484,12 @@ impl ResponseWire {
         };
         if !fits {
             let item = match reasoning {
-                true => Item { id: fresh_id("rs_"), content: Kind::Reasoning(String::new()) },
-                false => Item { id: fresh_id("msg_"), content: Kind::Message(String::new()) },
+                true => Item::new("rs_", Kind::Reasoning(String::new())),
+                false => Item::new("msg_", Kind::Message(String::new())),
             };
             self.begin_item(item, out);
         }
+        let logprobs = if reasoning { Vec::new() } else { self.frame.logprobs(tokens) };
         let Some(item) = &mut self.open else { return };
         if let Kind::Reasoning(all) | Kind::Message(all) = &mut item.content {
             *all += text;
@@ -408,7 +497,8 @@ impl ResponseWire {
         let mut event =
             json!({"item_id": item.id, "output_index": self.items.len(), "content_index": 0, "delta": text});
         if !reasoning {
-            event["logprobs"] = json!([]);
+            event["logprobs"] = json!(logprobs);
+            item.logprobs.extend(logprobs);
         }
         self.send(if reasoning { "reasoning_text.delta" } else { "output_text.delta" }, event, out);
     }
@@ -423,11 +513,11 @@ impl Wire for ResponseWire {
 
     fn part(&mut self, part: Part, out: &mut Frames) {
         match part {
-            Part::Text { text, .. } => self.text(&text, false, out),
-            Part::Reasoning { text, .. } => self.text(&text, true, out),
+            Part::Text { text, tokens, .. } => self.text(&text, &tokens, false, out),
+            Part::Reasoning { text, tokens, .. } => self.text(&text, &tokens, true, out),
             Part::CallStart { id, name, .. } => {
                 let content = Kind::Call { id, name, arguments: String::new() };
-                self.begin_item(Item { id: fresh_id("fc_"), content }, out);
+                self.begin_item(Item::new("fc_", content), out);
             }
             Part::CallArguments { text, .. } => {
                 let Some(item) = &mut self.open else { return };
@@ -440,8 +530,7 @@ impl Wire for ResponseWire {
             Part::CallEnd { .. } => self.close("completed", out),
             Part::End { stop, usage, reasoning_tokens, .. } => {
                 if self.items.is_empty() && self.open.is_none() {
-                    let empty = Item { id: fresh_id("msg_"), content: Kind::Message(String::new()) };
-                    self.begin_item(empty, out);
+                    self.begin_item(Item::new("msg_", Kind::Message(String::new())), out);
                 }
                 let cut = matches!(stop, Stop::Limit | Stop::Context);
                 self.close(if cut { "incomplete" } else { "completed" }, out);
@@ -486,13 +575,27 @@ mod tests {
         assert_eq!(messages[1].reasoning_content.as_deref(), Some("hm"));
         assert_eq!(messages[1].tool_calls.len(), 2);
         assert!(item(7, &json!({"type": "item_reference"}), &mut messages).is_err());
+        // Reasoning that the client carried, and some that it has from elsewhere.
+        let carried = json!({"type": "reasoning", "summary": [], "encrypted_content": sealed("I know")});
+        item(8, &carried, &mut messages).expect("it is sound");
+        assert_eq!(messages.last().and_then(|m| m.reasoning_content.as_deref()), Some("I know"));
+        let foreign = json!({"type": "reasoning", "summary": [], "encrypted_content": "Zm9yZWlnbg=="});
+        item(9, &foreign, &mut messages).expect("it is another server's");
+        assert_eq!(messages.last().and_then(|m| m.reasoning_content.as_deref()), None);
     }
 
     #[test]
     fn events_count_up_and_every_item_is_done_before_the_end() {
         let fields = Fields::default();
-        let frame =
-            Frame { fields, temperature: None, top_p: None, id: "resp_1".into(), created: 1, model: "m".into() };
+        let frame = Frame {
+            fields,
+            temperature: None,
+            top_p: None,
+            id: "resp_1".into(),
+            created: 1,
+            model: "m".into(),
+            tokenizer: None,
+        };
         let mut wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
         let mut out = Frames::new(Framing::Events);
         wire.begin(&mut out);

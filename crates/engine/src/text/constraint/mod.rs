@@ -50,7 +50,7 @@ pub enum Rule {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum ConstraintError {
-    #[error("the JSON schema cannot be kept to, at `{pointer}`: {what}")]
+    #[error("the JSON schema cannot be kept to{}: {what}", place(pointer))]
     Schema { pointer: String, what: String },
     #[error("the {kind} cannot be kept to: {what}")]
     Grammar { kind: &'static str, what: String },
@@ -62,6 +62,11 @@ pub enum ConstraintError {
     Broken(String),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+}
+
+/// Where in a schema something is; nothing for all of it.
+fn place(pointer: &str) -> String {
+    if pointer.is_empty() { String::new() } else { format!(", at `{pointer}`") }
 }
 
 const MAX_REGEX: usize = 64 << 10;
@@ -190,6 +195,7 @@ impl Constraints {
         // A rule that nothing fits is told before anything is written.
         match constraint.mask() {
             Ok(_) => Ok(constraint),
+            Err(ConstraintError::Broken(why)) if why.starts_with("NoExtension") => Err("no text fits it".into()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -199,6 +205,36 @@ fn limit(kind: &'static str, bytes: usize, limit: usize) -> Result<(), Constrain
     match bytes > limit {
         true => Err(ConstraintError::TooLong { kind, bytes, limit }),
         false => Ok(()),
+    }
+}
+
+/// Texts as grammars in Lark have them. Control tokens are no letters there: they stand for themselves, by their numbers.
+pub struct Words {
+    /// The control tokens, the longest first: one may be the beginning of another.
+    controls: Vec<(String, u32)>,
+}
+
+impl Words {
+    /// For the texts of one vocabulary.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        let is_control = |(id, kind): (usize, &TokenType)| (*kind == TokenType::Control).then_some(id as u32);
+        let ids = tokenizer.vocab().token_types.iter().enumerate().filter_map(is_control);
+        let text = |id: u32| String::from_utf8(tokenizer.piece(id).ok()?.to_vec()).ok().filter(|text| !text.is_empty());
+        let mut controls: Vec<(String, u32)> = ids.filter_map(|id| Some((text(id)?, id))).collect();
+        controls.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        Self { controls }
+    }
+
+    /// A text that is to be written as it is.
+    pub fn write(&self, text: &str) -> String {
+        let found = |(control, id): &(String, u32)| Some((text.find(control.as_str())?, control.len(), *id));
+        // The first in the text; of those at one place the longest, which comes first here.
+        let Some((at, len, id)) = self.controls.iter().filter_map(found).min_by_key(|(at, ..)| *at) else {
+            return Json::from(text).to_string();
+        };
+        let parts = [(at > 0).then(|| Json::from(&text[..at]).to_string()), Some(format!("<[{id}]>"))];
+        let rest = Some(&text[at + len..]).filter(|rest| !rest.is_empty()).map(|rest| self.write(rest));
+        parts.into_iter().chain([rest]).flatten().collect::<Vec<_>>().join(" ")
     }
 }
 

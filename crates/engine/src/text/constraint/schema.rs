@@ -7,6 +7,8 @@ const MAX_BYTES: usize = 1 << 20;
 const MAX_DEPTH: usize = 64;
 const MAX_NODES: usize = 50_000;
 const MAX_ENUM: usize = 10_000;
+/// Keys of one object: the time that they take grows with their square.
+const MAX_KEYS: usize = 2_000;
 /// Subschemas that are tried in search of a mistake.
 const MAX_TRIES: usize = 200;
 
@@ -38,6 +40,9 @@ pub(super) fn check(schema: &Json) -> Result<(), Problem> {
                 stack.extend(items.iter().enumerate().map(|(at, item)| (item, format!("{pointer}/{at}"), depth + 1)));
             }
             Json::Object(map) => {
+                if map.len() > MAX_KEYS {
+                    return refuse(format!("an object of {} keys is too large, {MAX_KEYS} are allowed", map.len()));
+                }
                 for (key, item) in map {
                     bytes += key.len() + 4;
                     stack.push((item, format!("{pointer}/{}", escape(key)), depth + 1));

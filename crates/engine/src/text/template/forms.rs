@@ -8,12 +8,26 @@ use kiln_gguf::Metadata;
 /// A way to write conversations that many models share.
 struct Form {
     name: &'static str,
-    /// The token that only models of this form have.
+    /// The token that only models of this form have; empty where there is none.
     token: &'static str,
     source: &'static str,
 }
 
-const FORMS: [Form; 4] = [
+/// Where one form's token is among another's tokens as well, it comes first.
+const FORMS: &[Form] = &[
+    Form {
+        name: "phi4",
+        token: "<|im_sep|>",
+        source: "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}<|im_end|>{% endfor %}\
+                 {% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}",
+    },
+    Form {
+        name: "mistral-v7",
+        token: "[SYSTEM_PROMPT]",
+        source: "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}[SYSTEM_PROMPT] {{ m.content }}[/SYSTEM_PROMPT]\
+                 {% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% else %}[INST] {{ m.content }}[/INST]{% endif %}\
+                 {% endfor %}",
+    },
     Form {
         name: "chatml",
         token: "<|im_start|>",
@@ -41,6 +55,60 @@ const FORMS: [Form; 4] = [
                  {% if m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% else %}[INST] {{ m.content }} [/INST]{% endif %}\
                  {% endfor %}",
     },
+    Form {
+        name: "llama2",
+        token: "",
+        source: "{% for m in messages %}{% if m.role == 'system' %}{{ bos_token }}[INST] <<SYS>>\n{{ m.content }}\n<</SYS>>\n\n\
+                 {% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}\
+                 {% else %}{% if loop.first or messages[loop.index0 - 1].role != 'system' %}{{ bos_token }}[INST] {% endif %}\
+                 {{ m.content }} [/INST]{% endif %}{% endfor %}",
+    },
+    Form {
+        name: "llama4",
+        token: "<|header_start|>",
+        source: "{{ bos_token }}{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{{ m.content | trim }}<|eot|>\
+                 {% endfor %}{% if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}",
+    },
+    Form {
+        name: "command-r",
+        token: "<|START_OF_TURN_TOKEN|>",
+        source: "{% for m in messages %}<|START_OF_TURN_TOKEN|>\
+                 {{ {'system': '<|SYSTEM_TOKEN|>', 'assistant': '<|CHATBOT_TOKEN|>'}.get(m.role, '<|USER_TOKEN|>') }}\
+                 {{ m.content | trim }}<|END_OF_TURN_TOKEN|>{% endfor %}\
+                 {% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}",
+    },
+    Form {
+        name: "granite",
+        token: "<|start_of_role|>",
+        source: "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}\
+                 {% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}",
+    },
+    Form {
+        name: "deepseek3",
+        token: "<｜User｜>",
+        source: "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\
+                 {% elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content }}<｜end▁of▁sentence｜>\
+                 {% else %}<｜User｜>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}",
+    },
+    Form {
+        name: "phi3",
+        token: "",
+        source: "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}\
+                 {% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    },
+    Form {
+        name: "zephyr",
+        token: "",
+        source: "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}\
+                 {% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    },
+    Form {
+        name: "vicuna",
+        token: "",
+        source: "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n\
+                 {% elif m.role == 'assistant' %}ASSISTANT: {{ m.content }}{{ eos_token }}\n{% else %}USER: {{ m.content }}\n{% endif %}\
+                 {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+    },
 ];
 
 impl Template {
@@ -56,7 +124,8 @@ impl Template {
 
     /// The form that a vocabulary gives away: its name and its Jinja text.
     pub fn form_of(tokenizer: &Tokenizer) -> Option<(&'static str, &'static str)> {
-        FORMS.iter().find(|form| tokenizer.token_id(form.token).is_some()).map(|form| (form.name, form.source))
+        let has = |form: &&Form| !form.token.is_empty() && tokenizer.token_id(form.token).is_some();
+        FORMS.iter().find(has).map(|form| (form.name, form.source))
     }
 
     /// A template in the place of the one that a model file brings, with the file's special tokens.

@@ -10,9 +10,9 @@ use super::scan::{Status, blank};
 pub(super) struct Form {
     /// What comes before.
     pub(super) opens: &'static [&'static str],
-    close: &'static str,
+    pub(super) close: &'static str,
     /// What stands around a string.
-    quote: &'static str,
+    pub(super) quote: &'static str,
 }
 
 pub(super) static GEMMA: Form = Form { opens: &["<|tool_call>"], close: "<tool_call|>", quote: "<|\"|>" };

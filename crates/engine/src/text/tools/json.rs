@@ -13,20 +13,65 @@ pub(super) struct Form {
     /// What may come between that and the JSON.
     fence: &'static str,
     /// What comes after; empty where nothing does.
-    close: &'static str,
+    pub(super) close: &'static str,
     /// What stands between two objects that are in no array.
     between: &'static str,
     /// The object's only key is the name.
-    name_is_key: bool,
+    pub(super) name_is_key: bool,
     /// Calls stand only at the beginning, and an object with other keys is none.
     pub(super) at_start: bool,
+    /// What name and arguments are called where the model is made to write them.
+    pub(super) keys: [&'static str; 2],
+    /// What stands before the name.
+    pub(super) numbered: &'static str,
+    pub(super) written: Written,
 }
 
-const FORM: Form = Form { opens: &[], fence: "", close: "", between: "", name_is_key: false, at_start: false };
+/// What stands around calls where the model is made to write them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    pub(super) before: &'static str,
+    /// Between two; empty where each has a region of its own.
+    pub(super) between: &'static str,
+    pub(super) after: &'static str,
+}
 
-pub(super) static HERMES: Form = Form { opens: &["<tool_call>"], close: "</tool_call>", ..FORM };
-pub(super) static COHERE: Form = Form { opens: &["<|START_ACTION|>"], close: "<|END_ACTION|>", ..FORM };
-pub(super) static COMMAND_R: Form = Form { opens: &["Action:"], fence: "```json", close: "```", ..FORM };
+const LIST: Written = Written { before: "[", between: ", ", after: "]" };
+
+const FORM: Form = Form {
+    opens: &[],
+    fence: "",
+    close: "",
+    between: "",
+    name_is_key: false,
+    at_start: false,
+    keys: ["name", "arguments"],
+    numbered: "",
+    written: LIST,
+};
+
+pub(super) static HERMES: Form = Form {
+    opens: &["<tool_call>"],
+    close: "</tool_call>",
+    written: Written { before: "\n", between: "", after: "\n" },
+    ..FORM
+};
+pub(super) static COHERE: Form = Form {
+    opens: &["<|START_ACTION|>"],
+    close: "<|END_ACTION|>",
+    keys: ["tool_name", "parameters"],
+    numbered: "\"tool_call_id\": \"{digits}\", ",
+    written: Written { before: "[\n    ", between: ",\n    ", after: "\n]" },
+    ..FORM
+};
+pub(super) static COMMAND_R: Form = Form {
+    opens: &["Action:"],
+    fence: "```json",
+    close: "```",
+    keys: ["tool_name", "parameters"],
+    written: Written { before: "\n```json\n[", ..LIST },
+    ..FORM
+};
 pub(super) static MISTRAL: Form = Form { opens: &["[TOOL_CALLS]"], ..FORM };
 pub(super) static TOOLCALL: Form = Form { opens: &["<TOOLCALL>"], close: "</TOOLCALL>", ..FORM };
 pub(super) static TOOL_CALLS: Form = Form { opens: &["<tool_calls>"], close: "</tool_calls>", ..FORM };
@@ -34,7 +79,15 @@ pub(super) static APERTUS: Form =
     Form { opens: &["<|tools_prefix|>"], close: "<|tools_suffix|>", name_is_key: true, ..FORM };
 pub(super) static GRANITE: Form = Form { opens: &["<|tool_call|>"], ..FORM };
 pub(super) static FUNCTOOLS: Form = Form { opens: &["functools", "<|tool_call|>"], close: "<|/tool_call|>", ..FORM };
-pub(super) static LLAMA3: Form = Form { opens: &["<|python_tag|>", "{"], between: ";", at_start: true, ..FORM };
+pub(super) static LLAMA3: Form = Form {
+    opens: &["<|python_tag|>", "{"],
+    between: ";",
+    at_start: true,
+    keys: ["name", "parameters"],
+    // Its template takes one call an answer.
+    written: Written { before: "", between: "", after: "" },
+    ..FORM
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {

@@ -6,6 +6,7 @@
 mod driver;
 mod functionary;
 mod gemma;
+mod grammar;
 mod harmony;
 mod json;
 mod named;
@@ -15,6 +16,7 @@ mod tagged;
 
 pub use driver::Calls;
 pub(super) use driver::push_event;
+pub use grammar::{CallGrammar, as_regex};
 pub(super) use harmony::Harmony;
 
 use serde_json::Value as Json;
@@ -108,7 +110,7 @@ static FAMILIES: &[Family] = &[
     row("kimi-k2", &["<|tool_calls_section_begin|>"], &[], Format::Named(&named::KIMI)),
     row("deepseek-v3.2", &["DSML"], &[], Format::Tagged(&tagged::DSML)),
     row("deepseek-v3", &["<｜tool▁calls▁begin｜>", "```json"], &[], Format::Named(&named::DEEPSEEK_V3)),
-    row("deepseek-v3.1", &["<｜tool▁calls▁begin｜>"], &[], Format::Named(&named::DEEPSEEK_V3)),
+    row("deepseek-v3.1", &["<｜tool▁calls▁begin｜>"], &[], Format::Named(&named::DEEPSEEK_V31)),
     row("cohere-r7b", &["<|START_ACTION|>"], &[], Format::Json(&json::COHERE)),
     row("command-r", &["<|START_OF_TURN_TOKEN|>", "Action:"], &[], Format::Json(&json::COMMAND_R)),
     row("minimax-m2", &["<minimax:tool_call>"], &["]<]minimax[>["], Format::Tagged(&tagged::MINIMAX)),
@@ -117,7 +119,7 @@ static FAMILIES: &[Family] = &[
     row("lfm2", &["<|tool_call_start|>"], &[], Format::Python(&python::LFM2)),
     row("lfm2", &["<|tool_list_start|>"], &[], Format::Python(&python::LFM2)),
     row("lfm2", &["List of tools: ["], &[], Format::Python(&python::LFM2)),
-    row("mistral-v11", &["[TOOL_CALLS]", "[CALL_ID]"], &[], Format::Named(&named::MISTRAL)),
+    row("mistral-v11", &["[TOOL_CALLS]", "[CALL_ID]"], &[], Format::Named(&named::MISTRAL_V11)),
     row("mistral-v13", &["[TOOL_CALLS]", "[ARGS]"], &[], Format::Named(&named::MISTRAL)),
     row("mistral", &["[TOOL_CALLS]"], &[], Format::Json(&json::MISTRAL)),
     row("seed-oss", &["<seed:tool_call>"], &[], Format::Tagged(&tagged::SEED)),
@@ -156,6 +158,11 @@ impl Family {
     /// Whether the family has reasoning, content and calls in channels of their own.
     pub fn is_harmony(&self) -> bool {
         matches!(self.format, Format::Harmony)
+    }
+
+    /// Whether arguments are written as JSON.
+    pub fn writes_json(&self) -> bool {
+        matches!(self.format, Format::Json(_) | Format::Named(_) | Format::Functionary | Format::Harmony)
     }
 
     /// The texts that a call begins with. In open reasoning, one of them ends it.

@@ -12,13 +12,24 @@ pub(super) struct Form {
     /// What a region begins with; one call, or a list of them.
     pub(super) opens: &'static [&'static str],
     /// What each call of a list begins with; empty where the opening itself does.
-    call: &'static str,
+    pub(super) call: &'static str,
     /// What may follow the arguments of a call.
     call_close: &'static [&'static str],
     /// What ends a list.
-    close: &'static str,
+    pub(super) close: &'static str,
     /// Name and id from what stands before the arguments.
     head: fn(&str) -> Option<Head>,
+    pub(super) written: Written,
+}
+
+/// What stands around the arguments where the model is made to write them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    /// Before them: `{name}` stands for the name, `{digits}` for a number, `{id}` for nine letters.
+    pub(super) head: &'static str,
+    pub(super) tail: &'static str,
+    /// Between two calls.
+    pub(super) between: &'static str,
 }
 
 pub(super) static KIMI: Form = Form {
@@ -27,6 +38,11 @@ pub(super) static KIMI: Form = Form {
     call_close: &["<|tool_call_end|>"],
     close: "<|tool_calls_section_end|>",
     head: kimi,
+    written: Written {
+        head: "functions.{name}:{digits}<|tool_call_argument_begin|>",
+        tail: "<|tool_call_end|>",
+        between: "",
+    },
 };
 
 pub(super) static DEEPSEEK_V3: Form = Form {
@@ -35,13 +51,38 @@ pub(super) static DEEPSEEK_V3: Form = Form {
     call_close: &[FENCE, "<｜tool▁call▁end｜>"],
     close: "<｜tool▁calls▁end｜>",
     head: deepseek,
+    written: Written {
+        head: "function<｜tool▁sep｜>{name}\n```json\n",
+        tail: "\n```<｜tool▁call▁end｜>",
+        between: "\n",
+    },
 };
 
-pub(super) static MISTRAL: Form =
-    Form { opens: &["[TOOL_CALLS]"], call: "", call_close: &[], close: "", head: mistral };
+pub(super) static DEEPSEEK_V31: Form = Form {
+    written: Written { head: "{name}<｜tool▁sep｜>", tail: "<｜tool▁call▁end｜>", between: "" },
+    ..DEEPSEEK_V3
+};
 
-pub(super) static FUNCTIONARY_31: Form =
-    Form { opens: &["<function="], call: "", call_close: &["</function>"], close: "", head: functionary };
+pub(super) static MISTRAL: Form = Form {
+    opens: &["[TOOL_CALLS]"],
+    call: "",
+    call_close: &[],
+    close: "",
+    head: mistral,
+    written: Written { head: "{name}[ARGS]", tail: "", between: "" },
+};
+
+pub(super) static MISTRAL_V11: Form =
+    Form { written: Written { head: "{name}[CALL_ID]{id}[ARGS]", tail: "", between: "" }, ..MISTRAL };
+
+pub(super) static FUNCTIONARY_31: Form = Form {
+    opens: &["<function="],
+    call: "",
+    call_close: &["</function>"],
+    close: "",
+    head: functionary,
+    written: Written { head: "{name}>", tail: "</function>", between: "" },
+};
 
 /// A name that can be one.
 pub(super) fn name(text: &str) -> Option<String> {

@@ -10,7 +10,7 @@ pub(super) struct Form {
     /// What comes before.
     pub(super) opens: &'static [&'static str],
     /// What comes after.
-    close: &'static [&'static str],
+    pub(super) close: &'static [&'static str],
     /// Calls stand only at the beginning.
     pub(super) at_start: bool,
 }

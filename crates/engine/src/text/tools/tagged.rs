@@ -13,19 +13,27 @@ pub(super) struct Form {
     /// What a region begins with.
     pub(super) opens: &'static [&'static str],
     /// What ends it.
-    close: &'static [&'static str],
+    pub(super) close: &'static [&'static str],
     /// What comes before the name of a call, and after it.
-    call: (&'static str, &'static str),
+    pub(super) call: (&'static str, &'static str),
     /// What ends a call; empty where the region ends with it.
-    call_close: &'static str,
+    pub(super) call_close: &'static str,
     /// What comes before the name of an argument, and after it.
-    key: (&'static str, &'static str),
+    pub(super) key: (&'static str, &'static str),
     /// What comes between the name and the value; empty where nothing does.
-    value: &'static str,
+    pub(super) value: &'static str,
     /// What ends a value.
-    value_close: &'static str,
+    pub(super) value_close: &'static str,
     /// Whether a newline on either side of a value is no part of it.
-    trim: bool,
+    pub(super) trim: bool,
+    /// A region holds all calls, and not one.
+    pub(super) in_list: bool,
+    /// What stands between two regions.
+    pub(super) between: &'static str,
+    /// An argument says whether it is a string.
+    pub(super) says_kind: bool,
+    /// Line ends between the parts may be missing.
+    pub(super) loose: bool,
 }
 
 pub(super) static QWEN3_CODER: Form = Form {
@@ -37,10 +45,14 @@ pub(super) static QWEN3_CODER: Form = Form {
     value: "",
     value_close: "</parameter>",
     trim: true,
+    in_list: false,
+    between: "\n",
+    says_kind: false,
+    loose: false,
 };
 
 pub(super) static SEED: Form =
-    Form { opens: &["<seed:tool_call>"], close: &["</seed:tool_call>"], trim: false, ..QWEN3_CODER };
+    Form { opens: &["<seed:tool_call>"], close: &["</seed:tool_call>"], trim: false, between: "", ..QWEN3_CODER };
 
 pub(super) static MINIMAX: Form = Form {
     opens: &["<minimax:tool_call>"],
@@ -48,9 +60,9 @@ pub(super) static MINIMAX: Form = Form {
     call: ("<invoke name=\"", "\">"),
     call_close: "</invoke>",
     key: ("<parameter name=\"", "\">"),
-    value: "",
-    value_close: "</parameter>",
     trim: false,
+    in_list: true,
+    ..QWEN3_CODER
 };
 
 pub(super) static DSML: Form = Form {
@@ -59,9 +71,11 @@ pub(super) static DSML: Form = Form {
     call: ("<｜DSML｜invoke name=\"", "\">"),
     call_close: "</｜DSML｜invoke>",
     key: ("<｜DSML｜parameter name=\"", ">"),
-    value: "",
     value_close: "</｜DSML｜parameter>",
     trim: false,
+    in_list: true,
+    says_kind: true,
+    ..QWEN3_CODER
 };
 
 pub(super) static GLM: Form = Form {
@@ -73,6 +87,8 @@ pub(super) static GLM: Form = Form {
     value: "<arg_value>",
     value_close: "</arg_value>",
     trim: false,
+    loose: true,
+    ..QWEN3_CODER
 };
 
 /// Names longer than this are none.

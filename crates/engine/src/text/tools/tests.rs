@@ -5,10 +5,10 @@ use serde_json::json;
 use super::*;
 
 /// A call as it comes out: name, arguments, id.
-type Call = (String, String, Option<String>);
+pub(super) type Call = (String, String, Option<String>);
 
 /// All content and all calls of some pieces of text. Checks the order of events.
-fn run(family: &str, tools: Vec<Tool>, pieces: &[&str]) -> (String, Vec<Call>) {
+pub(super) fn run(family: &str, tools: Vec<Tool>, pieces: &[&str]) -> (String, Vec<Call>) {
     let family = Family::by_name(family).expect("the family exists");
     let mut calls = Calls::new(family, tools);
     let mut events: Vec<Event> = pieces.iter().flat_map(|piece| calls.push(piece)).collect();
@@ -54,7 +54,7 @@ fn tools() -> Vec<Tool> {
 }
 
 /// Two calls as each family writes them, after some content where it can have any.
-const WRITTEN: &[(&str, &str)] = &[
+pub(super) const WRITTEN: &[(&str, &str)] = &[
     ("functionary-3.2", "all\nSure.>>>weather\n{\"place\": \"Zürich\", \"days\": 2}\n>>>now\n{}"),
     (
         "kimi-k2",

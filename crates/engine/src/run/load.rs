@@ -1,0 +1,62 @@
+//! What an engine is doing, and what it has done since it began: for those who watch it.
+
+/// What a schedule is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Those of them that wait because another request reads what they begin with.
+    pub deferred: usize,
+    /// Prompts that are being read.
+    pub reading: usize,
+    /// Texts that are being written.
+    pub writing: usize,
+    /// Texts that had to make room.
+    pub swapped: usize,
+    /// Pages of the cache that are free or kept only for beginnings.
+    pub free_pages: usize,
+    /// Pages of the cache in all.
+    pub pages: usize,
+    /// Whether the device was lost: every request fails.
+    pub lost: bool,
+    /// Whether the engine is being built again since.
+    pub rebuilding: bool,
+    /// What it has done.
+    pub tally: Tally,
+}
+
+/// Sizes of steps that are told apart.
+pub const STEP_SIZES: usize = 15;
+
+/// What has been done since the engine began.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// How often a text had to make room for others.
+    pub swaps: u64,
+    /// Steps by their tokens: entry i counts those of at most 2^i tokens that no entry before it counts; the last one all larger ones, too.
+    pub steps: [u64; STEP_SIZES],
+    /// Tokens of all steps.
+    pub tokens: u64,
+}
+
+impl Tally {
+    /// A step of so many tokens.
+    pub(super) fn step(&mut self, tokens: usize) {
+        let size = tokens.next_power_of_two().trailing_zeros() as usize;
+        self.steps[size.min(STEP_SIZES - 1)] += 1;
+        self.tokens += tokens as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_counted_by_their_size() {
+        let mut tally = Tally::default();
+        [1, 2, 3, 4, 5, 1 << 20].into_iter().for_each(|tokens| tally.step(tokens));
+        assert_eq!(&tally.steps[..5], [1, 1, 2, 1, 0]);
+        assert_eq!((tally.steps[STEP_SIZES - 1], tally.tokens), (1, 15 + (1 << 20)));
+    }
+}
