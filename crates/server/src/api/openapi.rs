@@ -188,29 +188,13 @@ fn error(dialect: Dialect) -> Value {
 
 /// What a request to a path must hold, where the types alone do not say it: every field of theirs may be absent.
 fn needed(path: &str) -> Option<Value> {
-    let text = json!({"type": "string", "minLength": 1});
-    let texts = json!({"type": "array", "minItems": 1, "maxItems": 2048, "items": text});
-    let tokens = json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});
-    let talk = |roles: &[&str], more: &[&str]| {
-        let fields: Vec<&str> = ["role"].iter().chain(more).copied().collect();
-        let message = json!({"type": "object", "required": fields, "properties": {"role": {"enum": roles}}});
-        json!({"required": ["messages"], "properties": {"messages": {"type": "array", "minItems": 1, "items": message}}})
-    };
-    let openai = ["system", "developer", "user", "assistant", "tool", "function"];
-    Some(match path {
-        "/v1/chat/completions" | "/v1/chat/completions/input_tokens" | "/apply-template" => talk(&openai, &[]),
-        "/v1/messages" | "/v1/messages/count_tokens" => talk(&["user", "assistant", "system"], &["content"]),
-        "/v1/embeddings" => {
-            json!({"required": ["input"], "properties": {"input": {"anyOf": [text, texts, tokens, {"type": "array", "items": tokens}]}}})
-        }
-        "/v1/rerank" | "/v2/rerank" => {
-            let given = [json!({"required": ["documents"]}), json!({"required": ["texts"]})];
-            json!({"required": ["query"], "properties": {"query": {"type": "string"}, "documents": texts, "texts": texts}, "anyOf": given})
-        }
-        "/completion" => json!({"required": ["prompt"]}),
-        "/detokenize" => json!({"required": ["tokens"], "properties": {"tokens": {"type": "array"}}}),
+    let field = match path {
+        "/v1/chat/completions" | "/v1/chat/completions/input_tokens" | "/apply-template" => "messages",
+        "/v1/messages" | "/v1/messages/count_tokens" => "messages",
+        "/detokenize" => "tokens",
         _ => return None,
-    })
+    };
+    Some(json!({"required": [field]}))
 }
 
 fn operation(entry: &Entry) -> Value {
