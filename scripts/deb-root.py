@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Unpacks Debian packages with their dependencies into a folder, without root and without touching the system.
 
-    deb-root.py [--without PATTERN]... DIR SUITE[,SUITE...] PACKAGE[>=VERSION]...
+    deb-root.py [--without PATTERN]... [--except PACKAGE]... DIR SUITE[,SUITE...] PACKAGE[:ARCHITECTURE][>=VERSION]...
 
-A later suite wins where it has the package. Only Depends and Pre-Depends are followed, and no maintainer script runs.
+A later suite wins where it has the package. Only Depends and Pre-Depends are followed, and no maintainer script runs. A
+package of another architecture than the machine's comes alone: it is there to be linked with, not to run.
 The mirror is the one the machine's own apt uses; DEBIAN_MIRROR overrides it. Each package is checked against the SHA-256
 sums of the mirror's index, and the index against Debian's signature where gpgv and Debian's keys are installed.
 
@@ -164,17 +165,21 @@ def index(mirror, suites, architecture):
     return packages, provides
 
 
-def closure(packages, provides, wanted):
+def package_of(packages, name):
+    if name not in packages:
+        raise Failure(f"no package {name} on this mirror", "use a full mirror: set DEBIAN_MIRROR")
+    return packages[name]
+
+
+def closure(packages, provides, wanted, unwanted):
     """The wanted packages and all they depend on; of alternatives, the first that exists."""
     chosen, todo = {}, list(wanted)
     while todo:
         name = todo.pop()
         name = name if name in packages else provides.get(name, name)
-        if name in chosen:
+        if name in chosen or name in unwanted:
             continue
-        if name not in packages:
-            raise Failure(f"no package {name} on this mirror", "use a full mirror: set DEBIAN_MIRROR")
-        chosen[name] = packages[name]
+        chosen[name] = package_of(packages, name)
         for clause in ",".join(packages[name].get(f, "") for f in ("Pre-Depends", "Depends")).split(","):
             options = [re.split(r"[ (:]", option.strip())[0] for option in clause.split("|") if option.strip()]
             todo += [option for option in options if option in packages or option in provides][:1]
@@ -263,7 +268,20 @@ def first_usable(candidates, suite):
     raise AssertionError("there should be a candidate")
 
 
-def build(root, suites, wanted, without):
+def choose(mirror, suites, own, wanted, unwanted):
+    """The packages to unpack, by name; those of another architecture than the machine's are called NAME:ARCHITECTURE."""
+    chosen = {}
+    for architecture in [own, *sorted({name.partition(":")[2] for name in wanted} - {"", own})]:
+        names = [name.partition(":")[0] for name in wanted if (name.partition(":")[2] or own) == architecture]
+        packages, provides = index(mirror, suites, architecture)
+        if architecture == own:
+            chosen.update(closure(packages, provides, names, unwanted))
+        else:
+            chosen.update((f"{name}:{architecture}", package_of(packages, name)) for name in names)
+    return chosen
+
+
+def build(root, suites, wanted, without, unwanted):
     """Makes the folder, unless it is there."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
@@ -271,7 +289,7 @@ def build(root, suites, wanted, without):
         raise Failure(f"no packages for a {machine} machine", f"only {known} are supported")
     use_apts_proxy()
     mirror = first_usable(mirrors(), suites[0])
-    chosen = closure(*index(mirror, suites, ARCHITECTURES[machine]), wanted)
+    chosen = choose(mirror, suites, ARCHITECTURES[machine], wanted, unwanted)
     check_versions(chosen, wanted)
     debs, unfinished = f"{root}.debs", f"{root}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -291,9 +309,10 @@ def build(root, suites, wanted, without):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--without", metavar="PATTERN", action="append", default=[], help="files not to unpack, as usr/share/doc/*")
+    parser.add_argument("--except", metavar="PACKAGE", action="append", default=[], dest="unwanted", help="what others depend on and is not needed here")
     parser.add_argument("dir", metavar="DIR")
     parser.add_argument("suites", metavar="SUITE[,SUITE...]")
-    parser.add_argument("packages", metavar="PACKAGE[>=VERSION]", nargs="+")
+    parser.add_argument("packages", metavar="PACKAGE[:ARCHITECTURE][>=VERSION]", nargs="+")
     args = parser.parse_args()
     root = os.path.abspath(args.dir)
     wanted = {name: least for name, _, least in (package.partition(">=") for package in args.packages)}
@@ -306,11 +325,11 @@ def main():
                 say(f"another run is setting up {root}; waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.isdir(root):
-                build(root, args.suites.split(","), wanted, args.without)
+                build(root, args.suites.split(","), wanted, args.without, args.unwanted)
     except Failure as failure:
         sys.exit(f"deb-root: error: {failure}\nhint: {failure.hint}")
     except OSError as error:
-        sys.exit(f"deb-root: error: {error}\nhint: {root} needs about 300 MB on a writable disk")
+        sys.exit(f"deb-root: error: {error}\nhint: {root} needs up to 2 GB on a writable disk")
     except KeyboardInterrupt:
         sys.exit("deb-root: interrupted; the next run goes on from here")
 

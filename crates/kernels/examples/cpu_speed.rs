@@ -8,6 +8,9 @@
 //! and in no cache, as those of a real one do:
 //!
 //!     RAYON_NUM_THREADS=1 cargo run --release -p kiln-kernels --example cpu_speed -- token Q4_0 Q8_0
+//!
+//! With `times`, a tensor format, a number of columns and a number of times it multiplies a matrix of 1,024 x 64 so often and tells nothing:
+//! for emulators that count instructions. What two runs of one and three times differ in is what two products take (`scripts/test-arm count`).
 
 use std::time::{Duration, Instant};
 
@@ -30,6 +33,9 @@ fn main() {
     if words.first().is_some_and(|word| word == "token") {
         return words[1..].iter().for_each(|name| token(name));
     }
+    if words.first().is_some_and(|word| word == "times") {
+        return times(&words[1..]);
+    }
     for case in KERNELS.iter().flat_map(|kernel| (kernel.cases)(Level::Bench)) {
         if !words.iter().all(|word| case.name.split([' ', ',']).any(|part| part == word)) {
             continue;
@@ -45,6 +51,20 @@ fn main() {
         let rate = operation.work().flops / 2.0 / best.as_nanos() as f64;
         println!("{:60} {:10.1} us {rate:8.1} per ns", case.name, best.as_secs_f64() * 1e6);
     }
+}
+
+/// See above: format, columns, times.
+fn times(words: &[String]) {
+    let number = |i: usize| {
+        words.get(i).and_then(|word| word.parse::<usize>().ok()).expect("a number of columns and one of times")
+    };
+    let ty = TensorType::ALL.iter().copied().find(|ty| Some(ty.name()) == words.first().map(String::as_str));
+    let mut memory = HostMemory::default();
+    let a = add(&mut memory, ty.expect("a tensor format"), [1024, 64]);
+    let b = add(&mut memory, TensorType::F32, [1024, number(1)]);
+    let d = add(&mut memory, TensorType::F32, [64, number(1)]);
+    let call = Call::plain(Product { a, b, d });
+    (0..number(2)).for_each(|_| call.cpu(&mut memory));
 }
 
 /// Layers of the small model, elements of its tokens, and of its feed-forward layers.

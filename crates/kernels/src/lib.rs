@@ -1,5 +1,8 @@
 //! The operations of Kiln, one folder each: GLSL, contract, reference, cases. Operations record work; they never
 //! allocate and never submit.
+// Set by `build.rs` where the compiler knows these instructions, but not yet as a part of the stable library.
+#![cfg_attr(arm_dotprod_unstable, feature(stdarch_neon_dotprod))]
+#![cfg_attr(arm_i8mm_unstable, feature(stdarch_neon_i8mm))]
 
 pub mod case;
 pub mod ceiling;

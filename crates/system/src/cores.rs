@@ -57,7 +57,8 @@ fn physical(root: &Path) -> Option<usize> {
     for cpu in listed(allowed)? {
         let folder = root.join(format!("sys/devices/system/cpu/cpu{cpu}/topology"));
         let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<i64>().ok();
-        cores.insert((number("physical_package_id")?, number("core_id")?));
+        // Numbers of cores begin anew in every cluster of an ARM machine; kernels that tell no clusters count them as packages.
+        cores.insert((number("physical_package_id")?, number("cluster_id"), number("core_id")?));
     }
     Some(cores.len())
 }
@@ -107,6 +108,18 @@ mod tests {
         // CPUs the kernel says nothing of are taken for cores.
         assert_eq!(found(9, "0-8"), Cores { usable: 9, physical: 9 });
         assert_eq!(found(4, "what"), Cores { usable: 4, physical: 4 });
+    }
+
+    #[test]
+    fn cores_of_clusters_are_told_apart() {
+        // Four small cores and two clusters of two large ones in one package.
+        let cores = [0, 1, 2, 3, 0, 1, 0, 1].map(|core| (0, core));
+        let folder = machine("0-7", &cores);
+        for (cpu, cluster) in [0, 0, 0, 0, 1, 1, 2, 2].into_iter().enumerate() {
+            let path = folder.path().join(format!("sys/devices/system/cpu/cpu{cpu}/topology/cluster_id"));
+            fs::write(path, format!("{cluster}\n")).unwrap();
+        }
+        assert_eq!(Cores::of(8, folder.path()), Cores { usable: 8, physical: 8 });
     }
 
     #[test]

@@ -103,9 +103,9 @@ fn group(root: &Path) -> Option<u64> {
 fn address_space(root: &Path) -> Option<u64> {
     let limits = read(root.join("proc/self/limits"))?;
     let limit = number_after(&limits, "Max address space")?;
-    let pages = read(root.join("proc/self/statm"))?;
-    let pages: u64 = pages.split_whitespace().next()?.parse().ok()?;
-    Some(limit.saturating_sub(pages.saturating_mul(4096)))
+    // In KiB, whatever the size of a page is: 4, 16 or 64 KiB on ARM.
+    let taken = number_after(&read(root.join("proc/self/status"))?, "VmSize:")?;
+    Some(limit.saturating_sub(taken.saturating_mul(1024)))
 }
 
 /// Bytes as people read them.
@@ -156,7 +156,7 @@ mod tests {
     }
 
     const MEMORY: (&str, &str) = ("proc/meminfo", "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable:   50 kB\n");
-    const PAGES: (&str, &str) = ("proc/self/statm", "3 2 1 1 0 1 0\n");
+    const SIZE: (&str, &str) = ("proc/self/status", "Name:\tkiln\nVmSize:\t      12 kB\nVmRSS:\t 8 kB\n");
 
     #[test]
     fn the_tightest_bound_counts() {
@@ -168,8 +168,8 @@ mod tests {
         let one = ("proc/self/cgroup", "12:cpu:/\n9:hugetlb,memory:/a\n");
         type Row<'a> = (&'a [(&'a str, &'a str)], u64, Bound);
         let rows: &[Row<'_>] = &[
-            (&[MEMORY, PAGES, unlimited], 51200, Bound::Machine),
-            (&[MEMORY, PAGES, limited], 20480 - 3 * 4096, Bound::AddressSpace),
+            (&[MEMORY, SIZE, unlimited], 51200, Bound::Machine),
+            (&[MEMORY, SIZE, limited], 20480 - 12 * 1024, Bound::AddressSpace),
             // The limit stands above the process's own group, and pages of files can be had back.
             (
                 &[

@@ -28,11 +28,28 @@ pub(super) struct Piece<'a> {
     pub offsets: &'a mut [f32],
 }
 
+/// The same as bytes: element e is `scales[e / 16] codes[e] + offsets[e / 16]`.
+#[cfg(arm_dotprod)]
+pub(super) struct BytePiece<'a> {
+    /// A code for each element.
+    pub codes: &'a mut [i8],
+    /// Two scales for each [`BLOCK`].
+    pub scales: &'a mut [f32],
+    /// See [`Piece::offsets`].
+    pub offsets: &'a mut [f32],
+}
+
 /// How a format becomes codes.
 #[derive(Clone, Copy)]
 pub(super) struct Coder {
     /// Whole blocks of a row into a piece of as many elements.
     pub fill: fn(&[u8], Piece<'_>),
+    /// The same as bytes.
+    #[cfg(arm_dotprod)]
+    pub fill_bytes: fn(&[u8], BytePiece<'_>),
+    /// Whether the two scales of a [`BLOCK`] of bytes may differ.
+    #[cfg(arm_dotprod)]
+    pub two_scales: bool,
     /// Offsets of a [`BLOCK`]: none, one (found twice in a piece) or two.
     pub offsets: usize,
 }
@@ -44,6 +61,10 @@ pub(super) fn coder(ty: TensorType) -> Option<Coder> {
             match ty {
                 $(TensorType::$variant => Some(Coder {
                     fill: fill::<$name>,
+                    #[cfg(arm_dotprod)]
+                    fill_bytes: fill_bytes::<$name>,
+                    #[cfg(arm_dotprod)]
+                    two_scales: $name::TWO_SCALES,
                     offsets: $name::OFFSETS,
                 }),)*
                 _ => None,
@@ -69,6 +90,9 @@ pub(super) trait Format {
     const HALVES: bool;
     /// The byte that stands for zero.
     const ZERO: u8;
+    /// Whether thirty-two elements may have two scales.
+    #[cfg(arm_dotprod)]
+    const TWO_SCALES: bool;
 
     /// Calls `each(i, bytes, scales, offsets)` for every thirty-two elements from `32 i` on: an element is
     /// `scale (byte - ZERO) + offset`, with a scale and an offset for each sixteen.
@@ -114,6 +138,36 @@ fn fill<F: Format>(bytes: &[u8], piece: Piece<'_>) {
         if F::HALVES {
             let blocks = bytes.len() / F::BYTES;
             to_floats(simd, &mut piece.scales[..blocks]);
+            to_floats(simd, &mut piece.offsets[..2 * blocks * F::OFFSETS.min(1)]);
+        }
+    });
+}
+
+#[cfg(arm_dotprod)]
+#[inline(never)]
+fn fill_bytes<F: Format>(bytes: &[u8], piece: BytePiece<'_>) {
+    dispatch!(level(), simd => {
+        let codes = piece.codes.chunks_exact_mut(F::LEN);
+        let scales = piece.scales.chunks_exact_mut(F::LEN / BLOCK * 2);
+        let offsets = piece.offsets.chunks_exact_mut(F::LEN / BLOCK * 2);
+        for (((block, codes), scales), offsets) in bytes.chunks_exact(F::BYTES).zip(codes).zip(scales).zip(offsets) {
+            F::bytes(
+                simd,
+                block,
+                #[inline(always)]
+                |i, bytes, both, pair| {
+                    let codes = &mut codes[BLOCK * i..][..BLOCK];
+                    less(simd, bytes, F::ZERO.cast_signed()).store_slice(codes);
+                    scales[2 * i..][..2].copy_from_slice(&both);
+                    if F::OFFSETS > 0 {
+                        offsets[2 * i..][..2].copy_from_slice(&pair);
+                    }
+                },
+            );
+        }
+        if F::HALVES {
+            let blocks = bytes.len() / F::BYTES;
+            to_floats(simd, &mut piece.scales[..2 * blocks]);
             to_floats(simd, &mut piece.offsets[..2 * blocks * F::OFFSETS.min(1)]);
         }
     });
@@ -234,6 +288,8 @@ macro_rules! format {
             const OFFSETS: usize = $offsets;
             const HALVES: bool = $halves;
             const ZERO: u8 = $zero;
+            #[cfg(arm_dotprod)]
+            const TWO_SCALES: bool = [false $(, !stringify!($codes).is_empty())?].len() > 1;
 
             #[inline(always)]
             fn bytes<S: Simd>($simd: S, $block: &[u8], mut $each: impl FnMut(usize, u8x32<S>, [f32; 2], [f32; 2])) {

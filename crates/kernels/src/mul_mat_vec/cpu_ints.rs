@@ -9,7 +9,11 @@ use fearless_simd::{Simd, dispatch, f32x16, i16x32, i32x16};
 
 use rayon::prelude::*;
 
+#[cfg(arm_dotprod)]
+use super::cpu_bytes::{self, ByteColumns};
 use super::cpu_codes::{BLOCK, Coder, Piece};
+#[cfg(target_arch = "aarch64")]
+use super::cpu_neon;
 use super::cpu_rows::Rows;
 #[cfg(target_arch = "x86_64")]
 use super::cpu_runs::RunColumns;
@@ -24,21 +28,21 @@ pub(super) const HUGE: f32 = 1e30;
 /// Blocks are not scaled further up than this magnitude would be.
 pub(super) const TINY: f32 = 1e-30;
 /// Elements of a row that become codes at once for tiles: they stay in the nearest caches, with as many of a panel.
-const DEPTH: usize = 256;
+pub(super) const DEPTH: usize = 256;
 /// The same for a few columns, of one or more rows.
-const LONG: usize = 4096;
+pub(super) const LONG: usize = 4096;
 
 /// Columns of k elements that are rounded, one after the other.
 #[derive(Default)]
 pub(super) struct Ints {
-    k: usize,
-    codes: Vec<i16>,
+    pub k: usize,
+    pub codes: Vec<i16>,
     /// For each [`BLOCK`].
-    scales: Vec<f32>,
+    pub scales: Vec<f32>,
     /// The sum of each sixteen elements, not rounded.
-    sums: Vec<f32>,
+    pub sums: Vec<f32>,
     /// Columns with elements that are no numbers, or hardly.
-    unfit: Vec<usize>,
+    pub unfit: Vec<usize>,
 }
 
 /// A few rounded columns, in the form that the machine multiplies fastest.
@@ -48,6 +52,9 @@ pub(super) enum Few {
     /// As bytes.
     #[cfg(target_arch = "x86_64")]
     Runs(RunColumns),
+    /// As bytes, on ARM.
+    #[cfg(arm_dotprod)]
+    Bytes(ByteColumns),
 }
 
 impl Few {
@@ -56,6 +63,10 @@ impl Few {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx512) = level().as_avx512() {
             return Few::Runs(RunColumns::new(avx512, k, columns));
+        }
+        #[cfg(arm_dotprod)]
+        if cpu_bytes::has_dots() {
+            return Few::Bytes(ByteColumns::new(k, columns));
         }
         Few::Words(Ints::new(k, columns.chunks_exact(k)))
     }
@@ -66,6 +77,8 @@ impl Few {
             Few::Words(ints) => &ints.unfit,
             #[cfg(target_arch = "x86_64")]
             Few::Runs(runs) => runs.unfit(),
+            #[cfg(arm_dotprod)]
+            Few::Bytes(bytes) => bytes.unfit(),
         }
     }
 
@@ -75,13 +88,15 @@ impl Few {
             Few::Words(ints) => ints.dots(coder, rows, out),
             #[cfg(target_arch = "x86_64")]
             Few::Runs(runs) => runs.dots(rows, out),
+            #[cfg(arm_dotprod)]
+            Few::Bytes(bytes) => bytes.dots(coder, rows, out),
         }
     }
 }
 
 impl Ints {
     /// Columns of `k` elements, whole blocks.
-    fn new<'a>(k: usize, columns: impl ExactSizeIterator<Item = &'a [f32]>) -> Ints {
+    pub(super) fn new<'a>(k: usize, columns: impl ExactSizeIterator<Item = &'a [f32]>) -> Ints {
         let (n, blocks) = (columns.len(), columns.len() * k / BLOCK);
         let (codes, scales, sums) = (vec![0; n * k], vec![0.0; blocks], vec![0.0; 2 * blocks]);
         let mut ints = Ints { k, codes, scales, sums, ..Ints::default() };
@@ -158,6 +173,10 @@ fn round<S: Simd>(simd: S, column: &[f32], codes: &mut [i16], scales: &mut [f32]
 /// Adds the products of a piece to sixteen partial sums.
 #[inline(always)]
 fn add_dots<S: Simd>(simd: S, a: &[i16], x: &[i16], scales: &[f32], x_scales: &[f32], sums: &mut [f32; 16]) {
+    #[cfg(target_arch = "aarch64")]
+    if let Some(neon) = simd.level().as_neon() {
+        return cpu_neon::add_dots(neon, a, x, scales, x_scales, sums);
+    }
     // Two sums, so that one need not wait for the other.
     let (mut even, mut odd) = (f32x16::load_array_ref(simd, sums), f32x16::splat(simd, 0.0));
     let (a, x) = (a.chunks_exact(2 * BLOCK), x.chunks_exact(2 * BLOCK));
@@ -183,7 +202,7 @@ fn add_product<S: Simd>(simd: S, a: &[i16], x: &[i16], factors: [f32; 2], sum: f
 
 /// Adds products of floats, an even number of them, to sixteen partial sums.
 #[inline(always)]
-fn add_products<S: Simd>(simd: S, a: &[f32], x: &[f32], sums: &mut [f32; 16]) {
+pub(super) fn add_products<S: Simd>(simd: S, a: &[f32], x: &[f32], sums: &mut [f32; 16]) {
     let mut sum = f32x16::load_array_ref(simd, sums);
     let (whole, rest) = a.as_chunks::<16>();
     let (x_whole, x_rest) = x.as_chunks::<16>();
@@ -196,14 +215,14 @@ fn add_products<S: Simd>(simd: S, a: &[f32], x: &[f32], sums: &mut [f32; 16]) {
 
 /// Rounded columns side by side: panels of [`width`] columns, of which the last is filled up.
 pub(super) struct Panels {
-    k: usize,
+    pub k: usize,
     width: usize,
     /// Pairs of elements: of all columns of a panel the first pair, then the second. Pairs are held as the floats that have
-    /// their bits.
-    codes: Vec<f32>,
-    scales: Vec<f32>,
+    /// their bits. Where bytes are multiplied, as those want it.
+    pub codes: Vec<f32>,
+    pub scales: Vec<f32>,
     /// The sums of each sixteen, and of each thirty-two elements.
-    sums: [Vec<f32>; 2],
+    pub sums: [Vec<f32>; 2],
     /// Columns that should be multiplied as floats: panel, and column in it.
     unfit: Vec<[usize; 2]>,
 }
@@ -229,7 +248,7 @@ impl Panels {
         let parts = parts.zip(halves.par_chunks_mut(2 * width * blocks)).zip(wholes.par_chunks_mut(width * blocks));
         let pack = |(p, ((((codes, scales), halves), wholes), columns)): (usize, (_, &Vec<&[f32]>))| {
             let ints = Ints::new(k, columns.iter().copied());
-            put(bytemuck::cast_slice(&ints.codes), k / 2, width, codes);
+            put_codes(&ints.codes, k, width, codes);
             put(&ints.scales, blocks, width, scales);
             put(&ints.sums, 2 * blocks, width, halves);
             let whole: Vec<f32> = ints.sums.chunks_exact(2).map(|pair| pair[0] + pair[1]).collect();
@@ -264,6 +283,10 @@ impl Panels {
         out: &mut [f32],
         stride: usize,
     ) {
+        #[cfg(arm_dotprod)]
+        if cpu_bytes::has_dots() {
+            return cpu_bytes::tiles(self, panels, n, coder, rows, (out, stride));
+        }
         let (k, width, n_rows) = (self.k, self.width, out.len() / stride);
         let mut codes = vec![0i32; n_rows * DEPTH / 2];
         let (mut scales, mut offsets) = (vec![0.0f32; n_rows * 8], vec![0.0f32; n_rows * 16]);
@@ -306,6 +329,16 @@ impl Panels {
     }
 }
 
+/// Columns of `k` codes become columns of a panel.
+fn put_codes(columns: &[i16], k: usize, width: usize, out: &mut [f32]) {
+    #[cfg(arm_dotprod)]
+    if cpu_bytes::has_dots() {
+        put(&cpu_bytes::pieces(columns), k / 2, width, out);
+        return cpu_bytes::arrange(out);
+    }
+    put(bytemuck::cast_slice(columns), k / 2, width, out);
+}
+
 /// Columns of `k` floats become columns of a panel.
 fn put(columns: &[f32], k: usize, width: usize, out: &mut [f32]) {
     let columns: Vec<&[f32]> = columns.chunks_exact(k).collect();
@@ -314,21 +347,21 @@ fn put(columns: &[f32], k: usize, width: usize, out: &mut [f32]) {
 
 /// Pieces of rows: pairs of codes, [`DEPTH`] / 2 apart, and scales, 8 apart.
 #[derive(Clone, Copy)]
-struct Weights<'a> {
-    codes: &'a [i32],
-    scales: &'a [f32],
+pub(super) struct Weights<'a> {
+    pub codes: &'a [i32],
+    pub scales: &'a [f32],
     /// Blocks of a piece.
-    depth: usize,
+    pub depth: usize,
 }
 
 /// The same piece of a panel.
 #[derive(Clone, Copy)]
-struct Panel<'a> {
-    codes: &'a [i16],
-    scales: &'a [f32],
-    width: usize,
+pub(super) struct Panel<'a> {
+    pub codes: &'a [i16],
+    pub scales: &'a [f32],
+    pub width: usize,
     /// Columns from the panel's first one on that there are, at least one; the panel may be full.
-    used: usize,
+    pub used: usize,
 }
 
 impl Panel<'_> {
@@ -349,6 +382,10 @@ fn meet<S: Simd>(
     (out, stride): (&mut [f32], usize),
     add: bool,
 ) {
+    #[cfg(target_arch = "aarch64")]
+    if let Some(neon) = simd.level().as_neon() {
+        return cpu_neon::meet(neon, rows, a, x, (out, stride), add);
+    }
     let lanes = S::f32s::LEN;
     let mut row = 0;
     while row < rows {

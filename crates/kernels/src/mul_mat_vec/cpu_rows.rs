@@ -25,9 +25,13 @@ pub(super) struct Rows<'a> {
 }
 
 /// Whether a few columns meet rows of this type as floats: turning codes into floats costs less than making words of them. Where
-/// they become bytes in registers, that is faster still.
+/// they become bytes in registers, that is faster still, and where vectors are as short as ARM's, words are.
 pub(super) fn is_float_for_few(ty: TensorType) -> bool {
-    matches!(ty, TensorType::Q8_0 | TensorType::Q6_K) && level().as_avx512().is_none()
+    #[cfg(target_arch = "x86_64")]
+    let as_codes = level().as_avx512().is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    let as_codes = cfg!(target_arch = "aarch64");
+    matches!(ty, TensorType::Q8_0 | TensorType::Q6_K) && !as_codes
 }
 
 /// Calls a generic function with the format of a type, or else does what is last.

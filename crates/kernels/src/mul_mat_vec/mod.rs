@@ -5,8 +5,14 @@ mod block;
 pub mod cases;
 mod check;
 pub(crate) mod cpu;
+#[cfg(arm_dotprod)]
+mod cpu_bytes;
 mod cpu_codes;
 mod cpu_ints;
+#[cfg(all(arm_dotprod, arm_i8mm))]
+mod cpu_matrices;
+#[cfg(target_arch = "aarch64")]
+mod cpu_neon;
 mod cpu_rows;
 #[cfg(target_arch = "x86_64")]
 mod cpu_runs;
