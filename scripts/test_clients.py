@@ -345,7 +345,9 @@ def ollama_chat():
     assert pieces[-1].done and pieces[-1].done_reason in ("stop", "length")
     fits(llama.chat(model=MODEL, messages=HELLO, options={"num_predict": 200}, format=SCHEMA).message.content)
     told = llama.chat(model=MODEL, messages=HELLO, options=options, logprobs=True, top_logprobs=2)
-    assert "".join(entry.token for entry in told.logprobs) == told.message.content, told
+    assert len(told.logprobs) == told.eval_count, told
+    # Tokens of a random model are parts of characters, which make no text one by one.
+    assert not REAL or "".join(entry.token for entry in told.logprobs) == told.message.content, told
     assert all(len(entry.top_logprobs) == 2 for entry in told.logprobs)
 
 
