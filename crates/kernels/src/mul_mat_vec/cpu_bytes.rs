@@ -3,15 +3,15 @@
 //! products to each of four sums; i8mm multiplies small matrices (`cpu_matrices.rs`).
 
 use std::arch::aarch64::{
-    int8x16_t, int32x4_t, vcvtq_f32_s32, vdotq_laneq_s32, vdotq_s32, vdupq_n_f32, vdupq_n_s32, vfmaq_n_f32, vmulq_f32,
-    vshlq_n_s32,
+    int8x16_t, int16x8_t, int32x4_t, vcombine_s8, vcvtq_f32_s32, vdotq_laneq_s32, vdotq_s32, vdupq_n_f32, vdupq_n_s8,
+    vdupq_n_s32, vfmaq_n_f32, vmovn_s16, vmulq_f32, vrshrn_n_s16, vshll_n_s8, vshlq_n_s32, vsubq_s16,
 };
 use std::arch::is_aarch64_feature_detected;
 use std::array::from_fn;
 use std::ops::Range;
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Neon, dispatch, i8x16};
+use fearless_simd::{Neon, dispatch, i8x16, i16x8};
 use multiversion::multiversion;
 use multiversion::target::match_target;
 
@@ -38,25 +38,30 @@ fn has_matrices() -> bool {
     cfg!(arm_i8mm) && is_aarch64_feature_detected!("i8mm")
 }
 
-/// High and low byte of a rounded element.
-#[inline(always)]
-fn split(code: i16) -> [i8; 2] {
-    let high = (code + 64) >> 7;
-    [high as i8, (code - (high << 7)) as i8]
-}
-
 /// A block of a column: its high bytes, then its low ones.
 type Block = [[i8; BLOCK]; 2];
 
-fn split_blocks(codes: &[i16]) -> Vec<Block> {
-    let block = |codes: &[i16; BLOCK]| {
-        let mut block = [[0; BLOCK]; 2];
-        for (i, code) in codes.iter().enumerate() {
-            [block[0][i], block[1][i]] = split(*code);
+fearless_simd::kernel!(
+    /// High and low bytes of eight rounded elements.
+    #[inline(always)]
+    fn split(neon: Neon, codes: &[i16; 8]) -> [i8x16<Neon>; 2] {
+        let codes: int16x8_t = i16x8::load_array_ref(neon, codes).into();
+        let highs = vrshrn_n_s16::<7>(codes);
+        let lows = vmovn_s16(vsubq_s16(codes, vshll_n_s8::<7>(highs)));
+        [vcombine_s8(highs, highs).simd_into(neon), vcombine_s8(lows, lows).simd_into(neon)]
+    }
+);
+
+/// Rounded elements as blocks.
+fn split_blocks(codes: &[i16], blocks: &mut [Block]) {
+    let neon = level().as_neon().expect("every 64-bit ARM machine has NEON");
+    for (codes, block) in codes.as_chunks::<BLOCK>().0.iter().zip(blocks) {
+        for (i, codes) in codes.as_chunks::<8>().0.iter().enumerate() {
+            for (part, bytes) in block.iter_mut().zip(split(neon, codes)) {
+                part[8 * i..][..8].copy_from_slice(&bytes.to_array()[..8]);
+            }
         }
-        block
-    };
-    codes.as_chunks::<BLOCK>().0.iter().map(block).collect()
+    }
 }
 
 /// A few rounded columns, one after the other.
@@ -69,7 +74,8 @@ impl ByteColumns {
     /// Columns of `k` elements, whole blocks.
     pub(super) fn new(k: usize, columns: &[f32]) -> ByteColumns {
         let mut ints = Ints::new(k, columns.chunks_exact(k));
-        let blocks = split_blocks(&ints.codes);
+        let mut blocks = vec![[[0; BLOCK]; 2]; ints.codes.len() / BLOCK];
+        split_blocks(&ints.codes, &mut blocks);
         ints.codes = Vec::new();
         ByteColumns { blocks, ints }
     }
@@ -166,9 +172,10 @@ pub(super) fn bytes(neon: Neon, x: &[i8]) -> int8x16_t {
 /// A rounded column as it becomes a column of a panel: pieces of four bytes, held as the floats that have their bits. The eight high
 /// pieces of each block come before the low ones.
 pub(super) fn pieces(codes: &[i16]) -> Vec<f32> {
-    let blocks = split_blocks(codes);
-    let fours = blocks.iter().flat_map(|block| block.as_flattened().as_chunks::<4>().0);
-    fours.map(|four| f32::from_ne_bytes(four.map(i8::cast_unsigned))).collect()
+    let mut pieces = vec![0.0f32; codes.len() / 2];
+    let bytes: &mut [i8] = bytemuck::cast_slice_mut(&mut pieces);
+    split_blocks(codes, bytes.as_chunks_mut().0.as_chunks_mut().0);
+    pieces
 }
 
 /// Brings a panel into the form that the machine multiplies: small matrices take eight bytes of a column, not four.
@@ -309,10 +316,12 @@ fn dot_tile<const ROWS: usize, const WIDE: usize, const TWO: bool>(
         }
     }
     for (b, (block, x_scales)) in x.blocks.iter().zip(x.scales).enumerate() {
-        let codes: [[int8x16_t; 2]; ROWS] = from_fn(|r| {
-            let codes = &a.codes[r * DEPTH + b * BLOCK..][..BLOCK];
-            [bytes(neon, codes), bytes(neon, &codes[16..])]
-        });
+        // Not by a closure: such are not compiled into the function that has the instructions.
+        let mut codes = [[vdupq_n_s8(0); 2]; ROWS];
+        for (r, codes) in codes.iter_mut().enumerate() {
+            let row = &a.codes[r * DEPTH + b * BLOCK..][..BLOCK];
+            *codes = [bytes(neon, row), bytes(neon, &row[16..])];
+        }
         let mut whole = [[vdupq_n_s32(0); WIDE]; ROWS];
         // Adds the products of four elements of a half, the high or the low bytes.
         macro_rules! add_four {
@@ -373,6 +382,11 @@ fn dot_tile<const ROWS: usize, const WIDE: usize, const TWO: bool>(
 /// 128 times each number.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn raised<const N: usize, const M: usize>(whole: [[int32x4_t; N]; M]) -> [[int32x4_t; N]; M] {
-    whole.map(|row| row.map(|x| vshlq_n_s32::<7>(x)))
+pub(super) fn raised<const N: usize, const M: usize>(mut whole: [[int32x4_t; N]; M]) -> [[int32x4_t; N]; M] {
+    for row in &mut whole {
+        for x in row {
+            *x = vshlq_n_s32::<7>(*x);
+        }
+    }
+    whole
 }

@@ -2,7 +2,7 @@
 //! four sums, of both columns for the first row, then for the second.
 
 use std::arch::aarch64::{
-    float32x4_t, int8x16_t, vcombine_f32, vcvtq_f32_s32, vdup_n_f32, vdupq_n_f32, vdupq_n_s32, vfmaq_f32, vmmlaq_s32,
+    float32x4_t, vcombine_f32, vcvtq_f32_s32, vdup_n_f32, vdupq_n_f32, vdupq_n_s8, vdupq_n_s32, vfmaq_f32, vmmlaq_s32,
     vmulq_f32, vreinterpretq_f32_f64, vreinterpretq_f64_f32, vreinterpretq_s8_s64, vreinterpretq_s64_s8, vtrn1q_f64,
     vtrn1q_s64, vtrn2q_f64, vtrn2q_s64,
 };
@@ -64,22 +64,24 @@ fn tile<const PAIRS: usize, const COLS: usize, const TWO: bool>(a: Weights<'_>, 
     if add {
         for (pair, sums) in pair.iter().zip(&mut sums) {
             for (w, sums) in sums.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                let [first, second] = pair.map(|r| floats(neon, &out[r * stride + 4 * w..]));
-                *sums = across(first, second);
+                let first = floats(neon, &out[pair[0] * stride + 4 * w..]);
+                *sums = across(first, floats(neon, &out[pair[1] * stride + 4 * w..]));
             }
         }
     }
     for (b, (block, x_scales)) in x.blocks.iter().zip(x.scales).enumerate() {
-        // Eight codes of each of two rows, four times.
-        let codes: [[int8x16_t; 4]; PAIRS] = from_fn(|p| {
-            let [first, second] = pair[p].map(|r| &a.codes[r * DEPTH + b * BLOCK..][..BLOCK]);
-            let eights = |at: usize| {
-                let [a, b] = [bytes(neon, &first[at..]), bytes(neon, &second[at..])].map(|x| vreinterpretq_s64_s8(x));
-                [vreinterpretq_s8_s64(vtrn1q_s64(a, b)), vreinterpretq_s8_s64(vtrn2q_s64(a, b))]
-            };
-            let ([a, b], [c, d]) = (eights(0), eights(16));
-            [a, b, c, d]
-        });
+        // Eight codes of each of two rows, four times. Not by closures: such are not compiled into the function that has the instructions.
+        let mut codes = [[vdupq_n_s8(0); 4]; PAIRS];
+        for (codes, [first, second]) in codes.iter_mut().zip(pair) {
+            let first = &a.codes[first * DEPTH + b * BLOCK..][..BLOCK];
+            let second = &a.codes[second * DEPTH + b * BLOCK..][..BLOCK];
+            for half in 0..2 {
+                let first = vreinterpretq_s64_s8(bytes(neon, &first[16 * half..]));
+                let second = vreinterpretq_s64_s8(bytes(neon, &second[16 * half..]));
+                codes[2 * half] = vreinterpretq_s8_s64(vtrn1q_s64(first, second));
+                codes[2 * half + 1] = vreinterpretq_s8_s64(vtrn2q_s64(first, second));
+            }
+        }
         let mut factors = [vdupq_n_f32(0.0); COLS];
         for (w, factors) in factors.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let scales = floats(neon, &x_scales[4 * w..]);
@@ -100,8 +102,9 @@ fn tile<const PAIRS: usize, const COLS: usize, const TWO: bool>(a: Weights<'_>, 
         macro_rules! end {
             ($scale:literal) => {
                 for p in 0..PAIRS {
-                    let [first, second] = pair[p].map(|r| vdup_n_f32(a.scales[r * 16 + 2 * b + $scale]));
-                    let scales = vcombine_f32(first, second);
+                    let at = 2 * b + $scale;
+                    let first = vdup_n_f32(a.scales[pair[p][0] * 16 + at]);
+                    let scales = vcombine_f32(first, vdup_n_f32(a.scales[pair[p][1] * 16 + at]));
                     for c in 0..COLS {
                         let product = vmulq_f32(vcvtq_f32_s32(whole[p][c]), factors[c]);
                         sums[p][c] = vfmaq_f32(sums[p][c], product, scales);
