@@ -22,6 +22,12 @@ layout(local_size_x = WG) in;
 #include "flash_attention/combine.glsl"
 #define SUBGROUPS (WG / SG)
 #include "flash_attention/merge.glsl"
+// A software GPU takes minutes to compile loops that are unrolled.
+#if ORDER == 0
+#define STEP_LOOP [[unroll]]
+#else
+#define STEP_LOOP [[dont_unroll]]
+#endif
 #include "flash_attention/lanes.glsl"
 
 #define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
@@ -35,12 +41,6 @@ layout(local_size_x = WG) in;
 #define USED_ROWS (ORDER == 0 && ROWS <= 8 ? 1 : QUADS_OF_LANE)
 // The key of a component within its tile; the column of a sum is the same.
 #define COLUMN(I) (ORDER == 0 ? key_of(quad_of(lane), I) : lane)
-// A software GPU takes minutes to compile loops that are unrolled.
-#if ORDER == 0
-#define STEP_LOOP [[unroll]]
-#else
-#define STEP_LOOP [[dont_unroll]]
-#endif
 // Drivers keep matrices in registers only if every component is named by a number.
 #if ORDER == 0
 #define EACH_OF_ROW(DO, R) DO(R, 0) DO(R, 1) DO(R, 2) DO(R, 3)
@@ -59,30 +59,25 @@ uint row_in_tile(uint tile, uint base, uint key, uint begin, uint end) {
     return base + clamp(tile * MN + key, begin, end - 1) - tile * MN;
 }
 
-void load_keys(uint tile, uint begin, uint end, out KeyChunk k[QUADS_OF_LANE * K_CHUNKS]) {
+void load_keys(uint tile, uint begin, uint end, out Part k[K_HELD]) {
     uint base = cache_row(sequence, tile * MN);
     STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
         uvec2 row = row_address(keys, row_in_tile(tile, base, row_of(lane, h), begin, end), p.k_stride[0]);
-        STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) k[h * K_CHUNKS + n] = load_key(row, lane, n);
+        STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) LOAD_KEY(k, (h * K_CHUNKS + n) * KEY_PARTS, row, lane, n)
     }
 }
 
-void load_values(uint tile, uint begin, uint end, out ValueChunk v[4 * V_CHUNKS]) {
+void load_values(uint tile, uint begin, uint end, out Part v[V_HELD]) {
     uint base = cache_row(sequence, tile * MN);
     STEP_LOOP for (uint i = 0; i < 4; i++) {
         uvec2 row = row_address(values, row_in_tile(tile, base, key_of(quad_of(lane), i), begin, end), p.v_stride[0]);
-        STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) v[i * V_CHUNKS + n] = load_value(row, lane, n);
+        STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) LOAD_VALUE(v, (i * V_CHUNKS + n) * VALUE_PARTS, row, lane, n)
     }
 }
 
 void main() {
     lane = gl_SubgroupInvocationID;
-    uint token = gl_WorkGroupID.x, batch = gl_WorkGroupID.z;
-#if SPLIT
-    uint group = gl_WorkGroupID.y / p.splits, split = gl_WorkGroupID.y % p.splits;
-#else
-    uint group = gl_WorkGroupID.y, split = 0;
-#endif
+    uint token = gl_WorkGroupID.x, group = gl_WorkGroupID.y, batch = gl_WorkGroupID.z % BATCH, split = gl_WorkGroupID.z / BATCH;
     uint kv_head = group / GROUPS, first_row = group % GROUPS * ROWS, head = kv_head * RATIO + first_row;
     uint rows = min(uint(ROWS), RATIO - first_row);
     sequence = sequence_of(token, batch);
@@ -99,8 +94,8 @@ void main() {
 #endif
 #endif
     uint tile = begin / MN + gl_SubgroupID, tiles = begin < end ? (end + MN - 1) / MN : 0;
-    KeyChunk k[QUADS_OF_LANE * K_CHUNKS];
-    ValueChunk v[4 * V_CHUNKS];
+    Part k[K_HELD];
+    Part v[V_HELD];
 #if CAUSAL
     // Keys of earlier tokens are there already; that of this token, the only one of its sequence here, is waited for.
     bool early = SEQUENCES == 0 && p.tokens == 1 && tile < tiles && int(min((tile + 1) * MN, end)) <= position_of(token, batch);
@@ -144,7 +139,7 @@ void main() {
             STEP_LOOP for (uint s = 0; s < K_STEPS; s++) {
                 MATRIX_B b;
                 STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
-                    f16vec2 pairs[2] = key_quad(k[h * K_CHUNKS + n], lane, n, s);
+                    f16vec2 pairs[2] = KEY_QUAD(k, (h * K_CHUNKS + n) * KEY_PARTS, lane, n, s);
                     SET_QUAD(b, h, pairs)
                 }
                 score = coopMatMulAdd(q[n * K_STEPS + s], b, score);
@@ -193,7 +188,7 @@ void main() {
                 MATRIX_B b;
                 STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
                     float16_t x[4];
-                    STEP_LOOP for (uint i = 0; i < 4; i++) x[i] = VALUE(v[i * V_CHUNKS + n], lane, n, j, h);
+                    STEP_LOOP for (uint i = 0; i < 4; i++) x[i] = VALUE(v, (i * V_CHUNKS + n) * VALUE_PARTS, n, j, h);
                     f16vec2 pairs[2] = f16vec2[2](f16vec2(x[0], x[1]), f16vec2(x[2], x[3]));
                     SET_QUAD(b, h, pairs)
                 }

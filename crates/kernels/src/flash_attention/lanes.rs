@@ -4,7 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, MatrixOrder, Shader, SubgroupRequest};
 
-use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within};
+use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within, grid};
 use super::{Call, Mask};
 use crate::operation::{Choice, Path, Unsupported};
 use crate::order;
@@ -125,10 +125,7 @@ pub(super) fn is_preferred(call: &Call, caps: &Caps) -> bool {
 
 pub(super) fn lanes(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let plan = Lanes::new(call, caps)?;
-    let [_, tokens, heads, batch] = call.q.shape;
-    let kv_heads = call.k.shape[2];
-    let splits = call.split.map_or(1, |s| s.count);
-    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
+    let groups = grid(call, plan.rows);
     let first = plan.defines(shader(call, caps, Path::Lanes, "flash_attention/lanes.comp")?, call);
     with_combine(call, caps, Choice::one(Path::Lanes, first, within(groups, caps)?))
 }

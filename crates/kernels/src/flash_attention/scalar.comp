@@ -1,7 +1,7 @@
 // flash_attention, scalar: one workgroup serves ROWS query heads of one kv head for one token; K and V are read once.
 // Rounds of BC keys: KEY_LANES threads share a key and leave its logits in shared memory; ROW_LANES threads share a row
 // of logits and turn it into weights with the running maximum; VALUE_LANES threads share a value row and add it up.
-// Grid: (token, (kv head, group of heads, split), batch). All sums are f32. With SPLIT, a workgroup takes a run of the
+// Grid: (token, (kv head, group of heads), (split, batch)). All sums are f32. With SPLIT, a workgroup takes a run of the
 // keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
 #version 450
 #include "kiln.glsl"
@@ -54,11 +54,9 @@ void main() {
     K_INIT();
     V_INIT();
     uint t = thread();
-    uint token = gl_WorkGroupID.x, batch = gl_WorkGroupID.z;
+    uint token = gl_WorkGroupID.x, group = gl_WorkGroupID.y, batch = gl_WorkGroupID.z % BATCH;
 #if SPLIT
-    uint group = gl_WorkGroupID.y / p.splits, split = gl_WorkGroupID.y % p.splits;
-#else
-    uint group = gl_WorkGroupID.y;
+    uint split = gl_WorkGroupID.z / BATCH;
 #endif
     uint kv_head = group / GROUPS;
     uint first_row = group % GROUPS * ROWS;

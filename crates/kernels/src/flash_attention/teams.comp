@@ -4,7 +4,7 @@
 // that each ends in one thread, which turns it into a weight; weights come back to all through shared memory. Teams meet
 // only at the end. With AHEAD, the next keys are loaded before the values of these are used.
 // With INT, Q is rounded to 8 bits, 32 elements a scale, and multiplied with the codes of K as integers.
-// Grid: (token, (kv head, group of heads, split), batch). All sums are f32. With SPLIT, a workgroup takes a run of the
+// Grid: (token, (kv head, group of heads), (split, batch)). All sums are f32. With SPLIT, a workgroup takes a run of the
 // keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
 // With ARRIVE, the token's queries, key and value come as the products left them (arriving.glsl). With ROUNDING, the result of the one
 // token is left rounded as well (rounded.glsl).
@@ -100,11 +100,9 @@ void main() {
     V_INIT();
     uint t = gl_SubgroupID * SUBGROUP + gl_SubgroupInvocationID;
     uint lane = t % LANES, team = t / LANES;
-    uint token = gl_WorkGroupID.x, batch = gl_WorkGroupID.z;
+    uint token = gl_WorkGroupID.x, group = gl_WorkGroupID.y, batch = gl_WorkGroupID.z % BATCH;
 #if SPLIT
-    uint group = gl_WorkGroupID.y / p.splits, split = gl_WorkGroupID.y % p.splits;
-#else
-    uint group = gl_WorkGroupID.y;
+    uint split = gl_WorkGroupID.z / BATCH;
 #endif
     uint kv_head = group / GROUPS;
     uint first_row = group % GROUPS * ROWS;

@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader, SubgroupRequest};
 
-use super::plan::{SPLIT_KEYS, number, shader, unsupported, with_combine, within};
+use super::plan::{SPLIT_KEYS, number, shader, unsupported, with_combine, within, grid};
 use super::{Call, arriving, rounding, team_rows};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
@@ -85,10 +85,7 @@ pub(super) fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         return Ok(choice);
     }
     let plan = Scalar::new(call, caps)?;
-    let [_, tokens, heads, batch] = call.q.shape;
-    let kv_heads = call.k.shape[2];
-    let splits = call.split.map_or(1, |s| s.count);
-    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
+    let groups = grid(call, plan.rows);
     let first = plan.defines(shader(call, caps, Path::Scalar, "flash_attention/scalar.comp")?);
     with_combine(call, caps, Choice::one(Path::Scalar, first, within(groups, caps)?))
 }
@@ -205,10 +202,7 @@ pub(super) fn teams(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsu
     }
     rounding::check(call, caps)?;
     let plan = Teams::new(call, caps, path)?;
-    let [_, tokens, heads, batch] = call.q.shape;
-    let kv_heads = call.k.shape[2];
-    let splits = call.split.map_or(1, |s| s.count);
-    let groups = [tokens, kv_heads * (heads / kv_heads).div_ceil(plan.rows) * splits, batch];
+    let groups = grid(call, plan.rows);
     let first = plan.defines(shader(call, caps, path, "flash_attention/teams.comp")?, call, path);
     with_combine(call, caps, Choice::one(path, first, within(groups, caps)?))
 }
