@@ -44,7 +44,7 @@ pub(crate) struct ModelArguments {
     pub(super) sequences: Vec<usize>,
     /// Show where the time goes: one row for each kind of step, timed by the device's own clock
     #[arg(long)]
-    profile: bool,
+    pub(super) profile: bool,
     /// Draw a picture as well: a roofline, where the time goes, texts written together, one token step by step
     #[arg(long, value_name = "FILE.svg", conflicts_with = "cold")]
     plot: Option<PathBuf>,
@@ -222,7 +222,7 @@ fn plot(arguments: &ModelArguments, mut session: Session, rows: &[Row], read: Op
     drop(session);
     let usual = [1, 2, 4, 8, 16];
     let widths = if arguments.sequences.is_empty() { &usual[..] } else { &arguments.sequences };
-    let texts = Texts { depth: 0, prompt: 16, written: arguments.n_gen.clamp(1, 32), repetitions: 1 };
+    let texts = Texts { depth: 0, prompt: 16, written: arguments.n_gen.clamp(1, 32), repetitions: 1, profiled: false };
     let (_, together) = super::sequences::measure(arguments, &model, &texts, widths)?;
     let mut batches: Vec<(usize, f64)> = together.iter().map(|row| (row.sequences, row.rates(&texts).1)).collect();
     batches.sort_by_key(|(n, _)| *n);
@@ -249,10 +249,7 @@ fn report(
         let rows: Vec<_> = rows
             .iter()
             .map(|r| {
-                let step = |s: &StepKind| {
-                    json!({ "step": s.name, "count": s.count, "seconds": s.time.as_secs_f64(), "bytes": s.bytes })
-                };
-                let steps: Vec<_> = r.steps.iter().map(step).collect();
+                let steps: Vec<_> = r.steps.iter().map(step_json).collect();
                 json!({ "test": r.test, "tokens_per_second": r.mean(), "deviation": r.deviation(), "runs": r.rates, "steps": steps })
             })
             .collect();
@@ -278,12 +275,23 @@ fn report(
     Ok(())
 }
 
-/// Where the time of a test goes: each step from the end of the one before it to its own.
+/// A kind of step for programs.
+pub(super) fn step_json(step: &StepKind) -> serde_json::Value {
+    json!({ "step": step.name, "count": step.count, "seconds": step.time.as_secs_f64(), "bytes": step.bytes })
+}
+
+/// Where the time of a test goes, and of a token beside it.
 fn profile(row: &Row, ceiling: Option<f64>) {
-    let all: f64 = row.steps.iter().map(|s| s.time.as_secs_f64()).sum();
-    print(&format!("\n{}: {:.3} ms in steps between barriers, each with what is lost before it", row.test, 1e3 * all));
-    if row.test.starts_with("tg") {
-        print(&format!("a token takes {:.3} ms by the clock, where steps may overlap", 1e3 / row.mean()));
+    let token = row.test.starts_with("tg").then(|| 1.0 / row.mean());
+    step_table(&row.test, &row.steps, (token.map(|seconds| ("a token", seconds)), ceiling));
+}
+
+/// A table of steps, each from the end of the one before it to its own; `whole` is what they make, with its seconds by the clock.
+pub(super) fn step_table(test: &str, steps: &[StepKind], (whole, ceiling): (Option<(&str, f64)>, Option<f64>)) {
+    let all: f64 = steps.iter().map(|s| s.time.as_secs_f64()).sum();
+    print(&format!("\n{test}: {:.3} ms in steps between barriers, each with what is lost before it", 1e3 * all));
+    if let Some((name, seconds)) = whole {
+        print(&format!("{name} takes {:.3} ms by the clock, where steps may overlap", 1e3 * seconds));
     }
     if let Some(ceiling) = ceiling {
         print(&format!("memory can be read at {:.2} TB/s", 1e-12 * ceiling));
@@ -291,7 +299,7 @@ fn profile(row: &Row, ceiling: Option<f64>) {
     let heads = ["count", "each, us", "all, us", "share", "each, MB", "TB/s", "of read"];
     let heads: String = heads.iter().map(|head| format!(" {head:>9}")).collect();
     print(&format!("{:44}{heads}", "step"));
-    for StepKind { name, count, time, bytes } in &row.steps {
+    for StepKind { name, count, time, bytes } in steps {
         let seconds = time.as_secs_f64();
         let (us, rate) = (1e6 * seconds, if seconds > 0.0 { bytes / seconds } else { 0.0 });
         let (each, megabytes) = (us / *count as f64, 1e-6 * bytes / *count as f64);

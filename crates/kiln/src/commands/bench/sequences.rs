@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use kiln_engine::arch::{PAGE, Room};
 use kiln_engine::model::Model;
-use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
+use kiln_engine::run::{Engine, Entry, SequenceId, StepKind, Wanted, step_kinds};
 use kiln_kernels::sample;
 use serde_json::json;
 
-use super::model::ModelArguments;
+use super::model::{ModelArguments, step_json, step_table};
 use crate::output::{print, progress};
 
 /// One width.
@@ -20,6 +20,8 @@ pub(super) struct Row {
     reading: f64,
     /// Seconds of writing all texts.
     writing: f64,
+    /// Where the time of one more token of each text goes, if that was asked for.
+    steps: Vec<StepKind>,
 }
 
 /// What each of several texts is: tokens before, tokens of the prompt, tokens to write.
@@ -29,6 +31,8 @@ pub(super) struct Texts {
     pub(super) prompt: usize,
     pub(super) written: usize,
     pub(super) repetitions: usize,
+    /// Whether the steps of one more token are timed.
+    pub(super) profiled: bool,
 }
 
 impl Row {
@@ -42,9 +46,10 @@ impl Row {
 /// Runs the command for each of the widths.
 pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Result<ExitCode> {
     let (depth, prompt, written) = (arguments.depth, arguments.n_prompt, arguments.n_gen);
-    let texts = Texts { depth, prompt, written, repetitions: arguments.repetitions() };
-    let (engine, rows) = measure(arguments, model, &texts, &arguments.sequences)?;
-    report(arguments, &engine, &texts, &rows)?;
+    let texts = Texts { depth, prompt, written, repetitions: arguments.repetitions(), profiled: arguments.profile };
+    let (mut engine, rows) = measure(arguments, model, &texts, &arguments.sequences)?;
+    let ceiling = if texts.profiled { engine.read_ceiling() } else { None };
+    report(arguments, &engine, &texts, (&rows, ceiling))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -57,7 +62,7 @@ pub(super) fn measure(
 ) -> anyhow::Result<(Engine, Vec<Row>)> {
     anyhow::ensure!(widths.iter().all(|n| *n > 0), "--sequences must be at least 1 each");
     let most = widths.iter().copied().max().unwrap_or(1);
-    let context = texts.depth + texts.prompt + texts.written;
+    let context = texts.depth + texts.prompt + texts.written + usize::from(texts.profiled);
     anyhow::ensure!(texts.prompt > 0 && texts.written > 0, "--sequences needs a prompt and tokens to generate");
     let room = Room { sequences: most, states: most, pages: most * context.div_ceil(PAGE), ..Room::one(context) };
     let mut engine = arguments.flags.engine(model, room)?;
@@ -100,8 +105,16 @@ fn together(engine: &mut Engine, sequences: usize, texts: &Texts) -> anyhow::Res
     let going: Vec<(SequenceId, u32)> = ids.iter().zip(0..).map(|(id, s)| (*id, token(read, s))).collect();
     engine.go_on(&going, texts.written, sample::Row::default())?;
     let writing = start.elapsed().as_secs_f64();
+    let mut steps = Vec::new();
+    if texts.profiled {
+        let tokens: Vec<[u32; 1]> = (0..sequences).map(|s| [token(read + texts.written, s)]).collect();
+        let pairs = ids.iter().zip(&tokens);
+        let entries: Vec<Entry<'_>> =
+            pairs.map(|(id, tokens)| Entry { sequence: *id, tokens, wanted: Wanted::Last }).collect();
+        steps = step_kinds(engine.profile(&entries)?);
+    }
     ids.into_iter().for_each(|id| engine.close(id));
-    Ok(Row { sequences, reading, writing })
+    Ok(Row { sequences, reading, writing, steps })
 }
 
 fn feed_prompt(engine: &mut Engine, sequence: SequenceId, tokens: &[u32]) -> anyhow::Result<()> {
@@ -111,17 +124,23 @@ fn feed_prompt(engine: &mut Engine, sequence: SequenceId, tokens: &[u32]) -> any
     Ok(())
 }
 
-fn report(arguments: &ModelArguments, engine: &Engine, texts: &Texts, rows: &[Row]) -> anyhow::Result<()> {
+fn report(
+    arguments: &ModelArguments,
+    engine: &Engine,
+    texts: &Texts,
+    (rows, ceiling): (&[Row], Option<f64>),
+) -> anyhow::Result<()> {
     let name = engine.model().gguf.metadata().get_str_or("general.name", "model")?;
     if arguments.json {
         let one = |row: &Row| {
             let (read, written) = row.rates(texts);
+            let steps: Vec<_> = row.steps.iter().map(step_json).collect();
             json!({ "sequences": row.sequences, "prompt_tokens_per_second": read, "tokens_per_second": written,
-                    "prompt_seconds": row.reading, "seconds": row.writing })
+                    "prompt_seconds": row.reading, "seconds": row.writing, "steps": steps })
         };
         let rows: Vec<_> = rows.iter().map(one).collect();
         let all = json!({ "model": name, "device": engine.describe(), "prompt": arguments.n_prompt,
-                          "generated": arguments.n_gen, "depth": arguments.depth, "sequences": rows });
+                          "generated": arguments.n_gen, "depth": arguments.depth, "read_bytes_per_second": ceiling, "sequences": rows });
         print(&serde_json::to_string_pretty(&all)?);
         return Ok(());
     }
@@ -134,6 +153,10 @@ fn report(arguments: &ModelArguments, engine: &Engine, texts: &Texts, rows: &[Ro
         let (read, written) = row.rates(texts);
         let each = written / row.sequences as f64;
         print(&format!("{:>9} {read:>18.1} {written:>18.1} {each:>18.1}", row.sequences));
+    }
+    for row in rows.iter().filter(|row| !row.steps.is_empty()) {
+        let token = ("a token of each", row.writing / texts.written as f64);
+        step_table(&format!("{} sequences", row.sequences), &row.steps, (Some(token), ceiling));
     }
     Ok(())
 }
