@@ -1,5 +1,5 @@
 //! Products of many columns go to `mul_mm`, those of few stay with `mul_mat_vec`. Where rows must not depend on their company, all
-//! stay there: each column goes the way of one.
+//! stay there: each column goes the way of one, and so does the attention of each sequence.
 
 use kiln_kernels::{Call, mul_mm};
 
@@ -8,6 +8,9 @@ use crate::plan::Plan;
 
 pub(super) fn run(plan: &mut Plan, target: &Target) {
     for step in &mut plan.steps {
+        if let Call::FlashAttention(call) = &mut step.call {
+            call.alike = target.alike;
+        }
         let Call::MulMatVec(call) = &mut step.call else { continue };
         if target.alike {
             call.alike = true;

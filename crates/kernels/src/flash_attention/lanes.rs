@@ -117,10 +117,16 @@ impl Lanes {
     }
 }
 
-/// Whether the path is taken unless another one is wished for.
+/// Heads that share keys from which on it has been timed: with fewer, threads have less to do for each element, and lanes no less.
+const LEAST_SHARING: usize = 4;
+
+/// Whether the path is taken unless another one is wished for: from so many sequences on, and for fewer from so many keys on.
 pub(super) fn is_preferred(call: &Call, caps: &Caps) -> bool {
-    let least = number(call, caps, Path::Lanes, "least").unwrap_or(0);
-    least > 0 && call.keys() >= least && Lanes::new(call, caps).is_ok()
+    let from = |name| number(call, caps, Path::Lanes, name).ok().filter(|least| *least > 0);
+    let keys = from("least").is_some_and(|least| call.keys() >= least);
+    let sequences = from("sequences").is_some_and(|least| call.q.shape[3] >= least);
+    let sharing = call.q.shape[2] / call.k.shape[2] >= LEAST_SHARING;
+    !call.alike && sharing && (keys || sequences) && Lanes::new(call, caps).is_ok()
 }
 
 pub(super) fn lanes(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {

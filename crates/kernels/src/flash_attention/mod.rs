@@ -119,6 +119,8 @@ pub struct Call {
     pub arriving: Option<Arriving>,
     /// How the result of one token is left rounded for the product that reads it.
     pub rounding: Option<Rounding>,
+    /// Whether a token goes the same way however many sequences are beside it.
+    pub alike: bool,
 }
 
 /// Keys of the shortest run that is worth a workgroup of its own.
@@ -172,6 +174,7 @@ impl Call {
             split: None,
             arriving: None,
             rounding: None,
+            alike: false,
         }
     }
 
@@ -505,6 +508,29 @@ mod tests {
         // Tiles of several sequences are the coopmat path's.
         let ragged = Call { sequences: Some(tensor(6, I32, [9, 1, 1, 1])), ..call() };
         assert_eq!(path(ragged, &nvidia), Path::Coopmat);
+    }
+
+    #[test]
+    fn lanes_take_many_sequences_and_long_ones_where_their_order_is_known() {
+        let nvidia = Caps::example_nvidia();
+        let call = |ty, keys: usize, [heads, sequences]: [usize; 2]| {
+            let cache = tensor(1, ty, [128, keys, 2, sequences]);
+            let (positions, length) = (tensor(4, I32, [1, sequences, 1, 1]), tensor(5, I32, [sequences, 1, 1, 1]));
+            let mask = Mask::Causal { positions, length, window: None, both: false };
+            let (q, out) = (tensor(0, F32, [128, 1, heads, sequences]), tensor(3, F32, [128, heads, 1, sequences]));
+            Call { mask, ..Call::plain(q, cache, cache, out, 0.1) }
+        };
+        let path = |call: Call, caps: &Caps| call.pick(caps, None).unwrap().path;
+        assert_eq!(path(call(F16, 512, [8, 8]), &nvidia), Path::Lanes);
+        assert_eq!(path(Call { alike: true, ..call(F16, 512, [8, 8]) }, &nvidia), Path::Scalar);
+        assert_eq!(path(call(F16, 512, [8, 7]), &nvidia), Path::Scalar);
+        assert_eq!(path(call(F16, 512, [4, 8]), &nvidia), Path::Scalar, "two heads share keys");
+        assert_eq!(path(call(F16, 16384, [8, 1]), &nvidia), Path::Lanes);
+        assert_eq!(path(call(F16, 8192, [8, 1]), &nvidia), Path::Scalar);
+        assert_eq!(path(call(TensorType::Q8_0, 8192, [8, 1]), &nvidia), Path::IntDot);
+        assert_eq!(path(call(TensorType::Q4_0, 8192, [8, 1]), &nvidia), Path::Lanes);
+        let unknown = Caps { matrix_order: None, ..nvidia };
+        assert_eq!(path(call(F16, 512, [8, 8]), &unknown), Path::Scalar);
     }
 
     #[test]

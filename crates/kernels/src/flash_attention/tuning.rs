@@ -20,20 +20,22 @@ flash_attention * * scalar     combine=16 arrive=4096
 flash_attention * * int_dot    combine=16
 flash_attention * * coopmat    combine=16
 flash_attention * * coopmat2   combine=16
-flash_attention * * lanes      combine=16 least=0
+flash_attention * * lanes      combine=16
 flash_attention cpu f16 scalar threads=64
 flash_attention cpu * scalar   threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * int_dot  threads=8 flight=4 rows=8 ahead=0
-flash_attention cpu * lanes    threads=16
-flash_attention gpu * lanes    threads=256
+flash_attention cpu * lanes    threads=16 least=0 sequences=0
+flash_attention gpu q4_0 lanes least=4096
+flash_attention gpu * lanes    threads=128 least=16384 sequences=8
 flash_attention gpu * scalar   threads=256 flight=4 rows=4 ahead=1
 flash_attention gpu * int_dot  threads=256 flight=4 rows=8 ahead=1
 flash_attention gpu * coopmat2 subgroups=8 blocks=1 keys=64 rows=64 threads=128 early=1
 ";
 
 /// Names that lines may set.
-const NAMES: [&str; 11] =
-    ["threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early", "combine", "arrive", "least"];
+const NAMES: [&str; 12] = [
+    "threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early", "combine", "arrive", "least", "sequences",
+];
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
