@@ -231,6 +231,7 @@ mod tests {
     #[test]
     fn large_presets_have_the_sizes_of_their_namesakes() {
         for (name, billions) in [
+            ("smollm2-135m", 0.1345),
             ("llama-1b", 1.24),
             ("llama-8b", 8.03),
             ("qwen3-30b-a3b", 30.5),

@@ -190,6 +190,21 @@ const TINY_RWKV6: Preset = Preset {
 /// Every preset: real shapes first, then tiny ones for tests.
 pub const PRESETS: &[Preset] = &[
     Preset {
+        name: "smollm2-135m",
+        layers: 30,
+        hidden: 576,
+        heads: 9,
+        kv_heads: 3,
+        head_dim: 64,
+        ff: 1536,
+        vocab: 49_152,
+        context: 8192,
+        rope_base: 1e5,
+        rope_factor: None,
+        tied: true,
+        ..LLAMA_8B
+    },
+    Preset {
         name: "llama-1b",
         layers: 16,
         hidden: 2048,

@@ -306,7 +306,7 @@ impl Arguments {
         let sequences = usize::from(self.parallel);
         let engine = self.flags.fitted(&opened, sequences)?;
         say(&format!("{} on {}", model.name, engine.describe()));
-        let (flags, fallback) = (self.flags.clone(), self.fallback);
+        let (flags, fallback, name) = (self.flags.clone(), self.fallback, model.name.clone());
         let rebuild = move |tries: usize| {
             let built = flags.fitted(&opened, sequences);
             let built = match built {
@@ -316,6 +316,8 @@ impl Arguments {
                 }
                 built => built,
             };
+            // Where it runs now may be another device than before.
+            let built = built.inspect(|engine| say(&format!("{name} on {}", engine.describe())));
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
         server.ready(Scheduler::start_lasting(engine, policy(), Box::new(rebuild)), sequences);
