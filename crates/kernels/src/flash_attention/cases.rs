@@ -267,6 +267,8 @@ struct Batch {
     short: usize,
     /// Most keys of a sequence.
     longest: usize,
+    /// Pages that sequences have in common, those of every second one others than those between, where they are so long.
+    shared: usize,
 }
 
 const DECODE: Batch = Batch {
@@ -282,6 +284,7 @@ const DECODE: Batch = Batch {
     splits: 1,
     short: 2,
     longest: 160,
+    shared: 0,
 };
 
 impl Batch {
@@ -305,6 +308,11 @@ impl Batch {
                 }
             }
             table.iter_mut().filter(|entry| **entry >= 0).for_each(|entry| *entry = last - *entry);
+            for s in 2..sequences {
+                let common = self.shared.min(lengths[s] / page).min(lengths[s % 2] / page);
+                let (before, after) = table.split_at_mut(s * pages);
+                after[..common].copy_from_slice(&before[s % 2 * pages..][..common]);
+            }
             let kind = Kind { keys: (last as usize + 1) * page, kv_heads, ..PLAIN };
             let (k_cache, v_cache) = (cache(data, k, head, &kind), cache(data, v, head, &kind));
             // Page 0 belongs to nobody.
@@ -328,6 +336,7 @@ impl Batch {
                 pages: Some(Pages { table, size: page }),
                 sequences: self.prompts.map(|_| whole(data, &owners)),
                 distances: (self.reach > 0).then(|| distances(data, heads, self.reach)),
+                shares: self.shared > 0,
                 ..Call::plain(q, k_cache, v_cache, out, 0.125)
             };
             let split = || Split { short: self.short, ..splits(data, &call, self.splits, true) };
@@ -363,6 +372,9 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
         let wide = Batch { types: [ty; 2], head: 128, page: 64, heads: [12, 2], sequences: 4, longest: 700, ..DECODE };
         cases.push(Batch { splits: 5, short: 5, ..wide }.case());
         cases.push(Batch { window: Some(70), page: 16, ..wide }.case());
+        // A beginning in common, in groups of sequences that are full and not.
+        cases.push(Batch { shared: 4, heads: [8, 2], sequences: 11, ..wide }.case());
+        cases.push(Batch { shared: 4, heads: [4, 2], sequences: 7, page: 16, splits: 3, short: 3, ..wide }.case());
     }
     for (i, &k) in types.iter().enumerate() {
         for (j, &v) in types.iter().enumerate() {
@@ -605,7 +617,8 @@ fn timed_batch(company: Company, ty: TensorType, [count, short]: [usize; 2]) -> 
         let q = repeated(data, F32, [head, heads, 1, SEQUENCES]).permute([0, 2, 1, 3]);
         let out = data.output(F32, [head, heads, 1, SEQUENCES]);
         let pages = Some(Pages { table, size: PAGE });
-        let call = Call { mask, pages, ..Call::plain(q, k, v, out, 0.09) };
+        let shares = matches!(company, Company::SamePages);
+        let call = Call { mask, pages, shares, ..Call::plain(q, k, v, out, 0.09) };
         let split = || Split { short, ..splits(data, &call, count, true) };
         let split = (count > 1).then(split);
         (Call { split, ..call }.into(), tolerance(ty))
@@ -628,7 +641,9 @@ fn bench() -> Vec<Case> {
         cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::Alike, ty, splits)));
     }
     cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::OneLong, F16, splits)));
-    cases.push(timed_batch(Company::SamePages, F16, [8, 1]));
+    for ty in [F16, Q8_0] {
+        cases.push(timed_batch(Company::SamePages, ty, [8, 4]));
+    }
     cases.push(timed(Kind { queries: [2048, 32, 1], keys: 2048, ..decode }, 1));
     cases.push(timed(Kind { queries: [512, 32, 1], keys: 8192, ..decode }, 1));
     for ty in [F16, Q4_0, Q8_0] {

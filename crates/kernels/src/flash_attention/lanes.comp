@@ -4,6 +4,8 @@
 // there is no shared memory and no barrier in the loop.
 // Every subgroup goes through tiles of its own; the next keys are loaded before these scores become weights, the next values behind
 // the products of these. Rows past the last are zeros. Grid, splits and all that follows the loop: see teams.comp.
+// With TOGETHER, a workgroup serves so many neighbouring sequences, and its matrices have rows for the heads of all of them. A tile whose
+// rows of the cache several of them share, as those of a common beginning, is loaded and multiplied once for these (passes.glsl).
 #version 450
 #define HANDOVER_LATE 1
 #include "kiln.glsl"
@@ -11,6 +13,7 @@
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #extension GL_KHR_shader_subgroup_vote : require
+#extension GL_KHR_shader_subgroup_ballot : require
 
 #ifndef MEMORY_MODEL
 #define MEMORY_MODEL 1
@@ -38,7 +41,7 @@ layout(local_size_x = WG) in;
 #define OF_ROW (8 / QUADS_OF_LANE)
 #define ROW_LANES (MN / OF_ROW)
 // Rows of a lane that may hold heads: those of the other half of a matrix are left alone.
-#define USED_ROWS (ORDER == 0 && ROWS <= 8 ? 1 : QUADS_OF_LANE)
+#define USED_ROWS (ORDER == 0 && ALL_ROWS <= 8 ? 1 : QUADS_OF_LANE)
 // The key of a component within its tile; the column of a sum is the same.
 #define COLUMN(I) (ORDER == 0 ? key_of(quad_of(lane), I) : lane)
 // Drivers keep matrices in registers only if every component is named by a number.
@@ -50,75 +53,75 @@ layout(local_size_x = WG) in;
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #endif
 
-uint sequence, lane;
+uint lane;
 uvec2 keys, values;
+#include "flash_attention/passes.glsl"
 
 // Row of the cache for a key of a tile. Keys that are not seen stand for the nearest one that is: their weight is zero, and what is
 // zero times whatever else lies there may be no number.
-uint row_in_tile(uint tile, uint base, uint key, uint begin, uint end) {
-    return base + clamp(tile * MN + key, begin, end - 1) - tile * MN;
+uint row_in_tile(Pass at, uint key) {
+    return at.base + clamp(at.tile * MN + key, at.begin, at.end - 1) - at.tile * MN;
 }
 
-void load_keys(uint tile, uint begin, uint end, out Part k[K_HELD]) {
-    uint base = cache_row(sequence, tile * MN);
+void load_keys(Pass at, out Part k[K_HELD]) {
     STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
-        uvec2 row = row_address(keys, row_in_tile(tile, base, row_of(lane, h), begin, end), p.k_stride[0]);
+        uvec2 row = row_address(keys, row_in_tile(at, row_of(lane, h)), p.k_stride[0]);
         STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) LOAD_KEY(k, (h * K_CHUNKS + n) * KEY_PARTS, row, lane, n)
     }
 }
 
-void load_values(uint tile, uint begin, uint end, out Part v[V_HELD]) {
-    uint base = cache_row(sequence, tile * MN);
+void load_values(Pass at, out Part v[V_HELD]) {
     STEP_LOOP for (uint i = 0; i < 4; i++) {
-        uvec2 row = row_address(values, row_in_tile(tile, base, key_of(quad_of(lane), i), begin, end), p.v_stride[0]);
+        uvec2 row = row_address(values, row_in_tile(at, key_of(quad_of(lane), i)), p.v_stride[0]);
         STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) LOAD_VALUE(v, (i * V_CHUNKS + n) * VALUE_PARTS, row, lane, n)
     }
 }
 
 void main() {
     lane = gl_SubgroupInvocationID;
-    uint token = gl_WorkGroupID.x, group = gl_WorkGroupID.y, batch = gl_WorkGroupID.z % BATCH, split = gl_WorkGroupID.z / BATCH;
+    uint token = gl_WorkGroupID.x, group = gl_WorkGroupID.y, batch = gl_WorkGroupID.z % BATCHES * TOGETHER, split = gl_WorkGroupID.z / BATCHES;
     uint kv_head = group / GROUPS, first_row = group % GROUPS * ROWS, head = kv_head * RATIO + first_row;
-    uint rows = min(uint(ROWS), RATIO - first_row);
-    sequence = sequence_of(token, batch);
-    uvec2 seen = keys_of(token, batch, length_of(sequence));
-    keys = keys_at(kv_head, sequence);
-    values = values_at(kv_head, sequence);
-    uint used = 1, begin = seen.x, end = seen.y;
+    uint rows = min(uint(ROWS), RATIO - first_row) * min(uint(TOGETHER), BATCH - batch);
+    keys = keys_at(kv_head, sequence_of(token, batch));
+    values = values_at(kv_head, sequence_of(token, batch));
+    uvec2 seen = see(token, batch);
+    uint used = 1;
 #if SPLIT
     uvec2 run = split_tiles(seen, split, used);
-    begin = max(run.x * BC, seen.x);
-    end = min(run.y * BC, seen.y);
+    seen = uvec2(max(run.x * BC, seen.x), min(run.y * BC, seen.y));
+    see_only(seen);
 #if SPLIT == 2
     if (split >= used) return;
 #endif
 #endif
-    uint tile = begin / MN + gl_SubgroupID, tiles = begin < end ? (end + MN - 1) / MN : 0;
+    uint tiles = seen.x < seen.y ? (seen.y + MN - 1) / MN : 0;
+    Pass at = first_pass(seen.x / MN + gl_SubgroupID, tiles);
     Part k[K_HELD];
     Part v[V_HELD];
 #if CAUSAL
     // Keys of earlier tokens are there already; that of this token, the only one of its sequence here, is waited for.
-    bool early = SEQUENCES == 0 && p.tokens == 1 && tile < tiles && int(min((tile + 1) * MN, end)) <= position_of(token, batch);
+    bool early = SEQUENCES == 0 && p.tokens == 1 && at.tile < tiles && int(min((at.tile + 1) * MN, at.end)) <= position_of(token, batch_of(at));
 #else
     const bool early = false;
 #endif
     if (early) {
-        load_keys(tile, begin, end, k);
-        load_values(tile, begin, end, v);
+        load_keys(at, k);
+        load_values(at, v);
     }
     await_inputs();
-    if (!early && tile < tiles) {
-        load_keys(tile, begin, end, k);
-        load_values(tile, begin, end, v);
+    if (!early && at.tile < tiles) {
+        load_keys(at, k);
+        load_values(at, v);
     }
 
     MATRIX_A q[K_CHUNKS * K_STEPS];
-    uvec2 queries = row_address(row_address(p.q, token, p.q_stride[0]), batch, p.q_stride[2]);
+    uvec2 queries = row_address(p.q, token, p.q_stride[0]);
     STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) {
         STEP_LOOP for (uint s = 0; s < K_STEPS; s++) {
             STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
-                uint row = row_of(lane, h);
-                vec4 x = F32x4(row_address(queries, head + min(row, rows - 1), p.q_stride[1])).v[key_element(lane, n, s) / 4];
+                uint row = row_of(lane, h), near = min(row, rows - 1);
+                uvec2 of_batch = row_address(queries, batch + near / ROWS, p.q_stride[2]);
+                vec4 x = F32x4(row_address(of_batch, head + near % ROWS, p.q_stride[1])).v[key_element(lane, n, s) / 4];
                 x = row < rows ? IN_ORDER(x) * SCALE : vec4(0.0);
                 f16vec2 pairs[2] = f16vec2[2](f16vec2(x.xy), f16vec2(x.zw));
                 SET_QUAD(q[n * K_STEPS + s], h, pairs)
@@ -133,7 +136,7 @@ void main() {
         top[r] = HIDDEN;
         weights[r] = 0.0;
     }
-    for (; tile < tiles; tile += SUBGROUPS) {
+    while (at.tile < tiles) {
         MATRIX_C score = MATRIX_C(0.0);
         STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) {
             STEP_LOOP for (uint s = 0; s < K_STEPS; s++) {
@@ -145,17 +148,19 @@ void main() {
                 score = coopMatMulAdd(q[n * K_STEPS + s], b, score);
             }
         }
-        // Past the last tile that one again, which is not used.
-        uint next = tile + SUBGROUPS < tiles ? tile + SUBGROUPS : tile;
-        load_keys(next, begin, end, k);
+        // Past the last pass that one again, which is not used.
+        Pass next = next_pass(at, tiles);
+        Pass ahead = at;
+        if (next.tile < tiles) ahead = next;
+        load_keys(ahead, k);
 
         float keep[QUADS_OF_LANE];
         bool moved = false;
         MATRIX_A w = MATRIX_A(0.0);
 #define LOGIT(R, I)                                                                                      \
     {                                                                                                    \
-        uint key = tile * MN + COLUMN(I);                                                                \
-        score[(R) * OF_ROW + I] = key >= begin && key < end ? capped(score[(R) * OF_ROW + I]) : HIDDEN;   \
+        bool counts = is_seen(at, R, at.tile * MN + COLUMN(I));                                          \
+        score[(R) * OF_ROW + I] = counts ? capped(score[(R) * OF_ROW + I]) : HIDDEN;                     \
         most = max(most, score[(R) * OF_ROW + I]);                                                       \
     }
 #define WEIGHT(R, I)                                                                                     \
@@ -195,7 +200,8 @@ void main() {
                 o[n * V_TILES + j] = coopMatMulAdd(w, b, o[n * V_TILES + j]);
             }
         }
-        load_values(next, begin, end, v);
+        load_values(ahead, v);
+        at = next;
     }
 
 #define LEAVE(R, I) put_merged(row, value_element(n, j, COLUMN(I)), o[n * V_TILES + j][(R) * OF_ROW + I]);
@@ -205,7 +211,7 @@ void main() {
         [[unroll]] for (uint d = 1; d < ROW_LANES; d <<= 1) all += subgroupShuffleXor(all, d);             \
         uint row = row_of(lane, R);                                                                      \
         if (row < rows) {                                                                                \
-            pairs_of[gl_SubgroupID * ROWS + row] = vec2(top[R], all);                                    \
+            pairs_of[gl_SubgroupID * ALL_ROWS + row] = vec2(top[R], all);                                    \
             STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++)                                               \
                 STEP_LOOP for (uint j = 0; j < V_TILES; j++) { EACH_OF_ROW(LEAVE, R) }                    \
         }                                                                                                \

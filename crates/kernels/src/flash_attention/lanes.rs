@@ -60,14 +60,25 @@ fn refusal(call: &Call) -> Option<String> {
     }
 }
 
+/// Sequences whose heads fill the rows of one matrix, where they may have a beginning in common; 1 where they do not, where keys have no
+/// pages, and where sequences do not see all earlier keys.
+fn together(call: &Call, rows: usize) -> usize {
+    let ratio = call.q.shape[2] / call.k.shape[2];
+    let causal = matches!(call.mask, Mask::Causal { window: None, both: false, .. });
+    let several = call.shares && causal && call.pages.is_some() && call.sequences.is_none();
+    if several { (rows / ratio).min(call.q.shape[3]).max(1) } else { 1 }
+}
+
 /// How a workgroup divides its work.
 #[derive(Clone, Copy, Debug)]
 struct Lanes {
     order: MatrixOrder,
     /// Threads.
     threads: usize,
-    /// Heads it serves.
+    /// Heads it serves, of each of its sequences.
     rows: usize,
+    /// Sequences it serves.
+    together: usize,
 }
 
 impl Lanes {
@@ -84,7 +95,9 @@ impl Lanes {
         let ratio = call.q.shape[2] / call.k.shape[2];
         let rows = ratio.div_ceil(ratio.div_ceil(most));
         let threads = number(call, caps, Path::Lanes, "threads")?.next_multiple_of(lanes);
-        let mut plan = Lanes { order, threads: threads.min(caps.limits.max_workgroup_size[0] as usize), rows };
+        let threads = threads.min(caps.limits.max_workgroup_size[0] as usize);
+        let together = if caps.subgroups.ballot { together(call, most) } else { 1 };
+        let mut plan = Lanes { order, threads, rows, together };
         while plan.shared_bytes(call, lanes) > caps.limits.max_shared_bytes as usize && plan.threads > lanes {
             plan.threads = (plan.threads / 2).next_multiple_of(lanes);
         }
@@ -98,18 +111,21 @@ impl Lanes {
     /// Sums of the subgroups with their maxima and weights, and a flag.
     fn shared_bytes(&self, call: &Call, lanes: usize) -> usize {
         let subgroups = self.threads / lanes;
-        let sums = (subgroups * self.rows * call.v.shape[0] / 4).max(self.threads) * 16;
-        sums + (subgroups * self.rows).max(self.threads) * 8 + 16
+        let rows = self.rows * self.together;
+        let sums = (subgroups * rows * call.v.shape[0] / 4).max(self.threads) * 16;
+        sums + (subgroups * rows).max(self.threads) * 8 + 16
     }
 
     fn defines(&self, shader: Shader, call: &Call) -> Shader {
         // Threads that share four elements of the result when partial results are added up.
-        let parts = (self.threads / (self.rows * call.v.shape[0] / 4).next_power_of_two()).clamp(1, 8);
+        let rows = self.rows * self.together;
+        let parts = (self.threads / (rows * call.v.shape[0] / 4).next_power_of_two()).clamp(1, 8);
         shader
             .subgroup(SubgroupRequest::Full)
             .define("ORDER", order::number(self.order))
             .define("WG", self.threads)
             .define("ROWS", self.rows)
+            .define("TOGETHER", self.together)
             .define("PARTS", parts)
             .define("BC", TILE)
             .define("RUN", SPLIT_KEYS / TILE)
@@ -131,7 +147,7 @@ pub(super) fn is_preferred(call: &Call, caps: &Caps) -> bool {
 
 pub(super) fn lanes(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let plan = Lanes::new(call, caps)?;
-    let groups = grid(call, plan.rows);
+    let groups = grid(call, plan.rows, plan.together);
     let first = plan.defines(shader(call, caps, Path::Lanes, "flash_attention/lanes.comp")?, call);
     with_combine(call, caps, Choice::one(Path::Lanes, first, within(groups, caps)?))
 }

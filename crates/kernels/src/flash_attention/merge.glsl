@@ -5,21 +5,29 @@
 #endif
 
 #define GROUPS ((RATIO + ROWS - 1) / ROWS)
-#define MERGED (ROWS * HSV / 4)
+// Sequences of a workgroup, each with ROWS heads.
+#ifndef TOGETHER
+#define TOGETHER 1
+#endif
+#define ALL_ROWS (ROWS * TOGETHER)
+#define BATCHES ((BATCH + TOGETHER - 1) / TOGETHER)
+#define MERGED (ALL_ROWS * HSV / 4)
 shared vec4 merged[SUBGROUPS * MERGED > WG ? SUBGROUPS * MERGED : WG];
-shared vec2 pairs_of[SUBGROUPS * ROWS > WG ? SUBGROUPS * ROWS : WG];
+shared vec2 pairs_of[SUBGROUPS * ALL_ROWS > WG ? SUBGROUPS * ALL_ROWS : WG];
 
 // An element of the sums of a head.
 void put_merged(uint row, uint e, float x) { merged[gl_SubgroupID * MERGED + row * (HSV / 4) + e / 4][e % 4] = x; }
 
-// Whose sums they are.
+// Whose sums they are: the first head and sequence, and the rows of all.
 struct Merging {
     uint token, batch, group, head, rows, split, used;
 };
+uint head_of(Merging m, uint row) { return m.head + row % ROWS; }
+uint result_of(Merging m, uint row) { return result_row(m.token, head_of(m, row), m.batch + row / ROWS); }
 
 void merge(Merging m) {
     uint t = gl_SubgroupID * (WG / SUBGROUPS) + gl_SubgroupInvocationID;
-    uint token = m.token, batch = m.batch, head = m.head, rows = m.rows, split = m.split, used = m.used;
+    uint rows = m.rows, split = m.split, used = m.used;
     barrier();
 #if SPLIT == 2
     bool whole = used == 1;
@@ -41,16 +49,16 @@ void merge(Merging m) {
     for (uint i = t; i < rows * ITEMS; i += WG) {
         uint r = i / ITEMS, e = i % ITEMS;
         float most = HIDDEN;
-        [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) most = max(most, pairs_of[s * ROWS + r].x);
+        [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) most = max(most, pairs_of[s * ALL_ROWS + r].x);
         float all = 0.0;
         ITEM x = ITEM(0.0);
         [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) {
-            vec2 pair = pairs_of[s * ROWS + r];
+            vec2 pair = pairs_of[s * ALL_ROWS + r];
             float keep = exp(pair.x - most);
             all += pair.y * keep;
             x += MERGED_AT(s, i) * keep;
         }
-        uint row = result_row(token, head + r, batch);
+        uint row = result_of(m, r);
 #if SPLIT
         if (!whole) {
             PARTIAL_AT(partial_sums(row, split), e) = x;
@@ -58,7 +66,7 @@ void merge(Merging m) {
             continue;
         }
 #endif
-        x *= result_factor(head + r, most, all);
+        x *= result_factor(head_of(m, r), most, all);
 #if ROUNDING
         put_result(row, e, x);
 #else
@@ -68,7 +76,7 @@ void merge(Merging m) {
 
 #if SPLIT == 2
     if (whole) return;
-    if (!is_last_of(row_address(p.counters, result_row(token, m.group, batch), 4), used)) return;
+    if (!is_last_of(row_address(p.counters, result_row(m.token, m.group, m.batch), 4), used)) return;
     // PARTS threads share four elements of the result, and the splits among them.
     for (uint first = 0; first < rows * (HSV / 4); first += WG / PARTS) {
         uint i = first + t % (WG / PARTS), part = t / (WG / PARTS);
@@ -76,7 +84,7 @@ void merge(Merging m) {
         bool mine = i < rows * (HSV / 4);
         vec4 x = vec4(0.0);
         vec2 pair = vec2(HIDDEN, 0.0);
-        if (mine) combine_part(result_row(token, head + r, batch), e, uvec2(part, PARTS), used, pair, x);
+        if (mine) combine_part(result_of(m, r), e, uvec2(part, PARTS), used, pair, x);
 #if PARTS > 1
         barrier();
         merged[t] = x;
@@ -95,7 +103,7 @@ void merge(Merging m) {
         }
         pair = vec2(most, all);
 #endif
-        if (mine) combined(result_row(token, head + r, batch), head + r, e, pair, x);
+        if (mine) combined(result_of(m, r), head_of(m, r), e, pair, x);
     }
 #endif
 }

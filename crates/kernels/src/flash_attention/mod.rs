@@ -121,6 +121,8 @@ pub struct Call {
     pub rounding: Option<Rounding>,
     /// Whether a token goes the same way however many sequences are beside it.
     pub alike: bool,
+    /// Whether neighbouring sequences have pages in common: paths that can read these once for several of them do.
+    pub shares: bool,
 }
 
 /// Keys of the shortest run that is worth a workgroup of its own.
@@ -133,6 +135,9 @@ const LONG_RUN: usize = 1024;
 const GOOD_GROUPS: usize = 256;
 /// Most workgroups of a call with long runs: those without keys leave at once, but each takes its moment.
 const MOST_WORKGROUPS: usize = 2048;
+
+/// Rows of the matrices of single tokens.
+const MATRIX_ROWS: usize = 16;
 
 /// Rows that a team of threads serves at once: a whole subgroup for a wide head has more keys on their way with fewer of them.
 fn team_rows(head: usize) -> usize {
@@ -175,6 +180,7 @@ impl Call {
             arriving: None,
             rounding: None,
             alike: false,
+            shares: false,
         }
     }
 
@@ -202,11 +208,13 @@ impl Call {
         if self.q.shape[3] > 1 { short.max(room.min(self.keys() / LONG_RUN)).min(256) } else { short }
     }
 
-    /// Rows of a kv head, kv heads of all sequences, and elements of a head.
+    /// Rows of a kv head, kv heads of all sequences, and elements of a head. Sequences that share pages are served together.
     fn rows_and_head(&self) -> ([usize; 2], usize) {
         let [_, tokens, heads, batch] = self.q.shape;
         let kv_heads = self.k.shape[2];
-        ([tokens * heads / kv_heads, kv_heads * batch], self.k.shape[0].max(self.v.shape[0]))
+        let ratio = heads / kv_heads;
+        let batches = if self.shares { batch.div_ceil((MATRIX_ROWS / ratio).max(1)) } else { batch };
+        ([tokens * ratio, kv_heads * batches], self.k.shape[0].max(self.v.shape[0]))
     }
 
     /// Most keys a query can see.

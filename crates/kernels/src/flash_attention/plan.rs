@@ -191,13 +191,13 @@ pub(super) fn with_combine(call: &Call, caps: &Caps, mut choice: Choice) -> Resu
     Ok(choice)
 }
 
-/// Workgroups for tokens, kv heads by groups of so many of the heads that share them, and runs of keys of sequences. A sequence may have fewer
+/// Workgroups for tokens, kv heads by groups of so many of the heads that share them, and runs of keys of so many sequences together. A sequence may have fewer
 /// runs than there is room for, and the workgroups of the others leave at once. Those of all first runs come first: where every
 /// fourth workgroup had keys, a device that deals workgroups out in turn gave them to every fourth core.
-pub(super) fn grid(call: &Call, rows: usize) -> [usize; 3] {
+pub(super) fn grid(call: &Call, rows: usize, together: usize) -> [usize; 3] {
     let [_, tokens, heads, batch] = call.q.shape;
     let kv_heads = call.k.shape[2];
-    [tokens, kv_heads * (heads / kv_heads).div_ceil(rows), batch * call.split.map_or(1, |s| s.count)]
+    [tokens, kv_heads * (heads / kv_heads).div_ceil(rows), batch.div_ceil(together) * call.split.map_or(1, |s| s.count)]
 }
 
 /// The grid, where the device accepts it.

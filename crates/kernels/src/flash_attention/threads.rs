@@ -85,7 +85,7 @@ pub(super) fn scalar(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
         return Ok(choice);
     }
     let plan = Scalar::new(call, caps)?;
-    let groups = grid(call, plan.rows);
+    let groups = grid(call, plan.rows, 1);
     let first = plan.defines(shader(call, caps, Path::Scalar, "flash_attention/scalar.comp")?);
     with_combine(call, caps, Choice::one(Path::Scalar, first, within(groups, caps)?))
 }
@@ -202,7 +202,7 @@ pub(super) fn teams(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsu
     }
     rounding::check(call, caps)?;
     let plan = Teams::new(call, caps, path)?;
-    let groups = grid(call, plan.rows);
+    let groups = grid(call, plan.rows, 1);
     let first = plan.defines(shader(call, caps, path, "flash_attention/teams.comp")?, call, path);
     with_combine(call, caps, Choice::one(path, first, within(groups, caps)?))
 }
