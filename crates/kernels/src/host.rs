@@ -67,7 +67,8 @@ pub struct Place {
 
 impl HostMemory {
     /// Weaves rows of a slot together, of `k` elements each, if products of its type are faster so on this machine: says whether it
-    /// did. Products do not read the slot's bytes from then on, others still do, so those have to stay and to stay as they are.
+    /// did. Products and rows that are read as floats come from there then; other operations read
+    /// the slot's bytes, which stay as they are.
     pub fn weave(&mut self, slot: Slot, ty: TensorType, k: usize) -> bool {
         let woven = Woven::new(ty, k, self.bytes(slot));
         let (at, WovenSlots(slots)) = (slot.0 as usize, &mut self.woven);

@@ -57,13 +57,23 @@ impl Tiles {
         Some(work(&Tiles(PhantomData)))
     }
 
-    /// The products of rows and of two times sixteen columns.
+    /// Multiplies rows and two times sixteen columns. The sums stay in registers, of which there are two sets (`SET` is 0 or 1): a product
+    /// takes its time, and those of another set may be stored meanwhile.
     #[inline(always)]
-    pub fn multiply(&self, columns: [&TileColumns; 2], rows: &TileRows, sums: &mut [TileSums; 2]) {
+    pub fn multiply<const SET: usize>(&self, columns: [&TileColumns; 2], rows: &TileRows) {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        amx::multiply(columns, rows, sums);
+        amx::multiply::<SET>(columns, rows);
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-        let _ = (columns, rows, sums);
+        let _ = (columns, rows);
+    }
+
+    /// The sums of the last product of a set.
+    #[inline(always)]
+    pub fn store<const SET: usize>(&self, sums: &mut [TileSums; 2]) {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        amx::store::<SET>(sums);
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        let _ = sums;
     }
 }
 
@@ -92,7 +102,7 @@ mod amx {
     }
 
     /// What the registers hold: a form (1), then two bytes each of bytes in a row, then a byte each of rows. The first two are sums,
-    /// the third rows, the last two columns.
+    /// the third rows, the next two columns, the last two the other set of sums.
     #[repr(align(64))]
     #[allow(dead_code, reason = "only the machine reads it")]
     struct Shapes([u8; 64]);
@@ -100,7 +110,8 @@ mod amx {
     const SHAPES: Shapes = {
         let mut shapes = [0; 64];
         shapes[0] = 1;
-        let registers = [(SIDE, 4 * SIDE), (SIDE, 4 * SIDE), (DEPTH / 4, 4 * SIDE), (SIDE, DEPTH), (SIDE, DEPTH)];
+        let (sums, rows, columns) = ((SIDE, 4 * SIDE), (DEPTH / 4, 4 * SIDE), (SIDE, DEPTH));
+        let registers = [sums, sums, rows, columns, columns, sums, sums];
         let mut i = 0;
         while i < registers.len() {
             shapes[16 + 2 * i] = registers[i].1 as u8;
@@ -144,33 +155,68 @@ mod amx {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn multiply(columns: [&TileColumns; 2], rows: &TileRows, sums: &mut [TileSums; 2]) {
-        let [first, second] = sums;
-        // SAFETY: the caller has [`super::Tiles`], so the registers are set up on this thread. Each is read or written whole: rows
-        // are 8 times 64 bytes, columns 16 times 32 and sums 16 times 64, which are the sizes of the types. Rust's compiler uses
-        // none of these registers, so nothing is lost in them.
-        #[allow(unsafe_code)]
-        unsafe {
+    /// Multiplies into two registers.
+    macro_rules! multiply {
+        ($first:literal, $second:literal, $columns:ident, $rows:ident) => {
             asm!(
                 "tileloadd tmm2, [{rows} + {wide}]",
-                "tilezero tmm0",
+                concat!("tilezero ", $first),
                 "tileloadd tmm3, [{a} + {narrow}]",
-                "tdpbssd tmm0, tmm3, tmm2",
-                "tilezero tmm1",
+                concat!("tdpbssd ", $first, ", tmm3, tmm2"),
+                concat!("tilezero ", $second),
                 "tileloadd tmm4, [{b} + {narrow}]",
-                "tdpbssd tmm1, tmm4, tmm2",
-                "tilestored [{first} + {wide}], tmm0",
-                "tilestored [{second} + {wide}], tmm1",
-                rows = in(reg) rows,
-                a = in(reg) columns[0],
-                b = in(reg) columns[1],
-                first = in(reg) first,
-                second = in(reg) second,
+                concat!("tdpbssd ", $second, ", tmm4, tmm2"),
+                rows = in(reg) $rows,
+                a = in(reg) $columns[0],
+                b = in(reg) $columns[1],
                 wide = in(reg) 4 * SIDE,
                 narrow = in(reg) DEPTH,
+                options(nostack, readonly, preserves_flags),
+            )
+        };
+    }
+
+    #[inline(always)]
+    pub(super) fn multiply<const SET: usize>(columns: [&TileColumns; 2], rows: &TileRows) {
+        // SAFETY: the caller has [`super::Tiles`], so the registers are set up on this thread. Each is read whole: rows are 8 times
+        // 64 bytes and columns 16 times 32, which are the sizes of the types. Rust's compiler uses none of these registers, so
+        // nothing is lost in them.
+        #[allow(unsafe_code)]
+        unsafe {
+            if SET == 0 {
+                multiply!("tmm0", "tmm1", columns, rows);
+            } else {
+                multiply!("tmm5", "tmm6", columns, rows);
+            }
+        }
+    }
+
+    /// Stores two registers.
+    macro_rules! store {
+        ($first:literal, $second:literal, $sums:ident) => {
+            asm!(
+                concat!("tilestored [{first} + {wide}], ", $first),
+                concat!("tilestored [{second} + {wide}], ", $second),
+                first = in(reg) $sums.0,
+                second = in(reg) $sums.1,
+                wide = in(reg) 4 * SIDE,
                 options(nostack, preserves_flags),
-            );
+            )
+        };
+    }
+
+    #[inline(always)]
+    pub(super) fn store<const SET: usize>(sums: &mut [TileSums; 2]) {
+        let [first, second] = sums;
+        let sums = (first, second);
+        // SAFETY: as above; sums are written whole, 16 times 64 bytes. Registers that nothing was multiplied into hold zeros.
+        #[allow(unsafe_code)]
+        unsafe {
+            if SET == 0 {
+                store!("tmm0", "tmm1", sums);
+            } else {
+                store!("tmm5", "tmm6", sums);
+            }
         }
     }
 }
@@ -184,15 +230,19 @@ mod tests {
         let byte = |i: usize| (i * 7919 % 251) as u8;
         let columns: [TileColumns; 2] = [std::array::from_fn(byte), std::array::from_fn(|i| byte(i + 1000))];
         let rows: TileRows = std::array::from_fn(|i| byte(i + 77));
-        let mut sums = [TileSums([[1; SIDE]; SIDE]); 2];
+        let (mut sums, mut others) = ([TileSums([[1; SIDE]; SIDE]); 2], [TileSums([[1; SIDE]; SIDE]); 2]);
         let done = Tiles::with(|tiles| {
-            // Whoever sets them up in between leaves them as they are.
+            // Whoever sets them up in between leaves them set up.
             assert!(Tiles::with(|_| ()).is_some());
-            tiles.multiply([&columns[0], &columns[1]], &rows, &mut sums);
+            tiles.multiply::<0>([&columns[0], &columns[1]], &rows);
+            tiles.multiply::<1>([&columns[1], &columns[0]], &rows);
+            tiles.store::<0>(&mut sums);
+            tiles.store::<1>(&mut others);
         });
         if done.is_none() {
             return;
         }
+        assert!(sums[0].0 == others[1].0 && sums[1].0 == others[0].0);
         for (columns, sums) in columns.iter().zip(&sums) {
             for (c, r) in (0..SIDE).flat_map(|c| (0..SIDE).map(move |r| (c, r))) {
                 let column = |d: usize| i32::from(columns[c * DEPTH + d] as i8);

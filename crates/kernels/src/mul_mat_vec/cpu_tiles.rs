@@ -3,7 +3,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use fearless_simd::prelude::*;
-use fearless_simd::{Avx512, f32x16, i32x16};
+use fearless_simd::{Avx512, Simd, dispatch, f32x16, i32x16};
 use kiln_system::instructions::{SIDE, TileColumns, TileSums, Tiles};
 use rayon::prelude::*;
 
@@ -46,20 +46,7 @@ impl TiledColumns {
             scales.fill(0.0);
             sums.fill(0.0);
             let ints = Ints::new(k, columns.iter().copied());
-            for c in 0..columns.len() {
-                for b in 0..blocks {
-                    let at = c * blocks + b;
-                    let tiles: &mut [u8] = cast_slice_mut(&mut codes[b * 2 * TILE..][..2 * TILE]);
-                    let (highs, lows) = tiles.split_at_mut(SIDE * BLOCK);
-                    let (highs, lows) = (&mut highs[c * BLOCK..][..BLOCK], &mut lows[c * BLOCK..][..BLOCK]);
-                    for ((x, high), low) in ints.codes[at * BLOCK..][..BLOCK].iter().zip(highs).zip(lows) {
-                        let above = (x + 64) >> 7;
-                        (*high, *low) = (above as u8, (x - (above << 7)) as u8);
-                    }
-                    scales[b * SIDE + c] = ints.scales[at];
-                    sums[b * SIDE + c] = ints.sums[2 * at] + ints.sums[2 * at + 1];
-                }
-            }
+            dispatch!(level(), simd => split(simd, &ints, codes, scales, sums));
             ints.unfit.into_iter().map(move |c| [p, c]).collect::<Vec<_>>()
         });
         let unfit = unfit.flatten_iter().collect();
@@ -106,6 +93,24 @@ impl TiledColumns {
     }
 }
 
+/// Splits rounded columns into bytes, where tiles have them.
+#[inline(always)]
+fn split<S: Simd>(_: S, ints: &Ints, codes: &mut [f32], scales: &mut [f32], sums: &mut [f32]) {
+    let blocks = ints.k / BLOCK;
+    for (at, x) in ints.codes.chunks_exact(BLOCK).enumerate() {
+        let (c, b) = (at / blocks, at % blocks);
+        let tiles: &mut [u8] = cast_slice_mut(&mut codes[b * 2 * TILE..][..2 * TILE]);
+        let (highs, lows) = tiles.split_at_mut(SIDE * BLOCK);
+        let (highs, lows) = (&mut highs[c * BLOCK..][..BLOCK], &mut lows[c * BLOCK..][..BLOCK]);
+        for ((x, high), low) in x.iter().zip(highs).zip(lows) {
+            let above = (x + 64) >> 7;
+            (*high, *low) = (above as u8, (x - (above << 7)) as u8);
+        }
+        scales[b * SIDE + c] = ints.scales[at];
+        sums[b * SIDE + c] = ints.sums[2 * at] + ints.sums[2 * at + 1];
+    }
+}
+
 /// Sixteen columns.
 #[derive(Clone, Copy)]
 struct Part<'a> {
@@ -130,23 +135,24 @@ fn meet(
         #[inline(always)]
         || {
             let mut results = [f32x16::splat(simd, 0.0); SIDE];
-            // Products of a block are made while those of the one before become floats.
             let mut sums = [[TileSums([[0; ROWS]; SIDE]); 2]; 2];
+            let [even, odd] = &mut sums;
             let blocks = rows.codes.len();
-            let [highs, lows] = &columns.codes[0];
-            tiles.multiply([highs, lows], &rows.codes[0], &mut sums[0]);
-            for b in 0..blocks {
-                if let (Some([highs, lows]), Some(codes)) = (columns.codes.get(b + 1), rows.codes.get(b + 1)) {
-                    tiles.multiply([highs, lows], codes, &mut sums[(b + 1) % 2]);
+            // Products of a block are made while those of the one before are stored and those of the one before that become floats:
+            // each takes so long that the machine would stand still otherwise.
+            multiply::<0>(tiles, rows, columns, 0);
+            for b in (0..blocks).step_by(2) {
+                multiply::<1>(tiles, rows, columns, b + 1);
+                tiles.store::<0>(even);
+                if b > 0 {
+                    add(simd, odd, rows, columns, b - 1, &mut results);
                 }
-                let [highs, lows] = &sums[b % 2];
-                let (scales, x_scales) = (f32x16::load_array_ref(simd, &rows.scales[b]), &columns.scales[b]);
-                for c in 0..SIDE {
-                    let high = i32x16::load_array_ref(simd, &highs.0[c]);
-                    let whole = (high << 7) + i32x16::load_array_ref(simd, &lows.0[c]);
-                    let whole: f32x16<Avx512> = whole.to_float();
-                    results[c] = whole.mul_add(scales * f32x16::splat(simd, x_scales[c]), results[c]);
-                }
+                multiply::<0>(tiles, rows, columns, b + 2);
+                tiles.store::<1>(odd);
+                add(simd, even, rows, columns, b, &mut results);
+            }
+            if blocks.is_multiple_of(2) {
+                add(simd, odd, rows, columns, blocks - 1, &mut results);
             }
             for (offsets, sums) in rows.offsets.iter().zip(columns.sums) {
                 let offsets = f32x16::load_array_ref(simd, offsets);
@@ -159,4 +165,31 @@ fn meet(
             }
         },
     );
+}
+
+/// Multiplies the tiles of a block, if there is such a block.
+#[inline(always)]
+fn multiply<const SET: usize>(tiles: &Tiles, rows: &Spread, columns: Part<'_>, block: usize) {
+    if let (Some([highs, lows]), Some(codes)) = (columns.codes.get(block), rows.codes.get(block)) {
+        tiles.multiply::<SET>([highs, lows], codes);
+    }
+}
+
+/// Adds the sums of a block to the results, times scales of rows and columns.
+#[inline(always)]
+fn add(
+    simd: Avx512,
+    [highs, lows]: &[TileSums; 2],
+    rows: &Spread,
+    columns: Part<'_>,
+    block: usize,
+    results: &mut [f32x16<Avx512>; SIDE],
+) {
+    let (scales, x_scales) = (f32x16::load_array_ref(simd, &rows.scales[block]), &columns.scales[block]);
+    for c in 0..SIDE {
+        let high = i32x16::load_array_ref(simd, &highs.0[c]);
+        let whole = (high << 7) + i32x16::load_array_ref(simd, &lows.0[c]);
+        let whole: f32x16<Avx512> = whole.to_float();
+        results[c] = whole.mul_add(scales * f32x16::splat(simd, x_scales[c]), results[c]);
+    }
 }

@@ -120,6 +120,15 @@ impl Woven {
     }
 }
 
+impl Woven {
+    /// One row as it lies in a file.
+    pub(crate) fn row(&self, i: usize) -> Vec<u8> {
+        let mut row = vec![0; self.k / BLOCK * self.ty.block_bytes()];
+        self.rows(i / ROWS * ROWS).unweave(i % ROWS, &mut row);
+        row
+    }
+}
+
 impl<'a> WovenRows<'a> {
     fn weave(&self) -> Weave {
         Weave::of(self.woven.ty).expect("it was woven")
@@ -138,24 +147,27 @@ impl<'a> WovenRows<'a> {
 
     /// So many rows as they lie in a file.
     pub(super) fn unwoven(&self, rows: usize) -> Vec<u8> {
-        let (weave, ty) = (self.weave(), self.woven.ty);
-        let (blocks, block_bytes) = (self.blocks(), ty.block_bytes());
-        let mut bytes = vec![0; rows * blocks * block_bytes];
-        for (r, row) in bytes.chunks_exact_mut(blocks * block_bytes).enumerate() {
-            let (lines, r) = (self.sixteen(r / ROWS), r % ROWS);
-            for (b, block) in row.chunks_exact_mut(block_bytes).enumerate() {
-                let (heads, codes) = block.split_at_mut(2 * weave.heads);
-                for (h, head) in heads.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                    let (line, half) = weave.head(blocks, b, h);
-                    head.copy_from_slice(&lines[line].0[32 * half + 2 * r..][..2]);
-                }
-                for (four, line) in codes.as_chunks_mut::<4>().0.iter_mut().zip(&lines[b * weave.lines..]) {
-                    let woven = line.0[4 * r..].first_chunk().expect("four bytes of each row");
-                    *four = (u32::from_le_bytes(*woven) ^ weave.flip).to_le_bytes();
-                }
+        let row_bytes = self.blocks() * self.woven.ty.block_bytes();
+        let mut bytes = vec![0; rows * row_bytes];
+        bytes.chunks_exact_mut(row_bytes).enumerate().for_each(|(r, row)| self.unweave(r, row));
+        bytes
+    }
+
+    /// Row number `r` of these as it lies in a file.
+    fn unweave(&self, r: usize, row: &mut [u8]) {
+        let (weave, blocks) = (self.weave(), self.blocks());
+        let (lines, r) = (self.sixteen(r / ROWS), r % ROWS);
+        for (b, block) in row.chunks_exact_mut(self.woven.ty.block_bytes()).enumerate() {
+            let (heads, codes) = block.split_at_mut(2 * weave.heads);
+            for (h, head) in heads.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let (line, half) = weave.head(blocks, b, h);
+                head.copy_from_slice(&lines[line].0[32 * half + 2 * r..][..2]);
+            }
+            for (four, line) in codes.as_chunks_mut::<4>().0.iter_mut().zip(&lines[b * weave.lines..]) {
+                let woven = line.0[4 * r..].first_chunk().expect("four bytes of each row");
+                *four = (u32::from_le_bytes(*woven) ^ weave.flip).to_le_bytes();
             }
         }
-        bytes
     }
 
     /// Rows times all columns: the results of a row lie side by side.
@@ -447,6 +459,7 @@ mod tests {
             let Some(woven) = Woven::new(ty, 96, &bytes) else { return };
             let row = ty.row_bytes(96).unwrap();
             assert_eq!(woven.rows(16).unwoven(20), bytes[16 * row..][..20 * row], "{ty}");
+            assert_eq!(woven.row(39), bytes[39 * row..][..row], "{ty}");
             assert!(Woven::new(ty, 96, &bytes[row..]).is_none());
         }
     }
