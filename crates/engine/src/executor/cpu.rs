@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use kiln_gguf::{Gguf, TensorType, quant};
+use kiln_gguf::{Gguf, Shared, TensorType, quant};
 use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place, Spare};
@@ -139,6 +139,7 @@ impl Executor for CpuExecutor {
         has_room("the model with its caches", total)?;
         let mut done = 0;
         self.memory = HostMemory::default();
+        let mut woven = Vec::new();
         for (i, slot) in fixed.slots.iter().enumerate() {
             let (mut bytes, mut file) = (Vec::new(), None);
             match &slot.kind {
@@ -160,10 +161,13 @@ impl Executor for CpuExecutor {
                 let weave = |executor: &mut CpuExecutor| executor.memory.weave(Slot(i as u32), slot.ty, slot.shape[0]);
                 if self.pooled(weave) {
                     file.forget();
+                    woven.push(file);
                 }
             }
             progress(done, total);
         }
+        // Whoever reads the first page of a tensor gets some pages before it, too, which were given back already.
+        woven.iter().for_each(Shared::forget);
         self.n_fixed = fixed.slots.len();
         Ok(())
     }

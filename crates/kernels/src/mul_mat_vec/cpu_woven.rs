@@ -313,6 +313,7 @@ fn put(sums: &[f32; ROWS], out: &mut [f32], n: usize, c: usize) {
 
 /// Sixteen rows times `N` columns. A result's bits do not depend on the columns beside it.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "codes and bytes of columns go together")]
 fn meet<F: Format, const N: usize>(
     simd: Avx512,
     lines: &[Line],
