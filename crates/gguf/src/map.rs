@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::ops::Range;
 use std::os::fd::IntoRawFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::error::{Error, Result};
 
@@ -38,6 +39,17 @@ impl Source {
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file) }.map_err(fail("map"))?;
         Ok(Source::Map(map))
+    }
+
+    /// Gives the memory of a part of the file back, until it is read again.
+    pub(crate) fn forget(&self, range: Range<usize>) {
+        if let Source::Map(map) = self {
+            // SAFETY: the map is of a file and nobody writes to it, so its bytes are the same when they are read again.
+            #[allow(unsafe_code)]
+            let forgotten = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
+            // A system that keeps them has them in memory, as before.
+            let _ = forgotten;
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

@@ -30,6 +30,13 @@ pub struct Shared {
     range: Range<usize>,
 }
 
+impl Shared {
+    /// Lets the system take the memory of these bytes for something else; whoever reads them again waits for the file.
+    pub fn forget(&self) {
+        self.part.source.forget(self.range.clone());
+    }
+}
+
 impl Deref for Shared {
     type Target = [u8];
 

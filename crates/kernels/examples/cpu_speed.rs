@@ -85,6 +85,7 @@ fn add(memory: &mut HostMemory, ty: TensorType, [k, m]: [usize; 2]) -> Tensor {
     quant::quantise(ty, &values, k, None, &mut some).expect("a type with a quantiser");
     let bytes = some.iter().copied().cycle().take(tensor.rows() * tensor.row_bytes()).collect();
     memory.slots.push(bytes);
+    memory.weave(tensor.slot, ty, k);
     tensor
 }
 

@@ -48,6 +48,10 @@ impl HostMemory {
             let row = self.read(&crate::elementwise::row(*t, i));
             return out.iter_mut().zip(row).for_each(|(out, x)| *out = x as f32);
         }
+        // What was woven is not read where it came from: the system would have both in memory.
+        if let Some(woven) = self.woven(t) {
+            return read_dense(t.ty, &woven.row(t.row_offset(i) / t.row_bytes()), out);
+        }
         read_dense(t.ty, &self.bytes(t.slot)[t.row_offset(i)..][..t.row_bytes()], out);
     }
 

@@ -1,8 +1,11 @@
 //! Slots in host memory: what the references compute on, and where cases keep their data.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use kiln_gguf::{Shared, TensorType, quant};
 
+use crate::mul_mat_vec::cpu_woven::Woven;
 use crate::operation::rows_apart;
 use crate::tensor::{Slot, Tensor};
 
@@ -17,7 +20,13 @@ pub struct HostMemory {
     pub files: Vec<Option<Shared>>,
     /// Vectors that operations compute in, kept for the next one.
     pub spare: Spare,
+    /// The matrices of slots whose rows were woven together.
+    pub woven: WovenSlots,
 }
+
+/// Matrices whose rows were woven together, by slot number ([`HostMemory::weave`]).
+#[derive(Clone, Debug, Default)]
+pub struct WovenSlots(Vec<Option<Arc<Woven>>>);
 
 /// Vectors that were used and may be used again: pages of new ones are made and cleared by the system one by one, which takes
 /// a tenth of a prompt's time.
@@ -57,6 +66,27 @@ pub struct Place {
 }
 
 impl HostMemory {
+    /// Weaves rows of a slot together, of `k` elements each, if products of its type are faster so on this machine: says whether it
+    /// did. Products and rows that are read as floats come from there then; other operations read
+    /// the slot's bytes, which stay as they are.
+    pub fn weave(&mut self, slot: Slot, ty: TensorType, k: usize) -> bool {
+        let woven = Woven::new(ty, k, self.bytes(slot));
+        let (at, WovenSlots(slots)) = (slot.0 as usize, &mut self.woven);
+        slots.resize(slots.len().max(at + 1), None);
+        let done = woven.is_some();
+        slots[at] = woven.map(Arc::new);
+        done
+    }
+
+    /// The woven rows of a tensor's slot, if all of its matrices are whole parts of that.
+    pub(crate) fn woven(&self, tensor: &Tensor) -> Option<&Woven> {
+        let woven = self.woven.0.get(tensor.slot.0 as usize)?.as_deref()?;
+        let (row, part) = (tensor.row_bytes(), 16 * tensor.row_bytes());
+        let outer = |d: usize| tensor.shape[d] == 1 || tensor.stride[d].is_multiple_of(part);
+        let whole = tensor.stride[1] == row && tensor.shape[1].is_multiple_of(16) && tensor.offset.is_multiple_of(part);
+        (woven.is_of(tensor.ty, tensor.shape[0]) && whole && outer(2) && outer(3)).then_some(woven)
+    }
+
     /// The bytes of a slot.
     pub fn bytes(&self, slot: Slot) -> &[u8] {
         if let Some(Some(file)) = self.files.get(slot.0 as usize) {

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use kiln_gguf::{Gguf, TensorType, quant};
+use kiln_gguf::{Gguf, Shared, TensorType, quant};
 use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Place, Spare};
@@ -138,13 +138,13 @@ impl Executor for CpuExecutor {
         let total = fixed.here().map(|s| s.bytes as u64).sum();
         has_room("the model with its caches", total)?;
         let mut done = 0;
-        self.memory.slots.clear();
-        self.memory.files.clear();
-        for slot in &fixed.slots {
+        self.memory = HostMemory::default();
+        let mut woven = Vec::new();
+        for (i, slot) in fixed.slots.iter().enumerate() {
             let (mut bytes, mut file) = (Vec::new(), None);
             match &slot.kind {
                 SlotKind::Weight => {
-                    // Weights are used as they lie in the file, without a copy.
+                    // Weights are used as they lie in the file, without a copy, where no other order makes products faster.
                     let info = gguf.tensor(&slot.name)?;
                     weights::data(gguf, info)?;
                     file = Some(gguf.shared(info));
@@ -154,10 +154,20 @@ impl Executor for CpuExecutor {
                 _ => bytes = vec![0; slot.bytes],
             }
             done += if slot.kind == SlotKind::Elsewhere { 0 } else { slot.bytes as u64 };
+            let forgettable = file.clone();
             self.memory.slots.push(bytes);
             self.memory.files.push(file);
+            if let (Some(file), Arithmetic::Fast) = (forgettable, self.arithmetic) {
+                let weave = |executor: &mut CpuExecutor| executor.memory.weave(Slot(i as u32), slot.ty, slot.shape[0]);
+                if self.pooled(weave) {
+                    file.forget();
+                    woven.push(file);
+                }
+            }
             progress(done, total);
         }
+        // Whoever reads the first page of a tensor gets some pages before it, too, which were given back already.
+        woven.iter().for_each(Shared::forget);
         self.n_fixed = fixed.slots.len();
         Ok(())
     }

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::cpu_codes::{Coder, coder};
 use super::cpu_ints::{Few, Panels, width};
 use super::cpu_rows::{Rows, decode, is_float_for_few};
+use super::cpu_woven::{TiledColumns, WovenRows, has_tiles};
 use super::{Call, Sibling};
 use crate::glu;
 use crate::host::{HostMemory, Spare};
@@ -28,6 +29,8 @@ const FEW: usize = 8;
 const DEPTH: usize = 256;
 /// Rows that are made floats at once: four tiles of the widest machine.
 const BLOCK_ROWS: usize = 48;
+/// Rows that may be woven together: tasks have whole ones.
+const WOVEN: usize = 16;
 /// Products a task computes at least about.
 const TASK_PRODUCTS: usize = 1 << 15;
 
@@ -57,8 +60,8 @@ enum Rounded {
     No,
     /// The experts of a token have the same column, which is rounded once.
     Few(Arc<Few>),
-    /// Some of the call's panels.
-    Many(Range<usize>),
+    /// Some of the call's panels, and the first sixteen columns among those for tiles.
+    Many { panels: Range<usize>, tiles: usize },
 }
 
 impl<'a> Group<'a> {
@@ -86,10 +89,18 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The groups of a call, and the panels of all of them.
+/// The groups of a call, and the columns of those that have many.
 struct Grouped<'a> {
     groups: Vec<Group<'a>>,
+    many: Many,
+}
+
+/// Many rounded columns, as far as there are matrices that want them so.
+#[derive(Default)]
+struct Many {
     panels: Option<Panels>,
+    /// For rows that are woven together.
+    tiles: Option<TiledColumns>,
 }
 
 /// What makes codes of a type's blocks for many columns or for a few; `None` where rows become floats.
@@ -149,7 +160,7 @@ fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>>
     // Where results of experts are summed, each has a place among the results that are not.
     let apart = call.apart();
     let columns = normed(call, memory);
-    let Grouped { groups, panels } = groups(apart.as_ref().unwrap_or(call), &columns, memory, spare);
+    let Grouped { groups, many } = groups(apart.as_ref().unwrap_or(call), &columns, memory, spare);
     let matrices = call.matrices();
     // All products of the call are one list of tasks, so that threads meet once.
     let mut jobs: Vec<(&Tensor, &Group<'_>)> = Vec::new();
@@ -159,7 +170,7 @@ fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>>
     if let Some(gate) = &call.gate {
         jobs.extend(groups.iter().map(|group| (&gate.up, group)));
     }
-    let (values, places) = products(&jobs, panels.as_ref(), memory, spare);
+    let (values, places) = products(&jobs, &many, memory, spare);
     let all: Vec<Results<'_>> = places.into_iter().map(|place| place.among(&values)).collect();
     let (firsts, ups) = all.split_at(groups.len() * matrices.len());
     let mut finished = Vec::new();
@@ -169,8 +180,11 @@ fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>>
         finished.push(result);
     }
     spare.give(values);
-    if let Some(panels) = panels {
+    if let Some(panels) = many.panels {
         panels.end(spare);
+    }
+    if let Some(tiles) = many.tiles {
+        tiles.end(spare);
     }
     finished
 }
@@ -219,8 +233,9 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
             .collect()
         }
     };
-    let gate = call.gate.iter().map(|gate| gate.up.ty);
-    let types: Vec<TensorType> = call.matrices().iter().map(|matrix| matrix.a.ty).chain(gate).collect();
+    let gate = call.gate.iter().map(|gate| gate.up);
+    let matrices: Vec<Tensor> = call.matrices().iter().map(|matrix| matrix.a).chain(gate).collect();
+    let types: Vec<TensorType> = matrices.iter().map(|a| a.ty).collect();
     // Tiles add up in another order than columns that are multiplied one by one.
     groups.iter_mut().for_each(|group| group.many = group.to.len() > FEW && !call.alike);
     if columns.len() == k && groups.len() > 1 && types.iter().any(|ty| coder_of(*ty, false).is_some()) {
@@ -234,22 +249,30 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
     } else {
         groups.par_iter_mut().for_each(|group| group.prepare(&types, k));
     }
-    let panels = panels(&mut groups, &types, k, spare);
-    Grouped { groups, panels }
+    let many = many(&mut groups, &matrices, memory, spare);
+    Grouped { groups, many }
 }
 
-/// The panels of all groups of many columns, where a type wants them.
-fn panels(groups: &mut [Group<'_>], types: &[TensorType], k: usize, spare: &mut Spare) -> Option<Panels> {
-    if !types.iter().any(|ty| coder_of(*ty, true).is_some()) {
-        return None;
-    }
-    let mut columns = Vec::new();
+/// The columns of all groups that have many, in every form that a matrix wants.
+fn many(groups: &mut [Group<'_>], matrices: &[Tensor], memory: &HostMemory, spare: &mut Spare) -> Many {
+    let k = matrices[0].shape[0];
+    let coded = matrices.iter().filter(|a| coder_of(a.ty, true).is_some());
+    let (tiled, others): (Vec<&Tensor>, _) = coded.partition(|a| has_tiles() && memory.woven(a).is_some());
+    let (mut panels, mut tiles) = (Vec::new(), Vec::<&[&[f32]]>::new());
     for group in groups.iter_mut().filter(|group| group.many) {
-        let first = columns.len();
-        columns.extend(group.columns.chunks(width()).map(<[&[f32]]>::to_vec));
-        group.rounded = Rounded::Many(first..columns.len());
+        let first = panels.len();
+        panels.extend(group.columns.chunks(width()).map(<[&[f32]]>::to_vec));
+        group.rounded = Rounded::Many { panels: first..panels.len(), tiles: tiles.len() };
+        tiles.extend(group.columns.chunks(16));
     }
-    (!columns.is_empty()).then(|| Panels::new(k, &columns, spare))
+    let mut many = Many::default();
+    if !panels.is_empty() && !others.is_empty() {
+        many.panels = Some(Panels::new(k, &panels, spare));
+    }
+    if !tiles.is_empty() && !tiled.is_empty() {
+        many.tiles = Some(TiledColumns::new(k, &tiles, spare));
+    }
+    many
 }
 
 /// Columns of a panel: two vectors.
@@ -274,7 +297,7 @@ fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
 /// The products of every job, and where each has its own.
 fn products(
     jobs: &[(&Tensor, &Group<'_>)],
-    panels: Option<&Panels>,
+    many: &Many,
     memory: &HostMemory,
     spare: &mut Spare,
 ) -> (Vec<f32>, Vec<Place>) {
@@ -285,7 +308,7 @@ fn products(
     let mut end = 0;
     let mut place = |(a, group): &(&Tensor, &Group<'_>)| {
         let (k, n) = (a.shape[0], group.to.len());
-        let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(2) };
+        let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(WOVEN) };
         let first = end;
         end += a.shape[1] * n;
         Place { values: first..end, rows, n }
@@ -303,9 +326,11 @@ fn products(
     }
     let run = |(a, group, first, out): (&Tensor, &Group<'_>, usize, &mut [f32])| {
         let [a2, a3] = group.batch;
-        let bytes = &memory.bytes(a.slot)[a.row_offset([first, a2, a3])..];
+        let offset = a.row_offset([first, a2, a3]);
+        let bytes = &memory.bytes(a.slot)[offset..];
         let rows = Rows { ty: a.ty, bytes, stride: a.stride[1], row_bytes: a.row_bytes() };
-        block(rows, a.shape[0], group, panels, out);
+        let woven = memory.woven(a).map(|woven| woven.rows(offset / rows.row_bytes));
+        block(Matrix { rows, woven, k: a.shape[0] }, group, many, out);
     };
     if threads == 1 || tasks.len() == 1 {
         tasks.into_iter().for_each(run);
@@ -316,36 +341,51 @@ fn products(
     (values, places)
 }
 
-/// Rows of `k` elements times the columns of a group, as a block of results.
-fn block(rows: Rows<'_>, k: usize, group: &Group<'_>, panels: Option<&Panels>, out: &mut [f32]) {
+/// Rows of `k` elements.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    rows: Rows<'a>,
+    /// The same woven together, where they are: a multiple of sixteen then.
+    woven: Option<WovenRows<'a>>,
+    k: usize,
+}
+
+/// Rows times the columns of a group, as a block of results.
+fn block(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) {
     let n = group.to.len();
     if n == 1 {
-        return multiply_rows(rows, k, group, panels, out, 1);
+        return multiply_rows(a, group, many, out, 1);
+    }
+    let count = out.len() / n;
+    if let (Some(woven), Rounded::Many { tiles: first, .. }, Some(tiles)) = (a.woven, &group.rounded, &many.tiles) {
+        tiles.dots(*first, n, woven, out);
+        for c in tiles.unfit(*first, n) {
+            a.rows.dots(a.k, group.columns[c], &mut out[c * count..][..count]);
+        }
+        return;
     }
     let width = dispatch!(level(), simd => panel(simd));
     let stride = if group.many { n.next_multiple_of(width) } else { n };
-    let count = out.len() / n;
     let mut results = vec![0.0; count * stride];
-    multiply_rows(rows, k, group, panels, &mut results, stride);
+    multiply_rows(a, group, many, &mut results, stride);
     let rows: Vec<&[f32]> = results.chunks_exact(stride).map(|row| &row[..n]).collect();
     dispatch!(level(), simd => transpose(simd, &rows, count, out));
 }
 
-/// Rows of `k` elements times the columns of a group: the results of a row lie side by side, `stride` from row to row.
-fn multiply_rows(
-    rows: Rows<'_>,
-    k: usize,
-    group: &Group<'_>,
-    panels: Option<&Panels>,
-    out: &mut [f32],
-    stride: usize,
-) {
-    let unfit: Vec<usize> = match (coder_of(rows.ty, group.many), &group.rounded, panels) {
+/// Rows times the columns of a group: the results of a row lie side by side, `stride` from row to row.
+fn multiply_rows(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32], stride: usize) {
+    let Matrix { rows, woven, k } = a;
+    let unfit: Vec<usize> = match (coder_of(rows.ty, group.many), &group.rounded, &many.panels) {
         (Some(coder), Rounded::Few(few), _) => {
-            few.dots(coder, rows, out);
+            if !few.woven_dots(woven, out) {
+                few.dots(coder, rows, out);
+            }
             few.unfit().to_vec()
         }
-        (Some(coder), Rounded::Many(own), Some(panels)) => {
+        (Some(coder), Rounded::Many { panels: own, .. }, Some(panels)) => {
+            // What lies in the file is not read again, so that the system need not keep it in memory.
+            let unwoven = woven.map(|woven| woven.unwoven(out.len() / stride));
+            let rows = Rows { bytes: unwoven.as_deref().unwrap_or(rows.bytes), ..rows };
             panels.tiles(own.clone(), group.to.len(), coder, rows, out, stride);
             panels.unfit(own.clone()).collect()
         }

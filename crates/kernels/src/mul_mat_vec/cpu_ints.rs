@@ -17,6 +17,7 @@ use super::cpu_neon;
 use super::cpu_rows::Rows;
 #[cfg(target_arch = "x86_64")]
 use super::cpu_runs::RunColumns;
+use super::cpu_woven::WovenRows;
 use crate::host::Spare;
 use crate::simd::{Layout, level, load, multiply, transpose};
 
@@ -80,6 +81,17 @@ impl Few {
             #[cfg(arm_dotprod)]
             Few::Bytes(bytes) => bytes.unfit(),
         }
+    }
+
+    /// The same with rows that are woven together, if columns have the form for that.
+    pub(super) fn woven_dots(&self, rows: Option<WovenRows<'_>>, out: &mut [f32]) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if let (Few::Runs(runs), Some(rows)) = (self, rows) {
+            runs.woven_dots(rows, out);
+            return true;
+        }
+        let _ = (rows, out);
+        false
     }
 
     /// Rows times all columns: the results of a row lie side by side.

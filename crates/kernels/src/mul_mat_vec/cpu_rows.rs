@@ -8,8 +8,12 @@ use std::array::from_fn;
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch, f32x16, i8x16, i32x16, u8x16, u8x32, u8x64, u16x16, u32x16};
 use kiln_gguf::{TensorType, quant};
+use kiln_system::instructions::fetch;
 
 use crate::simd::{finite_half, level, load, native_halves};
+
+/// Bytes ahead of which memory is fetched: the machine's own guesses end with every page.
+const AHEAD: usize = 2048;
 
 /// Rows that lie `stride` bytes apart.
 #[derive(Clone, Copy)]
@@ -152,7 +156,9 @@ fn row_dots<S: Simd, F: Format, const R: usize, const N: usize>(
     for i in 0..whole {
         let x: [&[f32]; N] = from_fn(|c| &columns[c][i * F::LEN..][..F::LEN]);
         for (row, sums) in rows.iter().zip(&mut sums) {
-            add_block::<S, F, N>(simd, &row[i * F::BYTES..][..F::BYTES], x, sums);
+            let block = &row[i * F::BYTES..][..F::BYTES];
+            (0..F::BYTES).step_by(64).for_each(|at| fetch(block, at + AHEAD));
+            add_block::<S, F, N>(simd, block, x, sums);
         }
     }
     if whole * F::BYTES < rows[0].len() {

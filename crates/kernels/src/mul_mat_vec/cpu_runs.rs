@@ -18,6 +18,7 @@ use super::cpu_runs_blocks::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::cpu_runs_grids::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Nvfp4};
 use super::cpu_runs_k::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq2};
 use super::cpu_wide::{by_128, dot, pick, sum, to_floats, zeros};
+use super::cpu_woven::WovenRows;
 
 /// Elements of a run.
 pub(super) const RUN: usize = 256;
@@ -106,20 +107,46 @@ fn dots_of(ty: TensorType) -> Option<Dots> {
 /// A run of a column. What a column does not have of its last run is zeros.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct ColumnRun {
+pub(super) struct ColumnRun {
     highs: [[u8; 64]; 4],
     lows: [[u8; 64]; 4],
     /// The same in turn: eight bytes of every thirty-two, then the next eight of each.
     highs_in_turn: [[u8; 64]; 4],
     lows_in_turn: [[u8; 64]; 4],
     /// For each sixteen elements: their scale, the sum of their rounded values times the scale, and the sum of their values.
-    scales: [f32; 16],
+    pub(super) scales: [f32; 16],
     wholes: [f32; 16],
     sums: [f32; 16],
+    /// The last two for each block.
+    pub(super) wholes_of_blocks: [f32; 8],
+    pub(super) sums_of_blocks: [f32; 8],
 }
 
-const EMPTY: ColumnRun =
-    ColumnRun { highs: [[0; 64]; 4], lows: [[0; 64]; 4], highs_in_turn: [[0; 64]; 4], lows_in_turn: [[0; 64]; 4], scales: [0.0; 16], wholes: [0.0; 16], sums: [0.0; 16] };
+impl ColumnRun {
+    /// The high bytes of a block.
+    #[inline(always)]
+    pub(super) fn block_of_highs(&self, block: usize) -> &[u8; BLOCK] {
+        &bytemuck::cast_ref::<[[u8; 64]; 4], [[u8; BLOCK]; 8]>(&self.highs)[block]
+    }
+
+    /// The low bytes of a block.
+    #[inline(always)]
+    pub(super) fn block_of_lows(&self, block: usize) -> &[u8; BLOCK] {
+        &bytemuck::cast_ref::<[[u8; 64]; 4], [[u8; BLOCK]; 8]>(&self.lows)[block]
+    }
+}
+
+const EMPTY: ColumnRun = ColumnRun {
+    highs: [[0; 64]; 4],
+    lows: [[0; 64]; 4],
+    highs_in_turn: [[0; 64]; 4],
+    lows_in_turn: [[0; 64]; 4],
+    scales: [0.0; 16],
+    wholes: [0.0; 16],
+    sums: [0.0; 16],
+    wholes_of_blocks: [0.0; 8],
+    sums_of_blocks: [0.0; 8],
+};
 
 /// Rounded columns, one after the other.
 pub(super) struct RunColumns {
@@ -165,13 +192,18 @@ impl RunColumns {
         dots(self.simd, rows, self, out);
     }
 
+    /// The same with rows that are woven together.
+    pub(super) fn woven_dots(&self, rows: WovenRows<'_>, out: &mut [f32]) {
+        rows.dots(self.simd, self, out);
+    }
+
     /// How many columns there are.
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.runs.len() / self.k.div_ceil(RUN)
     }
 
     /// The runs of column `c`.
-    fn column(&self, c: usize) -> &[ColumnRun] {
+    pub(super) fn column(&self, c: usize) -> &[ColumnRun] {
         let runs = self.k.div_ceil(RUN);
         &self.runs[c * runs..][..runs]
     }
@@ -206,6 +238,8 @@ fn round(simd: Avx512, x: &[f32], run: &mut ColumnRun, block: usize) -> bool {
         // Sums of what is no number are none.
         fit &= run.sums[at].is_finite();
     }
+    run.wholes_of_blocks[block] = run.wholes[2 * block] + run.wholes[2 * block + 1];
+    run.sums_of_blocks[block] = run.sums[2 * block] + run.sums[2 * block + 1];
     fit
 }
 

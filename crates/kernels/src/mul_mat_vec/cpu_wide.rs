@@ -95,6 +95,16 @@ instructions! {
         _mm512_cvtph_ps(_mm512_castsi512_si256(words)).simd_into(simd)
     }
 
+    /// Sixteen half floats.
+    fn halves_of(simd, words: u8x32<Avx512>) -> f32x16<Avx512> {
+        _mm512_cvtph_ps(words.into()).simd_into(simd)
+    }
+
+    /// Four bytes in the place of every four.
+    fn four_everywhere(simd, bytes: i32) -> __m512i {
+        _mm512_set1_epi32(bytes)
+    }
+
     /// One half float everywhere.
     fn half(simd, bits: u16) -> f32x16<Avx512> {
         _mm512_cvtph_ps(_mm256_set1_epi16(bits.cast_signed())).simd_into(simd)

@@ -23,7 +23,11 @@ mod cpu_runs_grids;
 #[cfg(target_arch = "x86_64")]
 mod cpu_runs_k;
 #[cfg(target_arch = "x86_64")]
+mod cpu_tiles;
+#[cfg(target_arch = "x86_64")]
 mod cpu_wide;
+#[cfg_attr(not(target_arch = "x86_64"), path = "cpu_unwoven.rs")]
+pub(crate) mod cpu_woven;
 mod fuse;
 mod pick;
 mod reference;

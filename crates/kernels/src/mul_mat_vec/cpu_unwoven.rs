@@ -1,0 +1,62 @@
+//! What stands in for `cpu_woven.rs` and `cpu_tiles.rs` on machines where no rows are woven: types that nothing is of.
+
+use kiln_gguf::TensorType;
+
+use crate::host::Spare;
+
+/// See `cpu_woven.rs`.
+#[derive(Debug)]
+pub(crate) enum Woven {}
+
+/// See `cpu_woven.rs`.
+#[derive(Clone, Copy)]
+pub(crate) struct WovenRows<'a>(&'a Woven);
+
+impl Woven {
+    pub(crate) fn new(_: TensorType, _: usize, _: &[u8]) -> Option<Woven> {
+        None
+    }
+
+    pub(crate) fn rows(&self, _: usize) -> WovenRows<'_> {
+        WovenRows(self)
+    }
+
+    pub(crate) fn row(&self, _: usize) -> Vec<u8> {
+        match *self {}
+    }
+
+    pub(crate) fn is_of(&self, _: TensorType, _: usize) -> bool {
+        match *self {}
+    }
+}
+
+impl WovenRows<'_> {
+    pub(super) fn unwoven(&self, _: usize) -> Vec<u8> {
+        match *self.0 {}
+    }
+}
+
+/// See `cpu_tiles.rs`.
+pub(super) enum TiledColumns {}
+
+pub(super) fn has_tiles() -> bool {
+    false
+}
+
+impl TiledColumns {
+    pub(super) fn new(_: usize, _: &[&[&[f32]]], _: &mut Spare) -> TiledColumns {
+        unreachable!("columns are tiled where rows are woven")
+    }
+
+    pub(super) fn end(self, _: &mut Spare) {
+        match self {}
+    }
+
+    pub(super) fn unfit(&self, _: usize, _: usize) -> std::iter::Empty<usize> {
+        match *self {}
+    }
+
+    pub(super) fn dots(&self, _: usize, _: usize, _: WovenRows<'_>, _: &mut [f32]) {
+        match *self {}
+    }
+}
