@@ -208,7 +208,7 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         // Many columns, and texts that go on beside two prompts.
         let (device, target) = &devices()[1];
         text += &described(&graph, device, target, graph.expanding(BatchShape::new(300, 1), target));
-        let mixed = BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false };
+        let mixed = BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false, shares: false };
         text += &described(&graph, device, target, mixed);
         if preset.name == "tiny-llama-256" {
             text += &described(&graph, "rounded by who makes it", &rounding(), BatchShape::new(1, 1));

@@ -172,6 +172,33 @@ fn a_common_beginning_is_computed_once_and_a_fork_goes_its_own_way() {
 }
 
 #[test]
+fn texts_with_beginnings_in_common_go_on_as_each_does_alone() {
+    let model = model("tiny-llama");
+    // Two beginnings in turn, so that those who share one are no neighbours.
+    let texts: Vec<Vec<u32>> = (0..9).map(|i| [text(140, i % 2), text(3 + i, 20 + i)].concat()).collect();
+    for executor in [|| Some(cpu()), || gpu().map(|(gpu, _)| gpu)] {
+        let Some(one) = executor() else { continue };
+        let mut engine = engine(&model, one, 40, 9);
+        let mut going = Vec::new();
+        for (tokens, next) in texts.iter().zip(50..) {
+            let id = engine.open(5).unwrap();
+            let known = engine.reuse(id, tokens).unwrap();
+            assert_eq!(known, if going.len() < 2 { 0 } else { 2 * PAGE });
+            last(&mut engine, id, &tokens[known..]);
+            going.push((id, next));
+        }
+        let together = engine.go_on(&going, 8, Row::default()).unwrap();
+        for (i, (tokens, (_, next))) in texts.iter().zip(&going).enumerate() {
+            let mut alone = self::engine(&model, executor().unwrap(), 4, 1);
+            let id = alone.open(0).unwrap();
+            last(&mut alone, id, tokens);
+            let want = alone.go_on(&[(id, *next)], 8, Row::default()).unwrap().remove(0);
+            assert_eq!(together[i], want, "text {i} on {}", engine.describe());
+        }
+    }
+}
+
+#[test]
 fn sequences_come_back_from_host_memory_as_they_went() {
     let model = model("tiny-llama");
     let a = text(100, 3);

@@ -13,6 +13,9 @@ use crate::{Address, Device, Error};
 /// Pieces start at multiples of this: enough for every vector load and for a cache line.
 const ALIGN: u64 = 256;
 
+/// Bytes that are worth a thread that writes them.
+const WRITE_BYTES: usize = 4 << 20;
+
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
@@ -209,6 +212,26 @@ impl Buffer {
         // SAFETY: `to` is valid for the length; `data` is Rust memory and cannot overlap a mapping; no other thread copies
         // to or from this piece meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+    }
+
+    /// The same by several threads, for bytes of which there are many: one thread fills a fraction of what a bus takes. They are threads of
+    /// their own, because one of a pool might take up other work that waits for this piece.
+    pub fn write_many(&self, offset: u64, data: &[u8]) {
+        let threads = (data.len() / WRITE_BYTES).min(std::thread::available_parallelism().map_or(1, usize::from));
+        if threads < 2 {
+            return self.write(offset, data);
+        }
+        let to = self.host(offset, data.len());
+        let _alone = self.0.host.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: `to` is valid for the length, and bytes of any kind may lie there; no other thread copies to or from this piece
+        // meanwhile, and the device does not use it.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, data.len()) };
+        let each = data.len().div_ceil(threads);
+        std::thread::scope(|scope| {
+            for (to, from) in to.chunks_mut(each).zip(data.chunks(each)) {
+                scope.spawn(|| to.copy_from_slice(from));
+            }
+        });
     }
 
     /// Copies bytes out. The device must have finished writing this range.

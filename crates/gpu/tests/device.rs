@@ -143,6 +143,18 @@ fn uploads_larger_than_the_staging_ring_arrive_whole() {
 }
 
 #[test]
+fn what_several_threads_write_to_host_memory_arrives_whole() {
+    let Some(machine) = Machine::find() else { return };
+    let device = machine.open(Cache::at(None));
+    let data: Vec<u8> = (0..(21u32 << 20) + 5).map(|i| (i ^ (i >> 9)) as u8).collect();
+    let buffer = device.allocate(MemoryKind::Upload, data.len() as u64 + 7).unwrap();
+    buffer.write_many(7, &data);
+    let mut back = vec![0; data.len()];
+    buffer.read(7, &mut back);
+    assert!(back == data);
+}
+
+#[test]
 fn memory_given_back_is_used_again_and_too_much_is_an_error_with_numbers() {
     let Some(machine) = Machine::find() else { return };
     let device = machine.open(Cache::at(None));

@@ -332,13 +332,15 @@ pub struct BatchShape {
     /// Whether latent attention makes keys and values of all heads for the prompt, which is one and begins its text: all keys that it sees are
     /// in the batch then ([`Graph::expanding`]).
     pub expands: bool,
+    /// Whether neighbours among the sequences that go on have enough pages in common to read these once for several of them.
+    pub shares: bool,
 }
 
 impl BatchShape {
     /// So many tokens of one sequence.
     pub fn new(tokens: usize, outputs: usize) -> BatchShape {
         let (decode, prompt, pieces) = if tokens == 1 { (1, 0, 0) } else { (0, tokens, 1) };
-        BatchShape { decode, prompt, pieces, outputs, expands: false }
+        BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false }
     }
 
     /// Tokens of the batch.

@@ -10,8 +10,6 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, hand_over};
 
-use rayon::prelude::*;
-
 use super::upload::{Pieces, group_bytes, upload};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
@@ -23,8 +21,6 @@ use crate::weights;
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Runs after which a plan keeps the number of submits it was recorded with.
 const MOST_TRIALS: usize = 16;
-/// Bytes that a thread writes to host memory of a device at once.
-const WRITE_BYTES: usize = 4 << 20;
 /// What crosses over begins at multiples of this many bytes in host memory.
 const STAGE_ALIGNMENT: u64 = 256;
 
@@ -622,9 +618,7 @@ impl Executor for GpuExecutor {
         };
         let at = base + tensor.offset as u64;
         if buffer.is_mapped() {
-            // One thread would fill a fraction of what the bus takes.
-            let pieces = bytes.par_chunks(WRITE_BYTES).enumerate();
-            pieces.for_each(|(i, piece)| buffer.write(at + (i * WRITE_BYTES) as u64, piece));
+            buffer.write_many(at, bytes);
             return Ok(());
         }
         let mut uploader = Uploader::new(&self.device)?;

@@ -47,7 +47,10 @@ pub(crate) struct Decoding {
     plan: PlanId,
     ports: Ports,
     tail: Tail,
+    /// Those with pages in common side by side.
     going: Vec<Going>,
+    /// The number that each was begun with.
+    begun: Vec<usize>,
     on_their_way: VecDeque<Ticket>,
     submitted: usize,
     collected: usize,
@@ -96,6 +99,8 @@ impl Engine {
     /// Lets texts go on by themselves, until [`Engine::end_decoding`]. None of their sequences may be used meanwhile.
     pub(crate) fn begin_decoding(&mut self, going: Vec<Going>) -> Result<(), Error> {
         debug_assert!(self.decoding.is_none(), "texts that went on should have been ended");
+        let begun = self.side_by_side(&going.iter().map(|text| text.sequence).collect::<Vec<_>>());
+        let going: Vec<Going> = begun.iter().map(|at| going[*at].clone()).collect();
         let entries: Vec<_> = going.iter().map(|g| (g.sequence, [g.token])).collect();
         let cuts = going.iter().any(|g| g.row.cuts());
         let (plan, ports, tail) = self.enter_decoding(&entries, cuts)?;
@@ -103,7 +108,7 @@ impl Engine {
         tail.settings.write(&mut *self.executor, plan, rows)?;
         self.executor.write(plan, &tail.step, &[0; 4])?;
         let on_their_way = VecDeque::new();
-        self.decoding = Some(Decoding { plan, ports, tail, going, on_their_way, submitted: 0, collected: 0 });
+        self.decoding = Some(Decoding { plan, ports, tail, going, begun, on_their_way, submitted: 0, collected: 0 });
         Ok(())
     }
 
@@ -164,12 +169,12 @@ impl Engine {
         self.executor.read(decoding.plan, &decoding.tail.history, bytemuck::cast_slice_mut(&mut history))?;
         let at = decoding.collected % HISTORY;
         decoding.collected += 1;
-        let mut tokens = Vec::with_capacity(decoding.going.len());
+        let mut tokens = vec![None; decoding.going.len()];
         for (i, text) in decoding.going.iter_mut().enumerate() {
             self.append(text.sequence, &[text.token]);
             let token = u32::try_from(history[i * HISTORY + at]).ok();
             text.token = token.unwrap_or(text.token);
-            tokens.push(token);
+            tokens[decoding.begun[i]] = token;
         }
         Ok(tokens)
     }

@@ -425,6 +425,8 @@ impl Engine {
         if self.graph.facts().latents && prompts.iter().all(|entry| self.length(entry.sequence) == 0) {
             shape = self.graph.expanding(shape, &self.executor.target());
         }
+        let ids: Vec<SequenceId> = decode.iter().map(|entry| entry.sequence).collect();
+        shape.shares = prompts.is_empty() && !exact && self.share_pages(&ids);
         let ready = self.prepared((shape, end, self.by_row(entries)))?;
         let Ready { plan, ports, tail, tokens, .. } = ready;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));

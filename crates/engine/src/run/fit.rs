@@ -280,8 +280,11 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     // Where every token goes the way of one alone, prompts are rows like all others.
     let [alike, read] = if place.alike { [prompt, 0] } else { [0, prompt] };
     let (pieces, expands) = (usize::from(read > 0), false);
-    let batch = BatchShape { decode: alike, prompt: read, pieces, outputs: 1, expands };
-    let decode = BatchShape { decode: room.sequences, prompt: 0, pieces: 0, outputs: room.sequences, expands };
+    let shares = false;
+    let batch = BatchShape { decode: alike, prompt: read, pieces, outputs: 1, expands, shares };
+    // Sequences that share pages are cut into more runs, so that is what takes more memory.
+    let (count, shares) = (room.sequences, room.sequences > 1);
+    let decode = BatchShape { decode: count, prompt: 0, pieces: 0, outputs: count, expands, shares };
     let lowered = |shape| {
         let mut plan = graph.plan(shape)?;
         if place.shares.len() > 1 && shape == decode {
@@ -299,7 +302,7 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     }
     let mut plans = vec![prompt, lowered(decode)?];
     if graph.facts().start.is_some() {
-        let shape = BatchShape { decode: 0, prompt: place.batch.max(most), pieces: 1, outputs: 1, expands };
+        let shape = BatchShape { decode: 0, prompt: place.batch.max(most), pieces: 1, outputs: 1, expands, shares };
         plans.push((place.parts)(graph.plan_of(shape, Results::Source)?)?);
     }
     Ok(plans)

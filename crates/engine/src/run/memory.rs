@@ -97,6 +97,11 @@ impl Held {
         self.pages.get(at.checked_sub(self.first)?).copied()
     }
 
+    /// The pages from the beginning of the text on; none if that was given back.
+    pub(super) fn beginning(&self) -> impl Iterator<Item = Page> {
+        self.pages.iter().copied().take(if self.first == 0 { usize::MAX } else { 0 })
+    }
+
     /// Whether nothing is held.
     pub(super) fn is_empty(&self) -> bool {
         self.pages.is_empty()

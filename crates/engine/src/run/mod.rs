@@ -19,6 +19,7 @@ mod schedule;
 mod scheduler;
 mod session;
 mod shapes;
+mod sharing;
 mod source;
 mod writer;
 

@@ -25,7 +25,7 @@ pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, exac
     let (decode, prompt) = (round(decode), round(prompt));
     let pieces = if exact { pieces } else { coarse(pieces) };
     let outputs = if all_logits { decode + prompt } else { decode + pieces };
-    BatchShape { decode, prompt, pieces, outputs, expands: false }
+    BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false }
 }
 
 /// The shape of so many rows that each go the way of one alone; the logits of some of them are wanted.
@@ -35,7 +35,7 @@ pub(crate) fn alike(rows: usize, wanted: usize, exact: bool) -> BatchShape {
     }
     // Batches would meet too many pairs of fine sizes.
     let round = |n: usize| if exact { n } else { n.next_power_of_two() };
-    BatchShape { decode: round(rows), prompt: 0, pieces: 0, outputs: round(wanted.max(1)), expands: false }
+    BatchShape { outputs: round(wanted.max(1)), ..shape([round(rows), 0, 0], false, true) }
 }
 
 #[cfg(test)]

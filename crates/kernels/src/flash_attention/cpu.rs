@@ -2,6 +2,8 @@
 //! only those are read that one of the queries sees. Scores and results are small matrix products; the maximum and the
 //! sum of the softmax run along.
 
+use std::ops::Range;
+
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch, f32x16};
 use rayon::prelude::*;
@@ -31,8 +33,8 @@ pub(super) struct Task {
     /// The sequence, and its batch of the cache.
     pub(super) sequence: usize,
     pub(super) kv_batch: usize,
-    pub(super) tokens: std::ops::Range<usize>,
-    pub(super) keys: std::ops::Range<usize>,
+    pub(super) tokens: Range<usize>,
+    pub(super) keys: Range<usize>,
 }
 
 /// What a task found out for each of its rows: the maximum, the sum, and the values.
@@ -79,7 +81,7 @@ impl Inputs {
     }
 
     /// The keys a token may see: those outside are hidden.
-    fn seen(&self, call: &Call, batch: usize, token: usize, sequence: usize) -> std::ops::Range<usize> {
+    fn seen(&self, call: &Call, batch: usize, token: usize, sequence: usize) -> Range<usize> {
         let Mask::Causal { window, both, .. } = call.mask else { return 0..call.keys() };
         let position = self.positions[batch * call.q.shape[1] + token];
         let length = self.lengths[if self.lengths.len() > 1 { sequence } else { 0 }];
@@ -99,31 +101,67 @@ impl Inputs {
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
     let inputs = Inputs::new(call, memory);
     let tasks = tasks(call, &inputs);
-    let [hsv, heads, tokens, _] = call.out.shape;
-    let shared = heads / call.v.shape[2];
+    let mut out = memory.spare.take(call.out.len());
     let from = &*memory;
-    let parts: Vec<Part> = if products(call, &tasks) < FEW_PRODUCTS {
+    let few = products(call, &tasks) < FEW_PRODUCTS;
+    let parts: Vec<Part> = if few {
         tasks.iter().map(|task| part(call, task, &inputs, from)).collect()
     } else {
         tasks.par_iter().with_max_len(1).map(|task| part(call, task, &inputs, from)).collect()
     };
-    let mut out = vec![0.0f32; call.out.len()];
-    // Tasks over the same queries lie one after the other: runs of keys in order.
+    let runs = runs(call, &tasks, &mut out);
+    let finish = |(tasks_of_run, out): (Range<usize>, &mut [f32])| {
+        join_all(call, &tasks[tasks_of_run.clone()], &parts[tasks_of_run], &inputs, out);
+    };
+    if few {
+        runs.into_iter().for_each(finish);
+    } else {
+        runs.into_par_iter().for_each(finish);
+    }
+    memory.write_floats(&call.out, &out);
+    memory.spare.give(out);
+}
+
+/// The tasks of each run of tokens, which lie one after the other, with the results of these tokens. Tokens that see no key have no task, and
+/// results of zero.
+fn runs<'o>(call: &Call, tasks: &[Task], mut out: &'o mut [f32]) -> Vec<(Range<usize>, &'o mut [f32])> {
+    let [hsv, heads, tokens, _] = call.out.shape;
+    let mut runs = Vec::new();
+    let (mut first, mut at) = (0, 0);
+    while first < tasks.len() {
+        let task = &tasks[first];
+        let same = |other: &Task| (other.batch, &other.tokens) == (task.batch, &task.tokens);
+        let count = tasks[first..].iter().take_while(|other| same(other)).count();
+        let begin = (task.batch * tokens + task.tokens.start) * heads * hsv;
+        let (unseen, rest) = std::mem::take(&mut out).split_at_mut(begin - at);
+        unseen.fill(0.0);
+        let (own, rest) = rest.split_at_mut(task.tokens.len() * heads * hsv);
+        at = begin + own.len();
+        out = rest;
+        runs.push((first..first + count, own));
+        first += count;
+    }
+    out.fill(0.0);
+    runs
+}
+
+/// The results of a run of tokens. Tasks over the same queries lie one after the other: runs of keys in order.
+fn join_all(call: &Call, tasks: &[Task], parts: &[Part], inputs: &Inputs, out: &mut [f32]) {
+    let [hsv, heads, ..] = call.out.shape;
+    let shared = heads / call.v.shape[2];
+    out.fill(0.0);
     let mut first = 0;
     while first < tasks.len() {
         let task = &tasks[first];
-        let same =
-            |other: &Task| (other.batch, other.kv_head, &other.tokens) == (task.batch, task.kv_head, &task.tokens);
-        let count = tasks[first..].iter().take_while(|other| same(other)).count();
+        let count = tasks[first..].iter().take_while(|other| other.kv_head == task.kv_head).count();
         for row in 0..task.tokens.len() * shared {
-            let (token, head) = (task.tokens.start + row / shared, task.kv_head * shared + row % shared);
-            let to = ((task.batch * tokens + token) * heads + head) * hsv;
+            let head = task.kv_head * shared + row % shared;
             let sink = inputs.sinks.as_ref().map_or(f32::NEG_INFINITY, |s| s[head] as f32);
-            join(&parts[first..first + count], row, sink, &mut out[to..to + hsv]);
+            let out = &mut out[(row / shared * heads + head) * hsv..][..hsv];
+            join(&parts[first..first + count], row, sink, out);
         }
         first += count;
     }
-    memory.write_floats(&call.out, &out);
 }
 
 /// About how many products of a query and a key, element by element, all tasks have.
