@@ -270,7 +270,7 @@ fn many(groups: &mut [Group<'_>], matrices: &[Tensor], memory: &HostMemory, spar
         many.panels = Some(Panels::new(k, &panels, spare));
     }
     if !tiles.is_empty() && !tiled.is_empty() {
-        many.tiles = Some(TiledColumns::new(k, &tiles, spare));
+        many.tiles = TiledColumns::new(k, &tiles, spare);
     }
     many
 }

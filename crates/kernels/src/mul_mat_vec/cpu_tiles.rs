@@ -34,8 +34,11 @@ pub(super) struct TiledColumns {
 }
 
 impl TiledColumns {
-    /// Columns of `k` elements, whole blocks: at most sixteen in each part.
-    pub(super) fn new(k: usize, columns: &[&[&[f32]]], spare: &mut Spare) -> TiledColumns {
+    /// Columns of `k` elements, whole blocks: at most sixteen in each part. None where the machine has no tiles.
+    pub(super) fn new(k: usize, columns: &[&[&[f32]]], spare: &mut Spare) -> Option<TiledColumns> {
+        if !has_tiles() {
+            return None;
+        }
         let blocks = k / BLOCK;
         let mut room = |each: usize| spare.take(columns.len() * blocks * each);
         let (mut codes, mut scales, mut sums) = (room(2 * TILE), room(SIDE), room(SIDE));
@@ -50,7 +53,7 @@ impl TiledColumns {
             ints.unfit.into_iter().map(move |c| [p, c]).collect::<Vec<_>>()
         });
         let unfit = unfit.flatten_iter().collect();
-        TiledColumns { k, codes, scales, sums, unfit }
+        Some(TiledColumns { k, codes, scales, sums, unfit })
     }
 
     /// Gives its memory back.
