@@ -149,7 +149,8 @@ impl Attended {
             distances,
             max_bias: self.max_bias,
             logit_softcap: self.softcap,
-            shares: batch.shape.shares && batches > 1,
+            // Layers with a window have pages of their own.
+            shares: batch.shape.shares && batches > 1 && self.window.is_none(),
             ..flash_attention::Call::plain(
                 q.narrow(2, first, n).reshape(shape(head_dim)).permute([0, 2, 1, 3]),
                 keys(k_cache, [head_dim, kv_heads]),

@@ -21,6 +21,8 @@ const FEW_BESIDE_LANES: usize = 2;
 const CORES: usize = 128;
 /// Prompts of fewer tokens read latents: what is saved is little beside the steps that expanding takes. A guess.
 const EXPANDS_FROM: usize = 32;
+/// Texts from which on attention is on the path that serves several together (`docs/ladder/flash_attention.md`).
+const SHARES_FROM: usize = 8;
 /// A single column of more elements may not fit the memory of a workgroup.
 const LONG_COLUMN: usize = 8192;
 
@@ -39,6 +41,8 @@ pub struct Target {
     pub long_column: usize,
     /// Fewest tokens of a prompt for which latents become keys and values of all heads.
     pub expands_from: usize,
+    /// Fewest texts for which pages that they have in common are read once for several of them.
+    pub shares_from: usize,
     /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
     /// rows beside it.
     pub alike: bool,
@@ -66,6 +70,7 @@ impl Target {
             cores: 0,
             long_column: usize::MAX,
             expands_from: EXPANDS_FROM,
+            shares_from: usize::MAX,
             alike: false,
             saves_steps: false,
             weights: Weights::as_they_are(),
@@ -87,6 +92,7 @@ impl Target {
             cores: CORES,
             long_column: LONG_COLUMN,
             expands_from: EXPANDS_FROM,
+            shares_from: if caps.matrix_order.is_some() { SHARES_FROM } else { usize::MAX },
             alike: false,
             saves_steps: !caps.is_cpu,
             // How much memory there is for weights that are kept decoded is known to whoever holds it.

@@ -426,7 +426,8 @@ impl Engine {
             shape = self.graph.expanding(shape, &self.executor.target());
         }
         let ids: Vec<SequenceId> = decode.iter().map(|entry| entry.sequence).collect();
-        shape.shares = prompts.is_empty() && !exact && self.share_pages(&ids);
+        let alone = !prompts.is_empty() || exact || ids.len() < 2;
+        shape.shares = !alone && ids.len() >= self.executor.target().shares_from && self.share_pages(&ids);
         let ready = self.prepared((shape, end, self.by_row(entries)))?;
         let Ready { plan, ports, tail, tokens, .. } = ready;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));

@@ -4,7 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, MatrixOrder, Shader, SubgroupRequest};
 
-use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within, grid};
+use super::plan::{SPLIT_KEYS, grid, number, shader, unsupported, wide_halves, with_combine, within};
 use super::{Call, Mask};
 use crate::operation::{Choice, Path, Unsupported};
 use crate::order;

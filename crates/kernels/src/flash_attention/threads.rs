@@ -3,7 +3,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader, SubgroupRequest};
 
-use super::plan::{SPLIT_KEYS, number, shader, unsupported, with_combine, within, grid};
+use super::plan::{SPLIT_KEYS, grid, number, shader, unsupported, with_combine, within};
 use super::{Call, arriving, rounding, team_rows};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};

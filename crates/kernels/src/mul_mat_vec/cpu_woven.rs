@@ -50,9 +50,9 @@ pub(super) struct Weave {
 impl Weave {
     fn of(ty: TensorType) -> Option<Weave> {
         match ty {
-            TensorType::Q4_0 => Some(Weave { heads: 1, lines: 4, flip: 0 }),
-            TensorType::Q4_1 => Some(Weave { heads: 2, lines: 4, flip: 0 }),
-            TensorType::Q8_0 => Some(Weave { heads: 1, lines: 8, flip: 0x8080_8080 }),
+            TensorType::Q4_0 => Some(Nibbles::<8>::WEAVE),
+            TensorType::Q4_1 => Some(LeastNibbles::WEAVE),
+            TensorType::Q8_0 => Some(Bytes::WEAVE),
             _ => None,
         }
     }
