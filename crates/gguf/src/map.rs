@@ -8,7 +8,7 @@ use std::os::fd::IntoRawFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use crate::error::{Error, Result};
 
@@ -49,6 +49,15 @@ impl Source {
             let forgotten = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
             // A system that keeps them has them in memory, as before.
             let _ = forgotten;
+        }
+    }
+
+    /// Has the system bring a part of the file into this process's memory, which otherwise happens page by page as it is read. Whether it
+    /// did so.
+    pub(crate) fn fetch(&self, range: Range<usize>) -> bool {
+        match self {
+            Source::Map(map) => map.advise_range(Advice::PopulateRead, range.start, range.len()).is_ok(),
+            Source::Memory(_) => true,
         }
     }
 

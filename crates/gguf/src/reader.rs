@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::header::Header;
@@ -11,6 +12,16 @@ use crate::map::Source;
 use crate::metadata::Metadata;
 use crate::split;
 use crate::tensor::TensorInfo;
+
+/// Threads that bring files into memory, and bytes that each takes at once.
+const FETCHING: usize = 4;
+const FETCHED_AT_ONCE: usize = 32 << 20;
+
+/// The pieces that a file is brought into memory in.
+fn fetched(part: &Arc<Part>) -> impl Iterator<Item = (Arc<Part>, Range<usize>)> {
+    let (part, bytes) = (Arc::clone(part), part.source.bytes().len());
+    (0..bytes).step_by(FETCHED_AT_ONCE).map(move |start| (Arc::clone(&part), start..bytes.min(start + FETCHED_AT_ONCE)))
+}
 
 /// An open GGUF model: one file, or all the parts of a split one. Data is mapped, not read.
 #[derive(Debug)]
@@ -147,6 +158,26 @@ impl Gguf {
     pub fn shared(&self, info: &TensorInfo) -> Shared {
         let start = info.offset as usize;
         Shared { part: Arc::clone(&self.parts[info.part]), range: start..start + self.data(info).len() }
+    }
+
+    /// Has the system bring all files into this process's memory on threads of their own, from the first byte to the last, while something
+    /// else is done. Nobody waits for them: who reads a part that is not there yet waits for that part alone.
+    pub fn fetch(&self) {
+        let pieces: Vec<(Arc<Part>, Range<usize>)> = self.parts.iter().flat_map(fetched).collect();
+        let (pieces, next) = (Arc::new(pieces), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..FETCHING {
+            let (pieces, next) = (Arc::clone(&pieces), Arc::clone(&next));
+            let work = move || {
+                while let Some((part, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // A system that cannot do it reads page by page, as before.
+                    if !part.source.fetch(range.clone()) {
+                        return;
+                    }
+                }
+            };
+            // Without such a thread pages come as they are read.
+            let _ = std::thread::Builder::new().name("fetch".into()).spawn(work);
+        }
     }
 
     /// The files of the model, in the order of [`TensorInfo::part`]; an empty path for one in memory.

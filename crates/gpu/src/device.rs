@@ -121,6 +121,7 @@ impl Device {
         let timestamp_bits = families[queue_family as usize].timestamp_valid_bits;
         let tells = statistics::wanted(adapter, purpose == Purpose::Compile);
         let raw = create(instance, adapter, queue_family, tells)?;
+        log::debug!("device made");
         // SAFETY: the family and index were asked for at creation.
         let queue = unsafe { raw.get_device_queue(queue_family, 0) };
 
@@ -141,6 +142,7 @@ impl Device {
         let layout = unsafe { raw.create_pipeline_layout(&info, None) }.map_err(vulkan("vkCreatePipelineLayout"))?;
 
         let (pipeline_cache, pipelines) = Pipelines::open(&raw, adapter, &cache)?;
+        log::debug!("pipeline cache taken in");
         // SAFETY: the physical device belongs to this instance.
         let memory_types = unsafe { instance.raw.get_physical_device_memory_properties(adapter.physical) };
         Ok(Arc::new(Device {

@@ -88,6 +88,7 @@ impl Instance {
         } else {
             None
         };
+        log::debug!("Vulkan instance made");
         Ok(Arc::new(Instance { raw, messages, messenger, _entry: entry }))
     }
 

@@ -128,6 +128,11 @@ impl Early {
         opening.0 = Some(std::thread::spawn(move || flag.open_all()));
     }
 
+    /// Whether they are being opened, or are open and nobody has asked for them.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.is_some()
+    }
+
     /// Waits for them; nothing where nobody has begun, or they were asked for before.
     pub(crate) fn end(&self) -> Option<Opened> {
         let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner).0.take()?;

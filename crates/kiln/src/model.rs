@@ -7,7 +7,7 @@ use kiln_engine::Session;
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
-use kiln_engine::run::{self, Engine, Policy, Scheduler};
+use kiln_engine::run::{self, Engine, First, Policy, Scheduler};
 use kiln_gguf::TensorType;
 use kiln_gpu::{Adapter, AdapterKind, Device, Error as GpuError};
 use kiln_kernels::probe::{Probe, host_read_rate};
@@ -140,9 +140,15 @@ fn beats_cpu(device: &Arc<Device>) -> bool {
 }
 
 impl ModelFlags {
-    /// Opens a model file with the adapters that were asked for.
+    /// Opens a model file with the adapters that were asked for. Where a GPU is being opened meanwhile, which takes tenths of a second, its
+    /// pages are brought into memory, from where they will be copied to the GPU.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
-        self.lora.apply(bare(path)?)
+        let model = bare(path)?;
+        let fits = kiln_system::memory::available().is_some_and(|left| left.bytes / 2 > model.gguf.data_bytes());
+        if self.early.has_begun() && fits {
+            model.gguf.fetch();
+        }
+        self.lora.apply(model)
     }
 
     /// Begins to open the GPUs asked for, while the model's file is read: both take tenths of a second. For commands that need them in any
@@ -261,12 +267,18 @@ impl ModelFlags {
     }
 
     /// Loads a model that writes one text at a time, with a progress bar. So many `spare` sequences can be held beside it.
-    pub(crate) fn scheduler(&self, model: &Arc<Model>, spare: usize) -> anyhow::Result<Scheduler> {
+    /// The kernels that its `first` text will ask for are made meanwhile.
+    pub(crate) fn scheduler(
+        &self,
+        model: &Arc<Model>,
+        spare: usize,
+        first: Option<First>,
+    ) -> anyhow::Result<Scheduler> {
         let executor = self.executor_for(model, &self.wish(1))?;
         let room = run::fit(model, &*executor, &self.wish(1))?.room;
         let room = room.with_spare(spare, model.facts.window);
         let start = std::time::Instant::now();
-        let engine = loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?;
+        let engine = loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?;
         let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());
         log::info!("{weights} of weights on {} in {seconds:.2} s; room for {} tokens", engine.describe(), room.context);
         Ok(Scheduler::start(engine, Policy::default()))

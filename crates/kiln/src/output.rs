@@ -2,7 +2,9 @@
 //! error. Text of files and models reaches a terminal without the commands that may be in it.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Instant;
 
 use kiln_system::text::for_terminal;
 
@@ -142,6 +144,9 @@ impl log::Log for Log {
                     let _ = writeln!(std::io::stderr().lock(), "{}", json_line(level, target, &text));
                 }
                 (false, FACTS) => say(&format!("{level}: {}", facts_line(&text))),
+                (false, _) if VERBOSE.load(Ordering::Relaxed) > 1 => {
+                    say(&format!("{level}: {:.3} s: {text}", since_start()))
+                }
                 (false, _) => say(&format!("{level}: {text}")),
             }
         }
@@ -150,8 +155,17 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
+/// When the log was started.
+static START: OnceLock<Instant> = OnceLock::new();
+
+/// Seconds since the log was started: with `-vv` every line says when it was.
+fn since_start() -> f64 {
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}
+
 /// Warnings and notes are always shown, more with `-v`.
 pub(crate) fn start_log(verbose: u8) {
+    since_start();
     static LOG: Log = Log;
     VERBOSE.store(verbose, Ordering::Relaxed);
     if log::set_logger(&LOG).is_ok() {

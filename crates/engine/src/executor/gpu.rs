@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, StepTime, Uploader, counter_bytes};
+use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, StepTime, Uploader, counter_bytes};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, hand_over};
 
 use super::upload::{Pieces, group_bytes, upload};
+use super::warm::{Warmer, handing_over, picked, shaders, waits_by_itself, warmer};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Keep, Packing, Rounds, Target, Weights};
@@ -344,14 +345,10 @@ impl GpuExecutor {
 
     /// Lets the steps of a plan that goes on by itself wait for each other, where they can.
     fn hand_over(&mut self, plan: &Plan, choices: &mut Vec<Choice>) -> Result<Option<Counters>, Error> {
-        let goes_on = plan.slots.iter().any(|slot| slot.kind == SlotKind::Log);
-        if !goes_on || plan.steps.iter().any(|step| hand_over::costs(&step.call)) || !self.hands_over()? {
+        if !waits_by_itself(plan) || !self.hands_over()? {
             return Ok(None);
         }
-        let nowhere = |_: &Tensor| Address::default();
-        let bytes =
-            |step: usize, launch| plan.steps[step].call.operation().params(&choices[step], launch, &nowhere).len();
-        let Some(handing_over) = hand_over::handing_over(choices, bytes, &self.device.adapter.caps) else {
+        let Some(handing_over) = handing_over(plan, choices, &self.device) else {
             return Ok(None);
         };
         *choices = handing_over;
@@ -437,6 +434,7 @@ impl GpuExecutor {
             done += slot.bytes as u64;
             progress(done, total);
         }
+        log::debug!("all weights are handed in");
         Ok(uploader.finish()?)
     }
 
@@ -509,19 +507,6 @@ fn staged(
     Ok(crossings)
 }
 
-/// How the steps of a plan run on a device.
-fn picked(plan: &Plan, device: &Device) -> Result<Vec<Choice>, Error> {
-    let pick = |step: &crate::plan::Step| {
-        let refused = |why: kiln_kernels::operation::Unsupported| Error::OnDevice {
-            device: device.adapter.name.clone(),
-            step: step.label.clone(),
-            why: why.to_string(),
-        };
-        step.call.operation().pick(&device.adapter.caps, None).map_err(refused)
-    };
-    plan.steps.iter().map(pick).collect()
-}
-
 /// Most tokens of a prompt that are read at once on a device with so much memory.
 pub fn batch_on(memory_bytes: u64, is_software: bool) -> usize {
     if memory_bytes >= MEMORY_FOR_LARGE_BATCHES && !is_software { 4 * BATCH } else { BATCH }
@@ -538,7 +523,13 @@ impl Executor for GpuExecutor {
         self.fixed.clear();
         self.loaded.clear();
         let device = Arc::clone(&self.device);
-        upload(&device, |pieces| self.load_slots(fixed, gguf, pieces, progress))
+        upload(&device, |pieces| self.load_slots(fixed, gguf, pieces, progress))?;
+        log::debug!("weights are on the device");
+        Ok(())
+    }
+
+    fn warmer(&self) -> Option<Warmer> {
+        Some(warmer(Arc::clone(&self.device), self.options.order == Order::Proved))
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
@@ -550,8 +541,8 @@ impl Executor for GpuExecutor {
         self.refuse_unpacked(&plan)?;
         let mut choices = picked(&plan, &self.device)?;
         let counters = self.hand_over(&plan, &mut choices)?;
-        let shaders: Vec<Shader> = choices.iter().flat_map(|c| c.launches.iter().map(|l| l.shader.clone())).collect();
-        self.device.prepare(&shaders, &|| {})?;
+        self.device.prepare(&shaders(&choices), &|| {})?;
+        log::debug!("pipelines of {} steps", plan.len());
 
         let mut buffers = self.fixed.clone();
         let mut bases = vec![0; buffers.len()];

@@ -6,6 +6,7 @@ mod gpu;
 mod several;
 mod threads;
 mod upload;
+mod warm;
 
 use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
@@ -16,6 +17,7 @@ pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, Options, Order, Sums, batch_on};
 pub use several::Several;
 pub use threads::Threads;
+pub use warm::Warmer;
 
 use crate::Error;
 use crate::lower::cut::Part;
@@ -131,6 +133,11 @@ pub trait Executor: Send {
 
     /// Makes a plan ready to run again and again.
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error>;
+
+    /// Makes kernels of plans that will be asked for, on any thread, while weights are loaded; none where kernels take no time.
+    fn warmer(&self) -> Option<Warmer> {
+        None
+    }
 
     /// Writes a whole tensor from the host.
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error>;

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::{Inputs, Taken};
-use super::decode::{Decoding, Tail, add_tail};
-use super::draw::{End, Tokens, add_tokens};
+use super::decode::{Decoding, Tail};
+use super::draw::{End, Tokens};
+use super::making::{First, Key, Made, Warming, has, has_caches, make};
 use super::memory::{Count, Held, KINDS, Pool, pools};
 use super::pages::Chain;
 use super::shapes;
 use super::source::Answered;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
+use crate::arch::{BatchShape, Graph, Room};
 use crate::executor::{Executor, PlanId, Progress};
 use crate::lower::lower;
 use crate::model::Model;
@@ -95,9 +96,6 @@ pub struct Engine {
     pub(super) preparing: Duration,
 }
 
-/// What a plan is made for: a shape, what it ends with, and whether adapters count differently for its rows.
-type Key = (BatchShape, End, bool);
-
 /// A batch that is ready to run.
 pub(super) struct Entered {
     pub(super) plan: PlanId,
@@ -121,8 +119,19 @@ impl Engine {
     /// Loads a model onto an executor with this much room.
     pub fn new(
         model: Arc<Model>,
+        executor: Box<dyn Executor>,
+        room: Room,
+        progress: Progress<'_>,
+    ) -> Result<Engine, Error> {
+        Engine::expecting(model, executor, room, None, progress)
+    }
+
+    /// The same, with the kernels that a first text will ask for made meanwhile.
+    pub fn expecting(
+        model: Arc<Model>,
         mut executor: Box<dyn Executor>,
         room: Room,
+        first: Option<First>,
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
         let graph = model.graph(&room)?;
@@ -130,13 +139,17 @@ impl Engine {
             return Err(Error::SeveralDevices { architecture: model.config.architecture.name });
         }
         let arenas = super::fit::arenas(&graph, &*executor, &room)?;
-        executor.load(graph.fixed(), &model.gguf, progress)?;
+        let warming = first.and_then(|first| Warming::new(&graph, &*executor, first));
+        std::thread::scope(|scope| {
+            if let Some(warming) = &warming {
+                scope.spawn(|| warming.run(&graph));
+            }
+            executor.load(graph.fixed(), &model.gguf, progress)
+        })?;
         for (device, bytes) in arenas.into_iter().enumerate() {
             executor.reserve_on(device, bytes)?;
         }
-        let has = |kind: SlotKind| graph.fixed().slots.iter().any(|slot| slot.kind == kind);
-        let has_caches = has(SlotKind::Cache) || has(SlotKind::WindowCache);
-        let has_states = has(SlotKind::State);
+        let (has_caches, has_states) = (has_caches(&graph), has(&graph, &SlotKind::State));
         let pools = pools(graph.fixed(), &room, graph.facts().window);
         let alike = executor.target().alike;
         let states = u32::try_from(room.states).expect("states are numbered with 32 bits");
@@ -575,28 +588,12 @@ impl Engine {
         {
             self.executor.forget(ready.plan);
         }
-        let results = match key.1 {
-            End::Vectors => Results::Vectors,
-            End::Source => Results::Source,
-            End::Logits | End::Tokens { .. } | End::NextStep { .. } => Results::Logits,
-        };
-        if results == Results::Logits && self.graph.facts().encodes {
-            return Err(Error::NoText);
-        }
         let start = Instant::now();
-        let plain = if key.2 { self.graph.plan_by_row(key.0, results) } else { self.graph.plan_of(key.0, results) };
-        let mut plan = lower(plain?, &self.executor.target())?;
-        // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
-        let page = if self.has_caches { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
-        let (mut tail, mut tokens) = (None, None);
-        match key.1 {
-            End::Logits | End::Vectors | End::Source => {}
-            End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
-            End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
-        }
+        let Made { plan, tail, tokens } = make(&self.graph, &self.executor.target(), key)?;
         let ports = plan.ports;
         let plan = self.executor.prepare(plan)?;
         self.preparing += start.elapsed();
+        log::debug!("plan for {:?} made ready in {:.3} s", key.0, start.elapsed().as_secs_f64());
         let ready = Ready { plan, ports, tail, tokens, last_used: now };
         self.plans.insert(key, ready);
         Ok(ready)

@@ -232,6 +232,13 @@ impl Sampling {
         self.host_reasons().is_empty()
     }
 
+    /// Whether tokens are ranked before one is drawn: top-k and the like.
+    pub fn cuts(&self) -> bool {
+        let top = (self.uses(Kind::TopK) && self.top_k > 0) || (self.uses(Kind::TopP) && self.top_p < 1.0);
+        let least = (self.uses(Kind::MinP) && self.min_p > 0.0) || (self.uses(Kind::TypP) && self.typical_p < 1.0);
+        self.temperature > 0.0 && (top || least)
+    }
+
     /// The settings that keep sampling on the host.
     pub fn host_reasons(&self) -> Vec<&'static str> {
         let mut reasons = Vec::new();

@@ -112,7 +112,7 @@ fn vectors(
     texts: Vec<Vec<u32>>,
     pooling: Pooling,
 ) -> anyhow::Result<Vec<Vec<f32>>> {
-    let scheduler = flags.scheduler(model, 0)?;
+    let scheduler = flags.scheduler(model, 0, None)?;
     Ok(scheduler.embed(EmbedRequest { texts, pooling })?)
 }
 

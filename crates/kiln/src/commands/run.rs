@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use kiln_engine::model::Model;
-use kiln_engine::run::{EndReason, Engine, Entry, Request, Scheduler, SequenceId, Usage, Wanted};
+use kiln_engine::run::{EndReason, Engine, Entry, First, Request, Scheduler, SequenceId, Usage, Wanted};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::{Message, OutputParser};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
@@ -185,7 +185,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         })
     };
     let state = arguments.load_state.as_ref().map(from).transpose()?;
-    let scheduler = arguments.flags.scheduler(&model, if arguments.has_states() { 2 } else { 0 })?;
+    let first = First { prompt: prepared.tokens.len(), cuts: sampling.cuts() };
+    let spare = if arguments.has_states() { 2 } else { 0 };
+    let scheduler = arguments.flags.scheduler(&model, spare, Some(first))?;
     if is_watched() {
         say(&format!("{} on {}", name(&model), scheduler.describe()));
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use kiln_engine::model::Model;
-use kiln_engine::run::{EndReason, Scheduler};
+use kiln_engine::run::{EndReason, First, Scheduler};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::{Message, Template};
 use kiln_system::interrupt::Catch;
@@ -53,6 +53,9 @@ pub(crate) struct Arguments {
     flags: ModelFlags,
 }
 
+/// Tokens of a first turn, more or less: its kernels are made while weights are loaded.
+const USUAL_PROMPT: usize = 32;
+
 /// A model that is ready to talk.
 struct Loaded {
     model: Arc<Model>,
@@ -70,7 +73,8 @@ impl Loaded {
             bail!("{} has no chat template: it continues texts\nhint: kiln run MODEL PROMPT", name(&model));
         };
         let ends = turn_ends(&model, Some(&template))?;
-        let scheduler = flags.scheduler(&model, 1)?;
+        let first = First { prompt: USUAL_PROMPT, cuts: true };
+        let scheduler = flags.scheduler(&model, 1, Some(first))?;
         Ok(Loaded { model, template, ends, scheduler })
     }
 }

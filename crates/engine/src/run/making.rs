@@ -1,0 +1,100 @@
+//! Plans by what they are for, and those that a text will ask for first.
+
+use super::decode::{Tail, add_tail};
+use super::draw::{End, Tokens, add_tokens};
+use super::shapes;
+use crate::Error;
+use crate::arch::{BatchShape, Graph, PAGE, Results};
+use crate::executor::{Executor, Warmer};
+use crate::lower::{Target, lower};
+use crate::plan::{Plan, SlotKind};
+
+/// What a plan is made for: a shape, what it ends with, and whether adapters count differently for its rows.
+pub(super) type Key = (BatchShape, End, bool);
+
+/// A lowered plan.
+pub(super) struct Made {
+    pub(super) plan: Plan,
+    pub(super) tail: Option<Tail>,
+    pub(super) tokens: Option<Tokens>,
+}
+
+/// What the first text of an engine will ask for, so that its kernels can be made while weights are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct First {
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Whether it is drawn with top-k and the like.
+    pub cuts: bool,
+}
+
+/// Whether a model has shared slots of this kind.
+pub(super) fn has(graph: &Graph, kind: &SlotKind) -> bool {
+    graph.fixed().slots.iter().any(|slot| slot.kind == *kind)
+}
+
+/// Whether anything is kept of each token.
+pub(super) fn has_caches(graph: &Graph) -> bool {
+    has(graph, &SlotKind::Cache) || has(graph, &SlotKind::WindowCache)
+}
+
+/// The plan of a key, lowered for a device.
+pub(super) fn make(graph: &Graph, target: &Target, (shape, end, by_row): Key) -> Result<Made, Error> {
+    let results = match end {
+        End::Vectors => Results::Vectors,
+        End::Source => Results::Source,
+        End::Logits | End::Tokens { .. } | End::NextStep { .. } => Results::Logits,
+    };
+    if results == Results::Logits && graph.facts().encodes {
+        return Err(Error::NoText);
+    }
+    let plain = if by_row { graph.plan_by_row(shape, results) } else { graph.plan_of(shape, results) };
+    let mut plan = lower(plain?, target)?;
+    // Without caches positions only tell draws apart: pages that nobody writes to hold as many tokens as can be counted.
+    let page = if has_caches(graph) { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
+    let (mut tail, mut tokens) = (None, None);
+    match end {
+        End::Logits | End::Vectors | End::Source => {}
+        End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
+        End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
+    }
+    Ok(Made { plan, tail, tokens })
+}
+
+/// Kernels that are made while weights are loaded.
+pub(super) struct Warming {
+    warmer: Warmer,
+    target: Target,
+    keys: Vec<Key>,
+}
+
+impl Warming {
+    /// What a first text will ask for: the plan of its prompt, and that of a token. Nothing where kernels take no time, or where
+    /// plans are others than those of texts.
+    pub(super) fn new(graph: &Graph, executor: &dyn Executor, First { prompt, cuts }: First) -> Option<Warming> {
+        let (facts, target) = (graph.facts(), executor.target());
+        if target.alike || facts.encodes || facts.fills || facts.start.is_some() {
+            return None;
+        }
+        let exact = executor.takes_any_shape();
+        let token = (shapes::shape([1, 0, 0], false, exact), End::NextStep { cuts }, false);
+        let tokens = prompt.min(executor.batch());
+        let mut read = shapes::shape([0, tokens, 1], false, exact || has(graph, &SlotKind::State));
+        if facts.latents {
+            read = graph.expanding(read, &target);
+        }
+        let read = (tokens > 1).then_some((read, End::Tokens { cuts }, false));
+        Some(Warming { warmer: executor.warmer()?, target, keys: read.into_iter().chain([token]).collect() })
+    }
+
+    /// Makes them. A plan that cannot be made is not told of here: it fails again where it is asked for.
+    pub(super) fn run(&self, graph: &Graph) {
+        for key in &self.keys {
+            let made = make(graph, &self.target, *key).and_then(|made| (self.warmer)(&made.plan));
+            match made {
+                Ok(()) => log::debug!("kernels are ready for {:?}", key.0),
+                Err(why) => log::debug!("kernels were not made beforehand: {why}"),
+            }
+        }
+    }
+}
