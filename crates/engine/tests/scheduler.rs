@@ -8,11 +8,11 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{
-    Constraint, EndReason, Engine, Entry, Event, Events, Policy, Request, Scheduler, StopRule, Usage, Wanted,
+    Constraint, EndReason, Engine, Entry, Event, Events, First, Policy, Request, Scheduler, StopRule, Usage, Wanted,
 };
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
@@ -412,4 +412,33 @@ fn a_lone_prompt_is_read_in_pieces_where_others_may_come() {
     };
     assert_eq!(pieces(None), [1, 1]);
     assert_eq!(pieces(Some(std::time::Duration::from_nanos(1))), [1, 200usize.div_ceil(32)]);
+}
+
+/// A first text for which kernels were made while weights were loaded asks for no other ones.
+#[test]
+fn kernels_of_the_first_text_are_there_when_it_comes() {
+    let Some((device, _instance)) = device::device() else { return };
+    let (model, prompt) = (model(), text(20, 3));
+    let made = |first: Option<First>| {
+        let executor = Box::new(GpuExecutor::new(Arc::clone(&device)));
+        let room = Room { pages: 4, sequences: 1, states: 1, ..Room::one(256) };
+        let engine = Engine::expecting(Arc::clone(&model), executor, room, first, &mut |_, _| {}).unwrap();
+        let before = device.pipeline_counts().made;
+        let scheduler = Scheduler::start(engine, Policy::default());
+        let text = one(scheduler.submit(greedy(prompt.clone(), 4)).unwrap());
+        assert_eq!(text.tokens.len(), 4);
+        device.pipeline_counts().made - before
+    };
+    assert_eq!(
+        made(Some(First { prompt: prompt.len(), cuts: false, goes_on: true })),
+        0,
+        "kernels that were not made beforehand"
+    );
+    // A prompt of another length has other kernels: the count above can differ from zero.
+    let longer = text(90, 3);
+    let executor = Box::new(GpuExecutor::new(Arc::clone(&device)));
+    let engine = Engine::new(Arc::clone(&model), executor, Room::one(256), &mut |_, _| {}).unwrap();
+    let before = device.pipeline_counts().made;
+    one(Scheduler::start(engine, Policy::default()).submit(greedy(longer, 4)).unwrap());
+    assert!(device.pipeline_counts().made > before, "a longer prompt should have asked for other kernels");
 }

@@ -5,6 +5,7 @@ use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::header::Header;
@@ -167,6 +168,7 @@ impl Gguf {
         let (pieces, next) = (Arc::new(pieces), Arc::new(AtomicUsize::new(0)));
         for _ in 0..FETCHING {
             let (pieces, next) = (Arc::clone(&pieces), Arc::clone(&next));
+            let start = Instant::now();
             let work = move || {
                 while let Some((part, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // A system that cannot do it reads page by page, as before.
@@ -174,6 +176,7 @@ impl Gguf {
                         return;
                     }
                 }
+                log::debug!("a part of the file was brought into memory in {:.0?}", start.elapsed());
             };
             // Without such a thread pages come as they are read.
             let _ = std::thread::Builder::new().name("fetch".into()).spawn(work);

@@ -2,6 +2,7 @@
 //! piece of a file while the device copies the last.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::{Buffer, Commands, Device, Error, MemoryKind, Recorder, Submission};
 
@@ -16,6 +17,8 @@ pub struct Uploader {
     device: Arc<Device>,
     stages: Vec<Stage>,
     next: usize,
+    waited: Duration,
+    copied: Duration,
 }
 
 struct Stage {
@@ -29,7 +32,8 @@ impl Uploader {
     pub fn new(device: &Arc<Device>) -> Result<Uploader, Error> {
         let stage = || Ok(Stage { buffer: device.allocate(MemoryKind::Upload, STAGE_BYTES)?, running: None });
         let stages = (0..STAGES).map(|_| stage()).collect::<Result<Vec<_>, Error>>()?;
-        Ok(Uploader { device: Arc::clone(device), stages, next: 0 })
+        let (waited, copied) = (Duration::ZERO, Duration::ZERO);
+        Ok(Uploader { device: Arc::clone(device), stages, next: 0, waited, copied })
     }
 
     /// Copies `data` to `offset` of a buffer. Returns when the host's part is done; `finish` waits for the device's.
@@ -41,10 +45,14 @@ impl Uploader {
         for (i, piece) in data.chunks(STAGE_BYTES as usize).enumerate() {
             let stage = &mut self.stages[self.next];
             self.next = (self.next + 1) % STAGES;
+            let start = Instant::now();
             if let Some((_, submission)) = stage.running.take() {
                 self.device.wait(submission, self.device.patience())?;
             }
+            let begun = Instant::now();
+            self.waited += begun - start;
             stage.buffer.write(0, piece);
+            self.copied += begun.elapsed();
             let mut recorder = Recorder::new(&self.device)?;
             recorder.copy((&stage.buffer, 0), (to, offset + i as u64 * STAGE_BYTES), piece.len() as u64)?;
             let commands = recorder.finish()?;
@@ -52,6 +60,11 @@ impl Uploader {
             stage.running = Some((commands, submission));
         }
         Ok(())
+    }
+
+    /// How long it has waited for the device, and copied to staging memory, so far.
+    pub fn times(&self) -> [Duration; 2] {
+        [self.waited, self.copied]
     }
 
     /// Fills a whole buffer with zeros.

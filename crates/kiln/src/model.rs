@@ -8,7 +8,7 @@ use kiln_engine::arch::Room;
 use kiln_engine::executor::{Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, First, Policy, Scheduler};
-use kiln_gguf::TensorType;
+use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::{Adapter, AdapterKind, Device, Error as GpuError};
 use kiln_kernels::probe::{Probe, host_read_rate};
 use kiln_system::environment;
@@ -72,16 +72,19 @@ pub(crate) use crate::store::resolve;
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
-    bare(path).map(Arc::new)
+    bare(path, |_| ()).map(Arc::new)
 }
 
-fn bare(path: &Path) -> anyhow::Result<Model> {
+/// Opens a model file; `mapped` is told of it before it is read.
+fn bare(path: &Path, mapped: impl FnOnce(&Gguf)) -> anyhow::Result<Model> {
     let named = |why: kiln_engine::Error| match why {
         // These name the file themselves.
         kiln_engine::Error::Gguf(why) => anyhow::Error::new(why).context("cannot run the model"),
         why => anyhow::Error::new(why).context(format!("cannot run {}", path.display())),
     };
-    Model::open(path).map_err(named)
+    let gguf = Gguf::open(path).map_err(|why| named(why.into()))?;
+    mapped(&gguf);
+    Model::new(gguf).map_err(named)
 }
 
 /// Which weights are packed, as `KILN_PACK` has it: for measuring what it gains.
@@ -143,12 +146,13 @@ impl ModelFlags {
     /// Opens a model file with the adapters that were asked for. Where a GPU is being opened meanwhile, which takes tenths of a second, its
     /// pages are brought into memory, from where they will be copied to the GPU.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
-        let model = bare(path)?;
-        let fits = kiln_system::memory::available().is_some_and(|left| left.bytes / 2 > model.gguf.data_bytes());
-        if self.early.has_begun() && fits {
-            model.gguf.fetch();
-        }
-        self.lora.apply(model)
+        let fits = |bytes| kiln_system::memory::available().is_some_and(|left| left.bytes / 2 > bytes);
+        let fetch = |gguf: &Gguf| {
+            if self.early.has_begun() && fits(gguf.data_bytes()) {
+                gguf.fetch();
+            }
+        };
+        self.lora.apply(bare(path, fetch)?)
     }
 
     /// Begins to open the GPUs asked for, while the model's file is read: both take tenths of a second. For commands that need them in any

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, StepTime, Uploader, counter_bytes};
@@ -408,6 +409,7 @@ impl GpuExecutor {
         let mut uploader = Uploader::new(&self.device)?;
         let weights = self.weights();
         let mut nothing: Option<Buffer> = None;
+        let mut taking = Duration::ZERO;
         for slot in &fixed.slots {
             if slot.kind == SlotKind::Elsewhere {
                 let buffer = match &nothing {
@@ -422,7 +424,9 @@ impl GpuExecutor {
             let caps = &self.device.adapter.caps;
             let packed = weight.and_then(|info| weights.packed_type(info.ty, info.shape[0], caps));
             let bytes = packed.map_or(slot.bytes, |ty| slot.bytes / group_bytes(ty) * ty.block_bytes());
+            let start = Instant::now();
             let buffer = self.allocate(bytes as u64)?;
+            taking += start.elapsed();
             match (&slot.kind, weight) {
                 (_, Some(info)) => pieces.put(&buffer, packed, weights::data(gguf, info)?),
                 (SlotKind::Constant(bytes), _) => uploader.write(&buffer, 0, bytes)?,
@@ -434,7 +438,7 @@ impl GpuExecutor {
             done += slot.bytes as u64;
             progress(done, total);
         }
-        log::debug!("all weights are handed in");
+        log::debug!("all weights are handed in; taking memory for them took {taking:.0?}");
         Ok(uploader.finish()?)
     }
 

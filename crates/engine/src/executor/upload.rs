@@ -4,6 +4,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 use kiln_gguf::{TensorType, quant};
 use kiln_gpu::{Buffer, Device, Uploader};
@@ -70,21 +71,31 @@ pub(super) fn upload<'a>(
 fn work(device: &Arc<Device>, pieces: &Mutex<Receiver<Piece<'_>>>) -> Result<(), Error> {
     let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
     let written = || {
+        let start = Instant::now();
         let mut uploader = Uploader::new(device)?;
+        let (began, mut packing) = (start.elapsed(), Duration::ZERO);
         let mut packed = Vec::new();
         while let Some(piece) = next() {
             let data = match piece.packed {
                 None => piece.data,
                 Some(ty) => {
+                    let start = Instant::now();
                     packed.resize(piece.data.len() / group_bytes(ty) * ty.block_bytes(), 0);
                     quant::pack(ty, piece.data, &mut packed)
                         .expect("rows should be whole blocks: the type was chosen so");
+                    packing += start.elapsed();
                     &packed
                 }
             };
             uploader.write(&piece.to, piece.offset, data)?;
         }
-        Ok(uploader.finish()?)
+        uploader.finish()?;
+        let [waited, copied] = uploader.times();
+        log::debug!(
+            "uploaded for {:.0?}: taking memory {began:.0?}, packing {packing:.0?}, copying {copied:.0?}, waiting {waited:.0?}",
+            start.elapsed()
+        );
+        Ok(())
     };
     let result = written();
     while result.is_err() && next().is_some() {}

@@ -142,7 +142,7 @@ impl Engine {
         let warming = first.and_then(|first| Warming::new(&graph, &*executor, first));
         std::thread::scope(|scope| {
             if let Some(warming) = &warming {
-                scope.spawn(|| warming.run(&graph));
+                warming.run(&graph, scope);
             }
             executor.load(graph.fixed(), &model.gguf, progress)
         })?;

@@ -1,5 +1,7 @@
 //! Plans by what they are for, and those that a text will ask for first.
 
+use std::thread::Scope;
+
 use super::decode::{Tail, add_tail};
 use super::draw::{End, Tokens, add_tokens};
 use super::shapes;
@@ -26,6 +28,8 @@ pub struct First {
     pub prompt: usize,
     /// Whether it is drawn with top-k and the like.
     pub cuts: bool,
+    /// Whether more than one token is written.
+    pub goes_on: bool,
 }
 
 /// Whether a model has shared slots of this kind.
@@ -71,30 +75,38 @@ pub(super) struct Warming {
 impl Warming {
     /// What a first text will ask for: the plan of its prompt, and that of a token. Nothing where kernels take no time, or where
     /// plans are others than those of texts.
-    pub(super) fn new(graph: &Graph, executor: &dyn Executor, First { prompt, cuts }: First) -> Option<Warming> {
+    pub(super) fn new(
+        graph: &Graph,
+        executor: &dyn Executor,
+        First { prompt, cuts, goes_on }: First,
+    ) -> Option<Warming> {
         let (facts, target) = (graph.facts(), executor.target());
         if target.alike || facts.encodes || facts.fills || facts.start.is_some() {
             return None;
         }
         let exact = executor.takes_any_shape();
         let token = (shapes::shape([1, 0, 0], false, exact), End::NextStep { cuts }, false);
+        let token = (goes_on || prompt == 1).then_some(token);
         let tokens = prompt.min(executor.batch());
         let mut read = shapes::shape([0, tokens, 1], false, exact || has(graph, &SlotKind::State));
         if facts.latents {
             read = graph.expanding(read, &target);
         }
         let read = (tokens > 1).then_some((read, End::Tokens { cuts }, false));
-        Some(Warming { warmer: executor.warmer()?, target, keys: read.into_iter().chain([token]).collect() })
+        Some(Warming { warmer: executor.warmer()?, target, keys: read.into_iter().chain(token).collect() })
     }
 
-    /// Makes them. A plan that cannot be made is not told of here: it fails again where it is asked for.
-    pub(super) fn run(&self, graph: &Graph) {
+    /// Makes them, those of all plans at once: a driver takes a second for the largest, and the time of all is that of the slowest where
+    /// there are cores for them. A plan that cannot be made is not told of here: it fails again where it is asked for.
+    pub(super) fn run<'s>(&'s self, graph: &'s Graph, scope: &'s Scope<'s, '_>) {
         for key in &self.keys {
-            let made = make(graph, &self.target, *key).and_then(|made| (self.warmer)(&made.plan));
-            match made {
-                Ok(()) => log::debug!("kernels are ready for {:?}", key.0),
-                Err(why) => log::debug!("kernels were not made beforehand: {why}"),
-            }
+            scope.spawn(move || {
+                let made = make(graph, &self.target, *key).and_then(|made| (self.warmer)(&made.plan));
+                match made {
+                    Ok(()) => log::debug!("kernels are ready for {:?}", key.0),
+                    Err(why) => log::debug!("kernels were not made beforehand: {why}"),
+                }
+            });
         }
     }
 }

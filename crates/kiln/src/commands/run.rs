@@ -185,7 +185,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         })
     };
     let state = arguments.load_state.as_ref().map(from).transpose()?;
-    let first = First { prompt: prepared.tokens.len(), cuts: sampling.cuts() };
+    let goes_on = arguments.sampling.limit().is_none_or(|limit| limit > 1);
+    let first = First { prompt: prepared.tokens.len(), cuts: sampling.cuts(), goes_on };
     let spare = if arguments.has_states() { 2 } else { 0 };
     let scheduler = arguments.flags.scheduler(&model, spare, Some(first))?;
     if is_watched() {

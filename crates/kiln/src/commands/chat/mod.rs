@@ -73,7 +73,7 @@ impl Loaded {
             bail!("{} has no chat template: it continues texts\nhint: kiln run MODEL PROMPT", name(&model));
         };
         let ends = turn_ends(&model, Some(&template))?;
-        let first = First { prompt: USUAL_PROMPT, cuts: true };
+        let first = First { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
         let scheduler = flags.scheduler(&model, 1, Some(first))?;
         Ok(Loaded { model, template, ends, scheduler })
     }
