@@ -110,6 +110,8 @@ pub struct Settings {
     pub header_timeout: Duration,
     /// How long a client may take nothing of an answer that waits for it.
     pub write_timeout: Duration,
+    /// How long an engine with work may not get on before it counts as hung: longer than any step and any kernel's compilation.
+    pub stall: Duration,
     /// Connections at once; further ones wait to be taken up.
     pub connections: usize,
 }
@@ -142,6 +144,7 @@ impl Settings {
             tracing: None,
             header_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(120),
+            stall: Duration::from_secs(300),
             connections: 4096,
         }
     }
