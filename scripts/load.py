@@ -176,14 +176,14 @@ def rate_of(server, streams, prompt, tokens, processes=8):
     ended = max(times[-1][0] for times in seen)
     first, last = max(times[0][0] for times in seen), min(times[-1][0] for times in seen)
     if last <= first:
-        raise RuntimeError(f"the last of {streams} streams began {first - last:.1f} s after another had ended: ask for more tokens")
+        say(f"note: the last of {streams} streams began {first - last:.1f} s after another had ended: ask for more tokens")
 
     def by(times, moment):
         return max((count for at, count in times if at <= moment), default=0)
 
-    together = sum(by(times, last) - by(times, first) for times in seen)
+    together = max(0, sum(by(times, last) - by(times, first) for times in seen))
     whole = sum(times[-1][1] for times in seen)
-    return {"streams": streams, "tokens_per_second": round(together / (last - first), 1), "seconds_together": round(last - first, 2),
+    return {"streams": streams, "tokens_per_second": round(together / max(last - first, 0.001), 1), "seconds_together": round(last - first, 2),
             "whole_tokens_per_second": round(whole / (ended - began), 1), "all_writing_after": round(first - began, 2), "tokens": whole}
 
 

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::chat::ThinkingBudget;
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
+use crate::seats::Seats;
 use crate::shelf::{Loaded, Shelf};
 use crate::trace::{Tracer, Tracing};
 
@@ -162,6 +163,7 @@ pub(crate) struct App {
     pub(crate) settings: Settings,
     pub(crate) shelf: Shelf,
     pub(crate) tracer: Option<Tracer>,
+    pub(crate) seats: Seats,
     accounts: Vec<Account>,
     draining: AtomicBool,
     pub(crate) started: Instant,
@@ -197,6 +199,7 @@ impl App {
             settings,
             shelf,
             tracer,
+            seats: Seats::default(),
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: now(),
