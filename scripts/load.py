@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import multiprocessing
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -123,6 +125,68 @@ class Server:
         return {"first": first, "whole": time.perf_counter() - start, "text": text, "usage": usage, "id": ids.pop()}
 
 
+def reader(port, body, streams, told):
+    """A process of its own with some streams: when each of their chunks came, and how many tokens there were by then."""
+    seen = [[] for _ in range(streams)]
+
+    def one(i):
+        with socket.create_connection(("127.0.0.1", port), 600) as s:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            s.sendall(head.encode() + body)
+            with s.makefile("rb") as file:
+                status = file.readline()
+                if b" 200 " not in status:
+                    raise RuntimeError(f"{status} {file.read(400)}")
+                for line in file:
+                    # Chunks are not read as JSON: the clients would be what is measured.
+                    if found := COUNT.search(line):
+                        seen[i].append((time.monotonic(), int(found[1])))
+                    elif line.startswith(b"data: [DONE]"):
+                        return
+                    elif line.startswith(b'data: {"error'):
+                        raise RuntimeError(line)
+
+    try:
+        at_once(streams, one)
+        told.put(seen)
+    except Exception as error:
+        told.put(error)
+
+
+COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
+
+
+def rate_of(server, streams, prompt, tokens, processes=8):
+    """Tokens per second that so many streams get through HTTP, while all of them are being written; and from the first request to the last answer."""
+    body = json.dumps({"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+                       "stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
+    told, began = multiprocessing.Queue(), time.monotonic()
+    shares = [len(range(i, streams, processes)) for i in range(min(streams, processes))]
+    readers = [multiprocessing.Process(target=reader, args=(server.port, body, share, told)) for share in shares]
+    for process in readers:
+        process.start()
+    seen = []
+    for _ in readers:
+        one = told.get(timeout=600)
+        if isinstance(one, Exception):
+            raise one
+        seen += one
+    for process in readers:
+        process.join()
+    ended = max(times[-1][0] for times in seen)
+    first, last = max(times[0][0] for times in seen), min(times[-1][0] for times in seen)
+    if last <= first:
+        say(f"note: the last of {streams} streams began {first - last:.1f} s after another had ended: ask for more tokens")
+
+    def by(times, moment):
+        return max((count for at, count in times if at <= moment), default=0)
+
+    together = max(0, sum(by(times, last) - by(times, first) for times in seen))
+    whole = sum(times[-1][1] for times in seen)
+    return {"streams": streams, "tokens_per_second": round(together / max(last - first, 0.001), 1), "seconds_together": round(last - first, 2),
+            "whole_tokens_per_second": round(whole / (ended - began), 1), "all_writing_after": round(first - began, 2), "tokens": whole}
+
+
 def at_once(count, work):
     """Results of `work(i)` on so many threads."""
     results = [None] * count
@@ -130,8 +194,9 @@ def at_once(count, work):
     def one(i):
         try:
             results[i] = work(i)
-        except Exception as error:  # told below; a thread must not die silently
+        except Exception as error:  # raised below; told now, as others may go on for minutes
             results[i] = error
+            say(f"client {i} failed: {error}")
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
     for thread in threads:

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::chat::ThinkingBudget;
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
+use crate::seats::Seats;
 use crate::shelf::{Loaded, Shelf};
 use crate::trace::{Tracer, Tracing};
 
@@ -110,6 +111,8 @@ pub struct Settings {
     pub header_timeout: Duration,
     /// How long a client may take nothing of an answer that waits for it.
     pub write_timeout: Duration,
+    /// How long an engine with work may not get on before it counts as hung: longer than any step and any kernel's compilation.
+    pub stall: Duration,
     /// Connections at once; further ones wait to be taken up.
     pub connections: usize,
 }
@@ -142,6 +145,7 @@ impl Settings {
             tracing: None,
             header_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(120),
+            stall: Duration::from_secs(300),
             connections: 4096,
         }
     }
@@ -159,6 +163,7 @@ pub(crate) struct App {
     pub(crate) settings: Settings,
     pub(crate) shelf: Shelf,
     pub(crate) tracer: Option<Tracer>,
+    pub(crate) seats: Seats,
     accounts: Vec<Account>,
     draining: AtomicBool,
     pub(crate) started: Instant,
@@ -194,6 +199,7 @@ impl App {
             settings,
             shelf,
             tracer,
+            seats: Seats::default(),
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: now(),

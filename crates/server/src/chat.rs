@@ -9,7 +9,6 @@ use kiln_engine::text::{
 };
 use serde_json::{Map, Value};
 
-use crate::app::App;
 use crate::generate::{Form, Job};
 use crate::guard::Caller;
 use crate::params::Params;
@@ -228,15 +227,6 @@ pub(crate) fn check_length(loaded: &Loaded, prompt: usize) -> Result<(), Refusal
         return Err(Refusal::new(Kind::TooLong { prompt, context }, String::new()));
     }
     Ok(())
-}
-
-/// Runs something that takes time off the threads that serve connections.
-pub(crate) async fn blocking<T: Send + 'static>(
-    app: &Arc<App>,
-    work: impl FnOnce(&Arc<App>) -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    let app = Arc::clone(app);
-    tokio::task::spawn_blocking(move || work(&app)).await.map_err(|error| Refusal::internal(&error))?
 }
 
 /// Messages as OpenAI's chat API has them.

@@ -96,11 +96,17 @@ impl Maker<'_> {
         Family::of_template(self.source)
     }
 
-    /// A grammar of calls. A mistake in a schema is found by itself, where its place can be told.
-    fn calls(&self, words: &Words, tools: &[&Tool]) -> Result<CallGrammar, Refusal> {
+    /// A mistake in a schema is found by itself, where its place can be told.
+    fn check(&self, tools: &[&Tool]) -> Result<(), Refusal> {
         for tool in tools.iter().filter(|tool| tool.parameters.as_object().is_some_and(|map| !map.is_empty())) {
             compile(self.loaded, &Rule::JsonSchema(tool.parameters.clone()))?;
         }
+        Ok(())
+    }
+
+    /// A grammar of calls.
+    fn calls(&self, words: &Words, tools: &[&Tool]) -> Result<CallGrammar, Refusal> {
+        self.check(tools)?;
         Ok(self.family().grammar(self.source, tools, self.chat.parallel_calls, &|text| words.write(text)))
     }
 
@@ -159,32 +165,25 @@ impl Maker<'_> {
             let named = |given: &&Value| given["function"]["name"] == tool.name.as_str();
             self.chat.tools.iter().find(named).is_some_and(|given| given["function"]["strict"] == true)
         };
-        let count = offered.iter().filter(|tool| strict(tool)).count();
-        let (family, words) = (self.family(), self.words());
-        // Where values are not written as JSON, a tool that is not strict could not be left free.
-        if count == 0 || (count < offered.len() && !family.writes_json()) {
+        if !offered.iter().any(strict) {
             return Ok(None);
         }
         let free = |tool: &Tool| Tool { parameters: object(), ..tool.clone() };
         let tools: Vec<Tool> =
             offered.iter().map(|tool| if strict(tool) { tool.clone() } else { free(tool) }).collect();
-        let calls = self.calls(&words, &tools.iter().collect::<Vec<_>>())?;
-        if calls.open.is_empty() {
-            // What begins an answer cannot be told from a call before its end.
-            return Ok(None);
+        let tools: Vec<&Tool> = tools.iter().collect();
+        self.check(&tools)?;
+        let (family, words) = (self.family(), self.words());
+        let rules = family.free_grammar(self.source, &tools, self.chat.parallel_calls, &|text| words.write(text));
+        if !family.is_harmony() {
+            return self.behind_thoughts(&words, &rules).map(Some);
         }
-        self.behind_thoughts(&words, &free_but_for(&words, &calls)).map(Some)
+        // Its thoughts are part of the answer, unless the prompt has opened a channel already, where no call can come.
+        match thoughts(&words, self.source, self.generation_prompt) {
+            None => Ok(None),
+            Some(_) => compile(self.loaded, &Rule::Lark(format!("start: answer\n{rules}"))).map(Some),
+        }
     }
-}
-
-/// Rules for an `answer` that is anything, but what begins a region of calls is one.
-fn free_but_for(words: &Words, calls: &CallGrammar) -> String {
-    let open = words.write(calls.open);
-    let answer = match open.starts_with('"') {
-        true => format!("answer: (head rest)* FREE?\nhead[lazy]: /(.|\\n)*{}/\n", as_regex(calls.open)),
-        false => format!("answer: (FREE? {open} rest)* FREE?\n"),
-    };
-    format!("{answer}FREE: /(.|\\n)+/\n{}", calls.rules)
 }
 
 /// One region of calls, or several.
@@ -263,7 +262,7 @@ mod tests {
     use kiln_engine::model::Model;
     use kiln_engine::quantise_recipe::Recipe;
     use kiln_engine::synth::{Preset, Synth};
-    use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+    use kiln_engine::tokenizer::Tokenizer;
 
     use super::*;
 
@@ -272,34 +271,6 @@ mod tests {
         let synth = Synth::new(preset, Recipe::from_name("F32").expect("a recipe"), 11);
         let gguf = kiln_gguf::Gguf::from_bytes(synth.to_bytes().expect("bytes")).expect("a file");
         Arc::clone(&Model::new(gguf).expect("a model").tokenizer)
-    }
-
-    #[test]
-    fn what_begins_a_call_must_be_one_and_all_else_is_free() {
-        let tokenizer = tokenizer();
-        let words = Words::new(&tokenizer);
-        let constraints = Constraints::new(Arc::clone(&tokenizer), None, &[]).expect("the vocabulary fits");
-        let parameters = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
-        let tool = Tool { name: "f".into(), parameters };
-        let family = Family::of_template("<tool_call>");
-        let calls = family.grammar("<tool_call>", &[&tool], true, &|text| words.write(text));
-        let rule = Rule::Lark(format!("start: answer\n{}", free_but_for(&words, &calls)));
-        let compiled = constraints.compile(&rule).unwrap_or_else(|error| panic!("{error}: {rule:?}"));
-        let passes = |text: &str| {
-            let mut rule = compiled.fork();
-            let tokens = tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).expect("it encodes");
-            tokens.into_iter().all(|token| {
-                let mask = rule.mask().expect("a mask");
-                mask[token as usize / 32] >> (token % 32) & 1 == 1 && rule.accept(token).is_ok()
-            }) && rule.may_end()
-        };
-        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>";
-        for good in ["", "Just words, {\"n\": \"x\"} and <tool", &format!("Let me see.\n{call}\n{call} Done.")] {
-            assert!(passes(good), "{good:?}");
-        }
-        for bad in ["<tool_call>what", "a<tool_call>\n{\"name\": \"g\"", &call.replace("1", "\"x\"")] {
-            assert!(!passes(bad), "{bad:?}");
-        }
     }
 
     #[test]

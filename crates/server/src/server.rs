@@ -22,6 +22,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::app::{App, Settings, Tls};
+use crate::lingering::{Lingering, Spoken, Talk};
 use crate::routes::routes;
 use crate::shelf::{Offer, Opened, Sharing, Shelf};
 use crate::trace::Tracer;
@@ -253,11 +254,16 @@ impl Door {
         let stream = Box::pin(stream);
         let (builder, router, stopped) = (self.builder.clone(), self.router.clone(), self.stopped.clone());
         let (tls, patience) = (self.tls.clone(), self.header_timeout);
+        let talk = Arc::<Talk>::default();
         tokio::spawn(async move {
             match tls {
-                None => serve(stream, &builder, router, stopped).await,
+                None => {
+                    let stream = Lingering::new(stream, Arc::clone(&talk));
+                    serve(stream, &builder, router, stopped, talk).await;
+                }
+                // Whoever ends TLS has gone: what it could still read would be no TLS.
                 Some(tls) => match tokio::time::timeout(patience, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => serve(stream, &builder, router, stopped).await,
+                    Ok(Ok(stream)) => serve(stream, &builder, router, stopped, talk).await,
                     Ok(Err(error)) => log::debug!("a client did not agree on TLS: {error}"),
                     Err(_) => log::debug!("a client took too long to agree on TLS"),
                 },
@@ -273,14 +279,17 @@ async fn serve<S>(
     builder: &auto::Builder<TokioExecutor>,
     router: axum::Router,
     mut stopped: watch::Receiver<bool>,
+    talk: Arc<Talk>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let asked = Notify::new();
     let router = TowerToHyperService::new(router);
-    let service = service_fn(|request| {
+    let service = service_fn(|request: hyper::Request<_>| {
         asked.notify_one();
-        router.call(request)
+        talk.asked(request.version());
+        let (answer, talk) = (router.call(request), Arc::clone(&talk));
+        async move { answer.await.map(|answer| answer.map(|body| Spoken { body, talk })) }
     });
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     let goes_down = async {

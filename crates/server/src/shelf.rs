@@ -18,6 +18,7 @@ use crate::chat::ThinkingBudget;
 use crate::metrics::Metrics;
 use crate::params;
 use crate::refusal::{Kind, Refusal};
+use crate::seats::stand_up;
 use crate::slots::Slots;
 
 /// A model that runs, and how many texts it writes at once.
@@ -334,6 +335,7 @@ impl Shelf {
             let mut state = place.state();
             // A model that is handed over, not fetched, is waited for by nobody: clients come back.
             while matches!(state.0, State::Loading) && place.load.is_some() {
+                stand_up();
                 state = place.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             match &mut *state {
@@ -350,6 +352,7 @@ impl Shelf {
             }
         }
         // Whoever comes meanwhile waits for this one.
+        stand_up();
         let loaded = self.load(place);
         place.set(match &loaded {
             Ok(loaded) => State::Here(Arc::clone(loaded)),

@@ -11,6 +11,7 @@ use kiln_system::files::{Output, Overwrite};
 use serde_json::{Value, json};
 
 use crate::refusal::{Kind, Refusal};
+use crate::seats::stand_up;
 use crate::shelf::Loaded;
 
 /// Tokens that are fed at once where some are no longer remembered.
@@ -162,6 +163,7 @@ pub(crate) fn save(
         return Err(Refusal::new(Kind::Invalid, format!("slot {at} holds nothing")));
     }
     let count = tokens.len();
+    stand_up();
     let bytes = loaded.scheduler.with_engine(move |engine| remembered(engine, owner, &tokens))??;
     Output::write(&path, Overwrite::Yes, &bytes).map_err(|error| Refusal::internal(&error))?;
     let took = start.elapsed().as_secs_f64() * 1e3;
@@ -186,6 +188,7 @@ pub(crate) fn restore(
         Refusal::invalid("filename", format!("{name:?} is no saved slot of this model"))
     })?;
     let length = bytes.len();
+    stand_up();
     let tokens = loaded.scheduler.with_engine(move |engine| {
         let sequence = engine.open(owner)?;
         let loaded = engine.load_state(sequence, &bytes).map(|()| engine.tokens(sequence).to_vec());

@@ -126,6 +126,43 @@ fn tools_and_a_shape_give_a_call_or_the_shape() {
 }
 
 #[test]
+fn strict_tools_leave_the_model_free_to_answer_in_every_family() {
+    let marks = [
+        "<tool_call>",
+        "<|start_header_id|> \"parameters\"",
+        "<|header_start|>",
+        "func_name1(",
+        ">>>all",
+        "<function= <parameter=",
+    ];
+    for marks in marks {
+        let server = start_with(settings(), Some(&template(marks)));
+        // One that is strict, and one that is not.
+        let mut tools = tools();
+        tools[0]["function"]["strict"] = json!(true);
+        for seed in 0..3 {
+            let wish = json!({"tools": tools, "max_tokens": 24, "temperature": 1.5, "seed": seed});
+            let reply = chat(&server, wish);
+            assert_eq!(reply.status, 200, "{marks}: {}", reply.body);
+            let choice = &reply.json()["choices"][0];
+            if let Some(call) = choice["message"]["tool_calls"].get(0).filter(|_| choice["finish_reason"] != "length") {
+                let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+                assert!(call["function"]["name"] != "get_weather" || arguments["unit"].is_string(), "{marks}: {call}");
+            }
+        }
+        // What is wrong with a schema that must be kept to is told before anything is written, and where it stands.
+        tools[0]["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "odd"}}});
+        let wrong = chat(&server, json!({"tools": tools}));
+        assert_eq!(
+            (wrong.status, wrong.json()["error"]["code"].as_str()),
+            (400, Some("invalid_json_schema")),
+            "{marks}"
+        );
+        server.stop().unwrap();
+    }
+}
+
+#[test]
 fn the_responses_api_tells_probabilities_and_hands_reasoning_back() {
     let server = start_with(settings(), Some(&template("<think>")));
     let base = json!({"input": "hello", "max_output_tokens": 8, "temperature": 0});

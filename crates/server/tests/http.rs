@@ -199,6 +199,65 @@ fn a_body_that_never_comes_is_not_waited_for() {
     assert!(reply.body.contains("did not come within"), "{}", reply.body);
 }
 
+/// The answer to one who has closed its side; interim ones are passed over.
+fn receive_half_closed(mut stream: TcpStream) -> Option<Reply> {
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).unwrap();
+    let mut said = &said[..];
+    while let Some(rest) = said.strip_prefix(b"HTTP/1.1 102 Processing\r\n\r\n") {
+        said = rest;
+    }
+    (!said.is_empty()).then(|| receive(said))
+}
+
+#[test]
+fn who_closes_its_side_gets_an_answer_and_who_has_gone_ends_its_request() {
+    let server = start();
+    let address = server.address();
+    let long = json!({"max_tokens": 300});
+    let alone = text_of(&post(&server, "/v1/chat/completions", &with(ask("hello"), long.clone())).json());
+    for stream in [false, true] {
+        let wish = with(ask("hello"), with(long.clone(), json!({"stream": stream})));
+        let half = send(address, "POST", "/v1/chat/completions", &[], &wish.to_string());
+        let reply = receive_half_closed(half).expect("it still listens");
+        assert_eq!(reply.status, 200);
+        match stream {
+            false => assert_eq!(text_of(&reply.json()), alone),
+            true => assert!(reply.body.ends_with("data: [DONE]\n\n"), "{}", reply.body),
+        }
+    }
+    for (path, status) in [("/health", 200), ("/v1/models", 200), ("/nowhere", 404)] {
+        let reply = receive_half_closed(send(address, "GET", path, &[], "")).expect("it still listens");
+        assert_eq!(reply.status, status, "{path}");
+    }
+    let bad = receive_half_closed(send(address, "POST", "/v1/chat/completions", &[], "{")).expect("it still listens");
+    assert_eq!(bad.status, 400);
+    // Whoever knows no interim answers cannot be asked, and gets what is ready at once.
+    let mut old = TcpStream::connect(address).unwrap();
+    old.write_all(format!("GET /health HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes()).unwrap();
+    assert_eq!(receive_half_closed(old).expect("it still listens").status, 200);
+    // One that closes both sides has gone: whether it waited for all of the answer, or for more of it.
+    let aborted = || {
+        let metrics = get(&server, "/metrics").body;
+        let line = metrics.lines().find(|line| line.contains("finished_reason=\"abort\""));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u32>().unwrap())
+    };
+    for stream in [false, true] {
+        let before = aborted();
+        let wish = with(ask("hello"), json!({"max_tokens": 450, "stream": stream}));
+        // It may have been answered before it was seen to go: then another goes.
+        wait_until("a request that is given up", || {
+            let gone = send(address, "POST", "/v1/chat/completions", &[], &wish.to_string());
+            wait_until("the text", || running(&server)["num_running_reqs"] != 0);
+            drop(gone);
+            wait_until("its end", || running(&server)["num_running_reqs"] == 0);
+            aborted() > before
+        });
+    }
+    server.stop().unwrap();
+}
+
 #[test]
 fn who_comes_while_the_server_goes_down_is_told_so() {
     let server = start();

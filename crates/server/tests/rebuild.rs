@@ -9,14 +9,54 @@ mod frail;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use client::*;
 use frail::{Fault, Frail, Trigger};
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
-use kiln_engine::run::{Engine, Policy, Scheduler};
-use kiln_server::Server;
+use kiln_engine::run::{Engine, Policy, Request, Scheduler};
+use kiln_server::{Server, Settings};
 use serde_json::json;
+
+#[test]
+fn an_engine_that_hangs_is_not_alive_and_one_that_is_idle_or_busy_is() {
+    let (model, room) = (model(Some(CHATML)), Room { pages: 64, sequences: 4, ..Room::one(512) });
+    let engine = Engine::new(model, Box::new(CpuExecutor::new(Arithmetic::Fast)), room, &mut |_, _| {}).unwrap();
+    let scheduler = Scheduler::start(engine, Policy::default());
+    // Whoever takes events must not block; this one does until the test lets go, and the engine's thread with it.
+    let (go, held) = std::sync::mpsc::channel::<()>();
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let hang = Arc::new(AtomicBool::new(false));
+    let hangs = Arc::clone(&hang);
+    let mut told = false;
+    let request = Request { limit: Some(400), ..Request::new(vec![5, 6, 7]) };
+    let cancel = scheduler.submit(request, move |_| {
+        if hangs.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
+            begin.send(()).unwrap();
+            held.recv().unwrap();
+        }
+        true
+    });
+    let stall = Duration::from_millis(400);
+    let server = Server::listen("127.0.0.1", 0, Settings { stall, ..settings() }).unwrap();
+    assert_eq!(get(&server, "/livez").status, 200, "a server that loads is alive");
+    server.ready(scheduler, 4);
+    // Work that goes on is no hang, however long it takes.
+    assert_eq!(get(&server, "/livez").status, 200);
+    hang.store(true, Ordering::Relaxed);
+    begun.recv().unwrap();
+    wait_until("the hang is seen", || get(&server, "/livez").status == 503);
+    assert!(get(&server, "/livez").body.contains("has not got on"), "{}", get(&server, "/livez").body);
+    cancel.cancel();
+    go.send(()).unwrap();
+    wait_until("the engine goes on", || get(&server, "/livez").status == 200);
+    // An engine without work waits for it, and that is no hang either.
+    wait_until("it is idle", || get(&server, "/loads").json()["num_running_reqs"] == 0);
+    std::thread::sleep(2 * stall);
+    assert_eq!(get(&server, "/livez").status, 200);
+    server.stop().unwrap();
+}
 
 #[test]
 fn a_lost_device_is_told_of_and_the_server_serves_on_when_it_is_back() {

@@ -1,6 +1,7 @@
 //! The CPU executor: runs each step by the operation's own CPU code, which is its reference where nothing faster is
 //! needed.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_gguf::{Gguf, Shared, TensorType, quant};
@@ -14,6 +15,7 @@ use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, R
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
+use crate::run::Pulse;
 use crate::weights;
 
 /// Which code runs the steps.
@@ -35,6 +37,8 @@ pub struct CpuExecutor {
     plans: Vec<Option<Prepared>>,
     /// Where scratch slots of plans lie.
     arena: Arena,
+    /// Who wants to see that it gets on.
+    pulse: Arc<Pulse>,
 }
 
 /// So many small runs in a row give back what a large one computed in: a prompt is followed by a text.
@@ -79,8 +83,9 @@ impl CpuExecutor {
     /// An executor without a model.
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
         let memory = HostMemory::default();
-        let (plans, arena) = (Vec::new(), Arena::default());
-        CpuExecutor { arithmetic, reproducible: false, threads: Threads::default(), memory, n_fixed: 0, plans, arena }
+        let (plans, arena, pulse) = (Vec::new(), Arena::default(), Arc::default());
+        let threads = Threads::default();
+        CpuExecutor { arithmetic, reproducible: false, threads, memory, n_fixed: 0, plans, arena, pulse }
     }
 
     /// Computes on so many threads of its own.
@@ -199,14 +204,22 @@ impl Executor for CpuExecutor {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
-        let arithmetic = self.arithmetic;
+        let (arithmetic, pulse) = (self.arithmetic, Arc::clone(&self.pulse));
         self.pooled(|executor| {
             executor.with_plan(plan, |plan, memory| {
-                plan.steps.iter().for_each(|step| run_call(&step.call, arithmetic, memory))
+                for step in &plan.steps {
+                    // A long prompt of a large model may take minutes.
+                    pulse.beat();
+                    run_call(&step.call, arithmetic, memory);
+                }
             });
         });
         self.settle(plan);
         Ok(())
+    }
+
+    fn watch(&mut self, pulse: &Arc<Pulse>) {
+        self.pulse = Arc::clone(pulse);
     }
 
     fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {

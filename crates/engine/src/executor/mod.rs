@@ -8,6 +8,8 @@ mod threads;
 mod upload;
 mod warm;
 
+use std::sync::Arc;
+
 use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
@@ -23,6 +25,7 @@ use crate::Error;
 use crate::lower::cut::Part;
 use crate::lower::{Target, lower_until};
 use crate::plan::{Fixed, Plan};
+use crate::run::Pulse;
 
 /// A plan an executor has made ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +162,9 @@ pub trait Executor: Send {
 
     /// Gives back memory that it takes again when it runs next, where that costs little.
     fn rest(&mut self) {}
+
+    /// Has somebody who wants to see that it gets on with plans that take long. Where waiting has a limit of its own, nobody need watch.
+    fn watch(&mut self, _pulse: &Arc<Pulse>) {}
 
     /// Reads pieces of shared slots back, one after the other: what a model remembers.
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error>;

@@ -4,6 +4,7 @@
 //! what it needs is there; nobody waits for it before its results are needed.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_gguf::{Gguf, Shared, TensorType};
@@ -16,6 +17,7 @@ use crate::lower::cut::{Part, Streams, cut, holders};
 use crate::lower::{Target, lower_until};
 use crate::placement::Placement;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
+use crate::run::Pulse;
 
 /// Runs plans of one model on several devices.
 pub struct Several {
@@ -441,6 +443,10 @@ impl Executor for Several {
         if let Some(prepared) = self.plans[plan.0].take() {
             prepared.parts.iter().for_each(|part| self.devices[part.device].forget(part.plan));
         }
+    }
+
+    fn watch(&mut self, pulse: &Arc<Pulse>) {
+        self.devices.iter_mut().for_each(|device| device.watch(pulse));
     }
 
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {

@@ -11,6 +11,7 @@ use super::draw::{End, Tokens};
 use super::making::{First, Key, Made, Warming, has, has_caches, make};
 use super::memory::{Count, Held, KINDS, Pool, pools};
 use super::pages::Chain;
+use super::pulse::Pulse;
 use super::shapes;
 use super::source::Answered;
 use crate::Error;
@@ -195,6 +196,11 @@ impl Engine {
     /// Tokens that should go through the model at once at most.
     pub fn batch(&self) -> usize {
         self.executor.batch()
+    }
+
+    /// Has somebody who wants to see that it gets on.
+    pub(super) fn watch(&mut self, pulse: &Arc<Pulse>) {
+        self.executor.watch(pulse);
     }
 
     /// The executor's memory as it is now, where anybody can tell.

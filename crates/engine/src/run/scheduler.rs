@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::embed::{EmbedJob, EmbedRequest};
 use super::engine::Engine;
 use super::load::Load;
+use super::pulse::Pulse;
 use super::request::{Event, Request};
 use super::schedule::{Job, Policy, Schedule};
 use crate::Error;
@@ -55,6 +56,7 @@ pub struct Scheduler {
     device: String,
     context: usize,
     load: Arc<Mutex<Load>>,
+    pulse: Arc<Pulse>,
 }
 
 enum Message {
@@ -138,8 +140,8 @@ impl Scheduler {
         let (to, from) = channel();
         let (model, device, context) = (Arc::clone(engine.model()), engine.describe(), engine.context());
         let schedule = Schedule::new(engine, policy);
-        let load = Arc::new(Mutex::new(schedule.load()));
-        let seen = Arc::clone(&load);
+        let (load, pulse) = (Arc::new(Mutex::new(schedule.load())), Arc::default());
+        let seen = Seen { load: Arc::clone(&load), pulse: Arc::clone(&pulse) };
         let work = move || match rebuild {
             None => drop(run(schedule, &from, &seen, false)),
             Some(rebuild) => run_lasting(schedule, policy, rebuild, &from, &seen),
@@ -147,7 +149,7 @@ impl Scheduler {
         let thread = std::thread::Builder::new().name("kiln engine".into()).spawn(work);
         // Without the thread every request ends with `Error::Stopped`.
         let thread = thread.inspect_err(|error| log::error!("cannot start the engine's thread: {error}")).ok();
-        Scheduler { to, thread, model, device, context, load }
+        Scheduler { to, thread, model, device, context, load, pulse }
     }
 
     /// The model.
@@ -181,6 +183,11 @@ impl Scheduler {
     /// What it is doing.
     pub fn load(&self) -> Load {
         *self.load.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For how long its thread has not got on with the work that it has; none where it has none, or is being built again.
+    pub fn silent(&self) -> Option<Duration> {
+        self.pulse.silent()
     }
 
     /// Hands a request in. Its events go to `sink` on the engine's thread, which must not block; `false` from it cancels.
@@ -255,17 +262,24 @@ impl Drop for Scheduler {
     }
 }
 
+/// What others see of the engine's thread.
+struct Seen {
+    load: Arc<Mutex<Load>>,
+    pulse: Arc<Pulse>,
+}
+
+impl Seen {
+    fn tell(&self, load: Load) {
+        *self.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+    }
+}
+
 /// The engine's thread, where an engine that was lost is built again.
-fn run_lasting(
-    mut schedule: Schedule,
-    policy: Policy,
-    mut rebuild: Rebuild,
-    from: &Receiver<Message>,
-    load: &Mutex<Load>,
-) {
-    while let Some(why) = run(schedule, from, load, true) {
-        let lost = Load { lost: true, rebuilding: true, ..Load::default() };
-        *load.lock().unwrap_or_else(PoisonError::into_inner) = lost;
+fn run_lasting(mut schedule: Schedule, policy: Policy, mut rebuild: Rebuild, from: &Receiver<Message>, seen: &Seen) {
+    while let Some(why) = run(schedule, from, seen, true) {
+        seen.tell(Load { lost: true, rebuilding: true, ..Load::default() });
+        // How long weights take to load again, nobody knows.
+        seen.pulse.rest();
         log::warn!("{}; the engine is built again", why.lines().next().unwrap_or_default());
         let (mut tries, mut wait) = (0, FIRST_WAIT);
         let engine = loop {
@@ -280,7 +294,7 @@ fn run_lasting(
         };
         log::info!("the engine runs again on {}", engine.describe());
         schedule = Schedule::new(engine, policy);
-        *load.lock().unwrap_or_else(PoisonError::into_inner) = schedule.load();
+        seen.tell(schedule.load());
     }
 }
 
@@ -302,21 +316,29 @@ fn refuse_for(time: Duration, why: &str, from: &Receiver<Message>) -> bool {
 }
 
 /// The next message, however long it takes. An engine that nobody asks for some seconds rests.
-fn wait(schedule: &mut Schedule, from: &Receiver<Message>) -> Option<Message> {
-    match from.recv_timeout(RESTLESS) {
+fn wait(schedule: &mut Schedule, from: &Receiver<Message>, pulse: &Pulse) -> Option<Message> {
+    pulse.rest();
+    let message = match from.recv_timeout(RESTLESS) {
         Err(RecvTimeoutError::Timeout) => {
+            pulse.beat();
             schedule.engine().rest();
+            pulse.rest();
             from.recv().ok()
         }
         message => message.ok(),
-    }
+    };
+    pulse.beat();
+    message
 }
 
 /// The engine's thread. It ends where it was told to, or, if wanted, once a device was lost and everybody knows: with the reason.
-fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>, until_lost: bool) -> Option<String> {
+fn run(mut schedule: Schedule, from: &Receiver<Message>, seen: &Seen, until_lost: bool) -> Option<String> {
+    schedule.engine().watch(&seen.pulse);
     loop {
+        seen.pulse.beat();
         // While there is work, only what has come already is taken in.
-        let mut message = if schedule.is_idle() { wait(&mut schedule, from) } else { from.try_recv().ok() };
+        let mut message =
+            if schedule.is_idle() { wait(&mut schedule, from, &seen.pulse) } else { from.try_recv().ok() };
         while let Some(next) = message {
             match next {
                 Message::Job(job) => schedule.add(*job),
@@ -330,7 +352,7 @@ fn run(mut schedule: Schedule, from: &Receiver<Message>, load: &Mutex<Load>, unt
             message = from.try_recv().ok();
         }
         schedule.step();
-        *load.lock().unwrap_or_else(PoisonError::into_inner) = schedule.load();
+        seen.tell(schedule.load());
         if until_lost && let Some(why) = schedule.lost() {
             return Some(why.to_owned());
         }

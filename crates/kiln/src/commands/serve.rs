@@ -78,6 +78,9 @@ pub(crate) struct Arguments {
     /// How long a request may take in all, as 90s or 10m; without it as long as it takes
     #[arg(long, value_name = "TIME", value_parser = duration)]
     request_timeout: Option<Duration>,
+    /// How long an engine with work may not get on, as 10m, before `/livez` calls it hung (503); more than any step takes, and than KILN_TIMEOUT
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    stall_timeout: Duration,
     /// How long a model stays loaded that nobody asks for, as 5m or 1h [default: for ever with one model, else 5m]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     keep_alive: Option<Duration>,
@@ -253,6 +256,7 @@ impl Arguments {
             pooling: self.pooling,
             usual: self.usual()?,
             tracing: self.otlp_endpoint.as_deref().filter(|url| !url.is_empty()).map(tracing).transpose()?,
+            stall: self.stall_timeout,
             drain: Duration::from_secs(self.drain),
             // Every connection is an open file; whoever comes beyond waits to be taken up.
             connections: connections(open_files(), usual.connections),

@@ -13,11 +13,12 @@ use serde_json::{Map, Value, json};
 use super::Totals;
 use crate::app::{App, fresh_id};
 use crate::body::Body;
-use crate::chat::{Chat, ThinkingBudget, ToolChoice, blocking, effort, thinking};
+use crate::chat::{Chat, ThinkingBudget, ToolChoice, effort, thinking};
 use crate::generate::{Answer, Generation, Part, Stop};
 use crate::guard::Caller;
 use crate::params::{Params, stop_strings};
 use crate::refusal::{Kind, Refusal};
+use crate::seats::blocking;
 use crate::shape;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 

@@ -13,11 +13,12 @@ use serde_json::{Map, Value, json};
 use super::{Pace, Totals, chat_logprobs, finish_reason, stop_reason};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
-use crate::chat::{self, Chat, ThinkingBudget, ToolChoice, blocking};
+use crate::chat::{self, Chat, ThinkingBudget, ToolChoice};
 use crate::generate::{Answer, Generation, Job, Part};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::Refusal;
+use crate::seats::blocking;
 use crate::shape::ShapeFields;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 

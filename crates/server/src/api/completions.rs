@@ -17,12 +17,13 @@ use super::chat_completions::{StreamOptions, WithoutEffect, fingerprint};
 use super::{Pace, Totals, finish_reason, finite, infill, stop_reason, token_text};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
-use crate::chat::{blocking, check_length};
+use crate::chat::check_length;
 use crate::generate::{Answer, Form, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::Refusal;
 use crate::rule;
+use crate::seats::{blocking, stand_up};
 use crate::shape::ShapeFields;
 use crate::shelf::Loaded;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
@@ -226,6 +227,7 @@ fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>, gone: &AtomicBool
         return Ok(Echo { text, tokens });
     }
     // An owner that nobody else has: nothing is shared with others.
+    stand_up();
     let sequence = loaded.scheduler.with_engine(|engine| engine.open(u64::MAX))??;
     for (piece, at) in fed.chunks(MEASURE).zip((0..).step_by(MEASURE)) {
         let (piece, next) = (piece.to_vec(), prompt[at + 1..].to_vec());

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use super::completions::prompt_tokens;
 use crate::app::App;
 use crate::body::Body;
-use crate::chat::blocking;
 use crate::guard::Caller;
 use crate::refusal::{Kind, Refusal};
+use crate::seats::blocking;
 use crate::shelf::Loaded;
 use crate::wire::json as reply;
 

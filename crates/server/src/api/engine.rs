@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::chat::blocking;
 use crate::refusal::{Kind, Refusal};
+use crate::seats::{blocking, stand_up};
 use crate::shelf::{Loaded, Place};
 use crate::wire::json as reply;
 
@@ -23,6 +23,7 @@ const OWNER: u64 = u64::MAX;
 fn memory(loaded: &Loaded) -> Value {
     let mut seen = loaded.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if seen.is_none_or(|(at, _)| at.elapsed() > MEMORY_KEPT) {
+        stand_up();
         let found = loaded.scheduler.with_engine(|engine| engine.memory()).unwrap_or_default();
         *seen = Some((Instant::now(), found));
     }
@@ -92,6 +93,7 @@ pub(crate) async fn kernels(State(app): State<Arc<App>>, Query(which): Query<Whi
     let times = blocking(&app, move |app| {
         let place = place(app, &which)?;
         let missing = || Refusal::new(Kind::Unavailable, format!("the model `{}` is not loaded", place.name));
+        stand_up();
         Ok(place.peek().ok_or_else(missing)?.scheduler.with_engine(step)??)
     })
     .await?;

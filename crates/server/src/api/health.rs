@@ -35,14 +35,21 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Refus
     }
 }
 
-/// The process answers, and its engine has not died.
+/// The process answers, and its engine has not died and does not hang.
 pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
     // An engine that can be had again is no reason to end the process.
     let stopped = |l: &Loaded| !l.scheduler.is_running() && !l.scheduler.load().rebuilding;
     let dead = |place: &Place| !place.can_load() && place.peek().is_some_and(|loaded| stopped(&loaded));
-    match app.shelf.places().iter().any(dead) {
-        true => (StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped\n").into_response(),
-        false => reply(&json!({"status": "alive"})),
+    if app.shelf.places().iter().any(dead) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped\n").into_response();
+    }
+    let silent = app.shelf.places().iter().filter_map(|place| place.peek()?.scheduler.silent()).max();
+    match silent.filter(|silent| *silent > app.settings.stall) {
+        Some(silent) => {
+            let why = format!("the engine has work and has not got on with it for {} s\n", silent.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
+        None => reply(&json!({"status": "alive"})),
     }
 }
 

@@ -17,11 +17,12 @@ use super::chat_completions::WithoutEffect;
 use super::{Totals, chat_logprobs};
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
-use crate::chat::{self, Chat, ToolChoice, blocking};
+use crate::chat::{self, Chat, ToolChoice};
 use crate::generate::{Answer, Generation, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::refusal::Refusal;
+use crate::seats::blocking;
 use crate::shape;
 use crate::wire::{Frames, Framing, Wire, json as reply, stream};
 

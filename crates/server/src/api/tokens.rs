@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::{chat_completions, token_text};
 use crate::app::App;
 use crate::body::Body;
-use crate::chat::blocking;
 use crate::refusal::Refusal;
+use crate::seats::blocking;
 use crate::wire::json as reply;
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

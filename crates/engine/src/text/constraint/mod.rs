@@ -240,8 +240,11 @@ impl Words {
 
 /// Errors come with contexts of many lines.
 fn one_line(error: &str) -> String {
-    let line = error.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown");
-    line.chars().take(300).collect()
+    let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
+    let line = lines.next().unwrap_or("unknown");
+    // What is wrong with a regex stands below a picture of it.
+    let reason = lines.next_back().and_then(|last| last.strip_prefix("error: ")).filter(|_| line.ends_with(':'));
+    [line, reason.unwrap_or_default()].join(" ").trim_end().chars().take(300).collect()
 }
 
 /// The bytes of a token for the trie: control tokens behind a mark, so that no text makes them; nothing for tokens that

@@ -15,7 +15,7 @@ pub(super) struct Form {
     /// What comes after; empty where nothing does.
     pub(super) close: &'static str,
     /// What stands between two objects that are in no array.
-    between: &'static str,
+    pub(super) between: &'static str,
     /// The object's only key is the name.
     pub(super) name_is_key: bool,
     /// Calls stand only at the beginning, and an object with other keys is none.

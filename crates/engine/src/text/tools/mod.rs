@@ -160,11 +160,6 @@ impl Family {
         matches!(self.format, Format::Harmony)
     }
 
-    /// Whether arguments are written as JSON.
-    pub fn writes_json(&self) -> bool {
-        matches!(self.format, Format::Json(_) | Format::Named(_) | Format::Functionary | Format::Harmony)
-    }
-
     /// The texts that a call begins with. In open reasoning, one of them ends it.
     pub fn openings(&self) -> &'static [&'static str] {
         match self.format {

@@ -1,6 +1,7 @@
 //! Grammars of calls: what a model may write where it must call a tool, in the form that its family writes calls in. They are in
 //! `llguidance`'s Lark; what they allow, the readers of this folder read.
 
+mod free;
 mod values;
 
 use std::fmt::Write as _;
@@ -50,6 +51,12 @@ struct Rules<'a> {
     text: String,
     /// Names of rules that are written once.
     known: Vec<&'static str>,
+}
+
+/// The name of an argument: one of a schema, or any, by a rule.
+enum Key<'k> {
+    Own(&'k str),
+    Any(String),
 }
 
 /// The schema of a tool's arguments; a tool without one takes none.
@@ -188,8 +195,13 @@ impl Rules<'_> {
         for (i, tool) in self.tools.iter().enumerate() {
             let root = schema(tool);
             let mut parameters = Vec::new();
+            if values::takes_anything(&root) {
+                let name = self.once("KEY", values::KEY).to_owned();
+                let any = json!({"type": "string"});
+                parameters.push(format!("({})*", self.tagged_value(form, "any", &Key::Any(name), &any, &root, &line)));
+            }
             for (n, (key, own)) in root["properties"].as_object().into_iter().flatten().enumerate() {
-                let value = self.tagged_value(form, &format!("value_{i}_{n}"), key, own, &root, &line);
+                let value = self.tagged_value(form, &format!("value_{i}_{n}"), &Key::Own(key), own, &root, &line);
                 let required = root["required"].as_array().is_some_and(|names| names.iter().any(|name| name == key));
                 parameters.push(if required { value } else { format!("({value})?") });
             }
@@ -215,7 +227,7 @@ impl Rules<'_> {
         &mut self,
         form: &'static tagged::Form,
         name: &str,
-        key: &str,
+        key: &Key,
         own: &Json,
         root: &Json,
         line: &str,
@@ -229,7 +241,12 @@ impl Rules<'_> {
             false => "",
         };
         let edge = if form.trim { "\n" } else { "" };
-        let head = self.word(&format!("{}{key}{attribute}{}", form.key.0, form.key.1));
+        let head = match key {
+            Key::Own(key) => self.word(&format!("{}{key}{attribute}{}", form.key.0, form.key.1)),
+            Key::Any(rule) => {
+                format!("{} {rule} {}", self.word(form.key.0), self.word(&format!("{attribute}{}", form.key.1)))
+            }
+        };
         let head = match form.value {
             "" => format!("{head} {}", self.word(edge)),
             value => format!("{head} {line} {}", self.word(value)),
@@ -249,7 +266,7 @@ impl Rules<'_> {
 
     /// Calls as Python writes them.
     fn python(&mut self, form: &'static python::Form) -> Frame {
-        let any: Vec<String> = (0..self.tools.len()).map(|i| self.python_call(i)).collect();
+        let any: Vec<String> = (0..self.tools.len()).map(|i| self.python_call(i).0).collect();
         self.add("call", &any.join(" | "));
         // At the beginning the bracket itself is what opens.
         let (open, close) = match form.at_start {
@@ -262,13 +279,14 @@ impl Rules<'_> {
         (open, None)
     }
 
-    fn python_call(&mut self, i: usize) -> String {
+    /// The rule of a call, and its arguments.
+    fn python_call(&mut self, i: usize) -> (String, String) {
         let tool = self.tools[i];
         let arguments = self.arguments(&schema(tool), &Style::python(), |key| format!("{key}="), i);
         let name = format!("call_{i}");
         let rule = format!("{} {arguments} {}", self.word(&format!("{}(", tool.name)), self.word(")"));
         self.add(&name, &rule);
-        name
+        (name, arguments)
     }
 
     fn gemma(&mut self, form: &'static gemma::Form) -> Frame {

@@ -143,6 +143,115 @@ fn what_may_be_written_is_read_as_calls() {
     assert!(ended > 60, "only {ended} texts came to an end");
 }
 
+/// A call of the only tool with `{"n": 1}`, and how it looks with other arguments.
+const CALLS: &[(&str, &str)] = &[
+    ("hermes", "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call> Done."),
+    ("llama-3", "{\"name\": \"f\", \"parameters\": {\"n\": 1}}"),
+    ("llama-3", "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"n\": 1}}"),
+    ("llama-3", "\n{ \"name\":\"f\",\n \"arguments\" : {\"n\": 1} }; {\"name\": \"f\", \"parameters\": {\"n\": 1}}"),
+    ("llama-4", "[f(n=1)]"),
+    ("llama-4", "<|python_start|>[f(n=1), f(n=1)]<|python_end|>"),
+    ("pythonic", "[f(n=1), f(n=1)]"),
+    ("lfm2", "Well, <|tool_call_start|>[f(n=1)]<|tool_call_end|> there."),
+    ("functionary-3.2", "f\n{\"n\": 1}"),
+    ("functionary-3.2", "all\nLet me see.>>>f\n{\"n\": 1}\n>>>f\n{\"n\": 1}"),
+    ("gpt-oss", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"n\": 1}"),
+    ("gpt-oss", " to=functions.f<|channel|>commentary json<|message|>{\"n\": 1}"),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{\"n\": 1}",
+    ),
+];
+
+/// Answers that are no calls.
+const WORDS: &[(&str, &str)] = &[
+    ("hermes", "Just words, {\"n\": \"x\"} and <tool"),
+    ("llama-3", "Just words, {\"name\": \"f\", \"parameters\": {}}"),
+    ("llama-3", "{\"answer\": 42, \"name\": \"g\"}"),
+    ("llama-3", "{\"name\": \"free\"}"),
+    ("llama-4", "[1, 2, f(n=0)]"),
+    ("llama-4", "f(n=0) is [f(x)"),
+    ("pythonic", "[see here](http://x)"),
+    ("functionary-3.2", "all\nf(n) > 1 >> 2"),
+    ("gpt-oss", "<|channel|>final<|message|>to=functions.f it is"),
+    ("gpt-oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>{\"n\": 2}"),
+];
+
+#[test]
+fn what_is_a_call_fits_and_all_else_is_free() {
+    let (tokenizer, constraints) = vocabulary();
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let f = Tool { name: "f".into(), parameters };
+    let compiled = |family: &str, tools: &[&Tool]| {
+        let family = Family::by_name(family).expect("the family exists");
+        let rule = Rule::Lark(format!("start: answer\n{}", family.free_grammar("", tools, true, &plain)));
+        constraints.compile(&rule).unwrap_or_else(|error| panic!("{}: {error}\n{rule:?}", family.name))
+    };
+    for (family, call) in CALLS {
+        let rule = compiled(family, &[&f]);
+        assert!(passes(&tokenizer, &rule, call), "{family} should allow {call:?}");
+        for (right, wrong) in
+            [("1", "\"x\""), ("1", "None"), ("1", "1.5"), ("{\"n\": 1}", "{}"), ("n=1", ""), ("n=1", "n=1, m=1")]
+        {
+            let wrong = call.replace(right, wrong);
+            assert!(wrong == *call || !passes(&tokenizer, &rule, &wrong), "{family} should not allow {wrong:?}");
+        }
+        // What the grammar takes for a call is one for the reader, and nothing else of it is.
+        if *family != "gpt-oss" {
+            let (_, calls) = run(family, vec![f.clone()], &[call]);
+            assert_eq!(
+                calls.len(),
+                call.matches("n=1").count() + call.matches("\"n\": 1").count(),
+                "{family}: {call:?}"
+            );
+            assert!(calls.iter().all(|(_, arguments, _)| arguments == "{\"n\": 1}"), "{family}: {calls:?}");
+        }
+        // One that is not strict beside it takes what it likes, in whatever order.
+        let free = Tool { name: "g".into(), parameters: json!({"type": "object"}) };
+        let both = compiled(family, &[&f, &free]);
+        assert!(passes(&tokenizer, &both, call), "{family} should allow {call:?}");
+        let other = call
+            .replace("\"f\"", "\"g\"")
+            .replace("f(", "g(")
+            .replace("functions.f", "functions.g")
+            .replace("f\n{", "g\n{");
+        let other =
+            other.replace("{\"n\": 1}", "{\"a\": [\"b\", null]}").replace("n=1", "a=[\"b\", None], c={\"d\": 2}");
+        assert!(passes(&tokenizer, &both, &other), "{family} should allow {other:?}");
+    }
+    for (family, words) in WORDS {
+        let rule = compiled(family, &[&f]);
+        assert!(passes(&tokenizer, &rule, words), "{family} should allow {words:?}");
+        if *family != "gpt-oss" {
+            assert!(run(family, vec![f.clone()], &[words]).1.is_empty(), "{family}: {words:?}");
+        }
+    }
+}
+
+#[test]
+fn arguments_without_a_schema_are_free_in_every_form() {
+    let (tokenizer, constraints) = vocabulary();
+    let tool = Tool { name: "weather".into(), parameters: json!({"type": "object"}) };
+    let now = Tool { name: "now".into(), parameters: Json::Null };
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for (family, text) in WRITTEN {
+        let text = text.strip_prefix("all\nSure.>>>").or(text.strip_prefix("Sure.")).unwrap_or(text);
+        let rule =
+            |tool: &Tool| constraints.compile(&grammar(family, &[tool, &now], true, &plain)).expect("it compiles");
+        if !passes(&tokenizer, &rule(&weather()), text) {
+            continue; // Another way to write calls than the one that models are made to.
+        }
+        seen += 1;
+        // Whether a value is a text cannot be known, and tags tell it.
+        let text = text.replace("string=\"false\"", "string=\"true\"");
+        if !passes(&tokenizer, &rule(&tool), &text) {
+            wrong.push(format!("{family}: {text:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(seen > 20, "only {seen} were tried");
+}
+
 #[test]
 fn channels_and_control_tokens_are_tokens() {
     let (tokenizer, constraints) = vocabulary();
@@ -167,6 +276,28 @@ fn channels_and_control_tokens_are_tokens() {
     }
     assert!(passes(&tokenizer, &thinks, &format!("<|start|>assistant{call}")));
     assert!(!allows(&thinks.mask().expect("a mask should come"), end));
+    // The same where it need not call, and where a call comes behind a mark that is a token.
+    let family = Family::by_name("gpt-oss").expect("it is one");
+    let rule = Rule::Lark(format!("start: answer\n{}", family.free_grammar("", &[&weather], true, &mark)));
+    let mut free = constraints.compile(&rule).unwrap_or_else(|error| panic!("{error}: {rule:?}"));
+    for token in
+        tokenizer.encode("<|channel|>analysis<|message|>hm", AddSpecial::No, ParseSpecial::No).expect("it encodes")
+    {
+        free.accept(token).expect("it is allowed");
+    }
+    assert!(!free.may_end() && allows(&free.mask().expect("a mask should come"), start));
+    free.accept(start).expect("it is allowed");
+    assert!(passes(&tokenizer, &free, &format!("<|start|>assistant{call}")));
+    assert!(!passes(&tokenizer, &free, &format!("<|start|>assistant{}", call.replace("\"x\"", "1"))));
+    assert!(passes(&tokenizer, &free, "<|start|>assistant<|channel|>final<|message|>Well."));
+    let mark = |text: &str| words.write(&text.replace("<|python_tag|>", "<|im_start|>"));
+    let family = Family::by_name("llama-3").expect("it is one");
+    let rule = Rule::Lark(format!("start: answer\n{}", family.free_grammar("", &[&weather], true, &mark)));
+    let mut tagged = constraints.compile(&rule).unwrap_or_else(|error| panic!("{error}: {rule:?}"));
+    assert!(passes(&tokenizer, &tagged, "Well."));
+    tagged.accept(start).expect("it is allowed");
+    assert!(passes(&tokenizer, &tagged, "{\"name\": \"weather\", \"parameters\": {\"place\": \"x\"}}"));
+    assert!(!passes(&tokenizer, &tagged, "Well."), "behind the mark a call must come");
 }
 
 #[test]

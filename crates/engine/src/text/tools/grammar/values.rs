@@ -51,6 +51,11 @@ pub(super) fn with_definitions(schema: &Json, root: &Json) -> Json {
     schema
 }
 
+/// Whether a schema says nothing of the arguments that may come: then all may.
+pub(super) fn takes_anything(root: &Json) -> bool {
+    root["properties"].as_object().is_none_or(Map::is_empty) && root["additionalProperties"] != false
+}
+
 /// The texts that a value can be, where there are only some.
 pub(super) fn texts(schema: &Json) -> Option<Vec<&str>> {
     let listed: Vec<&Json> = match (schema.get("enum").and_then(Json::as_array), schema.get("const")) {
@@ -83,6 +88,11 @@ impl Rules<'_> {
         key: impl Fn(&str) -> String,
         number: usize,
     ) -> String {
+        if takes_anything(root) {
+            let (value, name, colon) = (self.anything(style), self.once("KEY", KEY), self.word(&key("")));
+            let (comma, pair) = (self.word(style.between), format!("{name} {colon} {value}"));
+            return format!("({pair} ({comma} {pair})*)?");
+        }
         self.members(root, root, style, &key, &format!("m_{number}"), 0)
     }
 
@@ -218,7 +228,7 @@ impl Rules<'_> {
         let (comma, colon) = (self.word(style.between), self.word(style.colon));
         let key = match style.quote {
             None => text.clone(),
-            Some(_) => self.once("KEY", "KEY: /[A-Za-z_][A-Za-z0-9_]*/").to_owned(),
+            Some(_) => self.once("KEY", KEY).to_owned(),
         };
         let [a, b, c, d] = ["[", "]", "{", "}"].map(|bracket| self.word(bracket));
         self.add("anything", &format!("{text} | {number} | {} | array | object", words.join(" | ")));
@@ -229,4 +239,5 @@ impl Rules<'_> {
     }
 }
 
+pub(super) const KEY: &str = "KEY: /[A-Za-z_][A-Za-z0-9_]*/";
 const NUMBER: &str = r"NUMBER: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][-+]?[0-9]{1,2})?/";
