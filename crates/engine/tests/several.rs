@@ -233,6 +233,81 @@ fn weights_of_the_cpu_are_brought_to_a_gpu_for_long_prompts() {
     }
 }
 
+/// Pieces of prompts behind others, of one text and of several, after forks and swaps and between single tokens: all that earlier pieces left
+/// in caches is read by later ones, wherever those are computed.
+fn pieces(model: &Arc<Model>, executor: Box<dyn Executor>) -> Vec<f32> {
+    let mut engine = Engine::new(Arc::clone(model), executor, room(model), &mut |_, _| {}).unwrap();
+    let ids: Vec<_> = (0..2).map(|_| engine.open(0).unwrap()).collect();
+    let mut all = Vec::new();
+    let mut feed = |engine: &mut Engine, entries: &[(kiln_engine::run::SequenceId, &[u32])]| {
+        let entries: Vec<Entry<'_>> =
+            entries.iter().map(|&(sequence, tokens)| Entry { sequence, tokens, wanted: Wanted::Last }).collect();
+        all.extend(engine.feed(&entries).unwrap().into_iter().flatten());
+    };
+    feed(&mut engine, &[(ids[0], &text(50, 1))]);
+    feed(&mut engine, &[(ids[0], &text(40, 2)), (ids[1], &text(30, 3))]);
+    feed(&mut engine, &[(ids[0], &[7]), (ids[1], &[9])]);
+    let fork = engine.fork(ids[0]).unwrap();
+    feed(&mut engine, &[(ids[0], &text(33, 4)), (fork, &text(20, 5)), (ids[1], &text(21, 6))]);
+    engine.swap_out(ids[0]).unwrap();
+    engine.swap_in(ids[0]).unwrap();
+    feed(&mut engine, &[(ids[0], &text(40, 7)), (fork, &[8])]);
+    for id in [ids[0], ids[1], fork] {
+        feed(&mut engine, &[(id, &[3])]);
+    }
+    all
+}
+
+/// An executor with layers on the CPU, whose long prompts are computed by the GPU from 4 columns on.
+fn streaming(model: &Model, placement: &Placement) -> Option<Several> {
+    let devices = [On::Gpu, On::Cpu].into_iter().map(|on| executor(on, 0)).collect::<Option<Vec<_>>>()?;
+    Some(Several::new(devices, placement.clone(), &plain(model)).streaming(0, 4, &plain(model)))
+}
+
+/// Layers of the CPU are computed by the GPU for long prompts, with the caches and states that earlier tokens left, and leave theirs behind.
+#[test]
+fn caches_come_along_to_the_gpu_and_go_back() {
+    let presets = ["tiny-llama", "tiny-gemma2", "tiny-qwen3moe", "tiny-gpt-oss", "tiny-deepseek2"];
+    for preset in presets.into_iter().chain(["tiny-rwkv7", "tiny-mamba2", "tiny-qwen3next", "tiny-qwen2"]) {
+        let model = model(preset);
+        let want = pieces(&model, executor(On::Cpu, 0).unwrap());
+        let layers = Placement { layers: vec![1, 1, 0], experts: vec![1, 1, 0], ..Placement::whole(0, LAYERS) };
+        let all = Placement { input: 1, output: 0, ..Placement::whole(1, LAYERS) };
+        let middle = Placement { layers: vec![0, 1, 0], experts: vec![0, 1, 0], ..Placement::whole(0, LAYERS) };
+        for placement in [layers, all, middle] {
+            let Some(executor) = streaming(&model, &placement) else { return };
+            let error = nmse(&pieces(&model, Box::new(executor)), &want);
+            assert!(error <= 1e-6, "{preset}: {placement:?}: {error:.1e}");
+        }
+    }
+}
+
+/// A long prompt crosses over to the GPU once, and comes back as logits: one stay of a layer there follows the other. Single tokens stay with
+/// the CPU's layers, and so do the caches if a prompt is short for the number of its texts.
+#[test]
+fn whole_layers_move_for_long_prompts() {
+    for preset in ["tiny-llama", "tiny-gemma2"] {
+        let model = model(preset);
+        let placement = Placement { layers: vec![1, 1, 0], experts: vec![1, 1, 0], input: 1, ..Placement::whole(0, LAYERS) };
+        let Some(executor) = streaming(&model, &placement) else { return };
+        let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
+        let devices = |shape: BatchShape| -> Vec<usize> {
+            let parts = executor.parts(graph.plan(shape).unwrap(), None).unwrap();
+            parts.iter().map(|part| part.device).collect()
+        };
+        assert_eq!(devices(BatchShape::new(64, 1)), [1, 0, 0], "{preset}: the embedding, a layer, a layer with the rest");
+        assert_eq!(devices(BatchShape::new(1, 1)), [1, 0], "{preset}");
+        let many = BatchShape { pieces: 17, ..BatchShape::new(64, 1) };
+        assert!(devices(many).len() > 3, "{preset}: attention stays: {:?}", devices(many));
+        let parts = executor.parts(graph.plan(BatchShape::new(64, 1)).unwrap(), None).unwrap();
+        let count = |part: usize, kind: &SlotKind| parts[part].plan.slots.iter().filter(|slot| slot.kind == *kind).count();
+        let crossing = |part: usize| [SlotKind::Arriving, SlotKind::Kept, SlotKind::Leaving].map(|kind| count(part, &kind));
+        assert_eq!((crossing(0), crossing(1), crossing(2)), ([0, 0, 1], [1, 1, 0], [0, 1, 0]), "{preset}");
+        let text = parts.iter().map(|part| part.plan.print()).collect::<String>();
+        assert!(text.contains("0.attention") && text.contains("flash_attention"), "{text}");
+    }
+}
+
 /// With experts on the CPU only what they read and what they make crosses over, and each layer is two stays on the GPU.
 #[test]
 fn experts_on_the_cpu_take_little_across() {
