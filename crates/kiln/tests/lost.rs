@@ -89,6 +89,19 @@ fn lines(from: impl std::io::Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
+/// Status and body of an answer.
+fn ask(port: u16, head: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let length = body.len();
+    let head = format!("{head} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n");
+    write!(stream, "{head}Content-Length: {length}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
+    (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
 /// A server that ends with the test.
 struct Server {
     child: Child,
@@ -129,15 +142,7 @@ impl Server {
     }
 
     fn ask(&self, head: &str, body: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let length = body.len();
-        let head = format!("{head} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n");
-        write!(stream, "{head}Content-Length: {length}\r\n\r\n{body}").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{answer}"));
-        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+        ask(self.port, head, body)
     }
 
     /// The text of a short request, or what was answered in its place.
@@ -166,12 +171,11 @@ impl Server {
     /// Takes the device away while a long text is written; gives what comes of that text.
     fn lose(&self, place: &Place) -> (u16, String) {
         let body = r#"{"prompt": "The", "max_tokens": 100000, "temperature": 0, "ignore_eos": true}"#;
-        std::thread::scope(|scope| {
-            let answer = scope.spawn(|| self.ask("POST /v1/completions", body));
-            std::thread::sleep(Duration::from_millis(300));
-            place.unplug();
-            answer.join().unwrap()
-        })
+        let port = self.port;
+        let answer = std::thread::spawn(move || ask(port, "POST /v1/completions", body));
+        std::thread::sleep(Duration::from_millis(300));
+        place.unplug();
+        answer.join().unwrap()
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, StepTime, Submission, Uploader, counter_bytes};
+use kiln_gpu::{
+    Address, Buffer, Commands, Device, MemoryKind, Recorder, Shader, StepTime, Submission, Uploader, counter_bytes,
+};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};

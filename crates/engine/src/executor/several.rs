@@ -72,7 +72,9 @@ impl Streaming {
     fn should_visit(&self, fixed: &Fixed) -> bool {
         let bytes = |states: bool| {
             let mut places: HashMap<usize, usize> = HashMap::new();
-            for (slot, place) in fixed.slots.iter().zip(&self.visits).filter(|(s, _)| (s.kind == SlotKind::State) == states) {
+            for (slot, place) in
+                fixed.slots.iter().zip(&self.visits).filter(|(s, _)| (s.kind == SlotKind::State) == states)
+            {
                 place.iter().for_each(|place| {
                     let most = places.entry(*place).or_default();
                     *most = slot.bytes.max(*most);
@@ -180,8 +182,7 @@ impl Several {
         let slots = held(|kind| *kind == SlotKind::Weight);
         let (visits, largest) = (visits(plans, &remembers), largest_layer(plans, &slots));
         let any = slots.contains(&true);
-        self.streaming =
-            any.then(|| Streaming { to, from, slots, visits, largest, files: Vec::new(), brought: None });
+        self.streaming = any.then(|| Streaming { to, from, slots, visits, largest, files: Vec::new(), brought: None });
         self
     }
 
@@ -649,16 +650,24 @@ impl Executor for Several {
         self.settle()?;
         let mut times = Vec::new();
         for number in 0..self.prepared(plan).parts.len() {
+            let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
+            let to = self.devices[device].describe();
+            let mut timed = |what: &str, start: Instant, bytes: usize| {
+                if bytes > 0 {
+                    times.push(StepTime { label: format!("{what} {to}"), time: start.elapsed(), bytes: bytes as f64 });
+                }
+            };
             let start = Instant::now();
             self.bring(plan, number)?;
+            timed("to", start, self.prepared(plan).parts[number].arriving.iter().map(|(t, _)| t.shape[0]).sum());
+            let start = Instant::now();
             self.stream(plan, number)?;
+            timed(
+                "weights for",
+                start,
+                self.prepared(plan).parts[number].streamed.iter().map(|(t, _)| t.shape[0]).sum(),
+            );
             self.receive(plan, number)?;
-            let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
-            let arrived: usize = self.prepared(plan).parts[number].arriving.iter().map(|(t, _)| t.shape[0]).sum();
-            if arrived > 0 {
-                let label = format!("to {}", self.devices[device].describe());
-                times.push(StepTime { label, time: start.elapsed(), bytes: arrived as f64 });
-            }
             times.extend(self.devices[device].profile(own)?);
             self.busy[device].push_back((plan, number, Ticket { plan: own, submission: None }));
             self.give(plan, number)?;

@@ -91,7 +91,8 @@ impl Visit {
             let (Some(entries), Some(lengths)) = (inputs.get(&table.slot), inputs.get(&lengths.slot)) else { continue };
             for (column, length) in entries.chunks(table.shape[0]).zip(lengths) {
                 let length = usize::try_from(*length).unwrap_or(0);
-                for (at, page) in column.iter().take(length.div_ceil(PAGE)).enumerate().filter(|(_, page)| **page >= 0) {
+                for (at, page) in column.iter().take(length.div_ceil(PAGE)).enumerate().filter(|(_, page)| **page >= 0)
+                {
                     let filled = (length - at * PAGE).min(PAGE);
                     if filled > written.get(page).copied().unwrap_or(0) {
                         pages.push(*page as usize);

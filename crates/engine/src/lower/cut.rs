@@ -2,6 +2,8 @@
 //! the same device make a part. A part is a plan of its own, with the same slot numbers; what crosses over leaves one part
 //! ([`SlotKind::Leaving`]) and arrives at others ([`SlotKind::Arriving`]); what a GPU makes for itself stays there ([`SlotKind::Kept`]).
 
+use std::collections::HashSet;
+
 use kiln_kernels::Call;
 use kiln_kernels::tensor::{Slot, Tensor};
 
@@ -75,6 +77,8 @@ pub(crate) fn has_experts(step: &Step) -> bool {
 fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> Vec<(usize, bool)> {
     let visiting = streams.map_or_else(Vec::new, |streams| streams.visiting(plan));
     let last_layer = plan.steps.iter().rposition(|step| layer(&step.label).is_some());
+    // Where the caches of a layer come along, what is done between products should not go back and forth.
+    let moved = streams.map_or_else(HashSet::new, |streams| streams.moved(plan, &visiting));
     let mut device = placement.input;
     let mut homes = Vec::with_capacity(plan.steps.len());
     for (at, step) in plan.steps.iter().enumerate() {
@@ -97,6 +101,8 @@ fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> V
         let experts = layer(&step.label).filter(|_| has_experts(step)).map(|layer| placement.experts(layer));
         let visits = pinned.iter().any(|t| visiting.get(t.slot.0 as usize) == Some(&true));
         let brought = streams.filter(|streams| visits || !streams.of(step).is_empty()).map(|streams| streams.to);
+        let moves = pinned.is_empty() && layer(&step.label).is_some_and(|layer| moved.contains(&layer));
+        let brought = brought.or(streams.filter(|_| moves).map(|streams| streams.to));
         homes.push((brought.or(chosen).or(experts).unwrap_or(device), !pinned.is_empty()));
     }
     homes

@@ -1,7 +1,7 @@
 //! What is brought to a GPU for long prompts, although it lies with the CPU: weights of products of many columns, and with them the caches and
 //! states of their layers, so that whole layers run there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use kiln_kernels::Call;
 use kiln_kernels::operation::Operation as _;
@@ -84,6 +84,12 @@ impl Streams<'_> {
         rows >= self.from * sequences && told.into_iter().all(|port| *plan.kind(&port) == SlotKind::Input)
     }
 
+    /// The layers whose caches or states visit the GPU.
+    pub(super) fn moved(&self, plan: &Plan, visiting: &[bool]) -> HashSet<usize> {
+        let visits = |step: &&Step| pinned(plan, step).iter().any(|slot| visiting[*slot]);
+        plan.steps.iter().filter(visits).filter_map(|step| layer(&step.label)).collect()
+    }
+
     /// The place of a slot that may visit the GPU.
     pub fn place(&self, slot: usize) -> Option<usize> {
         self.visits.get(slot).copied().flatten()
@@ -158,6 +164,8 @@ pub(super) struct Brought {
     bytes: usize,
     layer: Option<usize>,
     visitors: Vec<(usize, usize)>,
+    /// The layer that they belong to.
+    visited: Option<usize>,
 }
 
 /// What is brought for a step: bytes of weights, and visiting slots with their places.
@@ -172,17 +180,21 @@ impl Brought {
     /// Counts what a step has brought; `false` if it should not be in the same part as those before.
     pub(super) fn add(&mut self, needs: &Needs) -> bool {
         // Layers with visitors are parts of their own: those of the next one have the same places.
-        let small = self.visitors.is_empty() && self.bytes + needs.bytes <= MOST_STREAMED;
-        let fits = self.bytes == 0 || self.layer == needs.layer || small;
+        let next = self.visited.is_some() && needs.layer.is_some() && self.visited != needs.layer;
+        let small = self.bytes + needs.bytes <= MOST_STREAMED;
+        let fits = self.bytes == 0 || self.layer == needs.layer || small || needs.bytes == 0;
         let clash = |(slot, place): &(usize, usize)| self.visitors.iter().any(|(s, p)| p == place && s != slot);
-        if needs.visitors.iter().any(clash) || !(fits || needs.bytes == 0) {
+        if next || !fits || needs.visitors.iter().any(clash) {
             return false;
         }
         if needs.bytes > 0 {
             self.layer = if self.bytes == 0 { needs.layer } else { self.layer };
             self.bytes += needs.bytes;
         }
-        self.visitors.extend(&needs.visitors);
+        if !needs.visitors.is_empty() {
+            self.visitors.extend(&needs.visitors);
+            self.visited = self.visited.or(needs.layer);
+        }
         true
     }
 }
