@@ -222,6 +222,11 @@ impl Sizes {
         self.layers.iter().map(|layer| layer.experts + layer.others).max().unwrap_or(0)
     }
 
+    /// Bytes of the caches, of so many pages, and states of the layer that has most.
+    pub fn largest_caches(&self, pages: u64) -> u64 {
+        self.layers.iter().map(|layer| layer.page * pages + layer.states).max().unwrap_or(0)
+    }
+
     /// Bytes that a device holds, with caches of so many pages.
     pub fn on(&self, device: usize, placement: &Placement, pages: u64) -> u64 {
         let mut sum = self.everywhere;

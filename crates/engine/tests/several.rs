@@ -233,6 +233,136 @@ fn weights_of_the_cpu_are_brought_to_a_gpu_for_long_prompts() {
     }
 }
 
+/// Pieces of prompts behind others, of one text and of several, after forks and swaps and between single tokens: all that earlier pieces left
+/// in caches is read by later ones, wherever those are computed.
+fn pieces(model: &Arc<Model>, executor: Box<dyn Executor>) -> Vec<f32> {
+    let mut engine = Engine::new(Arc::clone(model), executor, room(model), &mut |_, _| {}).unwrap();
+    let ids: Vec<_> = (0..2).map(|_| engine.open(0).unwrap()).collect();
+    let mut all = Vec::new();
+    let mut feed = |engine: &mut Engine, entries: &[(kiln_engine::run::SequenceId, &[u32])]| {
+        let entries: Vec<Entry<'_>> =
+            entries.iter().map(|&(sequence, tokens)| Entry { sequence, tokens, wanted: Wanted::Last }).collect();
+        all.extend(engine.feed(&entries).unwrap().into_iter().flatten());
+    };
+    feed(&mut engine, &[(ids[0], &text(50, 1))]);
+    feed(&mut engine, &[(ids[0], &text(40, 2)), (ids[1], &text(30, 3))]);
+    feed(&mut engine, &[(ids[0], &[7]), (ids[1], &[9])]);
+    let fork = engine.fork(ids[0]).unwrap();
+    feed(&mut engine, &[(ids[0], &text(33, 4)), (fork, &text(20, 5)), (ids[1], &text(21, 6))]);
+    engine.swap_out(ids[0]).unwrap();
+    engine.swap_in(ids[0]).unwrap();
+    feed(&mut engine, &[(ids[0], &text(40, 7)), (fork, &[8])]);
+    for id in [ids[0], ids[1], fork] {
+        feed(&mut engine, &[(id, &[3])]);
+    }
+    all
+}
+
+/// An executor with layers on the CPU, whose long prompts are computed by the GPU from 4 columns on.
+fn streaming(model: &Model, placement: &Placement) -> Option<Several> {
+    let devices = [On::Gpu, On::Cpu].into_iter().map(|on| executor(on, 0)).collect::<Option<Vec<_>>>()?;
+    Some(Several::new(devices, placement.clone(), &plain(model)).streaming(0, 4, &plain(model)))
+}
+
+/// Layers of the CPU are computed by the GPU for long prompts, with the caches and states that earlier tokens left, and leave theirs behind.
+#[test]
+fn caches_come_along_to_the_gpu_and_go_back() {
+    let presets = ["tiny-llama", "tiny-gemma2", "tiny-qwen3moe", "tiny-gpt-oss", "tiny-deepseek2"];
+    for preset in presets.into_iter().chain(["tiny-rwkv7", "tiny-mamba2", "tiny-qwen3next", "tiny-qwen2"]) {
+        let model = model(preset);
+        let want = pieces(&model, executor(On::Cpu, 0).unwrap());
+        let layers = Placement { layers: vec![1, 1, 0], experts: vec![1, 1, 0], ..Placement::whole(0, LAYERS) };
+        let all = Placement { input: 1, output: 0, ..Placement::whole(1, LAYERS) };
+        let middle = Placement { layers: vec![0, 1, 0], experts: vec![0, 1, 0], ..Placement::whole(0, LAYERS) };
+        for placement in [layers, all, middle] {
+            let Some(executor) = streaming(&model, &placement) else { return };
+            let error = nmse(&pieces(&model, Box::new(executor)), &want);
+            assert!(error <= 1e-6, "{preset}: {placement:?}: {error:.1e}");
+        }
+    }
+}
+
+/// A real model, by name: `KILN_SEVERAL_MODEL=FILE.gguf cargo test -p kiln-engine --test several -- --ignored real`. Half of its layers lie on the
+/// CPU, long prompts are computed by the GPU; the greedy text behind pieces of a prompt is one that a device alone writes.
+#[test]
+#[ignore = "takes a file, and minutes"]
+fn a_real_model_writes_the_same_text() {
+    let path = std::env::var_os("KILN_SEVERAL_MODEL").expect("KILN_SEVERAL_MODEL should name a file");
+    let model = Arc::new(Model::new(Gguf::open(std::path::Path::new(&path)).unwrap()).unwrap());
+    let room = Room::for_sequences(2, 512).with_windows(model.facts.window, 512);
+    let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
+    let plans: Vec<Plan> = [1, 9].map(|tokens| graph.plan(BatchShape::new(tokens, 1)).unwrap()).into();
+    let count = 1 + plans[0].steps.iter().filter_map(|step| kiln_engine::lower::cut::layer(&step.label)).max().unwrap();
+    let layers: Vec<usize> = (0..count).map(|layer| usize::from(layer < count / 2)).collect();
+    let placement = Placement { input: 1, experts: layers.clone(), layers, ..Placement::whole(0, count) };
+    let write = |executor: Box<dyn Executor>| {
+        let mut engine = Engine::new(Arc::clone(&model), executor, room, &mut |_, _| {}).unwrap();
+        let id = engine.open(0).unwrap();
+        let mut feed = |tokens: &[u32]| {
+            let entry = Entry { sequence: id, tokens, wanted: Wanted::Last };
+            engine.feed(&[entry]).unwrap().into_iter().flatten().collect::<Vec<f32>>()
+        };
+        feed(&text(100, 1));
+        let mut logits = feed(&text(70, 2));
+        let first = logits.clone();
+        let largest =
+            |logits: &[f32]| (0..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token);
+        let mut written = Vec::new();
+        for _ in 0..16 {
+            written.push(largest(&logits));
+            logits = feed(&written[written.len() - 1..]);
+        }
+        (first, written)
+    };
+    let alone = [On::Gpu, On::Cpu].map(|on| write(executor(on, 0).unwrap()));
+    let devices = [On::Gpu, On::Cpu].into_iter().map(|on| executor(on, 0).unwrap()).collect();
+    let several = Several::new(devices, placement, &plans).streaming(0, 32, &plans);
+    let shown: Vec<usize> = several
+        .parts(graph.plan(BatchShape::new(64, 1)).unwrap(), None)
+        .unwrap()
+        .iter()
+        .map(|part| part.device)
+        .collect();
+    let (logits, written) = write(Box::new(several));
+    let [apart, error] = [&alone[1].0, &logits].map(|logits| nmse(logits, &alone[0].0));
+    println!("CPU and GPU are {apart:.1e} apart, both together {error:.1e}; parts on {shown:?}; text {written:?}");
+    assert!(error <= (2.0 * apart).max(1e-6), "{error:.1e}");
+    assert!(alone.iter().any(|(_, text)| *text == written), "{written:?}, alone {:?} and {:?}", alone[0].1, alone[1].1);
+}
+
+/// A long prompt crosses over to the GPU once, and comes back as logits: one stay of a layer there follows the other. Single tokens stay with
+/// the CPU's layers, and so do the caches if a prompt is short for the number of its texts.
+#[test]
+fn whole_layers_move_for_long_prompts() {
+    for preset in ["tiny-llama", "tiny-gemma2"] {
+        let model = model(preset);
+        let placement =
+            Placement { layers: vec![1, 1, 0], experts: vec![1, 1, 0], input: 1, ..Placement::whole(0, LAYERS) };
+        let Some(executor) = streaming(&model, &placement) else { return };
+        let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
+        let devices = |shape: BatchShape| -> Vec<usize> {
+            let parts = executor.parts(graph.plan(shape).unwrap(), None).unwrap();
+            parts.iter().map(|part| part.device).collect()
+        };
+        assert_eq!(
+            devices(BatchShape::new(64, 1)),
+            [1, 0, 0],
+            "{preset}: the embedding, a layer, a layer with the rest"
+        );
+        assert_eq!(devices(BatchShape::new(1, 1)), [1, 0], "{preset}");
+        let many = BatchShape { pieces: 17, ..BatchShape::new(64, 1) };
+        assert!(devices(many).len() > 3, "{preset}: attention stays: {:?}", devices(many));
+        let parts = executor.parts(graph.plan(BatchShape::new(64, 1)).unwrap(), None).unwrap();
+        let count =
+            |part: usize, kind: &SlotKind| parts[part].plan.slots.iter().filter(|slot| slot.kind == *kind).count();
+        let crossing =
+            |part: usize| [SlotKind::Arriving, SlotKind::Kept, SlotKind::Leaving].map(|kind| count(part, &kind));
+        assert_eq!((crossing(0), crossing(1), crossing(2)), ([0, 0, 1], [1, 1, 0], [0, 1, 0]), "{preset}");
+        let text = parts.iter().map(|part| part.plan.print()).collect::<String>();
+        assert!(text.contains("0.attention") && text.contains("flash_attention"), "{text}");
+    }
+}
+
 /// With experts on the CPU only what they read and what they make crosses over, and each layer is two stays on the GPU.
 #[test]
 fn experts_on_the_cpu_take_little_across() {

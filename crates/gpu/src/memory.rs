@@ -214,22 +214,41 @@ impl Buffer {
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
     }
 
-    /// The same by several threads, for bytes of which there are many: one thread fills a fraction of what a bus takes. They are threads of
-    /// their own, because one of a pool might take up other work that waits for this piece.
+    /// The same by several threads, for bytes of which there are many.
     pub fn write_many(&self, offset: u64, data: &[u8]) {
-        let threads = (data.len() / WRITE_BYTES).min(std::thread::available_parallelism().map_or(1, usize::from));
+        self.write_pieces(&[(offset, data)]);
+    }
+
+    /// Copies pieces in, each to its offset; they must lie apart. Where there are many bytes it is done by several threads: one fills a
+    /// fraction of what a bus takes. They are threads of their own, because one of a pool might take up other work that waits for this piece.
+    pub fn write_pieces(&self, pieces: &[(u64, &[u8])]) {
+        let all: usize = pieces.iter().map(|(_, data)| data.len()).sum();
+        let threads = (all / WRITE_BYTES).min(std::thread::available_parallelism().map_or(1, usize::from));
         if threads < 2 {
-            return self.write(offset, data);
+            return pieces.iter().for_each(|(offset, data)| self.write(*offset, data));
         }
-        let to = self.host(offset, data.len());
+        let mut order: Vec<(u64, &[u8])> = pieces.to_vec();
+        order.sort_unstable_by_key(|(offset, _)| *offset);
+        let apart = |pair: &[(u64, &[u8])]| pair[0].0 + pair[0].1.len() as u64 <= pair[1].0;
+        assert!(order.windows(2).all(apart), "pieces should lie apart in {self:?}");
         let _alone = self.0.host.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `to` is valid for the length, and bytes of any kind may lie there; no other thread copies to or from this piece
-        // meanwhile, and the device does not use it.
-        let to = unsafe { std::slice::from_raw_parts_mut(to, data.len()) };
-        let each = data.len().div_ceil(threads);
+        let mut left = Vec::new();
+        for (offset, data) in order {
+            let to = self.host(offset, data.len());
+            // SAFETY: `to` is valid for the length, and bytes of any kind may lie there; pieces lie apart; no other thread copies to or
+            // from this buffer meanwhile, and the device does not use it.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, data.len()) };
+            left.extend(to.chunks_mut(WRITE_BYTES / 4).zip(data.chunks(WRITE_BYTES / 4)));
+        }
+        let left = std::sync::Mutex::new(left);
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
         std::thread::scope(|scope| {
-            for (to, from) in to.chunks_mut(each).zip(data.chunks(each)) {
-                scope.spawn(|| to.copy_from_slice(from));
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some((to, from)) = next() {
+                        to.copy_from_slice(from);
+                    }
+                });
             }
         });
     }

@@ -189,12 +189,17 @@ impl ModelFlags {
         used.iter().enumerate().for_each(|(new, old)| numbers[*old] = new);
         let placement = placement.renumbered(&numbers);
         let plans = plain(model, &Room::one(64))?;
-        let several = Several::new(devices, placement, &plans);
-        // Where there is no room for weights that are brought for long prompts, these are computed where the weights lie.
-        match fit(model, &several, wish) {
-            Ok(fit) if within(&fit) => Ok(Box::new(several)),
-            _ => Ok(Box::new(several.without_streaming())),
+        let has_room = |several: &Several| fit(model, several, wish).is_ok_and(|fit| within(&fit));
+        // Where there is no room for caches that come along with weights that are brought for long prompts, they stay where they are; where
+        // there is none for weights, long prompts are computed where the weights lie.
+        let mut several = Several::new(devices, placement, &plans);
+        if !has_room(&several) {
+            several = several.without_visits();
         }
+        if !has_room(&several) {
+            several = several.without_streaming();
+        }
+        Ok(Box::new(several))
     }
 
     /// The same flags for the devices that can still be opened, with nothing said of where layers lie.
@@ -220,8 +225,10 @@ impl ModelFlags {
             candidates.push(Candidate {
                 name: gpu.adapter.name.clone(),
                 usable: executor.memory().as_ref().map_or(u64::MAX, usable),
-                // Weights that are brought for long prompts have their place among what is computed.
-                scratch: fit_in(model, &thought, wish)?.scratch() + sizes.largest_layer(),
+                // Weights that are brought for long prompts have their place among what is computed, and so have caches that come along.
+                scratch: fit_in(model, &thought, wish)?.scratch()
+                    + sizes.largest_layer()
+                    + sizes.largest_caches(pages as u64).min(sizes.largest_layer()),
             });
         }
         Ok(place(&sizes, &candidates, pages as u64, ask)?)

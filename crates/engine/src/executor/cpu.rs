@@ -155,7 +155,7 @@ impl Executor for CpuExecutor {
                     file = Some(gguf.shared(info));
                 }
                 SlotKind::Constant(values) => bytes = values.to_vec(),
-                SlotKind::Elsewhere => {}
+                SlotKind::Elsewhere | SlotKind::Visiting(_) => {}
                 _ => bytes = vec![0; slot.bytes],
             }
             done += if slot.kind == SlotKind::Elsewhere { 0 } else { slot.bytes as u64 };

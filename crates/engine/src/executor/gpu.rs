@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kiln_gguf::{Gguf, TensorType};
-use kiln_gpu::{Address, Buffer, Commands, Device, MemoryKind, Recorder, StepTime, Uploader, counter_bytes};
+use kiln_gpu::{
+    Address, Buffer, Commands, Device, MemoryKind, Recorder, StepTime, Submission, Uploader, counter_bytes,
+};
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
@@ -13,7 +15,7 @@ use kiln_kernels::{dequantise, hand_over};
 
 use super::upload::{Pieces, group_bytes, upload};
 use super::warm::{Warmer, handing_over, picked, shaders, waits_by_itself, warmer};
-use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
+use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Fetched, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Keep, Packing, Rounds, Target, Weights};
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
@@ -103,6 +105,8 @@ pub struct GpuExecutor {
     ring: [Option<Buffer>; 2],
     /// Parts of plans that have weights brought.
     streaming: usize,
+    /// Pieces of shared slots that are on their way to the device.
+    sent: Vec<(Submission, Commands)>,
     /// Whether the steps of generating wait for each other by themselves; not known before the first such plan.
     hands_over: Option<bool>,
 }
@@ -213,6 +217,7 @@ impl GpuExecutor {
             stages: [None, None],
             ring: [None, None],
             streaming: 0,
+            sent: Vec::new(),
             hands_over: None,
         }
     }
@@ -410,7 +415,13 @@ impl GpuExecutor {
         let weights = self.weights();
         let mut nothing: Option<Buffer> = None;
         let mut taking = Duration::ZERO;
+        let guests = self.guests(fixed, &mut uploader)?;
         for slot in &fixed.slots {
+            if let SlotKind::Visiting(place) = slot.kind {
+                self.fixed.push(guests[place].clone());
+                self.loaded.push((slot.ty, slot.shape));
+                continue;
+            }
             if slot.kind == SlotKind::Elsewhere {
                 let buffer = match &nothing {
                     Some(buffer) => buffer.clone(),
@@ -440,6 +451,36 @@ impl GpuExecutor {
         }
         log::debug!("all weights are handed in; taking memory for them took {taking:.0?}");
         Ok(uploader.finish()?)
+    }
+
+    /// Memory for the caches and states of other devices that come here for a part of a plan. As in a cache of its own, there must be no NaN.
+    fn guests(&self, fixed: &Fixed, uploader: &mut Uploader) -> Result<Vec<Buffer>, Error> {
+        let mut places: Vec<u64> = Vec::new();
+        for slot in &fixed.slots {
+            if let SlotKind::Visiting(place) = slot.kind {
+                places.resize(places.len().max(place + 1), 4);
+                places[place] = places[place].max(slot.bytes as u64);
+            }
+        }
+        let guest = |bytes: u64| {
+            let buffer = self.allocate(bytes)?;
+            uploader.zero(&buffer)?;
+            Ok(buffer)
+        };
+        places.into_iter().map(guest).collect()
+    }
+
+    /// Copies between shared slots and host memory, which lie there one after the other.
+    fn pieces(&self, ranges: &[Range], stage: &Buffer, to_stage: bool) -> Result<Commands, Error> {
+        let mut recorder = Recorder::new(&self.device)?;
+        let mut at = 0;
+        for range in ranges {
+            let (here, there) = ((self.buffer(range), range.offset as u64), (stage, at));
+            let (from, to) = if to_stage { (here, there) } else { (there, here) };
+            recorder.copy(from, to, range.bytes as u64)?;
+            at += range.bytes as u64;
+        }
+        Ok(recorder.finish()?)
     }
 
     fn record_again(&mut self, plan: PlanId) -> Result<(), Error> {
@@ -621,6 +662,21 @@ impl Executor for GpuExecutor {
         Ok(uploader.finish()?)
     }
 
+    fn write_all(&mut self, plan: PlanId, tensors: &[(Tensor, &[u8])]) -> Result<(), Error> {
+        let prepared = self.prepared(plan);
+        // Weights that are brought for a part lie in one piece of host memory, which threads fill together.
+        let streamed = &prepared.crossings.streamed;
+        let mut pieces: Vec<(u64, &[u8])> = Vec::new();
+        for (tensor, bytes) in tensors {
+            match streamed.iter().find(|crossing| crossing.slot == tensor.slot) {
+                Some(crossing) => pieces.push((crossing.offset + tensor.offset as u64, bytes)),
+                None => return tensors.iter().try_for_each(|(tensor, bytes)| self.write(plan, tensor, bytes)),
+            }
+        }
+        streamed.first().into_iter().for_each(|crossing| crossing.stage.write_pieces(&pieces));
+        Ok(())
+    }
+
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
         let prepared = self.prepared_mut(plan);
         prepared.commands.run()?;
@@ -647,6 +703,8 @@ impl Executor for GpuExecutor {
     fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
         if let Some(submission) = ticket.submission {
             self.device.wait(submission, self.device.patience())?;
+            // What was sent before it has arrived.
+            self.sent.retain(|(sent, _)| *sent > submission);
         }
         self.prepared_mut(ticket.plan).copied = true;
         if self.has_stalled(ticket.plan)? {
@@ -671,15 +729,8 @@ impl Executor for GpuExecutor {
     }
 
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
-        let all = bytes.len() as u64;
-        let stage = self.device.allocate(MemoryKind::Readback, all)?;
-        let mut recorder = Recorder::new(&self.device)?;
-        let mut at = 0;
-        for range in from {
-            recorder.copy((self.buffer(range), range.offset as u64), (&stage, at), range.bytes as u64)?;
-            at += range.bytes as u64;
-        }
-        recorder.finish()?.run()?;
+        let stage = self.device.allocate(MemoryKind::Readback, bytes.len() as u64)?;
+        self.pieces(from, &stage, true)?.run()?;
         stage.read(0, bytes);
         Ok(())
     }
@@ -687,13 +738,32 @@ impl Executor for GpuExecutor {
     fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
         let stage = self.device.allocate(MemoryKind::Upload, bytes.len() as u64)?;
         stage.write(0, bytes);
-        let mut recorder = Recorder::new(&self.device)?;
-        let mut at = 0;
-        for range in to {
-            recorder.copy((&stage, at), (self.buffer(range), range.offset as u64), range.bytes as u64)?;
-            at += range.bytes as u64;
-        }
-        Ok(recorder.finish()?.run()?)
+        Ok(self.pieces(to, &stage, false)?.run()?)
+    }
+
+    fn send(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
+        let stage = self.device.allocate(MemoryKind::Upload, bytes.len() as u64)?;
+        stage.write(0, bytes);
+        // The commands keep the host memory until they have run.
+        let commands = self.pieces(to, &stage, false)?;
+        let submission = commands.submit()?;
+        self.sent.push((submission, commands));
+        Ok(())
+    }
+
+    fn fetch(&mut self, from: &[Range]) -> Result<Fetched, Error> {
+        let all: usize = from.iter().map(|range| range.bytes).sum();
+        let stage = self.device.allocate(MemoryKind::Readback, all as u64)?;
+        let commands = self.pieces(from, &stage, true)?;
+        let submission = commands.submit()?;
+        let device = Arc::clone(&self.device);
+        Ok(Box::new(move || {
+            device.wait(submission, device.patience())?;
+            drop(commands);
+            let mut bytes = vec![0; all];
+            stage.read(0, &mut bytes);
+            Ok(bytes)
+        }))
     }
 
     fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error> {

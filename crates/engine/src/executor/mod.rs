@@ -6,6 +6,7 @@ mod gpu;
 mod several;
 mod threads;
 mod upload;
+mod visits;
 mod warm;
 
 use std::sync::Arc;
@@ -53,6 +54,8 @@ pub struct Share {
     pub memory: Option<Memory>,
     /// Which shared slots it holds, by number; all where that is not said.
     pub holds: Option<Vec<bool>>,
+    /// The place of each shared slot of others that it has while a part of a plan needs it; none where nothing is said.
+    pub visits: Vec<Option<usize>>,
 }
 
 /// A plan on its way.
@@ -94,6 +97,9 @@ impl Range {
     }
 }
 
+/// Bytes that are being read back: waits for them.
+pub type Fetched = Box<dyn FnOnce() -> Result<Vec<u8>, Error> + Send>;
+
 /// Tokens of a prompt that go through a model at once, where nothing speaks for more.
 pub const BATCH: usize = 512;
 /// The same where every row goes the way of one alone: more rows at once would gain nothing.
@@ -131,7 +137,7 @@ pub trait Executor: Send {
 
     /// What each device has.
     fn shares(&self) -> Vec<Share> {
-        vec![Share { name: self.describe(), part: None, memory: self.memory(), holds: None }]
+        vec![Share { name: self.describe(), part: None, memory: self.memory(), holds: None, visits: Vec::new() }]
     }
 
     /// Makes a plan ready to run again and again.
@@ -144,6 +150,11 @@ pub trait Executor: Send {
 
     /// Writes a whole tensor from the host.
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error>;
+
+    /// The same for many of them at once.
+    fn write_all(&mut self, plan: PlanId, tensors: &[(Tensor, &[u8])]) -> Result<(), Error> {
+        tensors.iter().try_for_each(|(tensor, bytes)| self.write(plan, tensor, bytes))
+    }
 
     /// Runs every step and waits.
     fn run(&mut self, plan: PlanId) -> Result<(), Error>;
@@ -171,6 +182,18 @@ pub trait Executor: Send {
 
     /// Writes pieces of shared slots from the host, one after the other.
     fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error>;
+
+    /// Sends such pieces on their way behind the plans before them, and does not wait.
+    fn send(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {
+        self.scatter(to, bytes)
+    }
+
+    /// Begins to read pieces of shared slots, as plans that were sent on their way before leave them.
+    fn fetch(&mut self, from: &[Range]) -> Result<Fetched, Error> {
+        let mut bytes = vec![0; from.iter().map(|range| range.bytes).sum()];
+        self.gather(from, &mut bytes)?;
+        Ok(Box::new(move || Ok(bytes)))
+    }
 
     /// Copies pieces of shared slots; those of a pair have the same length and lie apart.
     fn copy(&mut self, pairs: &[(Range, Range)]) -> Result<(), Error>;

@@ -1,9 +1,9 @@
 //! Several executors as one: a plan is cut into parts by where layers and weights lie ([`crate::lower::cut`]), each part is lowered for
 //! its own device, and what one part makes for another goes by way of host memory. Products of many columns go to a GPU wherever their
-//! weights lie: those that lie in the file are brought there for the run, ahead of time, while the part before is computed. A part is sent on its way as soon as
-//! what it needs is there; nobody waits for it before its results are needed.
+//! weights lie: those that lie in the file are brought there for the run, ahead of time, while the part before is computed, and the caches of
+//! their layers come along ([`super::visits`]). A part is sent on its way as soon as what it needs is there; nobody waits for it before its results are needed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,9 +11,11 @@ use kiln_gguf::{Gguf, Shared, TensorType};
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Share, Ticket, keep};
+use super::visits::{Inputs, Visit, inputs};
+use super::{Executor, FORGOTTEN, Fetched, Memory, PlanId, Progress, Range, Share, Ticket, keep};
 use crate::Error;
-use crate::lower::cut::{Part, Streams, cut, holders};
+use crate::lower::cut::{Part, cut, holders, layer};
+use crate::lower::streams::{Streams, visits};
 use crate::lower::{Target, lower_until};
 use crate::placement::Placement;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
@@ -26,8 +28,10 @@ pub struct Several {
     /// Which devices hold each shared slot, as bits.
     holders: Vec<u64>,
     plans: Vec<Option<Prepared>>,
-    /// The part that each device has on its way: its plan and its number there.
-    busy: Vec<Option<(PlanId, usize, Ticket)>>,
+    /// The parts that each device has on their way: the plan of each and its number there.
+    busy: Vec<VecDeque<(PlanId, usize, Ticket)>>,
+    /// Rows of caches and states on their way back to the device that holds them.
+    returning: Vec<(Vec<Range>, Fetched)>,
     /// What crosses over and is not taken yet, by slot.
     held: HashMap<u32, Vec<u8>>,
     /// Memory for what will cross over.
@@ -38,6 +42,10 @@ pub struct Several {
 /// Columns of a matrix from which on weights of the CPU's part are brought to a GPU: 16 cores multiply about twenty while it takes its
 /// way over the bus.
 const STREAM_FROM: usize = 32;
+/// Memory of a GPU for caches that come along with weights that nobody misses. More is taken only if it is less than the weights of a layer.
+const SMALL_VISITS: usize = 32 << 20;
+/// States come and go as a whole, so they should be this much smaller than the weights.
+const STATES_SHARE: usize = 8;
 
 /// Weights of the CPU's part that a GPU multiplies where columns are many.
 struct Streaming {
@@ -47,6 +55,10 @@ struct Streaming {
     from: usize,
     /// Which shared slots they are.
     slots: Vec<bool>,
+    /// The place there of each cache and state that comes along.
+    visits: Vec<Option<usize>>,
+    /// Bytes of the weights of the largest layer.
+    largest: usize,
     /// Where they lie, once the model is loaded.
     files: Vec<Option<Shared>>,
     /// The part whose weights were brought last.
@@ -55,8 +67,41 @@ struct Streaming {
 
 impl Streaming {
     fn streams(&self) -> Streams<'_> {
-        Streams { to: self.to, from: self.from, slots: &self.slots }
+        Streams { to: self.to, from: self.from, slots: &self.slots, visits: &self.visits }
     }
+
+    /// Whether there should be memory for caches and states of this size on the GPU, which some layers more could have instead.
+    fn should_visit(&self, fixed: &Fixed) -> bool {
+        let bytes = |states: bool| {
+            let mut places: HashMap<usize, usize> = HashMap::new();
+            for (slot, place) in
+                fixed.slots.iter().zip(&self.visits).filter(|(s, _)| (s.kind == SlotKind::State) == states)
+            {
+                place.iter().for_each(|place| {
+                    let most = places.entry(*place).or_default();
+                    *most = slot.bytes.max(*most);
+                });
+            }
+            places.values().sum::<usize>()
+        };
+        let most = self.largest.max(SMALL_VISITS);
+        bytes(false) <= most && bytes(true) <= most / STATES_SHARE
+    }
+}
+
+/// Bytes of the weights among these that the largest layer has.
+fn largest_layer(plans: &[Plan], slots: &[bool]) -> usize {
+    let mut of: HashMap<usize, (usize, usize)> = HashMap::new();
+    for plan in plans {
+        for (step, layer) in plan.steps.iter().filter_map(|step| Some((step, layer(&step.label)?))) {
+            let slots_of = step.call.operation().reads().into_iter().map(|t| t.slot.0 as usize);
+            let slots_of = slots_of.filter(|slot| slots.get(*slot) == Some(&true));
+            of.extend(slots_of.map(|slot| (slot, (layer, plan.slots[slot].bytes))));
+        }
+    }
+    let mut layers: HashMap<usize, usize> = HashMap::new();
+    of.values().for_each(|(layer, bytes)| *layers.entry(*layer).or_default() += bytes);
+    layers.into_values().max().unwrap_or(0)
 }
 
 /// A plan that is ready, in parts.
@@ -66,6 +111,8 @@ struct Prepared {
     carried: Vec<Carried>,
     /// Whether the last run has ended without its results being carried over.
     due: bool,
+    /// The inputs that say which pages of caches there are.
+    inputs: Inputs,
 }
 
 struct Ready {
@@ -76,6 +123,8 @@ struct Ready {
     arriving: Vec<(Tensor, usize)>,
     /// Slots that have weights brought, each with the shared slot of these.
     streamed: Vec<(Tensor, usize)>,
+    /// Caches and states of another device that it has while it runs.
+    visiting: Vec<Visit>,
     /// Slots that leave, each with the last part that takes it.
     leaving: Vec<(Tensor, usize)>,
     /// Slots that the host writes or reads.
@@ -107,11 +156,13 @@ impl Several {
     /// These executors, numbered as in the placement. `plans` are plain plans of the model, of one token and of several.
     pub fn new(devices: Vec<Box<dyn Executor>>, placement: Placement, plans: &[Plan]) -> Several {
         let holders = holders(plans, &placement);
-        let busy = devices.iter().map(|_| None).collect();
+        let busy = devices.iter().map(|_| VecDeque::new()).collect();
         let (held, spare) = (HashMap::new(), Vec::new());
         let targets: Vec<Target> = devices.iter().map(|device| device.target()).collect();
         let gpu = targets.iter().position(|target| target.caps.as_ref().is_some_and(|caps| !caps.is_cpu));
-        let several = Several { devices, placement, holders, plans: Vec::new(), busy, held, spare, streaming: None };
+        let (plans_ready, returning) = (Vec::new(), Vec::new());
+        let several =
+            Several { devices, placement, holders, plans: plans_ready, busy, returning, held, spare, streaming: None };
         match gpu {
             // Whether weights are brought depends on the columns beside each other.
             Some(gpu) if !targets.iter().any(|target| target.alike) => several.streaming(gpu, STREAM_FROM, plans),
@@ -124,11 +175,22 @@ impl Several {
         let is_cpu = |device: &dyn Executor| device.target().caps.is_none();
         let cpus = self.devices.iter().enumerate().filter(|(_, device)| is_cpu(&***device));
         let cpus = cpus.fold(0, |cpus, (device, _)| cpus | 1u64 << device);
-        let slots = plans.first().map_or(&[][..], |plan| &plan.slots[..plan.n_fixed]).iter();
-        let may = |(slot, holders): (&SlotInfo, &u64)| slot.kind == SlotKind::Weight && holders & !cpus == 0;
-        let slots: Vec<bool> = slots.zip(&self.holders).map(may).collect();
+        let slots = plans.first().map_or(&[][..], |plan| &plan.slots[..plan.n_fixed]);
+        let held = |wanted: fn(&SlotKind) -> bool| -> Vec<bool> {
+            let may = |(slot, holders): (&SlotInfo, &u64)| wanted(&slot.kind) && *holders != 0 && holders & !cpus == 0;
+            slots.iter().zip(&self.holders).map(may).collect()
+        };
+        let remembers = held(|kind| matches!(kind, SlotKind::Cache | SlotKind::WindowCache | SlotKind::State));
+        let slots = held(|kind| *kind == SlotKind::Weight);
+        let (visits, largest) = (visits(plans, &remembers), largest_layer(plans, &slots));
         let any = slots.contains(&true);
-        self.streaming = any.then(|| Streaming { to, from, slots, files: Vec::new(), brought: None });
+        self.streaming = any.then(|| Streaming { to, from, slots, visits, largest, files: Vec::new(), brought: None });
+        self
+    }
+
+    /// Caches and states stay with their layers, also where weights are brought to a GPU.
+    pub fn without_visits(mut self) -> Several {
+        self.streaming.iter_mut().for_each(|streaming| streaming.visits.fill(None));
         self
     }
 
@@ -147,33 +209,53 @@ impl Several {
         self.plans[plan.0].as_ref().expect(FORGOTTEN)
     }
 
-    /// Waits for the part that a device has on its way, and takes what it made for others.
+    /// Waits for the parts that a device has on their way, and takes what they made for others.
     fn finish(&mut self, device: usize) -> Result<(), Error> {
-        let Some((plan, number, ticket)) = self.busy[device].take() else { return Ok(()) };
-        let part = &self.plans[plan.0].as_ref().expect(FORGOTTEN).parts[number];
-        let executor = &mut self.devices[device];
-        match executor.wait(ticket) {
-            Err(Error::Stalled) if part.repeats => executor.run(part.plan)?,
-            waited => waited?,
-        }
-        for (tensor, _) in &part.leaving {
-            let mut bytes = self.spare.pop().unwrap_or_default();
-            bytes.resize(tensor.shape[0], 0);
-            executor.read(part.plan, tensor, &mut bytes)?;
-            self.held.insert(tensor.slot.0, bytes);
+        self.finish_but(device, 0)
+    }
+
+    /// The same, but for so many of the last ones.
+    fn finish_but(&mut self, device: usize, left: usize) -> Result<(), Error> {
+        while self.busy[device].len() > left
+            && let Some((plan, number, ticket)) = self.busy[device].pop_front()
+        {
+            let part = &self.plans[plan.0].as_ref().expect(FORGOTTEN).parts[number];
+            let executor = &mut self.devices[device];
+            match executor.wait(ticket) {
+                Err(Error::Stalled) if part.repeats => executor.run(part.plan)?,
+                waited => waited?,
+            }
+            for (tensor, _) in &part.leaving {
+                let mut bytes = self.spare.pop().unwrap_or_default();
+                bytes.resize(tensor.shape[0], 0);
+                executor.read(part.plan, tensor, &mut bytes)?;
+                self.held.insert(tensor.slot.0, bytes);
+            }
         }
         Ok(())
+    }
+
+    /// Whether a part may be sent on its way while one before it runs on the same device: nothing crosses over in the host memory that parts of
+    /// a device share, and the other never has to run again.
+    fn may_follow(&self, plan: PlanId, number: usize) -> bool {
+        let part = &self.prepared(plan).parts[number];
+        let waits = |(other, before, _): &(PlanId, usize, Ticket)| {
+            let before = &self.prepared(*other).parts[*before];
+            *other == plan && !before.streamed.is_empty() && before.leaving.is_empty()
+        };
+        part.arriving.is_empty() && part.leaving.is_empty() && self.busy[part.device].iter().all(waits)
     }
 
     /// Gives a part what it needs from others.
     fn bring(&mut self, plan: PlanId, number: usize) -> Result<(), Error> {
         // Parts of a device share the host memory that things cross over in.
         let device = self.prepared(plan).parts[number].device;
-        self.finish(device)?;
+        let left = usize::from(self.may_follow(plan, number));
+        self.finish_but(device, left)?;
         let sources: Vec<usize> = self.prepared(plan).parts[number].arriving.iter().map(|(_, from)| *from).collect();
         for from in sources {
             let source = self.prepared(plan).parts[from].device;
-            if self.busy[source].is_some_and(|(other, part, _)| other == plan && part == from) {
+            if self.busy[source].iter().any(|(other, part, _)| *other == plan && *part == from) {
                 self.finish(source)?;
             }
         }
@@ -197,21 +279,63 @@ impl Several {
         if streaming.brought == Some((plan, number)) {
             return Ok(());
         }
-        for (tensor, of) in &part.streamed {
-            let weights = streaming.files[*of].as_deref().unwrap_or_default();
-            self.devices[part.device].write(part.plan, tensor, weights)?;
-        }
+        let weights = |(tensor, of): &(Tensor, usize)| (*tensor, streaming.files[*of].as_deref().unwrap_or_default());
+        let weights: Vec<(Tensor, &[u8])> = part.streamed.iter().map(weights).collect();
+        self.devices[part.device].write_all(part.plan, &weights)?;
         streaming.brought = Some((plan, number));
         Ok(())
     }
 
-    /// The same for the next part of a device that has weights brought, while the one that was sent on its way runs: those two have host
+    /// Brings what a part needs of caches and states that another device holds.
+    fn receive(&mut self, plan: PlanId, number: usize) -> Result<(), Error> {
+        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        let part = &prepared.parts[number];
+        let returning = |visit: &Visit| self.returning.iter().any(|(to, _)| to.iter().any(|r| r.slot == visit.slot));
+        if part.visiting.iter().any(returning) {
+            self.take_back()?;
+        }
+        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        let part = &prepared.parts[number];
+        let coming: Vec<Range> = part.visiting.iter().flat_map(|visit| visit.coming(&prepared.inputs)).collect();
+        if coming.is_empty() {
+            return Ok(());
+        }
+        let device = part.device;
+        let mut bytes = vec![0; coming.iter().map(|range| range.bytes).sum()];
+        self.gather(&coming, &mut bytes)?;
+        self.devices[device].send(&coming, &bytes)
+    }
+
+    /// Begins to take back what a part on its way changes of them.
+    fn give(&mut self, plan: PlanId, number: usize) -> Result<(), Error> {
+        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        let part = &prepared.parts[number];
+        let going: Vec<Range> = part.visiting.iter().flat_map(|visit| visit.going(&prepared.inputs)).collect();
+        if !going.is_empty() {
+            let fetched = self.devices[part.device].fetch(&going)?;
+            self.returning.push((going, fetched));
+        }
+        Ok(())
+    }
+
+    /// Waits for what goes back to the devices that hold it.
+    fn take_back(&mut self) -> Result<(), Error> {
+        for (ranges, fetched) in std::mem::take(&mut self.returning) {
+            let bytes = fetched()?;
+            self.scatter(&ranges, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the weights of the next part of a device that has some brought, while the one that was sent on its way runs: those two have host
     /// memory of their own, and all before them have ended.
     fn stream_ahead(&mut self, plan: PlanId, running: usize) -> Result<(), Error> {
         let parts = &self.prepared(plan).parts;
         let device = parts[running].device;
         let next = (running + 1..parts.len()).find(|n| parts[*n].device == device && !parts[*n].streamed.is_empty());
-        next.map_or(Ok(()), |next| self.stream(plan, next))
+        let Some(next) = next else { return Ok(()) };
+        self.finish_but(device, 1)?;
+        self.stream(plan, next)
     }
 
     /// Waits for everything on its way, and brings what a run has made for the next one to where it is read.
@@ -240,11 +364,14 @@ impl Several {
         for number in 0..self.prepared(plan).parts.len() {
             self.bring(plan, number)?;
             self.stream(plan, number)?;
+            self.receive(plan, number)?;
             let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
             let ticket = self.devices[device].submit(own)?;
-            self.busy[device] = Some((plan, number, ticket));
+            self.busy[device].push_back((plan, number, ticket));
+            self.give(plan, number)?;
             self.stream_ahead(plan, number)?;
         }
+        self.take_back()?;
         if let Some(prepared) = self.plans[plan.0].as_mut() {
             prepared.due = true;
         }
@@ -264,11 +391,12 @@ impl Several {
     fn give_up<T>(&mut self, failed: Result<T, Error>) -> Result<T, Error> {
         if failed.is_err() {
             for (device, busy) in self.busy.iter_mut().enumerate() {
-                if let Some((.., ticket)) = busy.take() {
+                for (.., ticket) in busy.drain(..) {
                     // It is the first error that is told.
                     let _ = self.devices[device].wait(ticket);
                 }
             }
+            self.returning.clear();
             self.held.clear();
             self.streaming.iter_mut().for_each(|streaming| streaming.brought = None);
             self.plans.iter_mut().flatten().for_each(|prepared| prepared.due = false);
@@ -293,6 +421,11 @@ impl Several {
 
     /// Makes the parts of a plan ready.
     fn ready(&mut self, parts: Vec<Part>, made: &mut Vec<Ready>) -> Result<(), Error> {
+        // Parts of a device find what others left there: all of them should compute in the same memory.
+        for (device, executor) in self.devices.iter_mut().enumerate() {
+            let arenas = parts.iter().filter(|part| part.device == device).map(|part| part.plan.arena);
+            executor.reserve(arenas.max().unwrap_or(0))?;
+        }
         let kinds: Vec<Vec<SlotKind>> =
             parts.iter().map(|part| part.plan.slots.iter().map(|slot| slot.kind.clone()).collect()).collect();
         let is = |part: usize, slot: usize, kind: &SlotKind| kinds[part].get(slot) == Some(kind);
@@ -319,9 +452,11 @@ impl Several {
             let lasts = |t: &Tensor| matches!(plan.kind(t), SlotKind::State | SlotKind::Control | SlotKind::Log);
             let repeats = !writes.iter().any(lasts);
             let written = open.iter().filter(|open| writes.iter().any(|t| t.slot == open.slot)).copied().collect();
+            let visits = self.streaming.as_ref().filter(|streaming| streaming.to == device);
+            let visiting = visits.map_or_else(Vec::new, |streaming| Visit::of(&plan, &streaming.visits));
             let steps = plan.len();
             let plan = self.devices[device].prepare(plan)?;
-            made.push(Ready { device, plan, steps, arriving, streamed, leaving, open, written, repeats });
+            made.push(Ready { device, plan, steps, arriving, streamed, visiting, leaving, open, written, repeats });
         }
         Ok(())
     }
@@ -337,12 +472,19 @@ impl Executor for Several {
 
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error> {
         self.plans.clear();
+        if let Some(streaming) = self.streaming.as_mut().filter(|streaming| !streaming.should_visit(fixed)) {
+            streaming.visits.fill(None);
+        }
         let here = |device: usize| {
-            let slots = fixed.slots.iter().zip(&self.holders).map(|(slot, holders)| match holders >> device & 1 {
+            let streams = self.streaming.as_ref().map(Streaming::streams).filter(|streams| streams.to == device);
+            let slot = |(at, slot): (usize, &SlotInfo)| match self.holders[at] >> device & 1 {
                 1 => slot.clone(),
-                _ => SlotInfo { kind: SlotKind::Elsewhere, bytes: 0, ..slot.clone() },
-            });
-            Fixed { slots: slots.collect() }
+                _ => match streams.and_then(|streams| streams.place(at)) {
+                    Some(place) => SlotInfo { kind: SlotKind::Visiting(place), ..slot.clone() },
+                    None => SlotInfo { kind: SlotKind::Elsewhere, bytes: 0, ..slot.clone() },
+                },
+            };
+            Fixed { slots: fixed.slots.iter().enumerate().map(slot).collect() }
         };
         let shares: Vec<Fixed> = (0..self.devices.len()).map(here).collect();
         let bytes = |share: &Fixed| share.here().map(|slot| slot.bytes as u64).sum::<u64>();
@@ -376,10 +518,12 @@ impl Executor for Several {
         let lowered =
             |part: Part| Ok(Part { plan: lower_until(part.plan, &self.devices[part.device].target(), last)?, ..part });
         let streams = self.streaming.as_ref().map(Streaming::streams);
-        cut(&plan, &self.placement, streams.as_ref())?.into_iter().map(lowered).collect()
+        let keeps: Vec<bool> = self.devices.iter().map(|device| device.target().caps.is_some()).collect();
+        cut(&plan, &self.placement, streams.as_ref(), &keeps)?.into_iter().map(lowered).collect()
     }
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
+        let inputs = inputs(&plan).into_iter().map(|slot| (slot, Vec::new())).collect();
         let parts = self.parts(plan, None)?;
         let mut ready = Vec::with_capacity(parts.len());
         if let Err(why) = self.ready(parts, &mut ready) {
@@ -396,11 +540,14 @@ impl Executor for Several {
                 }
             }
         }
-        Ok(keep(&mut self.plans, Prepared { parts: ready, carried, due: false }))
+        Ok(keep(&mut self.plans, Prepared { parts: ready, carried, due: false, inputs }))
     }
 
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {
-        let prepared = self.plans[plan.0].as_ref().expect(FORGOTTEN);
+        let prepared = self.plans[plan.0].as_mut().expect(FORGOTTEN);
+        if let Some(input) = prepared.inputs.get_mut(&tensor.slot).filter(|_| tensor.offset == 0) {
+            *input = bytes.as_chunks().0.iter().map(|bytes| i32::from_ne_bytes(*bytes)).collect();
+        }
         for part in prepared.parts.iter().filter(|part| has(&part.open, tensor)) {
             self.devices[part.device].write(part.plan, tensor, bytes)?;
         }
@@ -509,18 +656,29 @@ impl Executor for Several {
         self.settle()?;
         let mut times = Vec::new();
         for number in 0..self.prepared(plan).parts.len() {
+            let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
+            let to = self.devices[device].describe();
+            let mut timed = |what: &str, start: Instant, bytes: usize| {
+                if bytes > 0 {
+                    times.push(StepTime { label: format!("{what} {to}"), time: start.elapsed(), bytes: bytes as f64 });
+                }
+            };
             let start = Instant::now();
             self.bring(plan, number)?;
+            timed("to", start, self.prepared(plan).parts[number].arriving.iter().map(|(t, _)| t.shape[0]).sum());
+            let start = Instant::now();
             self.stream(plan, number)?;
-            let Ready { device, plan: own, .. } = self.prepared(plan).parts[number];
-            let arrived: usize = self.prepared(plan).parts[number].arriving.iter().map(|(t, _)| t.shape[0]).sum();
-            if arrived > 0 {
-                let label = format!("to {}", self.devices[device].describe());
-                times.push(StepTime { label, time: start.elapsed(), bytes: arrived as f64 });
-            }
+            timed(
+                "weights for",
+                start,
+                self.prepared(plan).parts[number].streamed.iter().map(|(t, _)| t.shape[0]).sum(),
+            );
+            self.receive(plan, number)?;
             times.extend(self.devices[device].profile(own)?);
-            self.busy[device] = Some((plan, number, Ticket { plan: own, submission: None }));
+            self.busy[device].push_back((plan, number, Ticket { plan: own, submission: None }));
+            self.give(plan, number)?;
         }
+        self.take_back()?;
         self.settle()?;
         Ok(times)
     }
@@ -557,6 +715,10 @@ impl Executor for Several {
             part: Some(self.placement.describe(number)),
             memory: device.memory(),
             holds: Some(self.holders.iter().map(|holders| holders >> number & 1 == 1).collect()),
+            visits: match &self.streaming {
+                Some(streaming) if streaming.to == number => streaming.visits.clone(),
+                _ => Vec::new(),
+            },
         };
         self.devices.iter().map(|device| &**device).enumerate().map(share).collect()
     }

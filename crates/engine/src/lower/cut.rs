@@ -1,11 +1,14 @@
 //! A plan for several devices, cut into parts: each step goes to the device of its layer or of its weights, and neighbours that run on
 //! the same device make a part. A part is a plan of its own, with the same slot numbers; what crosses over leaves one part
-//! ([`SlotKind::Leaving`]) and arrives at others ([`SlotKind::Arriving`]).
+//! ([`SlotKind::Leaving`]) and arrives at others ([`SlotKind::Arriving`]); what a GPU makes for itself stays there ([`SlotKind::Kept`]).
+
+use std::collections::HashSet;
 
 use kiln_kernels::Call;
-use kiln_kernels::operation::Operation as _;
 use kiln_kernels::tensor::{Slot, Tensor};
 
+use super::memory::{Life, assign};
+use super::streams::{Brought, Needs, Streams};
 use crate::Error;
 use crate::placement::Placement;
 use crate::plan::{Plan, SlotInfo, SlotKind, Step};
@@ -17,59 +20,6 @@ const MOST_LIGHT: usize = 1 << 20;
 const LONGEST_CHAIN: usize = 8;
 /// Times that steps look for a better device; two are enough for what architectures make.
 const SWEEPS: usize = 8;
-
-/// Bytes of weights of several layers that are brought to a device for one part. Those of one layer may be more.
-const MOST_STREAMED: usize = 192 << 20;
-
-/// Weights that are brought to a GPU for products of many columns: reading them over the bus once takes less time than multiplying them
-/// on the CPU.
-#[derive(Clone, Copy, Debug)]
-pub struct Streams<'a> {
-    /// The GPU.
-    pub to: usize,
-    /// Fewest columns of a matrix for which it is brought; of experts, on the average.
-    pub from: usize,
-    /// Whether each shared slot may be brought.
-    pub slots: &'a [bool],
-}
-
-impl Streams<'_> {
-    /// The shared slots that a step of a plan that is not lowered should have brought: its weights, and the biases of experts.
-    fn of(&self, step: &Step) -> Vec<usize> {
-        let Call::MulMatVec(call) = &step.call else { return Vec::new() };
-        let (a, d) = (call.product.a, call.product.d);
-        let may = |t: &Tensor| self.slots.get(t.slot.0 as usize).is_some_and(|may| *may);
-        let known = |t: &Tensor| t.slot == a.slot || call.epilogue.bias.is_some_and(|bias| bias.slot == t.slot);
-        let reads: Vec<Tensor> = call.reads().into_iter().filter(may).collect();
-        if !may(&a) || !reads.iter().all(known) || d.rows() < self.from * a.shape[2] * a.shape[3] {
-            return Vec::new();
-        }
-        reads.iter().map(|t| t.slot.0 as usize).collect()
-    }
-
-    /// Lets the steps of a part read what is brought.
-    fn bring(&self, plan: &mut Plan) {
-        for at in 0..plan.steps.len() {
-            for of in self.of(&plan.steps[at]) {
-                let SlotInfo { name, ty, shape, .. } = plan.slots[of].clone();
-                let slot = numbered(of);
-                let known = plan.slots.iter().position(|other| other.kind == SlotKind::Streamed(slot));
-                let brought = match known {
-                    Some(known) => numbered(known),
-                    None => plan.add(&format!("{name}.brought"), SlotKind::Streamed(slot), ty, shape).slot,
-                };
-                if let Call::MulMatVec(call) = &mut plan.steps[at].call {
-                    let operands = std::iter::once(&mut call.product.a).chain(&mut call.epilogue.bias);
-                    operands.filter(|t| t.slot == slot).for_each(|t| t.slot = brought);
-                }
-            }
-        }
-    }
-}
-
-fn numbered(slot: usize) -> Slot {
-    Slot(u32::try_from(slot).expect("slots are numbered with 32 bits"))
-}
 
 /// A piece of a plan that runs on one device.
 #[derive(Clone, Debug)]
@@ -125,7 +75,10 @@ pub(crate) fn has_experts(step: &Step) -> bool {
 
 /// The device of each step by what it must be near to, and whether it must stay there.
 fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> Vec<(usize, bool)> {
+    let visiting = streams.map_or_else(Vec::new, |streams| streams.visiting(plan));
     let last_layer = plan.steps.iter().rposition(|step| layer(&step.label).is_some());
+    // Where the caches of a layer come along, what is done between products should not go back and forth.
+    let moved = streams.map_or_else(HashSet::new, |streams| streams.moved(plan, &visiting));
     let mut device = placement.input;
     let mut homes = Vec::with_capacity(plan.steps.len());
     for (at, step) in plan.steps.iter().enumerate() {
@@ -146,7 +99,10 @@ fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> V
         let heaviest = pinned.iter().max_by_key(|t| plan.slots[t.slot.0 as usize].bytes);
         let chosen = heaviest.filter(|_| !remembers).and_then(|t| placement.rule(plan.slot_name(t)));
         let experts = layer(&step.label).filter(|_| has_experts(step)).map(|layer| placement.experts(layer));
-        let brought = streams.filter(|streams| !streams.of(step).is_empty()).map(|streams| streams.to);
+        let visits = pinned.iter().any(|t| visiting.get(t.slot.0 as usize) == Some(&true));
+        let brought = streams.filter(|streams| visits || !streams.of(step).is_empty()).map(|streams| streams.to);
+        let moves = pinned.is_empty() && layer(&step.label).is_some_and(|layer| moved.contains(&layer));
+        let brought = brought.or(streams.filter(|_| moves).map(|streams| streams.to));
         homes.push((brought.or(chosen).or(experts).unwrap_or(device), !pinned.is_empty()));
     }
     homes
@@ -268,28 +224,8 @@ fn before(slots: usize, touched: &[Touched]) -> Vec<Vec<usize>> {
     before
 }
 
-/// Weights that the steps of a part have brought.
-#[derive(Default)]
-struct Brought {
-    bytes: usize,
-    layer: Option<usize>,
-}
-
-impl Brought {
-    /// Counts what a step has brought; `false` if it should not be in the same part as those before.
-    fn add(&mut self, bytes: usize, layer: Option<usize>) -> bool {
-        let fits = self.bytes == 0 || self.layer == layer || self.bytes + bytes <= MOST_STREAMED;
-        if fits && bytes > 0 {
-            self.layer = if self.bytes == 0 { layer } else { self.layer };
-            self.bytes += bytes;
-        }
-        fits || bytes == 0
-    }
-}
-
-/// The steps of each part, in an order in which they may run: a device goes on as long as it can. `streamed` has the bytes that each step
-/// has brought, and its layer.
-fn groups(devices: &[usize], before: &[Vec<usize>], streamed: &[(usize, Option<usize>)]) -> Vec<(usize, Vec<usize>)> {
+/// The steps of each part, in an order in which they may run: a device goes on as long as it can. `needs` has what each step has brought.
+fn groups(devices: &[usize], before: &[Vec<usize>], needs: &[Needs]) -> Vec<(usize, Vec<usize>)> {
     let mut taken = vec![false; devices.len()];
     let mut left: Vec<usize> = (0..devices.len()).collect();
     let mut groups = Vec::new();
@@ -299,7 +235,7 @@ fn groups(devices: &[usize], before: &[Vec<usize>], streamed: &[(usize, Option<u
         let mut brought = Brought::default();
         for &at in &left {
             if devices[at] == device && before[at].iter().all(|other| taken[*other]) {
-                if !brought.add(streamed[at].0, streamed[at].1) {
+                if !brought.add(&needs[at]) {
                     break;
                 }
                 taken[at] = true;
@@ -312,31 +248,98 @@ fn groups(devices: &[usize], before: &[Vec<usize>], streamed: &[(usize, Option<u
     groups
 }
 
-/// The parts of a plan that was not lowered yet, in the order in which they run.
-pub fn cut(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> Result<Vec<Part>, Error> {
-    let touched: Vec<Touched> = plan.steps.iter().map(Touched::of).collect();
-    let devices = devices(plan, placement, streams, &touched);
-    let streamed = |step: &Step| {
-        let slots = streams.map_or_else(Vec::new, |streams| streams.of(step));
-        (slots.iter().map(|slot| plan.slots[*slot].bytes).sum(), layer(&step.label))
+/// What each step has brought, if it runs on these devices.
+fn needs(plan: &Plan, streams: Option<&Streams<'_>>, devices: &[usize], touched: &[Touched]) -> Vec<Needs> {
+    let of = |((step, device), touched): ((&Step, &usize), &Touched)| {
+        let Some(streams) = streams.filter(|streams| streams.to == *device) else { return Needs::default() };
+        let bytes = streams.of(step).iter().map(|slot| plan.slots[*slot].bytes).sum();
+        let visitors = touched.all().filter_map(|slot| Some((slot, streams.place(slot)?))).collect();
+        Needs { bytes, layer: layer(&step.label), visitors }
     };
-    let streamed: Vec<(usize, Option<usize>)> = plan.steps.iter().map(streamed).collect();
-    let groups = groups(&devices, &before(plan.slots.len(), &touched), &streamed);
-    // Where each slot is made, and where it is read.
-    let mut made: Vec<Option<usize>> = vec![None; plan.slots.len()];
-    let mut read: Vec<Vec<usize>> = vec![Vec::new(); plan.slots.len()];
-    for (part, (_, steps)) in groups.iter().enumerate() {
-        for &at in steps {
-            for &slot in touched[at].writes.iter().filter(|slot| plan.slots[**slot].kind == SlotKind::Scratch) {
-                if made[slot].is_some_and(|other| other != part) {
-                    let why = format!("{} is made by steps on different devices", plan.slots[slot].name);
-                    return Err(Error::Plan { step: plan.steps[at].label.clone(), why });
+    plan.steps.iter().zip(devices).zip(touched).map(of).collect()
+}
+
+/// The parts that make and read each slot of results.
+struct Crossings {
+    made: Vec<Option<usize>>,
+    read: Vec<Vec<usize>>,
+}
+
+impl Crossings {
+    fn of(plan: &Plan, groups: &[(usize, Vec<usize>)], touched: &[Touched]) -> Result<Crossings, Error> {
+        let mut made: Vec<Option<usize>> = vec![None; plan.slots.len()];
+        let mut read: Vec<Vec<usize>> = vec![Vec::new(); plan.slots.len()];
+        for (part, (_, steps)) in groups.iter().enumerate() {
+            for &at in steps {
+                for &slot in touched[at].writes.iter().filter(|slot| plan.slots[**slot].kind == SlotKind::Scratch) {
+                    if made[slot].is_some_and(|other| other != part) {
+                        let why = format!("{} is made by steps on different devices", plan.slots[slot].name);
+                        return Err(Error::Plan { step: plan.steps[at].label.clone(), why });
+                    }
+                    made[slot] = Some(part);
                 }
-                made[slot] = Some(part);
+                touched[at].reads.iter().for_each(|slot| read[*slot].push(part));
             }
-            touched[at].reads.iter().for_each(|slot| read[*slot].push(part));
+        }
+        Ok(Crossings { made, read })
+    }
+
+    /// The first and the last part on a device that have to do with a slot, where there are several.
+    fn stay(&self, slot: usize, device: usize, groups: &[(usize, Vec<usize>)]) -> Option<(usize, usize)> {
+        let all = self.made[slot].iter().chain(&self.read[slot]).copied();
+        let here = all.filter(|part| groups[*part].0 == device);
+        let (first, last) = (here.clone().min()?, here.max()?);
+        (first < last).then_some((first, last))
+    }
+
+    /// Places for what stays on a device between its parts, and the bytes that they take.
+    fn kept(&self, plan: &Plan, device: usize, groups: &[(usize, Vec<usize>)]) -> (Vec<Option<usize>>, usize) {
+        let crosses = |slot: &usize| plan.slots[*slot].kind == SlotKind::Scratch && self.made[*slot].is_some();
+        let life = |slot: usize| {
+            let (first, last) = self.stay(slot, device, groups)?;
+            Some(Life { slot, first, last, bytes: plan.slots[slot].bytes })
+        };
+        let lives = (plan.n_fixed..plan.slots.len()).filter(crosses).filter_map(life).collect();
+        let (given, bytes) = assign(lives, 0);
+        let mut places = vec![None; plan.slots.len()];
+        given.into_iter().for_each(|(slot, place)| places[slot] = Some(place));
+        (places, bytes)
+    }
+
+    /// What a slot of results is in a part; `kept` if it stays on the device of the part from one to another.
+    fn kind(&self, slot: usize, number: usize, groups: &[(usize, Vec<usize>)], kept: bool) -> SlotKind {
+        let (device, maker) = (groups[number].0, self.made[slot]);
+        let goes = |part: &usize| *part != number && (!kept || groups[*part].0 != device);
+        match maker {
+            Some(maker) if maker != number => {
+                let first = self.stay(slot, device, groups).map(|(first, _)| first);
+                if kept && first != Some(number) { SlotKind::Kept } else { SlotKind::Arriving }
+            }
+            Some(_) if self.read[slot].iter().any(goes) => SlotKind::Leaving,
+            Some(_) if kept => SlotKind::Kept,
+            _ => SlotKind::Scratch,
         }
     }
+}
+
+/// The parts of a plan that was not lowered yet, in the order in which they run. `keeps` says which devices have memory that stays as it is
+/// between parts.
+pub fn cut(
+    plan: &Plan,
+    placement: &Placement,
+    streams: Option<&Streams<'_>>,
+    keeps: &[bool],
+) -> Result<Vec<Part>, Error> {
+    let touched: Vec<Touched> = plan.steps.iter().map(Touched::of).collect();
+    let devices = devices(plan, placement, streams, &touched);
+    let needs = needs(plan, streams, &devices, &touched);
+    let groups = groups(&devices, &before(plan.slots.len(), &touched), &needs);
+    let crossings = Crossings::of(plan, &groups, &touched)?;
+    let kept = |device: usize| match keeps.get(device) {
+        Some(true) => crossings.kept(plan, device, &groups),
+        _ => (vec![None; plan.slots.len()], 0),
+    };
+    let kept: Vec<(Vec<Option<usize>>, usize)> = (0..keeps.len()).map(kept).collect();
     let part = |(number, (device, steps)): (usize, &(usize, Vec<usize>))| {
         let mut used = vec![false; plan.slots.len()];
         for &at in steps {
@@ -344,17 +347,20 @@ pub fn cut(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) ->
             touched[at].all().for_each(|slot| used[slot] = true);
             scratch.iter().for_each(|t| used[t.slot.0 as usize] = true);
         }
-        let kind = |at: usize, slot: &SlotInfo| match slot.kind {
-            _ if at < plan.n_fixed => slot.kind.clone(),
-            _ if !used[at] => SlotKind::Scratch,
-            SlotKind::Scratch if made[at].is_some_and(|part| part != number) => SlotKind::Arriving,
-            SlotKind::Scratch if read[at].iter().any(|part| *part != number) => SlotKind::Leaving,
-            _ => slot.kind.clone(),
+        let (places, arena) = kept.get(*device).map_or((&[][..], 0), |(places, arena)| (&places[..], *arena));
+        let info = |(at, slot): (usize, &SlotInfo)| {
+            let place = places.get(at).copied().flatten();
+            let kind = match slot.kind {
+                _ if at < plan.n_fixed => slot.kind.clone(),
+                _ if !used[at] => SlotKind::Scratch,
+                SlotKind::Scratch => crossings.kind(at, number, &groups, place.is_some()),
+                _ => slot.kind.clone(),
+            };
+            SlotInfo { kind, place: place.filter(|_| used[at]), ..slot.clone() }
         };
-        let slots = plan.slots.iter().enumerate();
-        let slots = slots.map(|(at, slot)| SlotInfo { kind: kind(at, slot), ..slot.clone() }).collect();
+        let slots = plan.slots.iter().enumerate().map(info).collect();
         let steps = steps.iter().map(|at| plan.steps[*at].clone()).collect();
-        let mut plan = Plan { slots, steps, ..*plan };
+        let mut plan = Plan { slots, steps, arena, ..*plan };
         if let Some(streams) = streams.filter(|streams| streams.to == *device) {
             streams.bring(&mut plan);
         }

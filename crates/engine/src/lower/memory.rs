@@ -15,19 +15,32 @@ const ALIGNMENT: usize = 256;
 
 /// When a slot's contents are needed: numbers of the runs of steps between barriers, both included.
 #[derive(Clone, Copy, Debug)]
-struct Life {
-    slot: usize,
-    first: usize,
-    last: usize,
-    bytes: usize,
+pub(super) struct Life {
+    pub(super) slot: usize,
+    pub(super) first: usize,
+    pub(super) last: usize,
+    pub(super) bytes: usize,
 }
 
 pub(super) fn run(plan: &mut Plan, _: &Target) {
-    let mut lives = lives(plan);
+    let lives = lives(plan);
+    let (places, end) = assign(lives, plan.arena);
+    places.into_iter().for_each(|(slot, place)| plan.slots[slot].place = Some(place));
+    plan.arena = end;
+    // What no step uses any more takes no memory.
+    for slot in &mut plan.slots[plan.n_fixed..] {
+        if slot.kind == SlotKind::Scratch && slot.place.is_none() {
+            (slot.bytes, slot.place) = (0, Some(0));
+        }
+    }
+}
+
+/// Gives places to all that live, from an offset on: those that live at the same time lie apart. Gives the end of all, too.
+pub(super) fn assign(mut lives: Vec<Life>, base: usize) -> (Vec<(usize, usize)>, usize) {
     // Large ones first: they find the fewest places.
     lives.sort_by_key(|life| (std::cmp::Reverse(life.bytes), life.first, life.slot));
     let mut placed: Vec<(Life, usize)> = Vec::new();
-    let mut arena = 0;
+    let mut end = base;
     for life in lives {
         let mut taken: Vec<(usize, usize)> = placed
             .iter()
@@ -35,24 +48,17 @@ pub(super) fn run(plan: &mut Plan, _: &Target) {
             .map(|(other, place)| (*place, place + other.bytes))
             .collect();
         taken.sort_unstable();
-        let mut place = 0;
+        let mut place = base;
         for (start, end) in taken {
             if place + life.bytes <= start {
                 break;
             }
             place = place.max(end.next_multiple_of(ALIGNMENT));
         }
-        arena = arena.max(place + life.bytes);
+        end = end.max(place + life.bytes);
         placed.push((life, place));
-        plan.slots[life.slot].place = Some(place);
     }
-    plan.arena = arena.next_multiple_of(ALIGNMENT);
-    // What no step uses any more takes no memory.
-    for slot in &mut plan.slots[plan.n_fixed..] {
-        if slot.kind == SlotKind::Scratch && slot.place.is_none() {
-            (slot.bytes, slot.place) = (0, Some(0));
-        }
-    }
+    (placed.into_iter().map(|(life, place)| (life.slot, place)).collect(), end.next_multiple_of(ALIGNMENT))
 }
 
 /// The life of every scratch slot that a step uses.
@@ -69,6 +75,10 @@ fn lives(plan: &Plan) -> Vec<Life> {
         let operation = step.call.operation();
         let mut enter = |t: &Tensor, run: usize| {
             let slot = &plan.slots[t.slot.0 as usize];
+            // What is kept from part to part has its place already.
+            if slot.place.is_some() {
+                return;
+            }
             // What comes from another device is there before the first step.
             let arrives = matches!(slot.kind, SlotKind::Arriving | SlotKind::Streamed(_));
             let first = if arrives { 0 } else { run };

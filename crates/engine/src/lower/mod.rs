@@ -17,6 +17,7 @@ mod order;
 mod prune;
 mod rounding;
 mod scratch;
+pub mod streams;
 mod target;
 mod weights;
 

@@ -52,6 +52,11 @@ pub enum SlotKind {
     Streamed(Slot),
     /// In a part of a plan: made here for parts behind it, and taken away after each run.
     Leaving,
+    /// In a part of a plan: made or brought here for one part, and read by others on the same device, where it stays between them.
+    Kept,
+    /// A shared slot that another device holds, a cache or a state: this one has it in the place of this number while a part of a plan
+    /// runs that needs it. Slots may have the same place.
+    Visiting(usize),
     /// A shared slot that other devices hold and this one has no use for.
     Elsewhere,
 }
@@ -98,7 +103,7 @@ impl Fixed {
 
     /// The slots that are not on other devices only.
     pub fn here(&self) -> impl Iterator<Item = &SlotInfo> {
-        self.slots.iter().filter(|slot| slot.kind != SlotKind::Elsewhere)
+        self.slots.iter().filter(|slot| !matches!(slot.kind, SlotKind::Elsewhere | SlotKind::Visiting(_)))
     }
 
     /// Bytes of all slots of a kind that `wanted` accepts.
@@ -125,7 +130,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Where the host writes and reads.
     pub ports: Ports,
-    /// Bytes of the memory that scratch slots with a place lie in; 0 before places are given.
+    /// Bytes of the memory that scratch slots with a place lie in. Before places are given: those that are taken by what is kept from part
+    /// to part, and 0 in a plan that is not cut.
     pub arena: usize,
 }
 

@@ -53,7 +53,7 @@ impl<'e> Place<'e> {
 
     /// One of a device that is only thought of.
     pub fn thought(target: Target, batch: usize, memory: Option<Memory>) -> Place<'static> {
-        let shares = vec![Share { name: String::new(), part: None, memory, holds: None }];
+        let shares = vec![Share { name: String::new(), part: None, memory, holds: None, visits: Vec::new() }];
         let alike = target.alike;
         let parts = move |plan| Ok(vec![Part { device: 0, plan: lower(plan, &target)? }]);
         Place { shares, batch, alike, parts: Box::new(parts) }
@@ -251,6 +251,7 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
             let slots = graph.fixed().slots.iter().enumerate();
             let here = slots.filter(|(at, _)| share.holds.as_ref().is_none_or(|holds| holds[*at]));
             here.filter(|(_, slot)| wanted(&slot.kind)).map(|(_, slot)| slot.bytes as u64).sum::<u64>()
+                + visitors(&graph.fixed().slots, &share.visits, wanted)
         };
         let parts = || plans.iter().flatten().filter(|part| part.device == number);
         let arena = parts().map(|part| part.plan.arena as u64).max().unwrap_or(0);
@@ -270,6 +271,17 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
         window: graph.facts().window,
         devices: place.shares.iter().enumerate().map(device).collect(),
     })
+}
+
+/// Bytes of the places for slots of other devices that come to one for a part of a plan: each as large as the largest that comes there.
+fn visitors(slots: &[SlotInfo], visits: &[Option<usize>], wanted: fn(&SlotKind) -> bool) -> u64 {
+    let mut places: Vec<u64> = Vec::new();
+    for (slot, place) in slots.iter().zip(visits).filter(|(slot, _)| wanted(&slot.kind)) {
+        let Some(place) = *place else { continue };
+        places.resize(places.len().max(place + 1), 0);
+        places[place] = places[place].max(slot.bytes as u64);
+    }
+    places.iter().sum()
 }
 
 /// The plans of the largest prompts, of all texts at once, and, where texts are read that others are written for, of the longest.

@@ -156,13 +156,33 @@ impl Shown {
         part.plan.slots.iter().filter(|slot| slot.kind == *kind).map(|slot| slot.bytes).sum()
     }
 
+    /// What is brought for a part of weights and caches that another device holds.
+    fn brought(&self, part: &Part) -> Option<String> {
+        let slots = part.plan.slots.iter().filter(|slot| matches!(slot.kind, SlotKind::Streamed(_)));
+        let weights: usize = slots.map(|slot| slot.bytes).sum();
+        let visits = &self.shares[part.device].visits;
+        let touched = |slot: &usize| {
+            let touches = |step: &Step| {
+                let operation = step.call.operation();
+                operation.reads().iter().chain(&operation.writes()).any(|t| t.slot.0 as usize == *slot)
+            };
+            part.plan.steps.iter().any(touches)
+        };
+        let visitors = (0..visits.len()).filter(|slot| visits[*slot].is_some()).filter(touched);
+        let visitors: Vec<&str> = visitors.map(|slot| part.plan.slots[slot].name.as_str()).collect();
+        let caches =
+            if visitors.is_empty() { String::new() } else { format!(", and pages of {}", visitors.join(", ")) };
+        (weights > 0 || !visitors.is_empty()).then(|| format!("{weights} bytes of weights are brought{caches}"))
+    }
+
     fn print(&self) {
         let several = self.shares.len() > 1 && self.parts.len() > 1;
         for part in &self.parts {
             if several {
                 let [arrive, leave] = [SlotKind::Arriving, SlotKind::Leaving].map(|kind| Shown::crossing(part, &kind));
                 let name = &self.shares[part.device].name;
-                print(&format!("device {} ({name}): {arrive} bytes arrive, {leave} leave", part.device));
+                let brought = self.brought(part).map_or_else(String::new, |brought| format!("; {brought}"));
+                print(&format!("device {} ({name}): {arrive} bytes arrive, {leave} leave{brought}", part.device));
             }
             let device = if several { format!("{}: ", part.device) } else { String::new() };
             for (line, step) in part.plan.print().lines().zip(&part.plan.steps) {
