@@ -166,6 +166,7 @@ impl<'a> WovenRows<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cpu_woven_dots::Spread;
     use super::*;
     use crate::host::HostMemory;
     use crate::mul_mat::Product;
@@ -245,6 +246,33 @@ mod tests {
                 assert_eq!(woven.row(i), bytes[i * row..][..row], "{ty} {i}");
             }
             assert!(Woven::new(ty, 96, &bytes[row..]).is_none());
+        }
+    }
+
+    /// Machines without tiles go another way, so this holds what tiles would multiply against the format itself.
+    #[test]
+    fn rows_that_are_spread_for_tiles_are_the_same_matrix() {
+        let Some(simd) = crate::simd::level().as_avx512() else { return };
+        const K: usize = 160;
+        for ty in TYPES {
+            let (bytes, weights) = blocks(ty, 48 * K, 7);
+            let woven = Woven::new(ty, K, &bytes).expect("a type that is woven");
+            let rows = woven.rows(16);
+            let mut spread = Spread {
+                codes: vec![[0; ROWS * BLOCK]; K / BLOCK],
+                scales: vec![[0.0; ROWS]; K / BLOCK],
+                offsets: vec![[0.0; ROWS]; K / BLOCK],
+            };
+            rows.spread(simd, 1, &mut spread);
+            for (r, row) in weights[32 * K..].chunks_exact(K).enumerate() {
+                for (e, want) in row.iter().enumerate() {
+                    let (b, e) = (e / BLOCK, e % BLOCK);
+                    let code = spread.codes[b][64 * (e / 4) + 4 * r + e % 4] as i8;
+                    let got = f32::from(code).mul_add(spread.scales[b][r], spread.offsets[b][r]);
+                    let size = (f32::from(code) * spread.scales[b][r]).abs() + spread.offsets[b][r].abs();
+                    assert!((got - want).abs() <= 1e-6 * size, "{ty} {r} {b} {e}: {got}, not {want}");
+                }
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::array::from_fn;
 use fearless_simd::prelude::*;
 use fearless_simd::{Avx512, f32x16, u8x32, u8x64, u32x16};
 use kiln_gguf::TensorType;
-use kiln_system::instructions::fetch;
+use kiln_system::instructions::{fetch, gains_by_fetching};
 
 use super::cpu_codes::{BLOCK, E2M1_RAISED, IQ4_RAISED};
 use super::cpu_runs::{ColumnRun, RUN, RunColumns};
@@ -17,8 +17,7 @@ use super::cpu_wide::{
 };
 use super::cpu_woven::{Line, ROWS, Weave, WovenRows};
 
-/// Bytes ahead of which memory is fetched. The machine's own guesses end with every page, and come late where so little is done with
-/// every byte (Sapphire Rapids: a quarter faster from the last cache).
+/// Bytes ahead of which memory is fetched where that helps.
 const AHEAD: usize = 2048;
 /// Sixteens of rows that meet all columns before the next ones do: they stay in the nearest caches, while columns come from further away.
 const STRETCH: usize = 3;
@@ -196,13 +195,15 @@ fn offsets<F: Format>(simd: Avx512, lines: &[Line], block: usize) -> f32x16<Avx5
     halves_of(simd, u8x32::load_array_ref(simd, heads::<F>(lines, block, 1).first_chunk().expect("half a vector")))
 }
 
-/// The vectors of codes of a block. The memory that follows is fetched.
+/// The vectors of codes of a block. The memory that follows is fetched, if `ahead`.
 #[inline(always)]
-fn codes_of<F: Format>(lines: &[Line], block: usize) -> &[Line] {
+fn codes_of<F: Format>(lines: &[Line], block: usize, ahead: bool) -> &[Line] {
     let own = &lines[F::WEAVE.line_of_codes(block)..][..F::WEAVE.lines];
-    own.iter().for_each(|line| fetch(&line.0, AHEAD));
-    if block.is_multiple_of(F::WEAVE.beside()) {
-        fetch(&lines[F::WEAVE.line_of_heads(block)].0, AHEAD);
+    if ahead {
+        own.iter().for_each(|line| fetch(&line.0, AHEAD));
+        if block.is_multiple_of(F::WEAVE.beside()) {
+            fetch(&lines[F::WEAVE.line_of_heads(block)].0, AHEAD);
+        }
     }
     own
 }
@@ -213,9 +214,9 @@ fn dots<F: Format>(simd: Avx512, rows: WovenRows<'_>, columns: &RunColumns, out:
         #[inline(always)]
         || {
             let n = columns.count();
-            let sixteens = out.len() / n / ROWS;
+            let (sixteens, ahead) = (out.len() / n / ROWS, gains_by_fetching());
             for first in (0..sixteens).step_by(STRETCH) {
-                let some = Stretch { rows, first, end: sixteens.min(first + STRETCH) };
+                let some = Stretch { rows, first, end: sixteens.min(first + STRETCH), ahead };
                 let mut c = 0;
                 while c < n {
                     c += match n - c {
@@ -236,6 +237,8 @@ struct Stretch<'a> {
     rows: WovenRows<'a>,
     first: usize,
     end: usize,
+    /// Whether memory is fetched ahead.
+    ahead: bool,
 }
 
 impl Stretch<'_> {
@@ -245,7 +248,7 @@ impl Stretch<'_> {
         let count = out.len() / columns.count();
         let some: [&[ColumnRun]; N] = from_fn(|i| columns.column(c + i));
         for i in self.first..self.end {
-            let sums = meet::<F, N>(simd, self.rows.sixteen(i), self.rows.blocks(), some);
+            let sums = meet::<F, N>(simd, self.rows.sixteen(i), self.rows.blocks(), some, self.ahead);
             for (j, sums) in sums.iter().enumerate() {
                 sums.store_slice(&mut out[(c + j) * count + i * ROWS..][..ROWS]);
             }
@@ -262,11 +265,12 @@ fn meet<F: Format, const N: usize>(
     lines: &[Line],
     blocks: usize,
     columns: [&[ColumnRun]; N],
+    ahead: bool,
 ) -> [f32x16<Avx512>; N] {
     let mut sums = [f32x16::splat(simd, 0.0); N];
     for b in 0..blocks {
         let (run, at) = (b / (RUN / BLOCK), b % (RUN / BLOCK));
-        let codes = F::codes(simd, codes_of::<F>(lines, b));
+        let codes = F::codes(simd, codes_of::<F>(lines, b, ahead));
         let scales = F::scales(simd, heads::<F>(lines, b, 0));
         let mut x = [&columns[0][run]; N];
         let mut whole = [zeros(simd); N];
@@ -317,8 +321,9 @@ fn spread<F: Format>(simd: Avx512, lines: &[Line], to: &mut Spread) {
     simd.vectorize(
         #[inline(always)]
         || {
+            let ahead = gains_by_fetching();
             for b in 0..to.codes.len() {
-                let codes = F::codes(simd, codes_of::<F>(lines, b));
+                let codes = F::codes(simd, codes_of::<F>(lines, b, ahead));
                 for (codes, to) in codes.into_iter().zip(to.codes[b].as_chunks_mut::<64>().0) {
                     let codes: u8x64<Avx512> = codes.simd_into(simd);
                     (codes - u8x64::splat(simd, F::ZERO)).store_array(to);
