@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 /// One metadata value, with the type it has in the file.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,9 +45,12 @@ pub enum Array {
     F64(Vec<f64>),
 }
 
-/// Many strings in one allocation: a vocabulary has a quarter of a million of them.
+/// Many strings in one allocation: a vocabulary has a quarter of a million of them. Those who clone it share it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Strings {
+pub struct Strings(Arc<Joined>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Joined {
     bytes: Vec<u8>,
     /// Where each string ends in `bytes`.
     ends: Vec<usize>,
@@ -54,30 +58,32 @@ pub struct Strings {
 
 impl Strings {
     pub(crate) fn with_capacity(strings: usize) -> Strings {
-        Strings { bytes: Vec::new(), ends: Vec::with_capacity(strings) }
+        Strings(Arc::new(Joined { bytes: Vec::new(), ends: Vec::with_capacity(strings) }))
     }
 
     /// Adds a string at the end.
     pub fn push(&mut self, string: &[u8]) {
-        self.bytes.extend_from_slice(string);
-        self.ends.push(self.bytes.len());
+        let joined = Arc::make_mut(&mut self.0);
+        joined.bytes.extend_from_slice(string);
+        joined.ends.push(joined.bytes.len());
     }
 
     /// How many strings there are.
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.0.ends.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.0.ends.is_empty()
     }
 
     /// The bytes of string `index`; not always UTF-8.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(index)?;
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        Some(&self.bytes[start..end])
+        let Joined { bytes, ends } = &*self.0;
+        let end = *ends.get(index)?;
+        let start = if index == 0 { 0 } else { ends[index - 1] };
+        Some(&bytes[start..end])
     }
 
     /// String `index`, with U+FFFD for bytes that are not UTF-8.

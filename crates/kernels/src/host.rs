@@ -7,6 +7,7 @@ use kiln_gguf::{Shared, TensorType, quant};
 
 use crate::mul_mat_vec::cpu_woven::Woven;
 use crate::operation::rows_apart;
+use crate::rope::Angles;
 use crate::tensor::{Slot, Tensor};
 
 /// The bytes of every slot, by slot number.
@@ -22,7 +23,13 @@ pub struct HostMemory {
     pub spare: Spare,
     /// The matrices of slots whose rows were woven together.
     pub woven: WovenSlots,
+    /// Angles that the next layer may need again.
+    pub angles: KeptAngles,
 }
+
+/// The angles of the last call that turned something.
+#[derive(Clone, Debug, Default)]
+pub struct KeptAngles(pub(crate) Option<Arc<Angles>>);
 
 /// Matrices whose rows were woven together, by slot number ([`HostMemory::weave`]).
 #[derive(Clone, Debug, Default)]

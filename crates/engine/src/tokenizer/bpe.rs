@@ -22,6 +22,7 @@ pub(super) struct Bpe {
     alphabet: Alphabet,
     pre: PreTokenizer,
     n_tokens: u32,
+    /// Symbols by their spelling; none where no text looks them up.
     symbols: FastMap<Vec<u8>, u32>,
     byte_symbols: [u32; 256],
     byte_tokens: [u32; 256],
@@ -54,7 +55,16 @@ impl Bpe {
         };
         bpe.add_tokens(vocab);
         bpe.add_merges(vocab)?;
+        bpe.merges.shrink_to_fit();
+        if !bpe.looks_up_spellings() {
+            bpe.symbols = FastMap::default();
+        }
         Ok(bpe)
+    }
+
+    /// Whether texts need the spellings of symbols: where merges alone make tokens of bytes, they are the largest table of all.
+    fn looks_up_spellings(&self) -> bool {
+        self.alphabet == Alphabet::Characters || self.pre.whole_words == WholeWords::Take
     }
 
     fn spell(&self, piece: &[u8]) -> Option<Vec<u8>> {

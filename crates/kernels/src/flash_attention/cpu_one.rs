@@ -1,5 +1,6 @@
-//! Attention of one token on the CPU. Keys and values are read where they lie, in vector registers: turning keys round, which is
-//! worth it for many queries, would cost more than the products.
+//! Attention of one token on the CPU. Keys and values are read where they lie, in vector registers, and become floats once for all heads
+//! that share them: turning keys round, which is worth it for many queries, would cost more than the products. Scores of sixteen keys are
+//! summed up together, because a sum across one vector alone takes as long as all its products.
 
 use std::array::from_fn;
 
@@ -17,26 +18,35 @@ use crate::tensor::Tensor;
 /// Most heads that share keys here: more are enough queries for a product of matrices.
 pub(super) const MOST_SHARED: usize = 16;
 
+/// Keys whose scores become one vector.
+const SIDE: usize = 16;
+
 /// Some rows of keys or values.
 trait Rows {
-    /// Elements `at .. at + 16` of row `i`.
-    fn sixteen<S: Simd>(&self, simd: S, i: usize, at: usize) -> f32x16<S>;
+    /// Elements `at .. at + 16 N` of row `i`.
+    fn vectors<S: Simd, const N: usize>(&self, simd: S, i: usize, at: usize) -> [f32x16<S>; N];
 }
 
 /// Rows of half floats as they lie.
 struct Halves<'a> {
     bytes: &'a [u8],
-    /// Where each row begins.
+    /// Where each row begins; there may be more rows than are read.
     starts: &'a [usize],
 }
 
 impl Rows for Halves<'_> {
     #[inline(always)]
-    fn sixteen<S: Simd>(&self, simd: S, i: usize, at: usize) -> f32x16<S> {
-        let bytes: &[u8; 32] = self.bytes[self.starts[i] + 2 * at..].first_chunk().expect("sixteen half floats");
-        native_halves(simd, bytes).unwrap_or_else(|| {
-            f32x16::load_array(simd, from_fn(|i| half(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))))
-        })
+    fn vectors<S: Simd, const N: usize>(&self, simd: S, i: usize, at: usize) -> [f32x16<S>; N] {
+        let (some, _) = self.bytes[self.starts[i] + 2 * at..][..32 * N].as_chunks::<32>();
+        from_fn(
+            #[inline(always)]
+            |i| {
+                let bytes = &some[i];
+                native_halves(simd, bytes).unwrap_or_else(|| {
+                    f32x16::load_array(simd, from_fn(|i| half(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))))
+                })
+            },
+        )
     }
 }
 
@@ -48,26 +58,27 @@ struct Floats<'a> {
 
 impl Rows for Floats<'_> {
     #[inline(always)]
-    fn sixteen<S: Simd>(&self, simd: S, i: usize, at: usize) -> f32x16<S> {
-        load(simd, &self.values[i * self.wide + at..])
+    fn vectors<S: Simd, const N: usize>(&self, simd: S, i: usize, at: usize) -> [f32x16<S>; N] {
+        let (some, _) = self.values[i * self.wide + at..][..16 * N].as_chunks::<16>();
+        from_fn(
+            #[inline(always)]
+            |i| f32x16::load_array_ref(simd, &some[i]),
+        )
     }
 }
 
-/// Does something with some rows of a tensor: as half floats if they are such and vectors of them are whole, else as floats, each row
-/// filled up with zeros.
+/// Does something with `count` rows of a tensor, of which all begin at given places: as half floats if they are such and vectors of them
+/// are whole, else as floats, each row filled up with zeros.
 macro_rules! with_rows {
-    ($t:expr, $task:expr, $rows:expr, $memory:expr, |$some:ident| $body:expr) => {{
-        let (t, bytes): (&Tensor, _) = ($t, $memory.bytes($t.slot));
-        let first = t.row_offset([0, $task.kv_head, $task.kv_batch]);
-        let mut starts = [0; KEYS];
-        starts.iter_mut().zip($rows).for_each(|(start, row)| *start = first + row * t.stride[1]);
-        let starts = &starts[..$rows.len()];
+    ($t:expr, $starts:expr, $count:expr, $memory:expr, |$some:ident| $body:expr) => {{
+        let (t, starts): (&Tensor, &[usize]) = ($t, $starts);
+        let bytes = $memory.bytes(t.slot);
         if t.ty == TensorType::F16 && t.shape[0].is_multiple_of(16) {
             let $some = Halves { bytes, starts };
             $body
         } else {
             let wide = t.shape[0].next_multiple_of(16);
-            let mut values = vec![0.0; starts.len() * wide];
+            let mut values = vec![0.0; $count * wide];
             for (start, values) in starts.iter().zip(values.chunks_exact_mut(wide)) {
                 read_dense(t.ty, &bytes[*start..][..t.row_bytes()], &mut values[..t.shape[0]]);
             }
@@ -87,51 +98,88 @@ pub(super) fn part(call: &Call, task: &Task, inputs: &Inputs, memory: &HostMemor
     for (row, q) in queries.chunks_exact_mut(wide_k).enumerate() {
         memory.float_row(&call.q, [task.tokens.start, task.kv_head * shared + row, task.batch], &mut q[..hsk]);
     }
+    let rows = cache_rows(call, task, inputs);
+    let starts = |t: &Tensor| -> Vec<usize> {
+        let first = t.row_offset([0, task.kv_head, task.kv_batch]);
+        rows.iter().map(|row| first + row * t.stride[1]).collect()
+    };
+    let (key_starts, value_starts) = (starts(&call.k), starts(&call.v));
     let mut part = Part::new(shared, wide);
     let mut scores = vec![0.0; shared * KEYS];
-    for first in task.keys.clone().step_by(KEYS) {
-        let count = KEYS.min(task.keys.end - first);
-        let mut rows = [0; KEYS];
-        for j in 0..count {
-            // Keys of a page lie side by side.
-            let follows = j > 0 && call.pages.is_none_or(|pages| !(first + j).is_multiple_of(pages.size));
-            rows[j] = if follows { rows[j - 1] + 1 } else { row_of(call, inputs, task.sequence, first + j) };
-        }
-        let rows = &rows[..count];
-        with_rows!(&call.k, task, rows, memory, |keys| {
+    for at in (0..rows.len()).step_by(KEYS) {
+        let count = KEYS.min(rows.len() - at);
+        with_rows!(&call.k, &key_starts[at..], count, memory, |keys| {
             dispatch!(level(), simd => score(simd, &keys, count, &queries, &mut scores));
         });
+        let first = task.keys.start + at;
         for (row, scores) in scores.chunks_exact_mut(KEYS).enumerate() {
             adjust(call, task, inputs, [task.tokens.start, task.kv_head * shared + row], first, &mut scores[..count]);
         }
-        with_rows!(&call.v, task, rows, memory, |values| {
+        with_rows!(&call.v, &value_starts[at..], count, memory, |values| {
             dispatch!(level(), simd => weigh(simd, &values, count, &mut scores, &mut part));
         });
     }
     part
 }
 
-/// scores(r, j) = queries(r) . keys(j), [`KEYS`] from row to row. A row's bits do not depend on the rows beside it.
+/// The rows of the cache that hold a task's keys.
+fn cache_rows(call: &Call, task: &Task, inputs: &Inputs) -> Vec<usize> {
+    let mut rows: Vec<usize> = Vec::with_capacity(task.keys.len());
+    for j in task.keys.clone() {
+        // Keys of a page lie side by side.
+        let follows = call.pages.is_none_or(|pages| !j.is_multiple_of(pages.size));
+        let row = match rows.last() {
+            Some(last) if follows => last + 1,
+            _ => row_of(call, inputs, task.sequence, j),
+        };
+        rows.push(row);
+    }
+    rows
+}
+
+/// Calls a generic function with a number of rows up to four.
+macro_rules! with_count {
+    ($rows:expr, |$r:ident| $body:expr) => {
+        match $rows {
+            4 => {
+                const $r: usize = 4;
+                $body
+            }
+            3 => {
+                const $r: usize = 3;
+                $body
+            }
+            2 => {
+                const $r: usize = 2;
+                $body
+            }
+            _ => {
+                const $r: usize = 1;
+                $body
+            }
+        }
+    };
+}
+
+/// scores(r, j) = queries(r) . keys(j), [`KEYS`] from row to row. A row's bits do not depend on the rows beside it. Behind the last of
+/// `count` scores may be anything.
 #[inline(always)]
 fn score<S: Simd, K: Rows>(simd: S, keys: &K, count: usize, queries: &[f32], scores: &mut [f32]) {
     let wide = queries.len() / (scores.len() / KEYS);
-    let (mut queries, mut scores) = (queries, scores);
-    while !queries.is_empty() {
-        let rows = (queries.len() / wide).min(4);
-        let (some, others) = queries.split_at(rows * wide);
-        let (to, after) = scores.split_at_mut(rows * KEYS);
-        match rows {
-            4 => score_rows::<S, K, 4>(simd, keys, count, some, to),
-            3 => score_rows::<S, K, 3>(simd, keys, count, some, to),
-            2 => score_rows::<S, K, 2>(simd, keys, count, some, to),
-            _ => score_rows::<S, K, 1>(simd, keys, count, some, to),
+    for (queries, scores) in queries.chunks(4 * wide).zip(scores.chunks_mut(4 * KEYS)) {
+        let rows = queries.len() / wide;
+        if wide.is_multiple_of(64) {
+            with_count!(rows, |R| score_rows::<S, K, R, 4>(simd, keys, count, queries, scores));
+        } else {
+            with_count!(rows, |R| score_rows::<S, K, R, 1>(simd, keys, count, queries, scores));
         }
-        (queries, scores) = (others, after);
     }
 }
 
+/// The same with `R` queries, `N` vectors of them at a time.
 #[inline(always)]
-fn score_rows<S: Simd, K: Rows, const R: usize>(
+#[allow(clippy::needless_range_loop, reason = "queries and sums go together")]
+fn score_rows<S: Simd, K: Rows, const R: usize, const N: usize>(
     simd: S,
     keys: &K,
     count: usize,
@@ -139,19 +187,45 @@ fn score_rows<S: Simd, K: Rows, const R: usize>(
     scores: &mut [f32],
 ) {
     let wide = queries.len() / R;
-    let queries: [&[f32]; R] = from_fn(|r| &queries[r * wide..][..wide]);
-    for j in 0..count {
-        let mut sums = [f32x16::splat(simd, 0.0); R];
-        for at in (0..wide).step_by(16) {
-            let key = keys.sixteen(simd, j, at);
+    let none = f32x16::splat(simd, 0.0);
+    for first in (0..count).step_by(SIDE) {
+        // Four keys at a time, so that sums stay in registers: each vector has four partial sums of four keys.
+        let mut quarters = [[none; 4]; R];
+        for quarter in 0..4 {
+            let mut sums = [[none; 4]; R];
+            for at in (0..wide).step_by(16 * N) {
+                let mut some = [[none; N]; R];
+                for r in 0..R {
+                    for i in 0..N {
+                        some[r][i] = load(simd, &queries[r * wide + at + 16 * i..]);
+                    }
+                }
+                for j in 0..4 {
+                    // What follows the last key is computed with the last, and looked at by nobody.
+                    let key = (first + 4 * quarter + j).min(count - 1);
+                    let key: [f32x16<S>; N] = keys.vectors(simd, key, at);
+                    for r in 0..R {
+                        for i in 0..N {
+                            sums[r][j] = key[i].mul_add(some[r][i], sums[r][j]);
+                        }
+                    }
+                }
+            }
             for r in 0..R {
-                sums[r] = key.mul_add(load(simd, &queries[r][at..]), sums[r]);
+                quarters[r][quarter] = merged(sums[r]);
             }
         }
         for r in 0..R {
-            scores[r * KEYS + j] = sums[r].reduce_sum();
+            merged(quarters[r]).store_slice(&mut scores[r * KEYS + first..][..SIDE]);
         }
     }
+}
+
+/// Sums of four neighbours each, of one vector after the other.
+#[inline(always)]
+fn merged<S: Simd>([a, b, c, d]: [f32x16<S>; 4]) -> f32x16<S> {
+    let of_two = |a: f32x16<S>, b: f32x16<S>| a.unzip_low(b) + a.unzip_high(b);
+    of_two(of_two(a, b), of_two(c, d))
 }
 
 /// Scores become weights, and values are added by them.
@@ -159,29 +233,48 @@ fn score_rows<S: Simd, K: Rows, const R: usize>(
 fn weigh<S: Simd, V: Rows>(simd: S, values: &V, count: usize, scores: &mut [f32], part: &mut Part) {
     let wide = part.values.len() / part.top.len();
     soften(simd, scores, count, part, wide);
-    for (scores, sums) in scores.chunks_exact(KEYS).zip(part.values.chunks_exact_mut(wide)) {
-        let (fours, rest) = sums.as_chunks_mut::<64>();
-        let first = 64 * fours.len();
-        for (i, sums) in fours.iter_mut().enumerate() {
-            add::<S, V, 4>(simd, values, &scores[..count], 64 * i, sums);
+    for (scores, sums) in scores.chunks(4 * KEYS).zip(part.values.chunks_mut(4 * wide)) {
+        let rows = sums.len() / wide;
+        let whole = wide / 64 * 64;
+        for at in (0..whole).step_by(64) {
+            with_count!(rows, |R| add::<S, V, R, 4>(simd, values, count, scores, at, sums));
         }
-        for (i, sums) in rest.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            add::<S, V, 1>(simd, values, &scores[..count], first + 16 * i, sums);
+        for at in (whole..wide).step_by(16) {
+            with_count!(rows, |R| add::<S, V, R, 1>(simd, values, count, scores, at, sums));
         }
     }
 }
 
-/// Adds elements of all values from `at` on, `N` vectors.
+/// Adds elements of all values from `at` on, `N` vectors, to sums of `R` rows by their weights.
 #[inline(always)]
-fn add<S: Simd, V: Rows, const N: usize>(simd: S, values: &V, weights: &[f32], at: usize, sums: &mut [f32]) {
-    let mut vectors: [f32x16<S>; N] = from_fn(|i| load(simd, &sums[16 * i..]));
-    for (j, weight) in weights.iter().enumerate() {
-        let weight = f32x16::splat(simd, *weight);
-        for (i, vector) in vectors.iter_mut().enumerate() {
-            *vector = values.sixteen(simd, j, at + 16 * i).mul_add(weight, *vector);
+#[allow(clippy::needless_range_loop, reason = "weights and sums go together")]
+fn add<S: Simd, V: Rows, const R: usize, const N: usize>(
+    simd: S,
+    values: &V,
+    count: usize,
+    weights: &[f32],
+    at: usize,
+    sums: &mut [f32],
+) {
+    let wide = sums.len() / R;
+    let mut vectors = [[f32x16::splat(simd, 0.0); N]; R];
+    for r in 0..R {
+        for i in 0..N {
+            vectors[r][i] = load(simd, &sums[r * wide + at + 16 * i..]);
         }
     }
-    for (vector, sums) in vectors.into_iter().zip(sums.as_chunks_mut::<16>().0) {
-        vector.store_array(sums);
+    for j in 0..count {
+        let value: [f32x16<S>; N] = values.vectors(simd, j, at);
+        for r in 0..R {
+            let weight = f32x16::splat(simd, weights[r * KEYS + j]);
+            for i in 0..N {
+                vectors[r][i] = value[i].mul_add(weight, vectors[r][i]);
+            }
+        }
+    }
+    for r in 0..R {
+        for i in 0..N {
+            vectors[r][i].store_slice(&mut sums[r * wide + at + 16 * i..][..16]);
+        }
     }
 }

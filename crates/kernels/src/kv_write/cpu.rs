@@ -23,7 +23,7 @@ pub(super) fn fits(call: &Call) -> bool {
 
 /// Turns the queries and writes the caches.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
-    let angles = Angles::new(&call.q, memory);
+    let angles = Angles::of(&call.q, memory);
     let ids = memory.read(&call.ids);
     let [q_norm, k_norm] = call.norms.map_or([None; 2], |norms| norms.map(Some));
     let v = by_token(&call.v);

@@ -60,8 +60,8 @@ enum Rounded {
     No,
     /// The experts of a token have the same column, which is rounded once.
     Few(Arc<Few>),
-    /// Some of the call's panels, and the first sixteen columns among those for tiles.
-    Many { panels: Range<usize>, tiles: usize },
+    /// Some of the call's panels, the first sixteen columns among those for tiles, and the columns as woven rows want them.
+    Many { panels: Range<usize>, tiles: usize, woven: Option<Few> },
 }
 
 impl<'a> Group<'a> {
@@ -84,7 +84,7 @@ impl<'a> Group<'a> {
             self.packed = dispatch!(level(), simd => packed(simd, k, &self.flat));
         }
         if !self.many && matches!(self.rounded, Rounded::No) && types.iter().any(|ty| coder(ty).is_some()) {
-            self.rounded = Rounded::Few(Arc::new(Few::new(k, &self.flat)));
+            self.rounded = Rounded::Few(Arc::new(Few::new(k, &self.columns)));
         }
     }
 }
@@ -240,7 +240,7 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
     groups.iter_mut().for_each(|group| group.many = group.to.len() > FEW && !call.alike);
     if columns.len() == k && groups.len() > 1 && types.iter().any(|ty| coder_of(*ty, false).is_some()) {
         // All experts have the one column there is.
-        let few = Arc::new(Few::new(k, columns));
+        let few = Arc::new(Few::new(k, &[columns]));
         let once = groups.iter_mut().filter(|group| group.to.len() == 1);
         once.for_each(|group| group.rounded = Rounded::Few(Arc::clone(&few)));
     }
@@ -257,19 +257,21 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
 fn many(groups: &mut [Group<'_>], matrices: &[Tensor], memory: &HostMemory, spare: &mut Spare) -> Many {
     let k = matrices[0].shape[0];
     let coded = matrices.iter().filter(|a| coder_of(a.ty, true).is_some());
-    let (tiled, others): (Vec<&Tensor>, _) = coded.partition(|a| has_tiles() && memory.woven(a).is_some());
+    let (woven, others): (Vec<&Tensor>, _) = coded.partition(|a| memory.woven(a).is_some());
+    let as_runs = !woven.is_empty() && !has_tiles();
     let (mut panels, mut tiles) = (Vec::new(), Vec::<&[&[f32]]>::new());
     for group in groups.iter_mut().filter(|group| group.many) {
         let first = panels.len();
         panels.extend(group.columns.chunks(width()).map(<[&[f32]]>::to_vec));
-        group.rounded = Rounded::Many { panels: first..panels.len(), tiles: tiles.len() };
+        let woven = as_runs.then(|| Few::new(k, &group.columns));
+        group.rounded = Rounded::Many { panels: first..panels.len(), tiles: tiles.len(), woven };
         tiles.extend(group.columns.chunks(16));
     }
     let mut many = Many::default();
     if !panels.is_empty() && !others.is_empty() {
         many.panels = Some(Panels::new(k, &panels, spare));
     }
-    if !tiles.is_empty() && !tiled.is_empty() {
+    if !tiles.is_empty() && !woven.is_empty() {
         many.tiles = TiledColumns::new(k, &tiles, spare);
     }
     many
@@ -353,16 +355,14 @@ struct Matrix<'a> {
 /// Rows times the columns of a group, as a block of results.
 fn block(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) {
     let n = group.to.len();
+    let count = out.len() / n;
+    let unfit = a.woven.and_then(|woven| meet_woven(woven, group, many, out));
+    if let Some(unfit) = unfit {
+        // What lies in the file is read for these columns alone, so that the system need not keep it in memory.
+        return unfit.iter().for_each(|&c| a.rows.dots(a.k, group.columns[c], &mut out[c * count..][..count]));
+    }
     if n == 1 {
         return multiply_rows(a, group, many, out, 1);
-    }
-    let count = out.len() / n;
-    if let (Some(woven), Rounded::Many { tiles: first, .. }, Some(tiles)) = (a.woven, &group.rounded, &many.tiles) {
-        tiles.dots(*first, n, woven, out);
-        for c in tiles.unfit(*first, n) {
-            a.rows.dots(a.k, group.columns[c], &mut out[c * count..][..count]);
-        }
-        return;
     }
     let width = dispatch!(level(), simd => panel(simd));
     let stride = if group.many { n.next_multiple_of(width) } else { n };
@@ -372,20 +372,33 @@ fn block(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) {
     dispatch!(level(), simd => transpose(simd, &rows, count, out));
 }
 
+/// Rows that are woven together times the columns of a group, one column's results after the other; gives the columns that should
+/// be multiplied as floats. `None` if no columns have the form for it.
+fn meet_woven(rows: WovenRows<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) -> Option<Vec<usize>> {
+    let n = group.to.len();
+    let few: &Few = match &group.rounded {
+        Rounded::No => return None,
+        Rounded::Few(few) => few,
+        Rounded::Many { woven: Some(few), .. } => few,
+        Rounded::Many { tiles: first, .. } => {
+            let tiles = many.tiles.as_ref()?;
+            tiles.dots(*first, n, rows, out);
+            return Some(tiles.unfit(*first, n).collect());
+        }
+    };
+    few.woven_dots(rows, out);
+    Some(few.unfit().to_vec())
+}
+
 /// Rows times the columns of a group: the results of a row lie side by side, `stride` from row to row.
 fn multiply_rows(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32], stride: usize) {
-    let Matrix { rows, woven, k } = a;
+    let Matrix { rows, k, .. } = a;
     let unfit: Vec<usize> = match (coder_of(rows.ty, group.many), &group.rounded, &many.panels) {
         (Some(coder), Rounded::Few(few), _) => {
-            if !few.woven_dots(woven, out) {
-                few.dots(coder, rows, out);
-            }
+            few.dots(coder, rows, out);
             few.unfit().to_vec()
         }
         (Some(coder), Rounded::Many { panels: own, .. }, Some(panels)) => {
-            // What lies in the file is not read again, so that the system need not keep it in memory.
-            let unwoven = woven.map(|woven| woven.unwoven(out.len() / stride));
-            let rows = Rows { bytes: unwoven.as_deref().unwrap_or(rows.bytes), ..rows };
             panels.tiles(own.clone(), group.to.len(), coder, rows, out, stride);
             panels.unfit(own.clone()).collect()
         }

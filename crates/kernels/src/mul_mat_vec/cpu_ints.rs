@@ -60,16 +60,16 @@ pub(super) enum Few {
 
 impl Few {
     /// Columns of `k` elements, whole blocks.
-    pub(super) fn new(k: usize, columns: &[f32]) -> Few {
+    pub(super) fn new(k: usize, columns: &[&[f32]]) -> Few {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx512) = level().as_avx512() {
             return Few::Runs(RunColumns::new(avx512, k, columns));
         }
         #[cfg(arm_dotprod)]
         if cpu_bytes::has_dots() {
-            return Few::Bytes(ByteColumns::new(k, columns));
+            return Few::Bytes(ByteColumns::new(k, &columns.concat()));
         }
-        Few::Words(Ints::new(k, columns.chunks_exact(k)))
+        Few::Words(Ints::new(k, columns.iter().copied()))
     }
 
     /// Columns whose products should be made by floats.
@@ -83,15 +83,15 @@ impl Few {
         }
     }
 
-    /// The same with rows that are woven together, if columns have the form for that.
-    pub(super) fn woven_dots(&self, rows: Option<WovenRows<'_>>, out: &mut [f32]) -> bool {
+    /// Rows that are woven together times all columns, one column's results after the other. Rows are woven only where columns
+    /// have the form for that.
+    pub(super) fn woven_dots(&self, rows: WovenRows<'_>, out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        if let (Few::Runs(runs), Some(rows)) = (self, rows) {
-            runs.woven_dots(rows, out);
-            return true;
+        if let Few::Runs(runs) = self {
+            return runs.woven_dots(rows, out);
         }
         let _ = (rows, out);
-        false
+        unreachable!("rows are woven where columns have the form for that");
     }
 
     /// Rows times all columns: the results of a row lie side by side.
@@ -504,7 +504,7 @@ mod tests {
         let norm: f64 = want.iter().map(|x| x * x).sum();
         let (mut words, mut either) = (vec![0.0; m * n], vec![0.0; m * n]);
         Ints::new(k, columns.chunks_exact(k)).dots(coder(ty).unwrap(), rows, &mut words);
-        Few::new(k, &columns).dots(coder(ty).unwrap(), rows, &mut either);
+        Few::new(k, &columns.chunks_exact(k).collect::<Vec<_>>()).dots(coder(ty).unwrap(), rows, &mut either);
         for (way, got) in [("words", words), ("the way of this machine", either)] {
             let error: f64 = got.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
             assert!(error < 1e-7 * norm, "{ty} {k} {m} {n} by {way}: {:e}", error / norm);

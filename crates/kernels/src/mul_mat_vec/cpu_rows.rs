@@ -8,11 +8,11 @@ use std::array::from_fn;
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch, f32x16, i8x16, i32x16, u8x16, u8x32, u8x64, u16x16, u32x16};
 use kiln_gguf::{TensorType, quant};
-use kiln_system::instructions::fetch;
+use kiln_system::instructions::{fetch, gains_by_fetching};
 
 use crate::simd::{finite_half, level, load, native_halves};
 
-/// Bytes ahead of which memory is fetched: the machine's own guesses end with every page.
+/// Bytes ahead of which memory is fetched where that helps.
 const AHEAD: usize = 2048;
 
 /// Rows that lie `stride` bytes apart.
@@ -152,12 +152,14 @@ fn row_dots<S: Simd, F: Format, const R: usize, const N: usize>(
     columns: [&[f32]; N],
 ) -> [[f32; N]; R] {
     let mut sums = [[[f32x16::splat(simd, 0.0); 2]; N]; R];
-    let whole = rows[0].len() / F::BYTES;
+    let (whole, ahead) = (rows[0].len() / F::BYTES, gains_by_fetching());
     for i in 0..whole {
         let x: [&[f32]; N] = from_fn(|c| &columns[c][i * F::LEN..][..F::LEN]);
         for (row, sums) in rows.iter().zip(&mut sums) {
             let block = &row[i * F::BYTES..][..F::BYTES];
-            (0..F::BYTES).step_by(64).for_each(|at| fetch(block, at + AHEAD));
+            if ahead {
+                (0..F::BYTES).step_by(64).for_each(|at| fetch(block, at + AHEAD));
+            }
             add_block::<S, F, N>(simd, block, x, sums);
         }
     }

@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use fearless_simd::prelude::*;
 use fearless_simd::{Avx512, f32x16, i32x16, u8x16, u8x32, u8x64};
 use kiln_gguf::TensorType;
+use rayon::prelude::*;
 
 use super::cpu_codes::{self, BLOCK, Q1, Q2, TQ1};
 use super::cpu_ints::{HUGE, TINY, TOP};
@@ -22,6 +23,8 @@ use super::cpu_woven::WovenRows;
 
 /// Elements of a run.
 pub(super) const RUN: usize = 256;
+/// Columns from which on several threads round them.
+const SHARED: usize = 16;
 /// A format whose runs become bytes in registers: element e of a run is `scales(e / 16) (codes(e) - ZERO) + offsets(e / 16)`.
 pub(super) trait Format {
     /// Bytes of a run.
@@ -117,8 +120,8 @@ pub(super) struct ColumnRun {
     pub(super) scales: [f32; 16],
     wholes: [f32; 16],
     sums: [f32; 16],
-    /// The last two for each block.
-    pub(super) wholes_of_blocks: [f32; 8],
+    /// For each block the sum of rounded values, without the scale, and that of values.
+    pub(super) ints_of_blocks: [i32; 8],
     pub(super) sums_of_blocks: [f32; 8],
 }
 
@@ -144,7 +147,7 @@ const EMPTY: ColumnRun = ColumnRun {
     scales: [0.0; 16],
     wholes: [0.0; 16],
     sums: [0.0; 16],
-    wholes_of_blocks: [0.0; 8],
+    ints_of_blocks: [0; 8],
     sums_of_blocks: [0.0; 8],
 };
 
@@ -159,10 +162,9 @@ pub(super) struct RunColumns {
 
 impl RunColumns {
     /// Columns of `k` elements, whole blocks.
-    pub(super) fn new(simd: Avx512, k: usize, columns: &[f32]) -> RunColumns {
-        let mut runs = vec![EMPTY; columns.len() / k * k.div_ceil(RUN)];
-        let mut unfit = Vec::new();
-        for (c, (column, runs)) in columns.chunks_exact(k).zip(runs.chunks_exact_mut(k.div_ceil(RUN))).enumerate() {
+    pub(super) fn new(simd: Avx512, k: usize, columns: &[&[f32]]) -> RunColumns {
+        let mut runs = vec![EMPTY; columns.len() * k.div_ceil(RUN)];
+        let one = |(column, runs): (&&[f32], &mut [ColumnRun])| {
             let mut fit = true;
             simd.vectorize(
                 #[inline(always)]
@@ -174,10 +176,15 @@ impl RunColumns {
                     }
                 },
             );
-            if !fit {
-                unfit.push(c);
-            }
-        }
+            fit
+        };
+        let each = k.div_ceil(RUN);
+        let fit: Vec<bool> = if columns.len() < SHARED {
+            columns.iter().zip(runs.chunks_exact_mut(each)).map(one).collect()
+        } else {
+            columns.par_iter().zip(runs.par_chunks_exact_mut(each)).with_min_len(SHARED / 4).map(one).collect()
+        };
+        let unfit = fit.iter().enumerate().filter(|(_, fit)| !**fit).map(|(c, _)| c).collect();
         RunColumns { simd, k, runs, unfit }
     }
 
@@ -192,7 +199,7 @@ impl RunColumns {
         dots(self.simd, rows, self, out);
     }
 
-    /// The same with rows that are woven together.
+    /// The same with rows that are woven together, but one column's results after the other.
     pub(super) fn woven_dots(&self, rows: WovenRows<'_>, out: &mut [f32]) {
         rows.dots(self.simd, self, out);
     }
@@ -217,7 +224,7 @@ fn round(simd: Avx512, x: &[f32], run: &mut ColumnRun, block: usize) -> bool {
     let reach = top.max(TINY);
     let scale = if top == 0.0 { 0.0 } else { reach / TOP };
     let inverse = f32x16::splat(simd, TOP / reach);
-    let mut fit = top <= HUGE;
+    let (mut fit, mut ints) = (top <= HUGE, 0.0);
     for (i, x) in parts.into_iter().enumerate() {
         let at = 2 * block + i;
         let whole: i32x16<Avx512> = (x * inverse).round_ties_even().to_int();
@@ -233,12 +240,14 @@ fn round(simd: Avx512, x: &[f32], run: &mut ColumnRun, block: usize) -> bool {
         let rounded: f32x16<Avx512> = whole.to_float();
         run.scales[at] = scale;
         // Sums of sixteen whole numbers of 15 bits are exact.
-        run.wholes[at] = rounded.reduce_sum() * scale;
+        let int = rounded.reduce_sum();
+        ints += int;
+        run.wholes[at] = int * scale;
         run.sums[at] = x.reduce_sum();
         // Sums of what is no number are none.
         fit &= run.sums[at].is_finite();
     }
-    run.wholes_of_blocks[block] = run.wholes[2 * block] + run.wholes[2 * block + 1];
+    run.ints_of_blocks[block] = ints as i32;
     run.sums_of_blocks[block] = run.sums[2 * block] + run.sums[2 * block + 1];
     fit
 }
@@ -449,7 +458,8 @@ mod tests {
         let columns: Vec<f32> = (0..n * k).map(|i| ((i * 7919 % 10007) as f32 / 5003.5 - 1.0).powi(3)).collect();
         let row_bytes = ty.row_bytes(k).unwrap();
         let mut got = vec![0.0; m * n];
-        RunColumns::new(simd, k, &columns).dots(Rows { ty, bytes: &bytes, stride: row_bytes, row_bytes }, &mut got);
+        let views: Vec<&[f32]> = columns.chunks_exact(k).collect();
+        RunColumns::new(simd, k, &views).dots(Rows { ty, bytes: &bytes, stride: row_bytes, row_bytes }, &mut got);
         for (i, got) in got.iter().enumerate() {
             let terms = weights[i / n * k..][..k].iter().zip(&columns[i % n * k..]);
             let terms: Vec<f64> = terms.map(|(a, b)| f64::from(*a) * f64::from(*b)).collect();
@@ -492,7 +502,7 @@ mod tests {
         (0..2).for_each(|i| bytes[i * stride..][..row.len()].copy_from_slice(&row));
         let columns: Vec<f32> = (0..k).map(|i| i as f32 - 40.0).collect();
         let mut got = [0.0; 2];
-        RunColumns::new(simd, k, &columns).dots(Rows { ty, bytes: &bytes, stride, row_bytes: row.len() }, &mut got);
+        RunColumns::new(simd, k, &[&columns]).dots(Rows { ty, bytes: &bytes, stride, row_bytes: row.len() }, &mut got);
         let want: f32 = weights.iter().zip(&columns).map(|(a, b)| a * b).sum();
         assert!(got.iter().all(|got| (got - want).abs() < 1e-3 * want.abs()), "{got:?}, not {want}");
     }

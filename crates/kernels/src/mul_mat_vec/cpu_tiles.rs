@@ -9,7 +9,8 @@ use rayon::prelude::*;
 
 use super::cpu_codes::BLOCK;
 use super::cpu_ints::Ints;
-use super::cpu_woven::{ROWS, Spread, WovenRows};
+use super::cpu_woven::{ROWS, WovenRows};
+use super::cpu_woven_dots::Spread;
 use crate::host::Spare;
 use crate::simd::level;
 

@@ -30,12 +30,6 @@ impl Woven {
     }
 }
 
-impl WovenRows<'_> {
-    pub(super) fn unwoven(&self, _: usize) -> Vec<u8> {
-        match *self.0 {}
-    }
-}
-
 /// See `cpu_tiles.rs`.
 pub(super) enum TiledColumns {}
 

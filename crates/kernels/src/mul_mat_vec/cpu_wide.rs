@@ -7,7 +7,7 @@ use std::arch::x86_64::{
     _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8,
     _mm512_mask_blend_epi16, _mm512_maskz_permutex2var_epi8, _mm512_or_si512, _mm512_permutex2var_epi16,
     _mm512_permutexvar_epi8, _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sub_epi32, _mm512_xor_si512, _pdep_u64, _pext_u64, _mm512_castsi256_si512, _mm256_cvtepu16_epi32, _mm512_multishift_epi64_epi8, _mm512_test_epi8_mask, _mm512_set1_epi64, _mm512_mask_sub_epi8, _mm512_slli_epi16,
+    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sub_epi32, _mm512_xor_si512, _pdep_u64, _pext_u64, _mm512_castsi256_si512, _mm512_ternarylogic_epi32, _mm256_cvtepu16_epi32, _mm512_multishift_epi64_epi8, _mm512_test_epi8_mask, _mm512_set1_epi64, _mm512_mask_sub_epi8, _mm512_slli_epi16,
 };
 
 use fearless_simd::prelude::*;
@@ -127,6 +127,11 @@ instructions! {
 
     fn or(simd, a: __m512i, b: __m512i) -> __m512i {
         _mm512_or_si512(a, b)
+    }
+
+    /// Every byte of a with those bits of b that a byte has.
+    fn with_bits_of(simd, a: __m512i, b: __m512i, byte: u8) -> __m512i {
+        _mm512_ternarylogic_epi32::<0xf8>(a, b, _mm512_set1_epi8(byte.cast_signed()))
     }
 
     fn and(simd, a: __m512i, byte: u8) -> __m512i {

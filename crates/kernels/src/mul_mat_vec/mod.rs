@@ -28,6 +28,8 @@ mod cpu_tiles;
 mod cpu_wide;
 #[cfg_attr(not(target_arch = "x86_64"), path = "cpu_unwoven.rs")]
 pub(crate) mod cpu_woven;
+#[cfg(target_arch = "x86_64")]
+mod cpu_woven_dots;
 mod fuse;
 mod pick;
 mod reference;

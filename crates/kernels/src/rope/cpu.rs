@@ -1,5 +1,7 @@
 //! `rope` at the speed of the CPU: the angles of a token are found once, in f64, for all of its heads.
 
+use std::sync::Arc;
+
 use fearless_simd::dispatch;
 use rayon::prelude::*;
 
@@ -13,18 +15,45 @@ use crate::simd::level;
 const TASK_TOKENS: usize = 16;
 
 /// Sines and cosines of every token and pair, with everything they are multiplied by.
+#[derive(Debug)]
 pub(crate) struct Angles {
+    of: Inputs,
     pairs: usize,
     sines: Vec<f32>,
     cosines: Vec<f32>,
 }
 
+/// All that angles depend on.
+#[derive(Debug, PartialEq)]
+struct Inputs {
+    positions: Vec<f64>,
+    turns: Vec<f64>,
+    tokens: usize,
+    style: RopeStyle,
+    sections: [usize; 4],
+    magnitude: f32,
+    backward: bool,
+}
+
 impl Angles {
-    /// Those of a call.
-    pub(crate) fn new(call: &Call, memory: &HostMemory) -> Angles {
-        let (tokens, pairs) = (call.x.shape[2], call.pairs());
-        let positions = memory.read(&call.positions);
-        let turns = memory.read(&call.turns);
+    /// Those of a call. All layers of a model have the same as a rule: those of the last call are kept.
+    pub(crate) fn of(call: &Call, memory: &mut HostMemory) -> Arc<Angles> {
+        let (positions, turns) = (memory.read(&call.positions), memory.read(&call.turns));
+        let Call { style, sections, magnitude, backward, .. } = *call;
+        let of = Inputs { positions, turns, tokens: call.x.shape[2], style, sections, magnitude, backward };
+        match &memory.angles.0 {
+            Some(kept) if kept.of == of => Arc::clone(kept),
+            _ => {
+                let found = Arc::new(Angles::new(call, of));
+                memory.angles.0 = Some(Arc::clone(&found));
+                found
+            }
+        }
+    }
+
+    fn new(call: &Call, of: Inputs) -> Angles {
+        let (tokens, pairs) = (of.tokens, call.pairs());
+        let Inputs { positions, turns, .. } = &of;
         let (mut sines, mut cosines) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
         let find = |(token, (sines, cosines)): (usize, (&mut [f32], &mut [f32]))| {
             for (p, (to_sine, to_cosine)) in sines.iter_mut().zip(cosines).enumerate() {
@@ -40,7 +69,7 @@ impl Angles {
             let both = sines.par_chunks_mut(pairs).zip(cosines.par_chunks_mut(pairs));
             both.with_min_len(TASK_TOKENS).enumerate().for_each(find);
         }
-        Angles { pairs, sines, cosines }
+        Angles { of, pairs, sines, cosines }
     }
 
     /// Turns a head of a token.
@@ -66,7 +95,7 @@ impl Angles {
 
 /// Turns the pairs of every head, and copies what is in no pair.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
-    let angles = Angles::new(call, memory);
+    let angles = Angles::of(call, memory);
     by_rows(memory, &call.y, |memory, i, head| {
         memory.float_row(&call.x, i, head);
         angles.turn(call, i[1], head);
