@@ -128,12 +128,9 @@ uvec2 values(uint code, vec2 s) {
 #endif
 
 #if SPLIT
-// Vectors of sums that a thread adds up at once.
-#define FOURS (TILE_M / 4 * TILE_N % (4 * WG) == 0 ? 4 : TILE_M / 4 * TILE_N % (2 * WG) == 0 ? 2 : 1)
 #define MEMORY_MODEL 1
 #include "last_one.glsl"
-#define SAME_LAUNCH 1
-#include "mul_mm/partials.glsl"
+#include "mul_mm/last_sums.glsl"
 #endif
 
 uint warp_m, warp_n;
@@ -225,25 +222,7 @@ void main() {
 #endif
     }
 #if SPLIT
-    if (!is_last_of(row_address(p.counters, tile_number, 4), p.splits)) return;
-    for (uint first = t; first < TILE_M / 4 * TILE_N; first += FOURS * WG) {
-        vec4 sums[FOURS];
-        [[unroll]] for (uint i = 0; i < FOURS; i++) sums[i] = vec4(0);
-        // All loads of a round at once; sums past the end are those of the last row and column, and not stored.
-        for (uint from = 0; from < p.splits; from += 4) {
-            vec4 got[FOURS][4];
-            [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                uint at = first + i * WG, column = min(first_n + at / (TILE_M / 4), end_n - 1);
-                uint four = min(first_m / 4 + at % (TILE_M / 4), (p.m - 1) / 4);
-                [[unroll]] for (uint j = 0; j < 4; j++) got[i][j] = Partials(partials_of(min(from + j, p.splits - 1), column)).v[four];
-            }
-            [[unroll]] for (uint i = 0; i < FOURS; i++)
-                [[unroll]] for (uint j = 0; j < 4; j++) if (from + j < p.splits) sums[i] += got[i][j];
-        }
-        [[unroll]] for (uint i = 0; i < FOURS; i++) {
-            uint at = first + i * WG, row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
-            if (first_m + row < p.m && first_n + column < end_n) put_four(sums[i], row, column);
-        }
-    }
+    if (!is_last_of(row_address(p.counters, tile_number, 4), SPLITS)) return;
+    add_partials();
 #endif
 }

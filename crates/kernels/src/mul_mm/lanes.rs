@@ -2,10 +2,11 @@
 //! where the order of components is known.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Component, SubgroupRequest};
+use kiln_gpu::{Caps, Component, Shader, SubgroupRequest};
 
-use super::matrix::{Place, cut_for, element_of, rows_at};
-use super::pick::{Columns, columns, launches, shader, unsupported};
+use super::matrix::{Place, cut_for, element_of, finish_bytes, rows_at};
+use super::params::SplitParams;
+use super::pick::{Columns, columns, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
 use super::{Call, Kernel, NAME};
 use crate::formats;
@@ -24,6 +25,10 @@ const CHUNK: usize = 4 * PIECE;
 const WIDEST: usize = 16;
 /// Subgroups that keep a large GPU busy. The same for every device.
 const ENOUGH: usize = 2112;
+/// Most workgroups that share a tile.
+const MOST_SPLITS: usize = 16;
+/// Shared memory for columns on their way: what leaves room for two workgroups on a core of a large GPU, and fits every one.
+const STAGED_BYTES: usize = 33 << 10;
 
 /// The formats that software GPUs have here. They only prove the path, and take a second to compile it for each.
 const ON_SOFTWARE: [TensorType; 10] = {
@@ -102,13 +107,39 @@ fn middle(ty: TensorType) -> usize {
     }
 }
 
-/// Subgroups that share the k of a row of matrices, which have `side` rows and elements of k: by rows and k of the product alone, so that
-/// columns computed apart have the same bits.
-fn share(cut: &Cut, product: &Product, side: usize) -> usize {
+/// The power of two below, or n itself.
+fn floor(n: usize) -> usize {
+    1 << n.max(1).ilog2()
+}
+
+/// Subgroups of a workgroup that share the k of a row of matrices, which have `side` rows and elements of k, and workgroups that do: by
+/// rows and k of the product alone, so that columns computed apart have the same bits.
+fn share(cut: &Cut, product: &Product, side: usize) -> [usize; 2] {
     let [k, m, ..] = product.a.shape;
-    let floor = |n: usize| 1 << n.max(1).ilog2();
     let [least, most] = cut.share;
-    floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(k.div_ceil(side / 4 * PIECE)))
+    let enough = floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most * cut.split);
+    let all = enough.min(floor(k.div_ceil(side / 4 * PIECE)));
+    [all.min(most), all.div_ceil(most)]
+}
+
+/// Most workgroups that share the k of a tile, whatever the device and the cut.
+pub(super) fn most_splits(product: &Product, ids: Option<&Tensor>) -> usize {
+    let halves = element_of(&product.a).is_ok_and(|(_, half)| half);
+    if ids.is_some() || !halves || refusal(product, ids).is_some() {
+        return 1;
+    }
+    let [k, m, ..] = product.a.shape;
+    floor(ENOUGH / m.div_ceil(WIDEST).max(1)).min(MOST_SPLITS).min(floor(k.div_ceil(2 * PIECE)))
+}
+
+/// Steps of columns that are in shared memory at once, twice: as many as the cut says and fit, of no more than are fetched together.
+fn staged(cut: &Cut, ty: TensorType, vectors: usize, bytes: usize) -> usize {
+    let most = if formats::piece_groups(ty) == 2 { 16 } else { 8 };
+    let mut steps = cut.staged.min(most);
+    while steps > 1 && 2 * 16 * vectors * steps > bytes {
+        steps /= 2;
+    }
+    steps
 }
 
 pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
@@ -138,29 +169,39 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         return unsupported(reason);
     }
     let share_of = |cut: &Cut| share(cut, &call.product, k as usize);
+    let column_tiles = |cut: &Cut| match &call.ids {
+        Some(ids) => expert_tile(ids, a.shape[2]) / n as usize,
+        None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
+    };
     let tables = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
+    let steps_of = |cut: &Cut| {
+        let room = (caps.limits.max_shared_bytes as usize).saturating_sub(tables + finish_bytes(cut)).min(STAGED_BYTES);
+        staged(cut, a.ty, share_of(cut)[0] * column_tiles(cut) * lanes as usize, room)
+    };
     let fits = |cut: &Cut| {
-        let subgroups = share_of(cut) * cut.tile[0] / m as usize;
-        let bytes = 4 * subgroups * (m * n) as usize + tables + 4 * cut.tile[0] + 20 * cut.tile[1];
+        let [share, splits] = share_of(cut);
+        let subgroups = share * cut.tile[0] / m as usize;
+        // Sums of all subgroups, where columns were before.
+        let columns = 2 * 16 * share * column_tiles(cut) * lanes as usize * steps_of(cut);
+        let bytes = columns.max(4 * subgroups * (m * n) as usize) + tables + finish_bytes(cut);
         bytes <= caps.limits.max_shared_bytes as usize
             && subgroups * lanes as usize <= caps.limits.max_workgroup_invocations as usize
             && cut.tile[0].is_multiple_of(m as usize)
             && cut.tile[1].is_multiple_of(n as usize)
+            && (splits == 1 || call.ids.is_none())
     };
     let Some(cut) = cut_for(call, Path::Lanes, place, fits)? else {
         return unsupported(format!("no tile of {m}x{n} matrices fits {} bytes of shared memory", caps.limits.max_shared_bytes));
     };
-    let column_tiles = match &call.ids {
-        Some(ids) => expert_tile(ids, a.shape[2]) / n as usize,
-        None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
-    };
+    let ([share, splits], column_tiles) = (share_of(&cut), column_tiles(&cut));
     let (_, store) = element_functions(NAME, d.ty)?;
-    let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
+    let file = if cut.staged > 0 { "mul_mm/staged.comp" } else { "mul_mm/lanes.comp" };
+    let mut shader = shader(call, Path::Lanes, file)?
         .define("ORDER", order::number(order))
         .define("PIECE", piece(a.ty))
         .define("ROW_TILES", cut.tile[0] / m as usize)
         .define("COLUMN_TILES", column_tiles)
-        .define("SHARE", share_of(&cut))
+        .define("SHARE", share)
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every step.
         .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
@@ -169,7 +210,16 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
         .define("PUT4_D", store.replace("store", "put4"))
         .subgroup(SubgroupRequest::Full);
-    let mut launches = launches(call, caps, (Kernel::Matrix, shader), [cut.tile[0], column_tiles * n as usize]);
+    if cut.staged > 0 {
+        shader = shader.define("STAGED", steps_of(&cut));
+    }
+    let mut kernel = Kernel::Matrix;
+    if splits > 1 {
+        kernel = Kernel::LaneSplit;
+        shader = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1).define("SPLITS", splits) };
+    }
+    let tile = [cut.tile[0], column_tiles * n as usize];
+    let mut launches = shared_launches(call, caps, (kernel, shader), tile, splits);
     if call.ids.is_some() {
         // The list comes first.
         launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
@@ -241,9 +291,15 @@ mod tests {
 
     #[test]
     fn subgroups_share_a_tile_by_rows_and_depth_alone() {
-        let cut = |text: &str| super::super::tuning::cut_of(text);
+        let cut = |text: &str| super::super::tuning::cut_of(Path::Lanes, text).unwrap();
         let of = |k, m, n| share(&cut("tile=16x64 share=4x16"), &call(TensorType::Q4_K, [k, m, n]).product, 16);
-        assert_eq!([of(4096, 14336, 2), of(4096, 4096, 2), of(4096, 1024, 2), of(512, 1024, 2)], [4, 8, 16, 2]);
+        assert_eq!([of(4096, 14336, 2), of(4096, 4096, 2), of(4096, 1024, 2), of(512, 1024, 2)], [4, 8, 16, 2].map(|n| [n, 1]));
         assert_eq!(of(4096, 4096, 64), of(4096, 4096, 2));
+        // Workgroups share what a workgroup has no room for, up to as many as the memory is for.
+        let of = |k, m| share(&cut("tile=128x64 share=1x2 split=8 staged=8"), &call(TensorType::Q4_K, [k, m, 32]).product, 16);
+        assert_eq!([of(4096, 14336), of(14336, 4096), of(4096, 1024), of(256, 1024)], [[2, 1], [2, 4], [2, 8], [1, 1]]);
+        for (k, m) in [(4096, 14336), (14336, 4096), (4096, 1024), (256, 64)] {
+            assert!(of(k, m)[1] <= most_splits(&call(TensorType::Q4_K, [k, m, 32]).product, None));
+        }
     }
 }

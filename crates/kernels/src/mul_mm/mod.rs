@@ -11,6 +11,7 @@ mod memory;
 mod params;
 mod pick;
 mod reference;
+pub mod search;
 mod tuning;
 
 pub use before::Before;
@@ -260,6 +261,8 @@ enum Kernel {
     Matrix,
     /// The same, several workgroups to a tile.
     Split,
+    /// The same, with columns in the order of matrices.
+    LaneSplit,
     /// Multiplies the columns as they are.
     Plain,
     /// The same, several workgroups to a tile.
@@ -269,7 +272,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 12] = [
+    const ALL: [Kernel; 13] = [
         Kernel::List,
         Kernel::Columns,
         Kernel::SortedColumns,
@@ -279,6 +282,7 @@ impl Kernel {
         Kernel::Decode,
         Kernel::Matrix,
         Kernel::Split,
+        Kernel::LaneSplit,
         Kernel::Plain,
         Kernel::PlainSplit,
         Kernel::Sums,
@@ -300,7 +304,7 @@ impl Kernel {
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
+        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::LaneSplit | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -407,7 +411,7 @@ impl Operation for Call {
             _ => {
                 let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
                 let a = decode.map_or(*a, |decode| decode.dst);
-                let shared = |piece: Option<Tensor>| piece.filter(|_| kernel == Kernel::Split);
+                let shared = |piece: Option<Tensor>| piece.filter(|_| matches!(kernel, Kernel::Split | Kernel::LaneSplit));
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
                 let sums = shared(self.piece(places.partials, places.partials_end));
                 // Counters are set to zero before they are counted up.

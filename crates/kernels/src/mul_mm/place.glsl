@@ -1,7 +1,7 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
 // that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
 // list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
-// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then.
+// With SPLIT, SPLITS workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then.
 #ifndef BAND
 #define BAND tiles_m
 #endif
@@ -12,6 +12,10 @@ uint tile_columns; // Columns of b before those of the tile's batch.
 uint tile_number;
 #endif
 #if SPLIT
+// How many share a tile is a parameter, or known when the kernel is compiled.
+#ifndef SPLITS
+#define SPLITS p.splits
+#endif
 uint tile_split;
 #define BEGIN_K (tile_split * p.chunk)
 #define END_K min(p.k, BEGIN_K + p.chunk)
@@ -46,8 +50,8 @@ bool find_tile() {
     end_n = p.n;
     uint tiles = tiles_m * tiles_n;
 #if SPLIT
-    tile_split = tile % p.splits;
-    tile /= p.splits;
+    tile_split = tile % SPLITS;
+    tile /= SPLITS;
     tile_number = tile;
 #endif
     uint in_batch = tile % tiles;

@@ -29,6 +29,10 @@ pub(super) struct Cut {
     pub ahead: usize,
     /// Fewest and most subgroups that share the k of a tile (`lanes`).
     pub share: [usize; 2],
+    /// Most workgroups that share the k of a tile (`lanes` with columns in shared memory).
+    pub split: usize,
+    /// Most steps of columns that are in shared memory at once (`lanes`); 0 where columns come straight from memory.
+    pub staged: usize,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
     /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
@@ -88,8 +92,11 @@ gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
 gpu * coopmat  * tile=64x64x64  warp=32x32 stages=1 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
-cpu f16 lanes * tile=16x16 share=2x2 ahead=1
-cpu q4_k lanes * tile=8x16 share=2x2 ahead=1
+cpu f16 lanes 40 tile=16x16 share=2x2 ahead=1
+cpu f16 lanes * tile=24x24 share=1x2 split=2 staged=4 ahead=1
+cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
+cpu q4_k lanes * tile=16x16 share=1x1 split=4 staged=16 ahead=1
+cpu q8_0 lanes * tile=8x16 share=2x2 staged=2 ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
 gpu * lanes * tile=16x128 share=4x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
@@ -257,16 +264,18 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], band, busy })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], split: 1, staged: 0, band, busy })
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
-    let (mut tile, mut share, mut ahead) = (None, [4, 16], 1);
+    let (mut tile, mut share, mut ahead, mut split, mut staged) = (None, [4, 16], 1, 1, 0);
     for setting in settings {
         match setting.split_once('=') {
             Some(("tile", text)) => tile = Some(sizes::<2>(text)?),
             Some(("share", text)) => share = sizes(text)?,
             Some(("ahead", text)) => [ahead] = sizes(text)?,
+            Some(("split", text)) => [split] = sizes(text)?,
+            Some(("staged", text)) => [staged] = sizes(text)?,
             _ => return Err(format!("lanes takes no `{setting}`")),
         }
     }
@@ -277,7 +286,13 @@ fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
     if !(1..=4).contains(&ahead) {
         return Err(format!("{ahead} pieces ahead, want 1 to 4"));
     }
-    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, band: 0, busy: 0 })
+    if split > 16 || (split > 1 && staged == 0) || !split.is_power_of_two() {
+        return Err(format!("split={split}, want a power of two up to 16, and columns that are staged"));
+    }
+    if staged > 16 || (staged > 0 && !staged.is_power_of_two()) {
+        return Err(format!("staged={staged}, want a power of two up to 16"));
+    }
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, split, staged, band: 0, busy: 0 })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -297,10 +312,10 @@ fn check_plain(tile: [usize; 2], depth: usize, thread: [usize; 2]) -> Result<(),
     Ok(())
 }
 
-/// A cut of the lanes path from its settings.
-#[cfg(test)]
-pub(super) fn cut_of(settings: &str) -> Cut {
-    parse_lanes(&settings.split_whitespace().collect::<Vec<_>>()).expect("tests have lines that can be read")
+/// A cut of a path from what a line says of it.
+pub(super) fn cut_of(path: Path, settings: &str) -> Result<Cut, String> {
+    let words: Vec<&str> = settings.split_whitespace().collect();
+    if path == Path::Lanes { parse_lanes(&words) } else { parse_cut(path, &words) }
 }
 
 /// Whether the lines of this operation in a file can be read.
@@ -308,11 +323,13 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     Table::parse(text).map(drop)
 }
 
-/// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
+/// The table of this process: the file of `KILN_TUNING`, if there is one, then what `kiln tune` kept for the device, then the built-in
+/// lines.
 pub(super) fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
         let mut table = tuning::of_file(Table::parse)?;
+        table.0.extend(tuning::kept(Table::parse).unwrap_or_default().0);
         table.0.extend(built_in()?.0);
         Ok(table)
     };
