@@ -536,6 +536,8 @@ fn full() -> Vec<Case> {
     for (ty, k) in [(F16, 160), (F16, 200), (BF16, 192), (Q8_0, 288), (Q4_K, 512)] {
         cases.extend([(4100, 1030), (4096, 515), (2100, 900)].map(|(m, n)| case([ty, F32, F32], [k, m, n])));
     }
+    // Tiles of the last rows that several workgroups share.
+    cases.extend([(F16, 1088), (BF16, 1024), (Q4_K, 1024)].map(|(ty, k)| case([ty, F32, F32], [k, 14300, 300])));
     let any: Choose = |random, _, experts| random.below(experts);
     let sizes = Experts { ty: Q4_K, k: 2048, m: 768, experts: 128, used: 8, tokens: 512, shared_b: true };
     cases.push(experts("any", sizes, any));

@@ -141,11 +141,14 @@ void finish_row(uint i) {
     for (uint at = gl_SubgroupInvocationID; at < COLUMNS * MN * MM / 4; at += SG) {
         uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + at / (MM / 4);
         if (first_m + row >= p.m || first_n + column >= end_n) continue;
+        vec4 sums = uintBitsToFloat(space[stage + at]);
 #if SPLIT
-        Partials(partials_of(tile_split, first_n + column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
-#else
-        put_four(uintBitsToFloat(space[stage + at]), row, column);
+        if (tile_shared) {
+            Partials(partials_of(tile_split, first_n + column)).v[partial_four(first_m + row)] = sums;
+            continue;
+        }
 #endif
+        put_four(sums, row, column);
     }
 }
 // Which element a thread holds is the driver's secret, so matrices go through shared memory.
@@ -222,6 +225,7 @@ void main() {
 #endif
     }
 #if SPLIT
+    if (!tile_shared) return;
     if (!is_last_of(row_address(p.counters, tile_number, 4), SPLITS)) return;
     add_partials();
 #endif

@@ -1,5 +1,5 @@
 // mul_mm on matrix units for few columns: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
-// a: F16 or blocks of any format; b: 16-bit columns from columns.comp in the order of matrices (order.glsl); d: F32 or F16.
+// a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp in the order of matrices (order.glsl); d: F32 or F16.
 // Lanes decode weights in registers and write them to the components of matrices themselves: nothing goes through shared
 // memory, and no subgroup waits for another before its sums are complete. With EXPERTS, tiles of columns are those of a list.
 // A workgroup computes ROW_TILES x COLUMN_TILES matrices. SHARE subgroups share the chunks of k of a row of them, each one takes every
@@ -13,6 +13,9 @@
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if !HALF
+#extension GL_EXT_bfloat16 : require
+#endif
 
 #include "mul_mm/order.glsl"
 #define WG (SG * SHARE * ROW_TILES)
@@ -79,7 +82,7 @@ void main() {
 #endif
                 MATRIX_A a;
                 STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
-                    f16vec2 pairs[2] = quad(groups[h], g, s);
+                    Pair pairs[2] = quad(groups[h], g, s);
                     SET_QUAD(a, h, pairs)
                 }
 #if COLUMNS_AT_ONCE == 1
@@ -88,7 +91,7 @@ void main() {
                 [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
                     MATRIX_B b;
                     [[unroll]] for (uint e = 0; e < 4; e++) {
-                        f16vec2 pair = unpackFloat2x16(loaded[s % COLUMNS_AT_ONCE][j][e]);
+                        Pair pair = pair_of(loaded[s % COLUMNS_AT_ONCE][j][e]);
                         b[2 * e] = pair.x;
                         b[2 * e + 1] = pair.y;
                     }

@@ -78,7 +78,7 @@ fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
     if !k.is_multiple_of(PIECE) || k == 0 {
         return Some(format!("rows of {k} elements, want whole pieces of {PIECE}"));
     }
-    if a.ty == TensorType::F16 && !rows_at(a, 16) {
+    if a.ty.block_len() == 1 && !rows_at(a, 16) {
         return Some(format!("rows of {a} do not lie at multiples of 16 bytes"));
     }
     None
@@ -87,9 +87,9 @@ fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
 /// Whether a product without experts takes this path on a device.
 pub fn in_lanes(product: &Product, caps: &Caps) -> bool {
     let Product { a, b, .. } = product;
-    let halves = element_of(a).is_ok_and(|(_, half)| half);
+    let element = element_of(a).is_ok_and(|(_, half)| half || caps.matrix_order_of_bfloat16);
     let preferred = table().is_ok_and(|table| table.preferred(a.ty, b.shape[1]).0 == Path::Lanes);
-    halves && preferred && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
+    element && preferred && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
 }
 
 /// Elements that lie together in a row and that one lane gets, which the order of prepared columns depends on: as many as keep
@@ -124,8 +124,7 @@ fn share(cut: &Cut, product: &Product, side: usize) -> [usize; 2] {
 
 /// Most workgroups that share the k of a tile, whatever the device and the cut.
 pub(super) fn most_splits(product: &Product, ids: Option<&Tensor>) -> usize {
-    let halves = element_of(&product.a).is_ok_and(|(_, half)| half);
-    if ids.is_some() || !halves || refusal(product, ids).is_some() {
+    if ids.is_some() || element_of(&product.a).is_err() || refusal(product, ids).is_some() {
         return 1;
     }
     let [k, m, ..] = product.a.shape;
@@ -145,18 +144,18 @@ fn staged(cut: &Cut, ty: TensorType, vectors: usize, bytes: usize) -> usize {
 pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
     let caps = place.caps;
     let Product { a, d, .. } = &call.product;
-    let (_, half) = element_of(a)?;
+    let (element, half) = element_of(a)?;
     let Some(order) = caps.matrix_order else {
         return unsupported("how lanes hold matrices is not known, or not in an order that kernels know");
     };
     let [rows, lanes, deep] = order::extents(order);
     let [m, n, k] = [rows, rows, deep];
-    let listed = caps.coopmat_shape(Component::F16, Component::F32);
+    let listed = caps.coopmat_shape(element, Component::F32);
     if listed.is_none_or(|s| [s.m, s.n, s.k] != [m, n, k]) || caps.subgroups.size != lanes || !caps.subgroups.full {
-        return unsupported(format!("no F16 matrices of {m}x{n}x{k} in {lanes} lanes"));
+        return unsupported(format!("no {element:?} matrices of {m}x{n}x{k} in {lanes} lanes"));
     }
-    if !(half && caps.float16) {
-        return unsupported(format!("{} is not multiplied as F16 there", a.ty));
+    if !(caps.float16 && (half || caps.matrix_order_of_bfloat16)) {
+        return unsupported(format!("{element:?} matrices do not lie in the order of those of F16, or there are none"));
     }
     let lists = if call.ids.is_some() { 16 * a.shape[2] } else { 0 };
     if lists > caps.limits.max_shared_bytes as usize {
@@ -197,6 +196,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     let (_, store) = element_functions(NAME, d.ty)?;
     let file = if cut.staged > 0 { "mul_mm/staged.comp" } else { "mul_mm/lanes.comp" };
     let mut shader = shader(call, Path::Lanes, file)?
+        .define("HALF", u32::from(half))
         .define("ORDER", order::number(order))
         .define("PIECE", piece(a.ty))
         .define("ROW_TILES", cut.tile[0] / m as usize)
@@ -225,7 +225,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
     }
     let prepared = Columns { sorted: false, half_sums: false, order: Some((order, piece(a.ty))) };
-    launches.insert(launches.len() - 1, columns(call, caps, true, prepared)?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, prepared)?);
     Ok(launches)
 }
 

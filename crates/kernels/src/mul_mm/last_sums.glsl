@@ -15,7 +15,7 @@ void add_partials() {
             vec4 got[FOURS][4];
             [[unroll]] for (uint i = 0; i < FOURS; i++) {
                 uint at = first + i * WG, column = min(first_n + at / (TILE_M / 4), end_n - 1);
-                uint four = min(first_m / 4 + at % (TILE_M / 4), (p.m - 1) / 4);
+                uint four = partial_four(min(first_m + at % (TILE_M / 4) * 4, p.m - 1));
                 [[unroll]] for (uint j = 0; j < 4; j++) got[i][j] = Partials(partials_of(min(from + j, SPLITS - 1), column)).v[four];
             }
             [[unroll]] for (uint i = 0; i < FOURS; i++)

@@ -3,14 +3,18 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
+use super::memory::Split;
 use super::params::SplitParams;
 use super::pick::{Columns, columns, columns_each, launches, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
 use super::{Call, Kernel, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
-use crate::operation::{Launch, Path, Unsupported, element_functions};
+use crate::operation::{Launch, Path, Unsupported, element_functions, grid};
 use crate::tensor::Tensor;
+
+/// From so many cores on a device is a large one.
+const LARGE_CORES: usize = 96;
 
 /// A device, and the rows of all matrices that it multiplies at the same time.
 #[derive(Clone, Copy)]
@@ -44,7 +48,8 @@ pub(super) fn cut_for(
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
     // Where the order of sums depends on the cut, parts of a batch are cut as the whole is.
     let columns = call.whole.filter(|_| path == Path::Lanes).unwrap_or(n);
-    let fitting: Vec<Cut> = table.cuts(path, call.product.a.ty, columns, caps).filter(fits).collect();
+    let cuts = table.cuts(path, call.product.a.ty, columns, caps);
+    let fitting: Vec<Cut> = cuts.filter(|cut| call.ids.is_some() || !cut.experts).filter(fits).collect();
     Ok(fitting.iter().find(busy).or(fitting.last()).copied())
 }
 
@@ -146,14 +151,20 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MK", shape.k)
         .define("SG", lanes)
         .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) });
-    let (kernel, share) = match call.split(Path::Coopmat) {
-        Some(split) => {
-            let shader = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
-            ((Kernel::Split, shader), split.count)
+    let split = |shader: Shader| Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
+    // Small devices have many rounds anyway; software GPUs prove it.
+    let large = caps.is_cpu || caps.cores_or_guess() as usize >= LARGE_CORES;
+    let tail = call.tail().filter(|_| large && Split::TAIL_ROWS.is_multiple_of(cut.tile[0]));
+    let mut launches = match (call.split(Path::Coopmat), tail) {
+        (Some(shared), _) => shared_launches(call, caps, (Kernel::Split, split(shader)), cut.tile, shared.count),
+        (None, Some(tail)) => {
+            let wide = d.shape[1].div_ceil(cut.tile[1]);
+            let (whole, shared) = (tail.whole / cut.tile[0], (a.shape[1] - tail.whole).div_ceil(cut.tile[0]));
+            let shader = split(shader).define("TAIL", 1);
+            vec![Kernel::TailSplit.launch(shader, grid((whole + shared * tail.count) * wide, caps))]
         }
-        None => ((Kernel::Matrix, shader), 1),
+        (None, None) => launches(call, caps, (Kernel::Matrix, shader), cut.tile),
     };
-    let mut launches = shared_launches(call, caps, kernel, cut.tile, share);
     launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?);
     Ok(launches)
 }

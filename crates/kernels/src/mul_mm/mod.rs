@@ -170,6 +170,11 @@ impl Call {
         Split::of(path, &self.product, self.ids.as_ref(), self.whole)
     }
 
+    /// How workgroups share the last tiles of the first matrix, where those would leave places of a large GPU empty.
+    fn tail(&self) -> Option<Split> {
+        Split::tail(&self.product, self.ids.as_ref(), self.whole)
+    }
+
     /// Whether the scratch memory has room for prepared columns and for sums of workgroups that share a tile.
     fn can_prepare(&self) -> bool {
         self.scratch.is_some_and(|s| s.span().1 >= self.layout().end)
@@ -261,7 +266,9 @@ enum Kernel {
     Matrix,
     /// The same, several workgroups to a tile.
     Split,
-    /// The same, with columns in the order of matrices.
+    /// The same for the tiles of the last rows.
+    TailSplit,
+    /// Multiplies columns in the order of matrices, several workgroups to a tile.
     LaneSplit,
     /// Multiplies the columns as they are.
     Plain,
@@ -272,7 +279,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 13] = [
+    const ALL: [Kernel; 14] = [
         Kernel::List,
         Kernel::Columns,
         Kernel::SortedColumns,
@@ -282,6 +289,7 @@ impl Kernel {
         Kernel::Decode,
         Kernel::Matrix,
         Kernel::Split,
+        Kernel::TailSplit,
         Kernel::LaneSplit,
         Kernel::Plain,
         Kernel::PlainSplit,
@@ -304,7 +312,7 @@ impl Kernel {
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::LaneSplit | Kernel::Plain | Kernel::PlainSplit)
+        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::TailSplit | Kernel::LaneSplit | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -411,7 +419,7 @@ impl Operation for Call {
             _ => {
                 let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
                 let a = decode.map_or(*a, |decode| decode.dst);
-                let shared = |piece: Option<Tensor>| piece.filter(|_| matches!(kernel, Kernel::Split | Kernel::LaneSplit));
+                let shared = |piece: Option<Tensor>| piece.filter(|_| matches!(kernel, Kernel::Split | Kernel::TailSplit | Kernel::LaneSplit));
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
                 let sums = shared(self.piece(places.partials, places.partials_end));
                 // Counters are set to zero before they are counted up.

@@ -1,5 +1,5 @@
 // mul_mm on matrix units for a few tiles of columns: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
-// a: F16 or blocks of any format; b: 16-bit columns from columns.comp in the order of matrices (order.glsl); d: F32 or F16.
+// a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp in the order of matrices (order.glsl); d: F32 or F16.
 // As in lanes.comp lanes decode weights in registers and write them to the components of matrices themselves. Columns go through shared
 // memory: from two tiles of them on they are more bytes than the weights, and every row of matrices wants them all. So ROW_TILES subgroups
 // with a row of matrices each share STAGED steps of columns, while the next ones are on their way in registers; one barrier a stage.
@@ -13,6 +13,9 @@
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if !HALF
+#extension GL_EXT_bfloat16 : require
+#endif
 
 #include "mul_mm/order.glsl"
 #define WG (SG * SHARE * ROW_TILES)
@@ -103,14 +106,14 @@ void main() {
                 }
                 MATRIX_A a;
                 STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
-                    f16vec2 pairs[2] = quad(groups[h], g, s);
+                    Pair pairs[2] = quad(groups[h], g, s);
                     SET_QUAD(a, h, pairs)
                 }
                 [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
                     uvec4 loaded = space[from + (j * STAGED + step % STAGED) * SG];
                     MATRIX_B b;
                     [[unroll]] for (uint e = 0; e < 4; e++) {
-                        f16vec2 pair = unpackFloat2x16(loaded[e]);
+                        Pair pair = pair_of(loaded[e]);
                         b[2 * e] = pair.x;
                         b[2 * e + 1] = pair.y;
                     }
@@ -138,7 +141,7 @@ void main() {
             [[unroll]] for (uint w = 1; w < SHARE; w++) all += uintBitsToFloat(space[w * (MM * MN / 4) + first]);
             if (first_m + row < p.m && first_n + column < end_n) {
 #if SPLIT
-                Partials(partials_of(tile_split, first_n + column)).v[(first_m + row) / 4] = all;
+                Partials(partials_of(tile_split, first_n + column)).v[partial_four(first_m + row)] = all;
 #else
                 put_four(all, row, column);
 #endif

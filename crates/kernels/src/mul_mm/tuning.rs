@@ -37,6 +37,8 @@ pub(super) struct Cut {
     pub band: usize,
     /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
     pub busy: usize,
+    /// Only for products of experts, whose columns are those that an expert gets on the average.
+    pub experts: bool,
 }
 
 /// What a line says.
@@ -48,6 +50,8 @@ pub(super) enum Setting {
     Prefer(Path, bool),
     /// Most workgroups of a path that share a tile over k.
     Split(Path, usize),
+    /// Tiles of 128 x 128 that run at once on a large GPU: those that would leave such places empty are shared.
+    Tail(usize),
 }
 
 /// One line of the table.
@@ -109,6 +113,7 @@ gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
 * *      split *    32 scalar
+* *      tail  *    264
 * q4_k   prefer 128 lanes
 * blocks prefer 64 lanes
 * *      prefer 128 coopmat
@@ -191,11 +196,18 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
             [n, "scalar"] => Setting::Split(Path::Scalar, sizes::<1>(n)?[0]),
             _ => return Err("want a number of workgroups, or one and `scalar`".into()),
         },
+        "tail" => match settings {
+            [_] if [*device, *format] != ["*", "*"] => {
+                return Err("tails are the same for every device and format: `* *`".into());
+            }
+            [n] => Setting::Tail(sizes::<1>(n)?[0]),
+            _ => return Err("want a number of tiles that run at once".into()),
+        },
         "coopmat" => Setting::Cut(Path::Coopmat, parse_cut(Path::Coopmat, settings)?),
         "lanes" => Setting::Cut(Path::Lanes, parse_lanes(settings)?),
         "coopmat2" => Setting::Cut(Path::Coopmat2, parse_cut(Path::Coopmat2, settings)?),
         "scalar" => Setting::Cut(Path::Scalar, parse_cut(Path::Scalar, settings)?),
-        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `lanes`, `coopmat2`, `prefer` or `split`")),
+        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `lanes`, `coopmat2`, `prefer`, `split` or `tail`")),
     };
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), columns, setting })
 }
@@ -222,7 +234,7 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, 1, 0);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy, mut experts) = (2, 4, 0, 1, 0, false);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -236,6 +248,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
             Some(("busy", text)) => [busy] = sizes(text)?,
             None if *setting == "busy" => busy = 1,
+            None if *setting == "experts" => experts = true,
             _ => return Err(format!("{} takes no `{setting}`", path.name())),
         }
     }
@@ -264,7 +277,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], split: 1, staged: 0, band, busy })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], split: 1, staged: 0, band, busy, experts })
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
@@ -292,7 +305,7 @@ fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
     if staged > 16 || (staged > 0 && !staged.is_power_of_two()) {
         return Err(format!("staged={staged}, want a power of two up to 16"));
     }
-    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, split, staged, band: 0, busy: 0 })
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, split, staged, band: 0, busy: 0, experts: false })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -340,6 +353,15 @@ pub(super) fn table() -> Result<&'static Table, String> {
 /// `check` tells.
 pub(super) fn most_splits(path: Path, columns: usize) -> usize {
     table().map_or(1, |table| table.most_splits(path, columns))
+}
+
+/// Tiles of 128 x 128 that run at once on a large GPU.
+pub(super) fn places(columns: usize) -> usize {
+    let places = |line: &Line| match line.setting {
+        Setting::Tail(n) if columns <= line.columns => Some(n),
+        _ => None,
+    };
+    table().ok().and_then(|table| table.0.iter().find_map(places)).unwrap_or(usize::MAX)
 }
 
 fn built_in() -> Result<Table, String> {
@@ -391,6 +413,7 @@ mod tests {
             ("prefer 63 warp", "`warp` is no path"),
             ("split 128 4", "`* *`"),
             ("split 128 4 scalar", "`* *`"),
+            ("tail 512 264", "`* *`"),
             ("scalar * tile=64x64x32", "no `thread=MxN`"),
             ("scalar * tile=64x64x32 thread=8x2", "8x2 for a thread"),
             ("scalar * tile=64x48x32 thread=8x4", "multiples of 32"),

@@ -1,7 +1,17 @@
 // Weights that lanes decode in registers and write to the components of matrices: what is fetched of a row (fetch), what becomes of
 // it (unfold), and the quad of a step (quad). For lanes.comp and staged.comp; needs order.glsl, formats.glsl, place.glsl and STRIDE.
-#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
-#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
+// Two elements of a matrix: halves, or bfloat16 beside such weights.
+#if HALF
+#define ELEMENT float16_t
+#define Pair f16vec2
+Pair pair_of(uint bits) { return unpackFloat2x16(bits); }
+#else
+#define ELEMENT bfloat16_t
+#define Pair bf16vec2
+Pair pair_of(uint bits) { return uintBitsToBFloat16EXT(unpack16(bits)); }
+#endif
+#define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
+#define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
 #define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
 
 // What is fetched at once of a row: UNIT elements, as their words lie where the format keeps loading and unfolding apart.
@@ -120,9 +130,9 @@ f16vec2[2] quad(Group g, uint j, uint s) {
 #else
 #define Group Words
 Group unfold(Words x, uint e, uint j) { return x; }
-f16vec2[2] quad(Group g, uint j, uint s) {
+Pair[2] quad(Group g, uint j, uint s) {
     uint low = g.w[s / 2][s % 2 * 2], high = g.w[s / 2][s % 2 * 2 + 1];
-    return f16vec2[2](unpackFloat2x16((low & 0xffffu) | high << 16), unpackFloat2x16(low >> 16 | (high & 0xffff0000u)));
+    return Pair[2](pair_of((low & 0xffffu) | high << 16), pair_of(low >> 16 | (high & 0xffff0000u)));
 }
 #endif
 
