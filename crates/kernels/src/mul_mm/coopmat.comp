@@ -6,7 +6,7 @@
 // room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
 // whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
-// order of k whoever that is. p.counters are zero before.
+// order of k whoever that is. p.counters are zero before. With TAIL only tiles of the last rows are shared.
 // A driver can keep arrays in registers only where it knows every index. So each loop over matrices is short enough to be
 // unrolled, rows of sums are written out one by one (FINISH), and what fetches and what stores stands in one place of main.
 // Before that an H200 multiplied at 29 TFLOP/s whatever the tile.
@@ -128,9 +128,12 @@ uvec2 values(uint code, vec2 s) {
 #endif
 
 #if SPLIT
+// Vectors of sums that a thread adds up at once.
+#define FOURS (TILE_M / 4 * TILE_N % (4 * WG) == 0 ? 4 : TILE_M / 4 * TILE_N % (2 * WG) == 0 ? 2 : 1)
 #define MEMORY_MODEL 1
 #include "last_one.glsl"
-#include "mul_mm/last_sums.glsl"
+#define SAME_LAUNCH 1
+#include "mul_mm/partials.glsl"
 #endif
 
 uint warp_m, warp_n;
@@ -226,7 +229,25 @@ void main() {
     }
 #if SPLIT
     if (!tile_shared) return;
-    if (!is_last_of(row_address(p.counters, tile_number, 4), SPLITS)) return;
-    add_partials();
+    if (!is_last_of(row_address(p.counters, tile_number, 4), p.splits)) return;
+    for (uint first = t; first < TILE_M / 4 * TILE_N; first += FOURS * WG) {
+        vec4 sums[FOURS];
+        [[unroll]] for (uint i = 0; i < FOURS; i++) sums[i] = vec4(0);
+        // All loads of a round at once; sums past the end are those of the last row and column, and not stored.
+        for (uint from = 0; from < p.splits; from += 4) {
+            vec4 got[FOURS][4];
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                uint at = first + i * WG, column = min(first_n + at / (TILE_M / 4), end_n - 1);
+                uint four = partial_four(min(first_m + at % (TILE_M / 4) * 4, p.m - 1));
+                [[unroll]] for (uint j = 0; j < 4; j++) got[i][j] = Partials(partials_of(min(from + j, p.splits - 1), column)).v[four];
+            }
+            [[unroll]] for (uint i = 0; i < FOURS; i++)
+                [[unroll]] for (uint j = 0; j < 4; j++) if (from + j < p.splits) sums[i] += got[i][j];
+        }
+        [[unroll]] for (uint i = 0; i < FOURS; i++) {
+            uint at = first + i * WG, row = at % (TILE_M / 4) * 4, column = at / (TILE_M / 4);
+            if (first_m + row < p.m && first_n + column < end_n) put_four(sums[i], row, column);
+        }
+    }
 #endif
 }

@@ -2,11 +2,10 @@
 //! where the order of components is known.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Component, Shader, SubgroupRequest};
+use kiln_gpu::{Caps, Component, SubgroupRequest};
 
 use super::matrix::{Place, cut_for, element_of, finish_bytes, rows_at};
-use super::params::SplitParams;
-use super::pick::{Columns, columns, shader, shared_launches, unsupported};
+use super::pick::{Columns, columns, launches, shader, unsupported};
 use super::tuning::{Cut, table};
 use super::{Call, Kernel, NAME};
 use crate::formats;
@@ -25,10 +24,6 @@ const CHUNK: usize = 4 * PIECE;
 const WIDEST: usize = 16;
 /// Subgroups that keep a large GPU busy. The same for every device.
 const ENOUGH: usize = 2112;
-/// Most workgroups that share a tile.
-const MOST_SPLITS: usize = 16;
-/// Shared memory for columns on their way: what leaves room for two workgroups on a core of a large GPU, and fits every one.
-const STAGED_BYTES: usize = 33 << 10;
 
 /// The formats that software GPUs have here. They only prove the path, and take a second to compile it for each.
 const ON_SOFTWARE: [TensorType; 10] = {
@@ -107,38 +102,21 @@ fn middle(ty: TensorType) -> usize {
     }
 }
 
-/// The power of two below, or n itself.
-fn floor(n: usize) -> usize {
-    1 << n.max(1).ilog2()
-}
-
-/// Subgroups of a workgroup that share the k of a row of matrices, which have `side` rows and elements of k, and workgroups that do: by
-/// rows and k of the product alone, so that columns computed apart have the same bits.
-fn share(cut: &Cut, product: &Product, side: usize) -> [usize; 2] {
+/// Subgroups that share the k of a row of matrices, which have `side` rows and elements of k. By rows and k of the product and by the cut,
+/// which is that of the whole batch, so that columns computed apart have the same bits.
+fn share(cut: &Cut, product: &Product, side: usize, cores: Option<usize>) -> usize {
     let [k, m, ..] = product.a.shape;
+    let chunks = k.div_ceil(side / 4 * PIECE).max(1);
+    let floor = |n: usize| 1 << n.max(1).ilog2();
     let [least, most] = cut.share;
-    let enough = floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most * cut.split);
-    let all = enough.min(floor(k.div_ceil(side / 4 * PIECE)));
-    [all.min(most), all.div_ceil(most)]
-}
-
-/// Most workgroups that share the k of a tile, whatever the device and the cut.
-pub(super) fn most_splits(product: &Product, ids: Option<&Tensor>) -> usize {
-    if ids.is_some() || element_of(&product.a).is_err() || refusal(product, ids).is_some() {
-        return 1;
-    }
-    let [k, m, ..] = product.a.shape;
-    floor(ENOUGH / m.div_ceil(WIDEST).max(1)).min(MOST_SPLITS).min(floor(k.div_ceil(2 * PIECE)))
-}
-
-/// Steps of columns that are in shared memory at once, twice: as many as the cut says and fit, of no more than are fetched together.
-fn staged(cut: &Cut, ty: TensorType, vectors: usize, bytes: usize) -> usize {
-    let most = if formats::piece_groups(ty) == 2 { 16 } else { 8 };
-    let mut steps = cut.staged.min(most);
-    while steps > 1 && 2 * 16 * vectors * steps > bytes {
-        steps /= 2;
-    }
-    steps
+    let Some(cores) = cores.filter(|_| cut.resident > 0) else {
+        return floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(chunks));
+    };
+    // Every subgroup takes about the same time for a chunk, whoever runs beside it. So what counts is how many chunks come one after the other: those
+    // of a subgroup, in so many rounds as workgroups need which do not find a place at once.
+    let (groups, rows) = (m.div_ceil(cut.tile[0]), cut.tile[0] / side);
+    let rounds = |share: usize| groups.div_ceil(cores * (cut.resident / (share * rows)).max(1));
+    (least..=most).min_by_key(|&share| rounds(share) * chunks.div_ceil(share)).unwrap_or(least).min(chunks)
 }
 
 pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
@@ -167,41 +145,33 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     if let Some(reason) = refusal(&call.product, call.ids.as_ref()) {
         return unsupported(reason);
     }
-    let share_of = |cut: &Cut| share(cut, &call.product, k as usize);
-    let column_tiles = |cut: &Cut| match &call.ids {
-        Some(ids) => expert_tile(ids, a.shape[2]) / n as usize,
-        None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
-    };
+    // How many tiles experts have is not known here.
+    let cores = call.ids.is_none().then(|| caps.cores_or_guess() as usize);
+    let share_of = |cut: &Cut| share(cut, &call.product, k as usize, cores);
     let tables = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
-    let steps_of = |cut: &Cut| {
-        let room = (caps.limits.max_shared_bytes as usize).saturating_sub(tables + finish_bytes(cut)).min(STAGED_BYTES);
-        staged(cut, a.ty, share_of(cut)[0] * column_tiles(cut) * lanes as usize, room)
-    };
     let fits = |cut: &Cut| {
-        let [share, splits] = share_of(cut);
-        let subgroups = share * cut.tile[0] / m as usize;
-        // Sums of all subgroups, where columns were before.
-        let columns = 2 * 16 * share * column_tiles(cut) * lanes as usize * steps_of(cut);
-        let bytes = columns.max(4 * subgroups * (m * n) as usize) + tables + finish_bytes(cut);
+        let subgroups = share_of(cut) * cut.tile[0] / m as usize;
+        let bytes = 4 * subgroups * (m * n) as usize + tables + finish_bytes(cut);
         bytes <= caps.limits.max_shared_bytes as usize
             && subgroups * lanes as usize <= caps.limits.max_workgroup_invocations as usize
             && cut.tile[0].is_multiple_of(m as usize)
             && cut.tile[1].is_multiple_of(n as usize)
-            && (splits == 1 || call.ids.is_none())
     };
     let Some(cut) = cut_for(call, Path::Lanes, place, fits)? else {
         return unsupported(format!("no tile of {m}x{n} matrices fits {} bytes of shared memory", caps.limits.max_shared_bytes));
     };
-    let ([share, splits], column_tiles) = (share_of(&cut), column_tiles(&cut));
+    let column_tiles = match &call.ids {
+        Some(ids) => expert_tile(ids, a.shape[2]) / n as usize,
+        None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
+    };
     let (_, store) = element_functions(NAME, d.ty)?;
-    let file = if cut.staged > 0 { "mul_mm/staged.comp" } else { "mul_mm/lanes.comp" };
-    let mut shader = shader(call, Path::Lanes, file)?
+    let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
         .define("HALF", u32::from(half))
         .define("ORDER", order::number(order))
         .define("PIECE", piece(a.ty))
         .define("ROW_TILES", cut.tile[0] / m as usize)
         .define("COLUMN_TILES", column_tiles)
-        .define("SHARE", share)
+        .define("SHARE", share_of(&cut))
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every step.
         .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
@@ -210,16 +180,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
         .define("PUT4_D", store.replace("store", "put4"))
         .subgroup(SubgroupRequest::Full);
-    if cut.staged > 0 {
-        shader = shader.define("STAGED", steps_of(&cut));
-    }
-    let mut kernel = Kernel::Matrix;
-    if splits > 1 {
-        kernel = Kernel::LaneSplit;
-        shader = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1).define("SPLITS", splits) };
-    }
-    let tile = [cut.tile[0], column_tiles * n as usize];
-    let mut launches = shared_launches(call, caps, (kernel, shader), tile, splits);
+    let mut launches = launches(call, caps, (Kernel::Matrix, shader), [cut.tile[0], column_tiles * n as usize]);
     if call.ids.is_some() {
         // The list comes first.
         launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
@@ -292,14 +253,13 @@ mod tests {
     #[test]
     fn subgroups_share_a_tile_by_rows_and_depth_alone() {
         let cut = |text: &str| super::super::tuning::cut_of(Path::Lanes, text).unwrap();
-        let of = |k, m, n| share(&cut("tile=16x64 share=4x16"), &call(TensorType::Q4_K, [k, m, n]).product, 16);
-        assert_eq!([of(4096, 14336, 2), of(4096, 4096, 2), of(4096, 1024, 2), of(512, 1024, 2)], [4, 8, 16, 2].map(|n| [n, 1]));
+        let of = |k, m, n| share(&cut("tile=16x64 share=4x16"), &call(TensorType::Q4_K, [k, m, n]).product, 16, Some(132));
+        assert_eq!([of(4096, 14336, 2), of(4096, 4096, 2), of(4096, 1024, 2), of(512, 1024, 2)], [4, 8, 16, 2]);
         assert_eq!(of(4096, 4096, 64), of(4096, 4096, 2));
-        // Workgroups share what a workgroup has no room for, up to as many as the memory is for.
-        let of = |k, m| share(&cut("tile=128x64 share=1x2 split=8 staged=8"), &call(TensorType::Q4_K, [k, m, 32]).product, 16);
-        assert_eq!([of(4096, 14336), of(14336, 4096), of(4096, 1024), of(256, 1024)], [[2, 1], [2, 4], [2, 8], [1, 1]]);
-        for (k, m) in [(4096, 14336), (14336, 4096), (4096, 1024), (256, 64)] {
-            assert!(of(k, m)[1] <= most_splits(&call(TensorType::Q4_K, [k, m, 32]).product, None));
-        }
+        // Where the line says how many have room on a core, as many as leave the fewest chunks one after the other.
+        let resident = cut("tile=16x64 share=1x12 resident=25");
+        let of = |k, m, cores| share(&resident, &call(TensorType::Q4_K, [k, m, 2]).product, 16, cores);
+        assert_eq!([of(4096, 14336, Some(132)), of(14336, 4096, Some(132)), of(4096, 1024, Some(132))], [3, 12, 8]);
+        assert_eq!([of(256, 1024, Some(132)), of(4096, 14336, None)], [1, 2]);
     }
 }

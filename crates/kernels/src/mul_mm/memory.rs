@@ -82,14 +82,8 @@ impl Layout {
         let made = call.before.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);
         let floats_end = if made { floats + 4 * product.b.len() } else { 0 };
         let products = call.products();
-        // As many as any of the paths with matrices has.
-        let most = |p: &Product| {
-            let of = |path| Split::of(path, p, ids, call.whole);
-            let tail = Split::tail(p, ids, call.whole);
-            let all = [of(Path::Coopmat), of(Path::Lanes), tail].into_iter().flatten();
-            all.max_by_key(|split| split.sums_bytes(p))
-        };
-        let splits: Vec<Option<Split>> = products.iter().map(most).collect();
+        let split = |p: &Product| Split::of(Path::Coopmat, p, ids, call.whole).or(Split::tail(p, ids, call.whole));
+        let splits: Vec<Option<Split>> = products.iter().map(split).collect();
         // The counters of all matrices lie side by side: one pass sets them to zero.
         let mut end = counters;
         let mut matrices = Vec::new();
@@ -176,11 +170,6 @@ impl Split {
             Path::Scalar => Split::SHORTEST_PLAIN,
             // F32 weights do not go to matrix units.
             Path::Coopmat if a.ty != TensorType::F32 => Split::SHORTEST,
-            // How many share a tile is the kernel's to say: these are the most, and chunks are dealt out one by one.
-            Path::Lanes => {
-                let count = lanes::most_splits(product, ids);
-                return (count > 1).then_some(Split { count, chunk: 0, whole: 0 });
-            }
             _ => return None,
         };
         if ids.is_some() || b.shape[2] * b.shape[3] != 1 {

@@ -268,8 +268,6 @@ enum Kernel {
     Split,
     /// The same for the tiles of the last rows.
     TailSplit,
-    /// Multiplies columns in the order of matrices, several workgroups to a tile.
-    LaneSplit,
     /// Multiplies the columns as they are.
     Plain,
     /// The same, several workgroups to a tile.
@@ -279,7 +277,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 14] = [
+    const ALL: [Kernel; 13] = [
         Kernel::List,
         Kernel::Columns,
         Kernel::SortedColumns,
@@ -290,7 +288,6 @@ impl Kernel {
         Kernel::Matrix,
         Kernel::Split,
         Kernel::TailSplit,
-        Kernel::LaneSplit,
         Kernel::Plain,
         Kernel::PlainSplit,
         Kernel::Sums,
@@ -312,7 +309,7 @@ impl Kernel {
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::TailSplit | Kernel::LaneSplit | Kernel::Plain | Kernel::PlainSplit)
+        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::TailSplit | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -419,7 +416,7 @@ impl Operation for Call {
             _ => {
                 let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
                 let a = decode.map_or(*a, |decode| decode.dst);
-                let shared = |piece: Option<Tensor>| piece.filter(|_| matches!(kernel, Kernel::Split | Kernel::TailSplit | Kernel::LaneSplit));
+                let shared = |piece: Option<Tensor>| piece.filter(|_| matches!(kernel, Kernel::Split | Kernel::TailSplit));
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
                 let sums = shared(self.piece(places.partials, places.partials_end));
                 // Counters are set to zero before they are counted up.

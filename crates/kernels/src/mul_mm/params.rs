@@ -129,7 +129,7 @@ impl Call {
         let two = |s: [u32; 3]| [s[0], s[1]];
         let padded_bytes = 2 * padded(&self.product);
         // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split | Kernel::TailSplit | Kernel::LaneSplit) {
+        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split | Kernel::TailSplit) {
             let [_, n, n2, _] = b.shape;
             (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
         } else {
@@ -186,11 +186,10 @@ impl Call {
                 scale,
             }
             .bytes(),
-            (Kernel::Split | Kernel::TailSplit | Kernel::LaneSplit | Kernel::PlainSplit | Kernel::Sums, None) => {
+            (Kernel::Split | Kernel::TailSplit | Kernel::PlainSplit | Kernel::Sums, None) => {
                 let (split, partials) = match kernel {
                     Kernel::Split => (self.split(Path::Coopmat), places.partials),
                     Kernel::TailSplit => (self.tail(), places.partials),
-                    Kernel::LaneSplit => (self.split(Path::Lanes), places.partials),
                     _ => (self.split(Path::Scalar), places.plain_sums),
                 };
                 let split = split.expect("only split products have this kernel");

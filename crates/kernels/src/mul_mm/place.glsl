@@ -1,7 +1,7 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
 // that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
 // list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
-// With SPLIT, SPLITS workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then. With TAIL, only
+// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then. With TAIL, only
 // tiles of rows from p.whole on are shared, and come last.
 #ifndef BAND
 #define BAND tiles_m
@@ -13,10 +13,6 @@ uint tile_columns; // Columns of b before those of the tile's batch.
 uint tile_number;
 #endif
 #if SPLIT
-// How many share a tile is a parameter, or known when the kernel is compiled.
-#ifndef SPLITS
-#define SPLITS p.splits
-#endif
 uint tile_split;
 #if TAIL
 // Whether the tile is shared.
@@ -64,14 +60,14 @@ bool find_tile() {
     tile_shared = tile >= whole;
     if (tile_shared) {
         tile -= whole;
-        tile_split = tile % SPLITS;
-        tile /= SPLITS;
+        tile_split = tile % p.splits;
+        tile /= p.splits;
         tile_number = tile;
     }
     tiles_m = tile_shared ? tiles_m - whole_m : whole_m;
 #elif SPLIT
-    tile_split = tile % SPLITS;
-    tile /= SPLITS;
+    tile_split = tile % p.splits;
+    tile /= p.splits;
     tile_number = tile;
 #endif
     uint tiles = tiles_m * tiles_n;

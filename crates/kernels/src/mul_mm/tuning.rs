@@ -29,10 +29,8 @@ pub(super) struct Cut {
     pub ahead: usize,
     /// Fewest and most subgroups that share the k of a tile (`lanes`).
     pub share: [usize; 2],
-    /// Most workgroups that share the k of a tile (`lanes` with columns in shared memory).
-    pub split: usize,
-    /// Most steps of columns that are in shared memory at once (`lanes`); 0 where columns come straight from memory.
-    pub staged: usize,
+    /// Subgroups that have room on a core at the same time (`lanes`), by which the share is chosen; 0 where it is not known.
+    pub resident: usize,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
     /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
@@ -87,6 +85,7 @@ gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
 gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
 gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
 gpu * coopmat  64 tile=128x64x64 warp=64x32 stages=1 busy
+gpu * coopmat  144 tile=128x160x64 warp=64x32 stages=1 busy experts
 gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
 gpu * coopmat  * tile=128x128x32 warp=64x64 stages=1 ahead=2 band=16 busy=2
@@ -96,11 +95,9 @@ gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
 gpu * coopmat  * tile=64x64x64  warp=32x32 stages=1 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
-cpu f16 lanes 40 tile=16x16 share=2x2 ahead=1
-cpu f16 lanes * tile=24x24 share=1x2 split=2 staged=4 ahead=1
+cpu f16 lanes * tile=16x16 share=2x2 ahead=1
 cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
-cpu q4_k lanes * tile=16x16 share=1x1 split=4 staged=16 ahead=1
-cpu q8_0 lanes * tile=8x16 share=2x2 staged=2 ahead=2
+cpu q4_k lanes * tile=8x24 share=1x5 resident=6 ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
 gpu * lanes * tile=16x128 share=4x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
@@ -277,35 +274,28 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], split: 1, staged: 0, band, busy, experts })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], resident: 0, band, busy, experts })
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
-    let (mut tile, mut share, mut ahead, mut split, mut staged) = (None, [4, 16], 1, 1, 0);
+    let (mut tile, mut share, mut ahead, mut resident) = (None, [4, 16], 1, 0);
     for setting in settings {
         match setting.split_once('=') {
             Some(("tile", text)) => tile = Some(sizes::<2>(text)?),
             Some(("share", text)) => share = sizes(text)?,
             Some(("ahead", text)) => [ahead] = sizes(text)?,
-            Some(("split", text)) => [split] = sizes(text)?,
-            Some(("staged", text)) => [staged] = sizes(text)?,
+            Some(("resident", text)) => [resident] = sizes(text)?,
             _ => return Err(format!("lanes takes no `{setting}`")),
         }
     }
     let Some(tile) = tile else { return Err("no `tile=MxN`".into()) };
-    if share[0] > share[1] || share.iter().any(|n| !n.is_power_of_two()) {
-        return Err(format!("share={}x{}, want the fewest and the most, powers of two", share[0], share[1]));
+    if share[0] > share[1] || share[1] > 32 {
+        return Err(format!("share={}x{}, want the fewest and the most, up to 32", share[0], share[1]));
     }
     if !(1..=4).contains(&ahead) {
         return Err(format!("{ahead} pieces ahead, want 1 to 4"));
     }
-    if split > 16 || (split > 1 && staged == 0) || !split.is_power_of_two() {
-        return Err(format!("split={split}, want a power of two up to 16, and columns that are staged"));
-    }
-    if staged > 16 || (staged > 0 && !staged.is_power_of_two()) {
-        return Err(format!("staged={staged}, want a power of two up to 16"));
-    }
-    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, split, staged, band: 0, busy: 0, experts: false })
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, resident, band: 0, busy: 0, experts: false })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -407,7 +397,7 @@ mod tests {
             ("coopmat2 * tile=64x64x32 threads=128 warp=8x8", "takes no `warp=8x8`"),
             ("lanes * share=2x4", "no `tile=MxN`"),
             ("lanes * tile=16x64 share=4x2", "share=4x2"),
-            ("lanes * tile=16x64 share=3x6", "powers of two"),
+            ("lanes * tile=16x64 share=3x64", "up to 32"),
             ("lanes * tile=16x64 ahead=5", "5 pieces ahead"),
             ("lanes * tile=16x64 band=4", "lanes takes no `band=4`"),
             ("prefer 63 warp", "`warp` is no path"),
