@@ -105,7 +105,7 @@ pub const FORMATS: &[Format] = formats! {
 };
 
 /// Groups of 32 elements in a piece, for the formats that keep loading and unfolding apart.
-pub(crate) fn piece_groups(ty: TensorType) -> usize {
+fn piece_groups(ty: TensorType) -> usize {
     use TensorType::*;
     match ty {
         Q4_K | Q5_K => 2,

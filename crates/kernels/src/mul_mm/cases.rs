@@ -232,7 +232,8 @@ fn lane_cases() -> Vec<Case> {
     let mut cases: Vec<Case> =
         [[64, 9, 2], [1088, 21, 7], [2432, 40, 50]].map(|sizes| case([F16, F32, F32], sizes)).into();
     // As many subgroups to a tile as leave the fewest chunks one after the other: five, and no more than there are chunks.
-    cases.extend([[1280, 35, 28], [256, 9, 21]].map(|sizes| case([Q4_K, F32, F16], sizes)));
+    cases.push(case([Q4_K, F32, F16], [1280, 35, 28]));
+    cases.push(case([Q4_K, F32, F32], [256, 9, 21]));
     cases.push(Case::new("mul_mm few columns, scale, bias and residual in place", |data| {
         let product = product(data, [Q4_0, F32, F32], [576, 67, 5]);
         let (d, bias) = (data.input(F32, [67, 5, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
@@ -524,8 +525,6 @@ fn full() -> Vec<Case> {
     for (ty, k) in [(F16, 160), (F16, 200), (BF16, 192), (Q8_0, 288), (Q4_K, 512)] {
         cases.extend([(4100, 1030), (4096, 515), (2100, 900)].map(|(m, n)| case([ty, F32, F32], [k, m, n])));
     }
-    // Tiles of the last rows that several workgroups share.
-    cases.extend([(F16, 1088), (BF16, 1024), (Q4_K, 1024)].map(|(ty, k)| case([ty, F32, F32], [k, 14300, 300])));
     let any: Choose = |random, _, experts| random.below(experts);
     let sizes = Experts { ty: Q4_K, k: 2048, m: 768, experts: 128, used: 8, tokens: 512, shared_b: true };
     cases.push(experts("any", sizes, any));

@@ -6,7 +6,7 @@
 // room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
 // whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
-// order of k whoever that is. p.counters are zero before. With TAIL only tiles of the last rows are shared.
+// order of k whoever that is. p.counters are zero before.
 // A driver can keep arrays in registers only where it knows every index. So each loop over matrices is short enough to be
 // unrolled, rows of sums are written out one by one (FINISH), and what fetches and what stores stands in one place of main.
 // Before that an H200 multiplied at 29 TFLOP/s whatever the tile.
@@ -144,14 +144,11 @@ void finish_row(uint i) {
     for (uint at = gl_SubgroupInvocationID; at < COLUMNS * MN * MM / 4; at += SG) {
         uint row = warp_m + i * MM + at % (MM / 4) * 4, column = warp_n + at / (MM / 4);
         if (first_m + row >= p.m || first_n + column >= end_n) continue;
-        vec4 sums = uintBitsToFloat(space[stage + at]);
 #if SPLIT
-        if (tile_shared) {
-            Partials(partials_of(tile_split, first_n + column)).v[partial_four(first_m + row)] = sums;
-            continue;
-        }
+        Partials(partials_of(tile_split, first_n + column)).v[(first_m + row) / 4] = uintBitsToFloat(space[stage + at]);
+#else
+        put_four(uintBitsToFloat(space[stage + at]), row, column);
 #endif
-        put_four(sums, row, column);
     }
 }
 // Which element a thread holds is the driver's secret, so matrices go through shared memory.
@@ -228,7 +225,6 @@ void main() {
 #endif
     }
 #if SPLIT
-    if (!tile_shared) return;
     if (!is_last_of(row_address(p.counters, tile_number, 4), p.splits)) return;
     for (uint first = t; first < TILE_M / 4 * TILE_N; first += FOURS * WG) {
         vec4 sums[FOURS];
@@ -238,7 +234,7 @@ void main() {
             vec4 got[FOURS][4];
             [[unroll]] for (uint i = 0; i < FOURS; i++) {
                 uint at = first + i * WG, column = min(first_n + at / (TILE_M / 4), end_n - 1);
-                uint four = partial_four(min(first_m + at % (TILE_M / 4) * 4, p.m - 1));
+                uint four = min(first_m / 4 + at % (TILE_M / 4), (p.m - 1) / 4);
                 [[unroll]] for (uint j = 0; j < 4; j++) got[i][j] = Partials(partials_of(min(from + j, p.splits - 1), column)).v[four];
             }
             [[unroll]] for (uint i = 0; i < FOURS; i++)

@@ -78,8 +78,14 @@ Words fetch(uvec2 row, uint e) {
 #else
 #define COLUMNS_AT_ONCE 1
 #endif
+// Where the columns of a tile lie is known by an address for each tile, or by OFFSETS, which take fewer registers and more instructions.
+#if OFFSETS
+#define COLUMN(J, STEP) U32x4(p.b).v[columns[J] + of_unit + (STEP) * SG]
+#else
+#define COLUMN(J, STEP) U32x4(of_unit[J]).v[(STEP) * SG]
+#endif
 #define LOAD_COLUMNS(INTO, STEP)                                               \
-    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) loaded[INTO][j] = U32x4(p.b).v[columns[j] + of_unit + (STEP) * SG];
+    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) loaded[INTO][j] = COLUMN(j, STEP);
 
 #if A_BLOCKS
 // value = (code - CENTRE) * scale + minimum. Codes become the mantissas of halves from 1024 on, which is exact. Where values
@@ -223,7 +229,13 @@ void main() {
     }
     for (uint u = 0; u < units; u++) {
         FETCH(words[AHEAD], u + AHEAD)
+#if OFFSETS
         uint of_unit = (chunk_of(u) * STEPS + u % UNITS * (UNIT / 4)) * SG;
+#else
+        uvec2 of_unit[COLUMN_TILES];
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++)
+            of_unit[j] = row_address(p.b, columns[j] + (chunk_of(u) * STEPS + u % UNITS * (UNIT / 4)) * SG, 16);
+#endif
         uvec4 loaded[COLUMNS_AT_ONCE][COLUMN_TILES];
         [[unroll]] for (uint g = 0; g < UNIT / (4 * GROUP_STEPS); g++) {
             Group groups[QUADS_OF_LANE];

@@ -103,15 +103,18 @@ fn middle(ty: TensorType) -> usize {
 }
 
 /// Subgroups that share the k of a row of matrices, which have `side` rows and elements of k. By rows and k of the product and by the cut,
-/// which is that of the whole batch, so that columns computed apart have the same bits.
+/// which is that of the whole batch, so that columns computed apart have the same bits. Without `cores` (experts, whose batches have no
+/// whole) by rows and k alone.
 fn share(cut: &Cut, product: &Product, side: usize, cores: Option<usize>) -> usize {
     let [k, m, ..] = product.a.shape;
     let chunks = k.div_ceil(side / 4 * PIECE).max(1);
     let floor = |n: usize| 1 << n.max(1).ilog2();
     let [least, most] = cut.share;
-    let Some(cores) = cores.filter(|_| cut.resident > 0) else {
-        return floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(chunks));
-    };
+    let by_rows = floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(chunks));
+    let Some(cores) = cores else { return floor(by_rows) };
+    if cut.resident == 0 {
+        return by_rows;
+    }
     // Every subgroup takes about the same time for a chunk, whoever runs beside it. So what counts is how many chunks come one after the other: those
     // of a subgroup, in so many rounds as workgroups need which do not find a place at once.
     let (groups, rows) = (m.div_ceil(cut.tile[0]), cut.tile[0] / side);
@@ -173,6 +176,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         .define("COLUMN_TILES", column_tiles)
         .define("SHARE", share_of(&cut))
         .define("AHEAD", cut.ahead)
+        .define("OFFSETS", u32::from(cut.offsets))
         // A software GPU takes long to compile every step.
         .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
         .define("SLOTTED", u32::from(call.ids.is_some()))
@@ -224,9 +228,13 @@ mod tests {
             assert_eq!(path(call(Q4_K, [4096, 1024, n]), &caps), Path::Lanes);
             assert_eq!(path(call(Q6_Kx8, [4096, 1024, n]), &caps), Path::Lanes);
             for ty in [F16, BF16] {
-                assert_eq!(path(call(ty, [4096, 1024, n]), &caps), Path::Coopmat);
+                let wanted = if n <= 32 { Path::Lanes } else { Path::Coopmat };
+                assert_eq!(path(call(ty, [4096, 1024, n]), &caps), wanted);
             }
         }
+        // Only where matrices of bfloat16 lie as others do.
+        let other = Caps { matrix_order_of_bfloat16: false, ..caps.clone() };
+        assert_eq!([F16, BF16].map(|ty| path(call(ty, [4096, 1024, 16]), &other)), [Path::Lanes, Path::Coopmat]);
         assert_eq!(path(call(Q6_Kx8, [4096, 1024, 65]), &caps), Path::Coopmat);
         assert_eq!(path(call(TensorType::Q4_0, [4096 + 32, 1024, 16]), &caps), Path::Coopmat, "half a piece");
         let unknown = Caps { matrix_order: None, ..caps };

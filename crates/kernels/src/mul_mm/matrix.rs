@@ -3,18 +3,14 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
-use super::memory::Split;
 use super::params::SplitParams;
 use super::pick::{Columns, columns, columns_each, launches, shader, shared_launches, unsupported};
 use super::tuning::{Cut, table};
 use super::{Call, Kernel, NAME};
 use crate::formats;
 use crate::mul_mat::Product;
-use crate::operation::{Launch, Path, Unsupported, element_functions, grid};
+use crate::operation::{Launch, Path, Unsupported, element_functions};
 use crate::tensor::Tensor;
-
-/// From so many cores on a device is a large one.
-const LARGE_CORES: usize = 96;
 
 /// A device, and the rows of all matrices that it multiplies at the same time.
 #[derive(Clone, Copy)]
@@ -151,20 +147,14 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MK", shape.k)
         .define("SG", lanes)
         .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) });
-    let split = |shader: Shader| Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
-    // Small devices have many rounds anyway; software GPUs prove it.
-    let large = caps.is_cpu || caps.cores_or_guess() as usize >= LARGE_CORES;
-    let tail = call.tail().filter(|_| large && Split::TAIL_ROWS.is_multiple_of(cut.tile[0]));
-    let mut launches = match (call.split(Path::Coopmat), tail) {
-        (Some(shared), _) => shared_launches(call, caps, (Kernel::Split, split(shader)), cut.tile, shared.count),
-        (None, Some(tail)) => {
-            let wide = d.shape[1].div_ceil(cut.tile[1]);
-            let (whole, shared) = (tail.whole / cut.tile[0], (a.shape[1] - tail.whole).div_ceil(cut.tile[0]));
-            let shader = split(shader).define("TAIL", 1);
-            vec![Kernel::TailSplit.launch(shader, grid((whole + shared * tail.count) * wide, caps))]
+    let (kernel, share) = match call.split(Path::Coopmat) {
+        Some(split) => {
+            let shader = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
+            ((Kernel::Split, shader), split.count)
         }
-        (None, None) => launches(call, caps, (Kernel::Matrix, shader), cut.tile),
+        None => ((Kernel::Matrix, shader), 1),
     };
+    let mut launches = shared_launches(call, caps, kernel, cut.tile, share);
     launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?);
     Ok(launches)
 }

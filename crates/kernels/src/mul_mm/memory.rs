@@ -82,13 +82,13 @@ impl Layout {
         let made = call.before.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);
         let floats_end = if made { floats + 4 * product.b.len() } else { 0 };
         let products = call.products();
-        let split = |p: &Product| Split::of(Path::Coopmat, p, ids, call.whole).or(Split::tail(p, ids, call.whole));
-        let splits: Vec<Option<Split>> = products.iter().map(split).collect();
+        let splits: Vec<Option<Split>> =
+            products.iter().map(|p| Split::of(Path::Coopmat, p, ids, call.whole)).collect();
         // The counters of all matrices lie side by side: one pass sets them to zero.
         let mut end = counters;
         let mut matrices = Vec::new();
         for (product, split) in products.iter().zip(&splits) {
-            let n_counters = split.map_or(0, |split| n_counters(product, split.whole));
+            let n_counters = split.map_or(0, |_| n_counters(product));
             matrices.push(Places { counters: end, n_counters, ..Places::default() });
             end += 4 * n_counters;
         }
@@ -130,9 +130,9 @@ impl Layout {
     }
 }
 
-/// Tiles of the smallest kind of the rows that are shared: bounds the counters of a split product.
-fn n_counters(product: &Product, whole: usize) -> usize {
-    (product.a.shape[1] - whole).div_ceil(LEAST_TILE_N) * product.b.shape[1].div_ceil(LEAST_TILE_N)
+/// Tiles of the smallest kind: bounds the counters of a split product.
+fn n_counters(product: &Product) -> usize {
+    product.a.shape[1].div_ceil(LEAST_TILE_N) * product.b.shape[1].div_ceil(LEAST_TILE_N)
 }
 
 /// Prepared columns: those of b, or with experts one for each pair.
@@ -150,8 +150,6 @@ pub(super) fn padded(product: &Product) -> usize {
 pub(super) struct Split {
     pub count: usize,
     pub chunk: usize,
-    /// Rows whose tiles are not shared: all before the last ones.
-    pub whole: usize,
 }
 
 impl Split {
@@ -182,65 +180,11 @@ impl Split {
         // Chunks of whole tiles of every depth.
         let chunk = k.div_ceil(count.max(1)).next_multiple_of(PADDED);
         let count = k.div_ceil(chunk.max(1));
-        (count > 1).then_some(Split { count, chunk, whole: 0 })
-    }
-
-    /// Rows of the tiles that are shared or not are whole numbers of this.
-    pub(super) const TAIL_ROWS: usize = 128;
-
-    /// How the last tiles of a product of many columns are shared: as many as fill every place are computed by one workgroup each, and
-    /// those that are left by so many that they fill them, too. By rows, depth and columns alone.
-    pub(super) fn tail(product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Option<Split> {
-        let Product { a, b, .. } = product;
-        let [k, m, ..] = a.shape;
-        let columns = whole.unwrap_or(b.shape[1]);
-        let plain = ids.is_none() && b.shape[2] * b.shape[3] == 1 && a.ty != TensorType::F32;
-        if !plain || tuning::most_splits(Path::Coopmat, columns) > 1 {
-            return None;
-        }
-        let (rows, wide) = (m.div_ceil(Split::TAIL_ROWS), columns.div_ceil(128).max(1));
-        let (tiles, places) = (rows * wide, tuning::places(columns));
-        // Of many rounds one that is half empty costs little.
-        if !(places..places.saturating_mul(3)).contains(&tiles) || tiles % places > places * 7 / 8 {
-            return None;
-        }
-        let whole_rows = tiles / places * places / wide;
-        let left = (rows - whole_rows) * wide;
-        // Hundredths of a round, and one for each share, which must be stored and added.
-        let cost = |count: usize| 100 * (left * count).div_ceil(places) / count + count;
-        let most = (k / (2 * Split::SHORTEST)).min(6);
-        let count = (1..=most).min_by_key(|&count| cost(count)).filter(|&count| count > 1)?;
-        let chunk = k.div_ceil(count).next_multiple_of(PADDED);
-        Some(Split { count: k.div_ceil(chunk), chunk, whole: whole_rows * Split::TAIL_ROWS })
+        (count > 1).then_some(Split { count, chunk })
     }
 
     /// Memory for the sums of all workgroups: rows are rounded up to whole vectors.
     fn sums_bytes(&self, product: &Product) -> usize {
-        4 * self.count * product.b.rows() * (product.a.shape[1] - self.whole).next_multiple_of(4)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tensor::Slot;
-
-    fn product([k, m, n]: [usize; 3]) -> Product {
-        let dense = |ty, shape| Tensor::dense(Slot(0), ty, shape);
-        let (a, b) = (dense(TensorType::F16, [k, m, 1, 1]), dense(TensorType::F32, [k, n, 1, 1]));
-        Product { a, b, d: dense(TensorType::F32, [m, n, 1, 1]) }
-    }
-
-    #[test]
-    fn tiles_that_would_leave_places_empty_are_shared() {
-        let tail = |sizes| Split::tail(&product(sizes), None, None);
-        // 448 tiles: 264 fill a large GPU once, and 184 times four nearly three times.
-        assert_eq!(tail([4096, 14336, 512]), Some(Split { count: 4, chunk: 1024, whole: 66 * 128 }));
-        // Fewer tiles than places, nearly two rounds of them, many rounds, too little to share, and columns that are split anyway.
-        for sizes in [[4096, 4096, 512], [4096, 16384, 512], [4096, 14336, 2048], [512, 14336, 512], [4096, 65536, 128]] {
-            assert_eq!(tail(sizes), None, "{sizes:?}");
-        }
-        // Parts of a batch are cut as the whole is.
-        assert_eq!(Split::tail(&product([4096, 14336, 3]), None, Some(512)), tail([4096, 14336, 512]));
+        4 * self.count * product.b.rows() * product.a.shape[1].next_multiple_of(4)
     }
 }

@@ -170,11 +170,6 @@ impl Call {
         Split::of(path, &self.product, self.ids.as_ref(), self.whole)
     }
 
-    /// How workgroups share the last tiles of the first matrix, where those would leave places of a large GPU empty.
-    fn tail(&self) -> Option<Split> {
-        Split::tail(&self.product, self.ids.as_ref(), self.whole)
-    }
-
     /// Whether the scratch memory has room for prepared columns and for sums of workgroups that share a tile.
     fn can_prepare(&self) -> bool {
         self.scratch.is_some_and(|s| s.span().1 >= self.layout().end)
@@ -266,8 +261,6 @@ enum Kernel {
     Matrix,
     /// The same, several workgroups to a tile.
     Split,
-    /// The same for the tiles of the last rows.
-    TailSplit,
     /// Multiplies the columns as they are.
     Plain,
     /// The same, several workgroups to a tile.
@@ -277,7 +270,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 13] = [
+    const ALL: [Kernel; 12] = [
         Kernel::List,
         Kernel::Columns,
         Kernel::SortedColumns,
@@ -287,7 +280,6 @@ impl Kernel {
         Kernel::Decode,
         Kernel::Matrix,
         Kernel::Split,
-        Kernel::TailSplit,
         Kernel::Plain,
         Kernel::PlainSplit,
         Kernel::Sums,
@@ -309,7 +301,7 @@ impl Kernel {
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::TailSplit | Kernel::Plain | Kernel::PlainSplit)
+        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -416,7 +408,7 @@ impl Operation for Call {
             _ => {
                 let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
                 let a = decode.map_or(*a, |decode| decode.dst);
-                let shared = |piece: Option<Tensor>| piece.filter(|_| matches!(kernel, Kernel::Split | Kernel::TailSplit));
+                let shared = |piece: Option<Tensor>| piece.filter(|_| kernel == Kernel::Split);
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
                 let sums = shared(self.piece(places.partials, places.partials_end));
                 // Counters are set to zero before they are counted up.

@@ -70,7 +70,6 @@ kiln_gpu::params! {
         scale: f32,
         chunk: u32,
         splits: u32,
-        whole: u32,
     }
 }
 
@@ -129,7 +128,7 @@ impl Call {
         let two = |s: [u32; 3]| [s[0], s[1]];
         let padded_bytes = 2 * padded(&self.product);
         // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split | Kernel::TailSplit) {
+        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split) {
             let [_, n, n2, _] = b.shape;
             (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
         } else {
@@ -186,13 +185,12 @@ impl Call {
                 scale,
             }
             .bytes(),
-            (Kernel::Split | Kernel::TailSplit | Kernel::PlainSplit | Kernel::Sums, None) => {
-                let (split, partials) = match kernel {
-                    Kernel::Split => (self.split(Path::Coopmat), places.partials),
-                    Kernel::TailSplit => (self.tail(), places.partials),
-                    _ => (self.split(Path::Scalar), places.plain_sums),
+            (Kernel::Split | Kernel::PlainSplit | Kernel::Sums, None) => {
+                let (path, partials) = match kernel {
+                    Kernel::Split => (Path::Coopmat, places.partials),
+                    _ => (Path::Scalar, places.plain_sums),
                 };
-                let split = split.expect("only split products have this kernel");
+                let split = self.split(path).expect("only split products have this kernel");
                 SplitParams {
                     a: at(&a),
                     b: b_at,
@@ -212,7 +210,6 @@ impl Call {
                     scale,
                     chunk: count(split.chunk),
                     splits: count(split.count),
-                    whole: count(split.whole),
                 }
                 .bytes()
             }

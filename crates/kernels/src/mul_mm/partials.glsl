@@ -1,11 +1,9 @@
 // Sums over parts of k that workgroups sharing a tile leave behind: for each of p.splits all columns, with all rows of a
-// from the first shared one on, rounded up to whole vectors. SAME_LAUNCH: who adds them runs beside those who left them.
+// rounded up to whole vectors. SAME_LAUNCH: who adds them runs beside those who left them.
 #if SAME_LAUNCH
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Partials { vec4 v[]; };
 #else
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Partials { vec4 v[]; };
 #endif
 
-uvec2 partials_of(uint split, uint n) { return row_address(p.partials, split * p.n + n, (p.m - WHOLE + 3) / 4 * 16); }
-// The place of four rows from m on there.
-uint partial_four(uint m) { return (m - WHOLE) / 4; }
+uvec2 partials_of(uint split, uint n) { return row_address(p.partials, split * p.n + n, (p.m + 3) / 4 * 16); }

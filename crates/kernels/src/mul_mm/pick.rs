@@ -350,7 +350,7 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kernel::{self, Columns, Decode, Matrix, TailSplit};
+    use super::super::Kernel::{self, Columns, Decode, Matrix};
     use super::*;
     use crate::mul_mat::Sibling;
     use crate::tensor::Slot;
@@ -400,9 +400,9 @@ mod tests {
         let decoded = [(Decode, 0), (Decode, 0), (Decode, 0), (Columns, 0)];
         assert_eq!(qkv, [&decoded[..], &[(Matrix, 1), (Matrix, 1), (Matrix, 1)]].concat());
         let gate_up = order(&siblings(&[(Q4_K, 14336), (Q4_K, 14336)], 512));
-        assert_eq!(gate_up, [(Decode, 0), (Columns, 0), (TailSplit, 1), (Decode, 1), (TailSplit, 2)]);
+        assert_eq!(gate_up, [(Decode, 0), (Columns, 0), (Matrix, 1), (Decode, 1), (Matrix, 2)]);
         let plain = order(&siblings(&[(F16, 14336), (F16, 14336)], 512));
-        assert_eq!(plain, [(Columns, 0), (TailSplit, 1), (TailSplit, 1)]);
+        assert_eq!(plain, [(Columns, 0), (Matrix, 1), (Matrix, 1)]);
     }
 
     #[test]

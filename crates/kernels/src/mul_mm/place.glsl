@@ -1,8 +1,7 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
 // that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
 // list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
-// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then. With TAIL, only
-// tiles of rows from p.whole on are shared, and come last.
+// With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then.
 #ifndef BAND
 #define BAND tiles_m
 #endif
@@ -14,18 +13,8 @@ uint tile_number;
 #endif
 #if SPLIT
 uint tile_split;
-#if TAIL
-// Whether the tile is shared.
-bool tile_shared;
-#define BEGIN_K (tile_shared ? tile_split * p.chunk : 0)
-#define END_K (tile_shared ? min(p.k, BEGIN_K + p.chunk) : p.k)
-#define WHOLE p.whole
-#else
-#define tile_shared true
 #define BEGIN_K (tile_split * p.chunk)
 #define END_K min(p.k, BEGIN_K + p.chunk)
-#define WHOLE 0
-#endif
 #else
 #define BEGIN_K 0
 #define END_K p.k
@@ -55,22 +44,12 @@ bool find_tile() {
     if (p.n == 0) return false;
     uint tiles_n = (p.n + TILE_N - 1) / TILE_N;
     end_n = p.n;
-#if TAIL
-    uint whole_m = p.whole / TILE_M, whole = whole_m * tiles_n;
-    tile_shared = tile >= whole;
-    if (tile_shared) {
-        tile -= whole;
-        tile_split = tile % p.splits;
-        tile /= p.splits;
-        tile_number = tile;
-    }
-    tiles_m = tile_shared ? tiles_m - whole_m : whole_m;
-#elif SPLIT
+    uint tiles = tiles_m * tiles_n;
+#if SPLIT
     tile_split = tile % p.splits;
     tile /= p.splits;
     tile_number = tile;
 #endif
-    uint tiles = tiles_m * tiles_n;
     uint in_batch = tile % tiles;
     tile /= tiles;
     // Bands of BAND rows of tiles: down a band's rows, then on to the next columns.
@@ -80,9 +59,6 @@ bool find_tile() {
     first_m = (start + in_batch % rows) * TILE_M;
     first_n = in_batch / rows * TILE_N;
     tile_bias = p.bias;
-#if TAIL
-    if (tile_shared) first_m += p.whole;
-#endif
 #if SPLIT
     if (tile > 0) return false;
     tile_a = p.a;

@@ -31,6 +31,8 @@ pub(super) struct Cut {
     pub share: [usize; 2],
     /// Subgroups that have room on a core at the same time (`lanes`), by which the share is chosen; 0 where it is not known.
     pub resident: usize,
+    /// Whether the places of columns are offsets (`lanes`): fewer registers, more instructions.
+    pub offsets: bool,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
     /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
@@ -48,8 +50,6 @@ pub(super) enum Setting {
     Prefer(Path, bool),
     /// Most workgroups of a path that share a tile over k.
     Split(Path, usize),
-    /// Tiles of 128 x 128 that run at once on a large GPU: those that would leave such places empty are shared.
-    Tail(usize),
 }
 
 /// One line of the table.
@@ -97,9 +97,17 @@ gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
 cpu f16 lanes * tile=16x16 share=2x2 ahead=1
 cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
-cpu q4_k lanes * tile=8x24 share=1x5 resident=6 ahead=2
+cpu q4_k lanes * tile=8x24 share=1x5 resident=6 offsets ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
-gpu * lanes * tile=16x128 share=4x8 ahead=1
+gpu f16 lanes 16 tile=16x128 share=4x8 offsets ahead=1
+gpu bf16 lanes 16 tile=16x128 share=4x8 offsets ahead=1
+gpu * lanes 16 tile=16x128 share=4x8 ahead=1
+gpu * lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
+gpu * lanes 48 tile=16x128 share=4x8 offsets ahead=1
+gpu * lanes 64 tile=16x128 share=4x8 ahead=1
+gpu * lanes 80 tile=16x128 share=4x8 offsets ahead=1
+gpu * lanes 96 tile=16x128 share=3x8 resident=12 offsets ahead=1
+gpu * lanes *  tile=16x128 share=2x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
 gpu blocks coopmat2 * tile=64x32x32 threads=128
@@ -110,9 +118,10 @@ gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
 * *      split *    32 scalar
-* *      tail  *    264
 * q4_k   prefer 128 lanes
 * blocks prefer 64 lanes
+* f16    prefer 32 lanes
+* bf16   prefer 32 lanes
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat decode
@@ -193,18 +202,11 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
             [n, "scalar"] => Setting::Split(Path::Scalar, sizes::<1>(n)?[0]),
             _ => return Err("want a number of workgroups, or one and `scalar`".into()),
         },
-        "tail" => match settings {
-            [_] if [*device, *format] != ["*", "*"] => {
-                return Err("tails are the same for every device and format: `* *`".into());
-            }
-            [n] => Setting::Tail(sizes::<1>(n)?[0]),
-            _ => return Err("want a number of tiles that run at once".into()),
-        },
         "coopmat" => Setting::Cut(Path::Coopmat, parse_cut(Path::Coopmat, settings)?),
         "lanes" => Setting::Cut(Path::Lanes, parse_lanes(settings)?),
         "coopmat2" => Setting::Cut(Path::Coopmat2, parse_cut(Path::Coopmat2, settings)?),
         "scalar" => Setting::Cut(Path::Scalar, parse_cut(Path::Scalar, settings)?),
-        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `lanes`, `coopmat2`, `prefer`, `split` or `tail`")),
+        other => return Err(format!("`{other}` is not `scalar`, `coopmat`, `lanes`, `coopmat2`, `prefer` or `split`")),
     };
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), columns, setting })
 }
@@ -274,17 +276,18 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], resident: 0, band, busy, experts })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], resident: 0, offsets: false, band, busy, experts })
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
-    let (mut tile, mut share, mut ahead, mut resident) = (None, [4, 16], 1, 0);
+    let (mut tile, mut share, mut ahead, mut resident, mut offsets) = (None, [4, 16], 1, 0, false);
     for setting in settings {
         match setting.split_once('=') {
             Some(("tile", text)) => tile = Some(sizes::<2>(text)?),
             Some(("share", text)) => share = sizes(text)?,
             Some(("ahead", text)) => [ahead] = sizes(text)?,
             Some(("resident", text)) => [resident] = sizes(text)?,
+            None if *setting == "offsets" => offsets = true,
             _ => return Err(format!("lanes takes no `{setting}`")),
         }
     }
@@ -295,7 +298,7 @@ fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
     if !(1..=4).contains(&ahead) {
         return Err(format!("{ahead} pieces ahead, want 1 to 4"));
     }
-    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, resident, band: 0, busy: 0, experts: false })
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, resident, offsets, band: 0, busy: 0, experts: false })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -343,15 +346,6 @@ pub(super) fn table() -> Result<&'static Table, String> {
 /// `check` tells.
 pub(super) fn most_splits(path: Path, columns: usize) -> usize {
     table().map_or(1, |table| table.most_splits(path, columns))
-}
-
-/// Tiles of 128 x 128 that run at once on a large GPU.
-pub(super) fn places(columns: usize) -> usize {
-    let places = |line: &Line| match line.setting {
-        Setting::Tail(n) if columns <= line.columns => Some(n),
-        _ => None,
-    };
-    table().ok().and_then(|table| table.0.iter().find_map(places)).unwrap_or(usize::MAX)
 }
 
 fn built_in() -> Result<Table, String> {
@@ -403,7 +397,6 @@ mod tests {
             ("prefer 63 warp", "`warp` is no path"),
             ("split 128 4", "`* *`"),
             ("split 128 4 scalar", "`* *`"),
-            ("tail 512 264", "`* *`"),
             ("scalar * tile=64x64x32", "no `thread=MxN`"),
             ("scalar * tile=64x64x32 thread=8x2", "8x2 for a thread"),
             ("scalar * tile=64x48x32 thread=8x4", "multiples of 32"),
