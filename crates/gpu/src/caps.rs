@@ -180,6 +180,9 @@ pub struct Caps {
     /// left operand without leaving their registers. Elements of k are those of the rule that [`MatrixOrder`] names.
     #[serde(default)]
     pub matrix_sums_as_left: bool,
+    /// Whether lanes hold matrices of bfloat16 in the same order.
+    #[serde(default)]
+    pub matrix_order_of_bfloat16: bool,
     pub coopmat2: Coopmat2,
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
@@ -226,6 +229,7 @@ impl Caps {
             coopmat: Vec::new(),
             matrix_order: None,
             matrix_sums_as_left: false,
+            matrix_order_of_bfloat16: false,
             coopmat2: Coopmat2::default(),
             cores: None,
             hand_over: false,
@@ -290,6 +294,7 @@ impl Caps {
             ],
             matrix_order: Some(MatrixOrder::Quads),
             matrix_sums_as_left: true,
+            matrix_order_of_bfloat16: true,
             coopmat2: Coopmat2 {
                 workgroup_scope: true,
                 flexible_dimensions: true,
@@ -339,7 +344,10 @@ impl Caps {
             match name {
                 "coopmat2" => self.coopmat2 = Coopmat2::default(),
                 "coopmat" => self.coopmat.clear(),
-                "lanes" => (self.matrix_order, self.matrix_sums_as_left) = (None, false),
+                "lanes" => {
+                    self.matrix_order = None;
+                    (self.matrix_sums_as_left, self.matrix_order_of_bfloat16) = (false, false);
+                }
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,

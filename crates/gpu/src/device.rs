@@ -168,12 +168,14 @@ impl Device {
         }))
     }
 
-    /// Notes how lanes hold the components of matrices. Only right after opening, while nobody else has the device.
-    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>, sums_as_left: bool) {
+    /// Notes how lanes hold the components of matrices, whether sums lie as left operands do, and whether matrices of bfloat16 lie so, too.
+    /// Only right after opening, while nobody else has the device.
+    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>, sums_as_left: bool, bfloat16: bool) {
         match Arc::get_mut(self) {
             Some(device) => {
                 device.adapter.caps.matrix_order = order;
                 device.adapter.caps.matrix_sums_as_left = sums_as_left;
+                device.adapter.caps.matrix_order_of_bfloat16 = bfloat16;
             }
             None => log::warn!("the order of matrices is not used: {} is in use already", self.adapter.name),
         }

@@ -136,6 +136,7 @@ pub(crate) fn caps(
         coopmat: if on(f.coopmat.cooperative_matrix) { coopmat_shapes(raw, physical) } else { Vec::new() },
         matrix_order: None,
         matrix_sums_as_left: false,
+        matrix_order_of_bfloat16: false,
         coopmat2: if offers.coopmat2 { coopmat2_caps(raw, physical, &f, &coopmat2) } else { Coopmat2::default() },
         cores: [sm.shader_sm_count, amd.active_compute_unit_count].into_iter().find(|n| *n > 0),
         // A software GPU runs one dispatch after the other anyway.

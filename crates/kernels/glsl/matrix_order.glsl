@@ -11,6 +11,9 @@
 #define QUADS_OF_LANE 2
 uint row_of(uint lane, uint h) { return lane / 4 + 8 * h; }
 uint quad_of(uint lane) { return lane % 4; }
+// The lane whose columns one takes where fewer columns are there than the matrix has: nobody looks at what becomes of them, and what is
+// loaded twice is loaded once.
+uint lane_of_columns(uint lane, uint there) { return lane / 4 < there ? lane : lane % 4; }
 #define SET_QUAD(A, H, PAIRS)                                                  \
     A[4 * H] = PAIRS[0].x;                                                     \
     A[4 * H + 1] = PAIRS[0].y;                                                 \
@@ -25,5 +28,6 @@ uint quad_of(uint lane) { return lane % 4; }
 #define QUADS_OF_LANE 8
 uint row_of(uint lane, uint h) { return h; }
 uint quad_of(uint lane) { return lane / 4; }
+uint lane_of_columns(uint lane, uint there) { return lane; }
 #define SET_QUAD(A, H, PAIRS) A[H] = PAIRS[lane % 4 / 2][lane % 2];
 #endif

@@ -11,6 +11,7 @@ use kiln_gpu::{
 
 /// Under this name the order is kept for later runs.
 const FACT: &str = "matrix-order-and-sums";
+const FACT_OF_BFLOAT16: &str = "matrix-order-of-bfloat16";
 /// What a place is before the kernel has written it.
 const UNWRITTEN: u32 = u32::MAX;
 
@@ -21,8 +22,10 @@ kiln_gpu::params! {
 /// Opens a device with Kiln's kernels.
 pub fn open(instance: &Arc<Instance>, adapter: &Adapter, cache: Cache) -> Result<Arc<Device>, Error> {
     let mut device = Device::open(instance, adapter, Sources::new(crate::SOURCES), cache)?;
-    let (order, sums_as_left) = matrix_order(&device).map_or((None, false), |(order, sums)| (Some(order), sums));
-    device.note_matrix_order(order, sums_as_left);
+    let found = matrix_order(&device);
+    let (order, sums_as_left) = found.map_or((None, false), |(order, sums)| (Some(order), sums));
+    let bfloat16 = order.is_some_and(|order| bfloat16_lies_so(&device, order));
+    device.note_matrix_order(order, sums_as_left, bfloat16);
     Ok(device)
 }
 
@@ -34,16 +37,29 @@ fn matrix_order(device: &Arc<Device>) -> Option<(MatrixOrder, bool)> {
     if left_out.split(',').any(|name| name.trim() == "lanes") {
         return None;
     }
-    let kept = device.recall(FACT).map(|bytes| words(&bytes));
-    let places = kept.or_else(|| {
-        let found = find(device, &shape).inspect_err(|e| log::warn!("how lanes hold matrices was not found out: {e}"));
-        let places = found.ok()?;
-        device.remember(FACT, &places.iter().flat_map(|place| place.to_le_bytes()).collect::<Vec<u8>>());
-        Some(places)
-    })?;
+    let places = places_of(device, &shape, FACT)?;
     let order = known(&places, &shape, caps);
     log::debug!("matrices of {}x{}x{}: {order:?}", shape.m, shape.n, shape.k);
     order.map(|order| (order, sums_as_left(order, &places, &shape)))
+}
+
+/// Whether lanes hold matrices of bfloat16 as they hold those of halves.
+fn bfloat16_lies_so(device: &Arc<Device>, order: MatrixOrder) -> bool {
+    let caps = &device.adapter.caps;
+    let shape = caps.coopmat_shape(Component::Bf16, Component::F32).filter(|_| caps.bfloat16).copied();
+    let places = shape.and_then(|shape| places_of(device, &shape, FACT_OF_BFLOAT16).map(|places| (shape, places)));
+    places.is_some_and(|(shape, places)| is_of(order, &places, &shape, caps))
+}
+
+/// The places of all components of a shape: those that are kept under a name, or what the device says.
+fn places_of(device: &Arc<Device>, shape: &CoopmatShape, fact: &str) -> Option<Vec<u32>> {
+    let kept = device.recall(fact).map(|bytes| words(&bytes));
+    kept.or_else(|| {
+        let found = find(device, shape).inspect_err(|e| log::warn!("how lanes hold matrices was not found out: {e}"));
+        let places = found.ok()?;
+        device.remember(fact, &places.iter().flat_map(|place| place.to_le_bytes()).collect::<Vec<u8>>());
+        Some(places)
+    })
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {
@@ -57,6 +73,7 @@ pub(crate) fn shader(caps: &Caps, shape: &CoopmatShape) -> Shader {
         .define("M", shape.m)
         .define("N", shape.n)
         .define("K", shape.k)
+        .define("HALF", u32::from(shape.a == Component::F16))
         .subgroup(SubgroupRequest::Full)
 }
 

@@ -2,6 +2,9 @@
 //! A file named by `KILN_TUNING` goes before the built-in lines. Its lines may begin with the name of their operation;
 //! without one they are `mul_mat_vec`'s.
 
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
 use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
 
@@ -33,6 +36,21 @@ fn file() -> Result<(String, String), String> {
         Ok(text) => Ok((name, text)),
         Err(e) => Err(format!("{FILE}={name}: {e}")),
     }
+}
+
+static KEPT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Names the file of lines that `kiln tune` found on the device of this process. It need not exist. To be called before the first call is
+/// picked; later ones change nothing.
+pub fn use_file(file: PathBuf) {
+    let _ = KEPT.set(file);
+}
+
+/// What `parse` makes of the lines that `kiln tune` kept. They can be made again: a file that cannot be read, or was spoilt, costs speed
+/// only.
+pub(crate) fn kept<T>(parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
+    let text = KEPT.get().and_then(|file| std::fs::read_to_string(file).ok())?;
+    parse(&text).inspect_err(|e| log::warn!("what `kiln tune` kept is ignored: {e}")).ok()
 }
 
 /// What `parse` makes of that file; of an empty one where there is none.

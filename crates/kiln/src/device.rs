@@ -105,7 +105,7 @@ impl DeviceFlag {
         let (instance, adapters) = all_adapters()?;
         let adapter = self.choose(&adapters)?;
         if let Some(file) = tuning_file(adapter) {
-            kiln_kernels::mul_mat_vec::tuning::use_file(file);
+            kiln_kernels::tuning::use_file(file);
         }
         Ok((instance, adapter.clone()))
     }

@@ -3,7 +3,6 @@
 //! same form goes before the lines that `kiln tune` kept for the device, and those before the built-in ones.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use kiln_gguf::TensorType;
@@ -258,27 +257,13 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     rounding::check(text)
 }
 
-static KEPT: OnceLock<PathBuf> = OnceLock::new();
-
-/// Names the file of lines that were found on the device of this process. It need not exist. To be called before the
-/// first call is picked; later ones change nothing.
-pub fn use_file(file: PathBuf) {
-    let _ = KEPT.set(file);
-}
-
 /// The table of this process: the file of `KILN_TUNING`, if there is one, then what was found on the device, then the
 /// built-in lines.
 pub fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
         let mut table = tuning::of_file(Table::parse)?;
-        // What `kiln tune` kept can be made again: a file that cannot be read, or was spoilt, costs speed only.
-        if let Some(text) = KEPT.get().and_then(|file| std::fs::read_to_string(file).ok()) {
-            match Table::parse(&text) {
-                Ok(kept) => table.0.extend(kept.0),
-                Err(e) => log::warn!("what `kiln tune` kept is ignored: {e}"),
-            }
-        }
+        table.0.extend(tuning::kept(Table::parse).unwrap_or_default().0);
         table.0.extend(Table::parse(BUILT_IN)?.0);
         Ok(table)
     };

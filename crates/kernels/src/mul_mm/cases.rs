@@ -1,6 +1,6 @@
 //! Cases of `mul_mm`: sizes around every tile, every format, odd rows, batches, experts, and what follows the product.
 
-use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, Q4_0, Q4_0x8, Q4_K, Q6_K, Q6_Kx8, Q8_0, Q8_0x8};
+use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, MXFP4x16, Q4_0, Q4_0x8, Q4_K, Q6_K, Q6_Kx8, Q8_0, Q8_0x8};
 
 use super::{Before, Call};
 use crate::case::{Case, Data, Level, Random, Tolerance};
@@ -231,7 +231,9 @@ fn split_cases() -> Vec<Case> {
 fn lane_cases() -> Vec<Case> {
     let mut cases: Vec<Case> =
         [[64, 9, 2], [1088, 21, 7], [2432, 40, 50]].map(|sizes| case([F16, F32, F32], sizes)).into();
+    // As many subgroups to a tile as leave the fewest chunks one after the other: five, and no more than there are chunks.
     cases.push(case([Q4_K, F32, F16], [1280, 35, 28]));
+    cases.push(case([Q4_K, F32, F32], [256, 9, 21]));
     cases.push(Case::new("mul_mm few columns, scale, bias and residual in place", |data| {
         let product = product(data, [Q4_0, F32, F32], [576, 67, 5]);
         let (d, bias) = (data.input(F32, [67, 5, 1, 1]), Some(data.input(F32, [67, 1, 1, 1])));
@@ -552,11 +554,16 @@ fn timed(ty: TensorType, sizes: [usize; 3]) -> Case {
 fn timed_with(ty: TensorType, [k, m, n]: [usize; 3], half_sums: bool) -> Case {
     let sums = if half_sums { ", sums of 16 bits" } else { "" };
     Case::new(format!("mul_mm {ty} k={k} m={m} n={n}{sums}"), move |data| {
-        let (a, b) = (repeated(data, ty, [k, m, 1, 1]), repeated(data, F32, [k, n, 1, 1]));
-        let product = Product { a, b, d: data.output(F32, [m, n, 1, 1]) };
-        let call = with_scratch(data, Call::plain(product));
-        (Call { exact: false, half_sums, ..call }.into(), ROUNDED)
+        (timed_call(data, ty, [k, m, n], half_sums).into(), ROUNDED)
     })
+}
+
+/// A product that is timed and not judged.
+pub(super) fn timed_call(data: &mut Data, ty: TensorType, [k, m, n]: [usize; 3], half_sums: bool) -> Call {
+    let (a, b) = (repeated(data, ty, [k, m, 1, 1]), repeated(data, F32, [k, n, 1, 1]));
+    let product = Product { a, b, d: data.output(F32, [m, n, 1, 1]) };
+    let call = with_scratch(data, Call::plain(product));
+    Call { exact: false, half_sums, ..call }
 }
 
 /// The low-rank products of RWKV-6: five outputs of one matrix of ranks.
@@ -605,6 +612,12 @@ fn bench() -> Vec<Case> {
     for ty in [F16, Q4_K, Q4_0x8, Q8_0x8, Q6_Kx8] {
         cases.extend([2, 4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
     }
+    cases.extend([8, 16, 32, 128].map(|n| timed(BF16, [4096, 14336, n])));
+    // Whether time jumps from one number of columns to the next, and what gate, up and down of a model take.
+    cases.extend([3, 5, 9, 17, 24, 33, 48, 65, 96].map(|n| timed(Q4_K, [4096, 14336, n])));
+    for ty in [Q4_K, Q6_Kx8] {
+        cases.extend([8, 16, 17, 32, 33, 64, 65, 128].map(|n| timed(ty, [14336, 4096, n])));
+    }
     for ty in [F16, Q4_K] {
         cases.extend([512, 2048].map(|n| timed_with(ty, [4096, 14336, n], true)));
     }
@@ -614,7 +627,7 @@ fn bench() -> Vec<Case> {
     let whole = weight_types().filter(|ty| ty.row_bytes(14336).is_some());
     cases.extend(whole.map(|ty| timed(ty, [14336, 4096, 512])));
     for tokens in [512, 2048] {
-        cases.extend([F16, Q4_0x8, Q4_K, Q8_0x8].map(|ty| timed_experts(ty, tokens)));
+        cases.extend([F16, Q4_0x8, Q4_K, Q8_0x8, MXFP4x16].map(|ty| timed_experts(ty, tokens)));
     }
     cases.extend([8, 32, 64].map(|tokens| timed_experts(Q4_K, tokens)));
     for n in [512, 2048] {

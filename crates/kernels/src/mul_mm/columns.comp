@@ -151,7 +151,11 @@ void main() {
         if (e >= p.padded_k) break;
         vec4 v = C4(e) * inverse;
 #if defined(ORDER)
-        store_quad(p.halves, place, e, p.k, v);
+#if SLOTTED
+        store_quad(p.halves, place, ~0u, e, p.k, v);
+#else
+        store_quad(p.halves, place, p.columns, e, p.k, v);
+#endif
 #elif HALF
         U32x2(to).v[e / 4] = uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
 #else

@@ -1,5 +1,5 @@
 // mul_mm on matrix units for few columns: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
-// a: F16 or blocks of any format; b: 16-bit columns from columns.comp in the order of matrices (order.glsl); d: F32 or F16.
+// a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp in the order of matrices (order.glsl); d: F32 or F16.
 // Lanes decode weights in registers and write them to the components of matrices themselves: nothing goes through shared
 // memory, and no subgroup waits for another before its sums are complete. With EXPERTS, tiles of columns are those of a list.
 // A workgroup computes ROW_TILES x COLUMN_TILES matrices. SHARE subgroups share the chunks of k of a row of them, each one takes every
@@ -13,6 +13,9 @@
 #include "kiln.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+#if !HALF
+#extension GL_EXT_bfloat16 : require
+#endif
 
 #include "mul_mm/order.glsl"
 #define WG (SG * SHARE * ROW_TILES)
@@ -26,8 +29,18 @@ layout(local_size_x = WG) in;
 
 shared vec4 subgroup_sums[ROW_TILES * SHARE * MM * MN / 4];
 
-#define MATRIX_A coopmat<float16_t, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
-#define MATRIX_B coopmat<float16_t, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
+// Two elements of a matrix: halves, or bfloat16 beside such weights.
+#if HALF
+#define ELEMENT float16_t
+#define Pair f16vec2
+Pair pair_of(uint bits) { return unpackFloat2x16(bits); }
+#else
+#define ELEMENT bfloat16_t
+#define Pair bf16vec2
+Pair pair_of(uint bits) { return uintBitsToBFloat16EXT(unpack16(bits)); }
+#endif
+#define MATRIX_A coopmat<ELEMENT, gl_ScopeSubgroup, MM, MK, gl_MatrixUseA>
+#define MATRIX_B coopmat<ELEMENT, gl_ScopeSubgroup, MK, MN, gl_MatrixUseB>
 #define MATRIX_C coopmat<float, gl_ScopeSubgroup, MM, MN, gl_MatrixUseAccumulator>
 
 // What is fetched at once of a row: UNIT elements, as their words lie where the format keeps loading and unfolding apart.
@@ -65,8 +78,14 @@ Words fetch(uvec2 row, uint e) {
 #else
 #define COLUMNS_AT_ONCE 1
 #endif
+// Where the columns of a tile lie is known by an address for each tile, or by OFFSETS, which take fewer registers and more instructions.
+#if OFFSETS
+#define COLUMN(J, STEP) U32x4(p.b).v[columns[J] + of_unit + (STEP) * SG]
+#else
+#define COLUMN(J, STEP) U32x4(of_unit[J]).v[(STEP) * SG]
+#endif
 #define LOAD_COLUMNS(INTO, STEP)                                               \
-    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) loaded[INTO][j] = U32x4(columns[j]).v[(STEP) * SG];
+    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) loaded[INTO][j] = COLUMN(j, STEP);
 
 #if A_BLOCKS
 // value = (code - CENTRE) * scale + minimum. Codes become the mantissas of halves from 1024 on, which is exact. Where values
@@ -155,9 +174,9 @@ f16vec2[2] quad(Group g, uint j, uint s) {
 #else
 #define Group Words
 Group unfold(Words x, uint e, uint j) { return x; }
-f16vec2[2] quad(Group g, uint j, uint s) {
+Pair[2] quad(Group g, uint j, uint s) {
     uint low = g.w[s / 2][s % 2 * 2], high = g.w[s / 2][s % 2 * 2 + 1];
-    return f16vec2[2](unpackFloat2x16((low & 0xffffu) | high << 16), unpackFloat2x16(low >> 16 | (high & 0xffff0000u)));
+    return Pair[2](pair_of((low & 0xffffu) | high << 16), pair_of(low >> 16 | (high & 0xffff0000u)));
 }
 #endif
 
@@ -170,6 +189,12 @@ uint element(uint u) {
     uint e = chunk_of(u) * CHUNK + u % UNITS * (UNIT < PIECE ? UNIT : UNIT * QUADS) + quad_of(lane) * PIECE;
     return e < p.k ? e : 0;
 }
+// The same as unfold wants it. Formats with parts look at its place in a block of 256 alone, which is the same for every chunk.
+#if A_PARTS
+uint unfolded(uint u) { return chunk_of(u) * CHUNK % 256 + u % UNITS * (UNIT * QUADS) + quad_of(lane) * PIECE; }
+#else
+uint unfolded(uint u) { return element(u); }
+#endif
 // Past the last unit that one again, which is not used.
 #define FETCH(INTO, U)                                                         \
     STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) INTO[h] = fetch(rows[h], element(min(U, units - 1)));
@@ -192,22 +217,29 @@ void main() {
     await_inputs();
 #endif
     prepare_finish();
+    // Where the columns of each tile begin for this lane.
+    uint columns[COLUMN_TILES];
+    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+#if EXPERTS
+        uint tile = tile_number * COLUMN_TILES + j, there = max(end_n, first_n + j * MN) - (first_n + j * MN);
+#else
+        uint tile = min(first_n / MN + j, (end_n - 1) / MN), there = end_n - tile * MN;
+#endif
+        columns[j] = tile * chunks_of(p.k) * STEPS * SG + lane_of_columns(lane, there);
+    }
     for (uint u = 0; u < units; u++) {
         FETCH(words[AHEAD], u + AHEAD)
-        uvec2 columns[COLUMN_TILES];
-        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-#if EXPERTS
-            uint tile = tile_number * COLUMN_TILES + j;
+#if OFFSETS
+        uint of_unit = (chunk_of(u) * STEPS + u % UNITS * (UNIT / 4)) * SG;
 #else
-            uint tile = min(first_n / MN + j, (end_n - 1) / MN);
+        uvec2 of_unit[COLUMN_TILES];
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++)
+            of_unit[j] = row_address(p.b, columns[j] + (chunk_of(u) * STEPS + u % UNITS * (UNIT / 4)) * SG, 16);
 #endif
-            uint step = (tile * chunks_of(p.k) + chunk_of(u)) * STEPS + u % UNITS * (UNIT / 4);
-            columns[j] = row_address(p.b, step * SG + lane, 16);
-        }
         uvec4 loaded[COLUMNS_AT_ONCE][COLUMN_TILES];
         [[unroll]] for (uint g = 0; g < UNIT / (4 * GROUP_STEPS); g++) {
             Group groups[QUADS_OF_LANE];
-            STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) groups[h] = unfold(words[0][h], element(u), g);
+            STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) groups[h] = unfold(words[0][h], unfolded(u), g);
             STEP_LOOP for (uint s = 0; s < GROUP_STEPS; s++) {
 #if COLUMNS_AT_ONCE > 1
                 if (s % COLUMNS_AT_ONCE == 0)
@@ -215,7 +247,7 @@ void main() {
 #endif
                 MATRIX_A a;
                 STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
-                    f16vec2 pairs[2] = quad(groups[h], g, s);
+                    Pair pairs[2] = quad(groups[h], g, s);
                     SET_QUAD(a, h, pairs)
                 }
 #if COLUMNS_AT_ONCE == 1
@@ -224,7 +256,7 @@ void main() {
                 [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
                     MATRIX_B b;
                     [[unroll]] for (uint e = 0; e < 4; e++) {
-                        f16vec2 pair = unpackFloat2x16(loaded[s % COLUMNS_AT_ONCE][j][e]);
+                        Pair pair = pair_of(loaded[s % COLUMNS_AT_ONCE][j][e]);
                         b[2 * e] = pair.x;
                         b[2 * e + 1] = pair.y;
                     }

@@ -4,7 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, SubgroupRequest};
 
-use super::matrix::{Place, cut_for, element_of, rows_at};
+use super::matrix::{Place, cut_for, element_of, finish_bytes, rows_at};
 use super::pick::{Columns, columns, launches, shader, unsupported};
 use super::tuning::{Cut, table};
 use super::{Call, Kernel, NAME};
@@ -73,7 +73,7 @@ fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
     if !k.is_multiple_of(PIECE) || k == 0 {
         return Some(format!("rows of {k} elements, want whole pieces of {PIECE}"));
     }
-    if a.ty == TensorType::F16 && !rows_at(a, 16) {
+    if a.ty.block_len() == 1 && !rows_at(a, 16) {
         return Some(format!("rows of {a} do not lie at multiples of 16 bytes"));
     }
     None
@@ -82,9 +82,9 @@ fn refusal(product: &Product, ids: Option<&Tensor>) -> Option<String> {
 /// Whether a product without experts takes this path on a device.
 pub fn in_lanes(product: &Product, caps: &Caps) -> bool {
     let Product { a, b, .. } = product;
-    let halves = element_of(a).is_ok_and(|(_, half)| half);
+    let element = element_of(a).is_ok_and(|(_, half)| half || caps.matrix_order_of_bfloat16);
     let preferred = table().is_ok_and(|table| table.preferred(a.ty, b.shape[1]).0 == Path::Lanes);
-    halves && preferred && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
+    element && preferred && caps.matrix_order.is_some() && caps.float16 && refusal(product, None).is_none()
 }
 
 /// Elements that lie together in a row and that one lane gets, which the order of prepared columns depends on: as many as keep
@@ -102,30 +102,41 @@ fn middle(ty: TensorType) -> usize {
     }
 }
 
-/// Subgroups that share the k of a row of matrices, which have `side` rows and elements of k: by rows and k of the product alone, so that
-/// columns computed apart have the same bits.
-fn share(cut: &Cut, product: &Product, side: usize) -> usize {
+/// Subgroups that share the k of a row of matrices, which have `side` rows and elements of k. By rows and k of the product and by the cut,
+/// which is that of the whole batch, so that columns computed apart have the same bits. Without `cores` (experts, whose batches have no
+/// whole) by rows and k alone.
+fn share(cut: &Cut, product: &Product, side: usize, cores: Option<usize>) -> usize {
     let [k, m, ..] = product.a.shape;
+    let chunks = k.div_ceil(side / 4 * PIECE).max(1);
     let floor = |n: usize| 1 << n.max(1).ilog2();
     let [least, most] = cut.share;
-    floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(k.div_ceil(side / 4 * PIECE)))
+    let by_rows = floor(ENOUGH / m.div_ceil(side).max(1)).clamp(least, most).min(floor(chunks));
+    let Some(cores) = cores else { return floor(by_rows) };
+    if cut.resident == 0 {
+        return by_rows;
+    }
+    // Every subgroup takes about the same time for a chunk, whoever runs beside it. So what counts is how many chunks come one after the other: those
+    // of a subgroup, in so many rounds as workgroups need which do not find a place at once.
+    let (groups, rows) = (m.div_ceil(cut.tile[0]), cut.tile[0] / side);
+    let rounds = |share: usize| groups.div_ceil(cores * (cut.resident / (share * rows)).max(1));
+    (least..=most).min_by_key(|&share| rounds(share) * chunks.div_ceil(share)).unwrap_or(least).min(chunks)
 }
 
 pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
     let caps = place.caps;
     let Product { a, d, .. } = &call.product;
-    let (_, half) = element_of(a)?;
+    let (element, half) = element_of(a)?;
     let Some(order) = caps.matrix_order else {
         return unsupported("how lanes hold matrices is not known, or not in an order that kernels know");
     };
     let [rows, lanes, deep] = order::extents(order);
     let [m, n, k] = [rows, rows, deep];
-    let listed = caps.coopmat_shape(Component::F16, Component::F32);
+    let listed = caps.coopmat_shape(element, Component::F32);
     if listed.is_none_or(|s| [s.m, s.n, s.k] != [m, n, k]) || caps.subgroups.size != lanes || !caps.subgroups.full {
-        return unsupported(format!("no F16 matrices of {m}x{n}x{k} in {lanes} lanes"));
+        return unsupported(format!("no {element:?} matrices of {m}x{n}x{k} in {lanes} lanes"));
     }
-    if !(half && caps.float16) {
-        return unsupported(format!("{} is not multiplied as F16 there", a.ty));
+    if !(caps.float16 && (half || caps.matrix_order_of_bfloat16)) {
+        return unsupported(format!("{element:?} matrices do not lie in the order of those of F16, or there are none"));
     }
     let lists = if call.ids.is_some() { 16 * a.shape[2] } else { 0 };
     if lists > caps.limits.max_shared_bytes as usize {
@@ -137,11 +148,13 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     if let Some(reason) = refusal(&call.product, call.ids.as_ref()) {
         return unsupported(reason);
     }
-    let share_of = |cut: &Cut| share(cut, &call.product, k as usize);
+    // How many tiles experts have is not known here.
+    let cores = call.ids.is_none().then(|| caps.cores_or_guess() as usize);
+    let share_of = |cut: &Cut| share(cut, &call.product, k as usize, cores);
     let tables = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
     let fits = |cut: &Cut| {
         let subgroups = share_of(cut) * cut.tile[0] / m as usize;
-        let bytes = 4 * subgroups * (m * n) as usize + tables + 4 * cut.tile[0] + 20 * cut.tile[1];
+        let bytes = 4 * subgroups * (m * n) as usize + tables + finish_bytes(cut);
         bytes <= caps.limits.max_shared_bytes as usize
             && subgroups * lanes as usize <= caps.limits.max_workgroup_invocations as usize
             && cut.tile[0].is_multiple_of(m as usize)
@@ -156,12 +169,14 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     };
     let (_, store) = element_functions(NAME, d.ty)?;
     let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
+        .define("HALF", u32::from(half))
         .define("ORDER", order::number(order))
         .define("PIECE", piece(a.ty))
         .define("ROW_TILES", cut.tile[0] / m as usize)
         .define("COLUMN_TILES", column_tiles)
         .define("SHARE", share_of(&cut))
         .define("AHEAD", cut.ahead)
+        .define("OFFSETS", u32::from(cut.offsets))
         // A software GPU takes long to compile every step.
         .define("STEP_LOOP", if caps.is_cpu { "[[dont_unroll]]" } else { "[[unroll]]" })
         .define("SLOTTED", u32::from(call.ids.is_some()))
@@ -175,7 +190,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
     }
     let prepared = Columns { sorted: false, half_sums: false, order: Some((order, piece(a.ty))) };
-    launches.insert(launches.len() - 1, columns(call, caps, true, prepared)?);
+    launches.insert(launches.len() - 1, columns(call, caps, half, prepared)?);
     Ok(launches)
 }
 
@@ -213,9 +228,13 @@ mod tests {
             assert_eq!(path(call(Q4_K, [4096, 1024, n]), &caps), Path::Lanes);
             assert_eq!(path(call(Q6_Kx8, [4096, 1024, n]), &caps), Path::Lanes);
             for ty in [F16, BF16] {
-                assert_eq!(path(call(ty, [4096, 1024, n]), &caps), Path::Coopmat);
+                let wanted = if n <= 32 { Path::Lanes } else { Path::Coopmat };
+                assert_eq!(path(call(ty, [4096, 1024, n]), &caps), wanted);
             }
         }
+        // Only where matrices of bfloat16 lie as others do.
+        let other = Caps { matrix_order_of_bfloat16: false, ..caps.clone() };
+        assert_eq!([F16, BF16].map(|ty| path(call(ty, [4096, 1024, 16]), &other)), [Path::Lanes, Path::Coopmat]);
         assert_eq!(path(call(Q6_Kx8, [4096, 1024, 65]), &caps), Path::Coopmat);
         assert_eq!(path(call(TensorType::Q4_0, [4096 + 32, 1024, 16]), &caps), Path::Coopmat, "half a piece");
         let unknown = Caps { matrix_order: None, ..caps };
@@ -241,9 +260,14 @@ mod tests {
 
     #[test]
     fn subgroups_share_a_tile_by_rows_and_depth_alone() {
-        let cut = |text: &str| super::super::tuning::cut_of(text);
-        let of = |k, m, n| share(&cut("tile=16x64 share=4x16"), &call(TensorType::Q4_K, [k, m, n]).product, 16);
+        let cut = |text: &str| super::super::tuning::cut_of(Path::Lanes, text).unwrap();
+        let of = |k, m, n| share(&cut("tile=16x64 share=4x16"), &call(TensorType::Q4_K, [k, m, n]).product, 16, Some(132));
         assert_eq!([of(4096, 14336, 2), of(4096, 4096, 2), of(4096, 1024, 2), of(512, 1024, 2)], [4, 8, 16, 2]);
         assert_eq!(of(4096, 4096, 64), of(4096, 4096, 2));
+        // Where the line says how many have room on a core, as many as leave the fewest chunks one after the other.
+        let resident = cut("tile=16x64 share=1x12 resident=25");
+        let of = |k, m, cores| share(&resident, &call(TensorType::Q4_K, [k, m, 2]).product, 16, cores);
+        assert_eq!([of(4096, 14336, Some(132)), of(14336, 4096, Some(132)), of(4096, 1024, Some(132))], [3, 12, 8]);
+        assert_eq!([of(256, 1024, Some(132)), of(4096, 14336, None)], [1, 2]);
     }
 }

@@ -17,15 +17,20 @@ use crate::tensor::Tensor;
 pub(super) struct Place<'c> {
     pub caps: &'c Caps,
     pub rows: usize,
+    /// The cut to take instead of the table's.
+    pub cut: Option<Cut>,
 }
 
 /// The first cut that fits the device and has tiles for nearly every core, or the last that fits.
 pub(super) fn cut_for(
     call: &Call,
     path: Path,
-    Place { caps, rows }: Place<'_>,
+    Place { caps, rows, cut }: Place<'_>,
     fits: impl Fn(&Cut) -> bool,
 ) -> Result<Option<Cut>, Unsupported> {
+    if let Some(cut) = cut {
+        return Ok(Some(cut).filter(fits));
+    }
     let d = &call.product.d;
     let n = columns_each(call);
     let share = call.split(path).map_or(1, |split| split.count);
@@ -37,7 +42,10 @@ pub(super) fn cut_for(
         cut.busy == 0 || (4 * tiles >= 3 * cores * cut.busy && n > cut.tile[1] / 2)
     };
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let fitting: Vec<Cut> = table.cuts(path, call.product.a.ty, n, caps).filter(fits).collect();
+    // Where the order of sums depends on the cut, parts of a batch are cut as the whole is.
+    let columns = call.whole.filter(|_| path == Path::Lanes).unwrap_or(n);
+    let cuts = table.cuts(path, call.product.a.ty, columns, caps);
+    let fitting: Vec<Cut> = cuts.filter(|cut| call.ids.is_some() || !cut.experts).filter(fits).collect();
     Ok(fitting.iter().find(busy).or(fitting.last()).copied())
 }
 
@@ -56,7 +64,7 @@ fn element_name(half: bool) -> &'static str {
 }
 
 /// Shared memory of `finish.glsl`.
-fn finish_bytes(cut: &Cut) -> usize {
+pub(super) fn finish_bytes(cut: &Cut) -> usize {
     4 * cut.tile[0] + 20 * cut.tile[1]
 }
 

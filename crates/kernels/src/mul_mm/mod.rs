@@ -11,6 +11,7 @@ mod memory;
 mod params;
 mod pick;
 mod reference;
+pub mod search;
 mod tuning;
 
 pub use before::Before;

@@ -12,17 +12,24 @@
 // Prepared columns: for each tile of MN columns, chunk and step the eight components of each lane. Chunks of a column are counted up to
 // a multiple of 256 elements of k.
 uint chunks_of(uint k) { return (k + 255) / 256 * (256 / CHUNK); }
-// Stores the quad that begins with element e (a multiple of 4) of a column.
-void store_quad(uvec2 halves, uint column, uint e, uint k, vec4 v) {
+// Stores the quad that begins with element e (a multiple of 4) of a column. Where a lane's second column is not among `columns` it becomes
+// zeros: memory that is written in part must be read before the rest of it can be.
+void store_quad(uvec2 halves, uint column, uint columns, uint e, uint k, vec4 v) {
     uint piece = e / PIECE, q = piece % QUADS, c = column % MN, chunk = e / CHUNK;
     uint step = e % CHUNK / (QUADS * PIECE) * (PIECE / 4) + e % PIECE / 4;
     uint at = ((column / MN * chunks_of(k) + chunk) * STEPS + step) * SG;
-#if ORDER == 0
-    U32x2(halves).v[(at + c % 8 * 4 + q) * 2 + c / 8] = uvec2(packHalf2x16(v.xz), packHalf2x16(v.yw));
+#if HALF
+    uvec2 pairs = uvec2(packHalf2x16(v.xz), packHalf2x16(v.yw));
 #else
-    F16(halves).v[(at + 4 * q) * 8 + c] = float16_t(v.x);
-    F16(halves).v[(at + 4 * q + 1) * 8 + c] = float16_t(v.z);
-    F16(halves).v[(at + 4 * q + 2) * 8 + c] = float16_t(v.y);
-    F16(halves).v[(at + 4 * q + 3) * 8 + c] = float16_t(v.w);
+    uvec2 pairs = uvec2(bf16_bits(v.x) | bf16_bits(v.z) << 16, bf16_bits(v.y) | bf16_bits(v.w) << 16);
+#endif
+#if ORDER == 0
+    uint lane = at + c % 8 * 4 + q;
+    if (c < 8 && column + 8 >= columns)
+        U32x4(halves).v[lane] = uvec4(pairs, 0, 0);
+    else
+        U32x2(halves).v[lane * 2 + c / 8] = pairs;
+#else
+    [[unroll]] for (uint i = 0; i < 4; i++) U16(halves).v[(at + 4 * q + i) * 8 + c] = uint16_t(pairs[i / 2] >> (16 * (i % 2)) & 0xffffu);
 #endif
 }

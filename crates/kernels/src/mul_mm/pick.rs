@@ -22,7 +22,7 @@ const MOST_EXPERTS: usize = 2048;
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     call.alone().iter().try_for_each(addressable)?;
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
-    let on = |path: Path| on(call, caps, path);
+    let on = |path: Path| on(call, caps, path, None);
     match want {
         Some(path) => on(path),
         // Software GPUs only imitate matrix units.
@@ -36,21 +36,27 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     }
 }
 
+/// A path with this cut, whatever the table has.
+pub(super) fn with_cut(call: &Call, caps: &Caps, path: Path, cut: Cut) -> Result<Choice, Unsupported> {
+    call.alone().iter().try_for_each(addressable)?;
+    on(call, caps, path, Some(cut))
+}
+
 /// The launches of every matrix of a call on one path. Weights are decoded first and columns prepared once for all, so that
 /// the products wait for nothing in between and fill the device together. Where products of neighbouring matrices fill it
 /// by themselves, the second's weights are decoded after the first product instead: on cores that its last tiles leave idle.
-fn on(call: &Call, caps: &Caps, path: Path) -> Result<Choice, Unsupported> {
+fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, Unsupported> {
     if path != Path::Scalar && !call.can_prepare() {
         return unsupported("no scratch memory for the columns");
     }
     if let Some((made, call)) = call.on_floats(path) {
-        let mut choice = on(&call, caps, path)?;
+        let mut choice = on(&call, caps, path, cut)?;
         let first = made.operation().pick(caps, Some(Path::Scalar))?;
         choice.launches.splice(0..0, Kernel::Make.all(first));
         return Ok(choice);
     }
     let alone = call.alone();
-    let place = Place { caps, rows: alone.iter().map(|one| one.product.d.shape[0]).sum() };
+    let place = Place { caps, rows: alone.iter().map(|one| one.product.d.shape[0]).sum(), cut };
     let decoded = call.decoded().into_iter().map(|decode| decode.filter(|_| path >= Path::Coopmat));
     let (mut decodes, mut prepares, mut products, mut sums) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (one, decode) in alone.iter().zip(decoded) {

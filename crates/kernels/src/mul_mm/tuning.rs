@@ -29,10 +29,16 @@ pub(super) struct Cut {
     pub ahead: usize,
     /// Fewest and most subgroups that share the k of a tile (`lanes`).
     pub share: [usize; 2],
+    /// Subgroups that have room on a core at the same time (`lanes`), by which the share is chosen; 0 where it is not known.
+    pub resident: usize,
+    /// Whether the places of columns are offsets (`lanes`): fewer registers, more instructions.
+    pub offsets: bool,
     /// Rows of tiles in a band; 0 is all of them.
     pub band: usize,
     /// Only where nearly every core gets so many tiles, and no more than half of the columns are wasted; 0 is no condition.
     pub busy: usize,
+    /// Only for products of experts, whose columns are those that an expert gets on the average.
+    pub experts: bool,
 }
 
 /// What a line says.
@@ -79,6 +85,7 @@ gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
 gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
 gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
 gpu * coopmat  64 tile=128x64x64 warp=64x32 stages=1 busy
+gpu * coopmat  144 tile=128x160x64 warp=64x32 stages=1 busy experts
 gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
 gpu * coopmat  * tile=128x128x32 warp=64x64 stages=1 ahead=2 band=16 busy=2
@@ -89,9 +96,18 @@ gpu * coopmat  * tile=64x64x64  warp=32x32 stages=1 busy
 gpu * coopmat  * tile=64x32x32  warp=32x16 busy
 gpu * coopmat  * tile=32x32x32  warp=16x16
 cpu f16 lanes * tile=16x16 share=2x2 ahead=1
-cpu q4_k lanes * tile=8x16 share=2x2 ahead=1
+cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
+cpu q4_k lanes * tile=8x24 share=1x5 resident=6 offsets ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
-gpu * lanes * tile=16x128 share=4x8 ahead=1
+gpu f16 lanes 16 tile=16x128 share=4x8 offsets ahead=1
+gpu bf16 lanes 16 tile=16x128 share=4x8 offsets ahead=1
+gpu * lanes 16 tile=16x128 share=4x8 ahead=1
+gpu * lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
+gpu * lanes 48 tile=16x128 share=4x8 offsets ahead=1
+gpu * lanes 64 tile=16x128 share=4x8 ahead=1
+gpu * lanes 80 tile=16x128 share=4x8 offsets ahead=1
+gpu * lanes 96 tile=16x128 share=3x8 resident=12 offsets ahead=1
+gpu * lanes *  tile=16x128 share=2x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
 gpu blocks coopmat2 * tile=64x32x32 threads=128
@@ -104,6 +120,8 @@ gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split *    32 scalar
 * q4_k   prefer 128 lanes
 * blocks prefer 64 lanes
+* f16    prefer 32 lanes
+* bf16   prefer 32 lanes
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat decode
@@ -215,7 +233,7 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut stages, mut unroll, mut band, mut ahead, mut busy) = (2, 4, 0, 1, 0);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy, mut experts) = (2, 4, 0, 1, 0, false);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -229,6 +247,7 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
             Some(("busy", text)) => [busy] = sizes(text)?,
             None if *setting == "busy" => busy = 1,
+            None if *setting == "experts" => experts = true,
             _ => return Err(format!("{} takes no `{setting}`", path.name())),
         }
     }
@@ -257,27 +276,29 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], band, busy })
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], resident: 0, offsets: false, band, busy, experts })
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
-    let (mut tile, mut share, mut ahead) = (None, [4, 16], 1);
+    let (mut tile, mut share, mut ahead, mut resident, mut offsets) = (None, [4, 16], 1, 0, false);
     for setting in settings {
         match setting.split_once('=') {
             Some(("tile", text)) => tile = Some(sizes::<2>(text)?),
             Some(("share", text)) => share = sizes(text)?,
             Some(("ahead", text)) => [ahead] = sizes(text)?,
+            Some(("resident", text)) => [resident] = sizes(text)?,
+            None if *setting == "offsets" => offsets = true,
             _ => return Err(format!("lanes takes no `{setting}`")),
         }
     }
     let Some(tile) = tile else { return Err("no `tile=MxN`".into()) };
-    if share[0] > share[1] || share.iter().any(|n| !n.is_power_of_two()) {
-        return Err(format!("share={}x{}, want the fewest and the most, powers of two", share[0], share[1]));
+    if share[0] > share[1] || share[1] > 32 {
+        return Err(format!("share={}x{}, want the fewest and the most, up to 32", share[0], share[1]));
     }
     if !(1..=4).contains(&ahead) {
         return Err(format!("{ahead} pieces ahead, want 1 to 4"));
     }
-    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, band: 0, busy: 0 })
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, resident, offsets, band: 0, busy: 0, experts: false })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
@@ -297,10 +318,10 @@ fn check_plain(tile: [usize; 2], depth: usize, thread: [usize; 2]) -> Result<(),
     Ok(())
 }
 
-/// A cut of the lanes path from its settings.
-#[cfg(test)]
-pub(super) fn cut_of(settings: &str) -> Cut {
-    parse_lanes(&settings.split_whitespace().collect::<Vec<_>>()).expect("tests have lines that can be read")
+/// A cut of a path from what a line says of it.
+pub(super) fn cut_of(path: Path, settings: &str) -> Result<Cut, String> {
+    let words: Vec<&str> = settings.split_whitespace().collect();
+    if path == Path::Lanes { parse_lanes(&words) } else { parse_cut(path, &words) }
 }
 
 /// Whether the lines of this operation in a file can be read.
@@ -308,11 +329,13 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     Table::parse(text).map(drop)
 }
 
-/// The table of this process: the file of `KILN_TUNING`, if there is one, then the built-in lines.
+/// The table of this process: the file of `KILN_TUNING`, if there is one, then what `kiln tune` kept for the device, then the built-in
+/// lines.
 pub(super) fn table() -> Result<&'static Table, String> {
     static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
     let load = || {
         let mut table = tuning::of_file(Table::parse)?;
+        table.0.extend(tuning::kept(Table::parse).unwrap_or_default().0);
         table.0.extend(built_in()?.0);
         Ok(table)
     };
@@ -368,7 +391,7 @@ mod tests {
             ("coopmat2 * tile=64x64x32 threads=128 warp=8x8", "takes no `warp=8x8`"),
             ("lanes * share=2x4", "no `tile=MxN`"),
             ("lanes * tile=16x64 share=4x2", "share=4x2"),
-            ("lanes * tile=16x64 share=3x6", "powers of two"),
+            ("lanes * tile=16x64 share=3x64", "up to 32"),
             ("lanes * tile=16x64 ahead=5", "5 pieces ahead"),
             ("lanes * tile=16x64 band=4", "lanes takes no `band=4`"),
             ("prefer 63 warp", "`warp` is no path"),

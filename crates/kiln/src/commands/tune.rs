@@ -1,4 +1,4 @@
-//! `kiln tune`: times ways to split the work of generated tokens on this device, and keeps the fastest for later runs.
+//! `kiln tune`: times ways to split the work of generated tokens and of prompts on this device, and keeps the fastest for later runs.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use kiln_gguf::TensorType;
 use kiln_gpu::Device;
 use kiln_kernels::formats::FORMATS;
-use kiln_kernels::mul_mat_vec;
 use kiln_kernels::mul_mat_vec::search::{Found, Subject, search};
 use kiln_kernels::mul_mat_vec::tuning::{Line, Table, Tuning};
 use kiln_kernels::operation::Path;
 use kiln_kernels::packing::type_on;
+use kiln_kernels::{mul_mat_vec, mul_mm, tuning};
 use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
@@ -31,6 +31,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16],
           value_parser = clap::value_parser!(u8).range(1..=16))]
     columns: Vec<u8>,
+    /// Numbers of columns (texts that are written together, tokens of prompts) to tune matrix units for, where the device has them
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', default_values_t = [8, 16, 32, 64, 128, 512, 2048],
+          value_parser = clap::value_parser!(u16).range(2..=4096))]
+    many: Vec<u16>,
     /// Elements and number of rows of the matrix
     #[arg(long, value_name = "KxM", default_value = "4096x14336", value_parser = shape_of)]
     shape: (usize, usize),
@@ -98,6 +102,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut columns: Vec<usize> = arguments.columns.iter().map(|&n| usize::from(n)).collect();
     columns.sort_unstable();
     columns.dedup();
+    let mut many: Vec<usize> = arguments.many.iter().map(|&n| usize::from(n)).collect();
+    many.sort_unstable();
+    many.dedup();
     check_memory(&device, formats, arguments.shape)?;
     let elements = arguments.shape.0 * arguments.shape.1;
     // The order of lines is that of preference, which one path alone does not tell.
@@ -137,9 +144,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, n, caps);
                 let split = |s: &Subject, f: &Found| now(s).filter(|_| !faster(f)).unwrap_or(f.trials[0].split);
                 let lines: Vec<Line> = found.iter().map(|(s, f)| line(&device, s, split(s, f))).collect();
-                keep(&device, &lines)?;
+                keep(&device, &lines, &[])?;
                 kept += lines.len();
             }
+        }
+    }
+    // A path of few columns was asked for, or matrix units would only be imitated.
+    if arguments.path.is_none() && !caps.is_cpu {
+        for (&ty, &n) in formats.iter().flat_map(|ty| many.iter().map(move |n| (ty, n))) {
+            kept += tune_products(&device, (ty, [arguments.shape.0, arguments.shape.1, n]), &mut rows, (arguments.json, keeps))?;
         }
     }
     if arguments.json {
@@ -150,6 +163,46 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         say(&if kept > 0 { format!("{kept} lines kept in {file}") } else { "nothing was faster than now".to_owned() });
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Finds the best path and tile of a product of many columns; the number of lines that were kept.
+fn tune_products(
+    device: &Arc<Device>,
+    (ty, shape): (TensorType, [usize; 3]),
+    rows: &mut Vec<serde_json::Value>,
+    (json, keeps): (bool, bool),
+) -> anyhow::Result<usize> {
+    let subject = mul_mm::search::Subject { ty, shape };
+    let bar = progress(1, &format!("{ty}, {} columns on matrix units", shape[2]));
+    let found = mul_mm::search::search(device, subject, &|done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    let (Some(best), Some((path, now))) = (found.trials.first(), found.now) else { return Ok(0) };
+    let lines = mul_mm::search::lines(&subject, best, device.adapter.caps.is_cpu);
+    let (seconds, faster) = (best.timing.dependent, is_gain(Some(now.dependent), best.timing.dependent));
+    if !json {
+        let told = match faster {
+            true => format!("{:.2} times as fast as now ({})", now.dependent / seconds, path.name()),
+            false => "no faster than now".to_owned(),
+        };
+        print(&format!("{:60} # {}, {told}", lines[0], time(seconds)));
+    }
+    rows.push(json!({
+        "format": ty.name(),
+        "columns": shape[2],
+        "path": best.path.name(),
+        "line": lines[0],
+        "seconds": seconds,
+        "seconds_now": now.dependent,
+        "faster": faster,
+    }));
+    if !(keeps && faster) {
+        return Ok(0);
+    }
+    keep(device, &[], &lines)?;
+    Ok(lines.len())
 }
 
 /// Whether so many seconds are fewer than those of the present split by more than chance.
@@ -221,23 +274,36 @@ fn line(device: &Device, subject: &Subject, tuning: Tuning) -> Line {
 }
 
 /// Puts the lines in the place of those that are kept for the device already.
-fn keep(device: &Device, lines: &[Line]) -> anyhow::Result<()> {
+fn keep(device: &Device, lines: &[Line], products: &[String]) -> anyhow::Result<()> {
     let Some(file) = tuning_file(&device.adapter) else {
         say("there is no cache folder to keep the result in; KILN_CACHE_DIR names one");
         return Ok(());
     };
-    keep_in(&file, &device.adapter.describe(), lines)
+    keep_in(&file, &device.adapter.describe(), lines, products)
 }
 
-/// Puts lines into the file of a device, in the place of those for the same products.
-fn keep_in(file: &std::path::Path, device: &str, lines: &[Line]) -> anyhow::Result<()> {
-    let old = std::fs::read_to_string(file).ok().and_then(|text| Table::parse(&text).ok()).unwrap_or_default();
+/// What a line of products of many columns is for: its format and the most columns.
+fn product_subject(line: &str) -> (String, usize) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let word = |i: usize| words.get(i).copied().unwrap_or_default();
+    (word(2).to_owned(), word(4).parse().unwrap_or(usize::MAX))
+}
+
+/// Puts lines into the file of a device, in the place of those for the same products; `products` are those of many columns.
+fn keep_in(file: &std::path::Path, device: &str, lines: &[Line], products: &[String]) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let old = Table::parse(&text).unwrap_or_default();
     let subject = |l: &Line| (l.format.clone(), l.columns);
     let is_old = |l: &Line| !lines.iter().any(|new| subject(new) == subject(l));
     let mut all: Vec<Line> = lines.iter().cloned().chain(old.0.into_iter().filter(is_old)).collect();
     // The first line that fits is taken: fewer columns go first. Paths keep their order.
     all.sort_by_key(subject);
-    let text: String = all.iter().map(|line| format!("{line}\n")).collect();
+    let old = tuning::lines(&text, "mul_mm").map(|(_, words)| format!("mul_mm {}", words.join(" ")));
+    let is_old = |l: &String| !products.iter().any(|new| product_subject(new) == product_subject(l));
+    let mut many: Vec<String> = products.iter().cloned().chain(old.filter(is_old)).collect();
+    many.sort_by_key(|line| product_subject(line));
+    let lines = all.iter().map(Line::to_string).chain(many);
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -267,12 +333,33 @@ mod tests {
             Table::parse(&text).unwrap().0.remove(0)
         };
         let read = || Table::parse(&std::fs::read_to_string(&file).unwrap()).unwrap().0;
-        let keep = |lines: &[Line]| keep_in(&file, "a device", lines).unwrap();
+        let keep = |lines: &[Line]| keep_in(&file, "a device", lines, &[]).unwrap();
         keep(&[line("q4_k", 2, Path::Scalar), line("q4_k", 2, Path::IntDot)]);
         assert_eq!(read().len(), 2);
         keep(&[line("q4_k", 1, Path::Scalar)]);
         keep(&[line("q4_k", 2, Path::IntDot)]);
         let kept: Vec<_> = read().iter().map(|l| (l.columns, l.path)).collect();
         assert_eq!(kept, [(1, Path::Scalar), (2, Path::IntDot)]);
+        // Those of many columns lie beside them, and neither takes the place of the other.
+        let many = |lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+            keep_in(&file, "a device", &[], &lines).unwrap();
+        };
+        many(&["mul_mm gpu q4_k lanes 128 tile=16x128", "mul_mm * q4_k prefer 128 lanes"]);
+        many(&["mul_mm gpu q4_k lanes 16 tile=16x16", "mul_mm * q4_k prefer 16 lanes"]);
+        many(&["mul_mm gpu q4_k lanes 128 tile=16x64", "mul_mm * q4_k prefer 128 lanes"]);
+        keep(&[line("q4_k", 1, Path::IntDot)]);
+        let text = std::fs::read_to_string(&file).unwrap();
+        let products: Vec<&str> = text.lines().filter(|line| line.starts_with("mul_mm ")).collect();
+        assert_eq!(
+            products,
+            [
+                "mul_mm gpu q4_k lanes 16 tile=16x16",
+                "mul_mm * q4_k prefer 16 lanes",
+                "mul_mm gpu q4_k lanes 128 tile=16x64",
+                "mul_mm * q4_k prefer 128 lanes"
+            ]
+        );
+        assert_eq!(read().len(), 2);
     }
 }
