@@ -19,13 +19,16 @@ pub enum Path {
     Coopmat,
     /// KHR cooperative matrices whose components lanes write themselves, where their order is known.
     Lanes,
+    /// The same for the many rows of a prompt, where an operation has another kernel for these.
+    LaneRows,
     /// NV cooperative matrices 2: workgroup scope and tensor addressing.
     Coopmat2,
 }
 
 impl Path {
     /// Every path, plainest first.
-    pub const ALL: [Path; 5] = [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Lanes, Path::Coopmat2];
+    pub const ALL: [Path; 6] =
+        [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Lanes, Path::LaneRows, Path::Coopmat2];
 
     /// The name used in variant ids, plans and tables.
     pub fn name(self) -> &'static str {
@@ -34,6 +37,7 @@ impl Path {
             Path::IntDot => "int_dot",
             Path::Coopmat => "coopmat",
             Path::Lanes => "lanes",
+            Path::LaneRows => "lane_rows",
             Path::Coopmat2 => "coopmat2",
         }
     }

@@ -432,6 +432,43 @@ fn large_sinks() -> Case {
     })
 }
 
+/// Scores that rise from key to key, by some 40 in all: maxima move again and again, now by a lot, now by less than lets a kernel leave
+/// them where they are.
+fn rising_scores() -> Case {
+    Case::new("flash_attention rising scores", |data| {
+        let kind = Kind { queries: [33, 4, 1], keys: 300, sight: Sight::Causal { unused: 7, window: None }, ..PLAIN };
+        let call = call(data, &kind);
+        let q = data.input_with(F32, [64, 4, 33, 1], |random, _| random.uniform(0.9, 1.1));
+        // Steps of some keys each, so that weights of a step are shared.
+        let row = |i: usize| i / (64 * 2) / 5;
+        let k = data.input_with(F16, [64, 2, 300, 1], |random, i| row(i) as f64 * 0.085 + random.uniform(-0.02, 0.02));
+        (Call { q: q.permute([0, 2, 1, 3]), k: k.permute([0, 2, 1, 3]), ..call }.into(), Tolerance::Nmse(1e-5))
+    })
+}
+
+/// Many tokens of wide heads: several rounds of keys and several tiles of rows, both with a last one that is not full.
+fn prompts() -> Vec<Case> {
+    let causal = Sight::Causal { unused: 7, window: None };
+    let prompt = Kind { head: [128, 128], queries: [35, 8, 1], keys: 150, sight: causal, ..PLAIN };
+    let near = Sight::Causal { unused: 5, window: Some(40) };
+    vec![
+        case(prompt),
+        case(Kind { queries: [20, 4, 2], kv_batch: 2, sight: near, sinks: true, ..prompt }),
+        case(Kind { k: Q8_0, v: Q8_0, softcap: 10.0, ..prompt }),
+        case(Kind { k: Q4_0, v: F16, sight: near, ..prompt }),
+        case(Kind { sight: Sight::Mask([2, 1]), sinks: true, ..prompt }),
+        case(Kind { head: [64, 64], k: Q4_0, v: Q4_0, sight: Sight::Mask([1, 1]), ..prompt }),
+        case(Kind { head: [256, 256], queries: [19, 6, 1], keys: 100, ..prompt }),
+        case(Kind { head: [256, 256], queries: [9, 16, 1], kv_heads: 1, keys: 90, sight: Sight::Mask([1, 1]), ..prompt }),
+        case(Kind { head: [192, 128], queries: [21, 3, 1], kv_heads: 3, sight: near, ..prompt }),
+        split(Kind { queries: [20, 8, 1], keys: 500, ..prompt }, 3, true),
+        split(Kind { queries: [20, 8, 1], keys: 500, sight: near, ..prompt }, 3, false),
+        Batch { prompts: Some(21), sequences: 5, head: 128, page: 64, types: [Q8_0, F16], longest: 300, ..DECODE }.case(),
+        Batch { prompts: Some(33), sequences: 4, head: 128, page: 16, window: Some(50), longest: 300, ..DECODE }.case(),
+        rising_scores(),
+    ]
+}
+
 fn small() -> Vec<Case> {
     let causal = Sight::Causal { unused: 7, window: None };
     let decode = Kind { head: [128, 128], queries: [1, 32, 1], kv_heads: 8, sight: causal, ..PLAIN };
@@ -477,6 +514,7 @@ fn small() -> Vec<Case> {
         large_scores(),
         large_sinks(),
     ];
+    cases.extend(prompts());
     cases.extend([false, true].map(hidden_rows));
     cases.extend([false, true].map(paged));
     // Each type as K and as V; all pairs want a real GPU.

@@ -6,6 +6,7 @@ mod arriving_cases;
 pub mod cases;
 mod cpu;
 mod cpu_one;
+mod lane_rows;
 mod lanes;
 mod matrices;
 mod plan;

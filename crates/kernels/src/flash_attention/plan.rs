@@ -4,6 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, IntDot, Shader};
 
+use super::lane_rows::{self, lane_rows};
 use super::lanes::{self, lanes};
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
@@ -174,7 +175,7 @@ fn check_operands(call: &Call) -> Result<(), Unsupported> {
 /// A number of the tuning table.
 pub(super) fn number(call: &Call, caps: &Caps, path: Path, name: &str) -> Result<usize, Unsupported> {
     let missing = || unsupported(format!("the tuning table has no {name} for {}", path.name()));
-    tuning::table().map_err(unsupported)?.find(caps, call.k.ty, path, name).ok_or_else(missing)
+    tuning::table().map_err(unsupported)?.find(caps, (call.k.ty, call.k.shape[0].max(call.v.shape[0])), path, name).ok_or_else(missing)
 }
 
 /// Adds the launch that adds up the splits, where they do not do it themselves.
@@ -222,6 +223,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
     let few = few_rows(call.k.shape[0].max(call.v.shape[0]));
     match want {
+        None if rows > few && lane_rows::is_preferred(call, caps, rows) => lane_rows(call, caps),
         // A software GPU takes a second or two to compile each matrix kernel.
         None if !caps.is_cpu && rows > few => {
             let matrices = if rows <= 64 {
@@ -238,6 +240,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         Some(Path::IntDot) => teams(call, caps, Path::IntDot),
         Some(Path::Coopmat) => coopmat(call, caps),
         Some(Path::Lanes) => lanes(call, caps),
+        Some(Path::LaneRows) => lane_rows(call, caps),
         Some(Path::Coopmat2) => coopmat2(call, caps),
     }
 }

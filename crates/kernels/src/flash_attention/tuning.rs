@@ -21,10 +21,13 @@ flash_attention * * int_dot    combine=16
 flash_attention * * coopmat    combine=16
 flash_attention * * coopmat2   combine=16
 flash_attention * * lanes      combine=16
+flash_attention * * lane_rows  combine=16
 flash_attention cpu f16 scalar threads=64
 flash_attention cpu * scalar   threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * int_dot  threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * lanes    threads=16 least=0 sequences=0
+flash_attention cpu * lane_rows subgroups=2 blocks=1 keys=16 stage=3 queries=0 least=0
+flash_attention gpu * lane_rows subgroups=4 blocks=1 keys=32 stage=3 queries=0 least=0
 flash_attention gpu q4_0 lanes least=4096
 flash_attention gpu * lanes    threads=128 least=16384 sequences=8
 flash_attention gpu * scalar   threads=256 flight=4 rows=4 ahead=1
@@ -33,9 +36,13 @@ flash_attention gpu * coopmat2 subgroups=8 blocks=1 keys=64 rows=64 threads=128 
 ";
 
 /// Names that lines may set.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 15] = [
     "threads", "flight", "ahead", "subgroups", "blocks", "keys", "rows", "early", "combine", "arrive", "least", "sequences",
+    "stage", "queries", WIDEST,
 ];
+
+/// A line with this number is for heads of at most so many elements.
+const WIDEST: &str = "widest";
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +51,12 @@ struct Line {
     format: String,
     path: Path,
     numbers: Vec<(String, usize)>,
+}
+
+impl Line {
+    fn number(&self, name: &str) -> Option<usize> {
+        self.numbers.iter().find(|(n, _)| n == name).map(|(_, number)| *number)
+    }
 }
 
 /// Lines, first one first.
@@ -61,14 +74,13 @@ impl Table {
         tuning::lines(text, NAME).map(read).collect::<Result<_, _>>().map(Table)
     }
 
-    /// The number of this name for a call with such keys on a path.
-    pub(super) fn find(&self, caps: &Caps, keys: TensorType, path: Path, name: &str) -> Option<usize> {
+    /// The number of this name for a call with keys of such a type and heads of so many elements on a path.
+    pub(super) fn find(&self, caps: &Caps, (keys, head): (TensorType, usize), path: Path, name: &str) -> Option<usize> {
         let fits = |line: &&Line| {
             let here = tuning::names_device(&line.device, caps) && tuning::names_format(&line.format, keys);
-            here && line.path == path
+            here && line.path == path && line.number(WIDEST).is_none_or(|widest| head <= widest)
         };
-        let number = |line: &Line| line.numbers.iter().find(|(n, _)| n == name).map(|(_, number)| *number);
-        self.0.iter().filter(fits).find_map(number)
+        self.0.iter().filter(fits).find_map(|line| line.number(name))
     }
 }
 
@@ -108,7 +120,7 @@ mod tests {
         let caps = Caps::example_nvidia();
         let mut table = Table::parse("mul_mm anything\nflash_attention gpu q8_0 scalar flight=8 # why\n").unwrap();
         table.0.extend(Table::parse(BUILT_IN).unwrap().0);
-        let find = |ty, name| table.find(&caps, ty, Path::Scalar, name);
+        let find = |ty, name| table.find(&caps, (ty, 128), Path::Scalar, name);
         assert_eq!(find(TensorType::Q8_0, "flight"), Some(8));
         assert_eq!(find(TensorType::F16, "flight"), Some(4));
         assert_eq!(find(TensorType::Q8_0, "threads"), Some(256));

@@ -67,6 +67,7 @@ fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, 
             Path::IntDot => int_dot(one, caps)?,
             Path::Coopmat => coopmat(one, place)?,
             Path::Lanes => lanes::lanes(one, place)?,
+            Path::LaneRows => return unsupported("lanes have no other kernel for many columns"),
             Path::Coopmat2 => coopmat2(one, place)?,
         };
         // Sums that are added afterwards wait for all products together.
