@@ -425,7 +425,7 @@ fn kernels_of_the_first_text_are_there_when_it_comes() {
         let engine = Engine::expecting(Arc::clone(&model), executor, room, first, &mut |_, _| {}).unwrap();
         let before = device.pipeline_counts().made;
         let scheduler = Scheduler::start(engine, Policy::default());
-        let text = one(scheduler.submit(greedy(prompt.clone(), 4)).unwrap());
+        let text = one(scheduler.generate(greedy(prompt.clone(), 4)));
         assert_eq!(text.tokens.len(), 4);
         device.pipeline_counts().made - before
     };
@@ -439,6 +439,6 @@ fn kernels_of_the_first_text_are_there_when_it_comes() {
     let executor = Box::new(GpuExecutor::new(Arc::clone(&device)));
     let engine = Engine::new(Arc::clone(&model), executor, Room::one(256), &mut |_, _| {}).unwrap();
     let before = device.pipeline_counts().made;
-    one(Scheduler::start(engine, Policy::default()).submit(greedy(longer, 4)).unwrap());
+    one(Scheduler::start(engine, Policy::default()).generate(greedy(longer, 4)));
     assert!(device.pipeline_counts().made > before, "a longer prompt should have asked for other kernels");
 }

@@ -13,6 +13,8 @@ use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{dequantise, hand_over};
 
+use super::crossings::{Crossing, Crossings, staged};
+use super::options::{Options, Order, Sums};
 use super::upload::{Pieces, group_bytes, upload};
 use super::warm::{Warmer, handing_over, picked, shaders, waits_by_itself, warmer};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Fetched, Memory, PlanId, Progress, Range, Ticket};
@@ -25,64 +27,6 @@ use crate::weights;
 const MEMORY_FOR_LARGE_BATCHES: u64 = 16 << 30;
 /// Runs after which a plan keeps the number of submits it was recorded with.
 const MOST_TRIALS: usize = 16;
-/// What crosses over begins at multiples of this many bytes in host memory.
-const STAGE_ALIGNMENT: u64 = 256;
-
-/// What products of many columns add up in, where matrix units have both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sums {
-    /// 32 bits.
-    F32,
-    /// 16 bits: less exact, and faster on some devices.
-    F16,
-}
-
-/// How the steps of generating wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// By themselves where the device has proved that they can, else by barriers.
-    Proved,
-    /// By themselves: for tests on devices that gain nothing.
-    HandOver,
-    /// By barriers.
-    Barriers,
-    /// By themselves, and the first run counts as one in which a step waited in vain: for tests of what follows.
-    #[doc(hidden)]
-    Stalls,
-}
-
-/// How weights lie on the device, and how they are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Which are packed.
-    pub packing: Packing,
-    /// Which are kept decoded.
-    pub keep: Keep,
-    /// What long prompts add up in.
-    pub sums: Sums,
-    /// How steps wait for each other.
-    pub order: Order,
-    /// Whether every row goes the way that it would go alone ([`Target::alike`]).
-    pub reproducible: bool,
-    /// Who leaves columns rounded for the products that take them.
-    pub rounds: Rounds,
-    /// Bytes of the device's memory that may be taken; all there are where that is not said.
-    pub memory_limit: Option<u64>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            packing: Packing::Faster,
-            keep: Keep::Ample,
-            sums: Sums::F32,
-            order: Order::Proved,
-            reproducible: false,
-            rounds: Rounds::ByTable,
-            memory_limit: None,
-        }
-    }
-}
 
 /// Runs plans on a Vulkan device.
 pub struct GpuExecutor {
@@ -125,23 +69,6 @@ struct Places<'a> {
     results: &'a [(Slot, Buffer)],
     crossings: &'a Crossings,
     counters: Option<&'a Counters>,
-}
-
-/// What a part of a plan gets from other devices, and makes for them.
-#[derive(Default)]
-struct Crossings {
-    /// Weights that are brought for each run.
-    streamed: Vec<Crossing>,
-    arriving: Vec<Crossing>,
-    leaving: Vec<Crossing>,
-}
-
-/// A slot of the arena that has a place in host memory, too.
-struct Crossing {
-    slot: Slot,
-    stage: Buffer,
-    offset: u64,
-    bytes: u64,
 }
 
 struct Prepared {
@@ -522,34 +449,6 @@ impl GpuExecutor {
         }
         Ok(recorder.finish()?)
     }
-}
-
-/// Places in host memory for the slots of a plan that cross over; the memory is kept for the next plan if it is large enough.
-fn staged(
-    device: &Arc<Device>,
-    kept: &mut Option<Buffer>,
-    memory: MemoryKind,
-    plan: &Plan,
-    crosses: impl Fn(&SlotKind) -> bool,
-) -> Result<Vec<Crossing>, Error> {
-    let slots = || (0..).map(Slot).zip(&plan.slots).filter(|(_, slot)| crosses(&slot.kind) && slot.bytes > 0);
-    let bytes = |slot: &SlotInfo| (slot.bytes as u64).next_multiple_of(STAGE_ALIGNMENT);
-    let all: u64 = slots().map(|(_, slot)| bytes(slot)).sum();
-    if all == 0 {
-        return Ok(Vec::new());
-    }
-    let stage = match kept.take() {
-        Some(stage) if stage.bytes() >= all => stage,
-        _ => device.allocate(memory, all)?,
-    };
-    let mut offset = 0;
-    let mut crossings = Vec::new();
-    for (number, slot) in slots() {
-        crossings.push(Crossing { slot: number, stage: stage.clone(), offset, bytes: slot.bytes as u64 });
-        offset += bytes(slot);
-    }
-    *kept = Some(stage);
-    Ok(crossings)
 }
 
 /// Most tokens of a prompt that are read at once on a device with so much memory.

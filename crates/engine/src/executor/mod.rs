@@ -2,7 +2,9 @@
 //! of it.
 
 mod cpu;
+mod crossings;
 mod gpu;
+mod options;
 mod several;
 mod threads;
 mod upload;
@@ -17,7 +19,8 @@ use kiln_kernels::tensor::{Slot, Tensor};
 
 pub use crate::lower::{Keep, Packing, Rounds};
 pub use cpu::{Arithmetic, CpuExecutor};
-pub use gpu::{GpuExecutor, Options, Order, Sums, batch_on};
+pub use gpu::{GpuExecutor, batch_on};
+pub use options::{Options, Order, Sums};
 pub use several::Several;
 pub use threads::Threads;
 pub use warm::Warmer;
