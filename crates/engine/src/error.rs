@@ -110,6 +110,9 @@ pub enum Error {
     Stopped,
     #[error("{why}")]
     Run { why: String },
+    /// The device was lost before, as `why` says.
+    #[error("{why}")]
+    Lost { why: String },
     #[error("the rule for the text cannot be kept: {why}")]
     Constraint { why: String },
     #[error(transparent)]
@@ -176,8 +179,16 @@ impl Error {
         use kiln_kernels::record::Error::Gpu;
         matches!(
             self,
-            Error::Gpu(DeviceLost { .. } | Timeout { .. }) | Error::Kernel(Gpu(DeviceLost { .. } | Timeout { .. }))
+            Error::Lost { .. }
+                | Error::Gpu(DeviceLost { .. } | Timeout { .. })
+                | Error::Kernel(Gpu(DeviceLost { .. } | Timeout { .. }))
         )
+    }
+
+    /// The same for everybody else who was concerned.
+    pub(crate) fn again(&self) -> Error {
+        let why = self.to_string();
+        if self.is_lost() { Error::Lost { why } } else { Error::Run { why } }
     }
 }
 

@@ -346,20 +346,18 @@ fn whole_layers_move_for_long_prompts() {
         };
         assert_eq!(
             devices(BatchShape::new(64, 1)),
-            [1, 0, 0],
-            "{preset}: the embedding, a layer, a layer with the rest"
+            [1, 0, 0, 0],
+            "{preset}: the embedding, a layer, a layer, the rest"
         );
         assert_eq!(devices(BatchShape::new(1, 1)), [1, 0], "{preset}");
         let many = BatchShape { pieces: 17, ..BatchShape::new(64, 1) };
-        assert!(devices(many).len() > 3, "{preset}: attention stays: {:?}", devices(many));
+        assert!(devices(many).len() > 4, "{preset}: attention stays: {:?}", devices(many));
         let parts = executor.parts(graph.plan(BatchShape::new(64, 1)).unwrap(), None).unwrap();
         let count =
             |part: usize, kind: &SlotKind| parts[part].plan.slots.iter().filter(|slot| slot.kind == *kind).count();
         let crossing =
             |part: usize| [SlotKind::Arriving, SlotKind::Kept, SlotKind::Leaving].map(|kind| count(part, &kind));
-        assert_eq!((crossing(0), crossing(1), crossing(2)), ([0, 0, 1], [1, 1, 0], [0, 1, 0]), "{preset}");
-        let text = parts.iter().map(|part| part.plan.print()).collect::<String>();
-        assert!(text.contains("0.attention") && text.contains("flash_attention"), "{text}");
+        assert_eq!([0, 1, 2, 3].map(crossing), [[0, 0, 1], [1, 1, 0], [0, 2, 0], [0, 1, 0]], "{preset}");
     }
 }
 

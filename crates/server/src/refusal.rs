@@ -270,6 +270,10 @@ impl From<kiln_engine::Error> for Refusal {
             // A rule may need more work than it is given only when text is written: it is still the client's.
             Error::Constraint { .. } => Refusal::new(Kind::Grammar, error.to_string()),
             Error::Tokenizer(ref why) => Refusal::new(Kind::Invalid, why.to_string()),
+            lost if lost.is_lost() => {
+                log::error!("{lost}");
+                Refusal::new(Kind::Unavailable, "the device that this model runs on was lost; send the request again")
+            }
             other => Refusal::internal(&other),
         }
     }

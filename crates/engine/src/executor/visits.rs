@@ -131,3 +131,60 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use kiln_gguf::TensorType;
+
+    use super::*;
+
+    const ROW: usize = 8;
+
+    fn tensor(slot: u32, shape: [usize; 4]) -> Tensor {
+        Tensor::dense(Slot(slot), TensorType::I32, shape)
+    }
+
+    /// A cache whose rows are named by slot 10, its pages by slot 11, three to each of two sequences, lengths by slot 12.
+    fn cache(written: bool) -> Visit {
+        let tables = vec![[tensor(11, [3, 2, 1, 1]), tensor(12, [2, 1, 1, 1])]];
+        let pages = Some(Paged { row: ROW, rows: Slot(10), tables });
+        Visit { slot: Slot(5), bytes: 100 * PAGE * ROW, written, pages }
+    }
+
+    fn ranges(ranges: &[Range]) -> Vec<(usize, usize)> {
+        ranges.iter().map(|range| (range.offset / ROW, range.bytes / ROW)).collect()
+    }
+
+    fn inputs(rows: Vec<i32>, table: Vec<i32>, lengths: Vec<i32>) -> Inputs {
+        [(Slot(10), rows), (Slot(11), table), (Slot(12), lengths)].into()
+    }
+
+    #[test]
+    fn pages_with_earlier_rows_come_and_rows_that_were_written_go() {
+        let page = PAGE as i32;
+        // The first sequence has two full pages, 7 and 4, and goes on with ten tokens of the third, 9; the second begins on page 2. A row of
+        // padding goes nowhere.
+        let rows = (0..10).map(|i| 9 * page + i).chain((0..5).map(|i| 2 * page + i)).chain([-1]).collect();
+        let inputs = inputs(rows, vec![7, 4, 9, 2, -1, -1], vec![2 * page + 10, 5]);
+        assert_eq!(ranges(&cache(true).coming(&inputs)), [(4 * PAGE, PAGE), (7 * PAGE, PAGE)]);
+        assert_eq!(ranges(&cache(true).going(&inputs)), [(2 * PAGE, 5), (9 * PAGE, 10)]);
+        // A part that reads what another one wrote needs all of it.
+        let all = [(2 * PAGE, PAGE), (4 * PAGE, PAGE), (7 * PAGE, PAGE), (9 * PAGE, PAGE)];
+        assert_eq!((ranges(&cache(false).coming(&inputs)), cache(false).going(&inputs).len()), (all.to_vec(), 0));
+    }
+
+    #[test]
+    fn a_page_that_was_begun_comes_and_neighbours_are_one_range() {
+        let page = PAGE as i32;
+        let inputs = inputs(vec![4 * page + 3, 4 * page + 4], vec![3, 4, -1, 0, 0, 0], vec![page + 5, 0]);
+        assert_eq!(ranges(&cache(true).coming(&inputs)), [(3 * PAGE, 2 * PAGE)]);
+        assert_eq!(ranges(&cache(true).going(&inputs)), [(4 * PAGE + 3, 2)]);
+    }
+
+    #[test]
+    fn a_state_comes_and_goes_as_a_whole() {
+        let state = Visit { slot: Slot(6), bytes: 48, written: true, pages: None };
+        let whole = vec![Range { slot: Slot(6), offset: 0, bytes: 48 }];
+        assert_eq!((state.coming(&Inputs::new()), state.going(&Inputs::new())), (whole.clone(), whole));
+    }
+}

@@ -147,15 +147,15 @@ impl Embeds {
     /// The requests of a batch failed.
     fn fail(&mut self, batch: &mut Vec<(usize, usize)>, error: Error) -> Option<Error> {
         batch.dedup_by_key(|(job, _)| *job);
-        let why = error.to_string();
+        let (why, lost) = (error.to_string(), error.is_lost());
+        let again = || if lost { Error::Lost { why: why.clone() } } else { Error::Run { why: why.clone() } };
         let mut first = Some(error).filter(|error| !error.is_lost());
-        let lost = first.is_none();
         for (job, _) in batch.iter().rev() {
             if let Some(job) = self.jobs.remove(*job) {
-                (job.sink)(Err(first.take().unwrap_or_else(|| Error::Run { why: why.clone() })));
+                (job.sink)(Err(first.take().unwrap_or_else(again)));
             }
         }
-        lost.then_some(Error::Run { why })
+        lost.then(again)
     }
 }
 

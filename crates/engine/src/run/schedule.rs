@@ -162,7 +162,7 @@ impl Schedule {
     /// Takes in texts whose vectors are wanted, or refuses them.
     pub(crate) fn embed(&mut self, job: EmbedJob) {
         match &self.lost {
-            Some(why) => (job.sink)(Err(Error::Run { why: why.clone() })),
+            Some(why) => (job.sink)(Err(Error::Lost { why: why.clone() })),
             None if self.embeds.len() >= self.policy.queue => {
                 (job.sink)(Err(Error::Busy { waiting: self.embeds.len() }));
             }
@@ -185,7 +185,7 @@ impl Schedule {
         let (config, context) = (&self.engine.model().config, self.engine.context());
         let (tokens, vocab) = (request.prompt.len(), config.vocab);
         if let Some(why) = &self.lost {
-            return Err(Error::Run { why: why.clone() });
+            return Err(Error::Lost { why: why.clone() });
         }
         if self.engine.model().facts.encodes {
             return Err(Error::NoText);
@@ -234,7 +234,7 @@ impl Schedule {
     pub(crate) fn step(&mut self) {
         if let Some(why) = self.lost.clone() {
             // Nobody else can be served either: all are told at once.
-            self.fail_all(|| Error::Run { why: why.clone() });
+            self.fail_all(|| Error::Lost { why: why.clone() });
             return;
         }
         self.embed_some();
@@ -417,7 +417,7 @@ impl Schedule {
         for at in failed.into_iter().rev() {
             let mut active = self.active.remove(at);
             self.end_sequences(&active);
-            active.job.tell(Event::Failed(Error::Run { why: error.to_string() }));
+            active.job.tell(Event::Failed(error.again()));
         }
     }
 
@@ -695,7 +695,7 @@ impl Schedule {
     fn end_for_want_of_room(&mut self, part: &Part) {
         let wanted = self.engine.pages_wanted(part.sequence, part.tokens.len());
         let error = match (&self.lost, self.engine.room_for(wanted)) {
-            (Some(why), _) => Error::Run { why: why.clone() },
+            (Some(why), _) => Error::Lost { why: why.clone() },
             (None, Err(error)) => error,
             (None, Ok(())) => Error::NoSequence {
                 why: "it had to make room for others, and the host memory for such texts is used up",

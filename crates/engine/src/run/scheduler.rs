@@ -304,9 +304,9 @@ fn refuse_for(time: Duration, why: &str, from: &Receiver<Message>) -> bool {
     loop {
         match from.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(Message::Job(mut job)) => {
-                (job.sink)(Event::Failed(Error::Run { why: why.to_owned() }));
+                (job.sink)(Event::Failed(Error::Lost { why: why.to_owned() }));
             }
-            Ok(Message::Embed(job)) => (job.sink)(Err(Error::Run { why: why.to_owned() })),
+            Ok(Message::Embed(job)) => (job.sink)(Err(Error::Lost { why: why.to_owned() })),
             // Whoever asked learns that there is no engine.
             Ok(Message::Call(_)) => {}
             Ok(Message::Quit) | Err(RecvTimeoutError::Disconnected) => return false,
