@@ -152,7 +152,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // A path of few columns was asked for, or matrix units would only be imitated.
     if arguments.path.is_none() && !caps.is_cpu {
         for (&ty, &n) in formats.iter().flat_map(|ty| many.iter().map(move |n| (ty, n))) {
-            kept += tune_products(&device, (ty, [arguments.shape.0, arguments.shape.1, n]), &mut rows, (arguments.json, keeps))?;
+            kept += tune_products(
+                &device,
+                (ty, [arguments.shape.0, arguments.shape.1, n]),
+                &mut rows,
+                (arguments.json, keeps),
+            )?;
         }
     }
     if arguments.json {
