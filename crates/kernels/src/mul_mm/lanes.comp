@@ -189,8 +189,9 @@ uint element(uint u) {
     uint e = chunk_of(u) * CHUNK + u % UNITS * (UNIT < PIECE ? UNIT : UNIT * QUADS) + quad_of(lane) * PIECE;
     return e < p.k ? e : 0;
 }
-// The same as unfold wants it. Formats with parts look at its place in a block of 256 alone, which is the same for every chunk.
-#if A_PARTS
+// The same as unfold wants it. Formats with parts look at its place in a block of 256 alone, which is the same for every chunk; that, too,
+// is fewer registers for some numbers of tiles, and slower for others.
+#if A_PARTS && OFFSETS
 uint unfolded(uint u) { return chunk_of(u) * CHUNK % 256 + u % UNITS * (UNIT * QUADS) + quad_of(lane) * PIECE; }
 #else
 uint unfolded(uint u) { return element(u); }

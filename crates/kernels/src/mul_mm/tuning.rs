@@ -85,6 +85,7 @@ gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
 gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
 gpu * coopmat  32 tile=64x32x64 warp=32x16 stages=1
 gpu * coopmat  64 tile=128x64x64 warp=64x32 stages=1 busy
+gpu f16 coopmat 144 tile=128x160x64 warp=32x80 stages=1 busy experts
 gpu * coopmat  144 tile=128x160x64 warp=64x32 stages=1 busy experts
 gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
@@ -99,14 +100,15 @@ cpu f16 lanes * tile=16x16 share=2x2 ahead=1
 cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
 cpu q4_k lanes * tile=8x24 share=1x5 resident=6 offsets ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
-gpu f16 lanes 16 tile=16x128 share=4x8 offsets ahead=1
-gpu bf16 lanes 16 tile=16x128 share=4x8 offsets ahead=1
 gpu * lanes 16 tile=16x128 share=4x8 ahead=1
-gpu * lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
-gpu * lanes 48 tile=16x128 share=4x8 offsets ahead=1
+gpu q4_k lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
+gpu q8_0 lanes 32 tile=16x128 share=4x8 offsets ahead=1
+gpu f16  lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
+gpu bf16 lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
+gpu q4_k lanes 48 tile=16x128 share=4x8 offsets ahead=1
 gpu * lanes 64 tile=16x128 share=4x8 ahead=1
-gpu * lanes 80 tile=16x128 share=4x8 offsets ahead=1
-gpu * lanes 96 tile=16x128 share=3x8 resident=12 offsets ahead=1
+gpu q4_k lanes 80 tile=16x128 share=4x8 offsets ahead=1
+gpu q4_k lanes 96 tile=16x128 share=3x8 resident=12 offsets ahead=1
 gpu * lanes *  tile=16x128 share=2x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
@@ -120,8 +122,8 @@ gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split *    32 scalar
 * q4_k   prefer 128 lanes
 * blocks prefer 64 lanes
-* f16    prefer 32 lanes
-* bf16   prefer 32 lanes
+* f16    prefer 64 lanes
+* bf16   prefer 64 lanes
 * *      prefer 128 coopmat
 * blocks prefer 255 coopmat
 * blocks prefer *   coopmat decode
