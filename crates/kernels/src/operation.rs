@@ -27,8 +27,7 @@ pub enum Path {
 
 impl Path {
     /// Every path, plainest first.
-    pub const ALL: [Path; 6] =
-        [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Lanes, Path::LaneRows, Path::Coopmat2];
+    pub const ALL: [Path; 6] = [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Lanes, Path::LaneRows, Path::Coopmat2];
 
     /// The name used in variant ids, plans and tables.
     pub fn name(self) -> &'static str {
