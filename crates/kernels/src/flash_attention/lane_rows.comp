@@ -64,25 +64,6 @@ layout(local_size_x = WG) in;
 #define EACH_OF_ROW(DO, R) DO(R, 0)
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #endif
-// So do those of O in arrays: over a loop that was to be unrolled, a driver put all of them into memory.
-#if RB == 1
-#define EACH_BLOCK(DO, N, J) DO(0, N, J)
-#else
-#define EACH_BLOCK(DO, N, J) DO(0, N, J) DO(1, N, J)
-#endif
-#if HSV == 64
-#define EACH_CHUNK(DO) DO(0)
-#define EACH_CHUNK_OF(DO, B, R) DO(0, B, R)
-#elif HSV == 128
-#define EACH_CHUNK(DO) DO(0) DO(1)
-#define EACH_CHUNK_OF(DO, B, R) DO(0, B, R) DO(1, B, R)
-#elif HSV == 192
-#define EACH_CHUNK(DO) DO(0) DO(1) DO(2)
-#define EACH_CHUNK_OF(DO, B, R) DO(0, B, R) DO(1, B, R) DO(2, B, R)
-#else
-#define EACH_CHUNK(DO) DO(0) DO(1) DO(2) DO(3)
-#define EACH_CHUNK_OF(DO, B, R) DO(0, B, R) DO(1, B, R) DO(2, B, R) DO(3, B, R)
-#endif
 #define SET_ALL(M, X)                                                          \
     {                                                                          \
         uvec4 words = X;                                                       \
@@ -97,20 +78,6 @@ layout(local_size_x = WG) in;
         M[6] = d.x;                                                            \
         M[7] = d.y;                                                            \
     }
-
-#define FENCES 0
-#define LATE_FETCH 0
-#define PLAIN 0
-#if FENCES & 2
-#define PHASE_FENCE subgroupBarrier();
-#else
-#define PHASE_FENCE
-#endif
-#if FENCES & 4
-#define CHUNK_FENCE subgroupBarrier();
-#else
-#define CHUNK_FENCE
-#endif
 
 const float LOG2_E = 1.44269504;
 // Where maxima start: far below any logit and far above HIDDEN, so that hidden keys weigh nothing without being asked for.
@@ -285,13 +252,8 @@ void main() {
         MEET
         for (uint round = rounds.x; round < rounds.y; round++) {
             uint start = round * BC;
-#if LATE_FETCH == 0
             if (round + 1 < rounds.y) { FETCH(start + BC) }
-#endif
-#if PLAIN == 0
-            if (start < own.y && start + BC > own.x)
-#endif
-            {
+            if (start < own.y && start + BC > own.x) {
 #if MASK && ORDER == 0
                 uint terms[LANE_ROWS * BLOCKS * 2];
                 [[unroll]] for (uint r = 0; r < LANE_ROWS; r++)
@@ -301,50 +263,30 @@ void main() {
                 MATRIX_C s[RB * BLOCKS];
                 STEP_LOOP for (uint i = 0; i < RB * BLOCKS; i++) s[i] = MATRIX_C(0.0);
                 KEY_ROWS(start)
-#if FENCES & 8
-                float marks[K_CHUNKS];
-#endif
                 STEP_LOOP for (uint n = 0; n < K_CHUNKS; n++) {
-#if FENCES & 8
-                    uint key_pin = n >= 2 && marks[n - 2] > 1e37 ? 1 : 0;
-#else
-                    const uint key_pin = 0;
-#endif
-#if Q_SHARED
                     MATRIX_A of_q[RB * K_STEPS];
                     STEP_LOOP for (uint i = 0; i < RB * K_STEPS; i++) {
+#if Q_SHARED
                         if (n < Q_SHARED) SET_ALL(of_q[i], q_tile[Q_AT(i / K_STEPS * Q_PUT + n * K_STEPS + i % K_STEPS)])
+#endif
 #if Q_SHARED < K_CHUNKS
                         if (n >= Q_SHARED) of_q[i] = q[i / K_STEPS * Q_KEPT + (n - Q_SHARED) * K_STEPS + i % K_STEPS];
 #endif
                     }
-#define OF_Q(B, N, I) of_q[(B) * K_STEPS + I]
-#else
-#define OF_Q(B, N, I) q[(B) * Q_KEPT + (N) * K_STEPS + I]
-#endif
                     STEP_LOOP for (uint c = 0; c < BLOCKS; c++) {
                         uvec4 k[QUADS_OF_LANE];
                         STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) k[h] = KEY_PART(round, c, h, n);
                         STEP_LOOP for (uint i = 0; i < K_STEPS; i++) {
                             MATRIX_B m;
-#if ORDER == 0
-                            SET_ALL(m, uvec4(k[0][2 * i], k[0][2 * i + 1], k[1][2 * i], k[1][2 * i + 1]))
-#else
                             STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) {
                                 f16vec2 pairs[2] = quad_of_halves(k[h][2 * i], k[h][2 * i + 1]);
                                 SET_QUAD(m, h, pairs)
                             }
-#endif
                             STEP_LOOP for (uint b = 0; b < RB; b++)
-                                s[b * BLOCKS + c] = coopMatMulAdd(OF_Q(b, n, i), m, s[b * BLOCKS + c]);
+                                s[b * BLOCKS + c] = coopMatMulAdd(of_q[b * K_STEPS + i], m, s[b * BLOCKS + c]);
                         }
                     }
-#if FENCES & 8
-                    marks[n] = s[0][0];
-#endif
-                    CHUNK_FENCE
                 }
-                PHASE_FENCE
 
 #if SOFTCAP
 #define SOFTEN(R, I) s[i][(R) * OF_ROW + I] = capped(s[i][(R) * OF_ROW + I]) * LOG2_E;
@@ -399,50 +341,24 @@ void main() {
         weights[b * QUADS_OF_LANE + R] = weights[b * QUADS_OF_LANE + R] * keep[b * QUADS_OF_LANE + R] + all; \
     }
                 STEP_LOOP for (uint b = 0; b < RB; b++) { EACH_ROW(WEIGH_ROW) }
-#if PLAIN == 0
-                if (subgroupAny(moved))
-#endif
-                {
-#define SHRINK(R, I) o[i][(R) * OF_ROW + I] *= keep[i / O_MATRICES * QUADS_OF_LANE + R];
+                if (subgroupAny(moved)) {
+#define SHRINK(R, I) o[b * O_MATRICES + i][(R) * OF_ROW + I] *= keep[b * QUADS_OF_LANE + R];
 #define SHRINK_ROW(R) EACH_OF_ROW(SHRINK, R)
-                    STEP_LOOP for (uint i = 0; i < RB * O_MATRICES; i++) { EACH_ROW(SHRINK_ROW) }
+                    STEP_LOOP for (uint b = 0; b < RB; b++)
+                        STEP_LOOP for (uint i = 0; i < O_MATRICES; i++) { EACH_ROW(SHRINK_ROW) }
                 }
 
-                PHASE_FENCE
-#if FENCES & 1
-                uint pin = top[0] > 1e37 ? 1 : 0;
-#else
-                const uint pin = 0;
-#endif
-#if LATE_FETCH
-                if (round + 1 < rounds.y) { FETCH(start + BC) }
-#endif
                 STEP_LOOP for (uint c = 0; c < BLOCKS; c++) {
-                    VALUE_ROWS(start + pin, c)
-#define MULTIPLY(B, N, J) o[(B) * O_MATRICES + (N) * V_TILES + J] = coopMatMulAdd(w[(B) * BLOCKS + c], m, o[(B) * O_MATRICES + (N) * V_TILES + J]);
-#define ADD_TILE(N, J)                                                                                   \
-    {                                                                                                    \
-        MATRIX_B m;                                                                                      \
-        SET_ALL(m, VALUE_PART(round, c, N, J))                                                           \
-        EACH_BLOCK(MULTIPLY, N, J)                                                                       \
-    }
-#if ORDER == 0
-#define ADD_CHUNK(N)                                                                                     \
-    {                                                                                                    \
-        VALUE_PARTS_OF(c, N)                                                                             \
-        ADD_TILE(N, 0)                                                                                   \
-        ADD_TILE(N, 1)                                                                                   \
-        ADD_TILE(N, 2)                                                                                   \
-        ADD_TILE(N, 3)                                                                                   \
-        CHUNK_FENCE                                                                                      \
-    }
-                    EACH_CHUNK(ADD_CHUNK)
-#else
+                    VALUE_ROWS(start, c)
                     STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) {
                         VALUE_PARTS_OF(c, n)
-                        ADD_TILE(n, 0)
+                        STEP_LOOP for (uint j = 0; j < V_TILES; j++) {
+                            MATRIX_B m;
+                            SET_ALL(m, VALUE_PART(round, c, n, j))
+                            STEP_LOOP for (uint b = 0; b < RB; b++)
+                                o[b * O_MATRICES + n * V_TILES + j] = coopMatMulAdd(w[b * BLOCKS + c], m, o[b * O_MATRICES + n * V_TILES + j]);
+                        }
                     }
-#endif
                 }
             }
             if (round + 1 < rounds.y) { PUT(round + 1) }
@@ -458,38 +374,35 @@ void main() {
 #endif
 #if ORDER == 0
 // A lane has 16 neighbouring elements of each 64.
-#define LEAVE(B, R) EACH_CHUNK_OF(LEAVE_CHUNK, B, R)
-#define LEAVE_CHUNK(N, B, R)                                                                             \
-    LEAVE_FOUR(N, B, R, 0, 0)                                                                            \
-    LEAVE_FOUR(N, B, R, 0, 2)                                                                            \
-    LEAVE_FOUR(N, B, R, 1, 0)                                                                            \
-    LEAVE_FOUR(N, B, R, 1, 2)
-#define O_AT(N, B, J, I) o[(B) * O_MATRICES + (N) * V_TILES + J][I]
-#define LEAVE_FOUR(N, B, R, U, J)                                                                        \
-    put_four(to, (N) * 64 + quad_of(lane) * 16 + U * 8 + J * 2,                                          \
-             factor * V_IN_ORDER(vec4(O_AT(N, B, J, 4 * R + U), O_AT(N, B, J, 4 * R + U + 2), O_AT(N, B, J + 1, 4 * R + U), O_AT(N, B, J + 1, 4 * R + U + 2))));
+#define LEAVE(R)                                                                                         \
+    STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) {                                                      \
+        LEAVE_EIGHT(R, 0)                                                                                \
+        LEAVE_EIGHT(R, 1)                                                                                \
+    }
+#define LEAVE_EIGHT(R, U)                                                                                \
+    LEAVE_FOUR(R, U, 0)                                                                                  \
+    LEAVE_FOUR(R, U, 2)
+#define O_AT(J, I) o[b * O_MATRICES + n * V_TILES + J][I]
+#define LEAVE_FOUR(R, U, J)                                                                              \
+    put_four(to, n * 64 + quad_of(lane) * 16 + U * 8 + J * 2,                                            \
+             factor * V_IN_ORDER(vec4(O_AT(J, 4 * R + U), O_AT(J, 4 * R + U + 2), O_AT(J + 1, 4 * R + U), O_AT(J + 1, 4 * R + U + 2))));
 #else
-#define LEAVE(B, R) STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) F32(to).v[value_element(n, 0, lane / 4 * 4) + V_IN_ORDER(uvec4(0, 1, 2, 3))[lane % 4]] = factor * o[(B) * O_MATRICES + n][R];
+#define LEAVE(R) STEP_LOOP for (uint n = 0; n < V_CHUNKS; n++) F32(to).v[value_element(n, 0, lane / 4 * 4) + V_IN_ORDER(uvec4(0, 1, 2, 3))[lane % 4]] = factor * o[b * O_MATRICES + n][R];
 #endif
-#define LEAVE_ROW(B, R)                                                                                   \
+#define LEAVE_ROW(R)                                                                                     \
     {                                                                                                    \
-        float all = weights[(B) * QUADS_OF_LANE + R], natural = top[(B) * QUADS_OF_LANE + R] * (1.0 / LOG2_E); \
+        float all = weights[b * QUADS_OF_LANE + R], natural = top[b * QUADS_OF_LANE + R] * (1.0 / LOG2_E); \
         [[unroll]] for (uint d = 1; d < ROW_LANES; d <<= 1) all += subgroupShuffleXor(all, d);           \
-        uint row = mine + (B) * MM + row_of(lane, R);                                                      \
+        uint row = mine + b * MM + row_of(lane, R);                                                      \
         if (row < rows) {                                                                                \
             uint head = head_of(row), at = result_row(token_of(row), head, batch);                       \
             uvec2 to = whole ? row_address(p.result, at, HSV * 4) : partial_sums(at, split);             \
             float factor = whole ? result_factor(head, natural, all) : 1.0;                              \
             if (!whole && lane % ROW_LANES == 0) partial_pair(at, split).v[0] = vec2(natural, all);      \
-            LEAVE(B, R)                                                                                    \
+            LEAVE(R)                                                                                     \
         }                                                                                                \
     }
-#if ORDER == 0
-#define LEAVE_ROWS(B, N, J) LEAVE_ROW(B, 0) LEAVE_ROW(B, 1)
-#else
-#define LEAVE_ROWS(B, N, J) LEAVE_ROW(B, 0) LEAVE_ROW(B, 1) LEAVE_ROW(B, 2) LEAVE_ROW(B, 3) LEAVE_ROW(B, 4) LEAVE_ROW(B, 5) LEAVE_ROW(B, 6) LEAVE_ROW(B, 7)
-#endif
-    EACH_BLOCK(LEAVE_ROWS, 0, 0)
+    STEP_LOOP for (uint b = 0; b < RB; b++) { EACH_ROW(LEAVE_ROW) }
 
 #if SPLIT == 2
     if (whole) return;

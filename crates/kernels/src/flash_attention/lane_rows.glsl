@@ -120,7 +120,7 @@ void put_keys(uint round, uvec4 part[K_FETCHED]) {
 #define FETCH_KEYS(START) fetch_keys(START, k_part);
 #define PUT_KEYS(ROUND) put_keys(ROUND, k_part);
 #define KEY_ROWS(START)
-#define KEY_PART(ROUND, BLOCK, H, N) k_tile[((ROUND) % 2 * BLOCKS * QUADS_OF_LANE * K_CHUNKS + ((BLOCK) * QUADS_OF_LANE + H) * K_CHUNKS + N) * SG + lane + key_pin]
+#define KEY_PART(ROUND, BLOCK, H, N) k_tile[((ROUND) % 2 * BLOCKS * QUADS_OF_LANE * K_CHUNKS + ((BLOCK) * QUADS_OF_LANE + H) * K_CHUNKS + N) * SG + lane]
 #else
 #define KEYS_COMING
 #define FETCH_KEYS(START)
@@ -160,7 +160,7 @@ void put_values(uint round, uvec4 part[V_FETCHED * V_LOADS]) {
 #define PUT_VALUES(ROUND) put_values(ROUND, v_part);
 #define VALUE_ROWS(START, BLOCK)
 #define VALUE_PARTS_OF(BLOCK, N)
-#define VALUE_PART(ROUND, BLOCK, N, J) v_tile[((ROUND) % 2 * BLOCKS * O_MATRICES + ((BLOCK) * V_CHUNKS + N) * V_TILES + J) * SG + lane + pin]
+#define VALUE_PART(ROUND, BLOCK, N, J) v_tile[((ROUND) % 2 * BLOCKS * O_MATRICES + ((BLOCK) * V_CHUNKS + N) * V_TILES + J) * SG + lane]
 #else
 #define VALUES_COMING
 #define FETCH_VALUES(START)
