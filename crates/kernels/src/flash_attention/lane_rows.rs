@@ -98,11 +98,15 @@ impl Rows {
         let most = number("subgroups")?.clamp(1, caps.limits.max_workgroup_invocations as usize / lanes);
         let mut plan = Rows { order, subgroups: most, blocks, keys, staged, shared_queries };
         let limit = caps.limits.max_shared_bytes as usize;
+        while plan.shared_bytes(call) > limit && plan.keys > tile {
+            plan.keys = (plan.keys / 2).next_multiple_of(tile);
+        }
         while plan.shared_bytes(call) > limit && plan.subgroups > 1 {
             plan.subgroups /= 2;
         }
         let bytes = plan.shared_bytes(call);
         if bytes > limit {
+            let Rows { keys, .. } = plan;
             return Err(unsupported(format!("{keys} keys of a round need {bytes} bytes of shared memory, it has {limit}")));
         }
         Ok(plan)
@@ -149,10 +153,11 @@ impl Rows {
     }
 }
 
-/// Whether the path is taken unless another one is wished for: for so many rows or more.
+/// Whether the path is taken unless another one is wished for: for so many rows or more. Tiles of several sequences have not been timed.
 pub(super) fn is_preferred(call: &Call, caps: &Caps, rows: usize) -> bool {
     let least = number(call, caps, Path::LaneRows, "least").ok().filter(|least| *least > 0);
-    !call.alike && least.is_some_and(|least| rows >= least) && Rows::new(call, caps).is_ok()
+    let plain = !call.alike && call.sequences.is_none();
+    plain && least.is_some_and(|least| rows >= least) && Rows::new(call, caps).is_ok()
 }
 
 pub(super) fn lane_rows(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {

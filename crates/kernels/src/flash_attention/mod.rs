@@ -543,6 +543,30 @@ mod tests {
     }
 
     #[test]
+    fn lanes_take_prompts_of_narrow_heads_where_their_order_is_known() {
+        let nvidia = Caps::example_nvidia();
+        let prompt = |head: usize, tokens: usize| {
+            let cache = tensor(1, F16, [head, 8192, 2, 1]);
+            let (positions, length) = (tensor(4, I32, [tokens, 1, 1, 1]), tensor(5, I32, [1; 4]));
+            let mask = Mask::Causal { positions, length, window: None, both: false };
+            let (q, out) = (tensor(0, F32, [head, tokens, 16, 1]), tensor(3, F32, [head, 16, tokens, 1]));
+            Call { mask, ..Call::plain(q, cache, cache, out, 0.1) }
+        };
+        let path = |call: Call, caps: &Caps| call.pick(caps, None).unwrap().path;
+        assert_eq!(path(prompt(64, 512), &nvidia), Path::LaneRows);
+        assert_eq!(path(prompt(64, 511), &nvidia), Path::Coopmat2, "fewer rows than were timed");
+        assert_eq!(path(Call { alike: true, ..prompt(64, 512) }, &nvidia), Path::Coopmat2);
+        let ragged = Call { sequences: Some(tensor(6, I32, [512, 1, 1, 1])), ..prompt(64, 512) };
+        assert_eq!(path(ragged, &nvidia), Path::Coopmat);
+        let unknown = Caps { matrix_order: None, ..nvidia.clone() };
+        assert_eq!(path(prompt(64, 512), &unknown), Path::Coopmat2);
+        let why = |call: Call| call.pick(&nvidia, Some(Path::LaneRows)).unwrap_err().reason;
+        assert!(why(prompt(96, 512)).contains("multiples of 64"));
+        assert!(why(prompt(320, 512)).contains("up to 256"));
+        assert!(why(Call { max_bias: 8.0, ..prompt(64, 512) }).contains("biases"));
+    }
+
+    #[test]
     fn splits_grow_with_cores_and_keys() {
         let decode = Call { q: tensor(0, F32, [64, 1, 8, 1]), ..call() };
         assert_eq!(decode.good_splits(Some(132)), 1);

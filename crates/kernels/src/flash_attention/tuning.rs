@@ -26,8 +26,11 @@ flash_attention cpu f16 scalar threads=64
 flash_attention cpu * scalar   threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * int_dot  threads=8 flight=4 rows=8 ahead=0
 flash_attention cpu * lanes    threads=16 least=0 sequences=0
-flash_attention cpu * lane_rows subgroups=2 blocks=1 keys=16 stage=3 queries=0 least=0
-flash_attention gpu * lane_rows subgroups=4 blocks=1 keys=32 stage=3 queries=0 least=0
+flash_attention cpu * lane_rows widest=128 stage=3
+flash_attention cpu * lane_rows subgroups=2 blocks=1 keys=16 stage=0 queries=0 least=0
+flash_attention gpu f16 lane_rows widest=64 blocks=1 keys=64
+flash_attention gpu * lane_rows widest=64 blocks=2 least=4096
+flash_attention gpu * lane_rows subgroups=8 blocks=1 keys=32 stage=3 queries=0 least=0
 flash_attention gpu q4_0 lanes least=4096
 flash_attention gpu * lanes    threads=128 least=16384 sequences=8
 flash_attention gpu * scalar   threads=256 flight=4 rows=4 ahead=1
@@ -124,6 +127,9 @@ mod tests {
         assert_eq!(find(TensorType::Q8_0, "flight"), Some(8));
         assert_eq!(find(TensorType::F16, "flight"), Some(4));
         assert_eq!(find(TensorType::Q8_0, "threads"), Some(256));
+        let narrow = Table::parse("flash_attention * * lane_rows widest=64 keys=64\nflash_attention * * lane_rows keys=32").unwrap();
+        let keys = |head| narrow.find(&caps, (TensorType::F16, head), Path::LaneRows, "keys");
+        assert_eq!([64, 65].map(keys), [Some(64), Some(32)]);
         assert!(Table::parse("flash_attention gpu q8_0 scalar speed=8").unwrap_err().starts_with("line 1"));
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct Part {
     /// Only cases whose name holds this text, in small or capital letters; may be given several times
     #[arg(long, value_name = "TEXT")]
     case: Vec<String>,
-    /// Only these paths: scalar, int_dot, coopmat, lanes, coopmat2
+    /// Only these paths: scalar, int_dot, coopmat, lanes, lane_rows, coopmat2
     #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
     pub(crate) path: Vec<Path>,
 }
