@@ -117,7 +117,8 @@ fn share(cut: &Cut, product: &Product, side: usize, cores: Option<usize>) -> usi
     }
     // Every subgroup takes about the same time for a chunk, whoever runs beside it. So what counts is how many chunks come one after the other: those
     // of a subgroup, in so many rounds as workgroups need which do not find a place at once.
-    let (groups, rows) = (m.div_ceil(cut.tile[0]), cut.tile[0] / side);
+    // A tile that is lower than a matrix is refused later.
+    let (groups, rows) = (m.div_ceil(cut.tile[0]), (cut.tile[0] / side).max(1));
     let rounds = |share: usize| groups.div_ceil(cores * (cut.resident / (share * rows)).max(1));
     (least..=most).min_by_key(|&share| rounds(share) * chunks.div_ceil(share)).unwrap_or(least).min(chunks)
 }
