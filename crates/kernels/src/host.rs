@@ -1,9 +1,11 @@
 //! Slots in host memory: what the references compute on, and where cases keep their data.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 use kiln_gguf::{Shared, TensorType, quant};
+use kiln_system::pages::Pages;
 
 use crate::mul_mat_vec::cpu_woven::Woven;
 use crate::operation::rows_apart;
@@ -34,6 +36,38 @@ pub struct KeptAngles(pub(crate) Option<Arc<Angles>>);
 /// Matrices whose rows were woven together, by slot number ([`HostMemory::weave`]).
 #[derive(Clone, Debug, Default)]
 pub struct WovenSlots(Vec<Option<Arc<Woven>>>);
+
+/// Weaves the rows of several slots into one piece of memory: small matrices of their own would lie in small pages.
+#[derive(Debug, Default)]
+pub struct Loom {
+    pages: Option<Pages>,
+    used: usize,
+    /// Slots that were woven, the type and length of their rows, and where these lie.
+    made: Vec<(Slot, TensorType, usize, Range<usize>)>,
+}
+
+impl Loom {
+    /// Bytes that a slot takes whose rows have `k` elements, if it is woven on this machine; else none.
+    pub fn room(ty: TensorType, k: usize, bytes: usize) -> usize {
+        Woven::room(ty, k, bytes).unwrap_or(0)
+    }
+
+    /// Room for slots that take so many bytes together. Where there is none, nothing will be woven.
+    pub fn new(room: usize) -> Loom {
+        Loom { pages: if room > 0 { Pages::new(room) } else { None }, ..Loom::default() }
+    }
+
+    /// Weaves the rows of a slot, if products of its type are faster so on this machine and there is room: says whether it did.
+    pub fn weave(&mut self, slot: Slot, ty: TensorType, k: usize, bytes: &[u8]) -> bool {
+        let (Some(room), Some(pages)) = (Woven::room(ty, k, bytes.len()), &mut self.pages) else { return false };
+        let range = self.used..self.used + room;
+        let Some(to) = pages.bytes_mut().get_mut(range.clone()) else { return false };
+        Woven::weave(ty, k, bytes, to);
+        self.used = range.end;
+        self.made.push((slot, ty, k, range));
+        true
+    }
+}
 
 /// Vectors that were used and may be used again: pages of new ones are made and cleared by the system one by one, which takes
 /// a tenth of a prompt's time.
@@ -77,12 +111,21 @@ impl HostMemory {
     /// did. Products and rows that are read as floats come from there then; other operations read
     /// the slot's bytes, which stay as they are.
     pub fn weave(&mut self, slot: Slot, ty: TensorType, k: usize) -> bool {
-        let woven = Woven::new(ty, k, self.bytes(slot));
-        let (at, WovenSlots(slots)) = (slot.0 as usize, &mut self.woven);
-        slots.resize(slots.len().max(at + 1), None);
-        let done = woven.is_some();
-        slots[at] = woven.map(Arc::new);
+        let mut loom = Loom::new(Loom::room(ty, k, self.bytes(slot).len()));
+        let done = loom.weave(slot, ty, k, self.bytes(slot));
+        self.put_woven(loom);
         done
+    }
+
+    /// The same with what was woven together with others.
+    pub fn put_woven(&mut self, loom: Loom) {
+        let Loom { pages: Some(pages), made, .. } = loom else { return };
+        let (pages, WovenSlots(slots)) = (Arc::new(pages), &mut self.woven);
+        for (Slot(slot), ty, k, range) in made {
+            let at = slot as usize;
+            slots.resize(slots.len().max(at + 1), None);
+            slots[at] = Some(Arc::new(Woven::new(ty, k, Arc::clone(&pages), range)));
+        }
     }
 
     /// The woven rows of a tensor's slot, if all of its matrices are whole parts of that.

@@ -1,5 +1,5 @@
 //! What Kiln asks of the machine it runs on: files that are written whole or not at all ([`files`]), text of others
-//! that is shown without harm ([`text`]), memory that is left ([`memory`]), cores ([`cores`]), variables of the environment
+//! that is shown without harm ([`text`]), memory that is left ([`memory`]) and large pieces of it ([`pages`]), cores ([`cores`]), variables of the environment
 //! ([`environment`]), Ctrl-C that does not end the program ([`interrupt`]), instructions that Rust's library does not offer
 //! ([`instructions`]). Nothing here knows of models or GPUs.
 
@@ -9,4 +9,5 @@ pub mod files;
 pub mod instructions;
 pub mod interrupt;
 pub mod memory;
+pub mod pages;
 pub mod text;

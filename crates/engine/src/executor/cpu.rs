@@ -7,7 +7,7 @@ use std::time::Instant;
 use kiln_gguf::{Gguf, Shared, TensorType, quant};
 use kiln_gpu::StepTime;
 use kiln_kernels::Call;
-use kiln_kernels::host::{HostMemory, Place, Spare};
+use kiln_kernels::host::{HostMemory, Loom, Place, Spare};
 use kiln_kernels::tensor::{Slot, Tensor};
 
 use super::threads::Threads;
@@ -145,6 +145,9 @@ impl Executor for CpuExecutor {
         let mut done = 0;
         self.memory = HostMemory::default();
         let mut woven = Vec::new();
+        let weights = fixed.slots.iter().filter(|slot| slot.kind == SlotKind::Weight);
+        let room = weights.map(|slot| Loom::room(slot.ty, slot.shape[0], slot.bytes)).sum();
+        let mut loom = Loom::new(if self.arithmetic == Arithmetic::Fast { room } else { 0 });
         for (i, slot) in fixed.slots.iter().enumerate() {
             let (mut bytes, mut file) = (Vec::new(), None);
             match &slot.kind {
@@ -162,17 +165,17 @@ impl Executor for CpuExecutor {
             let forgettable = file.clone();
             self.memory.slots.push(bytes);
             self.memory.files.push(file);
-            if let (Some(file), Arithmetic::Fast) = (forgettable, self.arithmetic) {
-                let weave = |executor: &mut CpuExecutor| executor.memory.weave(Slot(i as u32), slot.ty, slot.shape[0]);
-                if self.pooled(weave) {
-                    file.forget();
-                    woven.push(file);
-                }
+            if let Some(file) = forgettable
+                && self.threads.run(|| loom.weave(Slot(i as u32), slot.ty, slot.shape[0], &file))
+            {
+                file.forget();
+                woven.push(file);
             }
             progress(done, total);
         }
         // Whoever reads the first page of a tensor gets some pages before it, too, which were given back already.
         woven.iter().for_each(Shared::forget);
+        self.memory.put_woven(loom);
         self.n_fixed = fixed.slots.len();
         Ok(())
     }

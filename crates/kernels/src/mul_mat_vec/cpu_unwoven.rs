@@ -1,6 +1,10 @@
 //! What stands in for `cpu_woven.rs` and `cpu_tiles.rs` on machines where no rows are woven: types that nothing is of.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use kiln_gguf::TensorType;
+use kiln_system::pages::Pages;
 
 use crate::host::Spare;
 
@@ -13,8 +17,14 @@ pub(crate) enum Woven {}
 pub(crate) struct WovenRows<'a>(&'a Woven);
 
 impl Woven {
-    pub(crate) fn new(_: TensorType, _: usize, _: &[u8]) -> Option<Woven> {
+    pub(crate) fn room(_: TensorType, _: usize, _: usize) -> Option<usize> {
         None
+    }
+
+    pub(crate) fn weave(_: TensorType, _: usize, _: &[u8], _: &mut [u8]) {}
+
+    pub(crate) fn new(ty: TensorType, _: usize, _: Arc<Pages>, _: Range<usize>) -> Woven {
+        unreachable!("nothing has room to be woven here, {ty} neither")
     }
 
     pub(crate) fn rows(&self, _: usize) -> WovenRows<'_> {

@@ -2,7 +2,12 @@
 //! rows, so that products need no sums across a vector and scales of sixteen rows are read at once. Made when a model is loaded, of
 //! the same size as before. How they meet columns is in `cpu_woven_dots.rs`, and in `cpu_tiles.rs` where there are tiles.
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
 use kiln_gguf::TensorType;
+use kiln_system::pages::Pages;
 use rayon::prelude::*;
 
 use super::cpu_codes::BLOCK;
@@ -16,8 +21,8 @@ pub(super) const ROWS: usize = 16;
 const HEAD_LINE: usize = 64 / ROWS;
 
 /// A vector. All of them lie where the machine reads them in one piece.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
 pub(super) struct Line(pub [u8; 64]);
 
 /// Rows of `k` elements, woven together. Whoever reads sixteen rows reads on and on: a vector of scales and the like of a few blocks lies
@@ -27,7 +32,9 @@ pub(super) struct Line(pub [u8; 64]);
 pub(crate) struct Woven {
     ty: TensorType,
     k: usize,
-    lines: Vec<Line>,
+    /// Where they lie, and which bytes of that are theirs.
+    pages: Arc<Pages>,
+    range: Range<usize>,
 }
 
 /// How blocks of a type are woven: in a file they are heads first, then codes.
@@ -87,15 +94,20 @@ pub(crate) struct WovenRows<'a> {
 }
 
 impl Woven {
-    /// Weaves dense rows of `k` elements, if that is done with their type and number and the machine gains by it.
-    pub(crate) fn new(ty: TensorType, k: usize, bytes: &[u8]) -> Option<Woven> {
+    /// Bytes that dense rows of `k` elements take when they are woven, so many bytes of them, if that is done with their type and
+    /// number and the machine gains by it.
+    pub(crate) fn room(ty: TensorType, k: usize, bytes: usize) -> Option<usize> {
         crate::simd::level().as_avx512()?;
         let (weave, row_bytes) = (weave_of(ty)?, ty.row_bytes(k)?);
-        if k == 0 || bytes.is_empty() || !bytes.len().is_multiple_of(ROWS * row_bytes) {
-            return None;
-        }
+        let whole = k > 0 && bytes > 0 && bytes.is_multiple_of(ROWS * row_bytes);
+        whole.then(|| bytes / (ROWS * row_bytes) * weave.lines_of(k / BLOCK) * size_of::<Line>())
+    }
+
+    /// Weaves dense rows into as much room as they take, which begins where a vector may.
+    pub(crate) fn weave(ty: TensorType, k: usize, bytes: &[u8], to: &mut [u8]) {
+        let (weave, row_bytes) = weave_of(ty).zip(ty.row_bytes(k)).expect("a type that is woven, and whole blocks");
         let each = weave.lines_of(k / BLOCK);
-        let mut lines = vec![Line([0; 64]); bytes.len() / (ROWS * row_bytes) * each];
+        let lines: &mut [Line] = bytemuck::cast_slice_mut(to);
         let parts = lines.par_chunks_exact_mut(each).zip(bytes.par_chunks_exact(ROWS * row_bytes));
         parts.for_each(|(lines, rows)| {
             for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
@@ -112,7 +124,15 @@ impl Woven {
                 }
             }
         });
-        Some(Woven { ty, k, lines })
+    }
+
+    /// What was woven into some bytes of pages.
+    pub(crate) fn new(ty: TensorType, k: usize, pages: Arc<Pages>, range: Range<usize>) -> Woven {
+        Woven { ty, k, pages, range }
+    }
+
+    fn lines(&self) -> &[Line] {
+        bytemuck::cast_slice(&self.pages.bytes()[self.range.clone()])
     }
 
     /// Whether rows of this type and length were woven.
@@ -160,7 +180,7 @@ impl<'a> WovenRows<'a> {
     /// The vectors of the i-th sixteen rows.
     pub(super) fn sixteen(&self, i: usize) -> &'a [Line] {
         let each = weave_of(self.woven.ty).expect("it was woven").lines_of(self.blocks());
-        &self.woven.lines[(self.first + i) * each..][..each]
+        &self.woven.lines()[(self.first + i) * each..][..each]
     }
 }
 
@@ -184,6 +204,14 @@ mod tests {
         TensorType::IQ4_NL,
         TensorType::MXFP4,
     ];
+
+    /// Rows woven into pages of their own, behind others.
+    fn woven(ty: TensorType, k: usize, bytes: &[u8]) -> Option<Woven> {
+        let range = 128..128 + Woven::room(ty, k, bytes.len())?;
+        let mut pages = Pages::new(range.end).expect("some memory");
+        Woven::weave(ty, k, bytes, &mut pages.bytes_mut()[range.clone()]);
+        Some(Woven::new(ty, k, Arc::new(pages), range))
+    }
 
     /// Products of a matrix whose slot was woven, against plain sums.
     fn judge(ty: TensorType, [k, m, n]: [usize; 3], first: usize, bad: Option<usize>) {
@@ -240,12 +268,12 @@ mod tests {
     fn rows_can_be_had_back_as_they_were() {
         for ty in TYPES {
             let (bytes, _) = blocks(ty, 48 * 96, 3);
-            let Some(woven) = Woven::new(ty, 96, &bytes) else { return };
             let row = ty.row_bytes(96).unwrap();
+            assert!(Woven::room(ty, 96, bytes.len() - row).is_none());
+            let Some(woven) = woven(ty, 96, &bytes) else { return };
             for i in [0, 15, 16, 39, 47] {
                 assert_eq!(woven.row(i), bytes[i * row..][..row], "{ty} {i}");
             }
-            assert!(Woven::new(ty, 96, &bytes[row..]).is_none());
         }
     }
 
@@ -256,7 +284,7 @@ mod tests {
         const K: usize = 160;
         for ty in TYPES {
             let (bytes, weights) = blocks(ty, 48 * K, 7);
-            let woven = Woven::new(ty, K, &bytes).expect("a type that is woven");
+            let woven = woven(ty, K, &bytes).expect("a type that is woven");
             let rows = woven.rows(16);
             let mut spread = Spread {
                 codes: vec![[0; ROWS * BLOCK]; K / BLOCK],
