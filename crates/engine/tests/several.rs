@@ -282,12 +282,13 @@ fn caches_come_along_to_the_gpu_and_go_back() {
     }
 }
 
-/// A real model, by name: `KILN_SEVERAL_MODEL=FILE.gguf cargo test -p kiln-engine --test several -- --ignored real`. Half of its layers lie on the
+/// A real model, where one is named: `KILN_SEVERAL_MODEL=FILE.gguf cargo test -p kiln-engine --test several -- real`. Half of its layers lie on the
 /// CPU, long prompts are computed by the GPU; the greedy text behind pieces of a prompt is one that a device alone writes.
 #[test]
-#[ignore = "takes a file, and minutes"]
 fn a_real_model_writes_the_same_text() {
-    let path = std::env::var_os("KILN_SEVERAL_MODEL").expect("KILN_SEVERAL_MODEL should name a file");
+    let Some(path) = std::env::var_os("KILN_SEVERAL_MODEL") else {
+        return println!("KILN_SEVERAL_MODEL names no file");
+    };
     let model = Arc::new(Model::new(Gguf::open(std::path::Path::new(&path)).unwrap()).unwrap());
     let room = Room::for_sequences(2, 512).with_windows(model.facts.window, 512);
     let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();

@@ -19,7 +19,7 @@ use super::upload::{Pieces, group_bytes, upload};
 use super::warm::{Warmer, handing_over, picked, shaders, waits_by_itself, warmer};
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Fetched, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
-use crate::lower::{Keep, Packing, Rounds, Target, Weights};
+use crate::lower::{Target, Weights};
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
 use crate::weights;
 

@@ -352,7 +352,9 @@ fn run(mut schedule: Schedule, from: &Receiver<Message>, seen: &Seen, until_lost
             message = from.try_recv().ok();
         }
         schedule.step();
-        seen.tell(schedule.load());
+        let load = schedule.load();
+        // Whoever asks from now on learns that the engine will be there again.
+        seen.tell(Load { rebuilding: until_lost && load.lost, ..load });
         if until_lost && let Some(why) = schedule.lost() {
             return Some(why.to_owned());
         }
