@@ -7,6 +7,7 @@ use std::array::from_fn;
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, dispatch, f32x16};
 use kiln_gguf::TensorType;
+use kiln_system::instructions::fetch;
 
 use super::Call;
 use super::cpu::{Inputs, KEYS, Part, Task, adjust, row_of, soften};
@@ -20,11 +21,16 @@ pub(super) const MOST_SHARED: usize = 16;
 
 /// Keys whose scores become one vector.
 const SIDE: usize = 16;
+/// Keys ahead of which rows are fetched: those of one head lie apart, on pages that lie anywhere, so that machines guess late.
+const AHEAD: usize = 16;
 
 /// Some rows of keys or values.
 trait Rows {
     /// Elements `at .. at + 16 N` of row `i`.
     fn vectors<S: Simd, const N: usize>(&self, simd: S, i: usize, at: usize) -> [f32x16<S>; N];
+
+    /// Row `i` will be read soon, if there is one.
+    fn fetch(&self, i: usize);
 }
 
 /// Rows of half floats as they lie.
@@ -32,6 +38,7 @@ struct Halves<'a> {
     bytes: &'a [u8],
     /// Where each row begins; there may be more rows than are read.
     starts: &'a [usize],
+    row_bytes: usize,
 }
 
 impl Rows for Halves<'_> {
@@ -47,6 +54,13 @@ impl Rows for Halves<'_> {
                 })
             },
         )
+    }
+
+    #[inline(always)]
+    fn fetch(&self, i: usize) {
+        if let Some(start) = self.starts.get(i) {
+            (0..self.row_bytes).step_by(64).for_each(|at| fetch(self.bytes, start + at));
+        }
     }
 }
 
@@ -65,6 +79,9 @@ impl Rows for Floats<'_> {
             |i| f32x16::load_array_ref(simd, &some[i]),
         )
     }
+
+    #[inline(always)]
+    fn fetch(&self, _: usize) {}
 }
 
 /// Does something with `count` rows of a tensor, of which all begin at given places: as half floats if they are such and vectors of them
@@ -74,7 +91,7 @@ macro_rules! with_rows {
         let (t, starts): (&Tensor, &[usize]) = ($t, $starts);
         let bytes = $memory.bytes(t.slot);
         if t.ty == TensorType::F16 && t.shape[0].is_multiple_of(16) {
-            let $some = Halves { bytes, starts };
+            let $some = Halves { bytes, starts, row_bytes: t.row_bytes() };
             $body
         } else {
             let wide = t.shape[0].next_multiple_of(16);
@@ -203,6 +220,7 @@ fn score_rows<S: Simd, K: Rows, const R: usize, const N: usize>(
                 for j in 0..4 {
                     // What follows the last key is computed with the last, and looked at by nobody.
                     let key = (first + 4 * quarter + j).min(count - 1);
+                    keys.fetch(key + AHEAD);
                     let key: [f32x16<S>; N] = keys.vectors(simd, key, at);
                     for r in 0..R {
                         for i in 0..N {
@@ -264,6 +282,7 @@ fn add<S: Simd, V: Rows, const R: usize, const N: usize>(
         }
     }
     for j in 0..count {
+        values.fetch(j + AHEAD);
         let value: [f32x16<S>; N] = values.vectors(simd, j, at);
         for r in 0..R {
             let weight = f32x16::splat(simd, weights[r * KEYS + j]);

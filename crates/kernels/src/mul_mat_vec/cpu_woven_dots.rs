@@ -237,7 +237,7 @@ struct Stretch<'a> {
     rows: WovenRows<'a>,
     first: usize,
     end: usize,
-    /// Whether memory is fetched ahead.
+    /// Whether memory is fetched ahead for any number of columns.
     ahead: bool,
 }
 
@@ -248,7 +248,9 @@ impl Stretch<'_> {
         let count = out.len() / columns.count();
         let some: [&[ColumnRun]; N] = from_fn(|i| columns.column(c + i));
         for i in self.first..self.end {
-            let sums = meet::<F, N>(simd, self.rows.sixteen(i), self.rows.blocks(), some, self.ahead);
+            // So much is done with every block of several columns that no machine looks far enough ahead by itself.
+            let ahead = self.ahead || N >= 4;
+            let sums = meet::<F, N>(simd, self.rows.sixteen(i), self.rows.blocks(), some, ahead);
             for (j, sums) in sums.iter().enumerate() {
                 sums.store_slice(&mut out[(c + j) * count + i * ROWS..][..ROWS]);
             }
