@@ -36,7 +36,7 @@ pub struct Options {
     pub sums: Sums,
     /// How steps wait for each other.
     pub order: Order,
-    /// Whether every row goes the way that it would go alone ([`Target::alike`]).
+    /// Whether every row goes the way that it would go alone.
     pub reproducible: bool,
     /// Who leaves columns rounded for the products that take them.
     pub rounds: Rounds,
