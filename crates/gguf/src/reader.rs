@@ -68,6 +68,8 @@ impl Part {
     pub(crate) fn open(path: &Path) -> Result<(Part, Header)> {
         let source = Source::open(path)?;
         let header = Header::parse(source.bytes()).map_err(|why| why.in_file(path))?;
+        // All of it was copied, and a vocabulary takes megabytes.
+        source.forget(0..(header.data_offset as usize).min(source.bytes().len()));
         Ok((Part { path: path.to_owned(), source }, header))
     }
 }

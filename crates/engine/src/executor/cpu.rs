@@ -9,6 +9,7 @@ use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Loom, Place, Spare};
 use kiln_kernels::tensor::{Slot, Tensor};
+use kiln_system::allocator;
 
 use super::threads::Threads;
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
@@ -43,6 +44,10 @@ pub struct CpuExecutor {
 
 /// So many small runs in a row give back what a large one computed in: a prompt is followed by a text.
 const SETTLED: usize = 8;
+
+/// Bytes up to which a weight is copied out of the file. Systems map half a megabyte around a byte that is read, so that the norms of a
+/// model would keep a large part of its file in memory.
+const SMALL: usize = 64 << 10;
 
 /// Memory that all plans compute in, one at a time: as large as the largest needs that ran lately.
 #[derive(Default)]
@@ -126,6 +131,7 @@ impl CpuExecutor {
         let needed = self.plans[plan.0].as_ref().expect(FORGOTTEN).plan.arena;
         if self.arena.settle(needed) {
             self.memory.spare = Spare::default();
+            allocator::give_back();
         }
     }
 }
@@ -144,7 +150,7 @@ impl Executor for CpuExecutor {
         has_room("the model with its caches", total)?;
         let mut done = 0;
         self.memory = HostMemory::default();
-        let mut woven = Vec::new();
+        let mut given_back = Vec::new();
         let weights = fixed.slots.iter().filter(|slot| slot.kind == SlotKind::Weight);
         let room = weights.map(|slot| Loom::room(slot.ty, slot.shape[0], slot.bytes)).sum();
         let mut loom = Loom::new(if self.arithmetic == Arithmetic::Fast { room } else { 0 });
@@ -154,8 +160,14 @@ impl Executor for CpuExecutor {
                 SlotKind::Weight => {
                     // Weights are used as they lie in the file, without a copy, where no other order makes products faster.
                     let info = gguf.tensor(&slot.name)?;
-                    weights::data(gguf, info)?;
-                    file = Some(gguf.shared(info));
+                    let data = weights::data(gguf, info)?;
+                    let shared = gguf.shared(info);
+                    if data.len() <= SMALL {
+                        bytes = data.to_vec();
+                        given_back.push(shared);
+                    } else {
+                        file = Some(shared);
+                    }
                 }
                 SlotKind::Constant(values) => bytes = values.to_vec(),
                 SlotKind::Elsewhere | SlotKind::Visiting(_) => {}
@@ -169,12 +181,12 @@ impl Executor for CpuExecutor {
                 && self.threads.run(|| loom.weave(Slot(i as u32), slot.ty, slot.shape[0], &file))
             {
                 file.forget();
-                woven.push(file);
+                given_back.push(file);
             }
             progress(done, total);
         }
         // Whoever reads the first page of a tensor gets some pages before it, too, which were given back already.
-        woven.iter().for_each(Shared::forget);
+        given_back.iter().for_each(Shared::forget);
         self.memory.put_woven(loom);
         self.n_fixed = fixed.slots.len();
         Ok(())

@@ -535,6 +535,7 @@ impl Engine {
             self.forget_plans();
         }
         self.executor.rest();
+        kiln_system::allocator::give_back();
     }
 
     /// The row of the results that belongs to each entry, or to its last token; its first one where all are wanted.
