@@ -33,7 +33,7 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { queue: 1024, stutter: Duration::from_millis(100), alone: None, swap_bytes: 4 << 30 }
+        Policy { queue: 1024, stutter: Duration::from_millis(70), alone: None, swap_bytes: 4 << 30 }
     }
 }
 
