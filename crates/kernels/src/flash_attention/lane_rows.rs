@@ -2,8 +2,9 @@
 //! components is known. See `lane_rows.comp`.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, Component, MatrixOrder, Shader, SubgroupRequest};
+use kiln_gpu::{Caps, MatrixOrder, Shader, SubgroupRequest};
 
+use super::lanes::known_order;
 use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within};
 use super::{Call, Mask};
 use crate::formats;
@@ -81,11 +82,7 @@ impl Rows {
         if let Some(why) = refusal(call) {
             return Err(unsupported(why));
         }
-        let known = caps.matrix_order.filter(|_| caps.matrix_sums_as_left && caps.float16 && caps.subgroups.shuffle);
-        let Some(order) = known.filter(|_| caps.subgroups.vote && caps.coopmat_shape(Component::F16, Component::F32).is_some())
-        else {
-            return Err(unsupported("how lanes hold matrices and their sums is not known".into()));
-        };
+        let order = known_order(caps)?;
         let number = |name| number(call, caps, Path::LaneRows, name);
         let [tile, lanes, _] = order::extents(order).map(|n| n as usize);
         // Lanes load halves themselves; whatever else keys are becomes halves in shared memory.

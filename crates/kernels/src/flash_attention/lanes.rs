@@ -69,6 +69,13 @@ fn together(call: &Call, rows: usize) -> usize {
     if several { (rows / ratio).min(call.q.shape[3]).max(1) } else { 1 }
 }
 
+/// How lanes hold the matrices of halves and their sums, on a device that has all that kernels of lanes use.
+pub(super) fn known_order(caps: &Caps) -> Result<MatrixOrder, Unsupported> {
+    let has_all = caps.matrix_sums_as_left && caps.float16 && caps.subgroups.shuffle && caps.subgroups.vote;
+    let known = caps.matrix_order.filter(|_| has_all && caps.coopmat_shape(Component::F16, Component::F32).is_some());
+    known.ok_or_else(|| unsupported("how lanes hold matrices and their sums is not known".into()))
+}
+
 /// How a workgroup divides its work.
 #[derive(Clone, Copy, Debug)]
 struct Lanes {
@@ -86,11 +93,7 @@ impl Lanes {
         if let Some(why) = refusal(call) {
             return Err(unsupported(why));
         }
-        let known = caps.matrix_order.filter(|_| caps.matrix_sums_as_left && caps.float16 && caps.subgroups.shuffle);
-        let Some(order) = known.filter(|_| caps.subgroups.vote && caps.coopmat_shape(Component::F16, Component::F32).is_some())
-        else {
-            return Err(unsupported("how lanes hold matrices and their sums is not known".into()));
-        };
+        let order = known_order(caps)?;
         let [most, lanes, _] = order::extents(order).map(|n| n as usize);
         let ratio = call.q.shape[2] / call.k.shape[2];
         let rows = ratio.div_ceil(ratio.div_ceil(most));

@@ -20,6 +20,7 @@ use crate::output::{print, progress, say};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   kiln selftest rms_norm rope --device 0
+  kiln selftest --share 2/2
   kiln selftest --compile mul_mm --chosen --json")]
 pub(crate) struct Arguments {
     /// Operations to test; all without any
@@ -31,6 +32,10 @@ pub(crate) struct Arguments {
     full: bool,
     #[command(flatten)]
     part: Part,
+    /// Only one share of the cases of every operation: 1/2 is the first half. For several processes at once, as a software GPU computes for each
+    /// on a core of its own
+    #[arg(long, value_name = "I/N", value_parser = share_of)]
+    share: Option<[usize; 2]>,
     /// Run nothing: compile every kernel and print what the driver tells of it. Works without hardware (scripts/null-gpu)
     #[arg(long, conflicts_with = "full")]
     compile: bool,
@@ -59,6 +64,20 @@ fn path_of(text: &str) -> Result<Path, String> {
         .into_iter()
         .find(|p| p.name() == text)
         .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
+}
+
+fn share_of(text: &str) -> Result<[usize; 2], String> {
+    let numbers = text.split_once('/').and_then(|(i, n)| Some([i.parse().ok()?, n.parse().ok()?]));
+    numbers.filter(|[i, n]| (1..=*n).contains(i)).ok_or_else(|| "as 1/2 for the first of two, up to 2/2".into())
+}
+
+/// The cases of that share. Neighbours stay together: they have kernels in common.
+fn within_share(mut cases: Vec<Case>, share: Option<[usize; 2]>) -> Vec<Case> {
+    let Some([i, n]) = share else { return cases };
+    let bound = |i: usize| cases.len() * i / n;
+    let (first, end) = (bound(i - 1), bound(i));
+    cases.truncate(end);
+    cases.split_off(first)
 }
 
 impl Part {
@@ -114,8 +133,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Cases whose references are computed at once: large ones take gigabytes.
     let (level, at_once) = if arguments.full { (Level::Full, 8) } else { (Level::Small, 64) };
     // All at once, on all cores; one that fails is met again, and named, by the case that wants it.
-    let (part, paths) = (&arguments.part, arguments.part.paths());
-    let shaders = shaders(kernels.iter().flat_map(|kernel| part.cases(kernel, level)).collect(), &paths, &device);
+    let paths = arguments.part.paths();
+    let cases_of = |kernel: &Kernel| within_share(arguments.part.cases(kernel, level), arguments.share);
+    let shaders = shaders(kernels.iter().flat_map(|kernel| cases_of(kernel)).collect(), &paths, &device);
     let bar = progress(shaders.len() as u64, "compiling");
     let _ = device.prepare(&shaders, &|| bar.inc(1));
     bar.finish_and_clear();
@@ -126,7 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         print(&heading());
     }
     for kernel in kernels {
-        let cases = part.cases(kernel, level);
+        let cases = cases_of(kernel);
         let bar = progress(cases.len() as u64, kernel.name);
         for chunk in cases.chunks(at_once) {
             let make = |case| {
@@ -285,5 +305,19 @@ mod tests {
         };
         assert!(holds(&[]) && holds(&["q4_k"]) && holds(&["Q4_K"]) && holds(&["q8_0", "N=1"]));
         assert!(!holds(&["q4_0"]) && !holds(&["q8_0", "m=4096"]));
+    }
+
+    #[test]
+    fn shares_are_all_cases_and_none_twice() {
+        let names = |cases: Vec<Case>| cases.into_iter().map(|case| case.name).collect::<Vec<_>>();
+        for kernel in KERNELS.iter().filter(|kernel| ["rms_norm", "argmax"].contains(&kernel.name)) {
+            let cases = || (kernel.cases)(Level::Small);
+            for n in [1, 2, 3, 100] {
+                let parts = (1..=n).flat_map(|i| names(within_share(cases(), Some([i, n]))));
+                assert_eq!(parts.collect::<Vec<_>>(), names(cases()), "{} in {n}", kernel.name);
+            }
+        }
+        assert_eq!(share_of("2/3"), Ok([2, 3]));
+        assert!(["0/2", "3/2", "1", "a/b", "1/0"].iter().all(|text| share_of(text).is_err()));
     }
 }
