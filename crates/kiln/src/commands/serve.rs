@@ -79,7 +79,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     request_timeout: Option<Duration>,
     /// How long an engine with work may not get on, as 10m, before `/livez` calls it hung (503); more than any step takes, and than KILN_TIMEOUT
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = stall_time)]
     stall_timeout: Duration,
     /// How long a model stays loaded that nobody asks for, as 5m or 1h [default: for ever with one model, else 5m]
     #[arg(long, value_name = "TIME", value_parser = duration)]
@@ -485,6 +485,15 @@ fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds * unit).map_err(|error| error.to_string())
 }
 
+/// A time within which any step of an engine ends: with less, an engine that works would be called hung, and be started again and again.
+fn stall_time(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time < Duration::from_secs(1) {
+        return Err("steps of long prompts take a second and more; give at least 1s".into());
+    }
+    Ok(time)
+}
+
 /// A number of bytes with its unit.
 fn bytes(text: &str) -> Result<u64, String> {
     let upper = text.to_ascii_uppercase();
@@ -513,6 +522,7 @@ mod tests {
         for wrong in ["", "m", "-1", "5 minutes", "1d", "nan"] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
+        assert!(stall_time("0").is_err() && stall_time("900ms").is_err() && stall_time("10m").is_ok());
         assert_eq!(["512", "1k", "1.5G", "2GiB"].map(bytes), [Ok(512), Ok(1024), Ok(1_610_612_736), Ok(2_147_483_648)]);
         assert!(bytes("much").is_err() && bytes("-1G").is_err());
     }
