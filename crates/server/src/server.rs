@@ -11,7 +11,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use kiln_engine::run::Scheduler;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
@@ -142,6 +142,30 @@ impl Running {
     }
 }
 
+/// Connections that the system holds until the server takes them; it may bound them further (`net.core.somaxconn` of Linux). A client that
+/// comes when they are full believes that it is connected, and sees its connection reset after a minute.
+const BACKLOG: u32 = 1 << 16;
+
+/// Listens on the first address of a name that can be had.
+async fn bind(host: &str, port: u16) -> std::io::Result<TcpListener> {
+    let mut failed = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+    for address in lookup_host((host, port)).await? {
+        let bound = || {
+            let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            // A server that was ended and started again gets its port back at once. On Windows the option means another thing.
+            #[cfg(unix)]
+            socket.set_reuseaddr(true)?;
+            socket.bind(address)?;
+            socket.listen(BACKLOG)
+        };
+        match bound() {
+            Ok(listener) => return Ok(listener),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
 /// All addresses that the server listens on.
 struct Listeners(Vec<TcpListener>);
 
@@ -155,7 +179,7 @@ impl Listeners {
             // Where any port will do, the first one's does for all.
             let port = first.map_or(port, |address| address.port());
             let failed = |source| Error::Listen { address: format!("{host}:{port}"), source };
-            let listener = TcpListener::bind((plain, port)).await.map_err(failed)?;
+            let listener = bind(plain, port).await.map_err(failed)?;
             let address = listener.local_addr().map_err(failed)?;
             first.get_or_insert(address);
             listeners.push(listener);
