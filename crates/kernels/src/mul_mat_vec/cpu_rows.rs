@@ -365,3 +365,30 @@ format!(Q6K, 256 in 210, |simd, block, each| {
         each(i, pair[0], pair[1]);
     }
 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows that lie far enough apart to be read side by side, and some that are left over, have the bits that each has alone.
+    #[test]
+    fn rows_read_side_by_side_are_those_read_alone() {
+        let (k, m) = (1024, 4 * 40 + 3);
+        let column: Vec<f32> = (0..k).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+        for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+            let row_bytes = k / ty.block_len() * ty.block_bytes();
+            assert!(m / 4 * row_bytes >= FAR, "{ty}: rows should lie far apart");
+            // Any bits below 0x3c00 are finite in all three types.
+            let bytes: Vec<u8> = (0..m * row_bytes / 2).flat_map(|i| ((i * 7919 % 0x3c00) as u16).to_le_bytes()).collect();
+            let rows = Rows { ty, bytes: &bytes, stride: row_bytes, row_bytes };
+            let mut together = vec![f32::NAN; m];
+            rows.dots(k, &column, &mut together);
+            for (i, got) in together.iter().enumerate() {
+                let mut alone = [f32::NAN];
+                Rows { bytes: rows.row(i), ..rows }.dots(k, &column, &mut alone);
+                assert_eq!(got.to_bits(), alone[0].to_bits(), "{ty}: row {i}: {got} and {}", alone[0]);
+            }
+            assert!(together.windows(2).any(|pair| pair[0] != pair[1]), "{ty}: rows should differ");
+        }
+    }
+}

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     part: Part,
     /// Only one share of the cases of every operation: 1/2 is the first half. For several processes at once, as a software GPU computes for each
     /// on a core of its own
-    #[arg(long, value_name = "I/N", value_parser = share_of)]
+    #[arg(long, value_name = "I/N", value_parser = share_of, conflicts_with = "compile")]
     share: Option<[usize; 2]>,
     /// Run nothing: compile every kernel and print what the driver tells of it. Works without hardware (scripts/null-gpu)
     #[arg(long, conflicts_with = "full")]
