@@ -1,7 +1,8 @@
 // flash_attention, cooperative matrices 2 of subgroups: each of NW subgroups has RB blocks of MM query rows of the tile, and
 // everything of these rows stays in its registers: Q, S, P and O. More blocks share each load of K and V from shared memory. A row's maximum is a reduction inside a matrix, whose
 // result has the layout of S and O, and P becomes a factor of the next product by conversion. K and V pass through shared
-// memory, loaded half a round ahead, and so does an explicit mask (MASK_STAGED), a row of it for each row. S, O and sums are
+// memory, loaded a round ahead, and so does an explicit mask (MASK_STAGED), a row of it for each row. What was loaded is put into shared memory
+// behind the products that run meanwhile: a thread that stores it waits for it, and what stands behind the store waits with it. S, O and sums are
 // f32, logits to the base 2. Of wide heads PARTS subgroups have the same rows: each makes the weights of a part of the keys, hands
 // them over in shared memory, and has a part of the columns of O.
 // A row is a token and one of the RATIO heads of the kv head. Rounds of BC keys; rounds that all rows see in full run no
@@ -352,21 +353,28 @@ void main() {
         uint start = round * BC;
         // K is there, and V of the round before is used up.
         barrier();
-        put_v(v_chunk);
         fetch_k(k_chunk, keys, batch, start + BC, any.y);
 #if MASK_STAGED
         fetch_mask(mask_chunk, kv_head, batch, first_row, rows, start + BC);
 #endif
         MATRIX_C s[RB * S_BLOCKS];
-        [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
-            [[unroll]] for (uint b = 0; b < RB; b++) s[b * S_BLOCKS + i] = MATRIX_C(0.0);
-            [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
+        // A single block of scores would be one product after the other: those of every second step are summed apart.
+        MATRIX_C odd = MATRIX_C(0.0);
+        [[unroll]] for (uint i = 0; i < RB * S_BLOCKS; i++) s[i] = MATRIX_C(0.0);
+        [[unroll]] for (uint k = 0; k < K_STEPS; k++) {
+            [[unroll]] for (uint i = 0; i < S_BLOCKS; i++) {
                 MATRIX_B kt;
                 coopMatLoad(kt, k_tile, (first_keys + i) * MM * K_STRIDE + k * (MM / 8), K_STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
-                [[unroll]] for (uint b = 0; b < RB; b++)
-                    s[b * S_BLOCKS + i] = coopMatMulAdd(q[b * K_STEPS + k], kt, s[b * S_BLOCKS + i]);
+                [[unroll]] for (uint b = 0; b < RB; b++) {
+                    if (RB * S_BLOCKS == 1 && k % 2 == 1)
+                        odd = coopMatMulAdd(q[k], kt, odd);
+                    else
+                        s[b * S_BLOCKS + i] = coopMatMulAdd(q[b * K_STEPS + k], kt, s[b * S_BLOCKS + i]);
+                }
             }
         }
+        if (RB * S_BLOCKS == 1) s[0] = s[0] + odd;
+        put_v(v_chunk);
 #if SOFTCAP
         [[unroll]] for (uint i = 0; i < RB * S_BLOCKS; i++)
             [[unroll]] for (uint j = 0; j < s[i].length(); j++) s[i][j] = capped(s[i][j]) * LOG2_E;
@@ -421,10 +429,6 @@ void main() {
         [[unroll]] for (uint i = 0; i < P_BLOCKS; i++)
             coopMatLoad(w[i], p_tile, mine * P_STRIDE + i * (MM / 8), P_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
 #endif
-        put_k(k_chunk);
-#if MASK_STAGED
-        put_mask(mask_chunk);
-#endif
         fetch_v(v_chunk, values, batch, start + BC, any.y);
         [[unroll]] for (uint k = 0; k < P_BLOCKS; k++) {
             [[unroll]] for (uint i = 0; i < O_BLOCKS; i++) {
@@ -434,6 +438,10 @@ void main() {
                     o[b * O_BLOCKS + i] = coopMatMulAdd(w[b * P_BLOCKS + k], v, o[b * O_BLOCKS + i]);
             }
         }
+        put_k(k_chunk);
+#if MASK_STAGED
+        put_mask(mask_chunk);
+#endif
     }
 
 #if SPLIT == 2
