@@ -51,18 +51,26 @@ pub struct Launch {
     pub groups: [u32; 3],
     /// What the operation calls this dispatch, by a number of its own; 0 where it need not tell its dispatches apart.
     pub tag: u8,
+    /// Where the part of the work that this dispatch does begins and ends, as the operation counts; none where it does all of it.
+    pub part: Option<[usize; 2]>,
 }
 
 impl Launch {
-    /// A dispatch without a tag.
+    /// A dispatch without a tag, of all the work.
     pub fn new(shader: Shader, groups: [u32; 3]) -> Launch {
-        Launch { shader, groups, tag: 0 }
+        Launch { shader, groups, tag: 0, part: None }
     }
 
     /// The same with a tag.
     #[must_use]
     pub fn tagged(self, tag: u8) -> Launch {
         Launch { tag, ..self }
+    }
+
+    /// The same for a part of the work.
+    #[must_use]
+    pub fn of_part(self, part: [usize; 2]) -> Launch {
+        Launch { part: Some(part), ..self }
     }
 }
 

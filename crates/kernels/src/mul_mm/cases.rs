@@ -136,6 +136,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.push(case([F32, F32, F32], [8, 3, 0]));
     cases.extend(split_cases());
     cases.extend(plain_split_cases());
+    cases.extend(rest_cases());
     cases.extend(lane_cases());
     cases.extend(shapes());
     cases.extend(extras());
@@ -224,6 +225,21 @@ fn split_cases() -> Vec<Case> {
         (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
     }));
     cases
+}
+
+/// Products whose last round of tiles would leave most of a software GPU idle, so that lower tiles take its rows: of a matrix alone, and of the last of
+/// several, whose weights were decoded; rows that end inside a tile of either kind, and a bias.
+fn rest_cases() -> Vec<Case> {
+    let alone = Case::new("mul_mm rows of the last round of tiles, scale and bias", |data| {
+        let product = product(data, [F16, F32, F32], [48, 61, 270]);
+        let epilogue = Epilogue { bias: Some(data.input(F32, [61, 1, 1, 1])), scale: 0.5, residual: None };
+        (with_scratch(data, Call { epilogue, ..Call::plain(product) }).into(), TOLERANCE)
+    });
+    let last = Case::new("mul_mm rows of the last round of tiles, siblings", |data| {
+        let call = siblings(data, &[(F16, 40), (Q4_K, 37)], [256, 260]);
+        (with_scratch(data, call).into(), TOLERANCE)
+    });
+    vec![alone, last]
 }
 
 /// Few columns in the order of matrices: one matrix of them and more than a workgroup takes, rows that end inside a tile, fewer chunks of k

@@ -215,12 +215,20 @@ void main() {
 #endif
 #if ROWS > 2
         FINISH(2)
+#endif
+#if ROWS > 3
         FINISH(3)
 #endif
 #if ROWS > 4
         FINISH(4)
+#endif
+#if ROWS > 5
         FINISH(5)
+#endif
+#if ROWS > 6
         FINISH(6)
+#endif
+#if ROWS > 7
         FINISH(7)
 #endif
     }

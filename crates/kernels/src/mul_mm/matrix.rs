@@ -17,6 +17,8 @@ use crate::tensor::Tensor;
 pub(super) struct Place<'c> {
     pub caps: &'c Caps,
     pub rows: usize,
+    /// Whether this is the last of these matrices, whose tiles are computed when those of the others are under way.
+    pub last: bool,
     /// The cut to take instead of the table's.
     pub cut: Option<Cut>,
 }
@@ -25,7 +27,7 @@ pub(super) struct Place<'c> {
 pub(super) fn cut_for(
     call: &Call,
     path: Path,
-    Place { caps, rows, cut }: Place<'_>,
+    Place { caps, rows, cut, .. }: Place<'_>,
     fits: impl Fn(&Cut) -> bool,
 ) -> Result<Option<Cut>, Unsupported> {
     if let Some(cut) = cut {
@@ -45,8 +47,41 @@ pub(super) fn cut_for(
     // Where the order of sums depends on the cut, parts of a batch are cut as the whole is.
     let columns = call.whole.filter(|_| path == Path::Lanes).unwrap_or(n);
     let cuts = table.cuts(path, call.product.a.ty, columns, caps);
-    let fitting: Vec<Cut> = cuts.filter(|cut| call.ids.is_some() || !cut.experts).filter(fits).collect();
+    let fitting: Vec<Cut> = cuts.filter(|cut| !cut.rest && (call.ids.is_some() || !cut.experts)).filter(fits).collect();
     Ok(fitting.iter().find(busy).or(fitting.last()).copied())
+}
+
+/// Workgroups of a cut that a device computes at the same time; 0 where that is not known.
+fn places_of(cut: &Cut, caps: &Caps) -> usize {
+    caps.cores_or_guess() as usize * cut.resident / subgroups_of(cut)
+}
+
+fn subgroups_of(cut: &Cut) -> usize {
+    cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1])
+}
+
+/// The first row of those that the last round of tiles would have, and a cut for them, where that round would leave many places empty: lower
+/// tiles, as many as there are places, are done sooner. 512 columns of 14336 rows are 448 tiles of 128 x 128, and an H200 has 264 places: a
+/// round of 184 tiles took as long as a full one. Where no more than every second place has a tile, each has a core for itself, is faster for
+/// that, and stays as it is.
+fn rest_for(call: &Call, place: Place<'_>, cut: &Cut, fits: impl Fn(&Cut) -> bool) -> Option<(usize, Cut)> {
+    let Product { a, d, .. } = &call.product;
+    let (rows, n, places) = (a.shape[1], d.shape[1], places_of(cut, place.caps));
+    // The launch of the rest says nothing of what it writes, which a residual in the same memory would have to wait for.
+    let plain = call.ids.is_none() && call.epilogue.residual.is_none() && d.shape[2..] == [1, 1] && a.ty.block_len() == 1;
+    if !(plain && place.last && places > 0) || call.split(Path::Coopmat).is_some() {
+        return None;
+    }
+    let across = n.div_ceil(cut.tile[1]);
+    let tiles = place.rows.div_ceil(cut.tile[0]) * across;
+    let left = tiles % places;
+    if tiles < places || 2 * left <= places || 10 * left > 9 * places {
+        return None;
+    }
+    let from = (rows.div_ceil(cut.tile[0]).checked_sub(left.div_ceil(across))?) * cut.tile[0];
+    let has_room = |cut: &Cut| (rows - from).div_ceil(cut.tile[0]) * n.div_ceil(cut.tile[1]) <= places_of(cut, place.caps);
+    let mut cuts = table().ok()?.cuts(Path::Coopmat, a.ty, n, place.caps).filter(|cut| cut.rest && fits(cut));
+    Some((from, cuts.find(has_room)?)).filter(|&(from, _)| from > 0)
 }
 
 /// The component type of a matrix of these weights, if 16 bits hold them, and whether it is F16.
@@ -89,7 +124,7 @@ fn cut_shader(call: &Call, path: Path, file: &'static str, cut: &Cut, half: bool
 
 fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, a: TensorType) -> bool {
     let table_bytes = formats::format(a).map_or(0, |f| f.shared_bytes);
-    let subgroups = cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]);
+    let subgroups = subgroups_of(cut);
     // Tiles of vectors of eight, or the sums of a row of matrices of each subgroup (`FINISHED`).
     let tiles = cut.stages * (cut.tile[0] + cut.tile[1]) * (cut.depth / 8 + 1);
     let vectors = tiles.max(subgroups * cut.warp[1] * shape.m as usize / 4);
@@ -103,13 +138,13 @@ fn fits_coopmat(cut: &Cut, caps: &Caps, shape: &CoopmatShape, a: TensorType) -> 
         && (!a.is_quantised() || cut.depth >= 32)
         && cut.warp[0].is_multiple_of(shape.m as usize)
         && cut.warp[1].is_multiple_of(shape.n as usize)
-        // As many as are written out in `coopmat.comp`.
-        && matches!(rows, 1 | 2 | 4 | 8)
+        // At most as many as are written out in `coopmat.comp`.
+        && (1..=8).contains(&rows)
 }
 
 pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {
     let caps = place.caps;
-    let Product { a, d, .. } = &call.product;
+    let Product { a, .. } = &call.product;
     let (element, half) = element_of(a)?;
     let half_sums = caps.coopmat_shape(element, Component::F16).filter(|_| call.half_sums && half);
     let Some(shape) = half_sums.or_else(|| caps.coopmat_shape(element, Component::F32)) else {
@@ -122,22 +157,49 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
     if !caps.subgroups.full {
         return unsupported("subgroups may be partly empty");
     }
-    let Some(cut) = cut_for(call, Path::Coopmat, place, |cut| fits_coopmat(cut, caps, shape, a.ty))? else {
+    let fits = |cut: &Cut| fits_coopmat(cut, caps, shape, a.ty);
+    let Some(cut) = cut_for(call, Path::Coopmat, place, fits)? else {
         return unsupported(format!(
             "no tile of {}x{} matrices fits {} bytes of shared memory",
             shape.m, shape.n, caps.limits.max_shared_bytes
         ));
     };
+    let columns = columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?;
+    let shader = |cut: &Cut| coopmat_shader(call, caps, shape, cut);
+    if let Some((from, rest)) = rest_for(call, place, &cut, fits) {
+        let part = |kernel: Kernel, cut: &Cut, rows: [usize; 2]| {
+            let launches = launches(&call.of_rows(rows), caps, (kernel, shader(cut)?), cut.tile);
+            Ok(launches.into_iter().map(move |launch| launch.of_part(rows)))
+        };
+        let (first, rest) = (part(Kernel::Matrix, &cut, [0, from])?, part(Kernel::Rest, &rest, [from, a.shape[1]])?);
+        return Ok(std::iter::once(columns).chain(first).chain(rest).collect());
+    }
+    let (kernel, share) = match call.split(Path::Coopmat) {
+        Some(split) => {
+            let shader = Shader { params: SplitParams::glsl(), ..shader(&cut)?.define("SPLIT", 1) };
+            ((Kernel::Split, shader), split.count)
+        }
+        None => ((Kernel::Matrix, shader(&cut)?), 1),
+    };
+    let mut launches = shared_launches(call, caps, kernel, cut.tile, share);
+    launches.insert(launches.len() - 1, columns);
+    Ok(launches)
+}
+
+/// `coopmat.comp` for a cut.
+fn coopmat_shader(call: &Call, caps: &Caps, shape: &CoopmatShape, cut: &Cut) -> Result<Shader, Unsupported> {
+    let Product { a, d, .. } = &call.product;
     let (k, lanes) = (a.shape[0], caps.matrix_lanes(shape));
     let (_, store) = element_functions(NAME, d.ty)?;
-    let shader = cut_shader(call, Path::Coopmat, "mul_mm/coopmat.comp", &cut, half)?
+    let half = shape.a == Component::F16;
+    Ok(cut_shader(call, Path::Coopmat, "mul_mm/coopmat.comp", cut, half)?
         .define("VECTORS_A", u32::from(formats::is_aligned(a) && k.is_multiple_of(4)))
         .define("WIDE_A", u32::from(a.ty.block_len() == 1 && k.is_multiple_of(8) && rows_at(a, 16)))
         .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
         .define("PUT4_D", store.replace("store", "put4"))
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
-        .define("HALF_SUMS", u32::from(half_sums.is_some()))
+        .define("HALF_SUMS", u32::from(shape.c == Component::F16))
         .define("STAGES", cut.stages)
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every product of a tile.
@@ -146,17 +208,7 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
         .define("MN", shape.n)
         .define("MK", shape.k)
         .define("SG", lanes)
-        .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) });
-    let (kernel, share) = match call.split(Path::Coopmat) {
-        Some(split) => {
-            let shader = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
-            ((Kernel::Split, shader), split.count)
-        }
-        None => ((Kernel::Matrix, shader), 1),
-    };
-    let mut launches = shared_launches(call, caps, kernel, cut.tile, share);
-    launches.insert(launches.len() - 1, columns(call, caps, half, Columns { sorted: false, half_sums: half_sums.is_some(), order: None })?);
-    Ok(launches)
+        .subgroup(if lanes == caps.subgroups.size { SubgroupRequest::Full } else { SubgroupRequest::Size(lanes) }))
 }
 
 pub(super) fn coopmat2(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupported> {

@@ -202,6 +202,16 @@ impl Call {
         Call { product: Product { a, ..self.product }, ..self.clone() }
     }
 
+    /// The same call for some of the rows of its only matrix.
+    fn of_rows(&self, [from, to]: [usize; 2]) -> Call {
+        let some = |t: Tensor| t.narrow(0, from, to - from);
+        let Product { a, b, d } = self.product;
+        let product = Product { a: a.narrow(1, from, to - from), b, d: some(d) };
+        let Epilogue { bias, residual, scale } = self.epilogue;
+        let epilogue = Epilogue { bias: bias.map(some), residual: residual.map(some), scale };
+        Call { product, epilogue, ..self.clone() }
+    }
+
     /// What a launch does, and to which matrix.
     fn job(&self, choice: &Choice, launch: usize) -> Job {
         let kernel = |i: usize| Kernel::of(&choice.launches[i]);
@@ -220,6 +230,7 @@ impl Call {
                 shared.nth(before(&|k| k == Kernel::Sums)).expect("`pick` should add what it has split")
             }
             _ if of.multiplies() => before(&Kernel::multiplies),
+            Kernel::Rest => self.others.len(),
             _ => 0,
         };
         Job { kernel: of, matrix, decode: decoded[matrix] }
@@ -259,6 +270,8 @@ enum Kernel {
     Decode,
     /// Multiplies prepared columns.
     Matrix,
+    /// The same for the rows of the last matrix that whole rounds of tiles leave over.
+    Rest,
     /// The same, several workgroups to a tile.
     Split,
     /// Multiplies the columns as they are.
@@ -270,7 +283,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 12] = [
+    const ALL: [Kernel; 13] = [
         Kernel::List,
         Kernel::Columns,
         Kernel::SortedColumns,
@@ -279,6 +292,7 @@ impl Kernel {
         Kernel::Integers,
         Kernel::Decode,
         Kernel::Matrix,
+        Kernel::Rest,
         Kernel::Split,
         Kernel::Plain,
         Kernel::PlainSplit,
@@ -366,7 +380,10 @@ impl Operation for Call {
         }
         let layout = self.layout();
         let alone = &self.alone()[matrix];
-        let block = |call: &Call| call.block(kernel, (&layout, matrix), at);
+        let block = |call: &Call| match choice.launches[launch].part {
+            Some(rows) => call.of_rows(rows).block(kernel, (&layout, matrix), at),
+            None => call.block(kernel, (&layout, matrix), at),
+        };
         let integers = self.integers().filter(|_| choice.path == Path::IntDot);
         match (kernel, decode, integers) {
             (Kernel::Decode, Some(decode), _) => decode.params(&only, 0, at),
@@ -411,10 +428,13 @@ impl Operation for Call {
                 let shared = |piece: Option<Tensor>| piece.filter(|_| kernel == Kernel::Split);
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
                 let sums = shared(self.piece(places.partials, places.partials_end));
+                // Rows of results lie between each other in memory, so both parts of a matrix would seem to write the same. The first
+                // says that it writes all of them, and nothing comes between the two.
+                let d = Some(*d).filter(|_| kernel != Kernel::Rest);
                 // Counters are set to zero before they are counted up.
                 (
                     list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]),
-                    list(&[Some(*d), counters, sums]),
+                    list(&[d, counters, sums]),
                 )
             }
         };

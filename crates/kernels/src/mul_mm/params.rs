@@ -128,7 +128,7 @@ impl Call {
         let two = |s: [u32; 3]| [s[0], s[1]];
         let padded_bytes = 2 * padded(&self.product);
         // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Split) {
+        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Rest | Kernel::Split) {
             let [_, n, n2, _] = b.shape;
             (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
         } else {

@@ -56,10 +56,12 @@ fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, 
         return Ok(choice);
     }
     let alone = call.alone();
-    let place = Place { caps, rows: alone.iter().map(|one| one.product.d.shape[0]).sum(), cut };
+    let rows = alone.iter().map(|one| one.product.d.shape[0]).sum();
     let decoded = call.decoded().into_iter().map(|decode| decode.filter(|_| path >= Path::Coopmat));
     let (mut decodes, mut prepares, mut products, mut sums) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (one, decode) in alone.iter().zip(decoded) {
+    let mut rest = None;
+    for (i, (one, decode)) in alone.iter().zip(decoded).enumerate() {
+        let place = Place { caps, rows, last: i + 1 == alone.len(), cut };
         let of = decode.map(|decode| one.with_weights(decode.dst));
         let one = of.as_ref().unwrap_or(one);
         let mut launches = match path {
@@ -72,6 +74,7 @@ fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, 
         };
         // Sums that are added afterwards wait for all products together.
         sums.extend(launches.pop_if(|launch| Kernel::of(launch) == Kernel::Sums));
+        rest = launches.pop_if(|launch| Kernel::of(launch) == Kernel::Rest);
         products.extend(launches.pop());
         prepares.push(launches);
         let first = decode.map(|decode| decode.pick(caps, Some(Path::Scalar))).transpose()?;
@@ -93,6 +96,7 @@ fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, 
         }
         launches.push(product);
     }
+    launches.extend(rest);
     launches.append(&mut sums);
     Ok(Choice { path, launches })
 }
@@ -351,7 +355,7 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kernel::{self, Columns, Decode, Matrix};
+    use super::super::Kernel::{self, Columns, Decode, Matrix, Rest};
     use super::*;
     use crate::mul_mat::Sibling;
     use crate::tensor::Slot;
@@ -404,6 +408,25 @@ mod tests {
         assert_eq!(gate_up, [(Decode, 0), (Columns, 0), (Matrix, 1), (Decode, 1), (Matrix, 2)]);
         let plain = order(&siblings(&[(F16, 14336), (F16, 14336)], 512));
         assert_eq!(plain, [(Columns, 0), (Matrix, 1), (Matrix, 1)]);
+        // Those of the last rows wait for nothing, either.
+        let plain = order(&siblings(&[(F16, 11008), (F16, 11008)], 512));
+        assert_eq!(plain, [(Columns, 0), (Matrix, 1), (Matrix, 1), (Rest, 1)]);
+    }
+
+    #[test]
+    fn rows_of_a_last_round_that_is_far_from_full_take_lower_tiles_beside_the_others() {
+        let parts = |rows: &[(TensorType, usize)], n: usize| {
+            let choice = siblings(rows, n).pick(&Caps::example_nvidia(), None).unwrap();
+            choice.launches.iter().filter_map(|launch| launch.part).collect::<Vec<_>>()
+        };
+        // 448 tiles of 128 x 128 for 264 places: 184 of them, 46 rows of tiles, are left.
+        assert_eq!(parts(&[(TensorType::F16, 14336)], 512), [[0, 66 * 128], [66 * 128, 14336]]);
+        // 688 tiles, of which 160 are left.
+        assert_eq!(parts(&[(TensorType::F16, 11008); 2], 512), [[0, 46 * 128], [46 * 128, 11008]]);
+        // 896 tiles, of which 104 are left, one for a core.
+        assert_eq!(parts(&[(TensorType::F16, 14336); 2], 512), [[0; 2]; 0]);
+        // 512 tiles leave 16 places empty in the second round.
+        assert_eq!(parts(&[(TensorType::F16, 4096)], 2048), [[0; 2]; 0]);
     }
 
     #[test]

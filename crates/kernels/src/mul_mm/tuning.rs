@@ -29,7 +29,8 @@ pub(super) struct Cut {
     pub ahead: usize,
     /// Fewest and most subgroups that share the k of a tile (`lanes`).
     pub share: [usize; 2],
-    /// Subgroups that have room on a core at the same time (`lanes`), by which the share is chosen; 0 where it is not known.
+    /// Subgroups that have room on a core at the same time, by which the share (`lanes`) or the rows of the last round (`coopmat`) are chosen; 0
+    /// where it is not known.
     pub resident: usize,
     /// Whether the places of columns are offsets (`lanes`): fewer registers, more instructions.
     pub offsets: bool,
@@ -39,6 +40,8 @@ pub(super) struct Cut {
     pub busy: usize,
     /// Only for products of experts, whose columns are those that an expert gets on the average.
     pub experts: bool,
+    /// Only for the rows that are left when whole rounds of larger tiles are taken away (`coopmat`).
+    pub rest: bool,
 }
 
 /// What a line says.
@@ -79,7 +82,8 @@ cpu q4_k coopmat 20 tile=16x16x32 warp=8x8
 cpu * coopmat  20 tile=16x16x32 warp=8x8 stages=1
 cpu * coopmat  40 tile=16x16x128 warp=8x8 stages=1 ahead=2
 cpu blocks coopmat * tile=16x16x64 warp=8x8 stages=1 band=2
-cpu * coopmat  * tile=16x16x16  warp=8x8 band=2
+cpu * coopmat  * tile=8x16x16   warp=8x8 band=2 resident=4 rest
+cpu * coopmat  * tile=16x16x16  warp=8x8 band=2 resident=4
 gpu * coopmat  16 tile=64x16x64 warp=32x16 stages=1 ahead=2
 gpu k/* coopmat 32 tile=128x32x64 warp=32x32 busy
 gpu * coopmat  32 tile=128x32x128 warp=32x32 stages=1 busy
@@ -89,7 +93,8 @@ gpu f16 coopmat 144 tile=128x160x64 warp=32x80 stages=1 busy experts
 gpu * coopmat  144 tile=128x160x64 warp=64x32 stages=1 busy experts
 gpu * coopmat  256 tile=128x128x64 warp=64x32 stages=1 busy
 gpu * coopmat  256 tile=64x64x64 warp=32x32 stages=1
-gpu * coopmat  * tile=128x128x32 warp=64x64 stages=1 ahead=2 band=16 busy=2
+gpu * coopmat  * tile=96x128x32 warp=48x64 stages=1 ahead=2 band=16 resident=8 rest
+gpu * coopmat  * tile=128x128x32 warp=64x64 stages=1 ahead=2 band=16 resident=8 busy=2
 gpu * coopmat  * tile=128x256x32 warp=64x64 stages=1 ahead=2 band=16 busy
 gpu * coopmat  * tile=128x128x64 warp=64x32 stages=1 band=16 busy
 gpu * coopmat  * tile=128x64x64 warp=64x32 stages=1 busy
@@ -235,7 +240,8 @@ fn sizes<const N: usize>(text: &str) -> Result<[usize; N], String> {
 
 fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     let (mut tile, mut warp, mut threads) = (None, None, None);
-    let (mut stages, mut unroll, mut band, mut ahead, mut busy, mut experts) = (2, 4, 0, 1, 0, false);
+    let (mut stages, mut unroll, mut band, mut ahead, mut busy, mut resident) = (2, 4, 0, 1, 0, 0);
+    let (mut experts, mut rest) = (false, false);
     let (plain, first, second) = (path == Path::Scalar, path == Path::Coopmat, path == Path::Coopmat2);
     for setting in settings {
         match setting.split_once('=') {
@@ -245,11 +251,13 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
             Some(("warp", text)) if first => warp = Some(sizes::<2>(text)?),
             Some(("stages", text)) if first => [stages] = sizes(text)?,
             Some(("ahead", text)) if first => [ahead] = sizes(text)?,
+            Some(("resident", text)) if first => [resident] = sizes(text)?,
             Some(("threads", text)) if second => threads = Some(sizes::<1>(text)?[0]),
             Some(("unroll", text)) if second => [unroll] = sizes(text)?,
             Some(("busy", text)) => [busy] = sizes(text)?,
             None if *setting == "busy" => busy = 1,
             None if *setting == "experts" => experts = true,
+            None if *setting == "rest" && first => rest = true,
             _ => return Err(format!("{} takes no `{setting}`", path.name())),
         }
     }
@@ -278,7 +286,8 @@ fn parse_cut(path: Path, settings: &[&str]) -> Result<Cut, String> {
     if plain {
         check_plain([m, n], depth, warp)?;
     }
-    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share: [1; 2], resident: 0, offsets: false, band, busy, experts })
+    let (share, offsets) = ([1; 2], false);
+    Ok(Cut { tile: [m, n], depth, warp, stages, threads, unroll, ahead, share, resident, offsets, band, busy, experts, rest })
 }
 
 fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
@@ -300,7 +309,7 @@ fn parse_lanes(settings: &[&str]) -> Result<Cut, String> {
     if !(1..=4).contains(&ahead) {
         return Err(format!("{ahead} pieces ahead, want 1 to 4"));
     }
-    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, resident, offsets, band: 0, busy: 0, experts: false })
+    Ok(Cut { tile, depth: 64, warp: tile, stages: 1, threads: 0, unroll: 1, ahead, share, resident, offsets, band: 0, busy: 0, experts: false, rest: false })
 }
 
 /// What `tile.comp` asks of a cut: threads compute fours, tiles are turned by eights of fours, and each thread loads as many
