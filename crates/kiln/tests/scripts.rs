@@ -77,3 +77,24 @@ fn a_report_holds_what_every_step_said_and_names_those_that_failed() {
     assert_eq!(compiled, "selftest --compile --chosen --json\n");
     assert!(folder.join("out.tar.gz").exists());
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn resident_memory_is_held_against_file_and_cache() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("resident");
+    fs::create_dir_all(&folder).unwrap();
+    let model = folder.join("model.gguf");
+    fs::write(&model, [0; 100_000]).unwrap();
+    // Writes more than is waited for, and goes on until it is ended.
+    let kiln = |name: &str, cache: u32| {
+        let fit = format!(r#"echo '{{"cache_bytes": {cache}, "state_bytes": 0}}'"#);
+        program(&folder, name, &format!(r#"[ "$1" = run ] || {{ {fit}; exit; }}; printf %099d 7; exec sleep 60"#))
+    };
+    let model = model.to_string_lossy();
+    let (well, said) = script("resident", &[&kiln("large", 999_900_000).to_string_lossy(), &model]);
+    assert!(well && said.contains("| model.gguf | 0.1 | 999.9 | 1100.0 | "), "{said}");
+    let (well, said) = script("resident", &[&kiln("small", 0).to_string_lossy(), &model, "--parts"]);
+    assert!(!well && said.contains("| model.gguf | 0.1 | 0.0 | 0.1 | ") && said.contains(" MB  "), "{said}");
+    let (well, said) = script("resident", &["/bin/false", &model]);
+    assert!(!well && said.contains("inspect"), "{said}");
+}

@@ -1,5 +1,5 @@
 //! Instructions that Rust's library has no safe function for: memory fetched ahead of its use, and products of small matrices of
-//! bytes (AMX of x86-64). But for a call in `allocator.rs`, the crate's only unsafe blocks.
+//! bytes (AMX of x86-64). But for calls of the C library in `allocator.rs` and `code.rs`, the crate's only unsafe blocks.
 
 use std::marker::PhantomData;
 

@@ -1,10 +1,11 @@
 //! What Kiln asks of the machine it runs on: files that are written whole or not at all ([`files`]), text of others
 //! that is shown without harm ([`text`]), memory that is left ([`memory`]) and large pieces of it ([`pages`]), what is freed
-//! of it ([`allocator`]), cores ([`cores`]), variables of the environment
+//! of it ([`allocator`]) and what the program's code takes ([`code`]), cores ([`cores`]), variables of the environment
 //! ([`environment`]), Ctrl-C that does not end the program ([`interrupt`]), instructions that Rust's library does not offer
 //! ([`instructions`]). Nothing here knows of models or GPUs.
 
 pub mod allocator;
+pub mod code;
 pub mod cores;
 pub mod environment;
 pub mod files;

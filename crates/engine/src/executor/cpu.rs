@@ -9,7 +9,7 @@ use kiln_gpu::StepTime;
 use kiln_kernels::Call;
 use kiln_kernels::host::{HostMemory, Loom, Place, Spare};
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_system::allocator;
+use kiln_system::{allocator, code};
 
 use super::threads::Threads;
 use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
@@ -38,6 +38,8 @@ pub struct CpuExecutor {
     plans: Vec<Option<Prepared>>,
     /// Where scratch slots of plans lie.
     arena: Arena,
+    /// Whether code of loading is still in memory, and that of a first prompt.
+    fresh: bool,
     /// Who wants to see that it gets on.
     pulse: Arc<Pulse>,
 }
@@ -90,7 +92,7 @@ impl CpuExecutor {
         let memory = HostMemory::default();
         let (plans, arena, pulse) = (Vec::new(), Arena::default(), Arc::default());
         let threads = Threads::default();
-        CpuExecutor { arithmetic, reproducible: false, threads, memory, n_fixed: 0, plans, arena, pulse }
+        CpuExecutor { arithmetic, reproducible: false, threads, memory, n_fixed: 0, plans, arena, fresh: true, pulse }
     }
 
     /// Computes on so many threads of its own.
@@ -132,6 +134,10 @@ impl CpuExecutor {
         if self.arena.settle(needed) {
             self.memory.spare = Spare::default();
             allocator::give_back();
+            self.threads.each(allocator::give_back_end);
+            if std::mem::take(&mut self.fresh) {
+                code::give_back();
+            }
         }
     }
 }
@@ -259,6 +265,7 @@ impl Executor for CpuExecutor {
 
     fn rest(&mut self) {
         (self.arena, self.memory.spare) = (Arena::default(), Spare::default());
+        self.threads.each(allocator::give_back_end);
     }
 
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {

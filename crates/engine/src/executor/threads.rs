@@ -67,6 +67,14 @@ impl Threads {
             None => rayon::scope(|_| here()),
         }
     }
+
+    /// Does the same on each of them, and waits until all have done it.
+    pub(super) fn each(&self, work: impl Fn() + Sync) {
+        match &self.pool {
+            Some(pool) => pool.broadcast(|_| work()),
+            None => rayon::broadcast(|_| work()),
+        };
+    }
 }
 
 /// Does what there is to do on this thread until there has been nothing for a while.

@@ -536,6 +536,7 @@ impl Engine {
         }
         self.executor.rest();
         kiln_system::allocator::give_back();
+        kiln_system::code::give_back();
     }
 
     /// The row of the results that belongs to each entry, or to its last token; its first one where all are wanted.

@@ -62,6 +62,8 @@ pub(super) fn make(graph: &Graph, target: &Target, (shape, end, by_row): Key) ->
         End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
         End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
     }
+    // Plans are kept, and passes leave room for the steps that they took out.
+    plan.steps.shrink_to_fit();
     Ok(Made { plan, tail, tokens })
 }
 
