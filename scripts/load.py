@@ -153,7 +153,8 @@ def reader(port, body, streams, told):
         told.put(error)
 
 
-COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
+# A stream begins with a chunk that has no token yet.
+COUNT = re.compile(rb'"completion_tokens":\s*([1-9]\d*)')
 
 
 def rate_of(server, streams, prompt, tokens, processes=8):

@@ -28,7 +28,7 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
         // Software GPUs only imitate matrix units.
         None if caps.is_cpu => on(Path::Scalar),
         None => {
-            let preferred = table.preferences(call.product.a.ty, columns_each(call)).map(|(path, _)| path);
+            let preferred = table.paths(call.product.a.ty, columns_each(call), call.ids.is_some());
             let integers = if caps.int_dot == IntDot::Accelerated { Path::IntDot } else { Path::Scalar };
             let order = preferred.chain([Path::Coopmat2, Path::Coopmat, integers]);
             order.into_iter().find_map(|path| on(path).ok()).map_or_else(|| on(Path::Scalar), Ok)

@@ -49,10 +49,20 @@ pub(super) struct Cut {
 pub(super) enum Setting {
     /// A cut of this path.
     Cut(Path, Cut),
-    /// The path that is tried first, and whether it gets weights that were decoded beforehand.
-    Prefer(Path, bool),
+    /// The path that is tried first.
+    Prefer(Preference),
     /// Most workgroups of a path that share a tile over k.
     Split(Path, usize),
+}
+
+/// The path that is tried first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Preference {
+    path: Path,
+    /// Whether it gets weights that were decoded beforehand.
+    decode: bool,
+    /// Only for products without experts.
+    dense: bool,
 }
 
 /// One line of the table.
@@ -125,7 +135,7 @@ gpu * coopmat2 * tile=64x64x64  threads=128 busy
 gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
 * *      split *    32 scalar
-* q4_k   prefer 128 lanes
+* q4_k   prefer 128 lanes dense
 * blocks prefer 64 lanes
 * f16    prefer 64 lanes
 * bf16   prefer 64 lanes
@@ -163,16 +173,21 @@ impl Table {
         })
     }
 
-    /// The path a format prefers, and whether its weights are decoded beforehand: the same on every device, as the
+    /// The path a format prefers without experts, and whether its weights are decoded beforehand: the same on every device, as the
     /// memory for it is asked for before the device is known.
     pub(super) fn preferred(&self, ty: TensorType, columns: usize) -> (Path, bool) {
-        self.preferences(ty, columns).next().unwrap_or((Path::Coopmat2, false))
+        let first = self.preferences(ty, columns, false).next();
+        first.map_or((Path::Coopmat2, false), |Preference { path, decode, .. }| (path, decode && ty.is_quantised()))
     }
 
-    /// The same, and what is next where a device has not got that path.
-    pub(super) fn preferences(&self, ty: TensorType, columns: usize) -> impl Iterator<Item = (Path, bool)> {
+    /// The paths that a device may have, best first.
+    pub(super) fn paths(&self, ty: TensorType, columns: usize, experts: bool) -> impl Iterator<Item = Path> {
+        self.preferences(ty, columns, experts).map(|preference| preference.path)
+    }
+
+    fn preferences(&self, ty: TensorType, columns: usize, experts: bool) -> impl Iterator<Item = Preference> {
         self.fitting(ty, columns).filter_map(move |line| match line.setting {
-            Setting::Prefer(path, decode) => Some((path, decode && ty.is_quantised())),
+            Setting::Prefer(preference) if !(experts && preference.dense) => Some(preference),
             _ => None,
         })
     }
@@ -223,11 +238,16 @@ fn parse_preference(settings: &[&str]) -> Result<Setting, String> {
         let found = Path::ALL.into_iter().find(|p| p.name() == word);
         found.ok_or_else(|| format!("`{word}` is no path"))
     };
-    match settings {
-        [word] => Ok(Setting::Prefer(path(word)?, false)),
-        [word, "decode"] => Ok(Setting::Prefer(path(word)?, true)),
-        _ => Err("want a path, or a path and `decode`".into()),
+    let [word, how @ ..] = settings else { return Err("no path".into()) };
+    let mut preference = Preference { path: path(word)?, decode: false, dense: false };
+    for word in how {
+        match *word {
+            "decode" => preference.decode = true,
+            "dense" => preference.dense = true,
+            other => return Err(format!("prefer takes no `{other}`, want `decode` or `dense` behind the path")),
+        }
     }
+    Ok(Setting::Prefer(preference))
 }
 
 /// Numbers with an x between them, each from 1 to 1024.
@@ -382,6 +402,9 @@ mod tests {
             }
         }
         assert_eq!(table.preferred(TensorType::F16, 4096), (Path::Coopmat, false));
+        // Tiles for what an expert gets are wider than lanes take at once.
+        let first = |experts| table.paths(TensorType::Q4_K, 128, experts).next();
+        assert_eq!([first(false), first(true)], [Some(Path::Lanes), Some(Path::Coopmat)]);
         assert!(table.most_splits(Path::Coopmat, 32) > 1 && table.most_splits(Path::Coopmat, 2048) == 1);
         assert!(table.most_splits(Path::Scalar, 2048) > 1);
         assert!(!table.preferred(TensorType::Q4_K, 16).1 && table.preferred(TensorType::Q4_K, 4096).1);
@@ -406,6 +429,8 @@ mod tests {
             ("lanes * tile=16x64 ahead=5", "5 pieces ahead"),
             ("lanes * tile=16x64 band=4", "lanes takes no `band=4`"),
             ("prefer 63 warp", "`warp` is no path"),
+            ("prefer 63", "no path"),
+            ("prefer 63 lanes experts", "takes no `experts`"),
             ("split 128 4", "`* *`"),
             ("split 128 4 scalar", "`* *`"),
             ("scalar * tile=64x64x32", "no `thread=MxN`"),
