@@ -125,11 +125,12 @@ class Server:
         return {"first": first, "whole": time.perf_counter() - start, "text": text, "usage": usage, "id": ids.pop()}
 
 
-def reader(port, body, streams, told):
-    """A process of its own with some streams: when each of their chunks came, and how many tokens there were by then."""
-    seen = [[] for _ in range(streams)]
+def reader(port, bodies, told):
+    """A process of its own with a stream for each of these requests: when each of their chunks came, and how many tokens there were by then."""
+    seen = [[] for _ in bodies]
 
     def one(i):
+        body = bodies[i]
         with socket.create_connection(("127.0.0.1", port), 600) as s:
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             s.sendall(head.encode() + body)
@@ -147,7 +148,7 @@ def reader(port, body, streams, told):
                         raise RuntimeError(line)
 
     try:
-        at_once(streams, one)
+        at_once(len(bodies), one)
         told.put(seen)
     except Exception as error:
         told.put(error)
@@ -157,13 +158,15 @@ def reader(port, body, streams, told):
 COUNT = re.compile(rb'"completion_tokens":\s*([1-9]\d*)')
 
 
-def rate_of(server, streams, prompt, tokens, processes=8):
-    """Tokens per second that so many streams get through HTTP, while all of them are being written; and from the first request to the last answer."""
-    body = json.dumps({"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-                       "stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
+def rate_of(server, prompts, tokens, processes=8):
+    """Tokens per second that a stream for each prompt gets through HTTP, while all of them are being written; and from the first request to the last answer."""
+    def body(prompt):
+        return json.dumps({"messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+                           "stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
+
+    streams, bodies = len(prompts), [body(prompt) for prompt in prompts]
     told, began = multiprocessing.Queue(), time.monotonic()
-    shares = [len(range(i, streams, processes)) for i in range(min(streams, processes))]
-    readers = [multiprocessing.Process(target=reader, args=(server.port, body, share, told)) for share in shares]
+    readers = [multiprocessing.Process(target=reader, args=(server.port, bodies[i::processes], told)) for i in range(min(streams, processes))]
     for process in readers:
         process.start()
     seen = []
