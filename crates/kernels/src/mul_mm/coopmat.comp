@@ -107,22 +107,33 @@ uvec4 eight(uvec2 row, uint e, uint end) {
 #endif
 
 #if A_BLOCKS
-// Four codes as 16-bit floats. `precise`: the same bits as weights that were decoded beforehand. Converting integers is slow on
-// many GPUs: a code goes into the mantissa of 2^23 instead, which is exact.
+// Four codes as 16-bit floats, with the same bits as weights that were decoded beforehand. Converting integers is slow on many GPUs: a code goes
+// into a mantissa instead, which is exact.
+#if ONE_GROUP || A_BIAS == 0
+#define CENTRE 128
+#else
+#define CENTRE A_BIAS
+#endif
 uvec2 values(uint code, vec2 s) {
 #if ONE_GROUP || A_BIAS == 0
-    const float offset = 8388608.0 + 128.0;
     code ^= 0x80808080u;
-#else
-    const float offset = 8388608.0 + float(A_BIAS);
 #endif
+#if HALF_SCALE
+    // A code times a half is rounded once, in halves as in floats: so two of them are multiplied at once.
+    f16vec2 even = unpackFloat2x16((code & 0x00ff00ffu) | 0x64006400u) - f16vec2(float16_t(1024 + CENTRE));
+    f16vec2 odd = unpackFloat2x16((code >> 8 & 0x00ff00ffu) | 0x64006400u) - f16vec2(float16_t(1024 + CENTRE));
+    even *= float16_t(s.x);
+    odd *= float16_t(s.x);
+    return uvec2(packFloat2x16(f16vec2(even.x, odd.x)), packFloat2x16(f16vec2(even.y, odd.y)));
+#else
     uvec4 bytes = uvec4(code & 255u, (code >> 8) & 255u, (code >> 16) & 255u, code >> 24);
-    precise vec4 v = (uintBitsToFloat(bytes | 0x4b000000u) - offset) * s.x;
+    precise vec4 v = (uintBitsToFloat(bytes | 0x4b000000u) - (8388608.0 + float(CENTRE))) * s.x;
 #if A_SHIFTED
     precise vec4 w = v + s.y;
     return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
 #else
     return uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));
+#endif
 #endif
 }
 #endif
