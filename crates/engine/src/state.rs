@@ -7,7 +7,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use kiln_gguf::Value;
+use kiln_gguf::{Metadata, Value};
 use kiln_system::memory::size;
 use kiln_system::text::shown;
 use sha2::{Digest as _, Sha256};
@@ -187,24 +187,32 @@ fn about(model: &Model) -> String {
     format!("{} \"{kept}\" ({main}, {})", model.config.architecture.name, size(model.gguf.data_bytes()))
 }
 
+/// The beginning of a model's hash, that of its keys: made when the model is opened, because not all of them are kept.
+pub(crate) fn keys_hash(metadata: &Metadata) -> Sha256 {
+    let mut hash = Sha256::new();
+    for (key, value) in metadata.iter() {
+        put(&mut hash, key.as_bytes());
+        match value {
+            // Vocabularies are long; a model with another one has another shape or other weights as well.
+            Value::Array(array) => put(&mut hash, &(array.len() as u64).to_le_bytes()),
+            Value::Str(text) => put(&mut hash, text),
+            number => put(&mut hash, number.to_string().as_bytes()),
+        }
+    }
+    hash
+}
+
+fn put(hash: &mut Sha256, bytes: &[u8]) {
+    hash.update((bytes.len() as u64).to_le_bytes());
+    hash.update(bytes);
+}
+
 /// A hash of everything that makes a model this one: its hyper-parameters, the layout of its tensors, and samples of every
 /// tensor, and its adapters.
 fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
     let gguf = &model.gguf;
-    let mut hash = Sha256::new();
-    let mut put = |bytes: &[u8]| {
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    };
-    for (key, value) in gguf.metadata().iter() {
-        put(key.as_bytes());
-        match value {
-            // Vocabularies are long; a model with another one has another shape or other weights as well.
-            Value::Array(array) => put(&(array.len() as u64).to_le_bytes()),
-            Value::Str(text) => put(text),
-            number => put(number.to_string().as_bytes()),
-        }
-    }
+    let mut hash = model.keys_hash().clone();
+    let mut put = |bytes: &[u8]| put(&mut hash, bytes);
     for info in gguf.tensors() {
         put(info.name.as_bytes());
         put(info.ty.name().as_bytes());

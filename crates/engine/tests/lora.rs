@@ -27,8 +27,12 @@ fn base(preset: &str) -> Vec<u8> {
     synth.to_bytes().unwrap()
 }
 
+fn gguf(bytes: &[u8]) -> Gguf {
+    Gguf::from_bytes(bytes.to_vec()).unwrap()
+}
+
 fn model(bytes: &[u8]) -> Model {
-    Model::new(Gguf::from_bytes(bytes.to_vec()).unwrap()).unwrap()
+    Model::new(gguf(bytes)).unwrap()
 }
 
 /// Small numbers without a pattern.
@@ -167,7 +171,7 @@ fn an_adapter_says_what_the_merged_model_says() {
         let plain = model(&bytes);
         let kind = plain.config.architecture.name;
         let (one, two) = (pairs(&plain.gguf, 4, 100), pairs(&plain.gguf, 3, 900));
-        let want = Arc::new(model(&merged(&plain.gguf, &[(&one, 0.7), (&two, -0.4)])));
+        let want = Arc::new(model(&merged(&gguf(&bytes), &[(&one, 0.7), (&two, -0.4)])));
         let files = [file(kind, &one), file(kind, &two)];
         let adapted = with(plain, &[(&files[0], 0.7), (&files[1], -0.4)]);
         let plain = Arc::new(model(&bytes));
@@ -217,7 +221,7 @@ fn texts_of_one_batch_have_adapters_of_their_own() {
         all(cut(|text| &text[..text.len() - 1]));
         let got = all(cut(|text| &text[text.len() - 1..]));
         for ((mix, text), got) in mixes.iter().zip(&texts).zip(&got) {
-            let alone = Arc::new(model(&merged(&model(&bytes).gguf, &[(&one, mix[0]), (&two, mix[1])])));
+            let alone = Arc::new(model(&merged(&gguf(&bytes), &[(&one, mix[0]), (&two, mix[1])])));
             let mut alone = engine(&alone, Box::new(CpuExecutor::new(Arithmetic::Fast)));
             let id = alone.open(0).unwrap();
             let error = nmse(got, &feed(&mut alone, id, text, Wanted::Last));

@@ -12,6 +12,9 @@ use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use crate::error::{Error, Result};
 
+/// Bytes of a page on most systems. Where pages are larger, those at both ends of what is forgotten go as well.
+pub(crate) const PAGE: usize = 4096;
+
 /// The bytes of one file.
 #[derive(Debug)]
 pub(crate) enum Source {
@@ -49,6 +52,14 @@ impl Source {
             let forgotten = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
             // A system that keeps them has them in memory, as before.
             let _ = forgotten;
+        }
+    }
+
+    /// The same for the pages that hold nothing else.
+    pub(crate) fn forget_within(&self, range: Range<usize>) {
+        let whole = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
+        if !whole.is_empty() {
+            self.forget(whole);
         }
     }
 

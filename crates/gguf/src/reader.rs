@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::header::Header;
-use crate::map::Source;
+use crate::map::{PAGE, Source};
 use crate::metadata::Metadata;
 use crate::split;
 use crate::tensor::TensorInfo;
+use crate::value::Value;
 
 /// Threads that bring files into memory, and bytes that each takes at once.
 const FETCHING: usize = 4;
@@ -47,6 +48,30 @@ impl Shared {
     pub fn forget(&self) {
         self.part.source.forget(self.range.clone());
     }
+
+    /// The same for many: those that lie side by side go as one. Pages that hold something else as well stay: whoever reads that would
+    /// get them back, and with them what the system reads along.
+    pub fn forget_all(all: &[Shared]) {
+        for (part, run) in runs(all) {
+            part.source.forget_within(run);
+        }
+    }
+}
+
+/// Ranges of files that hold these bytes. What lies between two of them is padding where it is less than a page.
+fn runs(all: &[Shared]) -> Vec<(&Arc<Part>, Range<usize>)> {
+    let mut sorted: Vec<&Shared> = all.iter().collect();
+    sorted.sort_unstable_by_key(|shared| (Arc::as_ptr(&shared.part).addr(), shared.range.start));
+    let mut runs: Vec<(&Arc<Part>, Range<usize>)> = Vec::new();
+    for Shared { part, range } in sorted {
+        match runs.last_mut() {
+            Some((last, run)) if Arc::ptr_eq(last, part) && range.start.saturating_sub(run.end) < PAGE => {
+                run.end = run.end.max(range.end);
+            }
+            _ => runs.push((part, range.clone())),
+        }
+    }
+    runs
 }
 
 impl Deref for Shared {
@@ -133,6 +158,11 @@ impl Gguf {
         &self.metadata
     }
 
+    /// Takes a value out of the metadata: for those who have made something else of one that takes much memory.
+    pub fn take(&mut self, key: &str) -> Option<Value> {
+        self.metadata.remove(key)
+    }
+
     /// All tensors, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
@@ -193,5 +223,27 @@ impl Gguf {
     /// Bytes of all tensor data.
     pub fn data_bytes(&self) -> u64 {
         self.tensors.iter().map(|info| info.bytes as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_forgotten_as_one() {
+        let part = || Arc::new(Part { path: PathBuf::new(), source: Source::Memory(vec![0; 9 * PAGE]) });
+        let (one, other) = (part(), part());
+        let shared = |part: &Arc<Part>, range: Range<usize>| Shared { part: Arc::clone(part), range };
+        let all = [
+            shared(&one, 3 * PAGE..4 * PAGE),
+            shared(&one, 10..20),
+            shared(&other, 20..30),
+            shared(&one, 32..2 * PAGE),
+        ];
+        let mut found: Vec<(bool, Range<usize>)> =
+            runs(&all).into_iter().map(|(part, run)| (Arc::ptr_eq(part, &one), run)).collect();
+        found.sort_by_key(|(of_one, run)| (*of_one, run.start));
+        assert_eq!(found, [(false, 20..30), (true, 10..2 * PAGE), (true, 3 * PAGE..4 * PAGE)]);
     }
 }

@@ -15,7 +15,7 @@ use kiln_system::text::shown;
 
 /// The template of a model; one clear line where it cannot be used.
 pub(crate) fn template(model: &Model) -> anyhow::Result<Option<Template>> {
-    Template::from_gguf(model.gguf.metadata())
+    Template::from_gguf(model.gguf.metadata(), &model.tokenizer)
         .map_err(|why| anyhow::anyhow!("{why}\nhint: `kiln run --raw` continues a text without the template"))
 }
 

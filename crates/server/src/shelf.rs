@@ -150,18 +150,18 @@ impl Loaded {
 
 /// The template that was asked for, the model's own, or the one that its vocabulary gives away.
 fn template(model: &Model, wanted: Option<&str>) -> Result<Option<Template>, TemplateError> {
-    let metadata = model.gguf.metadata();
+    let (metadata, tokenizer) = (model.gguf.metadata(), &model.tokenizer);
     if let Some(source) = wanted {
-        return Template::for_gguf(source, metadata).map(Some);
+        return Template::for_gguf(source, metadata, tokenizer).map(Some);
     }
-    if let Some(own) = Template::from_gguf(metadata)? {
+    if let Some(own) = Template::from_gguf(metadata, tokenizer)? {
         return Ok(Some(own));
     }
-    let Some((name, source)) = Template::form_of(&model.tokenizer) else { return Ok(None) };
+    let Some((name, source)) = Template::form_of(tokenizer) else { return Ok(None) };
     log::warn!(
         "the model brings no chat template; its vocabulary looks like {name}, which is used (--chat-template names another)"
     );
-    Template::for_gguf(source, metadata).map(Some)
+    Template::for_gguf(source, metadata, tokenizer).map(Some)
 }
 
 /// Where a model is.

@@ -40,6 +40,8 @@ pub struct CpuExecutor {
     arena: Arena,
     /// Whether code of loading is still in memory, and that of a first prompt.
     fresh: bool,
+    /// Weights that are no longer read where they lie in the file, until the system has been told so for the last time.
+    unread: Vec<Shared>,
     /// Who wants to see that it gets on.
     pulse: Arc<Pulse>,
 }
@@ -91,8 +93,19 @@ impl CpuExecutor {
     pub fn new(arithmetic: Arithmetic) -> CpuExecutor {
         let memory = HostMemory::default();
         let (plans, arena, pulse) = (Vec::new(), Arena::default(), Arc::default());
-        let threads = Threads::default();
-        CpuExecutor { arithmetic, reproducible: false, threads, memory, n_fixed: 0, plans, arena, fresh: true, pulse }
+        let (threads, unread) = (Threads::default(), Vec::new());
+        CpuExecutor {
+            arithmetic,
+            reproducible: false,
+            threads,
+            memory,
+            n_fixed: 0,
+            plans,
+            arena,
+            fresh: true,
+            unread,
+            pulse,
+        }
     }
 
     /// Computes on so many threads of its own.
@@ -137,6 +150,8 @@ impl CpuExecutor {
             self.threads.each(allocator::give_back_end);
             if std::mem::take(&mut self.fresh) {
                 code::give_back();
+                // By now all weights that are used as they lie have been read, and what lies around them came with them.
+                Shared::forget_all(&std::mem::take(&mut self.unread));
             }
         }
     }
@@ -156,7 +171,7 @@ impl Executor for CpuExecutor {
         has_room("the model with its caches", total)?;
         let mut done = 0;
         self.memory = HostMemory::default();
-        let mut given_back = Vec::new();
+        let mut unread = Vec::new();
         let weights = fixed.slots.iter().filter(|slot| slot.kind == SlotKind::Weight);
         let room = weights.map(|slot| Loom::room(slot.ty, slot.shape[0], slot.bytes)).sum();
         let mut loom = Loom::new(if self.arithmetic == Arithmetic::Fast { room } else { 0 });
@@ -168,11 +183,17 @@ impl Executor for CpuExecutor {
                     let info = gguf.tensor(&slot.name)?;
                     let data = weights::data(gguf, info)?;
                     let shared = gguf.shared(info);
-                    if data.len() <= SMALL {
-                        bytes = data.to_vec();
-                        given_back.push(shared);
-                    } else {
+                    let woven = self.threads.run(|| loom.weave(Slot(i as u32), slot.ty, slot.shape[0], data));
+                    if woven {
+                        shared.forget();
+                    }
+                    if woven || data.len() <= SMALL {
+                        unread.push(shared.clone());
+                    }
+                    if woven || data.len() > SMALL {
                         file = Some(shared);
+                    } else {
+                        bytes = data.to_vec();
                     }
                 }
                 SlotKind::Constant(values) => bytes = values.to_vec(),
@@ -180,19 +201,13 @@ impl Executor for CpuExecutor {
                 _ => bytes = vec![0; slot.bytes],
             }
             done += if slot.kind == SlotKind::Elsewhere { 0 } else { slot.bytes as u64 };
-            let forgettable = file.clone();
             self.memory.slots.push(bytes);
             self.memory.files.push(file);
-            if let Some(file) = forgettable
-                && self.threads.run(|| loom.weave(Slot(i as u32), slot.ty, slot.shape[0], &file))
-            {
-                file.forget();
-                given_back.push(file);
-            }
             progress(done, total);
         }
         // Whoever reads the first page of a tensor gets some pages before it, too, which were given back already.
-        given_back.iter().for_each(Shared::forget);
+        Shared::forget_all(&unread);
+        self.unread = unread;
         self.memory.put_woven(loom);
         self.n_fixed = fixed.slots.len();
         Ok(())

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_gguf::Gguf;
+use sha2::Sha256;
 
 pub use adapter::Adapter;
 pub use config::Config;
@@ -19,11 +20,12 @@ pub use loader::{Cached, Facts, Loader};
 
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room, graph};
-use crate::tokenizer::Tokenizer;
+use crate::state;
+use crate::tokenizer::{LISTS, Tokenizer};
 
 /// An open model.
 pub struct Model {
-    /// The file.
+    /// The file, without the lists of its vocabulary, which are in the tokenizer.
     pub gguf: Arc<Gguf>,
     /// Its sizes, checked.
     pub config: Config,
@@ -32,6 +34,7 @@ pub struct Model {
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     adapters: Vec<Adapter>,
+    keys_hash: Sha256,
 }
 
 impl Model {
@@ -41,13 +44,15 @@ impl Model {
     }
 
     /// The same from a file that is already open.
-    pub fn new(gguf: Gguf) -> Result<Model, Error> {
+    pub fn new(mut gguf: Gguf) -> Result<Model, Error> {
         let config = Config::read(&gguf)?;
         // Every key and the shape of every tensor is looked at now, so that what does not fit is said before anything is
         // loaded.
         let facts = graph(&config, &gguf, &Room::one(1))?.facts();
         let tokenizer = Arc::new(Tokenizer::from_gguf(gguf.metadata())?);
-        Ok(Model { gguf: Arc::new(gguf), config, facts, tokenizer, adapters: Vec::new() })
+        let keys_hash = state::keys_hash(gguf.metadata());
+        LISTS.iter().for_each(|list| drop(gguf.take(list)));
+        Ok(Model { gguf: Arc::new(gguf), config, facts, tokenizer, adapters: Vec::new(), keys_hash })
     }
 
     /// The same model with adapters of it. One that changes a tensor in a way that Kiln does not compute is an error.
@@ -76,8 +81,39 @@ impl Model {
         self.adapters.iter().map(|adapter| adapter.scale).collect()
     }
 
+    /// A hash of all keys of the file, to go on from.
+    pub(crate) fn keys_hash(&self) -> &Sha256 {
+        &self.keys_hash
+    }
+
     /// What is built of it, with this much room in its caches.
     pub fn graph(&self, room: &Room) -> Result<Graph, Error> {
         Ok(graph(&self.config, &self.gguf, room)?.with_adapters(&self.adapters))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sha2::Digest as _;
+
+    use super::*;
+    use crate::quantise_recipe::Recipe;
+    use crate::synth::{Preset, Synth};
+
+    #[test]
+    fn lists_of_the_vocabulary_are_hashed_and_not_kept() {
+        for name in ["tiny-llama", "tiny-gemma2", "tiny-rwkv7"] {
+            let synth = Synth::new(Preset::from_name(name).unwrap(), Recipe::from_name("F32").unwrap(), 1);
+            let file = Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap();
+            let all = file.metadata().clone();
+            let model = Model::new(file).unwrap();
+            let kept = model.gguf.metadata();
+            assert!(LISTS.iter().all(|list| !kept.contains(list)) && all.contains("tokenizer.ggml.tokens"));
+            assert_eq!(all.len() - kept.len(), LISTS.iter().filter(|list| all.contains(list)).count());
+            assert_eq!(model.tokenizer.n_tokens(), all.get_str_array("tokenizer.ggml.tokens").unwrap().len());
+            let hash = |keys: &Sha256| keys.clone().finalize();
+            assert_eq!(hash(model.keys_hash()), hash(&state::keys_hash(&all)));
+            assert_ne!(hash(model.keys_hash()), hash(&state::keys_hash(kept)));
+        }
     }
 }

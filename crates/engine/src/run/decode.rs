@@ -139,6 +139,7 @@ impl Engine {
                 self.executor.write(decoding.plan, &entry, &page.to_le_bytes())?;
             }
         }
+        self.count_run(false);
         decoding.on_their_way.push_back(self.executor.submit(decoding.plan)?);
         decoding.submitted += 1;
         Ok(true)

@@ -24,6 +24,10 @@ use crate::plan::{Fixed, Plan, Ports, SlotKind};
 /// Plans that are kept ready. The least recently used one goes when there are more.
 const MOST_PLANS: usize = 32;
 
+/// So many runs in a row without a prompt, and the plans of prompts go, where another one is made as fast as a token or two: the next prompt
+/// has another length as a rule. That is before the CPU's executor gives back what a prompt computed in, and them with it.
+const QUIET: usize = 6;
+
 /// A sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(u64);
@@ -91,6 +95,8 @@ pub struct Engine {
     next: u64,
     plans: HashMap<Key, Ready>,
     clock: u64,
+    /// Runs in a row without a prompt.
+    quiet: usize,
     /// Texts that go on by themselves.
     pub(super) decoding: Option<Decoding>,
     /// Time that went into making plans ready: mostly kernels that were compiled.
@@ -168,6 +174,7 @@ impl Engine {
             next: 0,
             plans: HashMap::new(),
             clock: 0,
+            quiet: 0,
             decoding: None,
             preparing: Duration::ZERO,
         })
@@ -528,6 +535,16 @@ impl Engine {
         }
     }
 
+    /// Another run comes, with a prompt or without.
+    pub(super) fn count_run(&mut self, prompt: bool) {
+        self.quiet = if prompt { 0 } else { self.quiet + 1 };
+        if self.quiet == QUIET && self.executor.takes_any_shape() {
+            for (_, ready) in self.plans.extract_if(|(shape, ..), _| shape.prompt > 0) {
+                self.executor.forget(ready.plan);
+            }
+        }
+    }
+
     /// Gives back the memory that only running takes, until the next run: for an engine that nobody asks. Plans stay where they
     /// would have to be compiled again.
     pub fn rest(&mut self) {
@@ -584,6 +601,7 @@ impl Engine {
     }
 
     pub(super) fn prepared(&mut self, key: Key) -> Result<Ready, Error> {
+        self.count_run(key.0.prompt > 0);
         self.clock += 1;
         let now = self.clock;
         if let Some(ready) = self.plans.get_mut(&key) {
@@ -617,4 +635,48 @@ impl Engine {
 /// Entries that go on by one token, and those of prompts.
 fn split<'e, 't>(entries: &'e [Entry<'t>]) -> (Vec<&'e Entry<'t>>, Vec<&'e Entry<'t>>) {
     entries.iter().partition(|entry| entry.tokens.len() == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::{Arithmetic, CpuExecutor};
+    use crate::quantise_recipe::Recipe;
+    use crate::synth::{Preset, Synth};
+
+    /// Prompt tokens of the plans that are ready.
+    fn ready(engine: &Engine) -> Vec<usize> {
+        let mut ready: Vec<usize> = engine.plans.keys().map(|(shape, ..)| shape.prompt).collect();
+        ready.sort_unstable();
+        ready
+    }
+
+    #[test]
+    fn plans_of_prompts_go_when_a_text_has_gone_on_for_a_while() {
+        let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 1);
+        let gguf = kiln_gguf::Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap();
+        let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+        let room = Room::for_sequences(1, 128);
+        let mut engine = Engine::new(Arc::new(Model::new(gguf).unwrap()), executor, room, &mut |_, _| {}).unwrap();
+        let sequence = engine.open(0).unwrap();
+        let feed = |engine: &mut Engine, tokens: &[u32]| {
+            engine.feed(&[Entry { sequence, tokens, wanted: Wanted::Last }]).unwrap().remove(0)
+        };
+        feed(&mut engine, &[5, 6, 7]);
+        for _ in 1..QUIET {
+            feed(&mut engine, &[9]);
+            assert_eq!(ready(&engine), [0, 3]);
+        }
+        feed(&mut engine, &[9]);
+        assert_eq!(ready(&engine), [0]);
+        // Texts that go on by themselves ask for their plan only once.
+        feed(&mut engine, &[5, 6, 7, 8]);
+        engine.go_on(&[(sequence, 9)], 2 * QUIET, Default::default()).unwrap();
+        assert_eq!(ready(&engine), [0, 0]);
+        // The next prompt has a plan made anew, and is read as before.
+        engine.truncate(sequence, 0).unwrap();
+        let again = feed(&mut engine, &[5, 6, 7]);
+        engine.truncate(sequence, 0).unwrap();
+        assert_eq!(feed(&mut engine, &[5, 6, 7]), again);
+    }
 }

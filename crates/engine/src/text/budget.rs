@@ -112,7 +112,7 @@ mod tests {
     /// What a model that would write `text` writes with so many tokens to think; forced tokens come between.
     fn written(prompt: &str, budget: usize, text: &str) -> String {
         let tokenizer = tokenizer();
-        let vocab = tokenizer.vocab().tokens.len();
+        let vocab = tokenizer.n_tokens();
         let markers = Markers::by_name("think").expect("the family exists");
         let bound = ThoughtBudget::new(Arc::clone(&tokenizer), vocab, markers, prompt, budget, None);
         let mut bound = bound.expect("the marker should encode").fork();

@@ -3,8 +3,10 @@
 use super::bytes::{self, decode_byte_level};
 use super::error::TokenizerError;
 use super::hash::FastMap;
-use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merged, Merger, NONE, Span, WordCache};
+use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merger, NONE, Span, WordCache};
+use super::merges::Merges;
 use super::patterns::WholeWords;
+use super::pieces::{Index, Pieces};
 use super::pre::PreTokenizer;
 use super::vocab::{TokenType, Vocab};
 
@@ -22,20 +24,32 @@ pub(super) struct Bpe {
     alphabet: Alphabet,
     pre: PreTokenizer,
     n_tokens: u32,
-    /// Symbols by their spelling; none where no text looks them up.
-    symbols: FastMap<Vec<u8>, u32>,
+    symbols: Symbols,
     byte_symbols: [u32; 256],
     byte_tokens: [u32; 256],
-    merges: FastMap<u64, Merged>,
+    merges: Merges,
 }
 
-fn pair_key(left: u32, right: u32) -> u64 {
-    u64::from(left) << 32 | u64::from(right)
+/// Symbols by their spelling: those that texts look up.
+#[derive(Default)]
+struct Symbols {
+    tokens: Index,
+    /// Symbols that are no tokens, and tokens that are found by another text than they stand for.
+    others: FastMap<Vec<u8>, u32>,
 }
+
+impl Symbols {
+    fn get(&self, pieces: &Pieces, text: &[u8]) -> Option<u32> {
+        self.tokens.get(pieces, text).or_else(|| self.others.get(text).copied())
+    }
+}
+
+/// Every symbol by its spelling, while the tables are built.
+type All = FastMap<Vec<u8>, u32>;
 
 impl Bpe {
     /// Builds the tables of a vocabulary.
-    pub(super) fn new(vocab: &Vocab, alphabet: Alphabet) -> Result<Self, TokenizerError> {
+    pub(super) fn new(vocab: &Vocab, pieces: &Pieces, alphabet: Alphabet) -> Result<Self, TokenizerError> {
         if vocab.merges.is_empty() {
             return Err(TokenizerError::NoMerges { model: vocab.model.clone() });
         }
@@ -48,23 +62,31 @@ impl Bpe {
             alphabet,
             pre,
             n_tokens,
-            symbols: FastMap::default(),
+            symbols: Symbols::default(),
             byte_symbols: [NONE; 256],
             byte_tokens: [NONE; 256],
-            merges: FastMap::default(),
+            merges: Merges::new(Vec::new()),
         };
-        bpe.add_tokens(vocab);
-        bpe.add_merges(vocab)?;
-        bpe.merges.shrink_to_fit();
-        if !bpe.looks_up_spellings() {
-            bpe.symbols = FastMap::default();
-        }
+        let mut all = All::default();
+        bpe.add_tokens(vocab, &mut all);
+        bpe.merges = bpe.merges_of(vocab, &mut all)?;
+        bpe.keep(all, pieces);
         Ok(bpe)
     }
 
-    /// Whether texts need the spellings of symbols: where merges alone make tokens of bytes, they are the largest table of all.
-    fn looks_up_spellings(&self) -> bool {
-        self.alphabet == Alphabet::Characters || self.pre.whole_words == WholeWords::Take
+    /// Keeps the symbols that texts look up: characters and whole words. Where merges alone make tokens of bytes, these are none.
+    fn keep(&mut self, mut all: All, pieces: &Pieces) {
+        let characters = self.alphabet == Alphabet::Characters;
+        if !characters && self.pre.whole_words != WholeWords::Take {
+            return;
+        }
+        let n_tokens = self.n_tokens;
+        let is_character = |text: &[u8]| std::str::from_utf8(text).is_ok_and(|text| text.chars().count() == 1);
+        all.retain(|text, symbol| *symbol < n_tokens || (characters && is_character(text)));
+        self.symbols.tokens = Index::new(pieces, all.iter().map(|(text, symbol)| (*symbol, text.as_slice())));
+        all.retain(|text, symbol| self.symbols.tokens.get(pieces, text) != Some(*symbol));
+        all.shrink_to_fit();
+        self.symbols.others = all;
     }
 
     fn spell(&self, piece: &[u8]) -> Option<Vec<u8>> {
@@ -74,7 +96,7 @@ impl Bpe {
         }
     }
 
-    fn add_tokens(&mut self, vocab: &Vocab) {
+    fn add_tokens(&mut self, vocab: &Vocab, all: &mut All) {
         for ((token, kind), id) in vocab.tokens.iter().zip(&vocab.token_types).zip(0..) {
             if let (Alphabet::Characters, Some(byte)) = (self.alphabet, bytes::parse_byte_token(token)) {
                 self.byte_tokens[usize::from(byte)] = id;
@@ -83,12 +105,12 @@ impl Bpe {
             if matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused)
                 && let Some(bytes) = self.spell(token).filter(|bytes| !bytes.is_empty())
             {
-                self.symbols.entry(bytes).or_insert(id);
+                all.entry(bytes).or_insert(id);
             }
         }
         if self.alphabet == Alphabet::Bytes {
             for byte in 0..=255u8 {
-                let symbol = self.intern(vec![byte]);
+                let symbol = self.intern(all, vec![byte]);
                 self.byte_symbols[usize::from(byte)] = symbol;
                 if symbol < self.n_tokens {
                     self.byte_tokens[usize::from(byte)] = symbol;
@@ -98,12 +120,13 @@ impl Bpe {
     }
 
     /// The symbol of a piece; a new one past the last token where the vocabulary has none.
-    fn intern(&mut self, bytes: Vec<u8>) -> u32 {
-        let next = self.n_tokens + self.symbols.len() as u32;
-        *self.symbols.entry(bytes).or_insert(next)
+    fn intern(&self, all: &mut All, bytes: Vec<u8>) -> u32 {
+        let next = self.n_tokens + all.len() as u32;
+        *all.entry(bytes).or_insert(next)
     }
 
-    fn add_merges(&mut self, vocab: &Vocab) -> Result<(), TokenizerError> {
+    fn merges_of(&self, vocab: &Vocab, all: &mut All) -> Result<Merges, TokenizerError> {
+        let mut merges = Vec::with_capacity(vocab.merges.len());
         for (index, merge) in vocab.merges.iter().enumerate() {
             // A piece may itself begin with a space in the alphabet of characters.
             let space = merge.iter().skip(1).position(|&byte| byte == b' ').map(|at| at + 1);
@@ -112,15 +135,14 @@ impl Bpe {
             // A merge of pieces outside the alphabet can never happen.
             let (Some(left), Some(right)) = (self.spell(left), self.spell(&right[1..])) else { continue };
             let whole = [left.as_slice(), right.as_slice()].concat();
-            let (left, right, symbol) = (self.intern(left), self.intern(right), self.intern(whole));
-            let merged = Merged { priority: index as u32, symbol };
-            self.merges.entry(pair_key(left, right)).or_insert(merged);
+            let (left, right, symbol) = (self.intern(all, left), self.intern(all, right), self.intern(all, whole));
+            merges.push((left, right, symbol));
         }
-        Ok(())
+        Ok(Merges::new(merges))
     }
 
     /// Appends the tokens of a text without special tokens.
-    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    pub(super) fn encode(&self, text: &str, pieces: &Pieces, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let mut marked = String::new();
         let text = match self.alphabet {
             Alphabet::Bytes => text,
@@ -138,7 +160,7 @@ impl Bpe {
                 continue;
             }
             let start = ids.len();
-            self.encode_word(word, &mut merger, ids);
+            self.encode_word(word, pieces, &mut merger, ids);
             if word.len() < MAX_CACHED_WORD && seen.len() < MAX_CACHE_ENTRIES {
                 seen.insert(word, (start as u32, ids.len() as u32));
             }
@@ -146,10 +168,11 @@ impl Bpe {
         Ok(())
     }
 
-    fn encode_word(&self, word: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
+    fn encode_word(&self, word: &str, pieces: &Pieces, merger: &mut Merger, ids: &mut Vec<u32>) {
         let take_whole = self.pre.whole_words == WholeWords::Take
             || (self.alphabet == Alphabet::Characters && word.starts_with('\n'));
-        if take_whole && let Some(&symbol) = self.symbols.get(word.as_bytes()).filter(|&&s| s < self.n_tokens) {
+        let whole = || self.symbols.get(pieces, word.as_bytes()).filter(|symbol| *symbol < self.n_tokens);
+        if take_whole && let Some(symbol) = whole() {
             ids.push(symbol);
             return;
         }
@@ -162,11 +185,11 @@ impl Bpe {
             })),
             Alphabet::Characters => merger.spans.extend(word.char_indices().map(|(start, c)| {
                 let character = &word.as_bytes()[start..start + c.len_utf8()];
-                let symbol = self.symbols.get(character).copied().unwrap_or(NONE);
+                let symbol = self.symbols.get(pieces, character).unwrap_or(NONE);
                 Span { symbol, start: start as u32, len: c.len_utf8() as u32 }
             })),
         }
-        merger.run(|left, right| self.merges.get(&pair_key(left.symbol, right.symbol)).copied());
+        merger.run(|left, right| self.merges.get(left.symbol, right.symbol));
         for span in &merger.spans {
             if span.symbol < self.n_tokens {
                 ids.push(span.symbol);

@@ -3,17 +3,20 @@
 
 /// Stands for a space in SentencePiece vocabularies.
 pub(super) const SPACE_MARK: char = '\u{2581}';
+/// The same in UTF-8.
+const MARK_BYTES: &[u8] = "\u{2581}".as_bytes();
 
 /// The character that stands for a byte in a byte-level vocabulary: printable Latin-1 stands for itself, the other 68
 /// bytes take the characters from U+0100 on, in order.
-#[cfg(test)]
-pub(super) fn char_of_byte(byte: u8) -> char {
-    let hidden_before = |end: u8| (0..end).filter(|&b| !is_printable(b)).count() as u32;
-    if is_printable(byte) {
-        char::from(byte)
-    } else {
-        char::from_u32(0x100 + hidden_before(byte)).expect("U+0100 to U+0143 should be characters")
-    }
+fn char_of_byte(byte: u8) -> char {
+    let code = u32::from(byte);
+    let hidden = match byte {
+        0..=0x20 => 0x100 + code,
+        0x7F..=0xA0 => 0x121 + code - 0x7F,
+        0xAD => 0x143,
+        _ => code,
+    };
+    char::from_u32(hidden).expect("up to U+0143 all numbers should be characters")
 }
 
 fn is_printable(byte: u8) -> bool {
@@ -38,6 +41,11 @@ pub(super) fn decode_byte_level(token: &[u8]) -> Option<Vec<u8>> {
     std::str::from_utf8(token).ok()?.chars().map(byte_of_char).collect()
 }
 
+/// How a byte-level vocabulary spells bytes.
+pub(super) fn encode_byte_level(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| char_of_byte(*byte)).collect()
+}
+
 /// The byte of a token like `<0x0A>`.
 pub(super) fn parse_byte_token(token: &[u8]) -> Option<u8> {
     match token {
@@ -56,14 +64,36 @@ pub(super) fn mark_spaces(text: &str, out: &mut String) {
     }
 }
 
+/// The same in bytes that need not be valid UTF-8.
+pub(super) fn mark_spaces_in(piece: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(piece.len() + MARK_BYTES.len());
+    for &byte in piece {
+        out.extend_from_slice(if byte == b' ' { MARK_BYTES } else { std::slice::from_ref(&byte) });
+    }
+    out
+}
+
+/// Whether a text in which spaces are marked is this one in which they are not.
+pub(super) fn is_marked(text: &[u8], piece: &[u8]) -> bool {
+    let (mut text, mut piece) = (text, piece);
+    loop {
+        // Most tokens have a space in front or none at all.
+        if text.len() == piece.len() {
+            return text == piece && !text.contains(&b' ');
+        }
+        let Some((&byte, after)) = piece.split_first() else { return false };
+        let expected = if byte == b' ' { MARK_BYTES } else { std::slice::from_ref(&byte) };
+        let Some(rest) = text.strip_prefix(expected) else { return false };
+        (text, piece) = (rest, after);
+    }
+}
+
 /// Replaces the mark by the space it stands for, in bytes that need not be valid UTF-8.
 pub(super) fn unmark_spaces(token: &[u8]) -> Vec<u8> {
-    let mut mark = [0; 4];
-    let mark = SPACE_MARK.encode_utf8(&mut mark).as_bytes();
     let mut out = Vec::with_capacity(token.len());
     let mut rest = token;
     while let Some((&first, tail)) = rest.split_first() {
-        if let Some(after) = rest.strip_prefix(mark) {
+        if let Some(after) = rest.strip_prefix(MARK_BYTES) {
             out.push(b' ');
             rest = after;
         } else {
@@ -103,5 +133,16 @@ mod tests {
     fn marks_become_spaces_in_any_bytes() {
         assert_eq!(unmark_spaces("▁a▁▁b".as_bytes()), b" a  b");
         assert_eq!(unmark_spaces(b"\xE2\x96\x81\xE2\x96"), b" \xE2\x96");
+        assert_eq!(mark_spaces_in(b" a \xE2"), b"\xE2\x96\x81a\xE2\x96\x81\xE2");
+    }
+
+    #[test]
+    fn a_text_is_compared_as_if_its_marks_were_spaces() {
+        assert!(
+            is_marked("▁a▁".as_bytes(), b" a ") && is_marked(b"", b"") && is_marked("▁".as_bytes(), "▁".as_bytes())
+        );
+        for (text, piece) in [("▁a", "a"), ("▁a", " "), (" a", " a"), ("a▁", "a "), ("▁", "")] {
+            assert_eq!(is_marked(text.as_bytes(), piece.as_bytes()), text == "a▁", "{text:?} {piece:?}");
+        }
     }
 }

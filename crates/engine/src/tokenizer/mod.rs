@@ -19,7 +19,9 @@ mod bytes;
 mod error;
 mod hash;
 mod merge;
+mod merges;
 mod patterns;
+mod pieces;
 mod pre;
 mod rwkv;
 mod special;
@@ -32,12 +34,15 @@ mod wpm;
 
 pub use error::TokenizerError;
 pub use stream::TextStream;
+pub(crate) use vocab::LISTS;
 pub use vocab::{TokenType, Vocab};
 
-use kiln_gguf::Metadata;
-use kiln_gguf::Strings;
+use std::borrow::Cow;
+
+use kiln_gguf::{Metadata, Strings};
 
 use bpe::{Alphabet, Bpe};
+use pieces::{Pieces, Spelling};
 use rwkv::Rwkv;
 use special::{Part, SpecialTokens};
 use spm::Spm;
@@ -90,11 +95,11 @@ enum Model {
 
 /// A vocabulary ready for use. It can be shared between threads.
 pub struct Tokenizer {
+    /// Without the lists that everything below was made of: they take as much memory again.
     vocab: Vocab,
     model: Model,
     special: SpecialTokens,
-    /// The bytes that each token stands for.
-    pieces: Strings,
+    pieces: Pieces,
     end_ids: Vec<u32>,
 }
 
@@ -111,37 +116,24 @@ impl Tokenizer {
     pub fn new(mut vocab: Vocab) -> Result<Self, TokenizerError> {
         vocab.check()?;
         let end_ids = special::end_ids(&mut vocab);
-        let (model, pieces);
-        match vocab.model.as_str() {
-            "gpt2" => {
-                pieces = collect_pieces(&vocab, |_, token| {
-                    Ok(bytes::decode_byte_level(token).unwrap_or_else(|| token.to_vec()))
-                })?;
-                model = Model::Bpe(Box::new(Bpe::new(&vocab, Alphabet::Bytes)?));
-            }
-            "gemma4" => {
-                pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
-                model = Model::Bpe(Box::new(Bpe::new(&vocab, Alphabet::Characters)?));
-            }
-            "llama" => {
-                pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
-                model = Model::Spm(Box::new(Spm::new(&vocab)));
-            }
-            "bert" => {
-                pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
-                model = Model::Wpm(Box::new(Wpm::new(&vocab)?));
-            }
-            "t5" => {
-                pieces = collect_pieces(&vocab, |_, token| Ok(bytes::unmark_spaces(token)))?;
-                model = Model::Ugm(Box::new(Ugm::new(&vocab)?));
-            }
-            "rwkv" => {
-                pieces = collect_pieces(&vocab, rwkv::unescape)?;
-                model = Model::Rwkv(Box::new(Rwkv::new(&vocab, pieces.iter())));
-            }
+        let spelling = match vocab.model.as_str() {
+            "gpt2" => Spelling::ByteLevel,
+            "gemma4" | "llama" | "bert" | "t5" => Spelling::Marked,
+            "rwkv" => Spelling::Escaped,
             _ => return Err(TokenizerError::UnknownModel { model: vocab.model }),
-        }
+        };
+        let pieces = Pieces::new(&vocab, spelling)?;
+        let model = match vocab.model.as_str() {
+            "gpt2" => Model::Bpe(Box::new(Bpe::new(&vocab, &pieces, Alphabet::Bytes)?)),
+            "gemma4" => Model::Bpe(Box::new(Bpe::new(&vocab, &pieces, Alphabet::Characters)?)),
+            "llama" => Model::Spm(Box::new(Spm::new(&vocab, &pieces))),
+            "bert" => Model::Wpm(Box::new(Wpm::new(&vocab)?)),
+            "t5" => Model::Ugm(Box::new(Ugm::new(&vocab)?)),
+            _ => Model::Rwkv(Box::new(Rwkv::new(&vocab, pieces.iter()))),
+        };
         let special = SpecialTokens::new(&vocab);
+        (vocab.tokens, vocab.merges) = (Strings::default(), Strings::default());
+        (vocab.scores, vocab.charsmap) = (Vec::new(), Vec::new());
         Ok(Self { vocab, model, special, pieces, end_ids })
     }
 
@@ -167,7 +159,7 @@ impl Tokenizer {
 
     fn encode_text(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         match &self.model {
-            Model::Bpe(bpe) => bpe.encode(text, ids)?,
+            Model::Bpe(bpe) => bpe.encode(text, &self.pieces, ids)?,
             Model::Rwkv(rwkv) => rwkv.encode(text, ids),
             Model::Wpm(wpm) => wpm.encode(text, ids)?,
             Model::Ugm(ugm) => ugm.encode(text, ids),
@@ -177,7 +169,7 @@ impl Tokenizer {
                     marked.push(bytes::SPACE_MARK);
                 }
                 bytes::mark_spaces(text, &mut marked);
-                spm.encode(&marked, ids);
+                spm.encode(&marked, &self.pieces, ids);
             }
         }
         Ok(())
@@ -219,12 +211,17 @@ impl Tokenizer {
     /// The bytes that a token stands for; of a control token, its spelling.
     pub fn piece(&self, id: u32) -> Result<&[u8], TokenizerError> {
         let out_of_range = || TokenizerError::IdOutOfRange { id, tokens: self.pieces.len() };
-        self.pieces.get(id as usize).ok_or_else(out_of_range)
+        self.pieces.get(id).ok_or_else(out_of_range)
     }
 
     /// The token that is spelled so in the model file, if there is one.
     pub fn token_id(&self, spelling: &str) -> Option<u32> {
-        self.vocab.tokens.iter().zip(0..).find_map(|(token, id)| (token == spelling.as_bytes()).then_some(id))
+        self.pieces.find(spelling.as_bytes(), &self.vocab.token_types)
+    }
+
+    /// How the model file spells a token; not always UTF-8.
+    pub fn spelling(&self, id: u32) -> Option<Cow<'_, [u8]>> {
+        self.pieces.spelled(id, *self.vocab.token_types.get(id as usize)?)
     }
 
     /// Whether this token ends a generation.
@@ -242,27 +239,9 @@ impl Tokenizer {
         self.pieces.len()
     }
 
-    /// The vocabulary, with the gaps of the file filled in.
+    /// The vocabulary, with the gaps of the file filled in. It has no texts of tokens, merges and scores any more, nor the table that
+    /// normalises a text: what was made of them takes their place.
     pub fn vocab(&self) -> &Vocab {
         &self.vocab
     }
-}
-
-/// The bytes that each token stands for. `spell` is asked for the tokens that are text.
-fn collect_pieces(
-    vocab: &Vocab,
-    spell: impl Fn(usize, &[u8]) -> Result<Vec<u8>, TokenizerError>,
-) -> Result<Strings, TokenizerError> {
-    let mut pieces = Strings::default();
-    for ((id, token), kind) in vocab.tokens.iter().enumerate().zip(&vocab.token_types) {
-        match kind {
-            TokenType::Normal | TokenType::Unused => pieces.push(&spell(id, token)?),
-            TokenType::Control | TokenType::Unknown | TokenType::UserDefined => pieces.push(token),
-            TokenType::Byte => match bytes::parse_byte_token(token) {
-                Some(byte) => pieces.push(&[byte]),
-                None => pieces.push(token),
-            },
-        }
-    }
-    Ok(pieces)
 }

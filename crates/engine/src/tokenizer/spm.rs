@@ -3,11 +3,14 @@
 use super::bytes::{self, SPACE_MARK};
 use super::hash::FastMap;
 use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merged, Merger, NONE, Span, WordCache};
+use super::pieces::{Index, Pieces};
 use super::vocab::{TokenType, Vocab};
 
 /// The tables of a SentencePiece vocabulary.
 pub(super) struct Spm {
-    tokens: FastMap<Vec<u8>, Merged>,
+    tokens: Index,
+    /// By token.
+    priorities: Box<[u32]>,
     /// The characters that some token has directly before a marked space. No merge crosses from any other character into
     /// a marked space, so the text can be cut there without changing a single token.
     before_mark: FastMap<char, ()>,
@@ -29,35 +32,35 @@ fn priority_of_score(score: f32) -> u32 {
 
 impl Spm {
     /// Builds the tables of a vocabulary.
-    pub(super) fn new(vocab: &Vocab) -> Self {
+    pub(super) fn new(vocab: &Vocab, pieces: &Pieces) -> Self {
+        let mut texts: Vec<(u32, &[u8])> = Vec::with_capacity(vocab.tokens.len());
         let mut spm = Self {
-            tokens: FastMap::default(),
+            tokens: Index::default(),
+            priorities: vocab.scores.iter().map(|score| priority_of_score(*score)).collect(),
             before_mark: FastMap::default(),
             longest: 0,
             byte_tokens: [NONE; 256],
             unk: vocab.unk,
         };
-        for ((token, (kind, score)), id) in
-            vocab.tokens.iter().zip(vocab.token_types.iter().zip(&vocab.scores)).zip(0..)
-        {
+        for ((token, kind), id) in vocab.tokens.iter().zip(&vocab.token_types).zip(0..) {
             if let Some(byte) = bytes::parse_byte_token(token) {
                 spm.byte_tokens[usize::from(byte)] = id;
             }
             // Control and byte tokens must never come from text that happens to be spelled like them.
             if matches!(kind, TokenType::Normal | TokenType::UserDefined | TokenType::Unused) && !token.is_empty() {
-                let merged = Merged { priority: priority_of_score(*score), symbol: id };
                 let text = String::from_utf8_lossy(token);
                 let pairs = text.chars().zip(text.chars().skip(1));
                 spm.before_mark.extend(pairs.filter(|&(_, next)| next == SPACE_MARK).map(|(c, _)| (c, ())));
-                spm.tokens.entry(token.to_vec()).or_insert(merged);
+                texts.push((id, token));
                 spm.longest = spm.longest.max(token.len() as u32);
             }
         }
+        spm.tokens = Index::new(pieces, texts.into_iter());
         spm
     }
 
     /// Appends the tokens of a text in which spaces are already marked.
-    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+    pub(super) fn encode(&self, text: &str, pieces: &Pieces, ids: &mut Vec<u32>) {
         let mut merger = Merger::default();
         let mut seen: WordCache = FastMap::default();
         let mut rest = text;
@@ -69,7 +72,7 @@ impl Spm {
                 continue;
             }
             let start = ids.len();
-            self.encode_word(word, &mut merger, ids);
+            self.encode_word(word, pieces, &mut merger, ids);
             if word.len() < MAX_CACHED_WORD && seen.len() < MAX_CACHE_ENTRIES {
                 seen.insert(word, (start as u32, ids.len() as u32));
             }
@@ -88,9 +91,12 @@ impl Spm {
         text.len()
     }
 
-    fn encode_word(&self, text: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
+    fn encode_word(&self, text: &str, pieces: &Pieces, merger: &mut Merger, ids: &mut Vec<u32>) {
         let bytes = text.as_bytes();
-        let lookup = |start: u32, len: u32| self.tokens.get(&bytes[start as usize..(start + len) as usize]).copied();
+        let lookup = |start: u32, len: u32| {
+            let symbol = self.tokens.get(pieces, &bytes[start as usize..(start + len) as usize])?;
+            Some(Merged { priority: self.priorities[symbol as usize], symbol })
+        };
         merger.spans.clear();
         merger.spans.extend(text.char_indices().map(|(start, c)| {
             let (start, len) = (start as u32, c.len_utf8() as u32);

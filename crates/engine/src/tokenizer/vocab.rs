@@ -96,6 +96,15 @@ fn charsmap(metadata: &Metadata) -> Result<Vec<u8>, TokenizerError> {
     Ok(bytes)
 }
 
+/// The keys of the lists that a vocabulary is made of, which take megabytes. Nobody else reads them.
+pub(crate) const LISTS: [&str; 5] = [
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.scores",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.precompiled_charsmap",
+];
+
 const MAX_TOKENS: usize = 1 << 24;
 const MAX_TOKEN_BYTES: usize = 1 << 16;
 /// Positions and symbols are 32-bit numbers.

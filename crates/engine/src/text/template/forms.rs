@@ -129,8 +129,8 @@ impl Template {
     }
 
     /// A template in the place of the one that a model file brings, with the file's special tokens.
-    pub fn for_gguf(source: &str, metadata: &Metadata) -> Result<Self, TemplateError> {
-        Self::with_tokens(source, super::named_tokens(metadata)?)
+    pub fn for_gguf(source: &str, metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
+        Self::with_tokens(source, super::named_tokens(metadata, tokenizer)?)
     }
 }
 

@@ -104,9 +104,9 @@ impl Template {
     }
 
     /// The template of a model file; `None` where it has none, and the model completes text only.
-    pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>, TemplateError> {
+    pub fn from_gguf(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
         let Some(source) = metadata.get_str_opt("tokenizer.chat_template")? else { return Ok(None) };
-        let tokens = named_tokens(metadata)?;
+        let tokens = named_tokens(metadata, tokenizer)?;
         let mut template = Self::with_tokens(source, tokens.clone())?;
         if let Some(source) = metadata.get_str_opt("tokenizer.chat_template.tool_use")? {
             template.with_tools = Some(Box::new(Self::with_tokens(source, tokens)?));
@@ -115,9 +115,9 @@ impl Template {
     }
 
     /// A template of a model file under another name, like `rag`.
-    pub fn named(metadata: &Metadata, name: &str) -> Result<Option<Self>, TemplateError> {
+    pub fn named(metadata: &Metadata, tokenizer: &Tokenizer, name: &str) -> Result<Option<Self>, TemplateError> {
         match metadata.get_str_opt(&format!("tokenizer.chat_template.{name}"))? {
-            Some(source) => Self::with_tokens(source, named_tokens(metadata)?).map(Some),
+            Some(source) => Self::with_tokens(source, named_tokens(metadata, tokenizer)?).map(Some),
             None => Ok(None),
         }
     }
@@ -296,7 +296,7 @@ impl Rendered {
     }
 }
 
-fn named_tokens(metadata: &Metadata) -> Result<Vec<NamedToken>, TemplateError> {
+fn named_tokens(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Vec<NamedToken>, TemplateError> {
     const ROLES: [(&str, &str); 7] = [
         ("bos_token", "bos"),
         ("eos_token", "eos"),
@@ -306,12 +306,11 @@ fn named_tokens(metadata: &Metadata) -> Result<Vec<NamedToken>, TemplateError> {
         ("cls_token", "cls"),
         ("mask_token", "mask"),
     ];
-    let Some(tokens) = metadata.get_str_array_opt("tokenizer.ggml.tokens")? else { return Ok(Vec::new()) };
     let mut named = Vec::new();
     for (name, role) in ROLES {
         let id = metadata.get_i64_opt(&format!("tokenizer.ggml.{role}_token_id"))?;
-        let text = id.and_then(|id| usize::try_from(id).ok()).and_then(|id| tokens.text(id));
-        named.extend(text.map(|text| NamedToken { name, text: text.into_owned() }));
+        let text = id.and_then(|id| u32::try_from(id).ok()).and_then(|id| tokenizer.spelling(id));
+        named.extend(text.map(|text| NamedToken { name, text: String::from_utf8_lossy(&text).into_owned() }));
     }
     Ok(named)
 }

@@ -264,12 +264,10 @@ impl Marker {
     fn new(tokenizer: Option<&Tokenizer>) -> Self {
         let mut spellings: Vec<String> = Vec::new();
         if let Some(tokenizer) = tokenizer {
-            let vocab = tokenizer.vocab();
-            for (token, kind) in vocab.tokens.iter().zip(&vocab.token_types) {
-                let is_control = matches!(kind, TokenType::Control | TokenType::Unknown);
-                spellings.extend(
-                    std::str::from_utf8(token).ok().filter(|_| is_control && token.len() > 1).map(str::to_owned),
-                );
+            let is_control = |kind: &TokenType| matches!(kind, TokenType::Control | TokenType::Unknown);
+            for (_, id) in tokenizer.vocab().token_types.iter().zip(0..).filter(|(kind, _)| is_control(kind)) {
+                let token = tokenizer.spelling(id).and_then(|token| String::from_utf8(token.into_owned()).ok());
+                spellings.extend(token.filter(|token| token.len() > 1));
             }
         }
         // The longest first, so that it is found at a place where a shorter one begins as well.

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::tokenizer::Vocab;
 
 const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -11,10 +12,14 @@ fn chat(messages: Vec<Message>) -> ChatInput {
     ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() }
 }
 
-fn smollm2() -> Tokenizer {
+fn smollm2_vocab() -> Vocab {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer/smollm2.gguf");
     let file = kiln_gguf::Gguf::open(path).expect("the vocabulary should open");
-    Tokenizer::from_gguf(file.metadata()).expect("the vocabulary should be sound")
+    Vocab::from_gguf(file.metadata()).expect("the vocabulary should be whole")
+}
+
+fn smollm2() -> Tokenizer {
+    Tokenizer::new(smollm2_vocab()).expect("the vocabulary should be sound")
 }
 
 #[test]
@@ -147,7 +152,7 @@ fn the_template_shows_what_ends_a_turn() {
     let id = tokenizer.token_id("<|im_start|>").expect("it is there");
     // This vocabulary begins a text by the same token, which never ends a turn.
     assert!(!other.end_ids(&tokenizer).expect("it renders").contains(&id));
-    let vocab = crate::tokenizer::Vocab { bos: None, ..tokenizer.vocab().clone() };
+    let vocab = Vocab { bos: None, ..smollm2_vocab() };
     let tokenizer = Tokenizer::new(vocab).expect("the vocabulary should be sound");
     assert!(other.end_ids(&tokenizer).expect("it renders").contains(&id));
     assert!(!ends.contains(&id));
@@ -155,13 +160,19 @@ fn the_template_shows_what_ends_a_turn() {
 
 #[test]
 fn a_file_without_a_template_has_none() {
-    assert!(Template::from_gguf(&Metadata::new()).expect("nothing is wrong").is_none());
+    let tokenizer = smollm2();
+    assert!(Template::from_gguf(&Metadata::new(), &tokenizer).expect("nothing is wrong").is_none());
     let mut metadata = Metadata::new();
     metadata.set("tokenizer.chat_template", "{{ bos_token }}plain");
     metadata.set("tokenizer.chat_template.tool_use", "with {{ tools | length }}");
-    let template = Template::from_gguf(&metadata).expect("it compiles").expect("it is there");
+    let template = Template::from_gguf(&metadata, &tokenizer).expect("it compiles").expect("it is there");
     let mut input = chat(vec![Message::new("user", "Hi")]);
     assert_eq!(template.render(&input).expect("it renders").text, "plain");
     input.tools = vec![json!({"type": "function"})];
     assert_eq!(template.render(&input).expect("it renders").text, "with 1");
+    // Templates name tokens as the file spells them.
+    metadata.set("tokenizer.ggml.bos_token_id", 1u32);
+    input.tools = Vec::new();
+    let template = Template::from_gguf(&metadata, &tokenizer).expect("it compiles").expect("it is there");
+    assert_eq!(template.render(&input).expect("it renders").text, "<|im_start|>plain");
 }
