@@ -58,9 +58,15 @@ impl Source {
     /// The same for the pages that hold nothing else.
     pub(crate) fn forget_within(&self, range: Range<usize>) {
         let whole = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
-        if !whole.is_empty() {
-            self.forget(whole);
+        if whole.is_empty() {
+            return;
         }
+        // Where the system has a file in large pages, whoever reads what lies beside this would get it back. A system without them says no.
+        #[cfg(target_os = "linux")]
+        if let Source::Map(map) = self {
+            let _ = map.advise_range(Advice::NoHugePage, whole.start, whole.len());
+        }
+        self.forget(whole);
     }
 
     /// Has the system bring a part of the file into this process's memory, which otherwise happens page by page as it is read. Whether it
