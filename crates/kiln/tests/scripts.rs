@@ -89,7 +89,11 @@ fn resident_memory_is_held_against_file_and_cache() {
     // for a moment.
     let kiln = |name: &str, cache: u32| {
         let fit = format!(r#"echo '{{"cache_bytes": {cache}, "state_bytes": 0}}'"#);
-        program(&folder, name, &format!(r#"[ "$1" = run ] || {{ {fit}; exit; }}; printf %099d 7; while :; do sleep 0.1; done"#))
+        program(
+            &folder,
+            name,
+            &format!(r#"[ "$1" = run ] || {{ {fit}; exit; }}; printf %099d 7; while :; do sleep 0.1; done"#),
+        )
     };
     let model = model.to_string_lossy();
     let (well, said) = script("resident", &[&kiln("large", 999_900_000).to_string_lossy(), &model]);
