@@ -115,6 +115,12 @@ fn piece_groups(ty: TensorType) -> usize {
     }
 }
 
+/// Whether every weight of a format is a whole number, of up to eight bits, times a scale that is a half.
+pub(crate) fn has_half_scales(ty: TensorType) -> bool {
+    use TensorType::{IQ4_NL, Q1_0, Q2_0, Q4_0, Q5_0, Q8_0};
+    matches!(ty.base(), Q1_0 | Q2_0 | Q4_0 | Q5_0 | Q8_0 | IQ4_NL)
+}
+
 /// The format of a type, if shaders can read it.
 pub fn format(ty: TensorType) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.ty == ty)

@@ -186,12 +186,6 @@ pub(super) fn coopmat(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsu
     Ok(launches)
 }
 
-/// Whether every weight of a format is a whole number, of up to eight bits, times a scale that is a half.
-fn has_half_scales(ty: TensorType) -> bool {
-    use TensorType::{IQ4_NL, Q1_0, Q2_0, Q4_0, Q5_0, Q8_0};
-    matches!(ty.base(), Q1_0 | Q2_0 | Q4_0 | Q5_0 | Q8_0 | IQ4_NL)
-}
-
 /// `coopmat.comp` for a cut.
 fn coopmat_shader(call: &Call, caps: &Caps, shape: &CoopmatShape, cut: &Cut) -> Result<Shader, Unsupported> {
     let Product { a, d, .. } = &call.product;
@@ -206,7 +200,7 @@ fn coopmat_shader(call: &Call, caps: &Caps, shape: &CoopmatShape, cut: &Cut) -> 
         .define("WARP_M", cut.warp[0])
         .define("WARP_N", cut.warp[1])
         .define("HALF_SUMS", u32::from(shape.c == Component::F16))
-        .define("HALF_SCALE", u32::from(caps.float16 && has_half_scales(a.ty)))
+        .define("HALF_SCALE", u32::from(caps.float16 && formats::has_half_scales(a.ty)))
         .define("STAGES", cut.stages)
         .define("AHEAD", cut.ahead)
         // A software GPU takes long to compile every product of a tile.
