@@ -87,6 +87,11 @@ Words fetch(uvec2 row, uint e) {
 #define LOAD_COLUMNS(INTO, STEP)                                               \
     [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) loaded[INTO][j] = COLUMN(j, STEP);
 
+// An instruction that takes some bits and adds others has room for one constant; told both, a compiler makes two instructions of it. So the
+// exponents that codes get come from memory: lengths have no 32nd bit.
+uint exponents;
+#define EXPONENTS(BITS) exponents = (BITS) | p.k >> 31;
+
 #if A_BLOCKS
 // value = (code - CENTRE) * scale + minimum. Codes become the mantissas of halves from 1024 on, which is exact. Where values
 // have a minimum it is taken at the middle of the codes: there it is small, and its rounding with it.
@@ -108,7 +113,8 @@ Group unfold(Words x, uint e, uint j) {
     vec4 parts = A_PARTS_OF(x, e, float(CENTRE));
     // Of both groups, a half each: all arithmetic in pairs.
     f16vec2 whole = unpackFloat2x16(packHalf2x16(parts.xy)), least = unpackFloat2x16(packHalf2x16(parts.zw));
-    f16vec2 scale = CENTRE == 8 ? whole * float16_t(16.0) : whole, less = whole * float16_t(-24.0);
+    // As halves of their own: a compiler that sees less as a multiple of scale takes three instructions for a value in the place of two.
+    f16vec2 scale = CENTRE == 8 ? unpackFloat2x16(packHalf2x16(parts.xy * 16.0)) : whole, less = unpackFloat2x16(packHalf2x16(parts.xy * -24.0));
     g.scale = j == 0 ? scale.xx : scale.yy;
     g.less = j == 0 ? less.xx : less.yy;
     g.least = j == 0 ? least.xx : least.yy;
@@ -123,7 +129,7 @@ Group unfold(Words x, uint e, uint j) {
 }
 #if CENTRE == 8
 f16vec2 values(uint mantissas, Group g) {
-    return fma(fma(unpackFloat2x16((mantissas & 0x03c003c0u) | 0x3c003c00u), g.scale, g.less), g.factor, g.least);
+    return fma(fma(unpackFloat2x16((mantissas & 0x03c003c0u) | exponents), g.scale, g.less), g.factor, g.least);
 }
 f16vec2[2] quad(Group g, uint j, uint s) {
     uint x = g.codes[s];
@@ -131,7 +137,7 @@ f16vec2[2] quad(Group g, uint j, uint s) {
 }
 #else
 f16vec2 values(uint pair, Group g) {
-    f16vec2 code = unpackFloat2x16((pair & 0x00ff00ffu) | 0x64006400u) - f16vec2(float16_t(1024 + CENTRE));
+    f16vec2 code = unpackFloat2x16((pair & 0x00ff00ffu) | exponents) - f16vec2(float16_t(1024 + CENTRE));
     return fma(code * g.scale, g.factor, g.least);
 }
 f16vec2[2] quad(Group g, uint j, uint s) { return f16vec2[2](values(g.codes[s], g), values(g.codes[s] >> 8, g)); }
@@ -155,7 +161,7 @@ Group unfold(Words x, uint e, uint j) {
     return g;
 }
 f16vec2 values(uint pair, f16vec2 scale, f16vec2 least) {
-    f16vec2 v = unpackFloat2x16((pair & 0x00ff00ffu) | 0x64006400u) - f16vec2(float16_t(1024 + CENTRE));
+    f16vec2 v = unpackFloat2x16((pair & 0x00ff00ffu) | exponents) - f16vec2(float16_t(1024 + CENTRE));
 #if A_SHIFTED
     return fma(v, scale, least);
 #else
@@ -202,6 +208,11 @@ uint unfolded(uint u) { return element(u); }
 
 void main() {
     A_INIT();
+#if A_BLOCKS && A_PARTS && CENTRE == 8
+    EXPONENTS(0x3c003c00u)
+#else
+    EXPONENTS(0x64006400u)
+#endif
     if (!find_tile()) return;
     lane = gl_SubgroupInvocationID;
     number = gl_SubgroupID % SHARE;
