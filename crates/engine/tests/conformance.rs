@@ -9,7 +9,9 @@ mod device;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Order, Packing, Rounds};
+use kiln_engine::executor::{
+    Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Order, Packing, Readies, Rounds,
+};
 use kiln_engine::lower::lower;
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
@@ -19,6 +21,7 @@ use kiln_engine::{Error, sampler};
 use kiln_gguf::Gguf;
 use kiln_gpu::Instance;
 use kiln_kernels::Call;
+use kiln_kernels::mul_mat::MOST_COLUMNS;
 use kiln_kernels::sample::Row;
 
 use device::{device, gpu_with};
@@ -236,6 +239,52 @@ fn columns_that_are_rounded_by_who_makes_them_are_as_good_as_floats() {
     };
     let products: Vec<bool> = steps.iter().filter_map(product).collect();
     assert!(products.len() == 9 && !products[0] && products[1..].iter().all(|takes| *takes), "{products:?}");
+}
+
+/// Where steps leave their columns as matrix units take them, products behind attention and behind a gate take them so, but for the first gate
+/// of a plan, which has no magnitudes to go by; and texts are those of exact columns.
+#[test]
+fn columns_that_are_left_ready_are_as_good_as_floats() {
+    // More columns than mul_mat_vec takes, and more keys than for which attention writes its caches by itself.
+    const TEXTS: usize = MOST_COLUMNS + 3;
+    let (model, room) = (model("tiny-llama-256"), Room::for_sequences(TEXTS, 5000));
+    let said = |executor| {
+        let mut engine = Engine::new(Arc::clone(&model), executor, room, &mut |_, _| {}).unwrap();
+        let texts: Vec<Vec<u32>> = (0..TEXTS).map(|i| text(5 + 3 * i, i)).collect();
+        let ids: Vec<SequenceId> = texts.iter().map(|_| engine.open(0).unwrap()).collect();
+        for (id, text) in ids.iter().zip(&texts) {
+            feed(&mut engine, *id, text);
+        }
+        let entry = |id: &SequenceId| Entry { sequence: *id, tokens: &[17], wanted: Wanted::Last };
+        engine.feed(&ids.iter().map(entry).collect::<Vec<_>>()).unwrap()
+    };
+    let want = said(cpu(Arithmetic::Reference, false).unwrap().0);
+    for order in [Order::Barriers, Order::HandOver] {
+        let Some((executor, instance)) = gpu(Options { readies: Readies::Always, order, ..Options::default() }) else {
+            return;
+        };
+        let shape = BatchShape { decode: TEXTS, prompt: 0, pieces: 0, outputs: TEXTS, expands: false, shares: false };
+        let plan = graph(&model.config, &model.gguf, &room).unwrap().plan(shape).unwrap();
+        let steps = lower(plan, &executor.target()).unwrap().steps;
+        let got = said(executor);
+        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        for (got, want) in got.iter().zip(&want) {
+            let error = squares(&mut got.iter().zip(want).map(|(g, w)| g - w)) / squares(&mut want.iter().copied());
+            assert!(error < 1e-6, "{error:.1e}");
+        }
+        let taken = |step: &kiln_engine::plan::Step| match &step.call {
+            Call::MulMm(call)
+                if step.label.ends_with("attention.output") || step.label.ends_with("feed_forward.down") =>
+            {
+                Some(call.ready.is_some())
+            }
+            _ => None,
+        };
+        let taken: Vec<bool> = steps.iter().filter_map(taken).collect();
+        let but_for_the_first_gate: Vec<bool> = (0..taken.len()).map(|i| i != 1).collect();
+        assert!(taken.len() >= 4 && taken == but_for_the_first_gate, "{taken:?}");
+        assert_eq!(instance.map(|instance| instance.validation_messages()), Some(Vec::new()));
+    }
 }
 
 /// How many dispatches and barriers a token takes: more must be meant.

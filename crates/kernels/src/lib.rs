@@ -21,6 +21,7 @@ pub mod operation;
 mod order;
 pub mod packing;
 pub mod probe;
+pub mod ready;
 pub mod record;
 pub mod recurrence;
 pub mod rounded;

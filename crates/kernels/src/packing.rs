@@ -22,7 +22,8 @@ fn weights(call: &mut Call) -> Vec<&mut Tensor> {
         }
         Call::MulMm(call) => {
             let others = call.others.iter_mut().map(|sibling| &mut sibling.a);
-            [&mut call.product.a].into_iter().chain(others).collect()
+            let up = call.gate.as_mut().map(|gate| &mut gate.up);
+            [&mut call.product.a].into_iter().chain(up).chain(others).collect()
         }
         Call::GetRows(call) => vec![&mut call.src],
         Call::Dequantise(call) => vec![&mut call.src],

@@ -738,7 +738,13 @@ impl Executor for GpuExecutor {
 
     fn target(&self) -> Target {
         let target = Target::gpu(&self.device.adapter.caps);
-        Target { alike: self.options.reproducible, weights: self.weights(), rounds: self.options.rounds, ..target }
+        Target {
+            alike: self.options.reproducible,
+            weights: self.weights(),
+            rounds: self.options.rounds,
+            readies: self.options.readies,
+            ..target
+        }
     }
 
     fn choices(&self, plan: PlanId) -> Vec<String> {

@@ -17,7 +17,7 @@ use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-pub use crate::lower::{Keep, Packing, Rounds};
+pub use crate::lower::{Keep, Packing, Readies, Rounds};
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, batch_on};
 pub use options::{Options, Order, Sums};

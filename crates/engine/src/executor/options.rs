@@ -1,6 +1,6 @@
 //! How a GPU keeps the weights of a model, and how it computes with them.
 
-use crate::lower::{Keep, Packing, Rounds};
+use crate::lower::{Keep, Packing, Readies, Rounds};
 
 /// What products of many columns add up in, where matrix units have both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct Options {
     pub reproducible: bool,
     /// Who leaves columns rounded for the products that take them.
     pub rounds: Rounds,
+    /// Who leaves columns as matrix units take them.
+    pub readies: Readies,
     /// Bytes of the device's memory that may be taken; all there are where that is not said.
     pub memory_limit: Option<u64>,
 }
@@ -53,6 +55,7 @@ impl Default for Options {
             order: Order::Proved,
             reproducible: false,
             rounds: Rounds::ByTable,
+            readies: Readies::ByPath,
             memory_limit: None,
         }
     }

@@ -15,12 +15,14 @@ mod late_rows;
 mod memory;
 mod order;
 mod prune;
+mod ready;
 mod rounding;
 mod scratch;
 pub mod streams;
 mod target;
 mod weights;
 
+pub use ready::Readies;
 pub use rounding::Rounds;
 pub use target::Target;
 pub use weights::{Keep, Packing, Weights};
@@ -57,6 +59,7 @@ pub const PASSES: &[Pass] = &[
         summary: "results leave their step as products of integers want them",
         run: rounding::run,
     },
+    Pass { name: "ready", summary: "results leave their step as matrix units take them", run: ready::run },
     Pass { name: "order", summary: "steps that do not wait for each other stand side by side", run: order::run },
     Pass { name: "scratch", summary: "steps get the memory they need between their dispatches", run: scratch::run },
     Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },

@@ -7,6 +7,7 @@ use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, mul_mm};
 
+use super::ready::Readies;
 use super::rounding::Rounds;
 use super::weights::{Keep, Packing, Weights};
 
@@ -53,6 +54,8 @@ pub struct Target {
     pub weights: Weights,
     /// Who leaves columns rounded for the products that take them.
     pub rounds: Rounds,
+    /// Who leaves columns as matrix units take them.
+    pub readies: Readies,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
     /// Whether plans are cut into parts that are lowered each for a target of its own: only passes that look at a plan as a
@@ -75,6 +78,7 @@ impl Target {
             saves_steps: false,
             weights: Weights::as_they_are(),
             rounds: Rounds::ByTable,
+            readies: Readies::ByPath,
             fuses: true,
             in_parts: false,
         }
@@ -98,6 +102,7 @@ impl Target {
             // How much memory there is for weights that are kept decoded is known to whoever holds it.
             weights: Weights { packing: Packing::Faster, keep: Keep::Ample, ..Weights::as_they_are() },
             rounds: Rounds::ByTable,
+            readies: Readies::ByPath,
             fuses: true,
             in_parts: false,
         }

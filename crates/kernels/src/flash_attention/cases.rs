@@ -1,9 +1,11 @@
 //! Cases of `flash_attention`.
 
 use kiln_gguf::TensorType::{self, BF16, F16, F32, I8, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use kiln_gpu::MatrixOrder;
 
 use super::{Call, Mask, Pages, Split, arriving_cases};
 use crate::case::{Case, Data, Level, Tolerance};
+use crate::ready::{self, Ready};
 use crate::rounded::{self, Rounding};
 use crate::tensor::Tensor;
 
@@ -269,6 +271,8 @@ struct Batch {
     longest: usize,
     /// Pages that sequences have in common, those of every second one others than those between, where they are so long.
     shared: usize,
+    /// Whether results are left as matrix units of this order take them.
+    left: Option<MatrixOrder>,
 }
 
 const DECODE: Batch = Batch {
@@ -285,6 +289,7 @@ const DECODE: Batch = Batch {
     short: 2,
     longest: 160,
     shared: 0,
+    left: None,
 };
 
 impl Batch {
@@ -331,8 +336,11 @@ impl Batch {
             let table = whole(data, &table).reshape([pages, sequences, 1, 1]);
             let q = data.input(F32, [head, heads, tokens, batch]).permute([0, 2, 1, 3]);
             let out = data.output(F32, [head, heads, tokens, batch]);
+            let left = |order| Ready { halves: data.output(F16, [ready::len(head * heads, sequences), 1, 1, 1]), order, piece: 64, factors: None };
+            let ready = self.left.map(left);
             let call = Call {
                 mask,
+                ready,
                 pages: Some(Pages { table, size: page }),
                 sequences: self.prompts.map(|_| whole(data, &owners)),
                 distances: (self.reach > 0).then(|| distances(data, heads, self.reach)),
@@ -367,6 +375,13 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
         Batch { prompts: Some(40), sequences: 4, both: true, reach: 9, heads: [6, 6], ..DECODE }.case(),
         Batch { types: [Q8_0; 2], head: 256, page: 64, heads: [20, 1], sequences: 3, window: Some(100), ..DECODE }.case(),
     ];
+    // Results that are left ready, by one workgroup, by the last of several, and of sequences that are read together.
+    for left in [MatrixOrder::Quads, MatrixOrder::Slices].map(Some) {
+        let many = Batch { sequences: 16, left, ..DECODE };
+        cases.push(many.case());
+        cases.push(Batch { splits: 3, short: 3, longest: 700, ..many }.case());
+        cases.push(Batch { head: 128, page: 64, heads: [8, 2], shared: 2, ..many }.case());
+    }
     // Heads whose blocks lanes load as words, in runs of keys.
     for ty in [F16, Q8_0, Q4_0] {
         let wide = Batch { types: [ty; 2], head: 128, page: 64, heads: [12, 2], sequences: 4, longest: 700, ..DECODE };

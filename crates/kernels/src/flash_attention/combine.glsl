@@ -8,6 +8,10 @@
 #if ROUNDING
 #include "rounded.glsl"
 #endif
+// READY: results are left as matrix units take them, for the product that reads them.
+#if READY
+#include "mul_mm/order.glsl"
+#endif
 
 layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer PartialPair { vec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer PartialSum { vec4 v[]; };
@@ -76,6 +80,9 @@ void put_result(uint row, uint element4, vec4 x) {
     F32x4(row_address(p.result, row, HSV * 4)).v[element4] = x;
 #if ROUNDING
     put_rounded(p.rounding, HEADS * HSV, row * HSV + 4 * element4, x, vec4(1.0));
+#endif
+#if READY
+    store_quad(PIECE, p.ready, row / HEADS, p.tokens * BATCH, row % HEADS * HSV + 4 * element4, HEADS * HSV, x);
 #endif
 }
 

@@ -5,7 +5,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, MatrixOrder, Shader, SubgroupRequest};
 
 use super::plan::{SPLIT_KEYS, grid, number, shader, unsupported, wide_halves, with_combine, within};
-use super::{Call, Mask};
+use super::{Call, Mask, ready};
 use crate::operation::{Choice, Path, Unsupported};
 use crate::order;
 use crate::tensor::Tensor;
@@ -151,6 +151,6 @@ pub(super) fn is_preferred(call: &Call, caps: &Caps) -> bool {
 pub(super) fn lanes(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {
     let plan = Lanes::new(call, caps)?;
     let groups = grid(call, plan.rows, plan.together);
-    let first = plan.defines(shader(call, caps, Path::Lanes, "flash_attention/lanes.comp")?, call);
+    let first = ready::defines(plan.defines(shader(call, caps, Path::Lanes, "flash_attention/lanes.comp")?, call), call);
     with_combine(call, caps, Choice::one(Path::Lanes, first, within(groups, caps)?))
 }

@@ -34,8 +34,8 @@ void merge(Merging m) {
 #else
     bool whole = SPLIT == 0;
 #endif
-    // A thread has one element of a row, with ROUNDING four.
-#if ROUNDING
+    // A thread has one element of a row, with ROUNDING and READY four.
+#if ROUNDING || READY
 #define ITEM vec4
 #define ITEMS (HSV / 4)
 #define MERGED_AT(S, I) merged[(S) * MERGED + (I)]
@@ -67,7 +67,7 @@ void merge(Merging m) {
         }
 #endif
         x *= result_factor(head_of(m, r), most, all);
-#if ROUNDING
+#if ROUNDING || READY
         put_result(row, e, x);
 #else
         F32(row_address(p.result, row, HSV * 4)).v[e] = x;

@@ -11,6 +11,7 @@ mod lanes;
 mod matrices;
 mod plan;
 mod reference;
+mod ready;
 mod rounding;
 mod threads;
 mod tuning;
@@ -23,6 +24,7 @@ use kiln_gpu::{Address, Caps};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, require};
+use crate::ready::Ready;
 use crate::rounded::Rounding;
 use crate::tensor::Tensor;
 
@@ -120,6 +122,8 @@ pub struct Call {
     pub arriving: Option<Arriving>,
     /// How the result of one token is left rounded for the product that reads it.
     pub rounding: Option<Rounding>,
+    /// Where the results of single tokens are left as the product that reads them takes them, besides.
+    pub ready: Option<Ready>,
     /// Whether a token goes the same way however many sequences are beside it.
     pub alike: bool,
     /// Whether neighbouring sequences have pages in common: paths that can read these once for several of them do.
@@ -180,6 +184,7 @@ impl Call {
             split: None,
             arriving: None,
             rounding: None,
+            ready: None,
             alike: false,
             shares: false,
         }
@@ -361,7 +366,7 @@ impl Operation for Call {
         let caches = self.writing().map(|write| [write.k_cache, write.v_cache]);
         let rounded = self.rounding.map(|rounding| rounding.writes(&self.out));
         let first = [Some(self.out), self.split.and_then(|s| s.counters)];
-        let more = caches.into_iter().flatten().chain(rounded.into_iter().flatten());
+        let more = caches.into_iter().flatten().chain(rounded.into_iter().flatten()).chain(self.ready.map(|ready| ready.halves));
         first.into_iter().flatten().chain(more).collect()
     }
 
@@ -391,6 +396,7 @@ impl Operation for Call {
         self.check_distances()?;
         self.check_arriving()?;
         self.check_rounding()?;
+        self.check_ready()?;
         let Call { scale, max_bias, logit_softcap, .. } = *self;
         require(scale.is_finite(), NAME, || format!("scale is {scale}"))?;
         require(max_bias >= 0.0 && max_bias.is_finite(), NAME, || format!("max_bias is {max_bias}, want 0 or more"))?;
@@ -410,11 +416,13 @@ impl Operation for Call {
     fn reference(&self, memory: &mut HostMemory) {
         self.in_two_steps(memory, |write, memory| write.reference(memory), reference::reference);
         self.round(memory);
+        self.make_ready(memory);
     }
 
     fn cpu(&self, memory: &mut HostMemory) {
         self.in_two_steps(memory, |write, memory| write.cpu(memory), cpu::compute);
         self.round(memory);
+        self.make_ready(memory);
     }
 
     /// Counted for a full cache; a causal mask hides half of a prefill, and a decoded token sees all.
@@ -432,6 +440,10 @@ impl Operation for Call {
     }
 
     fn parts(&self) -> Vec<crate::Call> {
+        // Ready columns lie between each other.
+        if self.ready.is_some() {
+            return Vec::new();
+        }
         // Two steps give the same bits.
         if let Some(apart) = self.apart() {
             return apart.to_vec();

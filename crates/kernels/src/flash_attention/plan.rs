@@ -8,7 +8,7 @@ use super::lane_rows::{self, lane_rows};
 use super::lanes::{self, lanes};
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
-use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, rounding, tuning};
+use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, ready, rounding, tuning};
 use crate::formats;
 use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -79,6 +79,7 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
     let explicit = matches!(call.mask, Mask::Explicit(_));
     let more = [
         call.rounding.map(|_| rounding::Params::fields()),
+        call.ready.map(|_| ready::Params::fields()),
         call.arriving.map(|_| arriving::Params::fields()),
     ];
     let params = if explicit {
@@ -220,6 +221,9 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     if call.rounding.is_some() {
         return rounding::pick(call, caps, want);
     }
+    if let Some(of) = &call.ready {
+        return ready::pick(call, of, caps, want);
+    }
     let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
     let few = few_rows(call.k.shape[0].max(call.v.shape[0]));
     match want {
@@ -276,8 +280,9 @@ pub(super) fn params(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
     };
     let Mask::Explicit(mask) = call.mask else {
         let rounding = call.rounding.map(|rounding| rounding::params(&rounding, at).bytes());
+        let ready = call.ready.map(|ready| ready::params(&ready, at).bytes());
         let arriving = call.arriving.map(|arriving| arriving::params(call, &arriving, at).bytes());
-        return [causal.bytes(), rounding.unwrap_or_default(), arriving.unwrap_or_default()].concat();
+        return [causal.bytes(), rounding.unwrap_or_default(), ready.unwrap_or_default(), arriving.unwrap_or_default()].concat();
     };
     let Params { q, k, v, result, sinks, scratch, counters, pages, .. } = causal;
     let Params { tokens, keys, splits, q_stride, k_stride, v_stride, .. } = causal;

@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 
 /// The plain path has exact weights and sums in f32 (1e-13 or so); paths with f16 operands round each to 11 bits, which
 /// leaves 2^-24 / 3 for each of both, and sums over k average it.
-const TOLERANCE: Tolerance = Tolerance::Nmse(2e-7);
+pub(super) const TOLERANCE: Tolerance = Tolerance::Nmse(2e-7);
 
 /// F32 weights are multiplied in f32 on every path: a rounding for each product and sum, and a sum that misses an element is
 /// wrong by 1 / K.
@@ -22,12 +22,12 @@ fn tolerance(a: TensorType) -> Tolerance {
     if a == BF16 { Tolerance::Nmse(4e-6) } else { TOLERANCE }
 }
 
-fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
+pub(super) fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Tensor {
     let quick = kiln_gguf::quant::can_quantise(ty) && !kiln_gguf::quant::searches_a_grid(ty);
     if quick { data.input(ty, shape) } else { random_blocks(data, ty, shape, false) }
 }
 
-fn with_scratch(data: &mut Data, call: Call) -> Call {
+pub(super) fn with_scratch(data: &mut Data, call: Call) -> Call {
     let bytes = call.ample_scratch_bytes();
     Call { scratch: (bytes > 0).then(|| data.output(I32, [bytes / 4, 1, 1, 1])), exact: true, ..call }
 }
@@ -261,6 +261,7 @@ fn lane_cases() -> Vec<Case> {
         let before = Some(Before::Norm(Norm { weight: Some(data.input(F32, [768, 1, 1, 1])), eps: 1e-5 }));
         (with_scratch(data, Call { before, ..call }).into(), TOLERANCE)
     }));
+    cases.extend(super::ready_cases::cases());
     cases
 }
 

@@ -152,9 +152,9 @@ void main() {
         vec4 v = C4(e) * inverse;
 #if defined(ORDER)
 #if SLOTTED
-        store_quad(p.halves, place, ~0u, e, p.k, v);
+        store_quad(PIECE, p.halves, place, ~0u, e, p.k, v);
 #else
-        store_quad(p.halves, place, p.columns, e, p.k, v);
+        store_quad(PIECE, p.halves, place, p.columns, e, p.k, v);
 #endif
 #elif HALF
         U32x2(to).v[e / 4] = uvec2(packHalf2x16(v.xy), packHalf2x16(v.zw));

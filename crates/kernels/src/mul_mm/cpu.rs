@@ -3,9 +3,13 @@
 use super::{Before, Call};
 use crate::host::HostMemory;
 use crate::mul_mat_vec::{self, Experts};
+use crate::operation::Operation;
 
 /// Computes the result of the call.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
+    if let Some(gate) = call.gate {
+        return call.with_gate(gate, memory, compute, |glu, memory| glu.cpu(memory));
+    }
     if let Some(Before::Gate { .. }) = call.before {
         return call.with_made(memory, |made, memory| made.operation().cpu(memory), compute);
     }

@@ -1,5 +1,9 @@
 // The end of a tile on matrix units. What a column or a row of the tile needs is worked out once for the tile and kept in
 // shared memory: asking for it element by element costs a tenth of the product. Needs place.glsl, TILE_M, TILE_N and WG.
+// Columns that come ready may have no factors.
+#ifndef FACTORS
+#define FACTORS 1
+#endif
 #if PREPARED
 shared float column_scale[TILE_N];
 #endif
@@ -18,7 +22,11 @@ void prepare_finish() {
     for (uint i = gl_LocalInvocationID.x; i < TILE_N; i += WG) {
         uint n = min(first_n + i, end_n - 1);
         // The factor is a power of two, so nothing is lost: columns.comp divided by it.
+#if FACTORS
         column_scale[i] = F32(p.factors).v[column_number(n)] * p.scale;
+#else
+        column_scale[i] = p.scale;
+#endif
 #if !STORE_TENSOR
         column_d[i] = column_of_d(n);
 #endif

@@ -5,6 +5,9 @@
 // A workgroup computes ROW_TILES x COLUMN_TILES matrices. SHARE subgroups share the chunks of k of a row of them, each one takes every
 // SHARE-th, with AHEAD more units of weights on their way than it works on. Their sums are added in order, through shared memory, at the
 // end. Rows of matrices have subgroups of their own, which find columns in the core's cache that others have just loaded.
+// GATED: d = GATE(a b) * (up b). A workgroup goes through the rows of a, keeps their sums, then through those of up, whose first weights are on
+// their way by then. LEAVING: d is left as matrix units take it besides (../ready.rs), with factors by the magnitudes of REFERENCES tiles of
+// an earlier step. SAMPLES: magnitudes of so many tiles, every SAMPLED_APART-th, are left for a later one.
 #version 450
 #if !EXPERTS
 // The first weights are fetched before the kernel waits for what makes the columns.
@@ -28,6 +31,16 @@ layout(local_size_x = WG) in;
 #include "mul_mm/finish.glsl"
 
 shared vec4 subgroup_sums[ROW_TILES * SHARE * MM * MN / 4];
+#if GATED
+#include "activations.glsl"
+shared vec4 gate_sums[COLUMN_TILES * MM * MN / 4];
+#endif
+#if LEAVING
+shared float left_inverse[TILE_N];
+#endif
+#if SAMPLES
+shared float magnitudes[MM * MN / 4];
+#endif
 
 // Two elements of a matrix: halves, or bfloat16 beside such weights.
 #if HALF
@@ -202,9 +215,60 @@ uint unfolded(uint u) { return chunk_of(u) * CHUNK % 256 + u % UNITS * (UNIT * Q
 #else
 uint unfolded(uint u) { return element(u); }
 #endif
-// Past the last unit that one again, which is not used.
+// Past the last unit of a come those of up; past the last of all that one again, which is not used.
+#if GATED
+uvec2 up_rows[QUADS_OF_LANE];
+#define FETCH(INTO, U)                                                         \
+    {                                                                          \
+        bool of_up = which == 1 || (U) >= units;                               \
+        uint unit = min(which == 0 && of_up ? (U) - units : (U), units - 1);   \
+        STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++)                     \
+            INTO[h] = fetch(of_up ? up_rows[h] : rows[h], element(unit));      \
+    }
+#else
 #define FETCH(INTO, U)                                                         \
     STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) INTO[h] = fetch(rows[h], element(min(U, units - 1)));
+#endif
+
+#if LEAVING
+// The factors of the results' columns: powers of two by the magnitudes of an earlier step, as `factor` of ../ready.rs has them.
+void choose_factors() {
+    for (uint i = gl_LocalInvocationID.x; i < TILE_N; i += WG) {
+        uint n = min(first_n + i, end_n - 1);
+        float sum = 0;
+        [[unroll]] for (uint s = 0; s < REFERENCES; s++) sum += F32(p.reference).v[s * p.n + n];
+        uint exponent = floatBitsToUint(sum / float(REFERENCES * REFERENCE_ROWS)) >> 23;
+        if (exponent == 0 || exponent + LEFT_ABOVE > 253) exponent = 127 - LEFT_ABOVE;
+        left_inverse[i] = uintBitsToFloat((254 - LEFT_ABOVE - exponent) << 23);
+        if (first_m == 0) F32(p.left_factors).v[n] = uintBitsToFloat((exponent + LEFT_ABOVE) << 23);
+    }
+}
+#endif
+
+#if GATED
+// Four results of a column of tile j, from this row on, of the sums of both matrices.
+void put_gated(uint at, uint j, uint row, vec4 up) {
+    uint column = j * MN + at / (MM / 4), m = first_m + row;
+    float scale = column_scale[column];
+    vec4 gate = gate_sums[j * (MM * MN / 4) + at] * scale;
+    vec4 x = vec4(GATE(gate.x), GATE(gate.y), GATE(gate.z), GATE(gate.w)) * (up * scale);
+    float magnitude = 0;
+    [[unroll]] for (uint i = 0; i < 4; i++) if (m + i < p.m) magnitude += abs(x[i]);
+#if SAMPLES
+    magnitudes[at] = magnitude;
+#endif
+    if (m >= p.m || first_n + column >= end_n) return;
+#if VECTORS_D
+    if (m + 4 <= p.m)
+        PUT4_D(column_d[column], m, x);
+    else
+#endif
+        [[unroll]] for (uint i = 0; i < 4; i++) if (m + i < p.m) STORE_D(column_d[column], m + i, x[i]);
+#if LEAVING
+    store_quad(LEFT_PIECE, p.halves, first_n + column, p.n, m, p.m, clamp(x * left_inverse[column], -65504.0, 65504.0));
+#endif
+}
+#endif
 
 void main() {
     A_INIT();
@@ -218,17 +282,22 @@ void main() {
     number = gl_SubgroupID % SHARE;
     uint first_row = gl_SubgroupID / SHARE * MM;
     STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++) rows[h] = row_of_a(first_m + first_row + row_of(lane, h));
+#if GATED
+    STEP_LOOP for (uint h = 0; h < QUADS_OF_LANE; h++)
+        up_rows[h] = row_address(p.up, min(first_m + row_of(lane, h), p.m - 1), p.a_stride[0]);
+    uint which = 0;
+#endif
     uint chunks = (p.k + CHUNK - 1) / CHUNK;
     units = number < chunks ? (chunks - number + SHARE - 1) / SHARE * UNITS : 0;
-    MATRIX_C sum[COLUMN_TILES];
-    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) sum[j] = MATRIX_C(0.0);
-
     Words words[AHEAD + 1][QUADS_OF_LANE];
     [[unroll]] for (uint u = 0; u < AHEAD; u++) { FETCH(words[u], u) }
 #if !EXPERTS
     await_inputs();
 #endif
     prepare_finish();
+#if LEAVING
+    choose_factors();
+#endif
     // Where the columns of each tile begin for this lane.
     uint columns[COLUMN_TILES];
     [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
@@ -239,6 +308,11 @@ void main() {
 #endif
         columns[j] = tile * chunks_of(p.k) * STEPS * SG + lane_of_columns(lane, there);
     }
+#if GATED
+    [[dont_unroll]] for (; which < 2; which++) {
+#endif
+    MATRIX_C sum[COLUMN_TILES];
+    [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) sum[j] = MATRIX_C(0.0);
     for (uint u = 0; u < units; u++) {
         FETCH(words[AHEAD], u + AHEAD)
 #if OFFSETS
@@ -287,8 +361,27 @@ void main() {
             uint row = tile * MM + in_tile % (MM / 4) * 4, column = j * MN + in_tile / (MM / 4);
             vec4 all = subgroup_sums[first];
             [[unroll]] for (uint w = 1; w < SHARE; w++) all += subgroup_sums[w * (MM * MN / 4) + first];
+#if GATED
+            if (which == 0)
+                gate_sums[j * (MM * MN / 4) + at] = all;
+            else
+                put_gated(at, j, row, all);
+#else
             if (first_m + row < p.m && first_n + column < end_n) put_four(all, row, column);
+#endif
         }
         barrier();
+#if SAMPLES
+        // Every tile of rows has a barrier before it writes magnitudes again.
+        uint tile = first_m / TILE_M, n = first_n + j * MN + gl_LocalInvocationID.x;
+        if (which == 1 && tile % SAMPLED_APART == 0 && gl_LocalInvocationID.x < MN && n < end_n) {
+            float sum = 0;
+            [[unroll]] for (uint i = 0; i < MM / 4; i++) sum += magnitudes[gl_LocalInvocationID.x * (MM / 4) + i];
+            F32(p.samples).v[tile / SAMPLED_APART * p.n + n] = sum;
+        }
+#endif
     }
+#if GATED
+    }
+#endif
 }

@@ -4,6 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component, SubgroupRequest};
 
+use super::params::LaneParams;
 use super::matrix::{Place, cut_for, element_of, finish_bytes, rows_at};
 use super::pick::{Columns, columns, launches, shader, unsupported};
 use super::tuning::{Cut, table};
@@ -89,7 +90,7 @@ pub fn in_lanes(product: &Product, caps: &Caps) -> bool {
 
 /// Elements that lie together in a row and that one lane gets, which the order of prepared columns depends on: as many as keep
 /// what lanes load at once together.
-fn piece(ty: TensorType) -> usize {
+pub fn piece(ty: TensorType) -> usize {
     if ty.block_len() == 1 { 8 } else { PIECE }
 }
 
@@ -149,13 +150,19 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
     if let Some(reason) = refusal(&call.product, call.ids.as_ref()) {
         return unsupported(reason);
     }
+    if call.ready.is_some_and(|ready| ready.piece != piece(a.ty)) {
+        return unsupported(format!("ready columns in other pieces than those of {}", a.ty));
+    }
+    if call.wants_lanes() && !half {
+        return unsupported("ready columns and gates beside weights of BF16");
+    }
     // How many tiles experts have is not known here.
     let cores = call.ids.is_none().then(|| caps.cores_or_guess() as usize);
     let share_of = |cut: &Cut| share(cut, &call.product, k as usize, cores);
     let tables = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
     let fits = |cut: &Cut| {
         let subgroups = share_of(cut) * cut.tile[0] / m as usize;
-        let bytes = 4 * subgroups * (m * n) as usize + tables + finish_bytes(cut);
+        let bytes = 4 * subgroups * (m * n) as usize + tables + finish_bytes(cut) + call.gate_bytes(cut.tile[1], m as usize);
         bytes <= caps.limits.max_shared_bytes as usize
             && subgroups * lanes as usize <= caps.limits.max_workgroup_invocations as usize
             && cut.tile[0].is_multiple_of(m as usize)
@@ -169,7 +176,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         None => d.shape[1].div_ceil(n as usize).clamp(1, cut.tile[1] / n as usize),
     };
     let (_, store) = element_functions(NAME, d.ty)?;
-    let shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
+    let mut shader = shader(call, Path::Lanes, "mul_mm/lanes.comp")?
         .define("HALF", u32::from(half))
         .define("ORDER", order::number(order))
         .define("PIECE", piece(a.ty))
@@ -185,7 +192,15 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
         .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
         .define("PUT4_D", store.replace("store", "put4"))
         .subgroup(SubgroupRequest::Full);
-    let mut launches = launches(call, caps, (Kernel::Matrix, shader), [cut.tile[0], column_tiles * n as usize]);
+    let kernel = if call.ids.is_some() { Kernel::Matrix } else { Kernel::Lanes };
+    if kernel == Kernel::Lanes {
+        shader = call.define_ready(shader.define("FLAT", 1), caps, [cut.tile[0], m as usize])?;
+        shader.params = LaneParams::glsl();
+    }
+    let mut launches = launches(call, caps, (kernel, shader), [cut.tile[0], column_tiles * n as usize]);
+    if call.ready.is_some() {
+        return Ok(launches);
+    }
     if call.ids.is_some() {
         // The list comes first.
         launches[0].shader = launches[0].shader.clone().define("SLOTS", 1);
@@ -197,7 +212,7 @@ pub(super) fn lanes(call: &Call, place: Place<'_>) -> Result<Vec<Launch>, Unsupp
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kernel::{self, LaneColumns, List, Matrix};
+    use super::super::Kernel::{self, LaneColumns, Lanes, List, Matrix};
     use super::*;
     use crate::mul_mat::Sibling;
     use crate::operation::Operation;
@@ -252,7 +267,7 @@ mod tests {
         let first = call(Q4_K, [4096, 4096, 16]);
         let other = call(Q6_K, [4096, 1024, 16]).product;
         let others = vec![Sibling { a: other.a, d: other.d, bias: None }];
-        assert_eq!(kernels(Call { others, ..first }), [LaneColumns, Matrix, Matrix]);
+        assert_eq!(kernels(Call { others, ..first }), [LaneColumns, Lanes, Lanes]);
         let (a, b) = (dense(Q4_K, [2048, 768, 128, 1]), dense(TensorType::F32, [2048, 1, 8, 1]));
         let product = Product { a, b, d: dense(TensorType::F32, [768, 8, 8, 1]) };
         assert_eq!(kernels(Call { ids: Some(dense(I32, [8, 8, 1, 1])), ..Call::plain(product) }), [List, LaneColumns, Matrix]);

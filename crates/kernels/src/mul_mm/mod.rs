@@ -11,11 +11,14 @@ mod memory;
 mod params;
 mod pick;
 mod reference;
+mod ready;
+mod ready_cases;
 pub mod search;
 mod tuning;
 
 pub use before::Before;
-pub use lanes::in_lanes;
+pub use ready::Gated;
+pub use lanes::{in_lanes, piece};
 pub(crate) use tuning::check as check_tuning;
 
 use kiln_gguf::TensorType;
@@ -24,6 +27,7 @@ use kiln_gpu::{Address, Caps, Shader};
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product, Sibling};
 use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, require};
+use crate::ready::{Ready, Samples};
 use crate::tensor::Tensor;
 use crate::{dequantise, quantise_q8_1};
 
@@ -61,6 +65,16 @@ pub struct Call {
     /// Columns of the batch that these are a part of, where they are: sums are cut as the whole's are, so that columns
     /// computed apart have the same bits. Small grids are split over k by the number of columns.
     pub whole: Option<usize>,
+    /// A second matrix of the same columns, whose results those of the first open or close: d = activation(a b) * (up b).
+    pub gate: Option<Gated>,
+    /// The columns of b as matrix units take them; b is what they are.
+    pub ready: Option<Ready>,
+    /// Where d is left as matrix units take it, besides; with a gate, and factors by `reference`.
+    pub leaving: Option<Ready>,
+    /// Magnitudes of the gated columns of an earlier step, by which factors are chosen.
+    pub reference: Option<Samples>,
+    /// Where those of this step are left.
+    pub samples: Option<Samples>,
 }
 
 impl Call {
@@ -83,6 +97,11 @@ impl Call {
             exact: false,
             half_sums: false,
             whole: None,
+            gate: None,
+            ready: None,
+            leaving: None,
+            reference: None,
+            samples: None,
         }
     }
 
@@ -270,6 +289,8 @@ enum Kernel {
     Decode,
     /// Multiplies prepared columns.
     Matrix,
+    /// The same in the order of matrices, without experts.
+    Lanes,
     /// The same for the rows of the last matrix that whole rounds of tiles leave over.
     Rest,
     /// The same, several workgroups to a tile.
@@ -283,7 +304,7 @@ enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 13] = [
+    const ALL: [Kernel; 14] = [
         Kernel::List,
         Kernel::Columns,
         Kernel::SortedColumns,
@@ -292,6 +313,7 @@ impl Kernel {
         Kernel::Integers,
         Kernel::Decode,
         Kernel::Matrix,
+        Kernel::Lanes,
         Kernel::Rest,
         Kernel::Split,
         Kernel::Plain,
@@ -315,7 +337,7 @@ impl Kernel {
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
+        matches!(self, Kernel::Matrix | Kernel::Lanes | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -327,11 +349,11 @@ impl Operation for Call {
     fn reads(&self) -> Vec<Tensor> {
         let others = self.others.iter().flat_map(|s| [Some(s.a), s.bias]).flatten();
         let before = self.before.and_then(Before::operand);
-        self.product.reads(&self.epilogue).into_iter().chain(self.ids).chain(before).chain(others).collect()
+        self.product.reads(&self.epilogue).into_iter().chain(self.ids).chain(before).chain(others).chain(self.takes()).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
-        self.products().iter().map(|product| product.d).collect()
+        self.products().iter().map(|product| product.d).chain(self.leaves()).collect()
     }
 
     fn scratch(&self) -> Vec<Tensor> {
@@ -343,7 +365,7 @@ impl Operation for Call {
         let known = self.ids.is_none();
         let weights = self.products().iter().map(|product| product.a).filter(|_| known).collect::<Vec<_>>();
         let of_norm = self.before.filter(|before| before.norm().is_some()).and_then(Before::operand);
-        weights.into_iter().chain(of_norm).collect()
+        weights.into_iter().chain(of_norm).chain(self.gate.map(|gate| gate.up)).collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {
@@ -357,6 +379,7 @@ impl Operation for Call {
         }
         tuning::table().map_err(|reason| Invalid { operation: NAME, reason })?;
         self.check_before()?;
+        self.check_ready()?;
         if !self.others.is_empty() {
             self.check_others()?;
         }
@@ -423,7 +446,7 @@ impl Operation for Call {
             Kernel::PlainSplit => (list(&[Some(*a), Some(*b)]), list(&[plain_sums])),
             Kernel::Sums => (list(&[plain_sums, epilogue.bias, epilogue.residual]), list(&[Some(*d)])),
             _ => {
-                let columns = if choice.path == Path::Scalar { Some(*b) } else { columns };
+                let columns = if choice.path == Path::Scalar { Some(*b) } else { columns.filter(|_| self.ready.is_none()) };
                 let a = decode.map_or(*a, |decode| decode.dst);
                 let shared = |piece: Option<Tensor>| piece.filter(|_| kernel == Kernel::Split);
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
@@ -432,10 +455,11 @@ impl Operation for Call {
                 // says that it writes all of them, and nothing comes between the two.
                 let d = Some(*d).filter(|_| kernel != Kernel::Rest);
                 // Counters are set to zero before they are counted up.
-                (
-                    list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]),
-                    list(&[d, counters, sums]),
-                )
+                let mut reads: Vec<Tensor> = list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]);
+                let mut writes: Vec<Tensor> = list(&[d, counters, sums]);
+                reads.extend(self.takes());
+                writes.extend(self.leaves());
+                (reads, writes)
             }
         };
         Touches { reads, writes }
@@ -470,6 +494,10 @@ impl Operation for Call {
     }
 
     fn parts(&self) -> Vec<crate::Call> {
+        // Ready columns lie between each other.
+        if self.wants_lanes() {
+            return Vec::new();
+        }
         // Columns (tokens) in a few runs of different lengths: a column's bits depend on nothing beside it.
         let dim = if self.ids.is_some() { 2 } else { 1 };
         let n = self.product.d.shape[dim];

@@ -12,11 +12,11 @@
 // Prepared columns: for each tile of MN columns, chunk and step the eight components of each lane. Chunks of a column are counted up to
 // a multiple of 256 elements of k.
 uint chunks_of(uint k) { return (k + 255) / 256 * (256 / CHUNK); }
-// Stores the quad that begins with element e (a multiple of 4) of a column. Where a lane's second column is not among `columns` it becomes
+// Stores the quad that begins with element e (a multiple of 4) of a column of k elements, for weights whose lanes take `pieces` elements together. Where a lane's second column is not among `columns` it becomes
 // zeros: memory that is written in part must be read before the rest of it can be.
-void store_quad(uvec2 halves, uint column, uint columns, uint e, uint k, vec4 v) {
-    uint piece = e / PIECE, q = piece % QUADS, c = column % MN, chunk = e / CHUNK;
-    uint step = e % CHUNK / (QUADS * PIECE) * (PIECE / 4) + e % PIECE / 4;
+void store_quad(uint pieces, uvec2 halves, uint column, uint columns, uint e, uint k, vec4 v) {
+    uint q = e / pieces % QUADS, c = column % MN, chunk = e / CHUNK;
+    uint step = e % CHUNK / (QUADS * pieces) * (pieces / 4) + e % pieces / 4;
     uint at = ((column / MN * chunks_of(k) + chunk) * STEPS + step) * SG;
 #if HALF
     uvec2 pairs = uvec2(packHalf2x16(v.xz), packHalf2x16(v.yw));

@@ -7,6 +7,7 @@ use super::{Before, Call, Kernel, lanes};
 use crate::formats::row_strides;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::Path;
+use crate::ready::Ready;
 use crate::tensor::Tensor;
 
 kiln_gpu::params! {
@@ -23,6 +24,30 @@ kiln_gpu::params! {
         residual_stride: [u32; 3],
         batches: [u32; 2],
         share: [u32; 2],
+        k: u32,
+        m: u32,
+        n: u32,
+        scale: f32,
+    }
+}
+
+kiln_gpu::params! {
+    pub(super) struct LaneParams {
+        a: Address,
+        up: Address,
+        b: Address,
+        factors: Address,
+        d: Address,
+        bias: Address,
+        residual: Address,
+        halves: Address,
+        left_factors: Address,
+        reference: Address,
+        samples: Address,
+        a_stride: [u32; 1],
+        b_stride: [u32; 1],
+        d_stride: [u32; 1],
+        residual_stride: [u32; 1],
         k: u32,
         m: u32,
         n: u32,
@@ -128,7 +153,7 @@ impl Call {
         let two = |s: [u32; 3]| [s[0], s[1]];
         let padded_bytes = 2 * padded(&self.product);
         // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Rest | Kernel::Split) {
+        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Lanes | Kernel::Rest | Kernel::Split) {
             let [_, n, n2, _] = b.shape;
             (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
         } else {
@@ -210,6 +235,34 @@ impl Call {
                     scale,
                     chunk: count(split.chunk),
                     splits: count(split.count),
+                }
+                .bytes()
+            }
+            (Kernel::Lanes, None) => {
+                let factors = |ready: &Option<Ready>, own| match ready {
+                    Some(ready) => optional(&ready.factors),
+                    None => own,
+                };
+                LaneParams {
+                    a: at(&a),
+                    up: optional(&self.gate.map(|gate| gate.up)),
+                    b: self.ready.as_ref().map_or(b_at, |ready| at(&ready.halves)),
+                    factors: factors(&self.ready, place(layout.factors)),
+                    d: at(&d),
+                    bias: optional(&bias),
+                    residual: optional(&residual),
+                    halves: optional(&self.leaving.map(|ready| ready.halves)),
+                    left_factors: factors(&self.leaving, Address::default()),
+                    reference: optional(&self.reference.map(|samples| samples.sums)),
+                    samples: optional(&self.samples.map(|samples| samples.sums)),
+                    a_stride: [row_strides(&a)[0]],
+                    b_stride: [b_stride[0]],
+                    d_stride: [row_strides(&d)[0]],
+                    residual_stride: [residual_stride[0]],
+                    k: count(a.shape[0]),
+                    m: count(a.shape[1]),
+                    n: count(b.shape[1]),
+                    scale,
                 }
                 .bytes()
             }

@@ -24,6 +24,10 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
     let on = |path: Path| on(call, caps, path, None);
     match want {
+        None if call.wants_lanes() => on(Path::Lanes),
+        Some(path) if call.wants_lanes() && path != Path::Lanes => {
+            unsupported(format!("gates and columns that come ready or are left so are not for the path {}", path.name()))
+        }
         Some(path) => on(path),
         // Software GPUs only imitate matrix units.
         None if caps.is_cpu => on(Path::Scalar),

@@ -1,6 +1,7 @@
 // Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
 // that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
 // list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
+// FLAT: there is one batch.
 // With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then.
 #ifndef BAND
 #define BAND tiles_m
@@ -59,7 +60,7 @@ bool find_tile() {
     first_m = (start + in_batch % rows) * TILE_M;
     first_n = in_batch / rows * TILE_N;
     tile_bias = p.bias;
-#if SPLIT
+#if SPLIT || FLAT
     if (tile > 0) return false;
     tile_a = p.a;
     tile_b = p.b;

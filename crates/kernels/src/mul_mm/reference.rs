@@ -3,9 +3,13 @@
 use super::Call;
 use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
+use crate::operation::Operation;
 
 /// See [`Product::reference`]; what makes the columns is another operation; with experts, every (slot, token) is a product of one column with its expert's weights.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
+    if let Some(gate) = call.gate {
+        return call.with_gate(gate, memory, reference, |glu, memory| glu.reference(memory));
+    }
     if call.before.is_some() {
         return call.with_made(memory, |made, memory| made.operation().reference(memory), reference);
     }

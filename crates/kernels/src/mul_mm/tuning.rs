@@ -116,7 +116,7 @@ cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
 cpu q4_k lanes * tile=8x24 share=1x5 resident=6 offsets ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
 gpu * lanes 16 tile=16x128 share=4x8 ahead=1
-gpu q4_k lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
+gpu q4_k lanes 32 tile=16x128 share=2x8 offsets ahead=1
 gpu q8_0 lanes 32 tile=16x128 share=4x8 offsets ahead=1
 gpu f16  lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
 gpu bf16 lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
