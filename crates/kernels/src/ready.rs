@@ -5,6 +5,9 @@
 //! is too late for a factor by it; so who makes the columns of a layer goes by those of the layer before ([`factor`]). Halves have 30 binary orders of
 //! magnitude, of which columns use few.
 //!
+//! Where a norm stands between the two, halves are of elements times the norm's weights. Its factor is multiplied behind the product: who makes the
+//! columns adds up their squares, in whole numbers, so that the sum is the same in whatever order workgroups come.
+//!
 //! The references write such columns as they are defined here, and read the floats.
 
 use kiln_gguf::TensorType;
@@ -25,9 +28,13 @@ const STEPS: usize = 16;
 const QUAD: [usize; 4] = [0, 2, 1, 3];
 /// Most tiles of rows whose magnitudes stand for those of all.
 const MOST_SAMPLES: usize = 8;
-/// Powers of two of a factor above the mean magnitude of the layer before: elements may be 2^24 times as large as that before a half is full, and
-/// those of 2^-5 of it still have eleven bits.
-pub(crate) const LEFT_ABOVE: u32 = 9;
+/// Powers of two of a factor above the mean magnitude of the layer before, of gated columns: elements may be 2^24 times as large as that before a half
+/// is full, and those of 2^-5 of it still have eleven bits.
+pub(crate) const GATED_ABOVE: u32 = 9;
+/// The same of columns that a norm follows. Its weights have yet to be multiplied, and squares of up to 2^22 are added up.
+pub(crate) const NORMED_ABOVE: u32 = 6;
+/// Bits of the fraction of a sum of squares.
+pub(crate) const FRACTION: u32 = 22;
 
 /// Columns in their memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +47,8 @@ pub struct Ready {
     pub piece: usize,
     /// F32 `[columns]`: what the halves of each column were divided by; none where that is 1.
     pub factors: Option<Tensor>,
+    /// I32 `[columns, 2]`: sums of the squares of elements over factors, whole parts and then fractions of 2^-22, for the norm that follows.
+    pub squares: Option<Tensor>,
 }
 
 /// Rows of the matrices of an order.
@@ -78,12 +87,12 @@ impl Samples {
     }
 
     /// The factor of each column that they speak for.
-    pub(crate) fn factors(&self, memory: &HostMemory) -> Vec<f32> {
+    pub(crate) fn factors(&self, above: u32, memory: &HostMemory) -> Vec<f32> {
         let (sums, [columns, tiles, ..]) = (memory.read(&self.sums), self.sums.shape);
         let mean = |column: usize| {
             (0..tiles).map(|t| sums[t * columns + column] as f32).sum::<f32>() / (tiles * self.rows) as f32
         };
-        (0..columns).map(|column| factor(mean(column))).collect()
+        (0..columns).map(|column| factor(mean(column), above)).collect()
     }
 
     /// Writes those of these columns, one after the other.
@@ -100,11 +109,11 @@ impl Samples {
     }
 }
 
-/// The factor of a column by the mean magnitude of the elements of an earlier one.
-pub fn factor(mean: f32) -> f32 {
+/// The factor of a column by the mean magnitude of the elements of an earlier one, so many powers of two above it.
+pub fn factor(mean: f32, above: u32) -> f32 {
     let exponent = mean.to_bits() >> 23;
     // Neither zero nor infinite, and a factor whose inverse is a float as well.
-    if exponent > 0 && exponent + LEFT_ABOVE <= 253 { f32::from_bits((exponent + LEFT_ABOVE) << 23) } else { 1.0 }
+    if exponent > 0 && exponent + above <= 253 { f32::from_bits((exponent + above) << 23) } else { 1.0 }
 }
 
 impl Ready {
@@ -122,12 +131,15 @@ impl Ready {
         require(known, operation, || format!("pieces of {} elements, want 8 or 64", self.piece))?;
         let Some(factors) = self.factors else { return Ok(()) };
         let fits = factors.ty == TensorType::F32 && factors.is_dense() && factors.len() == columns;
-        require(fits, operation, || format!("factors of ready columns are {factors}, want F32[{columns}]"))
+        require(fits, operation, || format!("factors of ready columns are {factors}, want F32[{columns}]"))?;
+        let Some(squares) = self.squares else { return Ok(()) };
+        let fits = squares.ty == TensorType::I32 && squares.is_dense() && squares.shape == [columns, 2, 1, 1];
+        require(fits, operation, || format!("squares of ready columns are {squares}, want I32[{columns}, 2]"))
     }
 
-    /// Halves and factors.
+    /// Halves, factors and squares.
     pub(crate) fn all(&self) -> impl Iterator<Item = Tensor> {
-        [Some(self.halves), self.factors].into_iter().flatten()
+        [Some(self.halves), self.factors, self.squares].into_iter().flatten()
     }
 
     /// Where element `e` of a column of `k` elements lies.
@@ -172,6 +184,21 @@ impl Ready {
     }
 }
 
+/// Adds the squares of these columns over their factors, tile by tile of so many rows, to the sums that are there.
+pub(crate) fn add_squares(sums: &Tensor, rows: usize, floats: &[f64], factors: &[f32], memory: &mut HostMemory) {
+    let (columns, mut all) = (factors.len(), memory.read(sums));
+    for (column, &factor) in factors.iter().enumerate() {
+        let m = floats.len() / columns;
+        for tile in floats[column * m..(column + 1) * m].chunks(rows) {
+            let sum: f64 =
+                tile.iter().map(|x| (x / f64::from(factor)).powi(2)).sum::<f64>().min(f64::from(1 << FRACTION));
+            all[column] += sum.floor();
+            all[columns + column] += (sum.fract() * f64::from(1 << FRACTION)).floor();
+        }
+    }
+    memory.write(sums, &all);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,7 +211,7 @@ mod tests {
         {
             let (k, columns) = (512, 32);
             let halves = Tensor::dense(Slot(0), TensorType::F16, [len(k, columns), 1, 1, 1]);
-            let ready = Ready { halves, order, piece, factors: None };
+            let ready = Ready { halves, order, piece, factors: None, squares: None };
             let mut places: Vec<usize> = (0..columns).flat_map(|c| (0..k).map(move |e| ready.place(k, c, e))).collect();
             places.sort_unstable();
             assert!(places.iter().copied().eq(0..k * columns), "{order:?} {piece}");
@@ -194,10 +221,10 @@ mod tests {
     #[test]
     fn factors_bring_the_mean_to_the_same_power_and_leave_what_is_no_number_alone() {
         for mean in [1e-30_f32, 3.7e-4, 1.0, 1.99, 5e8] {
-            let scaled = mean / factor(mean);
+            let scaled = mean / factor(mean, GATED_ABOVE);
             assert!(((1.0 / 512.0)..(1.0 / 256.0)).contains(&scaled), "{mean}: {scaled}");
         }
-        assert_eq!([0.0, f32::INFINITY, f32::NAN, 1e-45, 3e38].map(factor), [1.0; 5]);
+        assert_eq!([0.0, f32::INFINITY, f32::NAN, 1e-45, 3e38].map(|mean| factor(mean, GATED_ABOVE)), [1.0; 5]);
         assert_eq!(
             [(14336, 16), (128, 16), (1, 16), (72, 8)].map(|(m, rows)| Samples::tiles(m, rows)),
             [(112, 8), (1, 8), (1, 1), (2, 5)]
@@ -207,7 +234,7 @@ mod tests {
     #[test]
     fn columns_that_do_not_fit_are_named() {
         let halves = Tensor::dense(Slot(0), TensorType::F16, [len(256, 3), 1, 1, 1]);
-        let ready = Ready { halves, order: MatrixOrder::Quads, piece: 64, factors: None };
+        let ready = Ready { halves, order: MatrixOrder::Quads, piece: 64, factors: None, squares: None };
         assert_eq!(ready.check([256, 3], "op"), Ok(()));
         let reason = |ready: Ready, size| ready.check(size, "op").unwrap_err().reason;
         assert!(reason(ready, [300, 3]).contains("300 elements"));

@@ -1,11 +1,12 @@
 //! Results that products of few columns multiply leave their step as matrix units take them ([`kiln_kernels::ready`]): the product takes them as they
 //! are, and no pass stands between the two. Attention leaves its results so. Gate and up become one step, which leaves gated columns: their factors
-//! go by the magnitudes of the layer before, so the first layer of a plan has none and only leaves its own.
+//! go by the magnitudes of the layer before, so the first layer of a plan has none and only leaves its own. So do products whose results a norm
+//! follows: what they leave is multiplied by its weights, and its factor behind the next product.
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, MatrixOrder};
 use kiln_kernels::Call;
-use kiln_kernels::mul_mat::Product;
+use kiln_kernels::mul_mat::{Norm, Product};
 use kiln_kernels::mul_mm::{self, Before, Gated};
 use kiln_kernels::operation::{Operation, Path};
 use kiln_kernels::ready::{self, Ready, Samples};
@@ -33,7 +34,7 @@ pub(super) fn run(plan: &mut Plan, target: &Target) {
     let steps: Vec<Option<Step>> = plan.steps.iter().cloned().map(Some).collect();
     // Steps stay where they are; what they no longer touch nobody else does.
     let uses = Uses::of(plan.slots.len(), &steps);
-    let mut passing = Passing { target, caps, order, samples: None };
+    let mut passing = Passing { target, caps, order, gated: None, normed: None };
     for at in 0..plan.steps.len() {
         let Call::MulMm(product) = &plan.steps[at].call else { continue };
         if !passing.in_lanes(product) {
@@ -56,7 +57,11 @@ pub(super) fn run(plan: &mut Plan, target: &Target) {
                     passing.attention(plan, first, at);
                 }
             }
-            Some(Before::Norm(_)) => {}
+            Some(Before::Norm(norm)) => {
+                if let Some(first) = made(&product.product.b) {
+                    passing.norm(plan, norm, first, at);
+                }
+            }
         }
     }
 }
@@ -66,14 +71,17 @@ struct Passing<'t> {
     caps: &'t Caps,
     order: MatrixOrder,
     /// Magnitudes of the gated columns of the last layer that left them.
-    samples: Option<Samples>,
+    gated: Option<Samples>,
+    /// The same of columns that a norm followed, and the sums of squares of the next such step.
+    normed: Option<(Samples, Tensor)>,
 }
 
 impl Passing<'_> {
     /// Whether a product is one of few columns that lanes multiply.
     fn in_lanes(&self, call: &mul_mm::Call) -> bool {
-        let whole =
-            call.others.is_empty() && call.ids.is_none() && call.product.b.shape[0].is_multiple_of(ready::CHUNK);
+        let piece = mul_mm::piece(call.product.a.ty);
+        let alike = call.others.iter().all(|other| mul_mm::piece(other.a.ty) == piece);
+        let whole = alike && call.ids.is_none() && call.product.b.shape[0].is_multiple_of(ready::CHUNK);
         let path = || with_ample_memory(call).pick(self.caps, None).map(|choice| choice.path);
         whole && call.product.b.shape[1] > 1 && (self.target.readies == Readies::Always || path() == Ok(Path::Lanes))
     }
@@ -83,11 +91,11 @@ impl Passing<'_> {
         let [k, n, ..] = call.product.b.shape;
         let halves =
             plan.add(format!("{name}.ready").as_str(), SlotKind::Scratch, TensorType::F16, [ready::len(k, n), 1, 1, 1]);
-        Ready { halves, order: self.order, piece: mul_mm::piece(call.product.a.ty), factors: None }
+        Ready { halves, order: self.order, piece: mul_mm::piece(call.product.a.ty), factors: None, squares: None }
     }
 
-    /// Puts two calls in the place of two steps, if the device runs them.
-    fn replace(&self, plan: &mut Plan, calls: [(usize, Call); 2]) -> bool {
+    /// Puts calls in the place of steps, if the device runs all of them.
+    fn replace(&self, plan: &mut Plan, calls: Vec<(usize, Call)>) -> bool {
         let runs = calls.iter().all(|(_, call)| self.target.runs(call));
         if runs {
             for (at, call) in calls {
@@ -105,7 +113,9 @@ impl Passing<'_> {
         };
         let (attention, product) = (*attention, product.clone());
         let b = product.product.b;
-        let same = b.slot == attention.out.slot
+        let alone = product.others.is_empty();
+        let same = alone
+            && b.slot == attention.out.slot
             && b.offset == attention.out.offset
             && b.is_dense()
             && attention.out.is_dense();
@@ -124,7 +134,7 @@ impl Passing<'_> {
             (first, kiln_kernels::flash_attention::Call { ready, ..attention }.into()),
             (last, mul_mm::Call { ready, ..product }.into()),
         ];
-        if !self.replace(plan, calls) {
+        if !self.replace(plan, calls.into()) {
             plan.slots.truncate(slots);
         }
     }
@@ -146,16 +156,14 @@ impl Passing<'_> {
         let (slots, label) = (plan.slots.len(), plan.steps[first].label.clone());
         let (both, product, gate) = (both.clone(), product.clone(), Gated { kind, up: other.a });
         let [m, n, ..] = both.product.d.shape;
-        let rows = ready::rows(self.order);
         let d = plan.add(&format!("{label}.gated"), SlotKind::Scratch, TensorType::F32, both.product.d.shape);
-        let tiles = Samples::tiles(m, rows).1;
-        let sums = plan.add(&format!("{label}.magnitudes"), SlotKind::Scratch, TensorType::F32, [n, tiles, 1, 1]);
-        let reference = self.samples.filter(|samples| samples.sums.shape[0] == n);
+        let samples = self.samples(plan, &label, [m, n]);
+        let reference = self.gated.filter(|samples| samples.sums.shape[0] == n);
         let mut gated = mul_mm::Call {
             product: Product { d, ..both.product },
             others: Vec::new(),
             gate: Some(gate),
-            samples: Some(Samples { sums, rows }),
+            samples: Some(samples),
             ..both
         };
         let mut taken = mul_mm::Call { product: Product { b: d, ..product.product }, before: None, ..product };
@@ -165,11 +173,65 @@ impl Passing<'_> {
             gated = mul_mm::Call { leaving: ready, reference, ..gated };
             taken = mul_mm::Call { ready, ..taken };
         }
-        let samples = gated.samples;
-        if self.replace(plan, [(first, gated.into()), (last, taken.into())]) {
-            self.samples = samples;
+        if self.replace(plan, vec![(first, gated.into()), (last, taken.into())]) {
+            self.gated = Some(samples);
         } else {
             plan.slots.truncate(slots);
         }
+    }
+
+    /// A product at `first` whose results those at `last` read behind a norm.
+    fn norm(&mut self, plan: &mut Plan, norm: Norm, first: usize, last: usize) {
+        let (Call::MulMm(product), Call::MulMm(taken)) = (&plan.steps[first].call, &plan.steps[last].call) else {
+            return;
+        };
+        let (Some(weight), d) = (norm.weight, product.product.d) else { return };
+        let bare = product.others.is_empty() && product.gate.is_none() && product.samples.is_none();
+        let whole = bare && d.ty == TensorType::F32 && d.is_dense();
+        let aligned = weight.ty == TensorType::F32 && weight.is_dense() && weight.offset.is_multiple_of(16);
+        if !(whole && aligned && weight.len() == d.shape[0] && d == taken.product.b && self.in_lanes(product)) {
+            return;
+        }
+        let (product, taken) = (product.clone(), taken.clone());
+        let (slots, label, [m, n, ..]) = (plan.slots.len(), plan.steps[first].label.clone(), d.shape);
+        let samples = self.samples(plan, &label, [m, n]);
+        let mut calls = Vec::new();
+        let sums = if let Some((reference, sums)) = self.normed.filter(|(samples, _)| samples.sums.shape[0] == n) {
+            // They were set to zero by the step before, and those of the next lie behind them.
+            let factors = Some(plan.add(&format!("{label}.factors"), SlotKind::Scratch, TensorType::F32, [n, 1, 1, 1]));
+            let ready = Ready { factors, ..self.memory(plan, &label, &taken) };
+            let squares = Some(sums.narrow(2, 0, 1).reshape([n, 2, 1, 1]));
+            calls.push((
+                first,
+                mul_mm::Call {
+                    leaving: Some(ready),
+                    left_weight: Some(weight),
+                    reference: Some(reference),
+                    samples: Some(samples),
+                    sums: Some(sums),
+                    ..product
+                },
+            ));
+            calls.push((last, mul_mm::Call { ready: Some(Ready { squares, ..ready }), ..taken }));
+            sums
+        } else {
+            // As many as there could be.
+            let all = [n, 2, plan.steps.len() + 2, 1];
+            let sums = plan.add("squares", SlotKind::Scratch, TensorType::I32, all).narrow(2, 0, 2);
+            calls.push((first, mul_mm::Call { samples: Some(samples), sums: Some(sums), ..product }));
+            sums
+        };
+        if self.replace(plan, calls.into_iter().map(|(at, call)| (at, call.into())).collect()) {
+            self.normed = Some((samples, Tensor { offset: sums.offset + sums.stride[2], ..sums }));
+        } else {
+            plan.slots.truncate(slots);
+        }
+    }
+
+    /// Memory for the magnitudes of columns of these extents.
+    fn samples(&self, plan: &mut Plan, label: &str, [m, n]: [usize; 2]) -> Samples {
+        let rows = ready::rows(self.order);
+        let shape = [n, Samples::tiles(m, rows).1, 1, 1];
+        Samples { sums: plan.add(&format!("{label}.magnitudes"), SlotKind::Scratch, TensorType::F32, shape), rows }
     }
 }

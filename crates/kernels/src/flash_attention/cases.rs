@@ -336,7 +336,7 @@ impl Batch {
             let table = whole(data, &table).reshape([pages, sequences, 1, 1]);
             let q = data.input(F32, [head, heads, tokens, batch]).permute([0, 2, 1, 3]);
             let out = data.output(F32, [head, heads, tokens, batch]);
-            let left = |order| Ready { halves: data.output(F16, [ready::len(head * heads, sequences), 1, 1, 1]), order, piece: 64, factors: None };
+            let left = |order| Ready { halves: data.output(F16, [ready::len(head * heads, sequences), 1, 1, 1]), order, piece: 64, factors: None, squares: None };
             let ready = self.left.map(left);
             let call = Call {
                 mask,

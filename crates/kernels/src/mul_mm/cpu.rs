@@ -7,14 +7,19 @@ use crate::operation::Operation;
 
 /// Computes the result of the call.
 pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
+    product(call, memory);
+    call.leave(memory);
+}
+
+fn product(call: &Call, memory: &mut HostMemory) {
     if let Some(gate) = call.gate {
-        return call.with_gate(gate, memory, compute, |glu, memory| glu.cpu(memory));
+        return call.with_gate(gate, memory, product, |glu, memory| glu.cpu(memory));
     }
     if let Some(Before::Gate { .. }) = call.before {
-        return call.with_made(memory, |made, memory| made.operation().cpu(memory), compute);
+        return call.with_made(memory, |made, memory| made.operation().cpu(memory), product);
     }
     if call.ids.is_some() && !call.others.is_empty() {
-        return call.alone().iter().for_each(|alone| compute(alone, memory));
+        return call.alone().iter().for_each(|alone| product(alone, memory));
     }
     let norm = call.before.and_then(Before::norm);
     let experts = call.ids.map(|ids| Experts { ids, weights: None, summed: false });

@@ -22,7 +22,11 @@ void prepare_finish() {
     for (uint i = gl_LocalInvocationID.x; i < TILE_N; i += WG) {
         uint n = min(first_n + i, end_n - 1);
         // The factor is a power of two, so nothing is lost: columns.comp divided by it.
-#if FACTORS
+#if NORMED_READY
+        // The norm of the columns, from the squares of what was divided by factors.
+        float factor = F32(p.factors).v[n], sum = float(U32(p.squares).v[n]) + float(U32(p.squares).v[p.n + n]) * (1.0 / float(1 << FRACTION));
+        column_scale[i] = inversesqrt(sum / float(p.k) + EPS / (factor * factor)) * p.scale;
+#elif FACTORS
         column_scale[i] = F32(p.factors).v[column_number(n)] * p.scale;
 #else
         column_scale[i] = p.scale;

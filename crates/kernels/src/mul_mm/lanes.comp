@@ -7,7 +7,8 @@
 // end. Rows of matrices have subgroups of their own, which find columns in the core's cache that others have just loaded.
 // GATED: d = GATE(a b) * (up b). A workgroup goes through the rows of a, keeps their sums, then through those of up, whose first weights are on
 // their way by then. LEAVING: d is left as matrix units take it besides (../ready.rs), with factors by the magnitudes of REFERENCES tiles of
-// an earlier step. SAMPLES: magnitudes of so many tiles, every SAMPLED_APART-th, are left for a later one.
+// an earlier step. Where a norm follows (SUMS), what is left was multiplied by its weights (LEFT_WEIGHT, which lie where up would), and the squares
+// of d are added up. SAMPLES: magnitudes of so many tiles, every SAMPLED_APART-th, are left for a later one.
 #version 450
 #if !EXPERTS
 // The first weights are fetched before the kernel waits for what makes the columns.
@@ -40,6 +41,9 @@ shared float left_inverse[TILE_N];
 #endif
 #if SAMPLES
 shared float magnitudes[MM * MN / 4];
+#endif
+#if SUMS && LEAVING
+shared float squares[MM * MN / 4];
 #endif
 
 // Two elements of a matrix: halves, or bfloat16 beside such weights.
@@ -245,17 +249,17 @@ void choose_factors() {
 }
 #endif
 
-#if GATED
-// Four results of a column of tile j, from this row on, of the sums of both matrices.
-void put_gated(uint at, uint j, uint row, vec4 up) {
-    uint column = j * MN + at / (MM / 4), m = first_m + row;
-    float scale = column_scale[column];
-    vec4 gate = gate_sums[j * (MM * MN / 4) + at] * scale;
-    vec4 x = vec4(GATE(gate.x), GATE(gate.y), GATE(gate.z), GATE(gate.w)) * (up * scale);
-    float magnitude = 0;
-    [[unroll]] for (uint i = 0; i < 4; i++) if (m + i < p.m) magnitude += abs(x[i]);
+// Four results of a column from this row of the tile on, which are number `at` of their matrix, go where they are wanted.
+#if GATED || LEAVING || SAMPLES
+void leave(uint at, uint row, uint column, vec4 x) {
+    uint m = first_m + row;
+    [[unroll]] for (uint i = 0; i < 4; i++) if (m + i >= p.m) x[i] = 0;
 #if SAMPLES
-    magnitudes[at] = magnitude;
+    magnitudes[at] = abs(x.x) + abs(x.y) + abs(x.z) + abs(x.w);
+#endif
+#if SUMS && LEAVING
+    vec4 divided = x * left_inverse[column];
+    squares[at] = dot(divided, divided);
 #endif
     if (m >= p.m || first_n + column >= end_n) return;
 #if VECTORS_D
@@ -265,7 +269,37 @@ void put_gated(uint at, uint j, uint row, vec4 up) {
 #endif
         [[unroll]] for (uint i = 0; i < 4; i++) if (m + i < p.m) STORE_D(column_d[column], m + i, x[i]);
 #if LEAVING
+#if LEFT_WEIGHT
+    x *= F32x4(p.up).v[m / 4];
+#endif
     store_quad(LEFT_PIECE, p.halves, first_n + column, p.n, m, p.m, clamp(x * left_inverse[column], -65504.0, 65504.0));
+#endif
+}
+
+// What all tiles of rows together leave of the columns of a tile, behind a barrier. Every tile of columns has another before it leaves anything again.
+void leave_sums(uint j) {
+    uint c = gl_LocalInvocationID.x, n = first_n + j * MN + c, tile = first_m / TILE_M;
+    if (c >= MN || n >= end_n) return;
+#if SAMPLES
+    if (tile % SAMPLED_APART == 0) {
+        float sum = 0;
+        [[unroll]] for (uint i = 0; i < MM / 4; i++) sum += magnitudes[c * (MM / 4) + i];
+        F32(p.samples).v[tile / SAMPLED_APART * p.n + n] = sum;
+    }
+#endif
+#if SUMS && LEAVING
+    float sum = 0;
+    [[unroll]] for (uint i = 0; i < MM / 4; i++) sum += squares[c * (MM / 4) + i];
+    sum = min(sum, float(1 << FRACTION));
+    atomicAdd(U32(p.squares).v[n], uint(sum), gl_ScopeQueueFamily, 0, 0);
+    atomicAdd(U32(p.squares).v[p.n + n], uint(fract(sum) * float(1 << FRACTION)), gl_ScopeQueueFamily, 0, 0);
+#endif
+#if SUMS
+    // The sums of the next step that adds any.
+    if (tile == 0) {
+        U32(p.squares).v[2 * p.n + n] = 0;
+        U32(p.squares).v[3 * p.n + n] = 0;
+    }
 #endif
 }
 #endif
@@ -362,23 +396,25 @@ void main() {
             vec4 all = subgroup_sums[first];
             [[unroll]] for (uint w = 1; w < SHARE; w++) all += subgroup_sums[w * (MM * MN / 4) + first];
 #if GATED
-            if (which == 0)
+            if (which == 0) {
                 gate_sums[j * (MM * MN / 4) + at] = all;
-            else
-                put_gated(at, j, row, all);
+                continue;
+            }
+            vec4 gate = gate_sums[j * (MM * MN / 4) + at] * column_scale[column];
+            leave(at, row, column, vec4(GATE(gate.x), GATE(gate.y), GATE(gate.z), GATE(gate.w)) * (all * column_scale[column]));
+#elif LEAVING || SAMPLES
+            // Columns past the last are those of the last again, which nobody looks at.
+            [[unroll]] for (uint i = 0; i < 4; i++) all[i] = first_m + row + i < p.m ? finish_at(all[i], row + i, column) : 0.0;
+            leave(at, row, column, all);
 #else
             if (first_m + row < p.m && first_n + column < end_n) put_four(all, row, column);
 #endif
         }
         barrier();
-#if SAMPLES
-        // Every tile of rows has a barrier before it writes magnitudes again.
-        uint tile = first_m / TILE_M, n = first_n + j * MN + gl_LocalInvocationID.x;
-        if (which == 1 && tile % SAMPLED_APART == 0 && gl_LocalInvocationID.x < MN && n < end_n) {
-            float sum = 0;
-            [[unroll]] for (uint i = 0; i < MM / 4; i++) sum += magnitudes[gl_LocalInvocationID.x * (MM / 4) + i];
-            F32(p.samples).v[tile / SAMPLED_APART * p.n + n] = sum;
-        }
+#if GATED
+        if (which == 1) leave_sums(j);
+#elif LEAVING || SAMPLES
+        leave_sums(j);
 #endif
     }
 #if GATED

@@ -69,8 +69,13 @@ pub struct Call {
     pub gate: Option<Gated>,
     /// The columns of b as matrix units take them; b is what they are.
     pub ready: Option<Ready>,
-    /// Where d is left as matrix units take it, besides; with a gate, and factors by `reference`.
+    /// Where d is left as matrix units take it, besides, with factors by `reference`: gated columns, or those that a norm follows.
     pub leaving: Option<Ready>,
+    /// F32 `[M]`: the weights of that norm.
+    pub left_weight: Option<Tensor>,
+    /// I32 `[columns, 2, 2]`: where the squares of columns that are left are added up ([`Ready::squares`]), and behind them the sums of the next step
+    /// that does so, which are set to zero.
+    pub sums: Option<Tensor>,
     /// Magnitudes of the gated columns of an earlier step, by which factors are chosen.
     pub reference: Option<Samples>,
     /// Where those of this step are left.
@@ -100,6 +105,8 @@ impl Call {
             gate: None,
             ready: None,
             leaving: None,
+            left_weight: None,
+            sums: None,
             reference: None,
             samples: None,
         }

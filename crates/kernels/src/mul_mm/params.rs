@@ -44,8 +44,8 @@ kiln_gpu::params! {
         left_factors: Address,
         reference: Address,
         samples: Address,
+        squares: Address,
         a_stride: [u32; 1],
-        b_stride: [u32; 1],
         d_stride: [u32; 1],
         residual_stride: [u32; 1],
         k: u32,
@@ -245,7 +245,8 @@ impl Call {
                 };
                 LaneParams {
                     a: at(&a),
-                    up: optional(&self.gate.map(|gate| gate.up)),
+                    // A gate is followed by no norm.
+                    up: optional(&self.gate.map(|gate| gate.up).or(self.left_weight)),
                     b: self.ready.as_ref().map_or(b_at, |ready| at(&ready.halves)),
                     factors: factors(&self.ready, place(layout.factors)),
                     d: at(&d),
@@ -255,8 +256,9 @@ impl Call {
                     left_factors: factors(&self.leaving, Address::default()),
                     reference: optional(&self.reference.map(|samples| samples.sums)),
                     samples: optional(&self.samples.map(|samples| samples.sums)),
+                    // Columns that a norm precedes are followed by none.
+                    squares: optional(&self.sums.or(self.ready.and_then(|ready| ready.squares))),
                     a_stride: [row_strides(&a)[0]],
-                    b_stride: [b_stride[0]],
                     d_stride: [row_strides(&d)[0]],
                     residual_stride: [residual_stride[0]],
                     k: count(a.shape[0]),

@@ -114,7 +114,9 @@ uvec2 column_of_b(uint n) { return column_of(p.b, pair_at(n), p.b_slots, p.b_str
 uvec2 column_of_d(uint n) { return column_of(p.d, pair_at(n), p.used, p.d_stride); }
 uvec2 column_of_residual(uint n) { return column_of(p.residual, pair_at(n), p.used, p.residual_stride); }
 #else
+#if !FLAT
 uvec2 column_of_b(uint n) { return row_address(tile_b, min(n, end_n - 1), p.b_stride[0]); }
+#endif
 uint column_number(uint n) { return tile_columns + n; }
 uvec2 column_of_d(uint n) { return row_address(tile_d, min(n, end_n - 1), p.d_stride[0]); }
 uvec2 column_of_residual(uint n) { return row_address(tile_residual, min(n, end_n - 1), p.residual_stride[0]); }

@@ -10,7 +10,7 @@ use crate::glu::{self, Gate};
 use crate::host::HostMemory;
 use crate::mul_mat::Product;
 use crate::operation::{Invalid, Unsupported, require};
-use crate::ready::{LEFT_ABOVE, Ready, Samples};
+use crate::ready::{self, Ready, Samples};
 use crate::tensor::{Slot, Tensor};
 use crate::unary::Function;
 
@@ -26,18 +26,26 @@ pub struct Gated {
 impl Call {
     /// Whether only the path of lanes can run it.
     pub(super) fn wants_lanes(&self) -> bool {
-        self.gate.is_some() || self.ready.is_some() || self.samples.is_some()
+        self.gate.is_some() || self.ready.is_some() || self.samples.is_some() || self.sums.is_some()
+    }
+
+    /// The sums that squares are added to: none without columns that are left.
+    fn squares(&self) -> Option<Tensor> {
+        self.sums.filter(|_| self.leaving.is_some()).map(|sums| sums.narrow(2, 0, 1))
     }
 
     /// What it reads beside the operands of a plain product.
     pub(super) fn takes(&self) -> Vec<Tensor> {
         let ready = self.ready.iter().flat_map(Ready::all);
-        self.gate.map(|gate| gate.up).into_iter().chain(ready).chain(self.reference.map(|samples| samples.sums)).collect()
+        // Squares are added to what is there.
+        let more = [self.left_weight, self.squares()].into_iter().flatten();
+        self.gate.map(|gate| gate.up).into_iter().chain(more).chain(ready).chain(self.reference.map(|samples| samples.sums)).collect()
     }
 
     /// What it writes beside d.
     pub(super) fn leaves(&self) -> Vec<Tensor> {
-        self.leaving.iter().flat_map(Ready::all).chain(self.samples.map(|samples| samples.sums)).collect()
+        let sums = [self.squares(), self.sums.map(|sums| sums.narrow(2, 1, 1))].into_iter().flatten();
+        self.leaving.iter().flat_map(Ready::all).chain(sums).chain(self.samples.map(|samples| samples.sums)).collect()
     }
 
     pub(super) fn check_ready(&self) -> Result<(), Invalid> {
@@ -45,12 +53,16 @@ impl Call {
             return Ok(());
         }
         let Product { a, b, d } = self.product;
-        let alone = self.others.is_empty() && self.ids.is_none() && b.shape[2..] == [1, 1];
-        require(alone, NAME, || "gates and ready columns are for one product without experts or batches".into())?;
+        let plain = self.ids.is_none() && b.shape[2..] == [1, 1];
+        require(plain, NAME, || "gates and ready columns are for products without experts or batches".into())?;
         if let Some(ready) = &self.ready {
-            require(self.before.is_none(), NAME, || "columns that come ready are not made on the way".into())?;
+            let normed = self.before.is_some_and(|before| before.norm().is_some());
+            let fits = normed == ready.squares.is_some() && (normed || self.before.is_none());
+            require(fits, NAME, || "columns that come ready are not made on the way, and normed by their squares".into())?;
             ready.check([b.shape[0], b.shape[1]], NAME)?;
         }
+        let leaves = self.gate.is_some() || self.samples.is_some() || self.leaving.is_some() || self.sums.is_some();
+        require(!leaves || self.others.is_empty(), NAME, || "one product alone has a gate or leaves columns ready".into())?;
         if let Some(Gated { kind, up }) = self.gate {
             let same = (up.ty, up.shape, up.stride) == (a.ty, a.shape, a.stride);
             require(same, NAME, || format!("up is {up}, want the type, extents and strides of {a}"))?;
@@ -59,23 +71,37 @@ impl Call {
             require(bare, NAME, || "a gate has no bias or residual beside it".into())?;
         }
         let samples = [self.samples, self.reference];
-        let gated = self.gate.is_some() || samples == [None; 2];
-        require(gated, NAME, || "samples are those of gated columns".into())?;
         samples.iter().flatten().try_for_each(|samples| samples.check(d.shape[1], NAME))?;
         let want = |samples: &Samples| Samples::tiles(d.shape[0], samples.rows).1;
         if let Some(samples) = self.samples.filter(|samples| samples.sums.shape[1] != want(samples)) {
             let reason = format!("samples are {}, want those of {} tiles", samples.sums, want(&samples));
             return Err(Invalid { operation: NAME, reason });
         }
+        if let Some(sums) = self.sums {
+            let fits = sums.ty == TensorType::I32 && sums.is_dense() && sums.shape == [d.shape[1], 2, 2, 1] && self.gate.is_none();
+            require(fits, NAME, || format!("sums are {sums}, want I32[{}, 2, 2], and no gate", d.shape[1]))?;
+        }
+        if let Some(weight) = self.left_weight {
+            let fits = weight.ty == TensorType::F32 && weight.is_dense() && weight.len() == d.shape[0] && self.gate.is_none();
+            require(fits, NAME, || format!("the weights of the norm that follows are {weight}, want F32[{}], and no gate", d.shape[0]))?;
+        }
         let Some(leaving) = &self.leaving else { return Ok(()) };
-        let known = self.gate.is_some() && self.reference.is_some() && leaving.factors.is_some();
-        require(known, NAME, || "results are left ready behind a gate, with factors by a reference".into())?;
+        let known = self.reference.is_some() && leaving.factors.is_some() && leaving.squares.is_none();
+        require(known && self.gate.is_some() != self.sums.is_some(), NAME, || {
+            "results are left ready with factors by a reference, behind a gate or with sums of squares".into()
+        })?;
         leaving.check([d.shape[0], d.shape[1]], NAME)
     }
 
-    /// Shared memory of a gate for tiles of so many columns and matrices of so many rows: its sums, factors and magnitudes.
+    /// Powers of two of the factors of what is left above its mean.
+    fn above(&self) -> u32 {
+        if self.gate.is_some() { ready::GATED_ABOVE } else { ready::NORMED_ABOVE }
+    }
+
+    /// Shared memory for tiles of so many columns and matrices of so many rows: sums of a gate, factors, magnitudes and squares.
     pub(super) fn gate_bytes(&self, columns: usize, rows: usize) -> usize {
-        if self.gate.is_some() { 4 * rows * columns + 4 * columns + rows * rows } else { 0 }
+        let sums = if self.gate.is_some() { 4 * rows * columns } else { 0 };
+        if self.wants_lanes() { sums + 4 * columns + 2 * rows * rows } else { 0 }
     }
 
     /// The defines of all this, for tiles and matrices of so many rows; the order must be that of the device.
@@ -87,13 +113,17 @@ impl Call {
         if let Some(samples) = self.samples.filter(|samples| samples.rows != rows) {
             return unsupported(format!("samples of {} rows, matrices have {rows}", samples.rows));
         }
-        if self.gate.is_some() && tile != rows {
-            return unsupported(format!("a gate in tiles of {tile} rows, matrices have {rows}"));
+        let leaves = self.gate.is_some() || self.samples.is_some() || self.leaving.is_some() || self.sums.is_some();
+        if leaves && tile != rows {
+            return unsupported(format!("a gate, or columns that are left, in tiles of {tile} rows, matrices have {rows}"));
         }
         let mut shader = shader
             .define("GATED", u32::from(self.gate.is_some()))
             .define("FACTORS", u32::from(self.ready.is_none_or(|ready| ready.factors.is_some())))
             .define("LEAVING", u32::from(self.leaving.is_some()))
+            .define("LEFT_WEIGHT", u32::from(self.left_weight.is_some()))
+            .define("SUMS", u32::from(self.sums.is_some()))
+            .define("FRACTION", ready::FRACTION)
             .define("SAMPLED_APART", self.samples.map_or(1, |samples| Samples::tiles(self.product.d.shape[0], samples.rows).0))
             .define("REFERENCE_ROWS", self.reference.map_or(1, |samples| samples.rows))
             .define("SAMPLES", self.samples.map_or(0, |samples| samples.sums.shape[1]))
@@ -101,8 +131,12 @@ impl Call {
         if let Some(Gated { kind, .. }) = self.gate {
             shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
         }
+        let norm = self.before.and_then(|before| before.norm()).filter(|_| self.ready.is_some());
+        if let Some(norm) = norm {
+            shader = shader.define("NORMED_READY", 1).define("EPS", format!("uintBitsToFloat({:#x}u)", norm.eps.to_bits()));
+        }
         if let Some(ready) = self.leaving {
-            shader = shader.define("LEFT_PIECE", ready.piece).define("LEFT_ABOVE", LEFT_ABOVE);
+            shader = shader.define("LEFT_PIECE", ready.piece).define("LEFT_ABOVE", self.above());
         }
         Ok(shader)
     }
@@ -126,15 +160,26 @@ impl Call {
         });
         join(&glu::Call { kind, gate: parts[0], up: parts[1], dst: d }, memory);
         memory.slots.truncate(memory.slots.len() - 2);
-        self.leave(memory);
     }
 
     /// What is left beside d, when that is there.
-    fn leave(&self, memory: &mut HostMemory) {
+    pub(super) fn leave(&self, memory: &mut HostMemory) {
+        if self.leaving.is_none() && self.samples.is_none() && self.sums.is_none() {
+            return;
+        }
         let floats = memory.read(&self.product.d);
         if let (Some(leaving), Some(reference)) = (&self.leaving, &self.reference) {
-            let factors = reference.factors(memory);
-            leaving.write(&floats, &factors, memory);
+            let factors = reference.factors(self.above(), memory);
+            let weight = self.left_weight.map(|weight| memory.read(&weight));
+            let weighed = |(i, x): (usize, &f64)| x * weight.as_ref().map_or(1.0, |weight| weight[i % weight.len()]);
+            leaving.write(&floats.iter().enumerate().map(weighed).collect::<Vec<_>>(), &factors, memory);
+            if let Some(squares) = self.squares() {
+                ready::add_squares(&squares, ready::rows(leaving.order), &floats, &factors, memory);
+            }
+        }
+        if let Some(sums) = self.sums {
+            let next = sums.narrow(2, 1, 1);
+            memory.write(&next, &vec![0.0; next.len()]);
         }
         if let Some(samples) = &self.samples {
             samples.write(&floats, memory);

@@ -5,13 +5,19 @@ use crate::host::HostMemory;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::Operation;
 
-/// See [`Product::reference`]; what makes the columns is another operation; with experts, every (slot, token) is a product of one column with its expert's weights.
+/// The product, and what is left beside it.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
+    compute(call, memory);
+    call.leave(memory);
+}
+
+/// See [`Product::reference`]; what makes the columns is another operation; with experts, every (slot, token) is a product of one column with its expert's weights.
+fn compute(call: &Call, memory: &mut HostMemory) {
     if let Some(gate) = call.gate {
-        return call.with_gate(gate, memory, reference, |glu, memory| glu.reference(memory));
+        return call.with_gate(gate, memory, compute, |glu, memory| glu.reference(memory));
     }
     if call.before.is_some() {
-        return call.with_made(memory, |made, memory| made.operation().reference(memory), reference);
+        return call.with_made(memory, |made, memory| made.operation().reference(memory), compute);
     }
     // The results of siblings are results of the same columns, one matrix after the other.
     call.alone().iter().for_each(|alone| one_matrix(alone, memory));
