@@ -33,6 +33,8 @@ flash_attention gpu * lane_rows widest=64 blocks=2 least=4096
 flash_attention gpu * lane_rows subgroups=8 blocks=1 keys=32 stage=3 queries=0 least=0
 flash_attention gpu q4_0 lanes least=4096
 flash_attention gpu * lanes    threads=128 least=16384 sequences=8
+flash_attention gpu * scalar   widest=128 flight=4
+flash_attention gpu f16 scalar widest=256 flight=8
 flash_attention gpu * scalar   threads=256 flight=4 rows=4 ahead=1
 flash_attention gpu * int_dot  threads=256 flight=4 rows=8 ahead=1
 flash_attention gpu * coopmat2 subgroups=8 blocks=1 keys=64 rows=64 threads=128 early=1

@@ -250,7 +250,7 @@ mod tests {
         // Only where matrices of bfloat16 lie as others do.
         let other = Caps { matrix_order_of_bfloat16: false, ..caps.clone() };
         assert_eq!([F16, BF16].map(|ty| path(call(ty, [4096, 1024, 16]), &other)), [Path::Lanes, Path::Coopmat]);
-        assert_eq!(path(call(Q6_Kx8, [4096, 1024, 65]), &caps), Path::Coopmat);
+        assert_eq!(path(call(Q6_Kx8, [4096, 1024, 97]), &caps), Path::Coopmat);
         assert_eq!(path(call(TensorType::Q4_0, [4096 + 32, 1024, 16]), &caps), Path::Coopmat, "half a piece");
         let unknown = Caps { matrix_order: None, ..caps };
         assert_eq!(path(call(Q4_K, [4096, 1024, 16]), &unknown), Path::Coopmat);

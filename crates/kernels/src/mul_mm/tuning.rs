@@ -116,14 +116,18 @@ cpu q4_k lanes 20 tile=8x16 share=2x2 ahead=1
 cpu q4_k lanes * tile=8x24 share=1x5 resident=6 offsets ahead=2
 cpu * lanes * tile=8x8 share=2x2 ahead=1
 gpu * lanes 16 tile=16x128 share=4x8 ahead=1
-gpu q4_k lanes 32 tile=16x128 share=2x8 offsets ahead=1
+gpu q4_k lanes 32 tile=16x128 share=2x8 ahead=1
+gpu q6_k lanes 32 tile=16x128 share=2x8 offsets ahead=1
 gpu q8_0 lanes 32 tile=16x128 share=4x8 offsets ahead=1
 gpu f16  lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
 gpu bf16 lanes 32 tile=16x128 share=3x10 resident=25 offsets ahead=1
 gpu q4_k lanes 48 tile=16x128 share=4x8 offsets ahead=1
+gpu q6_k lanes 48 tile=16x128 share=4x8 offsets ahead=1
+gpu q4_k lanes 64 tile=16x128 share=3x8 ahead=1
 gpu * lanes 64 tile=16x128 share=4x8 ahead=1
 gpu q4_k lanes 80 tile=16x128 share=4x8 offsets ahead=1
 gpu q4_k lanes 96 tile=16x128 share=3x8 resident=12 offsets ahead=1
+gpu q6_k lanes 96 tile=16x128 share=4x8 ahead=1
 gpu * lanes *  tile=16x128 share=2x8 ahead=1
 gpu blocks coopmat2 * tile=128x128x32 threads=256 band=16 busy
 gpu blocks coopmat2 * tile=64x64x32 threads=128 busy
@@ -136,6 +140,7 @@ gpu * coopmat2 * tile=64x32x64  threads=128
 * *      split 256  8
 * *      split *    32 scalar
 * q4_k   prefer 128 lanes dense
+* q6_k   prefer 96 lanes dense
 * blocks prefer 64 lanes
 * f16    prefer 64 lanes
 * bf16   prefer 64 lanes
