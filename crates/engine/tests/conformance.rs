@@ -17,7 +17,7 @@ use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
 use kiln_engine::synth::{Preset, Synth};
-use kiln_engine::{Error, sampler};
+use kiln_engine::{Error, compare, sampler};
 use kiln_gguf::Gguf;
 use kiln_gpu::Instance;
 use kiln_kernels::Call;
@@ -283,6 +283,20 @@ fn columns_that_are_left_ready_are_as_good_as_floats() {
         assert!(behind == first && rest.len() > 4 && rest.iter().all(|taken| *taken), "{taken:?}");
         assert_eq!(instance.map(|instance| instance.validation_messages()), Some(Vec::new()));
     }
+}
+
+/// Steps that leave columns ready are those of the reference one by one, with more columns than a matrix has and fewer than two have.
+#[test]
+fn steps_that_leave_columns_ready_are_the_references() {
+    let model = model("tiny-llama-256");
+    let Some((mut executor, _instance)) = gpu(Options { readies: Readies::Always, ..Options::default() }) else {
+        return;
+    };
+    let mut reference = CpuExecutor::new(Arithmetic::Reference);
+    let report = compare::run(&model, &text(21, 1), 64, executor.as_mut(), &mut reference, 1e-5).unwrap();
+    assert_eq!(report.first_difference, None);
+    let left = report.lines.iter().filter(|line| line.contains(".ready")).count();
+    assert!(left >= 1, "{left} steps leave columns ready: {:#?}", report.lines);
 }
 
 /// How many dispatches and barriers a token takes: more must be meant.

@@ -4,6 +4,7 @@
 
 use crate::Call;
 use crate::glu;
+use crate::ready::Ready;
 use crate::rms_norm;
 use crate::rope;
 use crate::rounded::Rounding;
@@ -87,6 +88,15 @@ pub fn column(call: &Call) -> Option<Tensor> {
     match call {
         Call::MulMatVec(call) => Some(call.product.d).filter(|d| d.rows() == 1),
         Call::FlashAttention(call) => Some(call.out).filter(|out| out.shape[2..] == [1, 1] && out.is_dense()),
+        _ => None,
+    }
+}
+
+/// Columns that a call leaves as matrix units take them: their elements, and how many there are.
+pub fn left_ready(call: &Call) -> Option<(Ready, [usize; 2])> {
+    match call {
+        Call::MulMm(call) => call.leaving.map(|ready| (ready, [call.product.d.shape[0], call.product.d.shape[1]])),
+        Call::FlashAttention(call) => call.ready.map(|ready| (ready, call.columns())),
         _ => None,
     }
 }

@@ -61,7 +61,8 @@ pub fn len(k: usize, columns: usize) -> usize {
     k * columns.next_multiple_of(WIDEST)
 }
 
-/// Magnitudes of some of the rows of columns, which stand for those of all.
+/// Magnitudes of some of the rows of columns, which stand for those of all. Of the tiles that are looked at the one in the middle counts: models have
+/// single elements that are thousands of times larger than all others, in the first token of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Samples {
     /// F32 `[columns, tiles]`, dense: for each column sums over the rows of some tiles.
@@ -90,7 +91,12 @@ impl Samples {
     pub(crate) fn factors(&self, above: u32, memory: &HostMemory) -> Vec<f32> {
         let (sums, [columns, tiles, ..]) = (memory.read(&self.sums), self.sums.shape);
         let mean = |column: usize| {
-            (0..tiles).map(|t| sums[t * columns + column] as f32).sum::<f32>() / (tiles * self.rows) as f32
+            let mut sums: Vec<f32> = (0..tiles).map(|tile| sums[tile * columns + column] as f32).collect();
+            let all: f32 = sums.iter().sum();
+            sums.sort_by(f32::total_cmp);
+            // The sum that as many are below as above: a tile with an element that is far larger than all others does not count.
+            let middle = sums[(tiles - 1) / 2];
+            (if middle > 0.0 { middle } else { all / tiles as f32 }) / self.rows as f32
         };
         (0..columns).map(|column| factor(mean(column), above)).collect()
     }
@@ -162,6 +168,25 @@ impl Ready {
         (0..k * columns).map(move |i| (i, self.place(k, i / k, i % k)))
     }
 
+    /// Whether what a lane loads beside a column, of so many, is written as zeros with it.
+    fn fills(&self, column: usize, columns: usize) -> bool {
+        self.order == MatrixOrder::Quads && column % WIDEST < 8 && column + 8 >= columns
+    }
+
+    /// Which halves are written of so many columns of k elements: places of columns that are not there mean nothing.
+    pub fn written(&self, [k, columns]: [usize; 2]) -> Vec<bool> {
+        let mut written = vec![false; len(k, columns)];
+        for column in 0..columns {
+            for e in 0..k {
+                written[self.place(k, column, e)] = true;
+                if self.fills(column, columns) {
+                    written[self.place(k, column + 8, e)] = true;
+                }
+            }
+        }
+        written
+    }
+
     /// Writes these columns, one after the other, as kernels leave them, divided by these factors.
     pub(crate) fn write(&self, floats: &[f64], factors: &[f32], memory: &mut HostMemory) {
         let columns = factors.len();
@@ -171,8 +196,7 @@ impl Ready {
             for e in 0..k {
                 let x = floats[column * k + e] / f64::from(factor);
                 halves[self.place(k, column, e)] = if x.is_nan() { x } else { x.clamp(-65504.0, 65504.0) };
-                // What a lane loads beside a column is written with it.
-                if self.order == MatrixOrder::Quads && column % 16 < 8 && column + 8 >= columns {
+                if self.fills(column, columns) {
                     halves[self.place(k, column + 8, e)] = 0.0;
                 }
             }
@@ -215,6 +239,9 @@ mod tests {
             let mut places: Vec<usize> = (0..columns).flat_map(|c| (0..k).map(move |e| ready.place(k, c, e))).collect();
             places.sort_unstable();
             assert!(places.iter().copied().eq(0..k * columns), "{order:?} {piece}");
+            let written = |columns| ready.written([k, columns]).into_iter().filter(|written| *written).count() / k;
+            let with_zeros = if order == MatrixOrder::Quads { 6 } else { 3 };
+            assert_eq!([written(3), written(32)], [with_zeros, 32]);
         }
     }
 

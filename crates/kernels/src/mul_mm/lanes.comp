@@ -239,9 +239,18 @@ uvec2 up_rows[QUADS_OF_LANE];
 void choose_factors() {
     for (uint i = gl_LocalInvocationID.x; i < TILE_N; i += WG) {
         uint n = min(first_n + i, end_n - 1);
-        float sum = 0;
-        [[unroll]] for (uint s = 0; s < REFERENCES; s++) sum += F32(p.reference).v[s * p.n + n];
-        uint exponent = floatBitsToUint(sum / float(REFERENCES * REFERENCE_ROWS)) >> 23;
+        float sums[REFERENCES], sum = 0, middle = 0;
+        [[unroll]] for (uint s = 0; s < REFERENCES; s++) {
+            sums[s] = F32(p.reference).v[s * p.n + n];
+            sum += sums[s];
+        }
+        // The sum that as many are below as above: a tile with an element that is far larger than all others does not count.
+        [[unroll]] for (uint s = 0; s < REFERENCES; s++) {
+            uint below = 0;
+            [[unroll]] for (uint t = 0; t < REFERENCES; t++) if (sums[t] < sums[s] || (sums[t] == sums[s] && t < s)) below++;
+            if (below == (REFERENCES - 1) / 2) middle = sums[s];
+        }
+        uint exponent = floatBitsToUint((middle > 0 ? middle : sum / float(REFERENCES)) / float(REFERENCE_ROWS)) >> 23;
         if (exponent == 0 || exponent + LEFT_ABOVE > 253) exponent = 127 - LEFT_ABOVE;
         left_inverse[i] = uintBitsToFloat((254 - LEFT_ABOVE - exponent) << 23);
         if (first_m == 0) F32(p.left_factors).v[n] = uintBitsToFloat((exponent + LEFT_ABOVE) << 23);
