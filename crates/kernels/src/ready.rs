@@ -31,8 +31,11 @@ const MOST_SAMPLES: usize = 8;
 /// Powers of two of a factor above the mean magnitude of the layer before, of gated columns: elements may be 2^24 times as large as that before a half
 /// is full, and those of 2^-5 of it still have eleven bits.
 pub(crate) const GATED_ABOVE: u32 = 9;
-/// The same of columns that a norm follows. Its weights have yet to be multiplied, and squares of up to 2^22 are added up.
+/// The same of columns that a norm follows, whose weights have yet to be multiplied.
 pub(crate) const NORMED_ABOVE: u32 = 6;
+/// The most that one tile adds to a sum of squares: that of an element 2^20 times as large as the mean was. Some tiles have such elements, in first
+/// tokens of texts; many together would leave the 32 bits of a sum.
+pub(crate) const MOST_SQUARES: f64 = 536_870_912.0;
 /// Bits of the fraction of a sum of squares.
 pub(crate) const FRACTION: u32 = 22;
 
@@ -214,10 +217,9 @@ pub(crate) fn add_squares(sums: &Tensor, rows: usize, floats: &[f64], factors: &
     for (column, &factor) in factors.iter().enumerate() {
         let m = floats.len() / columns;
         for tile in floats[column * m..(column + 1) * m].chunks(rows) {
-            let sum: f64 =
-                tile.iter().map(|x| (x / f64::from(factor)).powi(2)).sum::<f64>().min(f64::from(1 << FRACTION));
+            let sum: f64 = tile.iter().map(|x| (x / f64::from(factor)).powi(2)).sum::<f64>().min(MOST_SQUARES);
             all[column] += sum.floor();
-            all[columns + column] += (sum.fract() * f64::from(1 << FRACTION)).floor();
+            all[columns + column] += (sum.fract() * f64::from(1 << FRACTION) + 0.5).floor();
         }
     }
     memory.write(sums, &all);

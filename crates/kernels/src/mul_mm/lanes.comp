@@ -299,9 +299,9 @@ void leave_sums(uint j) {
 #if SUMS && LEAVING
     float sum = 0;
     [[unroll]] for (uint i = 0; i < MM / 4; i++) sum += squares[c * (MM / 4) + i];
-    sum = min(sum, float(1 << FRACTION));
+    sum = min(sum, MOST_SQUARES);
     atomicAdd(U32(p.squares).v[n], uint(sum), gl_ScopeQueueFamily, 0, 0);
-    atomicAdd(U32(p.squares).v[p.n + n], uint(fract(sum) * float(1 << FRACTION)), gl_ScopeQueueFamily, 0, 0);
+    atomicAdd(U32(p.squares).v[p.n + n], uint(fract(sum) * float(1 << FRACTION) + 0.5), gl_ScopeQueueFamily, 0, 0);
 #endif
 #if SUMS
     // The sums of the next step that adds any.

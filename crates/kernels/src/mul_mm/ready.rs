@@ -124,6 +124,7 @@ impl Call {
             .define("LEFT_WEIGHT", u32::from(self.left_weight.is_some()))
             .define("SUMS", u32::from(self.sums.is_some()))
             .define("FRACTION", ready::FRACTION)
+            .define("MOST_SQUARES", format!("{:.1}", ready::MOST_SQUARES))
             .define("SAMPLED_APART", self.samples.map_or(1, |samples| Samples::tiles(self.product.d.shape[0], samples.rows).0))
             .define("REFERENCE_ROWS", self.reference.map_or(1, |samples| samples.rows))
             .define("SAMPLES", self.samples.map_or(0, |samples| samples.sums.shape[1]))
