@@ -26,7 +26,12 @@ pub struct Gated {
 impl Call {
     /// Whether only the path of lanes can run it.
     pub(super) fn wants_lanes(&self) -> bool {
-        self.gate.is_some() || self.ready.is_some() || self.samples.is_some() || self.sums.is_some()
+        self.ready.is_some() || self.has_more_results()
+    }
+
+    /// Whether its end differs from that of a plain product: a gate, or something left beside d.
+    fn has_more_results(&self) -> bool {
+        self.gate.is_some() || self.samples.is_some() || self.leaving.is_some() || self.sums.is_some()
     }
 
     /// The sums that squares are added to: none without columns that are left.
@@ -61,8 +66,7 @@ impl Call {
             require(fits, NAME, || "columns that come ready are not made on the way, and normed by their squares".into())?;
             ready.check([b.shape[0], b.shape[1]], NAME)?;
         }
-        let leaves = self.gate.is_some() || self.samples.is_some() || self.leaving.is_some() || self.sums.is_some();
-        require(!leaves || self.others.is_empty(), NAME, || "one product alone has a gate or leaves columns ready".into())?;
+        require(!self.has_more_results() || self.others.is_empty(), NAME, || "one product alone has a gate or leaves columns ready".into())?;
         if let Some(Gated { kind, up }) = self.gate {
             let same = (up.ty, up.shape, up.stride) == (a.ty, a.shape, a.stride);
             require(same, NAME, || format!("up is {up}, want the type, extents and strides of {a}"))?;
@@ -113,8 +117,7 @@ impl Call {
         if let Some(samples) = self.samples.filter(|samples| samples.rows != rows) {
             return unsupported(format!("samples of {} rows, matrices have {rows}", samples.rows));
         }
-        let leaves = self.gate.is_some() || self.samples.is_some() || self.leaving.is_some() || self.sums.is_some();
-        if leaves && tile != rows {
+        if self.has_more_results() && tile != rows {
             return unsupported(format!("a gate, or columns that are left, in tiles of {tile} rows, matrices have {rows}"));
         }
         let mut shader = shader
