@@ -1,6 +1,8 @@
 //! `config.json`: settings of a model, asked for by name. Models that also see or hear keep those of the language model in
 //! `text_config`.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -12,6 +14,8 @@ pub(crate) struct Config {
     /// The class of the model, as `transformers` calls it.
     pub(crate) class: String,
     all: Map<String, Value>,
+    /// What was asked for: the rest must be known to change nothing.
+    asked: RefCell<BTreeSet<String>>,
 }
 
 /// Reads a JSON file of a folder; `None` where it is not there.
@@ -28,7 +32,10 @@ pub(crate) fn json(folder: &Path, name: &str) -> Result<Option<Value>> {
 impl Config {
     pub(crate) fn read(folder: &Path) -> Result<Config> {
         let path = folder.join("config.json");
-        let missing = || Error::Io { path: path.clone(), why: std::io::ErrorKind::NotFound.into() };
+        if !folder.is_dir() {
+            return Err(Error::NoFolder { folder: folder.to_owned() });
+        }
+        let missing = || Error::NoConfig { folder: folder.to_owned() };
         let Value::Object(mut all) = json(folder, "config.json")?.ok_or_else(missing)? else {
             return Err(Error::Damaged { path, why: "it is no object".into() });
         };
@@ -38,11 +45,20 @@ impl Config {
         if let Some(Value::Object(text)) = all.remove("text_config") {
             all.extend(text);
         }
-        Ok(Config { class, all })
+        Ok(Config { class, all, asked: RefCell::default() })
     }
 
     pub(crate) fn value(&self, key: &str) -> Option<&Value> {
-        self.all.get(key).filter(|value| !value.is_null())
+        let (key, value) = self.all.get_key_value(key)?;
+        self.asked.borrow_mut().insert(key.clone());
+        Some(value).filter(|value| !value.is_null())
+    }
+
+    /// Settings that nothing asked for, with their values.
+    pub(crate) fn unasked(&self) -> Vec<(&str, &Value)> {
+        let asked = self.asked.borrow();
+        let rest = self.all.iter().filter(|(key, _)| !asked.contains(*key));
+        rest.map(|(key, value)| (key.as_str(), value)).collect()
     }
 
     /// A whole number that may be left out.

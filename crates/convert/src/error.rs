@@ -14,6 +14,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     #[error("cannot read {}: {why}\nhint: the folder should be one as Hugging Face has it, with config.json", path.display())]
     Io { path: PathBuf, why: std::io::Error },
+    #[error("there is no folder {}\nhint: give the folder that `hf download` or `git clone` made", folder.display())]
+    NoFolder { folder: PathBuf },
+    #[error("there is no config.json in {}\nhint: give the folder that `hf download` or `git clone` made", folder.display())]
+    NoConfig { folder: PathBuf },
+    #[error(
+        "config.json: Kiln does not know the setting {} ({}), which may change what the model computes\n\
+         hint: if it does not, remove it from config.json",
+        shown(key),
+        shown(value)
+    )]
+    Setting { key: String, value: String },
     #[error("{} is damaged: {why}\nhint: fetch it again", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error("models of the class {} cannot be converted\nhint: these can: {known}", shown(class))]

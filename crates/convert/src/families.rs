@@ -136,10 +136,9 @@ impl Family {
             Some(act) if self.norms_add_one || self.layer_norms => act.starts_with("gelu"),
             Some(act) => matches!(act, "silu" | "swish"),
         };
-        if !fits {
-            return Err(Error::Config {
-                what: format!("hidden_act is {act:?}, which models of this class do not have"),
-            });
+        if let Some(act) = act.filter(|_| !fits) {
+            let what = format!("hidden_act is {act:?}, which models of this class do not have");
+            return Err(Error::Config { what });
         }
         for (key, name) in SIZES {
             keys.set(metadata, key, config.count(name)?);
@@ -288,7 +287,10 @@ fn gemma3(keys: &Keys<'_>, metadata: &mut Metadata) -> Result<()> {
             return Err(Error::Config { what: format!("{key} is set, which models of this class do not have") });
         }
     }
-    let pattern = config.count_opt("sliding_window_pattern")?.unwrap_or(6);
+    let pattern = match config.count_opt("sliding_window_pattern")? {
+        Some(pattern) => pattern,
+        None => config.count_opt("_sliding_window_pattern")?.unwrap_or(6),
+    };
     if pattern != 6 {
         return Err(Error::Config { what: format!("every layer number {pattern} is without a window, want 6") });
     }

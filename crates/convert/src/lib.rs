@@ -10,6 +10,7 @@ mod families;
 mod names;
 mod safetensors;
 mod sentencepiece;
+mod settings;
 mod tensors;
 mod vocabulary;
 
@@ -41,6 +42,7 @@ pub struct Conversion {
     weights: Weights,
     metadata: Metadata,
     tensors: Vec<Made>,
+    notes: Vec<String>,
     /// The architecture's name in GGUF.
     pub architecture: &'static str,
 }
@@ -71,7 +73,14 @@ impl Conversion {
         let embedding = embedding.unwrap_or(0);
         vocabulary::read(folder, &config, embedding, family, options.pre.as_deref(), &mut metadata)?;
         let tensors = tensors::plan(&weights, &config, family, options.ty, extra)?;
-        Ok(Conversion { weights, metadata, tensors, architecture: family.architecture })
+        let mut notes = settings::check(&config, family)?;
+        notes.extend(tensors::fallbacks(&tensors, options.ty));
+        Ok(Conversion { weights, metadata, tensors, notes, architecture: family.architecture })
+    }
+
+    /// What the user should know of the result.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Tensors: name, extents (innermost first) and type.

@@ -37,7 +37,7 @@ enum From {
 enum Change {
     Nothing,
     AddOne,
-    /// Halves of so many heads become pairs.
+    /// Interleaves the two halves of each of this many heads.
     Pairs(usize),
 }
 
@@ -100,7 +100,7 @@ fn order(name: &str) -> (usize, usize, String) {
     }
 }
 
-/// Experts must be numbered without a gap and be alike.
+/// Experts must be numbered without a gap and have the same type and shape.
 fn stacked(weights: &Weights, stack: String, experts: &BTreeMap<usize, String>, ty: TensorType) -> Result<Made> {
     let names: Vec<String> = experts.values().cloned().collect();
     let shape = &weights.tensors[&names[0]].shape;
@@ -139,9 +139,25 @@ fn type_of(name: &str, dims: &[usize], wish: TensorType) -> TensorType {
     }
 }
 
-/// Every layer must be there.
+/// Matrices that could not have the type that was asked for.
+pub(crate) fn fallbacks(made: &[Made], wish: TensorType) -> Option<String> {
+    let falls = |made: &&Made| made.ty == TensorType::F16 && made.dims.len() > 1;
+    let count = made.iter().filter(falls).count();
+    let block = wish.block_len();
+    (wish != TensorType::F16 && count > 0)
+        .then(|| format!("{count} matrices stay F16: {wish} wants rows of a multiple of {block} values"))
+}
+
+/// Every layer must be there, and the biases that the settings speak of.
 fn check(config: &Config, family: &Family, made: &[Made]) -> Result<()> {
     let has = |name: &str| made.iter().any(|made| made.name == name);
+    for (setting, part) in [("attention_bias", ".attn_"), ("mlp_bias", ".ffn_")] {
+        let biased = made.iter().any(|made| made.name.contains(part) && made.name.ends_with(".bias"));
+        if config.switch(setting) && !biased {
+            let what = format!("{setting} is true, and the folder has no such biases");
+            return Err(Error::Config { what });
+        }
+    }
     let (whole, of_layer) = match family.encoder {
         true => (&encoders::REQUIRED[..], encoders::OF_LAYER),
         false => (&["token_embd.weight", "output_norm.weight"][..], "attn_norm.weight"),

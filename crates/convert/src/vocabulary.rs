@@ -54,7 +54,7 @@ struct Tokens {
 impl Tokens {
     fn put(&mut self, id: usize, text: &[u8], kind: i32, score: f32) {
         if id >= self.texts.len() {
-            // Numbers that nobody has are told apart from all others.
+            // Ids without a token get a distinct name each.
             for gap in self.texts.len()..=id {
                 self.texts.push(format!("[PAD{gap}]").into_bytes());
                 self.kinds.push(UNUSED);
@@ -74,7 +74,7 @@ fn failed(what: impl Into<String>, hint: impl Into<String>) -> Error {
     Error::Tokenizer { what: what.into(), hint: hint.into() }
 }
 
-/// Writes the keys of the vocabulary, for so many rows of embeddings.
+/// Writes the keys of the vocabulary, for this many rows of embeddings.
 pub(crate) fn read(
     folder: &Path,
     config: &Config,
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_nobody_has_are_filled() {
+    fn ids_without_a_token_are_filled() {
         let mut tokens = Tokens::default();
         tokens.put(2, b"c", NORMAL, 1.0);
         assert_eq!((tokens.texts[0].as_slice(), tokens.kinds[0], tokens.kinds[2]), (&b"[PAD0]"[..], UNUSED, NORMAL));

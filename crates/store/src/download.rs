@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kiln_system::files::{Output, Overwrite};
@@ -32,6 +33,8 @@ pub(crate) struct Remote {
     /// What a registry says of the file.
     pub(crate) bytes: Option<u64>,
     pub(crate) sha256: Option<Digest>,
+    /// What the store has recorded of the file, where nothing else says what it must be.
+    pub(crate) recorded: Option<Digest>,
     /// The variable that names another folder, for the message where the disk is full.
     pub(crate) variable: &'static str,
 }
@@ -41,6 +44,27 @@ pub(crate) struct Remote {
 pub(crate) struct Fetched {
     pub(crate) bytes: u64,
     pub(crate) sha256: Digest,
+    /// Whether it was there before.
+    pub(crate) was_there: bool,
+}
+
+/// Downloads of this process that the next one can resume.
+static RESUMABLE: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a download is running that resumes where it stops now.
+pub fn is_resumable() -> bool {
+    RESUMABLE.load(Ordering::Relaxed) > 0
+}
+
+/// Refuses a file that is no whole GGUF file: an error page, or a file that was cut.
+pub(crate) fn check_gguf(name: &str, path: &Path) -> Result<()> {
+    // The path of a file that gets another name, or none, says nothing to users.
+    let prefix = format!("{}: ", path.display());
+    let why = |why: kiln_gguf::Error| {
+        let why = why.to_string();
+        Error::NotGguf { name: name.to_owned(), why: why.strip_prefix(&prefix).unwrap_or(&why).to_owned() }
+    };
+    kiln_gguf::check_file(path).map_err(why)
 }
 
 /// A download that broke off.
@@ -130,6 +154,30 @@ struct Shared<'a> {
     failed: Option<Error>,
 }
 
+/// Who fetches a file.
+enum Locked {
+    /// This process does, into this part.
+    Mine(File),
+    /// Another process did.
+    Done(Fetched),
+}
+
+/// Counts a download among those that can be resumed.
+struct Resumable;
+
+impl Resumable {
+    fn begin() -> Resumable {
+        RESUMABLE.fetch_add(1, Ordering::Relaxed);
+        Resumable
+    }
+}
+
+impl Drop for Resumable {
+    fn drop(&mut self) {
+        RESUMABLE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Fetches files for one store.
 pub(crate) struct Downloader<'a> {
     pub(crate) client: &'a Client,
@@ -138,18 +186,19 @@ pub(crate) struct Downloader<'a> {
 }
 
 impl Downloader<'_> {
-    /// Fetches a file to this path. One that is there already is left as it is.
+    /// Fetches a file to this path. One that is there and is what it should be stays; a damaged one is replaced when all of the
+    /// new one is there.
     pub(crate) fn fetch(&self, remote: &Remote, to: &Path) -> Result<Fetched> {
+        if let Some(fetched) = self.there(remote, to)? {
+            return Ok(fetched);
+        }
         let folder = to.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(Error::io(folder))?;
         let part = part_path(to);
-        let file = self.lock(remote, &part, to)?;
-        if let Ok(there) = fs::metadata(to) {
-            // Another process was faster.
-            let sha256 = hash_file(to, &mut |_| {})?;
-            let _ = discard(to);
-            return Ok(Fetched { bytes: there.len(), sha256 });
-        }
+        let file = match self.lock(remote, &part, to)? {
+            Locked::Mine(file) => file,
+            Locked::Done(fetched) => return Ok(fetched),
+        };
         let bytes = match self.fill(remote, &file, &part) {
             Ok(bytes) => bytes,
             Err(why) => {
@@ -161,29 +210,65 @@ impl Downloader<'_> {
             }
         };
         let sha256 = self.check(remote, &part).inspect_err(|why| {
-            if matches!(why, Error::Damaged { .. }) {
+            if matches!(why, Error::Mismatch { .. } | Error::NotGguf { .. }) {
                 let _ = discard(to);
             }
         })?;
         file.sync_all().map_err(Error::io(&part))?;
         fs::rename(&part, to).map_err(Error::io(to))?;
         let _ = fs::remove_file(journal_path(&part));
-        Ok(Fetched { bytes, sha256 })
+        Ok(Fetched { bytes, sha256, was_there: false })
     }
 
-    /// The part file, which no other process writes to while this one has it.
-    fn lock(&self, remote: &Remote, part: &Path, to: &Path) -> Result<File> {
+    /// The file if it is there and is what it should be. What is wrong with one that is not is said.
+    fn there(&self, remote: &Remote, path: &Path) -> Result<Option<Fetched>> {
+        let Ok(there) = fs::metadata(path) else { return Ok(None) };
+        let again = |why: String| self.watch.say(&format!("{}: {why}; fetching it again", remote.name));
+        let bytes = there.len();
+        if let Some(want) = remote.bytes.filter(|want| *want != bytes) {
+            again(format!("the file here has {bytes} bytes, expected {want}"));
+            return Ok(None);
+        }
+        let got = self.hash(path)?;
+        match remote.sha256.as_ref().or(remote.recorded.as_ref()) {
+            Some(want) if *want != got => {
+                again(format!("SHA-256 mismatch: expected {want}, the file here has {got}"));
+                return Ok(None);
+            }
+            Some(_) => {}
+            None => {
+                if let Err(why) = check_gguf(&remote.name, path) {
+                    again(why.brief());
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(Fetched { bytes, sha256: got, was_there: true }))
+    }
+
+    /// The part file, which no other process writes to while this one has it; or what another process fetched meanwhile.
+    fn lock(&self, remote: &Remote, part: &Path, to: &Path) -> Result<Locked> {
+        let mut waited = false;
         loop {
             let open = File::options().create(true).read(true).write(true).truncate(false).open(part);
             let file = open.map_err(Error::io(part))?;
             if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
                 self.watch.say(&format!("another process fetches {}; waiting for it", remote.name));
                 let _ = file.lock();
+                waited = true;
             }
             // The other one may have given the file its name, or thrown it away.
             let same = fs::metadata(part).is_ok_and(|m| file.metadata().is_ok_and(|own| own.ino() == m.ino()));
-            if same || to.exists() {
-                return Ok(file);
+            if (waited || !same)
+                && let Some(fetched) = self.there(remote, to)?
+            {
+                if same {
+                    let _ = discard(to);
+                }
+                return Ok(Locked::Done(fetched));
+            }
+            if same {
+                return Ok(Locked::Mine(file));
             }
         }
     }
@@ -226,6 +311,7 @@ impl Downloader<'_> {
             file.set_len(0).and_then(|()| file.set_len(bytes)).map_err(Error::io(part))?;
             journal.write(part)?;
         }
+        let _resumable = Resumable::begin();
         self.watch.start(&remote.name, bytes, done);
         let workers = self.settings.connections.clamp(1, 16).min(journal.there.len());
         let shared = Mutex::new(Shared { journal, part, next: 0, failed: None });
@@ -290,7 +376,7 @@ impl Downloader<'_> {
             let before = from;
             let failure = match self.client.once(&self.request(remote, Some((from, to)))) {
                 Err(Failure::Lasting(why)) => return Err(why),
-                Err(Failure::Passing(why, wait)) => Some((why, wait)),
+                Err(Failure::Passing(why, wait)) => Some((why.brief(), wait)),
                 Ok(answer) => {
                     check_piece(remote, etag, &answer, from)?;
                     let mut reader = answer.body.into_reader();
@@ -331,9 +417,11 @@ impl Downloader<'_> {
     }
 
     fn disk(&self, why: io::Error) -> Error {
-        let what = format!("cannot write the download: {why}");
-        let hint = "make room on the disk; the same command goes on from here".into();
-        Error::Refused { what, hint }
+        let what = match why.kind() {
+            io::ErrorKind::StorageFull => "disk full: the download cannot be written".to_owned(),
+            _ => format!("cannot write the download: {why}"),
+        };
+        Error::Refused { what, hint: "free some space; the same command resumes there".into() }
     }
 
     /// A server without ranges: all at once, from the beginning.
@@ -354,7 +442,7 @@ impl Downloader<'_> {
                 Some(why) => {
                     tried += 1;
                     if !self.client.rest(tried, None) {
-                        let why = format!("{why}, and the server cannot go on in the middle");
+                        let why = format!("{why}, and this server cannot resume a download");
                         break Err(Error::BrokenOff { name: remote.name.clone(), done: 0, total: bytes, why });
                     }
                     self.watch.end();
@@ -367,31 +455,37 @@ impl Downloader<'_> {
     }
 
     fn check_room(&self, remote: &Remote, part: &Path, needed: u64) -> Result<()> {
-        let folder = part.parent().unwrap_or(Path::new("."));
-        // Best effort: a disk that does not tell fails when it is full.
-        let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if free < needed {
-            let (name, folder, variable) = (remote.name.clone(), folder.to_owned(), remote.variable);
-            return Err(Error::NoRoom { name, folder, free, needed, variable });
-        }
-        Ok(())
+        check_room(&remote.name, part.parent().unwrap_or(Path::new(".")), needed, remote.variable)
     }
 
-    /// The hash of what came, which must be the one that was announced.
+    /// The hash of what came, which must be the one that was announced, of a whole GGUF file.
     fn check(&self, remote: &Remote, part: &Path) -> Result<Digest> {
-        let bytes = fs::metadata(part).map_err(Error::io(part))?.len();
-        self.watch.start("checking", bytes, 0);
-        let got = hash_file(part, &mut |n| self.watch.advance(n));
-        self.watch.end();
-        let got = got?;
+        let got = self.hash(part)?;
         match &remote.sha256 {
-            Some(want) if *want != got => {
-                Err(Error::Damaged { name: remote.name.clone(), why: format!("its SHA-256 is {got}, want {want}") })
-            }
-            _ => Ok(got),
+            Some(want) if *want != got => Err(Error::Mismatch { name: remote.name.clone(), want: want.clone(), got }),
+            _ => check_gguf(&remote.name, part).map(|()| got),
         }
     }
+
+    fn hash(&self, path: &Path) -> Result<Digest> {
+        let bytes = fs::metadata(path).map_err(Error::io(path))?.len();
+        self.watch.start("checking", bytes, 0);
+        let got = hash_file(path, &mut |n| self.watch.advance(n));
+        self.watch.end();
+        got
+    }
+}
+
+/// Refuses what the disk of a folder has no space for.
+pub(crate) fn check_room(name: &str, folder: &Path, needed: u64, variable: &'static str) -> Result<()> {
+    // Best effort: a disk that does not tell fails when it is full.
+    let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free < needed {
+        let (name, folder) = (name.to_owned(), folder.to_owned());
+        return Err(Error::NoRoom { name, folder, free, needed, variable });
+    }
+    Ok(())
 }
 
 fn lock<'a, 'b>(shared: &'a Mutex<Shared<'b>>) -> MutexGuard<'a, Shared<'b>> {

@@ -58,7 +58,7 @@ impl Answer {
 /// Why nothing came of it.
 pub(crate) enum Failure {
     /// It may go better another time, after as long as the server says.
-    Passing(String, Option<Duration>),
+    Passing(Error, Option<Duration>),
     /// It will not.
     Lasting(Error),
 }
@@ -106,11 +106,18 @@ impl Client {
                         let what = format!("{} sends on to {}, which is not encrypted", host(&url), shown(&next));
                         return Err(Failure::Lasting(Error::Refused { what, hint: "name the address itself".into() }));
                     }
+                    if !next.starts_with("https://") && !next.starts_with("http://") {
+                        let what = format!("{} redirects to {}, which is no HTTP address", host(&url), shown(&next));
+                        return Err(Failure::Lasting(Error::Refused {
+                            what,
+                            hint: "name the file's own address".into(),
+                        }));
+                    }
                     url = next;
                 }
                 408 | 425 | 429 | 500..=599 => {
                     let wait = answer.header("retry-after").and_then(|text| text.trim().parse().ok());
-                    let why = format!("{} answered with status {}", host(&url), answer.status);
+                    let why = Error::Status { url: bare(&url), status: answer.status };
                     return Err(Failure::Passing(why, wait.map(Duration::from_secs)));
                 }
                 status => return Err(Failure::Lasting(Error::Status { url: bare(&url), status })),
@@ -130,7 +137,7 @@ impl Client {
                 Err(Failure::Passing(why, wait)) => {
                     tried += 1;
                     if !self.rest(tried, wait) {
-                        return Err(Error::Unreachable { host: host(request.url), why });
+                        return Err(why);
                     }
                 }
             }
@@ -178,7 +185,7 @@ fn passing_or_not(url: &str, why: ureq::Error) -> Failure {
         E::BadUri(_) | E::Http(_) | E::InvalidProxyUrl | E::Tls(_) | E::Rustls(_) | E::Pem(_) => {
             Failure::Lasting(Error::Unreachable { host: host(url), why: why.to_string() })
         }
-        why => Failure::Passing(why.to_string(), None),
+        why => Failure::Passing(Error::Unreachable { host: host(url), why: why.to_string() }, None),
     }
 }
 

@@ -14,8 +14,9 @@ use crate::download::{Downloader, Remote};
 use crate::error::{Error, Result};
 use crate::http::{Client, Request, host};
 use crate::name::{is_path, is_word};
+use crate::place::prune;
 use crate::quants;
-use crate::record::{Kept, Record, stem};
+use crate::record::{Expected, Kept, Record, stem};
 use crate::settings::Settings;
 
 /// What the hub says of a repository.
@@ -80,18 +81,25 @@ impl Repository<'_> {
     }
 
     /// Fetches a model into the cache.
-    pub(crate) fn fetch(&self, client: &Client, down: &Downloader<'_>, wish: Option<&str>) -> Result<Vec<Kept>> {
+    pub(crate) fn fetch(
+        &self,
+        client: &Client,
+        down: &Downloader<'_>,
+        wish: Option<&str>,
+        expected: &Expected<'_>,
+    ) -> Result<Vec<Kept>> {
         if self.settings.offline {
             return Err(Error::Offline { name: format!("hf:{}", self.repo) });
         }
         let listing = self.listing(client)?;
         let names: Vec<&str> = listing.siblings.iter().map(|file| file.rfilename.as_str()).collect();
         let chosen = quants::choose(self.repo, &names, wish)?;
+        expected.check_count(self.repo, chosen.len())?;
         let folder = self.folder();
         let mut kept = Vec::new();
         for name in &chosen {
             let Some(file) = listing.siblings.iter().find(|file| file.rfilename == *name) else { continue };
-            kept.push(self.fetch_file(down, &folder, &listing.sha, file)?);
+            kept.push(self.fetch_file(down, &folder, &listing.sha, file, expected)?);
         }
         // Only when all is there: who follows this finds a whole model.
         if listing.sha != self.revision {
@@ -137,7 +145,14 @@ impl Repository<'_> {
         Error::Refused { what, hint: hint.into() }
     }
 
-    fn fetch_file(&self, down: &Downloader<'_>, folder: &Path, commit: &str, file: &Sibling) -> Result<Kept> {
+    fn fetch_file(
+        &self,
+        down: &Downloader<'_>,
+        folder: &Path,
+        commit: &str,
+        file: &Sibling,
+        expected: &Expected<'_>,
+    ) -> Result<Kept> {
         let name = &file.rfilename;
         let nonsense =
             |why: &str| Error::Nonsense { host: host(&self.settings.hub_endpoint), why: format!("{name}: {why}") };
@@ -146,33 +161,29 @@ impl Repository<'_> {
         let blob = sha256.as_ref().map(|digest| digest.hex().to_owned()).or_else(|| file.blob_id.clone());
         let blob = blob.filter(|blob| is_word(blob)).ok_or_else(|| nonsense("it has no hash"))?;
         let target = folder.join("blobs").join(&blob);
+        if let Some(announced) = &sha256 {
+            expected.check(name, announced)?;
+        }
+        let path = folder.join("snapshots").join(commit).join(name);
         let url = format!("{}/{}/resolve/{commit}/{name}", self.settings.hub_endpoint, self.repo);
         let remote = Remote {
             name: name.rsplit('/').next().unwrap_or(name).to_owned(),
             url,
             token: self.settings.hub_token.clone(),
             bytes: file.lfs.as_ref().and_then(|large| large.size).or(file.size),
-            sha256: sha256.clone(),
+            sha256: sha256.or_else(|| expected.sha256.cloned()),
+            recorded: expected.recorded(&path),
             variable: "HF_HOME",
         };
-        let there = fs::metadata(&target).ok().map(|m| m.len());
-        let (bytes, own) = match there {
-            Some(bytes) if remote.bytes.is_none_or(|want| want == bytes) => (bytes, false),
-            Some(bytes) => {
-                let what = format!("{} has {bytes} bytes, which are not all", target.display());
-                return Err(Error::Refused { what, hint: "remove it; another program left it there".into() });
+        let fetched = down.fetch(&remote, &target).map_err(|why| {
+            prune(target.parent().unwrap_or(folder), &self.settings.hub_cache);
+            match why {
+                Error::Status { status: 401 | 403, .. } => self.refused(),
+                why => why,
             }
-            None => {
-                let fetched = down.fetch(&remote, &target).map_err(|why| match why {
-                    Error::Status { status: 401 | 403, .. } => self.refused(),
-                    why => why,
-                })?;
-                (fetched.bytes, true)
-            }
-        };
-        let path = folder.join("snapshots").join(commit).join(name);
+        })?;
         link(&path, &target, name.split('/').count())?;
-        Ok(Kept { path, bytes, sha256, own })
+        Ok(Kept { path, bytes: fetched.bytes, sha256: Some(fetched.sha256), own: !fetched.was_there })
     }
 }
 
@@ -205,7 +216,7 @@ fn list(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) {
     }
 }
 
-/// Models in the cache, whoever fetched them.
+/// Models in the cache, whichever program fetched them.
 pub(crate) fn cached_models(settings: &Settings) -> Vec<Record> {
     let mut found = Vec::new();
     for entry in fs::read_dir(&settings.hub_cache).into_iter().flatten().flatten() {
@@ -234,19 +245,22 @@ pub(crate) fn cached_models(settings: &Settings) -> Vec<Record> {
     found
 }
 
-/// Removes a file of a snapshot, and its blob where no other snapshot leads to it.
+/// Removes a file of a snapshot, and its blob where no other snapshot leads to it. A link to anything but a blob of the same
+/// repository goes alone: what it leads to is not of the cache.
 pub(crate) fn remove(path: &Path) -> std::io::Result<()> {
-    let blob = fs::canonicalize(path)?;
+    let target = fs::canonicalize(path)?;
     fs::remove_file(path)?;
     let Some(snapshots) = path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "snapshots"))
     else {
         return Ok(());
     };
+    let blobs = fs::canonicalize(snapshots.with_file_name("blobs"));
+    let is_blob = blobs.is_ok_and(|blobs| target.parent() == Some(blobs.as_path()));
     let mut files = Vec::new();
     list(snapshots, "", 0, &mut files);
-    let used = files.iter().any(|file| fs::canonicalize(snapshots.join(file)).is_ok_and(|other| other == blob));
-    if !used && fs::symlink_metadata(&blob).is_ok() {
-        fs::remove_file(&blob)?;
+    let used = files.iter().any(|file| fs::canonicalize(snapshots.join(file)).is_ok_and(|other| other == target));
+    if is_blob && !used && fs::symlink_metadata(&target).is_ok() {
+        fs::remove_file(&target)?;
     }
     Ok(())
 }

@@ -13,32 +13,33 @@ mod hub;
 mod name;
 mod ollama;
 mod pip;
+mod place;
 mod quants;
 mod record;
 mod settings;
 mod store;
 
 pub use digest::{Digest, hash_file};
-pub use download::Incomplete;
+pub use download::{Incomplete, is_resumable};
 pub use error::{Error, Result};
 pub use name::Name;
 pub use record::{Kept, Record};
 pub use settings::Settings;
-pub use store::{Checked, DEFAULT_NAME, Removed, Store, is_default};
+pub use store::{Checked, DEFAULT_NAME, Left, Removed, Stays, Store, is_default};
 
-/// Hears how a download goes: a progress bar, or nobody.
+/// Receives the progress of a download: a progress bar, or [`Silent`].
 pub trait Watch: Sync {
     /// One line for the user.
     fn say(&self, line: &str);
-    /// A file of so many bytes begins, of which so many are there already.
+    /// A file of `total` bytes begins, of which `there` are on disk already.
     fn start(&self, what: &str, total: u64, there: u64);
-    /// So many bytes more are there.
+    /// `bytes` more have arrived.
     fn advance(&self, bytes: u64);
     /// The file is complete, or was given up.
     fn end(&self);
 }
 
-/// Nobody listens.
+/// Reports nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 

@@ -11,7 +11,8 @@ use crate::digest::Digest;
 use crate::download::{Downloader, Remote};
 use crate::error::{Error, Result};
 use crate::http::{Client, Request, host};
-use crate::record::Kept;
+use crate::place::prune;
+use crate::record::{Expected, Kept};
 use crate::settings::Settings;
 
 const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
@@ -85,7 +86,7 @@ impl Tagged<'_> {
     }
 
     /// Fetches a model into the store.
-    pub(crate) fn fetch(&self, client: &Client, down: &Downloader<'_>) -> Result<Vec<Kept>> {
+    pub(crate) fn fetch(&self, client: &Client, down: &Downloader<'_>, expected: &Expected<'_>) -> Result<Vec<Kept>> {
         let (registry, repo, tag) = (&self.settings.ollama_registry, self.repo, self.tag);
         let url = format!("{registry}/v2/{repo}/manifests/{tag}");
         let refused = |why: Error| match why {
@@ -97,20 +98,22 @@ impl Tagged<'_> {
         };
         let text = client.text(&Request { accept: Some(MANIFEST), ..Request::new(&url) }).map_err(refused)?;
         let (digest, bytes) = model(&text).map_err(|why| Error::Nonsense { host: host(registry), why })?;
+        expected.check(&format!("{repo}:{tag}"), &digest)?;
         let root = self.settings.folder.join("ollama");
         let path = Tagged::blob(&root, &digest);
-        if fs::metadata(&path).map_or(true, |there| there.len() != bytes) {
-            let remote = Remote {
-                name: format!("{}:{tag}", repo.rsplit('/').next().unwrap_or(repo)),
-                url: format!("{registry}/v2/{repo}/blobs/sha256:{digest}"),
-                token: None,
-                bytes: Some(bytes),
-                sha256: Some(digest.clone()),
-                variable: "KILN_MODELS",
-            };
-            let _ = fs::remove_file(&path);
-            down.fetch(&remote, &path).map_err(refused)?;
-        }
+        let remote = Remote {
+            name: format!("{}:{tag}", repo.rsplit('/').next().unwrap_or(repo)),
+            url: format!("{registry}/v2/{repo}/blobs/sha256:{digest}"),
+            token: None,
+            bytes: Some(bytes),
+            sha256: Some(digest.clone()),
+            recorded: None,
+            variable: "KILN_MODELS",
+        };
+        down.fetch(&remote, &path).map_err(|why| {
+            prune(path.parent().unwrap_or(&root), &self.settings.folder);
+            refused(why)
+        })?;
         let manifest = self.manifest(&root);
         let parent = manifest.parent().unwrap_or(&root);
         fs::create_dir_all(parent).map_err(Error::io(parent))?;

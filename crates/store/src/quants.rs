@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 
-/// Taken in this order where nobody named a quantisation: small, and hardly worse than the original.
+/// Tried in this order if the name has no quantisation: small, and hardly worse than the original.
 const USUAL: [&str; 14] = [
     "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "Q4_0", "IQ4_XS", "IQ4_NL", "MXFP4", "Q5_K_M", "Q6_K", "Q8_0", "BF16",
     "F16", "F32",

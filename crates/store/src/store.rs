@@ -13,8 +13,9 @@ use crate::hub::{self, Repository};
 use crate::name::{Name, is_word};
 use crate::ollama::Tagged;
 use crate::pip;
+use crate::place::{is_file_of, prune};
 use crate::quants::{part_of, part_path};
-use crate::record::{Kept, Record, stem};
+use crate::record::{Expected, Kept, Record, stem};
 use crate::settings::Settings;
 
 /// Models on this machine, and the way to more of them.
@@ -28,7 +29,7 @@ pub struct Store {
 pub enum Checked {
     /// It is what was fetched.
     Good,
-    /// Nobody told its hash; its length is right.
+    /// Its hash is not known; its length is right.
     LengthOnly,
     /// It is not there.
     Missing,
@@ -41,14 +42,34 @@ pub enum Checked {
 pub struct Removed {
     /// Files, with their bytes.
     pub files: Vec<(PathBuf, u64)>,
-    /// Files that stay, because another program fetched them or another model needs them.
-    pub left: Vec<PathBuf>,
+    /// Files that stay.
+    pub left: Vec<Left>,
+}
+
+/// A file that stays where a model is removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// The file.
+    pub path: PathBuf,
+    /// Why it stays.
+    pub why: Stays,
+}
+
+/// Why a file stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// Another program fetched it.
+    Foreign,
+    /// Another model needs it.
+    Shared,
+    /// It is a link, or lies behind one that leads out of the store.
+    Linked,
 }
 
 /// What the default model is called, so that it can be named where a name must be given.
 pub const DEFAULT_NAME: &str = "smollm2";
 
-/// Whether a text names the default model. Files and models of this name come first.
+/// Whether a text names the default model. No other model of the store gets this name; a file of this name comes first.
 pub fn is_default(text: &str) -> bool {
     text.eq_ignore_ascii_case(DEFAULT_NAME)
 }
@@ -97,7 +118,7 @@ impl Store {
     /// A model that is on this machine; nothing is fetched.
     pub fn find(&self, name: &Name) -> Result<Option<PathBuf>> {
         let source = name.to_string();
-        let recorded = Record::all(&self.settings.folder);
+        let recorded = Record::all(&self.settings);
         let by_source = recorded.iter().find(|record| record.source == source && record.is_there());
         if let Some(path) = by_source.and_then(Record::path) {
             return Ok(Some(path.to_owned()));
@@ -141,10 +162,31 @@ impl Store {
         let name = Name::parse(text)?;
         let path = if name.is_remote() { self.find(&name)? } else { None };
         let of = |path: &PathBuf| self.list().into_iter().find(|record| record.path() == Some(path.as_path()));
-        path.as_ref().and_then(of).ok_or_else(|| self.unknown(text))
+        if let Some(record) = path.as_ref().and_then(of) {
+            return Ok(record);
+        }
+        // A path to a file of the store is as good as its name.
+        let Ok(file) = fs::canonicalize(text) else { return Err(self.unknown(text)) };
+        let same = |kept: &Kept| fs::canonicalize(&kept.path).is_ok_and(|path| path == file);
+        let found = self.list().into_iter().find(|record| record.files.iter().any(same));
+        found.ok_or_else(|| Error::NotStored { path: text.into() })
+    }
+
+    /// What can be told of a file that the store knows nothing about.
+    pub fn describe(path: &Path) -> Record {
+        described(path)
+    }
+
+    /// Why records of the store are not believed: they name files outside of it.
+    pub fn refused(&self) -> Vec<Error> {
+        Record::refused(&self.settings).into_iter().map(|(_, why)| why).collect()
     }
 
     fn unknown(&self, text: &str) -> Error {
+        let refused = Record::refused(&self.settings).into_iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+        if let Some((_, why)) = refused {
+            return why;
+        }
         let lower = text.to_lowercase();
         let known = self.list().into_iter().map(|record| record.name);
         let similar: Vec<String> = known.filter(|name| name.to_lowercase().contains(&lower)).take(5).collect();
@@ -156,45 +198,57 @@ impl Store {
         Repository { settings: &self.settings, repo, revision }
     }
 
-    /// The default model, if it is what was asked for and all of it is there.
+    /// The default model, if it is what was asked for and all of it is there by its length.
     fn pinned(&self, package: &str, version: Option<&str>) -> Option<Kept> {
-        let pinned = &pip::DEFAULT;
-        let asked = package == pinned.package && version.is_none_or(|version| version == pinned.version);
-        let kept = pip::pinned_kept(pinned, self.settings.folder.join(pinned.file));
-        (asked && kept.is_there()).then_some(kept)
+        let kept = pip::pinned_kept(&pip::DEFAULT, self.settings.folder.join(pip::DEFAULT.file));
+        (is_pinned(package, version) && kept.is_there()).then_some(kept)
     }
 
-    /// Fetches a model, or brings it up to date. `alias` is what it shall be called; `sha256` what it must be.
+    /// Where a name is fetched from: one of the store is brought up to date from where it came.
+    fn origin(&self, name: &Name) -> Result<Name> {
+        let Name::Local(text) = name else { return Ok(name.clone()) };
+        let known = self.list().into_iter().find(|record| record.name.eq_ignore_ascii_case(text));
+        let source = match known {
+            Some(record) => Name::parse(&record.source).ok().filter(Name::is_remote),
+            None if is_default(text) => Name::parse(&default_source()).ok(),
+            None => None,
+        };
+        let why = "it does not say where to fetch the model".into();
+        source.ok_or_else(|| Error::Name { name: text.clone(), why })
+    }
+
+    /// Fetches a model, or brings it up to date. What is there is hashed, and fetched again where it is damaged. `alias` is what
+    /// it shall be called; `sha256` what it must be.
     pub fn pull(&self, name: &Name, alias: Option<&str>, sha256: Option<&Digest>, watch: &dyn Watch) -> Result<Record> {
-        if let Some(alias) = alias.filter(|alias| !is_word(alias)) {
-            return Err(Error::Name { name: alias.into(), why: "a name has letters, digits and -._".into() });
+        let name = &self.origin(name)?;
+        let source = name.to_string();
+        if let Some(alias) = alias {
+            check_alias(alias, &source)?;
         }
+        let mut all = Record::all(&self.settings);
+        // Bringing up to date keeps the name, and what Kiln fetched stays its own.
+        let old = all.iter().position(|record| record.source == source).map(|at| all.remove(at));
+        let expected = Expected { sha256, old: old.as_ref() };
         let client = Client::new(&self.settings)?;
         let down = Downloader { client: &client, settings: &self.settings, watch };
         let (files, usual) = match name {
             Name::Hub { repo, revision, wish } => {
-                let files = self.repository(repo, revision).fetch(&client, &down, wish.as_deref())?;
-                (files, None)
+                (self.repository(repo, revision).fetch(&client, &down, wish.as_deref(), &expected)?, None)
             }
             Name::Ollama { repo, tag } => {
                 let short = format!("{}:{tag}", repo.strip_prefix("library/").unwrap_or(repo));
-                (Tagged { settings: &self.settings, repo, tag }.fetch(&client, &down)?, Some(short))
+                (Tagged { settings: &self.settings, repo, tag }.fetch(&client, &down, &expected)?, Some(short))
             }
-            Name::Web { url } => (self.pull_web(&down, url, sha256)?, None),
+            Name::Web { url } => (self.pull_web(&down, url, &expected)?, None),
             Name::Pip { package, version, wish } => {
-                (vec![self.pull_package(package, version.as_deref(), wish.as_deref(), watch)?], None)
+                (vec![self.pull_package(package, version.as_deref(), wish.as_deref(), &expected, watch)?], None)
             }
-            Name::Local(text) => {
-                let why = "it does not say where to fetch the model".into();
-                return Err(Error::Name { name: text.clone(), why });
-            }
+            Name::Local(text) => return Err(self.unknown(text)),
         };
         let first = files.first().map(|file| file.path.to_string_lossy().into_owned()).unwrap_or_default();
         let usual = usual.unwrap_or_else(|| stem(&first));
-        let source = name.to_string();
-        let mut all = Record::all(&self.settings.folder);
-        // Bringing up to date keeps the name, and what Kiln fetched stays its own.
-        let old = all.iter().position(|record| record.source == source).map(|at| all.remove(at));
+        // The default model's name is its own, whatever a file is called.
+        let usual = if takes_default(&usual, &source) { format!("{usual}-2") } else { usual };
         let files = files.into_iter().map(|file| match &old {
             Some(old) if old.files.iter().any(|was| was.own && was.path == file.path) => Kept { own: true, ..file },
             _ => file,
@@ -205,23 +259,17 @@ impl Store {
             files: files.collect(),
             fetched: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         };
-        if let Some(want) = sha256
-            && record.files.len() == 1
-            && record.files[0].sha256.as_ref() != Some(want)
-        {
-            let why = format!("its SHA-256 is not {want}");
-            return Err(Error::Refused { what: format!("{}: {why}", record.source), hint: "check both".into() });
-        }
-        record.write(&self.settings.folder)?;
+        record.write(&self.settings)?;
         Ok(record)
     }
 
-    fn pull_web(&self, down: &Downloader<'_>, url: &str, sha256: Option<&Digest>) -> Result<Vec<Kept>> {
+    fn pull_web(&self, down: &Downloader<'_>, url: &str, expected: &Expected<'_>) -> Result<Vec<Kept>> {
         let (address, behind) = url.find(['?', '#']).map_or((url, ""), |at| url.split_at(at));
         let parts = match part_of(address) {
             None => vec![address.to_owned()],
             Some((prefix, _, count)) => (1..=count).map(|no| part_path(prefix, no, count)).collect(),
         };
+        expected.check_count(&bare(url), parts.len())?;
         // Two files of one name may come from two addresses.
         let address = Digest::of(parts[0].as_bytes());
         let folder = self.settings.folder.join("web").join(&address.hex()[..12]);
@@ -232,16 +280,17 @@ impl Store {
                 let why = "the file's name has letters, digits and -._+".into();
                 return Err(Error::Name { name: bare(url), why });
             }
+            let path = folder.join(&file);
             let remote = Remote {
                 name: file.clone(),
                 url: format!("{part}{behind}"),
                 token: None,
                 bytes: None,
-                sha256: sha256.filter(|_| parts.len() == 1).cloned(),
+                sha256: expected.sha256.cloned(),
+                recorded: expected.recorded(&path),
                 variable: "KILN_MODELS",
             };
-            let path = folder.join(&file);
-            let fetched = down.fetch(&remote, &path)?;
+            let fetched = down.fetch(&remote, &path).inspect_err(|_| prune(&folder, &self.settings.folder))?;
             kept.push(Kept { path, bytes: fetched.bytes, sha256: Some(fetched.sha256), own: true });
         }
         Ok(kept)
@@ -252,30 +301,39 @@ impl Store {
         package: &str,
         version: Option<&str>,
         wish: Option<&str>,
+        expected: &Expected<'_>,
         watch: &dyn Watch,
     ) -> Result<Kept> {
-        if let Some(kept) = self.pinned(package, version) {
-            return Ok(kept);
+        let fetch = |package: &str, incoming: &Path| pip::download(package, incoming, watch);
+        let folder = &self.settings.folder;
+        if !is_pinned(package, version) {
+            let exact = version.map_or_else(|| package.to_owned(), |version| format!("{package}=={version}"));
+            let folder = folder.join("pypi").join(package);
+            let got = pip::get(&folder, &exact, wish, None, expected, &fetch, watch);
+            return got.inspect_err(|_| prune(&folder, &self.settings.folder));
         }
         let default = &pip::DEFAULT;
-        let is_default = package == default.package && version.is_none_or(|version| version == default.version);
-        if is_default {
-            let (file, mega) = (default.file, default.bytes / 1_000_000);
-            watch.say(&format!("fetching {file} ({mega} MB) as the Python package {package}"));
-            let exact = format!("{package}=={}", default.version);
-            let kept = pip::get(&self.settings.folder, &exact, wish, Some(default), &pip::download, watch)?;
-            watch.say(&format!("{file} lies in {}", self.settings.folder.display()));
-            return Ok(kept);
+        if let Some(known) = Digest::parse(default.sha256) {
+            expected.check(default.file, &known)?;
         }
-        let exact = version.map_or_else(|| package.to_owned(), |version| format!("{package}=={version}"));
-        let folder = self.settings.folder.join("pypi").join(package);
-        pip::get(&folder, &exact, wish, None, &pip::download, watch)
+        if let Some(kept) = self.pinned(package, version) {
+            match self.check(&kept, default.file, watch)? {
+                Checked::Damaged(why) => watch.say(&format!("{}: {why}; fetching it again", default.file)),
+                _ => return Ok(kept),
+            }
+        }
+        let (file, mega) = (default.file, default.bytes / 1_000_000);
+        watch.say(&format!("fetching {file} ({mega} MB) as the Python package {package}"));
+        let exact = format!("{package}=={}", default.version);
+        let kept = pip::get(folder, &exact, wish, Some(default), expected, &fetch, watch)?;
+        watch.say(&format!("{file} saved to {}", folder.display()));
+        Ok(kept)
     }
 
     /// All models on this machine: those that were fetched, files that lie in the store's folder, and models that other
     /// programs have put into the cache of Hugging Face.
     pub fn list(&self) -> Vec<Record> {
-        let mut all = Record::all(&self.settings.folder);
+        let mut all = Record::all(&self.settings);
         let loose = loose(&self.settings.folder).into_iter().chain(hub::cached_models(&self.settings));
         for record in loose {
             let known = |path: &Path| all.iter().any(|other| other.files.iter().any(|file| file.path == path));
@@ -306,59 +364,112 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes a model.
+    /// Removes a model. Only files of the store's own folders are deleted; links and what lies behind them stay.
     pub fn remove(&self, record: &Record) -> Result<Removed> {
         let others: Vec<Record> = self.list().into_iter().filter(|other| other.source != record.source).collect();
         let mut removed = Removed::default();
         for file in &record.files {
-            let shared = others.iter().any(|other| other.files.iter().any(|used| used.path == file.path));
-            if shared || !file.own {
-                removed.left.push(file.path.clone());
-                continue;
-            }
-            let done = if file.path.starts_with(&self.settings.hub_cache) {
-                hub::remove(&file.path)
+            let path = file.path.clone();
+            let shared = others.iter().any(|other| other.files.iter().any(|used| used.path == path));
+            let stays = if shared {
+                Some(Stays::Shared)
+            } else if !file.own {
+                Some(Stays::Foreign)
             } else {
-                fs::remove_file(&file.path)
+                self.delete(&path)?
             };
-            match done {
-                Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::Io { path: file.path.clone(), why });
-                }
-                _ => removed.files.push((file.path.clone(), file.bytes)),
+            match stays {
+                Some(why) => removed.left.push(Left { path, why }),
+                None => removed.files.push((path, file.bytes)),
             }
         }
         if let Ok(Name::Ollama { repo, tag }) = Name::parse(&record.source) {
             Tagged { settings: &self.settings, repo: &repo, tag: &tag }.forget();
         }
-        if Record::all(&self.settings.folder).iter().any(|other| other.source == record.source) {
-            record.forget(&self.settings.folder)?;
-        }
+        record.forget(&self.settings)?;
         Ok(removed)
+    }
+
+    /// Deletes a file of the store, or says why it stays. One that is gone is deleted already.
+    fn delete(&self, path: &Path) -> Result<Option<Stays>> {
+        let Settings { folder, hub_cache, .. } = &self.settings;
+        if fs::symlink_metadata(path).is_err_and(|why| why.kind() == std::io::ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let done = if path.starts_with(hub_cache) {
+            // A name in a snapshot is a link by itself; its folder must not be one.
+            let inside =
+                |parent: &Path| Some(fs::canonicalize(parent).ok()?.starts_with(fs::canonicalize(hub_cache).ok()?));
+            if path.parent().and_then(inside) != Some(true) {
+                return Ok(Some(Stays::Linked));
+            }
+            hub::remove(path)
+        } else if is_file_of(folder, path) {
+            fs::remove_file(path)
+        } else {
+            return Ok(Some(Stays::Linked));
+        };
+        done.map_err(Error::io(path))?;
+        let root = if path.starts_with(hub_cache) { hub_cache } else { folder };
+        prune(path.parent().unwrap_or(root), root);
+        Ok(None)
     }
 
     /// Compares the files of a model with what was fetched.
     pub fn verify(&self, record: &Record, watch: &dyn Watch) -> Result<Vec<(PathBuf, Checked)>> {
-        let check = |file: &Kept| -> Result<(PathBuf, Checked)> {
-            let path = file.path.clone();
-            let Ok(there) = fs::metadata(&path) else { return Ok((path, Checked::Missing)) };
-            if there.len() != file.bytes {
-                let why = format!("it has {} bytes, want {}", there.len(), file.bytes);
-                return Ok((path, Checked::Damaged(why)));
-            }
-            let Some(want) = &file.sha256 else { return Ok((path, Checked::LengthOnly)) };
-            watch.start(&record.name, file.bytes, 0);
-            let got = hash_file(&path, &mut |n| watch.advance(n));
-            watch.end();
-            let got = got?;
-            let found = if got == *want {
-                Checked::Good
-            } else {
-                Checked::Damaged(format!("its SHA-256 is {got}, want {want}"))
-            };
-            Ok((path, found))
-        };
-        record.files.iter().map(check).collect()
+        record.files.iter().map(|file| Ok((file.path.clone(), self.check(file, &record.name, watch)?))).collect()
+    }
+
+    fn check(&self, file: &Kept, name: &str, watch: &dyn Watch) -> Result<Checked> {
+        let Ok(there) = fs::metadata(&file.path) else { return Ok(Checked::Missing) };
+        if there.len() != file.bytes {
+            return Ok(Checked::Damaged(format!("it has {} bytes, expected {}", there.len(), file.bytes)));
+        }
+        let Some(want) = &file.sha256 else { return Ok(Checked::LengthOnly) };
+        watch.start(name, file.bytes, 0);
+        let got = hash_file(&file.path, &mut |n| watch.advance(n));
+        watch.end();
+        let got = got?;
+        if got == *want {
+            return Ok(Checked::Good);
+        }
+        Ok(Checked::Damaged(format!("SHA-256 mismatch: expected {want}, the file has {got}")))
+    }
+}
+
+/// Whether a package is the one that the default model comes in.
+fn is_pinned(package: &str, version: Option<&str>) -> bool {
+    let pinned = &pip::DEFAULT;
+    package == pinned.package && version.is_none_or(|version| version == pinned.version)
+}
+
+/// Whether a model would take the name that is the default model's.
+fn takes_default(name: &str, source: &str) -> bool {
+    is_default(name) && source != default_source()
+}
+
+/// What a user may call a model: a word, and not what the default model is called.
+fn check_alias(alias: &str, source: &str) -> Result<()> {
+    if takes_default(alias, source) {
+        let what = format!("{alias:?} is the name of the default model");
+        return Err(Error::Refused { what, hint: "choose another name".into() });
+    }
+    if !is_word(alias) {
+        return Err(Error::Name { name: alias.into(), why: "a name has letters, digits and -._".into() });
+    }
+    Ok(())
+}
+
+/// A record of a file that none was written for.
+fn described(path: &Path) -> Record {
+    let metadata = fs::metadata(path).ok();
+    let bytes = metadata.as_ref().map_or(0, fs::Metadata::len);
+    let modified = metadata.and_then(|m| m.modified().ok()?.duration_since(UNIX_EPOCH).ok());
+    Record {
+        name: stem(&path.to_string_lossy()),
+        source: path.display().to_string(),
+        files: vec![Kept { path: path.to_owned(), bytes, sha256: None, own: true }],
+        fetched: modified.map_or(0, |age| age.as_secs()),
     }
 }
 
@@ -370,22 +481,15 @@ fn loose(folder: &Path) -> Vec<Record> {
     paths.sort();
     let mut records: Vec<Record> = Vec::new();
     for path in paths {
-        let pinned = path.file_name().is_some_and(|name| name == pip::DEFAULT.file);
-        let name = stem(&path.to_string_lossy());
-        let metadata = fs::metadata(&path).ok();
-        let bytes = metadata.as_ref().map_or(0, fs::Metadata::len);
-        let modified = metadata.and_then(|m| m.modified().ok()?.duration_since(UNIX_EPOCH).ok());
-        let sha256 = if pinned { Digest::parse(pip::DEFAULT.sha256) } else { None };
-        let kept = Kept { path: path.clone(), bytes, sha256, own: true };
+        let mut record = described(&path);
+        if path.file_name().is_some_and(|name| name == pip::DEFAULT.file) {
+            record.source = default_source();
+            record.files[0].sha256 = Digest::parse(pip::DEFAULT.sha256);
+        }
         // Parts of one model come behind each other.
-        match records.last_mut().filter(|last| last.name == name) {
-            Some(last) => last.files.push(kept),
-            None => records.push(Record {
-                name,
-                source: if pinned { format!("pypi:{}", pip::DEFAULT.package) } else { path.display().to_string() },
-                files: vec![kept],
-                fetched: modified.map_or(0, |age| age.as_secs()),
-            }),
+        match records.last_mut().filter(|last| last.name == record.name) {
+            Some(last) => last.files.append(&mut record.files),
+            None => records.push(record),
         }
     }
     records

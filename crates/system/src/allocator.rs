@@ -1,4 +1,4 @@
-//! What the allocator holds of memory that nobody has any more. Calls of the C library, which have no safe wrappers.
+//! Gives freed memory that the allocator still holds back to the system. Calls of the C library, which have no safe wrappers.
 
 /// Gives freed memory back to the system. glibc keeps it for itself: behind a long prompt that was tens of megabytes, which grew with every
 /// thread that had computed. Other allocators give it back by themselves, or not at all. Takes about a millisecond, so it is for
@@ -30,7 +30,7 @@ mod linux {
         let Some(page) = crate::code::page_size() else { return };
         let mut blocks = BLOCKS.map(|mib| {
             let mut block: Vec<u8> = Vec::new();
-            // Nobody writes to it, so what lies behind all that was ever used takes no memory. One that cannot be had is left out.
+            // It is never written to, so pages past the highest use take no memory. One that cannot be had is left out.
             let _ = block.try_reserve_exact(mib << 20);
             block
         });

@@ -42,14 +42,14 @@ mod linux {
     }
 
     pub(super) fn give_back() {
-        // Whoever traces this process may write to its code at any time.
+        // A tracer may write to the code of this process at any time.
         if fs::read_to_string("/proc/self/status").map_or(true, |status| is_traced(&status)) {
             return;
         }
         let (Ok(pages), Some(page)) = (File::open("/proc/self/pagemap"), page_size()) else { return };
         let mut look = Look { pages, page };
         // SAFETY: the function calls `forget` with what it is given here, which lives until it returns, and with descriptions of objects that
-        // stay loaded meanwhile: it holds the lock that whoever unloads one must have.
+        // stay loaded meanwhile: it holds the lock that unloading needs.
         #[allow(unsafe_code)]
         unsafe {
             libc::dl_iterate_phdr(Some(forget), (&raw mut look).cast());
@@ -60,13 +60,13 @@ mod linux {
         status.lines().filter_map(|line| line.strip_prefix("TracerPid:")).any(|by| by.trim() != "0")
     }
 
-    /// Forgets the segments of one object that nobody may write to. What the loader has written to (relocations) lies in others, and where it
+    /// Forgets the read-only segments of one object. What the loader has written to (relocations) lies in others, and where it
     /// does not, its pages are copies, as are those with breakpoints and probes: these stay.
     #[allow(unsafe_code)]
     extern "C" fn forget(object: *mut libc::dl_phdr_info, _size: usize, look: *mut c_void) -> c_int {
-        // SAFETY: `dl_iterate_phdr` passes on a valid description of an object, and the `Look` of `give_back`, which nobody else has.
+        // SAFETY: `dl_iterate_phdr` passes on a valid description of an object, and the `Look` of `give_back`, which has no other reference.
         let (object, look) = unsafe { (&*object, &*look.cast::<Look>()) };
-        // SAFETY: the description says where the headers of the object's segments lie and how many there are; nobody changes them.
+        // SAFETY: the description says where the headers of the object's segments lie and how many there are; they do not change.
         let segments = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
         for segment in segments.iter().filter(|s| s.p_type == libc::PT_LOAD && s.p_flags & libc::PF_W == 0) {
             let start = object.dlpi_addr.wrapping_add(segment.p_vaddr) as usize;

@@ -1,7 +1,7 @@
 //! Files that Kiln writes: whole or not at all, and never over what is not its own to overwrite. Everything that writes
 //! a file goes through [`Output`].
 //!
-//! The bytes go to a file beside the target first, with a name nobody can guess, and take the target's name when they are
+//! The bytes go to a file beside the target first, with a name that cannot be guessed, and take the target's name when they are
 //! complete. That file goes away when the writing fails, and on signals where [`remove_on_signals`] was called; it is
 //! locked while it is written, so that [`stale`] can tell what a killed process left behind.
 
@@ -52,6 +52,8 @@ pub enum WriteError {
     Special { path: PathBuf, what: &'static str },
     #[error("{} is a link to {}, which is not there\nhint: remove the link, or make what it points to", path.display(), to.display())]
     DeadLink { path: PathBuf, to: PathBuf },
+    #[error("there is no folder {}\nhint: make it first (mkdir -p)", folder.display())]
+    NoFolder { folder: PathBuf },
     #[error("cannot write {}: {why}{}", path.display(), hint(why))]
     Io { path: PathBuf, why: io::Error },
 }
@@ -70,7 +72,6 @@ impl WriteError {
 fn hint(why: &io::Error) -> &'static str {
     match why.kind() {
         io::ErrorKind::StorageFull => "\nhint: the disk is full; nothing of the file was kept",
-        io::ErrorKind::NotFound => "\nhint: its folder is not there",
         _ => "",
     }
 }
@@ -129,13 +130,25 @@ impl Output {
             }
         };
         let folder = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let temporary = Temporary::in_folder(folder).map_err(failed)?;
+        let temporary = Temporary::in_folder(folder).map_err(|why| match why.kind() {
+            io::ErrorKind::NotFound => WriteError::NoFolder { folder: folder.to_owned() },
+            // The name of the incomplete file, which the error holds, says nothing to users.
+            kind => failed(why.raw_os_error().map_or_else(|| kind.into(), io::Error::from_raw_os_error)),
+        })?;
         Ok(Output { name, to: To::Place(temporary, place, overwrite) })
     }
 
     /// The path, as the caller named it.
     pub fn path(&self) -> &Path {
         &self.name
+    }
+
+    /// Where the bytes are before the file has its name, for those who check them first; none where they go straight through.
+    pub fn incomplete_path(&self) -> Option<&Path> {
+        match &self.to {
+            To::Place(temporary, ..) => temporary.0.as_ref().map(NamedTempFile::path),
+            To::Through(_) => None,
+        }
     }
 
     /// The error of writing this file.
@@ -254,7 +267,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if let Some(file) = self.0.take() {
             let path = file.path().to_owned();
-            // A failure to remove has nobody to hear of it; `kiln doctor` will name the file.
+            // A failure to remove cannot be reported here; `kiln doctor` will name the file.
             drop(file);
             incomplete().remove(&path);
         }
@@ -304,13 +317,16 @@ pub fn remove_on_signals(tell: fn()) {
     let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
     let wait = move || {
         let ends = |signal: &i32| {
-            let left = is_left() && [SIGINT, SIGTERM].contains(signal);
+            let left = LEFT.load(Ordering::Relaxed) && [SIGINT, SIGTERM].contains(signal)
+                || HANG_UPS_LEFT.load(Ordering::Relaxed) && *signal == SIGHUP;
             let caught = !left && *signal == SIGINT && crate::interrupt::note();
             !(left || caught)
         };
         let Some(signal) = signals.forever().find(ends) else { return };
+        ENDING.store(true, Ordering::Relaxed);
         end_helpers();
         remove_incomplete();
+        crate::terminal::restore();
         if signal == SIGINT {
             tell_at_most(tell);
         }
@@ -319,7 +335,7 @@ pub fn remove_on_signals(tell: fn()) {
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
 }
 
-/// Says something, unless nobody takes it: a terminal that was stopped must not keep the process alive.
+/// Writes a message unless that would block: a terminal that was stopped must not keep the process alive.
 fn tell_at_most(tell: fn()) {
     let (told, done) = std::sync::mpsc::channel();
     let say = move || {
@@ -335,6 +351,7 @@ fn tell_at_most(tell: fn()) {
 /// exit code would let it go on.
 pub fn end_by_interrupt() -> ! {
     remove_incomplete();
+    crate::terminal::restore();
     let _ = signal_hook::low_level::emulate_default_handler(SIGINT);
     // Where the signal is blocked.
     std::process::exit(130)
@@ -358,7 +375,23 @@ pub fn run_helper(command: &mut Command) -> io::Result<ExitStatus> {
     let status = wait_for(&helper, None);
     helpers().retain(|other| !Arc::ptr_eq(other, &helper));
     // Without a limit it always has one.
-    status?.ok_or_else(|| io::ErrorKind::TimedOut.into())
+    let status = status?.ok_or(io::ErrorKind::TimedOut)?;
+    if !status.success() {
+        wait_if_ending();
+    }
+    Ok(status)
+}
+
+/// Whether a signal ends this process now.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Ctrl-C goes to a helper and to this process: where it ends both, the thread that sees to signals speaks, and not who waited for
+/// the helper. That thread may need a moment to hear of it.
+fn wait_if_ending() {
+    let start = Instant::now();
+    while ENDING.load(Ordering::Relaxed) || start.elapsed() < Duration::from_millis(100) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Waits for a helper, so long at most.
@@ -397,19 +430,22 @@ fn remove_incomplete() {
 /// Ends the process with this message, whatever its threads are doing, and without incomplete files.
 pub fn end_at_once(message: &str) {
     remove_incomplete();
+    crate::terminal::restore();
     let _ = io::stderr().write_all(message.as_bytes());
     signal_hook::low_level::exit(1);
 }
 
 static LEFT: AtomicBool = AtomicBool::new(false);
-
-fn is_left() -> bool {
-    LEFT.load(Ordering::Relaxed)
-}
+static HANG_UPS_LEFT: AtomicBool = AtomicBool::new(false);
 
 /// From now on Ctrl-C and `kill` do not end the process: a program that finishes its work first sees to them itself.
 pub fn leave_endings_to_the_program() {
     LEFT.store(true, Ordering::Relaxed);
+}
+
+/// From now on SIGHUP does not end the process: a program that reads its files again then sees to it itself.
+pub fn leave_hang_ups_to_the_program() {
+    HANG_UPS_LEFT.store(true, Ordering::Relaxed);
 }
 
 /// Whether the process was started with this signal ignored.
@@ -537,7 +573,9 @@ mod tests {
         let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert!(matches!(Output::create(&socket, Overwrite::Yes, &[]), Err(WriteError::Special { .. })));
         let error = Output::create(&folder.path().join("no/x"), Overwrite::Yes, &[]).unwrap_err().to_string();
-        assert!(error.contains("no/x") && error.contains("folder is not there"), "{error}");
+        let missing = folder.path().join("no");
+        assert!(error.starts_with(&format!("there is no folder {}\n", missing.display())), "{error}");
+        assert!(!error.contains(PREFIX), "{error}");
         assert_eq!(names(folder.path()), ["link", "socket"]);
     }
 

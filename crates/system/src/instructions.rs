@@ -17,8 +17,7 @@ pub type TileRows = [u8; SIDE * DEPTH];
 #[repr(align(64))]
 pub struct TileSums(pub [[i32; SIDE]; SIDE]);
 
-/// Tells the machine that the memory `at` bytes behind the beginning of a slice will be read soon. It may lie behind the slice, or be
-/// nobody's.
+/// Prefetches the memory `at` bytes after the beginning of a slice. The address may lie past the slice, or be unmapped.
 #[inline(always)]
 pub fn fetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -32,7 +31,7 @@ pub fn fetch(bytes: &[u8], at: usize) {
     let _ = (bytes, at);
 }
 
-/// Whether [`fetch`] makes whoever reads on and on faster. Intel's machines guess within a page, and late (Sapphire Rapids: a quarter to a
+/// Whether [`fetch`] speeds up sequential reads. Intel's hardware prefetcher stays within a page, and is late (Sapphire Rapids: a quarter to a
 /// third faster with it); AMD's guess so well that being told only costs (Zen 4: a third slower). Others were not measured.
 pub fn gains_by_fetching() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -249,7 +248,7 @@ mod tests {
         let rows: TileRows = std::array::from_fn(|i| byte(i + 77));
         let (mut sums, mut others) = ([TileSums([[1; SIDE]; SIDE]); 2], [TileSums([[1; SIDE]; SIDE]); 2]);
         let done = Tiles::with(|tiles| {
-            // Whoever sets them up in between leaves them set up.
+            // Code that sets them up in between leaves them set up.
             assert!(Tiles::with(|_| ()).is_some());
             tiles.multiply::<0>([&columns[0], &columns[1]], &rows);
             tiles.multiply::<1>([&columns[1], &columns[0]], &rows);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A command ended early because of Ctrl-C that it caught. The process ends by [`crate::files::end_by_interrupt`] then.
 #[derive(Debug, thiserror::Error)]
-#[error("stopped by Ctrl-C; {left}")]
+#[error("Interrupted: {left}")]
 pub struct Interrupted {
     /// What is left of the work, and a hint.
     pub left: &'static str,
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_first_is_noted_and_the_second_is_not() {
-        assert!(!note(), "nobody catches");
+        assert!(!note(), "no handler");
         let catch = Catch::new();
         assert!(!catch.happened());
         assert!(note() && catch.happened());

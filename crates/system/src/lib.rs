@@ -1,7 +1,7 @@
 //! What Kiln asks of the machine it runs on: files that are written whole or not at all ([`files`]), text of others
 //! that is shown without harm ([`text`]), memory that is left ([`memory`]) and large pieces of it ([`pages`]), what is freed
-//! of it ([`allocator`]) and what the program's code takes ([`code`]), cores ([`cores`]), variables of the environment
-//! ([`environment`]), Ctrl-C that does not end the program ([`interrupt`]), instructions that Rust's library does not offer
+//! of it ([`allocator`]) and what the program's code takes ([`code`]), cores ([`cores`]), what the process takes ([`process`]), variables of the environment
+//! ([`environment`]), Ctrl-C that does not end the program ([`interrupt`]), the terminal ([`terminal`]), instructions that Rust's library does not offer
 //! ([`instructions`]). Nothing here knows of models or GPUs.
 
 pub mod allocator;
@@ -13,4 +13,6 @@ pub mod instructions;
 pub mod interrupt;
 pub mod memory;
 pub mod pages;
+pub mod process;
+pub mod terminal;
 pub mod text;

@@ -45,6 +45,19 @@ pub fn taken() -> Option<u64> {
     number_after(&read("/proc/self/status".into())?, "VmRSS:").map(|kib| kib * 1024)
 }
 
+/// Bytes that a bound of the memory is about in all, taken or not; `None` where the kernel does not tell.
+pub fn total(bound: Bound) -> Option<u64> {
+    total_at(Path::new("/"), bound)
+}
+
+fn total_at(root: &Path, bound: Bound) -> Option<u64> {
+    match bound {
+        Bound::Machine => number_after(&read(root.join("proc/meminfo"))?, "MemTotal:").map(|kib| kib * 1024),
+        Bound::Group => groups(root)?.into_iter().map(|group| group.limit).min(),
+        Bound::AddressSpace => number_after(&read(root.join("proc/self/limits"))?, "Max address space"),
+    }
+}
+
 /// The same, where the kernel's files lie below `root`: for tests.
 fn available_at(root: &Path) -> Option<Available> {
     let found =
@@ -70,6 +83,17 @@ fn machine(root: &Path) -> Option<u64> {
 
 /// What the limits of the process's groups leave, its own and those above it.
 fn group(root: &Path) -> Option<u64> {
+    groups(root)?.into_iter().map(|group| group.left).min()
+}
+
+/// A group of processes with a limit.
+struct Group {
+    limit: u64,
+    left: u64,
+}
+
+/// The groups of the process, its own and those above it.
+fn groups(root: &Path) -> Option<Vec<Group>> {
     let text = read(root.join("proc/self/cgroup"))?;
     // `0::/path` names the one tree of version 2, `9:memory:/path` the tree of version 1.
     let own = text.lines().filter_map(|line| {
@@ -82,21 +106,21 @@ fn group(root: &Path) -> Option<u64> {
         let names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
         controllers.split(',').any(|c| c == "memory").then(|| (folder.join("memory"), path.to_owned(), names))
     });
-    let left = |folder: &Path, [limit, used, reclaimable]: [&str; 3]| -> Option<u64> {
+    let left = |folder: &Path, [limit, used, reclaimable]: [&str; 3]| -> Option<Group> {
         let number = |name: &str| read(folder.join(name))?.trim().parse::<u64>().ok();
         let limit = number(limit)?;
         let stat = read(folder.join("memory.stat")).unwrap_or_default();
         // Pages of files count as used until somebody needs them.
         let used = number(used)?.saturating_sub(number_after(&stat, reclaimable).unwrap_or(0));
-        Some(limit.saturating_sub(used))
+        Some(Group { limit, left: limit.saturating_sub(used) })
     };
-    own.flat_map(|(tree, path, names)| {
+    let groups = own.flat_map(|(tree, path, names)| {
         let inside = Path::new(&path).strip_prefix("/").map(Path::to_owned).unwrap_or_default();
         // Inside a container the path may be the host's, which is not there: the root of the tree is then the group.
         let folders: Vec<PathBuf> = inside.ancestors().map(|p| tree.join(p)).collect();
         folders.into_iter().filter_map(move |folder| left(&folder, names)).collect::<Vec<_>>()
-    })
-    .min()
+    });
+    Some(groups.collect())
 }
 
 /// What `ulimit -v` leaves of the address space.
@@ -144,7 +168,7 @@ pub fn bytes_of(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    /// A machine of so many files.
+    /// A machine made of these files.
     fn machine_of(files: &[(&str, &str)]) -> Option<Available> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {

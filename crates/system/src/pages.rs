@@ -1,5 +1,5 @@
-//! Large memory that is filled once and then read again and again, as weights are. Systems that have huge pages are asked for them: with
-//! pages of 4 KiB, whoever reads on and on waits for the address of every next one.
+//! Large memory that is filled once and then read again and again, as weights are. Huge pages are requested where the system has them: with
+//! pages of 4 KiB, sequential reads wait for the address translation of every next page.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use memmap2::MmapMut;
 pub struct Pages(MmapMut);
 
 impl Pages {
-    /// So many bytes, at least one; `None` where there are none to be had. They take memory when they are first written to.
+    /// `bytes` bytes, at least one; `None` if the system has none. They take memory when they are first written to.
     pub fn new(bytes: usize) -> Option<Pages> {
         let map = MmapMut::map_anon(bytes.max(1)).ok()?;
         // A system without huge pages has small ones.

@@ -9,12 +9,12 @@ use std::fmt::Write as _;
 pub const MOST: usize = 200;
 
 /// A text of a file, a header or the environment, fit for one line of a message: what a terminal would obey is escaped,
-/// and what goes on for long is cut with its length.
+/// and long text is truncated with its length.
 pub fn shown(text: &str) -> String {
     shown_within(text, MOST)
 }
 
-/// As [`shown`], with at most so many characters of the text.
+/// As [`shown`], with at most `most` characters of the text.
 pub fn shown_within(text: &str, most: usize) -> String {
     let mut out = String::new();
     for (count, c) in text.chars().enumerate() {

@@ -1,4 +1,4 @@
-//! A local HTTP server in the place of a registry: files with ranges or without, redirects, keys, and every way to fail that
+//! A local HTTP server instead of a registry: files with ranges or without, redirects, keys, and every way to fail that
 //! the tests want.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it")]
@@ -16,7 +16,7 @@ use std::time::Duration;
 pub enum Fault {
     /// This status, with a `Retry-After` where there is one.
     Status(u16, Option<u64>),
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this many bytes of the body.
     Cut(usize),
 }
 
