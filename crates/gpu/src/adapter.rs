@@ -195,7 +195,7 @@ fn query(instance: &Instance, index: usize, physical: vk::PhysicalDevice) -> Res
     let disabled = kiln_system::environment::text("KILN_DISABLE").unwrap_or_default();
     for unknown in caps.disable(&disabled) {
         log::warn!(
-            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, lanes, int_dot, bfloat16, subgroups and handover are known"
+            "KILN_DISABLE names {unknown:?}; coopmat2, coopmat, fragment, int_dot, bfloat16, subgroups and dependent_launch are known"
         );
     }
     let pci = has(&vk::EXT_PCI_BUS_INFO_EXTENSION)

@@ -1,5 +1,5 @@
 //! The cache folder: SPIR-V by content hash and one pipeline cache per device and driver. A cache that cannot be
-//! read or written costs time, never a result, so trouble is logged once and work goes on.
+//! read or written costs time, never a result, so trouble is logged once and work continues.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,7 +131,7 @@ mod tests {
         ("a link to another entry", |path| replace(path, |p| std::os::unix::fs::symlink("other.spv", p).unwrap())),
         ("a link to itself", |path| replace(path, |p| std::os::unix::fs::symlink("entry.spv", p).unwrap())),
         ("a folder", |path| replace(path, |p| std::fs::create_dir(p).unwrap())),
-        ("a pipe that nobody writes to", |path| {
+        ("a pipe without a writer", |path| {
             replace(path, |p| assert!(std::process::Command::new("mkfifo").arg(p).status().unwrap().success()))
         }),
     ];
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(cache.read("entry.spv").as_deref(), Some(&b"hello"[..]));
             damage(&path);
             assert_eq!(cache.read("entry.spv"), None, "{what}");
-            // What is no file of the cache is nobody's to replace; a file is made anew.
+            // Only regular files are replaced; anything else under the name stays.
             let cache = Cache::at(Some(folder.path().to_owned()));
             let was_file = std::fs::symlink_metadata(&path).unwrap().is_file();
             cache.write("entry.spv", b"again");

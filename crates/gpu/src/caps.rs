@@ -1,6 +1,7 @@
 //! What a device can do, as plain data: kernels choose their path from it, and tests can make any device up.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// A component type of a cooperative matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -63,16 +64,16 @@ pub struct FlexibleShape {
     pub workgroup: u32,
 }
 
-/// Which components of a cooperative matrix of 16-bit floats a lane holds, of the orders that kernels know. Vulkan leaves
-/// it to the driver: it is found out on the device (`kiln_kernels::open`). Which element of k a component is must be the same
-/// for both operands, and nothing else: kernels may give a matrix any elements of k.
+/// Which components of a cooperative matrix of 16-bit floats each lane holds, among the layouts that kernels know. Vulkan leaves the
+/// layout to the driver, so a probe asks the device (`kiln_kernels::open`). K may be permuted freely as long as A and B use the same
+/// permutation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub enum MatrixOrder {
-    /// 16 x 16 x 16 in 32 lanes: lane 4 g + q holds four elements of k of row (column) g, then the same of row (column) g + 8;
-    /// which four depends on q, as a rule 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
-    Quads,
-    /// 8 x 8 x 8 in 8 lanes: a lane holds one element of k of all rows (columns), as a rule that of its own number.
-    Slices,
+pub enum FragmentLayout {
+    /// 16 x 16 x 16 in 32 lanes, as NVIDIA's m16n8k16 fragments: lane 4 g + q holds four elements of k of row (column) g, then the same
+    /// four of row (column) g + 8. Usually these are elements 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
+    Mma16x8,
+    /// 8 x 8 x 8 in 8 lanes: a lane holds one element of k of all eight rows (columns), usually element `lane`.
+    Row8,
 }
 
 /// The parts of `VK_NV_cooperative_matrix2` a device has.
@@ -174,23 +175,26 @@ pub struct Caps {
     pub memory_model: bool,
     /// Shapes of `VK_KHR_cooperative_matrix`; empty where it is not offered.
     pub coopmat: Vec<CoopmatShape>,
-    /// How lanes hold the matrices of `coopmat_shape(F16, F32)`, once that was found out and is an order that kernels know.
-    pub matrix_order: Option<MatrixOrder>,
-    /// Whether components of their sums are of the rows and columns that the same components of left operands are of: then sums become a
-    /// left operand without leaving their registers. Elements of k are those of the rule that [`MatrixOrder`] names.
+    /// Fragment layout of `coopmat_shape(F16, F32)`, once the probe has found it and if kernels know it.
+    pub fragment_layout: Option<FragmentLayout>,
+    /// Whether components of their sums are of the rows and columns that the same components of A fragments are of: then sums become a
+    /// A fragment without leaving their registers. Elements of k are those of the rule that [`FragmentLayout`] names.
     #[serde(default)]
-    pub matrix_sums_as_left: bool,
-    /// Whether lanes hold matrices of bfloat16 in the same order.
+    pub accumulator_is_a_fragment: bool,
+    /// Whether bfloat16 matrices have the same fragment layout.
     #[serde(default)]
-    pub matrix_order_of_bfloat16: bool,
+    pub bf16_shares_layout: bool,
     pub coopmat2: Coopmat2,
     /// Number of shader cores (SMs, CUs), where the driver tells.
     pub cores: Option<u32>,
-    /// Whether kernels may be tried to wait for each other without barriers.
+    /// Whether dependent launches may be tried: kernels that wait for the previous dispatch by a counter instead of a barrier.
     #[serde(default)]
-    pub hand_over: bool,
+    pub dependent_launch: bool,
     /// A software rasteriser: threads are slow, memory is the CPU's.
     pub is_cpu: bool,
+    /// Tuning lines found on this device and driver, as text. They belong to the machine, so descriptions of devices leave them out.
+    #[serde(skip)]
+    pub tuned: Option<Arc<str>>,
 }
 
 /// Cores of a device that does not tell.
@@ -227,13 +231,14 @@ impl Caps {
             int_dot: IntDot::None,
             memory_model: false,
             coopmat: Vec::new(),
-            matrix_order: None,
-            matrix_sums_as_left: false,
-            matrix_order_of_bfloat16: false,
+            fragment_layout: None,
+            accumulator_is_a_fragment: false,
+            bf16_shares_layout: false,
             coopmat2: Coopmat2::default(),
             cores: None,
-            hand_over: false,
+            dependent_launch: false,
             is_cpu: false,
+            tuned: None,
         }
     }
 
@@ -292,9 +297,9 @@ impl Caps {
                 shape(16, 16, 32, I8, I32),
                 shape(16, 16, 16, Bf16, F32),
             ],
-            matrix_order: Some(MatrixOrder::Quads),
-            matrix_sums_as_left: true,
-            matrix_order_of_bfloat16: true,
+            fragment_layout: Some(FragmentLayout::Mma16x8),
+            accumulator_is_a_fragment: true,
+            bf16_shares_layout: true,
             coopmat2: Coopmat2 {
                 workgroup_scope: true,
                 flexible_dimensions: true,
@@ -310,7 +315,7 @@ impl Caps {
                 decode_vector: false,
             },
             cores: Some(132),
-            hand_over: true,
+            dependent_launch: true,
             ..Caps::least()
         }
     }
@@ -336,22 +341,23 @@ impl Caps {
         Cow::Owned(caps)
     }
 
-    /// Switches abilities off by name: `coopmat2`, `coopmat`, `lanes`, `int_dot`, `bfloat16`, `subgroups`, `handover`. What is not known is
-    /// returned. For drivers whose ability turns out wrong, and for measuring one path against another.
+    /// Switches features off by name: `coopmat2`, `coopmat`, `fragment`, `int_dot`, `bfloat16`, `subgroups`, `dependent_launch`. Returns the
+    /// names it does not know. For drivers whose feature is broken, and for measuring one path against another. `lanes` and `handover` are
+    /// the old names of `fragment` and `dependent_launch`.
     pub fn disable<'a>(&mut self, names: &'a str) -> Vec<&'a str> {
         let mut unknown = Vec::new();
         for name in names.split(',').map(str::trim).filter(|n| !n.is_empty()) {
             match name {
                 "coopmat2" => self.coopmat2 = Coopmat2::default(),
                 "coopmat" => self.coopmat.clear(),
-                "lanes" => {
-                    self.matrix_order = None;
-                    (self.matrix_sums_as_left, self.matrix_order_of_bfloat16) = (false, false);
+                "fragment" | "lanes" => {
+                    self.fragment_layout = None;
+                    (self.accumulator_is_a_fragment, self.bf16_shares_layout) = (false, false);
                 }
                 "int_dot" => self.int_dot = IntDot::None,
                 "bfloat16" => self.bfloat16 = false,
                 "subgroups" => self.subgroups.arithmetic = false,
-                "handover" => self.hand_over = false,
+                "dependent_launch" | "handover" => self.dependent_launch = false,
                 other => unknown.push(other),
             }
         }

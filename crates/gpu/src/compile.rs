@@ -40,8 +40,8 @@ impl Sources {
         Sources { embedded, folder }
     }
 
-    /// Whether the folder, if one is named, can take the place of embedded files. A folder that changes nothing was named
-    /// by mistake: without a word the embedded files would be measured in its stead.
+    /// Checks that the folder, if one is named, overrides at least one embedded file. A folder that overrides nothing was named by
+    /// mistake, and the embedded files would be measured without a warning.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let wrong = |why: String| Err(Error::ShaderFolder { why });
@@ -68,7 +68,7 @@ impl Sources {
 
     /// A file's text: that of the folder, else the embedded one.
     fn get(&self, file: &str) -> Result<Option<Cow<'static, str>>, Error> {
-        // Names that lead out of the folder are nobody's files.
+        // Names that lead out of the folder are not overrides.
         let is_inside = Path::new(file).components().all(|part| matches!(part, std::path::Component::Normal(_)));
         if let Some(path) = self.folder.as_ref().filter(|_| is_inside).map(|folder| folder.join(file)) {
             match std::fs::read_to_string(&path) {

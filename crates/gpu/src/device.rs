@@ -11,7 +11,7 @@ use crate::memory::Arenas;
 use crate::pace::Pace;
 use crate::pipeline::{Pipelines, build_key};
 use crate::query::{self, Offers};
-use crate::{Adapter, Cache, Error, Instance, MatrixOrder, Sources, statistics};
+use crate::{Adapter, Cache, Error, FragmentLayout, Instance, Sources, statistics};
 
 /// How long a device may go without finishing any submit before it counts as hung. Submits are paced to well under a
 /// second (`pace.rs`); a software GPU under load may need a while for the largest ones. `KILN_TIMEOUT` names another
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PATIENCE_WITH_SOFTWARE: Duration = Duration::from_secs(120);
 /// How long a wait looks at the device before it sleeps.
 const SPIN: Duration = Duration::from_micros(200);
-/// After so long the user is told what is waited for.
+/// After this long the user is told what Kiln waits for.
 const NOTICE: Duration = Duration::from_secs(5);
 
 /// An opened device.
@@ -168,16 +168,23 @@ impl Device {
         }))
     }
 
-    /// Notes how lanes hold the components of matrices, whether sums lie as left operands do, and whether matrices of bfloat16 lie so, too.
-    /// Only right after opening, while nobody else has the device.
-    pub fn note_matrix_order(self: &mut Arc<Self>, order: Option<MatrixOrder>, sums_as_left: bool, bfloat16: bool) {
+    /// Stores what the fragment probe found: the layout, whether accumulators have that of A, and whether bfloat16 matrices have it too.
+    /// Only valid right after opening, before the device is shared.
+    pub fn note_fragment_layout(
+        self: &mut Arc<Self>,
+        order: Option<FragmentLayout>,
+        sums_as_left: bool,
+        bfloat16: bool,
+    ) {
         match Arc::get_mut(self) {
             Some(device) => {
-                device.adapter.caps.matrix_order = order;
-                device.adapter.caps.matrix_sums_as_left = sums_as_left;
-                device.adapter.caps.matrix_order_of_bfloat16 = bfloat16;
+                device.adapter.caps.fragment_layout = order;
+                device.adapter.caps.accumulator_is_a_fragment = sums_as_left;
+                device.adapter.caps.bf16_shares_layout = bfloat16;
             }
-            None => log::warn!("the order of matrices is not used: {} is in use already", self.adapter.name),
+            None => {
+                log::warn!("the fragment layout of {} is not used: the device is shared already", self.adapter.name)
+            }
         }
     }
 
@@ -293,8 +300,7 @@ impl Device {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Whether work may still be running that nobody waits for any more. What it uses is never given back: the device
-    /// could still write to it.
+    /// Whether abandoned work may still be running. Kiln never frees the memory it uses: the device could still write to it.
     pub fn is_hung(&self) -> bool {
         self.hung.load(Ordering::Relaxed)
     }

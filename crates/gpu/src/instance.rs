@@ -119,7 +119,8 @@ fn messenger_info(messages: &Messages) -> vk::DebugUtilsMessengerCreateInfoEXTBu
     use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Type};
     let mut info = vk::DebugUtilsMessengerCreateInfoEXT::builder()
         .message_severity(Severity::WARNING | Severity::ERROR)
-        .message_type(Type::GENERAL | Type::VALIDATION)
+        // General messages are the loader's, about drivers and layers of the machine: they say nothing about Kiln's own calls.
+        .message_type(Type::VALIDATION)
         .user_callback(Some(collect));
     info.user_data = std::ptr::from_ref(messages).cast_mut().cast();
     info

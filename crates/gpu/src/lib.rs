@@ -5,9 +5,9 @@ mod adapter;
 mod cache;
 mod caps;
 mod compile;
+mod dependent_launch;
 mod device;
 mod error;
-mod hand_over;
 pub mod icd;
 mod instance;
 mod loader;
@@ -24,11 +24,13 @@ mod transfer;
 
 pub use adapter::{Adapter, AdapterKind, adapters, choose};
 pub use cache::Cache;
-pub use caps::{Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, IntDot, Limits, MatrixOrder, Scope, Subgroups};
+pub use caps::{
+    Caps, Component, Coopmat2, CoopmatShape, FlexibleShape, FragmentLayout, IntDot, Limits, Scope, Subgroups,
+};
 pub use compile::{Sources, compile_offline};
+pub use dependent_launch::{FIELD_BYTES, counter_bytes};
 pub use device::{Device, Submission};
 pub use error::Error;
-pub use hand_over::{FIELD_BYTES, counter_bytes};
 pub use instance::Instance;
 pub use loader::{LOADER_LIBRARY, loader_version};
 pub use memory::{Buffer, MemoryKind};

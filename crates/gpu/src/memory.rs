@@ -264,7 +264,7 @@ impl Buffer {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        // A hung device may still write to the piece: nobody gets it again.
+        // A hung device may still write to the piece: it is never reused.
         if self.device.is_hung() {
             return;
         }
@@ -365,7 +365,7 @@ impl Device {
         Err(other.unwrap_or_else(|| self.out_of_memory(kind, least)))
     }
 
-    /// Memory of the second choice is many times slower: nobody should have to find that out by measuring.
+    /// Memory of the second choice is many times slower, so it is reported instead of left for users to measure.
     fn tell_if_spilled(&self, chunk: &Chunk, wish: vk::MemoryPropertyFlags, refused: Option<vk::MemoryPropertyFlags>) {
         if chunk.kind != MemoryKind::Device || wish == chunk.kind.wishes()[0] || refused.is_none() {
             return;
@@ -380,7 +380,7 @@ impl Device {
         );
     }
 
-    /// Bytes of the device's own memory in all, and those that nobody uses now, as far as the driver tells.
+    /// Bytes of the device's own memory in all, and those that are free now, as far as the driver tells.
     pub fn memory_now(&self) -> (u64, u64) {
         let has_budget = self.adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION);
         let (total, free) = crate::adapter::memory(&self.instance, self.adapter.physical, has_budget);

@@ -24,7 +24,7 @@ pub struct Pipeline {
     /// The variant's name.
     pub name: String,
     /// Whether the kernel waits for those before it by itself.
-    pub(crate) hands_over: bool,
+    pub(crate) launches_dependent: bool,
     /// What the driver tells of it; empty unless the device was opened to compile, or with `KILN_STATISTICS=1`.
     pub statistics: Vec<Statistic>,
 }
@@ -178,7 +178,7 @@ impl Device {
         let made = unsafe { self.raw.create_compute_pipelines(own.unwrap_or(self.pipeline_cache), &[info], None) };
         if let Some(own) = own {
             let _one_at_a_time = self.pipelines.merging.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: both caches are alive, no other thread merges, and nobody else knows `own`.
+            // SAFETY: both caches are alive, no other thread merges, and `own` is local.
             unsafe {
                 if made.is_ok() && self.raw.merge_pipeline_caches(self.pipeline_cache, &[own]).is_err() {
                     log::warn!(
@@ -204,8 +204,8 @@ impl Device {
             self.pipelines.unknown.fetch_add(1, Ordering::Relaxed);
         }
         self.pipelines.used.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
-        let hands_over = shader.hands_over;
-        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone(), hands_over, statistics: told })
+        let launches_dependent = shader.launches_dependent;
+        Ok(Pipeline { raw: pipelines[0], name: shader.name.clone(), launches_dependent, statistics: told })
     }
 
     /// A cache with nothing in it; none where the driver has no memory for it.

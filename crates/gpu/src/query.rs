@@ -134,14 +134,15 @@ pub(crate) fn caps(
         },
         memory_model: on(f.v12.vulkan_memory_model),
         coopmat: if on(f.coopmat.cooperative_matrix) { coopmat_shapes(raw, physical) } else { Vec::new() },
-        matrix_order: None,
-        matrix_sums_as_left: false,
-        matrix_order_of_bfloat16: false,
+        fragment_layout: None,
+        accumulator_is_a_fragment: false,
+        bf16_shares_layout: false,
         coopmat2: if offers.coopmat2 { coopmat2_caps(raw, physical, &f, &coopmat2) } else { Coopmat2::default() },
         cores: [sm.shader_sm_count, amd.active_compute_unit_count].into_iter().find(|n| *n > 0),
         // A software GPU runs one dispatch after the other anyway.
-        hand_over: on(f.v12.vulkan_memory_model) && core.device_type != vk::PhysicalDeviceType::CPU,
+        dependent_launch: on(f.v12.vulkan_memory_model) && core.device_type != vk::PhysicalDeviceType::CPU,
         is_cpu: core.device_type == vk::PhysicalDeviceType::CPU,
+        tuned: None,
     };
     (caps, on(f.v12.buffer_device_address) && on(f.v12.timeline_semaphore))
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use vulkanalia::prelude::v1_2::*;
 use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
 
+use crate::dependent_launch::{Chain, LINE};
 use crate::error::vulkan;
-use crate::hand_over::{Chain, LINE};
 use crate::pace::{Cost, TARGET_SECONDS, Work};
 use crate::{Address, Buffer, Device, Error, Pipeline, Submission};
 
@@ -51,7 +51,7 @@ pub struct Dispatch<'a> {
     pub reads: &'a [Span],
     /// What it writes.
     pub writes: &'a [Span],
-    /// What a kernel that hands over reads before it waits.
+    /// What a dependent launch reads before `grid_wait`.
     pub early: &'a [Span],
     /// What it costs, for pacing.
     pub cost: Cost,
@@ -146,7 +146,7 @@ pub struct Recorder {
     limit: f64,
     /// The last stamp of a profile.
     stamped: u32,
-    /// Counters of kernels that wait for those before them by themselves.
+    /// Counters of dependent launches.
     chain: Option<Chain>,
 }
 
@@ -192,8 +192,8 @@ pub struct Counts {
     pub dispatches: u32,
     /// Barriers between them.
     pub barriers: u32,
-    /// Places where kernels wait for those before them by themselves.
-    pub hand_overs: u32,
+    /// Dependent launches: dispatches that wait by a counter instead of a barrier.
+    pub dependent_launches: u32,
 }
 
 /// Queries of a recording: two for each submit and, where every step is timed, two for each step.
@@ -253,8 +253,8 @@ impl Recorder {
         self
     }
 
-    /// Lets kernels that hand over find their counters here ([`crate::counter_bytes`]), and wait by them; not in profiles, which
-    /// take the time of every step alone.
+    /// Sets the counters of dependent launches ([`crate::counter_bytes`]). Profiled recordings use barriers instead: they time every step
+    /// alone.
     pub fn counting_on(mut self, counters: &Buffer) -> Recorder {
         self.chain = Some(Chain::new(counters, !self.profile));
         self
@@ -264,8 +264,8 @@ impl Recorder {
     pub fn dispatch(&mut self, step: Dispatch<'_>) -> Result<(), Error> {
         let limits = &self.commands.device.adapter.caps.limits;
         let push = u64::from(limits.max_push_bytes.min(256));
-        let hands_over = step.pipeline.hands_over;
-        let more = if hands_over { crate::hand_over::FIELD_BYTES } else { 0 };
+        let launches_dependent = step.pipeline.launches_dependent;
+        let more = if launches_dependent { crate::dependent_launch::FIELD_BYTES } else { 0 };
         if (step.params.len() + more) as u64 > push {
             let (needs, name) = ((step.params.len() + more) as u64, step.pipeline.name.clone());
             return Err(Error::OverLimit { name, what: "bytes of parameters", needs, limit: push });
@@ -284,14 +284,17 @@ impl Recorder {
             Groups::Indirect(..) => Kind::IndirectDispatch,
         };
         let early = self.chain.as_ref().is_some_and(|chain| chain.has_written(step.early));
-        let raw = self.begin((kind, hands_over, early), step.reads, step.writes, step.cost)?;
+        let raw = self.begin((kind, launches_dependent, early), step.reads, step.writes, step.cost)?;
         self.label_begin(raw, step.label);
         self.chain.iter_mut().for_each(|chain| chain.write(step.writes));
-        let counted = hands_over.then(|| {
-            let chain = self.chain.as_mut().expect("kernels that hand over should have counters");
-            let Groups::Direct(groups) = step.groups else { panic!("kernels that hand over should know their number") };
-            chain.count(step.params, groups)
-        });
+        let count = || {
+            let chain = self.chain.as_mut().expect("dependent launches should have counters");
+            let Groups::Direct(groups) = step.groups else {
+                panic!("dependent launches should know their number of workgroups")
+            };
+            chain.count(&step.pipeline.name, step.params, groups)
+        };
+        let counted = launches_dependent.then(count).transpose()?;
         let params = counted.as_deref().unwrap_or(step.params);
         // SAFETY: the command buffer is being recorded; pipeline and layout are alive; the block fits the limit.
         unsafe {
@@ -362,7 +365,7 @@ impl Recorder {
         Ok(self.commands)
     }
 
-    /// The command buffer for the next step, with a barrier before it where its ranges conflict, unless its kernel waits by itself.
+    /// The command buffer for the next step, behind a barrier where its ranges conflict, unless it is a dependent launch.
     fn begin(
         &mut self,
         (kind, waits, too_early): (Kind, bool, bool),
@@ -381,7 +384,7 @@ impl Recorder {
         }
         let mut before = self.hazards.add(kind, reads, writes);
         if before.is_empty() && (too_early || (!waits && self.chain.as_ref().is_some_and(Chain::is_waiting))) {
-            // It may run beside those before it, but they wait by a counter for others, which it would not wait for.
+            // It could run in parallel with the pending dispatches, but these wait by a counter for earlier ones, which this step would not wait for.
             before = self.hazards.add_after_all(kind, reads, writes);
         }
         let fresh = self.open.is_none();
@@ -400,7 +403,7 @@ impl Recorder {
             {
                 Some(chain) => {
                     chain.wait();
-                    self.commands.counts.hand_overs += 1;
+                    self.commands.counts.dependent_launches += 1;
                 }
                 None => {
                     barrier(&device, raw, &before, kind);
@@ -617,7 +620,7 @@ impl Commands {
     }
 }
 
-/// The time between two stamps of which only the lowest `bits` count, at so many femtoseconds a tick. The counter may
+/// The time between two stamps of which only the lowest `bits` count, at this many femtoseconds a tick. The counter may
 /// have begun anew in between.
 fn ticks_between(first: u64, second: u64, bits: u32, femtoseconds: u64) -> Duration {
     let mask = if bits >= 64 { u64::MAX } else { (1 << bits) - 1 };

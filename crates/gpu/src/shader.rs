@@ -27,8 +27,8 @@ pub struct Shader {
     pub formats: Vec<String>,
     /// How the kernel wants its subgroups.
     pub subgroup: SubgroupRequest,
-    /// Whether it waits for those before it by itself ([`Shader::handing_over`]).
-    pub hands_over: bool,
+    /// Whether it is a dependent launch ([`Shader::launching_dependent`]).
+    pub launches_dependent: bool,
 }
 
 impl Shader {
@@ -41,7 +41,7 @@ impl Shader {
             params,
             formats: Vec::new(),
             subgroup: SubgroupRequest::Any,
-            hands_over: false,
+            launches_dependent: false,
         }
     }
 

@@ -20,7 +20,7 @@ use kiln_kernels::case::Level;
 use kiln_kernels::glu::Gate;
 use kiln_kernels::host::HostMemory;
 use kiln_kernels::mul_mat::Product;
-use kiln_kernels::mul_mat_vec::{Call, Gated, Sibling};
+use kiln_kernels::mul_mat_vec::{Call, FusedProduct, Gated};
 use kiln_kernels::operation::Operation;
 use kiln_kernels::tensor::{Slot, Tensor};
 
@@ -85,7 +85,7 @@ fn add(memory: &mut HostMemory, ty: TensorType, [k, m]: [usize; 2]) -> Tensor {
     quant::quantise(ty, &values, k, None, &mut some).expect("a type with a quantiser");
     let bytes = some.iter().copied().cycle().take(tensor.rows() * tensor.row_bytes()).collect();
     memory.slots.push(bytes);
-    memory.weave(tensor.slot, ty, k);
+    memory.interleave(tensor.slot, ty, k);
     tensor
 }
 
@@ -108,7 +108,7 @@ fn token(name: &str) {
     for _ in 0..LAYERS {
         let a = [WIDTH, 192, 192].map(|m| matrix(&mut memory, WIDTH, m));
         let mut call = Call::plain(Product { a: a[0], b: x, d: q });
-        call.others = vec![Sibling { a: a[1], d: k, bias: None }, Sibling { a: a[2], d: v, bias: None }];
+        call.others = vec![FusedProduct { a: a[1], d: k, bias: None }, FusedProduct { a: a[2], d: v, bias: None }];
         calls.push(("q, k, v", call));
         calls.push(("attention output", Call::plain(Product { a: matrix(&mut memory, WIDTH, WIDTH), b: x, d: out })));
         let [gate, up] = [0; 2].map(|_| matrix(&mut memory, WIDTH, HIDDEN));

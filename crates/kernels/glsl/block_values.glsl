@@ -12,7 +12,7 @@ void put4_f16(uvec2 dst, uint e, vec4 v) { F16x4(dst).v[e / 4] = f16vec4(v); }
 // Values of four codes with this scale and minimum, rounded as the format says.
 vec4 four_values(uint codes, vec2 s) {
     precise vec4 v = signed_bytes(codes) * s.x;
-#if A_SHIFTED
+#if A_HAS_MIN
     precise vec4 w = v + s.y;
     return w;
 #else

@@ -1,5 +1,5 @@
 // The mix of heads that head_mix.comp defines, for four elements of each thread: a launch of its own, or the end of a
-// recurrence. Needs `activations.glsl` and `head_sum.glsl`. Written out with `fma` and `precise`, so that both round alike.
+// recurrence. Needs `activations.glsl` and `head_sum.glsl`. Written out with `fma` and `precise`, so that both round the same way.
 // `bonus` is the thread's share of the sum that multiplies v with BONUS. All threads of the workgroup must come here.
 vec4 mix_of_head(vec4 x, vec4 weight, vec4 bias, float bonus, vec4 v, vec4 gate, float eps, uint tid) {
     float mean = sum_of_head(vec4(sum4(x), 0, 0, 0), tid).x / S;

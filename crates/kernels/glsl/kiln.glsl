@@ -10,7 +10,7 @@
 #extension GL_EXT_control_flow_attributes : enable
 #extension GL_KHR_shader_subgroup_basic : enable
 
-#ifdef HANDOVER
+#ifdef DEPENDENT_LAUNCH
 // Dispatches exchange data while they run: under the Vulkan memory model, what others may see must be named so.
 #pragma use_vulkan_memory_model
 #extension GL_KHR_memory_scope_semantics : require
@@ -53,6 +53,10 @@ float load_bf16(uvec2 a, uint i) { return uintBitsToFloat(uint(U16(a).v[i]) << 1
 int load_i32(uvec2 a, uint i) { return I32(a).v[i]; }
 void store_f32(uvec2 a, uint i, float x) { F32(a).v[i] = x; }
 void store_f16(uvec2 a, uint i, float x) { F16(a).v[i] = float16_t(x); }
+// The same for caches: what a half float cannot hold becomes the largest one, as in caches of blocks. A NaN stays one: it passes no comparison.
+float within_half(float x) { return x > 65504.0 ? 65504.0 : x < -65504.0 ? -65504.0 : x; }
+vec4 within_half(vec4 x) { return vec4(within_half(x.x), within_half(x.y), within_half(x.z), within_half(x.w)); }
+void store_f16_saturated(uvec2 a, uint i, float x) { store_f16(a, i, within_half(x)); }
 void store_i32(uvec2 a, uint i, int x) { I32(a).v[i] = x; }
 
 // Round to nearest even; a NaN stays one.
@@ -82,4 +86,4 @@ uint ravel(uvec4 at, uint stride[4]) {
 }
 
 #include "params.glsl"
-#include "hand_over.glsl"
+#include "dependent_launch.glsl"

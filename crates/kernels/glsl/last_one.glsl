@@ -1,26 +1,16 @@
-// Results that workgroups of one launch leave for each other in `coherent` buffers, and who may read them.
+// Results that workgroups of one launch exchange through `coherent` buffers, and which workgroup may read them.
 // Shaders with matrices live under the Vulkan memory model (they define MEMORY_MODEL): there each step names the memory it
 // orders and for whom, and a barrier of a workgroup says nothing about buffers unless told to.
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counter { uint v[]; };
-
 #if defined(MEMORY_MODEL)
-#define BOTH_WAYS (gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible)
-// All threads of the workgroup meet. What any of them wrote before, the others may announce to other workgroups; what was
-// announced to one of them, all may read.
-void device_barrier() {
-    controlBarrier(gl_ScopeWorkgroup, gl_ScopeQueueFamily, gl_StorageSemanticsBuffer | gl_StorageSemanticsShared, BOTH_WAYS);
-}
-// Adds one, announces what the workgroup wrote before its last `device_barrier`, and gives the number before.
-uint announce(uvec2 counter) {
-    return atomicAdd(Counter(counter).v[0], 1u, gl_ScopeQueueFamily, gl_StorageSemanticsBuffer, BOTH_WAYS);
-}
+#include_again "release.glsl"
 #else
-void device_barrier() {
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counter { uint v[]; };
+void meet() {
     memoryBarrierBuffer();
     barrier();
     memoryBarrierBuffer();
 }
-uint announce(uvec2 counter) { return atomicAdd(Counter(counter).v[0], 1); }
+uint count_one(uvec2 counter) { return atomicAdd(Counter(counter).v[0], 1); }
 #endif
 
 shared bool last_one_flag;
@@ -28,11 +18,11 @@ shared bool last_one_flag;
 // Whether this is the last of `n` workgroups to come here: then what all of them wrote may be read. The counter is zero
 // before, and zero again after the last one for the next launch.
 bool is_last_of(uvec2 counter, uint n) {
-    device_barrier();
+    meet();
     if (gl_LocalInvocationIndex == 0) {
-        last_one_flag = announce(counter) + 1 == n;
+        last_one_flag = count_one(counter) + 1 == n;
         if (last_one_flag) Counter(counter).v[0] = 0;
     }
-    device_barrier();
+    meet();
     return last_one_flag;
 }

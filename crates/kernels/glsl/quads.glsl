@@ -1,4 +1,4 @@
-// Sums of four elements, written out so that every variant of a kernel rounds alike.
+// Sums of four elements, written out so that every variant of a kernel rounds the same way.
 
 float sum4(vec4 x) {
     precise float sum = (x.x + x.y) + (x.z + x.w);

@@ -1,11 +1,11 @@
-// How far pair number `pair` has turned at a position: phases, their cosines and sines. `p.turns`: [2, pairs], high and low
+// How far pair number `pair` has turned at a position: phases, their cosines and sines. `p.freqs`: [2, pairs], high and low
 // word of a 64-bit fraction of a turn.
 // The phase is a whole number that wraps at a full turn, so far positions lose nothing, and sin and cos are polynomials
 // on an eighth of a turn because drivers may be wrong by 2^-11 there.
 
 // position * turn, modulo a full turn, which is 2^32.
 uint phase_of(int position, uint pair) {
-    uint high = U32(p.turns).v[2 * pair], low = U32(p.turns).v[2 * pair + 1];
+    uint high = U32(p.freqs).v[2 * pair], low = U32(p.freqs).v[2 * pair + 1];
     uint carried, ignored, n = uint(abs(position));
     umulExtended(n, low, carried, ignored);
     uint phase = n * high + carried;

@@ -27,7 +27,7 @@ uint team_number() { return gl_SubgroupID; }
 
 #define TILE_CLEAR(T) T = TILE(0.0);
 #define TILE_SCALE(T, FACTOR) T = T * (FACTOR);
-// By a factor for each column: quads of f32, MM rows of them alike.
+// By a factor for each column: quads of f32, the same in all MM rows.
 #define TILE_SCALE_COLUMNS(T, FROM, AT, LINE)                                                   \
     {                                                                                           \
         TILE factors;                                                                           \

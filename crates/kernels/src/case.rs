@@ -25,6 +25,9 @@ pub enum Tolerance {
     Exact,
     /// Normalised mean squared error: sum (got - want)^2 / sum want^2.
     Nmse(f64),
+    /// The same for every row by itself, so that rows of small numbers count beside those of large ones. Rows are those that
+    /// [`Operation::judged`](crate::operation::Operation::judged) names.
+    NmsePerRow(f64),
     /// The set of values of each row is the same, in any order (top_k).
     SameSetPerRow,
 }

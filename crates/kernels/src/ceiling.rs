@@ -11,7 +11,7 @@ use crate::simd::level;
 
 /// Bytes that are read: more than caches hold.
 const BYTES: usize = 256 << 20;
-/// The fastest of so many runs counts.
+/// The fastest of this many runs counts.
 const RUNS: usize = 4;
 /// Sums of 16 numbers that one thread keeps at once: enough to fill the units while each waits for its turn, and few enough to
 /// stay in registers.

@@ -99,7 +99,7 @@ pub(crate) struct Task {
     pub(crate) operation: &'static str,
     /// Columns of a state that are independent of each other: channels, values.
     pub(crate) columns: usize,
-    /// States of so many columns.
+    /// States of this many columns.
     pub(crate) states: usize,
     /// Tokens of the longest sequence.
     pub(crate) longest: usize,
@@ -197,7 +197,7 @@ fn matrices(caps: &Caps) -> Result<(usize, usize), String> {
         let types = s.a == Component::F16 && s.b == s.a && s.c == Component::F32 && s.result == s.c;
         types && s.m == s.n && s.n == s.k && matches!(s.m, 8 | 16) && !s.saturating && s.scope == Scope::Subgroup
     };
-    // Sums become operands again, as matrices of F16 in the place of sums.
+    // Sums become operands again, as matrices of F16 instead of sums.
     let halves =
         |s: &&CoopmatShape| s.c == Component::F16 && s.result == s.c && s.a == s.c && s.b == s.c && !s.saturating;
     let shape = caps

@@ -48,9 +48,9 @@ impl HostMemory {
             let row = self.read(&crate::elementwise::row(*t, i));
             return out.iter_mut().zip(row).for_each(|(out, x)| *out = x as f32);
         }
-        // What was woven is not read where it came from: the system would have both in memory.
-        if let Some(woven) = self.woven(t) {
-            return read_dense(t.ty, &woven.row(t.row_offset(i) / t.row_bytes()), out);
+        // What was interleaved is not read where it came from: the system would have both in memory.
+        if let Some(interleaved) = self.interleaved(t) {
+            return read_dense(t.ty, &interleaved.row(t.row_offset(i) / t.row_bytes()), out);
         }
         read_dense(t.ty, &self.bytes(t.slot)[t.row_offset(i)..][..t.row_bytes()], out);
     }
@@ -67,6 +67,14 @@ impl HostMemory {
         for (i, row) in rows_apart(t.shape).zip(values.chunks_exact(t.shape[0].max(1))) {
             self.write_float_row(t, i, row);
         }
+    }
+
+    /// Writes row (i1, i2, i3) of a cache. What F16 cannot hold becomes its largest number.
+    pub(crate) fn write_cache_row(&mut self, t: &Tensor, i: [usize; 3], values: &mut [f32]) {
+        if t.ty == TensorType::F16 {
+            values.iter_mut().for_each(|x| *x = x.clamp(-65504.0, 65504.0));
+        }
+        self.write_float_row(t, i, values);
     }
 
     /// Writes row (i1, i2, i3).

@@ -21,7 +21,7 @@ pub struct Format {
     /// Elements that share one scale, 16 or 32 (a longer run counts as 32); 0 for plain types, which have no scales.
     pub group: usize,
     /// Whether values have a minimum: value = scale * code + minimum, else value = scale * code.
-    pub shifted: bool,
+    pub has_min: bool,
     /// What the addresses of rows must be a multiple of. Plain types: for `load4` only, `load` takes any element.
     pub align: usize,
     /// Bytes of shared memory the format's table takes.
@@ -31,13 +31,13 @@ pub struct Format {
 }
 
 macro_rules! formats {
-    ($($ty:ident $prefix:literal $group:literal $shifted:literal $align:literal $shared:literal $($bias:literal)?;)*) => {
+    ($($ty:ident $prefix:literal $group:literal $has_min:literal $align:literal $shared:literal $($bias:literal)?;)*) => {
         &[$(Format {
             ty: TensorType::$ty,
             file: concat!("formats/", $prefix, ".glsl"),
             prefix: $prefix,
             group: $group,
-            shifted: $shifted,
+            has_min: $has_min,
             align: $align,
             shared_bytes: $shared,
             bias: 0 $(+ $bias)?,
@@ -50,7 +50,7 @@ pub(crate) fn of_files() -> impl Iterator<Item = TensorType> {
     FORMATS.iter().map(|format| format.ty).filter(|ty| !ty.is_packed() && *ty != TensorType::I32)
 }
 
-/// The formats of weights, packed where a GPU packs rows of so many elements.
+/// The formats of weights, packed where a GPU packs rows of this many elements.
 pub(crate) fn on_a_gpu(len: usize) -> impl Iterator<Item = TensorType> {
     of_files().map(move |ty| kiln_gguf::quant::packed_type(ty, len).unwrap_or(ty))
 }
@@ -134,7 +134,7 @@ pub fn is_aligned(tensor: &Tensor) -> bool {
 
 /// Adds the functions of a type to a shader that has `#include "formats.glsl"`, under the names of operand `letter`:
 /// `A_LOAD`, `A_LOAD4`, `A_INIT`, and for block types `A_CODES4`, `A_SCALE`, `A_GROUP32`, `A_RAW32` (functions), `A_GROUP`,
-/// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_SHIFTED` (1 where values have a minimum). `A_PIECE` is the number of
+/// `A_BLOCK`, `A_BLOCK_BYTES`, `A_BIAS` (numbers), `A_HAS_MIN` (1 where values have a minimum). `A_PIECE` is the number of
 /// groups in a piece, and where it is not 0 there are `A_PIECE_TYPE`, `A_FETCH` and `A_UNFOLD`; where `A_PARTS` is 1 also `A_FACTOR`,
 /// `A_PARTS_OF` and, for codes of four bits, `A_NIBBLES`. `A_BLOCKS` is 1 for block
 /// types and 0 for plain ones.
@@ -176,7 +176,7 @@ pub fn define(shader: Shader, letter: &str, ty: TensorType) -> Result<Shader, Un
         ("GROUP", format.group),
         ("BLOCK", ty.block_len()),
         ("BLOCK_BYTES", ty.block_bytes()),
-        ("SHIFTED", usize::from(format.shifted)),
+        ("HAS_MIN", usize::from(format.has_min)),
         ("BIAS", format.bias as usize),
     ];
     Ok(numbers.iter().fold(shader, |shader, (name, n)| shader.define(&format!("{letter}_{name}"), n)))
@@ -339,7 +339,10 @@ mod tests {
         for ty in TensorType::ALL.iter().chain(TensorType::PACKED).filter(|ty| ty.block_len() > 1) {
             let format = format(*ty).unwrap_or_else(|| panic!("{ty} has no format"));
             assert!(SOURCES.iter().any(|(name, _)| *name == format.file), "{}", format.file);
-            assert!(ty.block_bytes().is_multiple_of(format.align), "{ty}: neighbouring blocks are not aligned alike");
+            assert!(
+                ty.block_bytes().is_multiple_of(format.align),
+                "{ty}: neighbouring blocks have different alignment"
+            );
         }
     }
 }

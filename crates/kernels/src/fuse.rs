@@ -1,10 +1,10 @@
-//! One call in the place of several. What an operation can take in is said in its own folder (`fuse.rs` there); these
+//! One call instead of several. What an operation can take in is said in its own folder (`fuse.rs` there); these
 //! functions only find the folder. They answer whether the meaning is the same. Whether the operands fit is for `check`,
 //! whether a device can run it is for `pick`.
 
 use crate::Call;
 use crate::glu;
-use crate::ready::Ready;
+use crate::packed_b::PackedB;
 use crate::rms_norm;
 use crate::rope;
 use crate::rounded::Rounding;
@@ -28,14 +28,14 @@ pub fn after(first: &Call, next: &Call) -> Option<Call> {
 pub fn before(last: &Call, previous: &Call, kept: bool) -> Option<Call> {
     match last {
         Call::MulMatVec(call) if !kept => call.before(previous).map(Into::into),
-        Call::MulMm(call) if !kept => call.before(previous).map(Into::into),
+        Call::MulMm(call) if !kept => call.with_prologue(previous).map(Into::into),
         Call::SumRows(call) if !kept => call.before(previous).map(Into::into),
         Call::TokenMix(call) => call.before(previous, kept).map(Into::into),
         _ => None,
     }
 }
 
-/// Two products of the same columns as one.
+/// Two GEMMs of the same activations as one.
 pub fn beside(first: &Call, other: &Call) -> Option<Call> {
     match (first, other) {
         (Call::MulMatVec(first), Call::MulMatVec(other)) => first.beside(other).map(Into::into),
@@ -44,7 +44,7 @@ pub fn beside(first: &Call, other: &Call) -> Option<Call> {
     }
 }
 
-/// Two products of the same columns and the gate between their results as one.
+/// Two products of the same activations and the gate between their results as one.
 pub fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
     match (gate, up) {
         (Call::MulMatVec(gate), Call::MulMatVec(up)) => mul_mat_vec::gated(gate, up, glu).map(Into::into),
@@ -76,14 +76,14 @@ pub fn normed_cache_write(write: &Call, q: &rms_norm::Call, k: &rms_norm::Call) 
 
 /// Attention of single tokens with the step in it that turns their queries and writes their caches. The caller knows that the rows which
 /// are written are those that the table of pages has for the positions of the tokens.
-pub fn arriving(attention: &Call, write: &Call) -> Option<Call> {
+pub fn kv_append(attention: &Call, write: &Call) -> Option<Call> {
     match (attention, write) {
-        (Call::FlashAttention(attention), Call::KvWrite(write)) => attention.arriving(write).map(Into::into),
+        (Call::FlashAttention(attention), Call::KvWrite(write)) => attention.kv_append(write).map(Into::into),
         _ => None,
     }
 }
 
-/// The one column of floats that a call leaves and could leave rounded as well.
+/// The one activation vector of floats that a call leaves and could leave rounded as well.
 pub fn column(call: &Call) -> Option<Tensor> {
     match call {
         Call::MulMatVec(call) => Some(call.product.d).filter(|d| d.rows() == 1),
@@ -92,16 +92,18 @@ pub fn column(call: &Call) -> Option<Tensor> {
     }
 }
 
-/// Columns that a call leaves as matrix units take them: their elements, and how many there are.
-pub fn left_ready(call: &Call) -> Option<(Ready, [usize; 2])> {
+/// Activations that a call leaves as matrix units take them: their elements, and how many there are.
+pub fn emitted_packed_b(call: &Call) -> Option<(PackedB, [usize; 2])> {
     match call {
-        Call::MulMm(call) => call.leaving.map(|ready| (ready, [call.product.d.shape[0], call.product.d.shape[1]])),
-        Call::FlashAttention(call) => call.ready.map(|ready| (ready, call.columns())),
+        Call::MulMm(call) => {
+            call.emit_packed_b.map(|packed_b| (packed_b, [call.product.d.shape[0], call.product.d.shape[1]]))
+        }
+        Call::FlashAttention(call) => call.emit_packed_b.map(|packed_b| (packed_b, call.columns())),
         _ => None,
     }
 }
 
-/// A call with its column left rounded as well.
+/// A call with its activation vector left rounded as well.
 pub fn rounding(call: &Call, rounding: Rounding) -> Option<Call> {
     match call {
         Call::MulMatVec(call) => call.leaving(rounding).map(Into::into),

@@ -229,22 +229,45 @@ impl Prepared {
                 }
             }
             Tolerance::Nmse(limit) => {
-                // Infinities must agree; NaN never passes.
-                let odd = |i: &usize| !(got[*i].is_finite() && want[*i].is_finite()) && got[*i] != want[*i];
-                if let Some(i) = (0..got.len()).find(odd) {
-                    outcome.error = f64::INFINITY;
-                    outcome.failures.push(wrong(i));
-                    return;
-                }
-                let finite = || (0..got.len()).filter(|i| want[*i].is_finite());
-                let squared = |i: usize| (got[i] - want[i]).powi(2);
-                let (sum, norm) = finite().fold((0.0, 0.0), |(s, n), i| (s + squared(i), n + want[i].powi(2)));
-                let error = if sum == 0.0 { 0.0 } else { sum / norm.max(f64::MIN_POSITIVE) };
-                outcome.error = outcome.error.max(error);
-                if error > limit {
-                    let worst = finite().max_by(|a, b| squared(*a).total_cmp(&squared(*b))).unwrap_or(0);
-                    outcome.failures.push(format!("error {error:.2e} over {limit:.0e}; worst {}", wrong(worst)));
-                }
+                let rows = vec![(got.clone(), want.clone())];
+                Self::judge_rows(&rows, limit, outcome, |_, i| wrong(i));
+            }
+            Tolerance::NmsePerRow(limit) => {
+                let own_rows = |values: &[f64]| values.chunks(cols).map(<[f64]>::to_vec).collect();
+                let rows =
+                    |values: &[f64]| self.call.operation().judged(tensor, values).unwrap_or_else(|| own_rows(values));
+                let rows: Vec<_> = rows(&got).into_iter().zip(rows(&want)).collect();
+                Self::judge_rows(&rows, limit, outcome, |row, i| {
+                    format!("{tensor} row {row} [{i}]: got {}, want {}", rows[row].0[i], rows[row].1[i])
+                });
+            }
+        }
+    }
+
+    /// The first row whose error is over the limit, with the element that is furthest off; `wrong` describes it.
+    fn judge_rows(
+        rows: &[(Vec<f64>, Vec<f64>)],
+        limit: f64,
+        outcome: &mut Outcome,
+        wrong: impl Fn(usize, usize) -> String,
+    ) {
+        for (row, (got, want)) in rows.iter().enumerate() {
+            // Infinities must agree; NaN never passes.
+            let odd = |i: &usize| !(got[*i].is_finite() && want[*i].is_finite()) && got[*i] != want[*i];
+            if let Some(i) = (0..got.len()).find(odd) {
+                outcome.error = f64::INFINITY;
+                outcome.failures.push(wrong(row, i));
+                return;
+            }
+            let finite = || (0..got.len()).filter(|i| want[*i].is_finite());
+            let squared = |i: usize| (got[i] - want[i]).powi(2);
+            let (sum, norm) = finite().fold((0.0, 0.0), |(s, n), i| (s + squared(i), n + want[i].powi(2)));
+            let error = if sum == 0.0 { 0.0 } else { sum / norm.max(f64::MIN_POSITIVE) };
+            outcome.error = outcome.error.max(error);
+            if error > limit {
+                let worst = finite().max_by(|a, b| squared(*a).total_cmp(&squared(*b))).unwrap_or(0);
+                outcome.failures.push(format!("error {error:.2e} over {limit:.0e}; worst {}", wrong(row, worst)));
+                return;
             }
         }
     }
@@ -318,5 +341,30 @@ impl Image {
     fn unpack(&self, image: &[u8]) -> HostMemory {
         let slots = self.offsets.iter().zip(&self.lengths).map(|(&o, &n)| image[o..o + n].to_vec()).collect();
         HostMemory { slots, ..HostMemory::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_row_of_small_numbers_is_found_beside_large_ones() {
+        let failures = |rows: &[(Vec<f64>, Vec<f64>)]| {
+            let mut outcome = Outcome { error: 0.0, time: None, failures: Vec::new() };
+            Prepared::judge_rows(rows, 1e-6, &mut outcome, |row, i| format!("row {row} [{i}]"));
+            outcome.failures
+        };
+        let (large, small) = (vec![1e6, -2e6], vec![1e-6, 3e-6]);
+        let wrong = vec![1e-6, 4e-6];
+        let whole = ([large.clone(), wrong.clone()].concat(), [large.clone(), small.clone()].concat());
+        assert!(failures(&[whole]).is_empty(), "all together hide it");
+        let found = failures(&[(large.clone(), large), (wrong, small)]);
+        assert!(found.len() == 1 && found[0].ends_with("worst row 1 [1]"), "{found:?}");
+        // Rows of zeros must be zeros; infinities must agree, and NaN never passes.
+        assert_eq!(failures(&[(vec![0.0], vec![0.0])]), Vec::<String>::new());
+        assert_eq!(failures(&[(vec![1e-30], vec![0.0])]).len(), 1);
+        assert_eq!(failures(&[(vec![f64::INFINITY], vec![f64::INFINITY])]), Vec::<String>::new());
+        assert_eq!(failures(&[(vec![f64::NAN], vec![f64::NAN])]), ["row 0 [0]"]);
     }
 }

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use kiln_gguf::{Shared, TensorType, quant};
 use kiln_system::pages::Pages;
 
-use crate::mul_mat_vec::cpu_woven::Woven;
+use crate::mul_mat_vec::cpu_interleaved::Interleaved;
 use crate::operation::rows_apart;
 use crate::rope::Angles;
 use crate::tensor::{Slot, Tensor};
@@ -23,46 +23,46 @@ pub struct HostMemory {
     pub files: Vec<Option<Shared>>,
     /// Vectors that operations compute in, kept for the next one.
     pub spare: Spare,
-    /// The matrices of slots whose rows were woven together.
-    pub woven: WovenSlots,
+    /// The matrices of slots whose rows were interleaved.
+    pub interleaved: InterleavedSlots,
     /// Angles that the next layer may need again.
     pub angles: KeptAngles,
 }
 
-/// The angles of the last call that turned something.
+/// The RoPE angles of the last call.
 #[derive(Clone, Debug, Default)]
 pub struct KeptAngles(pub(crate) Option<Arc<Angles>>);
 
-/// Matrices whose rows were woven together, by slot number ([`HostMemory::weave`]).
+/// Matrices whose rows were interleaved, by slot number ([`HostMemory::interleave`]).
 #[derive(Clone, Debug, Default)]
-pub struct WovenSlots(Vec<Option<Arc<Woven>>>);
+pub struct InterleavedSlots(Vec<Option<Arc<Interleaved>>>);
 
-/// Weaves the rows of several slots into one piece of memory: small matrices of their own would lie in small pages.
+/// Interleaves the rows of several slots into one piece of memory: small matrices of their own would lie in small pages.
 #[derive(Debug, Default)]
-pub struct Loom {
+pub struct Repacker {
     pages: Option<Pages>,
     used: usize,
-    /// Slots that were woven, the type and length of their rows, and where these lie.
+    /// Slots that were interleaved, the type and length of their rows, and where these lie.
     made: Vec<(Slot, TensorType, usize, Range<usize>)>,
 }
 
-impl Loom {
-    /// Bytes that a slot takes whose rows have `k` elements, if it is woven on this machine; else none.
+impl Repacker {
+    /// Bytes that a slot takes whose rows have `k` elements, if it is interleaved on this machine; else none.
     pub fn room(ty: TensorType, k: usize, bytes: usize) -> usize {
-        Woven::room(ty, k, bytes).unwrap_or(0)
+        Interleaved::room(ty, k, bytes).unwrap_or(0)
     }
 
-    /// Room for slots that take so many bytes together. Where there is none, nothing will be woven.
-    pub fn new(room: usize) -> Loom {
-        Loom { pages: if room > 0 { Pages::new(room) } else { None }, ..Loom::default() }
+    /// Room for slots that take this many bytes together. Where there is none, nothing will be interleaved.
+    pub fn new(room: usize) -> Repacker {
+        Repacker { pages: if room > 0 { Pages::new(room) } else { None }, ..Repacker::default() }
     }
 
-    /// Weaves the rows of a slot, if products of its type are faster so on this machine and there is room: says whether it did.
-    pub fn weave(&mut self, slot: Slot, ty: TensorType, k: usize, bytes: &[u8]) -> bool {
-        let (Some(room), Some(pages)) = (Woven::room(ty, k, bytes.len()), &mut self.pages) else { return false };
+    /// Interleaves the rows of a slot, if products of its type are faster so on this machine and there is room: says whether it did.
+    pub fn interleave(&mut self, slot: Slot, ty: TensorType, k: usize, bytes: &[u8]) -> bool {
+        let (Some(room), Some(pages)) = (Interleaved::room(ty, k, bytes.len()), &mut self.pages) else { return false };
         let range = self.used..self.used + room;
         let Some(to) = pages.bytes_mut().get_mut(range.clone()) else { return false };
-        Woven::weave(ty, k, bytes, to);
+        Interleaved::interleave(ty, k, bytes, to);
         self.used = range.end;
         self.made.push((slot, ty, k, range));
         true
@@ -107,34 +107,34 @@ pub struct Place {
 }
 
 impl HostMemory {
-    /// Weaves rows of a slot together, of `k` elements each, if products of its type are faster so on this machine: says whether it
+    /// Interleaves rows of a slot together, of `k` elements each, if products of its type are faster so on this machine: says whether it
     /// did. Products and rows that are read as floats come from there then; other operations read
     /// the slot's bytes, which stay as they are.
-    pub fn weave(&mut self, slot: Slot, ty: TensorType, k: usize) -> bool {
-        let mut loom = Loom::new(Loom::room(ty, k, self.bytes(slot).len()));
-        let done = loom.weave(slot, ty, k, self.bytes(slot));
-        self.put_woven(loom);
+    pub fn interleave(&mut self, slot: Slot, ty: TensorType, k: usize) -> bool {
+        let mut repacker = Repacker::new(Repacker::room(ty, k, self.bytes(slot).len()));
+        let done = repacker.interleave(slot, ty, k, self.bytes(slot));
+        self.put_interleaved(repacker);
         done
     }
 
-    /// The same with what was woven together with others.
-    pub fn put_woven(&mut self, loom: Loom) {
-        let Loom { pages: Some(pages), made, .. } = loom else { return };
-        let (pages, WovenSlots(slots)) = (Arc::new(pages), &mut self.woven);
+    /// The same with what was interleaved with others.
+    pub fn put_interleaved(&mut self, repacker: Repacker) {
+        let Repacker { pages: Some(pages), made, .. } = repacker else { return };
+        let (pages, InterleavedSlots(slots)) = (Arc::new(pages), &mut self.interleaved);
         for (Slot(slot), ty, k, range) in made {
             let at = slot as usize;
             slots.resize(slots.len().max(at + 1), None);
-            slots[at] = Some(Arc::new(Woven::new(ty, k, Arc::clone(&pages), range)));
+            slots[at] = Some(Arc::new(Interleaved::new(ty, k, Arc::clone(&pages), range)));
         }
     }
 
-    /// The woven rows of a tensor's slot, if all of its matrices are whole parts of that.
-    pub(crate) fn woven(&self, tensor: &Tensor) -> Option<&Woven> {
-        let woven = self.woven.0.get(tensor.slot.0 as usize)?.as_deref()?;
+    /// The interleaved rows of a tensor's slot, if all of its matrices are whole parts of that.
+    pub(crate) fn interleaved(&self, tensor: &Tensor) -> Option<&Interleaved> {
+        let interleaved = self.interleaved.0.get(tensor.slot.0 as usize)?.as_deref()?;
         let (row, part) = (tensor.row_bytes(), 16 * tensor.row_bytes());
         let outer = |d: usize| tensor.shape[d] == 1 || tensor.stride[d].is_multiple_of(part);
         let whole = tensor.stride[1] == row && tensor.shape[1].is_multiple_of(16) && tensor.offset.is_multiple_of(part);
-        (woven.is_of(tensor.ty, tensor.shape[0]) && whole && outer(2) && outer(3)).then_some(woven)
+        (interleaved.is_of(tensor.ty, tensor.shape[0]) && whole && outer(2) && outer(3)).then_some(interleaved)
     }
 
     /// The bytes of a slot.

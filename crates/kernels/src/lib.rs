@@ -8,20 +8,20 @@ pub mod case;
 pub mod ceiling;
 mod chunks;
 pub mod compiled;
+pub mod dependent_launch;
 mod elementwise;
 mod floats;
 pub mod formats;
+mod fragment_layout;
 pub mod fuse;
-pub mod hand_over;
 pub mod harness;
 pub mod host;
 mod linear_recurrence;
 pub mod mul_mat;
 pub mod operation;
-mod order;
+pub mod packed_b;
 pub mod packing;
 pub mod probe;
-pub mod ready;
 pub mod record;
 pub mod recurrence;
 pub mod rounded;
@@ -32,13 +32,54 @@ pub mod tensor;
 pub mod timing;
 pub mod tuning;
 
-pub use order::open;
+// The operations.
+pub mod advance;
+pub mod argmax;
+pub mod argsort;
+pub mod binary;
+pub mod choose_keys;
+pub mod concat;
+pub mod copy;
+pub mod dequantise;
+pub mod flash_attention;
+pub mod gated_add;
+pub mod gated_delta_net;
+pub mod get_rows;
+pub mod gla;
+pub mod glu;
+pub mod group_norm;
+pub mod head_mix;
+pub mod key_mix;
+pub mod kv_write;
+pub mod l2_norm;
+pub mod mul_mat_vec;
+pub mod mul_mm;
+pub mod norm;
+pub mod quantise_q8_1;
+pub mod rms_norm;
+pub mod rope;
+pub mod sample;
+pub mod scale;
+pub mod set_rows;
+pub mod sinkhorn;
+pub mod soft_max;
+pub mod ssm_conv;
+pub mod ssm_scan;
+pub mod sum_rows;
+pub mod token_mix;
+pub mod top_k;
+pub mod topk_moe;
+pub mod unary;
+pub mod wkv6;
+pub mod wkv7;
+pub mod xielu;
 
-/// Every operation is one line here: its folder and the name of its variant in [`Call`].
+pub use fragment_layout::open;
+
+/// Every operation is one line here: its module and the name of its variant in [`Call`]. The modules themselves are declared above: rustfmt does
+/// not see what a macro declares.
 macro_rules! operations {
     ($($module:ident => $variant:ident),* $(,)?) => {
-        $(pub mod $module;)*
-
         /// One operation with its operands: what a step of a plan holds.
         #[derive(Clone, Debug, PartialEq)]
         #[allow(missing_docs, reason = "each variant is documented in its module")]
@@ -90,6 +131,7 @@ operations! {
     binary => Binary,
     scale => Scale,
     unary => Unary,
+    xielu => Xielu,
     glu => Glu,
     gated_add => GatedAdd,
     copy => Copy,

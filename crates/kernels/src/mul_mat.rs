@@ -9,8 +9,8 @@ use crate::host::HostMemory;
 use crate::operation::{Invalid, Work, require, rows_apart};
 use crate::tensor::Tensor;
 
-/// Most columns that `mul_mat_vec` takes; more go to `mul_mm`.
-pub const MOST_COLUMNS: usize = 16;
+/// Largest N that `mul_mat_vec` takes; more go to `mul_mm`.
+pub const MAX_GEMV_N: usize = 16;
 
 /// A matrix product: d\[m, n\] = sum over k of a\[k, m\] * b\[k, n\].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub struct Product {
 pub struct Epilogue {
     /// Factor of the product.
     pub scale: f32,
-    /// `[M]`, F32, added to every column.
+    /// `[M]`, F32, added to every activation vector.
     pub bias: Option<Tensor>,
     /// F32 with the extents of `d`, added; may be `d` itself.
     pub residual: Option<Tensor>,
@@ -40,7 +40,7 @@ impl Default for Epilogue {
     }
 }
 
-/// The columns are normed first: b\[k\] * weight\[k\] / sqrt(mean of b^2 + eps).
+/// The activations are normed first: b\[k\] * weight\[k\] / sqrt(mean of b^2 + eps).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     /// `[K]`, F32.
@@ -49,9 +49,9 @@ pub struct Norm {
     pub eps: f32,
 }
 
-/// Another matrix that multiplies the same columns.
+/// Another matrix that multiplies the same activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sibling {
+pub struct FusedProduct {
     /// `[K, M']`, any format.
     pub a: Tensor,
     /// `[M', N]`: F32, or for `mul_mm` also F16.
@@ -97,7 +97,7 @@ impl Product {
         [Some(self.a), Some(self.b), epilogue.bias, epilogue.residual].into_iter().flatten().collect()
     }
 
-    /// Arithmetic and traffic: weights once, whatever the number of columns.
+    /// Arithmetic and traffic: weights once, whatever N.
     pub fn work(&self) -> Work {
         let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
         let flops = 2.0 * self.a.shape[0] as f64 * self.d.len() as f64;

@@ -17,17 +17,18 @@ pub enum Path {
     IntDot,
     /// KHR cooperative matrices.
     Coopmat,
-    /// KHR cooperative matrices whose components lanes write themselves, where their order is known.
-    Lanes,
-    /// The same for the many rows of a prompt, where an operation has another kernel for these.
-    LaneRows,
+    /// Register fragments: lanes write the components of KHR cooperative matrices themselves. Needs a known fragment layout.
+    Fragment,
+    /// Fragment path tuned for prefill (many query rows).
+    FragmentPrefill,
     /// NV cooperative matrices 2: workgroup scope and tensor addressing.
     Coopmat2,
 }
 
 impl Path {
     /// Every path, plainest first.
-    pub const ALL: [Path; 6] = [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Lanes, Path::LaneRows, Path::Coopmat2];
+    pub const ALL: [Path; 6] =
+        [Path::Scalar, Path::IntDot, Path::Coopmat, Path::Fragment, Path::FragmentPrefill, Path::Coopmat2];
 
     /// The name used in variant ids, plans and tables.
     pub fn name(self) -> &'static str {
@@ -35,8 +36,8 @@ impl Path {
             Path::Scalar => "scalar",
             Path::IntDot => "int_dot",
             Path::Coopmat => "coopmat",
-            Path::Lanes => "lanes",
-            Path::LaneRows => "lane_rows",
+            Path::Fragment => "fragment",
+            Path::FragmentPrefill => "fragment_prefill",
             Path::Coopmat2 => "coopmat2",
         }
     }
@@ -139,6 +140,12 @@ pub trait Operation: std::fmt::Debug + Send + Sync {
     /// Tensors it writes, every element of them.
     fn writes(&self) -> Vec<Tensor>;
 
+    /// What of a written tensor is compared row by row ([`Tolerance::NmsePerRow`](crate::case::Tolerance::NmsePerRow)), given its elements in index
+    /// order; none for its own rows. For tensors whose memory has another order, or whose numbers say something only together.
+    fn judged(&self, _written: &Tensor, _values: &[f64]) -> Option<Vec<Vec<f64>>> {
+        None
+    }
+
     /// Memory it uses between its launches: written before it is read, and worth nothing afterwards.
     fn scratch(&self) -> Vec<Tensor> {
         Vec::new()
@@ -161,8 +168,8 @@ pub trait Operation: std::fmt::Debug + Send + Sync {
         Touches { reads: self.reads(), writes }
     }
 
-    /// What kernels that hand over read before they wait for those before them (`hand_over.glsl`). Where one of those before wrote
-    /// to it, a barrier stands between them instead.
+    /// What a dependent launch reads before `grid_wait` (`dependent_launch.glsl`). If a pending dispatch wrote to it, the recorder places a
+    /// barrier instead.
     fn early(&self) -> Vec<Tensor> {
         Vec::new()
     }

@@ -16,12 +16,12 @@ pub fn type_on(ty: TensorType, len: usize, caps: &Caps) -> TensorType {
 fn weights(call: &mut Call) -> Vec<&mut Tensor> {
     match call {
         Call::MulMatVec(call) => {
-            let others = call.others.iter_mut().map(|sibling| &mut sibling.a);
+            let others = call.others.iter_mut().map(|fused| &mut fused.a);
             let up = call.gate.as_mut().map(|gate| &mut gate.up);
             [&mut call.product.a].into_iter().chain(up).chain(others).collect()
         }
         Call::MulMm(call) => {
-            let others = call.others.iter_mut().map(|sibling| &mut sibling.a);
+            let others = call.others.iter_mut().map(|fused| &mut fused.a);
             let up = call.gate.as_mut().map(|gate| &mut gate.up);
             [&mut call.product.a].into_iter().chain(up).chain(others).collect()
         }
@@ -87,7 +87,7 @@ mod tests {
         let (a, up) = (tensor(0, TensorType::Q6_K, [2048, 8, 1, 1]), tensor(3, TensorType::Q6_K, [2048, 8, 1, 1]));
         let (b, d) = (tensor(1, TensorType::F32, [2048, 1, 1, 1]), tensor(2, TensorType::F32, [8, 1, 1, 1]));
         let mut call: Call = mul_mat_vec::Call {
-            others: vec![mul_mat_vec::Sibling { a: up, d, bias: None }],
+            others: vec![mul_mat_vec::FusedProduct { a: up, d, bias: None }],
             ..mul_mat_vec::Call::plain(Product { a, b, d })
         }
         .into();

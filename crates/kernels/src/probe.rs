@@ -535,7 +535,7 @@ mod tests {
         shaders.push(plain("probes/read.comp", ReadParams::glsl()));
         shaders.push(plain("probes/copy.comp", CopyParams::glsl()));
         shaders.extend(Fma::ALL.map(|kind| fma_shader(kind, 256)));
-        shaders.push(crate::order::shader(&caps, &caps.coopmat[0]));
+        shaders.push(crate::fragment_layout::shader(&caps, &caps.coopmat[0]));
         for shader in shaders {
             if let Err(e) = compile_offline(&sources, &shader) {
                 panic!("{:?}: {e}", shader.defines);

@@ -24,7 +24,7 @@ pub enum Form {
 /// Which tokens belong together. Those of a sequence are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sequences {
-    /// So many sequences of the same length.
+    /// This many sequences of the same length.
     Equal(usize),
     /// Sequences of any length, also 0.
     Ragged {
@@ -53,7 +53,7 @@ impl Sequences {
         }
     }
 
-    /// Whether so many tokens can be divided like this.
+    /// Whether this many tokens can be divided like this.
     pub(crate) fn check(self, operation: &'static str, tokens: usize) -> Result<(), Invalid> {
         match self {
             Sequences::Equal(n) => require(n > 0 && tokens.is_multiple_of(n), operation, || {
@@ -80,7 +80,7 @@ impl Sequences {
         starts.windows(2).map(|w| w[0]..w[1]).enumerate().collect()
     }
 
-    /// Tokens of the longest sequence among so many.
+    /// Tokens of the longest sequence.
     pub(crate) fn longest(&self, tokens: usize) -> usize {
         match self {
             Sequences::Equal(n) => tokens / (*n).max(1),
@@ -255,7 +255,7 @@ impl Layout {
         }
     }
 
-    /// Numbers of chunks of so many tokens: at most one for each sequence stands for no whole chunk.
+    /// Numbers of chunks of this many tokens: at most one for each sequence stands for no whole chunk.
     pub(crate) fn chunks(&self, chunk: usize) -> usize {
         self.tokens / chunk + self.sequences.count()
     }
@@ -346,7 +346,7 @@ pub(crate) fn chunk(caps: &Caps, most: usize, shared_floats: impl Fn(usize) -> u
     [32, LEAST_CHUNK].into_iter().filter(|&n| n <= most).find(fits)
 }
 
-/// Tells a shader of so many threads how `lanes` of them add up: by subgroups, or through shared memory.
+/// Tells a shader of this many threads how `lanes` of them add up: by subgroups, or through shared memory.
 pub(crate) fn lanes(shader: Shader, lanes: usize, threads: usize, caps: &Caps) -> Shader {
     let shader = shader.define("LANES", lanes);
     if shuffles(lanes, threads, caps) {
@@ -356,7 +356,7 @@ pub(crate) fn lanes(shader: Shader, lanes: usize, threads: usize, caps: &Caps) -
     }
 }
 
-/// Whether subgroups can add up neighbouring lanes of a workgroup of so many threads.
+/// Whether subgroups can add up neighbouring lanes of a workgroup of this many threads.
 fn shuffles(lanes: usize, threads: usize, caps: &Caps) -> bool {
     let s = &caps.subgroups;
     let whole = s.max_size > 0 && threads.is_multiple_of(s.max_size as usize);

@@ -17,7 +17,7 @@ pub fn float_functions(operation: &'static str, tensor: &Tensor) -> Result<(&'st
 /// Whether 32-bit element indices reach every element.
 pub fn reachable(operation: &'static str, tensor: &Tensor) -> Result<(), Unsupported> {
     let elements = tensor.span().1 / tensor.ty.block_bytes();
-    // A dimension of extent 1 may have any stride, and it is handed over too.
+    // A dimension of extent 1 may have any stride, and it is passed on too.
     let strides = tensor.stride.iter().map(|s| s / tensor.ty.block_bytes());
     match strides.chain([elements]).max() {
         Some(most) if u32::try_from(most).is_err() => Err(Unsupported {

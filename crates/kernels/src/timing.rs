@@ -1,4 +1,4 @@
-//! Times calls on a device, the way a model would run them: over so many copies of their data that caches do not help,
+//! Times calls on a device, the way a model would run them: over this many copies of their data that caches do not help,
 //! with and without waiting for the call before. Judging results is `harness.rs`'s part.
 
 use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! Tuning lines: how the work of an operation is split, as text, so that splits can be tried on a machine without Rust.
-//! A file named by `KILN_TUNING` goes before the built-in lines. Its lines may begin with the name of their operation;
+//! A file named by `KILN_TUNING` goes before all others, for every device. Then come the lines that were found on the device itself
+//! ([`Caps::tuned`]): each device of a process has its own. The built-in lines are last. Lines may begin with the name of their operation;
 //! without one they are `mul_mat_vec`'s.
 
-use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::path::Path;
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
@@ -12,6 +13,49 @@ use kiln_gpu::Caps;
 pub const FILE: &str = "KILN_TUNING";
 
 const OPERATIONS: [&str; 5] = ["mul_mat_vec", "mul_mm", "flash_attention", "ssm_scan", "gated_delta_net"];
+
+/// Words of lines that were renamed, with their present names.
+const RENAMED: [(&str, &str); 10] = [
+    ("lanes", "fragment"),
+    ("lane_rows", "fragment_prefill"),
+    ("share", "split_k"),
+    ("resident", "occupancy"),
+    ("band", "swizzle"),
+    ("ahead", "prefetch"),
+    ("flight", "prefetch"),
+    ("busy", "min_waves"),
+    ("rest", "tail"),
+    ("loop", "persistent"),
+];
+
+/// Tuning lines with every renamed word under its present name: files written for earlier versions keep working. Says once which word
+/// replaces which.
+pub fn present(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let (line, comment) = line.split_at(line.find('#').unwrap_or(line.len()));
+        let words: Vec<String> = line.split_whitespace().map(present_word).collect();
+        out.push_str(&words.join(" "));
+        out.push_str(comment);
+        out.push('\n');
+    }
+    out
+}
+
+/// One word under its present name: `share=2x8` becomes `split_k=2x8`.
+fn present_word(word: &str) -> String {
+    static TOLD: Once = Once::new();
+    let (name, value) = word.split_at(word.find(['=', ':']).unwrap_or(word.len()));
+    match RENAMED.iter().find(|(old, _)| *old == name) {
+        Some((old, new)) => {
+            TOLD.call_once(|| {
+                log::warn!("tuning lines use old words: `{old}` is `{new}` now; `kiln tune` writes new lines")
+            });
+            format!("{new}{value}")
+        }
+        None => word.to_owned(),
+    }
+}
 
 /// The lines of an operation in a file: the number of each, and its words. `#` begins a comment.
 pub fn lines<'a>(text: &'a str, operation: &'a str) -> impl Iterator<Item = (usize, Vec<&'a str>)> {
@@ -33,24 +77,47 @@ fn file() -> Result<(String, String), String> {
     let Some(file) = kiln_system::environment::variable(FILE) else { return Ok(Default::default()) };
     let name = kiln_system::text::shown(&file.to_string_lossy());
     match std::fs::read_to_string(&file) {
-        Ok(text) => Ok((name, text)),
+        Ok(text) => Ok((name, present(&text))),
         Err(e) => Err(format!("{FILE}={name}: {e}")),
     }
 }
 
-static KEPT: OnceLock<PathBuf> = OnceLock::new();
-
-/// Names the file of lines that `kiln tune` found on the device of this process. It need not exist. To be called before the first call is
-/// picked; later ones change nothing.
-pub fn use_file(file: PathBuf) {
-    let _ = KEPT.set(file);
+/// The lines that `kiln tune` kept for a device, for [`Caps::tuned`]. There need be no such file.
+pub fn kept_in(file: &Path) -> Option<Arc<str>> {
+    std::fs::read_to_string(file).ok().map(|text| Arc::from(present(&text)))
 }
 
-/// What `parse` makes of the lines that `kiln tune` kept. They can be made again: a file that cannot be read, or was spoilt, costs speed
-/// only.
-pub(crate) fn kept<T>(parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
-    let text = KEPT.get().and_then(|file| std::fs::read_to_string(file).ok())?;
-    parse(&text).inspect_err(|e| log::warn!("what `kiln tune` kept is ignored: {e}")).ok()
+/// The tables of an operation: one for each text of [`Caps::tuned`] that devices of this process have, made when it is first asked for.
+pub(crate) struct Tables<T: 'static>(Mutex<Vec<Made<T>>>);
+
+/// The lines that were found on a device, and the table with them.
+type Made<T> = (Option<Arc<str>>, Result<&'static T, String>);
+
+impl<T> Tables<T> {
+    pub(crate) const fn new() -> Tables<T> {
+        Tables(Mutex::new(Vec::new()))
+    }
+
+    /// The table with these lines of a device, which `load` makes. It stays for good: a process has few devices.
+    pub(crate) fn with(
+        &self,
+        tuned: Option<&Arc<str>>,
+        load: impl FnOnce(Option<&str>) -> Result<T, String>,
+    ) -> Result<&'static T, String> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, made)) = all.iter().find(|(of, _)| of.as_ref() == tuned) {
+            return made.clone();
+        }
+        let made = load(tuned.map(AsRef::as_ref)).map(|table| &*Box::leak(Box::new(table)));
+        all.push((tuned.cloned(), made.clone()));
+        made
+    }
+}
+
+/// What `parse` makes of the lines that were found on a device. They can be found again: what cannot be read costs speed only.
+pub(crate) fn found<T: Default>(tuned: Option<&str>, parse: impl Fn(&str) -> Result<T, String>) -> T {
+    let read = |text| parse(text).inspect_err(|e| log::warn!("what `kiln tune` kept is ignored: {e}")).ok();
+    tuned.and_then(read).unwrap_or_default()
 }
 
 /// What `parse` makes of that file; of an empty one where there is none.
@@ -104,6 +171,24 @@ mod tests {
         let text = "# a comment\n\ngpu q4_k\nmul_mm * f16 # more\nmul_mat_vec cpu *\n";
         assert_eq!(Vec::from_iter(lines(text, "mul_mm")), [(4, vec!["*", "f16"])]);
         assert_eq!(Vec::from_iter(lines(text, "mul_mat_vec")), [(3, vec!["gpu", "q4_k"]), (5, vec!["cpu", "*"])]);
+    }
+
+    #[test]
+    fn old_words_of_lines_mean_the_present_ones() {
+        let old = "mul_mm gpu q4_k lanes 32 tile=16x128 share=2x8 resident=25 ahead=1 # busy\n\n\
+                   mul_mm gpu * coopmat * tile=96x128x32 warp=48x64 band=16 busy=2 rest\n\
+                   gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop:4\n\
+                   flash_attention gpu f16 lane_rows widest=64 keys=64\n";
+        let new = "mul_mm gpu q4_k fragment 32 tile=16x128 split_k=2x8 occupancy=25 prefetch=1# busy\n\n\
+                   mul_mm gpu * coopmat * tile=96x128x32 warp=48x64 swizzle=16 min_waves=2 tail\n\
+                   gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 persistent:4\n\
+                   flash_attention gpu f16 fragment_prefill widest=64 keys=64\n";
+        assert_eq!(present(old), new);
+        assert_eq!(present(new), new);
+        crate::mul_mm::check_tuning(new).unwrap();
+        crate::mul_mat_vec::tuning::check(new).unwrap();
+        crate::flash_attention::check_tuning(new).unwrap();
+        assert!(crate::mul_mm::check_tuning(old).is_err(), "only `present` knows the old words");
     }
 
     #[test]

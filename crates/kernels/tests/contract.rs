@@ -33,9 +33,9 @@ fn every_small_case_has_a_path_within_the_limits_or_names_the_limit() {
                 let refusal = call.pick(caps, None).unwrap_err();
                 let limit = format!("fits {} shared bytes", caps.limits.max_shared_bytes);
                 let room = format!("bytes of parameters, the device takes {}", caps.limits.max_push_bytes);
-                // One that leaves its result rounded may have no workgroup that makes enough of it, and columns in the order of matrices
-                // are for devices that have it.
-                let known = [limit.as_str(), room.as_str(), "neighbouring rows", "matrices"];
+                // One that leaves its result quantised may have no workgroup that makes enough of it, and packed activations are for devices
+                // that have their fragment layout.
+                let known = [limit.as_str(), room.as_str(), "neighbouring rows", "matrices", "fragment"];
                 let named = known.iter().any(|why| refusal.reason.contains(why));
                 assert!(named, "{}: {refusal}", case.name);
             }

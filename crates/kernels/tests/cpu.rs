@@ -19,7 +19,7 @@ fn judge(case: &Case) -> Option<String> {
         let (got, want) = (got.read(&t), want.read(&t));
         let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan());
         // Where exact bits are asked for, and in all places that are no numbers.
-        let exact = !matches!(tolerance, Tolerance::Nmse(_));
+        let exact = !matches!(tolerance, Tolerance::Nmse(_) | Tolerance::NmsePerRow(_));
         let differ = |i: &usize| (exact || !want[*i].is_finite() || !got[*i].is_finite()) && !same(got[*i], want[*i]);
         if let Some(i) = (0..got.len()).find(differ) {
             return Some(format!("{}: got {}, want {} at {i}", case.name, got[i], want[i]));

@@ -1,4 +1,4 @@
-//! What the operations that matter most choose on GPUs that nobody here has: from capabilities that were dumped from their
+//! What the operations that matter most choose on GPUs that are not at hand: from capabilities that were dumped from their
 //! drivers into `tests/devices` (`scripts/null-gpu FAMILY kiln devices --json`, the field `capabilities`), to a text beside
 //! them. With `KILN_BLESS=1` the texts are written anew; read what changed before it is kept.
 
@@ -16,8 +16,22 @@ use kiln_kernels::{Call, KERNELS};
 const OPERATIONS: [&str; 4] = ["mul_mat_vec", "mul_mm", "flash_attention", "wkv6"];
 /// What says how the work of a kernel is divided.
 const SIZES: [&str; 16] = [
-    "WG", "TEAM", "ROWS", "COLS", "FLIGHT", "LOOP", "TILE_M", "TILE_N", "DEPTH", "WARP_M", "WARP_N", "STAGES",
-    "THREAD_M", "THREAD_N", "BC", "CHUNK",
+    "WG",
+    "ROW_GROUP",
+    "ROWS",
+    "COLS",
+    "PREFETCH",
+    "PERSISTENT",
+    "TILE_M",
+    "TILE_N",
+    "DEPTH",
+    "WARP_M",
+    "WARP_N",
+    "STAGES",
+    "THREAD_M",
+    "THREAD_N",
+    "BC",
+    "CHUNK",
 ];
 
 fn folder() -> PathBuf {

@@ -47,6 +47,16 @@ fn every_variant_compiles_and_is_valid() {
             }
         }
     }
+    // Of each file one kernel that waits for those before it by itself: how it does so is the same for all.
+    let mut waiting: Vec<(Shader, String)> = Vec::new();
+    let mut sorted: Vec<(&Shader, &String)> = variants.iter().collect();
+    sorted.sort_by_key(|(shader, case)| (shader.file, *case));
+    for (shader, case) in sorted {
+        if waiting.last().is_none_or(|(last, _)| last.file != shader.file) {
+            waiting.push((shader.clone().launching_dependent(), format!("{case}, dependent launch")));
+        }
+    }
+    variants.extend(waiting);
     let sources = Sources::new(SOURCES);
     let validator = std::env::var("KILN_SPIRV_VAL").ok();
     let folder = std::env::temp_dir().join(format!("kiln-spirv-{}", std::process::id()));

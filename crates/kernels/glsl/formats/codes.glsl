@@ -65,10 +65,10 @@ void nibbles32(uvec4 q, out uint codes[8]) {
     }
 
 // Codes that may be negative, from those of `raw32`.
-#define GROUP32_OF_RAW(F, TOO_LARGE_BY)                                        \
+#define GROUP32_OF_RAW(F, ZERO_POINT)                                        \
     void F##_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi) { \
         F##_raw32(row, e, codes, lo, hi);                                      \
-        [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = minus_bytes(codes[i], in_bytes(TOO_LARGE_BY)); \
+        [[unroll]] for (uint i = 0; i < 8; i++) codes[i] = minus_bytes(codes[i], in_bytes(ZERO_POINT)); \
     }
 
 // Values from codes. `precise` keeps product and sum apart, as the format defines the value with two roundings.
@@ -81,7 +81,7 @@ void nibbles32(uvec4 q, out uint codes[8]) {
         precise float v = signed_byte(F##_codes4(row, e & ~3u), e & 3u) * F##_scale(row, e).x; \
         return v;                                                              \
     }
-#define SHIFTED_VALUES(F)                                                      \
+#define VALUES_WITH_MIN(F)                                                      \
     vec4 F##_load4(uvec2 row, uint e) {                                        \
         vec2 s = F##_scale(row, e);                                            \
         precise vec4 v = signed_bytes(F##_codes4(row, e)) * s.x;               \

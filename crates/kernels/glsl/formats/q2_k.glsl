@@ -29,4 +29,4 @@ void q2_k_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi
     lo = q2_k_scale_of(d, scales);
     hi = q2_k_scale_of(d, scales >> 8);
 }
-SHIFTED_VALUES(q2_k)
+VALUES_WITH_MIN(q2_k)

@@ -22,4 +22,4 @@ void q4_1x4_unfold(q4_1x4_piece x, uint e, uint j, out uint codes[8], out vec2 l
     lo = hi = unpackHalf2x16(x.dm);
 }
 GROUP_OF_PIECE(q4_1x4, group32, 1)
-SHIFTED_VALUES(q4_1x4)
+VALUES_WITH_MIN(q4_1x4)

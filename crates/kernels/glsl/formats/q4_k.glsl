@@ -25,4 +25,4 @@ vec4 q4_k_parts(q4_k_piece x, uint e, float middle) { return k4_parts_of(x.head,
 uint q4_k_factor(q4_k_piece x) { return x.head.x; }
 uint q4_k_nibbles(q4_k_piece x, uint i) { return x.q[i / 4][i % 4]; }
 GROUP_OF_PIECE(q4_k, group32, 2)
-SHIFTED_VALUES(q4_k)
+VALUES_WITH_MIN(q4_k)

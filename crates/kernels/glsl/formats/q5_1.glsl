@@ -26,4 +26,4 @@ void q5_1_group32(uvec2 row, uint e, out uint codes[8], out vec2 lo, out vec2 hi
     }
     lo = hi = vec2(half_at(b, 0), half_at(b, 1));
 }
-SHIFTED_VALUES(q5_1)
+VALUES_WITH_MIN(q5_1)

@@ -24,4 +24,4 @@ void q5_1x4_unfold(q5_1x4_piece x, uint e, uint j, out uint codes[8], out vec2 l
     lo = hi = unpackHalf2x16(x.dm);
 }
 GROUP_OF_PIECE(q5_1x4, group32, 1)
-SHIFTED_VALUES(q5_1x4)
+VALUES_WITH_MIN(q5_1x4)

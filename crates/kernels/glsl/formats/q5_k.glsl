@@ -31,4 +31,4 @@ void q5_k_unfold(q5_k_piece x, uint e, uint j, out uint codes[8], out vec2 lo, o
 vec4 q5_k_parts(q5_k_piece x, uint e, float middle) { return k4_parts_of(x.head, k4_pairs(x.head, (e & 255u) / 64), middle); }
 uint q5_k_factor(q5_k_piece x) { return x.head.x; }
 GROUP_OF_PIECE(q5_k, group32, 2)
-SHIFTED_VALUES(q5_k)
+VALUES_WITH_MIN(q5_k)

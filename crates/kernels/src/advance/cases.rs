@@ -27,31 +27,32 @@ fn case(sizes: Sizes, step: f64) -> Case {
             3 => context as f64 - 1.0,
             _ => random.below(context) as f64 - random.below(2).min(i) as f64,
         });
-        let call = Call {
-            sampled: data.input_with(I32, [n, 1, 1, 1], |random, i| {
-                if i % 7 == 6 { -1.0 } else { random.below(200_000) as f64 }
-            }),
-            places: Places {
-                table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
-                    if i % 11 == 10 { -1.0 } else { random.below(9000) as f64 }
+        let call =
+            Call {
+                sampled: data.input_with(I32, [n, 1, 1, 1], |random, i| {
+                    if i % 7 == 6 { -1.0 } else { random.below(200_000) as f64 }
                 }),
-                rows: data.output(I32, [n, 1, 1, 1]),
-            },
-            others: others.then(|| Places {
-                table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
-                    if i % 13 == 12 { -1.0 } else { random.below(500) as f64 }
+                places: Places {
+                    table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
+                        if i % 11 == 10 { -1.0 } else { random.below(9000) as f64 }
+                    }),
+                    rows: data.output(I32, [n, 1, 1, 1]),
+                },
+                others: others.then(|| Places {
+                    table: data.input_with(I32, [pages, n, 1, 1], |random, i| {
+                        if i % 13 == 12 { -1.0 } else { random.below(500) as f64 }
+                    }),
+                    rows: data.output(I32, [n, 1, 1, 1]),
                 }),
-                rows: data.output(I32, [n, 1, 1, 1]),
-            }),
-            tokens: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
-            positions,
-            lengths: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
-            recent: (window > 0)
-                .then(|| data.input_with(I32, [window, n, 1, 1], |random, _| random.below(50) as f64 - 1.0)),
-            history: data.input_with(I32, [steps, n, 1, 1], |random, _| random.below(50) as f64),
-            step: data.input_with(I32, [1, 1, 1, 1], |_, _| step),
-            page,
-        };
+                tokens: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
+                positions,
+                lengths: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
+                recent: (window > 0)
+                    .then(|| data.input_with(I32, [window, n, 1, 1], |random, _| random.below(50) as f64 - 1.0)),
+                history: data.input_with(I32, [steps, n, 1, 1], |random, _| random.below(50) as f64),
+                step: data.input_with(I32, [1, 1, 1, 1], |_, _| step),
+                page,
+            };
         (call.into(), Tolerance::Exact)
     })
 }

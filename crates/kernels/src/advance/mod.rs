@@ -81,7 +81,8 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        let read = [self.sampled, self.places.table, self.tokens, self.positions, self.lengths, self.history, self.step];
+        let read =
+            [self.sampled, self.places.table, self.tokens, self.positions, self.lengths, self.history, self.step];
         read.into_iter().chain(self.recent).chain(self.others.map(|o| o.table)).collect()
     }
 
@@ -104,7 +105,8 @@ impl Operation for Call {
         let tables = [("table", Some(table)), ("recent", self.recent), ("history", Some(self.history))];
         let tables = tables.into_iter().filter_map(|(name, t)| Some((name, t?, [t?.shape[0], n])));
         let others = self.others.into_iter();
-        let others = others.flat_map(|o| [("the other table", o.table, [table.shape[0], n]), ("the other rows", o.rows, [n, 1])]);
+        let others = others
+            .flat_map(|o| [("the other table", o.table, [table.shape[0], n]), ("the other rows", o.rows, [n, 1])]);
         for (name, t, [first, second]) in vectors.into_iter().chain(tables).chain(others) {
             let fits = t.ty == TensorType::I32 && t.shape == [first, second, 1, 1] && t.is_dense();
             require(fits && !t.is_empty() && t.offset.is_multiple_of(4), NAME, || {

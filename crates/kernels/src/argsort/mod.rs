@@ -9,7 +9,9 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::elementwise::{row, rows_addressable, strides};
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar, require, rows_apart, word};
+use crate::operation::{
+    Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, only_scalar, require, rows_apart, word,
+};
 use crate::tensor::Tensor;
 
 pub(crate) use reference::sorted;
@@ -44,7 +46,7 @@ pub struct Call {
     pub order: Order,
 }
 
-/// Bytes of scratch memory for so many rows of so many columns.
+/// Bytes of scratch memory for this many rows of this many columns.
 pub fn scratch_bytes(cols: usize, rows: usize) -> usize {
     // Two copies of all pairs: each pass reads one and writes the other.
     if cols <= TILE { 0 } else { 2 * 8 * cols * rows }

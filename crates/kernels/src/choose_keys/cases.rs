@@ -19,14 +19,14 @@ struct Sizes {
 
 const USUAL: Sizes = Sizes { width: 128, heads: 4, rows: 3, sequences: 3, pages: [4, 64] };
 
-/// The scores of a case lie far enough apart for f32 and f64 to order them alike, or are equal: the list must be the same.
+/// The scores of a case lie far enough apart for f32 and f64 to order them the same way, or are equal: the list must be the same.
 fn case(what: &str, ty: TensorType, sizes: Sizes, rule: Rule, change: fn(&mut Data, Call) -> Call) -> Case {
     Case::new(format!("choose_keys {what} {ty} {sizes:?} {rule:?}"), move |data| {
         let Sizes { width, heads, rows, sequences, pages: [pages, size] } = sizes;
         let q = data.input(F32, [width, heads, rows, 1]);
         let all = pages * sequences;
         let k = random_blocks(data, ty, [width, (all + 1) * size / rule.per_key, 1, 1], false);
-        // Pages in no order; the first one belongs to nobody.
+        // Pages in no order; the first one belongs to no sequence.
         let mut order: Vec<usize> = (1..=all).collect();
         let table = data.input_with(I32, [pages, sequences, 1, 1], |random, i| {
             order.swap(i, i + random.below(all - i));
@@ -66,7 +66,7 @@ fn each(data: &mut Data, call: Call) -> Call {
     Call { scratch: data.output(F32, [call.scores(), 1, 1, 1]), ..call }
 }
 
-/// All queries stand at the end of their texts.
+/// All queries stand at the end of their sequences.
 fn late(data: &mut Data, call: Call) -> Call {
     let last = (call.pages.table.shape[0] * call.pages.size - 1) as f64;
     Call { positions: data.input_with(I32, call.positions.shape, |_, _| last), ..call }
@@ -115,7 +115,7 @@ pub fn cases(level: Level) -> Vec<Case> {
             let k = data.input_with(F32, call.k.shape, |random, i| one(random, i, 1 << 10));
             late(data, Call { q, k, weights: None, ..call })
         }),
-        case("rows of nobody and first tokens", F16, Sizes { rows: 6, sequences: 1, ..USUAL }, pooled, |data, call| {
+        case("padding rows and first tokens", F16, Sizes { rows: 6, sequences: 1, ..USUAL }, pooled, |data, call| {
             let positions = data.input_with(I32, call.positions.shape, |_, i| [-1.0, 0.0, 2.0, 3.0, -1.0, 4.0][i]);
             Call { positions, ..call }
         }),
@@ -123,7 +123,13 @@ pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Full {
         let long = Sizes { width: 128, heads: 64, rows: 5, sequences: 2, pages: [400, 64] };
         cases.push(case("long", F16, long, Rule::tokens(2048), plain));
-        cases.push(case("long", F16, Sizes { heads: 4, ..long }, Rule { block: 128, most: 16, near: 1, ..blocks }, each));
+        cases.push(case(
+            "long",
+            F16,
+            Sizes { heads: 4, ..long },
+            Rule { block: 128, most: 16, near: 1, ..blocks },
+            each,
+        ));
         cases.push(case("long", F16, long, Rule { most: 512, ..pooled }, plain));
     }
     cases

@@ -12,7 +12,8 @@ use crate::flash_attention::Pages;
 use crate::formats;
 use crate::host::HostMemory;
 use crate::operation::{
-    Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word,
+    Choice, Invalid, Launch, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits,
+    word,
 };
 use crate::tensor::Tensor;
 
@@ -25,7 +26,7 @@ pub const SUMMARY: &str = "the cache rows of the keys, or blocks of keys, that f
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Tokens that a key stands for: key j for those from j * per_key on, once the last of them is there. It lies where the
-    /// cache is cut into pages of so many fewer rows. More than 1 only with blocks of 1.
+    /// cache is cut into pages of this many fewer rows. More than 1 only with blocks of 1.
     pub per_key: usize,
     /// Keys that are chosen together, for the best of them.
     pub block: usize,
@@ -38,7 +39,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The best so many keys of single tokens.
+    /// The best this many keys of single tokens.
     pub fn tokens(most: usize) -> Rule {
         Rule { per_key: 1, block: 1, most, near: 0, tail: false }
     }
@@ -219,8 +220,10 @@ impl Operation for Call {
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
         only_scalar(NAME, want)?;
         let [width, heads, ..] = self.q.shape;
-        if !width.is_multiple_of(4) || width > WIDEST || !formats::is_aligned(&self.k) || !formats::is_aligned(&self.q) {
-            let reason = format!("keys of {}, want fours of elements, at most {WIDEST}, at multiples of their size", self.k);
+        if !width.is_multiple_of(4) || width > WIDEST || !formats::is_aligned(&self.k) || !formats::is_aligned(&self.q)
+        {
+            let reason =
+                format!("keys of {}, want fours of elements, at most {WIDEST}, at multiples of their size", self.k);
             return Err(Unsupported { operation: NAME, reason });
         }
         formats::readable(NAME, &self.k)?;

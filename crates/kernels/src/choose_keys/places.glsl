@@ -15,7 +15,7 @@ uint sequence_of(uint row) {
 #endif
 }
 
-// Row number n of a sequence in a cache whose pages have so many rows.
+// Row number n of a sequence in a cache whose pages have this many rows.
 uint cache_row(uint sequence, uint n, uint page) {
     return uint(I32(p.table).v[sequence * PAGES + n / page]) * page + n % page;
 }

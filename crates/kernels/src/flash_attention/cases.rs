@@ -1,11 +1,12 @@
 //! Cases of `flash_attention`.
 
 use kiln_gguf::TensorType::{self, BF16, F16, F32, I8, I32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use kiln_gpu::MatrixOrder;
+use kiln_gpu::FragmentLayout;
 
-use super::{Call, Mask, Pages, Split, arriving_cases};
+use super::Window::{Chunk, Last};
+use super::{Call, Mask, Pages, Split, Window, kv_append_cases};
 use crate::case::{Case, Data, Level, Tolerance};
-use crate::ready::{self, Ready};
+use crate::packed_b::{self, PackedB};
 use crate::rounded::{self, Rounding};
 use crate::tensor::Tensor;
 
@@ -30,12 +31,12 @@ enum Sight {
     /// Causal, the last token at the end; this many rows of the cache are unused and hold NaN.
     Causal {
         unused: usize,
-        window: Option<usize>,
+        window: Option<Window>,
     },
-    /// The same with keys on both sides of tokens that stand all over the text.
+    /// The same with keys on both sides of tokens at any position of the sequence.
     Both {
         unused: usize,
-        window: Option<usize>,
+        window: Option<Window>,
     },
 }
 
@@ -219,7 +220,7 @@ fn left() -> Vec<Case> {
         left_rounded(Kind { sight: causal, keys: 200, queries: [1, 12, 1], kv_heads: 1, ..PLAIN }, 16),
         left_rounded(Kind { head: [80, 96], queries: [1, 3, 1], kv_heads: 3, sinks: true, ..PLAIN }, 2),
         left_rounded(Kind { head: [128, 128], k: Q8_0, v: Q8_0, sight: causal, keys: 300, ..PLAIN }, 2),
-        // Nobody is seen: a result of zeros.
+        // No key is visible: a result of zeros.
         left_rounded(Kind { sight: Sight::Causal { unused: 113, window: None }, ..PLAIN }, 1),
     ]
 }
@@ -261,7 +262,7 @@ struct Batch {
     page: usize,
     /// Rows for each sequence in token form, of as many sequences; none for one token of each sequence in batch form.
     prompts: Option<usize>,
-    window: Option<usize>,
+    window: Option<Window>,
     both: bool,
     reach: usize,
     /// Splits, and those of them that may be short.
@@ -272,7 +273,7 @@ struct Batch {
     /// Pages that sequences have in common, those of every second one others than those between, where they are so long.
     shared: usize,
     /// Whether results are left as matrix units of this order take them.
-    left: Option<MatrixOrder>,
+    left: Option<FragmentLayout>,
 }
 
 const DECODE: Batch = Batch {
@@ -301,8 +302,7 @@ impl Batch {
             // Every fifth sequence is padding; the others have at least their own tokens.
             let longest = self.longest - per;
             let some = |s: usize| (37 * s + s * s) * self.longest / 160 % longest;
-            let lengths: Vec<usize> =
-                (0..sequences).map(|s| if s % 5 == 3 { 0 } else { per + some(s) }).collect();
+            let lengths: Vec<usize> = (0..sequences).map(|s| if s % 5 == 3 { 0 } else { per + some(s) }).collect();
             // Each sequence has pages of its own, numbered backwards; entries past its length are no pages.
             let mut last = 0;
             let mut table = vec![-1; pages * sequences];
@@ -320,7 +320,7 @@ impl Batch {
             }
             let kind = Kind { keys: (last as usize + 1) * page, kv_heads, ..PLAIN };
             let (k_cache, v_cache) = (cache(data, k, head, &kind), cache(data, v, head, &kind));
-            // Page 0 belongs to nobody.
+            // Page 0 belongs to no sequence.
             for cache in [&k_cache, &v_cache] {
                 spoil(data, &cache.narrow(1, 0, page), 0);
             }
@@ -336,11 +336,17 @@ impl Batch {
             let table = whole(data, &table).reshape([pages, sequences, 1, 1]);
             let q = data.input(F32, [head, heads, tokens, batch]).permute([0, 2, 1, 3]);
             let out = data.output(F32, [head, heads, tokens, batch]);
-            let left = |order| Ready { halves: data.output(F16, [ready::len(head * heads, sequences), 1, 1, 1]), order, piece: 64, factors: None, squares: None };
-            let ready = self.left.map(left);
+            let left = |order| PackedB {
+                halves: data.output(F16, [packed_b::len(head * heads, sequences), 1, 1, 1]),
+                layout: order,
+                piece: 64,
+                factors: None,
+                squares: None,
+            };
+            let emit_packed_b = self.left.map(left);
             let call = Call {
                 mask,
-                ready,
+                emit_packed_b,
                 pages: Some(Pages { table, size: page }),
                 sequences: self.prompts.map(|_| whole(data, &owners)),
                 distances: (self.reach > 0).then(|| distances(data, heads, self.reach)),
@@ -349,7 +355,9 @@ impl Batch {
             };
             let split = || Split { short: self.short, ..splits(data, &call, self.splits, true) };
             let split = (self.splits > 1).then(split);
-            (Call { split, ..call }.into(), tolerance(k))
+            // Columns that are emitted packed are judged one by one.
+            let tolerance = if self.left.is_some() { Tolerance::NmsePerRow(4e-6) } else { tolerance(k) };
+            (Call { split, ..call }.into(), tolerance)
         })
     }
 }
@@ -361,22 +369,35 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
         Batch { splits: 2, ..DECODE }.case(),
         // Of 2,345 keys the longest are cut into two runs, in the second case into three short ones.
         Batch { sequences: 9, longest: 2345, splits: 6, short: 1, ..DECODE }.case(),
-        Batch { sequences: 4, longest: 2345, splits: 6, short: 3, window: Some(1500), ..DECODE }.case(),
-        Batch { page: 16, window: Some(33), heads: [4, 4], ..DECODE }.case(),
+        Batch { sequences: 4, longest: 2345, splits: 6, short: 3, window: Some(Last(1500)), ..DECODE }.case(),
+        Batch { page: 16, window: Some(Last(33)), heads: [4, 4], ..DECODE }.case(),
         Batch { head: 128, page: 64, heads: [12, 2], sequences: 9, ..DECODE }.case(),
         Batch { sequences: 1, ..DECODE }.case(),
         Batch { prompts: Some(11), sequences: 7, ..DECODE }.case(),
-        Batch { prompts: Some(40), sequences: 4, window: Some(50), ..DECODE }.case(),
+        Batch { prompts: Some(40), sequences: 4, window: Some(Last(50)), ..DECODE }.case(),
+        // Prompts that cross the border of a chunk, and tokens at all places of theirs.
+        Batch { prompts: Some(40), sequences: 4, window: Some(Chunk(48)), ..DECODE }.case(),
+        Batch { window: Some(Chunk(37)), page: 16, ..DECODE }.case(),
+        Batch { sequences: 4, longest: 2345, splits: 6, short: 3, window: Some(Chunk(1500)), ..DECODE }.case(),
         Batch { prompts: Some(3), sequences: 9, page: 16, head: 128, ..DECODE }.case(),
         Batch { prompts: Some(40), sequences: 4, both: true, ..DECODE }.case(),
-        Batch { prompts: Some(40), sequences: 4, both: true, window: Some(7), heads: [4, 4], ..DECODE }.case(),
-        Batch { sequences: 9, both: true, window: Some(20), ..DECODE }.case(),
+        Batch { prompts: Some(40), sequences: 4, both: true, window: Some(Last(7)), heads: [4, 4], ..DECODE }.case(),
+        Batch { sequences: 9, both: true, window: Some(Last(20)), ..DECODE }.case(),
         Batch { sequences: 9, reach: 12, ..DECODE }.case(),
         Batch { prompts: Some(40), sequences: 4, both: true, reach: 9, heads: [6, 6], ..DECODE }.case(),
-        Batch { types: [Q8_0; 2], head: 256, page: 64, heads: [20, 1], sequences: 3, window: Some(100), ..DECODE }.case(),
+        Batch {
+            types: [Q8_0; 2],
+            head: 256,
+            page: 64,
+            heads: [20, 1],
+            sequences: 3,
+            window: Some(Last(100)),
+            ..DECODE
+        }
+        .case(),
     ];
-    // Results that are left ready, by one workgroup, by the last of several, and of sequences that are read together.
-    for left in [MatrixOrder::Quads, MatrixOrder::Slices].map(Some) {
+    // Results that are emitted packed, by one workgroup, by the last of several, and of sequences that are read together.
+    for left in [FragmentLayout::Mma16x8, FragmentLayout::Row8].map(Some) {
         let many = Batch { sequences: 16, left, ..DECODE };
         cases.push(many.case());
         cases.push(Batch { splits: 3, short: 3, longest: 700, ..many }.case());
@@ -386,7 +407,7 @@ fn batches(types: &[TensorType]) -> Vec<Case> {
     for ty in [F16, Q8_0, Q4_0] {
         let wide = Batch { types: [ty; 2], head: 128, page: 64, heads: [12, 2], sequences: 4, longest: 700, ..DECODE };
         cases.push(Batch { splits: 5, short: 5, ..wide }.case());
-        cases.push(Batch { window: Some(70), page: 16, ..wide }.case());
+        cases.push(Batch { window: Some(Last(70)), page: 16, ..wide }.case());
         // A beginning in common, in groups of sequences that are full and not.
         cases.push(Batch { shared: 4, heads: [8, 2], sequences: 11, ..wide }.case());
         cases.push(Batch { shared: 4, heads: [4, 2], sequences: 7, page: 16, splits: 3, short: 3, ..wide }.case());
@@ -420,6 +441,21 @@ fn large_scores() -> Case {
         let call = call(data, &kind);
         let q = data.input_with(F32, [64, 4, 3, 1], |random, _| 16.0 * (random.below(65) as f64 - 32.0));
         (Call { q: q.permute([0, 2, 1, 3]), ..call }.into(), Tolerance::Nmse(1e-5))
+    })
+}
+
+/// Queries that no half float holds, with scores that differ by hundreds from key to key: one key takes all the weight, whether a kernel
+/// multiplies by the query or by the largest half.
+fn large_queries(ty: TensorType) -> Case {
+    Case::new(format!("flash_attention {ty} queries beyond half floats"), move |data| {
+        let kind = Kind { k: ty, v: ty, head: [128, 128], queries: [1, 8, 1], ..PLAIN };
+        let call = call(data, &kind);
+        let of_first = |i: usize, value: f64| if i.is_multiple_of(128) { value } else { 0.0 };
+        let q = data.input_with(F32, [128, 8, 1, 1], |_, i| of_first(i, if i / 128 % 2 == 0 { 1e7 } else { -3e6 }));
+        // The first elements of keys lie apart by more than a code of the coarsest type.
+        let k = data.input_with(ty, [128, 2, 113, 1], |_, i| of_first(i, ((i / 256 * 37) % 113) as f64 / 4.0 - 14.0));
+        let (q, k) = (q.permute([0, 2, 1, 3]), k.permute([0, 2, 1, 3]));
+        (Call { q, k, ..call }.into(), CLOSE)
     })
 }
 
@@ -465,7 +501,7 @@ fn rising_scores() -> Case {
 fn prompts() -> Vec<Case> {
     let causal = Sight::Causal { unused: 7, window: None };
     let prompt = Kind { head: [128, 128], queries: [35, 8, 1], keys: 150, sight: causal, ..PLAIN };
-    let near = Sight::Causal { unused: 5, window: Some(40) };
+    let near = Sight::Causal { unused: 5, window: Some(Last(40)) };
     vec![
         case(prompt),
         case(Kind { queries: [20, 4, 2], kv_batch: 2, sight: near, sinks: true, ..prompt }),
@@ -474,12 +510,21 @@ fn prompts() -> Vec<Case> {
         case(Kind { sight: Sight::Mask([2, 1]), sinks: true, ..prompt }),
         case(Kind { head: [64, 64], k: Q4_0, v: Q4_0, sight: Sight::Mask([1, 1]), ..prompt }),
         case(Kind { head: [256, 256], queries: [19, 6, 1], keys: 100, ..prompt }),
-        case(Kind { head: [256, 256], queries: [9, 16, 1], kv_heads: 1, keys: 90, sight: Sight::Mask([1, 1]), ..prompt }),
+        case(Kind {
+            head: [256, 256],
+            queries: [9, 16, 1],
+            kv_heads: 1,
+            keys: 90,
+            sight: Sight::Mask([1, 1]),
+            ..prompt
+        }),
         case(Kind { head: [192, 128], queries: [21, 3, 1], kv_heads: 3, sight: near, ..prompt }),
         split(Kind { queries: [20, 8, 1], keys: 500, ..prompt }, 3, true),
         split(Kind { queries: [20, 8, 1], keys: 500, sight: near, ..prompt }, 3, false),
-        Batch { prompts: Some(21), sequences: 5, head: 128, page: 64, types: [Q8_0, F16], longest: 300, ..DECODE }.case(),
-        Batch { prompts: Some(33), sequences: 4, head: 128, page: 16, window: Some(50), longest: 300, ..DECODE }.case(),
+        Batch { prompts: Some(21), sequences: 5, head: 128, page: 64, types: [Q8_0, F16], longest: 300, ..DECODE }
+            .case(),
+        Batch { prompts: Some(33), sequences: 4, head: 128, page: 16, window: Some(Last(50)), longest: 300, ..DECODE }
+            .case(),
         rising_scores(),
     ]
 }
@@ -488,13 +533,14 @@ fn small() -> Vec<Case> {
     let causal = Sight::Causal { unused: 7, window: None };
     let decode = Kind { head: [128, 128], queries: [1, 32, 1], kv_heads: 8, sight: causal, ..PLAIN };
     let prefill = Kind { queries: [9, 4, 1], sight: causal, ..PLAIN };
-    let (both, near) = (Sight::Both { unused: 7, window: None }, Sight::Both { unused: 7, window: Some(17) });
+    let (both, near) = (Sight::Both { unused: 7, window: None }, Sight::Both { unused: 7, window: Some(Last(17)) });
     let mut cases = vec![
         case(PLAIN),
         case(decode),
         case(prefill),
         case(Kind { queries: [75, 4, 1], keys: 140, ..prefill }),
-        case(Kind { sight: Sight::Causal { unused: 7, window: Some(5) }, ..prefill }),
+        case(Kind { sight: Sight::Causal { unused: 7, window: Some(Last(5)) }, ..prefill }),
+        case(Kind { sight: Sight::Causal { unused: 7, window: Some(Chunk(11)) }, ..prefill }),
         case(Kind {
             k: F32,
             v: F32,
@@ -527,6 +573,9 @@ fn small() -> Vec<Case> {
         case(Kind { k: Q8_0, v: Q8_0, ..decode }),
         latent(20, 1, 70),
         large_scores(),
+        large_queries(F16),
+        large_queries(Q8_0),
+        large_queries(Q4_0),
         large_sinks(),
     ];
     cases.extend(prompts());
@@ -543,7 +592,7 @@ fn small() -> Vec<Case> {
         let masked = Kind { queries: [3, 4, 2], keys: 513, sight: Sight::Mask([4, 1]), ..PLAIN };
         cases.push(split(masked, 5, counted));
         cases.push(split(Kind { sight: Sight::Causal { unused: 113, window: None }, ..PLAIN }, 2, counted));
-        let window = Sight::Causal { unused: 100, window: Some(200) };
+        let window = Sight::Causal { unused: 100, window: Some(Last(200)) };
         cases.push(split(Kind { queries: [2, 4, 1], keys: 900, sight: window, ..PLAIN }, 4, counted));
         cases.push(split(Kind { queries: [2, 4, 1], keys: 900, sight: causal, reach: 40, ..PLAIN }, 4, counted));
     }
@@ -559,7 +608,7 @@ fn full() -> Vec<Case> {
         for (tokens, keys) in [(1, 113), (3, 1025), (75, 512)] {
             let kind = Kind { head, queries: [tokens, 8, 1], keys, ..PLAIN };
             cases.push(case(Kind { sight: causal, ..kind }));
-            cases.push(case(Kind { sight: Sight::Both { unused: 3, window: Some(65) }, max_bias: 8.0, ..kind }));
+            cases.push(case(Kind { sight: Sight::Both { unused: 3, window: Some(Last(65)) }, max_bias: 8.0, ..kind }));
             cases.push(case(Kind { sight: Sight::Mask([1, 1]), sinks: true, max_bias: 8.0, ..kind }));
         }
     }
@@ -631,11 +680,11 @@ fn timed(kind: Kind, count: usize) -> Case {
     })
 }
 
-/// One token each of 32 sequences, as a server has them: so many keys each, in a cache of this type; or one of them with as many as all
+/// One token each of 32 sequences, as a server has them: this many keys each, in a cache of this type; or one of them with as many as all
 /// others have together; or all with the same pages.
 #[derive(Clone, Copy, Debug)]
 enum Company {
-    Alike,
+    BatchInvariant,
     OneLong,
     SamePages,
 }
@@ -644,7 +693,7 @@ fn timed_batch(company: Company, ty: TensorType, [count, short]: [usize; 2]) -> 
     const SEQUENCES: usize = 32;
     const PAGE: usize = 64;
     let keys = match company {
-        Company::Alike | Company::SamePages => [8192; SEQUENCES],
+        Company::BatchInvariant | Company::SamePages => [8192; SEQUENCES],
         Company::OneLong => std::array::from_fn(|s| if s == 0 { 31 * 1024 } else { 1024 }),
     };
     let name = format!("32 sequences, {company:?}, {} keys in all, {ty}, {count} splits", keys.iter().sum::<usize>());
@@ -691,7 +740,7 @@ fn bench() -> Vec<Case> {
         }
     }
     for ty in [F16, Q8_0, Q4_0] {
-        cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::Alike, ty, splits)));
+        cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::BatchInvariant, ty, splits)));
     }
     cases.extend([[1, 1], [8, 1]].map(|splits| timed_batch(Company::OneLong, F16, splits)));
     for ty in [F16, Q8_0] {
@@ -732,7 +781,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         Level::Full => small().into_iter().chain(full()).collect(),
         Level::Bench => bench(),
     };
-    cases.extend(arriving_cases::cases(level));
+    cases.extend(kv_append_cases::cases(level));
     if level != Level::Bench {
         cases.extend(left());
     }

@@ -1,5 +1,5 @@
 // Partial results of splits over keys, and how they become the result. A partial of a row is (top, weights) and HSV
-// unnormalised sums. The order of summation is that of the splits, whoever does it, so the bits are always the same.
+// unnormalised sums. Splits are summed in order, whichever workgroup does it, so the bits are always the same.
 // The scratch holds all pairs, then all sums; partial number = row * splits + split, row = (batch, token, head).
 
 #ifndef ROUNDING
@@ -8,9 +8,9 @@
 #if ROUNDING
 #include "rounded.glsl"
 #endif
-// READY: results are left as matrix units take them, for the product that reads them.
-#if READY
-#include "mul_mm/order.glsl"
+// EMIT_PACKED_B: results are left as matrix units take them, for the product that reads them.
+#if EMIT_PACKED_B
+#include "mul_mm/fragment_order.glsl"
 #endif
 
 layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer PartialPair { vec2 v[]; };
@@ -28,19 +28,19 @@ uvec2 partial_sums(uint row, uint split) {
     return row_address(row_address(p.scratch, (pairs + 1) / 2, 16), row * p.splits + split, HSV * 4);
 }
 
-// The factor that turns sums relative to `top` into the result: one over all weights, the sink's among them.
-float result_factor(uint head, float top, float weights) {
+// The factor that turns sums relative to `row_max` into the result: one over all weights, the sink's among them.
+float result_factor(uint head, float row_max, float row_sum) {
     float share = 1.0;
 #if SINKS
     float sink = F32(p.sinks).v[head];
-    if (sink > top) {
-        share = exp(top - sink);
-        weights = weights * share + 1.0;
+    if (sink > row_max) {
+        share = exp(row_max - sink);
+        row_sum = row_sum * share + 1.0;
     } else {
-        weights += exp(sink - top);
+        row_sum += exp(sink - row_max);
     }
 #endif
-    return weights > 0.0 ? share / weights : 0.0;
+    return row_sum > 0.0 ? share / row_sum : 0.0;
 }
 
 // Four elements of the sums of a row, and (maximum, weights), over the splits part.x, part.x + part.y .. below `splits`.
@@ -58,17 +58,17 @@ void combine_part(uint row, uint element4, uvec2 part, uint splits, out vec2 pai
             one[i] = pairs.v[s];
             got[i] = PartialSum(row_address(sums, s, HSV * 4)).v[element4];
         }
-        float top = pair.x;
+        float row_max = pair.x;
         [[unroll]] for (uint i = 0; i < COMBINE; i++) {
             // Splits without weight may have left no sums behind.
             if (first + i * part.y >= splits || !(one[i].y > 0.0)) one[i] = vec2(HIDDEN, 0.0);
-            top = max(top, one[i].x);
+            row_max = max(row_max, one[i].x);
         }
-        float keep = exp(pair.x - top);
-        pair = vec2(top, pair.y * keep);
-        sum *= keep;
+        float alpha = exp(pair.x - row_max);
+        pair = vec2(row_max, pair.y * alpha);
+        sum *= alpha;
         [[unroll]] for (uint i = 0; i < COMBINE; i++) {
-            float share = one[i].y > 0.0 ? exp(one[i].x - top) : 0.0;
+            float share = one[i].y > 0.0 ? exp(one[i].x - row_max) : 0.0;
             pair.y += one[i].y * share;
             if (one[i].y > 0.0) sum += got[i] * share;
         }
@@ -81,8 +81,8 @@ void put_result(uint row, uint element4, vec4 x) {
 #if ROUNDING
     put_rounded(p.rounding, HEADS * HSV, row * HSV + 4 * element4, x, vec4(1.0));
 #endif
-#if READY
-    store_quad(PIECE, p.ready, row / HEADS, p.tokens * BATCH, row % HEADS * HSV + 4 * element4, HEADS * HSV, x);
+#if EMIT_PACKED_B
+    store_quad(PIECE, p.emit_packed_b, row / HEADS, p.tokens * BATCH, row % HEADS * HSV + 4 * element4, HEADS * HSV, x);
 #endif
 }
 

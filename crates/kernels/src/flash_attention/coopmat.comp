@@ -71,14 +71,14 @@ f16vec4 query4(uint row, uint column) {
 
 #include "flash_attention/stage.glsl"
 
-// One row's share of a round: logits to weights. `top` and `weights` are the row's, kept by its threads.
-void weigh(uint row, uint lane, uint start, bool mine, float slope, inout float top, inout float weights) {
+// One row's share of a round: logits to weights. `row_max` and `row_sum` are the row's, kept by its threads.
+void weigh(uint row, uint lane, uint start, bool mine, float slope, inout float row_max, inout float row_sum) {
     uvec2 seen = mine ? row_seen[row] : NOTHING;
 #if MASK
     uvec2 mask = mask_row(min(token_of(row), p.tokens - 1), head_of(row), batch);
 #endif
     vec4 logit[BC / 4 / LANES];
-    float most = top;
+    float most = row_max;
     [[unroll]] for (uint i = 0; i < BC / 4 / LANES; i++) {
         uint at = i * LANES + lane;
         vec4 x = s_tile[row * S_STRIDE + at];
@@ -115,11 +115,11 @@ void weigh(uint row, uint lane, uint start, bool mine, float slope, inout float 
 #if LANES > 1
     [[unroll]] for (uint l = LANES / 2; l > 0; l >>= 1) added += subgroupShuffleXor(added, l);
 #endif
-    float keep = exp(top - most);
-    weights = weights * keep + added;
-    top = most;
+    float alpha = exp(row_max - most);
+    row_sum = row_sum * alpha + added;
+    row_max = most;
     // The row's logits are in registers now; its factor takes their place, once for each column of a matrix.
-    [[unroll]] for (uint i = lane; i < MM / 4; i += LANES) s_tile[row * S_STRIDE + i] = vec4(keep);
+    [[unroll]] for (uint i = lane; i < MM / 4; i += LANES) s_tile[row * S_STRIDE + i] = vec4(alpha);
 }
 
 void main() {
@@ -174,7 +174,7 @@ void main() {
     MATRIX_C o[V_SLICES * O_BLOCKS];
     [[unroll]] for (uint i = 0; i < V_SLICES * O_BLOCKS; i++) o[i] = MATRIX_C(0.0);
     uint row = t / LANES, lane = t % LANES;
-    float top = HIDDEN, weights = 0.0;
+    float row_max = HIDDEN, row_sum = 0.0;
     float slope = slope_of(head_of(row));
 
 #if SPLIT == 2
@@ -237,7 +237,7 @@ void main() {
                     gl_CooperativeMatrixLayoutRowMajor);
             barrier();
             PUT_V(start, seen.y, 0);
-            if (row < ROWS) weigh(row, lane, start, mine, slope, top, weights);
+            if (row < ROWS) weigh(row, lane, start, mine, slope, row_max, row_sum);
             barrier();
             MATRIX_C factor;
             coopMatLoad(factor, s_tile, row_group * MM * S_STRIDE, S_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
@@ -273,9 +273,9 @@ void main() {
 #endif
     if (row < rows && lane == 0) {
 #if SPLIT
-        if (!whole) partial_pair(result_row(token_of(row), head_of(row), batch), split).v[0] = vec2(top, weights);
+        if (!whole) partial_pair(result_row(token_of(row), head_of(row), batch), split).v[0] = vec2(row_max, row_sum);
 #endif
-        row_factor[row] = whole ? result_factor(head_of(row), top, weights) : 1.0;
+        row_factor[row] = whole ? result_factor(head_of(row), row_max, row_sum) : 1.0;
     }
     // Through shared memory to rows: the matrices' own order is the driver's.
     [[unroll]] for (uint i = 0; i < V_SLICES * O_BLOCKS; i++) {

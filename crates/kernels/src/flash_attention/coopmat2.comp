@@ -82,20 +82,20 @@ float sum_of(const in float a, const in float b) { return a + b; }
 float first_of(const in float a, const in float b) { return a; }
 
 // Stores an element of O, or of the partial result of a split.
-float store(const in uint row, const in uint column, const in float x, const in float top, const in float weights,
+float store(const in uint row, const in uint column, const in float x, const in float row_max, const in float row_sum,
     const in bool whole, const in uint split, TILE) {
     if (row >= rows || column >= HSV) return x;
     uint head = head_of(kv_head, first_row, row);
     uint at = result_row(token_of(first_row, row), head, batch);
-    float natural = top * (1.0 / LOG2_E);
+    float natural = row_max * (1.0 / LOG2_E);
 #if SPLIT
     if (!whole) {
-        if (column == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
+        if (column == 0) partial_pair(at, split).v[0] = vec2(natural, row_sum);
         PartialSum(partial_sums(at, split)).v[column / 4][column % 4] = x;
         return x;
     }
 #endif
-    F32(row_address(p.result, at, HSV * 4)).v[column] = x * result_factor(head, natural, weights);
+    F32(row_address(p.result, at, HSV * 4)).v[column] = x * result_factor(head, natural, row_sum);
     return x;
 }
 
@@ -164,7 +164,7 @@ void main() {
     q = coopmat<float16_t, gl_ScopeWorkgroup, ROWS, HSK_PAD, gl_MatrixUseA>(0.0);
     coopMatPerElementNV(q, q, query, THIS_TILE);
     ACCUMULATOR(ROWS, HSV_PAD) o = ACCUMULATOR(ROWS, HSV_PAD)(0.0);
-    ACCUMULATOR(ROWS, NARROW) top = ACCUMULATOR(ROWS, NARROW)(FLOOR), weights = ACCUMULATOR(ROWS, NARROW)(0.0);
+    ACCUMULATOR(ROWS, NARROW) row_max = ACCUMULATOR(ROWS, NARROW)(FLOOR), row_sum = ACCUMULATOR(ROWS, NARROW)(0.0);
     // Sums of weights are a product, too: a reduction takes longer.
     coopmat<float16_t, gl_ScopeWorkgroup, BC, NARROW, gl_MatrixUseB> ones;
     ones = coopmat<float16_t, gl_ScopeWorkgroup, BC, NARROW, gl_MatrixUseB>(1.0);
@@ -210,21 +210,21 @@ void main() {
 #if EARLY
         LOAD_ROUND_V
 #endif
-        ACCUMULATOR(ROWS, NARROW) most, keep;
-        ACCUMULATOR(ROWS, BC) tops;
+        ACCUMULATOR(ROWS, NARROW) most, alpha;
+        ACCUMULATOR(ROWS, BC) row_maxes;
         coopMatReduceNV(most, s, gl_CooperativeMatrixReduceRowNV, max_of);
-        coopMatPerElementNV(most, most, larger, top);
-        keep = top - most;
-        coopMatPerElementNV(keep, keep, exp2_of);
-        top = most;
-        coopMatReduceNV(tops, most, gl_CooperativeMatrixReduceRowNV, first_of);
-        s = s - tops;
+        coopMatPerElementNV(most, most, larger, row_max);
+        alpha = row_max - most;
+        coopMatPerElementNV(alpha, alpha, exp2_of);
+        row_max = most;
+        coopMatReduceNV(row_maxes, most, gl_CooperativeMatrixReduceRowNV, first_of);
+        s = s - row_maxes;
         coopMatPerElementNV(s, s, exp2_of);
         coopmat<float16_t, gl_ScopeWorkgroup, ROWS, BC, gl_MatrixUseA> w;
         w = coopmat<float16_t, gl_ScopeWorkgroup, ROWS, BC, gl_MatrixUseA>(s);
-        weights = coopMatMulAdd(w, ones, keep * weights);
+        row_sum = coopMatMulAdd(w, ones, alpha * row_sum);
         ACCUMULATOR(ROWS, HSV_PAD) factor;
-        coopMatReduceNV(factor, keep, gl_CooperativeMatrixReduceRowNV, first_of);
+        coopMatReduceNV(factor, alpha, gl_CooperativeMatrixReduceRowNV, first_of);
         o = o * factor;
 #if EARLY == 0
         LOAD_ROUND_V
@@ -238,10 +238,10 @@ void main() {
 #else
     bool whole = SPLIT == 0;
 #endif
-    ACCUMULATOR(ROWS, HSV_PAD) tops, sums;
-    coopMatReduceNV(tops, top, gl_CooperativeMatrixReduceRowNV, first_of);
-    coopMatReduceNV(sums, weights, gl_CooperativeMatrixReduceRowNV, first_of);
-    coopMatPerElementNV(o, o, store, tops, sums, whole, split, THIS_TILE);
+    ACCUMULATOR(ROWS, HSV_PAD) row_maxes, sums;
+    coopMatReduceNV(row_maxes, row_max, gl_CooperativeMatrixReduceRowNV, first_of);
+    coopMatReduceNV(sums, row_sum, gl_CooperativeMatrixReduceRowNV, first_of);
+    coopMatPerElementNV(o, o, store, row_maxes, sums, whole, split, THIS_TILE);
 
 #if SPLIT == 2
     if (whole) return;

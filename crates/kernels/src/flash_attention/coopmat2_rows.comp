@@ -148,11 +148,11 @@ float sum_of_parts(const in uint r, const in uint c, const in float x, const in 
 #endif
 
 #if STAGED_ENDS
-// The maximum and the weights of a row, for those who store it.
+// Row max and row sum, for the threads that store the row.
 shared vec2 row_end[ROWS];
-float put_end(const in uint r, const in uint c, const in float top, const in float weights, const in uint row) {
-    if (c == 0) row_end[row + r] = vec2(top, weights);
-    return top;
+float put_end(const in uint r, const in uint c, const in float row_max, const in float row_sum, const in uint row) {
+    if (c == 0) row_end[row + r] = vec2(row_max, row_sum);
+    return row_max;
 }
 
 // Stores four elements of O from column e on, or of the partial result of a split.
@@ -160,33 +160,33 @@ void store_four(vec4 x, uint row, uint e, bool whole, uint split, uint kv_head, 
     if (row >= rows || e >= HSV) return;
     uint head = head_of(kv_head, first_row, row);
     uint at = result_row(token_of(first_row, row), head, batch);
-    float natural = row_end[row].x * (1.0 / LOG2_E), weights = row_end[row].y;
+    float natural = row_end[row].x * (1.0 / LOG2_E), row_sum = row_end[row].y;
 #if SPLIT
     if (!whole) {
-        if (e == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
+        if (e == 0) partial_pair(at, split).v[0] = vec2(natural, row_sum);
         PartialSum(partial_sums(at, split)).v[e / 4] = x;
         return;
     }
 #endif
-    F32x4(row_address(p.result, at, HSV * 4)).v[e / 4] = x * result_factor(head, natural, weights);
+    F32x4(row_address(p.result, at, HSV * 4)).v[e / 4] = x * result_factor(head, natural, row_sum);
 }
 #else
 // Stores an element of O, or of the partial result of a split.
-float store(const in uint r, const in uint c, const in float x, const in float top, const in float weights,
+float store(const in uint r, const in uint c, const in float x, const in float row_max, const in float row_sum,
     const in uint column, const in bool whole, const in uint split, TILE) {
     uint row = mine + r, e = column + c;
     if (row >= rows || e >= HSV) return x;
     uint head = head_of(kv_head, first_row, row);
     uint at = result_row(token_of(first_row, row), head, batch);
-    float natural = top * (1.0 / LOG2_E);
+    float natural = row_max * (1.0 / LOG2_E);
 #if SPLIT
     if (!whole) {
-        if (e == 0) partial_pair(at, split).v[0] = vec2(natural, weights);
+        if (e == 0) partial_pair(at, split).v[0] = vec2(natural, row_sum);
         PartialSum(partial_sums(at, split)).v[e / 4][e % 4] = x;
         return x;
     }
 #endif
-    F32(row_address(p.result, at, HSV * 4)).v[e] = x * result_factor(head, natural, weights);
+    F32(row_address(p.result, at, HSV * 4)).v[e] = x * result_factor(head, natural, row_sum);
     return x;
 }
 #endif
@@ -304,11 +304,11 @@ void main() {
     MATRIX_A q[RB * K_STEPS];
     MATRIX_C o[RB * O_BLOCKS];
     // Weights are summed up where they are, and across the row at the end.
-    MATRIX_C top[RB], weights[RB];
+    MATRIX_C row_max[RB], row_sum[RB];
     [[unroll]] for (uint b = 0; b < RB; b++) {
         [[unroll]] for (uint i = 0; i < O_BLOCKS; i++) o[b * O_BLOCKS + i] = MATRIX_C(0.0);
-        top[b] = MATRIX_C(FLOOR);
-        weights[b] = MATRIX_C(0.0);
+        row_max[b] = MATRIX_C(FLOOR);
+        row_sum[b] = MATRIX_C(0.0);
     }
 
 #if STAGED_ENDS
@@ -399,29 +399,29 @@ void main() {
             MATRIX_C most = s[b * S_BLOCKS];
             [[unroll]] for (uint i = b * S_BLOCKS + 1; i < b * S_BLOCKS + S_BLOCKS; i++)
                 [[unroll]] for (uint j = 0; j < most.length(); j++) most[j] = max(most[j], s[i][j]);
-            MATRIX_C row_most, keep;
+            MATRIX_C row_most, alpha;
             coopMatReduceNV(row_most, most, gl_CooperativeMatrixReduceRowNV, max_of);
 #if PARTS > 1
             coopMatPerElementNV(row_most, row_most, put_number, gl_SubgroupID);
             barrier();
             coopMatPerElementNV(row_most, row_most, most_of_parts, gl_SubgroupID);
 #endif
-            [[unroll]] for (uint j = 0; j < keep.length(); j++) {
-                float now = max(top[b][j], row_most[j]);
-                keep[j] = exp2(top[b][j] - now);
-                top[b][j] = now;
+            [[unroll]] for (uint j = 0; j < alpha.length(); j++) {
+                float now = max(row_max[b][j], row_most[j]);
+                alpha[j] = exp2(row_max[b][j] - now);
+                row_max[b][j] = now;
             }
-            weights[b] = weights[b] * keep;
+            row_sum[b] = row_sum[b] * alpha;
             [[unroll]] for (uint i = b * S_BLOCKS; i < b * S_BLOCKS + S_BLOCKS; i++) {
-                [[unroll]] for (uint j = 0; j < keep.length(); j++) s[i][j] = exp2(s[i][j] - top[b][j]);
-                weights[b] = weights[b] + s[i];
+                [[unroll]] for (uint j = 0; j < alpha.length(); j++) s[i][j] = exp2(s[i][j] - row_max[b][j]);
+                row_sum[b] = row_sum[b] + s[i];
 #if PARTS > 1
                 coopMatStore(MATRIX_A(s[i]), p_tile, mine * P_STRIDE + (first_keys + i) * (MM / 8), P_STRIDE, gl_CooperativeMatrixLayoutRowMajor);
 #else
                 w[i] = MATRIX_A(s[i]);
 #endif
             }
-            [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++) o[i] = o[i] * keep;
+            [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++) o[i] = o[i] * alpha;
         }
         // V is there, and K is used up; weights of other parts are there.
         barrier();
@@ -452,7 +452,7 @@ void main() {
 #endif
     [[unroll]] for (uint b = 0; b < RB; b++) {
         MATRIX_C sums;
-        coopMatReduceNV(sums, weights[b], gl_CooperativeMatrixReduceRowNV, sum_of);
+        coopMatReduceNV(sums, row_sum[b], gl_CooperativeMatrixReduceRowNV, sum_of);
 #if PARTS > 1
         barrier();
         coopMatPerElementNV(sums, sums, put_number, gl_SubgroupID);
@@ -460,10 +460,10 @@ void main() {
         coopMatPerElementNV(sums, sums, sum_of_parts, gl_SubgroupID);
 #endif
 #if STAGED_ENDS
-        coopMatPerElementNV(top[b], top[b], put_end, sums, mine + b * MM);
+        coopMatPerElementNV(row_max[b], row_max[b], put_end, sums, mine + b * MM);
 #else
         [[unroll]] for (uint i = b * O_BLOCKS; i < b * O_BLOCKS + O_BLOCKS; i++)
-            coopMatPerElementNV(o[i], o[i], store, top[b], sums, MM * (first_block + i - b * O_BLOCKS), whole, split, THIS_BLOCK(b));
+            coopMatPerElementNV(o[i], o[i], store, row_max[b], sums, MM * (first_block + i - b * O_BLOCKS), whole, split, THIS_BLOCK(b));
 #endif
     }
 #if STAGED_ENDS

@@ -88,11 +88,11 @@ impl Inputs {
         // After the query, a token sees as far as before it, or nothing.
         let ahead = match (both && position >= 0.0, window) {
             (false, _) => 1.0,
-            (true, Some(w)) => w as f64,
+            (true, Some(w)) => w.size() as f64,
             (true, None) => f64::INFINITY,
         };
         let end = (position + ahead).min(length).clamp(0.0, call.keys() as f64) as usize;
-        let start = window.map_or(0.0, |w| (position + 1.0 - w as f64).max(0.0)) as usize;
+        let start = window.map_or(0, |w| w.first(position as i64)) as usize;
         start.min(end)..end
     }
 }
@@ -198,8 +198,9 @@ fn tasks(call: &Call, inputs: &Inputs) -> Vec<Task> {
         let mut start = 0;
         while start < tokens {
             let sequence_of_all = sequence(start);
-            let alike = (start..tokens.min(start + most)).take_while(|t| sequence(*t) == sequence_of_all).count();
-            let range = start..start + alike;
+            let same_sequence =
+                (start..tokens.min(start + most)).take_while(|t| sequence(*t) == sequence_of_all).count();
+            let range = start..start + same_sequence;
             let seen = range.clone().map(|t| inputs.seen(call, batch, t, sequence_of_all)).filter(|r| !r.is_empty());
             let seen = seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
             let kv_batch = if call.pages.is_some() { 0 } else { sequence_of_all * kv_batches / call.sequence_count() };
@@ -282,7 +283,14 @@ fn dense_row(t: &Tensor, at: [usize; 3], memory: &HostMemory, out: &mut [f32]) {
 }
 
 /// Scale, softcap and mask of one row's scores, for keys from `first` on.
-pub(super) fn adjust(call: &Call, task: &Task, inputs: &Inputs, [token, head]: [usize; 2], first: usize, scores: &mut [f32]) {
+pub(super) fn adjust(
+    call: &Call,
+    task: &Task,
+    inputs: &Inputs,
+    [token, head]: [usize; 2],
+    first: usize,
+    scores: &mut [f32],
+) {
     scores.iter_mut().for_each(|s| *s *= call.scale);
     if call.logit_softcap != 0.0 {
         let cap = call.logit_softcap;

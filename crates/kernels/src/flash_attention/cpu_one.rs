@@ -218,7 +218,7 @@ fn score_rows<S: Simd, K: Rows, const R: usize, const N: usize>(
                     }
                 }
                 for j in 0..4 {
-                    // What follows the last key is computed with the last, and looked at by nobody.
+                    // Lanes past the last key repeat it; their results are ignored.
                     let key = (first + 4 * quarter + j).min(count - 1);
                     keys.fetch(key + AHEAD);
                     let key: [f32x16<S>; N] = keys.vectors(simd, key, at);

@@ -2,8 +2,8 @@
 
 use kiln_gpu::{Caps, Component, CoopmatShape, FlexibleShape, Scope, Shader, SubgroupRequest};
 
-use super::{Call, Mask};
 use super::plan::{SPLIT_KEYS, number, shader, unsupported, wide_halves, with_combine, within};
+use super::{Call, Mask};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
 
@@ -253,7 +253,8 @@ fn coopmat2_rows(call: &Call, caps: &Caps, most: usize) -> Result<Choice, Unsupp
 /// Whether an explicit mask can be added as matrices: then, whether it can be read by eights.
 fn staged_mask(call: &Call, caps: &Caps) -> Option<bool> {
     let Mask::Explicit(mask) = &call.mask else { return None };
-    let halves = |s: &CoopmatShape| s.c == Component::F16 && (s.m, s.n, s.k) == (16, 16, 16) && s.scope == Scope::Subgroup;
+    let halves =
+        |s: &CoopmatShape| s.c == Component::F16 && (s.m, s.n, s.k) == (16, 16, 16) && s.scope == Scope::Subgroup;
     if call.max_bias > 0.0 || !caps.coopmat.iter().any(halves) {
         return None;
     }

@@ -34,8 +34,8 @@ void merge(Merging m) {
 #else
     bool whole = SPLIT == 0;
 #endif
-    // A thread has one element of a row, with ROUNDING and READY four.
-#if ROUNDING || READY
+    // A thread has one element of a row, with ROUNDING and EMIT_PACKED_B four.
+#if ROUNDING || EMIT_PACKED_B
 #define ITEM vec4
 #define ITEMS (HSV / 4)
 #define MERGED_AT(S, I) merged[(S) * MERGED + (I)]
@@ -54,9 +54,9 @@ void merge(Merging m) {
         ITEM x = ITEM(0.0);
         [[unroll]] for (uint s = 0; s < SUBGROUPS; s++) {
             vec2 pair = pairs_of[s * ALL_ROWS + r];
-            float keep = exp(pair.x - most);
-            all += pair.y * keep;
-            x += MERGED_AT(s, i) * keep;
+            float alpha = exp(pair.x - most);
+            all += pair.y * alpha;
+            x += MERGED_AT(s, i) * alpha;
         }
         uint row = result_of(m, r);
 #if SPLIT
@@ -67,7 +67,7 @@ void merge(Merging m) {
         }
 #endif
         x *= result_factor(head_of(m, r), most, all);
-#if ROUNDING || READY
+#if ROUNDING || EMIT_PACKED_B
         put_result(row, e, x);
 #else
         F32(row_address(p.result, row, HSV * 4)).v[e] = x;
@@ -97,9 +97,9 @@ void merge(Merging m) {
         float all = 0.0;
         [[unroll]] for (uint j = 0; j < PARTS; j++) {
             vec2 pair = pairs_of[j * (WG / PARTS) + t];
-            float keep = exp(pair.x - most);
-            all += pair.y * keep;
-            x += merged[j * (WG / PARTS) + t] * keep;
+            float alpha = exp(pair.x - most);
+            all += pair.y * alpha;
+            x += merged[j * (WG / PARTS) + t] * alpha;
         }
         pair = vec2(most, all);
 #endif

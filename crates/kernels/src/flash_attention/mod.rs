@@ -1,22 +1,22 @@
 //! `flash_attention`: attention of queries over a cache of keys and values, without the matrix of scores in memory.
 //! The contract is here; what each path launches is in `plan.rs`, the definition in `reference.rs`.
 
-mod arriving;
-mod arriving_cases;
 pub mod cases;
 mod cpu;
 mod cpu_one;
-mod lane_rows;
-mod lanes;
+mod emit_packed_b;
+mod fragment;
+mod fragment_prefill;
+mod kv_append;
+mod kv_append_cases;
 mod matrices;
 mod plan;
 mod reference;
-mod ready;
 mod rounding;
 mod threads;
 mod tuning;
 
-pub use arriving::Arriving;
+pub use kv_append::KvAppend;
 pub(crate) use tuning::check as check_tuning;
 
 use kiln_gguf::TensorType;
@@ -24,14 +24,15 @@ use kiln_gpu::{Address, Caps};
 
 use crate::host::HostMemory;
 use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, require};
-use crate::ready::Ready;
+use crate::packed_b::PackedB;
 use crate::rounded::Rounding;
 use crate::tensor::Tensor;
 
 const NAME: &str = "flash_attention";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "softmax(scale * Q K^T + mask) V over a cache, with GQA, pages, ALiBi, biases of distances, softcap and sinks";
+pub const SUMMARY: &str =
+    "softmax(scale * Q K^T + mask) V over a cache, with GQA, pages, ALiBi, biases of distances, softcap and sinks";
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,7 +43,7 @@ pub enum Mask {
     /// Minus infinity hides a key; its rows of K and V are read all the same and must hold finite numbers.
     Explicit(Tensor),
     /// Key j, whose position is j, is seen by the query at position p where `j <= p`, `j < length` and, with a window,
-    /// `p - j < window`. Rows of the cache from `length` on are never read. With ALiBi the score gets `slope * (j - p)`.
+    /// j lies in it: `p - j < window`, or in chunks `j / window = p / window`. Rows of the cache from `length` on are never read. With ALiBi the score gets `slope * (j - p)`.
     /// With `both`, keys after the query are seen like those before it: `0 <= p`, `j < length` and `|p - j| < window`, and ALiBi
     /// gives `-slope * |j - p|`.
     Causal {
@@ -50,11 +51,36 @@ pub enum Mask {
         positions: Tensor,
         /// I32 `[1]`, or one for each sequence: the number of valid keys, read on the device.
         length: Tensor,
-        /// Number of the last positions a query sees, its own included.
-        window: Option<usize>,
+        /// Which of the keys before it a query sees.
+        window: Option<Window>,
         /// Whether keys after the query are seen, too.
         both: bool,
     },
+}
+
+/// What a query sees of the keys before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// Those of the last positions, its own included; how many.
+    Last(usize),
+    /// Those of its chunk: positions are cut into chunks of this size.
+    Chunk(usize),
+}
+
+impl Window {
+    /// Most keys a query sees up to itself.
+    pub fn size(self) -> usize {
+        let (Window::Last(size) | Window::Chunk(size)) = self;
+        size
+    }
+
+    /// The first position that a query at `p` sees.
+    pub(crate) fn first(self, p: i64) -> i64 {
+        match self {
+            Window::Last(size) => (p + 1 - size as i64).max(0),
+            Window::Chunk(size) => p.max(0) / size as i64 * size as i64,
+        }
+    }
 }
 
 /// Where the rows of a cache lie that is cut into pages: key j of sequence s is row
@@ -73,7 +99,7 @@ pub struct Pages {
 pub struct Split {
     /// Most runs of the keys of a sequence; [`Call::good_splits`] knows a good number.
     pub count: usize,
-    /// So many of them may be short, with 128 keys each; a sequence is cut into more only if it has more keys than others.
+    /// This many of them may be short, 1 to `count`, with 128 keys each; a sequence is cut into more only if it has more keys than others.
     pub short: usize,
     /// F32, dense, at least [`Call::scratch_bytes`]: the partial results.
     pub scratch: Tensor,
@@ -118,15 +144,15 @@ pub struct Call {
     pub sequences: Option<Tensor>,
     /// Splits over keys.
     pub split: Option<Split>,
-    /// Keys and values that are written to the caches on the way, with queries that are turned then.
-    pub arriving: Option<Arriving>,
+    /// Fused KV append: applies RoPE to Q and K and writes this token's K and V to the caches before it attends.
+    pub kv_append: Option<KvAppend>,
     /// How the result of one token is left rounded for the product that reads it.
     pub rounding: Option<Rounding>,
-    /// Where the results of single tokens are left as the product that reads them takes them, besides.
-    pub ready: Option<Ready>,
-    /// Whether a token goes the same way however many sequences are beside it.
-    pub alike: bool,
-    /// Whether neighbouring sequences have pages in common: paths that can read these once for several of them do.
+    /// Also emits the results of single tokens in fragment order for the GEMM that reads them.
+    pub emit_packed_b: Option<PackedB>,
+    /// Batch-invariant: same kernel and reduction order for any batch size.
+    pub batch_invariant: bool,
+    /// Cascade: neighbouring sequences share prefix pages, and paths that can read these once for several sequences.
     pub shares: bool,
 }
 
@@ -154,7 +180,7 @@ fn few_rows(head: usize) -> usize {
     if head > 128 { 16 } else { 8 }
 }
 
-/// A good number of splits for so many rows (tokens times heads that share a kv head) of so many kv heads, on a device with this
+/// A good number of splits for this many rows (tokens times heads that share a kv head) of this many kv heads, on a device with this
 /// many cores: two workgroups for each of them, runs of at least 128 keys; 1 where the rows alone are enough work.
 pub fn good_splits([rows, kv_heads]: [usize; 2], head: usize, keys: usize, cores: usize) -> usize {
     (2 * cores / (kv_heads * row_tiles(rows, head)).max(1)).min(keys / SHORTEST_RUN).clamp(1, 256)
@@ -182,10 +208,10 @@ impl Call {
             pages: None,
             sequences: None,
             split: None,
-            arriving: None,
+            kv_append: None,
             rounding: None,
-            ready: None,
-            alike: false,
+            emit_packed_b: None,
+            batch_invariant: false,
             shares: false,
         }
     }
@@ -278,13 +304,16 @@ impl Call {
                     format!("mask is {m}, want F16[{}, {tokens}, ..] that repeats over {heads}, {batch}", self.keys())
                 })?;
             }
-            Mask::Causal { positions, length, window, .. } => {
+            Mask::Causal { positions, length, window, both } => {
                 let n = tokens * batch;
                 require(whole(positions, n), NAME, || format!("positions are {positions}, want I32[{n}]"))?;
                 let n = self.sequence_count();
                 let fits = whole(length, 1) || whole(length, n);
                 require(fits, NAME, || format!("length is {length}, want I32[1] or I32[{n}]"))?;
-                require(*window != Some(0), NAME, || "a window of 0 positions sees nothing".into())?;
+                let sees = window.is_none_or(|window| window.size() > 0);
+                require(sees, NAME, || "a window of 0 positions sees nothing".into())?;
+                let known = !(*both && matches!(window, Some(Window::Chunk(_))));
+                require(known, NAME, || "chunks are seen up to the query alone".into())?;
             }
         }
         let causal = matches!(self.mask, Mask::Causal { .. });
@@ -323,8 +352,11 @@ impl Call {
     }
 
     fn check_split(&self) -> Result<(), Invalid> {
-        let Some(Split { count, scratch, counters, .. }) = self.split else { return Ok(()) };
+        let Some(Split { count, short, scratch, counters }) = self.split else { return Ok(()) };
         require((1..=1024).contains(&count), NAME, || format!("{count} splits, want 1 to 1024"))?;
+        require((1..=count).contains(&short), NAME, || {
+            format!("{short} of {count} splits may be short, want 1 to {count}")
+        })?;
         let want = self.scratch_bytes(count) / 4;
         let fits = scratch.ty == TensorType::F32 && scratch.is_dense() && scratch.len() >= want;
         require(fits && scratch.offset % 16 == 0, NAME, || {
@@ -353,7 +385,7 @@ impl Operation for Call {
         match self.mask {
             Mask::None => {}
             Mask::Explicit(mask) => reads.push(mask),
-            Mask::Causal { length, .. } if self.arriving.is_some() => reads.push(length),
+            Mask::Causal { length, .. } if self.kv_append.is_some() => reads.push(length),
             Mask::Causal { positions, length, .. } => reads.extend([positions, length]),
         }
         reads.extend([self.sinks, self.distances, self.sequences, self.pages.map(|p| p.table)].into_iter().flatten());
@@ -366,7 +398,11 @@ impl Operation for Call {
         let caches = self.writing().map(|write| [write.k_cache, write.v_cache]);
         let rounded = self.rounding.map(|rounding| rounding.writes(&self.out));
         let first = [Some(self.out), self.split.and_then(|s| s.counters)];
-        let more = caches.into_iter().flatten().chain(rounded.into_iter().flatten()).chain(self.ready.map(|ready| ready.halves));
+        let more = caches
+            .into_iter()
+            .flatten()
+            .chain(rounded.into_iter().flatten())
+            .chain(self.emit_packed_b.map(|emit_packed_b| emit_packed_b.halves));
         first.into_iter().flatten().chain(more).collect()
     }
 
@@ -376,7 +412,7 @@ impl Operation for Call {
         if let Mask::Causal { positions, length, .. } = self.mask {
             early.extend([positions, length]);
         }
-        early.extend(self.arriving.into_iter().flat_map(|a| [a.turns, a.ids]));
+        early.extend(self.kv_append.into_iter().flat_map(|a| [a.freqs, a.ids]));
         early
     }
 
@@ -394,9 +430,9 @@ impl Operation for Call {
             require(fits, NAME, || format!("sinks are {s}, want F32[{heads}]"))?;
         }
         self.check_distances()?;
-        self.check_arriving()?;
+        self.check_kv_append()?;
         self.check_rounding()?;
-        self.check_ready()?;
+        self.check_packed_b()?;
         let Call { scale, max_bias, logit_softcap, .. } = *self;
         require(scale.is_finite(), NAME, || format!("scale is {scale}"))?;
         require(max_bias >= 0.0 && max_bias.is_finite(), NAME, || format!("max_bias is {max_bias}, want 0 or more"))?;
@@ -409,6 +445,10 @@ impl Operation for Call {
         plan::pick(self, caps, want)
     }
 
+    fn judged(&self, written: &Tensor, values: &[f64]) -> Option<Vec<Vec<f64>>> {
+        self.emit_packed_b.and_then(|emit_packed_b| emit_packed_b.by_column(self.columns(), written, values))
+    }
+
     fn params(&self, _: &Choice, _: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         plan::params(self, at)
     }
@@ -416,13 +456,13 @@ impl Operation for Call {
     fn reference(&self, memory: &mut HostMemory) {
         self.in_two_steps(memory, |write, memory| write.reference(memory), reference::reference);
         self.round(memory);
-        self.make_ready(memory);
+        self.write_packed_b(memory);
     }
 
     fn cpu(&self, memory: &mut HostMemory) {
         self.in_two_steps(memory, |write, memory| write.cpu(memory), cpu::compute);
         self.round(memory);
-        self.make_ready(memory);
+        self.write_packed_b(memory);
     }
 
     /// Counted for a full cache; a causal mask hides half of a prefill, and a decoded token sees all.
@@ -435,13 +475,14 @@ impl Operation for Call {
         let pairs = (heads * batch * tokens) as f64 * (keys - hidden);
         let caches = self.pages.map_or(self.k.shape[3], |p| p.table.shape[1]);
         let cache = |t: &Tensor| keys * (t.row_bytes() * kv_heads * caches) as f64;
-        let dense = (self.q.len() + self.out.len()) as f64 * 4.0 + self.writing().map_or(0.0, |write| write.work().bytes);
+        let dense =
+            (self.q.len() + self.out.len()) as f64 * 4.0 + self.writing().map_or(0.0, |write| write.work().bytes);
         Work { bytes: dense + cache(&self.k) + cache(&self.v), flops: 2.0 * pairs * (hsk + hsv) as f64 }
     }
 
     fn parts(&self) -> Vec<crate::Call> {
-        // Ready columns lie between each other.
-        if self.ready.is_some() {
+        // Packed activations lie between each other.
+        if self.emit_packed_b.is_some() {
             return Vec::new();
         }
         // Two steps give the same bits.
@@ -507,6 +548,11 @@ mod tests {
         let scratch = tensor(7, F32, [100, 1, 1, 1]);
         let split = Some(Split { count: 4, short: 4, scratch, counters: None });
         assert!(reason(Call { split, ..call() }).contains("want F32[19008]"));
+        let scratch = tensor(7, F32, [19008, 1, 1, 1]);
+        let short = |short: usize| Call { split: Some(Split { count: 4, short, scratch, counters: None }), ..call() };
+        assert_eq!([1, 4].map(|n| short(n).check()), [Ok(()), Ok(())]);
+        assert!(reason(short(0)).contains("0 of 4 splits may be short"), "no run would have keys");
+        assert!(reason(short(5)).contains("5 of 4 splits"));
     }
 
     #[test]
@@ -542,15 +588,15 @@ mod tests {
             Call { mask, ..Call::plain(q, cache, cache, out, 0.1) }
         };
         let path = |call: Call, caps: &Caps| call.pick(caps, None).unwrap().path;
-        assert_eq!(path(call(F16, 512, [8, 8]), &nvidia), Path::Lanes);
-        assert_eq!(path(Call { alike: true, ..call(F16, 512, [8, 8]) }, &nvidia), Path::Scalar);
+        assert_eq!(path(call(F16, 512, [8, 8]), &nvidia), Path::Fragment);
+        assert_eq!(path(Call { batch_invariant: true, ..call(F16, 512, [8, 8]) }, &nvidia), Path::Scalar);
         assert_eq!(path(call(F16, 512, [8, 7]), &nvidia), Path::Scalar);
         assert_eq!(path(call(F16, 512, [4, 8]), &nvidia), Path::Scalar, "two heads share keys");
-        assert_eq!(path(call(F16, 16384, [8, 1]), &nvidia), Path::Lanes);
+        assert_eq!(path(call(F16, 16384, [8, 1]), &nvidia), Path::Fragment);
         assert_eq!(path(call(F16, 8192, [8, 1]), &nvidia), Path::Scalar);
         assert_eq!(path(call(TensorType::Q8_0, 8192, [8, 1]), &nvidia), Path::IntDot);
-        assert_eq!(path(call(TensorType::Q4_0, 8192, [8, 1]), &nvidia), Path::Lanes);
-        let unknown = Caps { matrix_order: None, ..nvidia };
+        assert_eq!(path(call(TensorType::Q4_0, 8192, [8, 1]), &nvidia), Path::Fragment);
+        let unknown = Caps { fragment_layout: None, ..nvidia };
         assert_eq!(path(call(F16, 512, [8, 8]), &unknown), Path::Scalar);
     }
 
@@ -565,14 +611,14 @@ mod tests {
             Call { mask, ..Call::plain(q, cache, cache, out, 0.1) }
         };
         let path = |call: Call, caps: &Caps| call.pick(caps, None).unwrap().path;
-        assert_eq!(path(prompt(64, 512), &nvidia), Path::LaneRows);
+        assert_eq!(path(prompt(64, 512), &nvidia), Path::FragmentPrefill);
         assert_eq!(path(prompt(64, 511), &nvidia), Path::Coopmat2, "fewer rows than were timed");
-        assert_eq!(path(Call { alike: true, ..prompt(64, 512) }, &nvidia), Path::Coopmat2);
+        assert_eq!(path(Call { batch_invariant: true, ..prompt(64, 512) }, &nvidia), Path::Coopmat2);
         let ragged = Call { sequences: Some(tensor(6, I32, [512, 1, 1, 1])), ..prompt(64, 512) };
         assert_eq!(path(ragged, &nvidia), Path::Coopmat);
-        let unknown = Caps { matrix_order: None, ..nvidia.clone() };
+        let unknown = Caps { fragment_layout: None, ..nvidia.clone() };
         assert_eq!(path(prompt(64, 512), &unknown), Path::Coopmat2);
-        let why = |call: Call| call.pick(&nvidia, Some(Path::LaneRows)).unwrap_err().reason;
+        let why = |call: Call| call.pick(&nvidia, Some(Path::FragmentPrefill)).unwrap_err().reason;
         assert!(why(prompt(96, 512)).contains("multiples of 64"));
         assert!(why(prompt(320, 512)).contains("up to 256"));
         assert!(why(Call { max_bias: 8.0, ..prompt(64, 512) }).contains("biases"));

@@ -4,11 +4,11 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, IntDot, Shader};
 
-use super::lane_rows::{self, lane_rows};
-use super::lanes::{self, lanes};
+use super::fragment::{self, fragment};
+use super::fragment_prefill::{self, fragment_prefill};
 use super::matrices::{coopmat, coopmat2};
 use super::threads::{scalar, teams};
-use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, arriving, few_rows, ready, rounding, tuning};
+use super::{Call, GOOD_GROUPS, LONG_RUN, Mask, NAME, Window, emit_packed_b, few_rows, kv_append, rounding, tuning};
 use crate::formats;
 use crate::operation::{Choice, Launch, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -79,8 +79,8 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
     let explicit = matches!(call.mask, Mask::Explicit(_));
     let more = [
         call.rounding.map(|_| rounding::Params::fields()),
-        call.ready.map(|_| ready::Params::fields()),
-        call.arriving.map(|_| arriving::Params::fields()),
+        call.emit_packed_b.map(|_| emit_packed_b::Params::fields()),
+        call.kv_append.map(|_| kv_append::Params::fields()),
     ];
     let params = if explicit {
         MaskParams::glsl()
@@ -89,8 +89,8 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
     };
     let name = format!("{NAME}.{}.{}.{}", call.k.ty, call.v.ty, path.name()).to_lowercase();
     let (causal, window, lengths, both) = match call.mask {
-        Mask::Causal { length, window, both, .. } => (1, window.unwrap_or(0), length.len(), both),
-        _ => (0, 0, 1, false),
+        Mask::Causal { length, window, both, .. } => (1, window, length.len(), both),
+        _ => (0, None, 1, false),
     };
     // Sequences share a cache in runs where there are more of them than caches.
     let shared_by = if call.pages.is_some() { 1 } else { call.sequence_count() / kv_batch };
@@ -101,7 +101,8 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
         .define("RATIO", heads / kv_heads)
         .define("BATCH", batch)
         .define("CAUSAL", causal)
-        .define("WINDOW", window)
+        .define("WINDOW", window.map_or(0, Window::size))
+        .define("CHUNKED", u32::from(matches!(window, Some(Window::Chunk(_)))))
         .define("BOTH", u32::from(both))
         .define("LENGTHS", u32::from(lengths > 1))
         .define("SHARED_BY", shared_by)
@@ -176,7 +177,10 @@ fn check_operands(call: &Call) -> Result<(), Unsupported> {
 /// A number of the tuning table.
 pub(super) fn number(call: &Call, caps: &Caps, path: Path, name: &str) -> Result<usize, Unsupported> {
     let missing = || unsupported(format!("the tuning table has no {name} for {}", path.name()));
-    tuning::table().map_err(unsupported)?.find(caps, (call.k.ty, call.k.shape[0].max(call.v.shape[0])), path, name).ok_or_else(missing)
+    tuning::table()
+        .map_err(unsupported)?
+        .find(caps, (call.k.ty, call.k.shape[0].max(call.v.shape[0])), path, name)
+        .ok_or_else(missing)
 }
 
 /// Adds the launch that adds up the splits, where they do not do it themselves.
@@ -193,7 +197,7 @@ pub(super) fn with_combine(call: &Call, caps: &Caps, mut choice: Choice) -> Resu
     Ok(choice)
 }
 
-/// Workgroups for tokens, kv heads by groups of so many of the heads that share them, and runs of keys of so many sequences together. A sequence may have fewer
+/// Workgroups for tokens, kv heads by groups of this many of the heads that share them, and runs of keys of this many sequences together. A sequence may have fewer
 /// runs than there is room for, and the workgroups of the others leave at once. Those of all first runs come first: where every
 /// fourth workgroup had keys, a device that deals workgroups out in turn gave them to every fourth core.
 pub(super) fn grid(call: &Call, rows: usize, together: usize) -> [usize; 3] {
@@ -215,19 +219,19 @@ pub(super) fn within(groups: [usize; 3], caps: &Caps) -> Result<[u32; 3], Unsupp
 
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     check_operands(call)?;
-    if let Some(arriving) = &call.arriving {
-        return arriving::pick(call, arriving, caps, want);
+    if let Some(kv_append) = &call.kv_append {
+        return kv_append::pick(call, kv_append, caps, want);
     }
     if call.rounding.is_some() {
         return rounding::pick(call, caps, want);
     }
-    if let Some(of) = &call.ready {
-        return ready::pick(call, of, caps, want);
+    if let Some(of) = &call.emit_packed_b {
+        return emit_packed_b::pick(call, of, caps, want);
     }
     let rows = call.q.shape[1] * call.q.shape[2] / call.k.shape[2];
     let few = few_rows(call.k.shape[0].max(call.v.shape[0]));
     match want {
-        None if rows > few && lane_rows::is_preferred(call, caps, rows) => lane_rows(call, caps),
+        None if rows > few && fragment_prefill::is_preferred(call, caps, rows) => fragment_prefill(call, caps),
         // A software GPU takes a second or two to compile each matrix kernel.
         None if !caps.is_cpu && rows > few => {
             let matrices = if rows <= 64 {
@@ -237,14 +241,14 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
             };
             matrices.or_else(|_| scalar(call, caps))
         }
-        None if lanes::is_preferred(call, caps) => lanes(call, caps),
+        None if fragment::is_preferred(call, caps) => fragment(call, caps),
         // Integer products of a quantised K, where they are not emulated, save most of the arithmetic of a score.
         None if caps.int_dot == IntDot::Accelerated => teams(call, caps, Path::IntDot).or_else(|_| scalar(call, caps)),
         None | Some(Path::Scalar) => scalar(call, caps),
         Some(Path::IntDot) => teams(call, caps, Path::IntDot),
         Some(Path::Coopmat) => coopmat(call, caps),
-        Some(Path::Lanes) => lanes(call, caps),
-        Some(Path::LaneRows) => lane_rows(call, caps),
+        Some(Path::Fragment) => fragment(call, caps),
+        Some(Path::FragmentPrefill) => fragment_prefill(call, caps),
         Some(Path::Coopmat2) => coopmat2(call, caps),
     }
 }
@@ -280,9 +284,15 @@ pub(super) fn params(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
     };
     let Mask::Explicit(mask) = call.mask else {
         let rounding = call.rounding.map(|rounding| rounding::params(&rounding, at).bytes());
-        let ready = call.ready.map(|ready| ready::params(&ready, at).bytes());
-        let arriving = call.arriving.map(|arriving| arriving::params(call, &arriving, at).bytes());
-        return [causal.bytes(), rounding.unwrap_or_default(), ready.unwrap_or_default(), arriving.unwrap_or_default()].concat();
+        let emit_packed_b = call.emit_packed_b.map(|emit_packed_b| emit_packed_b::params(&emit_packed_b, at).bytes());
+        let kv_append = call.kv_append.map(|kv_append| kv_append::params(call, &kv_append, at).bytes());
+        return [
+            causal.bytes(),
+            rounding.unwrap_or_default(),
+            emit_packed_b.unwrap_or_default(),
+            kv_append.unwrap_or_default(),
+        ]
+        .concat();
     };
     let Params { q, k, v, result, sinks, scratch, counters, pages, .. } = causal;
     let Params { tokens, keys, splits, q_stride, k_stride, v_stride, .. } = causal;

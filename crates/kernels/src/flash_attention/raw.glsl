@@ -43,10 +43,10 @@ struct Blocks {
     uvec2 codes;
     vec2 scale;
 };
-void values_of(Blocks x, out vec4 a, out vec4 b, bool shifted) {
+void values_of(Blocks x, out vec4 a, out vec4 b, bool has_min) {
     a = code_values(x.codes.x) * x.scale.x;
     b = code_values(x.codes.y) * x.scale.x;
-    if (shifted) {
+    if (has_min) {
         a += x.scale.y;
         b += x.scale.y;
     }
@@ -74,7 +74,7 @@ void fetch_k(uvec2 row, uint e, out RawK x) {
     x.scale = K_SCALE(row, k_quad0(e));
 #endif
 }
-void k_values(RawK x, out vec4 a, out vec4 b) { values_of(x, a, b, K_SHIFTED == 1); }
+void k_values(RawK x, out vec4 a, out vec4 b) { values_of(x, a, b, K_HAS_MIN == 1); }
 #else
 #define RawK Floats
 void fetch_k(uvec2 row, uint e, out RawK x) {
@@ -99,7 +99,7 @@ void fetch_v(uvec2 row, uint e, out RawV x) {
     x.scale = V_SCALE(row, v_quad0(e));
 #endif
 }
-void v_values(RawV x, out vec4 a, out vec4 b) { values_of(x, a, b, V_SHIFTED == 1); }
+void v_values(RawV x, out vec4 a, out vec4 b) { values_of(x, a, b, V_HAS_MIN == 1); }
 #else
 #define RawV Floats
 void fetch_v(uvec2 row, uint e, out RawV x) {

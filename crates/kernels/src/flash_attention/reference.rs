@@ -1,6 +1,6 @@
 //! The definition of `flash_attention`.
 
-use super::{Call, Mask};
+use super::{Call, Mask, Window};
 use crate::host::HostMemory;
 
 /// What a query may see: the additive term of key j, or nothing.
@@ -35,7 +35,11 @@ impl View<'_> {
                 let length = self.lengths[if self.lengths.len() > 1 { sequence } else { 0 }] as i64;
                 let j = j as i64;
                 let away = if *both { (p - j).abs() } else { p - j };
-                let seen = p >= 0 && away >= 0 && j < length && window.is_none_or(|w| away < w as i64);
+                let near = window.is_none_or(|w| match w {
+                    Window::Last(size) => away < size as i64,
+                    Window::Chunk(size) => j / size as i64 == p / size as i64,
+                });
+                let seen = p >= 0 && away >= 0 && j < length && near;
                 seen.then(|| if self.call.max_bias > 0.0 { -away as f64 } else { 0.0 })
             }
         }

@@ -1,4 +1,4 @@
-//! The result of one token, left rounded for the product that reads it ([`crate::rounded`]): by whoever writes the floats, on the path of
+//! The result of one token, left rounded for the product that reads it ([`crate::rounded`]): by whichever step writes the floats, on the path of
 //! teams.
 
 use kiln_gpu::{Address, Caps, FIELD_BYTES, Shader};
@@ -30,7 +30,9 @@ impl Call {
         let Some(rounding) = &self.rounding else { return Ok(()) };
         let out = self.out;
         let one = out.shape[2..] == [1, 1] && out.shape[0].is_multiple_of(GROUP);
-        require(one, NAME, || format!("out is {out}: one token with heads of whole groups of {GROUP} is left rounded"))?;
+        require(one, NAME, || {
+            format!("out is {out}: one token with heads of whole groups of {GROUP} is left rounded")
+        })?;
         require(rounding.weight.is_none(), NAME, || "no weight stands between attention and its product".into())?;
         rounding.check(&out, NAME)
     }
@@ -70,7 +72,9 @@ pub(super) fn check(call: &Call, caps: &Caps) -> Result<(), Unsupported> {
         return Err(unsupported(format!("subgroups of {size}, {THREADS} threads round a group")));
     }
     if call.split.is_some_and(|split| split.counters.is_none()) || matches!(call.mask, Mask::Explicit(_)) {
-        return Err(unsupported("results are rounded with neither a mask of numbers nor splits without counters".into()));
+        return Err(unsupported(
+            "results are rounded with neither a mask of numbers nor splits without counters".into(),
+        ));
     }
     Ok(())
 }

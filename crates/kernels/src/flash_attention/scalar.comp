@@ -105,7 +105,7 @@ void main() {
     vec4 sum[ROWS][2 * V_CHUNKS];
     [[unroll]] for (uint r = 0; r < ROWS; r++)
         [[unroll]] for (uint c = 0; c < 2 * V_CHUNKS; c++) sum[r][c] = vec4(0.0);
-    float top = HIDDEN, weights = 0.0;
+    float row_max = HIDDEN, row_sum = 0.0;
 #if MASK || ALIBI
     float slope = slope_of(head + my_row);
 #endif
@@ -139,7 +139,7 @@ void main() {
         barrier();
         // Weights.
         if (my_row < ROWS) {
-            float most = top;
+            float most = row_max;
             [[unroll]] for (uint i = 0; i < BC; i += ROW_LANES) {
                 uint at = my_row * BC + i + row_lane;
                 uint key = start + i + row_lane;
@@ -167,10 +167,10 @@ void main() {
                 added += w;
             }
             BUTTERFLY(ROW_LANES, added, plus)
-            float keep = exp(top - most);
-            weights = weights * keep + added;
-            top = most;
-            if (row_lane == 0) factor[my_row] = keep;
+            float alpha = exp(row_max - most);
+            row_sum = row_sum * alpha + added;
+            row_max = most;
+            if (row_lane == 0) factor[my_row] = alpha;
         }
         barrier();
         // Values.
@@ -205,9 +205,9 @@ void main() {
 #endif
     if (my_row < rows && row_lane == 0) {
 #if SPLIT
-        if (!whole) partial_pair(result_row(token, head + my_row, batch), split).v[0] = vec2(top, weights);
+        if (!whole) partial_pair(result_row(token, head + my_row, batch), split).v[0] = vec2(row_max, row_sum);
 #endif
-        factor[my_row] = whole ? result_factor(head + my_row, top, weights) : 1.0;
+        factor[my_row] = whole ? result_factor(head + my_row, row_max, row_sum) : 1.0;
     }
     // Sums of all slots, row by row.
     [[unroll]] for (uint r = 0; r < ROWS; r++) {

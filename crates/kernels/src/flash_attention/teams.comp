@@ -1,15 +1,15 @@
 // flash_attention where subgroups can shuffle: one workgroup serves ROWS query heads of one kv head for one token, and its
-// teams of LANES threads go through keys of their own, FLIGHT at a time. A thread has eight columns of a row (more in wide
-// heads): of Q and of the sums all the time, of FLIGHT rows of K and V for a round. Scores are added up across the team so
+// teams of LANES threads go through keys of their own, PREFETCH at a time. A thread has eight columns of a row (more in wide
+// heads): of Q and of the sums all the time, of PREFETCH rows of K and V for a round. Scores are added up across the team so
 // that each ends in one thread, which turns it into a weight; weights come back to all through shared memory. Teams meet
 // only at the end. With AHEAD, the next keys are loaded before the values of these are used.
 // With INT, Q is rounded to 8 bits, 32 elements a scale, and multiplied with the codes of K as integers.
 // Grid: (token, (kv head, group of heads), (split, batch)). All sums are f32. With SPLIT, a workgroup takes a run of the
 // keys; the last one to finish (SPLIT 2, counters) or another dispatch (SPLIT 1) adds the partial results up.
-// With ARRIVE, the token's queries, key and value come as the products left them (arriving.glsl). With ROUNDING, the result of the one
+// With KV_APPEND, the token's queries, key and value come as the products left them (kv_append.glsl). With ROUNDING, the result of the one
 // token is left rounded as well (rounded.glsl).
 #version 450
-#define HANDOVER_LATE 1
+#define GRID_WAIT_LATE 1
 #include "kiln.glsl"
 #extension GL_KHR_shader_subgroup_shuffle : require
 #if INT
@@ -25,16 +25,16 @@ layout(local_size_x = WG) in;
 #include "flash_attention/merge.glsl"
 
 #define TEAMS (WG / LANES)
-#define STRIDE (TEAMS * FLIGHT)
+#define STRIDE (TEAMS * PREFETCH)
 #define K_CHUNKS ((HSK / 8 + LANES - 1) / LANES)
 #define V_CHUNKS ((HSV / 8 + LANES - 1) / LANES)
-// Scores of a round are row * FLIGHT + key. A thread ends up with OWN of them, all of one row; SPREAD threads with the same.
-#define SCORES (ROWS_PAD * FLIGHT)
+// Scores of a round are row * PREFETCH + key. A thread ends up with OWN of them, all of one row; SPREAD threads with the same.
+#define SCORES (ROWS_PAD * PREFETCH)
 #define OWN (SCORES > LANES ? SCORES / LANES : 1)
 #define SPREAD (SCORES > LANES ? 1 : LANES / SCORES)
 // Thread of a team that is the first to own scores of a row, and the lanes that own others of it.
-#define OWNER(R) ((R) * FLIGHT / OWN * SPREAD)
-#define MATES (SPREAD * FLIGHT / OWN)
+#define OWNER(R) ((R) * PREFETCH / OWN * SPREAD)
+#define MATES (SPREAD * PREFETCH / OWN)
 
 // Weights of a team's round are key * ROWS_PAD + row, then a factor for each row; several rows in one load.
 #if ROWS_PAD % 4 == 0
@@ -56,29 +56,29 @@ layout(local_size_x = WG) in;
 #else
 #define ROW_OF(ARRAY, R) ARRAY[(R) / PACKED][(R) % PACKED]
 #endif
-shared PACK weights_of[TEAMS * (FLIGHT + 1) * PACKS];
+shared PACK weights_of[TEAMS * (PREFETCH + 1) * PACKS];
 
 uint sequence;
 uvec2 keys, values;
 
-void load_keys(uint first, uint end, uint lane, out RawK k[FLIGHT * K_CHUNKS]) {
-    [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
+void load_keys(uint first, uint end, uint lane, out RawK k[PREFETCH * K_CHUNKS]) {
+    [[unroll]] for (uint f = 0; f < PREFETCH; f++) {
         uvec2 row = row_address(keys, cache_row(sequence, min(first + f, end - 1)), p.k_stride[0]);
         [[unroll]] for (uint c = 0; c < K_CHUNKS; c++)
             fetch_k(row, min(lane + c * LANES, HSK / 8 - 1), k[f * K_CHUNKS + c]);
     }
 }
 
-void load_values(uint first, uint end, uint lane, out RawV v[FLIGHT * V_CHUNKS]) {
-    [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
+void load_values(uint first, uint end, uint lane, out RawV v[PREFETCH * V_CHUNKS]) {
+    [[unroll]] for (uint f = 0; f < PREFETCH; f++) {
         uvec2 row = row_address(values, cache_row(sequence, min(first + f, end - 1)), p.v_stride[0]);
         [[unroll]] for (uint c = 0; c < V_CHUNKS; c++)
             fetch_v(row, min(lane + c * LANES, HSV / 8 - 1), v[f * V_CHUNKS + c]);
     }
 }
 
-#if ARRIVE
-#include "flash_attention/arriving.glsl"
+#if KV_APPEND
+#include "flash_attention/kv_append.glsl"
 #endif
 
 // One step of adding scores up across the team: threads S apart exchange halves of what they have, or the one they have.
@@ -123,17 +123,17 @@ void main() {
 #else
     uint begin = seen.x, end = seen.y;
 #endif
-    RawK k[FLIGHT * K_CHUNKS];
-    RawV v[FLIGHT * V_CHUNKS];
-    uint at = begin + team * FLIGHT;
-#if ARRIVE
+    RawK k[PREFETCH * K_CHUNKS];
+    RawV v[PREFETCH * V_CHUNKS];
+    uint at = begin + team * PREFETCH;
+#if KV_APPEND
     int position = position_of(token, batch);
 #if SPLIT
     bool last = split + 1 == used;
 #else
     const bool last = true;
 #endif
-    // The row of the token's own key, which nobody has written yet, is not read.
+    // The row of the token's own key is not written yet, so it is not read.
     bool owns = last && begin < end && int(end) == position + 1;
     own_key = owns ? end - 1 : 0xffffffffu;
     uint stop = owns ? max(end - 1, begin + 1) : end;
@@ -146,29 +146,29 @@ void main() {
 #else
     uint stop = end;
 #endif
-#if AHEAD && !ARRIVE
+#if AHEAD && !KV_APPEND
 #if CAUSAL
     // Keys of earlier tokens are there already; that of this token, the only one of its sequence here, is waited for.
-    bool early = SEQUENCES == 0 && p.tokens == 1 && int(min(at + FLIGHT, end)) <= position_of(token, batch);
+    bool early = SEQUENCES == 0 && p.tokens == 1 && int(min(at + PREFETCH, end)) <= position_of(token, batch);
 #else
     const bool early = false;
 #endif
     if (begin < end && early) load_keys(at, end, lane, k);
 #endif
-    await_inputs();
+    grid_wait();
 
     // Rows past the last are copies of it, and columns past the head are zero.
     uvec2 q = row_address(row_address(p.q, token, p.q_stride[0]), batch, p.q_stride[2]);
     vec4 held[ROWS][2 * K_CHUNKS];
-#if ARRIVE
+#if KV_APPEND
     q = row_address(q, head, p.q_stride[1]);
     arrive(Arrival(lane, team, q, rows, kv_head, batch, last, last && first_row == 0 && id < p.cache_rows, id));
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         [[unroll]] for (uint c = 0; c < K_CHUNKS; c++) {
             uint e = lane + c * LANES, from = min(r, rows - 1) * (HSK / 4) + 2 * e;
             bool inside = HSK / 8 % LANES == 0 || e < HSK / 8;
-            held[r][2 * c] = inside ? arrived[from] * SCALE : vec4(0.0);
-            held[r][2 * c + 1] = inside ? arrived[from + 1] * SCALE : vec4(0.0);
+            held[r][2 * c] = inside ? appended[from] * SCALE : vec4(0.0);
+            held[r][2 * c + 1] = inside ? appended[from + 1] * SCALE : vec4(0.0);
         }
     }
 #else
@@ -205,8 +205,8 @@ void main() {
         [[unroll]] for (uint c = 0; c < 2 * V_CHUNKS; c++) sum[r][c] = vec4(0.0);
     // The row whose scores this thread owns, the first key of them, and the row's maximum and sum of weights (of those
     // that the thread owns).
-    uint my_row = lane / SPREAD * OWN / FLIGHT, my_key = lane / SPREAD * OWN % FLIGHT;
-    float top = HIDDEN, weights = 0.0;
+    uint my_row = lane / SPREAD * OWN / PREFETCH, my_key = lane / SPREAD * OWN % PREFETCH;
+    float row_max = HIDDEN, row_sum = 0.0;
 #if MASK
     uvec2 mask = mask_row(token, min(head + my_row, HEADS - 1), batch);
 #endif
@@ -214,18 +214,18 @@ void main() {
     float slope = slope_of(head + my_row);
 #endif
 
-#if AHEAD && !ARRIVE
+#if AHEAD && !KV_APPEND
     if (begin < end && !early) load_keys(at, end, lane, k);
 #endif
     for (uint round = begin; round < end; round += STRIDE, at += STRIDE) {
 #if AHEAD == 0
         load_keys(at, stop, lane, k);
 #endif
-#if !(AHEAD && ARRIVE)
+#if !(AHEAD && KV_APPEND)
         load_values(at, stop, lane, v);
 #endif
-#if ARRIVE
-        if (at + FLIGHT > own_key) take_own_key(at, lane, k);
+#if KV_APPEND
+        if (at + PREFETCH > own_key) take_own_key(at, lane, k);
 #endif
 #if MASK
         float term[OWN];
@@ -233,24 +233,24 @@ void main() {
 #endif
         float score[SCORES];
         [[unroll]] for (uint i = 0; i < SCORES; i++) score[i] = 0.0;
-        [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
+        [[unroll]] for (uint f = 0; f < PREFETCH; f++) {
             [[unroll]] for (uint c = 0; c < K_CHUNKS; c++) {
 #if INT
                 Blocks x = k[f * K_CHUNKS + c];
                 ivec2 b = ivec2(x.codes);
                 [[unroll]] for (uint r = 0; r < ROWS; r++) {
                     int product = dotPacked4x8EXT(b.x, codes[r][c].x) + dotPacked4x8EXT(b.y, codes[r][c].y);
-                    score[r * FLIGHT + f] += x.scale.x * scale[r][c] * float(product);
-#if K_SHIFTED
+                    score[r * PREFETCH + f] += x.scale.x * scale[r][c] * float(product);
+#if K_HAS_MIN
                     int ones = dotPacked4x8EXT(0x01010101, codes[r][c].x) + dotPacked4x8EXT(0x01010101, codes[r][c].y);
-                    score[r * FLIGHT + f] += x.scale.y * (scale[r][c] * float(ones));
+                    score[r * PREFETCH + f] += x.scale.y * (scale[r][c] * float(ones));
 #endif
                 }
 #else
                 vec4 a, b;
                 k_values(k[f * K_CHUNKS + c], a, b);
                 [[unroll]] for (uint r = 0; r < ROWS; r++)
-                    score[r * FLIGHT + f] += dot(a, held[r][2 * c]) + dot(b, held[r][2 * c + 1]);
+                    score[r * PREFETCH + f] += dot(a, held[r][2 * c]) + dot(b, held[r][2 * c + 1]);
 #endif
             }
         }
@@ -264,7 +264,7 @@ void main() {
         GATHER(2)
         GATHER(1)
 
-        float most = top;
+        float most = row_max;
         [[unroll]] for (uint i = 0; i < OWN; i++) {
             uint key = at + my_key + i;
             float logit = capped(score[i]);
@@ -279,32 +279,32 @@ void main() {
             most = max(most, score[i]);
         }
         [[unroll]] for (uint s = SPREAD; s < MATES; s <<= 1) most = max(most, subgroupShuffleXor(most, s));
-        float keep = exp(top - most);
-        weights *= keep;
-        top = most;
+        float alpha = exp(row_max - most);
+        row_sum *= alpha;
+        row_max = most;
         // All have read the weights of the round before.
         subgroupBarrier();
-        uint to = team * (FLIGHT + 1) * ROWS_PAD;
+        uint to = team * (PREFETCH + 1) * ROWS_PAD;
         [[unroll]] for (uint i = 0; i < OWN; i++) {
             float w = weight(score[i], most);
-            weights += w;
+            row_sum += w;
             AT(weights_of, to + (my_key + i) * ROWS_PAD + my_row) = w;
         }
-        if (my_key == 0) AT(weights_of, to + FLIGHT * ROWS_PAD + my_row) = keep;
+        if (my_key == 0) AT(weights_of, to + PREFETCH * ROWS_PAD + my_row) = alpha;
         subgroupMemoryBarrierShared();
         subgroupBarrier();
 
-#if ARRIVE
-        if (at + FLIGHT > own_key) take_own_value(at, lane, v);
+#if KV_APPEND
+        if (at + PREFETCH > own_key) take_own_value(at, lane, v);
 #endif
         PACK w[PACKS];
-        [[unroll]] for (uint i = 0; i < PACKS; i++) w[i] = weights_of[(team * (FLIGHT + 1) + FLIGHT) * PACKS + i];
+        [[unroll]] for (uint i = 0; i < PACKS; i++) w[i] = weights_of[(team * (PREFETCH + 1) + PREFETCH) * PACKS + i];
         [[unroll]] for (uint r = 0; r < ROWS; r++)
             [[unroll]] for (uint c = 0; c < 2 * V_CHUNKS; c++) sum[r][c] *= ROW_OF(w, r);
-        [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
-            [[unroll]] for (uint i = 0; i < PACKS; i++) w[i] = weights_of[(team * (FLIGHT + 1) + f) * PACKS + i];
+        [[unroll]] for (uint f = 0; f < PREFETCH; f++) {
+            [[unroll]] for (uint i = 0; i < PACKS; i++) w[i] = weights_of[(team * (PREFETCH + 1) + f) * PACKS + i];
             [[unroll]] for (uint c = 0; c < V_CHUNKS; c++) {
-#if V_BLOCKS == 1 && V_SHIFTED == 0
+#if V_BLOCKS == 1 && V_HAS_MIN == 0
                 // The scale goes to the weights, of which there are fewer.
                 Blocks x = v[f * V_CHUNKS + c];
                 vec4 a = code_values(x.codes.x), b = code_values(x.codes.y);
@@ -321,20 +321,20 @@ void main() {
                 }
             }
         }
-#if AHEAD && ARRIVE
+#if AHEAD && KV_APPEND
         load_values(at + STRIDE, stop, lane, v);
 #endif
     }
 
     // The weights of a row, then the teams of a subgroup, then all subgroups.
-    [[unroll]] for (uint s = SPREAD; s < MATES; s <<= 1) weights += subgroupShuffleXor(weights, s);
+    [[unroll]] for (uint s = SPREAD; s < MATES; s <<= 1) row_sum += subgroupShuffleXor(row_sum, s);
     [[unroll]] for (uint s = LANES; s < SUBGROUP; s <<= 1) {
-        float most = max(top, subgroupShuffleXor(top, s)), keep = exp(top - most);
-        top = most;
-        weights *= keep;
-        weights += subgroupShuffleXor(weights, s);
+        float most = max(row_max, subgroupShuffleXor(row_max, s)), alpha = exp(row_max - most);
+        row_max = most;
+        row_sum *= alpha;
+        row_sum += subgroupShuffleXor(row_sum, s);
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            float factor = subgroupShuffle(keep, gl_SubgroupInvocationID / LANES * LANES + OWNER(r));
+            float factor = subgroupShuffle(alpha, gl_SubgroupInvocationID / LANES * LANES + OWNER(r));
             [[unroll]] for (uint c = 0; c < 2 * V_CHUNKS; c++) {
                 vec4 x = sum[r][c] * factor;
                 sum[r][c] = x + subgroupShuffleXor(x, s);
@@ -343,7 +343,7 @@ void main() {
     }
     uint subgroup = t / SUBGROUP;
     if (t % SUBGROUP < LANES) {
-        if (lane == OWNER(my_row) && my_row < ROWS) pairs_of[subgroup * ROWS + my_row] = vec2(top, weights);
+        if (lane == OWNER(my_row) && my_row < ROWS) pairs_of[subgroup * ROWS + my_row] = vec2(row_max, row_sum);
         [[unroll]] for (uint c = 0; c < V_CHUNKS; c++) {
             uint e = lane + c * LANES;
             if (HSV / 8 % LANES != 0 && e >= HSV / 8) break;

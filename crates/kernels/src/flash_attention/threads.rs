@@ -4,7 +4,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, IntDot, Shader, SubgroupRequest};
 
 use super::plan::{SPLIT_KEYS, grid, number, shader, unsupported, with_combine, within};
-use super::{Call, arriving, rounding, team_rows};
+use super::{Call, kv_append, rounding, team_rows};
 use crate::formats;
 use crate::operation::{Choice, Path, Unsupported};
 use crate::tensor::Tensor;
@@ -102,7 +102,7 @@ struct Teams {
     /// Query heads it serves.
     rows: usize,
     /// Keys a team has under way.
-    flight: usize,
+    prefetch: usize,
     /// Whether the next keys are loaded before the values of these are used.
     ahead: bool,
 }
@@ -125,15 +125,15 @@ impl Teams {
         let registers = if hsk.max(hsv) > 128 { registers.min(team_rows(hsk.max(hsv))) } else { registers };
         let most = if caps.is_cpu { 8 } else { registers }.min(lanes).min(number("rows")?.max(1));
         let rows = ratio.div_ceil(ratio.div_ceil(most));
-        let flight = number("flight")?.next_power_of_two().min(64);
+        let prefetch = number("prefetch")?.next_power_of_two().min(64);
         // Wide heads and many rows have fewer keys under way.
-        let room = if caps.is_cpu { flight } else { (8 / chunks.div_ceil(2)).max(1).next_power_of_two() };
+        let room = if caps.is_cpu { prefetch } else { (8 / chunks.div_ceil(2)).max(1).next_power_of_two() };
         let mut plan = Teams {
             threads: number("threads")?.next_power_of_two().clamp(subgroup, limit.max(subgroup)),
             subgroup,
             lanes,
             rows,
-            flight: flight.min(room),
+            prefetch: prefetch.min(room),
             ahead: number("ahead")? != 0,
         };
         let tables = formats::format(call.k.ty)
@@ -157,11 +157,11 @@ impl Teams {
     /// factors of their norms.
     fn shared_bytes(&self, call: &Call) -> usize {
         let (hsk, hsv) = (call.k.shape[0], call.v.shape[0]);
-        let arrived = if call.arriving.is_some() { 4 * ((self.rows + 1) * (hsk + 1) + hsv) } else { 0 };
+        let appended = if call.kv_append.is_some() { 4 * ((self.rows + 1) * (hsk + 1) + hsv) } else { 0 };
         let subgroups = self.threads / self.subgroup;
-        let weights = self.threads / self.lanes * (self.flight + 1) * self.rows_pad() * 4;
+        let weights = self.threads / self.lanes * (self.prefetch + 1) * self.rows_pad() * 4;
         let sums = (subgroups * self.rows * hsv / 4).max(self.threads) * 16;
-        weights + sums + (subgroups * self.rows).max(self.threads) * 8 + 16 + arrived
+        weights + sums + (subgroups * self.rows).max(self.threads) * 8 + 16 + appended
     }
 
     fn defines(&self, shader: Shader, call: &Call, path: Path) -> Shader {
@@ -171,14 +171,14 @@ impl Teams {
         };
         // Threads that share four elements of the result when partial results are added up.
         let parts = (self.threads / (self.rows * call.v.shape[0] / 4).next_power_of_two()).clamp(1, 8);
-        rounding::defines(arriving::defines(shader, call), call)
+        rounding::defines(kv_append::defines(shader, call), call)
             .subgroup(SubgroupRequest::Full)
             .define("WG", self.threads)
             .define("SUBGROUP", self.subgroup)
             .define("LANES", self.lanes)
             .define("ROWS", self.rows)
             .define("ROWS_PAD", self.rows_pad())
-            .define("FLIGHT", self.flight)
+            .define("PREFETCH", self.prefetch)
             .define("AHEAD", u32::from(self.ahead))
             .define("INT", u32::from(path == Path::IntDot))
             .define("PARTS", parts)

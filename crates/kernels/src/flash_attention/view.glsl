@@ -36,7 +36,9 @@ uvec2 keys_of(uint token, uint batch, uint length) {
 #else
     uint end = min(uint(max(at + 1, 0)), length);
 #endif
-#if WINDOW > 0
+#if CHUNKED
+    return uvec2(uint(max(at, 0)) / WINDOW * WINDOW, end);
+#elif WINDOW > 0
     return uvec2(uint(max(at - (WINDOW - 1), 0)), end);
 #else
     return uvec2(0, end);
@@ -107,4 +109,4 @@ float capped(float score) {
 }
 
 // exp(logit - top), 0 for hidden keys.
-float weight(float logit, float top) { return logit <= HIDDEN ? 0.0 : exp(logit - top); }
+float weight(float logit, float row_max) { return logit <= HIDDEN ? 0.0 : exp(logit - row_max); }

@@ -105,8 +105,11 @@ pub fn cases(level: Level) -> Vec<Case> {
     let chunked = |sizes: Sizes| case(Sizes { form: Form::Chunked, ..sizes });
     if level == Level::Bench {
         let lengths: [&[usize]; 4] = [&[1], &[1; 32], &[512], &[2048]];
-        let both = |lengths| [of(128, [16, 32], false, Decay::Softplus, lengths), of(128, [32, 32], true, Decay::Softplus, lengths)];
-        let forms = [Form::Sequential, Form::Chunked].into_iter().flat_map(|form| both(&[2048]).map(|of| Sizes { form, ..of }));
+        let both = |lengths| {
+            [of(128, [16, 32], false, Decay::Softplus, lengths), of(128, [32, 32], true, Decay::Softplus, lengths)]
+        };
+        let forms =
+            [Form::Sequential, Form::Chunked].into_iter().flat_map(|form| both(&[2048]).map(|of| Sizes { form, ..of }));
         return lengths.into_iter().flat_map(both).chain(forms).map(case).collect();
     }
     let mut cases = Vec::new();
@@ -121,7 +124,11 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case(Sizes { slots: true, ..of(32, [1, 2], vector, Decay::Log, &[2, 40, 0, 1]) }));
         // Whole chunks, parts of one, several sequences.
         cases.push(chunked(of(64, [1, 2], vector, Decay::Log, &[70; 2])));
-        cases.push(chunked(Sizes { slots: true, grouped: true, ..of(32, [2, 4], vector, Decay::Softplus, &[33, 0, 1, 96]) }));
+        cases.push(chunked(Sizes {
+            slots: true,
+            grouped: true,
+            ..of(32, [2, 4], vector, Decay::Softplus, &[33, 0, 1, 96])
+        }));
     }
     if level == Level::Full {
         for vector in [false, true] {

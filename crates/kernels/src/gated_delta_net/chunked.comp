@@ -48,7 +48,7 @@ shared QUAD k_stage[CHUNK * S_LINE];
 // The state before the chunk.
 shared QUAD s_stage[COLS * S_LINE];
 #if VECTOR
-// Keys and queries decayed since the beginning of the chunk; in the place of the queries later keys decayed up to its end.
+// Keys and queries decayed since the beginning of the chunk; instead of the queries later keys decayed up to its end.
 shared QUAD k_decayed[CHUNK * S_LINE];
 shared QUAD q_decayed[CHUNK * S_LINE];
 shared vec4 key_logs[CHUNK * QUADS];

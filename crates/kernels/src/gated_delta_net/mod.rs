@@ -10,7 +10,9 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::chunks::{self, Division, Task};
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, require, within_32_bits, word};
+use crate::operation::{
+    Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, require, within_32_bits, word,
+};
 use crate::recurrence::{Form, Sequences, check_slots, lanes};
 use crate::ssm_scan::has_dense_tokens;
 use crate::tensor::Tensor;
@@ -18,7 +20,8 @@ use crate::tensor::Tensor;
 const NAME: &str = "gated_delta_net";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "Z = e^g Z, Z += k beta (v - Z k), y = scale Z q: the gated delta rule, one decay a head or a key";
+pub const SUMMARY: &str =
+    "Z = e^g Z, Z += k beta (v - Z k), y = scale Z q: the gated delta rule, one decay a head or a key";
 
 /// Keys that a thread keeps in registers.
 const LANE_KEYS: usize = 16;
@@ -191,12 +194,15 @@ impl Call {
             let later = d.operand(d.chunk, d.chunk) + d.operand(2 * d.chunk, d.cols);
             let queries = d.operand(d.chunk, size).max(later);
             let sums = 2 * (Division::floats(d.chunk, d.chunk) + Division::floats(d.chunk, d.cols));
-            let of_gates = if vectors { d.operand(2 * d.chunk, size) + 4 * size * (d.chunk + d.tile) } else { 8 * d.chunk };
+            let of_gates =
+                if vectors { d.operand(2 * d.chunk, size) + 4 * size * (d.chunk + d.tile) } else { 8 * d.chunk };
             queries + d.operand(d.chunk + d.cols, size) + sums + of_gates + 4 * d.chunk + 16
         };
         let division = Division::new(&task, caps, path, shared)?;
         // Four elements at once, where they lie so that a device can read them.
-        let aligned = [self.q, self.k, self.v, self.y].iter().all(|t| t.offset.is_multiple_of(16) && t.stride[2].is_multiple_of(16));
+        let aligned = [self.q, self.k, self.v, self.y]
+            .iter()
+            .all(|t| t.offset.is_multiple_of(16) && t.stride[2].is_multiple_of(16));
         let name = format!("{NAME}.chunked.{}", path.name());
         let shader = self.shader(&name, "gated_delta_net/chunked.comp").define("ALIGNED", u32::from(aligned));
         let groups = grid(task.states * task.columns.div_ceil(division.cols), caps);
@@ -244,10 +250,7 @@ impl Operation for Call {
             Some(slots) => check_slots(NAME, slots, self.sequences).map(|()| self.state.shape[3].max(1))?,
             None => self.sequences.count(),
         };
-        let dense = [
-            ("state", self.state, [size, size, heads, count], 16),
-            ("y", self.y, [size, heads, tokens, 1], 4),
-        ];
+        let dense = [("state", self.state, [size, size, heads, count], 16), ("y", self.y, [size, heads, tokens, 1], 4)];
         for (name, t, shape, unit) in dense {
             let fits = t.ty == TensorType::F32 && t.is_dense() && t.shape == shape && t.offset.is_multiple_of(unit);
             require(fits, NAME, || format!("{name} is {t} at byte {}, want dense F32{shape:?}", t.offset))?;

@@ -53,7 +53,7 @@ fn decay(gate: Gate, g: f64, a: f64, bias: f64) -> f64 {
     }
 }
 
-/// The same in chunks of so many tokens, as `chunked.comp` has it: the changes that a chunk's tokens make to the state solve a triangular
+/// The same in chunks of this many tokens, as `chunked.comp` has it: the changes that a chunk's tokens make to the state solve a triangular
 /// system. Exponentials are of differences alone.
 #[cfg(test)]
 pub(super) fn in_chunks(call: &Call, memory: &mut HostMemory, chunk: usize) {
@@ -84,7 +84,9 @@ pub(super) fn in_chunks(call: &Call, memory: &mut HostMemory, chunk: usize) {
             let rate = |t: usize| 1.0 / (1.0 + (-beta[(first + t) * heads + h]).exp());
             for j in 0..size {
                 let z = &mut state[j * size..][..size];
-                let before = |of: &[f64], z: &[f64], t: usize| -> f64 { (0..size).map(|i| z[i] * logs[t][i].exp() * row(of, t, i)).sum() };
+                let before = |of: &[f64], z: &[f64], t: usize| -> f64 {
+                    (0..size).map(|i| z[i] * logs[t][i].exp() * row(of, t, i)).sum()
+                };
                 let at = |t: usize| ((first + t) * heads + h) * size + j;
                 let mut changes = vec![0.0; count];
                 for t in 0..count {

@@ -15,7 +15,8 @@ use crate::unary::Function;
 const NAME: &str = "glu";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "dst = f(gate) * up: swiglu, geglu (three forms), reglu, swiglu with limits (three forms), situ";
+pub const SUMMARY: &str =
+    "dst = f(gate) * up: swiglu, geglu (three forms), reglu, swiglu with limits (three forms), situ";
 
 /// The kind of gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +81,9 @@ impl Gate {
             Gate::GegluErf => Some(Function::GeluErf),
             Gate::GegluQuick => Some(Function::GeluQuick),
             Gate::Reglu => Some(Function::Relu),
-            Gate::SwigluOai { .. } | Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. } | Gate::Situ { .. } => None,
+            Gate::SwigluOai { .. } | Gate::SwigluLimited { .. } | Gate::SwigluBounded { .. } | Gate::Situ { .. } => {
+                None
+            }
         }
     }
 

@@ -21,8 +21,8 @@ struct Sizes {
 fn call(data: &mut Data, style: RopeStyle, sizes: Sizes, [to_k, to_v]: [TensorType; 2], rows: usize) -> Call {
     let Sizes { head, turned, heads: [q_heads, kv_heads], tokens } = sizes;
     let params = RopeParams::plain(style, turned, 10000.0);
-    let table = params.turns(None).expect("no factors to miss");
-    let turns = data.input_with(I32, [2, params.pairs(), 1, 1], |_, i| f64::from(table[i]));
+    let table = params.freqs(None).expect("no factors to miss");
+    let freqs = data.input_with(I32, [2, params.pairs(), 1, 1], |_, i| f64::from(table[i]));
     let positions = data.input_with(I32, [tokens, 1, 1, 1], |random, _| random.below(100_000) as f64);
     // Rows in no order, none twice as long as 7 does not divide the number; of fewer than 11 rows some are missed.
     let ids = data.input_with(I32, [tokens, 1, 1, 1], |_, i| ((7 * i + 3) % rows.max(11)) as f64);
@@ -30,7 +30,7 @@ fn call(data: &mut Data, style: RopeStyle, sizes: Sizes, [to_k, to_v]: [TensorTy
     let q = rope::Call {
         x,
         positions,
-        turns,
+        freqs,
         y: x,
         style,
         n_dims: turned,
@@ -53,7 +53,8 @@ fn case(style: RopeStyle, sizes: Sizes, caches: [TensorType; 2], rows: usize) ->
 fn normed(style: RopeStyle, sizes: Sizes, caches: [TensorType; 2], rows: usize, weighed: [bool; 2]) -> Case {
     let name = format!("norms {weighed:?} ");
     with(&name, style, sizes, caches, rows, move |data, call| {
-        let mut norm = |weighed: bool, eps| Norm { weight: weighed.then(|| data.input(F32, [sizes.head, 1, 1, 1])), eps };
+        let mut norm =
+            |weighed: bool, eps| Norm { weight: weighed.then(|| data.input(F32, [sizes.head, 1, 1, 1])), eps };
         // Rows of even numbers have a mean square of about a third: such a factor shows.
         Call { norms: Some([norm(weighed[0], 0.5), norm(weighed[1], 0.01)]), ..call }
     })
@@ -69,7 +70,8 @@ fn with(
 ) -> Case {
     let [to_k, to_v] = caches;
     Case::new(format!("kv_write {what}{style:?} {to_k} {to_v} {sizes:?} of {rows}"), move |data| {
-        let coarser = if to_k.block_bytes() * to_v.block_len() < to_v.block_bytes() * to_k.block_len() { to_k } else { to_v };
+        let coarser =
+            if to_k.block_bytes() * to_v.block_len() < to_v.block_bytes() * to_k.block_len() { to_k } else { to_v };
         let tolerance = match tolerance(F32, coarser) {
             // Sine and cosine are right to an ulp or two.
             crate::case::Tolerance::Exact => crate::case::Tolerance::Nmse(1e-12),
@@ -107,8 +109,32 @@ pub fn cases(level: Level) -> Vec<Case> {
         normed(Normal, sizes(256, 256, [2, 1], 1), [F16, Q8_0], 13, [true; 2]),
     ]);
     // Every type beside another.
-    for types in [[F32, Q8_0], [BF16, Q4_0], [Q8_0, F32], [Q4_0, Q4_1], [Q4_1, Q5_0], [Q5_0, Q5_1], [Q5_1, IQ4_NL], [IQ4_NL, BF16]] {
+    for types in [
+        [F32, Q8_0],
+        [BF16, Q4_0],
+        [Q8_0, F32],
+        [Q4_0, Q4_1],
+        [Q4_1, Q5_0],
+        [Q5_0, Q5_1],
+        [Q5_1, IQ4_NL],
+        [IQ4_NL, BF16],
+    ] {
         cases.push(case(Neox, sizes(64, 64, [3, 1], 3), types, 17));
+    }
+    for normed in [false, true] {
+        cases.push(Case::new(format!("kv_write F16 F16 beyond half floats, norms: {normed}"), move |data| {
+            let sizes = Sizes { head: 64, turned: 48, heads: [2, 1], tokens: 3 };
+            let call = call(data, Neox, sizes, [F16, F16], 13);
+            // Some elements stay within, and are rounded.
+            let large = |data: &mut Data, factor: f64| {
+                data.input_with(F32, [64, 1, 3, 1], move |random, _| random.uniform(-1.0, 1.0) * factor)
+            };
+            let (k, v) = (large(data, 1e6), large(data, 3e5));
+            let weight = Some(large(data, 1e6).narrow(2, 0, 1).reshape([64, 1, 1, 1]));
+            let norm = Norm { weight, eps: 1e-5 };
+            let norms = normed.then_some([Norm { weight: None, ..norm }, norm]);
+            (Call { k, v, norms, ..call }.into(), tolerance(F32, F16))
+        }));
     }
     cases.push(Case::new("kv_write drops rows of padding", |data| {
         let sizes = Sizes { head: 32, turned: 32, heads: [2, 1], tokens: 6 };

@@ -36,12 +36,12 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
         tokens => (0..tokens).into_par_iter().map(turn).collect(),
     };
     let mut row = vec![0.0; v.shape[0]];
-    for (token, (id, [q, k])) in ids.into_iter().zip(heads).enumerate() {
+    for (token, (id, [q, mut k])) in ids.into_iter().zip(heads).enumerate() {
         // A number outside of the caches drops the rows.
         if id >= 0.0 && id < call.k_cache.shape[1] as f64 {
-            memory.write_float_row(&call.k_cache, [id as usize, 0, 0], &k);
+            memory.write_cache_row(&call.k_cache, [id as usize, 0, 0], &mut k);
             memory.float_row(&v, [token, 0, 0], &mut row);
-            memory.write_float_row(&call.v_cache, [id as usize, 0, 0], &row);
+            memory.write_cache_row(&call.v_cache, [id as usize, 0, 0], &mut row);
         }
         for (head, q) in q.chunks_exact(call.q.y.shape[0]).enumerate() {
             memory.write_float_row(&call.q.y, [head, token, 0], q);

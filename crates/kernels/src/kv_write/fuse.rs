@@ -7,17 +7,17 @@ use crate::rope;
 use crate::set_rows;
 use crate::tensor::Tensor;
 
-/// Queries and keys turned alike, keys and values written to the same rows of their caches.
+/// Queries and keys with the same RoPE, keys and values written to the same rows of their caches.
 pub(crate) fn of(q: &rope::Call, k: &rope::Call, [write_k, write_v]: [&set_rows::Call; 2]) -> Option<Call> {
     let v = write_v.src;
     let [head, kv_heads, tokens, _] = k.x.shape;
-    let alike = rope::Call { x: k.x, y: k.y, ..*q } == *k;
+    let same_rope = rope::Call { x: k.x, y: k.y, ..*q } == *k;
     let keys = by_token(&k.y);
     let src = Tensor { stride: keys.stride, ..write_k.src };
     let same_rows = write_k.ids == write_v.ids && keys == src && keys.stride[..2] == write_k.src.stride[..2];
     let wide = v.shape[0].is_multiple_of(kv_heads) && v.shape[1..] == [tokens, 1, 1];
     let same_place = q.x.shape == q.y.shape && q.x.stride == q.y.stride && q.x.ty == q.y.ty;
-    if !(alike && same_rows && wide && same_place && head > 0 && v.is_dense()) {
+    if !(same_rope && same_rows && wide && same_place && head > 0 && v.is_dense()) {
         return None;
     }
     let v = v.reshape([v.shape[0] / kv_heads, kv_heads, tokens, 1]);

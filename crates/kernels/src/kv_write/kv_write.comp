@@ -1,11 +1,11 @@
 // kv_write: what stands between the projections and attention, in one launch. Queries are turned by their positions in
 // place (as rope does), keys are turned and written to their rows of the cache, values are written to theirs.
 // q: [HEAD_DIM, Q_HEADS, tokens]; k, v: [K_COLS, tokens], [V_COLS, tokens]; caches: [.., rows], of floats or simple blocks.
-// A row number outside of the caches drops the row. Threads: one for each pair of q in Q_GROUP heads, which turn alike (elements
+// A row number outside of the caches drops the row. Threads: one for each pair of q in Q_GROUP heads, which have the same angle (elements
 // in no pair stay), then one for each UNIT_K elements of k, then one for each UNIT_V elements of v.
 // NORMS: every head of q and k is normed first (as rms_norm does); a workgroup has a head of q, k or v of a token.
 #version 450
-#define HANDOVER_LATE 1
+#define GRID_WAIT_LATE 1
 #include "kiln.glsl"
 
 layout(local_size_x = WG) in;
@@ -102,7 +102,7 @@ float turned(uint token, uint i) {
 void main() {
     const uint heads = Q_HEADS + 2 * KV_HEADS;
     uint token = group_index() / heads, head = group_index() % heads, t = gl_LocalInvocationID.x;
-    await_inputs();
+    grid_wait();
     if (token >= p.tokens) return;
     if (head < Q_HEADS) {
         uvec2 x = row_address(row_address(p.q, head, p.q_stride[0]), token, p.q_stride[1]);
@@ -156,7 +156,7 @@ void main() {
         uint pair = pair_of_key(other % units);
         if (pair < PAIRS) turn = turn_of(token, pair);
     }
-    await_inputs();
+    grid_wait();
     if (is_query) {
         query(item, turn);
         return;

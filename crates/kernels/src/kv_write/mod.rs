@@ -12,10 +12,8 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::formats;
 use crate::host::HostMemory;
-use crate::operation::{
-    Choice, Invalid, Operation, Path, Unsupported, Work, element_functions, grid, only_scalar, require,
-};
 use crate::mul_mat::Norm;
+use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require};
 use crate::rms_norm;
 use crate::rope::{self, RopeStyle};
 use crate::rows::reachable;
@@ -88,7 +86,7 @@ kiln_gpu::params! {
         k_cache: Address,
         v_cache: Address,
         positions: Address,
-        turns: Address,
+        freqs: Address,
         ids: Address,
         q_stride: [u32; 2],
         k_stride: u32,
@@ -131,7 +129,7 @@ impl Operation for Call {
 
     fn reads(&self) -> Vec<Tensor> {
         let weights = self.norms.into_iter().flatten().filter_map(|norm| norm.weight);
-        [self.q.x, self.k, self.v, self.q.positions, self.q.turns, self.ids].into_iter().chain(weights).collect()
+        [self.q.x, self.k, self.v, self.q.positions, self.q.freqs, self.ids].into_iter().chain(weights).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -139,7 +137,7 @@ impl Operation for Call {
     }
 
     fn early(&self) -> Vec<Tensor> {
-        vec![self.q.positions, self.q.turns]
+        vec![self.q.positions, self.q.freqs]
     }
 
     fn check(&self) -> Result<(), Invalid> {
@@ -181,21 +179,22 @@ impl Operation for Call {
         // The steps one by one find out whether the types and strides can be written.
         self.write_k().pick(caps, None)?;
         self.write_v().pick(caps, None)?;
-        let mut shader = Shader::new(format!("{NAME}.{}.{}", k_cache.ty, v_cache.ty).to_lowercase(), FILE, Params::glsl())
-            .define("WG", if self.norms.is_some() { HEAD_THREADS } else { THREADS })
-            .define("HEAD_DIM", k.shape[0])
-            .define("Q_HEADS", q.x.shape[1])
-            .define("Q_GROUP", q_group(q.x.shape[1]))
-            .define("PAIRS", q.style.pairs(q.n_dims))
-            .define("OFFSET", q.offset)
-            .define("MAGNITUDE", format!("{}u", q.magnitude.to_bits()))
-            .define("ADJACENT", u32::from(q.style == RopeStyle::Normal))
-            .define("K_COLS", k_cache.shape[0])
-            .define("V_COLS", v_cache.shape[0])
-            .define("UNIT_K", unit(k_cache))
-            .define("UNIT_V", unit(v_cache))
-            .define("BLOCKS", u32::from(unit(k_cache).max(unit(v_cache)) > 1))
-            .define("NORMS", u32::from(self.norms.is_some()));
+        let mut shader =
+            Shader::new(format!("{NAME}.{}.{}", k_cache.ty, v_cache.ty).to_lowercase(), FILE, Params::glsl())
+                .define("WG", if self.norms.is_some() { HEAD_THREADS } else { THREADS })
+                .define("HEAD_DIM", k.shape[0])
+                .define("Q_HEADS", q.x.shape[1])
+                .define("Q_GROUP", q_group(q.x.shape[1]))
+                .define("PAIRS", q.style.pairs(q.n_dims))
+                .define("OFFSET", q.offset)
+                .define("MAGNITUDE", format!("{}u", q.magnitude.to_bits()))
+                .define("ADJACENT", u32::from(q.style == RopeStyle::Normal))
+                .define("K_COLS", k_cache.shape[0])
+                .define("V_COLS", v_cache.shape[0])
+                .define("UNIT_K", unit(k_cache))
+                .define("UNIT_V", unit(v_cache))
+                .define("BLOCKS", u32::from(unit(k_cache).max(unit(v_cache)) > 1))
+                .define("NORMS", u32::from(self.norms.is_some()));
         if let Some(norms) = self.norms {
             let [q_weight, k_weight] = norms.map(|norm| u32::from(norm.weight.is_some()));
             shader = shader
@@ -211,20 +210,23 @@ impl Operation for Call {
                     .define(&format!("{name}_ENCODE"), format!("encode_{}", cache.ty.name().to_lowercase()))
                     .define(&format!("{name}_BLOCK_BYTES"), cache.ty.block_bytes())
             } else {
-                shader.define(&format!("{name}_STORE"), element_functions(NAME, cache.ty)?.1)
+                shader.define(&format!("{name}_STORE"), set_rows::cache_store(NAME, cache.ty)?)
             };
         }
         let shader = formats::define(shader, "S", TensorType::F32)?;
         if self.norms.is_some() {
             let heads = q.x.shape[2].saturating_mul(q.x.shape[1] + 2 * k.shape[1]);
-            if heads > 1 << 31 || k.shape[0] > MOST_NORMED || [k_cache, v_cache].iter().any(|c| !(c.shape[0] / k.shape[1]).is_multiple_of(unit(c))) {
+            if heads > 1 << 31
+                || k.shape[0] > MOST_NORMED
+                || [k_cache, v_cache].iter().any(|c| !(c.shape[0] / k.shape[1]).is_multiple_of(unit(c)))
+            {
                 return unsupported(format!("{heads} heads of {} elements and their norms in one call", k.shape[0]));
             }
             return Ok(Choice::one(Path::Scalar, shader, grid(heads, caps)));
         }
         let pairs = q.style.pairs(q.n_dims) * (q.x.shape[1] / q_group(q.x.shape[1]));
-        let items = q.x.shape[2]
-            .saturating_mul(pairs + k_cache.shape[0] / unit(k_cache) + v_cache.shape[0] / unit(v_cache));
+        let items =
+            q.x.shape[2].saturating_mul(pairs + k_cache.shape[0] / unit(k_cache) + v_cache.shape[0] / unit(v_cache));
         // The last workgroups of the grid lie past the end, and their indices must not wrap.
         if items > 1 << 31 {
             return unsupported(format!("{items} pairs and elements in one call, at most 2^31"));
@@ -241,7 +243,7 @@ impl Operation for Call {
             k_cache: at(&self.k_cache),
             v_cache: at(&self.v_cache),
             positions: at(&self.q.positions),
-            turns: at(&self.q.turns),
+            freqs: at(&self.q.freqs),
             ids: at(&self.ids),
             q_stride: [narrow(self.q.x.stride[1]), narrow(self.q.x.stride[2])],
             k_stride: narrow(self.k.stride[2]),

@@ -1,9 +1,11 @@
 //! Cases of `mul_mat_vec`.
 
-use kiln_gguf::TensorType::{self, F16, F32, I8, I32, MXFP4, MXFP4x30, Q3_Kx1, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q6_Kx8, Q8_0, Q8_0x8};
+use kiln_gguf::TensorType::{
+    self, F16, F32, I8, I32, MXFP4, MXFP4x30, Q3_Kx1, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q6_Kx8, Q8_0, Q8_0x8,
+};
 
-use super::tuning::{Slice, Team, Tuning};
-use super::{Call, Experts, Factor, Gated, Norm, Sibling};
+use super::tuning::{RowGroup, Slice, Tuning};
+use super::{Call, Experts, Factor, FusedProduct, Gated, Norm};
 use crate::case::{Case, Data, Level, Tolerance};
 use crate::formats::FORMATS;
 use crate::glu::Gate;
@@ -11,15 +13,15 @@ use crate::mul_mat::{Epilogue, Product};
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
-/// Exact columns: what is left is rounding of a few thousand terms in f32.
+/// Exact activations: what is left is rounding of a few thousand terms in f32.
 const EXACT: Tolerance = Tolerance::Nmse(1e-9);
-/// Columns of 16 bits, where products are of integers: 1e-9 for normal values, 3e-8 was seen where two results nearly
+/// Activations of 16 bits, where products are of integers: 1e-9 for normal values, 3e-8 was seen where two results nearly
 /// cancel; floats are far better.
 pub(super) const WIDE: Tolerance = Tolerance::Nmse(1e-7);
-/// Columns rounded to 8 bits: 1.6e-5 for even and 2.6e-5 for normal values, on average; few results spread around it.
+/// Activations rounded to 8 bits: 1.6e-5 for even and 2.6e-5 for normal values, on average; few results spread around it.
 const ROUNDED: Tolerance = Tolerance::Nmse(1e-4);
 
-/// Judged with exact columns, or on every path.
+/// Judged with exact activations, or on every path.
 #[derive(Clone, Copy, PartialEq)]
 enum Columns {
     Exact,
@@ -77,7 +79,7 @@ fn case(ty: TensorType, shape: [usize; 3], columns: Columns) -> Case {
     let how = if columns == Exact { " exact" } else { "" };
     Case::new(format!("mul_mat_vec {ty} k={k} m={m} n={n}{how}"), move |data| {
         let mut call = plain(data, ty, shape);
-        // Without scratch memory the columns are rounded in shared memory.
+        // Without scratch memory the activations are rounded in shared memory.
         let before = if columns == Any { n > 1 || k <= 256 } else { n > 3 };
         if before {
             call.scratch = scratch_for(data, &call.product.b);
@@ -100,7 +102,23 @@ fn with(
     })
 }
 
-/// Few pipelines: a software GPU spends its time compiling them, and each number of columns is one.
+/// Columns of magnitudes that half floats do not have, judged one by one; `columns` says whether they may be rounded to 8 bits.
+fn far_from_one(ty: TensorType, columns: Columns) -> Case {
+    const POWERS: [i32; 5] = [0, 40, -40, 20, -20];
+    let n = POWERS.len();
+    let how = if columns == Exact { " exact" } else { "" };
+    Case::new(format!("mul_mat_vec {ty} columns far from 1{how}"), move |data| {
+        let call = plain(data, ty, [512, 33, n]);
+        let b =
+            data.input_with(F32, [512, n, 1, 1], |random, i| random.uniform(-1.0, 1.0) * 2f64.powi(POWERS[i / 512]));
+        let call = Call { product: Product { b, ..call.product }, scratch: scratch_for(data, &b), ..call };
+        let (call, tolerance) = judged(call, columns);
+        let limit = if tolerance == ROUNDED { 2e-4 } else { 1e-6 };
+        (call, Tolerance::NmsePerRow(limit))
+    })
+}
+
+/// Few pipelines: a software GPU spends its time compiling them, and each N is one.
 fn small() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in FORMATS {
@@ -114,6 +132,9 @@ fn small() -> Vec<Case> {
     }
     for n in [2, 5, 16] {
         cases.push(case(Q8_0, [96, 33, n], Any));
+    }
+    for columns in [Any, Exact] {
+        cases.extend([Q8_0, Q4_K].map(|ty| far_from_one(ty, columns)));
     }
     for m in [1, 2, 3, 15, 16, 17, 1057] {
         cases.push(case(Q4_0, [64, m, 1], if m > 16 { Any } else { Exact }));
@@ -137,7 +158,7 @@ fn small() -> Vec<Case> {
     for ty in [Q4_0, Q6_K, F16] {
         cases.push(case(ty, [4096, 3, 1], Any));
     }
-    // Packed codes with columns in shared memory, for groups of 32 and of 16 elements, and several columns.
+    // Packed codes with activations in shared memory, for groups of 32 and of 16 elements, and several activations.
     cases.push(case(Q4_0x8, [512, 9, 1], Any));
     cases.push(case(Q3_Kx1, [512, 9, 1], Any));
     cases.push(case(Q6_Kx2, [512, 9, 3], Any));
@@ -145,19 +166,20 @@ fn small() -> Vec<Case> {
     cases.extend(splits());
     cases.extend(fusions());
     cases.extend(experts());
-    cases.extend(alike());
+    cases.extend(batch_invariant());
     cases
 }
 
-/// Columns that must have the bits that each has alone: parts are the first column and the others.
-fn alike() -> Vec<Case> {
-    let shapes = [(Q4_K, [768, 5, 5], Any), (Q8_0, [96, 33, 3], Exact), (F16, [1096, 19, 16], Exact), (F32, [133, 7, 4], Exact)];
+/// Activations that must have the bits that each has alone: parts are the first activation vector and the others.
+fn batch_invariant() -> Vec<Case> {
+    let shapes =
+        [(Q4_K, [768, 5, 5], Any), (Q8_0, [96, 33, 3], Exact), (F16, [1096, 19, 16], Exact), (F32, [133, 7, 4], Exact)];
     let case = |(ty, [k, m, n], columns): (TensorType, [usize; 3], Columns)| {
-        with("alike", (ty, [k, m, n], columns), move |data, call| {
+        with("batch_invariant", (ty, [k, m, n], columns), move |data, call| {
             call.norm = Some(Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps: 1e-5 });
             call.epilogue.residual = Some(data.input(F32, [m, n, 1, 1]));
             call.scratch = scratch_for(data, &call.product.b);
-            call.alike = true;
+            call.batch_invariant = true;
         })
     };
     shapes.into_iter().map(case).collect()
@@ -198,45 +220,52 @@ fn layouts() -> Vec<Case> {
 /// Every reduction, every kind of slice.
 fn splits() -> Vec<Case> {
     let mut cases = Vec::new();
-    let base = Tuning { threads: 64, team: Team::Subgroup, rows: 3, flight: 2, slice: Slice::Groups(1), loops: 0 };
-    for (name, team, threads) in [
-        ("subgroups", Team::Subgroup, 64),
-        ("a workgroup's subgroups", Team::Workgroup, 64),
-        ("shared memory", Team::Shared, 32),
-        ("one thread", Team::Shared, 1),
-        ("every thread for itself", Team::Thread, 32),
+    let base = Tuning {
+        threads: 64,
+        row_group: RowGroup::Subgroup,
+        rows: 3,
+        prefetch: 2,
+        slice: Slice::Groups(1),
+        persistent: 0,
+    };
+    for (name, row_group, threads) in [
+        ("subgroups", RowGroup::Subgroup, 64),
+        ("a workgroup's subgroups", RowGroup::Workgroup, 64),
+        ("shared memory", RowGroup::Shared, 32),
+        ("one thread", RowGroup::Shared, 1),
+        ("every thread for itself", RowGroup::Thread, 32),
     ] {
         for (ty, shape) in [(Q4_1, [32 * 75, 23, 2]), (F32, [133, 23, 1])] {
             cases.push(with(&format!("by {name}"), (ty, shape, Any), move |data, call| {
-                call.split = Some(Tuning { team, threads, ..base });
+                call.split = Some(Tuning { row_group, threads, ..base });
                 call.norm = Some(Norm { weight: None, eps: 1e-5 });
                 call.scratch = scratch_for(data, &call.product.b);
             }));
         }
     }
     // More units than workgroups at once, on a device that does not tell its cores: teams go on to a second and third.
-    for (ty, shape, team, slice, flight) in [
-        (Q4_K, [768, 1057, 1], Team::Subgroup, Slice::Groups(2), 3),
-        (Q8_0x8, [1536, 1057, 2], Team::Subgroup, Slice::Groups(1), 2),
+    for (ty, shape, row_group, slice, prefetch) in [
+        (Q4_K, [768, 1057, 1], RowGroup::Subgroup, Slice::Groups(2), 3),
+        (Q8_0x8, [1536, 1057, 2], RowGroup::Subgroup, Slice::Groups(1), 2),
         // Passes that are no whole blocks.
-        (MXFP4x30, [2880, 211, 1], Team::Subgroup, Slice::Groups(1), 3),
-        (Q4_0, [96, 211, 1], Team::Workgroup, Slice::Groups(1), 2),
-        (F16, [1096, 157, 1], Team::Workgroup, Slice::Groups(1), 1),
-        (Q4_1, [576, 1057, 1], Team::Thread, Slice::Groups(1), 1),
+        (MXFP4x30, [2880, 211, 1], RowGroup::Subgroup, Slice::Groups(1), 3),
+        (Q4_0, [96, 211, 1], RowGroup::Workgroup, Slice::Groups(1), 2),
+        (F16, [1096, 157, 1], RowGroup::Workgroup, Slice::Groups(1), 1),
+        (Q4_1, [576, 1057, 1], RowGroup::Thread, Slice::Groups(1), 1),
     ] {
         cases.push(with("rows in a loop", (ty, shape, Any), move |data, call| {
-            call.split = Some(Tuning { team, slice, flight, rows: 2, loops: 1, ..base });
+            call.split = Some(Tuning { row_group, slice, prefetch, rows: 2, persistent: 1, ..base });
             call.norm = Some(Norm { weight: None, eps: 1e-5 });
-            let sibling = |data: &mut Data, m| {
+            let fused = |data: &mut Data, m| {
                 let (a, d) = (data.input(ty, [shape[0], m, 1, 1]), data.output(F32, [m, shape[2], 1, 1]));
-                Sibling { a, d, bias: None }
+                FusedProduct { a, d, bias: None }
             };
-            call.others = vec![sibling(data, 67), sibling(data, 3)];
+            call.others = vec![fused(data, 67), fused(data, 3)];
         }));
     }
     let quads = |count, step| Slice::Quads { count, step };
     // Every thread has a slice in every pass, and every round is full; quads of 16-bit floats.
-    for (ty, [k, m, n], slice, flight) in [
+    for (ty, [k, m, n], slice, prefetch) in [
         (F16, [1024, 37, 1], quads(1, 4), 4),
         (TensorType::BF16, [1024, 37, 2], quads(1, 4), 2),
         (F16, [1092, 19, 1], quads(1, 4), 2),
@@ -244,7 +273,7 @@ fn splits() -> Vec<Case> {
         (Q4_0, [4096, 19, 1], Slice::Groups(1), 2),
     ] {
         cases.push(with(&format!("even rounds, {slice:?}"), (ty, [k, m, n], Any), move |_, call| {
-            call.split = Some(Tuning { slice, rows: 2, flight, ..base });
+            call.split = Some(Tuning { slice, rows: 2, prefetch, ..base });
         }));
     }
     for (ty, slice, n) in [
@@ -256,7 +285,7 @@ fn splits() -> Vec<Case> {
     ] {
         let k = 3 * ty.block_len();
         cases.push(with(&format!("{slice:?}"), (ty, [k, 19, n], Any), move |_, call| {
-            call.split = Some(Tuning { slice, rows: 2, flight: if n == 1 { 2 } else { 1 }, ..base });
+            call.split = Some(Tuning { slice, rows: 2, prefetch: if n == 1 { 2 } else { 1 }, ..base });
         }));
     }
     cases
@@ -275,7 +304,7 @@ fn fusions() -> Vec<Case> {
         }));
         for (n, staged) in [(1, true), (3, false)] {
             cases.push(with("rms_norm", (ty, [160, 33, n], columns), move |data, call| {
-                // Small columns show the factor, and that eps is under the root.
+                // Small activations show the factor, and that eps is under the root.
                 call.product.b =
                     data.input_with(F32, [160, n, 1, 1], |r, i| r.uniform(-0.01, 0.01) * (1 + i / 160) as f64);
                 let weight = Some(data.input_with(F32, [160, 1, 1, 1], |r, _| r.uniform(0.5, 2.0)));
@@ -283,21 +312,21 @@ fn fusions() -> Vec<Case> {
                 call.scratch = scratch_for(data, &call.product.b).filter(|_| !staged);
             }));
         }
-        cases.push(with("siblings", (ty, [96, 19, 2], columns), |data, call| {
+        cases.push(with("fused products", (ty, [96, 19, 2], columns), |data, call| {
             let eight = if call.product.a.ty.is_quantised() { Q4_0 } else { F32 };
             for (ty, m) in [(call.product.a.ty, 5), (call.product.a.ty, 33), (eight, 6), (call.product.a.ty, 7)] {
                 let a = weights(data, ty, [96, m, 1, 1]);
-                call.others.push(Sibling { a, d: data.output(F32, [m, 2, 1, 1]), bias: None });
+                call.others.push(FusedProduct { a, d: data.output(F32, [m, 2, 1, 1]), bias: None });
             }
             call.norm = Some(Norm { weight: None, eps: 1e-6 });
             call.scratch = scratch_for(data, &call.product.b);
         }));
-        cases.push(with("siblings with biases", (ty, [64, 19, 1], columns), |data, call| {
+        cases.push(with("fused products with biases", (ty, [64, 19, 1], columns), |data, call| {
             call.epilogue.bias = Some(data.input(F32, [19, 1, 1, 1]));
             for m in [40, 3] {
                 let a = weights(data, call.product.a.ty, [64, m, 1, 1]);
                 let bias = Some(data.input(F32, [m, 1, 1, 1]));
-                call.others.push(Sibling { a, d: data.output(F32, [m, 1, 1, 1]), bias });
+                call.others.push(FusedProduct { a, d: data.output(F32, [m, 1, 1, 1]), bias });
             }
         }));
     }
@@ -329,7 +358,7 @@ fn fusions() -> Vec<Case> {
             let name = format!("{} n={n}", kind.name());
             cases.push(with(&name, (ty, [256, 35, n], columns), move |data, call| {
                 let up = weights(data, ty, [256, 35, 1, 1]);
-                // Without a bias each result is one column's; with one, a wrong order of bias and gate shows.
+                // Without a bias each result is one activation vector's; with one, a wrong order of bias and gate shows.
                 let bias = (n == 1).then(|| data.input(F32, [35, 1, 1, 1]));
                 call.epilogue.bias = bias.map(|_| data.input(F32, [35, 1, 1, 1]));
                 call.gate = Some(Gated { kind, up, bias });
@@ -340,7 +369,7 @@ fn fusions() -> Vec<Case> {
     cases
 }
 
-/// Mixtures of experts. `shared`: all slots of a token multiply one column.
+/// Mixtures of experts. `shared`: all slots of a token multiply one activation vector.
 fn expert_case(
     ty: TensorType,
     [k, m]: [usize; 2],
@@ -364,9 +393,17 @@ fn expert_case(
 }
 
 /// Mixtures of experts whose results are summed; `weighed`: with shares, biases and a residual.
-fn summed_case(ty: TensorType, [k, m]: [usize; 2], [experts, used, tokens]: [usize; 3], weighed: bool, columns: Columns) -> Case {
+fn summed_case(
+    ty: TensorType,
+    [k, m]: [usize; 2],
+    [experts, used, tokens]: [usize; 3],
+    weighed: bool,
+    columns: Columns,
+) -> Case {
     let how = if columns == Exact { " exact" } else { "" };
-    let name = format!("mul_mat_vec {ty} sum of {used} of {experts} experts, tokens={tokens} weighed={weighed} k={k} m={m}{how}");
+    let name = format!(
+        "mul_mat_vec {ty} sum of {used} of {experts} experts, tokens={tokens} weighed={weighed} k={k} m={m}{how}"
+    );
     Case::new(name, move |data| {
         let a = weights(data, ty, [k, m, experts, 1]);
         let b = data.input(F32, [k, used, tokens, 1]);
@@ -384,7 +421,16 @@ fn summed_case(ty: TensorType, [k, m]: [usize; 2], [experts, used, tokens]: [usi
 
 fn experts() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (ty, columns) in [(Q4_K, Exact), (Q6_K, Exact), (Q8_0, Any), (Q8_0, Exact), (Q8_0x8, Exact), (MXFP4, Exact), (F16, Exact), (F32, Exact)] {
+    for (ty, columns) in [
+        (Q4_K, Exact),
+        (Q6_K, Exact),
+        (Q8_0, Any),
+        (Q8_0, Exact),
+        (Q8_0x8, Exact),
+        (MXFP4, Exact),
+        (F16, Exact),
+        (F32, Exact),
+    ] {
         let k = ty.block_len().max(96);
         for (weighed, tokens, used) in [(true, 1, 3), (false, 3, 3), (true, 2, 5), (true, 2, 1)] {
             cases.push(summed_case(ty, [k, 37], [5, used, tokens], weighed, columns));

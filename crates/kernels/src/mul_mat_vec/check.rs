@@ -2,7 +2,7 @@
 
 use kiln_gguf::TensorType;
 
-use super::{Call, Experts, Factor, Gated, NAME, Sibling};
+use super::{Call, Experts, Factor, FusedProduct, Gated, NAME};
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::{Invalid, require};
 use crate::rounded::Rounded;
@@ -44,8 +44,8 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
         let alone = call.experts.is_none() && call.others.is_empty() && d.shape[2..] == [1, 1];
         require(alone, NAME, || format!("a factor goes with neither batches, experts nor more matrices, d is {d}"))?;
     }
-    for sibling in &call.others {
-        check_sibling(call, sibling)?;
+    for fused in &call.others {
+        check_sibling(call, fused)?;
     }
     let bytes = Call::scratch_bytes(&b);
     if let Some(scratch) = &call.scratch {
@@ -55,33 +55,35 @@ pub(super) fn check(call: &Call) -> Result<(), Invalid> {
     check_rounded(call)
 }
 
-/// Columns that were rounded by who made them, and results that are rounded for who reads them.
+/// Activations that were rounded by who made them, and results that are rounded for who reads them.
 fn check_rounded(call: &Call) -> Result<(), Invalid> {
     let Product { b, d, .. } = call.product;
-    let alone = call.experts.is_none() && !call.alike;
+    let alone = call.experts.is_none() && !call.batch_invariant;
     if let Some(memory) = &call.rounded {
         let one = alone && call.exact && b.rows() == 1;
-        require(one, NAME, || format!("b is {b}: one exact column is taken rounded, neither with experts nor alike"))?;
+        require(one, NAME, || {
+            format!("b is {b}: one exact column is taken rounded, neither with experts nor batch-invariant")
+        })?;
         Rounded::check(memory, b.shape[0], NAME)?;
     }
     if let Some(rounding) = &call.rounding {
         let one = alone && call.others.is_empty() && d.rows() == 1;
         require(one, NAME, || {
-            format!("d is {d}: one column is left rounded, neither with experts nor more matrices nor alike")
+            format!("d is {d}: one column is left rounded, neither with experts, more matrices nor batch-invariant")
         })?;
         rounding.check(&d, NAME)?;
     }
     Ok(())
 }
 
-fn check_sibling(call: &Call, sibling: &Sibling) -> Result<(), Invalid> {
+fn check_sibling(call: &Call, fused: &FusedProduct) -> Result<(), Invalid> {
     let b = call.product.b;
     let alone = call.gate.is_none() && call.experts.is_none() && call.epilogue.residual.is_none();
     require(alone, NAME, || "more matrices go with a bias and a norm only".into())?;
     require(b.shape[2] == 1 && b.shape[3] == 1, NAME, || format!("more matrices want no batches, b is {b}"))?;
-    require(is_f32(&sibling.d), NAME, || format!("d is {}, want F32", sibling.d))?;
-    let epilogue = Epilogue { bias: sibling.bias, residual: None, ..call.epilogue };
-    Product { a: sibling.a, b, d: sibling.d }.check(NAME, &epilogue)
+    require(is_f32(&fused.d), NAME, || format!("d is {}, want F32", fused.d))?;
+    let epilogue = Epilogue { bias: fused.bias, residual: None, ..call.epilogue };
+    Product { a: fused.a, b, d: fused.d }.check(NAME, &epilogue)
 }
 
 fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
@@ -120,7 +122,7 @@ fn check_experts(call: &Call, experts: &Experts) -> Result<(), Invalid> {
 }
 
 /// The call in two, at a row that is no multiple of anything: a row's bits do not depend on the others. Calls with
-/// siblings are split into their matrices instead, those of columns that are treated alike into the first column and the rest.
+/// fused products are split into their matrices instead, batch-invariant ones into the first activation vector and the rest.
 ///
 /// A result that is left rounded is one whole.
 pub(super) fn parts(call: &Call) -> Vec<Call> {
@@ -128,11 +130,11 @@ pub(super) fn parts(call: &Call) -> Vec<Call> {
         return Vec::new();
     }
     let columns = call.product.b.shape[1];
-    if call.alike && columns > 1 && call.experts.is_none() {
+    if call.batch_invariant && columns > 1 && call.experts.is_none() {
         return vec![call.columns(0, 1), call.columns(1, columns - 1)];
     }
     if !call.others.is_empty() {
-        let alone = |s: Sibling| Call {
+        let alone = |s: FusedProduct| Call {
             product: Product { a: s.a, b: call.product.b, d: s.d },
             epilogue: Epilogue { bias: s.bias, ..call.epilogue },
             others: Vec::new(),

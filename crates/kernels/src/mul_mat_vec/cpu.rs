@@ -1,5 +1,5 @@
-//! Matrix products at the speed of the CPU. Weights in blocks become small integers and meet columns of 15 bits
-//! (`cpu_ints.rs`); plain ones are multiplied as floats. A few columns meet each row while it lies in the nearest cache; for
+//! Matrix products at the speed of the CPU. Weights in blocks become small integers and meet activations of 15 bits
+//! (`cpu_ints.rs`); plain ones are multiplied as floats. A small N meet each row while it lies in the nearest cache; for
 //! many, a block of rows is decoded once and multiplied tile by tile. `mul_mm` comes here too.
 
 use std::borrow::Cow;
@@ -11,11 +11,11 @@ use fearless_simd::{Simd, dispatch};
 use kiln_gguf::TensorType;
 use rayon::prelude::*;
 
-use super::cpu_codes::{Coder, coder};
+use super::cpu_interleaved::{InterleavedRows, TiledActivations, has_tiles};
 use super::cpu_ints::{Few, Panels, width};
+use super::cpu_quants::{Coder, coder};
 use super::cpu_rows::{Rows, decode, is_float_for_few};
-use super::cpu_woven::{TiledColumns, WovenRows, has_tiles};
-use super::{Call, Sibling};
+use super::{Call, FusedProduct};
 use crate::glu;
 use crate::host::{HostMemory, Spare};
 use crate::mul_mat::Product;
@@ -23,30 +23,30 @@ use crate::rms_norm::norm_row;
 use crate::simd::{Layout, level, multiply, transpose};
 use crate::tensor::Tensor;
 
-/// Columns up to which rows are decoded again for every four of them.
+/// Activations up to which rows are decoded again for every four of them.
 const FEW: usize = 8;
 /// Elements of a row that are made floats at once: they stay in the nearest caches.
 const DEPTH: usize = 256;
 /// Rows that are made floats at once: four tiles of the widest machine.
 const BLOCK_ROWS: usize = 48;
-/// Rows that may be woven together: tasks have whole ones.
-const WOVEN: usize = 16;
+/// Rows that may be interleaved: tasks have whole ones.
+const INTERLEAVED: usize = 16;
 /// Products a task computes at least about.
 const TASK_PRODUCTS: usize = 1 << 15;
 
-/// Columns that meet the same matrix: all of a batch, or those of an expert.
+/// Activations that meet the same matrix: all of a batch, or those of an expert.
 struct Group<'a> {
     /// The batch of the weights.
     batch: [usize; 2],
     /// Which expert's bias is added.
     expert: usize,
-    /// Which rows of the result the columns make.
+    /// Which rows of the result the activations make.
     to: Vec<usize>,
-    /// The columns.
+    /// The activations.
     columns: Vec<&'a [f32]>,
-    /// The columns one after the other, where they are needed so.
+    /// The activations one after the other, where they are needed so.
     flat: Cow<'a, [f32]>,
-    /// Whether they are so many that they lie side by side: panels of some columns, each with an element of all of them in
+    /// Whether they are this many that they lie side by side: panels of some activations, each with an element of all of them in
     /// a row.
     many: bool,
     /// Panels for weights that stay floats, where there are such.
@@ -55,13 +55,17 @@ struct Group<'a> {
     rounded: Rounded,
 }
 
-/// Columns for weights that become integers.
+/// Activations for weights that become integers.
 enum Rounded {
     No,
-    /// The experts of a token have the same column, which is rounded once.
+    /// The experts of a token have the same activation vector, which is rounded once.
     Few(Arc<Few>),
-    /// Some of the call's panels, the first sixteen columns among those for tiles, and the columns as woven rows want them.
-    Many { panels: Range<usize>, tiles: usize, woven: Option<Few> },
+    /// Some of the call's panels, the first sixteen activations among those for tiles, and the activations as interleaved rows want them.
+    Many {
+        panels: Range<usize>,
+        tiles: usize,
+        interleaved: Option<Few>,
+    },
 }
 
 impl<'a> Group<'a> {
@@ -70,7 +74,7 @@ impl<'a> Group<'a> {
         Group { batch, expert, to, columns, flat: Cow::Borrowed(&[]), many: false, packed, rounded }
     }
 
-    /// Brings columns of `k` elements into the form that each of the types needs. Panels of integers are made for all groups together.
+    /// Brings activations of `k` elements into the form that each of the types needs. Panels of integers are made for all groups together.
     fn prepare(&mut self, types: &[TensorType], k: usize) {
         let coder = |ty: &TensorType| coder_of(*ty, self.many);
         let floats = types.iter().any(|ty| coder(ty).is_none());
@@ -89,21 +93,21 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The groups of a call, and the columns of those that have many.
+/// The groups of a call, and the activations of those that have many.
 struct Grouped<'a> {
     groups: Vec<Group<'a>>,
     many: Many,
 }
 
-/// Many rounded columns, as far as there are matrices that want them so.
+/// Many rounded activations, as far as there are matrices that want them so.
 #[derive(Default)]
 struct Many {
     panels: Option<Panels>,
-    /// For rows that are woven together.
-    tiles: Option<TiledColumns>,
+    /// For rows that are interleaved.
+    tiles: Option<TiledActivations>,
 }
 
-/// What makes codes of a type's blocks for many columns or for a few; `None` where rows become floats.
+/// What makes codes of a type's blocks for large N or for a few; `None` where rows become floats.
 fn coder_of(ty: TensorType, many: bool) -> Option<Coder> {
     coder(ty).filter(|_| many || !is_float_for_few(ty))
 }
@@ -113,7 +117,7 @@ struct Place {
     values: Range<usize>,
     /// Rows of a block; the last may have fewer.
     rows: usize,
-    /// Columns.
+    /// Activations.
     n: usize,
 }
 
@@ -124,7 +128,7 @@ impl Place {
 }
 
 /// One matrix times one group, before anything follows: blocks of some rows of the matrix, each with the results of one
-/// column after the other.
+/// activation vector after the other.
 struct Results<'a> {
     values: &'a [f32],
     rows: usize,
@@ -132,7 +136,7 @@ struct Results<'a> {
 }
 
 impl Results<'_> {
-    /// What the rows of the matrix give with column `c`, in runs.
+    /// What the rows of the matrix give with activation vector `c`, in runs.
     fn column(&self, c: usize) -> impl Iterator<Item = &[f32]> {
         self.values.chunks(self.rows * self.n).map(move |block| {
             let rows = block.len() / self.n;
@@ -189,7 +193,7 @@ fn results(call: &Call, memory: &HostMemory, spare: &mut Spare) -> Vec<Vec<f32>>
     finished
 }
 
-/// The columns as floats, normed where the call says so.
+/// The activations as floats, normed where the call says so.
 fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
     let mut columns = memory.floats(&call.product.b);
     if let Some(norm) = call.norm {
@@ -206,7 +210,7 @@ fn normed<'a>(call: &Call, memory: &'a HostMemory) -> Cow<'a, [f32]> {
     columns
 }
 
-/// The columns of a call by the matrix that they meet.
+/// The activations of a call by the matrix that they meet.
 fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut Spare) -> Grouped<'a> {
     let Product { a, b, d } = call.product;
     let (k, n) = (a.shape[0], d.shape[1]);
@@ -236,10 +240,10 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
     let gate = call.gate.iter().map(|gate| gate.up);
     let matrices: Vec<Tensor> = call.matrices().iter().map(|matrix| matrix.a).chain(gate).collect();
     let types: Vec<TensorType> = matrices.iter().map(|a| a.ty).collect();
-    // Tiles add up in another order than columns that are multiplied one by one.
-    groups.iter_mut().for_each(|group| group.many = group.to.len() > FEW && !call.alike);
+    // Tiles add up in another order than activations that are multiplied one by one.
+    groups.iter_mut().for_each(|group| group.many = group.to.len() > FEW && !call.batch_invariant);
     if columns.len() == k && groups.len() > 1 && types.iter().any(|ty| coder_of(*ty, false).is_some()) {
-        // All experts have the one column there is.
+        // All experts have the one activation vector there is.
         let few = Arc::new(Few::new(k, &[columns]));
         let once = groups.iter_mut().filter(|group| group.to.len() == 1);
         once.for_each(|group| group.rounded = Rounded::Few(Arc::clone(&few)));
@@ -253,37 +257,37 @@ fn groups<'a>(call: &Call, columns: &'a [f32], memory: &HostMemory, spare: &mut 
     Grouped { groups, many }
 }
 
-/// The columns of all groups that have many, in every form that a matrix wants.
+/// The activations of all groups that have many, in every form that a matrix wants.
 fn many(groups: &mut [Group<'_>], matrices: &[Tensor], memory: &HostMemory, spare: &mut Spare) -> Many {
     let k = matrices[0].shape[0];
     let coded = matrices.iter().filter(|a| coder_of(a.ty, true).is_some());
-    let (woven, others): (Vec<&Tensor>, _) = coded.partition(|a| memory.woven(a).is_some());
-    let as_runs = !woven.is_empty() && !has_tiles();
+    let (interleaved, others): (Vec<&Tensor>, _) = coded.partition(|a| memory.interleaved(a).is_some());
+    let as_runs = !interleaved.is_empty() && !has_tiles();
     let (mut panels, mut tiles) = (Vec::new(), Vec::<&[&[f32]]>::new());
     for group in groups.iter_mut().filter(|group| group.many) {
         let first = panels.len();
         panels.extend(group.columns.chunks(width()).map(<[&[f32]]>::to_vec));
-        let woven = as_runs.then(|| Few::new(k, &group.columns));
-        group.rounded = Rounded::Many { panels: first..panels.len(), tiles: tiles.len(), woven };
+        let interleaved = as_runs.then(|| Few::new(k, &group.columns));
+        group.rounded = Rounded::Many { panels: first..panels.len(), tiles: tiles.len(), interleaved };
         tiles.extend(group.columns.chunks(16));
     }
     let mut many = Many::default();
     if !panels.is_empty() && !others.is_empty() {
         many.panels = Some(Panels::new(k, &panels, spare));
     }
-    if !tiles.is_empty() && !woven.is_empty() {
-        many.tiles = TiledColumns::new(k, &tiles, spare);
+    if !tiles.is_empty() && !interleaved.is_empty() {
+        many.tiles = TiledActivations::new(k, &tiles, spare);
     }
     many
 }
 
-/// Columns of a panel: two vectors.
+/// Activations of a panel: two vectors.
 #[inline(always)]
 fn panel<S: Simd>(_: S) -> usize {
     2 * S::f32s::LEN
 }
 
-/// The columns in panels; the last one is filled up with zeros.
+/// The activations in panels; the last one is filled up with zeros.
 #[inline(always)]
 fn packed<S: Simd>(simd: S, k: usize, columns: &[f32]) -> Vec<f32> {
     let width = panel(simd);
@@ -305,12 +309,12 @@ fn products(
 ) -> (Vec<f32>, Vec<Place>) {
     let threads = rayon::current_num_threads();
     let whole: usize = jobs.iter().map(|(a, group)| a.shape[0] * a.shape[1] * group.to.len()).sum();
-    // Several tasks for each thread, so that one that is held up holds up no other; one alone has nobody to wait for.
+    // Several tasks for each thread, so that a slow thread delays no other; a single thread needs one task.
     let task = if threads == 1 { whole } else { (whole / (8 * threads)).max(TASK_PRODUCTS) };
     let mut end = 0;
     let mut place = |(a, group): &(&Tensor, &Group<'_>)| {
         let (k, n) = (a.shape[0], group.to.len());
-        let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(WOVEN) };
+        let rows = if group.many { BLOCK_ROWS } else { (task / (k * n)).max(1).next_multiple_of(INTERLEAVED) };
         let first = end;
         end += a.shape[1] * n;
         Place { values: first..end, rows, n }
@@ -331,8 +335,8 @@ fn products(
         let offset = a.row_offset([first, a2, a3]);
         let bytes = &memory.bytes(a.slot)[offset..];
         let rows = Rows { ty: a.ty, bytes, stride: a.stride[1], row_bytes: a.row_bytes() };
-        let woven = memory.woven(a).map(|woven| woven.rows(offset / rows.row_bytes));
-        block(Matrix { rows, woven, k: a.shape[0] }, group, many, out);
+        let interleaved = memory.interleaved(a).map(|interleaved| interleaved.rows(offset / rows.row_bytes));
+        block(Matrix { rows, interleaved, k: a.shape[0] }, group, many, out);
     };
     if threads == 1 || tasks.len() == 1 {
         tasks.into_iter().for_each(run);
@@ -347,18 +351,18 @@ fn products(
 #[derive(Clone, Copy)]
 struct Matrix<'a> {
     rows: Rows<'a>,
-    /// The same woven together, where they are: a multiple of sixteen then.
-    woven: Option<WovenRows<'a>>,
+    /// The same interleaved, where they are: a multiple of sixteen then.
+    interleaved: Option<InterleavedRows<'a>>,
     k: usize,
 }
 
-/// Rows times the columns of a group, as a block of results.
+/// Rows times the activations of a group, as a block of results.
 fn block(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) {
     let n = group.to.len();
     let count = out.len() / n;
-    let unfit = a.woven.and_then(|woven| meet_woven(woven, group, many, out));
+    let unfit = a.interleaved.and_then(|interleaved| meet_interleaved(interleaved, group, many, out));
     if let Some(unfit) = unfit {
-        // What lies in the file is read for these columns alone, so that the system need not keep it in memory.
+        // What lies in the file is read for these activations alone, so that the system need not keep it in memory.
         return unfit.iter().for_each(|&c| a.rows.dots(a.k, group.columns[c], &mut out[c * count..][..count]));
     }
     if n == 1 {
@@ -372,25 +376,25 @@ fn block(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) {
     dispatch!(level(), simd => transpose(simd, &rows, count, out));
 }
 
-/// Rows that are woven together times the columns of a group, one column's results after the other; gives the columns that should
-/// be multiplied as floats. `None` if no columns have the form for it.
-fn meet_woven(rows: WovenRows<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) -> Option<Vec<usize>> {
+/// Rows that are interleaved times the activations of a group, one activation vector's results after the other; gives the activations that should
+/// be multiplied as floats. `None` if no activations have the form for it.
+fn meet_interleaved(rows: InterleavedRows<'_>, group: &Group<'_>, many: &Many, out: &mut [f32]) -> Option<Vec<usize>> {
     let n = group.to.len();
     let few: &Few = match &group.rounded {
         Rounded::No => return None,
         Rounded::Few(few) => few,
-        Rounded::Many { woven: Some(few), .. } => few,
+        Rounded::Many { interleaved: Some(few), .. } => few,
         Rounded::Many { tiles: first, .. } => {
             let tiles = many.tiles.as_ref()?;
             tiles.dots(*first, n, rows, out);
             return Some(tiles.unfit(*first, n).collect());
         }
     };
-    few.woven_dots(rows, out);
+    few.interleaved_dots(rows, out);
     Some(few.unfit().to_vec())
 }
 
-/// Rows times the columns of a group: the results of a row lie side by side, `stride` from row to row.
+/// Rows times the activations of a group: the results of a row lie side by side, `stride` from row to row.
 fn multiply_rows(a: Matrix<'_>, group: &Group<'_>, many: &Many, out: &mut [f32], stride: usize) {
     let Matrix { rows, k, .. } = a;
     let unfit: Vec<usize> = match (coder_of(rows.ty, group.many), &group.rounded, &many.panels) {
@@ -439,7 +443,7 @@ fn tiles(rows: Rows<'_>, k: usize, packed: &[f32], out: &mut [f32], stride: usiz
 /// What follows the products of a matrix. Where the results of experts are summed, every row is such a sum.
 fn finish(
     call: &Call,
-    matrix: &Sibling,
+    matrix: &FusedProduct,
     groups: &[Group<'_>],
     [products, ups]: [&[Results<'_>]; 2],
     memory: &HostMemory,

@@ -1,5 +1,5 @@
 //! Products of bytes on 64-bit ARM, where the machine and the compiler know the instructions for them (`build.rs` asks the compiler).
-//! A rounded element of a column is two bytes with signs, 128 high + low, and codes are bytes as they are. Dot products add four
+//! A rounded element of an activation vector is two bytes with signs, 128 high + low, and codes are bytes as they are. Dot products add four
 //! products to each of four sums; i8mm multiplies small matrices (`cpu_matrices.rs`).
 
 use std::arch::aarch64::{
@@ -15,17 +15,17 @@ use fearless_simd::{Neon, dispatch, i8x16, i16x8};
 use multiversion::multiversion;
 use multiversion::target::match_target;
 
-use super::cpu_codes::{BLOCK, BytePiece, Coder};
 use super::cpu_ints::{DEPTH, Ints, LONG, Panels, add_products};
 #[cfg(arm_i8mm)]
 use super::cpu_matrices::meet_by_matrices;
 use super::cpu_neon::{floats, store};
+use super::cpu_quants::{BLOCK, BytePiece, Coder};
 use super::cpu_rows::Rows;
 use crate::simd::{Layout, level, load, multiply};
 
-/// Columns of a panel.
+/// Activations of a panel.
 pub(super) const WIDTH: usize = 8;
-/// Bytes of a block of a panel: high and low ones of thirty-two elements of each column.
+/// Bytes of a block of a panel: high and low ones of thirty-two elements of each activation vector.
 const BLOCK_BYTES: usize = 2 * BLOCK * WIDTH;
 
 /// Whether the machine has dot products.
@@ -38,7 +38,7 @@ fn has_matrices() -> bool {
     cfg!(arm_i8mm) && is_aarch64_feature_detected!("i8mm")
 }
 
-/// A block of a column: its high bytes, then its low ones.
+/// A block of an activation vector: its high bytes, then its low ones.
 type Block = [[i8; BLOCK]; 2];
 
 fearless_simd::kernel!(
@@ -64,14 +64,14 @@ fn split_blocks(codes: &[i16], blocks: &mut [Block]) {
     }
 }
 
-/// A few rounded columns, one after the other.
+/// A few rounded activations, one after the other.
 pub(super) struct ByteColumns {
     blocks: Vec<Block>,
     ints: Ints,
 }
 
 impl ByteColumns {
-    /// Columns of `k` elements, whole blocks.
+    /// Activations of `k` elements, whole blocks.
     pub(super) fn new(k: usize, columns: &[f32]) -> ByteColumns {
         let mut ints = Ints::new(k, columns.chunks_exact(k));
         let mut blocks = vec![[[0; BLOCK]; 2]; ints.codes.len() / BLOCK];
@@ -80,12 +80,12 @@ impl ByteColumns {
         ByteColumns { blocks, ints }
     }
 
-    /// Columns whose products should be made by floats.
+    /// Activations whose products should be made by floats.
     pub(super) fn unfit(&self) -> &[usize] {
         &self.ints.unfit
     }
 
-    /// Rows times all columns: the results of a row lie side by side.
+    /// Rows times all activations: the results of a row lie side by side.
     pub(super) fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
         let k = self.ints.k;
         let n = self.blocks.len() * BLOCK / k;
@@ -122,7 +122,7 @@ impl ByteColumns {
     }
 }
 
-/// Adds the products of a piece of a row, codes and scales, and of a column to the first four of sixteen partial sums.
+/// Adds the products of a piece of a row, codes and scales, and of an activation vector to the first four of sixteen partial sums.
 #[multiversion(targets("aarch64+neon+dotprod"))]
 fn add_dots(a: (&[i8], &[f32]), x: (&[Block], &[f32]), two_scales: bool, sums: &mut [f32; 16]) {
     match_target! {
@@ -169,7 +169,7 @@ pub(super) fn bytes(neon: Neon, x: &[i8]) -> int8x16_t {
     i8x16::load_array_ref(neon, x.first_chunk().expect("sixteen bytes")).into()
 }
 
-/// A rounded column as it becomes a column of a panel: pieces of four bytes, held as the floats that have their bits. The eight high
+/// A rounded activation vector as it becomes an activation vector of a panel: pieces of four bytes, held as the floats that have their bits. The eight high
 /// pieces of each block come before the low ones.
 pub(super) fn pieces(codes: &[i16]) -> Vec<f32> {
     let mut pieces = vec![0.0f32; codes.len() / 2];
@@ -178,7 +178,7 @@ pub(super) fn pieces(codes: &[i16]) -> Vec<f32> {
     pieces
 }
 
-/// Brings a panel into the form that the machine multiplies: small matrices take eight bytes of a column, not four.
+/// Brings a panel into the form that the machine multiplies: small matrices take eight bytes of an activation vector, not four.
 pub(super) fn arrange(panel: &mut [f32]) {
     if has_matrices() {
         for rows in panel.as_chunks_mut::<{ 2 * WIDTH }>().0 {
@@ -196,7 +196,7 @@ pub(super) struct Weights<'a> {
     pub two_scales: bool,
 }
 
-/// The same piece of a panel, and how many of its columns there are.
+/// The same piece of a panel, and how many of its activations there are.
 #[derive(Clone, Copy)]
 pub(super) struct Panel<'a> {
     pub blocks: &'a [[i8; BLOCK_BYTES]],
@@ -297,7 +297,7 @@ fn dot_tiles<const WIDE: usize, const TWO: bool>(a: Weights<'_>, x: Panel<'_>, r
     }
 }
 
-/// `ROWS` rows times `WIDE` times four columns; gives the number of rows.
+/// `ROWS` rows times `WIDE` times four activations; gives the number of rows.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot_tile<const ROWS: usize, const WIDE: usize, const TWO: bool>(

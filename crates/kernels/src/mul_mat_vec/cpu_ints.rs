@@ -1,4 +1,4 @@
-//! Products of codes and columns on the CPU. Columns are rounded to 15 bits, with a scale for each thirty-two elements, so
+//! Products of codes and activations on the CPU. Activations are rounded to 15 bits, with a scale for each thirty-two elements, so
 //! that pairs of products are one instruction on vectors twice as long as floats have; that costs 1e-8 of a result's
 //! square at most, and far less as a rule.
 
@@ -11,13 +11,13 @@ use rayon::prelude::*;
 
 #[cfg(arm_dotprod)]
 use super::cpu_bytes::{self, ByteColumns};
-use super::cpu_codes::{BLOCK, Coder, Piece};
+use super::cpu_interleaved::InterleavedRows;
 #[cfg(target_arch = "aarch64")]
 use super::cpu_neon;
+use super::cpu_quants::{BLOCK, Coder, Piece};
 use super::cpu_rows::Rows;
 #[cfg(target_arch = "x86_64")]
-use super::cpu_runs::RunColumns;
-use super::cpu_woven::WovenRows;
+use super::cpu_spans::SpanActivations;
 use crate::host::Spare;
 use crate::simd::{Layout, level, load, multiply, transpose};
 
@@ -30,10 +30,10 @@ pub(super) const HUGE: f32 = 1e30;
 pub(super) const TINY: f32 = 1e-30;
 /// Elements of a row that become codes at once for tiles: they stay in the nearest caches, with as many of a panel.
 pub(super) const DEPTH: usize = 256;
-/// The same for a few columns, of one or more rows.
+/// The same for a small N, of one or more rows.
 pub(super) const LONG: usize = 4096;
 
-/// Columns of k elements that are rounded, one after the other.
+/// Activations of k elements that are rounded, one after the other.
 #[derive(Default)]
 pub(super) struct Ints {
     pub k: usize,
@@ -42,28 +42,28 @@ pub(super) struct Ints {
     pub scales: Vec<f32>,
     /// The sum of each sixteen elements, not rounded.
     pub sums: Vec<f32>,
-    /// Columns with elements that are no numbers, or hardly.
+    /// Activations with elements that are no numbers, or hardly.
     pub unfit: Vec<usize>,
 }
 
-/// A few rounded columns, in the form that the machine multiplies fastest.
+/// A few rounded activations, in the form that the machine multiplies fastest.
 pub(super) enum Few {
     /// As words of 16 bits.
     Words(Ints),
     /// As bytes.
     #[cfg(target_arch = "x86_64")]
-    Runs(RunColumns),
+    Runs(SpanActivations),
     /// As bytes, on ARM.
     #[cfg(arm_dotprod)]
     Bytes(ByteColumns),
 }
 
 impl Few {
-    /// Columns of `k` elements, whole blocks.
+    /// Activations of `k` elements, whole blocks.
     pub(super) fn new(k: usize, columns: &[&[f32]]) -> Few {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx512) = level().as_avx512() {
-            return Few::Runs(RunColumns::new(avx512, k, columns));
+            return Few::Runs(SpanActivations::new(avx512, k, columns));
         }
         #[cfg(arm_dotprod)]
         if cpu_bytes::has_dots() {
@@ -72,7 +72,7 @@ impl Few {
         Few::Words(Ints::new(k, columns.iter().copied()))
     }
 
-    /// Columns whose products should be made by floats.
+    /// Activations whose products should be made by floats.
     pub(super) fn unfit(&self) -> &[usize] {
         match self {
             Few::Words(ints) => &ints.unfit,
@@ -83,18 +83,18 @@ impl Few {
         }
     }
 
-    /// Rows that are woven together times all columns, one column's results after the other. Rows are woven only where columns
+    /// Rows that are interleaved times all activations, one activation vector's results after the other. Rows are interleaved only where activations
     /// have the form for that.
-    pub(super) fn woven_dots(&self, rows: WovenRows<'_>, out: &mut [f32]) {
+    pub(super) fn interleaved_dots(&self, rows: InterleavedRows<'_>, out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         if let Few::Runs(runs) = self {
-            return runs.woven_dots(rows, out);
+            return runs.interleaved_dots(rows, out);
         }
         let _ = (rows, out);
-        unreachable!("rows are woven where columns have the form for that");
+        unreachable!("rows are interleaved where columns have the form for that");
     }
 
-    /// Rows times all columns: the results of a row lie side by side.
+    /// Rows times all activations: the results of a row lie side by side.
     pub(super) fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
         match self {
             Few::Words(ints) => ints.dots(coder, rows, out),
@@ -107,7 +107,7 @@ impl Few {
 }
 
 impl Ints {
-    /// Columns of `k` elements, whole blocks.
+    /// Activations of `k` elements, whole blocks.
     pub(super) fn new<'a>(k: usize, columns: impl ExactSizeIterator<Item = &'a [f32]>) -> Ints {
         let (n, blocks) = (columns.len(), columns.len() * k / BLOCK);
         let (codes, scales, sums) = (vec![0; n * k], vec![0.0; blocks], vec![0.0; 2 * blocks]);
@@ -125,7 +125,7 @@ impl Ints {
         ints
     }
 
-    /// Rows times all columns: the results of a row lie side by side.
+    /// Rows times all activations: the results of a row lie side by side.
     fn dots(&self, coder: Coder, rows: Rows<'_>, out: &mut [f32]) {
         let (k, n) = (self.k, self.codes.len() / self.k);
         let (mut codes, mut scales, mut offsets) = ([0; LONG], [0.0; LONG / BLOCK], [0.0; 2 * LONG / BLOCK]);
@@ -161,7 +161,7 @@ impl Ints {
     }
 }
 
-/// Rounds a column; says whether it is fit for that.
+/// Rounds an activation vector; says whether it is fit for that.
 #[inline(always)]
 fn round<S: Simd>(simd: S, column: &[f32], codes: &mut [i16], scales: &mut [f32], sums: &mut [f32]) -> bool {
     let mut fit = true;
@@ -225,21 +225,21 @@ pub(super) fn add_products<S: Simd>(simd: S, a: &[f32], x: &[f32], sums: &mut [f
     sums.iter_mut().zip(rest.iter().zip(x_rest)).for_each(|(sum, (a, x))| *sum += a * x);
 }
 
-/// Rounded columns side by side: panels of [`width`] columns, of which the last is filled up.
+/// Rounded activations side by side: panels of [`width`] activations, of which the last is filled up.
 pub(super) struct Panels {
     pub k: usize,
     width: usize,
-    /// Pairs of elements: of all columns of a panel the first pair, then the second. Pairs are held as the floats that have
+    /// Pairs of elements: of all activations of a panel the first pair, then the second. Pairs are held as the floats that have
     /// their bits. Where bytes are multiplied, as those want it.
     pub codes: Vec<f32>,
     pub scales: Vec<f32>,
     /// The sums of each sixteen, and of each thirty-two elements.
     pub sums: [Vec<f32>; 2],
-    /// Columns that should be multiplied as floats: panel, and column in it.
+    /// Activations that should be multiplied as floats: panel, and activation vector in it.
     unfit: Vec<[usize; 2]>,
 }
 
-/// Columns of a panel: two vectors.
+/// Activations of a panel: two vectors.
 pub(super) fn width() -> usize {
     fn of<S: Simd>(_: S) -> usize {
         2 * S::f32s::LEN
@@ -248,7 +248,7 @@ pub(super) fn width() -> usize {
 }
 
 impl Panels {
-    /// Columns of `k` elements, whole blocks: those of each panel. What panels are filled up with is never looked at.
+    /// Activations of `k` elements, whole blocks: those of each panel. What panels are filled up with is never looked at.
     pub(super) fn new(k: usize, columns: &[Vec<&[f32]>], spare: &mut Spare) -> Panels {
         let width = width();
         let mut room = |each: usize| spare.take(columns.len() * width * each);
@@ -277,14 +277,14 @@ impl Panels {
         [self.codes, self.scales, halves, wholes].into_iter().for_each(|vector| spare.give(vector));
     }
 
-    /// See [`Few::unfit`]: columns of some panels, counted from the first of these.
+    /// See [`Few::unfit`]: activations of some panels, counted from the first of these.
     pub(super) fn unfit(&self, panels: Range<usize>) -> impl Iterator<Item = usize> {
         let first = panels.start;
         let own = self.unfit.iter().filter(move |[p, _]| panels.contains(p));
         own.map(move |[p, c]| (p - first) * self.width + c)
     }
 
-    /// Rows times `n` columns that lie in these panels: a piece of each row at a time becomes codes, and meets the same piece of every
+    /// Rows times `n` activations that lie in these panels: a piece of each row at a time becomes codes, and meets the same piece of every
     /// panel.
     pub(super) fn tiles(
         &self,
@@ -341,7 +341,7 @@ impl Panels {
     }
 }
 
-/// Columns of `k` codes become columns of a panel.
+/// Activations of `k` codes become activations of a panel.
 fn put_codes(columns: &[i16], k: usize, width: usize, out: &mut [f32]) {
     #[cfg(arm_dotprod)]
     if cpu_bytes::has_dots() {
@@ -351,7 +351,7 @@ fn put_codes(columns: &[i16], k: usize, width: usize, out: &mut [f32]) {
     put(bytemuck::cast_slice(columns), k / 2, width, out);
 }
 
-/// Columns of `k` floats become columns of a panel.
+/// Activations of `k` floats become activations of a panel.
 fn put(columns: &[f32], k: usize, width: usize, out: &mut [f32]) {
     let columns: Vec<&[f32]> = columns.chunks_exact(k).collect();
     dispatch!(level(), simd => transpose(simd, &columns, width, out));
@@ -372,7 +372,7 @@ pub(super) struct Panel<'a> {
     pub codes: &'a [i16],
     pub scales: &'a [f32],
     pub width: usize,
-    /// Columns from the panel's first one on that there are, at least one; the panel may be full.
+    /// Activations from the panel's first one on that there are, at least one; the panel may be full.
     pub used: usize,
 }
 
@@ -386,14 +386,7 @@ impl Panel<'_> {
 
 /// Rows times a panel; results are added to those before if `add`.
 #[inline(always)]
-fn meet<S: Simd>(
-    simd: S,
-    rows: usize,
-    a: Weights<'_>,
-    x: Panel<'_>,
-    (out, stride): (&mut [f32], usize),
-    add: bool,
-) {
+fn meet<S: Simd>(simd: S, rows: usize, a: Weights<'_>, x: Panel<'_>, (out, stride): (&mut [f32], usize), add: bool) {
     #[cfg(target_arch = "aarch64")]
     if let Some(neon) = simd.level().as_neon() {
         return cpu_neon::meet(neon, rows, a, x, (out, stride), add);
@@ -419,7 +412,7 @@ fn meet<S: Simd>(
     }
 }
 
-/// `ROWS` rows times `WIDE` vectors of columns from `first` on; gives the number of rows.
+/// `ROWS` rows times `WIDE` vectors of activations from `first` on; gives the number of rows.
 #[inline(always)]
 fn tile<S: Simd, const ROWS: usize, const WIDE: usize>(
     simd: S,
@@ -479,7 +472,7 @@ mod tests {
     use kiln_gguf::{TensorType, quant};
 
     use super::*;
-    use crate::mul_mat_vec::cpu_codes::coder;
+    use crate::mul_mat_vec::cpu_quants::coder;
 
     /// Numbers that are no pattern, from -1 to 1.
     fn noise(len: usize, seed: usize) -> Vec<f32> {

@@ -1,5 +1,5 @@
-//! Rows times panels on 64-bit ARM with i8mm: an instruction multiplies two rows of eight bytes with two columns of eight and adds to
-//! four sums, of both columns for the first row, then for the second.
+//! Rows times panels on 64-bit ARM with i8mm: an instruction multiplies two rows of eight bytes with two activations of eight and adds to
+//! four sums, of both activations for the first row, then for the second.
 
 use std::arch::aarch64::{
     float32x4_t, vcombine_f32, vcvtq_f32_s32, vdup_n_f32, vdupq_n_f32, vdupq_n_s8, vdupq_n_s32, vfmaq_f32, vmmlaq_s32,
@@ -13,9 +13,9 @@ use multiversion::multiversion;
 use multiversion::target::match_target;
 
 use super::cpu_bytes::{Panel, Results, WIDTH, Weights, bytes, raised};
-use super::cpu_codes::BLOCK;
 use super::cpu_ints::DEPTH;
 use super::cpu_neon::{floats, store};
+use super::cpu_quants::BLOCK;
 
 /// Rows times a panel by small matrices.
 #[multiversion(targets("aarch64+neon+i8mm"))]
@@ -53,7 +53,7 @@ fn across(a: float32x4_t, b: float32x4_t) -> [float32x4_t; 2] {
     [vreinterpretq_f32_f64(vtrn1q_f64(a, b)), vreinterpretq_f32_f64(vtrn2q_f64(a, b))]
 }
 
-/// `PAIRS` pairs of rows times `COLS` pairs of columns. A row that is not there is the one before it once more.
+/// `PAIRS` pairs of rows times `COLS` pairs of activations. A row that is not there is the one before it once more.
 #[inline]
 #[target_feature(enable = "neon,i8mm")]
 fn tile<const PAIRS: usize, const COLS: usize, const TWO: bool>(a: Weights<'_>, x: Panel<'_>, results: Results<'_>) {

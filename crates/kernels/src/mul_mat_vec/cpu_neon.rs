@@ -9,8 +9,8 @@ use std::arch::aarch64::{
 use fearless_simd::prelude::*;
 use fearless_simd::{Neon, f32x4, i16x8};
 
-use super::cpu_codes::BLOCK;
 use super::cpu_ints::{DEPTH, Panel, Weights};
+use super::cpu_quants::BLOCK;
 
 #[inline(always)]
 fn words(neon: Neon, x: &[i16; 8]) -> int16x8_t {
@@ -104,7 +104,7 @@ pub(super) fn add_dots(neon: Neon, a: &[i16], x: &[i16], scales: &[f32], x_scale
     store(neon, sum, sums);
 }
 
-/// Rows times a panel of eight columns; results are added to those before if `add`.
+/// Rows times a panel of eight activations; results are added to those before if `add`.
 #[inline(always)]
 pub(super) fn meet(
     neon: Neon,
@@ -127,7 +127,7 @@ pub(super) fn meet(
     }
 }
 
-/// `ROWS` rows times `WIDE` times four columns; gives the number of rows.
+/// `ROWS` rows times `WIDE` times four activations; gives the number of rows.
 #[inline(always)]
 fn tile<const ROWS: usize, const WIDE: usize>(
     neon: Neon,
@@ -147,7 +147,7 @@ fn tile<const ROWS: usize, const WIDE: usize>(
     let rows: [&[i32]; ROWS] = std::array::from_fn(|r| &a.codes[r * DEPTH / 2..][..a.depth * BLOCK / 2]);
     let (pairs_of_x, _) = x.codes[..2 * x.width * a.depth * BLOCK / 2].as_chunks::<16>();
     for block in 0..a.depth {
-        // Products of the first elements of pairs and of the second ones; two columns in each sum.
+        // Products of the first elements of pairs and of the second ones; two activations in each sum.
         let mut whole = [[[none(neon); 2]; WIDE]; ROWS];
         for pair in block * BLOCK / 2..(block + 1) * BLOCK / 2 {
             let x = pairs_of_x[pair].as_chunks::<8>().0;

@@ -1,7 +1,7 @@
 //! Rows of weights on the CPU as floats. Plain types become floats in vector registers, thirty-two at a time: to be
-//! multiplied with a few columns at once, or to be stored for many. Two block formats of large codes do so, too, where columns
-//! are few. The other ones come here where a column cannot be rounded; they are made floats by the host first. Their usual way
-//! is in `cpu_codes.rs`.
+//! multiplied with a small N at once, or to be stored for many. Two block formats of large codes do so, too, where activations
+//! are few. The other ones come here where an activation vector cannot be rounded; they are made floats by the host first. Their usual way
+//! is in `cpu_quants.rs`.
 
 use std::array::from_fn;
 
@@ -33,7 +33,7 @@ pub(super) struct Rows<'a> {
     pub row_bytes: usize,
 }
 
-/// Whether a few columns meet rows of this type as floats: turning codes into floats costs less than making words of them. Where
+/// Whether a small N meet rows of this type as floats: turning codes into floats costs less than making words of them. Where
 /// they become bytes in registers, that is faster still, and where vectors are as short as ARM's, words are.
 pub(super) fn is_float_for_few(ty: TensorType) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -70,7 +70,7 @@ impl<'a> Rows<'a> {
         &self.bytes[i * self.stride + bytes(start)..][..count * bytes(depth)]
     }
 
-    /// Rows times columns of `k` elements: the results of a row lie side by side.
+    /// Rows times activations of `k` elements: the results of a row lie side by side.
     pub(super) fn dots(self, k: usize, columns: &[f32], out: &mut [f32]) {
         with_format!(
             self.ty,
@@ -134,7 +134,7 @@ fn dots_of<F: Format>(rows: Rows<'_>, k: usize, columns: &[f32], out: &mut [f32]
     });
 }
 
-/// Rows times one column: the sums of four rows have room among registers of sixteen floats, those of two among shorter ones. Rows of
+/// Rows times one activation vector: the sums of four rows have room among registers of sixteen floats, those of two among shorter ones. Rows of
 /// F32 are read by two as well: by four they are a tenth slower (Zen 4, a mapped file).
 #[inline(always)]
 fn one_column<S: Simd, F: Format>(simd: S, rows: Rows<'_>, column: &[f32], out: &mut [f32]) {
@@ -145,7 +145,7 @@ fn one_column<S: Simd, F: Format>(simd: S, rows: Rows<'_>, column: &[f32], out: 
     }
 }
 
-/// Rows times one column. Machines fetch memory ahead of whoever reads on and on, and do so for several readers at once: the rows
+/// Rows times one activation vector. Hardware prefetchers follow several sequential streams at once: the rows
 /// are `R` runs that are read side by side. Readers within the same few pages hinder each other, so short runs are read in a row.
 #[inline(always)]
 fn far_dots<S: Simd, F: Format, const R: usize>(simd: S, rows: Rows<'_>, column: &[f32], out: &mut [f32]) {
@@ -379,7 +379,8 @@ mod tests {
             let row_bytes = k / ty.block_len() * ty.block_bytes();
             assert!(m / 4 * row_bytes >= FAR, "{ty}: rows should lie far apart");
             // Any bits below 0x3c00 are finite in all three types.
-            let bytes: Vec<u8> = (0..m * row_bytes / 2).flat_map(|i| ((i * 7919 % 0x3c00) as u16).to_le_bytes()).collect();
+            let bytes: Vec<u8> =
+                (0..m * row_bytes / 2).flat_map(|i| ((i * 7919 % 0x3c00) as u16).to_le_bytes()).collect();
             let rows = Rows { ty, bytes: &bytes, stride: row_bytes, row_bytes };
             let mut together = vec![f32::NAN; m];
             rows.dots(k, &column, &mut together);

@@ -1,5 +1,5 @@
-//! Woven rows times many columns by products of tiles (AMX): sixteen columns and sixteen rows of bytes, thirty-two products in each
-//! sum. A rounded element of a column is two bytes, 128 high + low, so that there are two products for each block of the rows.
+//! Interleaved rows times large N by products of tiles (AMX): sixteen activations and sixteen rows of bytes, thirty-two products in each
+//! sum. A rounded element of an activation vector is two bytes, 128 high + low, so that there are two products for each block of the rows.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use fearless_simd::prelude::*;
@@ -7,10 +7,10 @@ use fearless_simd::{Avx512, Simd, dispatch, f32x16, i32x16};
 use kiln_system::instructions::{SIDE, TileColumns, TileSums, Tiles};
 use rayon::prelude::*;
 
-use super::cpu_codes::BLOCK;
+use super::cpu_interleaved::{InterleavedRows, ROWS};
+use super::cpu_interleaved_dots::Spread;
 use super::cpu_ints::Ints;
-use super::cpu_woven::{ROWS, WovenRows};
-use super::cpu_woven_dots::Spread;
+use super::cpu_quants::BLOCK;
 use crate::host::Spare;
 use crate::simd::level;
 
@@ -19,24 +19,24 @@ pub(super) fn has_tiles() -> bool {
     level().as_avx512().is_some() && Tiles::are_there()
 }
 
-/// Bytes of a tile of columns, as the floats that have their bits.
+/// Bytes of a tile of activations, as the floats that have their bits.
 const TILE: usize = SIDE * BLOCK / 4;
 
-/// Rounded columns, sixteen at a time; what the last of them lack is zeros.
-pub(super) struct TiledColumns {
+/// Rounded activations, sixteen at a time; what the last of them lack is zeros.
+pub(super) struct TiledActivations {
     k: usize,
-    /// Of each sixteen columns the high bytes of a block, then the low ones; of one block after the other.
+    /// Of each sixteen activations the high bytes of a block, then the low ones; of one block after the other.
     codes: Vec<f32>,
-    /// For each block: scales of sixteen columns, and the sums of their elements.
+    /// For each block: scales of sixteen activations, and the sums of their elements.
     scales: Vec<f32>,
     sums: Vec<f32>,
-    /// Columns that should be multiplied as floats: which sixteen, and which of these.
+    /// Activations that should be multiplied as floats: which sixteen, and which of these.
     unfit: Vec<[usize; 2]>,
 }
 
-impl TiledColumns {
-    /// Columns of `k` elements, whole blocks: at most sixteen in each part. None where the machine has no tiles.
-    pub(super) fn new(k: usize, columns: &[&[&[f32]]], spare: &mut Spare) -> Option<TiledColumns> {
+impl TiledActivations {
+    /// Activations of `k` elements, whole blocks: at most sixteen in each part. None where the machine has no tiles.
+    pub(super) fn new(k: usize, columns: &[&[&[f32]]], spare: &mut Spare) -> Option<TiledActivations> {
         if !has_tiles() {
             return None;
         }
@@ -54,7 +54,7 @@ impl TiledColumns {
             ints.unfit.into_iter().map(move |c| [p, c]).collect::<Vec<_>>()
         });
         let unfit = unfit.flatten_iter().collect();
-        Some(TiledColumns { k, codes, scales, sums, unfit })
+        Some(TiledActivations { k, codes, scales, sums, unfit })
     }
 
     /// Gives its memory back.
@@ -62,15 +62,15 @@ impl TiledColumns {
         [self.codes, self.scales, self.sums].into_iter().for_each(|vector| spare.give(vector));
     }
 
-    /// Columns whose products should be made by floats, among those of the parts from `first` on.
+    /// Activations whose products should be made by floats, among those of the parts from `first` on.
     pub(super) fn unfit(&self, first: usize, n: usize) -> impl Iterator<Item = usize> {
         let own = self.unfit.iter().filter(move |[p, _]| (first..first + n.div_ceil(SIDE)).contains(p));
         own.map(move |[p, c]| (p - first) * SIDE + c)
     }
 
-    /// Rows times the `n` columns of the parts from `first` on: `out` has one column's results after the other.
-    pub(super) fn dots(&self, first: usize, n: usize, rows: WovenRows<'_>, out: &mut [f32]) {
-        let simd = level().as_avx512().expect("rows are woven where there is AVX-512");
+    /// Rows times the `n` activations of the parts from `first` on: `out` has one activation vector's results after the other.
+    pub(super) fn dots(&self, first: usize, n: usize, rows: InterleavedRows<'_>, out: &mut [f32]) {
+        let simd = level().as_avx512().expect("rows are interleaved where there is AVX-512");
         let (blocks, count) = (self.k / BLOCK, out.len() / n);
         let offsets = if rows.has_offsets() { blocks } else { 0 };
         let mut spread = Spread {
@@ -97,7 +97,7 @@ impl TiledColumns {
     }
 }
 
-/// Splits rounded columns into bytes, where tiles have them.
+/// Splits rounded activations into bytes, where tiles have them.
 #[inline(always)]
 fn split<S: Simd>(_: S, ints: &Ints, codes: &mut [f32], scales: &mut [f32], sums: &mut [f32]) {
     let blocks = ints.k / BLOCK;
@@ -115,7 +115,7 @@ fn split<S: Simd>(_: S, ints: &Ints, codes: &mut [f32], scales: &mut [f32], sums
     }
 }
 
-/// Sixteen columns.
+/// Sixteen activations.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     /// High bytes and low bytes of each block.
@@ -124,17 +124,9 @@ struct Part<'a> {
     sums: &'a [[f32; SIDE]],
 }
 
-/// Sixteen rows times `used` of sixteen columns, whose results lie `stride` apart.
+/// Sixteen rows times `used` of sixteen activations, whose results lie `stride` apart.
 #[inline(never)]
-fn meet(
-    simd: Avx512,
-    tiles: &Tiles,
-    rows: &Spread,
-    columns: Part<'_>,
-    used: usize,
-    out: &mut [f32],
-    stride: usize,
-) {
+fn meet(simd: Avx512, tiles: &Tiles, rows: &Spread, columns: Part<'_>, used: usize, out: &mut [f32], stride: usize) {
     simd.vectorize(
         #[inline(always)]
         || {

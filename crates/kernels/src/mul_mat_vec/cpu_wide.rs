@@ -1,13 +1,16 @@
-//! Single instructions of AVX-512 (with VNNI, VBMI and GFNI) that `cpu_runs.rs` and its formats are made of, as functions that can
+//! Single instructions of AVX-512 (with VNNI, VBMI and GFNI) that `cpu_spans.rs` and its formats are made of, as functions that can
 //! be called wherever there is a token for them.
 
 use std::arch::x86_64::{
-    __m128i, __m512i, _mm_gf2p8affine_epi64_epi8, _mm_set_epi64x, _mm_or_si128, _mm_srlv_epi32, _mm_set1_epi32, _mm_cvtsi64_si128, _mm_unpacklo_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm512_add_epi8, _mm512_add_epi32, _mm512_permutex2var_epi8, _mm512_and_si512, _mm512_castsi512_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8,
-    _mm512_mask_blend_epi16, _mm512_maskz_permutex2var_epi8, _mm512_or_si512, _mm512_permutex2var_epi16,
-    _mm512_permutexvar_epi8, _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
-    _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sub_epi32, _mm512_xor_si512, _pdep_u64, _pext_u64, _mm512_castsi256_si512, _mm512_ternarylogic_epi32, _mm256_cvtepu16_epi32, _mm512_multishift_epi64_epi8, _mm512_test_epi8_mask, _mm512_set1_epi64, _mm512_mask_sub_epi8, _mm512_slli_epi16,
+    __m128i, __m512i, _mm_cvtsi64_si128, _mm_gf2p8affine_epi64_epi8, _mm_or_si128, _mm_set_epi64x, _mm_set1_epi32,
+    _mm_srlv_epi32, _mm_unpacklo_epi8, _mm256_cvtepu16_epi32, _mm256_set1_epi16, _mm256_set1_epi32, _mm512_add_epi8,
+    _mm512_add_epi32, _mm512_and_si512, _mm512_castsi256_si512, _mm512_castsi512_si256, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_mask_add_epi8, _mm512_mask_blend_epi16, _mm512_mask_sub_epi8, _mm512_maskz_permutex2var_epi8,
+    _mm512_multishift_epi64_epi8, _mm512_or_si512, _mm512_permutex2var_epi8, _mm512_permutex2var_epi16,
+    _mm512_permutexvar_epi8, _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_epi64,
+    _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi16, _mm512_slli_epi32, _mm512_sub_epi32,
+    _mm512_ternarylogic_epi32, _mm512_test_epi8_mask, _mm512_xor_si512, _pdep_u64, _pext_u64,
 };
 
 use fearless_simd::prelude::*;
@@ -100,7 +103,7 @@ instructions! {
         _mm512_cvtph_ps(words.into()).simd_into(simd)
     }
 
-    /// Four bytes in the place of every four.
+    /// Four bytes instead of every four.
     fn four_everywhere(simd, bytes: i32) -> __m512i {
         _mm512_set1_epi32(bytes)
     }

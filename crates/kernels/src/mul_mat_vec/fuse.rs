@@ -1,7 +1,7 @@
 //! What `mul_mat_vec` can take in: the norm before it, what follows it in the order of its fields, a second matrix with a
-//! gate between them, and more matrices for the same columns.
+//! gate between them, and more matrices for the same activations.
 
-use super::{Call, Experts, Factor, Gated, Norm, Sibling};
+use super::{Call, Experts, Factor, FusedProduct, Gated, Norm};
 use crate::binary::Operator;
 use crate::glu;
 use crate::mul_mat::{Epilogue, Product, other_summand};
@@ -72,7 +72,7 @@ impl Call {
         }
     }
 
-    /// This product of columns that `previous` norms.
+    /// This product of activations that `previous` norms.
     pub(crate) fn before(&self, previous: &crate::Call) -> Option<Call> {
         let crate::Call::RmsNorm(norm) = previous else { return None };
         let fits = norm.y == self.product.b && self.norm.is_none();
@@ -80,7 +80,7 @@ impl Call {
         fits.then(|| Call { product, norm: Some(Norm { weight: norm.weight, eps: norm.eps }), ..self.clone() })
     }
 
-    /// This product and another one of the same columns.
+    /// This product and another one of the same activations.
     pub(crate) fn beside(&self, other: &Call) -> Option<Call> {
         let plain = |call: &Call| {
             call.function.is_none()
@@ -93,13 +93,13 @@ impl Call {
             && self.norm == other.norm
             && self.epilogue.scale == other.epilogue.scale
             && self.exact == other.exact
-            && self.alike == other.alike
+            && self.batch_invariant == other.batch_invariant
             && other.others.is_empty();
         if !(plain(self) && plain(other) && same) {
             return None;
         }
         let mut call = self.clone();
-        call.others.push(Sibling { a: other.product.a, d: other.product.d, bias: other.epilogue.bias });
+        call.others.push(FusedProduct { a: other.product.a, d: other.product.d, bias: other.epilogue.bias });
         Some(call)
     }
 }
@@ -109,7 +109,7 @@ pub(crate) fn gated(gate: &Call, up: &Call, glu: &glu::Call) -> Option<Call> {
     let same = gate.product.b == up.product.b
         && gate.norm == up.norm
         && gate.exact == up.exact
-        && gate.alike == up.alike
+        && gate.batch_invariant == up.batch_invariant
         && gate.experts == up.experts
         && [gate, up].iter().all(|call| call.epilogue.scale == 1.0 && call.ends_with_bias());
     let fits = same && glu.kind.joins_products() && glu.gate == gate.product.d && glu.up == up.product.d;

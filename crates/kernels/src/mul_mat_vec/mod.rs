@@ -1,4 +1,4 @@
-//! `mul_mat_vec`: a matrix of any format times one to sixteen columns. The decode kernel: a generated token is mostly
+//! `mul_mat_vec`: a matrix of any format times one to sixteen activations. The decode kernel: a generated token is mostly
 //! this, so it is bound by reading the weights once. What comes before and after a product can be part of it.
 
 mod block;
@@ -7,29 +7,29 @@ mod check;
 pub(crate) mod cpu;
 #[cfg(arm_dotprod)]
 mod cpu_bytes;
-mod cpu_codes;
+#[cfg_attr(not(target_arch = "x86_64"), path = "cpu_not_interleaved.rs")]
+pub(crate) mod cpu_interleaved;
+#[cfg(target_arch = "x86_64")]
+mod cpu_interleaved_dots;
 mod cpu_ints;
 #[cfg(all(arm_dotprod, arm_i8mm))]
 mod cpu_matrices;
 #[cfg(target_arch = "aarch64")]
 mod cpu_neon;
+mod cpu_quants;
 mod cpu_rows;
 #[cfg(target_arch = "x86_64")]
-mod cpu_runs;
+mod cpu_spans;
 #[cfg(target_arch = "x86_64")]
-mod cpu_runs_blocks;
+mod cpu_spans_blocks;
 #[cfg(target_arch = "x86_64")]
-mod cpu_runs_grids;
+mod cpu_spans_grids;
 #[cfg(target_arch = "x86_64")]
-mod cpu_runs_k;
+mod cpu_spans_k;
 #[cfg(target_arch = "x86_64")]
 mod cpu_tiles;
 #[cfg(target_arch = "x86_64")]
 mod cpu_wide;
-#[cfg_attr(not(target_arch = "x86_64"), path = "cpu_unwoven.rs")]
-pub(crate) mod cpu_woven;
-#[cfg(target_arch = "x86_64")]
-mod cpu_woven_dots;
 mod fuse;
 mod pick;
 mod reference;
@@ -49,7 +49,7 @@ use crate::rounded::{Rounded, Rounding};
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
-pub use crate::mul_mat::{Norm, Sibling};
+pub use crate::mul_mat::{FusedProduct, Norm};
 pub(crate) use fuse::gated;
 use tuning::Tuning;
 
@@ -64,7 +64,7 @@ pub(crate) const EXCUSED: &[Excuse] = &[Excuse {
 
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for 1 to 16 columns and every weight format, with rms_norm \
-                           before, a function, a gate, factors, siblings or experts";
+                           before, a function, a gate, factors, fused products or experts";
 
 /// A second matrix: d = activation(product with `a`) * (product with `up`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,10 +86,10 @@ pub struct Factor {
     pub gate: Tensor,
 }
 
-/// Which expert's matrix multiplies which column. `a` is `[K, M, experts]`, `b` `[K, used or 1, tokens]` (1: all slots of a
-/// token share its column), `d` `[M, used, tokens]`, biases `[M, experts]`.
+/// Which expert's matrix multiplies which activation vector. `a` is `[K, M, experts]`, `b` `[K, used or 1, tokens]` (1: all slots of a
+/// token share its activation vector), `d` `[M, used, tokens]`, biases `[M, experts]`.
 ///
-/// Summed over the experts of a token, `b` is `[K, used, tokens]` with the columns of a token side by side, and `d` `[M, tokens]`:
+/// Summed over the experts of a token, `b` is `[K, used, tokens]` with the activations of a token side by side, and `d` `[M, tokens]`:
 /// the rows of a token's experts are one long row. There is neither a norm, a function nor a gate then.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
@@ -101,11 +101,11 @@ pub struct Experts {
     pub summed: bool,
 }
 
-/// Operands of `mul_mat_vec`. In this order: the columns are normed, multiplied and scaled, the bias is added, the function
+/// Operands of `mul_mat_vec`. In this order: the activations are normed, multiplied and scaled, the bias is added, the function
 /// or the gate applied, the expert's weight or the factor multiplied, the residual added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// The product; `b` is F32 or F16, `d` is F32. Devices take up to 16 columns (any number with experts), the CPU any
+    /// The product; `b` is F32 or F16, `d` is F32. Devices take up to 16 activations (any number with experts), the CPU any
     /// number: plans hold their products in this form until they are lowered for a device.
     pub product: Product,
     /// What follows it.
@@ -118,21 +118,21 @@ pub struct Call {
     pub gate: Option<Gated>,
     /// What every result is multiplied by; not with batches, more matrices or experts.
     pub factor: Option<Factor>,
-    /// More matrices for the same columns; not with batches, a gate, a factor, a residual or experts.
-    pub others: Vec<Sibling>,
-    /// The columns choose their matrices; not with batches in dimension 3.
+    /// More matrices for the same activations; not with batches, a gate, a factor, a residual or experts.
+    pub others: Vec<FusedProduct>,
+    /// The activations choose their matrices; not with batches in dimension 3.
     pub experts: Option<Experts>,
-    /// The columns must not be rounded to 8 bits: integer products take 16 bits of them.
+    /// The activations must not be rounded to 8 bits: integer products take 16 bits of them.
     pub exact: bool,
-    /// Every column takes the path and the split of the work that it would take alone: its bits do not depend on how many
-    /// there are. Needs `scratch` where columns are rounded.
-    pub alike: bool,
-    /// The only column of `b`, times the norm's weight, as who made it left it rounded (I8, [`crate::rounded`]): what integer products
-    /// take in its place. Exact ones alone; neither with experts nor alike.
+    /// Batch-invariant: every activation vector uses the path and work split of N = 1, so its bits do not depend on N. Needs `scratch` where
+    /// activations are quantised.
+    pub batch_invariant: bool,
+    /// The only activation vector of `b`, times the norm's weight, as who made it left it rounded (I8, [`crate::rounded`]): what integer products
+    /// take in its place. Exact ones alone; neither with experts nor batch-invariant.
     pub rounded: Option<Tensor>,
-    /// How the only column of `d` is left rounded for the product that reads it; neither with more matrices nor with experts.
+    /// How the only activation vector of `d` is left rounded for the product that reads it; neither with more matrices nor with experts.
     pub rounding: Option<Rounding>,
-    /// Memory for rounded columns ([`Call::scratch_bytes`] of I8), for integer products of more columns than fit shared
+    /// Memory for rounded activations ([`Call::scratch_bytes`] of I8), for integer products of a larger N than fit shared
     /// memory.
     pub scratch: Option<Tensor>,
     /// A split of the work other than the table's: for cases, benches and tuning.
@@ -140,7 +140,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// The product alone, with exact columns.
+    /// The product alone, with exact activations.
     pub fn plain(product: Product) -> Call {
         Call {
             product,
@@ -152,7 +152,7 @@ impl Call {
             others: Vec::new(),
             experts: None,
             exact: true,
-            alike: false,
+            batch_invariant: false,
             rounded: None,
             rounding: None,
             scratch: None,
@@ -160,12 +160,12 @@ impl Call {
         }
     }
 
-    /// Bytes of `scratch` for these columns, rounded or exact, and a factor for each column.
+    /// Bytes of `scratch` for these activations, rounded or exact, and a factor for each activation vector.
     pub fn scratch_bytes(b: &Tensor) -> usize {
-        b.rows() * (column_bytes(b, true) + 4)
+        b.rows() * (activation_bytes(b, true) + 4)
     }
 
-    /// The same for some of the columns. Scratch memory stays as it is.
+    /// The same for some of the activations. Scratch memory stays as it is.
     pub fn columns(&self, first: usize, count: usize) -> Call {
         let cut = |t: Tensor| t.narrow(1, first, count);
         let Product { a, b, d } = self.product;
@@ -173,7 +173,7 @@ impl Call {
             product: Product { a, b: cut(b), d: cut(d) },
             epilogue: Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue },
             factor: self.factor.map(|factor| Factor { gate: cut(factor.gate), ..factor }),
-            others: self.others.iter().map(|other| Sibling { d: cut(other.d), ..*other }).collect(),
+            others: self.others.iter().map(|other| FusedProduct { d: cut(other.d), ..*other }).collect(),
             ..self.clone()
         }
     }
@@ -203,14 +203,14 @@ impl Call {
     }
 
     /// Every matrix with its result and bias: the product's first.
-    fn matrices(&self) -> Vec<Sibling> {
-        let first = Sibling { a: self.product.a, d: self.product.d, bias: self.epilogue.bias };
+    fn matrices(&self) -> Vec<FusedProduct> {
+        let first = FusedProduct { a: self.product.a, d: self.product.d, bias: self.epilogue.bias };
         std::iter::once(first).chain(self.others.iter().copied()).collect()
     }
 }
 
-/// Bytes of a column rounded to 8 or, where it is to be exact, 16 bits: factors and codes of 128 elements together.
-fn column_bytes(b: &Tensor, exact: bool) -> usize {
+/// Bytes of an activation vector rounded to 8 or, where it is to be exact, 16 bits: factors and codes of 128 elements together.
+fn activation_bytes(b: &Tensor, exact: bool) -> usize {
     b.shape[0].div_ceil(128) * if exact { 16 + 256 } else { 16 + 128 }
 }
 
@@ -221,7 +221,7 @@ impl Operation for Call {
 
     fn reads(&self) -> Vec<Tensor> {
         let mut reads = vec![self.product.b];
-        for Sibling { a, bias, .. } in self.matrices() {
+        for FusedProduct { a, bias, .. } in self.matrices() {
             reads.push(a);
             reads.extend(bias);
         }
@@ -255,7 +255,7 @@ impl Operation for Call {
         check::check(self)
     }
 
-    /// The first weights, unless it is others who say which.
+    /// The first weights, unless ids choose them.
     fn early(&self) -> Vec<Tensor> {
         let known = self.experts.is_none();
         let all = self.matrices().into_iter().map(|matrix| matrix.a).chain(self.gate.map(|gate| gate.up));
@@ -287,7 +287,7 @@ impl Operation for Call {
     fn work(&self) -> Work {
         let Product { a, b, .. } = self.product;
         let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
-        let matrix = |m: &Sibling| {
+        let matrix = |m: &FusedProduct| {
             // Experts that are not used are not read; a repeated one is read again at worst.
             let read = match &self.experts {
                 Some(experts) => bytes(&a) / a.shape[2] as f64 * experts.ids.len().min(a.shape[2]) as f64,

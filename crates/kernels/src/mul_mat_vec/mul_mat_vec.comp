@@ -1,24 +1,24 @@
-// mul_mat_vec: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n]), for COLS columns at once
+// mul_mat_vec: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n]), for COLS activations at once
 // a: rows of any format; b: F32 or F16; d: F32. Options, all chosen when compiled:
-//   NORM     b stands for its columns after rms_norm: b[k, n] * weight[k] / sqrt(mean_k(b[k, n]^2) + eps)
+//   NORM     b stands for its activations after rms_norm: b[k, n] * weight[k] / sqrt(mean_k(b[k, n]^2) + eps)
 //   FUNCTION d = the function of what it would be, bias included
 //   GATE     d = activation(product with a) * (product with up), each with its bias
 //   FACTOR   d = factor's function of its gate[m, n] * what d would be, but for the residual
-//   EXPERTS  a has a matrix for each expert; column (slot, token) uses the one that ids[slot, token] names
-//   TURNS    of a loop: that many experts of one token share its column, and are more rows of it
-//   SUMMED   that many experts of a token are summed: their rows, of SUMMAND elements each, are one row, and so are their columns
+//   EXPERTS  a has a matrix for each expert; activation vector (slot, token) uses the one that ids[slot, token] names
+//   TURNS    of a loop: that many experts of one token share its activation vector, and are more rows of it
+//   SUMMED   that many experts of a token are summed: their rows, of SUMMAND elements each, are one row, and so are their activations
 //   MATRICES up to three matrices of one format share b, each with its own result
-//   INT      columns are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED),
+//   INT      activations are rounded to 8 or (WIDE) 16 bits, 32 at a time, and multiplied as integers: by this workgroup (STAGED),
 //            by who made them (GIVEN) or by a launch before
-//   ROUNDING d, one column, is left rounded as well (`rounded.glsl`), after ROUNDING_WEIGHT: what the teams of a workgroup make at a
+//   ROUNDING d, one activation vector, is left rounded as well (`rounded.glsl`), after ROUNDING_WEIGHT: what the teams of a workgroup make at a
 //            time are whole groups of 32 neighbouring rows
-// A team of TEAM threads (the workgroup, a subgroup, with PART a part of one, for rows too short for all of it, or one thread) computes ROWS rows at once: a unit. Its threads share a row's
+// A team of ROW_GROUP threads (the workgroup, a subgroup, with PART a part of one, for rows too short for all of it, or one thread) computes ROWS rows at once: a unit. Its threads share a row's
 // slices; a slice is what `slices.glsl` says. Rows past the last are computed again as the last and not stored, so the bits
 // of a row do not depend on the number of rows.
-//   LOOP     there are as many workgroups as run at once, and teams go from unit to unit: columns are made ready once for
-//            all of a workgroup's rows. Loads are FLIGHT slices ahead, those of the next unit too.
+//   PERSISTENT     there are as many workgroups as run at once, and teams go from unit to unit: activations are made ready once for
+//            all of a workgroup's rows. Loads are PREFETCH slices ahead, those of the next unit too.
 #version 450
-#define HANDOVER_LATE 1
+#define GRID_WAIT_LATE 1
 #include "kiln.glsl"
 layout(local_size_x = WG) in;
 #if SUBGROUPS
@@ -28,10 +28,10 @@ layout(local_size_x = WG) in;
 #extension GL_KHR_shader_subgroup_shuffle : require
 // Every thread of the team gets the sum.
 float add_up(float x) {
-    [[unroll]] for (uint i = 1; i < TEAM; i *= 2) x += subgroupShuffleXor(x, i);
+    [[unroll]] for (uint i = 1; i < ROW_GROUP; i *= 2) x += subgroupShuffleXor(x, i);
     return x;
 }
-#elif TEAM == 1
+#elif ROW_GROUP == 1
 #define add_up(x) (x)
 #else
 #define add_up(x) subgroupAdd(x)
@@ -47,16 +47,16 @@ float add_up(float x) {
 #endif
 
 #define MATS (1 + GATE)
-#define TEAMS (WG / TEAM)
+#define ROW_GROUPS (WG / ROW_GROUP)
 #define SUMS (MATS * ROWS * COLS)
 
 float acc[MATS][ROWS][COLS];
 uvec2 rows[MATS][ROWS];
 uvec2 columns[COLS];
 float factor[COLS];
-// Number of the first of these columns among all of b's.
+// Number of the first of these activations among all of b's.
 uint first_column = 0;
-Slice flight[FLIGHT][MATS][ROWS];
+Slice prefetch[PREFETCH][MATS][ROWS];
 
 #if SUMMED
 // The experts of this token, and their shares in the sum.
@@ -74,13 +74,13 @@ shared float summed_shares[SUMMED];
 shared uint turn_experts[TURNS];
 #endif
 
-#include "mul_mat_vec/columns.glsl"
+#include "mul_mat_vec/load_activations.glsl"
 #include "mul_mat_vec/products.glsl"
 #if ROUNDING
 #include "mul_mat_vec/rounding.glsl"
 #endif
 
-#if TEAM == WG
+#if ROW_GROUP == WG
 #if SUBGROUPS
 shared float partial[SUMS][SUBGROUPS_MOST];
 #else
@@ -89,7 +89,7 @@ shared float partial[1][WG];
 #endif
 
 // Sum over the team, the same bits every run. Only the team's first thread needs it.
-#if TEAM != WG || WG == 1
+#if ROW_GROUP != WG || WG == 1
 #define PREPARE_SUMS()
 float team_sum(uint i, float x) {
 #if WG > 1
@@ -101,7 +101,7 @@ float team_sum(uint i, float x) {
 #elif SUBGROUPS
 // All partial sums are put down first, so that one barrier does for all of them; those of the unit before are read by now.
 void prepare_sums() {
-#if LOOP
+#if PERSISTENT
     barrier();
 #endif
     [[unroll]] for (uint m = 0; m < MATS; m++) [[unroll]] for (uint r = 0; r < ROWS; r++) [[unroll]] for (uint c = 0; c < COLS; c++) {
@@ -142,7 +142,7 @@ float gated(float gate, float up) {
 }
 #endif
 
-// The batch, and where it begins: which matrix of a, which columns.
+// The batch, and where it begins: which matrix of a, which activations.
 uint batch;
 #if EXPERTS
 uint slot, token, expert;
@@ -214,10 +214,10 @@ Place place_of(uint unit) {
 
 // Elements of a pass: a slice of each thread. Where they are whole blocks, the addresses of rows go on from pass to pass,
 // and the place of a thread's slice stays what it is.
-#define PASS (TEAM * SLICE)
+#define PASS (ROW_GROUP * SLICE)
 #if SUMMED
 #define PASS_BYTES 0
-#define PLACE_OF(pass, lane) slice_start(((pass) * TEAM + (lane)) % (SUMMAND / SLICE))
+#define PLACE_OF(pass, lane) slice_start(((pass) * ROW_GROUP + (lane)) % (SUMMAND / SLICE))
 #elif A_BLOCKS
 #if PASS % A_BLOCK == 0
 #define PASS_BYTES (PASS / A_BLOCK * A_BLOCK_BYTES)
@@ -226,18 +226,18 @@ Place place_of(uint unit) {
 #endif
 #ifndef PASS_BYTES
 #define PASS_BYTES 0
-#define PLACE_OF(pass, lane) slice_start((pass) * TEAM + (lane))
+#define PLACE_OF(pass, lane) slice_start((pass) * ROW_GROUP + (lane))
 #endif
 
 // Whether a thread has a slice in a pass. EVEN: each has one in every pass, and rounds are full, so that no branch keeps the
-// compiler from asking for the columns of several slices at once.
+// compiler from asking for the activations of several slices at once.
 #if EVEN
 #define INSIDE(pass) true
 #else
-#define INSIDE(pass) ((pass) * TEAM + lane < n)
+#define INSIDE(pass) ((pass) * ROW_GROUP + lane < n)
 #endif
 
-// Where loading is: the unit, its rows and its next round of FLIGHT passes.
+// Where loading is: the unit, its rows and its next round of PREFETCH passes.
 uint load_unit, load_round;
 void load_from(uint unit) {
     load_unit = unit;
@@ -257,15 +257,15 @@ void load_from(uint unit) {
 }
 // Loads slice f of the next round of every row.
 void load_slices(uint f, uint lane, uint n, uint units) {
-    uint pass = load_round * FLIGHT + f;
+    uint pass = load_round * PREFETCH + f;
     if (load_unit >= units || !INSIDE(pass)) return;
     uint e = PLACE_OF(pass, lane);
 #if SUMMED
-    uint summand = summed_experts[(pass * TEAM + lane) / (SUMMAND / SLICE)];
-    [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(row_address(rows[0][r], summand, p.a_expert), e, flight[f][0][r]);
+    uint summand = summed_experts[(pass * ROW_GROUP + lane) / (SUMMAND / SLICE)];
+    [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(row_address(rows[0][r], summand, p.a_expert), e, prefetch[f][0][r]);
 #else
     [[unroll]] for (uint m = 0; m < MATS; m++)
-        [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(offset(rows[m][r], f * PASS_BYTES), e, flight[f][m][r]);
+        [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(offset(rows[m][r], f * PASS_BYTES), e, prefetch[f][m][r]);
 #endif
 }
 // After all slices of a round: the next round, of the next unit at the end of one.
@@ -274,7 +274,7 @@ void next_round(uint rounds, uint units, uint stride) {
     load_round++;
     if (load_round < rounds) {
         [[unroll]] for (uint m = 0; m < MATS; m++)
-            [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], FLIGHT * PASS_BYTES);
+            [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], PREFETCH * PASS_BYTES);
     } else if (load_unit + stride < units) {
         load_from(load_unit + stride);
     } else {
@@ -397,14 +397,14 @@ void main() {
     A_INIT();
 #if EXPERTS
     // Which weights come first is what others say.
-    await_inputs();
+    grid_wait();
 #endif
     uint units = all_units(), group = group_index();
-#if LOOP
+#if PERSISTENT
     batch = 0;
-    uint stride = gl_NumWorkGroups.x * TEAMS;
+    uint stride = gl_NumWorkGroups.x * ROW_GROUPS;
 #else
-    uint groups = (units + TEAMS - 1) / TEAMS, stride = groups * TEAMS;
+    uint groups = (units + ROW_GROUPS - 1) / ROW_GROUPS, stride = groups * ROW_GROUPS;
     batch = group / groups;
     group -= batch * groups;
     if (batch >= p.batches) return;
@@ -440,51 +440,51 @@ void main() {
     [[unroll]] for (uint c = 0; c < COLS; c++) columns[c] = row_address(b, c, p.b_stride);
 #endif
 
-#if TEAM == WG
-    uint team = 0, lane = gl_LocalInvocationID.x;
-#elif TEAM == 1
-    uint team = gl_LocalInvocationID.x;
+#if ROW_GROUP == WG
+    uint row_group = 0, lane = gl_LocalInvocationID.x;
+#elif ROW_GROUP == 1
+    uint row_group = gl_LocalInvocationID.x;
     const uint lane = 0;
 #elif PART
-    uint team = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) / TEAM, lane = gl_SubgroupInvocationID % TEAM;
+    uint row_group = (gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID) / ROW_GROUP, lane = gl_SubgroupInvocationID % ROW_GROUP;
 #else
-    uint team = gl_SubgroupID, lane = gl_SubgroupInvocationID;
+    uint row_group = gl_SubgroupID, lane = gl_SubgroupInvocationID;
 #endif
 #if INT && STAGED
     const uint n = K / SLICE;
 #else
     uint n = p.k / SLICE;
 #endif
-#if LOOP && !ROUNDING
+#if PERSISTENT && !ROUNDING
     // Units that are left after full turns are shared out among all workgroups: a core alone could not fetch them as fast.
-    uint unit = team * gl_NumWorkGroups.x + group;
+    uint unit = row_group * gl_NumWorkGroups.x + group;
 #else
-    uint unit = group * TEAMS + team;
+    uint unit = group * ROW_GROUPS + row_group;
 #endif
-    uint rounds = ((n + TEAM - 1) / TEAM + FLIGHT - 1) / FLIGHT;
-    // The first weights are on their way while the columns are made ready.
+    uint rounds = ((n + ROW_GROUP - 1) / ROW_GROUP + PREFETCH - 1) / PREFETCH;
+    // The first weights are on their way while the activations are made ready.
     load_unit = units;
     load_round = 0;
     if (unit < units) load_from(unit);
-    [[unroll]] for (uint f = 0; f < FLIGHT; f++) load_slices(f, lane, n, units);
+    [[unroll]] for (uint f = 0; f < PREFETCH; f++) load_slices(f, lane, n, units);
     next_round(rounds, units, stride);
 #if EXPERTS == 0
-    await_inputs();
+    grid_wait();
 #endif
     start_unit(unit, units, lane);
     start_columns(b);
-    uint kept = team * ROWS;
+    uint kept = row_group * ROWS;
     for (; unit < units; unit += stride) {
         for (uint round = 0; round < rounds; round++) {
-            [[unroll]] for (uint f = 0; f < FLIGHT; f++) {
-                uint pass = round * FLIGHT + f;
+            [[unroll]] for (uint f = 0; f < PREFETCH; f++) {
+                uint pass = round * PREFETCH + f;
                 if (INSIDE(pass)) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
                 load_slices(f, lane, n, units);
             }
             next_round(rounds, units, stride);
         }
         store_unit(unit, lane, kept);
-        kept += TEAMS * ROWS;
+        kept += ROW_GROUPS * ROWS;
         start_unit(unit + stride, units, lane);
     }
 #if ROUNDING

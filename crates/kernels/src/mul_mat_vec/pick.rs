@@ -4,26 +4,26 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, IntDot, Shader, SubgroupRequest};
 
 use super::block::Block;
-use super::tuning::{Slice, Team, Tuning, bounded, table};
-use super::{Call, Experts, NAME, Sibling, column_bytes, rounding};
+use super::tuning::{RowGroup, Slice, Tuning, bounded, table};
+use super::{Call, Experts, FusedProduct, NAME, activation_bytes, rounding};
 use crate::formats::{self, row_strides};
 use crate::glu::Gate;
-use crate::mul_mat::{MOST_COLUMNS, Product};
+use crate::mul_mat::{MAX_GEMV_N, Product};
 use crate::operation::{Choice, Launch, Operation as _, Path, Touches, Unsupported, grid};
 use crate::tensor::Tensor;
 
 const PRODUCT: &str = "mul_mat_vec/mul_mat_vec.comp";
-/// The tag of the launch that rounds columns.
+/// The tag of the launch that rounds activations.
 const ROUND: u8 = 1;
 /// Most matrices of a launch: their addresses must fit the parameters.
 const MOST_MATRICES: usize = 3;
-/// Most bytes of rounded columns in shared memory; more would leave room for too few workgroups on a core.
+/// Most bytes of rounded activations in shared memory; more would leave room for too few workgroups on a core.
 const MOST_STAGED: usize = 32 << 10;
-/// Most columns that every workgroup rounds for itself, if there is scratch memory: rounding one takes about a tenth of the
+/// Largest N that every workgroup rounds for itself, if there is scratch memory: rounding one takes about a tenth of the
 /// instructions of multiplying it, and with each more a launch that does it once gets cheaper. Calculated.
-const MOST_STAGED_COLUMNS: usize = 3;
+const MAX_STAGED_N: usize = 3;
 
-/// The largest team for which columns lie in the order of its slices: rows are rounded up to a slice for each thread.
+/// The largest team for which activations lie in the order of its slices: rows are rounded up to a slice for each thread.
 const MOST_SLICED_TEAM: u32 = 64;
 /// Threads of a workgroup that multiplies an expert's rows, at most.
 const EXPERT_THREADS: u32 = 256;
@@ -32,7 +32,7 @@ const LEAST_SPREAD: u32 = 128;
 /// Rows of a subgroup where one has no more slices than it has threads.
 const SHORT_ROWS: u32 = 4;
 
-/// Where the columns come from.
+/// Where the activations come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Columns {
     /// As floats.
@@ -55,7 +55,7 @@ fn aligned(t: &Tensor, bytes: usize) -> bool {
     t.offset.is_multiple_of(bytes) && t.stride[1..].iter().all(|s| s.is_multiple_of(bytes))
 }
 
-/// Columns that a workgroup multiplies.
+/// Activations that a workgroup multiplies.
 fn columns(call: &Call) -> usize {
     if call.experts.is_some() { 1 } else { call.product.b.shape[1] }
 }
@@ -65,13 +65,13 @@ fn row_elements(call: &Call) -> usize {
     call.product.b.shape[0] * call.summands()
 }
 
-/// Columns that path and split are chosen for.
+/// Activations that path and split are chosen for.
 fn columns_to_choose_for(call: &Call) -> usize {
-    if call.alike { 1 } else { columns(call) }
+    if call.batch_invariant { 1 } else { columns(call) }
 }
 
 /// Elements that a load of a plain type takes: 8, 4 or 1. Slices of quads have 4: neighbouring threads read neighbouring bytes of
-/// the columns then, too.
+/// the activations then, too.
 fn width(call: &Call, a: &Tensor, slice: Slice) -> usize {
     match slice {
         Slice::Quads { .. } => widest(call, a).min(4),
@@ -95,10 +95,10 @@ fn whole_weight(call: &Call) -> bool {
 }
 
 /// Matrices of equal format share launches.
-fn launches(call: &Call) -> Vec<Vec<Sibling>> {
-    let mut groups: Vec<Vec<Sibling>> = Vec::new();
+fn launches(call: &Call) -> Vec<Vec<FusedProduct>> {
+    let mut groups: Vec<Vec<FusedProduct>> = Vec::new();
     for matrix in call.matrices() {
-        let stride = |s: &Sibling| (s.a.ty, s.a.stride[1], s.bias.is_some(), widest(call, &s.a));
+        let stride = |s: &FusedProduct| (s.a.ty, s.a.stride[1], s.bias.is_some(), widest(call, &s.a));
         match groups.iter_mut().find(|g| stride(&g[0]) == stride(&matrix) && g.len() < MOST_MATRICES) {
             Some(group) => group.push(matrix),
             None => groups.push(vec![matrix]),
@@ -109,7 +109,7 @@ fn launches(call: &Call) -> Vec<Vec<Sibling>> {
 
 fn readable(call: &Call) -> Result<(), Unsupported> {
     let b = call.product.b;
-    for Sibling { a, d, .. } in call.matrices() {
+    for FusedProduct { a, d, .. } in call.matrices() {
         formats::readable(NAME, &a)?;
         formats::rows_reachable(NAME, &[b, d])?;
         if a.ty.is_quantised() && (!aligned(&b, 4 * b.ty.block_bytes()) || !whole_weight(call)) {
@@ -122,7 +122,7 @@ fn readable(call: &Call) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// The paths a call can take on a device and where its columns come from, or why not.
+/// The paths a call can take on a device and where its activations come from, or why not.
 fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsupported> {
     match path {
         Path::Scalar => Ok(Columns::Floats),
@@ -138,22 +138,26 @@ fn columns_for(call: &Call, path: Path, caps: &Caps) -> Result<Columns, Unsuppor
             let elements = columns(call) * row_elements(call).next_multiple_of(pass);
             // Codes, and a factor for 32 elements.
             let staged = elements * if call.exact { 17 } else { 9 } / 8;
-            // Tables, and sums of groups of a column's codes.
+            // Tables, and sums of groups of an activation vector's codes.
             let more = |f: &formats::Format| {
-                let sums = if f.shifted || f.bias > 0 { 4 * elements / f.group } else { 0 };
+                let sums = if f.has_min || f.bias > 0 { 4 * elements / f.group } else { 0 };
                 f.shared_bytes + sums
             };
             let more = call.matrices().iter().filter_map(|m| formats::format(m.a.ty)).map(more).max();
             // The rest is for partial sums.
             let fits = staged + more.unwrap_or(0) + (8 << 10) <= caps.limits.max_shared_bytes as usize;
-            // Columns of experts that are summed are one long column, whatever their length: rounded in memory they lie by 128 elements.
+            // Activations of experts that are summed are one long activation vector, whatever their length: rounded in memory they lie by 128 elements.
             let scratch = call.scratch.filter(|_| call.summands() == 1 || call.product.b.shape[0].is_multiple_of(128));
             match scratch {
                 _ if call.rounded.is_some() && fits && staged <= MOST_STAGED => Ok(Columns::Given),
-                _ if call.rounded.is_some() => unsupported(format!("{staged} bytes of a rounded column do not fit a workgroup")),
+                _ if call.rounded.is_some() => {
+                    unsupported(format!("{staged} bytes of a rounded column do not fit a workgroup"))
+                }
                 // A software GPU runs every workgroup on a few cores: rounding once is cheaper than in each of them.
-                // Norms of columns have other bits where each workgroup rounds for itself.
-                Some(_) if call.alike || caps.is_cpu || !fits || columns(call) > MOST_STAGED_COLUMNS => Ok(Columns::Scratch),
+                // Norms of activations have other bits where each workgroup rounds for itself.
+                Some(_) if call.batch_invariant || caps.is_cpu || !fits || columns(call) > MAX_STAGED_N => {
+                    Ok(Columns::Scratch)
+                }
                 Some(_) if staged > MOST_STAGED => Ok(Columns::Scratch),
                 _ if fits && staged <= MOST_STAGED => Ok(Columns::Staged),
                 _ => unsupported(format!("{staged} bytes of rounded columns need scratch memory")),
@@ -169,8 +173,8 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
     let caps = &*caps.narrowed();
     readable(call)?;
     let n = columns(call);
-    if n > MOST_COLUMNS {
-        return unsupported(format!("{n} columns, at most {MOST_COLUMNS}: more are for mul_mm"));
+    if n > MAX_GEMV_N {
+        return unsupported(format!("{n} columns, at most {MAX_GEMV_N}: more are for mul_mm"));
     }
     let (path, columns) = match want {
         Some(path) => (path, columns_for(call, path, caps)?),
@@ -189,15 +193,16 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
 
 /// The share of the device's cores for each launch, by the bytes it reads: launches do not wait for each other, and run side by
 /// side where together they have as many workgroups as run at once.
-fn shares(launches: &[Vec<Sibling>]) -> Vec<f64> {
-    let bytes = |matrices: &Vec<Sibling>| matrices.iter().map(|m| m.a.rows() * m.a.row_bytes()).sum::<usize>() as f64;
+fn shares(launches: &[Vec<FusedProduct>]) -> Vec<f64> {
+    let bytes =
+        |matrices: &Vec<FusedProduct>| matrices.iter().map(|m| m.a.rows() * m.a.row_bytes()).sum::<usize>() as f64;
     let all: f64 = launches.iter().map(bytes).sum();
     launches.iter().map(|matrices| bytes(matrices) / all).collect()
 }
 
 /// The first path of the table that the call can take.
 fn preferred(call: &Call, caps: &Caps) -> Result<(Path, Columns), Unsupported> {
-    let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
+    let table = table(caps).map_err(|reason| Unsupported { operation: NAME, reason })?;
     // A software GPU emulates integer products: twice as many of them, for 16 bits, or rounding in every small workgroup cost as
     // much as the product. Others that emulate them gain nothing.
     let rounded_once = call.scratch.is_some() && !call.exact;
@@ -226,7 +231,7 @@ pub(super) fn params(call: &Call, choice: &Choice, launch: usize, at: &dyn Fn(&T
     product_block(call, columns, &launches(call)[launch - usize::from(scratch)], at).bytes()
 }
 
-/// Launches of different formats do not wait for each other: siblings go with neither a gate nor a residual.
+/// Launches of different formats do not wait for each other: fused products go with neither a gate nor a residual.
 pub(super) fn touches(call: &Call, choice: &Choice, launch: usize) -> Touches {
     let scratch = choice.launches[0].tag == ROUND;
     let rounded: Vec<Tensor> = call.scratch.into_iter().collect();
@@ -247,7 +252,7 @@ fn nowhere(_: &Tensor) -> Address {
 }
 
 fn norm_defines(call: &Call, from: Columns, shader: Shader) -> Shader {
-    // Columns that were rounded by who made them have the weight in them.
+    // Activations that were rounded by who made them have the weight in them.
     let weight = call.norm.and_then(|norm| norm.weight).filter(|_| from != Columns::Given);
     shader.define("NORM", u32::from(call.norm.is_some())).define("NORM_WEIGHT", u32::from(weight.is_some()))
 }
@@ -255,7 +260,7 @@ fn norm_defines(call: &Call, from: Columns, shader: Shader) -> Shader {
 fn quantise(call: &Call, caps: &Caps) -> Result<Launch, Unsupported> {
     let b = call.product.b;
     let name = format!("{NAME}.{}.quantise", b.ty.name().to_lowercase());
-    // Groups of 32 elements are rounded by themselves: where no norm wants the sum of all, small workgroups share a long column.
+    // Groups of 32 elements are rounded by themselves: where no norm wants the sum of all, small workgroups share a long activation vector.
     let groups = b.shape[0].div_ceil(32);
     let (threads, parts) = match call.norm {
         _ if caps.is_cpu => (8, 1),
@@ -279,7 +284,7 @@ fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {
     block.add("b", at(&b));
     block.add("scratch", scratch);
     if let Some(norm) = call.norm {
-        block.add("factors", scratch.offset((b.rows() * column_bytes(&b, call.exact)) as u64));
+        block.add("factors", scratch.offset((b.rows() * activation_bytes(&b, call.exact)) as u64));
         if let Some(weight) = norm.weight {
             block.add("norm_weight", at(&weight));
         }
@@ -289,7 +294,7 @@ fn quantise_block(call: &Call, at: &dyn Fn(&Tensor) -> Address) -> Block {
     for (name, n) in [("columns", b.rows()), ("b1", b.shape[1]), ("b2", b.shape[2]), ("k", b.shape[0])] {
         block.add(name, count(n));
     }
-    block.add("column_bytes", count(column_bytes(&b, call.exact)));
+    block.add("activation_bytes", count(activation_bytes(&b, call.exact)));
     block
 }
 
@@ -300,7 +305,7 @@ fn count(n: usize) -> u32 {
 fn product(
     call: &Call,
     (path, from): (Path, Columns),
-    (matrices, share): (&[Sibling], f64),
+    (matrices, share): (&[FusedProduct], f64),
     caps: &Caps,
 ) -> Result<Launch, Unsupported> {
     let Product { b, .. } = call.product;
@@ -317,14 +322,14 @@ fn product(
     let size = caps.subgroups.size.max(1);
     let full = caps.subgroups.full && tuning.threads.is_multiple_of(size);
     let part = part_of_subgroup(call, &a, tuning, caps).filter(|_| full);
-    let tuning = if part.is_some() { Tuning { rows: 1, flight: 1, loops: 0, ..tuning } } else { tuning };
-    let whole = match tuning.team {
-        Team::Subgroup => size,
-        Team::Workgroup | Team::Shared => tuning.threads,
-        Team::Thread => 1,
+    let tuning = if part.is_some() { Tuning { rows: 1, prefetch: 1, persistent: 0, ..tuning } } else { tuning };
+    let whole = match tuning.row_group {
+        RowGroup::Subgroup => size,
+        RowGroup::Workgroup | RowGroup::Shared => tuning.threads,
+        RowGroup::Thread => 1,
     };
-    let team = part.unwrap_or(whole);
-    let uses_subgroups = !matches!(tuning.team, Team::Shared | Team::Thread);
+    let row_group = part.unwrap_or(whole);
+    let uses_subgroups = !matches!(tuning.row_group, RowGroup::Shared | RowGroup::Thread);
     let eights = size >= 8 && size.is_power_of_two() && caps.subgroups.shuffle;
     let subgroups_most = if full { tuning.threads / size } else { tuning.threads };
     let (quads, step, groups) = match tuning.slice {
@@ -337,19 +342,19 @@ fn product(
         (true, Slice::Quads { count, .. }) => 4 * count as usize,
         (true, Slice::Groups(_)) => tuning.slice.span(),
     };
-    let even = row_elements(call).is_multiple_of(slice * team as usize * tuning.flight as usize);
+    let even = row_elements(call).is_multiple_of(slice * row_group as usize * tuning.prefetch as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
-    // Several batches have columns of their own each. The experts of one token that share its column are more rows of it.
-    let turns = if tuning.loops > 0 { turns_of_experts(call) } else { 1 };
+    // Several batches have activations of their own each. The experts of one token that share its activation vector are more rows of it.
+    let turns = if tuning.persistent > 0 { turns_of_experts(call) } else { 1 };
     let batches = batches / turns;
-    let looping = tuning.loops > 0 && batches == 1 && (call.experts.is_none() || call.summands() > 1 || turns > 1);
-    let at_once = f64::from(caps.cores_or_guess() * tuning.loops);
-    let loops = looping.then(|| ((at_once * share) as usize).max(1));
+    let looping = tuning.persistent > 0 && batches == 1 && (call.experts.is_none() || call.summands() > 1 || turns > 1);
+    let at_once = f64::from(caps.cores_or_guess() * tuning.persistent);
+    let persistent = looping.then(|| ((at_once * share) as usize).max(1));
     let units: usize = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns;
-    let teams = (tuning.threads / team) as usize;
+    let teams = (tuning.threads / row_group) as usize;
     let all = units.div_ceil(teams);
-    let groups_at_once = loops.map_or(all, |most| all.min(most));
+    let groups_at_once = persistent.map_or(all, |most| all.min(most));
     let in_shared = matches!(from, Columns::Staged | Columns::Given);
     let shuffles = full && eights && uses_subgroups;
     if (from == Columns::Given || call.rounding.is_some()) && !shuffles {
@@ -357,11 +362,11 @@ fn product(
     }
     let flags = [
         ("WG", tuning.threads),
-        ("TEAM", team),
+        ("ROW_GROUP", row_group),
         ("PART", u32::from(part.is_some())),
         ("ROWS", tuning.rows),
         ("COLS", count(columns)),
-        ("FLIGHT", tuning.flight),
+        ("PREFETCH", tuning.prefetch),
         ("QUADS", quads),
         ("STEP", step),
         ("GROUPS", groups),
@@ -389,15 +394,15 @@ fn product(
         ("TURNS", count(turns)),
         ("ROUTER", u32::from(call.experts.is_some_and(|experts| experts.weights.is_some()))),
         ("GATE", u32::from(call.gate.is_some())),
-        ("SLICED", u32::from(in_shared && quads == 0 && team <= MOST_SLICED_TEAM)),
-        ("LOOP", u32::from(loops.is_some())),
+        ("SLICED", u32::from(in_shared && quads == 0 && row_group <= MOST_SLICED_TEAM)),
+        ("PERSISTENT", u32::from(persistent.is_some())),
         ("FUNCTION", u32::from(call.function.is_some())),
         ("FACTOR", u32::from(call.factor.is_some())),
         ("UP_BIAS", u32::from(call.gate.is_some_and(|gate| gate.bias.is_some()))),
         ("ROUNDING", u32::from(call.rounding.is_some())),
     ];
     let mut shader = Shader::new(name, PRODUCT, glsl);
-    // Only staged columns need the length of a row when compiled; elsewhere it would only multiply pipelines.
+    // Only staged activations need the length of a row when compiled; elsewhere it would only multiply pipelines.
     let needed = |name: &str| match name {
         "K" => in_shared,
         "SUMMAND" => call.summands() > 1,
@@ -406,8 +411,8 @@ fn product(
     for (name, value) in flags.into_iter().filter(|(name, _)| needed(name)) {
         shader = shader.define(name, value);
     }
-    if call.alike {
-        shader = shader.define("ALIKE", 1);
+    if call.batch_invariant {
+        shader = shader.define("BATCH_INVARIANT", 1);
     }
     if let Some(function) = call.function {
         shader = shader.define("FUNCTION_OF", function.glsl());
@@ -449,7 +454,7 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
         }
         return Ok(bounded(split, caps));
     }
-    let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
+    let table = table(caps).map_err(|reason| Unsupported { operation: NAME, reason })?;
     let found = table.find(ty, path, columns_to_choose_for(call), caps);
     let found = found.map(|tuning| fitted(call, ty, tuning, caps));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
@@ -459,14 +464,14 @@ fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tun
 /// most of those would be idle too, each has several rows under way.
 fn fitted(call: &Call, ty: TensorType, tuning: Tuning, caps: &Caps) -> Tuning {
     let slices = row_elements(call) / if ty.is_quantised() { tuning.slice.span() } else { 4 };
-    if tuning.team != Team::Workgroup || slices >= tuning.threads as usize {
+    if tuning.row_group != RowGroup::Workgroup || slices >= tuning.threads as usize {
         return tuning;
     }
     let rows = if slices <= caps.subgroups.size as usize { SHORT_ROWS } else { tuning.rows };
-    bounded(Tuning { team: Team::Subgroup, rows, ..tuning }, caps)
+    bounded(Tuning { row_group: RowGroup::Subgroup, rows, ..tuning }, caps)
 }
 
-/// Experts of one token that share its column: workgroups that go from row to row go from expert to expert, too. 1 where there are none.
+/// Experts of one token that share its activation vector: workgroups that go from row to row go from expert to expert, too. 1 where there are none.
 fn turns_of_experts(call: &Call) -> usize {
     let shared = |experts: &Experts| !experts.summed && experts.ids.shape[1] == 1 && call.product.b.shape[1] == 1;
     call.experts.filter(shared).map_or(1, |experts| experts.ids.shape[0])
@@ -474,18 +479,22 @@ fn turns_of_experts(call: &Call) -> usize {
 
 /// A large workgroup has room for no other on a core. Experts of several tokens have one row of workgroups each, which fill cores more
 /// evenly if they are small, and a matrix of few rows is for all cores. Not with a norm: its bits would depend on the number of rows.
-fn spread(call: &Call, tuning: Tuning, (matrices, share): (&[Sibling], f64), caps: &Caps) -> Tuning {
+fn spread(call: &Call, tuning: Tuning, (matrices, share): (&[FusedProduct], f64), caps: &Caps) -> Tuning {
     let size = caps.subgroups.size.max(1);
-    if tuning.team != Team::Subgroup || call.split.is_some() || tuning.loops == 0 {
+    if tuning.row_group != RowGroup::Subgroup || call.split.is_some() || tuning.persistent == 0 {
         return tuning;
     }
     if call.experts.is_some() && call.summands() == 1 && turns_of_experts(call) == 1 {
         return Tuning { threads: tuning.threads.min(EXPERT_THREADS.max(size)), ..tuning };
     }
-    let units = matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns_of_experts(call);
-    let at_once = (f64::from(caps.cores_or_guess() * tuning.loops) * share) as usize;
+    let units =
+        matrices.iter().map(|m| m.a.shape[1].div_ceil(tuning.rows as usize)).sum::<usize>() * turns_of_experts(call);
+    let at_once = (f64::from(caps.cores_or_guess() * tuning.persistent) * share) as usize;
     let mut threads = tuning.threads;
-    while call.norm.is_none() && threads >= 2 * LEAST_SPREAD.max(size) && 2 * units.div_ceil((threads / size) as usize) <= at_once {
+    while call.norm.is_none()
+        && threads >= 2 * LEAST_SPREAD.max(size)
+        && 2 * units.div_ceil((threads / size) as usize) <= at_once
+    {
         threads /= 2;
     }
     Tuning { threads, ..tuning }
@@ -496,14 +505,19 @@ fn spread(call: &Call, tuning: Tuning, (matrices, share): (&[Sibling], f64), cap
 fn part_of_subgroup(call: &Call, a: &Tensor, tuning: Tuning, caps: &Caps) -> Option<u32> {
     let subgroups = &caps.subgroups;
     let sized = subgroups.size_control || caps.is_cpu;
-    if call.split.is_some() || a.ty.is_quantised() || tuning.team != Team::Subgroup || !subgroups.shuffle || !sized {
+    if call.split.is_some()
+        || a.ty.is_quantised()
+        || tuning.row_group != RowGroup::Subgroup
+        || !subgroups.shuffle
+        || !sized
+    {
         return None;
     }
     let threads = row_elements(call).div_ceil(width(call, a, tuning.slice)).next_power_of_two() as u32;
     (2 * threads <= subgroups.size).then_some(threads)
 }
 
-fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&Tensor) -> Address) -> Block {
+fn product_block(call: &Call, from: Columns, matrices: &[FusedProduct], at: &dyn Fn(&Tensor) -> Address) -> Block {
     let Product { a, b, .. } = call.product;
     let rounded = match from {
         Columns::Scratch => call.scratch,
@@ -512,7 +526,7 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
     };
     let mut block = Block::default();
     block.add("b", at(&rounded.unwrap_or(b)));
-    for (i, Sibling { a, d, bias }) in matrices.iter().enumerate() {
+    for (i, FusedProduct { a, d, bias }) in matrices.iter().enumerate() {
         let name = |field: &str| if i == 0 { field.to_owned() } else { format!("{field}{i}") };
         block.add(&name("a"), at(a));
         block.add(&name("d"), at(d));
@@ -531,7 +545,9 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
             block.add("norm_weight", at(&weight));
         }
         match rounded.filter(|_| from == Columns::Scratch) {
-            Some(rounded) => block.add("norm_factors", at(&rounded).offset((b.rows() * column_bytes(&b, call.exact)) as u64)),
+            Some(rounded) => {
+                block.add("norm_factors", at(&rounded).offset((b.rows() * activation_bytes(&b, call.exact)) as u64))
+            }
             None => block.add("eps", norm.eps),
         }
     }
@@ -558,8 +574,8 @@ fn product_block(call: &Call, from: Columns, matrices: &[Sibling], at: &dyn Fn(&
     block.add("k", count(row_elements(call)));
     block.add("a_stride", row_strides(&matrices[0].a)[0]);
     block.add("scale", call.epilogue.scale);
-    // Rounded columns lie one after the other, in the order of b's.
-    let column = |d: usize| count(column_bytes(&b, call.exact) * b.shape[1..d].iter().product::<usize>());
+    // Rounded activations lie one after the other, in the order of b's.
+    let column = |d: usize| count(activation_bytes(&b, call.exact) * b.shape[1..d].iter().product::<usize>());
     let b_stride = if rounded.is_some() { [column(1), column(2), column(3)] } else { row_strides(&b) };
     block.add("batches", count(batches(call)));
     if call.experts.is_some() {
@@ -621,7 +637,7 @@ mod tests {
                 assert!(params(&call, &scalar, 0, &nowhere).len() <= 128, "{}", case.name);
                 let integers = call.matrices().iter().all(|m| m.a.ty.is_quantised()) && caps.int_dot != IntDot::None;
                 let picked = pick(&call, &caps, Some(Path::IntDot)).is_ok();
-                // Many columns of 16 bits need not fit.
+                // Large N of 16 bits need not fit.
                 assert!(picked == integers || (integers && call.exact), "{}", case.name);
             }
         }
@@ -656,7 +672,7 @@ mod tests {
     #[test]
     fn siblings_of_one_format_share_a_launch() {
         let tensor = |slot, ty, shape| Tensor::dense(crate::tensor::Slot(slot), ty, shape);
-        let matrix = |slot, ty, m| Sibling {
+        let matrix = |slot, ty, m| FusedProduct {
             a: tensor(slot, ty, [256, m, 1, 1]),
             d: tensor(slot + 1, TensorType::F32, [m, 1, 1, 1]),
             bias: None,
@@ -677,7 +693,7 @@ mod tests {
     #[test]
     fn launches_of_different_formats_have_the_cores_together() {
         let tensor = |slot, ty, shape| Tensor::dense(crate::tensor::Slot(slot), ty, shape);
-        let matrix = |slot, ty, m| Sibling {
+        let matrix = |slot, ty, m| FusedProduct {
             a: tensor(slot, ty, [4096, m, 1, 1]),
             d: tensor(slot + 1, TensorType::F32, [m, 1, 1, 1]),
             bias: None,
@@ -692,7 +708,9 @@ mod tests {
         };
         assert_eq!(groups(&alone), [128], "a workgroup for 32 rows");
         assert_eq!(groups(&Call { others: vec![k], ..alone.clone() }), [132], "one for each core");
-        let [most, few] = groups(&Call { others: vec![k, v], ..alone })[..] else { panic!("two formats, two launches") };
+        let [most, few] = groups(&Call { others: vec![k, v], ..alone })[..] else {
+            panic!("two formats, two launches")
+        };
         assert!(most + few <= 132 && 3 * few < most && few > 20, "{most} and {few}: by the bytes they read");
     }
 }

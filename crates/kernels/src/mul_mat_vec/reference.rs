@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{Call, Norm, Sibling};
+use super::{Call, FusedProduct, Norm};
 use crate::glu::reference::gated;
 use crate::host::HostMemory;
 use crate::mul_mat::{Product, dequantised_row};
@@ -51,8 +51,8 @@ fn summed_result(call: &Call, apart: &Call, columns: &[f64], memory: &HostMemory
     result
 }
 
-/// One matrix times the columns, with everything that follows.
-fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMemory) -> Vec<f64> {
+/// One matrix times the activations, with everything that follows.
+fn matrix_result(call: &Call, matrix: &FusedProduct, columns: &[f64], memory: &HostMemory) -> Vec<f64> {
     let Product { a, b, .. } = call.product;
     let (k, m) = (a.shape[0], matrix.d.shape[0]);
     let bias = matrix.bias.map(|t| memory.read(&t));
@@ -63,7 +63,7 @@ fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMe
     let router = call.experts.and_then(|experts| experts.weights).map(|t| memory.read(&t));
     let mut result = vec![0.0; matrix.d.len()];
     for (at, [n, i2, i3]) in rows_apart(matrix.d.shape).enumerate() {
-        // Which matrix of `a`, and which column.
+        // Which matrix of `a`, and which activation vector.
         let (a2, a3, expert, column) = match &ids {
             Some(ids) => {
                 let expert = ids[at] as usize;
@@ -96,7 +96,7 @@ fn matrix_result(call: &Call, matrix: &Sibling, columns: &[f64], memory: &HostMe
     result
 }
 
-/// Every row of a matrix times one column. Rows are spread over threads; each result is one plain sum.
+/// Every row of a matrix times one activation vector. Rows are spread over threads; each result is one plain sum.
 fn rows_dot(a: &Tensor, [a2, a3]: [usize; 2], x: &[f64], memory: &HostMemory) -> Vec<f64> {
     let bytes = memory.bytes(a.slot);
     let dot = |row: usize| {

@@ -1,7 +1,7 @@
-// Rounding of columns to one or two signed bytes, 32 elements with one factor: the largest magnitude / 127 or / 32512.
+// Rounding of activations to one or two signed bytes, 32 elements with one factor: the largest magnitude / 127 or / 32512.
 #include "rounding.glsl"
 
-// Elements 4 q .. 4 q + 3 of a column, after the weight of NORM; adds their squares (before the weight) to `squares`.
+// Elements 4 q .. 4 q + 3 of an activation vector, after the weight of NORM; adds their squares (before the weight) to `squares`.
 vec4 column_values(uvec2 column, uint q, inout float squares) {
     vec4 x = B_LOAD4(column, 4 * q);
 #if NORM
@@ -13,7 +13,7 @@ vec4 column_values(uvec2 column, uint q, inout float squares) {
     return x;
 }
 
-// Elements 32 g .. 32 g + 31 of a column; gives their largest magnitude back.
+// Elements 32 g .. 32 g + 31 of an activation vector; gives their largest magnitude back.
 float load32(uvec2 column, uint g, out vec4 x[8], inout float squares) {
     float most = 0.0;
     [[unroll]] for (uint i = 0; i < 8; i++) {

@@ -1,7 +1,7 @@
 // What the workgroup makes, kept until all of it is there, and then left in memory rounded (ROUNDING). It has MADE turns of AT_A_TIME
 // neighbouring rows, which are whole groups of 32: one barrier at the end, and none between the turns.
 
-#define AT_A_TIME (TEAMS * ROWS)
+#define AT_A_TIME (ROW_GROUPS * ROWS)
 shared vec4 made[MADE * AT_A_TIME / 4];
 
 // Result number i of the workgroup.

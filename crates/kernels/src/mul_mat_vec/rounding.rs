@@ -1,6 +1,6 @@
-//! Columns that leave one step rounded for the product that reads them ([`crate::rounded`]): which products can take one, which splits of
+//! Activations that leave one step rounded for the product that reads them ([`crate::rounded`]): which products can take one, which splits of
 //! the work can leave one, and whether the table wants it. The table's lines are
-//! `mul_mat_vec device format path rounded=1`, of the format of the product that takes the column; the first one that fits counts.
+//! `mul_mat_vec device format path rounded=1`, of the format of the product that takes the activation vector; the first one that fits counts.
 
 use std::sync::OnceLock;
 
@@ -8,14 +8,14 @@ use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
 use kiln_system::text::shown;
 
-use super::tuning::{Team, Tuning};
+use super::tuning::{RowGroup, Tuning};
 use super::{Call, NAME};
 use crate::operation::{Operation as _, Path, Unsupported};
 use crate::rounded::{GROUP, Rounding};
 use crate::tensor::Tensor;
 use crate::tuning;
 
-/// Most bytes of results that a workgroup keeps until all of them are rounded: the room that is left beside columns is 8 KiB.
+/// Most bytes of results that a workgroup keeps until all of them are rounded: the room that is left beside activations is 8 KiB.
 const MOST_KEPT: usize = 4 << 10;
 
 // It loses on the GPU it was timed on (`docs/ladder/decode.md`).
@@ -25,7 +25,7 @@ mul_mat_vec * * int_dot rounded=0
 
 const WORD: &str = "rounded=";
 
-/// One line: whether products of a format take rounded columns on a path.
+/// One line: whether products of a format take rounded activations on a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     device: String,
@@ -85,13 +85,13 @@ fn table() -> Result<&'static Vec<Line>, String> {
 }
 
 impl Call {
-    /// Whether the table wants this product to take its column rounded. A file that cannot be read wants nothing here; it is told of where
+    /// Whether the table wants this product to take its activation vector rounded. A file that cannot be read wants nothing here; it is told of where
     /// splits are looked up.
     pub fn wants_rounded(&self, caps: &Caps) -> bool {
         table().is_ok_and(|lines| find(lines, self.product.a.ty, Path::IntDot, caps))
     }
 
-    /// This product with its column taken from where `rounding` leaves it, if `column`, the one dense column that is rounded so, is what
+    /// This product with its activation vector taken from where `rounding` leaves it, if `activation vector`, the one dense activation vector that is rounded so, is what
     /// this product multiplies, and if products of integers are its way on this device. A software GPU, which multiplies floats faster, takes
     /// what is rounded already.
     pub fn taking(&self, column: &Tensor, rounding: &Rounding, caps: &Caps) -> Option<Call> {
@@ -120,9 +120,9 @@ pub(super) fn turns(tuning: Tuning, at_a_time: usize, [all, groups]: [usize; 2])
     let turns = all.div_ceil(groups.max(1));
     let kept = 4 * turns * at_a_time;
     let refuse = |reason: String| Err(Unsupported { operation: NAME, reason });
-    match tuning.team {
-        Team::Subgroup if at_a_time.is_multiple_of(GROUP) && kept <= MOST_KEPT => Ok(turns),
-        Team::Subgroup if at_a_time.is_multiple_of(GROUP) => {
+    match tuning.row_group {
+        RowGroup::Subgroup if at_a_time.is_multiple_of(GROUP) && kept <= MOST_KEPT => Ok(turns),
+        RowGroup::Subgroup if at_a_time.is_multiple_of(GROUP) => {
             refuse(format!("a workgroup would keep {kept} bytes of neighbouring rows, {MOST_KEPT} at most"))
         }
         _ => refuse(format!("a workgroup makes {at_a_time} neighbouring rows at a time, no whole groups of {GROUP}")),
@@ -137,13 +137,15 @@ mod tests {
     fn the_first_line_that_fits_counts_and_none_is_off() {
         let caps = Caps::example_nvidia();
         let text = "mul_mat_vec gpu q4_k int_dot rounded=0\nmul_mat_vec * blocks int_dot rounded=1\n\
-                    gpu q4_k int_dot 3 1024 subgroup 1 1 groups:2 loop:1\n";
+                    gpu q4_k int_dot 3 1024 subgroup 1 1 groups:2 persistent:1\n";
         let lines = parse(text).unwrap();
         assert_eq!(lines.len(), 2);
         let on = |ty| find(&lines, ty, Path::IntDot, &caps);
         assert!(!on(TensorType::Q4_K) && on(TensorType::Q6_Kx8) && !on(TensorType::F16));
         assert!(!find(&parse(BUILT_IN).unwrap(), TensorType::Q4_K, Path::IntDot, &caps));
-        for wrong in ["gpu q4_k int_dot rounded=2", "tpu q4_k int_dot rounded=1", "gpu q4_k int_dot rounded=1 loop:1"] {
+        for wrong in
+            ["gpu q4_k int_dot rounded=2", "tpu q4_k int_dot rounded=1", "gpu q4_k int_dot rounded=1 persistent:1"]
+        {
             assert!(parse(wrong).unwrap_err().starts_with("line 1"), "{wrong}");
         }
     }

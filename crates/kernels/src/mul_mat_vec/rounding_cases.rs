@@ -1,10 +1,10 @@
-//! Cases of `mul_mat_vec` whose column was rounded by who made it, and of results that are left rounded.
+//! Cases of `mul_mat_vec` whose activation vector was rounded by who made it, and of results that are left rounded.
 
 use kiln_gguf::TensorType::{self, F16, F32, I8, MXFP4, Q4_0, Q4_0x8, Q4_1, Q4_K, Q6_K, Q6_Kx2, Q8_0, Q8_0x8};
 
 use super::cases::{WIDE, plain, weights};
-use super::tuning::{Slice, Team, Tuning};
-use super::{Call, Factor, Gated, Norm, Sibling};
+use super::tuning::{RowGroup, Slice, Tuning};
+use super::{Call, Factor, FusedProduct, Gated, Norm};
 use crate::case::{Case, Data, Level};
 use crate::glu::Gate;
 use crate::mul_mat::Epilogue;
@@ -15,12 +15,23 @@ use crate::unary::Function;
 type Extra = fn(&mut Data, &mut Call);
 
 /// Teams of every device's subgroups make whole groups with this split.
-const LARGE: Tuning =
-    Tuning { threads: 1024, team: Team::Subgroup, rows: 1, flight: 1, slice: Slice::Groups(1), loops: 0 };
+const LARGE: Tuning = Tuning {
+    threads: 1024,
+    row_group: RowGroup::Subgroup,
+    rows: 1,
+    prefetch: 1,
+    slice: Slice::Groups(1),
+    persistent: 0,
+};
 /// Those of a software GPU with this one.
 const SMALL: Tuning = Tuning { threads: 64, rows: 4, ..LARGE };
 
-fn case(what: &str, ty: TensorType, [k, m]: [usize; 2], extra: impl Fn(&mut Data, &mut Call) + Send + Sync + 'static) -> Case {
+fn case(
+    what: &str,
+    ty: TensorType,
+    [k, m]: [usize; 2],
+    extra: impl Fn(&mut Data, &mut Call) + Send + Sync + 'static,
+) -> Case {
     Case::new(format!("mul_mat_vec {what} {ty} k={k} m={m}"), move |data| {
         let mut call = plain(data, ty, [k, m, 1]);
         extra(data, &mut call);
@@ -28,7 +39,7 @@ fn case(what: &str, ty: TensorType, [k, m]: [usize; 2], extra: impl Fn(&mut Data
     })
 }
 
-/// The call's column as a producer leaves it. The floats beside it are what the reference reads.
+/// The call's activation vector as a producer leaves it. The floats beside it are what the reference reads.
 fn given(data: &mut Data, call: &mut Call) {
     let b = call.product.b;
     let memory = data.output(I8, [bytes(b.len()), 1, 1, 1]);
@@ -69,10 +80,12 @@ fn with_residual(data: &mut Data, call: &mut Call) {
     call.epilogue.residual = Some(residual);
 }
 
-/// Columns that are given, of formats with and without minimums, groups of 16 and 32, codes that are too large by a number.
+/// Activations that are given, of formats with and without minimums, groups of 16 and 32, codes that are too large by a number.
 fn taken() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (ty, k) in [(Q8_0, 96), (Q4_0, 64), (Q4_1, 160), (Q4_K, 768), (Q6_K, 512), (Q6_Kx2, 1024), (Q4_0x8, 512), (MXFP4, 32)] {
+    for (ty, k) in
+        [(Q8_0, 96), (Q4_0, 64), (Q4_1, 160), (Q4_K, 768), (Q6_K, 512), (Q6_Kx2, 1024), (Q4_0x8, 512), (MXFP4, 32)]
+    {
         cases.push(case("a rounded column", ty, [k, 37], given));
         cases.push(case("a rounded column, normed,", ty, [k, 19], |data, call| {
             normed(data, call);
@@ -81,9 +94,9 @@ fn taken() -> Vec<Case> {
     }
     // More than one round of the threads, and more than one turn of the loads in it.
     cases.push(case("a rounded column of several rounds", Q4_K, [10240, 9], given));
-    for (slice, flight) in [(Slice::Groups(2), 1), (Slice::Quads { count: 2, step: 16 }, 2)] {
+    for (slice, prefetch) in [(Slice::Groups(2), 1), (Slice::Quads { count: 2, step: 16 }, 2)] {
         cases.push(case(&format!("a rounded column in {slice:?}"), Q8_0x8, [1536, 67], move |data, call| {
-            call.split = Some(Tuning { slice, flight, loops: 1, ..LARGE });
+            call.split = Some(Tuning { slice, prefetch, persistent: 1, ..LARGE });
             normed(data, call);
             given(data, call);
         }));
@@ -92,7 +105,7 @@ fn taken() -> Vec<Case> {
         normed(data, call);
         for (ty, m) in [(Q4_K, 7), (Q6_K, 35)] {
             let (a, d) = (weights(data, ty, [512, m, 1, 1]), data.output(F32, [m, 1, 1, 1]));
-            call.others.push(Sibling { a, d, bias: None });
+            call.others.push(FusedProduct { a, d, bias: None });
         }
         given(data, call);
     }));
@@ -131,14 +144,14 @@ fn made() -> Vec<Case> {
             }));
         }
     }
-    // Several turns of a workgroup, the last of which only some have; then with a column that is given, too.
+    // Several turns of a workgroup, the last of which only some have; then with an activation vector that is given, too.
     for (ty, k, m) in [(Q4_K, 256, 1120), (Q8_0x8, 512, 2144)] {
         cases.push(case("left rounded in turns", ty, [k, m], |data, call| {
-            call.split = Some(Tuning { loops: 1, ..SMALL });
+            call.split = Some(Tuning { persistent: 1, ..SMALL });
             left_weighed(data, call);
         }));
         cases.push(case("from rounded to rounded", ty, [k, m], |data, call| {
-            call.split = Some(Tuning { loops: 1, flight: 2, ..SMALL });
+            call.split = Some(Tuning { persistent: 1, prefetch: 2, ..SMALL });
             normed(data, call);
             gated(data, call);
             given(data, call);

@@ -7,7 +7,7 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Device};
 
 use super::cases::{plain, scratch_for};
-use super::tuning::{Slice, Team, Tuning};
+use super::tuning::{RowGroup, Slice, Tuning};
 use crate::Call;
 use crate::case::Case;
 use crate::operation::{Choice, Path};
@@ -21,7 +21,7 @@ pub struct Subject {
     pub ty: TensorType,
     /// The path.
     pub path: Path,
-    /// Elements of a row, rows, columns.
+    /// Elements of a row, rows, activations.
     pub shape: [usize; 3],
 }
 
@@ -74,7 +74,7 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
     };
     let threads: &[u32] = if caps.is_cpu { &[8, 64] } else { &[128, 256, 512, 1024] };
     // Teams go from row to row where a core's threads are all there; more of them than run at once would only wait.
-    let loops = |threads: u32| -> &[u32] {
+    let persistent = |threads: u32| -> &[u32] {
         match threads {
             _ if caps.is_cpu => &[0],
             1024 => &[1],
@@ -86,14 +86,21 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
     let most_loads = if caps.is_cpu { MOST_LOADS_SOFTWARE } else { MOST_LOADS };
     let mut splits = Vec::new();
     for &slice in slices.iter().filter(|s| !ty.is_quantised() || ty.block_len().is_multiple_of(s.span())) {
-        // Where columns are rounded in every workgroup, its teams share that work.
+        // Where activations are rounded in every workgroup, its teams share that work.
         let alone = caps.is_cpu || subject.path == Path::IntDot;
-        let teams: &[Team] = if alone { &[Team::Subgroup] } else { &[Team::Subgroup, Team::Workgroup] };
-        for (&team, &threads) in teams.iter().flat_map(|t| threads.iter().map(move |n| (t, n))) {
-            for (rows, flight) in [1, 2, 4, 8].iter().flat_map(|&rows| [1, 2, 4].map(|flight| (rows, flight))) {
+        let teams: &[RowGroup] = if alone { &[RowGroup::Subgroup] } else { &[RowGroup::Subgroup, RowGroup::Workgroup] };
+        for (&row_group, &threads) in teams.iter().flat_map(|t| threads.iter().map(move |n| (t, n))) {
+            for (rows, prefetch) in [1, 2, 4, 8].iter().flat_map(|&rows| [1, 2, 4].map(|prefetch| (rows, prefetch))) {
                 let sums = rows * u32::try_from(columns).unwrap_or(u32::MAX);
-                if sums <= MOST_SUMS && rows * flight <= most_loads {
-                    splits.extend(loops(threads).iter().map(|&loops| Tuning { threads, team, rows, flight, slice, loops }));
+                if sums <= MOST_SUMS && rows * prefetch <= most_loads {
+                    splits.extend(persistent(threads).iter().map(|&persistent| Tuning {
+                        threads,
+                        row_group,
+                        rows,
+                        prefetch,
+                        slice,
+                        persistent,
+                    }));
                 }
             }
         }

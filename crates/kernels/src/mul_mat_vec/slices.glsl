@@ -2,8 +2,8 @@
 //   blocks, QUADS > 0: QUADS quads that lie STEP apart (they share bytes of the block), neighbours take neighbouring quads
 //   blocks, QUADS = 0: GROUPS groups of 32 elements, one after the other
 //   plain types: WIDTH elements side by side (8 in one 16-byte load, 4, or 1); with 4 (`quads:1x4`) neighbours read neighbouring
-//   quads of the columns, too
-// A block's quads fall into RUNS of equal length; each run has one scale and one group of 32 columns' elements.
+//   quads of the activations, too
+// A block's quads fall into RUNS of equal length; each run has one scale and one group of 32 activations' elements.
 
 #if A_BLOCKS
 #if QUADS
@@ -19,13 +19,13 @@ uint slice_start(uint s) { return s / (STEP / 4) * (QUADS * STEP) + s % (STEP / 
 uint slice_start(uint s) { return s * SLICE; }
 #define QUAD_AT(j) ((j) * 4)
 #endif
-#define RUN_QUADS (SLICE_QUADS / RUNS)
+#define SPAN_QUADS (SLICE_QUADS / RUNS)
 
-// What codes are too large by: groups are loaded as they lie, and it is taken from sums instead of from every code.
+// Zero point: subtracted once per group via sum(x) rather than from every quant.
 #if QUADS
-#define TOO_LARGE_BY 0
+#define ZERO_POINT 0
 #else
-#define TOO_LARGE_BY A_BIAS
+#define ZERO_POINT A_BIAS
 #endif
 
 // Codes, scales and minimums of a slice.
@@ -69,7 +69,7 @@ Values slice_values(Slice x, uint e) {
 void load_slice(uvec2 row, uint e, out Slice x) {
 #if QUADS
     [[unroll]] for (uint j = 0; j < QUADS; j++) x.codes[j] = A_CODES4(row, e + QUAD_AT(j));
-    [[unroll]] for (uint r = 0; r < RUNS; r++) x.scales[r] = A_SCALE(row, e + QUAD_AT(r * RUN_QUADS));
+    [[unroll]] for (uint r = 0; r < RUNS; r++) x.scales[r] = A_SCALE(row, e + QUAD_AT(r * SPAN_QUADS));
 #else
     [[unroll]] for (uint g = 0; g < GROUPS; g++) {
         uint codes[8];
@@ -84,13 +84,13 @@ void load_slice(uvec2 row, uint e, out Slice x) {
 // Four codes as floats. Conversion of integers is slow on many GPUs: a number below 2^23 is put into the mantissa of 2^23
 // instead, which is exact.
 vec4 quad_values(uint codes) {
-#if CONVERT && TOO_LARGE_BY
-    return signed_bytes(codes) - float(TOO_LARGE_BY);
+#if CONVERT && ZERO_POINT
+    return signed_bytes(codes) - float(ZERO_POINT);
 #elif CONVERT
     return signed_bytes(codes);
-#elif TOO_LARGE_BY
+#elif ZERO_POINT
     uvec4 bytes = uvec4(codes & 255u, (codes >> 8) & 255u, (codes >> 16) & 255u, codes >> 24);
-    return uintBitsToFloat(bytes | 0x4b000000u) - (8388608.0 + float(TOO_LARGE_BY));
+    return uintBitsToFloat(bytes | 0x4b000000u) - (8388608.0 + float(ZERO_POINT));
 #else
     uint u = codes ^ 0x80808080u;
     uvec4 bytes = uvec4(u & 255u, (u >> 8) & 255u, (u >> 16) & 255u, u >> 24);

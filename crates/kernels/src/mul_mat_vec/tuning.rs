@@ -1,9 +1,8 @@
-//! How a call's work is split among threads, as a table: by format, path, number of columns and kind of device. The first
+//! How a call's work is split among threads, as a table: by format, path, N and kind of device. The first
 //! line that fits is taken, and where a call can take several paths its path too. A file named by `KILN_TUNING` in the
 //! same form goes before the lines that `kiln tune` kept for the device, and those before the built-in ones.
 
 use std::fmt;
-use std::sync::OnceLock;
 
 use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
@@ -38,17 +37,17 @@ impl Slice {
     }
 }
 
-/// Which threads share the elements of a row.
+/// Which threads share a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Team {
+pub enum RowGroup {
     /// A subgroup: several of them in a workgroup have rows of their own.
     Subgroup,
     /// The whole workgroup: subgroups add, then shared memory.
     Workgroup,
     /// The whole workgroup, by shared memory alone: for devices without subgroup arithmetic.
     Shared,
-    /// Nobody shares: every thread has rows of its own. All threads read the same elements of a column at once, which a software
-    /// GPU loads once for all of them.
+    /// Each thread has rows of its own. All threads read the same activations at once, which a software GPU loads once for all of
+    /// them.
     Thread,
 }
 
@@ -58,15 +57,15 @@ pub struct Tuning {
     /// Threads of a workgroup, a power of two.
     pub threads: u32,
     /// Which of them share a row.
-    pub team: Team,
+    pub row_group: RowGroup,
     /// Rows of a team.
     pub rows: u32,
-    /// Slices of each row that are loaded before the first is multiplied.
-    pub flight: u32,
+    /// Prefetch depth: slices of each row that are loaded before the first is multiplied.
+    pub prefetch: u32,
     /// What a slice is.
     pub slice: Slice,
-    /// Workgroups for each core of the device that go from row to row; 0 for as many as there are rows.
-    pub loops: u32,
+    /// Persistent workgroups per core, which loop over rows; 0 launches one workgroup for every few rows.
+    pub persistent: u32,
 }
 
 /// One line of the table.
@@ -78,7 +77,7 @@ pub struct Line {
     pub format: String,
     /// The path.
     pub path: Path,
-    /// The most columns the line is for.
+    /// the largest N the line is for.
     pub columns: usize,
     /// The split.
     pub tuning: Tuning,
@@ -87,56 +86,56 @@ pub struct Line {
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Line { device, format, path, columns, tuning } = self;
-        let Tuning { threads, team, rows, flight, slice, loops } = tuning;
-        let team = match team {
-            Team::Subgroup => "subgroup",
-            Team::Workgroup => "workgroup",
-            Team::Shared => "shared",
-            Team::Thread => "thread",
+        let Tuning { threads, row_group, rows, prefetch, slice, persistent } = tuning;
+        let row_group = match row_group {
+            RowGroup::Subgroup => "subgroup",
+            RowGroup::Workgroup => "workgroup",
+            RowGroup::Shared => "shared",
+            RowGroup::Thread => "thread",
         };
-        write!(f, "{device} {format} {} {columns} {threads} {team} {rows} {flight} ", path.name())?;
+        write!(f, "{device} {format} {} {columns} {threads} {row_group} {rows} {prefetch} ", path.name())?;
         match slice {
             Slice::Quads { count, step } => write!(f, "quads:{count}x{step}")?,
             Slice::Groups(n) => write!(f, "groups:{n}")?,
         }
-        if *loops > 0 { write!(f, " loop:{loops}") } else { Ok(()) }
+        if *persistent > 0 { write!(f, " persistent:{persistent}") } else { Ok(()) }
     }
 }
 
 // Why these: `docs/ladder/mul_mat_vec.md`; `wide`: `docs/amd.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
-# device format path columns threads team rows flight slice [loop]
+# device format path columns threads row_group rows prefetch slice [persistent]
 cpu *    scalar  2   16 thread   1 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
 cpu *    scalar  8   8 subgroup  8 1 groups:1
 cpu *    scalar  16  8 subgroup  4 1 groups:1
-wide q4_k int_dot 3  1024 subgroup 1 1 groups:1 loop:1
-wide q5_k int_dot 3  1024 subgroup 1 1 groups:1 loop:1
-wide packed int_dot 3 1024 subgroup 1 1 groups:1 loop:1
+wide q4_k int_dot 3  1024 subgroup 1 1 groups:1 persistent:1
+wide q5_k int_dot 3  1024 subgroup 1 1 groups:1 persistent:1
+wide packed int_dot 3 1024 subgroup 1 1 groups:1 persistent:1
 wide q4_k scalar 1   128 subgroup 2 1 groups:1
 wide q5_k scalar 1   128 subgroup 2 1 groups:1
 gpu f32  scalar  16  256 workgroup 1 4 groups:1
-gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 loop:4
+gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 persistent:4
 gpu f16  scalar  16  128 subgroup 4 4 quads:1x4
-gpu bf16 scalar  1   256 subgroup 1 8 quads:1x4 loop:4
+gpu bf16 scalar  1   256 subgroup 1 8 quads:1x4 persistent:4
 gpu bf16 scalar  16  128 subgroup 4 4 quads:1x4
-gpu q4_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1
+gpu q4_k int_dot 3   1024 subgroup 1 1 groups:2 persistent:1
 gpu q4_k int_dot 5   128 subgroup 4 1 groups:1
 gpu q4_k int_dot 16  128 subgroup 2 1 groups:1
-gpu q5_k int_dot 3   1024 subgroup 1 1 groups:2 loop:1
+gpu q5_k int_dot 3   1024 subgroup 1 1 groups:2 persistent:1
 gpu q5_k int_dot 16  128 subgroup 2 1 groups:1
 gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
 gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
-gpu mxfp4x30 int_dot 3 1024 subgroup 1 2 groups:1 loop:1
-gpu packed int_dot 3  1024 subgroup 1 1 groups:2 loop:1
+gpu mxfp4x30 int_dot 3 1024 subgroup 1 2 groups:1 persistent:1
+gpu packed int_dot 3  1024 subgroup 1 1 groups:2 persistent:1
 gpu packed int_dot 16 128 subgroup 2 1 groups:1
-gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 loop:1
-gpu nvfp4 int_dot 3  1024 subgroup 1 2 groups:1 loop:1
+gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 persistent:1
+gpu nvfp4 int_dot 3  1024 subgroup 1 2 groups:1 persistent:1
 gpu nvfp4 int_dot 4  256 subgroup 2 1 groups:1
 gpu nvfp4 int_dot 16 128 subgroup 1 1 groups:1
-gpu *    int_dot 3   1024 subgroup 1 2 quads:2x16 loop:1
+gpu *    int_dot 3   1024 subgroup 1 2 quads:2x16 persistent:1
 gpu *    int_dot 4   256 subgroup 2 2 quads:2x16
 gpu *    int_dot 16  128 subgroup 1 2 quads:2x16
 gpu q4_k scalar  1   128 subgroup 2 1 groups:2
@@ -157,13 +156,13 @@ gpu *    scalar  16  128 subgroup 1 1 quads:2x16
 pub struct Table(pub Vec<Line>);
 
 impl Table {
-    /// Reads lines of `device format path columns threads team rows flight slice [loop]`; `#` begins a comment.
+    /// Reads lines of `device format path activations threads row_group rows prefetch slice [persistent]`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
         for (number, words) in tuning::lines(text, NAME).filter(|(_, words)| !rounding::is_switch(words)) {
             let line = parse_line(&words).map_err(|why| {
                 let line = shown(&words.join(" "));
-                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads team rows flight slice [loop:N]`")
+                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads row_group rows flight slice [persistent:N]`")
             })?;
             lines.push(line);
         }
@@ -180,7 +179,7 @@ impl Table {
         self.fitting(ty, columns, caps).map(|line| line.path)
     }
 
-    /// The lines for a format and a number of columns.
+    /// The lines for a format and N.
     fn fitting(&self, ty: TensorType, columns: usize, caps: &Caps) -> impl Iterator<Item = &Line> {
         let fits = move |line: &&Line| {
             let named = tuning::names_format(&line.format, ty);
@@ -197,18 +196,19 @@ pub(super) fn bounded(tuning: Tuning, caps: &Caps) -> Tuning {
     let power = |n: u32| if n.is_power_of_two() { n } else { n.next_power_of_two() / 2 };
     let (size, limit) = (caps.subgroups.size.max(1), power(limit));
     let full = caps.subgroups.full && size.is_power_of_two();
-    let (team, threads) = match tuning.team {
-        Team::Subgroup if caps.subgroups.arithmetic && full => (Team::Subgroup, tuning.threads.max(size)),
+    let (row_group, threads) = match tuning.row_group {
+        RowGroup::Subgroup if caps.subgroups.arithmetic && full => (RowGroup::Subgroup, tuning.threads.max(size)),
         // Without full subgroups a team is a workgroup, and then a small one: it has as few rows as a subgroup would.
-        Team::Subgroup => (Team::Workgroup, tuning.threads.min(32)),
+        RowGroup::Subgroup => (RowGroup::Workgroup, tuning.threads.min(32)),
         other => (other, tuning.threads),
     };
-    let team = if caps.subgroups.arithmetic || team == Team::Thread { team } else { Team::Shared };
-    Tuning { threads: threads.min(limit), team, ..tuning }
+    let row_group =
+        if caps.subgroups.arithmetic || row_group == RowGroup::Thread { row_group } else { RowGroup::Shared };
+    Tuning { threads: threads.min(limit), row_group, ..tuning }
 }
 
 fn parse_line(words: &[&str]) -> Result<Line, String> {
-    let [device, format, path, columns, threads, team, rows, flight, slice, rest @ ..] = words else {
+    let [device, format, path, columns, threads, row_group, rows, prefetch, slice, rest @ ..] = words else {
         return Err(format!("{} words, at least 9 belong there", words.len()));
     };
     let wrong = |what: &'static str, word: &str, want: &str| format!("{what} is `{}`, want {want}", shown(word));
@@ -217,12 +217,12 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     }
     let names = || Path::ALL.map(Path::name).join(", ");
     let path = Path::ALL.into_iter().find(|p| p.name() == *path).ok_or_else(|| wrong("path", path, &names()))?;
-    let team = match *team {
-        "subgroup" => Team::Subgroup,
-        "workgroup" => Team::Workgroup,
-        "shared" => Team::Shared,
-        "thread" => Team::Thread,
-        other => return Err(wrong("team", other, "subgroup, workgroup, shared or thread")),
+    let row_group = match *row_group {
+        "subgroup" => RowGroup::Subgroup,
+        "workgroup" => RowGroup::Workgroup,
+        "shared" => RowGroup::Shared,
+        "thread" => RowGroup::Thread,
+        other => return Err(wrong("row_group", other, "subgroup, workgroup, shared or thread")),
     };
     let count = |what: &'static str, word: &str| -> Result<u32, String> {
         let number = word.parse().ok().filter(|n| (1..=1024u32).contains(n));
@@ -230,23 +230,24 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     };
     let (kind, numbers) = slice.split_once(':').unwrap_or((slice, ""));
     let slice_of = match (kind, numbers.split_once('x')) {
-        ("quads", Some((number, step))) => {
-            Slice::Quads { count: count("slice", number)?, step: count("slice", step)? }
-        }
+        ("quads", Some((number, step))) => Slice::Quads { count: count("slice", number)?, step: count("slice", step)? },
         ("groups", None) if !numbers.is_empty() => Slice::Groups(count("slice", numbers)?),
         _ => return Err(wrong("slice", slice, "groups:N or quads:NxN")),
     };
-    let loops = match rest {
+    let persistent = match rest {
         [] => 0,
-        [word] => count("loop", word.strip_prefix("loop:").ok_or_else(|| wrong("loop", word, "loop:N"))?)?,
+        [word] => count(
+            "persistent",
+            word.strip_prefix("persistent:").ok_or_else(|| wrong("persistent", word, "persistent:N"))?,
+        )?,
         _ => return Err(format!("{} words, at most 10 belong there", words.len())),
     };
-    let (rows, flight) = (count("rows", rows)?, count("flight", flight)?);
+    let (rows, prefetch) = (count("rows", rows)?, count("prefetch", prefetch)?);
     let threads_of = count("threads", threads)?;
     if !threads_of.is_power_of_two() {
         return Err(wrong("threads", threads, "a power of two"));
     }
-    let tuning = Tuning { threads: threads_of, team, rows, flight, slice: slice_of, loops };
+    let tuning = Tuning { threads: threads_of, row_group, rows, prefetch, slice: slice_of, persistent };
     let columns = columns.parse().map_err(|_| wrong("columns", columns, "a number"))?;
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
 }
@@ -257,17 +258,16 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     rounding::check(text)
 }
 
-/// The table of this process: the file of `KILN_TUNING`, if there is one, then what was found on the device, then the
+/// The table of a device: the file of `KILN_TUNING`, if there is one, then what was found on the device, then the
 /// built-in lines.
-pub fn table() -> Result<&'static Table, String> {
-    static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
-    let load = || {
+pub fn table(caps: &Caps) -> Result<&'static Table, String> {
+    static TABLES: tuning::Tables<Table> = tuning::Tables::new();
+    TABLES.with(caps.tuned.as_ref(), |tuned| {
         let mut table = tuning::of_file(Table::parse)?;
-        table.0.extend(tuning::kept(Table::parse).unwrap_or_default().0);
+        table.0.extend(tuning::found(tuned, Table::parse).0);
         table.0.extend(Table::parse(BUILT_IN)?.0);
         Ok(table)
-    };
-    TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
+    })
 }
 
 #[cfg(test)]
@@ -289,6 +289,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn every_device_has_the_lines_that_were_found_on_it() {
+        let with = |text: &str| Caps { tuned: Some(text.into()), ..Caps::example_nvidia() };
+        let [first, second, spoilt] = [
+            with("gpu q4_k int_dot 1 64 subgroup 3 1 groups:1"),
+            with("gpu q4_k int_dot 1 64 subgroup 5 1 groups:1"),
+            with("gpu q4_k int_dot what"),
+        ];
+        let plain = Caps::example_nvidia();
+        let rows = |caps: &Caps| table(caps).unwrap().find(TensorType::Q4_K, Path::IntDot, 1, caps).unwrap().rows;
+        // In one process, whichever is asked for first.
+        assert_eq!([&plain, &first, &second, &first, &spoilt, &plain].map(rows), [1, 3, 5, 3, 1, 1]);
+        assert!(std::ptr::eq(table(&first).unwrap(), table(&with(first.tuned.as_deref().unwrap())).unwrap()));
     }
 
     #[test]
@@ -318,10 +333,10 @@ mod tests {
             ("gpu q4_k fast 1 64 subgroup 2 1 groups:1", "path is `fast`"),
             ("fpu q4_k int_dot 1 64 subgroup 2 1 groups:1", "device is `fpu`"),
             ("gpu q4_k int_dot x 64 subgroup 2 1 groups:1", "columns is `x`"),
-            ("gpu q4_k int_dot 1 64 crowd 2 1 groups:1", "team is `crowd`"),
+            ("gpu q4_k int_dot 1 64 crowd 2 1 groups:1", "row_group is `crowd`"),
             ("gpu q4_k int_dot 1 64 subgroup 0 1 groups:1", "rows is `0`"),
-            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop", "loop is `loop`"),
-            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 loop:1 more", "at most 10"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 persistent", "persistent is `persistent`"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 persistent:1 more", "at most 10"),
             ("gpu q4_k \x1b[2J", "words"),
         ] {
             let error = Table::parse(line).unwrap_err();
@@ -330,6 +345,6 @@ mod tests {
         }
         let line = &Table::parse("cpu * scalar 4 64 workgroup 2 1 quads:2x16").unwrap().0[0];
         assert_eq!(line.tuning.slice, Slice::Quads { count: 2, step: 16 });
-        assert_eq!(line.tuning.team, Team::Workgroup);
+        assert_eq!(line.tuning.row_group, RowGroup::Workgroup);
     }
 }

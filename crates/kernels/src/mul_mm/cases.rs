@@ -2,11 +2,11 @@
 
 use kiln_gguf::TensorType::{self, BF16, F16, F32, I32, MXFP4x16, Q4_0, Q4_0x8, Q4_K, Q6_K, Q6_Kx8, Q8_0, Q8_0x8};
 
-use super::{Before, Call};
+use super::{Call, Prologue};
 use crate::case::{Case, Data, Level, Random, Tolerance};
 use crate::formats::{FORMATS, random_blocks};
 use crate::glu::Gate;
-use crate::mul_mat::{Epilogue, Norm, Product, Sibling};
+use crate::mul_mat::{Epilogue, FusedProduct, Norm, Product};
 use crate::tensor::Tensor;
 
 /// The plain path has exact weights and sums in f32 (1e-13 or so); paths with f16 operands round each to 11 bits, which
@@ -17,7 +17,7 @@ pub(super) const TOLERANCE: Tolerance = Tolerance::Nmse(2e-7);
 /// wrong by 1 / K.
 const PLAIN: Tolerance = Tolerance::Nmse(1e-11);
 
-/// Columns become BF16 beside BF16 weights where matrix units take those: 8 bits, 2^-18 / 3 and some.
+/// Activations become BF16 beside BF16 weights where matrix units take those: 8 bits, 2^-18 / 3 and some.
 fn tolerance(a: TensorType) -> Tolerance {
     if a == BF16 { Tolerance::Nmse(4e-6) } else { TOLERANCE }
 }
@@ -29,7 +29,7 @@ pub(super) fn weights(data: &mut Data, ty: TensorType, shape: [usize; 4]) -> Ten
 
 pub(super) fn with_scratch(data: &mut Data, call: Call) -> Call {
     let bytes = call.ample_scratch_bytes();
-    Call { scratch: (bytes > 0).then(|| data.output(I32, [bytes / 4, 1, 1, 1])), exact: true, ..call }
+    Call { scratch: (bytes > 0).then(|| data.output(I32, [bytes / 4, 1, 1, 1])), ..call }
 }
 
 fn product(data: &mut Data, [a, b, d]: [TensorType; 3], [k, m, n]: [usize; 3]) -> Product {
@@ -46,7 +46,7 @@ fn case(types: [TensorType; 3], [k, m, n]: [usize; 3]) -> Case {
     })
 }
 
-/// Every path may run: columns of integers have 8 bits and a scale per 32 values, (1/127)^2 / 12 or so of the largest.
+/// Every path may run: activations of integers have 8 bits and a scale per 32 values, (1/127)^2 / 12 or so of the largest.
 const ROUNDED: Tolerance = Tolerance::Nmse(1e-4);
 
 fn rounded(ty: TensorType, [k, m, n]: [usize; 3]) -> Case {
@@ -115,7 +115,9 @@ pub fn cases(level: Level) -> Vec<Case> {
     for ty in weight_types().filter(|ty| ty.is_quantised()) {
         cases.push(rounded(ty, [3 * ty.block_len().max(32), 17, 18]));
     }
-    cases.extend([(F16, [160, 70, 40]), (Q8_0, [96, 33, 18]), (Q4_K, [512, 17, 130])].map(|(ty, size)| half_sums(ty, size)));
+    cases.extend(
+        [(F16, [160, 70, 40]), (Q8_0, [96, 33, 18]), (Q4_K, [512, 17, 130])].map(|(ty, size)| half_sums(ty, size)),
+    );
     for (m, n) in [(1, 1), (15, 16), (16, 17), (63, 64), (64, 65), (65, 63)] {
         cases.push(rounded(Q8_0, [160, m, n]));
     }
@@ -136,8 +138,8 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases.push(case([F32, F32, F32], [8, 3, 0]));
     cases.extend(split_cases());
     cases.extend(plain_split_cases());
-    cases.extend(rest_cases());
-    cases.extend(lane_cases());
+    cases.extend(tail_cases());
+    cases.extend(fragment_cases());
     cases.extend(shapes());
     cases.extend(extras());
     cases.extend(sibling_cases());
@@ -150,7 +152,7 @@ pub fn cases(level: Level) -> Vec<Case> {
     cases
 }
 
-/// Columns at odd places, which no vector load can read.
+/// Activations at odd places, which no vector load can read.
 fn unaligned_columns(ty: TensorType) -> Case {
     let block = ty.block_len().max(32);
     Case::new(format!("mul_mm {ty} x unaligned columns"), move |data| {
@@ -177,7 +179,7 @@ fn shapes() -> Vec<Case> {
         (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
     }));
     cases.push(Case::new("mul_mm permuted columns", |data| {
-        // As the heads of an attention lie: columns are further apart than batches.
+        // As the heads of an attention lie: activations are further apart than batches.
         let a = data.input(F16, [32, 4, 20, 1]).permute([0, 2, 1, 3]);
         let b = data.input(F32, [32, 8, 18, 1]).permute([0, 2, 1, 3]);
         let d = data.output(F32, [20, 8, 18, 1]).permute([0, 2, 1, 3]);
@@ -196,7 +198,7 @@ fn shapes() -> Vec<Case> {
             (with_scratch(data, Call::plain(Product { a, b, d })).into(), TOLERANCE)
         }));
     }
-    // As a factor of all columns, and as one that grows from column to column.
+    // As a factor of all activations, and as one that grows from activation vector to activation vector.
     for (what, low, high) in [("small", -9, -9), ("large", 9, 9), ("small and large", -9, 9)] {
         cases.push(Case::new(format!("mul_mm columns too {what} for F16"), move |data| {
             let a = data.input(Q8_0, [64, 20, 1, 1]);
@@ -211,7 +213,7 @@ fn shapes() -> Vec<Case> {
 }
 
 /// Products so small and so deep that several workgroups share a tile: chunks of the same size and with a shorter last
-/// one, k that ends inside a tile, and the first depth and number of columns that are not split.
+/// one, k that ends inside a tile, and the first depth and N that are not split.
 fn split_cases() -> Vec<Case> {
     let mut cases: Vec<Case> = [[512, 33, 20], [1056, 17, 65], [511, 9, 18], [700, 18, 256], [700, 18, 257]]
         .map(|sizes| case([F16, F32, F32], sizes))
@@ -229,22 +231,22 @@ fn split_cases() -> Vec<Case> {
 
 /// Products whose last round of tiles would leave places of a software GPU empty, of which it is taken to have 32, so that lower tiles take its rows: 51
 /// tiles of a matrix alone, with a bias, and 85 of two, the last of which had its weights decoded. Rows end inside a tile of either kind.
-fn rest_cases() -> Vec<Case> {
+fn tail_cases() -> Vec<Case> {
     let alone = Case::new("mul_mm rows of the last round of tiles, scale and bias", |data| {
         let product = product(data, [F16, F32, F32], [48, 38, 270]);
         let epilogue = Epilogue { bias: Some(data.input(F32, [38, 1, 1, 1])), scale: 0.5, residual: None };
         (with_scratch(data, Call { epilogue, ..Call::plain(product) }).into(), TOLERANCE)
     });
-    let last = Case::new("mul_mm rows of the last round of tiles, siblings", |data| {
-        let call = siblings(data, &[(F16, 40), (Q4_K, 37)], [256, 260]);
+    let last = Case::new("mul_mm rows of the last round of tiles, fused products", |data| {
+        let call = fused_products(data, &[(F16, 40), (Q4_K, 37)], [256, 260]);
         (with_scratch(data, call).into(), TOLERANCE)
     });
     vec![alone, last]
 }
 
-/// Few columns in the order of matrices: one matrix of them and more than a workgroup takes, rows that end inside a tile, fewer chunks of k
-/// than subgroups, as many, and more, the last of them not whole; what follows the product, and siblings of several formats.
-fn lane_cases() -> Vec<Case> {
+/// Small N in the order of matrices: one matrix of them and more than a workgroup takes, rows that end inside a tile, fewer chunks of k
+/// than subgroups, as many, and more, the last of them not whole; what follows the product, and fused products of several formats.
+fn fragment_cases() -> Vec<Case> {
     let mut cases: Vec<Case> =
         [[64, 9, 2], [1088, 21, 7], [2432, 40, 50]].map(|sizes| case([F16, F32, F32], sizes)).into();
     // As many subgroups to a tile as leave the fewest chunks one after the other: five, and no more than there are chunks.
@@ -256,23 +258,23 @@ fn lane_cases() -> Vec<Case> {
         let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
         (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), TOLERANCE)
     }));
-    cases.push(Case::new("mul_mm few normed columns, siblings", |data| {
-        let call = siblings(data, &[(Q4_K, 18), (Q6_K, 9), (F16, 20)], [768, 12]);
-        let before = Some(Before::Norm(Norm { weight: Some(data.input(F32, [768, 1, 1, 1])), eps: 1e-5 }));
-        (with_scratch(data, Call { before, ..call }).into(), TOLERANCE)
+    cases.push(Case::new("mul_mm few normed columns, fused products", |data| {
+        let call = fused_products(data, &[(Q4_K, 18), (Q6_K, 9), (F16, 20)], [768, 12]);
+        let prologue = Some(Prologue::Norm(Norm { weight: Some(data.input(F32, [768, 1, 1, 1])), eps: 1e-5 }));
+        (with_scratch(data, Call { prologue, ..call }).into(), TOLERANCE)
     }));
-    cases.extend(super::ready_cases::cases());
+    cases.extend(super::packed_b_cases::cases());
     cases
 }
 
-/// Columns that lie one element off, all of them: software GPUs, too, multiply them by tiles in shared memory.
+/// Activations that lie one element off, all of them: software GPUs, too, multiply them by tiles in shared memory.
 fn askew(data: &mut Data, types: [TensorType; 3], [k, m, n]: [usize; 3]) -> Product {
     let product = product(data, types, [k, m, n]);
     let b = data.input(types[1], [k + 4, n, 1, 1]).narrow(0, 1, k);
     Product { b, ..product }
 }
 
-/// The same for the scalar path, which is split for any number of columns: two chunks, a shorter last one, k that ends inside a
+/// The same for the scalar path, which is split for any N: two chunks, a shorter last one, k that ends inside a
 /// tile and inside a four, several tiles both ways, more chunks than are loaded at once, and the first depth that is not split.
 fn plain_split_cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -296,14 +298,14 @@ fn plain_split_cases() -> Vec<Case> {
         let epilogue = Epilogue { residual: Some(d), bias, scale: 0.5 };
         (with_scratch(data, Call { epilogue, ..Call::plain(Product { d, ..product }) }).into(), PLAIN)
     }));
-    // Columns that are made in the same memory as the sums, and sums of some of the matrices (software GPUs) or of all.
-    cases.push(Case::new("mul_mm normed columns, siblings of which the askew ones are split over k", |data| {
-        let mut call = siblings(data, &[(F32, 9), (F32, 35), (F32, 18)], [388, 20]);
+    // Activations that are made in the same memory as the sums, and sums of some of the matrices (software GPUs) or of all.
+    cases.push(Case::new("mul_mm normed columns, fused products of which the askew ones are split over k", |data| {
+        let mut call = fused_products(data, &[(F32, 9), (F32, 35), (F32, 18)], [388, 20]);
         for (other, m) in call.others.iter_mut().zip([35, 18]) {
             other.a = data.input(F32, [392, m, 1, 1]).narrow(0, 1, 388);
         }
-        let before = Some(Before::Norm(Norm { weight: Some(data.input(F32, [388, 1, 1, 1])), eps: 1e-5 }));
-        (with_scratch(data, Call { before, ..call }).into(), PLAIN)
+        let prologue = Some(Prologue::Norm(Norm { weight: Some(data.input(F32, [388, 1, 1, 1])), eps: 1e-5 }));
+        (with_scratch(data, Call { prologue, ..call }).into(), PLAIN)
     }));
     // No memory for the sums of several workgroups: one of them computes all.
     cases.push(Case::new("mul_mm askew columns without scratch memory", |data| {
@@ -318,7 +320,7 @@ fn extras() -> Vec<Case> {
     for (what, less) in [("ample", 0), ("scarce", 4)] {
         cases.push(Case::new(format!("mul_mm many columns with {what} scratch memory"), move |data| {
             let product = product(data, [Q4_K, F32, F32], [256, 9, 512]);
-            let call = Call { exact: true, ..Call::plain(product) };
+            let call = Call::plain(product);
             let words = (call.ample_scratch_bytes() - less) / 4;
             assert!(4 * words >= call.scratch_bytes());
             (Call { scratch: Some(data.output(I32, [words, 1, 1, 1])), ..call }.into(), TOLERANCE)
@@ -341,26 +343,26 @@ fn extras() -> Vec<Case> {
     cases
 }
 
-/// Several matrices, each of a type and with so many rows, for n columns of k elements.
-fn siblings(data: &mut Data, types: &[(TensorType, usize)], [k, n]: [usize; 2]) -> Call {
+/// Several matrices, each of a type and with this many rows, for n activations of k elements.
+fn fused_products(data: &mut Data, types: &[(TensorType, usize)], [k, n]: [usize; 2]) -> Call {
     let (ty, m) = types[0];
     let product = product(data, [ty, F32, F32], [k, m, n]);
-    let mut call = Call { exact: true, ..Call::plain(product) };
+    let mut call = Call::plain(product);
     for &(ty, m) in &types[1..] {
         let (a, d) = (weights(data, ty, [k, m, 1, 1]), data.output(F32, [m, n, 1, 1]));
-        call.others.push(Sibling { a, d, bias: None });
+        call.others.push(FusedProduct { a, d, bias: None });
     }
     call
 }
 
-/// Matrices that share their columns: every kind of preparation, shared or not, and weights decoded before all products
+/// Matrices that share their activations: every kind of preparation, shared or not, and weights decoded before all products
 /// (few tiles) or between them (many).
 fn sibling_cases() -> Vec<Case> {
     let case = |what: &str, types: &'static [(TensorType, usize)], sizes: [usize; 2]| {
-        let name = format!("mul_mm siblings {types:?} k={} n={}, {what}", sizes[0], sizes[1]);
+        let name = format!("mul_mm fused products {types:?} k={} n={}, {what}", sizes[0], sizes[1]);
         let tolerance = types.iter().map(|(ty, _)| *ty).find(|ty| *ty == BF16).map_or(TOLERANCE, tolerance);
         Case::new(name, move |data| {
-            let call = siblings(data, types, sizes);
+            let call = fused_products(data, types, sizes);
             (with_scratch(data, call).into(), tolerance)
         })
     };
@@ -374,8 +376,8 @@ fn sibling_cases() -> Vec<Case> {
         case("decoded in turn", &[(Q4_K, 18), (Q4_K, 17)], [256, 512]),
         case("decoded in turn, two late", &[(Q4_K, 2), (F16, 18), (Q6_K, 9), (Q4_K, 10)], [256, 512]),
     ];
-    cases.push(Case::new("mul_mm siblings with scale, biases, strides and an F16 result", |data| {
-        let mut call = siblings(data, &[(Q8_0, 19), (Q8_0, 12), (Q8_0, 8)], [64, 23]);
+    cases.push(Case::new("mul_mm fused products with scale, biases, strides and an F16 result", |data| {
+        let mut call = fused_products(data, &[(Q8_0, 19), (Q8_0, 12), (Q8_0, 8)], [64, 23]);
         let bias = |data: &mut Data, m: usize| Some(data.input(F32, [m, 1, 1, 1]));
         call.epilogue = Epilogue { scale: 0.25, bias: bias(data, 19), residual: None };
         call.others[0].bias = bias(data, 12);
@@ -383,64 +385,64 @@ fn sibling_cases() -> Vec<Case> {
         call.others[1].d = data.output(F16, [8, 23, 1, 1]);
         (with_scratch(data, call).into(), TOLERANCE)
     }));
-    cases.push(Case::new("mul_mm siblings with rounded columns", |data| {
-        let call = siblings(data, &[(Q8_0, 17), (Q4_0, 9), (Q4_0, 20)], [96, 18]);
+    cases.push(Case::new("mul_mm fused products with rounded columns", |data| {
+        let call = fused_products(data, &[(Q8_0, 17), (Q4_0, 9), (Q4_0, 20)], [96, 18]);
         (Call { exact: false, ..with_scratch(data, call) }.into(), ROUNDED)
     }));
-    cases.push(Case::new("mul_mm siblings with scarce scratch memory", |data| {
-        let call = siblings(data, &[(Q4_K, 9), (Q4_K, 10)], [256, 512]);
+    cases.push(Case::new("mul_mm fused products with scarce scratch memory", |data| {
+        let call = fused_products(data, &[(Q4_K, 9), (Q4_K, 10)], [256, 512]);
         let words = (call.ample_scratch_bytes() - 4) / 4;
         (Call { scratch: Some(data.output(I32, [words, 1, 1, 1])), ..call }.into(), TOLERANCE)
     }));
     cases
 }
 
-/// Columns that are made on their way: short ones and such as do not fit registers, odd lengths and places, with and without
-/// a weight; beside siblings and with decoded weights; small enough to vanish without their factor.
+/// Activations that are made on their way: short ones and such as do not fit registers, odd lengths and places, with and without
+/// a weight; beside fused products and with decoded weights; small enough to vanish without their factor.
 fn before_cases() -> Vec<Case> {
     let norm = |data: &mut Data, k: usize, eps: f32| {
-        Some(Before::Norm(Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps }))
+        Some(Prologue::Norm(Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps }))
     };
     let gate = |data: &mut Data, kind: Gate, ty: TensorType, shape: [usize; 4]| {
-        Some(Before::Gate { kind, up: data.input(ty, shape) })
+        Some(Prologue::Gate { kind, up: data.input(ty, shape) })
     };
     let mut cases = Vec::new();
     for (ty, k) in [(F16, 40), (F16, 77), (F16, 1500), (Q8_0, 320), (BF16, 40)] {
         cases.push(Case::new(format!("mul_mm {ty} x normed columns k={k}"), move |data| {
             let product = product(data, [ty, F32, F32], [k, 17, 19]);
-            let before = norm(data, k, 1e-5);
-            (with_scratch(data, Call { before, ..Call::plain(product) }).into(), tolerance(ty))
+            let prologue = norm(data, k, 1e-5);
+            (with_scratch(data, Call { prologue, ..Call::plain(product) }).into(), tolerance(ty))
         }));
         cases.push(Case::new(format!("mul_mm {ty} x gated columns k={k}"), move |data| {
             let product = product(data, [ty, F32, F32], [k, 17, 19]);
-            let before = gate(data, Gate::Swiglu, F32, [k, 19, 1, 1]);
-            (with_scratch(data, Call { before, ..Call::plain(product) }).into(), tolerance(ty))
+            let prologue = gate(data, Gate::Swiglu, F32, [k, 19, 1, 1]);
+            (with_scratch(data, Call { prologue, ..Call::plain(product) }).into(), tolerance(ty))
         }));
     }
-    cases.push(Case::new("mul_mm siblings x columns normed without a weight, decoded weights", |data| {
-        let call = siblings(data, &[(Q4_K, 9), (Q6_K, 10)], [256, 256]);
-        let before = Some(Before::Norm(Norm { weight: None, eps: 0.25 }));
-        (with_scratch(data, Call { before, ..call }).into(), TOLERANCE)
+    cases.push(Case::new("mul_mm fused products x columns normed without a weight, decoded weights", |data| {
+        let call = fused_products(data, &[(Q4_K, 9), (Q6_K, 10)], [256, 256]);
+        let prologue = Some(Prologue::Norm(Norm { weight: None, eps: 0.25 }));
+        (with_scratch(data, Call { prologue, ..call }).into(), TOLERANCE)
     }));
-    cases.push(Case::new("mul_mm siblings x normed columns, rounded", move |data| {
-        let call = siblings(data, &[(Q8_0, 17), (Q4_0, 9)], [96, 18]);
-        let before = norm(data, 96, 1e-5);
-        (Call { exact: false, ..with_scratch(data, Call { before, ..call }) }.into(), ROUNDED)
+    cases.push(Case::new("mul_mm fused products x normed columns, rounded", move |data| {
+        let call = fused_products(data, &[(Q8_0, 17), (Q4_0, 9)], [96, 18]);
+        let prologue = norm(data, 96, 1e-5);
+        (Call { exact: false, ..with_scratch(data, Call { prologue, ..call }) }.into(), ROUNDED)
     }));
     cases.push(Case::new("mul_mm batches of normed columns of 1e-12, strided", move |data| {
         let a = data.input(F16, [36, 9, 2, 1]);
         let b = data.input_with(F32, [39, 18, 4, 1], |random, _| 1e-12 * random.uniform(-1.0, 1.0)).narrow(0, 1, 36);
         let d = data.output(F32, [9, 18, 4, 1]);
-        let before = norm(data, 36, 1e-30);
-        (with_scratch(data, Call { before, ..Call::plain(Product { a, b, d }) }).into(), TOLERANCE)
+        let prologue = norm(data, 36, 1e-30);
+        (with_scratch(data, Call { prologue, ..Call::plain(Product { a, b, d }) }).into(), TOLERANCE)
     }));
     cases.push(Case::new("mul_mm split over k x columns gated by unaligned F16, residual in place", |data| {
         let product = product(data, [F16, F16, F32], [700, 18, 21]);
         let up = data.input(F16, [703, 21, 1, 1]).narrow(0, 1, 700);
         let d = data.input(F32, [18, 21, 1, 1]);
         let epilogue = Epilogue { residual: Some(d), ..Epilogue::default() };
-        let before = Some(Before::Gate { kind: Gate::Geglu, up });
-        let call = Call { before, epilogue, ..Call::plain(Product { d, ..product }) };
+        let prologue = Some(Prologue::Gate { kind: Gate::Geglu, up });
+        let call = Call { prologue, epilogue, ..Call::plain(Product { d, ..product }) };
         (with_scratch(data, call).into(), TOLERANCE)
     }));
     cases
@@ -460,7 +462,7 @@ fn expert_cases() -> Vec<Case> {
         experts("any", Experts { ty: F16, k: 17, m: 70, experts: 4, used: 3, tokens: 50, shared_b: true }, any),
         experts("any", Experts { experts: 300, used: 3, k: 32, m: 9, ..sizes }, any),
     ];
-    // The first expert gets just below, at and just above a tile of columns.
+    // The first expert gets just below, at and just above a tile of activations.
     for rows in [15, 16, 17, 31, 32, 33, 63, 64, 65] {
         let sizes = Experts { ty: Q8_0, k: 32, m: 9, experts: 3, used: 1, tokens: rows + 2, shared_b: true };
         cases.push(experts("two to others", sizes, |_, i, _| if i < 2 { i + 1 } else { 0 }));
@@ -481,18 +483,20 @@ fn expert_cases() -> Vec<Case> {
     cases
 }
 
-/// Gate and up of the same columns, and down of gated ones.
+/// Gate and up of the same activations, and down of gated ones.
 fn expert_siblings() -> Vec<Case> {
     let (k, n_experts, used, tokens) = (64, 5, 2, 21);
-    let chosen = move |data: &mut Data| data.input_with(I32, [used, tokens, 1, 1], move |random, _| random.below(n_experts) as f64);
-    let siblings = move |name: &str, types: [TensorType; 2]| {
+    let chosen = move |data: &mut Data| {
+        data.input_with(I32, [used, tokens, 1, 1], move |random, _| random.below(n_experts) as f64)
+    };
+    let fused_products = move |name: &str, types: [TensorType; 2]| {
         Case::new(format!("mul_mm {name}"), move |data| {
             let b = data.input(F32, [k, 1, tokens, 1]);
             let mut matrix = |ty: TensorType, m: usize| {
                 let (a, d) = (weights(data, ty, [k, m, n_experts, 1]), data.output(F32, [m, used, tokens, 1]));
-                Sibling { a, d, bias: Some(data.input(F32, [m, n_experts, 1, 1])) }
+                FusedProduct { a, d, bias: Some(data.input(F32, [m, n_experts, 1, 1])) }
             };
-            let (Sibling { a, d, bias }, other) = (matrix(types[0], 19), matrix(types[1], 34));
+            let (FusedProduct { a, d, bias }, other) = (matrix(types[0], 19), matrix(types[1], 34));
             let epilogue = Epilogue { scale: 0.5, bias, residual: None };
             let ids = Some(chosen(data));
             let call = Call { others: vec![other], epilogue, ids, ..Call::plain(Product { a, b, d }) };
@@ -502,14 +506,18 @@ fn expert_siblings() -> Vec<Case> {
     let gated = Case::new("mul_mm experts x gated columns", move |data| {
         let (a, b) = (data.input(Q8_0, [k, 19, n_experts, 1]), data.input(F32, [k, used, tokens, 1]));
         let d = data.output(F32, [19, used, tokens, 1]);
-        let before = Some(Before::Gate { kind: Gate::Swiglu, up: data.input(F32, [k, used, tokens, 1]) });
-        let call = Call { before, ids: Some(chosen(data)), ..Call::plain(Product { a, b, d }) };
+        let prologue = Some(Prologue::Gate { kind: Gate::Swiglu, up: data.input(F32, [k, used, tokens, 1]) });
+        let call = Call { prologue, ids: Some(chosen(data)), ..Call::plain(Product { a, b, d }) };
         (with_scratch(data, call).into(), TOLERANCE)
     });
-    vec![siblings("siblings of experts", [Q4_0, Q4_0]), siblings("siblings of experts in two formats", [Q8_0, F16]), gated]
+    vec![
+        fused_products("fused products of experts", [Q4_0, Q4_0]),
+        fused_products("fused products of experts in two formats", [Q8_0, F16]),
+        gated,
+    ]
 }
 
-/// Experts with columns of integers, gathered pair by pair.
+/// Experts with activations of integers, gathered pair by pair.
 fn rounded_experts() -> Case {
     Case::new("mul_mm experts with rounded columns", |data| {
         let a = data.input(Q4_0, [64, 20, 5, 1]);
@@ -580,7 +588,7 @@ pub(super) fn timed_call(data: &mut Data, ty: TensorType, [k, m, n]: [usize; 3],
     let (a, b) = (repeated(data, ty, [k, m, 1, 1]), repeated(data, F32, [k, n, 1, 1]));
     let product = Product { a, b, d: data.output(F32, [m, n, 1, 1]) };
     let call = with_scratch(data, Call::plain(product));
-    Call { exact: false, half_sums, ..call }
+    Call { half_sums, ..call }
 }
 
 /// The low-rank products of RWKV-6: five outputs of one matrix of ranks.
@@ -598,8 +606,7 @@ fn timed_experts(ty: TensorType, tokens: usize) -> Case {
         let (a, b) = (repeated(data, ty, [k, m, n_experts, 1]), repeated(data, F32, [k, 1, tokens, 1]));
         let d = data.output(F32, [m, used, tokens, 1]);
         let ids = data.input_with(I32, [used, tokens, 1, 1], move |random, _| random.below(n_experts) as f64);
-        let call = with_scratch(data, Call { ids: Some(ids), ..Call::plain(Product { a, b, d }) });
-        (Call { exact: false, ..call }.into(), ROUNDED)
+        (with_scratch(data, Call { ids: Some(ids), ..Call::plain(Product { a, b, d }) }).into(), TOLERANCE)
     })
 }
 
@@ -609,12 +616,11 @@ fn timed_siblings(ty: TensorType, rows: &'static [usize], n: usize) -> Case {
         let b = repeated(data, F32, [4096, n, 1, 1]);
         let mut matrix = |m: usize| {
             let (a, d) = (repeated(data, ty, [4096, m, 1, 1]), data.output(F32, [m, n, 1, 1]));
-            Sibling { a, d, bias: None }
+            FusedProduct { a, d, bias: None }
         };
-        let others: Vec<Sibling> = rows[1..].iter().map(|&m| matrix(m)).collect();
-        let Sibling { a, d, .. } = matrix(rows[0]);
-        let call = with_scratch(data, Call { others, ..Call::plain(Product { a, b, d }) });
-        (Call { exact: false, ..call }.into(), ROUNDED)
+        let others: Vec<FusedProduct> = rows[1..].iter().map(|&m| matrix(m)).collect();
+        let FusedProduct { a, d, .. } = matrix(rows[0]);
+        (with_scratch(data, Call { others, ..Call::plain(Product { a, b, d }) }).into(), TOLERANCE)
     })
 }
 
@@ -630,7 +636,7 @@ fn bench() -> Vec<Case> {
         cases.extend([2, 4, 8, 16, 32, 64, 128, 512, 2048].map(|n| timed(ty, [4096, 14336, n])));
     }
     cases.extend([8, 16, 32, 128].map(|n| timed(BF16, [4096, 14336, n])));
-    // Whether time jumps from one number of columns to the next, and what gate, up and down of a model take.
+    // Whether time jumps from N to the next, and what gate, up and down of a model take.
     cases.extend([3, 5, 9, 17, 24, 33, 48, 65, 96].map(|n| timed(Q4_K, [4096, 14336, n])));
     for ty in [Q4_K, Q6_Kx8] {
         cases.extend([8, 16, 17, 32, 33, 64, 65, 128].map(|n| timed(ty, [14336, 4096, n])));

@@ -1,12 +1,12 @@
 // mul_mm on matrix units (KHR cooperative matrices): d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias) (+ residual)
-// a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
+// a: F16, BF16 or blocks of any format; b: 16-bit activations from pack_activations.comp, padded with zeros; d: F32 or F16.
 // A workgroup computes TILE_M x TILE_N, each subgroup of SG threads WARP_M x WARP_N of it in matrices of MM x MN x MK
-// with f32 sums, or f16 ones (HALF_SUMS). While a tile of DEPTH elements of k in shared memory is multiplied, the next AHEAD ones are on their way in
+// with f32 sums, or f16 ones (HALF_SUMS). While a tile of DEPTH elements of k in shared memory is multiplied, the next PREFETCH ones are on their way in
 // registers; they are turned into 16-bit floats when they are stored: beside the other with two STAGES, in its place with one, which leaves
-// room for a deep tile, and few columns need that: only many loads at once keep memory busy. Sums run over k in order,
+// room for a deep tile, and small N need that: only many loads at once keep memory busy. Sums run over k in order,
 // whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and the last one to finish adds them up, in the
-// order of k whoever that is. p.counters are zero before.
+// order of k, whichever workgroup is last. p.counters are zero before.
 // A driver can keep arrays in registers only where it knows every index. So each loop over matrices is short enough to be
 // unrolled, rows of sums are written out one by one (FINISH), and what fetches and what stores stands in one place of main.
 // Before that an H200 multiplied at 29 TFLOP/s whatever the tile.
@@ -128,7 +128,7 @@ uvec2 values(uint code, vec2 s) {
 #else
     uvec4 bytes = uvec4(code & 255u, (code >> 8) & 255u, (code >> 16) & 255u, code >> 24);
     precise vec4 v = (uintBitsToFloat(bytes | 0x4b000000u) - (8388608.0 + float(CENTRE))) * s.x;
-#if A_SHIFTED
+#if A_HAS_MIN
     precise vec4 w = v + s.y;
     return uvec2(packHalf2x16(w.xy), packHalf2x16(w.zw));
 #else
@@ -149,7 +149,7 @@ uvec2 values(uint code, vec2 s) {
 
 uint warp_m, warp_n;
 
-// What a subgroup has staged: sums of a row of its matrices, columns apart.
+// What a subgroup has staged: sums of a row of its matrices, activations apart.
 void finish_row(uint i) {
     uint stage = gl_SubgroupID * (COLUMNS * MN * MM / 4);
     for (uint at = gl_SubgroupInvocationID; at < COLUMNS * MN * MM / 4; at += SG) {
@@ -180,7 +180,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + row_b_of(t + i * WG));
     warp_m = gl_SubgroupID % WARPS_M * WARP_M;
     warp_n = gl_SubgroupID / WARPS_M * WARP_N;
-    // Tiles of experts often end early: subgroups without a column only fetch.
+    // Tiles of experts often end early: subgroups without an activation vector only fetch.
 #if EXPERTS
     bool works = first_n + warp_n < end_n;
 #define WORKS works
@@ -193,26 +193,26 @@ void main() {
 
     // What is on its way.
 #if ONE_GROUP
-    uint group_codes[AHEAD][PER_A][8];
-    vec2 group_scales[AHEAD][PER_A][2];
+    uint group_codes[PREFETCH][PER_A][8];
+    vec2 group_scales[PREFETCH][PER_A][2];
 #elif A_BLOCKS
-    A_PIECE_TYPE pieces[AHEAD][PER_A];
+    A_PIECE_TYPE pieces[PREFETCH][PER_A];
 #else
-    uvec4 lines_a[AHEAD][PER_A];
+    uvec4 lines_a[PREFETCH][PER_A];
 #endif
-    uvec4 lines_b[AHEAD][PER_B];
+    uvec4 lines_b[PREFETCH][PER_B];
     uint begin_k = BEGIN_K, end_k = END_K;
-    // Round by round, and AHEAD more.
-    for (uint k = begin_k; k < end_k + AHEAD * DEPTH;) {
+    // Round by round, and PREFETCH more.
+    for (uint k = begin_k; k < end_k + PREFETCH * DEPTH;) {
 #define ON 0
-#define OLDEST (AHEAD - 1)
+#define OLDEST (PREFETCH - 1)
 #define STORED 0
 #include_again "mul_mm/round.glsl"
-#if AHEAD == 2 || STAGES == 2
+#if PREFETCH == 2 || STAGES == 2
 #undef ON
 #undef OLDEST
 #undef STORED
-#define ON (AHEAD - 1)
+#define ON (PREFETCH - 1)
 #define OLDEST 0
 #define STORED ((STAGES - 1) * BUFFER)
 #include_again "mul_mm/round.glsl"

@@ -1,8 +1,8 @@
 // mul_mm on matrix units, the workgroup as one (NV cooperative matrices 2): d[m, n] = scale * sum_k a[k, m] * b[k, n] ...
-// a: F16, BF16 or blocks of any format; b: 16-bit columns from columns.comp, padded with zeros; d: F32 or F16.
+// a: F16, BF16 or blocks of any format; b: 16-bit activations from pack_activations.comp, padded with zeros; d: F32 or F16.
 // WG threads compute TILE_M x TILE_N with f32 sums, DEPTH elements of k at a time, straight from memory: the driver stages
 // the tiles. Tiles inside of the operands use layouts without bounds, others layouts that read zeros past the end. A tile whose
-// columns end early takes matrices of half or a quarter of TILE_N. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
+// activations end early takes matrices of half or a quarter of TILE_N. Strides are masked so that the compiler can prove their alignment: that is worth a factor of four.
 // Blocks are decoded by a callback for each element, which a driver compiles as often as a thread has elements in all products:
 // so they have one product, that of whole tiles with bounds.
 #version 450
@@ -19,7 +19,7 @@ layout(local_size_x = WG) in;
 #include "mul_mm/place.glsl"
 #include "mul_mm/finish.glsl"
 
-// What the prepared columns are padded to.
+// What the prepared activations are padded to.
 #define PADDED_K ((p.k + 63) & ~63u)
 
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Columns { ELEMENT v[]; };
@@ -134,7 +134,7 @@ void main() {
 #endif
     a_layout = setTensorLayoutStrideNV(setTensorLayoutDimensionNV(a_layout, p.m, p.k), a_stride, 1);
     a_clamped = setTensorLayoutStrideNV(setTensorLayoutDimensionNV(a_clamped, p.m, p.k), a_stride, 1);
-    // With experts, columns of the next one follow: they are computed and not stored.
+    // With experts, activations of the next one follow: they are computed and not stored.
 #if EXPERTS
     uint columns_in_all = p.pairs_in_all;
     Columns columns = Columns(p.b);

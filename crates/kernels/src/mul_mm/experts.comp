@@ -1,7 +1,7 @@
 // The list of tiles of an expert product: (token, slot) pairs sorted by expert, then cut into tiles of up to TILE_N pairs
 // of one expert. ids: I32 [used, tokens]; a pair is the number token * used + slot, so tokens are counted with 32 bits.
 // One workgroup: it reads the ids twice, and its work is small beside the product's. Where a pair lands among those of
-// its expert may differ from run to run (SLOTS writes down which place among the columns of all tiles it got); the columns of a product do not see each other, so results do not.
+// its expert may differ from run to run (SLOTS writes down which place among the activations of all tiles it got); the activations of a product do not see each other, so results do not.
 #version 450
 #include "kiln.glsl"
 

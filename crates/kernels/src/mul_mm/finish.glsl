@@ -1,6 +1,6 @@
-// The end of a tile on matrix units. What a column or a row of the tile needs is worked out once for the tile and kept in
+// The end of a tile on matrix units. What an activation vector or a row of the tile needs is worked out once for the tile and kept in
 // shared memory: asking for it element by element costs a tenth of the product. Needs place.glsl, TILE_M, TILE_N and WG.
-// Columns that come ready may have no factors.
+// Packed activations may have no scales.
 #ifndef FACTORS
 #define FACTORS 1
 #endif
@@ -21,9 +21,9 @@ shared uvec2 column_residual[TILE_N];
 void prepare_finish() {
     for (uint i = gl_LocalInvocationID.x; i < TILE_N; i += WG) {
         uint n = min(first_n + i, end_n - 1);
-        // The factor is a power of two, so nothing is lost: columns.comp divided by it.
-#if NORMED_READY
-        // The norm of the columns, from the squares of what was divided by factors.
+        // The factor is a power of two, so nothing is lost: pack_activations.comp divided by it.
+#if NORMED_PACKED_B
+        // The norm of the activations, from the squares of what was divided by factors.
         float factor = F32(p.factors).v[n], sum = float(U32(p.squares).v[n]) + float(U32(p.squares).v[p.n + n]) * (1.0 / float(1 << FRACTION));
         column_scale[i] = inversesqrt(sum / float(p.k) + EPS / (factor * factor)) * p.scale;
 #elif FACTORS
@@ -43,7 +43,7 @@ void prepare_finish() {
 #endif
 }
 
-// Element (row, column) of the tile: the sum becomes the result. The row must lie inside.
+// Element (row, activation vector) of the tile: the sum becomes the result. The row must lie inside.
 float finish_at(float sum, uint row, uint column) {
     sum *= column_scale[column];
 #if BIAS
@@ -56,7 +56,7 @@ float finish_at(float sum, uint row, uint column) {
 }
 
 #if defined(PUT4_D)
-// Four sums of a column, from this row of the tile on.
+// Four sums of an activation vector, from this row of the tile on.
 void put_four(vec4 sums, uint row, uint column) {
     uint m = first_m + row;
 #if VECTORS_D && !RESIDUAL

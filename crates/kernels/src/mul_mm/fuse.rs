@@ -1,11 +1,11 @@
-//! What `mul_mm` can take in: a norm or a gate that makes its columns, bias, factor and residual after it, and more matrices
-//! for the same columns.
+//! What `mul_mm` can take in: a norm or a gate that makes its activations, bias, factor and residual after it, and more matrices
+//! for the same activations.
 
 use kiln_gguf::TensorType;
 
-use super::{Before, Call};
+use super::{Call, Prologue};
 use crate::binary::Operator;
-use crate::mul_mat::{Epilogue, Norm, Product, Sibling, other_summand};
+use crate::mul_mat::{Epilogue, FusedProduct, Norm, Product, other_summand};
 use crate::mul_mat_vec;
 use crate::tensor::Tensor;
 
@@ -25,7 +25,7 @@ impl Call {
         }
         let epilogue = Epilogue { bias, ..call.epilogue };
         let ids = call.experts.map(|experts| experts.ids);
-        bare.then(|| Call { epilogue, ids, ..Call::plain(call.product) })
+        bare.then(|| Call { epilogue, ids, exact: call.exact, ..Call::plain(call.product) })
     }
 
     /// This product with `next` as its last part.
@@ -34,7 +34,8 @@ impl Call {
             return None;
         }
         let (d, epilogue) = (self.product.d, self.epilogue);
-        let to = |d: Tensor, epilogue: Epilogue| Call { product: Product { d, ..self.product }, epilogue, ..self.clone() };
+        let to =
+            |d: Tensor, epilogue: Epilogue| Call { product: Product { d, ..self.product }, epilogue, ..self.clone() };
         match next {
             crate::Call::Scale(s) if s.x == d && s.bias == 0.0 && epilogue.bias.is_none() => {
                 Some(to(s.dst, Epilogue { scale: epilogue.scale * s.factor, ..epilogue }))
@@ -50,26 +51,28 @@ impl Call {
         }
     }
 
-    /// This product of columns that `previous` makes.
-    pub(crate) fn before(&self, previous: &crate::Call) -> Option<Call> {
-        if self.before.is_some() {
+    /// This product of activations that `previous` makes.
+    pub(crate) fn with_prologue(&self, previous: &crate::Call) -> Option<Call> {
+        if self.prologue.is_some() {
             return None;
         }
-        let with = |b: Tensor, before: Before| {
-            Call { product: Product { b, ..self.product }, before: Some(before), ..self.clone() }
+        let with = |b: Tensor, prologue: Prologue| Call {
+            product: Product { b, ..self.product },
+            prologue: Some(prologue),
+            ..self.clone()
         };
         match previous {
             crate::Call::RmsNorm(norm) if norm.y == self.product.b => {
-                Some(with(norm.x, Before::Norm(Norm { weight: norm.weight, eps: norm.eps })))
+                Some(with(norm.x, Prologue::Norm(Norm { weight: norm.weight, eps: norm.eps })))
             }
             crate::Call::Glu(glu) if glu.dst == self.product.b && glu.kind.function().is_some() => {
-                Some(with(glu.gate, Before::Gate { kind: glu.kind, up: glu.up }))
+                Some(with(glu.gate, Prologue::Gate { kind: glu.kind, up: glu.up }))
             }
             _ => None,
         }
     }
 
-    /// This product and another one of the same columns.
+    /// This product and another one of the same activations.
     pub(crate) fn beside(&self, other: &Call) -> Option<Call> {
         let plain = |call: &Call| call.epilogue.residual.is_none();
         // Matrix units do not take F32, and a call has one path: a small router would draw large matrices onto the scalar one.
@@ -77,7 +80,7 @@ impl Call {
         let same = self.product.b == other.product.b
             && self.ids == other.ids
             && (self.ids.is_none() || self.product.a.shape[2] == other.product.a.shape[2])
-            && self.before == other.before
+            && self.prologue == other.prologue
             && self.epilogue.scale == other.epilogue.scale
             && self.exact == other.exact
             && self.half_sums == other.half_sums
@@ -87,7 +90,7 @@ impl Call {
             return None;
         }
         let mut call = self.clone();
-        call.others.push(Sibling { a: other.product.a, d: other.product.d, bias: other.epilogue.bias });
+        call.others.push(FusedProduct { a: other.product.a, d: other.product.d, bias: other.epilogue.bias });
         Some(call)
     }
 }

@@ -1,7 +1,7 @@
 // mul_mm in 8-bit integers: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n])
-// a: blocks of any format; b: columns from quantise_q8_1, blocks of 128 codes after four pairs of halves; d: F32 or F16.
+// a: blocks of any format; b: activations from quantise_q8_1, blocks of 128 codes after four pairs of halves; d: F32 or F16.
 // WG threads compute TILE_M x TILE_N, each THREAD_M x THREAD_N, from tiles of 32 elements of k in shared memory: one
-// thread loads a row or a column of the tile. A group's product is exact in integers; scales and minimums meet it in f32.
+// thread loads a row or an activation vector of the tile. A group's product is exact in integers; scales and minimums meet it in f32.
 // Sums run over k in order, whatever the tile.
 #version 450
 #include "kiln.glsl"
@@ -73,7 +73,7 @@ void main() {
 #else
                 sum[n][m] += of_b.x * dot(of_a.xz, vec2(dots));
 #endif
-#if A_SHIFTED
+#if A_HAS_MIN
                 sum[n][m] += dot(of_a.yw, of_b.yz);
 #endif
             }

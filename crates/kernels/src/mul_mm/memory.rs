@@ -2,19 +2,19 @@
 
 use kiln_gguf::TensorType;
 
-use super::{Call, lanes, pick, tuning};
+use super::{Call, fragment, pick, tuning};
 use crate::mul_mat::Product;
 use crate::operation::Path;
 use crate::quantise_q8_1;
 use crate::tensor::Tensor;
 
-/// Fewest columns of a tile of any path: bounds the list of tiles.
+/// Smallest N of a tile of any path: bounds the list of tiles.
 const LEAST_TILE_N: usize = 16;
 
-/// Prepared columns are padded with zeros to whole tiles of the deepest kernel.
+/// Prepared activations are padded with zeros to whole tiles of the deepest kernel.
 const PADDED: usize = 64;
 
-/// Words of the list of tiles of so many (token, slot) pairs: their number, then three words each.
+/// Words of the tile list for `pairs` (token, slot) pairs: the number of tiles, then three words each.
 fn tile_words(pairs: usize, experts: usize) -> usize {
     (1 + 3 * pairs.min(pairs / LEAST_TILE_N + experts)).next_multiple_of(4)
 }
@@ -26,15 +26,15 @@ pub(super) struct Layout {
     pub tiles: usize,
     /// (token, slot) pairs by expert.
     pub pairs: usize,
-    /// The place of each pair among the columns of all tiles.
+    /// The place of each pair among the activations of all tiles.
     pub slots: usize,
     /// The list alone ends here: enough for the plain path.
     pub lists_end: usize,
-    /// A factor for each column.
+    /// A factor for each activation vector.
     pub factors: usize,
-    /// The columns as 16-bit floats.
+    /// The activations as 16-bit floats.
     pub halves: usize,
-    /// The columns as they are made by what comes before the product, for paths that take floats. Other paths have other
+    /// The activations as they are made by what comes before the product, for paths that take floats. Other paths have other
     /// things there.
     pub floats: usize,
     /// Counters of tiles that several workgroups share, of all matrices, and their number.
@@ -42,9 +42,9 @@ pub(super) struct Layout {
     pub n_counters: usize,
     /// What each matrix has for itself.
     pub matrices: Vec<Places>,
-    /// With so much every path runs.
+    /// Bytes with which every path runs.
     pub end: usize,
-    /// With so much weights can be decoded beforehand too.
+    /// Bytes with which weights can be dequantised beforehand too.
     pub ample_end: usize,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Places {
     pub n_counters: usize,
     pub partials: usize,
     pub partials_end: usize,
-    /// The same sums on the scalar path, which takes the columns as they are: there other paths have other things.
+    /// The same sums on the scalar path, which takes the activations as they are: there other paths have other things.
     pub plain_sums: usize,
     pub plain_sums_end: usize,
     /// The weights as F16, where they are decoded beforehand.
@@ -73,13 +73,13 @@ impl Layout {
         let lists_end = slots + pair_bytes;
         let factors = lists_end.next_multiple_of(256);
         let halves = (factors + 4 * rows).next_multiple_of(256);
-        // Columns of integers take the place of those of 16-bit floats.
+        // Activations of integers take the place of those of 16-bit floats.
         let integers = factors + 4 * product.b.rows() * quantise_q8_1::words(product.b.shape[0]);
-        let halves_end = halves + (2 * rows * padded(product)).max(lanes::columns_bytes(product, ids));
+        let halves_end = halves + (2 * rows * padded(product)).max(fragment::columns_bytes(product, ids));
         let counters = halves_end.max(integers).next_multiple_of(256);
         let floats = integers.next_multiple_of(256);
-        // The call on columns that were made there has them for its b.
-        let made = call.before.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);
+        // The call on activations that were made there has them for its b.
+        let made = call.prologue.is_some() || call.scratch.is_some_and(|s| s.slot == product.b.slot);
         let floats_end = if made { floats + 4 * product.b.len() } else { 0 };
         let products = call.products();
         let splits: Vec<Option<Split>> =
@@ -135,12 +135,12 @@ fn n_counters(product: &Product) -> usize {
     product.a.shape[1].div_ceil(LEAST_TILE_N) * product.b.shape[1].div_ceil(LEAST_TILE_N)
 }
 
-/// Prepared columns: those of b, or with experts one for each pair.
+/// Prepared activations: those of b, or with experts one for each pair.
 pub(super) fn prepared_columns(product: &Product, ids: Option<&Tensor>) -> usize {
     ids.map_or(product.b.rows(), Tensor::len)
 }
 
-/// Elements of a prepared column.
+/// Elements of a prepared activation vector.
 pub(super) fn padded(product: &Product) -> usize {
     product.b.shape[0].next_multiple_of(PADDED)
 }
@@ -153,7 +153,7 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Tiles of 64 x 64 that keep a large GPU busy: few columns wait for memory, so every core has several at once. The
+    /// Tiles of 64 x 64 that keep a large GPU busy: small N wait for memory, so every core has several at once. The
     /// same for every device: so are the bits and the memory.
     const ENOUGH: usize = 528;
     /// A workgroup with fewer elements of k costs more than it saves: matrix units.
@@ -161,7 +161,7 @@ impl Split {
     /// The same in plain arithmetic, which is some 15 times slower.
     const SHORTEST_PLAIN: usize = 128;
 
-    /// How the sums of a product are cut on a path. By rows, depth and columns alone, so that the bits depend on nothing else.
+    /// How the sums of a product are cut on a path. By rows, depth and activations alone, so that the bits depend on nothing else.
     pub(super) fn of(path: Path, product: &Product, ids: Option<&Tensor>, whole: Option<usize>) -> Option<Split> {
         let Product { a, b, .. } = product;
         let shortest = match path {

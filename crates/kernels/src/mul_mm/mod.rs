@@ -1,33 +1,33 @@
-//! `mul_mm`: a matrix of any format times many columns, and the same with a matrix for each expert. The prompt kernel:
+//! `mul_mm`: a matrix of any format times large N, and the same with a matrix for each expert. The prompt kernel:
 //! bound by arithmetic, so its paths differ in which units of the device multiply.
 
-mod before;
 pub mod cases;
 mod cpu;
+mod fragment;
 mod fuse;
-mod lanes;
 mod matrix;
 mod memory;
+mod packed_b;
+mod packed_b_cases;
 mod params;
 mod pick;
+mod prologue;
 mod reference;
-mod ready;
-mod ready_cases;
 pub mod search;
 mod tuning;
 
-pub use before::Before;
-pub use ready::Gated;
-pub use lanes::{in_lanes, piece};
+pub use fragment::{piece, prefers_fragment};
+pub use packed_b::Gated;
+pub use prologue::Prologue;
 pub(crate) use tuning::check as check_tuning;
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::mul_mat::{Epilogue, Product, Sibling};
+use crate::mul_mat::{Epilogue, FusedProduct, Product};
 use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, require};
-use crate::ready::{Ready, Samples};
+use crate::packed_b::{MagnitudeProbe, PackedB};
 use crate::tensor::Tensor;
 use crate::{dequantise, quantise_q8_1};
 
@@ -37,7 +37,7 @@ const NAME: &str = "mul_mm";
 
 /// One line for the registry.
 pub const SUMMARY: &str = "d = scale * a^T b + bias + residual, for any number of columns, with rms_norm or a gate before, \
-                           siblings, or with an expert for each";
+                           fused products, or with an expert for each";
 
 /// Operands of `mul_mm`.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,39 +47,39 @@ pub struct Call {
     pub product: Product,
     /// What follows it. With `ids` the bias is `[M, experts]`.
     pub epilogue: Epilogue,
-    /// What makes the columns on their way to the product; wants scratch memory.
-    pub before: Option<Before>,
-    /// More matrices for the same columns, which are prepared once; not with batches or a residual. The epilogue's
+    /// What makes the activations on their way to the product; wants scratch memory.
+    pub prologue: Option<Prologue>,
+    /// More matrices for the same activations, which are prepared once; not with batches or a residual. The epilogue's
     /// scale is theirs too. With `ids` they have as many experts. They do not wait for each other.
-    pub others: Vec<Sibling>,
-    /// I32 `[used, tokens]`, dense rows: the expert of each column; d\[:, slot, token\] = a\[ids\[slot, token\]\] * b.
+    pub others: Vec<FusedProduct>,
+    /// I32 `[used, tokens]`, dense rows: the expert of each activation vector; d\[:, slot, token\] = a\[ids\[slot, token\]\] * b.
     pub ids: Option<Tensor>,
     /// Memory between launches, I32, dense, of [`Call::ample_scratch_bytes`]. Needed with `ids`; without it the fastest paths stay
     /// closed.
     pub scratch: Option<Tensor>,
-    /// Whether columns keep their precision: integer products would round them to 8 bits and a scale per 32 values.
+    /// Whether activations keep their precision: integer products would round them to 8 bits and a scale per 32 values.
     pub exact: bool,
     /// Whether sums of 16 bits will do, where matrix units have them: they lose about `K / 10^8` of NMSE, and results beyond
-    /// 65504 times the largest value of a column become infinite.
+    /// 65504 times the largest value of an activation vector become infinite.
     pub half_sums: bool,
-    /// Columns of the batch that these are a part of, where they are: sums are cut as the whole's are, so that columns
-    /// computed apart have the same bits. Small grids are split over k by the number of columns.
+    /// Activations of the batch that these are a part of, where they are: sums are cut as the whole's are, so that activations
+    /// computed apart have the same bits. Small grids are split over k by N.
     pub whole: Option<usize>,
-    /// A second matrix of the same columns, whose results those of the first open or close: d = activation(a b) * (up b).
+    /// A second matrix for the same activations: d = activation(a b) * (up b).
     pub gate: Option<Gated>,
-    /// The columns of b as matrix units take them; b is what they are.
-    pub ready: Option<Ready>,
-    /// Where d is left as matrix units take it, besides, with factors by `reference`: gated columns, or those that a norm follows.
-    pub leaving: Option<Ready>,
+    /// b in fragment order, as its producer emitted it; `b` names the floats.
+    pub packed_b: Option<PackedB>,
+    /// Also emits d in fragment order, with scales from `scale_hint`: for gated activations, or ones that a norm follows.
+    pub emit_packed_b: Option<PackedB>,
     /// F32 `[M]`: the weights of that norm.
-    pub left_weight: Option<Tensor>,
-    /// I32 `[columns, 2, 2]`: where the squares of columns that are left are added up ([`Ready::squares`]), and behind them the sums of the next step
+    pub emit_weight: Option<Tensor>,
+    /// I32 `[activations, 2, 2]`: where the squares of activations that are left are added up ([`PackedB::squares`]), and behind them the sums of the next step
     /// that does so, which are set to zero.
     pub sums: Option<Tensor>,
-    /// Magnitudes of the gated columns of an earlier step, by which factors are chosen.
-    pub reference: Option<Samples>,
-    /// Where those of this step are left.
-    pub samples: Option<Samples>,
+    /// Magnitudes of an earlier layer, from which the scales of emitted activations are predicted.
+    pub scale_hint: Option<MagnitudeProbe>,
+    /// Where this step writes its own magnitudes.
+    pub magnitude_probe: Option<MagnitudeProbe>,
 }
 
 impl Call {
@@ -89,26 +89,26 @@ impl Call {
         self.pick(caps, None).is_ok_and(|choice| choice.launches.iter().any(decode))
     }
 
-    /// The product alone.
+    /// The product alone, with exact activations.
     pub fn plain(product: Product) -> Call {
         let (others, epilogue) = (Vec::new(), Epilogue::default());
         Call {
             product,
             epilogue,
-            before: None,
+            prologue: None,
             others,
             ids: None,
             scratch: None,
-            exact: false,
+            exact: true,
             half_sums: false,
             whole: None,
             gate: None,
-            ready: None,
-            leaving: None,
-            left_weight: None,
+            packed_b: None,
+            emit_packed_b: None,
+            emit_weight: None,
             sums: None,
-            reference: None,
-            samples: None,
+            scale_hint: None,
+            magnitude_probe: None,
         }
     }
 
@@ -117,7 +117,7 @@ impl Call {
         self.layout().end
     }
 
-    /// Bytes of scratch memory that also hold the weights as F16: with so much, many columns (see `pick`) are multiplied
+    /// Bytes of scratch memory that also hold the weights as F16: with so much, large N (see `pick`) are multiplied
     /// with weights that are decoded once instead of once for every tile. The same as [`Call::scratch_bytes`] where that is
     /// no use.
     pub fn ample_scratch_bytes(&self) -> usize {
@@ -126,14 +126,14 @@ impl Call {
 
     /// The product of each matrix.
     fn products(&self) -> Vec<Product> {
-        let others = self.others.iter().map(|&Sibling { a, d, .. }| Product { a, d, ..self.product });
+        let others = self.others.iter().map(|&FusedProduct { a, d, .. }| Product { a, d, ..self.product });
         std::iter::once(self.product).chain(others).collect()
     }
 
     /// The call of each matrix alone.
     fn alone(&self) -> Vec<Call> {
         let first = Call { others: Vec::new(), ..self.clone() };
-        let other = |&Sibling { a, d, bias }: &Sibling| Call {
+        let other = |&FusedProduct { a, d, bias }: &FusedProduct| Call {
             product: Product { a, d, ..self.product },
             epilogue: Epilogue { bias, ..self.epilogue },
             ..first.clone()
@@ -196,7 +196,7 @@ impl Call {
         Split::of(path, &self.product, self.ids.as_ref(), self.whole)
     }
 
-    /// Whether the scratch memory has room for prepared columns and for sums of workgroups that share a tile.
+    /// Whether the scratch memory has room for prepared activations and for sums of workgroups that share a tile.
     fn can_prepare(&self) -> bool {
         self.scratch.is_some_and(|s| s.span().1 >= self.layout().end)
     }
@@ -213,7 +213,7 @@ impl Call {
         self.products().into_iter().zip(&layout.matrices).map(decode).collect()
     }
 
-    /// The columns as 8-bit integers in the scratch memory: the call that puts them there.
+    /// The activations as 8-bit integers in the scratch memory: the call that puts them there.
     fn integers(&self) -> Option<quantise_q8_1::Call> {
         let b = self.product.b;
         let scratch = self.scratch.filter(|_| self.can_prepare())?;
@@ -243,20 +243,20 @@ impl Call {
         let kernel = |i: usize| Kernel::of(&choice.launches[i]);
         let decoded = if choice.path >= Path::Coopmat { self.decoded() } else { vec![None; 1 + self.others.len()] };
         let of = kernel(launch);
-        let before = |like: &dyn Fn(Kernel) -> bool| (0..launch).filter(|&i| like(kernel(i))).count();
+        let earlier = |like: &dyn Fn(Kernel) -> bool| (0..launch).filter(|&i| like(kernel(i))).count();
         // Decoding launches, products and sums are each in the order of the matrices.
         let matrix = match of {
             Kernel::Decode => {
                 let mut decoding = (0..decoded.len()).filter(|&i| decoded[i].is_some());
-                decoding.nth(before(&|k| k == Kernel::Decode)).expect("`pick` should decode what `decoded` names")
+                decoding.nth(earlier(&|k| k == Kernel::Decode)).expect("`pick` should decode what `decoded` names")
             }
             Kernel::Sums => {
                 let products = (0..choice.launches.len()).map(kernel).filter(|k| k.multiplies());
                 let mut shared = products.enumerate().filter(|&(_, k)| k == Kernel::PlainSplit).map(|(i, _)| i);
-                shared.nth(before(&|k| k == Kernel::Sums)).expect("`pick` should add what it has split")
+                shared.nth(earlier(&|k| k == Kernel::Sums)).expect("`pick` should add what it has split")
             }
-            _ if of.multiplies() => before(&Kernel::multiplies),
-            Kernel::Rest => self.others.len(),
+            _ if of.multiplies() => earlier(&Kernel::multiplies),
+            Kernel::Tail => self.others.len(),
             _ => 0,
         };
         Job { kernel: of, matrix, decode: decoded[matrix] }
@@ -282,27 +282,27 @@ struct Job {
 enum Kernel {
     /// Sorts pairs by expert.
     List,
-    /// Turns columns into 16-bit floats.
-    Columns,
+    /// Converts activations to 16-bit floats.
+    PackActivations,
     /// The same, in the order of experts.
-    SortedColumns,
-    /// The same, in the order in which lanes hold matrices.
-    LaneColumns,
-    /// Makes columns of floats: `rms_norm` or `glu`.
-    Make,
-    /// Rounds columns to integers: `quantise_q8_1`.
+    PackSorted,
+    /// The same, in fragment order.
+    PackFragments,
+    /// Materialises the prologue as floats: `rms_norm` or `glu`.
+    Materialise,
+    /// Rounds activations to integers: `quantise_q8_1`.
     Integers,
     /// Turns weights into F16: `dequantise`.
     Decode,
-    /// Multiplies prepared columns.
+    /// Multiplies prepared activations.
     Matrix,
-    /// The same in the order of matrices, without experts.
-    Lanes,
-    /// The same for the rows of the last matrix that whole rounds of tiles leave over.
-    Rest,
+    /// The same in fragment order, without experts.
+    Fragment,
+    /// Tail launch: rows of the last partial wave, with smaller tiles.
+    Tail,
     /// The same, several workgroups to a tile.
     Split,
-    /// Multiplies the columns as they are.
+    /// Multiplies the activations as they are.
     Plain,
     /// The same, several workgroups to a tile.
     PlainSplit,
@@ -313,15 +313,15 @@ enum Kernel {
 impl Kernel {
     const ALL: [Kernel; 14] = [
         Kernel::List,
-        Kernel::Columns,
-        Kernel::SortedColumns,
-        Kernel::LaneColumns,
-        Kernel::Make,
+        Kernel::PackActivations,
+        Kernel::PackSorted,
+        Kernel::PackFragments,
+        Kernel::Materialise,
         Kernel::Integers,
         Kernel::Decode,
         Kernel::Matrix,
-        Kernel::Lanes,
-        Kernel::Rest,
+        Kernel::Fragment,
+        Kernel::Tail,
         Kernel::Split,
         Kernel::Plain,
         Kernel::PlainSplit,
@@ -344,7 +344,7 @@ impl Kernel {
     }
 
     fn multiplies(self) -> bool {
-        matches!(self, Kernel::Matrix | Kernel::Lanes | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
+        matches!(self, Kernel::Matrix | Kernel::Fragment | Kernel::Split | Kernel::Plain | Kernel::PlainSplit)
     }
 }
 
@@ -355,8 +355,15 @@ impl Operation for Call {
 
     fn reads(&self) -> Vec<Tensor> {
         let others = self.others.iter().flat_map(|s| [Some(s.a), s.bias]).flatten();
-        let before = self.before.and_then(Before::operand);
-        self.product.reads(&self.epilogue).into_iter().chain(self.ids).chain(before).chain(others).chain(self.takes()).collect()
+        let prologue = self.prologue.and_then(Prologue::operand);
+        self.product
+            .reads(&self.epilogue)
+            .into_iter()
+            .chain(self.ids)
+            .chain(prologue)
+            .chain(others)
+            .chain(self.takes())
+            .collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -371,7 +378,7 @@ impl Operation for Call {
         // Which expert's weights come first is known by the ids, which others write.
         let known = self.ids.is_none();
         let weights = self.products().iter().map(|product| product.a).filter(|_| known).collect::<Vec<_>>();
-        let of_norm = self.before.filter(|before| before.norm().is_some()).and_then(Before::operand);
+        let of_norm = self.prologue.filter(|prologue| prologue.norm().is_some()).and_then(Prologue::operand);
         weights.into_iter().chain(of_norm).chain(self.gate.map(|gate| gate.up)).collect()
     }
 
@@ -384,9 +391,9 @@ impl Operation for Call {
             let fits = s.is_dense() && s.offset.is_multiple_of(16);
             require(fits, NAME, || "scratch memory must be dense and at a multiple of 16".into())?;
         }
-        tuning::table().map_err(|reason| Invalid { operation: NAME, reason })?;
+        tuning::of_all_devices().map_err(|reason| Invalid { operation: NAME, reason })?;
         self.check_before()?;
-        self.check_ready()?;
+        self.check_packed_b()?;
         if !self.others.is_empty() {
             self.check_others()?;
         }
@@ -400,12 +407,16 @@ impl Operation for Call {
         pick::pick(self, caps, want)
     }
 
+    fn judged(&self, written: &Tensor, values: &[f64]) -> Option<Vec<Vec<f64>>> {
+        self.emitted_by_column(written, values)
+    }
+
     fn params(&self, choice: &Choice, launch: usize, at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
         let Job { kernel, matrix, decode } = self.job(choice, launch);
         // Other operations look at the only launch they know.
         let only = Choice { path: Path::Scalar, launches: vec![choice.launches[launch].clone()] };
         if let Some((made, call)) = self.on_floats(choice.path) {
-            let making = kernel == Kernel::Make;
+            let making = kernel == Kernel::Materialise;
             return if making { made.operation().params(&only, 0, at) } else { call.params(choice, launch, at) };
         }
         let layout = self.layout();
@@ -418,7 +429,7 @@ impl Operation for Call {
         match (kernel, decode, integers) {
             (Kernel::Decode, Some(decode), _) => decode.params(&only, 0, at),
             (Kernel::Integers, _, Some(integers)) => integers.params(&only, 0, at),
-            (Kernel::List | Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns, ..) => block(alone),
+            (Kernel::List | Kernel::PackActivations | Kernel::PackSorted | Kernel::PackFragments, ..) => block(alone),
             (_, Some(decode), _) => block(&alone.with_weights(decode.dst)),
             (_, _, Some(integers)) => {
                 block(&Call { product: Product { b: integers.y, ..alone.product }, ..alone.clone() })
@@ -430,7 +441,7 @@ impl Operation for Call {
     fn touches(&self, choice: &Choice, launch: usize) -> Touches {
         let Job { kernel, matrix, decode } = self.job(choice, launch);
         if let Some((made, call)) = self.on_floats(choice.path) {
-            let making = kernel == Kernel::Make;
+            let making = kernel == Kernel::Materialise;
             return if making { made.operation().touches(choice, launch) } else { call.touches(choice, launch) };
         }
         let layout = self.layout();
@@ -443,26 +454,28 @@ impl Operation for Call {
         let list = |tensors: &[Option<Tensor>]| tensors.iter().flatten().copied().collect();
         let (reads, writes) = match kernel {
             Kernel::List => (list(&[self.ids]), list(&[lists])),
-            Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns => {
-                let before = self.before.and_then(Before::operand);
-                let lists = lists.filter(|_| kernel != Kernel::Columns);
-                (list(&[Some(*b), before, lists]), list(&[self.piece(layout.factors, counters_end)]))
+            Kernel::PackActivations | Kernel::PackSorted | Kernel::PackFragments => {
+                let prologue = self.prologue.and_then(Prologue::operand);
+                let lists = lists.filter(|_| kernel != Kernel::PackActivations);
+                (list(&[Some(*b), prologue, lists]), list(&[self.piece(layout.factors, counters_end)]))
             }
             Kernel::Integers => (list(&[Some(*b)]), list(&[columns])),
             Kernel::Decode => (list(&[Some(*a)]), list(&[decode.map(|decode| decode.dst)])),
             Kernel::PlainSplit => (list(&[Some(*a), Some(*b)]), list(&[plain_sums])),
             Kernel::Sums => (list(&[plain_sums, epilogue.bias, epilogue.residual]), list(&[Some(*d)])),
             _ => {
-                let columns = if choice.path == Path::Scalar { Some(*b) } else { columns.filter(|_| self.ready.is_none()) };
+                let columns =
+                    if choice.path == Path::Scalar { Some(*b) } else { columns.filter(|_| self.packed_b.is_none()) };
                 let a = decode.map_or(*a, |decode| decode.dst);
                 let shared = |piece: Option<Tensor>| piece.filter(|_| kernel == Kernel::Split);
                 let counters = shared(self.piece(places.counters, places.counters + 4 * places.n_counters));
                 let sums = shared(self.piece(places.partials, places.partials_end));
                 // Rows of results lie between each other in memory, so both parts of a matrix would seem to write the same. The first
                 // says that it writes all of them, and nothing comes between the two.
-                let d = Some(*d).filter(|_| kernel != Kernel::Rest);
+                let d = Some(*d).filter(|_| kernel != Kernel::Tail);
                 // Counters are set to zero before they are counted up.
-                let mut reads: Vec<Tensor> = list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]);
+                let mut reads: Vec<Tensor> =
+                    list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]);
                 let mut writes: Vec<Tensor> = list(&[d, counters, sums]);
                 reads.extend(self.takes());
                 writes.extend(self.leaves());
@@ -491,7 +504,7 @@ impl Operation for Call {
                 let bytes = |t: &Tensor| (t.rows() * t.row_bytes()) as f64;
                 let mut work = Work { bytes: bytes(&self.product.b), flops: 0.0 };
                 for Product { a, d, .. } in self.products() {
-                    // Experts that nobody chose are not read.
+                    // Experts that no token chose are not read.
                     work.bytes += bytes(&a) * (d.rows() as f64 / a.shape[2] as f64).min(1.0) + bytes(&d);
                     work.flops += 2.0 * a.shape[0] as f64 * d.len() as f64;
                 }
@@ -501,11 +514,11 @@ impl Operation for Call {
     }
 
     fn parts(&self) -> Vec<crate::Call> {
-        // Ready columns lie between each other.
-        if self.wants_lanes() {
+        // Packed activations lie between each other.
+        if self.wants_fragments() {
             return Vec::new();
         }
-        // Columns (tokens) in a few runs of different lengths: a column's bits depend on nothing beside it.
+        // Activations (tokens) in a few runs of different lengths: an activation vector's bits depend on nothing beside it.
         let dim = if self.ids.is_some() { 2 } else { 1 };
         let n = self.product.d.shape[dim];
         let mut parts = Vec::new();
@@ -517,9 +530,9 @@ impl Operation for Call {
             let epilogue = Epilogue { residual: self.epilogue.residual.map(cut), ..self.epilogue };
             let ids = self.ids.map(|t| t.narrow(1, start, len));
             let whole = self.whole.or(Some(n)).filter(|_| self.ids.is_none());
-            let others = self.others.iter().map(|s| Sibling { d: cut(s.d), ..*s }).collect();
-            let before = self.before.map(|before| before.cut(cut));
-            parts.push(Call { product, epilogue, before, others, ids, whole, ..self.clone() }.into());
+            let others = self.others.iter().map(|s| FusedProduct { d: cut(s.d), ..*s }).collect();
+            let prologue = self.prologue.map(|prologue| prologue.cut(cut));
+            parts.push(Call { product, epilogue, prologue, others, ids, whole, ..self.clone() }.into());
             start += len;
         }
         parts

@@ -3,11 +3,11 @@
 use kiln_gpu::Address;
 
 use super::memory::{Layout, padded, prepared_columns};
-use super::{Before, Call, Kernel, lanes};
+use super::{Call, Kernel, Prologue, fragment};
 use crate::formats::row_strides;
 use crate::mul_mat::{Epilogue, Product};
 use crate::operation::Path;
-use crate::ready::Ready;
+use crate::packed_b::PackedB;
 use crate::tensor::Tensor;
 
 kiln_gpu::params! {
@@ -41,9 +41,9 @@ kiln_gpu::params! {
         bias: Address,
         residual: Address,
         halves: Address,
-        left_factors: Address,
-        reference: Address,
-        samples: Address,
+        emit_factors: Address,
+        scale_hint: Address,
+        magnitude_probe: Address,
         squares: Address,
         a_stride: [u32; 1],
         d_stride: [u32; 1],
@@ -152,8 +152,8 @@ impl Call {
         let optional = |t: &Option<Tensor>| t.as_ref().map_or(Address::default(), at);
         let two = |s: [u32; 3]| [s[0], s[1]];
         let padded_bytes = 2 * padded(&self.product);
-        // Prepared columns lie one after the other in the order of b's rows.
-        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Lanes | Kernel::Rest | Kernel::Split) {
+        // Prepared activations lie one after the other in the order of b's rows.
+        let (b_at, b_stride) = if matches!(kernel, Kernel::Matrix | Kernel::Fragment | Kernel::Tail | Kernel::Split) {
             let [_, n, n2, _] = b.shape;
             (place(layout.halves), [1, n, n * n2].map(|rows| count(rows * padded_bytes)))
         } else {
@@ -171,22 +171,29 @@ impl Call {
                 pairs_in_all: ids.map_or(0, |ids| count(ids.len())),
             }
             .bytes(),
-            (Kernel::Columns | Kernel::SortedColumns | Kernel::LaneColumns, _) => ColumnParams {
-                other: optional(&self.before.and_then(|before| before.operand())),
-                other_stride: self.before.and_then(|before| before.operand()).as_ref().map_or([0; 3], row_strides),
-                eps: if let Some(Before::Norm(norm)) = self.before { norm.eps } else { 0.0 },
+            (Kernel::PackActivations | Kernel::PackSorted | Kernel::PackFragments, _) => ColumnParams {
+                other: optional(&self.prologue.and_then(|prologue| prologue.operand())),
+                other_stride: self
+                    .prologue
+                    .and_then(|prologue| prologue.operand())
+                    .as_ref()
+                    .map_or([0; 3], row_strides),
+                eps: if let Some(Prologue::Norm(norm)) = self.prologue { norm.eps } else { 0.0 },
                 b: at(&b),
                 factors: place(layout.factors),
                 halves: place(layout.halves),
                 stride: row_strides(&b),
                 shape: [1, 2, 3].map(|d| count(b.shape[d])),
-                pairs: place(if kernel == Kernel::LaneColumns { layout.slots } else { layout.pairs }),
+                pairs: place(if kernel == Kernel::PackFragments { layout.slots } else { layout.pairs }),
                 used: self.ids.map_or(1, |ids| count(ids.shape[0])),
                 counters: place(layout.counters),
                 n_counters: count(layout.n_counters),
-                columns: count(prepared_columns(&self.product, self.ids.as_ref().filter(|_| kernel != Kernel::Columns))),
+                columns: count(prepared_columns(
+                    &self.product,
+                    self.ids.as_ref().filter(|_| kernel != Kernel::PackActivations),
+                )),
                 k: count(b.shape[0]),
-                padded_k: count(if kernel == Kernel::LaneColumns { lanes::padded } else { padded }(&self.product)),
+                padded_k: count(if kernel == Kernel::PackFragments { fragment::padded } else { padded }(&self.product)),
             }
             .bytes(),
             (_, Some(ids)) => ExpertParams {
@@ -238,26 +245,26 @@ impl Call {
                 }
                 .bytes()
             }
-            (Kernel::Lanes, None) => {
-                let factors = |ready: &Option<Ready>, own| match ready {
-                    Some(ready) => optional(&ready.factors),
+            (Kernel::Fragment, None) => {
+                let factors = |packed_b: &Option<PackedB>, own| match packed_b {
+                    Some(packed_b) => optional(&packed_b.factors),
                     None => own,
                 };
                 LaneParams {
                     a: at(&a),
                     // A gate is followed by no norm.
-                    up: optional(&self.gate.map(|gate| gate.up).or(self.left_weight)),
-                    b: self.ready.as_ref().map_or(b_at, |ready| at(&ready.halves)),
-                    factors: factors(&self.ready, place(layout.factors)),
+                    up: optional(&self.gate.map(|gate| gate.up).or(self.emit_weight)),
+                    b: self.packed_b.as_ref().map_or(b_at, |packed_b| at(&packed_b.halves)),
+                    factors: factors(&self.packed_b, place(layout.factors)),
                     d: at(&d),
                     bias: optional(&bias),
                     residual: optional(&residual),
-                    halves: optional(&self.leaving.map(|ready| ready.halves)),
-                    left_factors: factors(&self.leaving, Address::default()),
-                    reference: optional(&self.reference.map(|samples| samples.sums)),
-                    samples: optional(&self.samples.map(|samples| samples.sums)),
-                    // Columns that a norm precedes are followed by none.
-                    squares: optional(&self.sums.or(self.ready.and_then(|ready| ready.squares))),
+                    halves: optional(&self.emit_packed_b.map(|packed_b| packed_b.halves)),
+                    emit_factors: factors(&self.emit_packed_b, Address::default()),
+                    scale_hint: optional(&self.scale_hint.map(|magnitude_probe| magnitude_probe.sums)),
+                    magnitude_probe: optional(&self.magnitude_probe.map(|magnitude_probe| magnitude_probe.sums)),
+                    // Activations that a norm precedes are followed by none.
+                    squares: optional(&self.sums.or(self.packed_b.and_then(|packed_b| packed_b.squares))),
                     a_stride: [row_strides(&a)[0]],
                     d_stride: [row_strides(&d)[0]],
                     residual_stride: [residual_stride[0]],

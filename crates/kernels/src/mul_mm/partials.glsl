@@ -1,5 +1,5 @@
-// Sums over parts of k that workgroups sharing a tile leave behind: for each of p.splits all columns, with all rows of a
-// rounded up to whole vectors. SAME_LAUNCH: who adds them runs beside those who left them.
+// Sums over parts of k that workgroups sharing a tile leave behind: for each of p.splits all activations, with all rows of a
+// rounded up to whole vectors. SAME_LAUNCH: the workgroup that adds them runs in the same launch.
 #if SAME_LAUNCH
 layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Partials { vec4 v[]; };
 #else

@@ -1,17 +1,17 @@
 //! Which kernels a call runs on a device: one function for each path, best path first.
 
 use kiln_gguf::TensorType;
-use kiln_gpu::{Caps, IntDot, MatrixOrder, Shader};
+use kiln_gpu::{Caps, FragmentLayout, IntDot, Shader};
 
-use super::matrix::{Place, coopmat, coopmat2, cut_for, rows_at};
+use super::matrix::{Place, config_for, coopmat, coopmat2, rows_at};
 use super::memory::{padded, prepared_columns};
 use super::params::{ColumnParams, ExpertParams, ListParams, Params, SplitParams};
-use super::tuning::{Cut, table};
-use super::{Before, Call, Kernel, NAME, lanes};
+use super::tuning::{TileConfig, of_all_devices, table};
+use super::{Call, Kernel, NAME, Prologue, fragment};
 use crate::formats;
+use crate::fragment_layout;
 use crate::mul_mat::Product;
 use crate::operation::{Choice, Launch, Operation, Path, Unsupported, element_functions, grid, reduce_defines};
-use crate::order;
 use crate::tensor::Tensor;
 use crate::unary::Function;
 
@@ -21,12 +21,12 @@ const MOST_EXPERTS: usize = 2048;
 /// The best path for a call, or the one asked for.
 pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {
     call.alone().iter().try_for_each(addressable)?;
-    let table = table().map_err(|reason| Unsupported { operation: NAME, reason })?;
+    let table = table(caps).map_err(|reason| Unsupported { operation: NAME, reason })?;
     let on = |path: Path| on(call, caps, path, None);
     match want {
-        None if call.wants_lanes() => on(Path::Lanes),
-        Some(path) if call.wants_lanes() && path != Path::Lanes => {
-            unsupported(format!("gates and columns that come ready or are left so are not for the path {}", path.name()))
+        None if call.wants_fragments() => on(Path::Fragment),
+        Some(path) if call.wants_fragments() && path != Path::Fragment => {
+            unsupported(format!("gates and packed activations, in or out, are not for the path {}", path.name()))
         }
         Some(path) => on(path),
         // Software GPUs only imitate matrix units.
@@ -41,44 +41,44 @@ pub(super) fn pick(call: &Call, caps: &Caps, want: Option<Path>) -> Result<Choic
 }
 
 /// A path with this cut, whatever the table has.
-pub(super) fn with_cut(call: &Call, caps: &Caps, path: Path, cut: Cut) -> Result<Choice, Unsupported> {
+pub(super) fn with_config(call: &Call, caps: &Caps, path: Path, config: TileConfig) -> Result<Choice, Unsupported> {
     call.alone().iter().try_for_each(addressable)?;
-    on(call, caps, path, Some(cut))
+    on(call, caps, path, Some(config))
 }
 
-/// The launches of every matrix of a call on one path. Weights are decoded first and columns prepared once for all, so that
+/// The launches of every matrix of a call on one path. Weights are decoded first and activations prepared once for all, so that
 /// the products wait for nothing in between and fill the device together. Where products of neighbouring matrices fill it
 /// by themselves, the second's weights are decoded after the first product instead: on cores that its last tiles leave idle.
-fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, Unsupported> {
+fn on(call: &Call, caps: &Caps, path: Path, config: Option<TileConfig>) -> Result<Choice, Unsupported> {
     if path != Path::Scalar && !call.can_prepare() {
         return unsupported("no scratch memory for the columns");
     }
     if let Some((made, call)) = call.on_floats(path) {
-        let mut choice = on(&call, caps, path, cut)?;
+        let mut choice = on(&call, caps, path, config)?;
         let first = made.operation().pick(caps, Some(Path::Scalar))?;
-        choice.launches.splice(0..0, Kernel::Make.all(first));
+        choice.launches.splice(0..0, Kernel::Materialise.all(first));
         return Ok(choice);
     }
     let alone = call.alone();
     let rows = alone.iter().map(|one| one.product.d.shape[0]).sum();
     let decoded = call.decoded().into_iter().map(|decode| decode.filter(|_| path >= Path::Coopmat));
     let (mut decodes, mut prepares, mut products, mut sums) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut rest = None;
+    let mut tail = None;
     for (i, (one, decode)) in alone.iter().zip(decoded).enumerate() {
-        let place = Place { caps, rows, last: i + 1 == alone.len(), cut };
+        let place = Place { caps, rows, last: i + 1 == alone.len(), config };
         let of = decode.map(|decode| one.with_weights(decode.dst));
         let one = of.as_ref().unwrap_or(one);
         let mut launches = match path {
             Path::Scalar => scalar(one, place, call.can_prepare())?,
             Path::IntDot => int_dot(one, caps)?,
             Path::Coopmat => coopmat(one, place)?,
-            Path::Lanes => lanes::lanes(one, place)?,
-            Path::LaneRows => return unsupported("lanes have no other kernel for many columns"),
+            Path::Fragment => fragment::fragment(one, place)?,
+            Path::FragmentPrefill => return unsupported("lanes have no other kernel for many columns"),
             Path::Coopmat2 => coopmat2(one, place)?,
         };
         // Sums that are added afterwards wait for all products together.
         sums.extend(launches.pop_if(|launch| Kernel::of(launch) == Kernel::Sums));
-        rest = launches.pop_if(|launch| Kernel::of(launch) == Kernel::Rest);
+        tail = launches.pop_if(|launch| Kernel::of(launch) == Kernel::Tail);
         products.extend(launches.pop());
         prepares.push(launches);
         let first = decode.map(|decode| decode.pick(caps, Some(Path::Scalar))).transpose()?;
@@ -100,7 +100,7 @@ fn on(call: &Call, caps: &Caps, path: Path, cut: Option<Cut>) -> Result<Choice, 
         }
         launches.push(product);
     }
-    launches.extend(rest);
+    launches.extend(tail);
     launches.append(&mut sums);
     Ok(Choice { path, launches })
 }
@@ -142,17 +142,12 @@ pub(super) fn shader(call: &Call, path: Path, file: &'static str) -> Result<Shad
         .define("SORTED", u32::from(call.ids.is_some() && path == Path::Coopmat2))
         .define("STORE_D", store);
     let shader = formats::define(shader, "A", a.ty)?;
-    // The other paths get prepared columns, whose type is theirs.
+    // The other paths get prepared activations, whose type is theirs.
     if path == Path::Scalar { formats::define(shader, "B", b.ty) } else { Ok(shader) }
 }
 
 /// The launches around the kernel itself: with experts the list of tiles comes first.
-pub(super) fn launches(
-    call: &Call,
-    caps: &Caps,
-    kernel: (Kernel, Shader),
-    tile: [usize; 2],
-) -> Vec<Launch> {
+pub(super) fn launches(call: &Call, caps: &Caps, kernel: (Kernel, Shader), tile: [usize; 2]) -> Vec<Launch> {
     shared_launches(call, caps, kernel, tile, 1)
 }
 
@@ -181,29 +176,29 @@ pub(super) fn shared_launches(
     vec![Kernel::List.launch(list, [1, 1, 1]), what.launch(kernel, grid(rows * most, caps))]
 }
 
-/// How columns are prepared.
+/// How activations are prepared.
 #[derive(Clone, Copy)]
-pub(super) struct Columns {
+pub(super) struct PackActivations {
     /// With experts one for each pair, in the order of experts.
     pub sorted: bool,
     /// For sums of 16 bits, which large values would leave.
     pub half_sums: bool,
-    /// As lanes hold them in matrices, with so many elements in a piece.
-    pub order: Option<(MatrixOrder, usize)>,
+    /// As lanes hold them in matrices, with this many elements in a piece.
+    pub order: Option<(FragmentLayout, usize)>,
 }
 
-/// The columns of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
+/// The activations of b as 16-bit floats: F16 (`half`) with a factor for each, or BF16.
 pub(super) fn columns(
     call: &Call,
     caps: &Caps,
     half: bool,
-    Columns { sorted, half_sums, order }: Columns,
+    PackActivations { sorted, half_sums, order }: PackActivations,
 ) -> Result<Launch, Unsupported> {
     let b = &call.product.b;
     let to = if half { "f16" } else { "bf16" };
     let shader = Shader::new(
         format!("{NAME}.columns.{}.{to}", b.ty).to_lowercase(),
-        "mul_mm/columns.comp",
+        "mul_mm/pack_activations.comp",
         ColumnParams::glsl(),
     )
     .define("HALF", u32::from(half))
@@ -211,22 +206,22 @@ pub(super) fn columns(
     .define("SORTED", u32::from(sorted && call.ids.is_some()))
     .define("VECTORS_B", u32::from(formats::is_aligned(b) && b.shape[0].is_multiple_of(4)));
     let mut shader = reduce_defines(formats::define(shader, "B", b.ty)?, b.shape[0], caps);
-    shader.name += match call.before {
+    shader.name += match call.prologue {
         None => "",
-        Some(Before::Norm(_)) => ".normed",
-        Some(Before::Gate { .. }) => ".gated",
+        Some(Prologue::Norm(_)) => ".normed",
+        Some(Prologue::Gate { .. }) => ".gated",
     };
-    let other = call.before.and_then(Before::operand);
+    let other = call.prologue.and_then(Prologue::operand);
     if order.is_some() {
         shader = shader.define("SLOTTED", u32::from(call.ids.is_some()));
     }
-    let held = held(&shader, if order.is_some() { lanes::padded } else { padded }(&call.product));
+    let held = held(&shader, if order.is_some() { fragment::padded } else { padded }(&call.product));
     if let Some((order, piece)) = order {
-        shader.name += ".lanes";
-        shader = shader.define("ORDER", order::number(order)).define("PIECE", piece);
+        shader.name += ".fragment";
+        shader = shader.define("FRAGMENT_LAYOUT", fragment_layout::number(order)).define("PIECE", piece);
     }
     shader = shader
-        .define("NORMED", u32::from(call.before.is_some_and(|before| before.norm().is_some())))
+        .define("NORMED", u32::from(call.prologue.is_some_and(|prologue| prologue.norm().is_some())))
         .define("OTHER", u32::from(other.is_some()))
         .define("VECTORS_O", u32::from(other.is_some_and(|o| formats::is_aligned(&o) && o.shape[0].is_multiple_of(4))))
         .define("HELD", held);
@@ -234,19 +229,19 @@ pub(super) fn columns(
         formats::rows_reachable(NAME, &[other])?;
         shader = formats::define(shader, "O", other.ty)?;
     }
-    if let Some(Before::Gate { kind, .. }) = call.before {
+    if let Some(Prologue::Gate { kind, .. }) = call.prologue {
         shader = shader.define("GATE", kind.function().map_or("silu", Function::glsl));
     }
     let kernel = match (sorted && call.ids.is_some(), order) {
-        (true, _) => Kernel::SortedColumns,
-        (false, Some(_)) => Kernel::LaneColumns,
-        (false, None) => Kernel::Columns,
+        (true, _) => Kernel::PackSorted,
+        (false, Some(_)) => Kernel::PackFragments,
+        (false, None) => Kernel::PackActivations,
     };
     let columns = prepared_columns(&call.product, call.ids.as_ref().filter(|_| sorted || order.is_some()));
     Ok(kernel.launch(shader, grid(columns, caps)))
 }
 
-/// Vectors of four elements that each thread keeps in registers, if a column so long fits them; else 0, and they are read
+/// Vectors of four elements that each thread keeps in registers, if an activation vector so long fits them; else 0, and they are read
 /// again for every pass. Few sizes keep the number of pipelines small.
 fn held(shader: &Shader, padded_k: usize) -> usize {
     let threads = shader.defines.iter().find(|(name, _)| name == "WG").and_then(|(_, n)| n.parse::<usize>().ok());
@@ -258,10 +253,10 @@ fn held(shader: &Shader, padded_k: usize) -> usize {
 fn scalar(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Unsupported> {
     let (Product { a, b, .. }, caps) = (&call.product, place.caps);
     let vectors = |t: &Tensor| formats::is_aligned(t);
-    // A single column of many that lie askew would have vectors, and other sums than the rest: it stays with them.
+    // A single activation vector of many that lie askew would have vectors, and other sums than the rest: it stays with them.
     let askew = b.stride[1..].iter().any(|bytes| !bytes.is_multiple_of(4 * b.ty.block_bytes()));
     if caps.is_cpu && vectors(a) && vectors(b) && !askew {
-        // Two rows and 16 columns a thread keep 32 sums in registers; docs/ladder/mul_mm.md has the others.
+        // Two rows and 16 activations a thread keep 32 sums in registers; docs/ladder/mul_mm.md has the others.
         let (threads, rows, columns) = (caps.subgroups.size.max(1) as usize, 2, 16);
         let shader = shader(call, Path::Scalar, "mul_mm/rows.comp")?
             .define("WG", threads)
@@ -276,12 +271,13 @@ fn scalar(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Un
 fn tiles(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Unsupported> {
     let (Product { a, b, d }, caps) = (&call.product, place.caps);
     let format = formats::format(a.ty).map_or(0, |f| f.shared_bytes);
-    let threads = |cut: &Cut| cut.tile[0] / cut.warp[0] * (cut.tile[1] / cut.warp[1]);
-    let fits = |cut: &Cut| {
-        let bytes = 4 * cut.depth * (cut.tile[0] + cut.tile[1]) + format;
-        bytes <= caps.limits.max_shared_bytes as usize && threads(cut) <= caps.limits.max_workgroup_invocations as usize
+    let threads = |config: &TileConfig| config.tile[0] / config.warp[0] * (config.tile[1] / config.warp[1]);
+    let fits = |config: &TileConfig| {
+        let bytes = 4 * config.depth * (config.tile[0] + config.tile[1]) + format;
+        bytes <= caps.limits.max_shared_bytes as usize
+            && threads(config) <= caps.limits.max_workgroup_invocations as usize
     };
-    let Some(cut) = cut_for(call, Path::Scalar, place, fits)? else {
+    let Some(config) = config_for(call, Path::Scalar, place, fits)? else {
         let bytes = caps.limits.max_shared_bytes;
         return unsupported(format!("no tile fits {bytes} bytes of shared memory, {format} of them for tables"));
     };
@@ -293,17 +289,17 @@ fn tiles(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Uns
         shader
             .define("VECTORS_D", u32::from(rows_at(d, 4 * d.ty.block_bytes())))
             .define("PUT4_D", store.replace("store", "put4"))
-            .define("TILE_M", cut.tile[0])
-            .define("TILE_N", cut.tile[1])
+            .define("TILE_M", config.tile[0])
+            .define("TILE_N", config.tile[1])
     };
     let shader = ends(shader(call, Path::Scalar, "mul_mm/tile.comp")?)
         .define("VECTORS_A", vectors(a))
         .define("VECTORS_B", vectors(b))
-        .define("DEPTH", cut.depth)
-        .define("THREAD_M", cut.warp[0])
-        .define("THREAD_N", cut.warp[1]);
+        .define("DEPTH", config.depth)
+        .define("THREAD_M", config.warp[0])
+        .define("THREAD_N", config.warp[1]);
     let Some(split) = call.split(Path::Scalar).filter(|_| shares) else {
-        return Ok(launches(call, caps, (Kernel::Plain, shader), cut.tile));
+        return Ok(launches(call, caps, (Kernel::Plain, shader), config.tile));
     };
     let product = Shader { params: SplitParams::glsl(), ..shader.define("SPLIT", 1) };
     let sums = Shader::new(format!("{NAME}.sums"), "mul_mm/sums.comp", SplitParams::glsl())
@@ -313,19 +309,19 @@ fn tiles(call: &Call, place: Place<'_>, shares: bool) -> Result<Vec<Launch>, Uns
         .define("PREPARED", 0)
         .define("SPLIT", 1)
         .define("STORE_D", store)
-        .define("WG", threads(&cut));
+        .define("WG", threads(&config));
     let both = [(Kernel::PlainSplit, product), (Kernel::Sums, ends(sums))];
-    let launches = both.map(|kernel| shared_launches(call, caps, kernel, cut.tile, split.count));
+    let launches = both.map(|kernel| shared_launches(call, caps, kernel, config.tile, split.count));
     Ok(launches.concat())
 }
 
-/// Whether matrix units get the weights decoded beforehand, given the memory: once, not once for every tile of columns.
+/// Whether matrix units get the weights decoded beforehand, given the memory: once, not once for every tile of activations.
 pub(super) fn decodes_first(product: &Product, ids: Option<&Tensor>) -> bool {
     // A table that cannot be read is told by `pick`.
-    ids.is_none() && table().is_ok_and(|t| t.preferred(product.a.ty, product.b.shape[1]).1)
+    ids.is_none() && of_all_devices().is_ok_and(|t| t.preferred(product.a.ty, product.b.shape[1]).1)
 }
 
-/// Columns that one product has: those of b, or what an expert gets on the average.
+/// Activations that one product has: those of b, or what an expert gets on the average.
 pub(super) fn columns_each(call: &Call) -> usize {
     match &call.ids {
         Some(ids) => ids.len().div_ceil(call.product.a.shape[2]),
@@ -359,20 +355,21 @@ fn int_dot(call: &Call, caps: &Caps) -> Result<Vec<Launch>, Unsupported> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kernel::{self, Columns, Decode, Matrix, Rest};
+    use super::super::Kernel::{self, Decode, Matrix, PackActivations, Tail};
     use super::*;
-    use crate::mul_mat::Sibling;
+    use crate::mul_mat::FusedProduct;
+    use crate::mul_mat_vec;
     use crate::tensor::Slot;
 
-    /// A call of matrices with so many rows of 4096 elements and n columns, with all the scratch memory it can use.
-    fn siblings(rows: &[(TensorType, usize)], n: usize) -> Call {
+    /// A call of matrices with this many rows of 4096 elements and n activations, with all the scratch memory it can use.
+    fn fused_products(rows: &[(TensorType, usize)], n: usize) -> Call {
         let mut slots = 0..;
         let mut dense = |ty, shape| Tensor::dense(Slot(slots.next().unwrap()), ty, shape);
         let mut matrix = |(ty, m): (TensorType, usize)| {
             let (a, d) = (dense(ty, [4096, m, 1, 1]), dense(TensorType::F32, [m, n, 1, 1]));
-            Sibling { a, d, bias: None }
+            FusedProduct { a, d, bias: None }
         };
-        let Sibling { a, d, .. } = matrix(rows[0]);
+        let FusedProduct { a, d, .. } = matrix(rows[0]);
         let others = rows[1..].iter().map(|&row| matrix(row)).collect();
         let b = dense(TensorType::F32, [4096, n, 1, 1]);
         let call = Call { others, ..Call::plain(Product { a, b, d }) };
@@ -402,25 +399,41 @@ mod tests {
         choice.launches.iter().enumerate().map(step).collect()
     }
 
+    /// Prompts keep their precision, whatever the device is fast at: products of models are exact unless they say otherwise.
+    #[test]
+    fn only_calls_that_allow_it_round_their_columns_to_8_bits() {
+        let nvidia = Caps::example_nvidia();
+        let without_matrices = Caps { coopmat: Vec::new(), coopmat2: Default::default(), ..nvidia };
+        assert_eq!(without_matrices.int_dot, IntDot::Accelerated);
+        let call = fused_products(&[(TensorType::Q4_K, 4096)], 512);
+        let of_model = mul_mat_vec::Call::plain(call.product);
+        let neutral = Call { scratch: call.scratch, ..Call::of_neutral(&of_model).unwrap() };
+        let path = |call: &Call| call.pick(&without_matrices, None).unwrap().path;
+        assert_eq!([path(&call), path(&neutral)], [Path::Scalar; 2]);
+        let rounded = mul_mat_vec::Call { exact: false, ..of_model };
+        let rounded = Call { scratch: call.scratch, ..Call::of_neutral(&rounded).unwrap() };
+        assert_eq!(path(&rounded), Path::IntDot);
+    }
+
     #[test]
     fn small_siblings_are_multiplied_together_and_large_ones_decoded_in_turn() {
         use TensorType::{F16, Q4_K, Q6_K};
-        let qkv = order(&siblings(&[(Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)], 512));
-        let decoded = [(Decode, 0), (Decode, 0), (Decode, 0), (Columns, 0)];
+        let qkv = order(&fused_products(&[(Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)], 512));
+        let decoded = [(Decode, 0), (Decode, 0), (Decode, 0), (PackActivations, 0)];
         assert_eq!(qkv, [&decoded[..], &[(Matrix, 1), (Matrix, 1), (Matrix, 1)]].concat());
-        let gate_up = order(&siblings(&[(Q4_K, 14336), (Q4_K, 14336)], 512));
-        assert_eq!(gate_up, [(Decode, 0), (Columns, 0), (Matrix, 1), (Decode, 1), (Matrix, 2)]);
-        let plain = order(&siblings(&[(F16, 14336), (F16, 14336)], 512));
-        assert_eq!(plain, [(Columns, 0), (Matrix, 1), (Matrix, 1)]);
+        let gate_up = order(&fused_products(&[(Q4_K, 14336), (Q4_K, 14336)], 512));
+        assert_eq!(gate_up, [(Decode, 0), (PackActivations, 0), (Matrix, 1), (Decode, 1), (Matrix, 2)]);
+        let plain = order(&fused_products(&[(F16, 14336), (F16, 14336)], 512));
+        assert_eq!(plain, [(PackActivations, 0), (Matrix, 1), (Matrix, 1)]);
         // Those of the last rows wait for nothing, either.
-        let plain = order(&siblings(&[(F16, 11008), (F16, 11008)], 512));
-        assert_eq!(plain, [(Columns, 0), (Matrix, 1), (Matrix, 1), (Rest, 1)]);
+        let plain = order(&fused_products(&[(F16, 11008), (F16, 11008)], 512));
+        assert_eq!(plain, [(PackActivations, 0), (Matrix, 1), (Matrix, 1), (Tail, 1)]);
     }
 
     #[test]
     fn rows_of_a_last_round_that_is_far_from_full_take_lower_tiles_beside_the_others() {
         let parts = |rows: &[(TensorType, usize)], n: usize| {
-            let choice = siblings(rows, n).pick(&Caps::example_nvidia(), None).unwrap();
+            let choice = fused_products(rows, n).pick(&Caps::example_nvidia(), None).unwrap();
             choice.launches.iter().filter_map(|launch| launch.part).collect::<Vec<_>>()
         };
         // 448 tiles of 128 x 128 for 264 places: 184 of them, 46 rows of tiles, are left.
@@ -436,14 +449,14 @@ mod tests {
     #[test]
     fn columns_are_prepared_again_for_another_type_only() {
         use TensorType::{BF16, F16};
-        let mixed = order(&siblings(&[(F16, 1024), (F16, 1024), (BF16, 1024)], 512));
-        assert_eq!(mixed, [(Columns, 0), (Matrix, 1), (Matrix, 1), (Columns, 2), (Matrix, 3)]);
+        let mixed = order(&fused_products(&[(F16, 1024), (F16, 1024), (BF16, 1024)], 512));
+        assert_eq!(mixed, [(PackActivations, 0), (Matrix, 1), (Matrix, 1), (PackActivations, 2), (Matrix, 3)]);
     }
 
     #[test]
     fn sums_of_shared_tiles_wait_once_for_all_products() {
         use super::super::Kernel::{PlainSplit, Sums};
-        let ranks = siblings(&[(TensorType::F32, 64), (TensorType::F32, 160)], 512);
+        let ranks = fused_products(&[(TensorType::F32, 64), (TensorType::F32, 160)], 512);
         assert_eq!(order(&ranks), [(PlainSplit, 0), (PlainSplit, 0), (Sums, 1), (Sums, 1)]);
         // 32 times 8 tiles, and 22 times 24.
         let groups = |call: &Call| {
@@ -464,8 +477,8 @@ mod tests {
             ["TILE_M", "TILE_N"]
                 .map(|name| defines.iter().find(|(n, _)| n == name).unwrap().1.parse::<usize>().unwrap())
         };
-        let alone = tile(&siblings(&[(TensorType::F16, 1024)], 512));
-        let together = tile(&siblings(&[(TensorType::F16, 4096), (TensorType::F16, 1024)], 512));
+        let alone = tile(&fused_products(&[(TensorType::F16, 1024)], 512));
+        let together = tile(&fused_products(&[(TensorType::F16, 4096), (TensorType::F16, 1024)], 512));
         assert!(alone[0] * alone[1] < together[0] * together[1], "{alone:?} {together:?}");
     }
 }

@@ -1,14 +1,14 @@
-// Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N columns of b from `first_n`. Workgroups
-// that run side by side share columns, and where tiles lie in bands of BAND also rows. With EXPERTS, tiles come from the
-// list that experts.comp made: each belongs to one expert, and its columns are the (token, slot) pairs that chose it.
+// Where the tile of a workgroup lies: TILE_M rows of a from `first_m`, TILE_N activations of b from `first_n`. Workgroups
+// that run side by side share activations, and where tiles lie in bands of SWIZZLE also rows. With EXPERTS, tiles come from the
+// list that experts.comp made: each belongs to one expert, and its activations are the (token, slot) pairs that chose it.
 // FLAT: there is one batch.
 // With SPLIT, p.splits workgroups share a tile, each with p.chunk elements of k (partials.glsl); there are no batches then.
-#ifndef BAND
-#define BAND tiles_m
+#ifndef SWIZZLE
+#define SWIZZLE tiles_m
 #endif
 uint first_m, first_n, end_n;
 uvec2 tile_a, tile_b, tile_d, tile_bias, tile_residual;
-uint tile_columns; // Columns of b before those of the tile's batch.
+uint tile_columns; // Activations of b before those of the tile's batch.
 #if SPLIT || EXPERTS
 uint tile_number;
 #endif
@@ -53,9 +53,9 @@ bool find_tile() {
 #endif
     uint in_batch = tile % tiles;
     tile /= tiles;
-    // Bands of BAND rows of tiles: down a band's rows, then on to the next columns.
-    uint start = in_batch / (uint(BAND) * tiles_n) * BAND;
-    uint rows = min(uint(BAND), tiles_m - start);
+    // Bands of SWIZZLE rows of tiles: down a band's rows, then on to the next activations.
+    uint start = in_batch / (uint(SWIZZLE) * tiles_n) * SWIZZLE;
+    uint rows = min(uint(SWIZZLE), tiles_m - start);
     in_batch -= start * tiles_n;
     first_m = (start + in_batch % rows) * TILE_M;
     first_n = in_batch / rows * TILE_N;
@@ -96,11 +96,11 @@ uvec2 column_of(uvec2 base, uint pair, uint slots, uint stride[2]) {
 }
 uint pair_at(uint n) { return U32(p.pairs).v[min(n, end_n - 1)]; }
 #if SORTED
-// columns.comp has sorted them.
+// pack_activations.comp has sorted them.
 uvec2 column_of_b(uint n) { return row_address(p.b, min(n, end_n - 1), p.b_stride[0]); }
 uint column_number(uint n) { return n; }
 #elif SLOTTED
-// columns.comp has a factor for each pair.
+// pack_activations.comp has a factor for each pair.
 uint column_number(uint n) { return pair_at(n); }
 #elif PREPARED
 uint column_number(uint n) {
@@ -122,7 +122,7 @@ uvec2 column_of_d(uint n) { return row_address(tile_d, min(n, end_n - 1), p.d_st
 uvec2 column_of_residual(uint n) { return row_address(tile_residual, min(n, end_n - 1), p.residual_stride[0]); }
 #endif
 
-// What follows the product; m and n lie inside. For prepared columns: finish.glsl.
+// What follows the product; m and n lie inside. For prepared activations: finish.glsl.
 float finish(float sum, uint m, uint n) {
     sum *= p.scale;
 #if BIAS
@@ -147,7 +147,7 @@ vec4 bias_from(uint m) {
     return bias;
 }
 
-// The sums of four rows of column n from m on become results; m and n lie inside.
+// The sums of four rows of activation vector n from m on become results; m and n lie inside.
 void put_four(vec4 sums, vec4 bias, uint m, uint n) {
     sums *= p.scale;
 #if BIAS

@@ -11,15 +11,15 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     call.leave(memory);
 }
 
-/// See [`Product::reference`]; what makes the columns is another operation; with experts, every (slot, token) is a product of one column with its expert's weights.
+/// See [`Product::reference`]; what makes the activations is another operation; with experts, every (slot, token) is a product of one activation vector with its expert's weights.
 fn compute(call: &Call, memory: &mut HostMemory) {
     if let Some(gate) = call.gate {
         return call.with_gate(gate, memory, compute, |glu, memory| glu.reference(memory));
     }
-    if call.before.is_some() {
+    if call.prologue.is_some() {
         return call.with_made(memory, |made, memory| made.operation().reference(memory), compute);
     }
-    // The results of siblings are results of the same columns, one matrix after the other.
+    // The results of fused products are results of the same activations, one matrix after the other.
     call.alone().iter().for_each(|alone| one_matrix(alone, memory));
 }
 

@@ -1,13 +1,13 @@
-// A round of coopmat.comp: tile k is fetched, the one AHEAD rounds before it is multiplied, and the one after that is stored.
+// A round of coopmat.comp: tile k is fetched, the one PREFETCH rounds before it is multiplied, and the one after that is stored.
 // Of what is on its way, tile k is number ON and the oldest number OLDEST; it is stored at STORED. Written out in main for each
 // of two rounds, with numbers that the compiler knows: as a loop the driver kept them in memory.
 {
-#if AHEAD == 1 && STAGES == 1
+#if PREFETCH == 1 && STAGES == 1
     // One condition for fetching and storing keeps registers few enough for two workgroups on a core.
     bool fetches = k < end_k, multiplies = k > begin_k, stores = fetches;
 #else
-    bool fetches = k < end_k, multiplies = k >= begin_k + AHEAD * DEPTH && k < end_k + AHEAD * DEPTH;
-    bool stores = k >= begin_k + (AHEAD - 1) * DEPTH && k - (AHEAD - 1) * DEPTH < end_k;
+    bool fetches = k < end_k, multiplies = k >= begin_k + PREFETCH * DEPTH && k < end_k + PREFETCH * DEPTH;
+    bool stores = k >= begin_k + (PREFETCH - 1) * DEPTH && k - (PREFETCH - 1) * DEPTH < end_k;
 #endif
     if (fetches) {
         [[unroll]] for (uint i = 0; i < PER_A; i++) {
@@ -27,7 +27,7 @@
         }
         [[unroll]] for (uint i = 0; i < PER_B; i++) {
             uint at = k / 8 + place_b(t + i * WG);
-            // Columns are padded to 64 elements; what they have past end_k meets zeros.
+            // Activations are padded to 64 elements; what they have past end_k meets zeros.
             lines_b[ON][i] = DEPTH <= 64 || at < (p.k + 63) / 64 * 8 ? U32x4(row_b[i]).v[at] : uvec4(0);
         }
     }
@@ -49,7 +49,7 @@
     barrier();
 #endif
     if (stores) {
-        uint stored_k = k - (AHEAD - 1) * DEPTH;
+        uint stored_k = k - (PREFETCH - 1) * DEPTH;
         [[unroll]] for (uint i = 0; i < PER_A; i++) {
             uint unit = t + i * WG, at = STORED + row_a_of(unit) * LINE + UNIT_A / 8 * place_a(unit);
             if (UNITS_A % WG == 0 || unit < UNITS_A) {

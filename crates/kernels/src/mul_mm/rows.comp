@@ -1,6 +1,6 @@
 // mul_mm, ROWS rows of a for each thread: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n])
 // a: rows of any format, at their alignment; b: F32, F16 or BF16 rows that take vectors; d: F32 or F16.
-// WG threads take ROWS * WG neighbouring rows of a and TILE_N columns; every column is the same for all threads, and
+// WG threads take ROWS * WG neighbouring rows of a and TILE_N activations; every activation vector is the same for all threads, and
 // nothing is shared and nothing waits. Made for software GPUs: there a load that is the same for all threads is one plain
 // load, a value for all threads is a register, and caches do what shared memory does elsewhere. Sums run over k in order.
 #version 450
@@ -41,7 +41,7 @@ void main() {
             [[unroll]] for (uint r = 0; r < ROWS; r++) {
                 vec2 s = i < 4 ? lo[r] : hi[r];
                 a[r] = signed_bytes(codes[r][i]) * s.x;
-#if A_SHIFTED
+#if A_HAS_MIN
                 a[r] += s.y;
 #endif
             }

@@ -1,4 +1,4 @@
-//! Finds the fastest path and tile of `mul_mm` on a device by trying: what `kiln tune` runs for many columns. Candidates get a glance
+//! Finds the fastest path and tile of `mul_mm` on a device by trying: what `kiln tune` runs for large N. Candidates get a glance
 //! each, the best of them a proper measurement.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use kiln_gpu::Device;
 
 use super::cases::timed_call;
 use super::pick;
-use super::tuning::{self, Cut};
+use super::tuning::{self, TileConfig};
 use crate::Call;
 use crate::case::{Case, Tolerance};
 use crate::operation::{Choice, Path};
@@ -20,7 +20,7 @@ use crate::timing::{Copies, Timing};
 pub struct Subject {
     /// Format of the weights.
     pub ty: TensorType,
-    /// Elements of a row, rows, columns.
+    /// Elements of a row, rows, activations.
     pub shape: [usize; 3],
 }
 
@@ -47,61 +47,67 @@ pub struct Found {
 /// How many of the candidates are measured properly.
 const FINALISTS: usize = 4;
 
-/// Cuts worth a try: the path, the fewest and the most columns they are tried for, and what a line says of them. `docs/ladder/mul_mm.md` has
+/// Cuts worth a try: the path, the fewest and the largest N they are tried for, and what a line says of them. `docs/ladder/mul_mm.md` has
 /// what each gave on the cards that were at hand.
 const CANDIDATES: &[(Path, [usize; 2], &str)] = {
-    use Path::{Coopmat, Coopmat2, Lanes};
+    use Path::{Coopmat, Coopmat2, Fragment};
     const MANY: usize = usize::MAX;
     &[
-        (Lanes, [2, 128], "tile=16x128 share=4x8 ahead=1"),
-        (Lanes, [2, 128], "tile=16x128 share=4x8 offsets ahead=1"),
-        (Lanes, [2, 128], "tile=16x128 share=2x8 ahead=1"),
-        (Lanes, [2, 16], "tile=16x128 share=4x16 ahead=1"),
-        (Lanes, [2, 64], "tile=16x128 share=4x8 ahead=2"),
-        (Lanes, [17, 128], "tile=16x128 share=2x2 ahead=1"),
-        (Lanes, [2, 32], "tile=16x128 share=3x10 resident=25 ahead=1"),
-        (Lanes, [2, 48], "tile=16x128 share=3x10 resident=25 offsets ahead=1"),
-        (Lanes, [33, 128], "tile=16x128 share=3x8 resident=16 offsets ahead=1"),
-        (Lanes, [65, 128], "tile=16x128 share=3x8 resident=12 offsets ahead=1"),
-        (Coopmat, [2, 16], "tile=64x16x64 warp=32x16 stages=1 ahead=2"),
+        (Fragment, [2, 128], "tile=16x128 split_k=4x8 prefetch=1"),
+        (Fragment, [2, 128], "tile=16x128 split_k=4x8 offsets prefetch=1"),
+        (Fragment, [2, 128], "tile=16x128 split_k=2x8 prefetch=1"),
+        (Fragment, [2, 16], "tile=16x128 split_k=4x16 prefetch=1"),
+        (Fragment, [2, 64], "tile=16x128 split_k=4x8 prefetch=2"),
+        (Fragment, [17, 128], "tile=16x128 split_k=2x2 prefetch=1"),
+        (Fragment, [2, 32], "tile=16x128 split_k=3x10 occupancy=25 prefetch=1"),
+        (Fragment, [2, 48], "tile=16x128 split_k=3x10 occupancy=25 offsets prefetch=1"),
+        (Fragment, [33, 128], "tile=16x128 split_k=3x8 occupancy=16 offsets prefetch=1"),
+        (Fragment, [65, 128], "tile=16x128 split_k=3x8 occupancy=12 offsets prefetch=1"),
+        (Coopmat, [2, 16], "tile=64x16x64 warp=32x16 stages=1 prefetch=2"),
         (Coopmat, [2, 16], "tile=64x16x128 warp=16x16 stages=1"),
         (Coopmat, [17, 32], "tile=128x32x64 warp=32x32"),
         (Coopmat, [17, 32], "tile=128x32x128 warp=32x32 stages=1"),
         (Coopmat, [17, 64], "tile=64x32x64 warp=32x16 stages=1"),
         (Coopmat, [33, 128], "tile=128x64x64 warp=64x32 stages=1"),
         (Coopmat, [33, 256], "tile=64x64x64 warp=32x32 stages=1"),
-        (Coopmat, [65, MANY], "tile=128x128x64 warp=64x32 stages=1 band=16"),
-        (Coopmat, [129, MANY], "tile=128x128x32 warp=64x64 stages=1 ahead=2 band=16"),
-        (Coopmat, [129, MANY], "tile=128x128x32 warp=64x64 stages=1 band=16"),
-        (Coopmat, [129, MANY], "tile=128x256x32 warp=64x64 stages=1 ahead=2 band=16"),
-        (Coopmat, [129, MANY], "tile=256x128x32 warp=64x64 stages=1 ahead=2 band=8"),
+        (Coopmat, [65, MANY], "tile=128x128x64 warp=64x32 stages=1 swizzle=16"),
+        (Coopmat, [129, MANY], "tile=128x128x32 warp=64x64 stages=1 prefetch=2 swizzle=16"),
+        (Coopmat, [129, MANY], "tile=128x128x32 warp=64x64 stages=1 swizzle=16"),
+        (Coopmat, [129, MANY], "tile=128x256x32 warp=64x64 stages=1 prefetch=2 swizzle=16"),
+        (Coopmat, [129, MANY], "tile=256x128x32 warp=64x64 stages=1 prefetch=2 swizzle=8"),
         (Coopmat2, [17, 64], "tile=64x32x64 threads=128"),
         (Coopmat2, [17, 256], "tile=64x64x64 threads=128"),
         (Coopmat2, [33, 512], "tile=128x64x64 threads=128"),
-        (Coopmat2, [65, MANY], "tile=128x128x64 threads=256 band=16"),
-        (Coopmat2, [65, MANY], "tile=128x128x32 threads=256 band=16"),
-        (Coopmat2, [129, MANY], "tile=128x256x32 threads=256 unroll=8 band=16"),
-        (Coopmat2, [129, MANY], "tile=128x256x32 threads=256 unroll=16 band=16"),
+        (Coopmat2, [65, MANY], "tile=128x128x64 threads=256 swizzle=16"),
+        (Coopmat2, [65, MANY], "tile=128x128x32 threads=256 swizzle=16"),
+        (Coopmat2, [129, MANY], "tile=128x256x32 threads=256 unroll=8 swizzle=16"),
+        (Coopmat2, [129, MANY], "tile=128x256x32 threads=256 unroll=16 swizzle=16"),
     ]
 };
 
-/// The candidates of so many columns.
-fn candidates(columns: usize) -> impl Iterator<Item = (Path, &'static str, Cut)> {
-    CANDIDATES.iter().filter(move |(_, [least, most], _)| (least..=most).contains(&&columns)).map(|&(path, _, settings)| {
-        let cut = tuning::cut_of(path, settings).expect("a test reads every candidate");
-        (path, settings, cut)
-    })
+/// The candidates of N activations.
+fn candidates(columns: usize) -> impl Iterator<Item = (Path, &'static str, TileConfig)> {
+    CANDIDATES.iter().filter(move |(_, [least, most], _)| (least..=most).contains(&&columns)).map(
+        |&(path, _, settings)| {
+            let config = tuning::config_of(path, settings).expect("a test reads every candidate");
+            (path, settings, config)
+        },
+    )
 }
 
 /// Tries the candidates. `progress` hears how many are done, and of how many.
 pub fn search(device: &Arc<Device>, subject: Subject, progress: &dyn Fn(usize, usize)) -> Result<Found, Error> {
     let caps = &device.adapter.caps;
     let Subject { ty, shape } = subject;
-    let case = Case::new(format!("tune {ty} {shape:?}"), move |data| (timed_call(data, ty, shape, false).into(), Tolerance::Exact));
+    let case = Case::new(format!("tune {ty} {shape:?}"), move |data| {
+        (timed_call(data, ty, shape, false).into(), Tolerance::Exact)
+    });
     let (call, _, memory) = case.build();
     let Call::MulMm(product) = &call else { return Ok(Found::default()) };
     let tries: Vec<(Path, &'static str, Choice)> = candidates(shape[2])
-        .filter_map(|(path, settings, cut)| Some((path, settings, pick::with_cut(product, caps, path, cut).ok()?)))
+        .filter_map(|(path, settings, config)| {
+            Some((path, settings, pick::with_config(product, caps, path, config).ok()?))
+        })
         .collect();
     if tries.is_empty() {
         return Ok(Found::default());
@@ -126,12 +132,14 @@ pub fn search(device: &Arc<Device>, subject: Subject, progress: &dyn Fn(usize, u
     Ok(Found { now: Some((now.path, copies.time((&call, &now))?)), trials })
 }
 
-/// The lines that make products of a format take a trial's path and cut up to its number of columns.
+/// The lines that make products of a format take a trial's path and cut up to N.
 pub fn lines(subject: &Subject, trial: &Trial, software: bool) -> [String; 2] {
     let Subject { ty, shape: [_, _, columns] } = subject;
     // Packed types take the lines of their base.
     let (format, path) = (ty.base().name().to_lowercase(), trial.path.name());
-    let decode = if tuning::table().is_ok_and(|table| table.preferred(*ty, *columns).1) { " decode" } else { "" };
+    // For files that `KILN_TUNING` names; of what is kept for a device it does not count.
+    let decode =
+        if tuning::of_all_devices().is_ok_and(|table| table.preferred(*ty, *columns).1) { " decode" } else { "" };
     let device = if software { "cpu" } else { "gpu" };
     [
         format!("{} {device} {format} {path} {columns} {}", super::NAME, trial.settings),
@@ -150,13 +158,13 @@ mod tests {
     fn every_candidate_can_be_read_and_is_taken_by_a_large_gpu() {
         let caps = Caps::example_nvidia();
         for &(path, [least, most], settings) in CANDIDATES {
-            let cut = tuning::cut_of(path, settings).unwrap();
+            let config = tuning::config_of(path, settings).unwrap();
             let n = most.min(2048).max(least);
             let case = Case::new("a product", move |data: &mut Data| {
                 (timed_call(data, TensorType::F16, [4096, 4096, n], false).into(), Tolerance::Exact)
             });
             let Call::MulMm(call) = case.call() else { panic!("a product of many columns") };
-            let choice = pick::with_cut(&call, &caps, path, cut).unwrap_or_else(|e| panic!("{settings}: {e}"));
+            let choice = pick::with_config(&call, &caps, path, config).unwrap_or_else(|e| panic!("{settings}: {e}"));
             assert_eq!(choice.path, path);
         }
     }
@@ -166,14 +174,14 @@ mod tests {
         let timing = Timing { dependent: 1.0, independent: 1.0, copies: 1, calls: 1 };
         let trial = |path, settings| Trial { path, settings, timing };
         let subject = Subject { ty: TensorType::Q6_Kx8, shape: [4096, 14336, 32] };
-        let found = lines(&subject, &trial(Path::Lanes, "tile=16x128 share=4x8 ahead=1"), false);
+        let found = lines(&subject, &trial(Path::Fragment, "tile=16x128 split_k=4x8 prefetch=1"), false);
         assert_eq!(
             found,
-            ["mul_mm gpu q6_k lanes 32 tile=16x128 share=4x8 ahead=1", "mul_mm * q6_k prefer 32 lanes"]
+            ["mul_mm gpu q6_k fragment 32 tile=16x128 split_k=4x8 prefetch=1", "mul_mm * q6_k prefer 32 fragment"]
         );
         assert_eq!(tuning::check(&found.join("\n")), Ok(()));
         let many = Subject { shape: [4096, 14336, 2048], ..subject };
-        let found = lines(&many, &trial(Path::Coopmat, "tile=128x128x64 warp=64x32 stages=1 band=16"), false);
+        let found = lines(&many, &trial(Path::Coopmat, "tile=128x128x64 warp=64x32 stages=1 swizzle=16"), false);
         assert_eq!(found[1], "mul_mm * q6_k prefer 2048 coopmat decode");
         assert_eq!(tuning::check(&found.join("\n")), Ok(()));
     }

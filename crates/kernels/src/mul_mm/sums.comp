@@ -9,7 +9,7 @@ layout(local_size_x = WG) in;
 #include "mul_mm/place.glsl"
 #include "mul_mm/partials.glsl"
 
-// Four rows of column n from m on: in the order of k, whoever comes first.
+// Four rows of activation vector n from m on: summed in the order of k, whichever workgroup finishes first.
 vec4 sum_of_partials(uint m, uint n) {
     vec4 sums = vec4(0);
     for (uint from = 0; from < p.splits; from += 8) {

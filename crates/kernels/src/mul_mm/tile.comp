@@ -1,7 +1,7 @@
 // mul_mm in plain arithmetic: d[m, n] = scale * sum_k a[k, m] * b[k, n] (+ bias[m]) (+ residual[m, n])
 // a: rows of any format; b: F32, F16 or BF16; d: F32 or F16; rows of any alignment that the formats take.
 // WG threads compute TILE_M x TILE_N, each THREAD_M x THREAD_N in fours, from tiles of DEPTH elements of k in shared
-// memory: k outermost, so that a thread reads four rows or four columns at once. While a tile is multiplied, the next one is
+// memory: k outermost, so that a thread reads four rows or four activations at once. While a tile is multiplied, the next one is
 // on its way in registers; products no deeper than a tile wait once. Sums are f32, over k in order, whatever the tile.
 // With SPLIT, workgroups that share a tile leave their sums in p.partials, and sums.comp makes the results of them.
 #version 450
@@ -79,7 +79,7 @@ void main() {
     if (!find_tile()) return;
     [[unroll]] for (uint i = 0; i < PER_A; i++) row_a[i] = row_of_a(first_m + my_line(i));
     [[unroll]] for (uint i = 0; i < PER_B; i++) row_b[i] = column_of_b(first_n + my_line(i));
-    // Computing: the fours of rows number tm, THREADS_M + tm .., and the fours of columns number tn ..
+    // Computing: the fours of rows number tm, THREADS_M + tm .., and the fours of activations number tn ..
     uint tm = gl_LocalInvocationID.x % THREADS_M, tn = gl_LocalInvocationID.x / THREADS_M * (THREAD_N / 4);
     vec4 sum[THREAD_N][THREAD_M / 4];
     [[unroll]] for (uint n = 0; n < THREAD_N; n++)

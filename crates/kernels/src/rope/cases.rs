@@ -19,15 +19,15 @@ fn tolerance(ty: TensorType) -> Tolerance {
 /// A call on `x` and `y` with random positions in `from .. from + 4096`.
 fn call(data: &mut Data, params: &RopeParams, (x, y): (Tensor, Tensor), from: i32) -> Call {
     let factors: Vec<f32> = (0..params.pairs()).map(|_| data.random.uniform(0.5, 8.0) as f32).collect();
-    let table = params.turns(Some(&factors)).expect("a factor for each pair");
-    let turns = data.input_with(I32, [2, params.pairs(), 1, 1], |_, i| f64::from(table[i]));
+    let table = params.freqs(Some(&factors)).expect("a factor for each pair");
+    let freqs = data.input_with(I32, [2, params.pairs(), 1, 1], |_, i| f64::from(table[i]));
     let positions = data.input_with(I32, [x.shape[2], params.style.position_rows(), 1, 1], |random, _| {
         f64::from(from) + random.below(4096) as f64
     });
     Call {
         x,
         positions,
-        turns,
+        freqs,
         y,
         style: params.style,
         n_dims: params.n_dims,

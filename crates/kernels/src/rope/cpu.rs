@@ -27,7 +27,7 @@ pub(crate) struct Angles {
 #[derive(Debug, PartialEq)]
 struct Inputs {
     positions: Vec<f64>,
-    turns: Vec<f64>,
+    freqs: Vec<f64>,
     tokens: usize,
     style: RopeStyle,
     sections: [usize; 4],
@@ -38,9 +38,9 @@ struct Inputs {
 impl Angles {
     /// Those of a call. All layers of a model have the same as a rule: those of the last call are kept.
     pub(crate) fn of(call: &Call, memory: &mut HostMemory) -> Arc<Angles> {
-        let (positions, turns) = (memory.read(&call.positions), memory.read(&call.turns));
+        let (positions, freqs) = (memory.read(&call.positions), memory.read(&call.freqs));
         let Call { style, sections, magnitude, backward, .. } = *call;
-        let of = Inputs { positions, turns, tokens: call.x.shape[2], style, sections, magnitude, backward };
+        let of = Inputs { positions, freqs, tokens: call.x.shape[2], style, sections, magnitude, backward };
         match &memory.angles.0 {
             Some(kept) if kept.of == of => Arc::clone(kept),
             _ => {
@@ -53,12 +53,12 @@ impl Angles {
 
     fn new(call: &Call, of: Inputs) -> Angles {
         let (tokens, pairs) = (of.tokens, call.pairs());
-        let Inputs { positions, turns, .. } = &of;
+        let Inputs { positions, freqs, .. } = &of;
         let (mut sines, mut cosines) = (vec![0.0; tokens * pairs], vec![0.0; tokens * pairs]);
         let find = |(token, (sines, cosines)): (usize, (&mut [f32], &mut [f32]))| {
             for (p, (to_sine, to_cosine)) in sines.iter_mut().zip(cosines).enumerate() {
                 let position = positions[call.style.position_row(p, call.sections) * tokens + token];
-                let (sin, cos) = angle(position as i64, turns[2 * p] as i32, turns[2 * p + 1] as i32).sin_cos();
+                let (sin, cos) = angle(position as i64, freqs[2 * p] as i32, freqs[2 * p + 1] as i32).sin_cos();
                 let sin = if call.backward { -sin } else { sin };
                 [*to_sine, *to_cosine] = [sin, cos].map(|x| (x * f64::from(call.magnitude)) as f32);
             }

@@ -84,10 +84,10 @@ impl RopeParams {
 
     /// The frequencies as the kernel takes them, an I32 tensor `[2, pairs]`: for each pair the high and the low word of
     /// its turns per position, in units of 2^-64 turns. Whole turns are dropped, positions being whole numbers.
-    pub fn turns(&self, factors: Option<&[f32]>) -> Result<Vec<i32>, Invalid> {
+    pub fn freqs(&self, factors: Option<&[f32]>) -> Result<Vec<i32>, Invalid> {
         let words = |frequency: f64| {
-            let turns = ((frequency / TAU).rem_euclid(1.0) * 2f64.powi(64)) as u64;
-            [(turns >> 32) as u32 as i32, turns as u32 as i32]
+            let freqs = ((frequency / TAU).rem_euclid(1.0) * 2f64.powi(64)) as u64;
+            [(freqs >> 32) as u32 as i32, freqs as u32 as i32]
         };
         Ok(self.frequencies(factors)?.into_iter().flat_map(words).collect())
     }
@@ -135,7 +135,7 @@ mod tests {
         let f = params.frequencies(Some(&[1.0, 2.0, 4.0, 8.0, 99.0])).unwrap();
         close(f[0], 0.25, 1e-15);
         close(f[2], 0.25 * 0.1 / 4.0, 1e-15);
-        assert!(params.turns(Some(&[1.0; 3])).unwrap_err().reason.contains("3 frequency factors for 4"));
+        assert!(params.freqs(Some(&[1.0; 3])).unwrap_err().reason.contains("3 frequency factors for 4"));
     }
 
     /// The numbers of a model with 128 dimensions, base 10000, trained with 4096 positions and stretched 16 times: the
@@ -167,10 +167,10 @@ mod tests {
     #[test]
     fn turns_hold_the_angle_at_far_positions() {
         let params = RopeParams::plain(RopeStyle::Normal, 128, 500_000.0);
-        let (turns, frequencies) = (params.turns(None).unwrap(), params.frequencies(None).unwrap());
-        assert_eq!(turns.len(), 128);
+        let (freqs, frequencies) = (params.freqs(None).unwrap(), params.frequencies(None).unwrap());
+        assert_eq!(freqs.len(), 128);
         for position in [1i64, -7, 131_072, -1_000_003] {
-            for (words, frequency) in turns.chunks_exact(2).zip(&frequencies) {
+            for (words, frequency) in freqs.chunks_exact(2).zip(&frequencies) {
                 let turn = (u64::from(words[0] as u32) << 32) | u64::from(words[1] as u32);
                 let phase = (position as u64).wrapping_mul(turn) as i64 as f64 / 2f64.powi(64) * TAU;
                 let angle = position as f64 * frequency;
@@ -183,6 +183,6 @@ mod tests {
     #[test]
     fn odd_numbers_give_an_answer() {
         let odd = RopeParams { freq_scale: 0.0, ext_factor: 1.0, ..RopeParams::plain(RopeStyle::Vision, 4, 1.0) };
-        assert_eq!(odd.turns(Some(&[0.0; 4])).unwrap().len(), 8);
+        assert_eq!(odd.freqs(Some(&[0.0; 4])).unwrap().len(), 8);
     }
 }

@@ -1,5 +1,5 @@
 //! `rope`: rotary position embedding. Pairs of elements of each head are turned by an angle that grows with the token's
-//! position; how fast each pair turns is a table made by [`RopeParams::turns`] when the model is loaded.
+//! position; how fast each pair turns is a table made by [`RopeParams::freqs`] when the model is loaded.
 
 pub mod cases;
 mod cpu;
@@ -82,8 +82,8 @@ pub struct Call {
     pub x: Tensor,
     /// I32 `[tokens]`, or `[tokens, 4]` for the styles with several positions. Every batch uses the same.
     pub positions: Tensor,
-    /// I32 `[2, pairs]`: what [`RopeParams::turns`] gives.
-    pub turns: Tensor,
+    /// I32 `[2, pairs]`: what [`RopeParams::freqs`] gives.
+    pub freqs: Tensor,
     /// Result, same extents as `x`, F32, F16 or BF16; may be `x` itself.
     pub y: Tensor,
     /// Which elements form a pair, and which positions a pair follows.
@@ -124,7 +124,7 @@ kiln_gpu::params! {
         x: Address,
         y: Address,
         positions: Address,
-        turns: Address,
+        freqs: Address,
         shape: [u32; 3],
         x_stride: [u32; 3],
         y_stride: [u32; 3],
@@ -148,7 +148,7 @@ impl Operation for Call {
     }
 
     fn reads(&self) -> Vec<Tensor> {
-        vec![self.x, self.positions, self.turns]
+        vec![self.x, self.positions, self.freqs]
     }
 
     fn writes(&self) -> Vec<Tensor> {
@@ -156,7 +156,7 @@ impl Operation for Call {
     }
 
     fn check(&self) -> Result<(), Invalid> {
-        let Call { x, positions, turns, y, style, n_dims, offset, sections, .. } = self;
+        let Call { x, positions, freqs, y, style, n_dims, offset, sections, .. } = self;
         require(x.shape == y.shape, NAME, || format!("x is {x} but y is {y}"))?;
         require(!x.is_empty(), NAME, || format!("x is {x}: there is nothing to turn"))?;
         require(x.has_dense_rows() && y.has_dense_rows(), NAME, || "rows of x and y must be dense".into())?;
@@ -174,8 +174,8 @@ impl Operation for Call {
             format!("positions are {positions}, want I32[{tokens}, {rows}] with dense rows for {style:?}")
         })?;
         require_whole_strides(NAME, positions)?;
-        let fits = turns.ty == TensorType::I32 && turns.shape == [2, self.pairs(), 1, 1] && turns.is_dense();
-        require(fits, NAME, || format!("turns are {turns}, want dense I32[2, {}]", self.pairs()))?;
+        let fits = freqs.ty == TensorType::I32 && freqs.shape == [2, self.pairs(), 1, 1] && freqs.is_dense();
+        require(fits, NAME, || format!("turns are {freqs}, want dense I32[2, {}]", self.pairs()))?;
         let used = if *style == RopeStyle::Vision { 2 } else { 4 };
         let total = sections[..used].iter().fold(0usize, |sum, &n| sum.saturating_add(n));
         let bounded = u32::try_from(total.saturating_mul(3)).is_ok();
@@ -212,7 +212,7 @@ impl Operation for Call {
             x: at(&self.x),
             y: at(&self.y),
             positions: at(&self.positions),
-            turns: at(&self.turns),
+            freqs: at(&self.freqs),
             shape: outer(self.x.extents()),
             x_stride: outer(self.x.element_strides()),
             y_stride: outer(self.y.element_strides()),
@@ -256,7 +256,7 @@ mod tests {
         Call {
             x: tensor(0, TensorType::F32, [16, 2, 3, 1]),
             positions: tensor(1, TensorType::I32, [3, style.position_rows(), 1, 1]),
-            turns: tensor(2, TensorType::I32, [2, style.pairs(8), 1, 1]),
+            freqs: tensor(2, TensorType::I32, [2, style.pairs(8), 1, 1]),
             y: tensor(3, TensorType::F32, [16, 2, 3, 1]),
             style,
             n_dims: 8,

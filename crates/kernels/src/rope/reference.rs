@@ -9,13 +9,13 @@ use crate::host::HostMemory;
 pub(crate) fn reference(call: &Call, memory: &mut HostMemory) {
     let [head_dim, heads, tokens, _] = call.x.shape;
     let positions = memory.read(&call.positions);
-    let turns = memory.read(&call.turns);
+    let freqs = memory.read(&call.freqs);
     let mut y = memory.read(&call.x);
     for (row, head) in y.chunks_exact_mut(head_dim).enumerate() {
         let token = row / heads % tokens;
         for p in 0..call.pairs() {
             let position = positions[call.style.position_row(p, call.sections) * tokens + token];
-            let (sin, cos) = angle(position as i64, turns[2 * p] as i32, turns[2 * p + 1] as i32).sin_cos();
+            let (sin, cos) = angle(position as i64, freqs[2 * p] as i32, freqs[2 * p + 1] as i32).sin_cos();
             let sin = if call.backward { -sin } else { sin };
             let magnitude = f64::from(call.magnitude);
             let (a, b) = call.pair(p);

@@ -149,7 +149,13 @@ fn near_ties(rows: usize) -> Case {
             let mut logit = want - number(1);
             for _ in 0..64 {
                 let got = score(logit, 1.0, number(1));
-                logit = if got < want { logit.next_up() } else if got > want { logit.next_down() } else { logit };
+                logit = if got < want {
+                    logit.next_up()
+                } else if got > want {
+                    logit.next_down()
+                } else {
+                    logit
+                };
             }
             if i % 2 == 0 { 0.0 } else { f64::from(logit) }
         });
@@ -189,8 +195,7 @@ fn small() -> Vec<Case> {
     let mut cases: Vec<Case> =
         [1, 2, 33, 1023, 1024, 1025, 5000].iter().map(|&vocab| case("greedy", vocab, &[greedy; 3])).collect();
     cases.push(case_of("greedy of equal logits", 3000, &[greedy; 2], |random| random.below(2) as f64));
-    let draws: Vec<Row> =
-        (0..40).map(|seed| Row { temperature: 0.3 + 0.05 * seed as f32, ..warm(seed) }).collect();
+    let draws: Vec<Row> = (0..40).map(|seed| Row { temperature: 0.3 + 0.05 * seed as f32, ..warm(seed) }).collect();
     cases.push(case("draws", 1300, &draws));
     cases.push(case_of("draws of equal logits", 2100, &draws, |_| -1.5));
     cases.push(case("draws among few", 3, &draws));
@@ -212,7 +217,8 @@ fn small() -> Vec<Case> {
         let rows = [Row { biases: 20, ..Row::default() }; 12];
         let mut call = call(data, 1100, &rows);
         let ids = data.input_with(I32, [20, 12, 1, 1], |random, _| random.below(5) as f64 * 250.0);
-        call.bias = Some(Bias { ids, values: data.input_with(F32, [20, 12, 1, 1], |random, _| random.uniform(20.0, 90.0)) });
+        call.bias =
+            Some(Bias { ids, values: data.input_with(F32, [20, 12, 1, 1], |random, _| random.uniform(20.0, 90.0)) });
         (call.into(), Tolerance::Exact)
     }));
     cases.push(Case::new("sample cuts that the call does not offer", move |data| {
@@ -262,7 +268,8 @@ pub fn cases(level: Level) -> Vec<Case> {
             cases.push(case_of("cuts of equal logits", vocab, &[usual, nucleus], |_| 1.0));
         }
         cases.push(with_lists(151_936, penalised()));
-        let many: Vec<Row> = (0..64).map(|seed| Row { seed, ..[usual, nucleus, warm(1), Row::default()][seed as usize % 4] }).collect();
+        let many: Vec<Row> =
+            (0..64).map(|seed| Row { seed, ..[usual, nucleus, warm(1), Row::default()][seed as usize % 4] }).collect();
         cases.push(case("of everything", 128_256, &many));
     }
     cases

@@ -12,7 +12,9 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, maybe, only_scalar, require, word};
+use crate::operation::{
+    Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, maybe, only_scalar, require, word,
+};
 use crate::rows::reachable;
 use crate::tensor::Tensor;
 
@@ -31,7 +33,7 @@ const CHUNK: usize = 1024;
 const CHUNK_WORDS: usize = 8;
 /// Tokens that a row's list holds; where more are left, the whole row is looked through again.
 const LIST: usize = 16384;
-/// Sums of so many weights, cut in parts of ten bits, fit 32 bits.
+/// Sums of this many weights, cut in parts of ten bits, fit 32 bits.
 const MOST_TOKENS: usize = 1 << 21;
 
 /// Numbers added to single logits.
@@ -142,7 +144,10 @@ impl Call {
         }
         if let Some(Logprobs { chosen, ids, values }) = self.logprobs {
             all.push(("logprobs.chosen", chosen, F32, [rows, 1]));
-            all.extend([("logprobs.ids", ids, I32, [any(ids), rows]), ("logprobs.values", values, F32, [any(ids), rows])]);
+            all.extend([
+                ("logprobs.ids", ids, I32, [any(ids), rows]),
+                ("logprobs.values", values, F32, [any(ids), rows]),
+            ]);
         }
         all
     }
@@ -184,7 +189,9 @@ impl Operation for Call {
         let logits = &self.logits;
         let [vocab, _, n2, n3] = logits.shape;
         let fits = logits.ty == TensorType::F32 && logits.has_dense_rows() && n2 * n3 == 1;
-        require(fits && !logits.is_empty(), NAME, || format!("logits are {logits}, want F32[vocab, rows] of dense rows"))?;
+        require(fits && !logits.is_empty(), NAME, || {
+            format!("logits are {logits}, want F32[vocab, rows] of dense rows")
+        })?;
         require(vocab <= MOST_TOKENS, NAME, || format!("{vocab} tokens in a row, at most {MOST_TOKENS}"))?;
         require(logits.stride[1].is_multiple_of(4), NAME, || format!("rows of {logits} are no whole floats apart"))?;
         for (name, t, ty, [n, rows]) in self.operands() {
@@ -295,4 +302,3 @@ impl Operation for Call {
         (0..self.rows()).map(part).collect()
     }
 }
-

@@ -1,5 +1,5 @@
 //! The arithmetic of a draw, the same bits on the CPU and on every GPU. Logarithm and exponential are written out with
-//! additions and multiplications of f32, which every device rounds alike, because built-in ones differ in their last bits
+//! additions and multiplications of f32, which every device rounds the same way, because built-in ones differ in their last bits
 //! and a token must not depend on them. `numbers.glsl` holds the same lines; cases of `sample` compare the two.
 
 /// A bijection of 32 bits in which every bit of the result depends on every bit of `x`.
@@ -85,7 +85,7 @@ pub fn gumbel(seed: u64, position: u32, id: u32) -> f32 {
 pub const MOST_GUMBEL: f32 = 22.2;
 
 /// What tokens are compared by in a draw: `logit / temperature + gumbel`, times the temperature, since a product is rounded
-/// alike everywhere and a quotient is not.
+/// the same way everywhere and a quotient is not.
 pub fn score(logit: f32, temperature: f32, gumbel: f32) -> f32 {
     logit + temperature * gumbel
 }
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// Texts that were drawn once must be drawn again by later versions.
+    /// Sequences that were drawn once must be drawn again by later versions.
     #[test]
     fn numbers_are_what_they_were() {
         let numbers = [gumbel(0, 0, 0), gumbel(1, 2, 3), gumbel(u64::MAX, 4095, 151_935)];

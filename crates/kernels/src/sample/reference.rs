@@ -1,4 +1,4 @@
-//! The definition of `sample`. Tokens are compared by whole numbers and by f32 numbers that every device computes alike
+//! The definition of `sample`. Tokens are compared by whole numbers and by f32 numbers that are the same on every device
 //! (`numbers.rs`); log-probabilities are in f64.
 
 use std::cmp::Reverse;
@@ -99,7 +99,7 @@ fn choose(words: &Words, position: u32, logits: &[f32]) -> Option<usize> {
     }
     let distance = |id: usize| if logits[id] == most { 0.0 } else { most - logits[id] };
     let total = |kept: &[usize]| kept.iter().map(|&id| u64::from(weight(distance(id)))).sum::<u64>();
-    // The shortest beginning that weighs so much.
+    // The shortest beginning with this weight.
     let beginning = |kept: &[usize], least: u64| {
         let mut sum = 0;
         let reaches = |&id: &usize| {

@@ -125,7 +125,7 @@ void list_run(uvec2 logits, uvec2 list, uvec2 bound, uint first, uint step, uint
 }
 
 // Lists the tokens of a row of logits that are as good as the bound, in no order, and gives their number; of more than LIST only
-// so many are listed. Where the bound is that of few chunks, the others need no look: the words of a chunk from `word` on hold
+// this many are listed. Where the bound is that of few chunks, the others need no look: the words of a chunk from `word` on hold
 // its best.
 uint list_best(uvec2 logits, uvec2 list, uvec2 bound, bool few, uvec2 scratch, uint word) {
     uint tid = gl_LocalInvocationID.x;

@@ -11,7 +11,7 @@ pub(super) const WHOLE: u32 = 1 << 24;
 pub struct Row {
     /// 0 takes the largest logit after bias, mask and penalties: the cuts do not act then.
     pub temperature: f32,
-    /// Only so many largest logits stay; 0 is off.
+    /// Only this many largest logits stay; 0 is off.
     pub top_k: u32,
     /// Only the most likely tokens that together reach this share stay; 1 is off.
     pub top_p: f32,
@@ -192,7 +192,8 @@ mod tests {
 
     #[test]
     fn words_hold_what_the_row_says() {
-        let row = Row { temperature: 0.5, top_k: 7, top_p: 0.5, min_p: 1.0, seed: 0x1234_5678_9abc_def0, ..Row::default() };
+        let row =
+            Row { temperature: 0.5, top_k: 7, top_p: 0.5, min_p: 1.0, seed: 0x1234_5678_9abc_def0, ..Row::default() };
         let words = Words::of(&row.encode());
         assert_eq!((words.temperature, words.top_k, words.top_p, words.ln_min_p), (0.5, 7, WHOLE / 2, 0.0));
         assert_eq!((words.seed, words.masked, words.typical_p), (row.seed, false, WHOLE));

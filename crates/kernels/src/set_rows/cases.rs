@@ -73,6 +73,17 @@ fn special(to: TensorType, kind: usize) -> Case {
     })
 }
 
+/// Values that F16 cannot hold, beside some that it can.
+fn beyond_halves(from: TensorType, cols: usize) -> Case {
+    const VALUES: [f64; 7] = [65504.0, 65519.0, -65536.0, 1e6, f64::NEG_INFINITY, f64::NAN, -3.0];
+    Case::new(format!("set_rows {from} to F16 [{cols}] beyond half floats"), move |data| {
+        let src = data.input_with(from, [cols, 3, 1, 1], |_, i| VALUES[i % VALUES.len()]);
+        let ids = data.input_with(I32, [3, 1, 1, 1], |_, i| 2.0 - i as f64);
+        let dst = data.output(F16, [cols, 3, 1, 1]);
+        (Call { src, ids, dst }.into(), Tolerance::Exact)
+    })
+}
+
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
@@ -95,6 +106,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         }));
     }
     cases.push(case(F32, F16, I32, Shape { cols: 7, n: [3, 1, 1], repeat: [1, 1], rows: 4 }));
+    // By single elements and by four, and infinities that are in half floats already.
+    cases.extend([(F32, 9), (F32, 64), (F16, 8)].map(|(from, cols)| beyond_halves(from, cols)));
     cases.push(Case::new("set_rows negative I32", |data| {
         const IDS: [f64; 4] = [2.0, -2147483648.0, -1.0, 2147483647.0];
         let src = data.input(F32, [8, 4, 1, 1]);

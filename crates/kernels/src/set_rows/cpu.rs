@@ -20,7 +20,7 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
         let id = ids[i[0] + n1 * (i[1] % n2 + n2 * (i[2] % n3))];
         if id >= 0.0 && id < dst.shape[1] as f64 {
             memory.float_row(src, i, &mut values);
-            memory.write_float_row(dst, [id as usize, i[1], i[2]], &values);
+            memory.write_cache_row(dst, [id as usize, i[1], i[2]], &mut values);
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct Call {
     /// outside of `dst` drops the row. No number may occur twice in a batch.
     pub ids: Tensor,
     /// Result `[cols, rows, n2, n3]`, rows without gaps: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL.
-    /// Rows that no id names stay as they are.
+    /// Rows that no id names stay as they are. What F16 cannot hold becomes its largest number, 65504, as the scales of blocks do.
     pub dst: Tensor,
 }
 
@@ -51,6 +51,12 @@ kiln_gpu::params! {
 /// The block types that shaders can write.
 pub(crate) const BLOCK_TYPES: [TensorType; 6] =
     [TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4_1, TensorType::Q5_0, TensorType::Q5_1, TensorType::IQ4_NL];
+
+/// The GLSL function that writes an element of a cache of plain floats: F16 saturates.
+pub(crate) fn cache_store(operation: &'static str, ty: TensorType) -> Result<&'static str, Unsupported> {
+    let (_, store) = element_functions(operation, ty)?;
+    Ok(if ty == TensorType::F16 { "store_f16_saturated" } else { store })
+}
 
 /// The work without the ids' values: what `set_rows` and the conversions of `copy` launch.
 pub(crate) struct Conversion {
@@ -113,7 +119,8 @@ impl Conversion {
                 .define("ENCODE", format!("encode_{}", dst.ty.name().to_lowercase()))
                 .define("BLOCK_BYTES", dst.ty.block_bytes())
         } else {
-            let (_, store) = element_functions(operation, dst.ty)?;
+            let store =
+                if ids.is_some() { cache_store(operation, dst.ty)? } else { element_functions(operation, dst.ty)?.1 };
             if dst.ty == TensorType::I32 {
                 return Err(Unsupported { operation, reason: "floats to I32".into() });
             }

@@ -10,14 +10,17 @@ use crate::host::HostMemory;
 use crate::operation::rows_apart;
 use crate::tensor::Tensor;
 
-/// dst(.., ids(i)) = src(.., i); a row whose id names no row of dst is dropped.
+/// dst(.., ids(i)) = src(.., i); a row whose id names no row of dst is dropped. Rows of F16 saturate; a NaN stays one.
 pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     let Call { src, ids, dst } = call;
     for i in rows_apart(src.shape) {
         let place = ids.narrow(0, i[0], 1).narrow(1, i[1] % ids.shape[1], 1).narrow(2, i[2] % ids.shape[2], 1);
         let id = memory.read(&place)[0];
         if id >= 0.0 && id < dst.shape[1] as f64 {
-            let values = memory.read(&row(*src, i));
+            let mut values = memory.read(&row(*src, i));
+            if dst.ty == TensorType::F16 {
+                values.iter_mut().for_each(|x| *x = x.clamp(-65504.0, 65504.0));
+            }
             write_row(memory, &row(*dst, [id as usize, i[1], i[2]]), &values);
         }
     }

@@ -1,6 +1,6 @@
 // set_rows: dst row ids(i1, i2 % n, i3 % m) of batch (i2, i3) = src row (i1, i2, i3), converted to dst's type.
 // src: F32 or F16; ids: I32 or I64, their dimensions 1 and 2 repeat; dst: a plain float type or a simple block format.
-// An id outside of dst is dropped. With IDS 0 every row goes to its own place: a copy.
+// An id outside of dst is dropped, and what F16 cannot hold becomes its largest number. With IDS 0 every row goes to its own place: a copy, of infinities too.
 // Each thread takes UNIT neighbouring elements of a row: 32 where dst has blocks, else 4 or 1.
 #version 450
 #include "kiln.glsl"
@@ -17,6 +17,7 @@ uvec2 row_of(uvec2 base, uvec3 at, uint stride[3]) {
 
 void put4_f32(uvec2 dst, uint e, vec4 v) { F32x4(dst).v[e / 4] = v; }
 void put4_f16(uvec2 dst, uint e, vec4 v) { F16x4(dst).v[e / 4] = f16vec4(v); }
+void put4_f16_saturated(uvec2 dst, uint e, vec4 v) { put4_f16(dst, e, within_half(v)); }
 void put4_bf16(uvec2 dst, uint e, vec4 v) {
     U32x2(dst).v[e / 4] = uvec2(bf16_bits(v.x) | bf16_bits(v.y) << 16, bf16_bits(v.z) | bf16_bits(v.w) << 16);
 }

@@ -8,13 +8,16 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require, within_32_bits, word};
+use crate::operation::{
+    Choice, Invalid, Operation, Path, Unsupported, Work, grid, only_scalar, require, within_32_bits, word,
+};
 use crate::tensor::Tensor;
 
 const NAME: &str = "sinkhorn";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "y = softmax(x) divided by the sums of its columns and rows in turn, for small square matrices";
+pub const SUMMARY: &str =
+    "y = softmax(x) divided by the sums of its columns and rows in turn, for small square matrices";
 
 /// Largest matrix: a thread holds one in its registers, of which some GPUs have 256.
 pub const MOST: usize = 12;
@@ -62,7 +65,9 @@ impl Operation for Call {
         let fits = x.shape == [n * n, rows, 1, 1] && y.shape == [n, n, rows, 1] && !y.is_empty();
         require(fits, NAME, || format!("x is {x}, y is {y}: want [n * n, rows] and [n, n, rows]"))?;
         let floats = x.ty == TensorType::F32 && y.ty == TensorType::F32 && x.has_dense_rows() && y.is_dense();
-        require(floats && x.stride[1].is_multiple_of(4), NAME, || format!("x is {x}, y is {y}, want F32 and dense rows"))?;
+        require(floats && x.stride[1].is_multiple_of(4), NAME, || {
+            format!("x is {x}, y is {y}, want F32 and dense rows")
+        })?;
         require(times > 0, NAME, || "columns are divided by their sums at least once".into())
     }
 

@@ -92,7 +92,11 @@ pub fn cases(level: Level) -> Vec<Case> {
         slots(20, 16, &[15; 3]),
     ];
     if level == Level::Full {
-        cases.extend([of(10240, 4, &[1000], true, true), slots(1536, 4, &[64, 1, 700, 3]), of(2048, 3, &[1; 100], false, false)]);
+        cases.extend([
+            of(10240, 4, &[1000], true, true),
+            slots(1536, 4, &[64, 1, 700, 3]),
+            of(2048, 3, &[1; 100], false, false),
+        ]);
     }
     cases
 }

@@ -9,14 +9,17 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word};
+use crate::operation::{
+    Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, only_scalar, require, within_32_bits, word,
+};
 use crate::recurrence::{Sequences, check_slots};
 use crate::tensor::Tensor;
 
 const NAME: &str = "ssm_conv";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "y[t] = act(bias + sum of weight[j] x[t - j]): a convolution of each channel over time, with state";
+pub const SUMMARY: &str =
+    "y[t] = act(bias + sum of weight[j] x[t - j]): a convolution of each channel over time, with state";
 
 /// Most tokens that one result depends on.
 pub const MOST_TAPS: usize = 16;
@@ -103,9 +106,11 @@ impl Operation for Call {
             let Some(t) = t else { continue };
             require(fits(&t, shape), NAME, || format!("{name} is {t}, want dense F32{shape:?}"))?;
         }
-        require(x.slot != y.slot || x.offset + x.span().1 <= y.offset || y.offset + y.span().1 <= x.offset, NAME, || {
-            "y lies in x, which neighbours read".into()
-        })
+        require(
+            x.slot != y.slot || x.offset + x.span().1 <= y.offset || y.offset + y.span().1 <= x.offset,
+            NAME,
+            || "y lies in x, which neighbours read".into(),
+        )
     }
 
     fn pick(&self, caps: &Caps, want: Option<Path>) -> Result<Choice, Unsupported> {

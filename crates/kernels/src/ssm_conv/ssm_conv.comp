@@ -1,7 +1,7 @@
 // ssm_conv: y[c,t] = act(bias[c] + sum over j of weight[j,c] x[c, t-(TAPS-1)+j]): every channel of a token with the TAPS - 1 tokens before
 // it. Before the first token of a sequence stand the columns that its state holds, oldest first; the last ones take their place.
 // x: [channels, tokens], tokens p.x_stride elements apart; weight: [TAPS, channels]; state: [channels, TAPS-1, states].
-// A thread computes one channel of one token. The first token's thread does the tokens that look back into the state, too: then nobody
+// A thread computes one channel of one token. The first token's thread does the tokens that look back into the state, too: then no other thread
 // else reads the state, and it can be replaced at once.
 #version 450
 #include "kiln.glsl"

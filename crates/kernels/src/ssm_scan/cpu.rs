@@ -26,7 +26,8 @@ pub(super) fn compute(call: &Call, memory: &mut HostMemory) {
             continue;
         }
         let place = place(call.slots, sequence, call.state.shape[3], memory);
-        let mut state = place.map_or(vec![0.0; size * heads], |place| kept[place * size * heads..][..size * heads].to_vec());
+        let mut state =
+            place.map_or(vec![0.0; size * heads], |place| kept[place * size * heads..][..size * heads].to_vec());
         // Each head's results for all tokens, then back in the order of tokens.
         let results: Vec<Vec<f32>> = (state.par_chunks_mut(size).enumerate())
             .map(|(h, state)| {

@@ -10,16 +10,19 @@ use kiln_gpu::{Address, Caps, Shader};
 
 use crate::chunks::{self, Division, Task};
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, require, within_32_bits, word};
+use crate::operation::{
+    Choice, Invalid, Operation, Path, Unsupported, Work, grid, maybe, require, within_32_bits, word,
+};
 use crate::recurrence::{Form, Sequences, check_slots};
 use crate::tensor::Tensor;
 
 const NAME: &str = "ssm_scan";
 
 /// One line for the registry.
-pub const SUMMARY: &str = "s = exp(D a) s + D x b, y = s c + skip x, D = softplus(dt + bias): the scan of state-space models";
+pub const SUMMARY: &str =
+    "s = exp(D a) s + D x b, y = s c + skip x, D = softplus(dt + bias): the scan of state-space models";
 
-/// Elements of a state that kernels have registers for: so many in each lane, in at most so many lanes.
+/// Elements of a state that kernels have registers for: this many in each lane, in at most this many lanes.
 const LANE_ELEMENTS: usize = 16;
 const MOST_STATES: usize = 256;
 
@@ -82,7 +85,11 @@ kiln_gpu::params! {
 /// `[a, b, tokens]` whose a * b elements of a token are dense.
 pub(crate) fn has_dense_tokens(t: &Tensor) -> bool {
     let dense = t.shape[1] == 1 || t.stride[1] == 4 * t.shape[0];
-    t.ty == TensorType::F32 && t.has_dense_rows() && dense && t.stride[2].is_multiple_of(4) && t.offset.is_multiple_of(4)
+    t.ty == TensorType::F32
+        && t.has_dense_rows()
+        && dense
+        && t.stride[2].is_multiple_of(4)
+        && t.offset.is_multiple_of(4)
 }
 
 impl Call {
@@ -150,7 +157,9 @@ impl Call {
         };
         let division = Division::new(&task, caps, path, shared)?;
         // Four elements at once, where they lie so that a device can read them.
-        let aligned = [self.x, self.b, self.c, self.y].iter().all(|t| t.offset.is_multiple_of(16) && t.stride[2].is_multiple_of(16));
+        let aligned = [self.x, self.b, self.c, self.y]
+            .iter()
+            .all(|t| t.offset.is_multiple_of(16) && t.stride[2].is_multiple_of(16));
         let name = format!("{NAME}.chunked.{}", path.name());
         let shader = self.shader(&name, "ssm_scan/chunked.comp").define("ALIGNED", u32::from(aligned));
         let groups = grid(task.states * task.columns.div_ceil(division.cols), caps);

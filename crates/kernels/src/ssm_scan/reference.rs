@@ -42,7 +42,7 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     memory.write(&call.state, &kept);
 }
 
-/// The same in chunks of so many tokens, as `chunked.comp` has it: what a chunk takes from itself, what it takes from the state before it,
+/// The same in chunks of this many tokens, as `chunked.comp` has it: what a chunk takes from itself, what it takes from the state before it,
 /// and the state after it, with exponentials of differences alone.
 #[cfg(test)]
 pub(super) fn in_chunks(call: &Call, memory: &mut HostMemory, chunk: usize) {
@@ -80,7 +80,9 @@ pub(super) fn in_chunks(call: &Call, memory: &mut HostMemory, chunk: usize) {
                 let last = log(of_chunk.end - 1);
                 for (i, s) in state.iter_mut().enumerate() {
                     let (p, n) = (i / states, i % states);
-                    let added = of_chunk.clone().map(|u| (last - log(u)).exp() * step(u) * x[(u * heads + h) * channels + p] * row(&b, u, n));
+                    let added = of_chunk
+                        .clone()
+                        .map(|u| (last - log(u)).exp() * step(u) * x[(u * heads + h) * channels + p] * row(&b, u, n));
                     *s = last.exp() * *s + added.sum::<f64>();
                 }
             }

@@ -39,7 +39,12 @@ fn weighed([width, experts, tokens, more]: [usize; 4]) -> Case {
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
     if level == Level::Bench {
-        return vec![case([4096, 4096, 1, 1]), case([151_936, 1, 1, 1]), experts([2048, 8, 2048]), weighed([2048, 8, 2048, 1])];
+        return vec![
+            case([4096, 4096, 1, 1]),
+            case([151_936, 1, 1, 1]),
+            experts([2048, 8, 2048]),
+            weighed([2048, 8, 2048, 1]),
+        ];
     }
     let mut cases: Vec<Case> =
         [1, 2, 31, 32, 33, 256, 257, 1024, 5001].iter().map(|&cols| case([cols, 3, 1, 1])).collect();

@@ -10,7 +10,9 @@ use kiln_gguf::TensorType;
 use kiln_gpu::{Address, Caps, Shader};
 
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Operation, Path, Unsupported, grid, maybe, only_scalar, require, within_32_bits, word};
+use crate::operation::{
+    Choice, Invalid, Operation, Path, Unsupported, grid, maybe, only_scalar, require, within_32_bits, word,
+};
 use crate::recurrence::{Sequences, check_slots};
 use crate::rows::cols_bound;
 use crate::tensor::Tensor;
@@ -143,7 +145,9 @@ impl Operation for Call {
             Some(slots) => check_slots(NAME, slots, self.sequences).map(|()| before.shape[1].max(1))?,
             None => self.sequences.count(),
         };
-        require(before.shape == [width, states, 1, 1], NAME, || format!("before is {before}, want F32[{width}, {states}]"))?;
+        require(before.shape == [width, states, 1, 1], NAME, || {
+            format!("before is {before}, want F32[{width}, {states}]")
+        })?;
         let groups = lerp.len() / width;
         require(lerp.len() == width * groups, NAME, || format!("lerp is {lerp}, want F32[{width}, 1, groups]"))?;
         require(another.is_none_or(|t| t.len() == width), NAME, || {

@@ -117,7 +117,7 @@ void main() {
         F32x4(row_address(p.normed, t, p.quads * 16)).v[quad] = x;
 #endif
 #if KEEP
-        // Nobody else reads these four elements.
+        // No other thread reads these four elements.
         if (t == s.start && s.kept) F32x4(s.before).v[quad] = neighbour;
 #endif
         store_blends(t, quad, x, t > s.start ? neighbour : channels.before, channels.lean);
@@ -136,7 +136,7 @@ void main() {
     if (t > s.start) earlier = quad_of(p.x, t - 1, quad);
     else earlier = before_of(s, quad);
 #if KEEP
-    // Nobody else reads these four elements.
+    // No other thread reads these four elements.
     if (t == s.start && s.kept) F32x4(s.before).v[quad] = quad_of(p.x, s.end - 1, quad);
 #endif
     store_blends(t, quad, x, earlier, lean_of(t, quad));

@@ -31,7 +31,7 @@ pub struct Call {
     pub scratch: Option<Tensor>,
 }
 
-/// Bytes of scratch memory for the k largest of so many rows of so many columns.
+/// Bytes of scratch memory for the k largest of this many rows of this many columns.
 pub fn scratch_bytes(cols: usize, k: usize, rows: usize) -> usize {
     if k > MOST_KEPT {
         return argsort::scratch_bytes(cols, rows);

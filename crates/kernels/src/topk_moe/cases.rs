@@ -8,14 +8,25 @@ use crate::mul_mat::Norm;
 use crate::tensor::Tensor;
 
 /// Strict enough to fail on a single wrong expert; gates are right to some ulps of f32. The logits of a case lie far
-/// enough apart for f32 and f64 to order them alike, or are equal.
+/// enough apart for f32 and f64 to order them the same way, or are equal.
 const CLOSE: Tolerance = Tolerance::Nmse(1e-10);
 
 fn call(data: &mut Data, logits: Tensor, n_used: usize, gate: Gate) -> Call {
     let tokens = logits.shape[1];
     let ids = data.output(I32, [n_used, tokens, 1, 1]);
     let weights = data.output(F32, [n_used, tokens, 1, 1]);
-    Call { logits, router: None, bias: None, ids, weights, groups: None, gate, shares: Shares::Gates, scale: 1.0, shift: 0.0 }
+    Call {
+        logits,
+        router: None,
+        bias: None,
+        ids,
+        weights,
+        groups: None,
+        gate,
+        shares: Shares::Gates,
+        scale: 1.0,
+        shift: 0.0,
+    }
 }
 
 /// Distinct logits: a random order of evenly spaced numbers.
@@ -61,7 +72,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         let call = Call { ids, bias, shares, scale: 2.5, shift: 0.125, ..call(data, logits, 6, Gate::Sigmoid) };
         (call.into(), CLOSE)
     }));
-    for (experts, count, used, n_used) in [(8, 4, 2, 3), (256, 8, 4, 8), (160, 8, 3, 6), (640, 32, 5, 10), (6, 3, 3, 4)] {
+    for (experts, count, used, n_used) in [(8, 4, 2, 3), (256, 8, 4, 8), (160, 8, 3, 6), (640, 32, 5, 10), (6, 3, 3, 4)]
+    {
         let name = format!("topk_moe {n_used} of {experts} in the {used} best of {count} groups");
         cases.push(Case::new(name, move |data| {
             let logits = logits(data, experts, 5);
@@ -80,16 +92,19 @@ pub fn cases(level: Level) -> Vec<Case> {
         (call(data, logits, 50, Gate::Sigmoid).into(), CLOSE)
     }));
     for (experts, k, normed) in [(128, 2048, true), (8, 64, false), (71, 300, true), (300, 4096, true)] {
-        cases.push(Case::new(format!("topk_moe with the router, {experts} experts k={k} norm={normed}"), move |data| {
-            let a = data.input(F32, [k, experts, 1, 1]);
-            let b = data.input(F32, [k, 1, 1, 1]);
-            let norm = normed.then(|| Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps: 0.25 });
-            let bias = normed.then(|| data.input(F32, [experts, 1, 1, 1]));
-            let counter = data.input_with(I32, [1, 1, 1, 1], |_, _| 0.0);
-            let logits = data.output(F32, [experts, 1, 1, 1]);
-            let router = Some(Router { a, b, norm, scale: 0.5, bias, counter });
-            (Call { router, shares: of_sum, ..call(data, logits, 4, Gate::Softmax) }.into(), Tolerance::Nmse(1e-9))
-        }));
+        cases.push(Case::new(
+            format!("topk_moe with the router, {experts} experts k={k} norm={normed}"),
+            move |data| {
+                let a = data.input(F32, [k, experts, 1, 1]);
+                let b = data.input(F32, [k, 1, 1, 1]);
+                let norm = normed.then(|| Norm { weight: Some(data.input(F32, [k, 1, 1, 1])), eps: 0.25 });
+                let bias = normed.then(|| data.input(F32, [experts, 1, 1, 1]));
+                let counter = data.input_with(I32, [1, 1, 1, 1], |_, _| 0.0);
+                let logits = data.output(F32, [experts, 1, 1, 1]);
+                let router = Some(Router { a, b, norm, scale: 0.5, bias, counter });
+                (Call { router, shares: of_sum, ..call(data, logits, 4, Gate::Softmax) }.into(), Tolerance::Nmse(1e-9))
+            },
+        ));
     }
     cases.push(Case::new("topk_moe large logits of either sign", |data| {
         let logits =

@@ -165,12 +165,22 @@ impl Call {
         let epilogue = product.epilogue;
         let router = Router { a, b, norm: product.norm, scale: epilogue.scale, bias: epilogue.bias, counter };
         // What else the product does must be nothing.
-        let same = mul_mat_vec::Call { exact: product.exact, alike: product.alike, scratch: product.scratch, ..router.product(d) };
-        let fits = self.router.is_none() && d == self.logits && same == *product && !product.alike;
+        let same = mul_mat_vec::Call {
+            exact: product.exact,
+            batch_invariant: product.batch_invariant,
+            scratch: product.scratch,
+            ..router.product(d)
+        };
+        let fits = self.router.is_none() && d == self.logits && same == *product && !product.batch_invariant;
         fits.then_some(Call { router: Some(router), ..*self })
     }
 
-    fn router_params(&self, router: &Router, (least_sum, most_sum): (f32, f32), at: &dyn Fn(&Tensor) -> Address) -> Vec<u8> {
+    fn router_params(
+        &self,
+        router: &Router,
+        (least_sum, most_sum): (f32, f32),
+        at: &dyn Fn(&Tensor) -> Address,
+    ) -> Vec<u8> {
         let place = |t: Option<Tensor>| t.as_ref().map_or(Address::default(), at);
         RouterParams {
             logits: at(&self.logits),
@@ -261,10 +271,14 @@ impl Operation for Call {
         if let Some(Groups { count, used }) = self.groups {
             let divided = count > 0 && experts.is_multiple_of(count) && experts / count >= 2;
             require(divided && count <= MOST_GROUPS && used > 0 && used <= count, NAME, || {
-                format!("{used} of {count} groups of {experts} experts, want at most {MOST_GROUPS} groups of at least 2 each")
+                format!(
+                    "{used} of {count} groups of {experts} experts, want at most {MOST_GROUPS} groups of at least 2 each"
+                )
             })?;
             let left = experts / count * used;
-            require(n_used <= left, NAME, || format!("{n_used} of the {left} experts of {used} groups cannot be chosen"))?;
+            require(n_used <= left, NAME, || {
+                format!("{n_used} of the {left} experts of {used} groups cannot be chosen")
+            })?;
         }
         match shares {
             Shares::OfSum { least, most } => {
@@ -280,7 +294,7 @@ impl Operation for Call {
             reachable(NAME, tensor)?;
         }
         let bound = cols_bound(self.logits.shape[0]);
-        // One subgroup finds a maximum fastest; it has company only where it cannot hold the logits.
+        // One subgroup finds a maximum fastest; more are used only if one cannot hold the logits.
         let lanes = caps.subgroups.size.max(1) as usize;
         let solo = caps.subgroups.arithmetic && caps.subgroups.full && bound <= lanes * PER_THREAD;
         let threads = match self.router {

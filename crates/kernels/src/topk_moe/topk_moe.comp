@@ -8,7 +8,7 @@
 // NORM. The last workgroup to finish chooses.
 #version 450
 #if ROUTER
-#define HANDOVER_LATE 1
+#define GRID_WAIT_LATE 1
 #endif
 #include "kiln.glsl"
 #if SOLO
@@ -50,7 +50,7 @@ void route() {
     F32x4 row = F32x4(row_address(p.a, expert, p.a_stride)), b = F32x4(p.b);
     vec4 early[EARLY];
     [[unroll]] for (uint i = 0; i < EARLY; i++) early[i] = t + i * WG < quads ? row.v[t + i * WG] : vec4(0);
-    await_inputs();
+    grid_wait();
     // The product, and the squares of the column.
     vec2 sums = vec2(0);
     for (uint first = 0; first < quads; first += EARLY * WG) {

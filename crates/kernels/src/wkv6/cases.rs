@@ -241,7 +241,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         // The state lies in a cache with room for more, and is updated in place; there are tokens of no sequence.
         for form in [Form::Sequential, Form::Chunked] {
             cases.push(Case::new(format!("wkv6 states in place, spare tokens, {form:?}"), move |data| {
-                let sizes = Sizes { head_size: 32, heads: 2, lengths: &[20, 90], form, decay: Decay::Unit, slots: false };
+                let sizes =
+                    Sizes { head_size: 32, heads: 2, lengths: &[20, 90], form, decay: Decay::Unit, slots: false };
                 let sequences = sizes.sequences(data);
                 let shape = [32, 2, 115, 1];
                 let [k, v, r] = std::array::from_fn(|_| data.input(F32, shape));
@@ -259,7 +260,14 @@ pub fn cases(level: Level) -> Vec<Case> {
         }
         // Numbers beyond the range of f16, which matrix units take.
         cases.push(Case::new("wkv6 far from one", |data| {
-            let sizes = Sizes { head_size: 64, heads: 1, lengths: &[100], form: Form::Chunked, decay: Decay::Unit, slots: false };
+            let sizes = Sizes {
+                head_size: 64,
+                heads: 1,
+                lengths: &[100],
+                form: Form::Chunked,
+                decay: Decay::Unit,
+                slots: false,
+            };
             let mut scaled = |shape, most: f64| data.input_with(F32, shape, |random, _| random.uniform(-most, most));
             let [k, v] = [scaled(sizes.shape(), 1e6), scaled(sizes.shape(), 1e-9)];
             let r = scaled(sizes.shape(), 1e-7);
@@ -269,7 +277,21 @@ pub fn cases(level: Level) -> Vec<Case> {
             let (y, state_out) = sizes.results(data);
             let scratch = sizes.scratch(data, scratch_bytes);
             let sequences = sizes.sequences(data);
-            let call = Call { k, v, r, tf, td, state_in, y, state_out, scratch, sequences, slots: None, form: sizes.form, mix: None };
+            let call = Call {
+                k,
+                v,
+                r,
+                tf,
+                td,
+                state_in,
+                y,
+                state_out,
+                scratch,
+                sequences,
+                slots: None,
+                form: sizes.form,
+                mix: None,
+            };
             (call.into(), sizes.tolerance())
         }));
     }

@@ -17,7 +17,7 @@ layout(local_size_x = WG) in;
 // Rows of the right operand that are staged at once.
 #define STAGED (CHUNK < S ? CHUNK : S)
 
-// Keys, later the left operand r P.
+// Keys, later the A fragment r P.
 shared vec4 k_stage[CHUNK * QUADS];
 // Decays, later the right operand.
 shared vec4 decay_stage[CHUNK * QUADS];
@@ -25,7 +25,7 @@ shared vec4 weights[CHUNK * CHUNK_QUADS];
 
 void set_weight(uint t, uint s, float weight) { weights[t * CHUNK_QUADS + s / 4][s % 4] = weight; }
 
-// Adds four columns LEFT(i), i < 4, of the left operand times rows FROM .. FROM + 4 of the staged one.
+// Adds four columns LEFT(i), i < 4, of the A fragment times rows FROM .. FROM + 4 of the staged one.
 #define MULTIPLY(LEFT, FROM)                                                                    \
     {                                                                                           \
         vec4 left[4];                                                                           \

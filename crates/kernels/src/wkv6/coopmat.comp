@@ -123,7 +123,9 @@ void put(uint tile, uint row, uint pair, vec2 x) {
 void wait_for(uint chunk, uint head) {
     uvec2 mark = mark_of(chunk, head);
     for (uint tries = 0; tries < MOST_TRIES; tries++) {
-        if (atomicOr(Counter(mark).v[0], 0) != 0) return;
+        if (look(mark) == 0) continue;
+        acquire(mark);
+        return;
     }
     lost = true;
 }
@@ -332,15 +334,15 @@ void main() {
             coopMatStore(half_sum, space, blocks.x * MM * WEIGHT_LINE + blocks.y * MM / 8, WEIGHT_LINE, BY_ROWS);
         }
     }
-    device_barrier();
+    meet();
     bool passes_state = place % LINK == 0;
-    if (tid == 0 && !is_last && !passes_state) atomicExchange(Counter(mark_of(chunk, head)).v[0], 1);
+    if (tid == 0 && !is_last && !passes_state) raise(mark_of(chunk, head));
 
     // The chunks from `from` on add to the state after the one before. What they add together does not depend on that
     // state, so it is ready when the state comes: the chain of all chunks goes through one read and one write a link.
     uint from = place == 0 ? chunk : chunk - (place - 1) % LINK;
     if (tid < chunk - from) wait_for(from + tid, head);
-    device_barrier();
+    meet();
     vec4 state[HELD];
     float passed[HELD];
     [[unroll]] for (uint n = 0; n < HELD; n++) {
@@ -370,7 +372,7 @@ void main() {
     }
     if (place > 0) {
         if (tid == 0) wait_for(from - 1, head);
-        device_barrier();
+        meet();
     }
     uvec2 before = place == 0 ? state_before(sequence, head) : slot_of(from - 1, head);
     // A sequence of padding starts from zeros.
@@ -393,8 +395,8 @@ void main() {
             Slot4(after).v[tid + n * WG] = fma(vec4(all), state[n], added.v[tid + n * WG]);
         }
     }
-    device_barrier();
-    if (tid == 0 && !is_last && passes_state) atomicExchange(Counter(mark_of(chunk, head)).v[0], 1);
+    meet();
+    if (tid == 0 && !is_last && passes_state) raise(mark_of(chunk, head));
 
     float before_scale = scale_to(14, get_top().x);
     [[unroll]] for (uint n = 0; n < HELD; n++) {

@@ -130,7 +130,7 @@ void main() {
         F32x4 rows = F32x4(offset(block, ROWS_AT * 4));
         [[unroll]] for (uint n = 0; n < QUADS; n++) rows.v[t * QUADS + n] = row[n];
     }
-    // K + G^T B in the place of K.
+    // K + G^T B instead of K.
     for (uint at = tid; at < CHUNK * QUADS; at += WG) {
         uint token = at / QUADS;
         vec4 sum = k_stage[at];
@@ -139,7 +139,7 @@ void main() {
         }
         k_stage[at] = sum;
     }
-    // rk + rb G in the place of rk.
+    // rk + rb G instead of rk.
     for (uint at = tid; at < CHUNK * CHUNK_QUADS; at += WG) {
         uint token = at / CHUNK_QUADS, quad = at % CHUNK_QUADS;
         vec4 sum = rk[at];

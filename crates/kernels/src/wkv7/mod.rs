@@ -10,7 +10,9 @@ use kiln_gpu::{Address, Caps};
 
 use crate::head_mix;
 use crate::host::HostMemory;
-use crate::operation::{Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, maybe, only_scalar};
+use crate::operation::{
+    Choice, Invalid, Launch, Operation, Path, Touches, Unsupported, Work, grid, maybe, only_scalar,
+};
 use crate::recurrence::{self, Form, Layout, Sequences, lanes, part_of_states, tile};
 use crate::tensor::Tensor;
 
@@ -322,7 +324,22 @@ impl Operation for Call {
             let (slots, state) = part_of_states(self.slots, b);
             let (state_in, state_out) = (state(self.state_in), state(self.state_out));
             let mix = self.mix.map(|mix| Mix { heads: mix.heads.view(&view), ..mix });
-            Call { r, w, k, v, a, b: view(self.b), y: view(self.y), state_in, state_out, sequences, slots, mix, ..*self }.into()
+            Call {
+                r,
+                w,
+                k,
+                v,
+                a,
+                b: view(self.b),
+                y: view(self.y),
+                state_in,
+                state_out,
+                sequences,
+                slots,
+                mix,
+                ..*self
+            }
+            .into()
         };
         if n > 1 { (0..n).map(part).collect() } else { Vec::new() }
     }

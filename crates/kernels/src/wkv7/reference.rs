@@ -11,19 +11,19 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     let [r, w, k, v, a, b] = [call.r, call.w, call.k, call.v, call.a, call.b].map(|t| memory.read(&t));
     let mut y = memory.read(&call.y);
     for sequence in 0..call.sequences.count() {
-    let mut states = layout.load(&call.state_in, sequence, memory);
-    for [t, h] in layout.steps(sequence, memory) {
-        let token = (t * layout.heads + h) * s;
-        let state = &mut states[h * s * s..][..s * s];
-        for (i, row) in state.chunks_exact_mut(s).enumerate() {
-            let sa: f64 = (0..s).map(|j| a[token + j] * row[j]).sum();
-            for j in 0..s {
-                row[j] = w[token + j] * row[j] + v[token + i] * k[token + j] + sa * b[token + j];
+        let mut states = layout.load(&call.state_in, sequence, memory);
+        for [t, h] in layout.steps(sequence, memory) {
+            let token = (t * layout.heads + h) * s;
+            let state = &mut states[h * s * s..][..s * s];
+            for (i, row) in state.chunks_exact_mut(s).enumerate() {
+                let sa: f64 = (0..s).map(|j| a[token + j] * row[j]).sum();
+                for j in 0..s {
+                    row[j] = w[token + j] * row[j] + v[token + i] * k[token + j] + sa * b[token + j];
+                }
+                y[token + i] = (0..s).map(|j| r[token + j] * row[j]).sum();
             }
-            y[token + i] = (0..s).map(|j| r[token + j] * row[j]).sum();
         }
-    }
-    layout.store(&call.state_out, sequence, &states, memory);
+        layout.store(&call.state_out, sequence, &states, memory);
     }
     memory.write(&call.y, &y);
 }
