@@ -12,7 +12,7 @@ use crate::lower::lower;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::run::batch::{Inputs, Taken};
-use crate::run::memory::{Held, KINDS};
+use crate::run::cache::{KINDS, PageTable};
 
 /// What came of a comparison.
 pub struct Report {
@@ -58,11 +58,14 @@ pub fn run(
             let got = read(device, ids[0], &written)?;
             let want = read(reference, ids[1], &written)?;
             let (mut got, wanted) = (values(&written, got), values(&written, want.clone()));
-            let ready = fuse::left_ready(&step.call).filter(|(ready, _)| ready.halves == written);
-            if let Some((ready, extents)) = ready {
+            let packed_b = fuse::emitted_packed_b(&step.call).filter(|(packed_b, _)| packed_b.halves == written);
+            if let Some((packed_b, extents)) = packed_b {
                 // Places of columns that are not there hold whatever was there before.
-                let gaps =
-                    ready.written(extents).into_iter().zip(got.iter_mut().zip(&wanted)).filter(|(written, _)| !written);
+                let gaps = packed_b
+                    .written(extents)
+                    .into_iter()
+                    .zip(got.iter_mut().zip(&wanted))
+                    .filter(|(written, _)| !written);
                 gaps.for_each(|(_, (got, want))| *got = *want);
             }
             let (error, worst) = nmse(&got, &wanted);
@@ -107,8 +110,8 @@ pub fn logits(
 
 /// What the host writes for the beginning of a sequence.
 fn inputs(plan: &Plan, shape: BatchShape, tokens: &[u32]) -> Inputs {
-    let held = [(); KINDS].map(|()| Held::from_the_start(tokens.len()));
-    let taken = [Taken { tokens, start: 0, held: &held, source: None, state: Some(0), first: false }];
+    let tables = [(); KINDS].map(|()| PageTable::identity(tokens.len()));
+    let taken = [Taken { tokens, start: 0, tables: &tables, encoder: None, state: Some(0), first: false }];
     let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
     Inputs::new(&shape, &plan.ports, decode, prompts)
 }

@@ -18,7 +18,7 @@ pub enum Error {
     Gpu(#[from] kiln_gpu::Error),
 
     #[error(
-        "a step waited for the one before it in vain\nhint: KILN_DISABLE=handover lets barriers order them; it was noted for the next start"
+        "a step waited for the one before it in vain\nhint: KILN_DISABLE=dependent_launch lets barriers order them; it was noted for the next start"
     )]
     Stalled,
 
@@ -51,9 +51,32 @@ pub enum Error {
     )]
     TensorValues { name: String, ty: String },
     #[error(
-        "tensor `{name}` is in the file, but the architecture has no use for it ({others} more like it): the result would be wrong\nhint: the file may be of another kind than it says, or of a newer one than Kiln knows", name = shown(name)
+        "unexpected tensor `{name}`{}: this file does not match its architecture, so Kiln will not run it\nhint: the file may be damaged, mislabelled, or newer than this version of Kiln", more(*others), name = shown(name)
     )]
     UnreadTensor { name: String, others: usize },
+    #[error(transparent)]
+    Media(#[from] kiln_media::Error),
+    #[error(
+        "the file is no encoder of pictures: {why}\nhint: the file beside a model that sees is usually called mmproj-*.gguf; `kiln inspect` shows what a file holds"
+    )]
+    NoEncoder { why: String },
+    #[error(
+        "pictures of {projector} cannot be put before a model of architecture \"{architecture}\": {why}\nhint: the model itself runs without pictures"
+    )]
+    NoPictures { architecture: &'static str, projector: &'static str, why: &'static str },
+    #[error(
+        "{given} pictures were given, {found} have a place in the prompt\nhint: the chat template drops or repeats what a message says; another one can be named"
+    )]
+    LostPictures { found: usize, given: usize },
+    #[error(
+        "the vectors have {width} numbers each, the model takes {hidden}\nhint: the encoder belongs to another model; each has its own"
+    )]
+    VectorWidth { width: usize, hidden: usize },
+    #[error(
+        "encoders with the projector \"{}\" are not run; Kiln knows {known}\nhint: the model itself runs without pictures",
+        shown(name)
+    )]
+    Projector { name: String, known: String },
     #[error("{} is not supported by Kiln yet\nhint: `kiln inspect` shows what the file holds", shown(what))]
     NotSupported { what: String },
     #[error("adapter {path} cannot be used: {why}\nhint: {hint}", path = shown(path))]
@@ -141,7 +164,8 @@ pub enum Error {
     )]
     NoRanking,
     #[error(
-        "text {nth} has {tokens} tokens, the model takes {context} at once\nhint: cut the text, or raise --ctx-size (the model was trained with {trained})"
+        "text {nth} has {tokens} tokens, the model takes {context} at once\nhint: {}",
+        text_hint(*context, *trained)
     )]
     TextTooLong { nth: usize, tokens: usize, context: usize, trained: usize },
     #[error("text {nth} is empty: it has no tokens\nhint: leave it out")]
@@ -193,12 +217,26 @@ impl Error {
 }
 
 /// Bytes as people read them.
+/// How many others there are, where there are any.
+fn more(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" and {others} more") }
+}
+
 fn bytes(n: u64) -> String {
     let n = n as f64;
     if n >= (1u64 << 30) as f64 {
         format!("{:.1} GiB", n / (1u64 << 30) as f64)
     } else {
         format!("{:.0} MiB", n / 1048576.0)
+    }
+}
+
+/// The way out where a text to embed is too long: a larger context only helps as far as the model was trained.
+fn text_hint(context: usize, trained: usize) -> String {
+    if context < trained {
+        format!("shorten or truncate the text, or raise the context size (the model was trained with {trained})")
+    } else {
+        format!("shorten or truncate the text: the model was trained with {trained} tokens")
     }
 }
 

@@ -24,6 +24,7 @@ pub mod state;
 pub mod synth;
 pub mod text;
 pub mod tokenizer;
+pub mod vision;
 pub mod weights;
 
 pub use error::Error;

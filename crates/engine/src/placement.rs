@@ -45,7 +45,8 @@ impl Rule {
         Ok(Rule { pattern: compiled.map_err(refused)?, device })
     }
 
-    fn fits(&self, name: &str) -> bool {
+    /// Whether the name of a tensor matches.
+    pub fn fits(&self, name: &str) -> bool {
         self.pattern.is_match(name).unwrap_or(false)
     }
 }
@@ -303,18 +304,7 @@ pub fn place(sizes: &Sizes, gpus: &[Candidate], pages: u64, ask: &Ask) -> Result
             gpus.len()
         ));
     }
-    if let GpuLayers::Count(n) = ask.gpu_layers
-        && n > count + 1
-    {
-        return refuse(format!(
-            "--gpu-layers {n}: the model has {count} layers\nhint: 0 to {}; one more than the layers takes the output, too",
-            count + 1
-        ));
-    }
     match ask.cpu_experts {
-        CpuExperts::First(n) if n > count => {
-            return refuse(format!("--n-cpu-moe {n}: the model has {count} layers"));
-        }
         CpuExperts::First(1..) | CpuExperts::All if !sizes.has_experts() => {
             return refuse(
                 "the model has no experts that could stay on the CPU\nhint: --gpu-layers N leaves layers there".into(),
@@ -333,7 +323,7 @@ pub fn place(sizes: &Sizes, gpus: &[Candidate], pages: u64, ask: &Ask) -> Result
     let asked_experts = match ask.cpu_experts {
         CpuExperts::Auto => None,
         CpuExperts::All => Some(count),
-        CpuExperts::First(n) => Some(n),
+        CpuExperts::First(n) => Some(n.min(count)),
     };
     let experts = asked_experts.unwrap_or(0);
     let fits = |placement: &Placement| lacking(sizes, gpus, pages, placement).is_none();
@@ -350,7 +340,7 @@ pub fn place(sizes: &Sizes, gpus: &[Candidate], pages: u64, ask: &Ask) -> Result
             Ok(tries.into_iter().find(fits).unwrap_or_else(|| arranged(0, 0, false)))
         }
         GpuLayers::All | GpuLayers::Count(_) => {
-            let layers = if let GpuLayers::Count(n) = ask.gpu_layers { n } else { count + 1 };
+            let layers = if let GpuLayers::Count(n) = ask.gpu_layers { n.min(count + 1) } else { count + 1 };
             let input = arranged(layers, experts, true);
             let placement = if fits(&input) { input } else { arranged(layers, experts, false) };
             let Some((device, needed)) = lacking(sizes, gpus, pages, &placement) else { return Ok(placement) };
@@ -490,8 +480,10 @@ mod tests {
         let moe = place(&mixture, &[gpu(5000)], 2, &ask(GpuLayers::All, CpuExperts::First(1))).unwrap();
         assert_eq!(shown(&moe), (0, vec![0; 4], vec![1, 0, 0, 0], 0));
         let refused = |sizes: &Sizes, usable, ask: Ask| place(sizes, &[gpu(usable)], 2, &ask).unwrap_err().to_string();
-        let all = refused(&dense, 400 << 20, ask(GpuLayers::Count(9), CpuExperts::Auto));
-        assert!(all.contains("--gpu-layers 9: the model has 4 layers"), "{all}");
+        // More layers than the model has are all of them: scripts give 99 for any model.
+        let many = place(&dense, &[gpu(400 << 20)], 2, &ask(GpuLayers::Count(9), CpuExperts::Auto)).unwrap();
+        let all = place(&dense, &[gpu(400 << 20)], 2, &ask(GpuLayers::All, CpuExperts::Auto)).unwrap();
+        assert_eq!(shown(&many), shown(&all));
         let big =
             |n: u64| Sizes { layers: vec![LayerSizes { others: n << 20, ..LayerSizes::default() }; 4], ..sizes(0) };
         let all = refused(&big(100), 250 << 20, ask(GpuLayers::All, CpuExperts::Auto));

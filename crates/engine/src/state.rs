@@ -209,7 +209,7 @@ fn put(hash: &mut Sha256, bytes: &[u8]) {
 
 /// A hash of everything that makes a model this one: its hyper-parameters, the layout of its tensors, and samples of every
 /// tensor, and its adapters.
-fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
+pub(crate) fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
     let gguf = &model.gguf;
     let mut hash = model.keys_hash().clone();
     let mut put = |bytes: &[u8]| put(&mut hash, bytes);

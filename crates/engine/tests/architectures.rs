@@ -58,6 +58,40 @@ fn logits_are_those_of_llama_cpp() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Layers of Llama 4 see chunks of 8,192 tokens: this prompt begins a second one.
+#[test]
+fn a_prompt_goes_on_in_the_next_chunk() {
+    let golden = tiny::long("llama4-chunks");
+    let model = model(&golden);
+    let (tokens, positions) = (words(&golden, "tokens"), words(&golden, "positions"));
+    let want: Vec<f32> = words(&golden, "logits").into_iter().map(f32::from_bits).collect();
+    let room = Room { k_type: TensorType::F32, v_type: TensorType::F32, ..Room::one(tokens.len()) };
+    let graph = graph(&model.config, &model.gguf, &room).unwrap();
+    let shape = BatchShape::new(tokens.len(), tokens.len());
+    let plan = lower(graph.plan(shape).unwrap(), &Target::cpu()).unwrap();
+    let mut executor = CpuExecutor::new(Arithmetic::Fast);
+    let all = compare::logits(&model, &graph, &plan, (shape, &tokens), &mut executor).unwrap();
+    let width = all.len() / tokens.len();
+    let got: Vec<f32> = positions.iter().flat_map(|p| &all[*p as usize * width..][..width]).copied().collect();
+    let error = error(&got, &want);
+    assert!(error < 1e-6, "{error:.1e}");
+}
+
+/// Placement, memory planning and the engine build graphs for contexts of their own, and all of them number slots.
+#[test]
+fn slots_have_the_same_numbers_whatever_the_context() {
+    for (name, golden) in goldens() {
+        let model = model(&golden);
+        let slots = |context: usize| -> Option<Vec<String>> {
+            let graph = model.graph(&Room::one(context)).ok()?;
+            Some(graph.fixed().slots.iter().map(|slot| slot.name.clone()).collect())
+        };
+        // Some architectures refuse contexts that are too long for what Kiln knows of them.
+        let Some(long) = slots(model.config.context) else { continue };
+        assert_eq!(slots(1), Some(long), "{name}");
+    }
+}
+
 /// Sum of squared differences over sum of squares.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
 use kiln_engine::executor::{
-    Arithmetic, CpuExecutor, Executor, GpuExecutor, Keep, Options, Order, Packing, Readies, Rounds,
+    Arithmetic, CpuExecutor, DequantCache, Executor, GpuExecutor, Options, Order, PackB, Packing, Rounds,
 };
 use kiln_engine::lower::lower;
 use kiln_engine::model::Model;
@@ -21,7 +21,7 @@ use kiln_engine::{Error, compare, sampler};
 use kiln_gguf::Gguf;
 use kiln_gpu::Instance;
 use kiln_kernels::Call;
-use kiln_kernels::mul_mat::MOST_COLUMNS;
+use kiln_kernels::mul_mat::MAX_GEMV_N;
 use kiln_kernels::sample::Row;
 
 use device::{device, gpu_with};
@@ -47,11 +47,11 @@ const EXECUTORS: &[(&str, bool, Open)] = &[
     ("CPU, by definition", false, || cpu(Arithmetic::Reference, false)),
     ("GPU", true, || gpu(Options::default())),
     ("GPU, packed weights", false, || gpu(Options { packing: Packing::All, ..Options::default() })),
-    ("GPU, decoded weights", false, || gpu(Options { keep: Keep::All, ..Options::default() })),
-    ("GPU, steps hand over", false, || gpu(Options { order: Order::HandOver, ..Options::default() })),
+    ("GPU, decoded weights", false, || gpu(Options { f16_cache: DequantCache::All, ..Options::default() })),
+    ("GPU, steps hand over", false, || gpu(Options { order: Order::DependentLaunch, ..Options::default() })),
     ("GPU, columns rounded by who makes them", false, || gpu(Options { rounds: Rounds::Always, ..Options::default() })),
     ("GPU, rounded columns handed over", false, || {
-        gpu(Options { rounds: Rounds::Always, order: Order::HandOver, ..Options::default() })
+        gpu(Options { rounds: Rounds::Always, order: Order::DependentLaunch, ..Options::default() })
     }),
     ("GPU, reproducible", false, || gpu(Options { reproducible: true, ..Options::default() })),
 ];
@@ -246,7 +246,7 @@ fn columns_that_are_rounded_by_who_makes_them_are_as_good_as_floats() {
 #[test]
 fn columns_that_are_left_ready_are_as_good_as_floats() {
     // More columns than mul_mat_vec takes, and more keys than for which attention writes its caches by itself.
-    const TEXTS: usize = MOST_COLUMNS + 3;
+    const TEXTS: usize = MAX_GEMV_N + 3;
     let (model, room) = (model("tiny-llama-256"), Room::for_sequences(TEXTS, 5000));
     let said = |executor| {
         let mut engine = Engine::new(Arc::clone(&model), executor, room, &mut |_, _| {}).unwrap();
@@ -259,11 +259,19 @@ fn columns_that_are_left_ready_are_as_good_as_floats() {
         engine.feed(&ids.iter().map(entry).collect::<Vec<_>>()).unwrap()
     };
     let want = said(cpu(Arithmetic::Reference, false).unwrap().0);
-    for order in [Order::Barriers, Order::HandOver] {
-        let Some((executor, instance)) = gpu(Options { readies: Readies::Always, order, ..Options::default() }) else {
+    for order in [Order::Barriers, Order::DependentLaunch] {
+        let Some((executor, instance)) = gpu(Options { pack_b: PackB::Always, order, ..Options::default() }) else {
             return;
         };
-        let shape = BatchShape { decode: TEXTS, prompt: 0, pieces: 0, outputs: TEXTS, expands: false, shares: false };
+        let shape = BatchShape {
+            decode: TEXTS,
+            prompt: 0,
+            pieces: 0,
+            outputs: TEXTS,
+            expands: false,
+            shares: false,
+            vectors: false,
+        };
         let plan = graph(&model.config, &model.gguf, &room).unwrap().plan(shape).unwrap();
         let steps = lower(plan, &executor.target()).unwrap().steps;
         let got = said(executor);
@@ -274,7 +282,7 @@ fn columns_that_are_left_ready_are_as_good_as_floats() {
         }
         // In a layer: queries, keys and values, the output of attention, gate and up, down; then the output matrix.
         let taken = |step: &kiln_engine::plan::Step| match &step.call {
-            Call::MulMm(call) => Some(call.ready.is_some()),
+            Call::MulMm(call) => Some(call.packed_b.is_some()),
             _ => None,
         };
         let taken: Vec<bool> = steps.iter().filter_map(taken).collect();
@@ -289,13 +297,13 @@ fn columns_that_are_left_ready_are_as_good_as_floats() {
 #[test]
 fn steps_that_leave_columns_ready_are_the_references() {
     let model = model("tiny-llama-256");
-    let Some((mut executor, _instance)) = gpu(Options { readies: Readies::Always, ..Options::default() }) else {
+    let Some((mut executor, _instance)) = gpu(Options { pack_b: PackB::Always, ..Options::default() }) else {
         return;
     };
     let mut reference = CpuExecutor::new(Arithmetic::Reference);
     let report = compare::run(&model, &text(21, 1), 64, executor.as_mut(), &mut reference, 1e-5).unwrap();
     assert_eq!(report.first_difference, None);
-    let left = report.lines.iter().filter(|line| line.contains(".ready")).count();
+    let left = report.lines.iter().filter(|line| line.contains(".packed")).count();
     assert!(left >= 1, "{left} steps leave columns ready: {:#?}", report.lines);
 }
 

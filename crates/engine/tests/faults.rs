@@ -23,14 +23,14 @@ use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::Error as GpuError;
 
-use crate::frail::{Fault, Frail, Trigger};
+use crate::frail::{Counts, Fault, Frail, Trigger};
 
 fn model(preset: &str) -> Arc<Model> {
     let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
     Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
 }
 
-fn scheduler(preset: &str, trigger: &Trigger, [pages, sequences]: [usize; 2]) -> (Scheduler, Arc<Mutex<[isize; 3]>>) {
+fn scheduler(preset: &str, trigger: &Trigger, [pages, sequences]: [usize; 2]) -> (Scheduler, Arc<Mutex<Counts>>) {
     let (executor, held) = Frail::counted(trigger);
     let room = Room { pages, sequences, states: sequences, ..Room::one(256) };
     let engine = Engine::new(model(preset), executor, room, &mut |_, _| {}).unwrap();
@@ -58,19 +58,19 @@ fn end(events: Events) -> Result<usize, String> {
     end.unwrap()
 }
 
-fn nothing_is_left(scheduler: &Scheduler, held: &Mutex<[isize; 3]>) {
+fn nothing_is_left(scheduler: &Scheduler, held: &Mutex<Counts>) {
     let (free, all) = scheduler.with_engine(|engine| engine.pages()).unwrap();
     assert_eq!(free, all, "every page came back");
     let load = scheduler.load();
     assert_eq!((load.waiting, load.reading, load.writing, load.swapped), (0, 0, 0, 0));
-    assert_eq!(held.lock().unwrap()[0], 0, "every step on its way was waited for");
+    assert_eq!(held.lock().unwrap().on_their_way, 0, "every step on its way was waited for");
 }
 
 /// Prompts are read while others write: every token is drawn on the device, and no logits come back.
 #[test]
 fn logits_stay_on_the_device_wherever_it_can_draw() {
     let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [64, 8]);
-    let row = 4 * scheduler.model().config.vocab as isize;
+    let row = 4 * scheduler.model().config.vocab;
     let hot = Sampling { seed: Some(3), temperature: 1.2, top_k: 50, ..Sampling::default() };
     let all: Vec<Events> = (0..12)
         .map(|i| {
@@ -81,11 +81,11 @@ fn logits_stay_on_the_device_wherever_it_can_draw() {
     for (i, events) in all.into_iter().enumerate() {
         assert_eq!(end(events), Ok(20 + i));
     }
-    assert!(held.lock().unwrap()[2] < row, "{} bytes were read at once", held.lock().unwrap()[2]);
+    assert!(held.lock().unwrap().largest_read < row, "{} bytes were read at once", held.lock().unwrap().largest_read);
     // A rule that only the host can keep brings them back.
     let host = Sampling { repeat_penalty: 1.5, repeat_last_n: 64, ..Sampling::greedy() };
     assert_eq!(end(scheduler.generate(Request { sampling: host, ..request(9, 5) })), Ok(5));
-    assert!(held.lock().unwrap()[2] >= row);
+    assert!(held.lock().unwrap().largest_read >= row);
     nothing_is_left(&scheduler, &held);
 }
 
@@ -218,13 +218,13 @@ fn a_cache_type_that_heads_cannot_have_is_refused() {
 }
 
 fn wish(context: usize) -> Wish {
-    Wish { context: Some(context), sequences: 1, caches: [TensorType::F32; 2] }
+    Wish { context: Some(context), expected: None, sequences: 1, caches: [TensorType::F32; 2] }
 }
 
 /// An executor with so much memory.
 fn on(memory: u64) -> Frail {
     let inner = CpuExecutor::new(Arithmetic::Fast);
-    Frail { inner, trigger: Trigger::after(Fault::Once, 0), held: Arc::default(), memory }
+    Frail { inner, memory, ..Frail::new(&Trigger::after(Fault::Once, 0)) }
 }
 
 #[test]
@@ -256,4 +256,194 @@ fn a_context_that_does_not_fit_names_the_largest_that_does() {
     assert!(matches!(why, Error::DoesNotFit { context, largest: 192, .. } if context == most), "{why}");
     assert!(why.to_string().contains("--ctx-size 192 fits"), "{why}");
     assert_eq!(fit(&model, &few, &wish(192)).unwrap().room.context, 192);
+}
+
+/// A model with a context of 131,072 tokens.
+fn long_model() -> Model {
+    let preset = Preset { context: 128 << 10, ..*Preset::from_name("tiny-llama").unwrap() };
+    let synth = Synth::new(&preset, Recipe::from_name("F32").unwrap(), 11);
+    Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap()
+}
+
+/// What a model gets of so much memory where no context is asked for: tokens of context, and of the page pool.
+fn by_default(model: &Model, free: Option<u64>, sequences: usize, expected: Option<usize>) -> [usize; 2] {
+    let memory = free.map(|free| Memory { free, total: 0, place: "here" });
+    let place = Place::thought(Target::cpu(), 64, memory);
+    let wish = Wish { context: None, expected, sequences, caches: [TensorType::F32; 2] };
+    let room = fit_in(model, &place, &wish).unwrap().room;
+    [room.context, room.pages * 64]
+}
+
+#[test]
+fn the_default_context_is_the_models_own_as_far_as_memory_allows() {
+    let model = long_model();
+    let own = model.config.context;
+    assert_eq!(own, 128 << 10);
+    // Eight sequences share the memory of one that is as long as it may be.
+    assert_eq!(by_default(&model, None, 1, None), [own, own]);
+    assert_eq!(by_default(&model, None, 8, None), [own, own]);
+    // Many sequences have their share each.
+    assert_eq!(by_default(&model, None, 64, None), [own, 64 * 4096]);
+    // Who knows how much is needed gets that, in whole pages.
+    assert_eq!(by_default(&model, None, 1, Some(100)), [100, 128]);
+
+    let whole = fit_in(&model, &Place::thought(Target::cpu(), 64, None), &Wish { context: None, ..wish(1) }).unwrap();
+    let caches = whole.cache_bytes();
+    // All of it and as much again for others: the whole context. Without the latter half of it.
+    assert_eq!(by_default(&model, Some(whole.bytes() + caches), 1, None), [own, own]);
+    assert_eq!(by_default(&model, Some(whole.bytes()), 1, None), [own / 2, own / 2]);
+    // Where memory is short, 8,192 tokens come before anything is left to others.
+    let short = whole.bytes() - caches + caches / 16;
+    assert_eq!(by_default(&model, Some(short), 1, None), [8192, 8192]);
+    let shorter = whole.bytes() - caches + caches / 32;
+    assert_eq!(by_default(&model, Some(shorter), 1, None), [4096, 4096]);
+}
+
+#[test]
+fn sequences_that_ask_for_a_context_share_one_pool() {
+    let model = long_model();
+    let pool = |context, sequences| {
+        let wish = Wish { sequences, ..wish(context) };
+        fit_in(&model, &Place::thought(Target::cpu(), 64, None), &wish).unwrap().room.pages * 64
+    };
+    assert_eq!(pool(3072, 64), 64 * 3072, "short ones all fit whole");
+    assert_eq!(pool(65536, 8), 65536, "the longest one fits, and so do eight of a share each");
+    assert_eq!(pool(65536, 32), 32 * 4096);
+}
+
+/// The tokens of all requests of an engine whose device stalls after so many steps.
+fn tokens_with_a_stall(preset: &str, steps: isize) -> Vec<Vec<u32>> {
+    let trigger = Trigger::after(Fault::Stall, steps);
+    let (scheduler, held) = scheduler(preset, &trigger, [64, 4]);
+    let all: Vec<Events> = (0..4).map(|i| scheduler.generate(request(3 + 20 * i, 24))).collect();
+    let tokens = all.into_iter().map(|events| {
+        let of = |event: Event| match event {
+            Event::Token { token, .. } => Some(token),
+            Event::Failed(error) => panic!("{preset}, {steps} steps: {error}"),
+            _ => None,
+        };
+        events.filter_map(of).collect()
+    });
+    let tokens = tokens.collect();
+    nothing_is_left(&scheduler, &held);
+    tokens
+}
+
+#[test]
+fn a_step_that_stalls_runs_again_and_nobody_notices_also_where_states_were_written_over() {
+    for preset in ["tiny-llama", "tiny-gemma2", "tiny-rwkv6", "tiny-mamba2", "tiny-qwen3next"] {
+        let want = tokens_with_a_stall(preset, isize::MAX);
+        assert!(want.iter().all(|tokens| tokens.len() == 24));
+        // While prompts are prefilled, while they are mixed with decode steps, and in run-ahead decode.
+        for steps in [0, 1, 3, 9, 17] {
+            assert_eq!(tokens_with_a_stall(preset, steps), want, "{preset} stalled after {steps} steps");
+        }
+    }
+}
+
+/// Sequences that grow beyond the prefix they share are bound to another plan when a step of them is repeated.
+#[test]
+fn a_step_that_stalls_runs_again_with_the_plan_that_fits_by_then() {
+    const PAGE: u32 = 64;
+    let written = |stalls: isize| {
+        let trigger = Trigger::after(Fault::Stall, isize::MAX);
+        let frail = Frail { shares_from: 2, ..Frail::new(&trigger) };
+        let held = Arc::clone(&frail.held);
+        let room = Room { pages: 64, sequences: 2, ..Room::one(1024) };
+        let mut engine = Engine::new(model("tiny-llama"), Box::new(frail), room, &mut |_, _| {}).unwrap();
+        // Two of the four pages of each are the same: two of eight are saved. Two of ten are not enough.
+        let texts: Vec<_> = (0..2)
+            .map(|own| {
+                let token = |i: u32| if i < 2 * PAGE { i * 7 % 251 } else { (i * 11 + own * 13) % 241 };
+                let tokens: Vec<u32> = (0..3 * PAGE).map(token).collect();
+                let sequence = engine.open(1).unwrap();
+                let known = engine.reuse(sequence, &tokens).unwrap();
+                engine.feed(&[Entry { sequence, tokens: &tokens[known..], wanted: Wanted::Nothing }]).unwrap();
+                (sequence, 5 + own)
+            })
+            .collect();
+        let before = held.lock().unwrap().prepared;
+        trigger.set(stalls);
+        let tokens = engine.go_on(&texts, 200, Default::default()).unwrap();
+        (tokens, held.lock().unwrap().prepared - before)
+    };
+    let (want, plans) = written(isize::MAX);
+    assert_eq!(plans, 1);
+    let (got, plans) = written(190);
+    assert_eq!((got, plans), (want, 2), "another plan was bound, and it ran");
+}
+
+#[test]
+fn decode_runs_ahead_beside_a_request_that_waits_for_pages() {
+    let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [4, 3]);
+    let long = scheduler.generate(request(100, 100));
+    // All pages but one are held, and a sequence is free: this one cannot begin before the other ends.
+    let waits = scheduler.generate(request(200, 4));
+    assert_eq!((end(long), end(waits)), (Ok(100), Ok(4)));
+    let Counts { runs, submits, .. } = *held.lock().unwrap();
+    assert!(submits > 90 && runs < 12, "{submits} steps were submitted ahead, {runs} made by the host");
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn a_fork_whose_copy_fails_leaves_nothing_behind() {
+    let trigger = Trigger::after(Fault::Lost, isize::MAX);
+    let room = Room { pages: 8, sequences: 4, states: 4, ..Room::one(256) };
+    let mut engine =
+        Engine::new(model("tiny-qwen3next"), Box::new(Frail::new(&trigger)), room, &mut |_, _| {}).unwrap();
+    let sequence = engine.open(0).unwrap();
+    let tokens: Vec<u32> = (0..70).collect();
+    engine.feed(&[Entry { sequence, tokens: &tokens, wanted: Wanted::Last }]).unwrap();
+    let free = engine.pages();
+    trigger.set(-1);
+    assert!(engine.fork(sequence).is_err());
+    trigger.set(isize::MAX);
+    // There is room for three more sequences with states, and the pages belong to the first alone.
+    assert_eq!(engine.pages(), free);
+    (0..3).for_each(|_| assert!(engine.open(0).is_ok()));
+    engine.close(sequence);
+    let (free, all) = engine.pages();
+    assert_eq!(free, all);
+}
+
+/// The bytes of a sequence that leaves while it is swapped out count no longer.
+#[test]
+fn the_budget_of_swapped_sequences_is_that_of_those_which_are_swapped_out_now() {
+    let (executor, _) = Frail::counted(&Trigger::after(Fault::Once, isize::MAX));
+    let room = Room { pages: 5, sequences: 2, ..Room::one(256) };
+    let engine = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).unwrap();
+    // Room for one of them, of up to 256 tokens with keys and values of 2 layers and 2 heads of 32 halves.
+    let policy = Policy { swap_bytes: 256 * 2 * 2 * 2 * 64 * 2, ..Policy::default() };
+    let scheduler = Scheduler::start(engine, policy);
+    for round in 0..4 {
+        let older = scheduler.generate(request(120, 130));
+        let younger = scheduler.generate(request(100, 150));
+        let start = std::time::Instant::now();
+        while scheduler.load().swapped == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "round {round}: {:?}", scheduler.load());
+            std::thread::yield_now();
+        }
+        // Its client goes.
+        drop(younger);
+        assert_eq!(end(older), Ok(130), "round {round}");
+    }
+}
+
+/// A server under a mixed load meets the same plans again: sizes are padded to few, and chunks of prompts end where a plan is full.
+#[test]
+fn a_mixed_load_that_comes_again_needs_no_new_plan() {
+    let (executor, held) = Frail::counted(&Trigger::after(Fault::Once, isize::MAX));
+    let room = Room { pages: 200, sequences: 16, ..Room::one(512) };
+    let engine = Engine::new(model("tiny-llama"), executor, room, &mut |_, _| {}).unwrap();
+    let scheduler = Scheduler::start(engine, Policy::default());
+    let load = |salt: u32| {
+        let all: Vec<Events> = (0..48).map(|i| scheduler.generate(request(64 + salt + i % 7, 16))).collect();
+        all.into_iter().for_each(|events| assert_eq!(end(events), Ok(16)));
+        held.lock().unwrap().prepared
+    };
+    let warm = (0..8).fold(0, |_, salt| load(salt));
+    let prepared = load(0) - warm;
+    assert!(prepared <= 2, "{prepared} plans were prepared after {warm} in eight runs");
+    let Counts { plans, prepared, .. } = *held.lock().unwrap();
+    assert_eq!(plans, prepared, "every plan stays");
 }

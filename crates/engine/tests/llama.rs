@@ -8,7 +8,7 @@ mod device;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Keep, Options, Packing};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, DequantCache, Executor, Options, Packing};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
@@ -69,8 +69,8 @@ fn a_layer_of_a_token_is_five_steps_on_a_gpu() {
     let layers = model.config.layers;
     assert_eq!(steps(BatchShape::new(1, 1), &target), 1 + 5 * layers + 1);
     // Where bits must not depend on how texts are cut, single tokens go the way of all others.
-    let alike = Target { alike: true, ..target };
-    assert_eq!(steps(BatchShape::new(1, 1), &alike), 1 + 6 * layers + 1);
+    let batch_invariant = Target { batch_invariant: true, ..target };
+    assert_eq!(steps(BatchShape::new(1, 1), &batch_invariant), 1 + 6 * layers + 1);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn more_columns_than_are_few_go_to_matrix_units_unless_weights_are_plain_floats(
     let products = |recipe: &str, few: usize| {
         let model = model(recipe);
         let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();
-        let target = Target { few, ..Target::cpu() };
+        let target = Target { skinny_n: few, ..Target::cpu() };
         let plan = lower(graph.plan(BatchShape::new(8, 1)).unwrap(), &target).unwrap();
         let of = |name: &str| plan.steps.iter().filter(|step| step.call.operation().name() == name).count();
         // The output has one column.
@@ -186,7 +186,9 @@ fn packed_weights_give_what_the_file_s_give() {
 fn weights_that_are_kept_decoded_give_what_the_file_s_give() {
     let model = Arc::new(Model::new(Gguf::from_bytes(file("Q8_0")).unwrap()).unwrap());
     let many: Vec<u32> = (0..40).map(|i| (i * 37 + 11) % 256).collect();
-    let Some((mut gpu, instance)) = gpu_with(Options { keep: Keep::All, ..Options::default() }) else { return };
+    let Some((mut gpu, instance)) = gpu_with(Options { f16_cache: DequantCache::All, ..Options::default() }) else {
+        return;
+    };
     let mut reference = CpuExecutor::new(Arithmetic::Reference);
     let report = compare::run(&model, &many, 64, gpu.as_mut(), &mut reference, 1e-6).unwrap();
     assert_eq!(report.first_difference, None);
@@ -285,7 +287,7 @@ fn a_tensor_that_nobody_reads_is_named() {
         writer.to_bytes().unwrap()
     };
     let left = refusal(with("blk.1.attn_secret.weight"));
-    assert!(left.contains("`blk.1.attn_secret.weight`") && left.contains("no use for it"), "{left}");
+    assert!(left.contains("`blk.1.attn_secret.weight`") && left.contains("unexpected tensor"), "{left}");
     // A bias that files of this kind may have is read and counts.
     let model = Arc::new(Model::new(Gguf::from_bytes(with("blk.1.attn_q.bias")).unwrap()).unwrap());
     let graph = graph(&model.config, &model.gguf, &Room::one(64)).unwrap();

@@ -6,9 +6,9 @@
 use kiln_engine::arch::{self, BatchShape, Graph, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
-use kiln_engine::lower::{Keep, PASSES, Packing, Rounds, Target, Weights, lower, lower_until};
+use kiln_engine::lower::{DequantCache, PASSES, Packing, Rounds, Target, Weights, lower, lower_until};
 use kiln_engine::model::Model;
-use kiln_engine::plan::uses::depend;
+use kiln_engine::plan::def_use::depend;
 use kiln_engine::plan::{Plan, SlotInfo, SlotKind, Step};
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::synth::{PRESETS, Preset, Synth};
@@ -118,7 +118,7 @@ fn columns_that_leave_their_step_rounded_keep_the_logits() {
         // By the table nobody does. Several tokens go the other way, and so do rows that must not know how they came about.
         assert_eq!(count(&Target { rounds: Rounds::ByTable, ..rounding() }, shape), (0, 0));
         assert_eq!(count(&rounding(), BatchShape::new(3, 1)), (0, 0), "{}", preset.name);
-        assert_eq!(count(&Target { alike: true, ..rounding() }, shape), (0, 0));
+        assert_eq!(count(&Target { batch_invariant: true, ..rounding() }, shape), (0, 0));
     }
     assert!(left >= 20 && taken >= left, "{left} left, {taken} taken");
 }
@@ -149,9 +149,9 @@ fn latents_and_what_is_made_of_them_give_the_same_logits() {
         assert!(error > 0.0, "{recipe}: both are the same plan");
         // Nothing of a short one is expanded, nothing where rows must not know of each other, nothing of two prompts.
         let short = graph.expanding(BatchShape::new(8, 1), &Target::cpu());
-        let alike = graph.expanding(shape, &Target { alike: true, ..Target::cpu() });
+        let batch_invariant = graph.expanding(shape, &Target { batch_invariant: true, ..Target::cpu() });
         let two = graph.expanding(BatchShape { pieces: 2, ..shape }, &Target::cpu());
-        assert!(!short.expands && !alike.expands && !two.expands);
+        assert!(!short.expands && !batch_invariant.expands && !two.expands);
     }
 }
 
@@ -179,7 +179,7 @@ fn described(graph: &Graph, device: &str, target: &Target, shape: BatchShape) ->
         let splits = match &step.call {
             Call::FlashAttention(call) => {
                 let splits = call.split.map_or(String::new(), |split| format!(" in {} splits", split.count));
-                let caches = if call.arriving.is_some() { ", writes caches" } else { "" };
+                let caches = if call.kv_append.is_some() { ", writes caches" } else { "" };
                 splits + caches + if call.rounding.is_some() { ", leaves a rounded column" } else { "" }
             }
             Call::MulMatVec(call) => {
@@ -208,7 +208,8 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         // Many columns, and texts that go on beside two prompts.
         let (device, target) = &devices()[1];
         text += &described(&graph, device, target, graph.expanding(BatchShape::new(300, 1), target));
-        let mixed = BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false, shares: false };
+        let mixed =
+            BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false, shares: false, vectors: false };
         text += &described(&graph, device, target, mixed);
         if preset.name == "tiny-llama-256" {
             text += &described(&graph, "rounded by who makes it", &rounding(), BatchShape::new(1, 1));
@@ -235,26 +236,26 @@ fn weights_are_read_in_the_form_that_the_device_has() {
     let (_, target) = devices().remove(1);
     let lowered = |weights: Weights| lower(plain.clone(), &Target { weights, ..target.clone() }).unwrap();
     let forms = |plan: &Plan, ty| {
-        let is_form = |slot: &&SlotInfo| matches!(slot.kind, SlotKind::Form(_)) && slot.ty == ty;
+        let is_form = |slot: &&SlotInfo| matches!(slot.kind, SlotKind::WeightVariant(_)) && slot.ty == ty;
         plan.slots.iter().filter(is_form).count()
     };
-    let packed = lowered(Weights { packing: Packing::All, keep: Keep::None, ..target.weights.clone() });
+    let packed = lowered(Weights { packing: Packing::All, f16_cache: DequantCache::None, ..target.weights.clone() });
     assert!(forms(&packed, TensorType::Q8_0x8) > 0 && forms(&packed, TensorType::F16) == 0);
     assert!(nmse(&logits(&model, &graph, &packed, shape), &want) < 1e-12);
-    let kept = Weights { packing: Packing::None, keep: Keep::All, ..target.weights.clone() };
+    let kept = Weights { packing: Packing::None, f16_cache: DequantCache::All, ..target.weights.clone() };
     let decoded = lowered(kept.clone());
     let matrices = forms(&decoded, TensorType::F16);
     assert!(matrices > 4 && forms(&decoded, TensorType::Q8_0x8) == 0);
     // Decoded weights are rounded to 11 bits.
     assert!(nmse(&logits(&model, &graph, &decoded, shape), &want) < 1e-6);
     // With room for some, some are kept; those that are kept already take none.
-    let ample = Weights { keep: Keep::Ample, room: 2 * 256 * 2048, ..kept };
+    let ample = Weights { f16_cache: DequantCache::WhenRoom, room: 2 * 256 * 2048, ..kept };
     let some = forms(&lowered(ample.clone()), TensorType::F16);
     let first = decoded.slots.iter().find_map(|slot| match slot.kind {
-        SlotKind::Form(of) => Some(of),
+        SlotKind::WeightVariant(of) => Some(of),
         _ => None,
     });
-    let more = forms(&lowered(Weights { kept: first.into_iter().collect(), ..ample }), TensorType::F16);
+    let more = forms(&lowered(Weights { cached: first.into_iter().collect(), ..ample }), TensorType::F16);
     assert!(some <= more && more <= matrices, "{some}, {more} of {matrices}");
 }
 
@@ -301,5 +302,5 @@ fn an_unknown_pass_is_named_with_the_known_ones() {
     let graph = graph(&model.config, &model.gguf, &Room::one(16)).unwrap();
     let plan = graph.plan(BatchShape::new(1, 1)).unwrap();
     let refused = lower_until(plan, &Target::cpu(), Some("polish")).unwrap_err().to_string();
-    assert!(refused.contains("\"polish\"") && refused.contains("late-rows"), "{refused}");
+    assert!(refused.contains("\"polish\"") && refused.contains("sink-rows"), "{refused}");
 }

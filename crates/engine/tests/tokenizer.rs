@@ -104,10 +104,10 @@ fn every_name_of_a_pre_tokenizer_cuts_as_in_llama_cpp() {
     for (file, of) in [("pre-tokenizers.ids", "llama-bpe"), ("pre-tokenizers-of-lines.ids", "gemma-4")] {
         for line in std::fs::read_to_string(path(file)).expect("the ids should be there").lines() {
             let mut parts = line.splitn(3, ' ');
-            let [alike, kind, ids] = [(); 3].map(|()| parts.next().expect("a line should have three parts"));
+            let [same_names, kind, ids] = [(); 3].map(|()| parts.next().expect("a line should have three parts"));
             let text = std::fs::read_to_string(path(&format!("{kind}.inp"))).expect("the texts should be there");
             let expected: Vec<u32> = ids.split(' ').map(|id| id.parse().expect("an id should be a number")).collect();
-            for name in alike.split(',') {
+            for name in same_names.split(',') {
                 names.insert(name.to_owned());
                 let tokenizer = Tokenizer::new(Vocab { pre: name.into(), ..vocab(of) }).unwrap();
                 let got = tokenizer.encode(&text, AddSpecial::No, ParseSpecial::No).unwrap();

@@ -202,7 +202,7 @@ impl<'a> Cursor<'a> {
         self.take(what, len)
     }
 
-    /// Refuses a count of things that the bytes left cannot hold, at so many bytes each.
+    /// Refuses a count of items that the remaining bytes cannot hold, at `bytes` bytes each.
     fn check_count(&self, what: &'static str, offset: u64, count: u64, least_bytes: u64) -> Result<()> {
         let (left, most) = (self.left(), self.left() / least_bytes);
         if count > most {

@@ -35,7 +35,7 @@ pub use error::{Error, Result, ShapeError};
 pub use header::Header;
 pub use map::end_on_cut_files;
 pub use metadata::Metadata;
-pub use reader::{Gguf, Shared};
+pub use reader::{Gguf, Shared, check_file};
 pub use tensor::{MAX_DIMS, TensorInfo};
 pub use types::TensorType;
 pub use value::{Array, Strings, Value};

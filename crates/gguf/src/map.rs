@@ -47,7 +47,7 @@ impl Source {
     /// Gives the memory of a part of the file back, until it is read again.
     pub(crate) fn forget(&self, range: Range<usize>) {
         if let Source::Map(map) = self {
-            // SAFETY: the map is of a file and nobody writes to it, so its bytes are the same when they are read again.
+            // SAFETY: the map is of a file and this process never writes to it, so its bytes are the same when they are read again.
             #[allow(unsafe_code)]
             let forgotten = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
             // A system that keeps them has them in memory, as before.
@@ -61,7 +61,7 @@ impl Source {
         if whole.is_empty() {
             return;
         }
-        // Where the system has a file in large pages, whoever reads what lies beside this would get it back. A system without them says no.
+        // With large pages, reading a neighbour would bring these bytes back. Systems without large pages ignore the call.
         #[cfg(target_os = "linux")]
         if let Source::Map(map) = self {
             let _ = map.advise_range(Advice::NoHugePage, whole.start, whole.len());
@@ -86,7 +86,7 @@ impl Source {
     }
 }
 
-/// The end of a pipe that is written to when a mapped file turns out to be cut short; -1 where nobody listens.
+/// The end of a pipe that is written to when a mapped file turns out to be cut short; -1 without a listener.
 static CUT: AtomicI32 = AtomicI32::new(-1);
 
 /// From now on a mapped file that another program cuts short ends this process with `end`, on a thread of its own, and

@@ -16,9 +16,9 @@ const PIECE: usize = 16 << 20;
 /// Where a model is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// At so many tensors.
+    /// After this many tensors.
     Tensors(usize),
-    /// Before a part has more than so many bytes of tensors. One tensor that is larger is a part of its own.
+    /// Before a part exceeds this many bytes of tensors. One tensor that is larger is a part of its own.
     Bytes(u64),
 }
 

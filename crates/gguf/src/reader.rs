@@ -44,13 +44,13 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Lets the system take the memory of these bytes for something else; whoever reads them again waits for the file.
+    /// Lets the system reuse the memory of these bytes. Reading them again reads the file.
     pub fn forget(&self) {
         self.part.source.forget(self.range.clone());
     }
 
-    /// The same for many: those that lie side by side go as one. Pages that hold something else as well stay: whoever reads that would
-    /// get them back, and with them what the system reads along.
+    /// The same for many: neighbours are released together. Pages that also hold other bytes stay: reading those would bring the page
+    /// back, with what the system reads ahead.
     pub fn forget_all(all: &[Shared]) {
         for (part, run) in runs(all) {
             part.source.forget_within(run);
@@ -97,6 +97,12 @@ impl Part {
         source.forget(0..(header.data_offset as usize).min(source.bytes().len()));
         Ok((Part { path: path.to_owned(), source }, header))
     }
+}
+
+/// Checks that one file is whole: the header can be read, and every tensor of it lies inside the file. A part of a split model is
+/// checked by itself.
+pub fn check_file(path: impl AsRef<Path>) -> Result<()> {
+    Part::open(path.as_ref()).map(drop)
 }
 
 impl Gguf {
@@ -194,7 +200,7 @@ impl Gguf {
     }
 
     /// Has the system bring all files into this process's memory on threads of their own, from the first byte to the last, while something
-    /// else is done. Nobody waits for them: who reads a part that is not there yet waits for that part alone.
+    /// else is done. Nothing waits for these threads: reading a part that has not arrived yet waits for that part alone.
     pub fn fetch(&self) {
         let pieces: Vec<(Arc<Part>, Range<usize>)> = self.parts.iter().flat_map(fetched).collect();
         let (pieces, next) = (Arc::new(pieces), Arc::new(AtomicUsize::new(0)));

@@ -42,7 +42,7 @@ impl Raw {
         self.u32(ty).u64(start)
     }
 
-    /// Pads to the default alignment and adds so many bytes of data.
+    /// Pads to the default alignment and adds this many bytes of data.
     fn data(mut self, bytes: usize) -> Raw {
         self.0.resize(self.0.len().next_multiple_of(32) + bytes, 0);
         self

@@ -201,7 +201,7 @@ pub(super) fn minimax3(l: &mut Loader<'_>) -> Loaded {
     let count = |name: &str, most: usize| keys.count(&format!("attention.indexer.{name}"), most);
     let (most, block) = (count("top_k", 1 << 24)?, count("block_size", 1 << 16)?);
     // As long as there are no more blocks than layers choose, they see all.
-    if l.room.context > most * block {
+    if keys.count("context_length", 1 << 24)? > most * block {
         let (heads, width) = (count("head_count", 4096)?, count("key_length", 4096)?);
         let near = keys.count_opt("attention.indexer.local_blocks", most)?.unwrap_or(0);
         let (dense, eps) = (spec.dense_layers, spec.eps);

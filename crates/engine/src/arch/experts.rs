@@ -17,6 +17,9 @@ use crate::model::parts::{Factors, expert_width};
 
 type Loaded = Result<Box<dyn Architecture>, Error>;
 
+/// The base of the frequencies of DeepSeek OCR.
+const OCR_BASE: f32 = 10000.0;
+
 /// Experts as the keys describe them; `default` is the router's function where the file does not say it.
 pub(super) fn keyed(l: &Loader<'_>, spec: &mut Spec, default: Gate) -> Result<MoeSpec, Error> {
     let keys = l.keys;
@@ -190,5 +193,26 @@ pub(super) fn minimax2(l: &mut Loader<'_>) -> Loaded {
     spec.dense_layers = 0;
     let width = spec.sizes.feed_forward[0];
     spec.moe = Some(MoeSpec { width, shares: MoeSpec::of_sum(), scale: 1.0, shared: None, ..moe });
+    Decoder::load(l, spec)
+}
+
+/// The text part of DeepSeek OCR: plain attention, always turned by the same base.
+pub(super) fn deepseek_ocr(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    let base = l.keys.float("rope.freq_base", OCR_BASE, [1.0, 1e12])?;
+    l.keys.require(
+        base == OCR_BASE,
+        "rope.freq_base",
+        base as usize,
+        &format!("{OCR_BASE}, which the model is bound to"),
+    )?;
+    let width = spec.sizes.head_dim;
+    l.keys.require(width.is_multiple_of(2), "attention.key_length", width, "even: all of a head is turned")?;
+    spec.each_attention(|_, attention| {
+        attention.rope = attention.rope.as_ref().map(|rope| rope.unscaled(OCR_BASE).with_dims(width));
+        (attention.bias, attention.scaled) = (false, false);
+    });
+    l.keys.count("expert_shared_count", 1 << 10)?;
+    spec.moe = Some(keyed(l, &mut spec, Gate::Softmax)?);
     Decoder::load(l, spec)
 }

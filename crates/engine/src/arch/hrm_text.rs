@@ -7,7 +7,7 @@ use kiln_kernels::tensor::Tensor;
 use super::{Architecture, Batch};
 use crate::Error;
 use crate::blocks::attend::ResultGate;
-use crate::blocks::decoder::{Layer, Spec};
+use crate::blocks::decoder::{Entering, Layer, Spec};
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::{Embedding, Output};
 use crate::model::Loader;
@@ -68,7 +68,7 @@ impl Architecture for Hrm {
             b.at(format!("{i}"));
             let mut x = b.add("both", high, low);
             for (n, layer) in run.layers.iter().enumerate() {
-                x = layer.build(b, batch, (&self.spec, &format!("{i}.{n}")), [x, first]);
+                x = layer.build(b, batch, (&self.spec, &format!("{i}.{n}")), Entering { x, first, own: None });
             }
             b.at(format!("{i}"));
             x = b.norm("norm", x, &norm);

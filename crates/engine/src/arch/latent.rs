@@ -3,6 +3,7 @@
 use kiln_kernels::choose_keys::Rule;
 use kiln_kernels::rope::{RopeParams, RopeStyle};
 use kiln_kernels::topk_moe::Gate;
+use kiln_kernels::unary::Function;
 
 use super::Architecture;
 use super::experts::keyed;
@@ -11,7 +12,7 @@ use crate::blocks::attend::{ResultGate, Temperature};
 use crate::blocks::decoder::{Decoder, Spec};
 use crate::blocks::indexer::IndexSpec;
 use crate::blocks::latent::{LatentSpec, Sees};
-use crate::blocks::mlp::Scaled;
+use crate::blocks::mlp::{Activation, Scaled};
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::Head;
@@ -129,7 +130,8 @@ impl Choosing {
     pub(super) fn apply(self, l: &Loader<'_>, own: &[bool], layers: &mut [LatentSpec]) -> Result<(), Error> {
         let keys = l.keys;
         let most = keys.count("attention.indexer.top_k", 1 << 24)?;
-        if l.room.context <= most {
+        // By the model's own context, not by the one that is served: every part of the engine must see the same slots.
+        if keys.count("context_length", 1 << 24)? <= most {
             return Ok(());
         }
         let (heads, width) =
@@ -231,5 +233,13 @@ pub(super) fn minicpm3(l: &mut Loader<'_>) -> Loaded {
     spec.residual_scale = 1.4 / (spec.sizes.layers as f32).sqrt();
     spec.logit_scale = 256.0 / spec.sizes.hidden as f32;
     spec.head = Head::Tied;
+    Decoder::load(l, spec)
+}
+
+/// PLM: a feed-forward layer without a gate.
+pub(super) fn plm(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
+    spec.latent = all(l, &spec)?;
+    (spec.head, spec.activation) = (Head::Embedding, Activation::Plain(Function::Relu2));
     Decoder::load(l, spec)
 }

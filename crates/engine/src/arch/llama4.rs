@@ -22,10 +22,6 @@ pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Usual)?;
     let layers = spec.sizes.layers;
     keys.count("attention.sliding_window", 1 << 24)?;
-    if l.room.context > CHUNK {
-        let what = format!("a context of {} tokens for llama4, whose layers see chunks of {CHUNK}", l.room.context);
-        return Err(Error::NotSupported { what: format!("{what} (--ctx-size {CHUNK} or less runs)") });
-    }
     let counts = MoeSpec::required_counts(l)?;
     let chunked = windows(l, layers, CHUNK, 4)?;
     let base = keys.float("rope.freq_base", 10000.0, [1.0, 1e12])?;
@@ -33,6 +29,7 @@ pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     spec.each_attention(|i, attention| {
         if chunked[i].is_some() {
             attention.rope = attention.rope.as_ref().map(|rope| rope.with_base(base));
+            attention.chunk = Some(CHUNK);
         }
         if (i + 1) % 4 != 0 {
             attention.norm_after_rope = true;

@@ -1,7 +1,9 @@
 //! Architectures: one table, one row and one short file each, put together from [`crate::blocks`]. A file reads the model's
 //! keys and tensors and builds plain plans; it reads like its paper. No device and no tensor format is named here.
 
+mod apertus;
 mod bert;
+mod chameleon;
 mod cohere;
 mod diffusion;
 mod encoders;
@@ -9,11 +11,14 @@ mod expert_windows;
 mod experts;
 mod falcon;
 mod gemma;
+mod gemma3n;
+mod gemma4;
 mod glm;
 mod glm5_next;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod graniteswitch;
 mod grok;
 mod hrm_text;
 mod hy_v4;
@@ -40,6 +45,7 @@ mod rwkv;
 mod rwkv6;
 mod rwkv7;
 mod stablelm;
+mod step35;
 mod streamed;
 mod t5;
 mod variants;
@@ -53,6 +59,7 @@ use kiln_gguf::{Gguf, TensorType};
 use crate::Error;
 use crate::lower::Target;
 use crate::model::adapter::Matrix;
+use crate::model::names::TOKEN_EMBEDDING;
 use crate::model::{Adapter, Config, Facts, Loader, MOST_LAYERS};
 use crate::plan::adapt::{Change, Changes, Scales, adapt};
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
@@ -61,7 +68,7 @@ use kiln_kernels::recurrence::Sequences;
 use kiln_kernels::tensor::{Slot, Tensor};
 
 /// One architecture.
-pub struct Row {
+pub struct ArchEntry {
     /// The name in files, which its keys begin with.
     pub name: &'static str,
     /// Which models are of this kind.
@@ -73,15 +80,16 @@ pub struct Row {
 /// Reads the keys and tensors of a file.
 type Load = fn(&mut Loader<'_>) -> Result<Box<dyn Architecture>, Error>;
 
-impl std::fmt::Debug for Row {
+impl std::fmt::Debug for ArchEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
 }
 
 /// Every architecture Kiln can run.
-pub const TABLE: &[Row] = &[
+pub const TABLE: &[ArchEntry] = &[
     row("afmoe", "Arcee Trinity", expert_windows::afmoe),
+    row("apertus", "Apertus", apertus::load),
     row("arcee", "Arcee AFM", variants::arcee),
     row("arctic", "Snowflake Arctic", experts::arctic),
     row("arwkv7", "ARWKV", rwkv7::load_hybrid),
@@ -90,7 +98,9 @@ pub const TABLE: &[Row] = &[
     row("bailingmoe2", "Ling 2, Ring 2", experts::bailing2),
     row("bailingmoe3", "Ling 3", kimi::ling3),
     row("bert", "BERT, MiniLM, BGE, E5", bert::load),
+    row("bitnet", "BitNet b1.58", variants::bitnet),
     row("bloom", "BLOOM", gpt::load_bloom),
+    row("chameleon", "Chameleon (text)", chameleon::load),
     row("chatglm", "ChatGLM 3, GLM 4", glm::load),
     row("codeshell", "CodeShell", gpt::load_rotary),
     row("cogvlm", "CogVLM (text)", variants::cogvlm),
@@ -101,6 +111,7 @@ pub const TABLE: &[Row] = &[
     row("deci", "DeciLM, Nemotron Super and Ultra", variants::deci),
     row("deepseek", "DeepSeek 1", experts::deepseek),
     row("deepseek2", "DeepSeek 2, 3 and R1, Kimi K2, GLM 4.7 Flash", latent::deepseek2),
+    row("deepseek2-ocr", "DeepSeek OCR (text)", experts::deepseek_ocr),
     row("deepseek32", "DeepSeek 3.2", latent::deepseek32),
     row("dots1", "dots.llm1", experts::dots1),
     row("dots3note", "dots3", latent::dots3),
@@ -116,6 +127,8 @@ pub const TABLE: &[Row] = &[
     row("gemma", "Gemma 1", gemma::load),
     row("gemma2", "Gemma 2", gemma::load2),
     row("gemma3", "Gemma 3", gemma::load3),
+    row("gemma3n", "Gemma 3n", gemma3n::load),
+    row("gemma4", "Gemma 4", gemma4::load),
     row("gemma-embedding", "EmbeddingGemma", gemma::load_embedding),
     row("glm-dsa", "GLM 5", latent::glm_dsa),
     row("glm4", "GLM 4 of 2025", glm::load4),
@@ -128,6 +141,7 @@ pub const TABLE: &[Row] = &[
     row("granite_swa", "Granite with windows", granite::load_windows),
     row("granitehybrid", "Granite 4 hybrids", hybrids::granite),
     row("granitemoe", "Granite with experts", granite::load_moe),
+    row("graniteswitch", "Granite Switch", graniteswitch::load),
     row("grok", "Grok 1 and 2", grok::load),
     row("grovemoe", "GroveMoE", experts::grove),
     row("hrm_text", "HRM", hrm_text::load),
@@ -190,6 +204,7 @@ pub const TABLE: &[Row] = &[
     row("plamo", "PLaMo", variants::plamo),
     row("plamo2", "PLaMo 2", hybrids::plamo2),
     row("plamo3", "PLaMo 3", variants::plamo3),
+    row("plm", "PLM", latent::plm),
     row("pockettts", "Pocket TTS (language model)", variants::pocket_tts),
     row("qwen", "Qwen 1", variants::qwen),
     row("qwen2", "Qwen 2 and 2.5", qwen2::load),
@@ -215,6 +230,7 @@ pub const TABLE: &[Row] = &[
     row("stablelm", "StableLM", stablelm::load),
     row("starcoder", "StarCoder", gpt::load_learnt),
     row("starcoder2", "StarCoder 2", gpt::load_rotary),
+    row("step35", "Step 3.5", step35::load),
     row("t5", "T5, Flan-T5, mT5, UMT5", t5::load),
     row("t5encoder", "Encoders of T5", t5::load_encoder),
     row("talkie", "Talkie", variants::talkie),
@@ -238,8 +254,8 @@ const HARMLESS: &[(&str, &[&str])] = &[
     ("refact", &["rope_freqs"]),
 ];
 
-const fn row(name: &'static str, models: &'static str, load: Load) -> Row {
-    Row { name, models, load }
+const fn row(name: &'static str, models: &'static str, load: Load) -> ArchEntry {
+    ArchEntry { name, models, load }
 }
 
 /// Which layers are recurrent: those of a list of the file, or all but every so many.
@@ -255,7 +271,7 @@ fn recurrent_layers(l: &Loader<'_>, layers: usize, interval: usize) -> Result<Ve
 }
 
 /// The architecture of this name.
-pub fn find(name: &str) -> Result<&'static Row, Error> {
+pub fn find(name: &str) -> Result<&'static ArchEntry, Error> {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return Err(Error::Refused { name: name.to_owned(), why });
     }
@@ -334,13 +350,15 @@ pub struct BatchShape {
     pub expands: bool,
     /// Whether neighbours among the sequences that go on have enough pages in common to read these once for several of them.
     pub shares: bool,
+    /// Whether rows may be vectors that the host writes, in the place of embeddings of tokens ([`Ports::vectors`]).
+    pub vectors: bool,
 }
 
 impl BatchShape {
     /// So many tokens of one sequence.
     pub fn new(tokens: usize, outputs: usize) -> BatchShape {
         let (decode, prompt, pieces) = if tokens == 1 { (1, 0, 0) } else { (0, tokens, 1) };
-        BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false }
+        BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, vectors: false }
     }
 
     /// Tokens of the batch.
@@ -451,7 +469,7 @@ impl Graph {
         // Adapters change products with the matrices of the keys, of which there are none then; so does looking at such products.
         let can = self.facts.latents && self.changes.is_empty() && target.fuses;
         // A row that goes the way of one alone knows nothing of the others.
-        let gains = !target.alike && shape.pieces == 1 && shape.prompt >= target.expands_from;
+        let gains = !target.batch_invariant && shape.pieces == 1 && shape.prompt >= target.expands_from;
         BatchShape { expands: can && gains, ..shape }
     }
 
@@ -524,6 +542,11 @@ impl Graph {
         let ports = Ports::new(&mut b, &shape, &self.room);
         let answers = self.facts.start.is_some() && results == Results::Logits;
         let ports = if answers { ports.with_source(&mut b) } else { ports };
+        let embeddings = self.fixed.slots.iter().find(|slot| slot.name == TOKEN_EMBEDDING);
+        let ports = match embeddings.filter(|_| shape.vectors) {
+            Some(slot) => ports.with_vectors(&mut b, slot.shape[0]),
+            None => ports,
+        };
         let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
         b.finish(ports, logits)
     }

@@ -9,7 +9,7 @@ use kiln_kernels::unary::Function;
 
 use super::Batch;
 use crate::Error;
-use crate::blocks::mlp::{Activation, Mlp, MlpSpec, Scaled};
+use crate::blocks::mlp::{Activation, Mlp, MlpSpec};
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::{Embedding, Head, Output};
 use crate::model::{Loader, MOST_LAYERS};
@@ -155,7 +155,7 @@ impl FeedForward {
         let Sizes { hidden, feed_forward: width, .. } = *sizes;
         if sizes.hybrid {
             let activation = Activation::Gated(Gate::Swiglu);
-            let spec = MlpSpec { hidden, width, activation, scaled: Scaled::None, bias: true, suffix: "" };
+            let spec = MlpSpec { bias: true, ..MlpSpec::plain(hidden, width, activation) };
             return Ok(FeedForward { norm: sizes.norm(l, "ffn_norm")?, kind: Kind::Mlp(Mlp::load(l, &spec)?) });
         }
         let receptance = if gated {

@@ -7,7 +7,7 @@ use crate::Error;
 use crate::blocks::decoder::{FeedForward, Spec};
 use crate::blocks::mixer::Mixer;
 use crate::blocks::output::{Embedding, Head, Output};
-use crate::blocks::streams::{StreamSpec, Streams};
+use crate::blocks::streams::{StreamSpec, Streams, mean};
 use crate::model::Loader;
 use crate::plan::{Builder, Norm};
 
@@ -83,7 +83,7 @@ impl Architecture for Model {
         b.at("output");
         let x = match &self.last {
             Some(last) => last.read(b, x).0,
-            None => self.streams.mean(b, x),
+            None => mean(b, x),
         };
         self.output.build(b, batch, x)
     }

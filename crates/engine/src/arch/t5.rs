@@ -7,7 +7,7 @@ use kiln_kernels::unary::Function;
 
 use super::{Architecture, Batch, Results};
 use crate::Error;
-use crate::blocks::mlp::{Activation, Mlp, MlpSpec, Scaled};
+use crate::blocks::mlp::{Activation, Mlp, MlpSpec};
 use crate::blocks::norms::NormKind;
 use crate::blocks::output::{Embedding, Head, Output};
 use crate::blocks::relative::{Relative, RelativeSpec, buckets, distances};
@@ -82,8 +82,8 @@ impl Spec {
         let sizes = Sizes::read(l)?;
         let (heads, key) = (sizes.heads[0], "attention.head_count");
         l.keys.require(heads > 0, key, heads, "1 to 4096")?;
-        let alike = sizes.heads.iter().chain(&sizes.kv_heads).all(|n| *n == heads);
-        l.keys.require(alike, key, heads, "the same in all layers, for queries as for keys")?;
+        let same = sizes.heads.iter().chain(&sizes.kv_heads).all(|n| *n == heads);
+        l.keys.require(same, key, heads, "the same in all layers, for queries as for keys")?;
         let Sizes { hidden, head_dim, value_dim, .. } = sizes;
         let relative = RelativeSpec { hidden, heads, head_dim, value_dim };
         let eps = l.keys.eps(NormKind::Rms.eps_key())?;
@@ -144,7 +144,7 @@ impl Spec {
         let gated = l.has("ffn_gate.weight");
         let activation = if gated { Activation::Gated(Gate::Geglu) } else { Activation::Plain(Function::Relu) };
         let hidden = self.relative.hidden;
-        Mlp::load(l, &MlpSpec { hidden, width, activation, scaled: Scaled::None, bias: false, suffix: "" })
+        Mlp::load(l, &MlpSpec::plain(hidden, width, activation))
     }
 }
 

@@ -276,3 +276,12 @@ pub(super) fn pocket_tts(l: &mut Loader<'_>) -> Loaded {
     spec.head = Head::Embedding;
     Decoder::load(l, spec)
 }
+
+/// BitNet: norms before the last matrix of each half of a layer, factors of all matrices.
+pub(super) fn bitnet(l: &mut Loader<'_>) -> Loaded {
+    let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
+    (spec.head, spec.scaled, spec.inner_norms) = (Head::Embedding, Scaled::All, true);
+    let eps = spec.eps;
+    spec.each_attention(|_, attention| attention.inner_norm = Some(eps));
+    Decoder::load(l, spec)
+}

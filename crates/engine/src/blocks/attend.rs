@@ -2,7 +2,7 @@
 //! of queries that grow with the position.
 
 use kiln_gguf::TensorType;
-use kiln_kernels::flash_attention::{self, Mask, Pages};
+use kiln_kernels::flash_attention::{self, Mask, Pages, Window};
 use kiln_kernels::rope::{self, RopeParams};
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
@@ -19,20 +19,20 @@ pub struct Turned {
     /// The result.
     pub y: Tensor,
     /// The table of turns.
-    pub turns: Tensor,
+    pub freqs: Tensor,
     /// The first turned element of a head.
     pub offset: usize,
 }
 
 /// Adds the step that turns heads by their positions.
 pub fn turned(b: &mut Builder, batch: &Batch, name: &str, what: Turned, params: &RopeParams) {
-    let Turned { x, y, turns, offset } = what;
+    let Turned { x, y, freqs, offset } = what;
     b.step(
         name,
         rope::Call {
             x,
             positions: batch.ports.positions,
-            turns,
+            freqs,
             y,
             style: params.style,
             n_dims: params.n_dims,
@@ -63,6 +63,8 @@ pub struct Attended {
     pub max_bias: f32,
     /// Number of the last positions a token sees, its own included; of the next ones as well, where it sees those.
     pub window: Option<usize>,
+    /// Number of positions in a chunk: tokens see their own chunk alone, up to themselves.
+    pub chunk: Option<usize>,
     /// Whether a token sees its sequence up to itself; if not, all of it.
     pub causal: bool,
 }
@@ -70,7 +72,7 @@ pub struct Attended {
 impl Attended {
     /// The window that tokens see through: only what lies behind a token is ever forgotten.
     pub fn kept(&self) -> Option<usize> {
-        self.window.filter(|_| self.causal)
+        self.window.or(self.chunk).filter(|_| self.causal)
     }
 
     /// The rows of a batch that go on by one token, and those of prompts, over the keys of their sequences: `q [width, heads,
@@ -141,7 +143,7 @@ impl Attended {
             mask: Mask::Causal {
                 positions: ports.positions.narrow(0, first, n),
                 length: lengths.narrow(0, sequence, sequences),
-                window: self.window,
+                window: self.window.map(Window::Last).or(self.chunk.map(Window::Chunk)),
                 both: !self.causal,
             },
             pages: Some(Pages { table: table.narrow(1, sequence, sequences), size: PAGE }),
@@ -150,7 +152,7 @@ impl Attended {
             max_bias: self.max_bias,
             logit_softcap: self.softcap,
             // Layers with a window have pages of their own.
-            shares: batch.shape.shares && batches > 1 && self.window.is_none(),
+            shares: batch.shape.shares && batches > 1 && self.window.is_none() && self.chunk.is_none(),
             ..flash_attention::Call::plain(
                 q.narrow(2, first, n).reshape(shape(head_dim)).permute([0, 2, 1, 3]),
                 keys(k_cache, [head_dim, kv_heads]),

@@ -37,6 +37,8 @@ pub enum HeadNorm {
     BareRms,
     /// The same; each head of queries has a factor.
     RmsFactor,
+    /// Each head to mean 0 and variance 1; each head has its weight, and a bias where the file has one.
+    LayerEach,
 }
 
 /// How attention is read and computed in one layer. The fields of [`Attended`] are its own as well.
@@ -68,10 +70,18 @@ pub struct AttentionSpec {
     pub bias: bool,
     /// Factors of queries that grow with the position.
     pub temperature: Option<Temperature>,
+    /// What stands before the output matrix is normed (`attn_sub_norm`), with this added.
+    pub inner_norm: Option<f32>,
     /// Factor of the result, after the output matrix.
     pub result_scale: f32,
     /// Values are those of experts, in the place of `attn_v`.
     pub values: Option<ValueSpec>,
+    /// Whether values are the keys before their norm where the file has no `attn_v`.
+    pub keys_as_values: bool,
+    /// Whether each head of values is divided by the root of its mean square.
+    pub value_norm: bool,
+    /// The layer whose caches this one reads: it has no keys and values of its own, and writes none.
+    pub caches_of: Option<usize>,
     /// Small queries and keys, one head for each head of keys, choose what the tokens see.
     pub index: Option<IndexSpec>,
 }
@@ -102,6 +112,7 @@ impl AttentionSpec {
             softcap: 0.0,
             max_bias: 0.0,
             window: None,
+            chunk: None,
             causal: true,
         };
         AttentionSpec {
@@ -118,8 +129,12 @@ impl AttentionSpec {
             clamp: None,
             bias: true,
             temperature: None,
+            inner_norm: None,
             result_scale: 1.0,
             values: None,
+            keys_as_values: false,
+            value_norm: false,
+            caches_of: None,
             index: None,
         }
     }
@@ -131,6 +146,8 @@ struct Normed {
     norm: Norm,
     /// `[width, heads]`: multiplied after the norm.
     per_head: Option<Tensor>,
+    /// `[width, heads]`: added then.
+    bias: Option<Tensor>,
     whole: bool,
 }
 
@@ -139,12 +156,12 @@ struct Normed {
 pub struct Attention {
     spec: AttentionSpec,
     q: Linear,
-    k: Linear,
-    v: Source,
+    /// Nothing where the layer reads caches of another one.
+    own: Option<KeysValues>,
+    inner_norm: Option<Norm>,
     output: Linear,
     q_norm: Option<Normed>,
-    k_norm: Option<Normed>,
-    turns: Option<Tensor>,
+    freqs: Option<Tensor>,
     sinks: Option<Tensor>,
     gate: Option<super::attend::Gated>,
     temperature: Option<Tensor>,
@@ -153,26 +170,34 @@ pub struct Attention {
     v_cache: Tensor,
 }
 
+/// What makes keys and values.
+#[derive(Clone, Debug)]
+struct KeysValues {
+    k: Linear,
+    v: Source,
+    k_norm: Option<Normed>,
+}
+
 /// Where values come from.
 #[derive(Clone, Debug)]
 enum Source {
     Matrix(Linear),
     Experts(Box<Values>),
+    /// They are the keys before their norm.
+    Keys,
 }
 
 impl Mixer for Attention {
     fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
         let Attended { heads, kv_heads, head_dim, .. } = self.spec.attended;
         let q = b.linear("q", x, &self.q);
-        let k = b.linear("k", x, &self.k);
-        let v = match &self.v {
-            Source::Matrix(matrix) => b.linear("v", x, matrix),
-            Source::Experts(values) => values.build(b, x),
-        };
-        let [q, k, v] = [("q_clamp", q), ("k_clamp", k), ("v_clamp", v)].map(|(name, t)| match self.spec.clamp {
+        let made = self.own.as_ref().map(|own| own.products(b, x));
+        let clamped = |b: &mut Builder, name: &str, t: Tensor| match self.spec.clamp {
             Some(most) => b.clamp(name, t, most),
             None => t,
-        });
+        };
+        let q = clamped(b, "q_clamp", q);
+        let made = made.map(|[k, v]| [clamped(b, "k_clamp", k), clamped(b, "v_clamp", v)]);
         let (q, inner_gate) = match self.spec.gate {
             ResultGate::InQueries => {
                 let both = by_head(q, 2 * head_dim, heads);
@@ -181,14 +206,20 @@ impl Mixer for Attention {
             _ => (by_head(q, head_dim, heads), None),
         };
         let q = self.heads(b, batch, ["q_norm", "q_rope"], q, self.q_norm.as_ref());
-        let k = self.heads(b, batch, ["k_norm", "k_rope"], by_head(k, head_dim, kv_heads), self.k_norm.as_ref());
+        let made = made.map(|[k, v]| {
+            let norm = self.own.as_ref().and_then(|own| own.k_norm.as_ref());
+            let k = self.heads(b, batch, ["k_norm", "k_rope"], by_head(k, head_dim, kv_heads), norm);
+            [flat(k), self.values(b, v)]
+        });
         let q = match self.temperature {
             Some(table) => super::attend::warmed(b, batch, q, table),
             None => q,
         };
         let rows = batch.places(self.spec.kept()).rows;
-        b.store("k_write", flat(k), rows, self.k_cache);
-        b.store("v_write", v, rows, self.v_cache);
+        if let Some([k, v]) = made {
+            b.store("k_write", k, rows, self.k_cache);
+            b.store("v_write", v, rows, self.v_cache);
+        }
         let caches = [self.k_cache, self.v_cache];
         let lists = self.indexer.as_ref().and_then(|indexer| indexer.build(b, batch, x, x).lists());
         let mut y = match lists {
@@ -202,6 +233,7 @@ impl Mixer for Attention {
             let gate = b.function("gate.sigmoid", gate, Function::Sigmoid);
             y = b.multiply("gated", y, gate.reshape(y.shape));
         }
+        let y = self.inner_norm.map_or(y, |norm| b.norm("inner_norm", y, &norm));
         let y = b.linear("output", y, &self.output);
         if self.spec.result_scale == 1.0 { y } else { b.scale("result", y, self.spec.result_scale) }
     }
@@ -223,44 +255,77 @@ impl Attention {
             let scale = if spec.scaled { linear.scale } else { 1.0 };
             Linear { scale, bias: linear.bias.filter(|_| spec.bias), ..linear }
         };
-        let (q, k, v) = if l.has("attn_qkv.weight") {
+        let (q, made) = if l.has("attn_qkv.weight") {
             let all = counted(l.linear("attn_qkv", &[hidden, q_width + k_width + v_width])?);
             let v = Source::Matrix(all.rows(q_width + k_width, v_width));
-            (all.rows(0, q_width), all.rows(q_width, k_width), v)
+            (all.rows(0, q_width), Some((all.rows(q_width, k_width), v)))
         } else {
             let q_width = if spec.gate == ResultGate::InQueries { 2 * q_width } else { q_width };
-            let (q, k) = (l.linear("attn_q", &[hidden, q_width])?, l.linear("attn_k", &[hidden, k_width])?);
-            let v = match &spec.values {
-                Some(values) => Source::Experts(Box::new(Values::load(l, values, [hidden, v_width])?)),
-                None => Source::Matrix(counted(l.linear("attn_v", &[hidden, v_width])?)),
+            let q = counted(l.linear("attn_q", &[hidden, q_width])?);
+            let made = match spec.caches_of {
+                Some(_) => {
+                    // Files may hold what makes keys and values all the same.
+                    ["attn_k", "attn_v", "attn_k_norm"].iter().for_each(|name| l.ignore_matrix(name));
+                    None
+                }
+                None => {
+                    let k = counted(l.linear("attn_k", &[hidden, k_width])?);
+                    let v = match &spec.values {
+                        Some(values) => Source::Experts(Box::new(Values::load(l, values, [hidden, v_width])?)),
+                        None if spec.keys_as_values && !l.has("attn_v.weight") => Source::Keys,
+                        None => Source::Matrix(counted(l.linear("attn_v", &[hidden, v_width])?)),
+                    };
+                    Some((k, v))
+                }
             };
-            (counted(q), counted(k), v)
+            (q, made)
         };
         let mut output = l.linear("attn_output", &[heads * value_dim, hidden])?;
         output.bias = output.bias.filter(|_| spec.output_bias);
-        let turns = match &spec.rope {
-            Some(rope) => Some(l.turns(&rope.params, rope.factors.as_deref())?),
+        let cache = |name: &str, which: Cached, l: &mut Loader<'_>, width: usize| match spec.caches_of {
+            Some(owner) => l.shared_cache(&format!("{owner}.{name}"), [width, kv_heads]),
+            None => l.heads_cache(&format!("{layer}.{name}"), which, [width, kv_heads], window),
+        };
+        let freqs = match &spec.rope {
+            Some(rope) => Some(l.freqs(&rope.params, rope.factors.as_deref())?),
             None => None,
         };
         Ok(Attention {
             gate: spec.gate.load(l, hidden, [heads, value_dim])?,
             temperature: spec.temperature.map(|t| t.load(l)),
             q_norm: head_norm(l, "attn_q_norm", heads, spec)?,
-            k_norm: head_norm(l, "attn_k_norm", kv_heads, spec)?,
+            own: match made {
+                Some((k, v)) => Some(KeysValues { k, v, k_norm: head_norm(l, "attn_k_norm", kv_heads, spec)? }),
+                None => None,
+            },
+            inner_norm: match spec.inner_norm {
+                Some(eps) => {
+                    let weight = Some(l.vector("attn_sub_norm.weight", &[heads * value_dim])?);
+                    Some(Norm::Rms { weight, eps })
+                }
+                None => None,
+            },
             sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
             indexer: match &spec.index {
                 Some(index) => Some(Indexer::each(l, index, hidden, layer)?),
                 None => None,
             },
-            k_cache: l.heads_cache(&format!("{layer}.k_cache"), Cached::Keys, [head_dim, kv_heads], window)?,
-            v_cache: l.heads_cache(&format!("{layer}.v_cache"), Cached::Values, [value_dim, kv_heads], window)?,
+            k_cache: cache("k_cache", Cached::Keys, l, head_dim)?,
+            v_cache: cache("v_cache", Cached::Values, l, value_dim)?,
             spec: spec.clone(),
             q,
-            k,
-            v,
             output,
-            turns,
+            freqs,
         })
+    }
+
+    /// Values `[width * heads, rows]` as they are kept.
+    fn values(&self, b: &mut Builder, v: Tensor) -> Tensor {
+        let AttentionSpec { attended: Attended { kv_heads, value_dim, .. }, value_norm, eps, .. } = self.spec;
+        match value_norm {
+            true => flat(b.norm("v_norm", by_head(v, value_dim, kv_heads), &Norm::Rms { weight: None, eps })),
+            false => v,
+        }
     }
 
     /// Norm and rotary positions of `[width, heads, rows]`.
@@ -273,10 +338,10 @@ impl Attention {
         how: Option<&Normed>,
     ) -> Tensor {
         let normed = |b: &mut Builder, x: Tensor| how.map_or(x, |how| how.build(b, norm, x));
-        let turned = |b: &mut Builder, x: Tensor| match (&self.spec.rope, self.turns) {
-            (Some(rope), Some(turns)) => {
+        let turned = |b: &mut Builder, x: Tensor| match (&self.spec.rope, self.freqs) {
+            (Some(rope), Some(freqs)) => {
                 let y = b.like(turn, x);
-                turned(b, batch, turn, Turned { x, y, turns, offset: 0 }, &rope.params);
+                turned(b, batch, turn, Turned { x, y, freqs, offset: 0 }, &rope.params);
                 y
             }
             _ => x,
@@ -291,6 +356,19 @@ impl Attention {
     }
 }
 
+impl KeysValues {
+    /// The products with the normed input.
+    fn products(&self, b: &mut Builder, x: Tensor) -> [Tensor; 2] {
+        let k = b.linear("k", x, &self.k);
+        let v = match &self.v {
+            Source::Matrix(matrix) => b.linear("v", x, matrix),
+            Source::Experts(values) => values.build(b, x),
+            Source::Keys => k,
+        };
+        [k, v]
+    }
+}
+
 /// `[width * heads, rows]` as `[width, heads, rows]`.
 fn by_head(t: Tensor, width: usize, heads: usize) -> Tensor {
     t.reshape([width, heads, t.shape[1], 1])
@@ -300,16 +378,14 @@ impl Normed {
     fn build(&self, b: &mut Builder, name: &str, x: Tensor) -> Tensor {
         let y =
             if self.whole { b.norm(name, flat(x), &self.norm).reshape(x.shape) } else { b.norm(name, x, &self.norm) };
-        match self.per_head {
-            Some(weight) => b.multiply(&format!("{name}.weight"), y, weight),
-            None => y,
-        }
+        let y = self.per_head.map_or(y, |weight| b.multiply(&format!("{name}.weight"), y, weight));
+        self.bias.map_or(y, |bias| b.add(&format!("{name}.bias"), y, bias))
     }
 }
 
 fn head_norm(l: &mut Loader<'_>, name: &str, heads: usize, spec: &AttentionSpec) -> Result<Option<Normed>, Error> {
     let (weight, width, eps) = (format!("{name}.weight"), spec.head_dim, spec.eps);
-    let plain = |norm: Norm, whole: bool| Some(Normed { norm, per_head: None, whole });
+    let plain = |norm: Norm, whole: bool| Some(Normed { norm, per_head: None, bias: None, whole });
     Ok(match spec.head_norm {
         HeadNorm::None => None,
         HeadNorm::Rms => plain(Norm::Rms { weight: Some(l.vector(&weight, &[width])?), eps }, false),
@@ -328,17 +404,22 @@ fn head_norm(l: &mut Loader<'_>, name: &str, heads: usize, spec: &AttentionSpec)
                 return Ok(None);
             }
             let weight = l.vector(&weight, &[width, heads])?;
-            Some(Normed { norm: Norm::Rms { weight: None, eps }, per_head: Some(weight), whole: false })
+            Some(Normed { norm: Norm::Rms { weight: None, eps }, per_head: Some(weight), bias: None, whole: false })
         }
         HeadNorm::BareRms => plain(Norm::Rms { weight: None, eps }, false),
         HeadNorm::RmsFactor => {
             let per_head = if name == "attn_q_norm" { Some(l.tensor(&weight, &[1, heads])?) } else { None };
-            Some(Normed { norm: Norm::Rms { weight: None, eps }, per_head, whole: false })
+            Some(Normed { norm: Norm::Rms { weight: None, eps }, per_head, bias: None, whole: false })
         }
         HeadNorm::LayerMaybe => {
             let Some(weight) = l.vector_opt(&weight, &[width, heads])? else { return Ok(None) };
             let norm = Norm::Layer { weight: None, bias: None, eps };
-            Some(Normed { norm, per_head: Some(weight), whole: false })
+            Some(Normed { norm, per_head: Some(weight), bias: None, whole: false })
+        }
+        HeadNorm::LayerEach => {
+            let per_head = Some(l.vector(&weight, &[width, heads])?);
+            let bias = l.vector_opt(&format!("{name}.bias"), &[width, heads])?;
+            Some(Normed { norm: Norm::Layer { weight: None, bias: None, eps }, per_head, bias, whole: false })
         }
     })
 }

@@ -13,6 +13,7 @@ use super::mlp::{Activation, Mlp, MlpSpec, Scaled};
 use super::moe::{Moe, MoeSpec};
 use super::norms::NormKind;
 use super::output::{Embedding, Head, Output};
+use super::per_layer::{Inject, PerLayer, PerLayerSpec, of_layer};
 use crate::Error;
 use crate::arch::{Architecture, Batch};
 use crate::model::Loader;
@@ -26,6 +27,8 @@ pub enum Layout {
     Pre,
     /// Each half reads the stream; its result is normed (`post_attention_norm`, `post_ffw_norm`).
     Post,
+    /// The same; the second half reads the normed result of the first one, not the stream.
+    PostChained,
     /// Both.
     Sandwich,
     /// Both halves read the same normed stream and are added together.
@@ -50,6 +53,8 @@ pub enum Place {
     BesideFromInput,
     /// Beside the feed-forward layer, where the file has one; the root of a half of both counts.
     BesideHalved,
+    /// Beside the feed-forward layer: they and their router read the stream through norms of their own, and each result is normed.
+    BesideNormed,
 }
 
 /// What models change about the plain decoder.
@@ -85,6 +90,10 @@ pub struct Spec {
     pub may_lack_attention: bool,
     /// The feed-forward layer.
     pub activation: Activation,
+    /// The feed-forward layer of each layer, where they differ; empty otherwise.
+    pub activations: Vec<Activation>,
+    /// Whether what stands before the last matrix of a feed-forward layer is normed (`ffn_sub_norm`).
+    pub inner_norms: bool,
     /// Which `ffn_*.scale` count.
     pub scaled: Scaled,
     /// Whether biases of the feed-forward layer count.
@@ -117,6 +126,10 @@ pub struct Spec {
     pub embedding_rms: bool,
     /// Whether every layer adds the embeddings once more, times `layer_output_scale`.
     pub embedding_skip: bool,
+    /// Whether the stream is multiplied by `layer_output_scale` behind each layer, where the file has it.
+    pub output_scale: bool,
+    /// Vectors that each layer gets for each token.
+    pub per_layer: Option<PerLayerSpec>,
     /// Whether factors of matrices belong to a run of a layer, not to the layer.
     pub scales_by_slot: bool,
     /// Number of times that the layers are run, with a norm between two times if `loop_norm`.
@@ -131,6 +144,8 @@ pub struct Spec {
     pub output_bias: bool,
     /// Name of the norm before the output matrix.
     pub output_norm: &'static str,
+    /// Tokens that text never draws: their logits are minus infinity.
+    pub hidden_tokens: Vec<usize>,
 }
 
 impl Spec {
@@ -161,6 +176,8 @@ impl Spec {
             latent: Vec::new(),
             may_lack_attention: false,
             activation: Activation::Gated(Gate::Swiglu),
+            activations: Vec::new(),
+            inner_norms: false,
             scaled: Scaled::None,
             ffn_bias: true,
             moe: None,
@@ -177,6 +194,8 @@ impl Spec {
             embedding_norm: false,
             embedding_rms: false,
             embedding_skip: false,
+            output_scale: false,
+            per_layer: None,
             scales_by_slot: false,
             loops: 1,
             loop_norm: true,
@@ -184,6 +203,7 @@ impl Spec {
             learnt_positions: false,
             output_bias: true,
             output_norm: "output_norm",
+            hidden_tokens: Vec::new(),
         })
     }
 
@@ -264,6 +284,21 @@ pub struct Layer {
     ffn_post: Option<Norm>,
     /// Factor of the embeddings that the layer adds.
     skip: Option<f32>,
+    /// What adds the vectors that are the layer's own.
+    inject: Option<Inject>,
+    /// Factor of the stream behind the layer.
+    output_scale: Option<f32>,
+}
+
+/// What enters a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Entering {
+    /// The stream.
+    pub x: Tensor,
+    /// The embeddings.
+    pub first: Tensor,
+    /// The vectors that are the layer's own, where it has some.
+    pub own: Option<Tensor>,
 }
 
 /// The second half of a layer.
@@ -274,6 +309,8 @@ pub enum FeedForward {
     Moe(Box<Moe>),
     /// Both, with the norm of what the experts read where they read something else.
     Both(Box<Mlp>, Box<Moe>, Option<Norm>),
+    /// Both, with the norms of what the experts read, of the result of the feed-forward layer and of theirs.
+    BothNormed(Box<Mlp>, Box<Moe>, Box<[Norm; 3]>),
 }
 
 impl Mixer for FeedForward {
@@ -286,6 +323,7 @@ impl Mixer for FeedForward {
 pub struct Decoder {
     spec: Spec,
     embedding: Embedding,
+    per_layer: Option<PerLayer>,
     layers: Vec<Layer>,
     /// The norm between two times that the layers are run.
     between: Option<Norm>,
@@ -317,6 +355,7 @@ impl Decoder {
     ) -> Result<Box<dyn Architecture>, Error> {
         let Sizes { layers: count, .. } = spec.sizes;
         let embedding = spec.embedding(l)?;
+        let per_layer = spec.per_layer.map(|own| PerLayer::load(l, own, spec.sizes.vocab)).transpose()?;
         // A layer that is run again has caches of its own.
         let numbers = (0..spec.loops).flat_map(|time| (0..count).map(move |i| (i, time * count + i)));
         let mut layers = Vec::new();
@@ -336,8 +375,9 @@ impl Decoder {
             _ => Output::load_named(l, spec.output_norm, (spec.norm, spec.eps), spec.head, &embedding)?,
         };
         (output.scale, output.softcap) = (spec.logit_scale, spec.logit_softcap);
+        output.hide(l, &spec.hidden_tokens, spec.sizes.vocab);
         let output = if spec.output_bias { output } else { output.without_bias() };
-        Ok(Box::new(Decoder { spec, embedding, layers, between, output }))
+        Ok(Box::new(Decoder { spec, embedding, per_layer, layers, between, output }))
     }
 }
 
@@ -376,13 +416,12 @@ impl Spec {
     fn mlp(&self, l: &mut Loader<'_>, i: usize) -> Result<Box<Mlp>, Error> {
         let width = self.sizes.feed_forward[i];
         l.keys.require(width > 0, "feed_forward_length", width, "1 or more")?;
+        let activation = self.activations.get(i).copied().unwrap_or(self.activation);
         let mlp = MlpSpec {
-            hidden: self.sizes.hidden,
-            width,
-            activation: self.activation,
             scaled: self.scaled,
             bias: self.ffn_bias,
-            suffix: "",
+            inner_norm: self.inner_norms.then_some(self.eps),
+            ..MlpSpec::plain(self.sizes.hidden, width, activation)
         };
         Ok(Box::new(Mlp::load(l, &mlp)?))
     }
@@ -417,13 +456,18 @@ impl FeedForward {
     pub fn load(l: &mut Loader<'_>, spec: &Spec, i: usize) -> Result<FeedForward, Error> {
         let Some(moe) = spec.experts_of(l, i) else { return Ok(FeedForward::Mlp(spec.mlp(l, i)?)) };
         let moe = Box::new(Moe::load(l, &moe)?);
+        if spec.experts == Place::BesideNormed {
+            let mut norm = |name: &str| spec.norm.load(l, name, spec.sizes.hidden, spec.eps);
+            let norms = [norm("pre_ffw_norm_2")?, norm("post_ffw_norm_1")?, norm("post_ffw_norm_2")?];
+            return Ok(FeedForward::BothNormed(spec.mlp(l, i)?, moe, Box::new(norms)));
+        }
         let norm = spec.experts == Place::BesideFromInput;
         let norm = norm.then(|| spec.norm.load(l, "ffn_norm_exps", spec.sizes.hidden, spec.eps)).transpose()?;
         let both = norm.is_some() || (spec.experts == Place::BesideHalved && l.has("ffn_up.weight"));
         Ok(if both { FeedForward::Both(spec.mlp(l, i)?, moe, norm) } else { FeedForward::Moe(moe) })
     }
 
-    /// Adds the steps: of what is read, what the router reads, and what enters the layer.
+    /// Adds the steps: of what is read, what the router reads, and what experts beside the feed-forward layer read before their norm.
     fn build(&self, b: &mut Builder, read: Tensor, [routed, x]: [Tensor; 2]) -> Tensor {
         match self {
             FeedForward::Mlp(mlp) => mlp.build(b, read),
@@ -434,6 +478,15 @@ impl FeedForward {
                 let chosen = moe.build(b, read, read);
                 let both = b.add("both", dense, chosen);
                 if norm.is_some() { both } else { b.scale("halved", both, std::f32::consts::FRAC_1_SQRT_2) }
+            }
+            FeedForward::BothNormed(mlp, moe, norms) => {
+                let [before, dense_after, chosen_after] = &**norms;
+                let dense = mlp.build(b, read);
+                let dense = b.norm("dense.norm", dense, dense_after);
+                let read = b.norm("experts.norm", x, before);
+                let chosen = moe.build(b, read, x);
+                let chosen = b.norm("chosen.norm", chosen, chosen_after);
+                b.add("both", dense, chosen)
             }
         }
     }
@@ -462,8 +515,8 @@ impl Layer {
         let mut norm = |name: &str, wanted: bool, eps: f32| -> Result<Option<Norm>, Error> {
             if wanted { spec.norm.load(l, name, hidden, eps).map(Some) } else { Ok(None) }
         };
-        let before = !matches!(spec.layout, Layout::Post | Layout::Outer);
-        let after = matches!(spec.layout, Layout::Post | Layout::Sandwich | Layout::Outer);
+        let before = !matches!(spec.layout, Layout::Post | Layout::PostChained | Layout::Outer);
+        let after = matches!(spec.layout, Layout::Post | Layout::PostChained | Layout::Sandwich | Layout::Outer);
         let mixer_norm = norm(spec.attention_norm, before && mixer.is_some() && has_norm, spec.eps)?;
         let second = norm("attn_norm_2", second, spec.eps)?;
         let ffn_norm = before && !matches!(spec.layout, Layout::Parallel | Layout::Single);
@@ -473,81 +526,93 @@ impl Layer {
         let ffn_post = norm(spec.ffn_post, after, post_eps)?;
         let skip = if spec.embedding_skip { Some(l.number("layer_output_scale.weight")?) } else { None };
         let ffn = if spec.layout == Layout::Single { None } else { Some(FeedForward::load(l, spec, i)?) };
-        Ok(Layer { mixer_norm, mixer, mixer_post, second, ffn_norm, ffn, ffn_post, skip })
+        let scaled = spec.output_scale && l.has("layer_output_scale.weight");
+        let output_scale = scaled.then(|| l.number("layer_output_scale.weight")).transpose()?;
+        let inject = spec.per_layer.map(|own| Inject::load(l, own)).transpose()?;
+        Ok(Layer { mixer_norm, mixer, mixer_post, second, ffn_norm, ffn, ffn_post, skip, inject, output_scale })
     }
 
-    /// The stream with what a half of the layer made, normed before or after.
-    fn half(&self, b: &mut Builder, spec: &Spec, post: &Option<Norm>, x: [Tensor; 2], branch: Tensor) -> Tensor {
+    /// The stream with what a half of the layer made, normed before or after, and that by itself.
+    fn half(&self, b: &mut Builder, spec: &Spec, post: &Option<Norm>, x: [Tensor; 2], branch: Tensor) -> [Tensor; 2] {
         match post {
             Some(norm) if spec.layout == Layout::Outer => {
                 let x = spec.onto(b, x, branch);
-                b.norm("post_norm", x, norm)
+                [b.norm("post_norm", x, norm), branch]
             }
             Some(norm) => {
                 let branch = b.norm("post_norm", branch, norm);
-                spec.onto(b, x, branch)
+                [spec.onto(b, x, branch), branch]
             }
-            None => spec.onto(b, x, branch),
+            None => [spec.onto(b, x, branch), branch],
         }
     }
 
-    /// Adds the steps: the stream after the layer. `name` stands before the steps, `first` are the embeddings.
-    pub fn build(
-        &self,
-        b: &mut Builder,
-        batch: &Batch,
-        (spec, name): (&Spec, &str),
-        [x, first]: [Tensor; 2],
-    ) -> Tensor {
+    /// Adds the steps: the stream after the layer. `name` stands before the steps.
+    pub fn build(&self, b: &mut Builder, batch: &Batch, (spec, name): (&Spec, &str), entering: Entering) -> Tensor {
+        let Entering { x, first, own } = entering;
         b.at(format!("{name}.attention"));
         let normed = |b: &mut Builder, norm: &Option<Norm>, name: &str, x: Tensor| match norm {
             Some(norm) => b.norm(name, x, norm),
             None => x,
         };
         let entered = normed(b, &self.mixer_norm, "norm", x);
-        let middle = match &self.mixer {
+        let [middle, mixed] = match &self.mixer {
             Some(mixer) => {
                 let branch = mixer.build(b, batch, entered);
-                let middle = self.half(b, spec, &self.mixer_post, [x, entered], branch);
+                let [middle, mixed] = self.half(b, spec, &self.mixer_post, [x, entered], branch);
                 match &self.second {
                     Some(norm) => {
                         let both = b.add("second", middle, x);
-                        b.norm("second_norm", both, norm)
+                        [b.norm("second_norm", both, norm), mixed]
                     }
-                    None => middle,
+                    None => [middle, mixed],
                 }
             }
-            None => x,
+            None => [x, x],
         };
         let Some(ffn) = &self.ffn else { return middle };
         b.at(format!("{name}.feed_forward"));
         let read = match spec.layout {
             Layout::Parallel => entered,
+            Layout::PostChained => mixed,
             Layout::ParallelTwoNorms => normed(b, &self.ffn_norm, "norm", x),
             _ => normed(b, &self.ffn_norm, "norm", middle),
         };
-        let branch = ffn.build(b, read, [if spec.routes_input { x } else { read }, x]);
-        let x = self.half(b, spec, &self.ffn_post, [middle, read], branch);
-        match self.skip {
+        let beside = if spec.experts == Place::BesideNormed { middle } else { x };
+        let branch = ffn.build(b, read, [if spec.routes_input { x } else { read }, beside]);
+        let [x, _] = self.half(b, spec, &self.ffn_post, [middle, read], branch);
+        self.finish(b, x, first, own)
+    }
+
+    /// What some models do to the stream behind both halves.
+    fn finish(&self, b: &mut Builder, x: Tensor, first: Tensor, own: Option<Tensor>) -> Tensor {
+        let mut x = match self.skip {
             Some(factor) => {
                 let again = b.scale("embedding", first, factor);
                 b.add("skip", x, again)
             }
             None => x,
+        };
+        if let (Some(inject), Some(own)) = (&self.inject, own) {
+            let added = inject.build(b, x, own);
+            x = b.add("own", x, added);
         }
+        self.output_scale.map_or(x, |factor| b.scale("output_scale", x, factor))
     }
 }
 
 impl Architecture for Decoder {
     fn build(&self, b: &mut Builder, batch: &Batch) -> Tensor {
         let first = self.embedding.build(b, batch);
+        let vectors = self.per_layer.as_ref().map(|own| own.build(b, batch, first));
         let mut x = first;
         for (i, layer) in self.layers.iter().enumerate() {
             if let Some(norm) = self.between.filter(|_| i > 0 && i % self.spec.sizes.layers == 0) {
                 b.at(format!("{i}"));
                 x = b.norm("again", x, &norm);
             }
-            x = layer.build(b, batch, (&self.spec, &i.to_string()), [x, first]);
+            let own = vectors.map(|vectors| of_layer(vectors, i % self.spec.sizes.layers));
+            x = layer.build(b, batch, (&self.spec, &i.to_string()), Entering { x, first, own });
         }
         self.output.build(b, batch, x)
     }

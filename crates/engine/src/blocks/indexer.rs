@@ -7,6 +7,7 @@ use kiln_kernels::flash_attention::Pages;
 use kiln_kernels::tensor::Tensor;
 
 use super::attend::{Turned, flat, turned};
+use super::pool::Pool;
 use crate::Error;
 use crate::arch::{Batch, BatchShape, PAGE};
 use crate::model::parts::Rope;
@@ -40,8 +41,27 @@ pub struct Indexer {
     k: (Linear, Norm),
     /// What makes the weights of heads. Without it every head chooses for itself.
     weights: Option<Linear>,
-    turns: Option<Tensor>,
-    cache: Tensor,
+    freqs: Option<Tensor>,
+    keys: Keys,
+}
+
+/// Where keys are kept.
+#[derive(Clone, Debug)]
+enum Keys {
+    /// One for each token.
+    Tokens(Tensor),
+    /// One for each pool of tokens.
+    Pools(Box<Pool>),
+}
+
+impl Keys {
+    /// The cache of the keys that are chosen by.
+    fn cache(&self) -> Tensor {
+        match self {
+            Keys::Tokens(cache) => *cache,
+            Keys::Pools(pool) => pool.cache,
+        }
+    }
 }
 
 /// The keys of the first rows of a batch: cache rows `[room, columns]` and their numbers `[columns]`. Nothing where no row has a list.
@@ -73,8 +93,11 @@ impl Indexer {
             q: (l.unscaled("indexer.attn_q_b", &[low, heads * width])?, None),
             k: (l.unscaled("indexer.attn_k", &[hidden, width])?, k_norm),
             weights,
-            turns: turns(l, spec)?,
-            cache: l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?,
+            freqs: freqs(l, spec)?,
+            keys: match spec.rule.per_key {
+                1 => Keys::Tokens(l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?),
+                size => Keys::Pools(Box::new(Pool::load(l, size, [hidden, width], layer)?)),
+            },
             spec: spec.clone(),
         })
     }
@@ -89,8 +112,8 @@ impl Indexer {
             q: (l.unscaled("indexer.q_proj", &[hidden, heads * width])?, Some(norm(l, "q_norm")?)),
             k: (l.unscaled("indexer.k_proj", &[hidden, width])?, norm(l, "k_norm")?),
             weights: None,
-            turns: turns(l, spec)?,
-            cache: l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?,
+            freqs: freqs(l, spec)?,
+            keys: Keys::Tokens(l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?),
             spec: spec.clone(),
         })
     }
@@ -102,7 +125,10 @@ impl Indexer {
         let k = b.linear("index.k", x, &self.k.0);
         let k = b.norm("index.k_norm", k, &self.k.1);
         let k = self.turned(b, batch, "index.k_rope", k.reshape([width, 1, x.shape[1], 1]));
-        b.store("index.k_write", flat(k), batch.places(None).rows, self.cache);
+        match &self.keys {
+            Keys::Tokens(cache) => b.store("index.k_write", flat(k), batch.places(None).rows, *cache),
+            Keys::Pools(pool) => pool.build(b, batch, x, flat(k)),
+        }
         let BatchShape { decode, prompt, expands, .. } = batch.shape;
         let rows = if expands && prompt <= rule.room() { decode } else { decode + prompt };
         let chosen = Chosen {
@@ -121,11 +147,11 @@ impl Indexer {
     }
 
     fn turned(&self, b: &mut Builder, batch: &Batch, name: &str, x: Tensor) -> Tensor {
-        let (Some(rope), Some(turns)) = (&self.spec.rope, self.turns) else { return x };
+        let (Some(rope), Some(freqs)) = (&self.spec.rope, self.freqs) else { return x };
         let y = b.like(name, x);
         let mut batch = *batch;
         batch.ports.positions = batch.ports.positions.narrow(0, 0, x.shape[2]);
-        turned(b, &batch, name, Turned { x, y, turns, offset: self.spec.offset }, &rope.params);
+        turned(b, &batch, name, Turned { x, y, freqs, offset: self.spec.offset }, &rope.params);
         y
     }
 
@@ -157,7 +183,7 @@ impl Indexer {
                 "index",
                 choose_keys::Call {
                     q: q.narrow(2, first, n),
-                    k: self.cache,
+                    k: self.keys.cache(),
                     weights: weights.map(|w| w.narrow(1, first, n)),
                     each,
                     positions: ports.positions.narrow(0, first, n),
@@ -175,7 +201,7 @@ impl Indexer {
     }
 }
 
-fn turns(l: &mut Loader<'_>, spec: &IndexSpec) -> Result<Option<Tensor>, Error> {
+fn freqs(l: &mut Loader<'_>, spec: &IndexSpec) -> Result<Option<Tensor>, Error> {
     let IndexSpec { width, offset, .. } = *spec;
     let Some(rope) = &spec.rope else { return Ok(None) };
     let turned = rope.params.n_dims;
@@ -186,7 +212,7 @@ fn turns(l: &mut Loader<'_>, spec: &IndexSpec) -> Result<Option<Tensor>, Error> 
         width,
         &format!("at least the {turned} elements that are turned"),
     )?;
-    l.turns(&rope.params, rope.factors.as_deref()).map(Some)
+    l.freqs(&rope.params, rope.factors.as_deref()).map(Some)
 }
 
 impl Chosen {

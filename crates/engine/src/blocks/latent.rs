@@ -7,7 +7,7 @@
 //! in other models.
 
 use kiln_gguf::TensorType;
-use kiln_kernels::flash_attention::{self, Mask};
+use kiln_kernels::flash_attention::{self, Mask, Window};
 use kiln_kernels::mul_mat::Product;
 use kiln_kernels::mul_mat_vec;
 use kiln_kernels::tensor::Tensor;
@@ -82,7 +82,7 @@ pub struct Latent {
     key_norm: Option<Norm>,
     up: Up,
     output: Linear,
-    turns: Option<Tensor>,
+    freqs: Option<Tensor>,
     sinks: Option<Tensor>,
     gate: Option<Gated>,
     temperature: Option<Tensor>,
@@ -211,8 +211,8 @@ impl Latent {
             key_norm: if spec.key_norm { Some(rms(l, "attn_k_norm", turned)?) } else { None },
             up,
             output,
-            turns: match &spec.rope {
-                Some(rope) => Some(l.turns(&rope.params, rope.factors.as_deref())?),
+            freqs: match &spec.rope {
+                Some(rope) => Some(l.freqs(&rope.params, rope.factors.as_deref())?),
                 None => None,
             },
             sinks: if spec.sinks { Some(l.vector("attn_sinks.weight", &[heads])?) } else { None },
@@ -224,14 +224,15 @@ impl Latent {
     }
 
     fn turn(&self, b: &mut Builder, batch: &Batch, name: &str, [x, y]: [Tensor; 2], offset: usize) {
-        if let (Some(rope), Some(turns)) = (&self.spec.rope, self.turns) {
-            turned(b, batch, name, Turned { x, y, turns, offset }, &rope.params);
+        if let (Some(rope), Some(freqs)) = (&self.spec.rope, self.freqs) {
+            turned(b, batch, name, Turned { x, y, freqs, offset }, &rope.params);
         }
     }
 
     fn attended(&self, kv_heads: usize, [head_dim, value_dim]: [usize; 2]) -> Attended {
         let LatentSpec { heads, scale, window, .. } = self.spec;
-        Attended { heads, kv_heads, head_dim, value_dim, scale, softcap: 0.0, max_bias: 0.0, window, causal: true }
+        let (softcap, max_bias, chunk, causal) = (0.0, 0.0, None, true);
+        Attended { heads, kv_heads, head_dim, value_dim, scale, softcap, max_bias, window, chunk, causal }
     }
 
     /// Latents are cached. The rows of a batch read them; a prompt that begins its text may have keys and values of all heads in their place.
@@ -343,7 +344,8 @@ impl Latent {
         }
         let by_head = |t: Tensor| t.permute([0, 2, 1, 3]);
         let plain = flash_attention::Call::plain(by_head(queries), by_head(keys), by_head(values), out, scale);
-        let mask = Mask::Causal { positions: batch.ports.positions, length, window, both: false };
+        let mask =
+            Mask::Causal { positions: batch.ports.positions, length, window: window.map(Window::Last), both: false };
         b.step("prompt", flash_attention::Call { mask, sinks: self.sinks, ..plain });
     }
 

@@ -64,6 +64,16 @@ impl Convolution {
         Ok(Convolution { weight, bias, state, silu })
     }
 
+    /// One that gives each token and those before it: of `[width, taps]` columns, part j becomes that of the token `taps - 1 - j` before.
+    pub fn delays(l: &mut Loader<'_>, name: &str, [taps, width]: [usize; 2]) -> Convolution {
+        let channels = width * taps;
+        let one = |i: usize| if i % taps == i / taps / width { 1.0 } else { 0.0 };
+        let weight: Vec<f32> = (0..taps * channels).map(one).collect();
+        let weight = l.constant(&format!("delays.{taps}.{width}"), &weight, [taps, channels, 1, 1]);
+        let state = l.state(&format!("{name}.state"), &[channels, taps - 1]);
+        Convolution { weight, bias: None, state, silu: false }
+    }
+
     /// Adds the step; `x` is `[channels, tokens]`, a part of wider columns perhaps.
     pub fn build(&self, b: &mut Builder, batch: &Batch, name: &str, x: Tensor) -> Tensor {
         let y = b.like(name, x);

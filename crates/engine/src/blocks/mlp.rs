@@ -3,10 +3,11 @@
 use kiln_kernels::glu::Gate;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
+use kiln_kernels::xielu::{self, Curve};
 
 use crate::Error;
 use crate::model::Loader;
-use crate::plan::{Builder, Linear};
+use crate::plan::{Builder, Linear, Norm};
 
 /// What happens between the matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +18,8 @@ pub enum Activation {
     GatedFused(Gate),
     /// f(up x).
     Plain(Function),
+    /// The same with a function that has numbers of its own.
+    Xielu(Curve),
 }
 
 /// Which matrices of a feed-forward layer have factors that count.
@@ -51,12 +54,33 @@ pub struct MlpSpec {
     pub bias: bool,
     /// What is behind `ffn_gate` in names: `_shexp` for experts that all tokens share.
     pub suffix: &'static str,
+    /// What stands before the last matrix is normed (`ffn_sub_norm`), with this added.
+    pub inner_norm: Option<f32>,
+    /// Number of standard deviations above the mean from which on elements of the gate are kept; the others become 0.
+    pub sparsity: Option<f32>,
+}
+
+impl MlpSpec {
+    /// One without factors, biases and anything unusual.
+    pub fn plain(hidden: usize, width: usize, activation: Activation) -> MlpSpec {
+        MlpSpec {
+            hidden,
+            width,
+            activation,
+            scaled: Scaled::None,
+            bias: false,
+            suffix: "",
+            inner_norm: None,
+            sparsity: None,
+        }
+    }
 }
 
 /// A feed-forward layer.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     up: Up,
+    inner_norm: Option<Norm>,
     down: Matrix,
 }
 
@@ -84,12 +108,17 @@ enum Up {
         kind: Gate,
         gate: Matrix,
         up: Matrix,
+        sparsity: Option<f32>,
     },
     /// With what the results are divided by, where the file has it.
     Plain {
         function: Function,
         up: Matrix,
         scales: Option<Tensor>,
+    },
+    Xielu {
+        curve: Curve,
+        up: Matrix,
     },
 }
 
@@ -109,27 +138,41 @@ impl Mlp {
         let down = linear("down", &[width, hidden])?;
         let up = match activation {
             Activation::Gated(kind) => {
-                Up::Gated { kind, gate: linear("gate", &[hidden, width])?, up: linear("up", &[hidden, width])? }
+                let (gate, up) = (linear("gate", &[hidden, width])?, linear("up", &[hidden, width])?);
+                Up::Gated { kind, gate, up, sparsity: spec.sparsity }
             }
             Activation::GatedFused(kind) => {
                 let both = linear("up", &[hidden, 2 * width])?;
-                Up::Gated { kind, gate: both.rows(0, width), up: both.rows(width, width) }
+                let (gate, up) = (both.rows(0, width), both.rows(width, width));
+                Up::Gated { kind, gate, up, sparsity: spec.sparsity }
             }
+            Activation::Xielu(curve) => Up::Xielu { curve, up: linear("up", &[hidden, width])? },
             Activation::Plain(function) => {
                 let up = linear("up", &[hidden, width])?;
                 Up::Plain { function, up, scales: l.vector_opt("ffn.act.scales", &[width])? }
             }
         };
-        Ok(Mlp { up, down })
+        let inner_norm = match spec.inner_norm {
+            Some(eps) => Some(Norm::Rms { weight: Some(l.vector("ffn_sub_norm.weight", &[width])?), eps }),
+            None => None,
+        };
+        Ok(Mlp { up, inner_norm, down })
     }
 
     /// Adds the steps; gives what is added to the residual stream.
     pub fn build(&self, b: &mut Builder, x: Tensor) -> Tensor {
         let wide = match &self.up {
-            Up::Gated { kind, gate, up } => {
+            Up::Gated { kind, gate, up, sparsity } => {
                 let gate = gate.build(b, "gate", x);
                 let up = up.build(b, "up", x);
+                let gate = sparsity.map_or(gate, |deviations| sparse(b, gate, deviations));
                 b.gated("gated", *kind, gate, up)
+            }
+            Up::Xielu { curve, up } => {
+                let up = up.build(b, "up", x);
+                let dst = b.like("function", up);
+                b.step("function", xielu::Call { curve: *curve, x: up, dst });
+                dst
             }
             Up::Plain { function, up, scales } => {
                 let up = up.build(b, "up", x);
@@ -137,6 +180,21 @@ impl Mlp {
                 scales.map_or(wide, |scales| b.divide("act_scales", wide, scales))
             }
         };
+        let wide = self.inner_norm.map_or(wide, |norm| b.norm("inner_norm", wide, &norm));
         self.down.build(b, "down", wide)
     }
+}
+
+/// max(0, x - mean - deviations * standard deviation) of each column `x [width, rows]`.
+fn sparse(b: &mut Builder, x: Tensor, deviations: f32) -> Tensor {
+    let width = x.shape[0] as f32;
+    let sum = b.sum("gate.sum", x);
+    let mean = b.scale("gate.mean", sum, 1.0 / width);
+    let away = b.subtract("gate.away", x, mean);
+    let squares = b.function("gate.squares", away, Function::Sqr);
+    let variance = b.sum("gate.variance", squares);
+    let variance = b.scale("gate.variance.scale", variance, deviations * deviations / (width - 1.0).max(1.0));
+    let least = b.function("gate.least", variance, Function::Sqrt);
+    let above = b.subtract("gate.above", away, least);
+    b.function("gate.sparse", above, Function::Relu)
 }

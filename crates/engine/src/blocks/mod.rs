@@ -1,6 +1,7 @@
 //! The parts that architectures are put together from. Each reads its weights from the file ([`crate::model::Loader`]) and
 //! adds its steps to a plain plan ([`crate::plan::Builder`]).
 
+pub mod altup;
 pub mod attend;
 pub mod attention;
 pub mod decoder;
@@ -14,6 +15,9 @@ pub mod mlp;
 pub mod moe;
 pub mod norms;
 pub mod output;
+pub mod per_layer;
+pub mod pool;
 pub mod relative;
 pub mod short_conv;
 pub mod streams;
+pub mod switched;

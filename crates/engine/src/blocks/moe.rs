@@ -56,6 +56,8 @@ pub struct MoeSpec {
     pub routed: Option<f32>,
     /// A second choice among smaller experts, which read the result of the first.
     pub chunks: Option<Chunks>,
+    /// The router norms what it reads with this added, times `ffn_gate_inp.scale` over the root of the width.
+    pub router_norm: Option<f32>,
 }
 
 /// Smaller experts (`ffn_*_chexps`), one for each group of neighbours among the experts.
@@ -91,6 +93,7 @@ impl MoeSpec {
             latent: None,
             routed: None,
             chunks: None,
+            router_norm: None,
         }
     }
 
@@ -144,6 +147,7 @@ impl MoeSpec {
 pub struct Moe {
     spec: MoeSpec,
     router: Linear,
+    router_norm: Option<Norm>,
     /// Added to the gates for the choice alone.
     choice_bias: Option<Tensor>,
     groups: Option<Groups>,
@@ -195,16 +199,23 @@ impl Moe {
                 None if spec.shared_fused => Activation::GatedFused(gate),
                 None => Activation::Gated(gate),
             };
-            Mlp::load(
-                l,
-                &MlpSpec { hidden, width, activation, scaled: spec.scaled.into(), bias: true, suffix: "_shexp" },
-            )
+            let plain = MlpSpec::plain(hidden, width, activation);
+            Mlp::load(l, &MlpSpec { scaled: spec.scaled.into(), bias: true, suffix: "_shexp", ..plain })
         });
         // One architecture has no suffix here.
         let bias = if l.has("exp_probs_b") { "exp_probs_b" } else { "exp_probs_b.bias" };
+        let (router, router_norm) = match spec.router_norm {
+            Some(eps) => {
+                let matrix = l.matrix("ffn_gate_inp", &[hidden, experts])?;
+                let weight = Some(l.vector("ffn_gate_inp.scale", &[hidden])?);
+                (Linear { scale: 1.0 / (hidden as f32).sqrt(), ..matrix }, Some(Norm::Rms { weight, eps }))
+            }
+            None => (l.linear("ffn_gate_inp", &[hidden, experts])?, None),
+        };
         Ok(Moe {
             spec: *spec,
-            router: l.linear("ffn_gate_inp", &[hidden, experts])?,
+            router,
+            router_norm,
             choice_bias: l.vector_opt(bias, &[experts])?,
             groups: spec.groups(l)?,
             matrices: Matrices::load(l, "exps", [space, width, experts], spec)?,
@@ -232,6 +243,7 @@ impl Moe {
 
     /// Adds the steps; gives what is added to the residual stream. The router reads `routed`, mostly `x` itself.
     pub fn build(&self, b: &mut Builder, x: Tensor, routed: Tensor) -> Tensor {
+        let routed = self.router_norm.map_or(routed, |norm| b.norm("router.norm", routed, &norm));
         let logits = b.linear("router", routed, &self.router);
         let chosen = self.choose(b, logits);
         let inner = match &self.latent {

@@ -67,6 +67,10 @@ impl Embedding {
         if self.scale != 1.0 {
             x = b.scale("scale", x, self.scale);
         }
+        if let Some(vectors) = batch.ports.vectors {
+            // They come from an encoder as the layers take them: the factor is that of tokens.
+            x = b.add("vectors", x, vectors);
+        }
         if let Some(kind) = self.kind {
             x = b.add("kind", x, kind);
         }
@@ -90,6 +94,8 @@ pub struct Output {
     matrix: Option<Linear>,
     /// F32 `[tokens]`: logits of the tokens that the matrix has no rows for.
     front: Option<Tensor>,
+    /// F32 `[vocab]`: added to the logits; minus infinity for tokens that are never drawn, 0 for all others.
+    hidden: Option<Tensor>,
     /// Factor of the logits.
     pub scale: f32,
     /// With c > 0, logits become c * tanh(logit / c).
@@ -122,7 +128,7 @@ impl Output {
             Head::Nothing => {
                 l.encodes();
                 let norm = Some(norm.load(l, name, hidden, eps)?);
-                return Ok(Output { norm, matrix: None, front: None, scale: 1.0, softcap: 0.0 });
+                return Ok(Output { norm, matrix: None, front: None, hidden: None, scale: 1.0, softcap: 0.0 });
             }
             Head::Embedding => {
                 ["output.weight", "output.bias", "output.scale"].iter().for_each(|name| l.ignore(name));
@@ -136,13 +142,23 @@ impl Output {
         let missing = vocab - matrix.weight.shape[1];
         let front =
             (missing > 0).then(|| l.constant("output.front", &vec![f32::NEG_INFINITY; missing], [missing, 1, 1, 1]));
-        Ok(Output { norm, matrix: Some(matrix), front, scale: 1.0, softcap: 0.0 })
+        Ok(Output { norm, matrix: Some(matrix), front, hidden: None, scale: 1.0, softcap: 0.0 })
     }
 
     /// Nothing at all: the stream is normed already, and the model gives vectors.
     pub fn nothing(l: &mut Loader<'_>) -> Output {
         l.encodes();
-        Output { norm: None, matrix: None, front: None, scale: 1.0, softcap: 0.0 }
+        Output { norm: None, matrix: None, front: None, hidden: None, scale: 1.0, softcap: 0.0 }
+    }
+
+    /// Logits of these tokens become minus infinity.
+    pub fn hide(&mut self, l: &mut Loader<'_>, tokens: &[usize], vocab: usize) {
+        if tokens.is_empty() {
+            return;
+        }
+        let mut values = vec![0.0; vocab];
+        tokens.iter().filter(|token| **token < vocab).for_each(|token| values[*token] = f32::NEG_INFINITY);
+        self.hidden = Some(l.constant("output.hidden", &values, [vocab, 1, 1, 1]));
     }
 
     /// Leaves out a bias that the file has.
@@ -178,6 +194,9 @@ impl Output {
         if cap > 0.0 {
             logits = b.function("tanh", logits, Function::Tanh);
             logits = b.scale("cap", logits, cap);
+        }
+        if let Some(hidden) = self.hidden {
+            logits = b.add("hidden", logits, hidden);
         }
         match self.front {
             Some(front) => {

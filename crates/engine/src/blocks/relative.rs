@@ -70,6 +70,7 @@ impl Relative {
                 softcap: 0.0,
                 max_bias: 0.0,
                 window: None,
+                chunk: None,
                 causal,
             },
             caches,

@@ -75,35 +75,34 @@ impl StreamSpec {
     /// All streams at the beginning: the embeddings.
     pub fn begin(self, b: &mut Builder, x: Tensor) -> Tensor {
         let all = b.fresh("streams", TensorType::F32, [self.hidden, self.count, x.shape[1], 1]);
-        b.copy("streams", self.same(x), all);
+        b.copy("streams", same(x, self.count), all);
         all
     }
+}
 
-    /// Each stream a weighed sum of all: `weights [count, count, rows]`.
-    fn mixed(self, b: &mut Builder, x: Tensor, weights: Tensor) -> Tensor {
-        let StreamSpec { hidden, count, .. } = self;
-        let rows = x.shape[2];
-        let y = b.fresh("streams.mixed", TensorType::F32, [hidden, count, rows, 1]);
-        // Every new stream reads the same old ones: a stride of 0.
-        let [element, stream, row, _] = x.stride;
-        let all = Tensor { shape: [count, hidden, count, rows], stride: [stream, element, 0, row], ..x };
-        let (dst, weights) = (y.reshape([1, hidden, count, rows]), weights.reshape([count, 1, count, rows]));
-        b.step("streams.mixed", sum_rows::Call { x: all, dst, weights: Some(weights) });
-        y
-    }
+/// Each stream a weighed sum of all: `weights [count, count, rows]`.
+pub(super) fn mixed(b: &mut Builder, x: Tensor, weights: Tensor) -> Tensor {
+    let [hidden, count, rows, _] = x.shape;
+    let y = b.fresh("streams.mixed", TensorType::F32, [hidden, count, rows, 1]);
+    // Every new stream reads the same old ones: a stride of 0.
+    let [element, stream, row, _] = x.stride;
+    let all = Tensor { shape: [count, hidden, count, rows], stride: [stream, element, 0, row], ..x };
+    let (dst, weights) = (y.reshape([1, hidden, count, rows]), weights.reshape([count, 1, count, rows]));
+    b.step("streams.mixed", sum_rows::Call { x: all, dst, weights: Some(weights) });
+    y
+}
 
-    /// The mean of all streams.
-    pub fn mean(self, b: &mut Builder, x: Tensor) -> Tensor {
-        let StreamSpec { hidden, count, .. } = self;
-        let sum = b.sum("streams.sum", x.permute([1, 0, 2, 3]));
-        b.scale("streams.mean", sum.reshape([hidden, x.shape[2], 1, 1]), 1.0 / count as f32)
-    }
+/// The mean of all streams `x [hidden, count, rows]`.
+pub fn mean(b: &mut Builder, x: Tensor) -> Tensor {
+    let [hidden, count, rows, _] = x.shape;
+    let sum = b.sum("streams.sum", x.permute([1, 0, 2, 3]));
+    b.scale("streams.mean", sum.reshape([hidden, rows, 1, 1]), 1.0 / count as f32)
+}
 
-    /// One column for all streams: a stride of 0.
-    fn same(self, x: Tensor) -> Tensor {
-        let [width, rows, ..] = x.shape;
-        Tensor { shape: [width, self.count, rows, 1], stride: [x.stride[0], 0, x.stride[1], x.stride[2]], ..x }
-    }
+/// One column for `count` streams: a stride of 0.
+pub(super) fn same(x: Tensor, count: usize) -> Tensor {
+    let [width, rows, ..] = x.shape;
+    Tensor { shape: [width, count, rows, 1], stride: [x.stride[0], 0, x.stride[1], x.stride[2]], ..x }
 }
 
 impl Streams {
@@ -138,9 +137,9 @@ impl Streams {
 
     /// The streams `x`, mixed where they are, with the result `y` added to each.
     pub fn write(&self, b: &mut Builder, x: Tensor, weights: Weights, y: Tensor) -> Tensor {
-        let spread = b.multiply("streams.spread", self.spec.same(y), weights.after.permute([2, 0, 1, 3]));
+        let spread = b.multiply("streams.spread", same(y, self.spec.count), weights.after.permute([2, 0, 1, 3]));
         let x = match weights.mix {
-            Some(mix) => self.spec.mixed(b, x, mix),
+            Some(mix) => mixed(b, x, mix),
             None => x,
         };
         b.add("streams.residual", x, spread)

@@ -7,12 +7,12 @@ use std::time::Instant;
 use kiln_gguf::{Gguf, Shared, TensorType, quant};
 use kiln_gpu::StepTime;
 use kiln_kernels::Call;
-use kiln_kernels::host::{HostMemory, Loom, Place, Spare};
+use kiln_kernels::host::{HostMemory, Place, Repacker, Spare};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_system::{allocator, code};
 
 use super::threads::Threads;
-use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket};
+use super::{BATCH, Executor, FORGOTTEN, INVARIANT_BATCH, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::Target;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind, Step};
@@ -46,7 +46,7 @@ pub struct CpuExecutor {
     pulse: Arc<Pulse>,
 }
 
-/// So many small runs in a row give back what a large one computed in: a prompt is followed by a text.
+/// This many small runs in a row give back what a large one computed in: a prompt is followed by a text.
 const SETTLED: usize = 8;
 
 /// Bytes up to which a weight is copied out of the file. Systems map half a megabyte around a byte that is read, so that the norms of a
@@ -108,7 +108,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Computes on so many threads of its own.
+    /// Computes on this many threads of its own.
     pub fn threads(mut self, threads: usize) -> Result<CpuExecutor, Error> {
         self.threads = Threads::new(threads)?;
         Ok(self)
@@ -119,7 +119,7 @@ impl CpuExecutor {
         self.threads.clone().run(|| work(self))
     }
 
-    /// Every row goes the way that it would go alone ([`Target::alike`]), if `yes`.
+    /// Every row goes the way that it would go alone ([`Target::batch_invariant`]), if `yes`.
     pub fn reproducible(mut self, yes: bool) -> CpuExecutor {
         self.reproducible = yes;
         self
@@ -173,8 +173,8 @@ impl Executor for CpuExecutor {
         self.memory = HostMemory::default();
         let mut unread = Vec::new();
         let weights = fixed.slots.iter().filter(|slot| slot.kind == SlotKind::Weight);
-        let room = weights.map(|slot| Loom::room(slot.ty, slot.shape[0], slot.bytes)).sum();
-        let mut loom = Loom::new(if self.arithmetic == Arithmetic::Fast { room } else { 0 });
+        let room = weights.map(|slot| Repacker::room(slot.ty, slot.shape[0], slot.bytes)).sum();
+        let mut repacker = Repacker::new(if self.arithmetic == Arithmetic::Fast { room } else { 0 });
         for (i, slot) in fixed.slots.iter().enumerate() {
             let (mut bytes, mut file) = (Vec::new(), None);
             match &slot.kind {
@@ -183,24 +183,25 @@ impl Executor for CpuExecutor {
                     let info = gguf.tensor(&slot.name)?;
                     let data = weights::data(gguf, info)?;
                     let shared = gguf.shared(info);
-                    let woven = self.threads.run(|| loom.weave(Slot(i as u32), slot.ty, slot.shape[0], data));
-                    if woven {
+                    let interleaved =
+                        self.threads.run(|| repacker.interleave(Slot(i as u32), slot.ty, slot.shape[0], data));
+                    if interleaved {
                         shared.forget();
                     }
-                    if woven || data.len() <= SMALL {
+                    if interleaved || data.len() <= SMALL {
                         unread.push(shared.clone());
                     }
-                    if woven || data.len() > SMALL {
+                    if interleaved || data.len() > SMALL {
                         file = Some(shared);
                     } else {
                         bytes = data.to_vec();
                     }
                 }
                 SlotKind::Constant(values) => bytes = values.to_vec(),
-                SlotKind::Elsewhere | SlotKind::Visiting(_) => {}
+                SlotKind::Remote | SlotKind::StagedCache(_) => {}
                 _ => bytes = vec![0; slot.bytes],
             }
-            done += if slot.kind == SlotKind::Elsewhere { 0 } else { slot.bytes as u64 };
+            done += if slot.kind == SlotKind::Remote { 0 } else { slot.bytes as u64 };
             self.memory.slots.push(bytes);
             self.memory.files.push(file);
             progress(done, total);
@@ -208,7 +209,7 @@ impl Executor for CpuExecutor {
         // Whoever reads the first page of a tensor gets some pages before it, too, which were given back already.
         Shared::forget_all(&unread);
         self.unread = unread;
-        self.memory.put_woven(loom);
+        self.memory.put_interleaved(repacker);
         self.n_fixed = fixed.slots.len();
         Ok(())
     }
@@ -225,7 +226,7 @@ impl Executor for CpuExecutor {
         let needed = own.iter().map(alone).sum::<usize>() + plan.arena.saturating_sub(self.arena.bytes.len());
         has_room("reading so many tokens at once", needed as u64)?;
         let own = own.iter().map(|s| match s.kind {
-            SlotKind::Form(of) => form(&plan.slots[of.0 as usize], self.memory.bytes(of), s),
+            SlotKind::WeightVariant(of) => form(&plan.slots[of.0 as usize], self.memory.bytes(of), s),
             _ => Ok(vec![0; alone(s)]),
         });
         let own = own.collect::<Result<Vec<_>, _>>()?;
@@ -324,11 +325,11 @@ impl Executor for CpuExecutor {
     }
 
     fn batch(&self) -> usize {
-        if self.reproducible { ALIKE_BATCH } else { BATCH }
+        if self.reproducible { INVARIANT_BATCH } else { BATCH }
     }
 
     fn target(&self) -> Target {
-        Target { alike: self.reproducible, ..Target::cpu() }
+        Target { batch_invariant: self.reproducible, ..Target::cpu() }
     }
 
     fn read_ceiling(&mut self) -> Option<f64> {
@@ -376,7 +377,7 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// Whether so many bytes can be had. Asked before they are taken: a process that takes too much is ended without a word.
+/// Whether this many bytes can be had. Asked before they are taken: a process that takes too much is ended without a word.
 fn has_room(what: &'static str, needed: u64) -> Result<(), Error> {
     match kiln_system::memory::available() {
         Some(available) if available.bytes < needed => Err(Error::Memory { what, needed, available }),

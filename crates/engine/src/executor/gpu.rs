@@ -11,13 +11,13 @@ use kiln_gpu::{
 use kiln_kernels::operation::Choice;
 use kiln_kernels::record::record;
 use kiln_kernels::tensor::{Slot, Tensor};
-use kiln_kernels::{dequantise, hand_over};
+use kiln_kernels::{dependent_launch, dequantise};
 
 use super::crossings::{Crossing, Crossings, staged};
 use super::options::{Options, Order, Sums};
 use super::upload::{Pieces, group_bytes, upload};
-use super::warm::{Warmer, handing_over, picked, shaders, waits_by_itself, warmer};
-use super::{ALIKE_BATCH, BATCH, Executor, FORGOTTEN, Fetched, Memory, PlanId, Progress, Range, Ticket};
+use super::warm::{Warmer, launching_dependent, picked, shaders, waits_by_itself, warmer};
+use super::{BATCH, Executor, FORGOTTEN, Fetched, INVARIANT_BATCH, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Target, Weights};
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
@@ -52,7 +52,7 @@ pub struct GpuExecutor {
     /// Pieces of shared slots that are on their way to the device.
     sent: Vec<(Submission, Commands)>,
     /// Whether the steps of generating wait for each other by themselves; not known before the first such plan.
-    hands_over: Option<bool>,
+    launches_dependent: Option<bool>,
 }
 
 /// What steps that wait for each other by themselves need.
@@ -145,22 +145,22 @@ impl GpuExecutor {
             ring: [None, None],
             streaming: 0,
             sent: Vec::new(),
-            hands_over: None,
+            launches_dependent: None,
         }
     }
 
     /// How weights lie on the device, and how much room there is for more.
     fn weights(&self) -> Weights {
-        let Options { packing, keep, sums, .. } = self.options;
+        let Options { packing, f16_cache, sums, .. } = self.options;
         let (total, free) = self.memory_now();
         let kept: u64 = self.decoded.values().map(Buffer::bytes).sum();
         // Before anything is loaded plans are counted as they are without such weights: they take the most memory then.
         let room = if self.fixed.is_empty() { 0 } else { (total / 4).saturating_sub(kept).min(free / 2) };
         let kept = self.decoded.keys().copied().collect();
-        Weights { packing, keep, room, kept, half_sums: sums == Sums::F16 }
+        Weights { packing, f16_cache, room, cached: kept, half_sums: sums == Sums::F16 }
     }
 
-    /// Memory for the scratch slots of a plan that needs so many bytes; `None` for a plan whose slots have no places.
+    /// Memory for the scratch slots of a plan that needs this many bytes; `None` for a plan whose slots have no places.
     fn arena(&mut self, bytes: u64) -> Result<Option<Buffer>, Error> {
         if bytes == 0 {
             return Ok(None);
@@ -175,10 +175,10 @@ impl GpuExecutor {
     /// Host memory for what crosses over in a plan.
     fn crossings(&mut self, plan: &Plan) -> Result<Crossings, Error> {
         let [arrives, leaves] = &mut self.stages;
-        let arriving = staged(&self.device, arrives, MemoryKind::Upload, plan, |kind| *kind == SlotKind::Arriving)?;
-        let leaving = staged(&self.device, leaves, MemoryKind::Readback, plan, |kind| *kind == SlotKind::Leaving)?;
+        let arriving = staged(&self.device, arrives, MemoryKind::Upload, plan, |kind| *kind == SlotKind::Recv)?;
+        let leaving = staged(&self.device, leaves, MemoryKind::Readback, plan, |kind| *kind == SlotKind::Send)?;
         let ring = &mut self.ring[self.streaming % 2];
-        let streams = |kind: &SlotKind| matches!(kind, SlotKind::Streamed(_));
+        let streams = |kind: &SlotKind| matches!(kind, SlotKind::StreamedWeight(_));
         let streamed = staged(&self.device, ring, MemoryKind::Upload, plan, streams)?;
         self.streaming += usize::from(!streamed.is_empty());
         Ok(Crossings { streamed, arriving, leaving })
@@ -265,26 +265,26 @@ impl GpuExecutor {
     }
 
     /// Whether the steps of generating wait for each other by themselves: as the options say, or as the device has proved.
-    fn hands_over(&mut self) -> Result<bool, Error> {
-        if self.hands_over.is_none() {
-            self.hands_over = Some(match self.options.order {
-                Order::Proved => hand_over::proved(&self.device)?,
-                Order::HandOver | Order::Stalls => self.device.adapter.caps.memory_model,
+    fn launches_dependent(&mut self) -> Result<bool, Error> {
+        if self.launches_dependent.is_none() {
+            self.launches_dependent = Some(match self.options.order {
+                Order::Proved => dependent_launch::proved(&self.device)?,
+                Order::DependentLaunch | Order::Stalls => self.device.adapter.caps.memory_model,
                 Order::Barriers => false,
             });
         }
-        Ok(self.hands_over == Some(true))
+        Ok(self.launches_dependent == Some(true))
     }
 
-    /// Lets the steps of a plan that goes on by itself wait for each other, where they can.
-    fn hand_over(&mut self, plan: &Plan, choices: &mut Vec<Choice>) -> Result<Option<Counters>, Error> {
-        if !waits_by_itself(plan) || !self.hands_over()? {
+    /// Lets the steps of a plan that continues by itself wait for each other, where they can.
+    fn dependent_launch(&mut self, plan: &Plan, choices: &mut Vec<Choice>) -> Result<Option<Counters>, Error> {
+        if !waits_by_itself(plan) || !self.launches_dependent()? {
             return Ok(None);
         }
-        let Some(handing_over) = handing_over(plan, choices, &self.device) else {
+        let Some(launching_dependent) = launching_dependent(plan, choices, &self.device) else {
             return Ok(None);
         };
-        *choices = handing_over;
+        *choices = launching_dependent;
         let dispatches = choices.iter().map(|c| c.launches.len()).sum();
         let buffer = self.device.allocate(MemoryKind::Device, counter_bytes(dispatches))?;
         let mut uploader = Uploader::new(&self.device)?;
@@ -310,12 +310,12 @@ impl GpuExecutor {
             return Ok(false);
         }
         log::warn!(
-            "{}: a step waited in vain for the one before; barriers order them from now on (KILN_DISABLE=handover does so from \
+            "{}: a step waited in vain for the one before; barriers order them from now on (KILN_DISABLE=dependent_launch does so from \
              the start)",
             self.device.adapter.name
         );
         self.device.remember("hand-over", b"no");
-        self.hands_over = Some(false);
+        self.launches_dependent = Some(false);
         self.device.wait_idle()?;
         for at in 0..self.plans.len() {
             let Some(prepared) = self.plans[at].as_mut().filter(|prepared| prepared.counters.is_some()) else {
@@ -342,14 +342,14 @@ impl GpuExecutor {
         let weights = self.weights();
         let mut nothing: Option<Buffer> = None;
         let mut taking = Duration::ZERO;
-        let guests = self.guests(fixed, &mut uploader)?;
+        let staging_buffers = self.staging_buffers(fixed, &mut uploader)?;
         for slot in &fixed.slots {
-            if let SlotKind::Visiting(place) = slot.kind {
-                self.fixed.push(guests[place].clone());
+            if let SlotKind::StagedCache(place) = slot.kind {
+                self.fixed.push(staging_buffers[place].clone());
                 self.loaded.push((slot.ty, slot.shape));
                 continue;
             }
-            if slot.kind == SlotKind::Elsewhere {
+            if slot.kind == SlotKind::Remote {
                 let buffer = match &nothing {
                     Some(buffer) => buffer.clone(),
                     None => nothing.insert(self.device.allocate(MemoryKind::Device, 4)?).clone(),
@@ -381,20 +381,20 @@ impl GpuExecutor {
     }
 
     /// Memory for the caches and states of other devices that come here for a part of a plan. As in a cache of its own, there must be no NaN.
-    fn guests(&self, fixed: &Fixed, uploader: &mut Uploader) -> Result<Vec<Buffer>, Error> {
+    fn staging_buffers(&self, fixed: &Fixed, uploader: &mut Uploader) -> Result<Vec<Buffer>, Error> {
         let mut places: Vec<u64> = Vec::new();
         for slot in &fixed.slots {
-            if let SlotKind::Visiting(place) = slot.kind {
+            if let SlotKind::StagedCache(place) = slot.kind {
                 places.resize(places.len().max(place + 1), 4);
                 places[place] = places[place].max(slot.bytes as u64);
             }
         }
-        let guest = |bytes: u64| {
+        let staging_buffer = |bytes: u64| {
             let buffer = self.allocate(bytes)?;
             uploader.zero(&buffer)?;
             Ok(buffer)
         };
-        places.into_iter().map(guest).collect()
+        places.into_iter().map(staging_buffer).collect()
     }
 
     /// Copies between shared slots and host memory, which lie there one after the other.
@@ -484,7 +484,7 @@ impl Executor for GpuExecutor {
         assert_eq!(plan.n_fixed, self.fixed.len(), "the plan should stand on the slots that were loaded");
         self.refuse_unpacked(&plan)?;
         let mut choices = picked(&plan, &self.device)?;
-        let counters = self.hand_over(&plan, &mut choices)?;
+        let counters = self.dependent_launch(&plan, &mut choices)?;
         self.device.prepare(&shaders(&choices), &|| {})?;
         log::debug!("pipelines of {} steps", plan.len());
 
@@ -494,7 +494,7 @@ impl Executor for GpuExecutor {
         let arena = self.arena(plan.arena as u64)?;
         for slot in &plan.slots[plan.n_fixed..] {
             let bytes = slot.bytes as u64;
-            if let SlotKind::Form(of) = slot.kind {
+            if let SlotKind::WeightVariant(of) = slot.kind {
                 buffers.push(self.form(of, slot)?);
                 bases.push(0);
                 continue;
@@ -717,7 +717,7 @@ impl Executor for GpuExecutor {
     fn batch(&self) -> usize {
         let adapter = &self.device.adapter;
         if self.options.reproducible {
-            return ALIKE_BATCH;
+            return INVARIANT_BATCH;
         }
         let bytes = self.options.memory_limit.map_or(adapter.memory_bytes, |limit| limit.min(adapter.memory_bytes));
         batch_on(bytes, adapter.caps.is_cpu)
@@ -729,9 +729,9 @@ impl Executor for GpuExecutor {
     }
 
     fn order(&mut self) -> Result<&'static str, Error> {
-        Ok(match self.hands_over()? {
+        Ok(match self.launches_dependent()? {
             true => "steps of generating hand over to each other, without barriers",
-            false if self.device.adapter.caps.hand_over => "barriers between steps: they cannot hand over here",
+            false if self.device.adapter.caps.dependent_launch => "barriers between steps: they cannot hand over here",
             false => "barriers between steps",
         })
     }
@@ -739,10 +739,10 @@ impl Executor for GpuExecutor {
     fn target(&self) -> Target {
         let target = Target::gpu(&self.device.adapter.caps);
         Target {
-            alike: self.options.reproducible,
+            batch_invariant: self.options.reproducible,
             weights: self.weights(),
             rounds: self.options.rounds,
-            readies: self.options.readies,
+            pack_b: self.options.pack_b,
             ..target
         }
     }

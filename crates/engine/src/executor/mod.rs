@@ -5,10 +5,10 @@ mod cpu;
 mod crossings;
 mod gpu;
 mod options;
-mod several;
+mod pipeline;
+mod staging;
 mod threads;
 mod upload;
-mod visits;
 mod warm;
 
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-pub use crate::lower::{Keep, Packing, Readies, Rounds};
+pub use crate::lower::{DequantCache, PackB, Packing, Rounds};
 pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, batch_on};
 pub use options::{Options, Order, Sums};
-pub use several::Several;
+pub use pipeline::PipelineExecutor;
 pub use threads::Threads;
 pub use warm::Warmer;
 
@@ -58,7 +58,7 @@ pub struct Share {
     /// Which shared slots it holds, by number; all where that is not said.
     pub holds: Option<Vec<bool>>,
     /// The place of each shared slot of others that it has while a part of a plan needs it; none where nothing is said.
-    pub visits: Vec<Option<usize>>,
+    pub staging: Vec<Option<usize>>,
 }
 
 /// A plan on its way.
@@ -106,7 +106,7 @@ pub type Fetched = Box<dyn FnOnce() -> Result<Vec<u8>, Error> + Send>;
 /// Tokens of a prompt that go through a model at once, where nothing speaks for more.
 pub const BATCH: usize = 512;
 /// The same where every row goes the way of one alone: more rows at once would gain nothing.
-pub(crate) const ALIKE_BATCH: usize = 64;
+pub(crate) const INVARIANT_BATCH: usize = 64;
 
 /// Told how far loading has come: bytes done, bytes in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -119,7 +119,7 @@ pub trait Executor: Send {
     /// Takes in the shared slots: weights from the file, constants, empty state.
     fn load(&mut self, fixed: &Fixed, gguf: &Gguf, progress: Progress<'_>) -> Result<(), Error>;
 
-    /// Takes the memory that steps of all plans compute in, once: so many bytes are enough for those that will come.
+    /// Takes the memory that steps of all plans compute in, once: this many bytes are enough for those that will come.
     fn reserve(&mut self, bytes: usize) -> Result<(), Error>;
 
     /// The same on one of several devices.
@@ -140,7 +140,7 @@ pub trait Executor: Send {
 
     /// What each device has.
     fn shares(&self) -> Vec<Share> {
-        vec![Share { name: self.describe(), part: None, memory: self.memory(), holds: None, visits: Vec::new() }]
+        vec![Share { name: self.describe(), part: None, memory: self.memory(), holds: None, staging: Vec::new() }]
     }
 
     /// Makes a plan ready to run again and again.

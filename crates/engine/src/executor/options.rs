@@ -1,6 +1,6 @@
 //! How a GPU keeps the weights of a model, and how it computes with them.
 
-use crate::lower::{Keep, Packing, Readies, Rounds};
+use crate::lower::{DequantCache, PackB, Packing, Rounds};
 
 /// What products of many columns add up in, where matrix units have both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Order {
     /// By themselves where the device has proved that they can, else by barriers.
     Proved,
     /// By themselves: for tests on devices that gain nothing.
-    HandOver,
+    DependentLaunch,
     /// By barriers.
     Barriers,
     /// By themselves, and the first run counts as one in which a step waited in vain: for tests of what follows.
@@ -31,7 +31,7 @@ pub struct Options {
     /// Which are packed.
     pub packing: Packing,
     /// Which are kept decoded.
-    pub keep: Keep,
+    pub f16_cache: DequantCache,
     /// What long prompts add up in.
     pub sums: Sums,
     /// How steps wait for each other.
@@ -41,7 +41,7 @@ pub struct Options {
     /// Who leaves columns rounded for the products that take them.
     pub rounds: Rounds,
     /// Who leaves columns as matrix units take them.
-    pub readies: Readies,
+    pub pack_b: PackB,
     /// Bytes of the device's memory that may be taken; all there are where that is not said.
     pub memory_limit: Option<u64>,
 }
@@ -50,12 +50,12 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             packing: Packing::Faster,
-            keep: Keep::Ample,
+            f16_cache: DequantCache::WhenRoom,
             sums: Sums::F32,
             order: Order::Proved,
             reproducible: false,
             rounds: Rounds::ByTable,
-            readies: Readies::ByPath,
+            pack_b: PackB::ByPath,
             memory_limit: None,
         }
     }

@@ -32,7 +32,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// So many threads.
+    /// This many threads.
     pub fn new(threads: usize) -> Result<Threads, Error> {
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("kiln-cpu-{i}")).build();
         let pool = pool.map_err(|why| Error::Threads { threads, why: why.to_string() })?;
@@ -53,7 +53,7 @@ impl Threads {
             result
         };
         let count = self.count();
-        // The one that does the work is not among those that look for some, or is and has begun it from there.
+        // The calling thread is never counted as a spinner, or it is a spinner now running this closure.
         if count > 1 && self.awake.load(Ordering::Relaxed) + 1 < count {
             let awake = Arc::clone(&self.awake);
             let stay = move |_: rayon::BroadcastContext<'_>| stay_awake(&awake);
@@ -97,7 +97,7 @@ fn stay_awake(awake: &AtomicUsize) {
         } else if last.elapsed() > AWAKE {
             break;
         } else {
-            // Where there are more threads than cores, whoever has work goes first.
+            // With more threads than cores, threads that have work go first.
             std::thread::yield_now();
         }
     }

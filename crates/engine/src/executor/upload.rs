@@ -41,7 +41,7 @@ impl<'a> Pieces<'a> {
         let groups = PIECE_BYTES.div_ceil(group.max(block));
         for (i, data) in data.chunks(groups * group).enumerate() {
             let offset = (i * groups * block) as u64;
-            // Nobody takes it where every thread has failed, which is reported when they are joined.
+            // Sending fails only if every thread has failed, which is reported when they are joined.
             let _ = self.0.send(Piece { to: to.clone(), offset, packed, data });
         }
     }
@@ -67,7 +67,7 @@ pub(super) fn upload<'a>(
     })
 }
 
-/// Takes pieces until there are no more. After a failure pieces are taken and dropped, so that nobody waits for room.
+/// Takes pieces until there are no more. After a failure pieces are taken and dropped, so that no sender waits for room.
 fn work(device: &Arc<Device>, pieces: &Mutex<Receiver<Piece<'_>>>) -> Result<(), Error> {
     let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
     let written = || {

@@ -1,9 +1,9 @@
-//! Kernels of plans that will be asked for, made while something else is done: weights take their way to the device through other threads.
+//! Warm-up: compiles the kernels of plans that will be needed while other threads upload the weights.
 
 use std::sync::Arc;
 
 use kiln_gpu::{Address, Device, Shader};
-use kiln_kernels::hand_over;
+use kiln_kernels::dependent_launch;
 use kiln_kernels::operation::Choice;
 use kiln_kernels::tensor::Tensor;
 
@@ -13,16 +13,16 @@ use crate::plan::{Plan, SlotKind, Step};
 /// Makes the kernels of a plan.
 pub type Warmer = Box<dyn Fn(&Plan) -> Result<(), Error> + Send + Sync>;
 
-/// Makes kernels of plans for this device. `may_hand_over`: whether steps of generating may wait for each other by themselves.
-pub(super) fn warmer(device: Arc<Device>, may_hand_over: bool) -> Warmer {
+/// Makes kernels of plans for this device. `may_launch_dependent`: whether decode steps may be dependent launches.
+pub(super) fn warmer(device: Arc<Device>, may_launch_dependent: bool) -> Warmer {
     Box::new(move |plan| {
         let mut choices = picked(plan, &device)?;
-        if may_hand_over
+        if may_launch_dependent
             && waits_by_itself(plan)
-            && hand_over::proved(&device)?
-            && let Some(handing_over) = handing_over(plan, &choices, &device)
+            && dependent_launch::proved(&device)?
+            && let Some(launching_dependent) = launching_dependent(plan, &choices, &device)
         {
-            choices = handing_over;
+            choices = launching_dependent;
         }
         Ok(device.prepare(&shaders(&choices), &|| {})?)
     })
@@ -41,18 +41,18 @@ pub(super) fn picked(plan: &Plan, device: &Device) -> Result<Vec<Choice>, Error>
     plan.steps.iter().map(pick).collect()
 }
 
-/// Whether the steps of a plan may wait for each other by themselves, where the device can: those of a plan that goes on by itself,
-/// unless one of them loses by it.
+/// Whether the steps of a plan may be dependent launches where the device supports it: those of run-ahead decode plans, unless one of them is
+/// slower that way.
 pub(super) fn waits_by_itself(plan: &Plan) -> bool {
     let goes_on = plan.slots.iter().any(|slot| slot.kind == SlotKind::Log);
-    goes_on && !plan.steps.iter().any(|step| hand_over::costs(&step.call))
+    goes_on && !plan.steps.iter().any(|step| dependent_launch::costs(&step.call))
 }
 
-/// The same choices with kernels that wait for each other; `None` where one has no room for what it must know.
-pub(super) fn handing_over(plan: &Plan, choices: &[Choice], device: &Device) -> Option<Vec<Choice>> {
+/// The same choices as dependent launches; `None` if the parameter block of one has no room for the counter fields.
+pub(super) fn launching_dependent(plan: &Plan, choices: &[Choice], device: &Device) -> Option<Vec<Choice>> {
     let nowhere = |_: &Tensor| Address::default();
     let bytes = |step: usize, launch| plan.steps[step].call.operation().params(&choices[step], launch, &nowhere).len();
-    hand_over::handing_over(choices, bytes, &device.adapter.caps)
+    dependent_launch::launching_dependent(choices, bytes, &device.adapter.caps)
 }
 
 /// The kernels of all steps.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use kiln_gguf::TensorType;
 use kiln_kernels::flash_attention::{self, Split};
-use kiln_kernels::mul_mat::MOST_COLUMNS;
+use kiln_kernels::mul_mat::MAX_GEMV_N;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{Call, fuse, rope, set_rows};
 
@@ -36,7 +36,7 @@ pub(super) fn cache_write(plan: &mut Plan, target: &Target) {
             None => (call, turn_q.x),
         };
         edit.replace(&steps, last, Step { label, call });
-        for reader in edit.uses.readers(turn_q.y.slot).to_vec() {
+        for reader in edit.def_use.readers(turn_q.y.slot).to_vec() {
             let Some(Step { label, call: Call::FlashAttention(call) }) = &edit.steps[reader] else { continue };
             let (mut call, label) = (*call, label.clone());
             call.q = Tensor { slot: lies.slot, offset: call.q.offset - turn_q.y.offset + lies.offset, ..call.q };
@@ -55,16 +55,16 @@ fn norms_before(
     target: &Target,
 ) -> Option<([usize; 2], Call, Tensor)> {
     let Call::KvWrite(kv) = write else { return None };
-    let norm = |slot| match edit.steps[edit.uses.writer(slot)?].as_ref()?.call {
+    let norm = |slot| match edit.steps[edit.def_use.writer(slot)?].as_ref()?.call {
         Call::RmsNorm(call) => Some(call),
         _ => None,
     };
     let (q, k) = (norm(kv.q.x.slot)?, norm(kv.k.slot)?);
-    let steps = [edit.uses.writer(kv.q.x.slot)?, edit.uses.writer(kv.k.slot)?];
-    // What is normed goes nowhere else, and the queries take the place of what nobody else reads.
-    let alone = edit.uses.reader(kv.k.slot) == Some(four[1])
+    let steps = [edit.def_use.writer(kv.q.x.slot)?, edit.def_use.writer(kv.k.slot)?];
+    // No other step reads what is normed, and the queries overwrite what no other step reads.
+    let alone = edit.def_use.reader(kv.k.slot) == Some(four[1])
         && edit.is_result(kv.k.slot)
-        && edit.uses.reader(q.x.slot) == Some(steps[0])
+        && edit.def_use.reader(q.x.slot) == Some(steps[0])
         && edit.is_result(q.x.slot);
     let along: Vec<usize> = four.into_iter().chain(steps).collect();
     let moves = steps.iter().all(|step| edit.can_move_with(*step, last, &along));
@@ -83,42 +83,44 @@ struct Four {
 
 /// Finds them from the operands of attention.
 fn four_steps(edit: &Edit<'_>, [q, k, v]: [Tensor; 3]) -> Option<Four> {
-    let rope = |slot| match edit.steps[edit.uses.writer(slot)?].as_ref()?.call {
+    let rope = |slot| match edit.steps[edit.def_use.writer(slot)?].as_ref()?.call {
         Call::Rope(call) => Some(call),
         _ => None,
     };
-    let set_rows = |slot| match edit.steps[edit.uses.writer(slot)?].as_ref()?.call {
+    let set_rows = |slot| match edit.steps[edit.def_use.writer(slot)?].as_ref()?.call {
         Call::SetRows(call) => Some(call),
         _ => None,
     };
     let (turn_q, write_k, write_v) = (rope(q.slot)?, set_rows(k.slot)?, set_rows(v.slot)?);
     let turn_k = rope(write_k.src.slot)?;
-    let steps = [q.slot, write_k.src.slot, k.slot, v.slot].map(|slot| edit.uses.writer(slot));
+    let steps = [q.slot, write_k.src.slot, k.slot, v.slot].map(|slot| edit.def_use.writer(slot));
     let [Some(a), Some(b), Some(c), Some(d)] = steps else { return None };
-    // The queries are turned in place: nobody else may read them before, and attention alone after.
+    // RoPE writes the queries in place: no other step may read them before, and only attention after.
     let attends = |reader: &usize| matches!(&edit.steps[*reader], Some(Step { call: Call::FlashAttention(_), .. }));
-    let alone = edit.uses.reader(turn_q.x.slot) == Some(a)
+    let alone = edit.def_use.reader(turn_q.x.slot) == Some(a)
         && edit.is_result(turn_q.x.slot)
-        && edit.uses.readers(turn_q.y.slot).iter().all(attends)
-        && edit.uses.reader(turn_k.y.slot) == Some(c)
+        && edit.def_use.readers(turn_q.y.slot).iter().all(attends)
+        && edit.def_use.reader(turn_k.y.slot) == Some(c)
         && c != d;
     alone.then_some(Four { steps: [a, b, c, d], turn_q, turn_k, write_k, write_v })
 }
 
 /// Attention of single tokens takes in the step that turns queries and writes caches.
-pub(super) fn arriving(plan: &mut Plan, target: &Target) {
-    // Texts whose bits must not depend on how they were cut go one way, single tokens or not.
-    if target.caps.is_none() || target.alike {
+pub(super) fn kv_append(plan: &mut Plan, target: &Target) {
+    // Batch-invariant plans use one kernel for single tokens and prompts.
+    if target.caps.is_none() || target.batch_invariant {
         return;
     }
     let ports = plan.ports;
     let mut edit = Edit::new(plan);
     for at in 0..edit.steps.len() {
         let Some(Step { label, call: attention @ Call::FlashAttention(call) }) = &edit.steps[at] else { continue };
-        // Between the two nobody reads the queries or the new rows of the caches.
-        let Some(writer) = edit.uses.writer(call.k.slot).filter(|writer| edit.can_move(*writer, at)) else { continue };
+        // No step between the two reads the queries or the new rows of the caches.
+        let Some(writer) = edit.def_use.writer(call.k.slot).filter(|writer| edit.can_move(*writer, at)) else {
+            continue;
+        };
         let Some(Step { call: write @ Call::KvWrite(kv), .. }) = &edit.steps[writer] else { continue };
-        if edit.uses.readers(kv.q.x.slot) != [writer, at] {
+        if edit.def_use.readers(kv.q.x.slot) != [writer, at] {
             continue;
         }
         // The row that a token is written to is that of its position: the host fills both so, and each step for the next one.
@@ -127,7 +129,7 @@ pub(super) fn arriving(plan: &mut Plan, target: &Target) {
         if !known.iter().flatten().any(|(rows, pages)| *rows == kv.ids && Some(*pages) == table) {
             continue;
         }
-        let joined = fuse::arriving(attention, write).filter(|call| target.joins(call));
+        let joined = fuse::kv_append(attention, write).filter(|call| target.joins(call));
         if let Some(call) = joined {
             let label = format!("{label}+kv_write");
             edit.replace(&[writer, at], at, Step { label, call });
@@ -145,12 +147,12 @@ pub(super) fn splits(plan: &mut Plan, target: &Target) {
     let mut memory: HashMap<[usize; 4], (Tensor, Tensor)> = HashMap::new();
     for at in 0..plan.steps.len() {
         let Call::FlashAttention(mut call) = plan.steps[at].call else { continue };
-        // The sequences of a batch are other rows: they have no say where rows must not depend on each other.
+        // Batch-invariant: the split must not depend on the number of sequences.
         let alone = flash_attention::Call { q: call.q.narrow(3, 0, 1), ..call };
-        let judged = if target.alike { alone } else { call };
+        let judged = if target.batch_invariant { alone } else { call };
         let short = judged.good_splits(Some(u32::try_from(target.cores).unwrap_or(u32::MAX)));
         let count = judged.most_splits(short);
-        if count < 2 || call.q.shape[1] > MOST_COLUMNS || call.split.is_some() || call.sequences.is_some() {
+        if count < 2 || call.q.shape[1] > MAX_GEMV_N || call.split.is_some() || call.sequences.is_some() {
             continue;
         }
         let floats = call.scratch_bytes(count) / 4;

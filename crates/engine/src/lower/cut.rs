@@ -1,20 +1,19 @@
 //! A plan for several devices, cut into parts: each step goes to the device of its layer or of its weights, and neighbours that run on
 //! the same device make a part. A part is a plan of its own, with the same slot numbers; what crosses over leaves one part
-//! ([`SlotKind::Leaving`]) and arrives at others ([`SlotKind::Arriving`]); what a GPU makes for itself stays there ([`SlotKind::Kept`]).
+//! ([`SlotKind::Send`]) and arrives at others ([`SlotKind::Recv`]); what a GPU makes for itself stays there ([`SlotKind::Resident`]).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use kiln_kernels::Call;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::memory::{Life, assign};
-use super::streams::{Brought, Needs, Streams};
+use super::memory::{LiveRange, assign};
+use super::streams::{Needs, StreamedBytes, Streams};
 use crate::Error;
 use crate::placement::Placement;
 use crate::plan::{Plan, SlotInfo, SlotKind, Step};
 
-/// Weights and constants of at most so many bytes that are no matrices lie on every device, so that steps which need nothing else
-/// run where least crosses over.
+/// Vectors and constants up to this many bytes are replicated, so that steps which use nothing else can run wherever least data crosses.
 const MOST_LIGHT: usize = 1 << 20;
 /// Most steps that move to another device together: the sum over experts and what stands around it.
 const LONGEST_CHAIN: usize = 8;
@@ -75,11 +74,13 @@ pub(crate) fn has_experts(step: &Step) -> bool {
 
 /// The device of each step by what it must be near to, and whether it must stay there.
 fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> Vec<(usize, bool)> {
-    let visiting = streams.map_or_else(Vec::new, |streams| streams.visiting(plan));
+    let staged = streams.map_or_else(Vec::new, |streams| streams.staged(plan));
     let last_layer = plan.steps.iter().rposition(|step| layer(&step.label).is_some());
     // Where the caches of a layer come along, what is done between products should not go back and forth.
-    let moved = streams.map_or_else(HashSet::new, |streams| streams.moved(plan, &visiting));
+    let moved = streams.map_or_else(HashSet::new, |streams| streams.moved(plan, &staged));
     let mut device = placement.input;
+    // Caches and states stay with the first layer that has them, also where others read them.
+    let mut owners: HashMap<usize, usize> = HashMap::new();
     let mut homes = Vec::with_capacity(plan.steps.len());
     for (at, step) in plan.steps.iter().enumerate() {
         device = match layer(&step.label) {
@@ -99,11 +100,13 @@ fn homes(plan: &Plan, placement: &Placement, streams: Option<&Streams<'_>>) -> V
         let heaviest = pinned.iter().max_by_key(|t| plan.slots[t.slot.0 as usize].bytes);
         let chosen = heaviest.filter(|_| !remembers).and_then(|t| placement.rule(plan.slot_name(t)));
         let experts = layer(&step.label).filter(|_| has_experts(step)).map(|layer| placement.experts(layer));
-        let visits = pinned.iter().any(|t| visiting.get(t.slot.0 as usize) == Some(&true));
-        let brought = streams.filter(|streams| visits || !streams.of(step).is_empty()).map(|streams| streams.to);
+        let staging = pinned.iter().any(|t| staged.get(t.slot.0 as usize) == Some(&true));
+        let streamed = streams.filter(|streams| staging || !streams.of(step).is_empty()).map(|streams| streams.to);
         let moves = pinned.is_empty() && layer(&step.label).is_some_and(|layer| moved.contains(&layer));
-        let brought = brought.or(streams.filter(|_| moves).map(|streams| streams.to));
-        homes.push((brought.or(chosen).or(experts).unwrap_or(device), !pinned.is_empty()));
+        let streamed = streamed.or(streams.filter(|_| moves).map(|streams| streams.to));
+        let kept = |t: &&&Tensor| matches!(plan.kind(t), SlotKind::Cache | SlotKind::WindowCache | SlotKind::State);
+        let kept = pinned.iter().filter(kept).map(|t| *owners.entry(t.slot.0 as usize).or_insert(device)).last();
+        homes.push((streamed.or(chosen).or(experts).or(kept).unwrap_or(device), !pinned.is_empty()));
     }
     homes
 }
@@ -224,7 +227,7 @@ fn before(slots: usize, touched: &[Touched]) -> Vec<Vec<usize>> {
     before
 }
 
-/// The steps of each part, in an order in which they may run: a device goes on as long as it can. `needs` has what each step has brought.
+/// The steps of each part, in an order in which they may run: a device continues as long as it can. `needs` has what each step has brought.
 fn groups(devices: &[usize], before: &[Vec<usize>], needs: &[Needs]) -> Vec<(usize, Vec<usize>)> {
     let mut taken = vec![false; devices.len()];
     let mut left: Vec<usize> = (0..devices.len()).collect();
@@ -232,10 +235,10 @@ fn groups(devices: &[usize], before: &[Vec<usize>], needs: &[Needs]) -> Vec<(usi
     while let Some(&first) = left.first() {
         let device = devices[first];
         let mut group = Vec::new();
-        let mut brought = Brought::default();
+        let mut streamed = StreamedBytes::default();
         for &at in &left {
             if devices[at] == device && before[at].iter().all(|other| taken[*other]) {
-                if !brought.add(&needs[at]) {
+                if !streamed.add(&needs[at]) {
                     break;
                 }
                 taken[at] = true;
@@ -295,12 +298,12 @@ impl Crossings {
     /// Places for what stays on a device between its parts, and the bytes that they take.
     fn kept(&self, plan: &Plan, device: usize, groups: &[(usize, Vec<usize>)]) -> (Vec<Option<usize>>, usize) {
         let crosses = |slot: &usize| plan.slots[*slot].kind == SlotKind::Scratch && self.made[*slot].is_some();
-        let life = |slot: usize| {
+        let live_range = |slot: usize| {
             let (first, last) = self.stay(slot, device, groups)?;
-            Some(Life { slot, first, last, bytes: plan.slots[slot].bytes })
+            Some(LiveRange { slot, first, last, bytes: plan.slots[slot].bytes })
         };
-        let lives = (plan.n_fixed..plan.slots.len()).filter(crosses).filter_map(life).collect();
-        let (given, bytes) = assign(lives, 0);
+        let live_ranges = (plan.n_fixed..plan.slots.len()).filter(crosses).filter_map(live_range).collect();
+        let (given, bytes) = assign(live_ranges, 0);
         let mut places = vec![None; plan.slots.len()];
         given.into_iter().for_each(|(slot, place)| places[slot] = Some(place));
         (places, bytes)
@@ -313,10 +316,10 @@ impl Crossings {
         match maker {
             Some(maker) if maker != number => {
                 let first = self.stay(slot, device, groups).map(|(first, _)| first);
-                if kept && first != Some(number) { SlotKind::Kept } else { SlotKind::Arriving }
+                if kept && first != Some(number) { SlotKind::Resident } else { SlotKind::Recv }
             }
-            Some(_) if self.read[slot].iter().any(goes) => SlotKind::Leaving,
-            Some(_) if kept => SlotKind::Kept,
+            Some(_) if self.read[slot].iter().any(goes) => SlotKind::Send,
+            Some(_) if kept => SlotKind::Resident,
             _ => SlotKind::Scratch,
         }
     }

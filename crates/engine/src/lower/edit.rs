@@ -3,7 +3,7 @@
 
 use kiln_kernels::tensor::Slot;
 
-use crate::plan::uses::{Uses, depend};
+use crate::plan::def_use::{DefUse, depend};
 use crate::plan::{Plan, SlotKind, Step};
 
 /// Steps of a plan with their uses.
@@ -11,14 +11,14 @@ pub(super) struct Edit<'p> {
     pub(super) plan: &'p mut Plan,
     /// `None` where a step was taken out.
     pub(super) steps: Vec<Option<Step>>,
-    pub(super) uses: Uses,
+    pub(super) def_use: DefUse,
 }
 
 impl<'p> Edit<'p> {
     pub(super) fn new(plan: &'p mut Plan) -> Edit<'p> {
         let steps: Vec<Option<Step>> = std::mem::take(&mut plan.steps).into_iter().map(Some).collect();
-        let uses = Uses::of(plan.slots.len(), &steps);
-        Edit { plan, steps, uses }
+        let def_use = DefUse::of(plan.slots.len(), &steps);
+        Edit { plan, steps, def_use }
     }
 
     /// Puts the steps that are left back into the plan.
@@ -28,7 +28,7 @@ impl<'p> Edit<'p> {
 
     /// Whether a slot holds a result of one step for others, and nothing else.
     pub(super) fn is_result(&self, slot: Slot) -> bool {
-        self.plan.slots[slot.0 as usize].kind == SlotKind::Scratch && self.uses.writers(slot).len() == 1
+        self.plan.slots[slot.0 as usize].kind == SlotKind::Scratch && self.def_use.writers(slot).len() == 1
     }
 
     /// Whether a step could stand at another place: it depends on no step between the two.
@@ -54,7 +54,7 @@ impl<'p> Edit<'p> {
     /// Takes a step out.
     pub(super) fn remove(&mut self, at: usize) {
         if let Some(step) = self.steps[at].take() {
-            self.uses.remove(at, &step);
+            self.def_use.remove(at, &step);
         }
     }
 
@@ -63,7 +63,7 @@ impl<'p> Edit<'p> {
         for &i in old {
             self.remove(i);
         }
-        self.uses.add(at, &new);
+        self.def_use.add(at, &new);
         self.steps[at] = Some(new);
     }
 }

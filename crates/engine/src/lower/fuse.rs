@@ -1,4 +1,4 @@
-//! Steps that become one: along edges with one writer and one reader, and products of the same columns.
+//! Steps that become one: along edges with one writer and one reader, and products of the same activations.
 
 use kiln_gguf::TensorType;
 use kiln_kernels::{Call, fuse};
@@ -21,7 +21,7 @@ pub(super) fn epilogue(plan: &mut Plan, target: &Target) {
 fn take_next(edit: &mut Edit<'_>, first: usize, target: &Target) -> bool {
     let Some(step) = &edit.steps[first] else { return false };
     for result in step.call.operation().writes() {
-        let reader = edit.uses.reader(result.slot).filter(|_| edit.is_result(result.slot));
+        let reader = edit.def_use.reader(result.slot).filter(|_| edit.is_result(result.slot));
         let Some(second) = reader.filter(|second| *second > first) else { continue };
         let Some(next) = &edit.steps[second] else { continue };
         let Some(fused) = fuse::after(&step.call, &next.call).filter(|call| target.joins(call)) else { continue };
@@ -49,9 +49,9 @@ pub(super) fn prologue(plan: &mut Plan, target: &Target) {
 /// for it.
 fn give_norm(edit: &mut Edit<'_>, first: usize, target: &Target) {
     let Some(Step { call: norm @ Call::RmsNorm(call), .. }) = &edit.steps[first] else { return };
-    let readers = edit.uses.readers(call.y.slot).to_vec();
+    let readers = edit.def_use.readers(call.y.slot).to_vec();
     // What is normed must be what it was when the products read it.
-    let stays = edit.uses.writers(call.x.slot).iter().all(|writer| *writer < first);
+    let stays = edit.def_use.writers(call.x.slot).iter().all(|writer| *writer < first);
     if !target.saves_steps || call.x.rows() != 1 || readers.len() < 2 || !stays || !edit.is_result(call.y.slot) {
         return;
     }
@@ -71,12 +71,12 @@ fn give_norm(edit: &mut Edit<'_>, first: usize, target: &Target) {
 fn take_previous(edit: &mut Edit<'_>, last: usize, target: &Target) -> bool {
     let Some(step) = &edit.steps[last] else { return false };
     for operand in step.call.operation().reads() {
-        let writer = edit.uses.writer(operand.slot).filter(|_| edit.is_result(operand.slot));
+        let writer = edit.def_use.writer(operand.slot).filter(|_| edit.is_result(operand.slot));
         let Some(first) = writer.filter(|first| *first < last) else { continue };
         let Some(previous) = &edit.steps[first] else { continue };
-        let kept = edit.uses.reader(operand.slot).is_none();
+        let kept = edit.def_use.reader(operand.slot).is_none();
         // A result that others read too must be there before they read it.
-        if kept && edit.uses.readers(operand.slot).iter().any(|reader| *reader < last) {
+        if kept && edit.def_use.readers(operand.slot).iter().any(|reader| *reader < last) {
             continue;
         }
         let fused = fuse::before(&step.call, &previous.call, kept);
@@ -95,8 +95,8 @@ pub(super) fn gate(plan: &mut Plan, target: &Target) {
     for at in 0..edit.steps.len() {
         let Some(Step { call: Call::Glu(glu), .. }) = &edit.steps[at] else { continue };
         let product = |slot| {
-            let alone = edit.is_result(slot) && edit.uses.reader(slot) == Some(at);
-            edit.uses.writer(slot).filter(|writer| alone && edit.can_move(*writer, at))
+            let alone = edit.is_result(slot) && edit.def_use.reader(slot) == Some(at);
+            edit.def_use.writer(slot).filter(|writer| alone && edit.can_move(*writer, at))
         };
         let (Some(gate), Some(up)) = (product(glu.gate.slot), product(glu.up.slot)) else { continue };
         let (Some(first), Some(second)) = (&edit.steps[gate], &edit.steps[up]) else { continue };
@@ -120,8 +120,8 @@ pub(super) fn router(plan: &mut Plan, target: &Target) {
     let mut edit = Edit::new(plan);
     for at in 0..edit.steps.len() {
         let Some(Step { label, call: choice @ Call::TopkMoe(call) }) = &edit.steps[at] else { continue };
-        let alone = edit.is_result(call.logits.slot) && edit.uses.reader(call.logits.slot) == Some(at);
-        let writer = edit.uses.writer(call.logits.slot).filter(|writer| alone && edit.can_move(*writer, at));
+        let alone = edit.is_result(call.logits.slot) && edit.def_use.reader(call.logits.slot) == Some(at);
+        let writer = edit.def_use.writer(call.logits.slot).filter(|writer| alone && edit.can_move(*writer, at));
         let Some((writer, product)) = writer.and_then(|writer| Some((writer, edit.steps[writer].as_ref()?))) else {
             continue;
         };
@@ -134,8 +134,8 @@ pub(super) fn router(plan: &mut Plan, target: &Target) {
     edit.finish();
 }
 
-/// Products take in later ones of the same columns.
-pub(super) fn siblings(plan: &mut Plan, target: &Target) {
+/// Products take in later ones of the same activations.
+pub(super) fn fused_products(plan: &mut Plan, target: &Target) {
     let mut edit = Edit::new(plan);
     for first in 0..edit.steps.len() {
         let columns = match &edit.steps[first] {
@@ -143,7 +143,7 @@ pub(super) fn siblings(plan: &mut Plan, target: &Target) {
             Some(Step { call: Call::MulMm(call), .. }) => call.product.b,
             _ => continue,
         };
-        let others: Vec<usize> = edit.uses.readers(columns.slot).iter().copied().filter(|n| *n > first).collect();
+        let others: Vec<usize> = edit.def_use.readers(columns.slot).iter().copied().filter(|n| *n > first).collect();
         for other in others {
             let (Some(step), Some(next)) = (&edit.steps[first], &edit.steps[other]) else { continue };
             let fused = fuse::beside(&step.call, &next.call).filter(|call| target.joins(call));

@@ -1,4 +1,4 @@
-//! Results that are needed at different times share memory: each scratch slot gets a place in one arena.
+//! Memory planning: each scratch slot gets an offset in one arena, and slots whose live ranges do not overlap share memory.
 //!
 //! Steps that do not depend on each other may run side by side, and stay so: a device needs a barrier where a step meets
 //! memory of one before it, so places are given anew only behind a barrier that is there anyway.
@@ -7,7 +7,7 @@ use kiln_kernels::Call;
 use kiln_kernels::tensor::Tensor;
 
 use super::Target;
-use crate::plan::uses::depend;
+use crate::plan::def_use::depend;
 use crate::plan::{Plan, SlotKind};
 
 /// Places begin at multiples of this many bytes: kernels ask for 16, formats for up to 256.
@@ -15,7 +15,7 @@ const ALIGNMENT: usize = 256;
 
 /// When a slot's contents are needed: numbers of the runs of steps between barriers, both included.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Life {
+pub(super) struct LiveRange {
     pub(super) slot: usize,
     pub(super) first: usize,
     pub(super) last: usize,
@@ -23,8 +23,8 @@ pub(super) struct Life {
 }
 
 pub(super) fn run(plan: &mut Plan, _: &Target) {
-    let lives = lives(plan);
-    let (places, end) = assign(lives, plan.arena);
+    let live_ranges = live_ranges(plan);
+    let (places, end) = assign(live_ranges, plan.arena);
     places.into_iter().for_each(|(slot, place)| plan.slots[slot].place = Some(place));
     plan.arena = end;
     // What no step uses any more takes no memory.
@@ -36,34 +36,34 @@ pub(super) fn run(plan: &mut Plan, _: &Target) {
 }
 
 /// Gives places to all that live, from an offset on: those that live at the same time lie apart. Gives the end of all, too.
-pub(super) fn assign(mut lives: Vec<Life>, base: usize) -> (Vec<(usize, usize)>, usize) {
+pub(super) fn assign(mut live_ranges: Vec<LiveRange>, base: usize) -> (Vec<(usize, usize)>, usize) {
     // Large ones first: they find the fewest places.
-    lives.sort_by_key(|life| (std::cmp::Reverse(life.bytes), life.first, life.slot));
-    let mut placed: Vec<(Life, usize)> = Vec::new();
+    live_ranges.sort_by_key(|live_range| (std::cmp::Reverse(live_range.bytes), live_range.first, live_range.slot));
+    let mut placed: Vec<(LiveRange, usize)> = Vec::new();
     let mut end = base;
-    for life in lives {
+    for live_range in live_ranges {
         let mut taken: Vec<(usize, usize)> = placed
             .iter()
-            .filter(|(other, _)| other.first <= life.last && life.first <= other.last)
+            .filter(|(other, _)| other.first <= live_range.last && live_range.first <= other.last)
             .map(|(other, place)| (*place, place + other.bytes))
             .collect();
         taken.sort_unstable();
         let mut place = base;
         for (start, end) in taken {
-            if place + life.bytes <= start {
+            if place + live_range.bytes <= start {
                 break;
             }
             place = place.max(end.next_multiple_of(ALIGNMENT));
         }
-        end = end.max(place + life.bytes);
-        placed.push((life, place));
+        end = end.max(place + live_range.bytes);
+        placed.push((live_range, place));
     }
-    (placed.into_iter().map(|(life, place)| (life.slot, place)).collect(), end.next_multiple_of(ALIGNMENT))
+    (placed.into_iter().map(|(live_range, place)| (live_range.slot, place)).collect(), end.next_multiple_of(ALIGNMENT))
 }
 
 /// The life of every scratch slot that a step uses.
-fn lives(plan: &Plan) -> Vec<Life> {
-    let mut lives: Vec<Option<Life>> = vec![None; plan.slots.len()];
+fn live_ranges(plan: &Plan) -> Vec<LiveRange> {
+    let mut live_ranges: Vec<Option<LiveRange>> = vec![None; plan.slots.len()];
     let mut run = 0;
     let mut start = 0;
     let mut decoding: Option<usize> = None;
@@ -80,11 +80,11 @@ fn lives(plan: &Plan) -> Vec<Life> {
                 return;
             }
             // What comes from another device is there before the first step.
-            let arrives = matches!(slot.kind, SlotKind::Arriving | SlotKind::Streamed(_));
+            let arrives = matches!(slot.kind, SlotKind::Recv | SlotKind::StreamedWeight(_));
             let first = if arrives { 0 } else { run };
-            if arrives || matches!(slot.kind, SlotKind::Scratch | SlotKind::Leaving) {
-                let new = Life { slot: t.slot.0 as usize, first, last: run, bytes: slot.bytes };
-                lives[t.slot.0 as usize].get_or_insert(new).last = run;
+            if arrives || matches!(slot.kind, SlotKind::Scratch | SlotKind::Send) {
+                let new = LiveRange { slot: t.slot.0 as usize, first, last: run, bytes: slot.bytes };
+                live_ranges[t.slot.0 as usize].get_or_insert(new).last = run;
             }
         };
         for tensor in operation.reads().iter().chain(&operation.writes()).chain(&operation.scratch()) {
@@ -100,9 +100,9 @@ fn lives(plan: &Plan) -> Vec<Life> {
         }
     }
     // What goes to another device is taken away behind the last step.
-    let to_the_end = |life: Life| match plan.slots[life.slot].kind {
-        SlotKind::Leaving => Life { last: run, ..life },
-        _ => life,
+    let to_the_end = |live_range: LiveRange| match plan.slots[live_range.slot].kind {
+        SlotKind::Send => LiveRange { last: run, ..live_range },
+        _ => live_range,
     };
-    lives.into_iter().flatten().map(to_the_end).collect()
+    live_ranges.into_iter().flatten().map(to_the_end).collect()
 }

@@ -6,26 +6,26 @@
 //! operands fit, their `pick` whether the device can run the result.
 
 mod attention;
-mod choose;
-mod columns;
+mod batch_invariant;
 pub mod cut;
 mod edit;
 mod fuse;
-mod late_rows;
 mod memory;
-mod order;
+mod packed_b;
 mod prune;
-mod ready;
 mod rounding;
+mod schedule;
 mod scratch;
+mod select_matmul;
+mod sink_rows;
 pub mod streams;
 mod target;
 mod weights;
 
-pub use ready::Readies;
+pub use packed_b::PackB;
 pub use rounding::Rounds;
 pub use target::Target;
-pub use weights::{Keep, Packing, Weights};
+pub use weights::{DequantCache, Packing, Weights};
 
 use crate::Error;
 use crate::plan::Plan;
@@ -42,31 +42,35 @@ pub struct Pass {
 /// Every pass, in order.
 pub const PASSES: &[Pass] = &[
     Pass { name: "prune", summary: "steps whose results nobody reads go", run: prune::run },
-    Pass { name: "late-rows", summary: "only wanted tokens go through the end of the last layer", run: late_rows::run },
-    Pass { name: "choose", summary: "products of many columns go to mul_mm", run: choose::run },
+    Pass { name: "sink-rows", summary: "only wanted tokens go through the end of the last layer", run: sink_rows::run },
+    Pass { name: "select-matmul", summary: "products of many columns go to mul_mm", run: select_matmul::run },
     Pass { name: "epilogue", summary: "bias, function, factor and residual join the step before", run: fuse::epilogue },
     Pass { name: "gate", summary: "two products and the gate between them become one", run: fuse::gate },
-    Pass { name: "siblings", summary: "products of the same columns become one", run: fuse::siblings },
+    Pass { name: "fuse-products", summary: "products of the same columns become one", run: fuse::fused_products },
     Pass { name: "prologue", summary: "norms and gates join the step after", run: fuse::prologue },
     Pass { name: "router", summary: "the choice of experts takes in the router's product", run: fuse::router },
     Pass { name: "cache", summary: "rope and the writing of caches become one", run: attention::cache_write },
     Pass { name: "splits", summary: "attention of few tokens is split over keys", run: attention::splits },
-    Pass { name: "arriving", summary: "attention of single tokens writes its caches", run: attention::arriving },
-    Pass { name: "columns", summary: "products of rows that must not depend on others are cut", run: columns::run },
+    Pass { name: "kv-append", summary: "attention of single tokens writes its caches", run: attention::kv_append },
+    Pass {
+        name: "batch-invariant",
+        summary: "products of rows that must not depend on others are cut",
+        run: batch_invariant::run,
+    },
     Pass { name: "weights", summary: "weights are read packed, or decoded once for all", run: weights::run },
     Pass {
         name: "rounding",
         summary: "results leave their step as products of integers want them",
         run: rounding::run,
     },
-    Pass { name: "ready", summary: "results leave their step as matrix units take them", run: ready::run },
-    Pass { name: "order", summary: "steps that do not wait for each other stand side by side", run: order::run },
+    Pass { name: "packed-b", summary: "results leave their step as matrix units take them", run: packed_b::run },
+    Pass { name: "schedule", summary: "steps that do not wait for each other stand side by side", run: schedule::run },
     Pass { name: "scratch", summary: "steps get the memory they need between their dispatches", run: scratch::run },
     Pass { name: "memory", summary: "results that are needed at different times share memory", run: memory::run },
 ];
 
 /// Passes that look at a plan as a whole: they come before it is cut into parts for several devices.
-const WHOLE: &[&str] = &["prune", "late-rows"];
+const WHOLE: &[&str] = &["prune", "sink-rows"];
 
 /// The plan for a device.
 pub fn lower(plan: Plan, target: &Target) -> Result<Plan, Error> {

@@ -1,6 +1,6 @@
 //! Results that products of integers multiply leave their step rounded ([`kiln_kernels::rounded`]): the product takes them as they are,
-//! and none of its workgroups rounds the column for itself. Where a norm stands between the two, its weights are multiplied by who
-//! makes the column, and its factor behind the product.
+//! and none of its workgroups rounds the activation vector for itself. Where a norm stands between the two, its weights are multiplied by who
+//! makes the activation vector, and its factor behind the product.
 
 use kiln_gguf::TensorType;
 use kiln_gpu::Caps;
@@ -9,10 +9,10 @@ use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, fuse};
 
 use super::Target;
-use crate::plan::uses::Uses;
+use crate::plan::def_use::DefUse;
 use crate::plan::{Plan, SlotKind, Step};
 
-/// Who leaves columns rounded for the products that take them.
+/// Who leaves activations rounded for the products that take them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounds {
     /// Whoever can, if the tuning table of the products wants it.
@@ -24,21 +24,21 @@ pub enum Rounds {
 
 pub(super) fn run(plan: &mut Plan, target: &Target) {
     // Rows that must not depend on their company go one way, whoever makes them.
-    let Some(caps) = target.caps.as_ref().filter(|_| !target.alike && target.fuses) else { return };
+    let Some(caps) = target.caps.as_ref().filter(|_| !target.batch_invariant && target.fuses) else { return };
     let steps: Vec<Option<Step>> = plan.steps.iter().cloned().map(Some).collect();
     // Steps stay where they are, and touch only new slots besides what they did.
-    let uses = Uses::of(plan.slots.len(), &steps);
+    let def_use = DefUse::of(plan.slots.len(), &steps);
     for at in 0..plan.steps.len() {
         let Some(column) = fuse::column(&plan.steps[at].call) else { continue };
         let alone =
-            plan.slots[column.slot.0 as usize].kind == SlotKind::Scratch && uses.writer(column.slot) == Some(at);
+            plan.slots[column.slot.0 as usize].kind == SlotKind::Scratch && def_use.writer(column.slot) == Some(at);
         if alone && column.ty == TensorType::F32 && column.len().is_multiple_of(rounded::GROUP) {
-            connect(plan, at, (column, uses.readers(column.slot)), (target, caps));
+            connect(plan, at, (column, def_use.readers(column.slot)), (target, caps));
         }
     }
 }
 
-/// Lets the step at `at` leave its column rounded for those of its readers that take it with the same weights as the first of them.
+/// Lets the step at `at` leave its activation vector rounded for those of its readers that take it with the same weights as the first of them.
 fn connect(plan: &mut Plan, at: usize, (column, readers): (Tensor, &[usize]), (target, caps): (&Target, &Caps)) {
     let bytes = rounded::bytes(column.len());
     let nowhere = Tensor::dense(Slot(u32::MAX), TensorType::I8, [bytes, 1, 1, 1]);

@@ -10,10 +10,10 @@ pub(super) fn run(plan: &mut Plan, target: &Target) {
     for at in 0..plan.steps.len() {
         let bytes = match &plan.steps[at].call {
             Call::MulMm(call) => call.ample_scratch_bytes(),
-            // A single column of usual length is rounded by every workgroup for itself.
+            // A single activation vector of usual length is rounded by every workgroup for itself.
             Call::MulMatVec(call) if target.caps.is_some() => {
                 let b = &call.product.b;
-                let wanted = b.rows() > 1 || b.shape[0] > target.long_column || call.alike;
+                let wanted = b.rows() > 1 || b.shape[0] > target.long_activation || call.batch_invariant;
                 // One that comes rounded needs none.
                 if wanted && call.rounded.is_none() { mul_mat_vec::Call::scratch_bytes(b) } else { 0 }
             }

@@ -1,4 +1,4 @@
-//! What is brought to a GPU for long prompts, although it lies with the CPU: weights of products of many columns, and with them the caches and
+//! What is brought to a GPU for long prompts, although it lies with the CPU: weights of products of large N, and with them the caches and
 //! states of their layers, so that whole layers run there.
 
 use std::collections::{HashMap, HashSet};
@@ -13,19 +13,19 @@ use crate::plan::{Plan, SlotInfo, SlotKind, Step};
 /// Bytes of weights of several layers that are brought to a device for one part. Those of one layer may be more.
 const MOST_STREAMED: usize = 192 << 20;
 
-/// Weights that are brought to a GPU for products of many columns: reading them over the bus once takes less time than multiplying them
+/// Weights that are brought to a GPU for products of large N: reading them over the bus once takes less time than multiplying them
 /// on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams<'a> {
     /// The GPU.
     pub to: usize,
-    /// Fewest columns of a matrix for which it is brought; of experts, on the average.
+    /// Smallest N of a matrix for which it is brought; of experts, on the average.
     pub from: usize,
     /// Whether each shared slot may be brought.
     pub slots: &'a [bool],
     /// The place on the GPU that each cache or state of the CPU's layers has while a part of a plan needs it. Those that no part needs at the
     /// same time may have the same.
-    pub visits: &'a [Option<usize>],
+    pub staging: &'a [Option<usize>],
 }
 
 impl Streams<'_> {
@@ -43,9 +43,9 @@ impl Streams<'_> {
     }
 
     /// Which shared slots of caches and states visit the GPU in a plan that is not lowered: all steps that touch such a slot run there.
-    pub(super) fn visiting(&self, plan: &Plan) -> Vec<bool> {
-        let mut visiting: Vec<bool> = (0..plan.n_fixed).map(|slot| self.place(slot).is_some()).collect();
-        if !visiting.contains(&true) || !self.has_long_prompts(plan) {
+    pub(super) fn staged(&self, plan: &Plan) -> Vec<bool> {
+        let mut staged: Vec<bool> = (0..plan.n_fixed).map(|slot| self.place(slot).is_some()).collect();
+        if !staged.contains(&true) || !self.has_long_prompts(plan) {
             return vec![false; plan.n_fixed];
         }
         let steps: Vec<(Vec<usize>, Vec<usize>, &Step)> =
@@ -59,22 +59,22 @@ impl Streams<'_> {
         // A slot that stays keeps steps where it is, and with them other slots.
         loop {
             let mut staying: Vec<usize> = Vec::new();
-            for (pinned, brought, step) in &steps {
-                let comes = |slot: &usize| brought.contains(slot) || visiting[*slot];
+            for (pinned, streamed, step) in &steps {
+                let comes = |slot: &usize| streamed.contains(slot) || staged[*slot];
                 if !pinned.iter().all(comes) || !writes_known_rows(plan, step) {
                     let states = layer(&step.label).and_then(|layer| states.get(&layer));
-                    staying.extend(pinned.iter().chain(states.into_iter().flatten()).filter(|slot| visiting[**slot]));
+                    staying.extend(pinned.iter().chain(states.into_iter().flatten()).filter(|slot| staged[**slot]));
                 }
             }
             if staying.is_empty() {
-                return visiting;
+                return staged;
             }
-            staying.into_iter().for_each(|slot| visiting[slot] = false);
+            staying.into_iter().for_each(|slot| staged[slot] = false);
         }
     }
 
-    /// Whether a plan reads so long pieces of prompts that caches may come along: what their texts have in caches already comes, too, so there
-    /// should be many columns to each of them. The host must know which pages there are.
+    /// Whether a plan reads so long pieces of prompts that caches may come along: what their sequences have in caches already comes, too, so there
+    /// should be large N to each of them. The host must know which pages there are.
     fn has_long_prompts(&self, plan: &Plan) -> bool {
         let ports = &plan.ports;
         let windows = ports.windows.iter().flat_map(|places| [places.table, places.rows]);
@@ -85,14 +85,14 @@ impl Streams<'_> {
     }
 
     /// The layers whose caches or states visit the GPU.
-    pub(super) fn moved(&self, plan: &Plan, visiting: &[bool]) -> HashSet<usize> {
-        let visits = |step: &&Step| pinned(plan, step).iter().any(|slot| visiting[*slot]);
-        plan.steps.iter().filter(visits).filter_map(|step| layer(&step.label)).collect()
+    pub(super) fn moved(&self, plan: &Plan, staged: &[bool]) -> HashSet<usize> {
+        let staging = |step: &&Step| pinned(plan, step).iter().any(|slot| staged[*slot]);
+        plan.steps.iter().filter(staging).filter_map(|step| layer(&step.label)).collect()
     }
 
     /// The place of a slot that may visit the GPU.
     pub fn place(&self, slot: usize) -> Option<usize> {
-        self.visits.get(slot).copied().flatten()
+        self.staging.get(slot).copied().flatten()
     }
 
     /// Lets the steps of a part read what is brought.
@@ -101,14 +101,14 @@ impl Streams<'_> {
             for of in self.of(&plan.steps[at]) {
                 let SlotInfo { name, ty, shape, .. } = plan.slots[of].clone();
                 let slot = numbered(of);
-                let known = plan.slots.iter().position(|other| other.kind == SlotKind::Streamed(slot));
-                let brought = match known {
+                let known = plan.slots.iter().position(|other| other.kind == SlotKind::StreamedWeight(slot));
+                let streamed = match known {
                     Some(known) => numbered(known),
-                    None => plan.add(&format!("{name}.brought"), SlotKind::Streamed(slot), ty, shape).slot,
+                    None => plan.add(&format!("{name}.streamed"), SlotKind::StreamedWeight(slot), ty, shape).slot,
                 };
                 if let Call::MulMatVec(call) = &mut plan.steps[at].call {
                     let operands = std::iter::once(&mut call.product.a).chain(&mut call.epilogue.bias);
-                    operands.filter(|t| t.slot == slot).for_each(|t| t.slot = brought);
+                    operands.filter(|t| t.slot == slot).for_each(|t| t.slot = streamed);
                 }
             }
         }
@@ -143,7 +143,7 @@ fn writes_known_rows(plan: &Plan, step: &Step) -> bool {
 
 /// Gives places on a GPU to the caches and states that may visit it: those of a layer lie side by side, those of different layers in the same
 /// places. `may` says of each shared slot whether it may visit at all.
-pub fn visits(plans: &[Plan], may: &[bool]) -> Vec<Option<usize>> {
+pub fn staging(plans: &[Plan], may: &[bool]) -> Vec<Option<usize>> {
     let mut layers: Vec<Option<usize>> = vec![None; may.len()];
     for step in plans.iter().flat_map(|plan| &plan.steps) {
         let operation = step.call.operation();
@@ -153,14 +153,14 @@ pub fn visits(plans: &[Plan], may: &[bool]) -> Vec<Option<usize>> {
             }
         }
     }
-    let visits = |slot: usize| may[slot] && layers[slot].is_some();
-    let place = |slot: usize| (0..slot).filter(|other| visits(*other) && layers[*other] == layers[slot]).count();
-    (0..may.len()).map(|slot| visits(slot).then(|| place(slot))).collect()
+    let staging = |slot: usize| may[slot] && layers[slot].is_some();
+    let place = |slot: usize| (0..slot).filter(|other| staging(*other) && layers[*other] == layers[slot]).count();
+    (0..may.len()).map(|slot| staging(slot).then(|| place(slot))).collect()
 }
 
 /// What is brought for a part: weights, and the places of caches and states.
 #[derive(Default)]
-pub(super) struct Brought {
+pub(super) struct StreamedBytes {
     bytes: usize,
     layer: Option<usize>,
     visitors: Vec<(usize, usize)>,
@@ -176,7 +176,7 @@ pub(super) struct Needs {
     pub(super) visitors: Vec<(usize, usize)>,
 }
 
-impl Brought {
+impl StreamedBytes {
     /// Counts what a step has brought; `false` if it should not be in the same part as those before.
     pub(super) fn add(&mut self, needs: &Needs) -> bool {
         // Layers with visitors are parts of their own: those of the next one have the same places.

@@ -3,59 +3,57 @@
 
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Component};
-use kiln_kernels::mul_mat::{MOST_COLUMNS, Product};
+use kiln_kernels::mul_mat::{MAX_GEMV_N, Product};
 use kiln_kernels::tensor::{Slot, Tensor};
 use kiln_kernels::{Call, mul_mm};
 
-use super::ready::Readies;
+use super::packed_b::PackB;
 use super::rounding::Rounds;
-use super::weights::{Keep, Packing, Weights};
+use super::weights::{DequantCache, Packing, Weights};
 
-/// Integer products take 53 us for 5 columns of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
+/// Integer products take 53 us for 5 activations of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
 /// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
-const FEW_BESIDE_MATRICES: usize = 5;
-/// Where lanes write the components of matrices themselves, they take 26 us for any number of columns up to 16, integer products 18 for two
-/// and 27 for four. Two texts together were written 9 % faster without them, four 44 % faster with them (8B, Q4_K_M).
-const FEW_BESIDE_LANES: usize = 2;
+const SKINNY_N: usize = 5;
+/// Where lanes write the components of matrices themselves, they take 26 us for any N up to 16, integer products 18 for two
+/// and 27 for four. Two sequences together were written 9 % faster without them, four 44 % faster with them (8B, Q4_K_M).
+const SKINNY_N_BESIDE_FRAGMENT: usize = 2;
 /// About as many cores as a large GPU has, which attention of few tokens keeps busy by splitting the keys: splits of a power
 /// of two take rounds of keys more evenly (`docs/ladder/flash_attention.md`).
 const CORES: usize = 128;
 /// Prompts of fewer tokens read latents: what is saved is little beside the steps that expanding takes. A guess.
 const EXPANDS_FROM: usize = 32;
-/// Texts from which on attention is on the path that serves several together (`docs/ladder/flash_attention.md`).
+/// Sequences from which on attention is on the path that serves several together (`docs/ladder/flash_attention.md`).
 const SHARES_FROM: usize = 8;
-/// A single column of more elements may not fit the memory of a workgroup.
-const LONG_COLUMN: usize = 8192;
+/// A single activation vector of more elements may not fit the memory of a workgroup.
+const LONG_ACTIVATION: usize = 8192;
 
 /// Facts about the device that a plan is for.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// What the device can do; `None` for the CPU, which runs every step.
     pub caps: Option<Caps>,
-    /// Most columns of a product that are few: those go to `mul_mat_vec`, more to `mul_mm`.
-    pub few: usize,
-    /// The same for products that `mul_mm` takes on its path for few columns.
-    pub few_in_lanes: usize,
+    /// Largest N of a product that are few: those go to `mul_mat_vec`, more to `mul_mm`.
+    pub skinny_n: usize,
+    /// The same for products that `mul_mm` takes on its path for small N.
+    pub skinny_n_fragment: usize,
     /// Cores that attention of few tokens should keep busy; 0 where splitting the keys gains nothing.
     pub cores: usize,
-    /// Single columns of more elements need memory of their own.
-    pub long_column: usize,
+    /// Single activations of more elements need memory of their own.
+    pub long_activation: usize,
     /// Fewest tokens of a prompt for which latents become keys and values of all heads.
     pub expands_from: usize,
-    /// Fewest texts for which pages that they have in common are read once for several of them.
+    /// Fewest sequences for which pages that they have in common are read once for several of them.
     pub shares_from: usize,
-    /// Whether every row goes the way that it would go alone, sums in the same order, so that its bits do not depend on the
-    /// rows beside it.
-    pub alike: bool,
-    /// Whether a step costs more than a little work that is done several times: several products that read a normed token each norm it for
-    /// themselves then, and the last workgroup of a router chooses the experts.
+    /// Batch-invariant: every row uses the kernels and reduction order of a single row, so its bits do not depend on the batch.
+    pub batch_invariant: bool,
+    /// Prefer recomputing small work (an RMS norm per consumer, expert top-k in the router) over an extra dispatch.
     pub saves_steps: bool,
     /// How weights lie there.
     pub weights: Weights,
-    /// Who leaves columns rounded for the products that take them.
+    /// Who leaves activations rounded for the products that take them.
     pub rounds: Rounds,
-    /// Who leaves columns as matrix units take them.
-    pub readies: Readies,
+    /// Which producers emit activations in fragment order.
+    pub pack_b: PackB,
     /// Whether steps are put together. Where they are not, what every product multiplies can be looked at.
     pub fuses: bool,
     /// Whether plans are cut into parts that are lowered each for a target of its own: only passes that look at a plan as a
@@ -68,17 +66,17 @@ impl Target {
     pub fn cpu() -> Target {
         Target {
             caps: None,
-            few: MOST_COLUMNS,
-            few_in_lanes: MOST_COLUMNS,
+            skinny_n: MAX_GEMV_N,
+            skinny_n_fragment: MAX_GEMV_N,
             cores: 0,
-            long_column: usize::MAX,
+            long_activation: usize::MAX,
             expands_from: EXPANDS_FROM,
             shares_from: usize::MAX,
-            alike: false,
+            batch_invariant: false,
             saves_steps: false,
             weights: Weights::as_they_are(),
             rounds: Rounds::ByTable,
-            readies: Readies::ByPath,
+            pack_b: PackB::ByPath,
             fuses: true,
             in_parts: false,
         }
@@ -87,39 +85,39 @@ impl Target {
     /// A GPU with these capabilities.
     pub fn gpu(caps: &Caps) -> Target {
         let matrices = caps.coopmat_shape(Component::F16, Component::F32).is_some() && caps.subgroups.full;
-        let few = if matrices && !caps.is_cpu { FEW_BESIDE_MATRICES } else { MOST_COLUMNS };
-        let few_in_lanes = if caps.is_cpu { few } else { FEW_BESIDE_LANES };
+        let skinny_n = if matrices && !caps.is_cpu { SKINNY_N } else { MAX_GEMV_N };
+        let skinny_n_fragment = if caps.is_cpu { skinny_n } else { SKINNY_N_BESIDE_FRAGMENT };
         Target {
             caps: Some(caps.clone()),
-            few,
-            few_in_lanes,
+            skinny_n,
+            skinny_n_fragment,
             cores: CORES,
-            long_column: LONG_COLUMN,
+            long_activation: LONG_ACTIVATION,
             expands_from: EXPANDS_FROM,
-            shares_from: if caps.matrix_order.is_some() { SHARES_FROM } else { usize::MAX },
-            alike: false,
+            shares_from: if caps.fragment_layout.is_some() { SHARES_FROM } else { usize::MAX },
+            batch_invariant: false,
             saves_steps: !caps.is_cpu,
             // How much memory there is for weights that are kept decoded is known to whoever holds it.
-            weights: Weights { packing: Packing::Faster, keep: Keep::Ample, ..Weights::as_they_are() },
+            weights: Weights { packing: Packing::Faster, f16_cache: DequantCache::WhenRoom, ..Weights::as_they_are() },
             rounds: Rounds::ByTable,
-            readies: Readies::ByPath,
+            pack_b: PackB::ByPath,
             fuses: true,
             in_parts: false,
         }
     }
 
-    /// Whether a product of so many columns has few for its weights; with experts, so many of them are `used` for each column. Matrix
-    /// units do not take F32. Where each token has its own experts, they gain nothing: the weights of an expert are read for one column, and
-    /// lists, columns and sums come on top. So columns are few while an expert gets no more than one on the average: 12 and 16 texts of a
-    /// mixture with 8 of 128 experts were written 24 % and 12 % faster without matrix units, 32 texts 34 % faster with them (NVIDIA H200).
-    pub fn is_few(&self, product: &Product, columns: usize, used: Option<usize>) -> bool {
+    /// Whether a product of N activations has few for its weights; with experts, this many of them are `used` for each activation vector. Matrix
+    /// units do not take F32. Where each token has its own experts, they gain nothing: the weights of an expert are read for one activation vector, and
+    /// lists, activations and sums come on top. So activations are few while an expert gets no more than one on the average: 12 and 16 sequences of a
+    /// mixture with 8 of 128 experts were written 24 % and 12 % faster without matrix units, 32 sequences 34 % faster with them (NVIDIA H200).
+    pub fn is_skinny(&self, product: &Product, columns: usize, used: Option<usize>) -> bool {
         let apart = |used: usize| columns * used <= product.a.shape[2];
-        let few = match &self.caps {
-            _ if product.a.ty == TensorType::F32 => MOST_COLUMNS,
-            Some(caps) if used.is_none() && mul_mm::in_lanes(product, caps) => self.few_in_lanes,
-            _ => self.few,
+        let skinny_n = match &self.caps {
+            _ if product.a.ty == TensorType::F32 => MAX_GEMV_N,
+            Some(caps) if used.is_none() && mul_mm::prefers_fragment(product, caps) => self.skinny_n_fragment,
+            _ => self.skinny_n,
         };
-        columns <= few || used.is_some_and(apart)
+        columns <= skinny_n || used.is_some_and(apart)
     }
 
     /// Whether steps may become this one.
@@ -133,19 +131,19 @@ impl Target {
         if let Call::MulMm(product) = &mut call {
             *product = with_ample_memory(product);
         }
-        // Columns that are treated alike are cut later, into as many as a device takes.
+        // Activations that are treated alike are cut later, into as many as a device takes.
         if let Call::MulMatVec(product) = &mut call
-            && product.alike
+            && product.batch_invariant
             && product.experts.is_none()
         {
-            *product = product.columns(0, product.product.b.shape[1].min(MOST_COLUMNS));
+            *product = product.columns(0, product.product.b.shape[1].min(MAX_GEMV_N));
         }
         let operation = call.operation();
         operation.check().is_ok() && self.caps.as_ref().is_none_or(|caps| operation.pick(caps, None).is_ok())
     }
 }
 
-/// A product of many columns with all the memory that it may ask for, which no plan has.
+/// A product of large N with all the memory that it may ask for, which no plan has.
 pub(super) fn with_ample_memory(call: &mul_mm::Call) -> mul_mm::Call {
     let words = call.ample_scratch_bytes().div_ceil(4).max(1);
     let memory = Tensor::dense(Slot(u32::MAX), TensorType::I32, [words, 1, 1, 1]);

@@ -22,37 +22,37 @@ pub enum Packing {
     None,
 }
 
-/// Which weights the device keeps as F16 besides, once a product of many columns has decoded them: it need not do so
+/// Which weights the device keeps as F16 besides, once a product of large N has decoded them: it need not do so
 /// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum DequantCache {
     /// As many as fit a quarter of the device's memory and half of what is free.
-    Ample,
+    WhenRoom,
     /// All weights of such products: for tests on devices that do not decode.
     All,
     /// None.
     None,
 }
 
-/// How weights lie on a device, and how products of many columns add up.
+/// How weights lie on a device, and how products of large N add up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
     /// Which are packed.
     pub packing: Packing,
     /// Which are kept decoded.
-    pub keep: Keep,
+    pub f16_cache: DequantCache,
     /// Bytes that there are for weights which are not kept yet.
     pub room: u64,
     /// Slots whose weights are kept already.
-    pub kept: Vec<Slot>,
-    /// Whether products of many columns add up in 16 bits, where matrix units can.
+    pub cached: Vec<Slot>,
+    /// Whether products of large N add up in 16 bits, where matrix units can.
     pub half_sums: bool,
 }
 
 impl Weights {
     /// Nothing but what the file has.
     pub(super) fn as_they_are() -> Weights {
-        Weights { packing: Packing::None, keep: Keep::None, room: 0, kept: Vec::new(), half_sums: false }
+        Weights { packing: Packing::None, f16_cache: DequantCache::None, room: 0, cached: Vec::new(), half_sums: false }
     }
 
     /// The packed type for rows of `len` elements of a type, where they should have one.
@@ -86,7 +86,7 @@ fn pack(plan: &mut Plan, weights: &Weights, caps: &Caps) {
         let is_read = plan.steps.iter().any(|step| step.call.operation().reads().iter().any(|t| t.slot == of));
         if is_read {
             let (name, shape) = (format!("{}.{}", plan.slots[at].name, ty.name()), plan.slots[at].shape);
-            forms.insert(of, (plan.add(&name, SlotKind::Form(of), ty, shape).slot, ty));
+            forms.insert(of, (plan.add(&name, SlotKind::WeightVariant(of), ty, shape).slot, ty));
         }
     }
     for step in &mut plan.steps {
@@ -98,17 +98,17 @@ fn pack(plan: &mut Plan, weights: &Weights, caps: &Caps) {
     }
 }
 
-/// Products of many columns add up as they should, and read weights that are kept decoded.
+/// Products of large N add up as they should, and read weights that are kept decoded.
 fn keep(plan: &mut Plan, target: &Target, caps: &Caps) {
     let (mut room, mut forms) = (target.weights.room, HashMap::new());
     for at in 0..plan.steps.len() {
         let Call::MulMm(call) = &mut plan.steps[at].call else { continue };
         call.half_sums |= target.weights.half_sums;
         let wanted = call.ids.is_none()
-            && match target.weights.keep {
-                Keep::Ample => super::target::with_ample_memory(call).decodes(caps),
-                Keep::All => true,
-                Keep::None => false,
+            && match target.weights.f16_cache {
+                DequantCache::WhenRoom => super::target::with_ample_memory(call).decodes(caps),
+                DequantCache::All => true,
+                DequantCache::None => false,
             };
         let mut call = call.clone();
         let all: Vec<Tensor> = matrices(&mut call).into_iter().map(|t| *t).collect();
@@ -116,9 +116,9 @@ fn keep(plan: &mut Plan, target: &Target, caps: &Caps) {
             continue;
         }
         let of = |t: &Tensor| origin(plan, t.slot);
-        let known = |t: &&Tensor| target.weights.kept.contains(&of(t)) || forms.contains_key(&of(t));
+        let known = |t: &&Tensor| target.weights.cached.contains(&of(t)) || forms.contains_key(&of(t));
         let bytes = all.iter().filter(|t| !known(t)).map(|t| 2 * t.len() as u64).sum();
-        if target.weights.keep == Keep::Ample {
+        if target.weights.f16_cache == DequantCache::WhenRoom {
             let Some(left) = room.checked_sub(bytes) else { continue };
             room = left;
         }
@@ -127,7 +127,7 @@ fn keep(plan: &mut Plan, target: &Target, caps: &Caps) {
             let name = format!("{}.{}", plan.slots[of.0 as usize].name, TensorType::F16);
             let slot = *forms
                 .entry(of)
-                .or_insert_with(|| plan.add(&name, SlotKind::Form(of), TensorType::F16, tensor.shape).slot);
+                .or_insert_with(|| plan.add(&name, SlotKind::WeightVariant(of), TensorType::F16, tensor.shape).slot);
             *tensor = Tensor::dense(slot, TensorType::F16, tensor.shape);
         }
         plan.steps[at].call = call.into();
@@ -142,14 +142,14 @@ fn matrices(call: &mut mul_mm::Call) -> Vec<&mut Tensor> {
 /// Whether a tensor is all of its weights.
 fn is_whole(plan: &Plan, t: &Tensor) -> bool {
     let slot = &plan.slots[t.slot.0 as usize];
-    let weights = matches!(slot.kind, SlotKind::Weight | SlotKind::Form(_));
+    let weights = matches!(slot.kind, SlotKind::Weight | SlotKind::WeightVariant(_));
     weights && t.ty.is_quantised() && t.offset == 0 && t.is_dense() && t.span().1 == slot.bytes
 }
 
 /// The slot that holds the weights as the file has them.
 fn origin(plan: &Plan, slot: Slot) -> Slot {
     match plan.slots[slot.0 as usize].kind {
-        SlotKind::Form(of) => of,
+        SlotKind::WeightVariant(of) => of,
         _ => slot,
     }
 }

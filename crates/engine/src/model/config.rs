@@ -5,14 +5,14 @@ use kiln_gguf::Gguf;
 use super::Keys;
 use super::keys::MOST_LAYERS;
 use crate::Error;
-use crate::arch::{self, Row};
+use crate::arch::{self, ArchEntry};
 use crate::model::names;
 
 /// The sizes that the rest of the engine looks at.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// How the model is built.
-    pub architecture: &'static Row,
+    pub architecture: &'static ArchEntry,
     /// Number of layers.
     pub layers: usize,
     /// Width of the residual stream.

@@ -20,6 +20,11 @@ impl<'a> Keys<'a> {
         Keys { metadata: gguf.metadata(), prefix }
     }
 
+    /// Keys of the same file that begin with another word.
+    pub fn of(&self, prefix: &'a str) -> Keys<'a> {
+        Keys { metadata: self.metadata, prefix }
+    }
+
     /// The name of a key: `llama.block_count` for `block_count`.
     pub fn name(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.prefix)
@@ -106,6 +111,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The same where they must be there.
+    pub fn required_floats(&self, suffix: &str, layers: usize, bounds: [f32; 2]) -> Result<Vec<f32>, Error> {
+        if !self.is_array(suffix) {
+            self.metadata.get_f32(&self.name(suffix))?;
+        }
+        self.floats(suffix, layers, bounds)
+    }
+
     /// A factor above 0; `None` where it is missing or 0, by which files say that there is none.
     pub fn factor(&self, suffix: &str) -> Result<Option<f32>, Error> {
         let value = self.float(suffix, 0.0, [0.0, 1e9])?;
@@ -121,6 +134,26 @@ impl<'a> Keys<'a> {
     /// Whole numbers of a short array, as many as there are.
     pub fn small_array(&self, suffix: &str, len: usize) -> Result<Option<Vec<usize>>, Error> {
         self.per_layer(suffix, len, [0, 1 << 20])
+    }
+
+    /// Whole numbers of an array of any length up to `most`; none where the key is missing.
+    pub fn list(&self, suffix: &str, most: usize) -> Result<Vec<usize>, Error> {
+        if !self.is_array(suffix) {
+            return Ok(Vec::new());
+        }
+        let values = self.metadata.get_i32_array(&self.name(suffix))?;
+        self.require(values.len() <= most, suffix, values.len(), &format!("at most {most} numbers"))?;
+        let whole = |v: i32| usize::try_from(v).or_else(|_| self.refuse(suffix, v, "numbers of 0 and more".to_owned()));
+        values.into_iter().map(whole).collect()
+    }
+
+    /// Numbers of tokens of an array; none where the key is missing.
+    pub fn tokens(&self, suffix: &str, vocab: usize) -> Result<Vec<usize>, Error> {
+        let tokens = self.list(suffix, vocab)?;
+        match tokens.iter().find(|token| **token >= vocab) {
+            Some(token) => self.refuse(suffix, token, format!("tokens of 0 to {}", vocab.saturating_sub(1))),
+            None => Ok(tokens),
+        }
     }
 
     /// Switches of an array of bools or of whole numbers.

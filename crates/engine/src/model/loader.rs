@@ -77,11 +77,13 @@ pub struct Loader<'a> {
     scale_place: Option<String>,
     /// What was read, with its slot where it has one: asked for twice, it is loaded once.
     read: HashMap<String, Option<Tensor>>,
-    turns: Vec<(RopeParams, Option<Vec<f32>>, Tensor)>,
+    freqs: Vec<(RopeParams, Option<Vec<f32>>, Tensor)>,
     /// Layers that are not run, and whose tensors nobody reads.
     ignored: Vec<usize>,
     /// Constants by name: asked for twice, they are made once.
     constants: HashMap<String, Tensor>,
+    /// Caches by name: other layers may read them.
+    caches: HashMap<String, Tensor>,
 }
 
 impl<'a> Loader<'a> {
@@ -96,9 +98,10 @@ impl<'a> Loader<'a> {
             place: String::new(),
             scale_place: None,
             read: HashMap::new(),
-            turns: Vec::new(),
+            freqs: Vec::new(),
             ignored: Vec::new(),
             constants: HashMap::new(),
+            caches: HashMap::new(),
         }
     }
 
@@ -137,6 +140,11 @@ impl<'a> Loader<'a> {
     /// The extents of a tensor, where the file has it.
     pub fn shape(&self, name: &str) -> Option<[usize; 4]> {
         self.gguf.find(&self.full(name)).map(|info| info.shape)
+    }
+
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.gguf.tensors().iter().map(|info| info.name.clone()).collect()
     }
 
     /// Tokens in the vocabulary: rows of the embeddings.
@@ -321,21 +329,21 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The table of turns for a rotary embedding. Layers with the same one share it.
-    pub fn turns(&mut self, rope: &RopeParams, factors: Option<&[f32]>) -> Result<Tensor, Error> {
-        let known = self.turns.iter().find(|(known, by, _)| known == rope && by.as_deref() == factors);
-        if let Some((.., turns)) = known {
-            return Ok(*turns);
+    /// The table of frequencies of a rotary embedding. Layers with the same one share it.
+    pub fn freqs(&mut self, rope: &RopeParams, factors: Option<&[f32]>) -> Result<Tensor, Error> {
+        let known = self.freqs.iter().find(|(known, by, _)| known == rope && by.as_deref() == factors);
+        if let Some((.., freqs)) = known {
+            return Ok(*freqs);
         }
-        let values = rope.turns(factors).map_err(|e| Error::Kernel(e.into()))?;
+        let values = rope.freqs(factors).map_err(|e| Error::Kernel(e.into()))?;
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let name = match self.turns.len() {
-            0 => "rope.turns".to_owned(),
-            n => format!("rope.turns.{n}"),
+        let name = match self.freqs.len() {
+            0 => "rope.freqs".to_owned(),
+            n => format!("rope.freqs.{n}"),
         };
-        let turns = self.fixed.add(name, SlotKind::Constant(bytes), TensorType::I32, [2, rope.pairs(), 1, 1]);
-        self.turns.push((*rope, factors.map(<[f32]>::to_vec), turns));
-        Ok(turns)
+        let freqs = self.fixed.add(name, SlotKind::Constant(bytes), TensorType::I32, [2, rope.pairs(), 1, 1]);
+        self.freqs.push((*rope, factors.map(<[f32]>::to_vec), freqs));
+        Ok(freqs)
     }
 
     /// A cache of rows of this width, one for each token, in a layer that sees so many of the last ones, or all.
@@ -353,7 +361,9 @@ impl<'a> Loader<'a> {
             (None, _) | (_, 0) => (SlotKind::Cache, self.room.pages),
             (Some(_), pages) => (SlotKind::WindowCache, pages),
         };
-        Ok(self.fixed.add(name, kind, ty, [width, pages * PAGE, 1, 1]))
+        let cache = self.fixed.add(name, kind, ty, [width, pages * PAGE, 1, 1]);
+        self.caches.insert(name.to_owned(), cache);
+        Ok(cache)
     }
 
     /// The same for heads of a width each, which must be whole blocks of the cache's type.
@@ -372,6 +382,17 @@ impl<'a> Loader<'a> {
             return Err(Error::CacheType { ty: ty.to_string(), width, block: ty.block_len() });
         }
         self.cache(name, which, width * heads, window)
+    }
+
+    /// The cache of this name, which an earlier layer owns: heads of this width and number.
+    pub fn shared_cache(&self, name: &str, [width, heads]: [usize; 2]) -> Result<Tensor, Error> {
+        let missing = || Error::MissingTensor { name: name.to_owned() };
+        let cache = *self.caches.get(name).ok_or_else(missing)?;
+        if cache.shape[0] != width * heads {
+            let (got, want) = (vec![cache.shape[0]], vec![width * heads]);
+            return Err(Error::TensorShape { name: name.to_owned(), got, want });
+        }
+        Ok(cache)
     }
 
     /// What a recurrent layer keeps of each sequence: states of this shape side by side, in one more dimension.

@@ -10,7 +10,7 @@ pub mod parts;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_gguf::Gguf;
+use kiln_gguf::{Gguf, Metadata};
 use sha2::Sha256;
 
 pub use adapter::Adapter;
@@ -44,12 +44,27 @@ impl Model {
     }
 
     /// The same from a file that is already open.
-    pub fn new(mut gguf: Gguf) -> Result<Model, Error> {
+    pub fn new(gguf: Gguf) -> Result<Model, Error> {
+        Model::with_tokenizer(gguf, |metadata, _| Ok(Tokenizer::from_gguf(metadata)?))
+    }
+
+    /// The same for callers that give ids of tokens alone: a vocabulary that cannot be read is no obstacle.
+    pub fn of_ids(gguf: Gguf) -> Result<Model, Error> {
+        Model::with_tokenizer(gguf, |metadata, tokens| {
+            Ok(Tokenizer::from_gguf(metadata).or_else(|_| Tokenizer::of_ids(tokens))?)
+        })
+    }
+
+    /// `tokenizer` makes it of the keys and of the number of tokens.
+    fn with_tokenizer(
+        mut gguf: Gguf,
+        tokenizer: impl FnOnce(&Metadata, usize) -> Result<Tokenizer, Error>,
+    ) -> Result<Model, Error> {
         let config = Config::read(&gguf)?;
         // Every key and the shape of every tensor is looked at now, so that what does not fit is said before anything is
         // loaded.
         let facts = graph(&config, &gguf, &Room::one(1))?.facts();
-        let tokenizer = Arc::new(Tokenizer::from_gguf(gguf.metadata())?);
+        let tokenizer = Arc::new(tokenizer(gguf.metadata(), config.vocab)?);
         let keys_hash = state::keys_hash(gguf.metadata());
         LISTS.iter().for_each(|list| drop(gguf.take(list)));
         Ok(Model { gguf: Arc::new(gguf), config, facts, tokenizer, adapters: Vec::new(), keys_hash })

@@ -3,7 +3,7 @@
 
 use kiln_kernels::tensor::Tensor;
 
-use super::uses::overlap;
+use super::def_use::overlap;
 use super::{Plan, SlotInfo, SlotKind, Step};
 use crate::Error;
 
@@ -58,7 +58,7 @@ impl Plan {
     /// Whether every call's operands fit together, lie inside their slots and read only what was written before. A step may
     /// overwrite results only in place: it reads the very tensor that it writes.
     pub fn check(&self) -> Result<(), Error> {
-        let fresh = |s: &SlotInfo| matches!(s.kind, SlotKind::Scratch | SlotKind::Output | SlotKind::Leaving);
+        let fresh = |s: &SlotInfo| matches!(s.kind, SlotKind::Scratch | SlotKind::Output | SlotKind::Send);
         let mut written: Vec<Written> = vec![Written::default(); self.slots.len()];
         for step in &self.steps {
             let fault = |why: String| Error::Plan { step: step.label.clone(), why };
@@ -89,11 +89,11 @@ impl Plan {
                 let given = matches!(
                     slot.kind,
                     SlotKind::Weight
-                        | SlotKind::Form(_)
+                        | SlotKind::WeightVariant(_)
                         | SlotKind::Constant(_)
                         | SlotKind::Input
-                        | SlotKind::Arriving
-                        | SlotKind::Streamed(_)
+                        | SlotKind::Recv
+                        | SlotKind::StreamedWeight(_)
                 );
                 if given {
                     return Err(fault(format!("writes {}, which is not its to write", slot.name)));

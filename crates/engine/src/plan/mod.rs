@@ -4,7 +4,7 @@
 pub(crate) mod adapt;
 mod builder;
 mod check;
-pub mod uses;
+pub mod def_use;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ pub use builder::{Builder, Linear, Norm};
 pub enum SlotKind {
     /// A tensor of the model file.
     Weight,
-    /// The weights of another slot in the form in which the device has them: packed, or decoded to F16. The executor fills it when a
-    /// plan is made ready.
-    Form(Slot),
+    /// The weights of another slot in the format that the device reads: packed, or dequantised to F16. The executor fills it when it
+    /// prepares the plan.
+    WeightVariant(Slot),
     /// Bytes that are computed when the model is loaded.
     Constant(Arc<[u8]>),
     /// Rows of keys or values of all sequences, in pages, kept from run to run.
@@ -46,19 +46,18 @@ pub enum SlotKind {
     Output,
     /// Added to by each of several runs, and read by the host.
     Log,
-    /// In a part of a plan: made by a part before it on another device, and brought here before each run.
-    Arriving,
-    /// In a part of a plan: weights of this shared slot, which the device does not hold and which are brought here before each run.
-    Streamed(Slot),
-    /// In a part of a plan: made here for parts behind it, and taken away after each run.
-    Leaving,
-    /// In a part of a plan: made or brought here for one part, and read by others on the same device, where it stays between them.
-    Kept,
-    /// A shared slot that another device holds, a cache or a state: this one has it in the place of this number while a part of a plan
-    /// runs that needs it. Slots may have the same place.
-    Visiting(usize),
-    /// A shared slot that other devices hold and this one has no use for.
-    Elsewhere,
+    /// Written by an earlier part on another device, and copied here before each run.
+    Recv,
+    /// Weights of this shared slot, which another device holds and which are copied here before each run.
+    StreamedWeight(Slot),
+    /// Written here for later parts on other devices, and copied to them after each run.
+    Send,
+    /// Written or received here by one part and read by later parts on the same device: stays there between them.
+    Resident,
+    /// A cache or state owned by another device, copied into staging buffer `n` here for the parts that need it. Layers share buffers.
+    StagedCache(usize),
+    /// A shared slot that other devices hold and this one does not use.
+    Remote,
 }
 
 /// A named piece of memory.
@@ -103,7 +102,7 @@ impl Fixed {
 
     /// The slots that are not on other devices only.
     pub fn here(&self) -> impl Iterator<Item = &SlotInfo> {
-        self.slots.iter().filter(|slot| !matches!(slot.kind, SlotKind::Elsewhere | SlotKind::Visiting(_)))
+        self.slots.iter().filter(|slot| !matches!(slot.kind, SlotKind::Remote | SlotKind::StagedCache(_)))
     }
 
     /// Bytes of all slots of a kind that `wanted` accepts.
@@ -154,11 +153,11 @@ pub struct Ports {
     pub lengths: Tensor,
     /// `[pages of a sequence, sequences]`: key j of sequence s is cache row `table[j / PAGE, s] * PAGE + j % PAGE`.
     pub table: Tensor,
-    /// `[prompt]`: the piece that each row of prompts belongs to. Nobody reads it if there is one piece.
+    /// `[prompt]`: the chunk that each prefill row belongs to. Unused if there is one chunk.
     pub owners: Tensor,
-    /// `[pieces + 1]`: first of the prompt rows of each piece, then the end of the last. Rows behind belong to nobody.
+    /// `[pieces + 1]`: first prefill row of each chunk, then the end of the last. Rows after it are padding.
     pub starts: Tensor,
-    /// `[sequences + 1]`: first row of each sequence, then the end of the last. Rows behind belong to nobody.
+    /// `[sequences + 1]`: first row of each sequence, then the end of the last. Rows after it are padding.
     pub firsts: Tensor,
     /// `[sequences]`: the state of each sequence, in models with recurrent layers.
     pub states: Tensor,
@@ -168,6 +167,9 @@ pub struct Ports {
     pub logits: Tensor,
     /// F32 `[rows, adapters]`: how strongly each adapter counts for each token, in plans where that differs.
     pub scales: Option<Tensor>,
+    /// F32 `[hidden, rows]`: added to the embedding of each row, in plans where rows may be vectors. Such a row has token -1, whose
+    /// embedding is zeros; rows of tokens have zeros here.
+    pub vectors: Option<Tensor>,
 }
 
 /// Where the keys of the texts lie that sequences answer, as `table` and `lengths` of [`Ports`] say it of the sequences themselves.
@@ -186,6 +188,13 @@ impl Ports {
         let mut like = |name: &str, t: Tensor| b.slot(name, SlotKind::Input, TensorType::I32, t.shape);
         let source = Source { table: like("source.table", self.table), lengths: like("source.lengths", self.lengths) };
         Ports { source: Some(source), ..self }
+    }
+
+    /// The same for a batch whose rows may be vectors of this width.
+    #[must_use]
+    pub fn with_vectors(self, b: &mut Builder, hidden: usize) -> Ports {
+        let shape = [hidden, self.tokens.shape[0], 1, 1];
+        Ports { vectors: Some(b.slot("vectors", SlotKind::Input, TensorType::F32, shape)), ..self }
     }
 
     /// The inputs. The logits are those that the last step makes ([`Builder::finish`]).
@@ -216,13 +225,13 @@ impl Ports {
             wanted: ints("wanted", [shape.outputs, 1]),
             logits: tokens,
             scales: None,
+            vectors: None,
         }
     }
 }
 
-#[cfg(test)]
 impl Ports {
-    /// The same tensor for every port, for plans that nobody runs.
+    /// The same tensor for every port, for plans that know no sequences.
     pub(crate) fn all(t: Tensor) -> Ports {
         Ports {
             tokens: t,
@@ -239,6 +248,7 @@ impl Ports {
             wanted: t,
             logits: t,
             scales: None,
+            vectors: None,
         }
     }
 }
@@ -247,6 +257,13 @@ impl Plan {
     /// Adds a slot of this plan alone.
     pub fn add(&mut self, name: &str, kind: SlotKind, ty: TensorType, shape: [usize; 4]) -> Tensor {
         add(&mut self.slots, name.to_owned(), kind, ty, shape)
+    }
+
+    /// Bytes of the slots that belong to this plan alone: those in the arena are shared by all plans, and weights in another form lie
+    /// where the weights lie.
+    pub fn own_bytes(&self) -> usize {
+        let apart = |slot: &&SlotInfo| slot.place.is_none() && !matches!(slot.kind, SlotKind::WeightVariant(_));
+        self.slots[self.n_fixed..].iter().filter(apart).map(|slot| slot.bytes).sum()
     }
 
     /// What fills the slot of a tensor.

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::cache::{Rank, Stop};
 use super::engine::SequenceId;
+use super::job::Job;
 use super::request::{EndReason, Event};
-use super::schedule::Job;
 use super::writer::{Chosen, Writer};
 use crate::Error;
 
@@ -19,6 +20,8 @@ pub(super) struct Active {
     pub(super) read: usize,
     /// While the prompt is being read: its sequence.
     pub(super) reading: Option<SequenceId>,
+    /// Where the prefill stops so that the state can be saved, in models with states.
+    pub(super) stops: Vec<Stop>,
     /// Whether the prompt had no part in the last step, though it is not read to its end.
     pub(super) is_stalled: bool,
     pub(super) texts: Vec<Text>,
@@ -48,6 +51,30 @@ pub(super) enum Outcome {
 }
 
 impl Active {
+    /// Its sequences: that of the prompt while it is read, those of its texts from then on.
+    pub(super) fn sequences(&self) -> Vec<SequenceId> {
+        self.reading.into_iter().chain(self.texts.iter().map(|text| text.sequence)).collect()
+    }
+
+    /// Tokens of the prompt that the next chunk has at most: it ends where the state is saved.
+    pub(super) fn until_stop(&self) -> usize {
+        let next = self.stops.iter().find(|stop| stop.at > self.read);
+        next.map_or(usize::MAX, |stop| stop.at - self.read)
+    }
+
+    /// How the state is saved at the token that was read last, if it is.
+    pub(super) fn stop_here(&self) -> Option<Rank> {
+        let at_end = (self.read == self.job.request.prompt.len()).then_some(Rank::Kept);
+        self.stops.iter().find(|stop| stop.at == self.read).map(|stop| stop.rank).or(at_end)
+    }
+
+    /// Has the prefill stop at one more place, because another request waits for the prefix up to there.
+    pub(super) fn stop_at(&mut self, at: usize) {
+        self.stops.retain(|stop| stop.at != at);
+        self.stops.push(Stop { at, rank: Rank::Kept });
+        self.stops.sort_unstable();
+    }
+
     /// The next token of a text, from what a step gave.
     pub(super) fn go_on(&mut self, choice: usize, outcome: &Outcome) {
         match outcome {

@@ -9,15 +9,15 @@ use crate::arch::PAGE;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Awaited {
     /// The request that reads it, by the number it was taken up with.
-    reader: u64,
+    pub(super) reader: u64,
     /// Tokens of full pages that both prompts begin with.
-    tokens: usize,
+    pub(super) tokens: usize,
 }
 
 impl Awaited {
     /// What a request should wait for instead of computing it beside another: the longest beginning that is still to be read.
     pub(super) fn find(engine: &Engine, active: &[Active], request: &Request) -> Option<Awaited> {
-        if !request.reuse || request.from.is_some() || !engine.shares_beginnings() {
+        if !request.reuse || request.from.is_some() || !engine.shares_prefixes() {
             return None;
         }
         let readers =

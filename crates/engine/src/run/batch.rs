@@ -1,6 +1,7 @@
 //! The inputs of one run: which token stands in which row, where it is written, and which keys its sequence has.
 
-use super::memory::{Held, KINDS};
+use super::cache::{EncoderContext, KINDS, PageTable};
+use super::media::is_vector;
 use crate::arch::{BatchShape, PAGE};
 use crate::plan::{Ports, Source};
 use kiln_kernels::advance::Places;
@@ -12,9 +13,9 @@ pub(crate) struct Taken<'a> {
     /// Tokens of the sequence before these.
     pub(crate) start: usize,
     /// Its pages, those of these tokens included; none where the model has no such caches.
-    pub(crate) held: &'a [Held; KINDS],
-    /// The pages of the text that it answers, and the tokens of that, where the model reads one first.
-    pub(crate) source: Option<(&'a Held, usize)>,
+    pub(crate) tables: &'a [PageTable; KINDS],
+    /// What the encoder left for it, in encoder-decoder models.
+    pub(crate) encoder: Option<&'a EncoderContext>,
     /// Its state, where the model has recurrent layers.
     pub(crate) state: Option<u32>,
     /// Whether the result of the first of these tokens is wanted, where one is; else that of the last.
@@ -28,15 +29,15 @@ pub(crate) struct Inputs {
     pub(crate) first_row: Vec<usize>,
 }
 
-/// Page tables and numbers of tokens of the texts that sequences answer. Sequences that answer none see no key.
+/// Page tables and lengths of the encoder contexts of sequences. Sequences without one see no key.
 fn sources(shape: &BatchShape, width: usize, decode: &[Taken<'_>], prompts: &[Taken<'_>]) -> (Vec<i32>, Vec<i32>) {
     let (mut tables, mut lengths) = (vec![0; width * shape.sequences()], vec![0; shape.sequences()]);
     let places = (0..shape.decode).zip(decode).chain((shape.decode..).zip(prompts));
     for (sequence, taken) in places {
-        let Some((held, tokens)) = taken.source else { continue };
-        lengths[sequence] = int(tokens);
+        let Some(encoder) = taken.encoder else { continue };
+        lengths[sequence] = int(encoder.tokens);
         let column = &mut tables[sequence * width..][..width];
-        column.iter_mut().zip(held.entries()).for_each(|(to, page)| *to = int(page as usize));
+        column.iter_mut().zip(encoder.table.entries()).for_each(|(to, page)| *to = int(page as usize));
     }
     (tables, lengths)
 }
@@ -83,11 +84,12 @@ impl Inputs {
             let first = row;
             for (k, &token) in taken.tokens.iter().enumerate() {
                 let position = taken.start + k;
-                tokens[row + k] = int(token as usize);
+                // No embedding has this number: the row is a vector that is written beside it.
+                tokens[row + k] = if is_vector(token) { -1 } else { int(token as usize) };
                 // A recurrence knows no positions, only draws do, and its sequence may be longer than they could count.
                 positions[row + k] = self::position(position);
-                for (held, rows) in taken.held.iter().zip(&mut cache_rows) {
-                    if let Some(page) = held.at(position / PAGE) {
+                for (table, rows) in taken.tables.iter().zip(&mut cache_rows) {
+                    if let Some(page) = table.at(position / PAGE) {
                         rows[row + k] = int(page as usize * PAGE + position % PAGE);
                     }
                 }
@@ -100,15 +102,15 @@ impl Inputs {
                 starts[piece + 1..].fill(int(row + taken.tokens.len() - shape.decode));
             }
             row += taken.tokens.len();
-            for (held, table) in taken.held.iter().zip(&mut tables) {
+            for (pages, table) in taken.tables.iter().zip(&mut tables) {
                 let column = &mut table[sequence * width..(sequence + 1) * width];
-                if held.is_empty() {
+                if pages.is_empty() {
                     // Nobody looks at it, and a step that makes the next one's inputs goes on.
                     column.fill(0);
                     continue;
                 }
                 lengths[sequence] = int(taken.start + taken.tokens.len());
-                column.iter_mut().zip(held.entries()).for_each(|(to, page)| *to = int(page as usize));
+                column.iter_mut().zip(pages.entries()).for_each(|(to, page)| *to = int(page as usize));
             }
             states[sequence] = taken.state.map_or(-1, |state| int(state as usize));
             // Where few rows are wanted, [`Inputs::want`] says which.

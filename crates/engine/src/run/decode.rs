@@ -9,6 +9,7 @@ use kiln_kernels::sample::Row;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::{Call, advance};
 
+use super::cache::AddedPage;
 use super::draw::{End, Settings};
 use super::engine::{Engine, SequenceId};
 use crate::Error;
@@ -101,12 +102,7 @@ impl Engine {
         debug_assert!(self.decoding.is_none(), "texts that went on should have been ended");
         let begun = self.side_by_side(&going.iter().map(|text| text.sequence).collect::<Vec<_>>());
         let going: Vec<Going> = begun.iter().map(|at| going[*at].clone()).collect();
-        let entries: Vec<_> = going.iter().map(|g| (g.sequence, [g.token])).collect();
-        let cuts = going.iter().any(|g| g.row.cuts());
-        let (plan, ports, tail) = self.enter_decoding(&entries, cuts)?;
-        let rows = going.iter().enumerate().map(|(at, text)| (at, &text.row, &text.bias[..]));
-        tail.settings.write(&mut *self.executor, plan, rows)?;
-        self.executor.write(plan, &tail.step, &[0; 4])?;
+        let (plan, ports, tail) = self.enter_decoding(&going, 0)?;
         let on_their_way = VecDeque::new();
         self.decoding = Some(Decoding { plan, ports, tail, going, begun, on_their_way, submitted: 0, collected: 0 });
         Ok(())
@@ -130,8 +126,8 @@ impl Engine {
         let ports = decoding.ports;
         let tables = [Some(ports.table), ports.windows.map(|windows| windows.table)];
         for (i, id) in sequences.enumerate() {
-            for (kind, at, page) in self.take_pages_ahead(id, ahead)? {
-                let Some(table) = tables[kind] else { continue };
+            for AddedPage { kind, at, page } in self.take_pages_ahead(id, ahead)? {
+                let Some(table) = tables[kind as usize] else { continue };
                 // Steps on their way do not read this entry: their tokens lie in pages before it.
                 let entry = table.reshape([table.len(), 1, 1, 1]);
                 let entry = entry.narrow(0, i * table.shape[0] + at, 1);
@@ -162,8 +158,7 @@ impl Engine {
     fn collect_step(&mut self, decoding: &mut Decoding) -> Result<Vec<Option<u32>>, Error> {
         let Some(ticket) = decoding.on_their_way.pop_front() else { return Ok(Vec::new()) };
         match self.executor.wait(ticket) {
-            // What a model remembers of all tokens at once has been written over.
-            Err(Error::Stalled) if !self.has_states => self.repeat(decoding)?,
+            Err(Error::Stalled) => self.repeat(decoding)?,
             waited => waited?,
         }
         let mut history = vec![0i32; decoding.tail.history.len()];
@@ -186,11 +181,10 @@ impl Engine {
             self.executor.wait(ticket)?;
         }
         decoding.submitted = decoding.collected;
-        let entries: Vec<_> = decoding.going.iter().map(|g| (g.sequence, [g.token])).collect();
-        let cuts = decoding.going.iter().any(|g| g.row.cuts());
-        self.enter_decoding(&entries, cuts)?;
-        let step = i32::try_from(decoding.collected % HISTORY).unwrap_or(0);
-        self.executor.write(decoding.plan, &decoding.tail.step, &step.to_le_bytes())?;
+        self.recover_from_stall(decoding.going.iter().map(|g| g.sequence))?;
+        // Sequences have grown since they began, so this may be another plan.
+        let (plan, ports, tail) = self.enter_decoding(&decoding.going, decoding.collected)?;
+        (decoding.plan, decoding.ports, decoding.tail) = (plan, ports, tail);
         self.submit_step(decoding)?;
         let again = decoding.on_their_way.pop_front();
         again.map_or(Ok(()), |ticket| self.executor.wait(ticket))
@@ -235,17 +229,23 @@ impl Engine {
         Ok(written)
     }
 
-    fn enter_decoding(
-        &mut self,
-        entries: &[(SequenceId, [u32; 1])],
-        cuts: bool,
-    ) -> Result<(PlanId, Ports, Tail), Error> {
-        let entries: Vec<super::Entry<'_>> = entries
+    /// Binds sequences to a plan that draws tokens and makes the inputs of the next step; so many steps of them were collected before.
+    fn enter_decoding(&mut self, going: &[Going], collected: usize) -> Result<(PlanId, Ports, Tail), Error> {
+        let cuts = going.iter().any(|g| g.row.cuts());
+        let entries: Vec<super::Entry<'_>> = going
             .iter()
-            .map(|(sequence, tokens)| super::Entry { sequence: *sequence, tokens, wanted: super::Wanted::Last })
+            .map(|g| super::Entry {
+                sequence: g.sequence,
+                tokens: std::slice::from_ref(&g.token),
+                wanted: super::Wanted::Last,
+            })
             .collect();
         let entered = self.enter(&entries, End::NextStep { cuts })?;
         let tail = entered.tail.expect("a plan that draws should have been asked for");
+        let rows = going.iter().enumerate().map(|(at, text)| (at, &text.row, &text.bias[..]));
+        tail.settings.write(&mut *self.executor, entered.plan, rows)?;
+        let step = i32::try_from(collected % HISTORY).expect("the history is short");
+        self.executor.write(entered.plan, &tail.step, &step.to_le_bytes())?;
         Ok((entered.plan, entered.ports, tail))
     }
 }

@@ -7,7 +7,7 @@ use kiln_kernels::sample::{self, Row, WORDS};
 use kiln_kernels::tensor::Tensor;
 
 use super::decode::MOST_BIASES;
-use super::engine::{Engine, Entry, Wanted};
+use super::engine::{Engine, Entered, Entry, Wanted};
 use super::writer::Draw;
 use crate::Error;
 use crate::executor::{Executor, PlanId};
@@ -121,7 +121,7 @@ pub(crate) fn add_tokens(plan: &mut Plan, cuts: bool) -> Result<Tokens, Error> {
 impl Engine {
     /// Whether [`Engine::feed_drawing`] gives the bits that [`Engine::feed`] gives.
     pub(crate) fn draws_beside_prompts(&self) -> bool {
-        !self.alike
+        !self.batch_invariant
     }
 
     /// Feeds tokens of several sequences at once, as [`Engine::feed`] does, and gives the token that the device draws for each entry
@@ -133,27 +133,34 @@ impl Engine {
     ) -> Result<Vec<Option<u32>>, Error> {
         debug_assert!(entries.iter().all(|e| e.wanted != Wanted::All), "one token is drawn of each sequence");
         let cuts = draws.iter().flatten().any(|draw| draw.row.cuts());
-        let entered = self.enter(entries, End::Tokens { cuts })?;
-        let tokens = entered.tokens.expect("a plan that draws should have been asked for");
-        let outputs = self.outputs(entries, &entered);
+        let result = self.again_if_stalled(entries, |engine| {
+            let entered = engine.enter(entries, End::Tokens { cuts })?;
+            Ok(engine.run_drawing(entries, draws, &entered))
+        })?;
+        self.leave(entries, result.is_ok());
+        result
+    }
+
+    fn run_drawing(
+        &mut self,
+        entries: &[Entry<'_>],
+        draws: &[Option<Draw>],
+        entered: &Entered,
+    ) -> Result<Vec<Option<u32>>, Error> {
+        let (plan, tokens) = (entered.plan, entered.tokens.expect("a plan that draws should have been asked for"));
+        let outputs = self.outputs(entries, entered);
         let mut positions = vec![-1i32; tokens.positions.len()];
         for (entry, output) in entries.iter().zip(&outputs) {
             let last = self.length(entry.sequence) + entry.tokens.len() - 1;
             positions[*output] = super::batch::position(last);
         }
-        let plan = entered.plan;
         let rows = draws.iter().zip(&outputs);
         let rows = rows.filter_map(|(draw, at)| draw.as_ref().map(|draw| (*at, &draw.row, &draw.bias[..])));
+        self.executor.write(plan, &tokens.positions, bytemuck::cast_slice(&positions))?;
+        tokens.settings.write(&mut *self.executor, plan, rows)?;
+        self.executor.run(plan)?;
         let mut drawn = vec![-1i32; tokens.token.len()];
-        let run = || {
-            self.executor.write(plan, &tokens.positions, bytemuck::cast_slice(&positions))?;
-            tokens.settings.write(&mut *self.executor, plan, rows)?;
-            self.executor.run(plan)?;
-            self.executor.read(plan, &tokens.token, bytemuck::cast_slice_mut(&mut drawn))
-        };
-        let result = run();
-        self.leave(entries, result.is_ok());
-        result?;
+        self.executor.read(plan, &tokens.token, bytemuck::cast_slice_mut(&mut drawn))?;
         let of = |(draw, at): (&Option<Draw>, &usize)| draw.as_ref().and_then(|_| u32::try_from(drawn[*at]).ok());
         Ok(draws.iter().zip(&outputs).map(of).collect())
     }

@@ -6,27 +6,41 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::batch::{Inputs, Taken};
+use super::cache::{CacheScope, KvCache, PageCount, SequenceCache, Swapped};
 use super::decode::{Decoding, Tail};
+use super::disk::DiskTier;
 use super::draw::{End, Tokens};
-use super::making::{First, Key, Made, Warming, has, has_caches, make};
-use super::memory::{Count, Held, KINDS, Pool, pools};
-use super::pages::Chain;
+use super::load::CacheHits;
+use super::making::{First, Key, Made, Warming, make};
+use super::media::{Placed, Span, unknown};
+use super::memory::CLOSED;
 use super::pulse::Pulse;
 use super::shapes;
-use super::source::Answered;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
-use crate::executor::{Executor, PlanId, Progress};
-use crate::lower::lower;
+use crate::executor::{Executor, PlanId, Progress, Share};
+use crate::lower::{Target, lower};
 use crate::model::Model;
 use crate::plan::{Fixed, Plan, Ports, SlotKind};
 
-/// Plans that are kept ready. The least recently used one goes when there are more.
-const MOST_PLANS: usize = 32;
+/// Prepared plans that stay, and the bytes that they may take beside the arena they share. The least recently used one goes when there are
+/// more. Where preparing one takes long, a server must find the plan of every size that its load meets.
+const MOST_PLANS: usize = 400;
+const MOST_PLAN_BYTES: usize = 512 << 20;
+/// The same where any shape runs and preparing a plan takes as long as a token or two.
+const MOST_CHEAP_PLANS: usize = 32;
 
 /// So many runs in a row without a prompt, and the plans of prompts go, where another one is made as fast as a token or two: the next prompt
 /// has another length as a rule. That is before the CPU's executor gives back what a prompt computed in, and them with it.
 const QUIET: usize = 6;
+
+/// Bytes of host memory for saved states where nobody says how many: an eighth of what the machine has left, within these bounds.
+const CHECKPOINT_BYTES: std::ops::RangeInclusive<u64> = 256 << 20..=4 << 30;
+
+fn usual_checkpoint_bytes() -> usize {
+    let left = kiln_system::memory::available().map_or(0, |available| available.bytes);
+    usize::try_from((left / 8).clamp(*CHECKPOINT_BYTES.start(), *CHECKPOINT_BYTES.end())).unwrap_or(usize::MAX)
+}
 
 /// A sequence of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,24 +73,16 @@ pub struct Entry<'t> {
 /// What the engine knows of one sequence.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
-    /// Every token that was fed.
-    pub(super) tokens: Vec<u32>,
-    /// The pages that hold their keys and values, of each kind of caches.
-    pub(super) held: [Held; KINDS],
-    /// The pages that hold the text which it answers, in models that read one first.
-    pub(super) source: Option<Answered>,
-    /// What the full ones hold.
-    pub(super) chains: Vec<Chain>,
-    /// Its state, in models with recurrent layers.
-    pub(super) state: Option<u32>,
-    /// Keeps the pages of one owner from others.
-    pub(super) owner: u64,
+    /// Its tokens, and what is cached of them.
+    pub(super) cache: SequenceCache,
     /// A run with it failed: what it remembers cannot be trusted.
     pub(super) broken: bool,
     /// What it remembers, while it lies in host memory.
-    pub(super) swapped: Option<Vec<u8>>,
+    pub(super) swapped: Option<Swapped>,
     /// How strongly each adapter counts, where that is not as the model has it.
     pub(super) scales: Option<Vec<f32>>,
+    /// Rows that are vectors, in the order of their places.
+    pub(super) spans: Vec<Span>,
 }
 
 /// A loaded model with its sequences.
@@ -85,12 +91,9 @@ pub struct Engine {
     graph: Graph,
     pub(super) executor: Box<dyn Executor>,
     room: Room,
-    pub(super) has_caches: bool,
-    pub(super) has_states: bool,
-    /// Whether every token goes the way of one alone (`alike.rs`).
-    pub(super) alike: bool,
-    pub(super) pools: [Pool; KINDS],
-    free_states: Vec<u32>,
+    /// Whether every token goes the way of one alone (`batch_invariant.rs`).
+    pub(super) batch_invariant: bool,
+    pub(super) cache: KvCache,
     pub(super) sequences: HashMap<SequenceId, Sequence>,
     next: u64,
     plans: HashMap<Key, Ready>,
@@ -99,8 +102,35 @@ pub struct Engine {
     quiet: usize,
     /// Texts that go on by themselves.
     pub(super) decoding: Option<Decoding>,
-    /// Time that went into making plans ready: mostly kernels that were compiled.
+    /// What runs have cost so far.
+    pub(super) work: Work,
+    /// Tokens of prompts that were found in the cache.
+    pub(super) hits: CacheHits,
+    /// Where finished sequences are kept beyond this process.
+    pub(super) disk: Option<DiskTier>,
+}
+
+/// What runs cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Work {
+    /// Rows that were computed, padding included. Steps of run-ahead decode are not among them.
+    pub(super) rows: u64,
+    /// Time that went into preparing plans: mostly into compiling kernels.
     pub(super) preparing: Duration,
+    /// Plans that were prepared.
+    pub(super) plans: u64,
+}
+
+impl std::ops::Sub for Work {
+    type Output = Work;
+
+    fn sub(self, before: Work) -> Work {
+        Work {
+            rows: self.rows - before.rows,
+            preparing: self.preparing.saturating_sub(before.preparing),
+            plans: self.plans - before.plans,
+        }
+    }
 }
 
 /// A batch that is ready to run.
@@ -119,6 +149,8 @@ pub(super) struct Ready {
     pub(super) ports: Ports,
     tail: Option<Tail>,
     tokens: Option<Tokens>,
+    /// Bytes of inputs and results that belong to this plan alone.
+    bytes: usize,
     last_used: u64,
 }
 
@@ -156,27 +188,28 @@ impl Engine {
         for (device, bytes) in arenas.into_iter().enumerate() {
             executor.reserve_on(device, bytes)?;
         }
-        let (has_caches, has_states) = (has_caches(&graph), has(&graph, &SlotKind::State));
-        let pools = pools(graph.fixed(), &room, graph.facts().window);
-        let alike = executor.target().alike;
-        let states = u32::try_from(room.states).expect("states are numbered with 32 bits");
+        let facts = graph.facts();
+        // Where tokens see the whole text, keys of a prefix depend on its end; decoder keys depend on what the encoder read.
+        let is_causal = !facts.sees_all && facts.start.is_none();
+        let mut cache = KvCache::new(graph.fixed(), &room, facts.window, is_causal);
+        cache.limit_checkpoints(usual_checkpoint_bytes());
+        let batch_invariant = executor.target().batch_invariant;
         Ok(Engine {
             model,
             graph,
             executor,
             room,
-            has_caches,
-            has_states,
-            alike,
-            pools,
-            free_states: (0..states).rev().collect(),
+            batch_invariant,
+            cache,
             sequences: HashMap::new(),
             next: 0,
             plans: HashMap::new(),
             clock: 0,
             quiet: 0,
             decoding: None,
-            preparing: Duration::ZERO,
+            work: Work::default(),
+            hits: CacheHits::default(),
+            disk: None,
         })
     }
 
@@ -197,7 +230,7 @@ impl Engine {
 
     /// Most tokens of one sequence; without end where nothing is kept of each token.
     pub fn context(&self) -> usize {
-        if self.has_caches { self.room.context } else { usize::MAX }
+        self.cache.context()
     }
 
     /// Tokens that should go through the model at once at most.
@@ -215,29 +248,41 @@ impl Engine {
         self.executor.memory()
     }
 
-    /// A new sequence. Beginnings are shared among sequences of the same owner.
-    pub fn open(&mut self, owner: u64) -> Result<SequenceId, Error> {
-        let state = self.take_state()?;
-        if let Some(state) = state {
-            let ranges = self.state_ranges(state);
-            self.executor.zero(&ranges)?;
+    /// Bytes of weights on GPUs.
+    pub fn gpu_bytes(&self) -> u64 {
+        let (shares, targets) = (self.executor.shares(), self.executor.targets());
+        let slots = &self.fixed().slots;
+        let on_gpu = |(share, target): (&Share, &Target)| {
+            let holds = |slot: usize| share.holds.as_ref().is_none_or(|holds| holds.get(slot) == Some(&true));
+            let weights = slots.iter().enumerate().filter(|(at, slot)| slot.kind == SlotKind::Weight && holds(*at));
+            if target.caps.is_some() { weights.map(|(_, slot)| slot.bytes as u64).sum::<u64>() } else { 0 }
+        };
+        shares.iter().zip(&targets).map(on_gpu).sum()
+    }
+
+    /// A new sequence. Prefixes are shared among sequences of the same cache scope.
+    pub fn open(&mut self, scope: u64) -> Result<SequenceId, Error> {
+        let (cache, zero) = self.cache.open(CacheScope(scope))?;
+        let id = self.add(Sequence { cache, ..Sequence::default() });
+        if !zero.is_empty() {
+            self.executor.zero(&zero).inspect_err(|_| self.close(id))?;
         }
-        Ok(self.add(Sequence { state, owner, ..Sequence::default() }))
+        Ok(id)
     }
 
     /// A new sequence for which adapters count as strongly as these numbers say, one for each; none for as the model has it.
-    pub fn open_adapted(&mut self, owner: u64, scales: Option<&[f32]>) -> Result<SequenceId, Error> {
+    pub fn open_adapted(&mut self, scope: u64, scales: Option<&[f32]>) -> Result<SequenceId, Error> {
         let usual = self.model.scales();
         let scales = scales.unwrap_or(&usual);
         if scales.len() != usual.len() {
             return Err(Error::Scales { got: scales.len(), have: usual.len() });
         }
         if scales == usual {
-            return self.open(owner);
+            return self.open(scope);
         }
         // What it remembers is of use only to those whose adapters count the same.
         let mut hash = std::hash::DefaultHasher::new();
-        (owner, scales.iter().map(|scale| scale.to_bits()).collect::<Vec<_>>()).hash(&mut hash);
+        (scope, scales.iter().map(|scale| scale.to_bits()).collect::<Vec<_>>()).hash(&mut hash);
         let id = self.open(hash.finish())?;
         self.sequence_mut(id)?.scales = Some(scales.to_vec());
         Ok(id)
@@ -276,24 +321,11 @@ impl Engine {
         SequenceId(self.next)
     }
 
-    pub(super) fn take_state(&mut self) -> Result<Option<u32>, Error> {
-        if !self.has_states {
-            return Ok(None);
-        }
-        let state = self.free_states.pop();
-        state.map(Some).ok_or(Error::NoRoom { what: "states", needed: 1, free: 0, all: self.room.states })
-    }
-
     /// Ends a sequence. What it shares stays with the others.
     pub fn close(&mut self, id: SequenceId) {
-        let Some(sequence) = self.sequences.remove(&id) else { return };
-        self.give_back(&sequence.held);
-        self.give_back_source(sequence.source);
-        self.give_back_state(sequence.state);
-    }
-
-    pub(super) fn give_back_state(&mut self, state: Option<u32>) {
-        self.free_states.extend(state);
+        if let Some(sequence) = self.sequences.remove(&id) {
+            self.cache.close(sequence.cache);
+        }
     }
 
     /// Weights, constants, caches and states.
@@ -317,16 +349,16 @@ impl Engine {
     }
 
     pub(super) fn sequence(&self, id: SequenceId) -> Result<&Sequence, Error> {
-        self.sequences.get(&id).ok_or(Error::NoSequence { why: "it was closed" })
+        self.sequences.get(&id).ok_or(CLOSED)
     }
 
     pub(super) fn sequence_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, Error> {
-        self.sequences.get_mut(&id).ok_or(Error::NoSequence { why: "it was closed" })
+        self.sequences.get_mut(&id).ok_or(CLOSED)
     }
 
     /// The tokens of a sequence.
     pub fn tokens(&self, id: SequenceId) -> &[u32] {
-        self.sequences.get(&id).map_or(&[], |s| &s.tokens)
+        self.sequences.get(&id).map_or(&[], |s| &s.cache.tokens)
     }
 
     /// Number of tokens of a sequence.
@@ -350,8 +382,8 @@ impl Engine {
     /// it fails, the sequences of the batch cannot be used until they are truncated or closed; all others go on.
     pub fn feed(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Vec<f32>>, Error> {
         // A token that sees the whole text cannot go the way of one alone.
-        if self.alike && !self.sees_all() {
-            return self.feed_alike(entries);
+        if self.batch_invariant && !self.sees_all() {
+            return self.feed_batch_invariant(entries);
         }
         self.feed_until(entries, End::Logits)
     }
@@ -362,8 +394,11 @@ impl Engine {
     }
 
     fn feed_until(&mut self, entries: &[Entry<'_>], end: End) -> Result<Vec<Vec<f32>>, Error> {
-        let entered = self.enter(entries, end)?;
-        let result = self.executor.run(entered.plan).and_then(|()| self.logits(entries, &entered));
+        let result = self.again_if_stalled(entries, |engine| {
+            let entered = engine.enter(entries, end)?;
+            let ran = engine.executor.run(entered.plan);
+            Ok(ran.and_then(|()| engine.logits(entries, &entered)))
+        })?;
         self.leave(entries, result.is_ok());
         result
     }
@@ -408,11 +443,6 @@ impl Engine {
         Ok(logits)
     }
 
-    /// States that nobody holds.
-    pub(super) fn free_states(&self) -> usize {
-        self.free_states.len()
-    }
-
     /// Bytes a second that the memory of where it runs can be read at, where that can be told.
     pub fn read_ceiling(&mut self) -> Option<f64> {
         self.executor.read_ceiling()
@@ -433,7 +463,7 @@ impl Engine {
 
     /// Checks entries, makes room for their tokens, and writes what the plan needs from the host. A plan that makes the next step's
     /// inputs takes entries of one token.
-    pub(super) fn enter(&mut self, entries: &[Entry<'_>], end: End) -> Result<Entered, Error> {
+    pub(super) fn enter<'a>(&mut self, entries: &[Entry<'a>], end: End) -> Result<Entered, Error> {
         if end != End::Vectors {
             self.answers_something(entries)?;
         }
@@ -446,13 +476,14 @@ impl Engine {
         let all = entries.iter().any(|e| e.wanted == Wanted::All && e.tokens.len() > 1);
         // The prompt of one sequence alone takes the form of recurrences that is fastest, and knows no padding.
         let alone = decode.is_empty() && prompts.len() == 1;
-        let exact = self.executor.takes_any_shape() || (self.has_states && alone);
+        let exact = self.executor.takes_any_shape() || (self.cache.has_states() && alone);
         let mut shape = shapes::shape([decode.len(), tokens, prompts.len()], all, exact);
         if self.graph.facts().latents && prompts.iter().all(|entry| self.length(entry.sequence) == 0) {
             shape = self.graph.expanding(shape, &self.executor.target());
         }
         let ids: Vec<SequenceId> = decode.iter().map(|entry| entry.sequence).collect();
         let alone = !prompts.is_empty() || exact || ids.len() < 2;
+        shape.vectors = Engine::has_vectors(entries);
         shape.shares = !alone && ids.len() >= self.executor.target().shares_from && self.share_pages(&ids);
         let ready = self.prepared((shape, end, self.by_row(entries)))?;
         let Ready { plan, ports, tail, tokens, .. } = ready;
@@ -460,9 +491,15 @@ impl Engine {
         for (tensor, bytes) in inputs.bytes() {
             self.executor.write(plan, tensor, bytes)?;
         }
-        let order = decode.iter().chain(&prompts).zip(&inputs.first_row);
-        let parts: Vec<_> = order.map(|(entry, first)| (entry.sequence, *first, entry.tokens.len())).collect();
+        let order = || decode.iter().chain(&prompts).zip(&inputs.first_row);
+        let parts: Vec<_> = order().map(|(entry, first)| (entry.sequence, *first, entry.tokens.len())).collect();
         self.write_scales(ready, &parts)?;
+        let placed = |(entry, row): (&&Entry<'a>, &usize)| {
+            let (sequence, tokens) = (entry.sequence, entry.tokens);
+            Placed { sequence, row: *row, tokens, position: self.length(sequence) }
+        };
+        let placed: Vec<_> = order().map(placed).collect();
+        self.write_vectors(ready, &placed)?;
         Ok(Entered { plan, ports, tail, tokens, first_row: inputs.first_row })
     }
 
@@ -472,18 +509,16 @@ impl Engine {
 
     /// Some of the tokens of an entry.
     pub(super) fn part<'a>(&'a self, entry: &Entry<'a>, tokens: std::ops::Range<usize>) -> Taken<'a> {
-        let sequence = &self.sequences[&entry.sequence];
-        let start = sequence.tokens.len() + tokens.start;
+        let SequenceCache { tables, state, encoder, .. } = &self.sequences[&entry.sequence].cache;
+        let start = self.length(entry.sequence) + tokens.start;
         let first = entry.wanted == Wanted::First;
-        let Sequence { held, state, .. } = sequence;
-        let source = sequence.source.as_ref().map(|source| (&source.held, source.tokens));
-        Taken { tokens: &entry.tokens[tokens], start, held, source, state: *state, first }
+        Taken { tokens: &entry.tokens[tokens], start, tables, encoder: encoder.as_ref(), state: *state, first }
     }
 
     /// Whether every entry makes sense: nothing has changed if one does not.
     pub(super) fn admit(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
         let vocab = self.model.config.vocab;
-        let (mut seen, mut pages) = (std::collections::HashSet::new(), Count::default());
+        let (mut seen, mut pages) = (std::collections::HashSet::new(), PageCount::default());
         for entry in entries {
             self.usable(entry.sequence)?;
             if !seen.insert(entry.sequence) {
@@ -501,10 +536,10 @@ impl Engine {
                 let trained = self.model.config.context;
                 return Err(Error::PromptTooLong { tokens: needed, context: self.context(), trained });
             }
-            if let Some(&token) = entry.tokens.iter().find(|t| **t as usize >= vocab) {
+            if let Some(token) = unknown(entry.tokens, length, &self.sequence(entry.sequence)?.spans, vocab) {
                 return Err(Error::TokenOutOfRange { token, vocab });
             }
-            pages = pages + self.pages_wanted(entry.sequence, entry.tokens.len());
+            pages = pages + self.pages_to_feed(entry.sequence, entry.tokens.len());
         }
         self.room_for(pages)
     }
@@ -602,27 +637,42 @@ impl Engine {
 
     pub(super) fn prepared(&mut self, key: Key) -> Result<Ready, Error> {
         self.count_run(key.0.prompt > 0);
+        self.work.rows += key.0.rows() as u64;
         self.clock += 1;
         let now = self.clock;
         if let Some(ready) = self.plans.get_mut(&key) {
             ready.last_used = now;
             return Ok(*ready);
         }
-        if self.plans.len() >= MOST_PLANS
+        let start = Instant::now();
+        let Made { plan, tail, tokens } = make(&self.graph, &self.executor.target(), key)?;
+        let (ports, bytes) = (plan.ports, plan.own_bytes());
+        self.evict_plans(bytes);
+        let plan = self.executor.prepare(plan)?;
+        self.work.preparing += start.elapsed();
+        self.work.plans += 1;
+        log::debug!("plan for {:?} prepared in {:.3} s", key.0, start.elapsed().as_secs_f64());
+        let ready = Ready { plan, ports, tail, tokens, bytes, last_used: now };
+        self.plans.insert(key, ready);
+        Ok(ready)
+    }
+
+    /// Drops the least recently used plans until one more of so many bytes may stay.
+    fn evict_plans(&mut self, bytes: usize) {
+        let most = if self.pads() { MOST_PLANS } else { MOST_CHEAP_PLANS };
+        let mut held: usize = self.plans.values().map(|ready| ready.bytes).sum();
+        while (self.plans.len() >= most || held + bytes > MOST_PLAN_BYTES)
             && let Some((&oldest, _)) = self.plans.iter().min_by_key(|(_, ready)| ready.last_used)
             && let Some(ready) = self.plans.remove(&oldest)
         {
+            held -= ready.bytes;
             self.executor.forget(ready.plan);
         }
-        let start = Instant::now();
-        let Made { plan, tail, tokens } = make(&self.graph, &self.executor.target(), key)?;
-        let ports = plan.ports;
-        let plan = self.executor.prepare(plan)?;
-        self.preparing += start.elapsed();
-        log::debug!("plan for {:?} made ready in {:.3} s", key.0, start.elapsed().as_secs_f64());
-        let ready = Ready { plan, ports, tail, tokens, last_used: now };
-        self.plans.insert(key, ready);
-        Ok(ready)
+    }
+
+    /// Whether batches are padded to few sizes, because a plan of a new size takes long to prepare.
+    pub(super) fn pads(&self) -> bool {
+        !self.executor.takes_any_shape()
     }
 
     /// The plan that so many tokens of one sequence get here, for printing and comparing.

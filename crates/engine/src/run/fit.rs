@@ -11,8 +11,11 @@ use crate::lower::{Target, lower};
 use crate::model::Model;
 use crate::plan::{Plan, SlotInfo, SlotKind};
 
-/// Tokens of context where nobody says how many: enough for a long talk, and small beside most models.
-const USUAL_CONTEXT: usize = 8192;
+/// Tokens of context that a model gets from all memory there is, where no context is asked for. What exceeds it must leave as much memory to
+/// others as the caches take.
+const LEAST_DEFAULT: usize = 8192;
+/// Tokens of the page pool for each sequence. A sequence may grow to the whole context; those that run beside it rarely do so together.
+const POOL_SHARE: usize = 4096;
 /// Most tokens of context where a model takes any number.
 const MOST_CONTEXT: usize = 1 << 20;
 /// Of all memory this share is left to others, and to what drivers need for themselves.
@@ -27,6 +30,8 @@ const BATCH_PAGES: usize = 64;
 pub struct Wish {
     /// Most tokens of one sequence; none for the model's own number, as far as there is memory.
     pub context: Option<usize>,
+    /// Where no context is asked for: tokens that one sequence will need at most, if the caller knows.
+    pub expected: Option<usize>,
     /// Sequences at once.
     pub sequences: usize,
     /// Types of cached keys and values.
@@ -40,23 +45,23 @@ pub struct Place<'e> {
     /// Most tokens of a prompt that are read at once.
     pub batch: usize,
     /// Whether every token goes the way of one alone.
-    pub alike: bool,
+    pub batch_invariant: bool,
     parts: Box<dyn Fn(Plan) -> Result<Vec<Part>, Error> + 'e>,
 }
 
 impl<'e> Place<'e> {
     /// An executor's.
     pub fn of(executor: &'e dyn Executor) -> Place<'e> {
-        let (shares, batch, alike) = (executor.shares(), executor.batch(), executor.target().alike);
-        Place { shares, batch, alike, parts: Box::new(|plan| executor.parts(plan, None)) }
+        let (shares, batch, batch_invariant) = (executor.shares(), executor.batch(), executor.target().batch_invariant);
+        Place { shares, batch, batch_invariant, parts: Box::new(|plan| executor.parts(plan, None)) }
     }
 
     /// One of a device that is only thought of.
     pub fn thought(target: Target, batch: usize, memory: Option<Memory>) -> Place<'static> {
-        let shares = vec![Share { name: String::new(), part: None, memory, holds: None, visits: Vec::new() }];
-        let alike = target.alike;
+        let shares = vec![Share { name: String::new(), part: None, memory, holds: None, staging: Vec::new() }];
+        let batch_invariant = target.batch_invariant;
         let parts = move |plan| Ok(vec![Part { device: 0, plan: lower(plan, &target)? }]);
-        Place { shares, batch, alike, parts: Box::new(parts) }
+        Place { shares, batch, batch_invariant, parts: Box::new(parts) }
     }
 }
 
@@ -100,6 +105,11 @@ impl DeviceFit {
     /// Whether it has memory for this room.
     pub fn has_room(&self, room: &Room) -> bool {
         self.usable().is_none_or(|usable| self.bytes(room) <= usable)
+    }
+
+    /// Whether it has memory for this room and as much again as the caches take, for other programs and for dequantised weights.
+    fn has_ample_room(&self, room: &Room) -> bool {
+        self.usable().is_none_or(|usable| self.bytes(room) + self.cache_bytes(room) <= usable)
     }
 }
 
@@ -172,13 +182,13 @@ impl Fit {
         Room { pages, ..self.room }.with_windows(self.window, batch)
     }
 
-    /// Pages that every device has memory for, of so many that are of use.
-    fn most_pages(&self, of_use: usize, batch: usize) -> usize {
+    /// The largest number of pages, at most `wanted`, that every device takes by this rule.
+    fn most_pages(&self, wanted: usize, batch: usize, takes: fn(&DeviceFit, &Room) -> bool) -> usize {
         let fits = |pages: usize| {
             let room = self.with_pages(pages, batch);
-            self.devices.iter().all(|device| device.has_room(&room))
+            self.devices.iter().all(|device| takes(device, &room))
         };
-        let (mut low, mut high) = (0, of_use);
+        let (mut low, mut high) = (0, wanted);
         while low < high {
             let middle = low + (high - low).div_ceil(2);
             (low, high) = if fits(middle) { (middle, high) } else { (low, middle - 1) };
@@ -192,12 +202,16 @@ pub fn fit(model: &Model, executor: &dyn Executor, wish: &Wish) -> Result<Fit, E
     fit_in(model, &Place::of(executor), wish)
 }
 
-/// Tokens of context that a wish asks for, or is content with.
+/// Tokens of context that a wish asks for, or at most gets.
 pub(crate) fn context(model: &Model, wish: &Wish) -> Result<usize, Error> {
+    let facts = &model.facts;
     let trained = model.config.context.max(1);
-    let most = if model.facts.any_length { MOST_CONTEXT.max(trained) } else { trained };
-    let context = wish.context.unwrap_or_else(|| model.usual_context().min(USUAL_CONTEXT));
-    if (context == 0 || context > most) && model.facts.has_cache() {
+    let most = if facts.any_length { MOST_CONTEXT.max(trained) } else { trained };
+    // Models that see a prompt as a whole compute it in one step, so memory for activations grows with the context.
+    let is_whole = facts.sees_all || facts.start.is_some();
+    let own = model.usual_context().min(if is_whole { LEAST_DEFAULT } else { usize::MAX });
+    let context = wish.context.unwrap_or_else(|| own.min(wish.expected.unwrap_or(usize::MAX).max(1)));
+    if (context == 0 || context > most) && facts.has_cache() {
         return Err(Error::Context { asked: context, most });
     }
     Ok(context)
@@ -214,26 +228,33 @@ pub fn fit_in(model: &Model, place: &Place<'_>, wish: &Wish) -> Result<Fit, Erro
     if !model.facts.has_cache() {
         return Ok(fit);
     }
-    // One that is read, and one that is written for it.
+    // Encoder-decoder models hold pages of the source and of the target.
     let texts = 1 + usize::from(model.facts.start.is_some());
-    let wanted = texts * one.pages_of_a_sequence();
-    // Models that keep nothing of a text need pages for one batch of texts, however short.
-    let of_use = |each: usize| match model.facts.encodes {
-        true => each.max(BATCH_PAGES),
-        false => each.saturating_mul(sequences).min(MOST_PAGES),
+    let of_one = |context: usize| texts * context.div_ceil(PAGE);
+    // One pool for all sequences: the longest of them fits, and all of them fit up to their share. Encoders keep nothing and need pages for
+    // one batch of texts.
+    let pool = |context: usize| match model.facts.encodes {
+        true => of_one(context).max(BATCH_PAGES),
+        false => of_one(context).max(sequences.saturating_mul(of_one(context.min(POOL_SHARE)))).min(MOST_PAGES),
     };
-    let most = fit.most_pages(of_use(wanted), place.batch);
-    if most < wanted && (wish.context.is_some() || most < texts) {
+    let pages = match wish.context {
+        Some(context) => fit.most_pages(pool(context), place.batch, DeviceFit::has_room),
+        None => {
+            let least = fit.most_pages(pool(context.min(LEAST_DEFAULT)), place.batch, DeviceFit::has_room);
+            least.max(fit.most_pages(pool(context), place.batch, DeviceFit::has_ample_room))
+        }
+    };
+    let wanted = of_one(context);
+    if pages < wanted && (wish.context.is_some() || pages < texts) {
         let room = fit.with_pages(wanted, place.batch);
         let lacking = fit.devices.iter().find(|device| !device.has_room(&room)).or(fit.devices.first());
         let needed = lacking.map_or(0, |device| device.bytes(&room));
         let free = lacking.and_then(DeviceFit::usable).unwrap_or(0);
         let place = lacking.and_then(|device| device.memory).map_or("", |memory| memory.place);
-        return Err(Error::DoesNotFit { context, needed, free, place, largest: most / texts * PAGE });
+        return Err(Error::DoesNotFit { context, needed, free, place, largest: pages / texts * PAGE });
     }
-    let pages_each = wanted.min(most);
-    fit.room = fit.with_pages(most.min(of_use(pages_each)), place.batch);
-    fit.room.context = context.min(pages_each / texts * PAGE);
+    fit.room = fit.with_pages(pages, place.batch);
+    fit.room.context = context.min(pages / texts * PAGE);
     Ok(fit)
 }
 
@@ -241,17 +262,12 @@ pub fn fit_in(model: &Model, place: &Place<'_>, wish: &Wish) -> Result<Fit, Erro
 fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
     let graph = model.graph(room)?;
     let plans = largest(&graph, place, room)?;
-    let own = |plan: &Plan| {
-        // Weights in another form lie where the weights lie.
-        let apart = |s: &&SlotInfo| s.place.is_none() && !matches!(s.kind, SlotKind::Form(_));
-        plan.slots[plan.n_fixed..].iter().filter(apart).map(|s| s.bytes as u64).sum::<u64>()
-    };
     let device = |(number, share): (usize, &Share)| {
         let fixed = |wanted: fn(&SlotKind) -> bool| {
             let slots = graph.fixed().slots.iter().enumerate();
             let here = slots.filter(|(at, _)| share.holds.as_ref().is_none_or(|holds| holds[*at]));
             here.filter(|(_, slot)| wanted(&slot.kind)).map(|(_, slot)| slot.bytes as u64).sum::<u64>()
-                + visitors(&graph.fixed().slots, &share.visits, wanted)
+                + staged_bytes(&graph.fixed().slots, &share.staging, wanted)
         };
         let parts = || plans.iter().flatten().filter(|part| part.device == number);
         let arena = parts().map(|part| part.plan.arena as u64).max().unwrap_or(0);
@@ -262,7 +278,7 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
             page: fixed(|kind| *kind == SlotKind::Cache),
             window_page: fixed(|kind| *kind == SlotKind::WindowCache),
             states: fixed(|kind| *kind == SlotKind::State),
-            scratch: arena + parts().map(|part| own(&part.plan)).sum::<u64>(),
+            scratch: arena + parts().map(|part| part.plan.own_bytes() as u64).sum::<u64>(),
             memory: share.memory,
         }
     };
@@ -274,9 +290,9 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
 }
 
 /// Bytes of the places for slots of other devices that come to one for a part of a plan: each as large as the largest that comes there.
-fn visitors(slots: &[SlotInfo], visits: &[Option<usize>], wanted: fn(&SlotKind) -> bool) -> u64 {
+fn staged_bytes(slots: &[SlotInfo], staging: &[Option<usize>], wanted: fn(&SlotKind) -> bool) -> u64 {
     let mut places: Vec<u64> = Vec::new();
-    for (slot, place) in slots.iter().zip(visits).filter(|(slot, _)| wanted(&slot.kind)) {
+    for (slot, place) in slots.iter().zip(staging).filter(|(slot, _)| wanted(&slot.kind)) {
         let Some(place) = *place else { continue };
         places.resize(places.len().max(place + 1), 0);
         places[place] = places[place].max(slot.bytes as u64);
@@ -290,13 +306,14 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     // A text that is seen as a whole cannot be cut.
     let prompt = if graph.facts().sees_all { place.batch.max(most) } else { place.batch.min(most) }.max(2);
     // Where every token goes the way of one alone, prompts are rows like all others.
-    let [alike, read] = if place.alike { [prompt, 0] } else { [0, prompt] };
+    let [batch_invariant, read] = if place.batch_invariant { [prompt, 0] } else { [0, prompt] };
     let (pieces, expands) = (usize::from(read > 0), false);
     let shares = false;
-    let batch = BatchShape { decode: alike, prompt: read, pieces, outputs: 1, expands, shares };
+    let batch =
+        BatchShape { decode: batch_invariant, prompt: read, pieces, outputs: 1, expands, shares, vectors: false };
     // Sequences that share pages are cut into more runs, so that is what takes more memory.
     let (count, shares) = (room.sequences, room.sequences > 1);
-    let decode = BatchShape { decode: count, prompt: 0, pieces: 0, outputs: count, expands, shares };
+    let decode = BatchShape { decode: count, prompt: 0, pieces: 0, outputs: count, expands, shares, vectors: false };
     let lowered = |shape| {
         let mut plan = graph.plan(shape)?;
         if place.shares.len() > 1 && shape == decode {
@@ -314,7 +331,15 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     }
     let mut plans = vec![prompt, lowered(decode)?];
     if graph.facts().start.is_some() {
-        let shape = BatchShape { decode: 0, prompt: place.batch.max(most), pieces: 1, outputs: 1, expands, shares };
+        let shape = BatchShape {
+            decode: 0,
+            prompt: place.batch.max(most),
+            pieces: 1,
+            outputs: 1,
+            expands,
+            shares,
+            vectors: false,
+        };
         plans.push((place.parts)(graph.plan_of(shape, Results::Source)?)?);
     }
     Ok(plans)

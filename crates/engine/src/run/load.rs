@@ -25,6 +25,17 @@ pub struct Load {
     pub tally: Tally,
 }
 
+/// Tokens of prompts that were found in the cache, by where they were.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheHits {
+    /// On the device.
+    pub device: u64,
+    /// In host memory: evicted pages, and states.
+    pub host: u64,
+    /// On disk.
+    pub disk: u64,
+}
+
 /// Sizes of steps that are told apart.
 pub const STEP_SIZES: usize = 15;
 
@@ -37,6 +48,16 @@ pub struct Tally {
     pub steps: [u64; STEP_SIZES],
     /// Tokens of all steps.
     pub tokens: u64,
+    /// Steps that made vectors of texts.
+    pub embed_steps: u64,
+    /// Rows that the steps computed which the host prepared, padding included: all steps but those of run-ahead decode.
+    pub rows: u64,
+    /// Tokens of those steps.
+    pub row_tokens: u64,
+    /// Plans that were prepared.
+    pub plans: u64,
+    /// Tokens of prompts that were found in the cache.
+    pub hits: CacheHits,
 }
 
 impl Tally {

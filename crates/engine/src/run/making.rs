@@ -83,7 +83,7 @@ impl Warming {
         First { prompt, cuts, goes_on }: First,
     ) -> Option<Warming> {
         let (facts, target) = (graph.facts(), executor.target());
-        if target.alike || facts.encodes || facts.fills || facts.start.is_some() {
+        if target.batch_invariant || facts.encodes || facts.fills || facts.start.is_some() {
             return None;
         }
         let exact = executor.takes_any_shape();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::engine::SequenceId;
+use super::media::Span;
 use crate::Error;
 use crate::sampler::{Logprobs, Sampling};
 
@@ -36,6 +37,10 @@ pub struct Request {
     pub show_special: bool,
     /// How strongly each adapter of the model counts; none for as it was loaded.
     pub scales: Option<Vec<f32>>,
+    /// Vectors of the prompt, in the order of their places; what stands for them is part of the prompt ([`Vectors::tokens`]).
+    ///
+    /// [`Vectors::tokens`]: super::Vectors::tokens
+    pub spans: Vec<Span>,
 }
 
 impl Request {
@@ -56,6 +61,7 @@ impl Request {
             from: None,
             show_special: false,
             scales: None,
+            spans: Vec::new(),
         }
     }
 }
@@ -70,6 +76,11 @@ pub trait Constraint: Send {
 
     /// Whether nothing more may come but an end token.
     fn is_complete(&mut self) -> bool;
+
+    /// Whether it may still forbid a token. A request drops a constraint that no longer binds, so that the device can draw again.
+    fn binds(&self) -> bool {
+        true
+    }
 
     /// The same rule at the same place, for another text.
     fn fork(&self) -> Box<dyn Constraint>;

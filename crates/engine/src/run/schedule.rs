@@ -3,76 +3,26 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::active::{Active, Outcome, Text};
 use super::awaited::Awaited;
+use super::cache::{PageCount, Rank};
 use super::decode::{AHEAD, Going};
 use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
+use super::job::Job;
 use super::load::{Load, Tally};
-use super::memory::Count;
+use super::media::unknown;
+use super::policy::Policy;
+use super::rate::PrefillRate;
 use super::request::{EndReason, Event, Request};
+use super::shapes;
 use super::writer::{Draw, Writer};
 use crate::Error;
 
-/// How requests share an engine.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Policy {
-    /// Requests that may wait; one more is refused.
-    pub queue: usize,
-    /// How long one step may keep those who write waiting for others' prompts.
-    pub stutter: Duration,
-    /// How long one step may take while a single prompt is read and nobody writes: whoever comes then waits for its end. None for as
-    /// long as it takes, where nobody else will come.
-    pub alone: Option<Duration>,
-    /// Bytes of host memory for texts that must make room for others.
-    pub swap_bytes: usize,
-}
-
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy { queue: 1024, stutter: Duration::from_millis(70), alone: None, swap_bytes: 4 << 30 }
-    }
-}
-
-/// Where the events of a request go. `false`: nobody listens any more.
-pub(crate) type Sink = Box<dyn FnMut(Event) -> bool + Send>;
-
-/// A request on its way through the engine.
-pub(crate) struct Job {
-    pub(crate) request: Request,
-    pub(crate) sink: Sink,
-    pub(crate) cancelled: Arc<AtomicBool>,
-    pub(crate) came: Instant,
-    /// While it waits: what another request reads for both.
-    pub(super) awaited: Option<Awaited>,
-}
-
-impl Job {
-    /// A request that has just come.
-    pub(crate) fn new(request: Request, sink: Sink, cancelled: Arc<AtomicBool>) -> Job {
-        Job { request, sink, cancelled, came: Instant::now(), awaited: None }
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn tell(&mut self, event: Event) {
-        if !(self.sink)(event) {
-            self.cancelled.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Tells that the request failed, and nothing more: it leaves when the next step begins.
-    pub(super) fn fail(&mut self, error: Error) {
-        self.tell(Event::Failed(error));
-        self.cancelled.store(true, Ordering::Relaxed);
-        self.sink = Box::new(|_| false);
-    }
-}
+/// Tokens that a step prefills at least, however slow the device is: less would not be worth a step.
+const LEAST_CHUNK: usize = 32;
 
 /// All requests of an engine.
 pub(crate) struct Schedule {
@@ -80,12 +30,8 @@ pub(crate) struct Schedule {
     policy: Policy,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
-    /// Tokens of prompts that the engine reads in a second, as far as it is known.
-    pace: f64,
-    /// Whether any prompt has told.
-    has_learnt: bool,
+    rate: PrefillRate,
     taken_up: u64,
-    swapped_bytes: usize,
     /// While texts go on by themselves: which, in the engine's order.
     ahead: Option<Vec<(usize, usize)>>,
     /// Texts whose vectors are wanted.
@@ -103,10 +49,8 @@ impl Schedule {
             policy,
             waiting,
             active,
-            pace: 1000.0,
-            has_learnt: false,
+            rate: PrefillRate::default(),
             taken_up: 0,
-            swapped_bytes: 0,
             ahead: None,
             embeds: Embeds::default(),
             lost: None,
@@ -126,7 +70,7 @@ impl Schedule {
 
     pub(crate) fn load(&self) -> Load {
         let (free_pages, pages) = self.engine.pages();
-        let texts = || self.active.iter().flat_map(|a| &a.texts);
+        let texts = || self.active.iter().flat_map(|a| &a.texts).filter(|t| t.writer.is_writing());
         let swapped = texts().filter(|t| self.engine.is_swapped(t.sequence)).count();
         Load {
             waiting: self.waiting.len() + self.embeds.len(),
@@ -138,7 +82,13 @@ impl Schedule {
             pages,
             lost: self.lost.is_some(),
             rebuilding: false,
-            tally: self.tally,
+            tally: Tally {
+                embed_steps: self.embeds.steps(),
+                rows: self.engine.work.rows,
+                plans: self.engine.work.plans,
+                hits: self.engine.hits,
+                ..self.tally
+            },
         }
     }
 
@@ -176,7 +126,9 @@ impl Schedule {
             return;
         }
         self.stop_going_ahead();
-        if let Some(lost) = self.embeds.step(&mut self.engine, self.active.is_empty()) {
+        // As a prompt would be: a step must not keep others waiting for longer.
+        let budget = self.budget(self.running(), 0);
+        if let Some(lost) = self.embeds.step(&mut self.engine, budget, self.active.is_empty()) {
             self.lost.get_or_insert_with(|| lost.to_string());
         }
     }
@@ -199,7 +151,7 @@ impl Schedule {
         if tokens > context {
             return Err(Error::PromptTooLong { tokens, context, trained: config.context });
         }
-        if let Some(&token) = request.prompt.iter().find(|t| **t as usize >= vocab) {
+        if let Some(token) = unknown(&request.prompt, 0, &request.spans, vocab) {
             return Err(Error::TokenOutOfRange { token, vocab });
         }
         let most = self.engine.room().sequences;
@@ -227,7 +179,24 @@ impl Schedule {
     }
 
     fn end_sequences(&mut self, active: &Active) {
-        active.reading.into_iter().chain(active.texts.iter().map(|t| t.sequence)).for_each(|id| self.engine.close(id));
+        active.sequences().into_iter().for_each(|id| self.engine.close(id));
+    }
+
+    /// Keeps what was computed of a sequence that ends for later requests: a client that was cut off may come again, and the next turn
+    /// of a chat continues from here.
+    fn keep(&mut self, id: SequenceId) {
+        self.checkpoint(id, Rank::Kept);
+        if let Err(error) = self.engine.keep_on_disk(id) {
+            self.note(&error);
+        }
+    }
+
+    /// Saves the state of a sequence for later requests. One that cannot be saved is computed again then.
+    fn checkpoint(&mut self, id: SequenceId, rank: Rank) {
+        if let Err(error) = self.engine.checkpoint_as(id, rank) {
+            log::debug!("a state was not saved: {error}");
+            self.note(&error);
+        }
     }
 
     /// One step of all that can run.
@@ -257,7 +226,7 @@ impl Schedule {
         if self.begin_going_ahead(&batch) {
             return;
         }
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), self.engine.work);
         let entries: Vec<Entry<'_>> = batch
             .iter()
             .map(|part| Entry { sequence: part.sequence, tokens: &part.tokens, wanted: part.wanted })
@@ -272,8 +241,10 @@ impl Schedule {
         };
         match fed {
             Ok(outcomes) => {
-                self.tally.step(batch.iter().map(|part| part.tokens.len()).sum());
-                self.learn(&batch, start.elapsed());
+                let tokens = batch.iter().map(|part| part.tokens.len()).sum();
+                self.tally.step(tokens);
+                self.tally.row_tokens += tokens as u64;
+                self.rate.learn(self.engine.work - before, start.elapsed());
                 self.after(&batch, &outcomes);
             }
             Err(error) => self.fail(&batch, &error),
@@ -335,13 +306,36 @@ impl Schedule {
         true
     }
 
-    /// Whether somebody who is not among the texts that go on by themselves should be looked after.
+    /// Whether a request that is not among those of the run-ahead decode needs a step of its own: because it was cancelled, can begin, or
+    /// has made room for others. One that waits for room does not.
     fn is_disturbed(&self) -> bool {
         let cancelled = self.active.iter().any(|a| a.job.is_cancelled()) || self.waiting.iter().any(Job::is_cancelled);
-        let texts: usize = self.active.iter().map(|a| a.job.request.choices).sum();
-        let could_begin = !self.waiting.is_empty() && texts < self.engine.room().sequences;
-        let swapped = self.load().swapped > 0;
-        cancelled || could_begin || swapped
+        let awaits = |job: &Job| job.awaited.is_some_and(|awaited| awaited.is_coming(&self.engine, &self.active));
+        let could_begin = || self.next_to_begin(awaits).is_some_and(|at| self.has_room_for(&self.waiting[at].request));
+        let swapped = || self.load().swapped > 0;
+        cancelled || could_begin() || swapped() || !self.embeds.is_empty()
+    }
+
+    /// Sequences of the requests that run, of all owners or of one.
+    fn running_choices(&self, owner: Option<u64>) -> usize {
+        let of = |a: &&Active| owner.is_none_or(|owner| a.job.request.owner == owner);
+        self.active.iter().filter(of).map(|a| a.job.request.choices).sum()
+    }
+
+    /// Which waiting request begins next: of the highest priority, owners with fewer running sequences first, then in order. Those that
+    /// wait for another request's prefix are passed over.
+    fn next_to_begin(&self, awaits: impl Fn(&Job) -> bool) -> Option<usize> {
+        let free_to_begin = || self.waiting.iter().enumerate().filter(|(_, job)| !awaits(job));
+        let (_, first) = free_to_begin().next()?;
+        let rivals = free_to_begin().take_while(|(_, job)| job.request.priority == first.request.priority);
+        rivals.min_by_key(|(at, job)| (self.running_choices(Some(job.request.owner)), *at)).map(|(at, _)| at)
+    }
+
+    /// Whether a waiting request can begin: there are sequences for its choices, and its prompt does not push out those that run.
+    fn has_room_for(&self, request: &Request) -> bool {
+        let free = self.engine.room().sequences.saturating_sub(self.running_choices(None));
+        let pages = self.engine.pages_of_prompt(request.prompt.len(), request.choices);
+        request.choices <= free && (self.active.is_empty() || self.engine.room_for(pages).is_ok())
     }
 
     /// One step of texts that go on by themselves. `false`: they cannot any more, as one of them ended, or pages ran out.
@@ -357,7 +351,7 @@ impl Schedule {
     }
 
     fn note_preparing(&mut self) {
-        let now = self.engine.preparing;
+        let now = self.engine.work.preparing;
         self.active.iter_mut().for_each(|active| active.preparing[2] = now);
     }
 
@@ -421,16 +415,6 @@ impl Schedule {
         }
     }
 
-    /// How fast prompts are read, learnt from batches that hold enough of them.
-    fn learn(&mut self, batch: &[Part], took: Duration) {
-        let tokens: usize = batch.iter().map(|part| part.tokens.len()).sum();
-        if tokens >= 32 && took > Duration::ZERO {
-            let pace = tokens as f64 / took.as_secs_f64();
-            self.pace = 0.5 * self.pace + 0.5 * pace;
-            self.has_learnt = true;
-        }
-    }
-
     fn drop_cancelled(&mut self) {
         for at in (0..self.waiting.len()).rev() {
             if self.waiting[at].is_cancelled()
@@ -446,6 +430,9 @@ impl Schedule {
         for at in (0..self.active.len()).rev() {
             if self.active[at].job.is_cancelled() {
                 let mut active = self.active.remove(at);
+                if active.job.request.reuse {
+                    active.sequences().into_iter().for_each(|id| self.keep(id));
+                }
                 self.end_sequences(&active);
                 active.end_all(&EndReason::Cancelled);
             }
@@ -459,27 +446,22 @@ impl Schedule {
         for job in &mut self.waiting {
             job.awaited = job.awaited.filter(|awaited| awaited.is_coming(engine, active));
         }
-        loop {
-            let texts = |owner: Option<u64>| -> usize {
-                let of = |a: &&Active| owner.is_none_or(|owner| a.job.request.owner == owner);
-                self.active.iter().filter(of).map(|a| a.job.request.choices).sum()
-            };
-            let free_to_begin = || self.waiting.iter().enumerate().filter(|(_, job)| job.awaited.is_none());
-            let Some(highest) = free_to_begin().next().map(|(_, job)| job.request.priority) else { return };
-            let rivals = free_to_begin().take_while(|(_, job)| job.request.priority == highest);
-            let next = rivals.min_by_key(|(at, job)| (texts(Some(job.request.owner)), *at)).map(|(at, _)| at);
-            let Some(at) = next else { return };
-            let request = &self.waiting[at].request;
-            let free = self.engine.room().sequences.saturating_sub(texts(None));
-            // A prompt that begins now must not push out texts that are being written.
-            let pages = self.engine.pages_of_text(request.prompt.len(), request.choices);
-            let fits = request.choices <= free && (self.active.is_empty() || self.engine.room_for(pages).is_ok());
-            if !fits {
+        if self.embeds.is_short_of_room() {
+            // Pages that come free are for the texts that wait for them.
+            return;
+        }
+        while let Some(at) = self.next_to_begin(|job| job.awaited.is_some()) {
+            if !self.has_room_for(&self.waiting[at].request) {
                 return;
             }
-            let awaited = Awaited::find(&self.engine, &self.active, request);
-            if awaited.is_some() {
-                self.waiting[at].awaited = awaited;
+            let awaited = Awaited::find(&self.engine, &self.active, &self.waiting[at].request);
+            if let Some(awaited) = awaited {
+                self.waiting[at].awaited = Some(awaited);
+                if self.engine.cache.has_states()
+                    && let Some(reader) = self.active.iter_mut().find(|active| active.number == awaited.reader)
+                {
+                    reader.stop_at(awaited.tokens);
+                }
                 continue;
             }
             let Some(job) = self.waiting.remove(at) else { return };
@@ -488,7 +470,7 @@ impl Schedule {
     }
 
     fn begin(&mut self, mut job: Job) {
-        let (began, preparing) = (Instant::now(), self.engine.preparing);
+        let (began, preparing) = (Instant::now(), self.engine.work.preparing);
         match self.begin_sequence(&job.request) {
             Ok((id, cached)) => {
                 let prompt_tokens = job.request.prompt.len();
@@ -498,6 +480,8 @@ impl Schedule {
                 }
                 job.tell(Event::Started { cached_tokens: cached });
                 self.taken_up += 1;
+                let stops =
+                    if job.request.reuse { self.engine.checkpoint_stops(id, prompt_tokens) } else { Vec::new() };
                 self.active.push(Active {
                     job,
                     prompt_tokens,
@@ -505,6 +489,7 @@ impl Schedule {
                     cached,
                     read: cached,
                     reading: Some(id),
+                    stops,
                     is_stalled: false,
                     texts: Vec::new(),
                     begun: None,
@@ -539,9 +524,11 @@ impl Schedule {
                 return Err(Error::NoSequence { why: "it does not hold the beginning of the prompt" });
             }
             let held = held.len();
-            return Ok((self.engine.fork(from)?, held));
+            let id = self.engine.fork(from)?;
+            return self.engine.attach_or_close(id, &request.spans).map(|()| (id, held));
         }
         let id = self.engine.open_adapted(request.owner, request.scales.as_deref())?;
+        self.engine.attach_or_close(id, &request.spans)?;
         let cached = if request.reuse { self.engine.reuse(id, prompt) } else { Ok(0) };
         cached.map(|cached| (id, cached)).inspect_err(|_| self.engine.close(id))
     }
@@ -557,16 +544,11 @@ impl Schedule {
         for (_, id, at) in swapped {
             let running = self.running();
             // One page more for each text that runs, so that it need not leave again at once.
-            let needed = self.engine.pages_needed(id, 1) + Count::each(running);
+            let needed = self.engine.pages_needed(id, 1) + PageCount::each(running);
             if running > 0 && self.engine.room_for(needed).is_err() {
                 return;
             }
-            let bytes = self.engine.swapped_bytes(id);
-            let came = self.engine.swap_in(id);
-            if !self.engine.is_swapped(id) {
-                self.swapped_bytes -= bytes.min(self.swapped_bytes);
-            }
-            match came {
+            match self.engine.swap_in(id) {
                 Ok(()) => {}
                 Err(Error::NoRoom { .. }) => return,
                 Err(error) => return self.fail_requests(vec![at], &error),
@@ -616,7 +598,7 @@ impl Schedule {
     fn piece(&self, parts: &mut Vec<Part>, (left, at): (usize, usize), share: usize, budget: &mut usize) {
         let active = &self.active[at];
         let Some(sequence) = active.reading else { return };
-        let tokens = left.min(share).min(*budget);
+        let tokens = left.min(share).min(*budget).min(active.until_stop());
         if tokens == 0 {
             return;
         }
@@ -631,19 +613,23 @@ impl Schedule {
         let most = self.engine.batch().saturating_sub(writing).max(1);
         let time = match self.policy.alone {
             // Before anything was read, nobody knows how much is too much.
-            alone if writing == 0 && reading <= 1 && self.waiting.is_empty() => alone.filter(|_| self.has_learnt),
+            alone if writing == 0 && reading <= 1 && self.waiting.is_empty() => {
+                alone.filter(|_| self.rate.has_learnt())
+            }
             _ => Some(self.policy.stutter),
         };
-        let Some(time) = time else { return most };
-        let tokens = self.pace * time.as_secs_f64();
-        (tokens as usize).next_multiple_of(16).clamp(32, most.max(32))
+        let tokens = time.map_or(most, |time| {
+            self.rate.rows_in(time).saturating_sub(writing).clamp(LEAST_CHUNK, most.max(LEAST_CHUNK))
+        });
+        // Where the engine pads, a chunk ends where its bucket is full: the rows behind that would be computed for nothing.
+        if self.engine.pads() { shapes::full(tokens) } else { tokens }
     }
 
     /// Takes parts out until the pages suffice for the rest: prompts first, then what was read of them, then the youngest texts make
     /// room.
     fn make_room(&mut self, mut parts: Vec<Part>) -> Vec<Part> {
         loop {
-            let needed = parts.iter().map(|p| self.engine.pages_wanted(p.sequence, p.tokens.len())).sum();
+            let needed = parts.iter().map(|p| self.engine.pages_to_feed(p.sequence, p.tokens.len())).sum();
             if self.engine.room_for(needed).is_ok() {
                 return parts;
             }
@@ -663,7 +649,7 @@ impl Schedule {
             let Some(youngest) = youngest else { return parts };
             let part = parts.remove(youngest);
             if parts.is_empty() || !self.swap_out(part.sequence) {
-                // Nobody is left who could make room: the text ends as one whose context is full.
+                // No sequence is left that could make room: the request fails.
                 self.end_for_want_of_room(&part);
                 parts.retain_mut(|p| p.active != part.active);
             }
@@ -679,21 +665,19 @@ impl Schedule {
     }
 
     fn swap_out(&mut self, id: SequenceId) -> bool {
-        let bytes = self.engine.bytes_of(id);
-        if self.swapped_bytes + bytes > self.policy.swap_bytes {
+        if self.engine.swapped_bytes() + self.engine.bytes_of(id) > self.policy.swap_bytes {
             return false;
         }
         if let Err(error) = self.engine.swap_out(id) {
             self.note(&error);
             return false;
         }
-        self.swapped_bytes += bytes;
         self.tally.swaps += 1;
         true
     }
 
     fn end_for_want_of_room(&mut self, part: &Part) {
-        let wanted = self.engine.pages_wanted(part.sequence, part.tokens.len());
+        let wanted = self.engine.pages_to_feed(part.sequence, part.tokens.len());
         let error = match (&self.lost, self.engine.room_for(wanted)) {
             (Some(why), _) => Error::Lost { why: why.clone() },
             (None, Err(error)) => error,
@@ -711,7 +695,14 @@ impl Schedule {
         for (part, outcome) in batch.iter().zip(outcomes) {
             match part.choice {
                 Some(choice) => self.active[part.active].go_on(choice, outcome),
-                None => self.read(part, outcome),
+                None => {
+                    self.read(part, outcome);
+                    // After the first token was told: reading a state back takes a while.
+                    let active = &self.active[part.active];
+                    if let Some(rank) = active.stop_here().filter(|_| active.job.request.reuse) {
+                        self.checkpoint(part.sequence, rank);
+                    }
+                }
             }
         }
         self.end_texts();
@@ -720,10 +711,17 @@ impl Schedule {
     /// Closes the sequences of texts that ended, and lets requests go whose texts have all ended.
     fn end_texts(&mut self) {
         for at in (0..self.active.len()).rev() {
-            let active = &mut self.active[at];
-            let over = active.texts.iter().filter(|t| !t.writer.is_writing()).map(|t| t.sequence);
-            over.collect::<Vec<_>>().into_iter().for_each(|id| self.engine.close(id));
-            if active.reading.is_none() && active.texts.iter().all(|t| !t.writer.is_writing()) {
+            let active = &self.active[at];
+            let over = active.texts.iter().filter(|text| !text.writer.is_writing()).map(|text| text.sequence);
+            let (over, reuse): (Vec<SequenceId>, bool) = (over.collect(), active.job.request.reuse);
+            for id in over {
+                if reuse {
+                    self.keep(id);
+                }
+                self.engine.close(id);
+            }
+            let active = &self.active[at];
+            if active.reading.is_none() && active.texts.iter().all(|text| !text.writer.is_writing()) {
                 self.active.remove(at);
             }
         }
@@ -741,7 +739,7 @@ impl Schedule {
         active.job.tell(Event::Read { tokens: active.prompt_tokens });
         active.reading = None;
         active.first_token = Some(Instant::now());
-        active.preparing[1] = self.engine.preparing;
+        active.preparing[1] = self.engine.work.preparing;
         let mut sequences = vec![part.sequence];
         for _ in 1..active.job.request.choices {
             match self.engine.fork(part.sequence) {

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::embed::{EmbedJob, EmbedRequest};
 use super::engine::Engine;
+use super::job::Job;
 use super::load::Load;
+use super::policy::Policy;
 use super::pulse::Pulse;
 use super::request::{Event, Request};
-use super::schedule::{Job, Policy, Schedule};
+use super::schedule::Schedule;
 use crate::Error;
 use crate::model::Model;
 
@@ -54,6 +56,7 @@ pub struct Scheduler {
     thread: Option<JoinHandle<()>>,
     model: Arc<Model>,
     device: String,
+    gpu_bytes: u64,
     context: usize,
     load: Arc<Mutex<Load>>,
     pulse: Arc<Pulse>,
@@ -139,6 +142,7 @@ impl Scheduler {
     fn launch(engine: Engine, policy: Policy, rebuild: Option<Rebuild>) -> Scheduler {
         let (to, from) = channel();
         let (model, device, context) = (Arc::clone(engine.model()), engine.describe(), engine.context());
+        let gpu_bytes = engine.gpu_bytes();
         let schedule = Schedule::new(engine, policy);
         let (load, pulse) = (Arc::new(Mutex::new(schedule.load())), Arc::default());
         let seen = Seen { load: Arc::clone(&load), pulse: Arc::clone(&pulse) };
@@ -149,7 +153,7 @@ impl Scheduler {
         let thread = std::thread::Builder::new().name("kiln engine".into()).spawn(work);
         // Without the thread every request ends with `Error::Stopped`.
         let thread = thread.inspect_err(|error| log::error!("cannot start the engine's thread: {error}")).ok();
-        Scheduler { to, thread, model, device, context, load, pulse }
+        Scheduler { to, thread, model, device, gpu_bytes, context, load, pulse }
     }
 
     /// The model.
@@ -160,6 +164,11 @@ impl Scheduler {
     /// Where it runs.
     pub fn describe(&self) -> &str {
         &self.device
+    }
+
+    /// Bytes of weights on GPUs, as it was started.
+    pub fn gpu_bytes(&self) -> u64 {
+        self.gpu_bytes
     }
 
     /// Most tokens of one sequence.

@@ -39,7 +39,8 @@ impl Session {
         caches: [TensorType; 2],
         progress: Progress<'_>,
     ) -> Result<Session, Error> {
-        let wish = Wish { context: Some(context).filter(|_| model.facts.has_cache()), sequences: 1, caches };
+        let wish =
+            Wish { context: Some(context).filter(|_| model.facts.has_cache()), expected: None, sequences: 1, caches };
         let room = fit(&model, &*executor, &wish)?.room;
         let mut engine = Engine::new(model, executor, room, progress)?;
         let sequence = engine.open(0)?;
@@ -96,7 +97,11 @@ impl Session {
         let batches = tokens.chunks(piece);
         let last = batches.len() - 1;
         for (i, tokens) in batches.enumerate() {
-            let wanted = if wanted == Wanted::Last && i < last { Wanted::Nothing } else { wanted };
+            let wanted = match wanted {
+                Wanted::Last if i < last => Wanted::Nothing,
+                Wanted::First if i > 0 => Wanted::Nothing,
+                wanted => wanted,
+            };
             let rows = self.engine.feed(&[Entry { sequence: self.sequence, tokens, wanted }])?;
             logits.extend(rows.into_iter().flatten());
         }
@@ -153,7 +158,7 @@ impl Session {
 
     /// Time that went into making plans ready so far: mostly kernels that were compiled.
     pub fn preparing(&self) -> std::time::Duration {
-        self.engine.preparing
+        self.engine.work.preparing
     }
 
     /// Operations a second that where it runs can do at best, by the name of what does them.

@@ -2,35 +2,25 @@
 //! all others, and the sequence that answers it keeps what the layers that write need of it, in pages of its own.
 
 use super::batch::{Inputs, Taken};
+use super::cache::{EncoderContext, PageTable};
 use super::draw::End;
 use super::engine::{Engine, Entry, SequenceId};
-use super::memory::Held;
 use super::shapes;
 use crate::Error;
-use crate::arch::PAGE;
-
-/// A text that a sequence answers.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Answered {
-    /// The pages that hold it; none while it lies in host memory.
-    pub(super) held: Held,
-    /// Its tokens.
-    pub(super) tokens: usize,
-}
 
 impl Engine {
     /// Reads the text that an empty sequence answers. One that it was given before is forgotten.
     pub fn read_source(&mut self, id: SequenceId, tokens: &[u32]) -> Result<(), Error> {
         self.admit_source(id, tokens)?;
-        let before = self.sequence_mut(id)?.source.take();
-        self.give_back_source(before);
-        let held = self.take_source_pages(tokens.len())?;
-        let read = self.run_source(id, tokens, &held);
-        let source = Answered { held, tokens: tokens.len() };
+        let before = self.sequence_mut(id)?.cache.encoder.take();
+        self.cache.release_encoder(before);
+        let table = self.take_encoder_pages(tokens.len())?;
+        let read = self.run_source(id, tokens, &table);
+        let encoder = Some(EncoderContext { table, tokens: tokens.len() });
         if read.is_ok() {
-            self.sequence_mut(id)?.source = Some(source);
+            self.sequence_mut(id)?.cache.encoder = encoder;
         } else {
-            self.give_back_source(Some(source));
+            self.cache.release_encoder(encoder);
             // What should be zero between runs may not be after one that failed.
             self.break_all(&[]);
         }
@@ -58,13 +48,13 @@ impl Engine {
         }
     }
 
-    fn run_source(&mut self, id: SequenceId, tokens: &[u32], held: &Held) -> Result<(), Error> {
+    fn run_source(&mut self, id: SequenceId, tokens: &[u32], table: &PageTable) -> Result<(), Error> {
         let counts = if tokens.len() == 1 { [1, 0, 0] } else { [0, tokens.len(), 1] };
         let shape = shapes::shape(counts, false, self.executor.takes_any_shape());
         let by_row = self.by_row(&[Entry { sequence: id, tokens, wanted: super::Wanted::Nothing }]);
         let ready = self.prepared((shape, End::Source, by_row))?;
-        let all = [held.clone(), Held::default()];
-        let taken = [Taken { tokens, start: 0, held: &all, source: None, state: None, first: false }];
+        let tables = [table.clone(), PageTable::default()];
+        let taken = [Taken { tokens, start: 0, tables: &tables, encoder: None, state: None, first: false }];
         let (decode, prompts) = taken.split_at(counts[0]);
         let inputs = Inputs::new(&shape, &ready.ports, decode, prompts);
         for (tensor, bytes) in inputs.bytes() {
@@ -76,21 +66,10 @@ impl Engine {
 
     /// Whether every one of these sequences knows what it answers, where the model has to know.
     pub(super) fn answers_something(&self, entries: &[Entry<'_>]) -> Result<(), Error> {
-        let knows = |entry: &Entry<'_>| self.sequences.get(&entry.sequence).is_some_and(|s| s.source.is_some());
+        let knows = |entry: &Entry<'_>| self.sequences.get(&entry.sequence).is_some_and(|s| s.cache.encoder.is_some());
         if self.start().is_some() && !entries.iter().all(knows) {
             return Err(Error::NoSource);
         }
         Ok(())
-    }
-
-    /// Tokens that a sequence answers.
-    pub(super) fn source_tokens(&self, id: SequenceId) -> usize {
-        self.sequences.get(&id).and_then(|s| s.source.as_ref()).map_or(0, |source| source.tokens)
-    }
-
-    /// Pages that a text which was moved to host memory needs again.
-    pub(super) fn source_pages_needed(&self, id: SequenceId) -> usize {
-        let source = self.sequences.get(&id).and_then(|s| s.source.as_ref());
-        source.filter(|source| source.held.is_empty()).map_or(0, |source| source.tokens.div_ceil(PAGE))
     }
 }

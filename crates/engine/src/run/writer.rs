@@ -210,6 +210,9 @@ impl Writer {
             }
             None => false,
         };
+        if self.constraint.as_ref().is_some_and(|constraint| !constraint.binds()) {
+            self.constraint = None;
+        }
         let reason = match () {
             () if complete => Some(EndReason::Complete),
             () if self.made >= self.limit => Some(EndReason::Limit),
@@ -223,5 +226,56 @@ impl Writer {
             end(self, reason, certain + &held)
         });
         Ok(Chosen { token, text, logprobs, end })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+mod tests {
+    use super::*;
+    use crate::quantise_recipe::Recipe;
+    use crate::sampler::Sampling;
+    use crate::synth::{Preset, Synth};
+
+    /// Forbids nothing, for so many tokens.
+    struct Brief(usize);
+
+    impl Constraint for Brief {
+        fn mask(&mut self) -> Result<Vec<u32>, String> {
+            Ok(vec![u32::MAX; 8])
+        }
+
+        fn accept(&mut self, _: u32) -> Result<(), String> {
+            self.0 -= 1;
+            Ok(())
+        }
+
+        fn is_complete(&mut self) -> bool {
+            false
+        }
+
+        fn binds(&self) -> bool {
+            self.0 > 0
+        }
+
+        fn fork(&self) -> Box<dyn Constraint> {
+            Box::new(Brief(self.0))
+        }
+    }
+
+    #[test]
+    fn a_constraint_that_no_longer_binds_gives_the_draw_back_to_the_device() {
+        let synth = Synth::new(Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap(), 1);
+        let gguf = kiln_gguf::Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap();
+        let model = Arc::new(Model::new(gguf).unwrap());
+        let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Brief(2)));
+        let request = Request { constraint, sampling: Sampling::greedy(), ..Request::new(vec![5, 6]) };
+        let mut writer = Writer::new(&model, &request, 0, 64).unwrap();
+        let mut on_device = vec![writer.on_device().is_some()];
+        for _ in 0..3 {
+            writer.take(9, None).unwrap();
+            on_device.push(writer.on_device().is_some());
+        }
+        assert_eq!(on_device, [false, false, true, true]);
     }
 }

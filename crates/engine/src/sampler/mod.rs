@@ -5,21 +5,21 @@
 //! be repeated anywhere, on a GPU as well.
 
 mod candidates;
+mod confidence;
 mod dry;
 mod history;
 mod logprobs;
 mod mirostat;
 mod penalties;
 mod sampling;
-mod sure;
 mod temperature;
 mod truncation;
 
+pub use confidence::Drawn;
 pub use dry::Breakers;
 pub use history::Count;
 pub use logprobs::{Logprobs, logprobs};
 pub use sampling::{Kind, Sampling};
-pub use sure::Drawn;
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -29,12 +29,17 @@ use history::History;
 use kiln_kernels::sample::{gumbel_of, score, stream};
 use mirostat::Mirostat;
 
+/// A number as people read it: one that is far out of range without its thirty digits.
+fn plain(value: f64) -> String {
+    if value.abs() < 1e9 { value.to_string() } else { format!("{value:.1e}") }
+}
+
 /// What can go wrong in setting up a sampler or in a draw.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum SampleError {
-    #[error("`{name}` is {value}, it must be {want}")]
+    #[error("`{name}` is {}, it must be {want}", plain(*value))]
     Setting { name: &'static str, value: f64, want: &'static str },
     #[error("there is no sampler `{name}`; there are {known}")]
     UnknownSampler { name: String, known: String },

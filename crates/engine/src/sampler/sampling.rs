@@ -278,24 +278,29 @@ impl Sampling {
             false => wrong(name, f64::from(value), want),
         };
         const BIG: f32 = 1e6;
-        between("temperature", self.temperature, -BIG, BIG, "a number; 0 is greedy")?;
+        between("temperature", self.temperature, -100.0, 100.0, "-100 to 100; 0 is greedy")?;
         between("dynatemp_range", self.dynatemp_range, 0.0, BIG, "0 or more")?;
         between("dynatemp_exponent", self.dynatemp_exponent, 0.0, BIG, "0 or more")?;
-        between("top_p", self.top_p, 0.0, BIG, "0 to 1; 1 keeps all")?;
+        between("top_p", self.top_p, 0.0, 1.0, "0 to 1; 1 keeps all")?;
         between("min_p", self.min_p, 0.0, 1.0, "0 to 1; 0 keeps all")?;
-        between("typical_p", self.typical_p, 0.0, BIG, "0 to 1; 1 keeps all")?;
+        between("typical_p", self.typical_p, 0.0, 1.0, "0 to 1; 1 keeps all")?;
         between("top_n_sigma", self.top_n_sigma, -BIG, BIG, "a number; -1 keeps all")?;
         between("xtc_probability", self.xtc_probability, 0.0, 1.0, "0 to 1")?;
         between("xtc_threshold", self.xtc_threshold, 0.0, BIG, "0 or more")?;
-        between("repeat_penalty", self.repeat_penalty, f32::MIN_POSITIVE, BIG, "more than 0; 1 does nothing")?;
-        between("frequency_penalty", self.frequency_penalty, -BIG, BIG, "a number; 0 does nothing")?;
-        between("presence_penalty", self.presence_penalty, -BIG, BIG, "a number; 0 does nothing")?;
-        between("dry_multiplier", self.dry_multiplier, 0.0, BIG, "0 or more; 0 does nothing")?;
-        between("dry_base", self.dry_base, 0.0, BIG, "1 or more")?;
+        between("repeat_penalty", self.repeat_penalty, f32::MIN_POSITIVE, BIG, "more than 0; 1 turns it off")?;
+        between("frequency_penalty", self.frequency_penalty, -BIG, BIG, "-1000000 to 1000000; 0 turns it off")?;
+        between("presence_penalty", self.presence_penalty, -BIG, BIG, "-1000000 to 1000000; 0 turns it off")?;
+        between("dry_multiplier", self.dry_multiplier, 0.0, BIG, "0 or more; 0 turns it off")?;
+        between("dry_base", self.dry_base, 1.0, BIG, "1 or more")?;
         between("mirostat_tau", self.mirostat_tau, 0.0, BIG, "0 or more")?;
         between("mirostat_eta", self.mirostat_eta, 0.0, BIG, "0 or more")?;
+        for (name, tokens) in [("repeat_last_n", self.repeat_last_n), ("dry_penalty_last_n", self.dry_penalty_last_n)] {
+            if tokens < -1 {
+                return wrong(name, f64::from(tokens), "0 or more, or -1 for all tokens");
+            }
+        }
         if !matches!(self.mirostat, 0 | 2) {
-            return wrong("mirostat", f64::from(self.mirostat), "0 or 2; version 1 is not there");
+            return wrong("mirostat", f64::from(self.mirostat), "0 or 2; Mirostat 1 is not supported");
         }
         if self.samplers.len() > 64 {
             return wrong("samplers", self.samplers.len() as f64, "at most 64 names");

@@ -202,7 +202,7 @@ fn bias_forbids_and_prefers() {
 /// Settings of all kinds.
 fn any_sampling() -> impl Strategy<Value = Sampling> {
     let order = proptest::sample::subsequence(Kind::DEFAULT_ORDER.to_vec(), 0..=9).prop_shuffle();
-    let truncation = (-1i32..20, 0.0f32..1.1, 0.0f32..1.0, 0.0f32..1.1, -1.0f32..3.0);
+    let truncation = (-1i32..20, 0.0f32..=1.0, 0.0f32..1.0, 0.0f32..=1.0, -1.0f32..3.0);
     let other = (0.0f32..2.0, 0.0f32..0.5, 0.0f32..1.0, 0.0f32..0.6, 0.0f32..2.0, 0u32..4);
     (order, truncation, other, any::<u64>()).prop_map(
         |(

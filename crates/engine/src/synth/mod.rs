@@ -12,6 +12,7 @@
 //! # Ok::<(), kiln_engine::synth::SynthError>(())
 //! ```
 
+mod gemma4;
 mod presets;
 mod tensors;
 mod values;
@@ -25,6 +26,7 @@ use kiln_system::files::Output;
 use rayon::prelude::*;
 
 use crate::quantise_recipe::{ModelFacts, Recipe, TensorFacts};
+pub use gemma4::Gemma4;
 pub use presets::{Experts, Family, PRESETS, Preset};
 use tensors::Spec;
 use values::{Fill, Values};
@@ -237,6 +239,8 @@ mod tests {
             ("qwen3-30b-a3b", 30.5),
             ("mixtral-8x7b", 46.7),
             ("gemma2-9b", 9.24),
+            ("gemma4-26b-a4b", 25.2),
+            ("gemma4-31b", 30.7),
             ("rwkv6-1.6b", 1.6),
             ("rwkv6-7b", 7.6),
             ("rwkv7-2.9b", 2.95),

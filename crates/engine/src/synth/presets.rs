@@ -1,5 +1,7 @@
 //! The models that can be synthesised: their shapes as data. What tensors follow from them is in `tensors.rs`.
 
+use super::gemma4::Gemma4;
+
 /// The family of a preset, with what only that family has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Family {
@@ -14,6 +16,8 @@ pub enum Family {
         /// Tokens of the window.
         window: usize,
     },
+    /// Gemma 4.
+    Gemma4(Gemma4),
     /// gpt-oss: biases everywhere, a sink for each head, a sliding window of this many tokens in every other layer.
     GptOss {
         /// Tokens of the window.
@@ -187,6 +191,37 @@ const TINY_RWKV6: Preset = Preset {
     ..TINY
 };
 
+const GEMMA4_31B: Preset = Preset {
+    name: "gemma4-31b",
+    family: Family::Gemma4(GEMMA4_LARGE),
+    layers: 60,
+    hidden: 5376,
+    heads: 32,
+    kv_heads: 4,
+    head_dim: 512,
+    ff: 21_504,
+    vocab: 262_144,
+    context: 262_144,
+    rope_base: 1e6,
+    rope_factor: None,
+    tied: true,
+    ..LLAMA_8B
+};
+
+const GEMMA4_LARGE: Gemma4 = Gemma4 {
+    window: 1024,
+    interval: 6,
+    kv_heads: 16,
+    head_dim: 256,
+    per_layer: 0,
+    shared: 0,
+    wider: 1,
+    keys_as_values: true,
+};
+
+const GEMMA4_SMALL: Gemma4 =
+    Gemma4 { window: 512, kv_heads: 2, per_layer: 256, shared: 18, keys_as_values: false, ..GEMMA4_LARGE };
+
 /// Every preset: real shapes first, then tiny ones for tests.
 pub const PRESETS: &[Preset] = &[
     Preset {
@@ -309,6 +344,40 @@ pub const PRESETS: &[Preset] = &[
         ..LLAMA_8B
     },
     Preset {
+        name: "gemma4-e2b",
+        family: Family::Gemma4(Gemma4 { interval: 5, kv_heads: 1, shared: 20, wider: 2, ..GEMMA4_SMALL }),
+        layers: 35,
+        hidden: 1536,
+        heads: 8,
+        kv_heads: 1,
+        ff: 6144,
+        context: 131_072,
+        ..GEMMA4_31B
+    },
+    Preset {
+        name: "gemma4-e4b",
+        family: Family::Gemma4(GEMMA4_SMALL),
+        layers: 42,
+        hidden: 2560,
+        heads: 8,
+        kv_heads: 2,
+        ff: 10_240,
+        context: 131_072,
+        ..GEMMA4_31B
+    },
+    Preset {
+        name: "gemma4-26b-a4b",
+        family: Family::Gemma4(Gemma4 { kv_heads: 8, ..GEMMA4_LARGE }),
+        layers: 30,
+        hidden: 2816,
+        heads: 16,
+        kv_heads: 2,
+        ff: 2112,
+        experts: Some(Experts { count: 128, used: 8, ff: 704 }),
+        ..GEMMA4_31B
+    },
+    GEMMA4_31B,
+    Preset {
         name: "rwkv6-1.6b",
         family: Family::Rwkv6 { mix_rank: 32, decay_rank: 64 },
         layers: 24,
@@ -370,6 +439,26 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset { name: "tiny-gemma2", family: Family::Gemma2 { window: 32 }, head_dim: 32, tied: true, ..TINY },
     Preset {
+        name: "tiny-gemma4",
+        family: Family::Gemma4(Gemma4 {
+            window: 32,
+            interval: 2,
+            kv_heads: 2,
+            head_dim: 16,
+            per_layer: 16,
+            shared: 1,
+            wider: 2,
+            keys_as_values: true,
+        }),
+        layers: 3,
+        kv_heads: 1,
+        head_dim: 32,
+        experts: Some(Experts { count: 8, used: 2, ff: 32 }),
+        rope_base: 1e6,
+        tied: true,
+        ..TINY
+    },
+    Preset {
         name: "tiny-gpt-oss",
         family: Family::GptOss { window: 32 },
         experts: Some(Experts { count: 8, used: 2, ff: 32 }),
@@ -430,6 +519,7 @@ impl Preset {
             Family::Qwen2 => "qwen2",
             Family::Qwen3Moe => "qwen3moe",
             Family::Gemma2 { .. } => "gemma2",
+            Family::Gemma4(_) => "gemma4",
             Family::GptOss { .. } => "gpt-oss",
             Family::DeepSeek2 { .. } => "deepseek2",
             Family::Bert => "bert",

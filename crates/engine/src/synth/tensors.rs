@@ -14,29 +14,29 @@ pub(super) struct Spec {
 }
 
 /// Collects the tensors of a model.
-struct Builder {
+pub(super) struct Builder {
     specs: Vec<Spec>,
     /// `blk.3.` or nothing.
     prefix: String,
 }
 
 impl Builder {
-    fn add(&mut self, name: &str, dims: &[usize], fill: Fill) {
+    pub(super) fn add(&mut self, name: &str, dims: &[usize], fill: Fill) {
         self.specs.push(Spec { name: format!("{}{name}", self.prefix), dims: dims.to_vec(), fill });
     }
 
     /// A matrix that keeps the size of what it multiplies.
-    fn matrix(&mut self, name: &str, dims: &[usize]) {
+    pub(super) fn matrix(&mut self, name: &str, dims: &[usize]) {
         self.scaled(name, dims, 1.0);
     }
 
-    fn scaled(&mut self, name: &str, dims: &[usize], scale: f32) {
+    pub(super) fn scaled(&mut self, name: &str, dims: &[usize], scale: f32) {
         let deviation = scale / (dims[0] as f32).sqrt();
         self.add(&format!("{name}.weight"), dims, Fill::Normal(0.0, deviation));
     }
 
     /// The weight of a norm: about one.
-    fn norm(&mut self, name: &str, len: usize) {
+    pub(super) fn norm(&mut self, name: &str, len: usize) {
         self.add(&format!("{name}.weight"), &[len], Fill::Normal(1.0, 0.05));
     }
 
@@ -62,6 +62,9 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
     if preset.family == Family::Bert {
         bert_ends(&mut b, preset);
     }
+    if let Family::Gemma4(own) = preset.family {
+        own.ends(&mut b, preset, vocab);
+    }
     if let Some(factor) = preset.rope_factor {
         b.add("rope_freqs.weight", &[preset.head_dim / 2], Fill::Listed(llama3_factors(preset, factor)));
     }
@@ -81,6 +84,7 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
             Family::DeepSeek2 { rank, turned, values, shared } => {
                 deepseek2(&mut b, preset, layer, [rank, turned, values, shared]);
             }
+            Family::Gemma4(own) => own.layer(&mut b, preset, layer),
             Family::Mamba2 { states, groups } => mamba2(&mut b, preset, states, groups),
             Family::Qwen3Next { key_heads, heads, size, interval } => {
                 let attention = (layer + 1).is_multiple_of(interval);
@@ -356,8 +360,8 @@ fn llama3_factors(p: &Preset, factor: f32) -> Vec<f32> {
     let (slow, fast, trained) = (1.0, 4.0, 8192.0);
     let one = |i: usize| {
         let frequency = p.rope_base.powf(-2.0 * i as f32 / p.head_dim as f32);
-        let turns = trained * frequency / std::f32::consts::TAU;
-        match turns {
+        let freqs = trained * frequency / std::f32::consts::TAU;
+        match freqs {
             t if t > fast => 1.0,
             t if t < slow => factor,
             t => {
@@ -482,6 +486,9 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
         set("attention.sliding_window", window);
         m.set("gemma2.attn_logit_softcapping", 50f32);
         m.set("gemma2.final_logit_softcapping", 30f32);
+    }
+    if let Family::Gemma4(own) = preset.family {
+        own.describe(preset, m);
     }
     let epsilon = if preset.family == Family::Llama { 1e-5f32 } else { 1e-6 };
     m.set(format!("{architecture}.attention.layer_norm_rms_epsilon"), epsilon);

@@ -72,7 +72,8 @@ impl Tokens {
 
 /// Sets the keys of a preset's tokenizer and gives the number of tokens.
 pub(super) fn set(preset: &Preset, m: &mut Metadata) -> usize {
-    let sentencepiece = matches!(preset.family, Family::Gemma2 { .. }) || preset.name == "mixtral-8x7b";
+    let sentencepiece =
+        matches!(preset.family, Family::Gemma2 { .. } | Family::Gemma4(_)) || preset.name == "mixtral-8x7b";
     match preset.family {
         Family::Rwkv6 { .. } | Family::Rwkv7 { .. } => world(preset, m),
         Family::Bert => words(m),
@@ -157,7 +158,7 @@ fn pieces(preset: &Preset, m: &mut Metadata) -> usize {
         tokens.add(&format!("{left}{right}").replace('Ġ', "▁"), NORMAL, -(rank as f32));
     }
     tokens.fill(preset.vocab, |number| format!("▁w{number}"));
-    let gemma = matches!(preset.family, Family::Gemma2 { .. });
+    let gemma = matches!(preset.family, Family::Gemma2 { .. } | Family::Gemma4(_));
     m.set("tokenizer.ggml.pre", "default");
     m.set("tokenizer.ggml.bos_token_id", bos);
     m.set("tokenizer.ggml.eos_token_id", eos);

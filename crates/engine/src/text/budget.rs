@@ -85,6 +85,11 @@ impl Constraint for ThoughtBudget {
         self.forced.is_none() && self.then.as_mut().is_some_and(|then| then.is_complete())
     }
 
+    fn binds(&self) -> bool {
+        let thinks = self.reasoning.is_some() || self.forced.is_some();
+        thinks || self.then.as_ref().is_some_and(|then| then.binds())
+    }
+
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(ThoughtBudget {
             tokenizer: Arc::clone(&self.tokenizer),
@@ -127,10 +132,10 @@ mod tests {
             bound.accept(token).expect("the mask allowed it");
             assert!(!bound.is_complete());
         }
+        let piece = |id: &u32| String::from_utf8_lossy(tokenizer.piece(*id).unwrap_or_default()).into_owned();
+        let written: String = written.iter().map(piece).collect();
+        assert_eq!(bound.binds(), !written.contains("</think>"), "{written}");
         written
-            .iter()
-            .map(|id| String::from_utf8_lossy(tokenizer.piece(*id).unwrap_or_default()).into_owned())
-            .collect()
     }
 
     /// Tokens of a text.

@@ -1,7 +1,7 @@
 //! From the text that a model writes to reasoning, content and tool calls: the whole way out, in one place.
 
 use super::reasoning::{Markers, Piece, Reasoning};
-use super::tools::{Calls, Event, Family, Harmony, Tool};
+use super::tools::{Bare, Calls, Event, Family, Harmony, Tool};
 
 /// What to look for in an output.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +12,10 @@ pub struct OutputOptions {
     pub any_tool: bool,
     /// Reasoning stays in the content, markers and all.
     pub keep_reasoning: bool,
+    /// An answer that is nothing but a JSON object which names a tool is a call, though it lacks the family's marks.
+    pub bare_calls: bool,
+    /// The answer can be nothing but calls.
+    pub only_calls: bool,
 }
 
 /// Reads what a model writes. The text must be decoded with special tokens shown: some markers are such.
@@ -21,7 +25,41 @@ pub struct OutputParser {
 
 enum Way {
     Harmony(Box<Harmony>),
-    Plain { reasoning: Option<Reasoning>, calls: Option<Box<Calls>> },
+    Plain { reasoning: Option<Reasoning>, calls: Option<Box<Finder>> },
+}
+
+/// Finds calls in content: those with marks, and before them one that is all of the content and has none.
+struct Finder {
+    bare: Option<Bare>,
+    calls: Calls,
+    only_calls: bool,
+}
+
+impl Finder {
+    fn push(&mut self, text: &str) -> Vec<Event> {
+        match &mut self.bare {
+            None => self.calls.push(text),
+            Some(bare) => match bare.push(text) {
+                None => Vec::new(),
+                Some(released) => {
+                    self.bare = None;
+                    self.calls.push(&released)
+                }
+            },
+        }
+    }
+
+    fn finish(&mut self, cut: bool) -> Vec<Event> {
+        match self.bare.take().map(Bare::finish) {
+            Some(Ok(call)) => call,
+            bare => {
+                let mut events = bare.and_then(Result::err).map(|text| self.calls.push(&text)).unwrap_or_default();
+                let rest = if cut { self.calls.finish_cut(self.only_calls) } else { self.calls.finish() };
+                rest.into_iter().for_each(|event| super::tools::push_event(&mut events, event));
+                events
+            }
+        }
+    }
 }
 
 impl OutputParser {
@@ -35,7 +73,10 @@ impl OutputParser {
         let openings = if with_calls { family.openings() } else { &[] };
         let markers = Markers::of_template(template_source).filter(|_| !options.keep_reasoning);
         let reasoning = markers.map(|markers| Reasoning::new(markers, generation_prompt, openings));
-        let calls = with_calls.then(|| Box::new(Calls::new(family, options.tools)));
+        let bare = options.bare_calls && family.has_marks() && !options.tools.is_empty();
+        let bare = bare.then(|| Bare::new(options.tools.clone()));
+        let only_calls = options.only_calls;
+        let calls = with_calls.then(|| Box::new(Finder { bare, calls: Calls::new(family, options.tools), only_calls }));
         Self { way: Way::Plain { reasoning, calls } }
     }
 
@@ -55,12 +96,21 @@ impl OutputParser {
 
     /// The text is over.
     pub fn finish(&mut self) -> Vec<Event> {
+        self.end(false)
+    }
+
+    /// The text is over because it was cut off: marks of a call that was on its way are no content.
+    pub fn finish_cut(&mut self) -> Vec<Event> {
+        self.end(true)
+    }
+
+    fn end(&mut self, cut: bool) -> Vec<Event> {
         match &mut self.way {
             Way::Harmony(harmony) => harmony.finish(),
             Way::Plain { reasoning, calls } => {
                 let pieces = reasoning.as_mut().map(Reasoning::finish).unwrap_or_default();
                 let mut events = events(pieces, calls.as_deref_mut());
-                for event in calls.as_mut().map(|calls| calls.finish()).unwrap_or_default() {
+                for event in calls.as_mut().map(|calls| calls.finish(cut)).unwrap_or_default() {
                     super::tools::push_event(&mut events, event);
                 }
                 events
@@ -77,7 +127,7 @@ impl OutputParser {
     }
 }
 
-fn events(pieces: Vec<Piece>, mut calls: Option<&mut Calls>) -> Vec<Event> {
+fn events(pieces: Vec<Piece>, mut calls: Option<&mut Finder>) -> Vec<Event> {
     let mut events = Vec::new();
     for piece in pieces {
         let more = match (piece, &mut calls) {
@@ -153,6 +203,110 @@ mod tests {
         assert_eq!(run("<|channel|>", "<|start|>assistant", "Just words.", 3), [Event::Content("Just words.".into())]);
         let open = "<|start|>assistant<|channel|>final<|message|>";
         assert_eq!(run("<|channel|>", open, "Hello", 2), [Event::Content("Hello".into())]);
+    }
+
+    /// What becomes of a text that comes in two pieces, where `f` is the only tool.
+    fn with_tool(source: &str, options: OutputOptions, text: &str, at: usize, cut_off: bool) -> Vec<Event> {
+        let tools = vec![Tool { name: "f".into(), ..Tool::default() }];
+        let mut parser = OutputParser::new(source, "", OutputOptions { tools, ..options });
+        let mut all = Vec::new();
+        let mut more = vec![parser.push(&text[..at]), parser.push(&text[at..])];
+        more.push(if cut_off { parser.finish_cut() } else { parser.finish() });
+        more.into_iter().flatten().for_each(|event| super::super::tools::push_event(&mut all, event));
+        all
+    }
+
+    fn call(arguments: &str) -> Vec<Event> {
+        let mut events = vec![Event::CallStart { index: 0, id: None, name: "f".into() }];
+        if !arguments.is_empty() {
+            events.push(Event::CallArguments { index: 0, text: arguments.into() });
+        }
+        events.push(Event::CallEnd { index: 0 });
+        events
+    }
+
+    #[test]
+    fn an_answer_that_is_one_object_without_marks_is_a_call_at_every_cut() {
+        let bare = || OutputOptions { bare_calls: true, ..OutputOptions::default() };
+        for (text, arguments) in [
+            (r#"{"name": "f", "arguments": {"a": "x\n```\n}"}}"#, r#"{"a": "x\n```\n}"}"#),
+            ("\n {\"arguments\": {\"a\": 1}, \"name\": \"f\"} \n", "{\"a\": 1}"),
+            ("```json\n{\"name\": \"f\", \"arguments\": {\"a\": {}}}\n```\n", "{\"a\": {}}"),
+            ("```\n{\"name\": \"f\",\n \"arguments\": {}\n}\n```", "{}"),
+            // The model has ended without closing the fence.
+            ("```json\n{\"name\": \"f\", \"arguments\": {}}", "{}"),
+            ("{\"name\": \"f\", \"parameters\": {\"a\": \"ä\"}}", "{\"a\": \"ä\"}"),
+        ] {
+            for at in (0..=text.len()).filter(|at| text.is_char_boundary(*at)) {
+                assert_eq!(with_tool(QWEN, bare(), text, at, false), call(arguments), "{text} cut at {at}");
+            }
+            // Not where the request does not allow it.
+            let events = with_tool(QWEN, OutputOptions::default(), text, 3, false);
+            assert_eq!(events, [Event::Content(text.into())], "{text}");
+        }
+    }
+
+    #[test]
+    fn an_answer_with_anything_else_is_no_bare_call_at_every_cut() {
+        let bare = || OutputOptions { bare_calls: true, ..OutputOptions::default() };
+        for text in [
+            "{\"name\": \"g\", \"arguments\": {}}",
+            "{\"name\": \"f\", \"arguments\": {}} That is it.",
+            "See: {\"name\": \"f\", \"arguments\": {}}",
+            "{\"city\": \"Oslo\"}",
+            "{\"name\": \"f\"}x",
+            "{\"name\": \"f\", \"arguments\": [1]}",
+            "{\"name\": \"f\", \"arguments\": {\"a\": ",
+            "```python\nprint(1)\n```",
+            "```json\n{\"name\": \"f\", \"arguments\": {}}\n```\nDone.",
+            "``",
+            "{",
+            "",
+        ] {
+            for at in 0..=text.len() {
+                let events = with_tool(QWEN, bare(), text, at, false);
+                let want = if text.is_empty() { vec![] } else { vec![Event::Content(text.into())] };
+                assert_eq!(events, want, "{text} cut at {at}");
+            }
+        }
+        // What cannot be a call is not held back to the end, and a call with marks is found behind it.
+        let tools = vec![Tool { name: "f".into(), ..Tool::default() }];
+        let mut parser = OutputParser::new(QWEN, "", OutputOptions { tools, ..bare() });
+        assert_eq!(parser.push("{\"name"), []);
+        assert_eq!(parser.push("d\": 1"), [Event::Content("{\"named\": 1".into())]);
+        let marked = "Now. <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        for at in 0..=marked.len() {
+            let events = with_tool(QWEN, bare(), marked, at, false);
+            assert_eq!(events[1..], call("{}"), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_leaves_no_marks() {
+        let only = || OutputOptions { only_calls: true, ..OutputOptions::default() };
+        let whole = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        let named = whole.find("\"f\"").expect("it is there") + 3;
+        for end in 0..=whole.len() {
+            for at in 0..=end {
+                let events = with_tool(QWEN, only(), &whole[..end], at, true);
+                let content = events.iter().any(|event| matches!(event, Event::Content(_)));
+                assert!(!content, "{:?}: {events:?}", &whole[..end]);
+                let called = matches!(events.first(), Some(Event::CallStart { name, .. }) if name == "f");
+                assert_eq!(called, end >= named, "{:?}: {events:?}", &whole[..end]);
+                assert!(!called || matches!(events.last(), Some(Event::CallEnd { index: 0 })), "{events:?}");
+            }
+        }
+        assert_eq!(with_tool(QWEN, only(), &whole[..named + 14], 5, true), call(""));
+        // Words before it stay, and so does what only looks like the beginning of a mark where words may come.
+        let said = with_tool(QWEN, OutputOptions::default(), "Hm. <tool_call>{\"na", 6, true);
+        assert_eq!(said, [Event::Content("Hm. ".into())]);
+        let less = with_tool(QWEN, OutputOptions::default(), "a <", 1, true);
+        assert_eq!(less, [Event::Content("a <".into())]);
+        // Llama 3 has no marks: an object that is cut off may be what was asked for.
+        let llama = "<|start_header_id|> \"parameters\"";
+        let json = "{\"name\": \"Bob\"";
+        assert_eq!(with_tool(llama, OutputOptions::default(), json, 4, true), [Event::Content(json.into())]);
+        assert_eq!(with_tool(llama, OutputOptions::default(), "{\"name\": \"f\",", 4, true), call(""));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::bytes::{self, decode_byte_level};
 use super::error::TokenizerError;
 use super::hash::FastMap;
+use super::limit::EncodeLimit;
 use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merger, NONE, Span, WordCache};
 use super::merges::Merges;
 use super::patterns::WholeWords;
@@ -142,7 +143,13 @@ impl Bpe {
     }
 
     /// Appends the tokens of a text without special tokens.
-    pub(super) fn encode(&self, text: &str, pieces: &Pieces, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        pieces: &Pieces,
+        limit: &EncodeLimit,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         let mut marked = String::new();
         let text = match self.alphabet {
             Alphabet::Bytes => text,
@@ -153,14 +160,15 @@ impl Bpe {
         };
         let mut merger = Merger::default();
         let mut seen: WordCache = FastMap::default();
-        for range in self.pre.split(text)? {
+        for range in self.pre.split(text, limit)? {
+            limit.check(ids.len())?;
             let word = &text[range];
             if let Some(&(start, end)) = seen.get(word) {
                 ids.extend_from_within(start as usize..end as usize);
                 continue;
             }
             let start = ids.len();
-            self.encode_word(word, pieces, &mut merger, ids);
+            self.encode_word(word, pieces, limit, &mut merger, ids);
             if word.len() < MAX_CACHED_WORD && seen.len() < MAX_CACHE_ENTRIES {
                 seen.insert(word, (start as u32, ids.len() as u32));
             }
@@ -168,7 +176,12 @@ impl Bpe {
         Ok(())
     }
 
-    fn encode_word(&self, word: &str, pieces: &Pieces, merger: &mut Merger, ids: &mut Vec<u32>) {
+    /// Whether every byte of a text becomes a part of some token: no text vanishes, however long it is.
+    pub(super) fn keeps_every_byte(&self) -> bool {
+        self.byte_tokens.iter().all(|token| *token != NONE)
+    }
+
+    fn encode_word(&self, word: &str, pieces: &Pieces, limit: &EncodeLimit, merger: &mut Merger, ids: &mut Vec<u32>) {
         let take_whole = self.pre.whole_words == WholeWords::Take
             || (self.alphabet == Alphabet::Characters && word.starts_with('\n'));
         let whole = || self.symbols.get(pieces, word.as_bytes()).filter(|symbol| *symbol < self.n_tokens);
@@ -189,7 +202,7 @@ impl Bpe {
                 Span { symbol, start: start as u32, len: c.len_utf8() as u32 }
             })),
         }
-        merger.run(|left, right| self.merges.get(left.symbol, right.symbol));
+        merger.run(limit, |left, right| self.merges.get(left.symbol, right.symbol));
         for span in &merger.spans {
             if span.symbol < self.n_tokens {
                 ids.push(span.symbol);

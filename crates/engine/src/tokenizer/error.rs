@@ -45,6 +45,17 @@ pub enum TokenizerError {
         /// What the regex engine says.
         reason: String,
     },
+    /// The text has more tokens than are wanted of it.
+    #[error("the text has more than {limit} tokens")]
+    OverLimit {
+        /// How many were seen before encoding ended.
+        tokens: usize,
+        /// How many are wanted at most.
+        limit: usize,
+    },
+    /// Nobody waits for the tokens any more.
+    #[error("encoding was cancelled")]
+    Cancelled,
     /// A pre-tokeniser pattern gave up on a text.
     #[error("splitting the text into words failed: {reason}")]
     Split {

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::hash::FastMap;
+use super::limit::EncodeLimit;
 
 /// Where in the output the tokens of a word already stand.
 pub(super) type WordCache<'t> = FastMap<&'t str, (u32, u32)>;
@@ -58,14 +59,17 @@ pub(super) struct Merger {
 
 /// Up to this many spans a plain scan for the best pair beats the heap.
 const SCAN_LIMIT: usize = 24;
+/// After this many candidates it is asked whether anybody still waits.
+const CHECK: usize = 1 << 16;
 
 impl Merger {
     /// Merges `self.spans` until no pair merges any more.
-    pub(super) fn run(&mut self, pair: impl Fn(Span, Span) -> Option<Merged>) {
+    /// Whoever cancels gets spans that are merged only in part.
+    pub(super) fn run(&mut self, limit: &EncodeLimit, pair: impl Fn(Span, Span) -> Option<Merged>) {
         if self.spans.len() <= SCAN_LIMIT {
             self.run_scan(pair);
         } else {
-            self.run_heap(pair);
+            self.run_heap(limit, pair);
         }
     }
 
@@ -90,7 +94,7 @@ impl Merger {
         }
     }
 
-    fn run_heap(&mut self, pair: impl Fn(Span, Span) -> Option<Merged>) {
+    fn run_heap(&mut self, limit: &EncodeLimit, pair: impl Fn(Span, Span) -> Option<Merged>) {
         let Self { spans, next, prev, heap, .. } = self;
         let count = spans.len() as u32;
         next.clear();
@@ -103,7 +107,12 @@ impl Merger {
             Some(Reverse(Candidate { priority: merged.priority, left, len: a.len + b.len, symbol: merged.symbol }))
         };
         heap.extend(spans.windows(2).enumerate().filter_map(|(i, w)| candidate(i as u32, w[0], w[1])));
+        let mut popped = 0usize;
         while let Some(Reverse(top)) = heap.pop() {
+            popped += 1;
+            if popped.is_multiple_of(CHECK) && limit.is_cancelled() {
+                break;
+            }
             let left = top.left as usize;
             let right = next[left];
             // A merged-away span has length 0 and keeps its old neighbour, so it must be told apart here.
@@ -151,7 +160,7 @@ mod tests {
             scan.spans.clone_from(&spans);
             heap.spans = spans;
             scan.run_scan(toy);
-            heap.run_heap(toy);
+            heap.run_heap(&EncodeLimit::default(), toy);
             assert_eq!(scan.spans, heap.spans, "round {round}");
         }
     }

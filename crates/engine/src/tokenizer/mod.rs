@@ -18,6 +18,7 @@ mod bpe;
 mod bytes;
 mod error;
 mod hash;
+mod limit;
 mod merge;
 mod merges;
 mod patterns;
@@ -33,11 +34,13 @@ mod vocab;
 mod wpm;
 
 pub use error::TokenizerError;
+pub use limit::EncodeLimit;
 pub use stream::TextStream;
 pub(crate) use vocab::LISTS;
 pub use vocab::{TokenType, Vocab};
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use kiln_gguf::{Metadata, Strings};
 
@@ -101,15 +104,27 @@ pub struct Tokenizer {
     special: SpecialTokens,
     pieces: Pieces,
     end_ids: Vec<u32>,
+    /// Bytes of the longest token.
+    longest: usize,
 }
 
 /// Positions in a text are 32-bit numbers, and marking spaces can make a text three times as long.
 const MAX_TEXT_BYTES: usize = 1 << 30;
+/// How much longer a text may be than its longest tokens, where parts of it may vanish.
+const VANISHING: usize = 64;
 
 impl Tokenizer {
     /// Builds the tokenizer of a model file.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, TokenizerError> {
         Self::new(Vocab::from_gguf(metadata)?)
+    }
+
+    /// For a model that is only given ids of tokens: each is spelled by its number, and texts mean nothing to it.
+    pub fn of_ids(tokens: usize) -> Result<Self, TokenizerError> {
+        let mut vocab = Vocab { model: "llama".into(), ..Vocab::default() };
+        let spelled: Vec<String> = (0..tokens).map(|id| format!("<{id}>")).collect();
+        vocab.tokens = spelled.iter().map(String::as_str).collect();
+        Self::new(vocab)
     }
 
     /// Builds the tokenizer of a vocabulary.
@@ -134,34 +149,79 @@ impl Tokenizer {
         let special = SpecialTokens::new(&vocab);
         (vocab.tokens, vocab.merges) = (Strings::default(), Strings::default());
         (vocab.scores, vocab.charsmap) = (Vec::new(), Vec::new());
-        Ok(Self { vocab, model, special, pieces, end_ids })
+        let longest = pieces.iter().map(|piece| piece.len()).max().unwrap_or(1).max(1);
+        Ok(Self { vocab, model, special, pieces, end_ids, longest })
     }
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_within(text, add, parse, &EncodeLimit::default())
+    }
+
+    /// The same, as far as a limit lets it.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add: AddSpecial,
+        parse: ParseSpecial,
+        limit: &EncodeLimit,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_parts(text, add, parse, &[], limit)
+    }
+
+    /// The tokens of a text that has parts of others in it, in order: no control token comes of these.
+    pub fn encode_with_foreign(
+        &self,
+        text: &str,
+        foreign: &[Range<usize>],
+        limit: &EncodeLimit,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_parts(text, AddSpecial::No, ParseSpecial::Yes, foreign, limit)
+    }
+
+    /// The parts of a text that spell a control token, or would together with what may stand before or behind it: in order.
+    pub(crate) fn spelled_controls(&self, text: &str) -> Vec<Range<usize>> {
+        self.special.spelled(text)
+    }
+
+    fn encode_parts(
+        &self,
+        text: &str,
+        add: AddSpecial,
+        parse: ParseSpecial,
+        foreign: &[Range<usize>],
+        limit: &EncodeLimit,
+    ) -> Result<Vec<u32>, TokenizerError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(TokenizerError::TextTooLong { got: text.len(), limit: MAX_TEXT_BYTES });
         }
-        let mut ids = Vec::with_capacity(text.len() / 4 + 2);
+        let mut ids = Vec::with_capacity((text.len() / 4).min(limit.tokens.unwrap_or(usize::MAX)) + 2);
         let add = |wanted: bool, id: Option<u32>| id.filter(|_| wanted && add == AddSpecial::Yes);
         ids.extend(add(self.vocab.add_bos, self.vocab.bos));
         let mut after_special = true;
-        for part in self.special.split(text, parse) {
+        for part in self.special.split(text, parse, foreign) {
             match part {
                 Part::Token(id) => ids.push(id),
-                Part::Text(text) => self.encode_text(text, after_special, &mut ids)?,
+                Part::Text(text) => self.encode_text(text, after_special, limit, &mut ids)?,
             }
+            limit.check(ids.len())?;
             after_special = matches!(part, Part::Token(_));
         }
         ids.extend(add(self.vocab.add_eos, self.vocab.eos));
         Ok(ids)
     }
 
-    fn encode_text(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    fn encode_text(
+        &self,
+        text: &str,
+        after_special: bool,
+        limit: &EncodeLimit,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         match &self.model {
-            Model::Bpe(bpe) => bpe.encode(text, &self.pieces, ids)?,
+            Model::Bpe(bpe) => bpe.encode(text, &self.pieces, limit, ids)?,
             Model::Rwkv(rwkv) => rwkv.encode(text, ids),
-            Model::Wpm(wpm) => wpm.encode(text, ids)?,
+            Model::Wpm(wpm) => wpm.encode(text, limit, ids)?,
             Model::Ugm(ugm) => ugm.encode(text, ids),
             Model::Spm(spm) => {
                 let mut marked = String::with_capacity(text.len() + text.len() / 2);
@@ -169,10 +229,23 @@ impl Tokenizer {
                     marked.push(bytes::SPACE_MARK);
                 }
                 bytes::mark_spaces(text, &mut marked);
-                spm.encode(&marked, &self.pieces, ids);
+                spm.encode(&marked, &self.pieces, limit, ids)?;
             }
         }
         Ok(())
+    }
+
+    /// A length in bytes of which no longer text becomes this many tokens or fewer. Where a vocabulary lets parts of a text vanish, or
+    /// has one token for unknown words of any length, it is one that no sensible text exceeds.
+    pub fn most_bytes(&self, tokens: usize) -> usize {
+        let keeps_every_byte = match &self.model {
+            Model::Bpe(bpe) => bpe.keeps_every_byte(),
+            Model::Spm(spm) => spm.keeps_every_byte(),
+            Model::Rwkv(_) => true,
+            Model::Wpm(_) | Model::Ugm(_) => false,
+        };
+        let spare = if keeps_every_byte { 1 } else { VANISHING };
+        tokens.saturating_mul(self.longest).saturating_mul(spare).min(MAX_TEXT_BYTES)
     }
 
     /// The text of some tokens, from its beginning. Bytes that are not UTF-8 become U+FFFD.

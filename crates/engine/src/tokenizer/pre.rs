@@ -5,6 +5,7 @@ use std::ops::Range;
 use fancy_regex::Regex;
 
 use super::error::TokenizerError;
+use super::limit::EncodeLimit;
 use super::patterns::{FAMILIES, Family, Pass, Tail, WholeWords};
 
 /// The known names, for an error message.
@@ -61,7 +62,7 @@ impl PreTokenizer {
     }
 
     /// The words of a text, in order and without gaps.
-    pub(super) fn split(&self, text: &str) -> Result<Vec<Range<usize>>, TokenizerError> {
+    pub(super) fn split(&self, text: &str, limit: &EncodeLimit) -> Result<Vec<Range<usize>>, TokenizerError> {
         let mut words = Vec::new();
         if text.is_empty() {
             return Ok(words);
@@ -70,11 +71,12 @@ impl PreTokenizer {
         for pass in &self.passes {
             let mut cut = Cutter { base: 0, done: 0, words: Vec::with_capacity(words.len() + text.len() / 5) };
             for word in words {
+                limit.check(0)?;
                 cut.base = word.start;
                 cut.done = 0;
                 let piece = &text[word];
                 match pass {
-                    CompiledPass::Match(regex, tail) => cut_matches(piece, regex, *tail, &mut cut)?,
+                    CompiledPass::Match(regex, tail) => cut_matches(piece, regex, *tail, limit, &mut cut)?,
                     CompiledPass::Triples { digits, word_char } => {
                         cut_triples(piece, digits, word_char.as_ref(), &mut cut)?;
                     }
@@ -109,8 +111,15 @@ fn find_from(regex: &Regex, piece: &str, at: usize) -> Result<Option<Range<usize
     Ok(found.map(|m| m.range()))
 }
 
-fn cut_matches(piece: &str, regex: &Regex, tail: Tail, cut: &mut Cutter) -> Result<(), TokenizerError> {
+fn cut_matches(
+    piece: &str,
+    regex: &Regex,
+    tail: Tail,
+    limit: &EncodeLimit,
+    cut: &mut Cutter,
+) -> Result<(), TokenizerError> {
     while cut.done < piece.len() {
+        limit.check(0)?;
         let Some(found) = find_from(regex, piece, cut.done)? else { break };
         cut.to(found.start);
         let last = piece[..found.end].chars().next_back().unwrap_or_default();
@@ -174,7 +183,8 @@ mod tests {
 
     fn words<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
         let pre = PreTokenizer::new(name).unwrap();
-        let words: Vec<&str> = pre.split(text).unwrap().into_iter().map(|range| &text[range]).collect();
+        let words: Vec<&str> =
+            pre.split(text, &EncodeLimit::default()).unwrap().into_iter().map(|range| &text[range]).collect();
         assert_eq!(words.concat(), text, "{name}");
         words
     }

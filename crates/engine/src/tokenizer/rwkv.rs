@@ -27,7 +27,7 @@ impl Rwkv {
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            let len = match self.trie.longest(rest, |_| true) {
+            let len = match self.trie.longest(rest, |_, _| true) {
                 Some((len, id)) => {
                     ids.push(id);
                     len

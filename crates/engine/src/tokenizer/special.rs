@@ -1,5 +1,7 @@
 //! Special tokens: finding them in a text before anything else happens to it, and telling which of them end a generation.
 
+use std::ops::Range;
+
 use super::ParseSpecial;
 use super::trie::Trie;
 use super::vocab::{TokenType, Vocab};
@@ -24,12 +26,22 @@ struct Special {
 /// Finds special tokens, at each place the longest.
 pub(super) struct SpecialTokens {
     trie: Trie<Special>,
+    /// What is left of control tokens behind the signs that they begin with: `|im_end|>` and `im_end|>` of `<|im_end|>`. A template
+    /// that writes `<` before a text of others would make a token of it.
+    rests: Trie<()>,
+    /// The longest spelling in bytes.
+    longest: usize,
+}
+
+/// Whether a text is a plain word. Words are parts of many control tokens, and templates compare them.
+fn is_word(text: &str) -> bool {
+    text.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ' '))
 }
 
 impl SpecialTokens {
     /// Collects the special tokens of a vocabulary.
     pub(super) fn new(vocab: &Vocab) -> Self {
-        let mut trie = Trie::new();
+        let (mut trie, mut rests, mut longest) = (Trie::new(), Trie::new(), 0);
         for ((token, kind), id) in vocab.tokens.iter().zip(&vocab.token_types).zip(0..) {
             let is_text = match kind {
                 TokenType::UserDefined => true,
@@ -37,25 +49,66 @@ impl SpecialTokens {
                 TokenType::Normal | TokenType::Unused | TokenType::Byte => continue,
             };
             // A token that is not text cannot occur in one, and matching it could cut a character in two.
-            if std::str::from_utf8(token).is_ok() {
+            if let Ok(text) = std::str::from_utf8(token) {
+                longest = longest.max(text.len());
+                let signs = text.char_indices().take_while(|(_, c)| !c.is_alphanumeric() && !is_text);
+                signs.for_each(|(at, c)| rests.insert(&token[at + c.len_utf8()..], ()));
                 let trim_after = vocab.trim_after_special && !matches!(token, b"<unk>" | b"<s>" | b"<|endoftext|>");
                 trie.insert(token, Special { id, is_text, trim_after });
             }
         }
-        Self { trie }
+        Self { trie, rests, longest }
     }
 
-    /// Cuts a text at its special tokens.
-    pub(super) fn split<'t>(&self, text: &'t str, parse: ParseSpecial) -> Vec<Part<'t>> {
+    /// The parts of a text that spell a control token, or would together with what may stand before or behind the text: in order,
+    /// apart from each other.
+    pub(super) fn spelled(&self, text: &str) -> Vec<Range<usize>> {
+        let bytes = text.as_bytes();
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        let rest = match self.rests.begins_longer(bytes) {
+            true => Some(bytes.len()),
+            false => self.rests.longest(bytes, |_, ()| true).map(|(len, ())| len),
+        };
+        spans.extend(rest.filter(|len| !is_word(&text[..*len])).map(|len| 0..len));
+        let mut at = 0;
+        while at < bytes.len() {
+            let found = self.trie.longest(&bytes[at..], |_, special: Special| !special.is_text);
+            let len = found.map(|(len, _)| len);
+            spans.extend(len.map(|len| at..at + len));
+            at += len.unwrap_or(1);
+        }
+        let near = (bytes.len().saturating_sub(self.longest)..bytes.len()).filter(|at| text.is_char_boundary(*at));
+        let begins = |at: &usize| self.trie.begins_longer(&bytes[*at..]) && !is_word(&text[*at..]);
+        spans.extend(near.into_iter().find(begins).map(|at| at..bytes.len()));
+        // The first may reach over others, and so may the last.
+        let mut apart: Vec<Range<usize>> = Vec::with_capacity(spans.len());
+        spans.sort_by_key(|span| span.start);
+        for span in spans {
+            match apart.last_mut().filter(|last| span.start < last.end) {
+                Some(last) => last.end = last.end.max(span.end),
+                None => apart.push(span),
+            }
+        }
+        apart
+    }
+
+    /// Cuts a text at its special tokens. Control tokens that touch one of `foreign`, parts of the text in order, stay text.
+    pub(super) fn split<'t>(&self, text: &'t str, parse: ParseSpecial, foreign: &[Range<usize>]) -> Vec<Part<'t>> {
         let bytes = text.as_bytes();
         let mut parts = Vec::new();
-        let (mut done, mut at) = (0, 0);
+        let (mut done, mut at, mut foreign) = (0, 0, foreign);
         while at < bytes.len() {
             if !self.trie.may_start(bytes[at]) {
                 at += 1;
                 continue;
             }
-            let accept = |special: Special| special.is_text || parse == ParseSpecial::Yes;
+            while let [first, rest @ ..] = foreign
+                && first.end <= at
+            {
+                foreign = rest;
+            }
+            let own = |len: usize| foreign.first().is_none_or(|first| first.start >= at + len);
+            let accept = |len, special: Special| special.is_text || (parse == ParseSpecial::Yes && own(len));
             let Some((len, special)) = self.trie.longest(&bytes[at..], accept) else {
                 at += 1;
                 continue;

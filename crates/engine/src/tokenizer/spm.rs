@@ -1,7 +1,9 @@
 //! SentencePiece BPE (`llama`): neighbours merge to the token with the best score; what has no token becomes byte tokens.
 
 use super::bytes::{self, SPACE_MARK};
+use super::error::TokenizerError;
 use super::hash::FastMap;
+use super::limit::EncodeLimit;
 use super::merge::{MAX_CACHE_ENTRIES, MAX_CACHED_WORD, Merged, Merger, NONE, Span, WordCache};
 use super::pieces::{Index, Pieces};
 use super::vocab::{TokenType, Vocab};
@@ -60,11 +62,18 @@ impl Spm {
     }
 
     /// Appends the tokens of a text in which spaces are already marked.
-    pub(super) fn encode(&self, text: &str, pieces: &Pieces, ids: &mut Vec<u32>) {
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        pieces: &Pieces,
+        limit: &EncodeLimit,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizerError> {
         let mut merger = Merger::default();
         let mut seen: WordCache = FastMap::default();
         let mut rest = text;
         while !rest.is_empty() {
+            limit.check(ids.len())?;
             let (word, after) = rest.split_at(self.word_end(rest));
             rest = after;
             if let Some(&(start, end)) = seen.get(word) {
@@ -72,11 +81,17 @@ impl Spm {
                 continue;
             }
             let start = ids.len();
-            self.encode_word(word, pieces, &mut merger, ids);
+            self.encode_word(word, pieces, limit, &mut merger, ids);
             if word.len() < MAX_CACHED_WORD && seen.len() < MAX_CACHE_ENTRIES {
                 seen.insert(word, (start as u32, ids.len() as u32));
             }
         }
+        Ok(())
+    }
+
+    /// Whether every byte of a text becomes a part of some token: no text vanishes, however long it is.
+    pub(super) fn keeps_every_byte(&self) -> bool {
+        self.unk.is_some() || self.byte_tokens.iter().all(|token| *token != NONE)
     }
 
     /// Where the first part of a text ends that merges on its own.
@@ -91,7 +106,7 @@ impl Spm {
         text.len()
     }
 
-    fn encode_word(&self, text: &str, pieces: &Pieces, merger: &mut Merger, ids: &mut Vec<u32>) {
+    fn encode_word(&self, text: &str, pieces: &Pieces, limit: &EncodeLimit, merger: &mut Merger, ids: &mut Vec<u32>) {
         let bytes = text.as_bytes();
         let lookup = |start: u32, len: u32| {
             let symbol = self.tokens.get(pieces, &bytes[start as usize..(start + len) as usize])?;
@@ -102,7 +117,7 @@ impl Spm {
             let (start, len) = (start as u32, c.len_utf8() as u32);
             Span { symbol: lookup(start, len).map_or(NONE, |token| token.symbol), start, len }
         }));
-        merger.run(|left, right| {
+        merger.run(limit, |left, right| {
             let len = left.len + right.len;
             // Nothing longer than the longest token is worth a look, which also bounds the cost of a look.
             if len <= self.longest { lookup(left.start, len) } else { None }

@@ -69,8 +69,22 @@ impl<V: Copy> Trie<V> {
         }
     }
 
-    /// The longest key at the beginning of `text` whose value is accepted, as its length and value.
-    pub(super) fn longest(&self, text: &[u8], accept: impl Fn(V) -> bool) -> Option<(usize, V)> {
+    /// Whether all of `text` begins a key that is longer.
+    pub(super) fn begins_longer(&self, text: &[u8]) -> bool {
+        let Some((&first, rest)) = text.split_first() else { return false };
+        let mut at = self.root[usize::from(first)];
+        for byte in rest {
+            if at == ABSENT {
+                return false;
+            }
+            let children = &self.nodes[at as usize].children;
+            at = children.binary_search_by_key(byte, |child| child.0).map_or(ABSENT, |child| children[child].1);
+        }
+        at != ABSENT && !self.nodes[at as usize].children.is_empty()
+    }
+
+    /// The longest key at the beginning of `text` whose length and value are accepted.
+    pub(super) fn longest(&self, text: &[u8], accept: impl Fn(usize, V) -> bool) -> Option<(usize, V)> {
         let (&first, rest) = text.split_first()?;
         let mut at = self.root[usize::from(first)];
         if at == ABSENT {
@@ -81,7 +95,7 @@ impl<V: Copy> Trie<V> {
         let mut bytes = rest.iter();
         loop {
             let node = &self.nodes[at as usize];
-            if let Some(value) = node.value.filter(|&value| accept(value)) {
+            if let Some(value) = node.value.filter(|&value| accept(len, value)) {
                 found = Some((len, value));
             }
             let Some(byte) = bytes.next() else { return found };
@@ -102,12 +116,15 @@ mod tests {
         for (key, value) in [("ab", 1), ("abcd", 2), ("b", 3), ("", 4), ("ab", 5)] {
             trie.insert(key.as_bytes(), value);
         }
-        let longest = |text: &str| trie.longest(text.as_bytes(), |_| true);
+        let longest = |text: &str| trie.longest(text.as_bytes(), |_, _| true);
         assert_eq!(longest("abcde"), Some((4, 2)));
         assert_eq!(longest("abce"), Some((2, 1)));
         assert_eq!(longest("a"), None);
         assert_eq!(longest(""), None);
-        assert_eq!(trie.longest(b"abcd", |value| value != 2), Some((2, 1)));
+        assert_eq!(trie.longest(b"abcd", |_, value| value != 2), Some((2, 1)));
+        assert_eq!(trie.longest(b"abcd", |len, _| len < 4), Some((2, 1)));
+        let begins = ["a", "ab", "abc", "abcd", "b", "x", ""].map(|text| trie.begins_longer(text.as_bytes()));
+        assert_eq!(begins, [true, true, true, false, false, false, false]);
         assert!(trie.may_start(b'a') && !trie.may_start(b'c'));
     }
 }

@@ -102,7 +102,7 @@ impl Ugm {
         let (mut in_word, mut has_prefix) = (false, false);
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
-            let (piece, len) = match self.user_defined.longest(rest.as_bytes(), |_| true) {
+            let (piece, len) = match self.user_defined.longest(rest.as_bytes(), |_, _| true) {
                 Some((len, _)) => (&rest[..len], len),
                 None => self
                     .charsmap

@@ -6,6 +6,7 @@ use unicode_normalization::UnicodeNormalization;
 
 use super::bytes::SPACE_MARK;
 use super::error::TokenizerError;
+use super::limit::EncodeLimit;
 use super::trie::Trie;
 use super::vocab::Vocab;
 
@@ -15,6 +16,9 @@ pub(super) struct Wpm {
     separators: Regex,
     unk: Option<u32>,
 }
+
+/// Characters of the longest word that is looked up: longer ones are unknown, as Hugging Face has it (`max_input_chars_per_word`).
+const LONGEST_WORD: usize = 100;
 
 /// White space, what is dropped, and what is a word of its own: punctuation, ASCII symbols, Chinese characters. The ranges of
 /// the last are those that BERT's own tokenizers use.
@@ -37,12 +41,13 @@ impl Wpm {
     }
 
     /// Appends the tokens of a text without special tokens.
-    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    pub(super) fn encode(&self, text: &str, limit: &EncodeLimit, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         // Letters with marks become letters and marks; the marks are dropped.
         let plain: String = text.nfd().collect();
         let mut word = String::new();
         let mut done = 0;
         for found in self.separators.captures_iter(&plain) {
+            limit.check(ids.len())?;
             let found = found.map_err(|e| TokenizerError::Split { reason: e.to_string() })?;
             let Some(whole) = found.get(0) else { continue };
             word.extend(plain[done..whole.start()].chars().map(lower));
@@ -66,11 +71,15 @@ impl Wpm {
         if word.is_empty() {
             return;
         }
+        if word.chars().nth(LONGEST_WORD).is_some() {
+            ids.extend(self.unk);
+            return;
+        }
         let before = ids.len();
         let marked = format!("{SPACE_MARK}{word}");
         let mut rest = marked.as_bytes();
         while !rest.is_empty() {
-            let Some((len, id)) = self.trie.longest(rest, |_| true) else {
+            let Some((len, id)) = self.trie.longest(rest, |_, _| true) else {
                 ids.truncate(before);
                 ids.extend(self.unk);
                 return;
@@ -102,12 +111,16 @@ mod tests {
         let wpm = Wpm::new(&vocab).expect("it is sound");
         let encode = |text: &str| {
             let mut ids = Vec::new();
-            wpm.encode(text, &mut ids).expect("it encodes");
+            wpm.encode(text, &EncodeLimit::default(), &mut ids).expect("it encodes");
             ids
         };
         assert_eq!(encode("Café CAFÉS"), [1, 1, 2]);
         assert_eq!(encode("ca\u{200b}fe!你你 x"), [1, 3, 4, 4, 0]);
         assert_eq!(encode("한"), [5, 6, 7]);
         assert!(encode(" \n").is_empty());
+        // The longest word, and one letter more.
+        let (longest, longer) = (format!("cafe{}", "s".repeat(96)), format!("cafe{}", "s".repeat(97)));
+        assert_eq!(encode(&longest).len(), 97);
+        assert_eq!(encode(&format!("{longer} cafe")), [0, 1]);
     }
 }

@@ -4,11 +4,12 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses what it needs")]
 
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use kiln_engine::Error;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Memory, PlanId, Progress, Range, Ticket};
+use kiln_engine::lower::Target;
 use kiln_engine::plan::{Fixed, Plan};
 use kiln_gguf::Gguf;
 use kiln_gpu::Error as GpuError;
@@ -23,6 +24,8 @@ pub(crate) enum Fault {
     Hung,
     /// Once.
     Once,
+    /// Once, and only in what it computed: kernels waited for each other in vain.
+    Stall,
 }
 
 /// Fails after so many steps have ended: what is on its way then never ends.
@@ -37,46 +40,77 @@ impl Trigger {
         Trigger { fault, left: Arc::new(AtomicIsize::new(steps)) }
     }
 
+    /// Fails after so many steps from now on.
+    pub(crate) fn set(&self, steps: isize) {
+        self.left.store(steps, Ordering::Relaxed);
+    }
+
     fn error(&self) -> Error {
         match self.fault {
             Fault::Lost => GpuError::DeviceLost { during: "a step".into() }.into(),
             Fault::Hung => GpuError::Timeout { what: "a step".into(), after: Duration::from_secs(1) }.into(),
             Fault::Once => Error::Run { why: "a step failed".into() },
+            Fault::Stall => Error::Stalled,
         }
     }
 
     /// A step ends, or fails.
     fn step(&self) -> Result<(), Error> {
         let left = self.left.fetch_sub(1, Ordering::Relaxed);
-        if left == 0 || (left < 0 && self.fault != Fault::Once) { Err(self.error()) } else { Ok(()) }
+        if left == 0 || (left < 0 && self.is_final()) { Err(self.error()) } else { Ok(()) }
+    }
+
+    fn is_final(&self) -> bool {
+        matches!(self.fault, Fault::Lost | Fault::Hung)
     }
 
     /// Everything else that a device is asked for.
     fn ask(&self) -> Result<(), Error> {
-        let lost = self.fault != Fault::Once && self.left.load(Ordering::Relaxed) < 0;
+        let lost = self.is_final() && self.left.load(Ordering::Relaxed) < 0;
         if lost { Err(self.error()) } else { Ok(()) }
     }
 }
 
-/// The CPU executor, until it fails. What is given up and what is not is counted.
+/// What a device was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Steps that were submitted and not waited for.
+    pub(crate) on_their_way: usize,
+    /// Plans that are prepared, and those that ever were.
+    pub(crate) plans: usize,
+    pub(crate) prepared: usize,
+    /// Bytes of the largest result that was read.
+    pub(crate) largest_read: usize,
+    /// Steps that the host made, and those that were submitted ahead.
+    pub(crate) runs: usize,
+    pub(crate) submits: usize,
+}
+
+/// The CPU executor, until it fails. It takes padded shapes alone, as a GPU does. What is given up and what is not is counted.
 pub(crate) struct Frail {
     pub(crate) inner: CpuExecutor,
     pub(crate) trigger: Trigger,
-    /// Steps on their way, plans that are ready, bytes that were read of the largest result.
-    pub(crate) held: Arc<Mutex<[isize; 3]>>,
+    pub(crate) held: Arc<Mutex<Counts>>,
     /// Bytes that it says are free.
     pub(crate) memory: u64,
+    /// Sequences from which on attention reads common pages once.
+    pub(crate) shares_from: usize,
 }
 
 impl Frail {
-    pub(crate) fn counted(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<[isize; 3]>>) {
-        let held = Arc::new(Mutex::new([0; 3]));
+    pub(crate) fn new(trigger: &Trigger) -> Frail {
         let inner = CpuExecutor::new(Arithmetic::Fast);
-        (Box::new(Frail { inner, trigger: trigger.clone(), held: Arc::clone(&held), memory: 1 << 40 }), held)
+        Frail { inner, trigger: trigger.clone(), held: Arc::default(), memory: 1 << 40, shares_from: usize::MAX }
     }
 
-    fn count(&self, which: usize, by: isize) {
-        self.held.lock().unwrap()[which] += by;
+    pub(crate) fn counted(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<Counts>>) {
+        let frail = Frail::new(trigger);
+        let held = Arc::clone(&frail.held);
+        (Box::new(frail), held)
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.held.lock().unwrap()
     }
 }
 
@@ -96,7 +130,9 @@ impl Executor for Frail {
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         self.trigger.ask()?;
         let plan = self.inner.prepare(plan)?;
-        self.count(1, 1);
+        let mut counts = self.counts();
+        counts.plans += 1;
+        counts.prepared += 1;
         Ok(plan)
     }
 
@@ -106,31 +142,43 @@ impl Executor for Frail {
     }
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
-        self.trigger.step()?;
-        self.inner.run(plan)
+        self.counts().runs += 1;
+        let step = self.trigger.step();
+        // A step that stalls has changed what it should have changed, to no good.
+        if matches!(step, Ok(()) | Err(Error::Stalled)) {
+            self.inner.run(plan)?;
+        }
+        step
     }
 
     fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
         self.trigger.ask()?;
-        self.count(0, 1);
+        let mut counts = self.counts();
+        counts.on_their_way += 1;
+        counts.submits += 1;
+        drop(counts);
         self.inner.submit(plan)
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
-        self.count(0, -1);
-        self.trigger.step()?;
-        self.inner.wait(ticket)
+        self.counts().on_their_way -= 1;
+        let step = self.trigger.step();
+        if matches!(step, Ok(()) | Err(Error::Stalled)) {
+            self.inner.wait(ticket)?;
+        }
+        step
     }
 
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {
         self.trigger.ask()?;
-        let most = &mut self.held.lock().unwrap()[2];
-        *most = (*most).max(bytes.len() as isize);
+        let mut counts = self.counts();
+        counts.largest_read = counts.largest_read.max(bytes.len());
+        drop(counts);
         self.inner.read(plan, tensor, bytes)
     }
 
     fn forget(&mut self, plan: PlanId) {
-        self.count(1, -1);
+        self.counts().plans -= 1;
         self.inner.forget(plan);
     }
 
@@ -160,6 +208,10 @@ impl Executor for Frail {
 
     fn profile(&mut self, plan: PlanId) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         self.inner.profile(plan)
+    }
+
+    fn target(&self) -> Target {
+        Target { shares_from: self.shares_from, ..Target::cpu() }
     }
 
     fn memory(&self) -> Option<Memory> {

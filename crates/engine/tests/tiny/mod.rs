@@ -18,6 +18,13 @@ pub(crate) fn goldens() -> Vec<(String, Gguf)> {
     files.iter().map(|path| (name(path), Gguf::open(path).unwrap())).collect()
 }
 
+/// A golden of a prompt of thousands of tokens.
+pub(crate) fn long(name: &str) -> Gguf {
+    let file = format!("{name}.gguf");
+    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "goldens", "long", &file].iter().collect();
+    Gguf::open(path).unwrap()
+}
+
 /// Numbers of mean 0 and variance 1 that depend on the name and the place alone.
 fn noise(name: &str) -> impl Iterator<Item = f64> {
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |s, b| (s ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
@@ -66,6 +73,8 @@ pub(crate) fn changed(
     let mut tensors: Vec<String> =
         metadata.get_str_array("golden.tensors").unwrap().iter().map(|t| String::from_utf8_lossy(t).into()).collect();
     metadata.remove("golden.tensors");
+    let gains = gains(&metadata);
+    metadata.remove("golden.gains");
     let shape = |line: &str| -> Vec<usize> { line.split(' ').skip(1).map(|n| n.parse().unwrap()).collect() };
     let vocab = tensors.iter().find(|line| line.starts_with("token_embd.weight ")).map(|line| shape(line)[1]).unwrap();
     metadata.set("tokenizer.ggml.model", "llama");
@@ -76,9 +85,26 @@ pub(crate) fn changed(
     let mut writer = Writer::new(metadata);
     for line in &tensors {
         let (name, shape) = (line.split(' ').next().unwrap(), shape(line));
-        writer.add(name, &shape, TensorType::F32, values(name, &shape)).unwrap();
+        let factor: f32 = gains.iter().filter(|(end, _)| name.ends_with(&**end)).map(|(_, factor)| factor).product();
+        let mut bytes = values(name, &shape);
+        for value in bytes.chunks_exact_mut(4).filter(|_| factor != 1.0) {
+            let scaled = f32::from_le_bytes([value[0], value[1], value[2], value[3]]) * factor;
+            value.copy_from_slice(&scaled.to_le_bytes());
+        }
+        writer.add(name, &shape, TensorType::F32, bytes).unwrap();
     }
     Model::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap())
+}
+
+/// How names end and how much larger these weights are.
+fn gains(metadata: &Metadata) -> Vec<(String, f32)> {
+    let Ok(lines) = metadata.get_str_array("golden.gains") else { return Vec::new() };
+    let parse = |line: &[u8]| {
+        let line = String::from_utf8_lossy(line);
+        let (end, factor) = line.split_once(' ').unwrap();
+        (end.to_owned(), factor.parse().unwrap())
+    };
+    lines.iter().map(parse).collect()
 }
 
 /// A tensor of a golden, word by word.

@@ -198,12 +198,12 @@ pub fn dequantise(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), Q
     dequantise(ty.base(), &blocks, out)
 }
 
-/// Bytes of so many values in the type of files.
+/// Bytes of this many values in the type of the file.
 fn base_bytes(ty: TensorType, values: usize) -> usize {
     values / ty.base().block_len() * ty.base().block_bytes()
 }
 
-/// Packs whole rows of `values`. `importance` says how much an error in each column of a row matters (None: all alike).
+/// Packs whole rows of `values`. `importance` says how much an error in each column of a row matters (None: all the same).
 /// Finite values never become infinite or NaN: what is too large for the format saturates.
 pub fn quantise(
     ty: TensorType,

@@ -146,7 +146,7 @@ pub fn unpack(ty: TensorType, packed: &[u8], out: &mut [u8]) -> Result<(), Quant
     Ok(())
 }
 
-/// Checks that base blocks of so many bytes fill `got` bytes of packed ones.
+/// Checks that base blocks of `bytes` bytes fill `got` bytes of packed ones.
 fn check(ty: TensorType, base_bytes: usize, group: usize, got: usize) -> Result<(), QuantError> {
     let values = base_bytes / ty.base().block_bytes() * ty.base().block_len();
     if !base_bytes.is_multiple_of(group) {

@@ -77,7 +77,7 @@ pub(super) fn mean_square<const N: usize>(x: &[f32; N]) -> f32 {
 }
 
 /// The weights of a block without an importance: an error in a large value counts more, and `evenness` says how much
-/// all errors count alike.
+/// all errors count the same.
 #[inline]
 pub(super) fn square_weights<const N: usize>(x: &[f32; N], evenness: f32) -> [f32; N] {
     let even = evenness * mean_square(x);

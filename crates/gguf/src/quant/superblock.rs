@@ -29,7 +29,7 @@ pub(super) struct AffineShape {
     pub(super) top: f32,
     /// Largest code of a scale and of a minimum.
     pub(super) scale_top: f32,
-    /// How much errors in all values count alike; at 0 they count by magnitude alone.
+    /// Constant part of the weight of an error; at 0 errors are weighted by magnitude alone.
     pub(super) evenness: f32,
     /// Trials per sub-block.
     pub(super) trials: Trials,
@@ -106,7 +106,7 @@ pub(super) struct SymmetricShape {
     pub(super) levels: &'static [f32],
     /// Lowest code of a scale; the highest is one less in magnitude.
     pub(super) lowest_scale: f32,
-    /// How much errors in all values count alike; at 0 they count by the square of the value alone.
+    /// Constant part of the weight of an error; at 0 errors are weighted by the square of the value alone.
     pub(super) evenness: f32,
 }
 

@@ -50,9 +50,9 @@ pub enum Rule {
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum ConstraintError {
-    #[error("the JSON schema cannot be kept to{}: {what}", place(pointer))]
+    #[error("Kiln cannot enforce this JSON schema{}: {}", place(pointer), in_words(what))]
     Schema { pointer: String, what: String },
-    #[error("the {kind} cannot be kept to: {what}")]
+    #[error("Kiln cannot enforce this {kind}: {what}")]
     Grammar { kind: &'static str, what: String },
     #[error("the {kind} is {bytes} bytes long, more than the limit of {limit}")]
     TooLong { kind: &'static str, bytes: usize, limit: usize },
@@ -67,6 +67,16 @@ pub enum ConstraintError {
 /// Where in a schema something is; nothing for all of it.
 fn place(pointer: &str) -> String {
     if pointer.is_empty() { String::new() } else { format!(", at `{pointer}`") }
+}
+
+/// What the compiler says of keywords that it does not know, as a sentence.
+fn in_words(what: &str) -> String {
+    let Some(list) = what.strip_prefix("Unimplemented keys: ") else { return what.to_owned() };
+    let keys: Vec<String> = list.split('"').skip(1).step_by(2).map(|key| format!("`{key}`")).collect();
+    match keys.as_slice() {
+        [key] => format!("the keyword {key} is not supported"),
+        keys => format!("the keywords {} are not supported", keys.join(", ")),
+    }
 }
 
 const MAX_REGEX: usize = 64 << 10;
@@ -140,6 +150,8 @@ impl Constraints {
         factory.quiet();
         let limits = factory.limits_mut();
         limits.max_lexer_states = 50_000;
+        // Every key that may come next is a few of these.
+        limits.max_items_in_row = 8 * schema::MAX_KEYS;
         // The message would hold what was written so far.
         limits.verbose_errors = false;
         Ok(Self { factory, doubles: Arc::new(doubles), n_vocab })
@@ -227,14 +239,24 @@ impl Words {
 
     /// A text that is to be written as it is.
     pub fn write(&self, text: &str) -> String {
-        let found = |(control, id): &(String, u32)| Some((text.find(control.as_str())?, control.len(), *id));
-        // The first in the text; of those at one place the longest, which comes first here.
-        let Some((at, len, id)) = self.controls.iter().filter_map(found).min_by_key(|(at, ..)| *at) else {
-            return Json::from(text).to_string();
-        };
-        let parts = [(at > 0).then(|| Json::from(&text[..at]).to_string()), Some(format!("<[{id}]>"))];
-        let rest = Some(&text[at + len..]).filter(|rest| !rest.is_empty()).map(|rest| self.write(rest));
-        parts.into_iter().chain([rest]).flatten().collect::<Vec<_>>().join(" ")
+        let (mut parts, mut plain, mut at) = (Vec::new(), 0, 0);
+        while let Some(next) = text[at..].chars().next() {
+            // Of those that begin here the longest, which comes first.
+            let Some((control, id)) = self.controls.iter().find(|(control, _)| text[at..].starts_with(control)) else {
+                at += next.len_utf8();
+                continue;
+            };
+            if at > plain {
+                parts.push(Json::from(&text[plain..at]).to_string());
+            }
+            parts.push(format!("<[{id}]>"));
+            at += control.len();
+            plain = at;
+        }
+        if plain < text.len() || parts.is_empty() {
+            parts.push(Json::from(&text[plain..]).to_string());
+        }
+        parts.join(" ")
     }
 }
 
@@ -243,7 +265,7 @@ fn one_line(error: &str) -> String {
     let mut lines = error.lines().map(str::trim).filter(|line| !line.is_empty());
     let line = lines.next().unwrap_or("unknown");
     // What is wrong with a regex stands below a picture of it.
-    let reason = lines.next_back().and_then(|last| last.strip_prefix("error: ")).filter(|_| line.ends_with(':'));
+    let reason = lines.find_map(|line| line.strip_prefix("error: ")).filter(|_| line.ends_with(':'));
     [line, reason.unwrap_or_default()].join(" ").trim_end().chars().take(300).collect()
 }
 

@@ -8,7 +8,10 @@ const MAX_DEPTH: usize = 64;
 const MAX_NODES: usize = 50_000;
 const MAX_ENUM: usize = 10_000;
 /// Keys of one object: the time that they take grows with their square.
-const MAX_KEYS: usize = 2_000;
+pub(super) const MAX_KEYS: usize = 1_000;
+/// Bytes of a key, and of any other string.
+const MAX_KEY_BYTES: usize = 1 << 10;
+const MAX_STRING_BYTES: usize = 64 << 10;
 /// Subschemas that are tried in search of a mistake.
 const MAX_TRIES: usize = 200;
 
@@ -44,9 +47,18 @@ pub(super) fn check(schema: &Json) -> Result<(), Problem> {
                     return refuse(format!("an object of {} keys is too large, {MAX_KEYS} are allowed", map.len()));
                 }
                 for (key, item) in map {
+                    if key.len() > MAX_KEY_BYTES {
+                        return refuse(format!(
+                            "a key of {} bytes is too long, {MAX_KEY_BYTES} are allowed",
+                            key.len()
+                        ));
+                    }
                     bytes += key.len() + 4;
                     stack.push((item, format!("{pointer}/{}", escape(key)), depth + 1));
                 }
+            }
+            Json::String(text) if text.len() > MAX_STRING_BYTES => {
+                return refuse(format!("a string of {} bytes is too long, {MAX_STRING_BYTES} are allowed", text.len()));
             }
             Json::String(text) => bytes += text.len() + 2,
             _ => bytes += 4,
@@ -78,10 +90,50 @@ pub(super) fn prepared(schema: &Json) -> Json {
             map
         }
     };
+    map.iter_mut().filter(|(key, _)| !DATA.contains(&key.as_str())).for_each(|(_, value)| narrow(value));
+    narrow_formats(&mut map);
     map.remove("x-guidance");
     let options = json!({"whitespace_flexible": true, "whitespace_pattern": r"[ \t\n]{0,40}"});
     map.insert("x-guidance".into(), options);
     Json::Object(map)
+}
+
+/// Hours, minutes, seconds and the zone of RFC 3339, without leap seconds and small letters, which most parsers refuse.
+const TIME: &str =
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
+/// Days that exist; the year 0 does not.
+const DATE: &str = concat!(
+    r"(?:(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)-",
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|",
+    r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
+);
+
+/// Keywords whose values are data and no schemas.
+const DATA: [&str; 5] = ["const", "enum", "default", "example", "examples"];
+
+/// Writes out the formats of dates and times in every part of a schema: what the compiler takes for one is more than clients read.
+fn narrow(part: &mut Json) {
+    match part {
+        Json::Object(map) => {
+            map.iter_mut().filter(|(key, _)| !DATA.contains(&key.as_str())).for_each(|(_, value)| narrow(value));
+            narrow_formats(map);
+        }
+        Json::Array(list) => list.iter_mut().for_each(narrow),
+        _ => {}
+    }
+}
+
+fn narrow_formats(map: &mut Map<String, Json>) {
+    let pattern = match map.get("format").and_then(Json::as_str) {
+        Some("date-time") => format!("^{DATE}T{TIME}$"),
+        Some("date") => format!("^{DATE}$"),
+        Some("time") => format!("^{TIME}$"),
+        _ => return,
+    };
+    if !map.contains_key("pattern") {
+        map.remove("format");
+        map.insert("pattern".into(), pattern.into());
+    }
 }
 
 /// Looks for the smallest part of a schema that does not compile. `compile` says what is wrong with a schema.

@@ -57,6 +57,49 @@ fn written(tokenizer: &Tokenizer, constraint: &Constraint, seed: u32, most: usiz
 }
 
 #[test]
+fn dates_and_times_are_those_that_parsers_take() {
+    let (tokenizer, constraints) = smollm2();
+    for (format, good, bad) in [
+        (
+            "date-time",
+            &["2024-02-29T23:59:59Z", "1999-12-31T00:00:00.5+01:00"][..],
+            &[
+                "2024-01-01t00:00:00Z",
+                "2024-01-01T00:00:00z",
+                "2024-01-01T23:59:60Z",
+                "2023-02-29T00:00:00Z",
+                "0000-01-01T00:00:00Z",
+            ][..],
+        ),
+        ("date", &["2000-02-29", "0476-09-04"], &["1900-02-29", "2024-04-31"]),
+        ("time", &["12:30:00Z"], &["12:30:60Z", "24:00:00Z"]),
+    ] {
+        let schema =
+            json!({"type": "object", "properties": {"at": {"type": "string", "format": format}}, "required": ["at"]});
+        let constraint = constraints.compile(&Rule::JsonSchema(schema)).expect("it compiles");
+        let fits = |text: &str| passes(&tokenizer, &constraint, &format!("{{\"at\": \"{text}\"}}"));
+        good.iter().for_each(|text| assert!(fits(text), "{text}"));
+        bad.iter().for_each(|text| assert!(!fits(text), "{text}"));
+    }
+    // What only looks like a schema stays as it is.
+    let data = constraints.compile(&Rule::JsonSchema(json!({"const": {"format": "date"}}))).expect("it compiles");
+    assert!(passes(&tokenizer, &data, "{\"format\": \"date\"}"));
+}
+
+#[test]
+fn errors_say_what_cannot_be_enforced() {
+    let (_, constraints) = smollm2();
+    let why = |rule: Rule| constraints.compile(&rule).err().expect("it is refused").to_string();
+    let not = why(Rule::JsonSchema(json!({"not": {"type": "string"}})));
+    assert!(
+        not.contains("cannot enforce this JSON schema") && not.contains("the keyword `not` is not supported"),
+        "{not}"
+    );
+    let regex = why(Rule::Regex("(".into()));
+    assert!(regex.contains("unclosed group"), "{regex}");
+}
+
+#[test]
 fn every_kind_of_rule_accepts_and_rejects() {
     let (tokenizer, constraints) = smollm2();
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
@@ -246,4 +289,35 @@ fn grammars_of_llama_cpp_keep_their_meaning() {
             assert!(!passes(&tokenizer, &constraint, text), "{grammar} should refuse {text}");
         }
     }
+}
+
+#[test]
+fn control_tokens_in_words_are_found_in_any_number() {
+    let (tokenizer, _) = smollm2();
+    let words = Words::new(&tokenizer);
+    let end = tokenizer.token_id("<|im_end|>").expect("the vocabulary has it");
+    assert_eq!(words.write(""), "\"\"");
+    assert_eq!(words.write("a \"b\""), r#""a \"b\"""#);
+    assert_eq!(words.write("ä<|im_end|><|im_end|>b"), format!("\"ä\" <[{end}]> <[{end}]> \"b\""));
+    // More than a stack has room for, were each a call of its own.
+    let many = words.write(&"<|im_end|>".repeat(200_000));
+    assert_eq!(many.matches("<[").count(), 200_000);
+}
+
+#[test]
+fn schemas_have_as_many_optional_keys_as_can_be_written() {
+    let (tokenizer, constraints) = smollm2();
+    let schema = |keys: usize| {
+        let properties: serde_json::Map<String, Json> =
+            (0..keys).map(|key| (format!("key{key}"), json!({"type": "integer"}))).collect();
+        Rule::JsonSchema(json!({"type": "object", "properties": properties, "additionalProperties": false}))
+    };
+    let constraint = constraints.compile(&schema(schema::MAX_KEYS)).expect("as many as are allowed");
+    let last = schema::MAX_KEYS - 1;
+    assert!(passes(&tokenizer, &constraint, &format!("{{\"key0\": 1, \"key{last}\": 2}}")));
+    let error = constraints.compile(&schema(schema::MAX_KEYS + 1)).err().expect("one too many").to_string();
+    assert!(error.contains("/properties") && error.contains("1000 are allowed"), "{error}");
+    let long = json!({"type": "object", "properties": {"x".repeat(2000): {"type": "integer"}}});
+    let error = constraints.compile(&Rule::JsonSchema(long)).err().expect("too long").to_string();
+    assert!(error.contains("a key of 2000 bytes"), "{error}");
 }

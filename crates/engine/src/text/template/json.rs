@@ -5,6 +5,8 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::marks::is_mark;
+
 /// How `tojson` was called.
 pub(super) struct Dumps {
     ensure_ascii: bool,
@@ -144,7 +146,8 @@ impl Dumps {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 '\0'..='\u{1f}' => write!(out, "\\u{:04x}", u32::from(c)).unwrap_or_default(),
-                _ if self.ensure_ascii && !c.is_ascii() => {
+                // A mark that is spelled out would be none.
+                _ if self.ensure_ascii && !c.is_ascii() && !is_mark(c) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         write!(out, "\\u{unit:04x}").unwrap_or_default();
                     }

@@ -14,6 +14,7 @@ mod capabilities;
 mod environment;
 mod forms;
 mod json;
+mod marks;
 mod message;
 mod prepare;
 
@@ -27,7 +28,7 @@ use serde_json::Value as Json;
 
 use environment::{Capped, RAISED};
 
-use crate::tokenizer::{AddSpecial, ParseSpecial, TokenType, Tokenizer, TokenizerError};
+use crate::tokenizer::{AddSpecial, EncodeLimit, ParseSpecial, TokenType, Tokenizer, TokenizerError};
 
 /// What can go wrong with a template.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,8 @@ pub enum TemplateError {
     OutOfFuel { line: usize },
     #[error("messages[{index}].tool_calls[{call}].function.arguments is not a JSON object: {why}")]
     Arguments { index: usize, call: usize, why: String },
+    #[error("`{name}` is set by the conversation or the model's vocabulary, and cannot be a variable of a request")]
+    Reserved { name: String },
     #[error("{what}")]
     Input { what: String },
     #[error("the chat template is {bytes} bytes long, more than the limit of {limit}")]
@@ -78,7 +81,7 @@ pub struct Template {
 /// A rendered conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
-    /// What the model is to continue. Texts of users that are spelled like control tokens stand between marks; see
+    /// What the model is to continue. What a request spelled like control tokens stands between marks; see
     /// [`Rendered::plain`] and [`Rendered::encode`].
     pub text: String,
     /// The end of the text that opens the assistant's turn.
@@ -141,12 +144,17 @@ impl Template {
         self.with_tools.as_ref().map_or(&self.source, |template| &template.source)
     }
 
+    /// Whether a variable of templates is set by the conversation or the vocabulary alone, and by no [`ChatInput::kwargs`].
+    pub fn is_reserved(name: &str) -> bool {
+        prepare::is_reserved(name)
+    }
+
     /// What the template does with tools, systems and parts, found by trying.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// Renders a conversation: brings it into the form that this template takes, and marks texts of users that are
+    /// Renders a conversation: brings it into the form that this template takes, and marks whatever a request brought that is
     /// spelled like control tokens of `tokenizer`.
     pub fn render_for(&self, input: &ChatInput, tokenizer: Option<&Tokenizer>) -> Result<Rendered, TemplateError> {
         if let (Some(template), false) = (&self.with_tools, input.tools.is_empty()) {
@@ -272,22 +280,43 @@ fn special_id(tokenizer: &Tokenizer, text: &str) -> Option<u32> {
 impl Rendered {
     /// A text of a model file with places like `{query}`, filled in.
     pub fn filled(source: &str, texts: &[(&str, &str)], tokenizer: &Tokenizer) -> Rendered {
-        Rendered { text: prepare::filled(source, texts, tokenizer), generation_prompt: String::new() }
+        Rendered { text: marks::filled(source, texts, tokenizer), generation_prompt: String::new() }
+    }
+
+    /// Bytes of the text, with its marks.
+    pub fn length(&self) -> usize {
+        self.text.len()
     }
 
     /// The text without marks.
     pub fn plain(&self) -> String {
-        self.text.replace(prepare::MARKS, "")
+        marks::unmarked(&self.text).0
     }
 
-    /// The tokens of the prompt. Control tokens that the template wrote become tokens, those that users spelled stay
+    /// The tokens of the prompt. Control tokens that the template wrote become tokens, those that a request spelled stay
     /// text. BOS comes first where the vocabulary wants it, and never twice.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = Vec::new();
-        for (at, part) in self.text.split(prepare::MARKS).enumerate() {
-            let parse = if at % 2 == 0 { ParseSpecial::Yes } else { ParseSpecial::No };
-            ids.extend(tokenizer.encode(part, AddSpecial::No, parse)?);
+        self.encode_within(tokenizer, &EncodeLimit::default())
+    }
+
+    /// The tokens of each part of the text, which is cut wherever `between` stands; BOS belongs to the first.
+    pub fn encode_parts(&self, tokenizer: &Tokenizer, between: &str) -> Result<Vec<Vec<u32>>, TokenizerError> {
+        let mut parts = Vec::new();
+        for (nth, part) in self.text.split(between).enumerate() {
+            if nth == 0 {
+                parts.push(Rendered { text: part.to_owned(), generation_prompt: String::new() }.encode(tokenizer)?);
+                continue;
+            }
+            let (text, foreign) = marks::unmarked(part);
+            parts.push(tokenizer.encode_with_foreign(&text, &foreign, &EncodeLimit::default())?);
         }
+        Ok(parts)
+    }
+
+    /// The same, as far as a limit lets it.
+    pub fn encode_within(&self, tokenizer: &Tokenizer, limit: &EncodeLimit) -> Result<Vec<u32>, TokenizerError> {
+        let (text, foreign) = marks::unmarked(&self.text);
+        let mut ids = tokenizer.encode_with_foreign(&text, &foreign, limit)?;
         let vocab = tokenizer.vocab();
         if let Some(bos) = vocab.bos.filter(|bos| vocab.add_bos && ids.first() != Some(bos)) {
             ids.insert(0, bos);

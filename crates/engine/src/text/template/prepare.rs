@@ -1,17 +1,36 @@
 //! Brings a conversation into the form that a template takes: parts to text, arguments to objects, a system message to
-//! the first user where there is no other place. Marks what users spell like control tokens.
+//! the first user where there is no other place. Every string of it that a request brought is marked (`marks`).
 
 use serde_json::{Map, Value as Json, json};
 
+use super::marks::{Marker, PLACE};
 use super::{ChatInput, Content, Message, Template, TemplateError, ToolCall, environment};
-use crate::tokenizer::{TokenType, Tokenizer};
+use crate::text::reasoning::Markers;
+use crate::tokenizer::Tokenizer;
 
-/// Stands before and after what must stay text. A noncharacter: no text has it, and none gets it past `clean`.
-const MARK: char = '\u{FDD0}';
-/// What [`super::Rendered`] splits at.
-pub(super) const MARKS: char = MARK;
-/// Put after a message that is to be continued, to find the place again.
-const CUT: &str = "\u{FDD1}cut\u{FDD1}";
+/// Variables of templates that the conversation and the vocabulary set. A request that set them itself could put anything into a prompt.
+const RESERVED: [&str; 16] = [
+    "messages",
+    "tools",
+    "functions",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+    "strftime_now",
+    "raise_exception",
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+];
+
+pub(super) fn is_reserved(name: &str) -> bool {
+    RESERVED.contains(&name)
+}
 
 /// A conversation that a template takes.
 pub(super) struct Prepared {
@@ -44,7 +63,7 @@ pub(super) fn prepare(
             system = if system.is_empty() { text } else { format!("{system}\n\n{text}") };
             continue;
         }
-        let mut value = message_value(template, input, index, role, &marker)?;
+        let mut value = message_value(template, input, index, role, marker)?;
         if role == "user" && !system.is_empty() {
             put_before(&mut value["content"], &std::mem::take(&mut system));
         }
@@ -57,14 +76,20 @@ pub(super) fn prepare(
         true => Some(put_cut(&mut messages)?),
         false => None,
     };
-    Ok(Prepared { messages, context: context(template, input)?, cut_at })
+    Ok(Prepared { messages, context: context(template, input, marker)?, cut_at })
 }
 
 /// The variables beside the messages.
-fn context(template: &Template, input: &ChatInput) -> Result<Map<String, Json>, TemplateError> {
+fn context(template: &Template, input: &ChatInput, marker: Marker<'_>) -> Result<Map<String, Json>, TemplateError> {
     let mut context = Map::new();
+    let tools: Json = input.tools.iter().map(|tool| marker.mark_json(tool)).collect();
+    // Firefunction's template puts the tools in as a text of its own.
+    if template.source.contains("functools") {
+        let text = if input.tools.is_empty() { String::new() } else { format!("{tools:#}") };
+        context.insert("functions".into(), Json::String(text));
+    }
     if !input.tools.is_empty() {
-        context.insert("tools".into(), Json::Array(input.tools.clone()));
+        context.insert("tools".into(), tools);
     }
     context.insert("add_generation_prompt".into(), Json::Bool(input.add_generation_prompt));
     let now = input.now.unwrap_or_else(|| jiff::Zoned::now().datetime());
@@ -72,13 +97,12 @@ fn context(template: &Template, input: &ChatInput) -> Result<Map<String, Json>, 
         let text = environment::strftime(now, format).map_err(super::render_error)?;
         context.insert(name.into(), Json::String(text));
     }
-    // Firefunction's template puts the tools in as a text of its own.
-    if template.source.contains("functools") {
-        let tools =
-            if input.tools.is_empty() { String::new() } else { format!("{:#}", Json::Array(input.tools.clone())) };
-        context.insert("functions".into(), Json::String(tools));
+    for (name, value) in &input.kwargs {
+        if is_reserved(name) {
+            return Err(TemplateError::Reserved { name: name.clone() });
+        }
+        context.insert(name.clone(), marker.mark_json(value));
     }
-    context.extend(input.kwargs.clone());
     Ok(context)
 }
 
@@ -87,26 +111,28 @@ fn message_value(
     input: &ChatInput,
     index: usize,
     role: &str,
-    marker: &Marker,
+    marker: Marker<'_>,
 ) -> Result<Json, TemplateError> {
     let message = &input.messages[index];
-    // What the assistant said was written by a model; templates look for its own marks in it.
+    // Templates look for marks of reasoning in what the assistant said.
     let own = role == "assistant";
-    let text = |text: &str| if own { clean(text) } else { marker.mark(text) };
+    let markers = Markers::of_template(&template.source).filter(|_| own);
+    let said = markers.map_or(marker, |markers| marker.except([markers.open, markers.close].map(str::trim)));
     let mut value = Map::new();
-    value.insert("role".into(), role.into());
-    let mut content = content_value(template, &message.content, text);
+    value.insert("role".into(), marker.mark(role).into());
+    let mut content = content_value(template, &message.content, said);
     if !message.tool_calls.is_empty() && !template.capabilities.tool_calls {
-        put_calls(&mut content, &message.tool_calls);
+        put_calls(&mut content, &message.tool_calls, marker);
     }
     value.insert("content".into(), content);
     if let Some(reasoning) = message.reasoning_content.as_deref().filter(|_| own) {
         // Templates know it by one of these names.
-        value.insert("reasoning_content".into(), clean(reasoning).into());
-        value.insert("thinking".into(), clean(reasoning).into());
+        value.insert("reasoning_content".into(), said.mark(reasoning).into());
+        value.insert("thinking".into(), said.mark(reasoning).into());
     }
     if !message.tool_calls.is_empty() && template.capabilities.tool_calls {
-        let calls = message.tool_calls.iter().enumerate().map(|(call, found)| call_value(template, index, call, found));
+        let calls =
+            message.tool_calls.iter().enumerate().map(|(call, found)| call_value(template, index, call, found, marker));
         value.insert("tool_calls".into(), Json::Array(calls.collect::<Result<_, _>>()?));
         // Harmony shows either thoughts or content before a call.
         if template.source.contains("<|channel|>") && message.reasoning_content.is_some() {
@@ -114,15 +140,16 @@ fn message_value(
         }
     }
     if let Some(id) = &message.tool_call_id {
-        value.insert("tool_call_id".into(), call_id(template, id).into());
+        value.insert("tool_call_id".into(), marker.mark(&call_id(template, id)).into());
     }
     if let Some(name) = message.name.clone().or_else(|| called_name(input, index)) {
-        value.insert("name".into(), name.into());
+        value.insert("name".into(), marker.mark(&name).into());
     }
     Ok(Json::Object(value))
 }
 
-fn content_value(template: &Template, content: &Content, text: impl Fn(&str) -> String) -> Json {
+fn content_value(template: &Template, content: &Content, marker: Marker<'_>) -> Json {
+    let text = |text: &str| marker.mark(text);
     match content {
         Content::None => "".into(),
         Content::Text(whole) if template.capabilities.text_content || !template.capabilities.part_content => {
@@ -130,27 +157,20 @@ fn content_value(template: &Template, content: &Content, text: impl Fn(&str) -> 
         }
         Content::Text(whole) => json!([{"type": "text", "text": text(whole)}]),
         Content::Parts(parts) if template.capabilities.part_content => {
-            let mark = |part: &Json| {
-                let mut part = part.clone();
-                if let Some(inner) = part.get_mut("text") {
-                    *inner = inner.as_str().map_or(Json::Null, |inner| text(inner).into());
-                }
-                part
-            };
-            Json::Array(parts.iter().map(mark).collect())
+            Json::Array(parts.iter().map(|part| marker.mark_json(part)).collect())
         }
         Content::Parts(_) => text(&content.to_text()).into(),
     }
 }
 
 /// A template that leaves out earlier calls gets them as text; most models know this form.
-fn put_calls(content: &mut Json, calls: &[ToolCall]) {
+fn put_calls(content: &mut Json, calls: &[ToolCall], marker: Marker<'_>) {
     for call in calls {
         let arguments = match &call.function.arguments {
             Json::String(text) => serde_json::from_str(text).unwrap_or_else(|_| Json::String(text.clone())),
             other => other.clone(),
         };
-        let object = json!({"name": call.function.name, "arguments": arguments});
+        let object = marker.mark_json(&json!({"name": call.function.name, "arguments": arguments}));
         let text = format!("<tool_call>\n{object}\n</tool_call>");
         let joined = match content.as_str() {
             Some("") | None => text,
@@ -160,7 +180,13 @@ fn put_calls(content: &mut Json, calls: &[ToolCall]) {
     }
 }
 
-fn call_value(template: &Template, index: usize, call: usize, found: &ToolCall) -> Result<Json, TemplateError> {
+fn call_value(
+    template: &Template,
+    index: usize,
+    call: usize,
+    found: &ToolCall,
+    marker: Marker<'_>,
+) -> Result<Json, TemplateError> {
     let wrong = |why: String| TemplateError::Arguments { index, call, why };
     let arguments = match &found.function.arguments {
         Json::String(text) if text.trim().is_empty() => json!({}),
@@ -171,16 +197,17 @@ fn call_value(template: &Template, index: usize, call: usize, found: &ToolCall) 
     if !arguments.is_object() {
         return Err(wrong(format!("it is {arguments}")));
     }
+    let arguments = marker.mark_json(&arguments);
     let arguments = match template.capabilities.string_arguments {
         true => Json::String(arguments.to_string()),
         false => arguments,
     };
     let mut value = Map::new();
     if let Some(id) = &found.id {
-        value.insert("id".into(), call_id(template, id).into());
+        value.insert("id".into(), marker.mark(&call_id(template, id)).into());
     }
     value.insert("type".into(), "function".into());
-    value.insert("function".into(), json!({"name": found.function.name, "arguments": arguments}));
+    value.insert("function".into(), json!({"name": marker.mark(&found.function.name), "arguments": arguments}));
     Ok(Json::Object(value))
 }
 
@@ -230,85 +257,7 @@ fn put_cut(messages: &mut [Json]) -> Result<String, TemplateError> {
     let Some(Json::String(text)) = text else {
         return Err(TemplateError::Input { what: "the last message has no text to continue".into() });
     };
-    text.push_str(CUT);
-    Ok(CUT.to_owned())
-}
-
-/// A text without the characters that have a meaning here.
-fn clean(text: &str) -> String {
-    text.replace([MARK, '\u{FDD1}'], "")
-}
-
-/// Finds the spellings of control tokens.
-/// A text with places like `{query}`, and what belongs there. What people say stays text, however it is spelled.
-pub(super) fn filled(source: &str, texts: &[(&str, &str)], tokenizer: &Tokenizer) -> String {
-    let marker = Marker::new(Some(tokenizer));
-    let (mut out, mut rest) = (String::new(), source);
-    // From left to right, so that what was put in is not looked at again.
-    loop {
-        let places = texts.iter().filter_map(|(place, text)| Some((rest.find(place)?, *place, *text)));
-        let Some((at, place, text)) = places.min_by_key(|(at, ..)| *at) else { break };
-        out.push_str(&rest[..at]);
-        out.push_str(&marker.mark(text));
-        rest = &rest[at + place.len()..];
-    }
-    out.push_str(rest);
-    out
-}
-
-struct Marker {
-    spellings: Vec<String>,
-}
-
-impl Marker {
-    fn new(tokenizer: Option<&Tokenizer>) -> Self {
-        let mut spellings: Vec<String> = Vec::new();
-        if let Some(tokenizer) = tokenizer {
-            let is_control = |kind: &TokenType| matches!(kind, TokenType::Control | TokenType::Unknown);
-            for (_, id) in tokenizer.vocab().token_types.iter().zip(0..).filter(|(kind, _)| is_control(kind)) {
-                let token = tokenizer.spelling(id).and_then(|token| String::from_utf8(token.into_owned()).ok());
-                spellings.extend(token.filter(|token| token.len() > 1));
-            }
-        }
-        // The longest first, so that it is found at a place where a shorter one begins as well.
-        spellings.sort_by_key(|text| std::cmp::Reverse(text.len()));
-        Self { spellings }
-    }
-
-    /// Puts marks around every control token that a text spells.
-    fn mark(&self, text: &str) -> String {
-        let text = clean(text);
-        if !self.spellings.iter().any(|spelling| text.contains(spelling.as_str())) {
-            return text;
-        }
-        let mut out = String::with_capacity(text.len() + 16);
-        let mut rest = text.as_str();
-        while let Some(c) = rest.chars().next() {
-            match self.spellings.iter().find(|spelling| rest.starts_with(spelling.as_str())) {
-                Some(spelling) => {
-                    out.push(MARK);
-                    out.push_str(spelling);
-                    out.push(MARK);
-                    rest = &rest[spelling.len()..];
-                }
-                None => {
-                    out.push(c);
-                    rest = &rest[c.len_utf8()..];
-                }
-            }
-        }
-        out
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spelled_tokens_are_marked_longest_first() {
-        let marker = Marker { spellings: vec!["<|im_end|>".into(), "<|im".into()] };
-        assert_eq!(marker.mark("a<|im_end|>b<|im"), "a\u{FDD0}<|im_end|>\u{FDD0}b\u{FDD0}<|im\u{FDD0}");
-        assert_eq!(marker.mark("plain \u{FDD0}text"), "plain text");
-    }
+    let cut = format!("{PLACE}cut{PLACE}");
+    text.push_str(&cut);
+    Ok(cut)
 }

@@ -93,6 +93,9 @@ pub(in crate::text) fn push_event(events: &mut Vec<Event>, event: Event) {
 pub(super) trait Region {
     /// Takes what it can from the beginning of `text`; `last` where no more will come. Gives how many bytes it took.
     fn step(&mut self, text: &str, last: bool, sink: &mut Sink) -> (usize, Status);
+
+    /// The text was cut off here: begins the call whose name is known and that has not begun.
+    fn cut(&mut self, _sink: &mut Sink) {}
 }
 
 /// Finds tool calls in text that arrives in pieces.
@@ -138,6 +141,27 @@ impl Calls {
     pub fn finish(&mut self) -> Vec<Event> {
         self.run(true);
         self.sink.take()
+    }
+
+    /// The text is over because it was cut off. What a call had written of itself is no content; with `only_calls`, neither is the beginning of a
+    /// mark.
+    pub fn finish_cut(&mut self, only_calls: bool) -> Vec<Event> {
+        let (_, at_start) = self.openings();
+        // Functionary's reader gives content itself.
+        let has_marks = !at_start && !matches!(self.format, Format::Functionary);
+        if let Some(region) = &mut self.region {
+            region.cut(&mut self.sink);
+            // What has no marks may be content.
+            if has_marks || self.sink.is_open() {
+                self.sink.end();
+                self.region = None;
+                self.buffer.clear();
+                self.raw.clear();
+            }
+        } else if only_calls {
+            self.buffer.clear();
+        }
+        self.finish()
     }
 
     /// How many whole calls there were.

@@ -79,6 +79,8 @@ pub(super) static APERTUS: Form =
     Form { opens: &["<|tools_prefix|>"], close: "<|tools_suffix|>", name_is_key: true, ..FORM };
 pub(super) static GRANITE: Form = Form { opens: &["<|tool_call|>"], ..FORM };
 pub(super) static FUNCTOOLS: Form = Form { opens: &["functools", "<|tool_call|>"], close: "<|/tool_call|>", ..FORM };
+/// An object without any marks, at the beginning of an answer.
+pub(super) static BARE: Form = Form { opens: &["{"], at_start: true, ..FORM };
 pub(super) static LLAMA3: Form = Form {
     opens: &["<|python_tag|>", "{"],
     between: ";",
@@ -374,6 +376,13 @@ impl Reader {
 }
 
 impl Region for Reader {
+    fn cut(&mut self, sink: &mut Sink) {
+        let inside = matches!(self.stage, Stage::Key | Stage::Colon | Stage::Value | Stage::Skip);
+        if let Some(name) = self.name.clone().filter(|_| inside && !self.started) {
+            self.started = sink.start(&name, self.id.take());
+        }
+    }
+
     fn step(&mut self, text: &str, last: bool, sink: &mut Sink) -> (usize, Status) {
         let mut taken = 0;
         loop {

@@ -3,6 +3,7 @@
 //!
 //! What does not become a call becomes content: nothing that a model writes is an error.
 
+mod bare;
 mod driver;
 mod functionary;
 mod gemma;
@@ -14,6 +15,7 @@ mod python;
 mod scan;
 mod tagged;
 
+pub(super) use bare::Bare;
 pub use driver::Calls;
 pub(super) use driver::push_event;
 pub use grammar::{CallGrammar, as_regex};
@@ -158,6 +160,16 @@ impl Family {
     /// Whether the family has reasoning, content and calls in channels of their own.
     pub fn is_harmony(&self) -> bool {
         matches!(self.format, Format::Harmony)
+    }
+
+    /// Whether calls have marks of their own, without which a call is read as content.
+    pub(super) fn has_marks(&self) -> bool {
+        match self.format {
+            Format::Json(form) => !form.at_start,
+            Format::Python(form) => !form.at_start,
+            Format::Named(_) | Format::Tagged(_) | Format::Gemma(_) => true,
+            Format::Functionary | Format::Harmony => false,
+        }
     }
 
     /// The texts that a call begins with. In open reasoning, one of them ends it.

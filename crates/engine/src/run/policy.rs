@@ -1,0 +1,23 @@
+//! How requests share an engine.
+
+use std::time::Duration;
+
+/// How requests share an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// Requests that may wait; one more is refused.
+    pub queue: usize,
+    /// How long one step may keep those who write waiting for others' prompts.
+    pub stutter: Duration,
+    /// How long one step may take while a single prompt is read and nobody writes: whoever comes then waits for its end. None for as
+    /// long as it takes, where nobody else will come.
+    pub alone: Option<Duration>,
+    /// Bytes of host memory for texts that must make room for others.
+    pub swap_bytes: usize,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { queue: 1024, stutter: Duration::from_millis(70), alone: None, swap_bytes: 4 << 30 }
+    }
+}

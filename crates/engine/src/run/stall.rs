@@ -1,0 +1,53 @@
+//! What follows when kernels of a step waited for each other in vain: the executor orders them by barriers from then on, and the step runs
+//! again. Keys and values are written once more to the same rows. A recurrent state has no way back, so it is computed again from
+//! the sequence's tokens.
+
+use super::draw::End;
+use super::engine::{Engine, Entry, SequenceId, Wanted};
+use crate::Error;
+
+impl Engine {
+    /// Runs a batch, and once more if it stalled. The outer error of `once` is that of a batch that was not run.
+    pub(super) fn again_if_stalled<T>(
+        &mut self,
+        entries: &[Entry<'_>],
+        mut once: impl FnMut(&mut Engine) -> Result<Result<T, Error>, Error>,
+    ) -> Result<Result<T, Error>, Error> {
+        match once(self)? {
+            Err(Error::Stalled) => {
+                self.recover_from_stall(entries.iter().map(|entry| entry.sequence))?;
+                once(self)
+            }
+            result => Ok(result),
+        }
+    }
+
+    /// Brings sequences back to where they were before a step that stalled. Those that cannot be brought back are broken.
+    pub(super) fn recover_from_stall(&mut self, ids: impl Iterator<Item = SequenceId>) -> Result<(), Error> {
+        if !self.cache.has_states() {
+            return Ok(());
+        }
+        let ids: Vec<SequenceId> = ids.collect();
+        let recovered = ids.iter().try_for_each(|id| self.recompute(*id));
+        recovered.inspect_err(|_| self.break_all(&ids))
+    }
+
+    /// Computes what a sequence remembers from its tokens.
+    fn recompute(&mut self, id: SequenceId) -> Result<(), Error> {
+        let tokens = self.tokens(id).to_vec();
+        let sequence = self.sequence_mut(id)?;
+        // So that an empty sequence gets a state of zeros, too.
+        sequence.broken = true;
+        self.truncate(id, 0)?;
+        // Batch-invariant states take in one token at a time.
+        let piece = if self.batch_invariant { 1 } else { self.batch() };
+        for tokens in tokens.chunks(piece) {
+            let entries = [Entry { sequence: id, tokens, wanted: Wanted::Nothing }];
+            let entered = self.enter(&entries, End::Logits)?;
+            // One that stalls again fails: the executor has had its chance.
+            self.executor.run(entered.plan)?;
+            self.leave(&entries, true);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! Pictures in a prompt: which words stand around their vectors and between them, by family, and how text, words and vectors become one
+//! prompt. Every piece of text becomes tokens by itself.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+
+use kiln_media::{Limits, Prepared, decode};
+use sha2::{Digest as _, Sha256};
+
+use super::{Encoder, Vision};
+use crate::Error;
+use crate::model::Model;
+use crate::run::{Span, Vectors};
+use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+
+/// A part of what a picture becomes in a prompt.
+#[derive(Clone, Debug)]
+pub enum PicturePart<T> {
+    /// Words of the family, control tokens among them.
+    Words(String),
+    /// One of its inputs.
+    Input(T),
+}
+
+/// What stands for a picture in the text of a conversation. It is drawn anew for each program, so that nobody can write it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marker(String);
+
+impl Default for Marker {
+    fn default() -> Marker {
+        let drawn = || RandomState::new().build_hasher().finish();
+        Marker(format!("<__media_{:016x}{:016x}__>", drawn(), drawn()))
+    }
+}
+
+impl Marker {
+    /// Its text.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Text models whose tokens have several positions. Pictures have places of their own there, which Kiln does not give them yet.
+const SEVERAL_POSITIONS: [&str; 7] =
+    ["qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "paddleocr", "hunyuan_vl"];
+/// The same where the file has sections of rotary pairs.
+const SOMETIMES: [&str; 2] = ["glm4", "glm4moe"];
+/// Text models that multiply vectors of pictures by the factor of their embeddings, as no other does.
+const SCALED: [&str; 6] = ["granite", "granite_swa", "granitehybrid", "granitemoe", "minicpm", "minicpm3"];
+/// Families whose vectors see those behind them inside a picture.
+const BOTH_WAYS: [&str; 2] = ["gemma3", "gemma4v"];
+
+impl Vision {
+    /// Whether pictures can stand in prompts of a model.
+    pub fn check_model(&self, model: &Model) -> Result<(), Error> {
+        let (architecture, projector) = (model.config.architecture.name, self.row.projector);
+        let refuse = |why: &'static str| Err(Error::NoPictures { architecture, projector, why });
+        let facts = &model.facts;
+        if facts.sees_all || facts.fills || facts.encodes || facts.start.is_some() {
+            return refuse("it does not continue a text");
+        }
+        let sections = model.gguf.metadata().contains(&format!("{architecture}.rope.dimension_sections"));
+        let sometimes = SOMETIMES.contains(&architecture) && sections;
+        if SEVERAL_POSITIONS.contains(&architecture) || sometimes {
+            return refuse("its tokens have several positions, which pictures are not given yet");
+        }
+        if SCALED.contains(&architecture) {
+            return refuse("it multiplies rows of pictures by the factor of its embeddings, which is missing");
+        }
+        if BOTH_WAYS.contains(&projector) {
+            return refuse("the rows of a picture see each other in both directions there, which is missing");
+        }
+        if self.width() != model.config.hidden {
+            return Err(Error::VectorWidth { width: self.width(), hidden: model.config.hidden });
+        }
+        Ok(())
+    }
+
+    /// What the picture of this number becomes, from 0: words and inputs, counted in the order tiles, overview.
+    pub fn pieces(&self, prepared: &Prepared, number: usize) -> Vec<PicturePart<usize>> {
+        let projector = self.row.projector;
+        let (before, after) = around(projector);
+        let before =
+            if projector == "minicpmv4_6" { format!("<image_id>{number}</image_id>") } else { before.to_owned() };
+        let old = projector == "resampler" && self.old_slices();
+        let tiles = tiles(projector, prepared, old);
+        let overview =
+            prepared.overview.as_ref().map(|_| overview(projector, prepared.tiles.len())).unwrap_or_default();
+        let first = matches!(projector, "resampler" | "minicpmv4_6");
+        let inner = if first { [overview, tiles] } else { [tiles, overview] };
+        let words = |text: &str| vec![PicturePart::Words(text.to_owned())];
+        let all = [words(&before), inner.concat(), words(after)].concat();
+        all.into_iter().filter(|piece| !matches!(piece, PicturePart::Words(text) if text.is_empty())).collect()
+    }
+
+    /// Whether slices stand as those of the first MiniCPM-V do.
+    fn old_slices(&self) -> bool {
+        let version = self.gguf.metadata().get_i32_or("clip.minicpmv_version", 2);
+        matches!(version, Ok(0 | 2))
+    }
+}
+
+/// Words before and behind a picture.
+fn around(projector: &str) -> (&'static str, &'static str) {
+    match projector {
+        "pixtral" => ("", "[IMG_END]"),
+        "lightonocr" => ("<|im_start|>", "<|im_end|>"),
+        "internvl" => ("<img>", "</img>"),
+        "llama4" => ("<|image_start|>", "<|image_end|>"),
+        "kimivl" => ("<|media_start|>", "<|media_end|>"),
+        "kimik25" => ("<|media_begin|>", "<|media_end|>"),
+        "glm4v" => ("<|begin_of_image|>", "<|end_of_image|>"),
+        "gemma3" => ("<start_of_image>", "<end_of_image>"),
+        "gemma4v" => ("<|image>", "<image|>"),
+        "qwen2vl_merger" | "qwen2.5vl_merger" | "qwen3vl_merger" => ("<|vision_start|>", "<|vision_end|>"),
+        _ => ("", ""),
+    }
+}
+
+/// The overview with the words around it.
+fn overview(projector: &str, input: usize) -> Vec<PicturePart<usize>> {
+    let words = |text: &str| PicturePart::Words(text.to_owned());
+    match projector {
+        "idefics3" => vec![
+            words("\n\n<fake_token_around_image><global-img>"),
+            PicturePart::Input(input),
+            words("<fake_token_around_image>"),
+        ],
+        "resampler" | "minicpmv4_6" => vec![words("<image>"), PicturePart::Input(input), words("</image>")],
+        _ => vec![PicturePart::Input(input)],
+    }
+}
+
+/// The tiles row by row with the words around them; `old` for slices of the first MiniCPM-V.
+fn tiles(projector: &str, prepared: &Prepared, old: bool) -> Vec<PicturePart<usize>> {
+    let words = |text: &str| PicturePart::Words(text.to_owned());
+    let (count, columns) = (prepared.tiles.len(), prepared.grid.width.max(1));
+    let slices = matches!(projector, "resampler" | "minicpmv4_6");
+    let mut out = Vec::new();
+    if old && count > 0 {
+        out.push(words("<slice>"));
+    }
+    for tile in 0..count {
+        let (row, column) = (tile / columns + 1, tile % columns + 1);
+        match projector {
+            "idefics3" => out.push(words(&format!("<fake_token_around_image><row_{row}_col_{column}>"))),
+            _ if slices => out.push(words(if old { "<image>" } else { "<slice>" })),
+            _ => {}
+        }
+        out.push(PicturePart::Input(tile));
+        if slices {
+            out.push(words(if old { "</image>" } else { "</slice>" }));
+        }
+        let ends_row = column == columns && tile + 1 < count;
+        if ends_row && (slices || projector == "idefics3") {
+            out.push(words("\n"));
+        }
+    }
+    if old && count > 0 {
+        out.push(words("</slice>"));
+    }
+    out
+}
+
+/// A picture as a prompt takes it.
+pub type PictureRows = Vec<PicturePart<Vectors>>;
+
+impl Encoder {
+    /// A picture of these bytes, the one of this number in its prompt.
+    pub fn see(&mut self, bytes: &[u8], number: usize) -> Result<PictureRows, Error> {
+        let picture = decode(bytes, &Limits::default())?;
+        let prepared = self.vision().prepare(&picture)?;
+        let content = Sha256::digest(bytes);
+        let pieces = self.vision().pieces(&prepared, number);
+        let inputs: Vec<_> = prepared.tiles.iter().chain(&prepared.overview).collect();
+        let mut seen = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            seen.push(match piece {
+                PicturePart::Words(text) => PicturePart::Words(text),
+                PicturePart::Input(input) => {
+                    let key = [&content[..], &(input as u64).to_le_bytes()].concat();
+                    PicturePart::Input(Vectors::new(&key, Arc::new(self.encode(inputs[input])?)))
+                }
+            });
+        }
+        Ok(seen)
+    }
+}
+
+/// A prompt with pictures: what stands for them among its tokens, and where they stand.
+#[derive(Clone, Debug, Default)]
+pub struct Joined {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// The vectors.
+    pub spans: Vec<Span>,
+}
+
+/// Puts pictures between the parts of a text, of which there must be one more.
+pub fn joined(tokenizer: &Tokenizer, parts: Vec<Vec<u32>>, pictures: &[PictureRows]) -> Result<Joined, Error> {
+    if parts.len() != pictures.len() + 1 {
+        let (found, given) = (parts.len().saturating_sub(1), pictures.len());
+        return Err(Error::LostPictures { found, given });
+    }
+    let mut joined = Joined::default();
+    let mut pictures = pictures.iter();
+    for part in parts {
+        joined.tokens.extend(part);
+        for piece in pictures.next().into_iter().flatten() {
+            match piece {
+                PicturePart::Words(text) => {
+                    joined.tokens.extend(tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes)?);
+                }
+                PicturePart::Input(vectors) => {
+                    joined.spans.push(Span { start: joined.tokens.len(), vectors: vectors.clone() });
+                    joined.tokens.extend(vectors.tokens());
+                }
+            }
+        }
+    }
+    Ok(joined)
+}

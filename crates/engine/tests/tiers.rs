@@ -1,0 +1,241 @@
+//! Pages that make room on the device are kept in host memory, and come back from there instead of being computed again.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
+
+mod device;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kiln_engine::arch::{PAGE, Room};
+use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
+use kiln_engine::model::Model;
+use kiln_engine::quantise_recipe::Recipe;
+use kiln_engine::run::{Engine, Entry, Event, Policy, Request, Scheduler, SequenceId, StopRule, Wanted};
+use kiln_engine::sampler::Sampling;
+use kiln_engine::synth::{Preset, Synth};
+use kiln_gguf::{Gguf, TensorType};
+
+use device::gpu;
+
+/// Attention that sees every token, windows beside it, and a delta net beside it.
+const PRESETS: [&str; 3] = ["tiny-llama", "tiny-gemma2", "tiny-qwen3next"];
+
+fn model(preset: &str) -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), 11);
+    Arc::new(Model::new(Gguf::from_bytes(synth.to_bytes().unwrap()).unwrap()).unwrap())
+}
+
+fn executors() -> impl Iterator<Item = Box<dyn Executor>> {
+    let cpu: Box<dyn Executor> = Box::new(CpuExecutor::new(Arithmetic::Fast));
+    [Some(cpu), gpu().map(|(gpu, _)| gpu)].into_iter().flatten()
+}
+
+/// Room for eight pages on the device, and `host` bytes of host memory.
+fn engine(model: &Arc<Model>, executor: Box<dyn Executor>, host: usize) -> Engine {
+    let room = Room { pages: 8, sequences: 3, states: 3, ..Room::one(8 * PAGE) };
+    let room = Room { window_pages: if model.facts.window.is_some() { 8 } else { 0 }, ..room };
+    let mut engine = Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap();
+    engine.limit_host_cache(host);
+    engine
+}
+
+/// Tokens without a pattern.
+fn text(n: u32, salt: u32) -> Vec<u32> {
+    (0..n).map(|i| (i * i * 7 + i * 37 + 11 + salt * 101) % 256).collect()
+}
+
+fn last(engine: &mut Engine, sequence: SequenceId, tokens: &[u32]) -> Vec<f32> {
+    engine.feed(&[Entry { sequence, tokens, wanted: Wanted::Last }]).unwrap().remove(0)
+}
+
+fn close(got: &[f32], want: &[f32]) -> bool {
+    let (sum, norm) = got
+        .iter()
+        .zip(want)
+        .fold((0.0, 0.0), |(s, n), (g, w)| (s + f64::from(g - w).powi(2), n + f64::from(*w).powi(2)));
+    got.len() == want.len() && sum < 1e-6 * norm
+}
+
+/// Computes a text as a prompt is computed: what can be found is; a state is saved at the last page boundary.
+fn read(engine: &mut Engine, scope: u64, tokens: &[u32]) -> (Vec<f32>, usize) {
+    let id = engine.open(scope).unwrap();
+    let found = engine.reuse(id, tokens).unwrap();
+    let boundary = (tokens.len() - 1) / PAGE * PAGE;
+    if found < boundary {
+        last(engine, id, &tokens[found..boundary]);
+        engine.checkpoint(id).unwrap();
+    }
+    let logits = last(engine, id, &tokens[found.max(boundary)..]);
+    engine.close(id);
+    (logits, found)
+}
+
+#[test]
+fn evicted_pages_come_back_from_host_memory() {
+    for preset in PRESETS {
+        let model = model(preset);
+        for executor in executors() {
+            let mut engine = engine(&model, executor, 64 << 20);
+            let tokens = text(4 * PAGE as u32 + 9, 1);
+            let (want, _) = read(&mut engine, 1, &tokens);
+            for round in 0..3 {
+                // All eight pages go to others.
+                read(&mut engine, 2, &text(7 * PAGE as u32 + 9, 2 + round));
+                let (got, found) = read(&mut engine, 1, &tokens);
+                assert_eq!(found, 4 * PAGE, "{preset} on {}", engine.describe());
+                assert!(close(&got, &want), "{preset}, round {round} on {}", engine.describe());
+            }
+            assert!(engine.host_page_bytes() > 0);
+            let (_, found) = read(&mut engine, 3, &tokens);
+            assert_eq!(found, 0, "{preset}: scopes share nothing in host memory either");
+            assert_eq!(engine.pages().0, engine.pages().1, "every page came back");
+        }
+    }
+}
+
+#[test]
+fn host_memory_is_bounded_and_can_be_none() {
+    let model = model("tiny-llama");
+    let cpu = || Box::new(CpuExecutor::new(Arithmetic::Fast));
+    let tokens = text(4 * PAGE as u32 + 9, 1);
+    let evict = |engine: &mut Engine, salt: u32| drop(read(engine, 2, &text(7 * PAGE as u32 + 9, salt)));
+    let mut none = engine(&model, cpu(), 0);
+    read(&mut none, 1, &tokens);
+    evict(&mut none, 2);
+    assert_eq!((read(&mut none, 1, &tokens).1, none.host_page_bytes()), (0, 0));
+
+    // Bytes of a page: keys and values of two layers, two heads of 32 halves.
+    let page = PAGE * 2 * 2 * 2 * 32 * 2;
+    let mut some = engine(&model, cpu(), 3 * page);
+    let (want, _) = read(&mut some, 1, &tokens);
+    (2..6).for_each(|salt| evict(&mut some, salt));
+    assert_eq!(some.host_page_bytes(), 3 * page, "as much as there is room for, and no more");
+    let (got, found) = read(&mut some, 1, &tokens);
+    assert_eq!(found, 0, "what was evicted from there is gone");
+    assert!(close(&got, &want));
+}
+
+#[test]
+fn a_swapped_sequence_leaves_its_pages_to_others_and_shares_those_that_are_there_when_it_comes_back() {
+    for preset in PRESETS {
+        let model = model(preset);
+        for executor in executors() {
+            let mut engine = engine(&model, executor, 64 << 20);
+            let tokens = text(4 * PAGE as u32 + 9, 1);
+            let (want, _) = read(&mut engine, 9, &[&tokens[..], &[7]].concat());
+            let id = engine.open(1).unwrap();
+            last(&mut engine, id, &tokens);
+            engine.swap_out(id).unwrap();
+            assert_eq!(engine.pages().0, 8, "{preset}: nothing is held");
+            read(&mut engine, 2, &text(7 * PAGE as u32 + 9, 2));
+            if !model.facts.has_state() {
+                assert_eq!(read(&mut engine, 1, &tokens).1, 4 * PAGE, "{preset}: others find its pages");
+            }
+            engine.swap_in(id).unwrap();
+            assert!(close(&last(&mut engine, id, &[7]), &want), "{preset} on {}", engine.describe());
+            engine.close(id);
+            assert_eq!(engine.pages().0, engine.pages().1);
+        }
+    }
+}
+
+/// Decode that runs ahead takes pages, too: what it evicts is kept.
+#[test]
+fn pages_that_decode_evicts_are_kept() {
+    let model = model("tiny-llama");
+    for executor in executors() {
+        let mut engine = engine(&model, executor, 64 << 20);
+        let tokens = text(4 * PAGE as u32 + 9, 1);
+        let (want, _) = read(&mut engine, 1, &tokens);
+        let id = engine.open(2).unwrap();
+        last(&mut engine, id, &text(3 * PAGE as u32, 5));
+        engine.go_on(&[(id, 3)], 4 * PAGE, Default::default()).unwrap();
+        engine.close(id);
+        let (got, found) = read(&mut engine, 1, &tokens);
+        assert_eq!(found, 4 * PAGE, "on {}", engine.describe());
+        assert!(close(&got, &want), "on {}", engine.describe());
+    }
+}
+
+/// A server with a cache folder; what it keeps is written when it ends.
+fn server(model: &Arc<Model>, executor: Box<dyn Executor>, folder: &Path, keys: TensorType) -> Scheduler {
+    let room = Room { pages: 8, sequences: 2, states: 2, k_type: keys, ..Room::one(8 * PAGE) };
+    let room = Room { window_pages: if model.facts.window.is_some() { 8 } else { 0 }, ..room };
+    let mut engine = Engine::new(Arc::clone(model), executor, room, &mut |_, _| {}).unwrap();
+    engine.limit_host_cache(16 << 20);
+    engine.open_disk_cache(folder, 1 << 30).unwrap();
+    Scheduler::start(engine, Policy::default())
+}
+
+/// The tokens of an answer, and how many of the prompt were found.
+fn answer(server: &Scheduler, owner: u64, prompt: &[u32]) -> (Vec<u32>, usize) {
+    let stop = StopRule { ignore_end: true, ..StopRule::default() };
+    let request =
+        Request { limit: Some(9), sampling: Sampling::greedy(), stop, owner, ..Request::new(prompt.to_vec()) };
+    let mut tokens = Vec::new();
+    for event in server.generate(request) {
+        match event {
+            Event::Token { token, .. } => tokens.push(token),
+            Event::End { usage, .. } => return (tokens, usage.cached_tokens),
+            Event::Failed(error) => panic!("{error}"),
+            Event::Started { .. } | Event::Read { .. } => {}
+        }
+    }
+    panic!("it has no end")
+}
+
+#[test]
+fn a_chat_goes_on_after_a_restart() {
+    for preset in ["tiny-llama", "tiny-gemma2", "tiny-qwen3next", "tiny-rwkv7"] {
+        let model = model(preset);
+        for (device, executor) in executors().zip([0, 1]).map(|(executor, device)| (device, executor)) {
+            let again = || executors().nth(device).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let start = |executor| server(&model, executor, folder.path(), TensorType::F16);
+            let mut prompt = text(3 * PAGE as u32 + 9, 1);
+            let (first, found) = answer(&start(executor), 1, &prompt);
+            assert_eq!(found, 0);
+            let (same, found) = answer(&start(again()), 1, &prompt);
+            assert_eq!((same, found), (first.clone(), 3 * PAGE), "{preset}: the same prompt");
+            prompt.extend(&first);
+            prompt.extend(text(20, 2));
+            let elsewhere = tempfile::tempdir().unwrap();
+            let (want, _) = answer(&server(&model, again(), elsewhere.path(), TensorType::F16), 1, &prompt);
+            let restarted = start(again());
+            let (got, found) = answer(&restarted, 1, &prompt);
+            let least = if model.facts.has_state() { 3 * PAGE + 9 + 8 } else { 3 * PAGE };
+            assert!(
+                (least..least + 2).contains(&found),
+                "{preset}: {found} tokens were found, {least} should have been"
+            );
+            assert_eq!(got, want, "{preset}: the next turn");
+            assert!(restarted.load().tally.hits.disk as usize >= 3 * PAGE, "{preset}: {:?}", restarted.load().tally);
+            assert_eq!(answer(&restarted, 2, &prompt).1, 0, "{preset}: another key");
+        }
+    }
+}
+
+#[test]
+fn damaged_files_and_those_of_other_caches_are_not_taken() {
+    let model = model("tiny-llama");
+    let cpu = || Box::new(CpuExecutor::new(Arithmetic::Fast));
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = text(3 * PAGE as u32 + 9, 1);
+    let start = |keys| server(&model, cpu(), folder.path(), keys);
+    let (want, _) = answer(&start(TensorType::F16), 1, &prompt);
+    assert_eq!(answer(&start(TensorType::F32), 1, &prompt).1, 0, "another type of cache");
+    let files = |folder: &Path| std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect::<Vec<_>>();
+    for model in files(folder.path()).iter().filter(|path| path.is_dir()) {
+        for path in files(model) {
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(path, bytes).unwrap();
+        }
+    }
+    // Each lookup ends with the first damaged page, which is computed and kept anew.
+    for healed in 0..=3 {
+        assert_eq!(answer(&start(TensorType::F16), 1, &prompt), (want.clone(), healed * PAGE));
+    }
+}
