@@ -66,9 +66,13 @@ function next(code, i, rules, out) {
     const at = code.indexOf(end, from);
     return (at < 0 ? code.length : at + end.length) - i;
   };
+  const line = () => {
+    const at = code.indexOf("\n", i);
+    return (at < 0 ? code.length : at) - i;
+  };
   if (rules.block && rest.startsWith(rules.block[0])) return ["comment", until(rules.block[1], i + rules.block[0].length)];
-  if (rules.line && rest.startsWith(rules.line) && (rules.line !== "#" || i === 0 || /\s/.test(code[i - 1]))) return ["comment", Math.max(until("\n", i) - 1, 1)];
-  if (rules.hash && rest[0] === "#" && (i === 0 || code[i - 1] === "\n")) return ["call", Math.max(until("\n", i) - 1, 1)];
+  if (rules.line && rest.startsWith(rules.line) && (rules.line !== "#" || i === 0 || /\s/.test(code[i - 1]))) return ["comment", line()];
+  if (rules.hash && rest[0] === "#" && (i === 0 || code[i - 1] === "\n")) return ["call", line()];
   if (rules.markup) return markup(rest);
   if (rules.triple && /^("""|''')/.test(rest)) return ["string", until(rest.slice(0, 3), i + 3)];
   if (rules.lifetimes && /^'[a-z_]\w*(?!')/.test(rest)) return ["word", /^'\w+/.exec(rest)[0].length];

@@ -3,6 +3,7 @@
 
 import { h, copy } from "./dom.js";
 import { paint } from "./highlight.js";
+import { DEEPEST, inline, useFootnotes } from "./inline.js";
 import { mathml } from "./math.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
@@ -12,12 +13,16 @@ const QUOTE = /^ {0,3}>[ ]?/;
 const ITEM = /^([ ]*)([-*+]|\d{1,9}[.)])(?:([ \t]+)(.*))?$/;
 const DELIMITERS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 const MATH = /^ {0,3}(\$\$|\\\[)/;
-/** Deeper nesting than this is shown as text: nobody means it. */
-const DEEPEST = 12;
+const FOOTNOTE = /^ {0,3}\[\^([^\]\s]{1,40})\]:[ \t]*/;
 
 /** The blocks of a text. */
 export function parse(text, depth = 0) {
-  return blocks(text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), depth);
+  const lines = text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n");
+  const names = lines.map((line) => FOOTNOTE.exec(line)?.[1]).filter(Boolean);
+  useFootnotes(new Set(names));
+  // A block that names footnotes looks different once they are explained.
+  const explained = names.join(" ");
+  return blocks(lines, depth).map((block) => (names.length && block.raw.includes("[^") ? { ...block, explained } : block));
 }
 
 function blocks(lines, depth) {
@@ -29,7 +34,7 @@ function blocks(lines, depth) {
       continue;
     }
     const from = i;
-    const block = fence(lines, i) ?? mathBlock(lines, i) ?? simple(lines, i) ?? table(lines, i) ?? (depth < DEEPEST && (quote(lines, i, depth) ?? list(lines, i, depth))) ?? null;
+    const block = fence(lines, i) ?? mathBlock(lines, i) ?? simple(lines, i) ?? footnote(lines, i, depth) ?? table(lines, i) ?? (depth < DEEPEST && (quote(lines, i, depth) ?? list(lines, i, depth))) ?? null;
     const found = block || paragraph(lines, i);
     i = found.next;
     out.push({ ...found.block, raw: lines.slice(from, i).join("\n") });
@@ -69,6 +74,21 @@ function simple(lines, i) {
   const heading = HEADING.exec(lines[i]);
   if (heading) return { block: { type: "heading", level: heading[1].length, inline: inline(heading[2] ?? "") }, next: i + 1 };
   return RULE.test(lines[i]) ? { block: { type: "rule" }, next: i + 1 } : null;
+}
+
+/** What a footnote says: its line, those that follow it directly, and those that are indented. */
+function footnote(lines, i, depth) {
+  const open = FOOTNOTE.exec(lines[i]);
+  if (!open || depth >= DEEPEST) return null;
+  const inner = [lines[i].slice(open[0].length)];
+  let end = i + 1;
+  for (; end < lines.length; end += 1) {
+    const line = lines[end];
+    const belongs = line.trim() ? /^ {2,}/.test(line) || (inner.at(-1).trim() && !FOOTNOTE.test(line) && !begins(lines, end)) : /^ {2,}\S/.test(lines[end + 1] ?? "");
+    if (!belongs) break;
+    inner.push(line.replace(/^ {1,4}/, ""));
+  }
+  return { block: { type: "footnote", name: open[1], blocks: blocks(inner, depth + 1) }, next: end };
 }
 
 /** The cells of a line; a bar may be escaped or stand in code. */
@@ -154,144 +174,13 @@ function list(lines, i, depth) {
 function begins(lines, i) {
   const item = ITEM.exec(lines[i]);
   const counts = item && item[4] && (!/\d/.test(item[2]) || parseInt(item[2], 10) === 1);
-  return FENCE.test(lines[i]) || HEADING.test(lines[i]) || RULE.test(lines[i]) || QUOTE.test(lines[i]) || MATH.test(lines[i]) || counts;
+  return FENCE.test(lines[i]) || HEADING.test(lines[i]) || RULE.test(lines[i]) || QUOTE.test(lines[i]) || MATH.test(lines[i]) || FOOTNOTE.test(lines[i]) || counts;
 }
 
 function paragraph(lines, i) {
   let end = i + 1;
   while (end < lines.length && lines[end].trim() && !begins(lines, end) && !table(lines, end)) end += 1;
   return { block: { type: "paragraph", inline: inline(lines.slice(i, end).map((line) => line.trimStart()).join("\n")) }, next: end };
-}
-
-// --- within a line ----------------------------------------------------------------------------------------------------
-
-const URL_START = /^https?:\/\/[^\s<>"']+/;
-const SAFE = /^(https?:|mailto:)/i;
-
-/** The pieces of a line of text. */
-export function inline(text, depth = 0) {
-  const out = [];
-  let plain = "";
-  const push = (piece) => {
-    if (plain) out.push({ type: "text", text: plain });
-    plain = "";
-    out.push(piece);
-  };
-  let i = 0;
-  while (i < text.length) {
-    const found = depth < DEEPEST ? piece(text, i, depth) : null;
-    if (found?.text !== undefined) plain += found.text;
-    else if (found) push(found.piece);
-    else plain += text[i];
-    i = found ? found.next : i + 1;
-  }
-  if (plain) out.push({ type: "text", text: plain });
-  return out;
-}
-
-function piece(text, i, depth) {
-  switch (text[i]) {
-    case "\\": return escaped(text, i);
-    case "`": return codeSpan(text, i);
-    case "$": return dollars(text, i);
-    case "\n": return { piece: { type: "break" }, next: i + 1 };
-    case " ": return /^ {2,}\n/.test(text.slice(i, i + 40)) ? { text: "", next: text.indexOf("\n", i) } : null;
-    case "*": case "_": case "~": return emphasis(text, i, depth);
-    case "!": return text[i + 1] === "[" ? link(text, i + 1, depth) : null;
-    case "[": return link(text, i, depth);
-    case "<": return autolink(text, i);
-    case "h": return i === 0 || /[^\w]/.test(text[i - 1]) ? bare(text, i) : null;
-    default: return null;
-  }
-}
-
-function escaped(text, i) {
-  const next = text[i + 1];
-  if (next === "(" || next === "[") {
-    const end = text.indexOf(next === "(" ? "\\)" : "\\]", i + 2);
-    if (end > 0) return { piece: { type: "math", tex: text.slice(i + 2, end), display: next === "[" }, next: end + 2 };
-  }
-  if (next === "\n") return { text: "", next: i + 1 };
-  return next && /[!-/:-@[-`{-~]/.test(next) ? { text: next, next: i + 2 } : null;
-}
-
-function codeSpan(text, i) {
-  const ticks = /^`+/.exec(text.slice(i))[0];
-  for (let at = i + ticks.length; (at = text.indexOf(ticks, at)) >= 0; ) {
-    const run = /^`+/.exec(text.slice(at))[0].length;
-    if (run === ticks.length) {
-      const body = text.slice(i + ticks.length, at).replace(/\n/g, " ");
-      return { piece: { type: "code", text: /^ .*[^ ].* $/.test(body) ? body.slice(1, -1) : body }, next: at + run };
-    }
-    at += run;
-  }
-  return { text: ticks, next: i + ticks.length };
-}
-
-function dollars(text, i) {
-  const double = text[i + 1] === "$";
-  const start = i + (double ? 2 : 1);
-  if (!double && !/\S/.test(text[start] ?? " ")) return null;
-  const end = text.indexOf(double ? "$$" : "$", start);
-  if (end <= start) return null;
-  const tex = text.slice(start, end);
-  // `$5 and $6` are prices: no formula ends behind a space or before a digit.
-  if (!double && (/\s$/.test(tex) || /\d/.test(text[end + 1] ?? "") || tex.includes("\n\n"))) return null;
-  return { piece: { type: "math", tex, display: double }, next: end + (double ? 2 : 1) };
-}
-
-function emphasis(text, i, depth) {
-  const mark = text[i];
-  const run = /^(\*+|_+|~+)/.exec(text.slice(i))[0].length;
-  const width = mark === "~" ? 2 : run >= 2 ? 2 : 1;
-  const word = (c) => c !== undefined && /[\p{L}\p{N}]/u.test(c);
-  const opens = run >= width && /\S/.test(text[i + width] ?? " ") && !(mark === "_" && word(text[i - 1]));
-  if (opens && !(mark === "~" && run !== 2)) {
-    for (let at = i + width; at < text.length; at += 1) {
-      if (text[at] === "\\") at += 1;
-      else if (text[at] === "`") at = codeSpan(text, at).next - 1;
-      else if (text.startsWith(mark.repeat(width), at) && /\S/.test(text[at - 1])) {
-        const closing = /^(\*+|_+|~+)/.exec(text.slice(at))[0].length;
-        // A pair within a single one, or the other way round, belongs to the inner text.
-        if (width === 1 && closing === 2) at += 1;
-        else if (at > i + width && !(mark === "_" && word(text[at + closing]))) {
-          const end = width === 2 && closing > 2 && run <= closing ? at + closing - width : at;
-          const type = mark === "~" ? "del" : width === 2 ? "strong" : "em";
-          return { piece: { type, inline: inline(text.slice(i + width, end), depth + 1) }, next: end + width };
-        }
-      }
-    }
-  }
-  return { text: mark.repeat(run), next: i + run };
-}
-
-function link(text, i, depth) {
-  let open = 0;
-  let end = i;
-  for (; end < text.length; end += 1) {
-    if (text[end] === "\\") end += 1;
-    else if (text[end] === "[") open += 1;
-    else if (text[end] === "]" && --open === 0) break;
-  }
-  const target = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+["'(][^"')]*["')])?\s*\)/.exec(text.slice(end + 1));
-  if (end >= text.length || !target) return null;
-  const label = inline(text.slice(i + 1, end), depth + 1);
-  const next = end + 1 + target[0].length;
-  // Pictures would be requests to somewhere else: they are shown as links.
-  return SAFE.test(target[1]) ? { piece: { type: "link", href: target[1], inline: label.length ? label : [{ type: "text", text: target[1] }] }, next } : { piece: { type: "span", inline: label }, next };
-}
-
-function autolink(text, i) {
-  const found = /^<((?:https?:\/\/|mailto:)[^\s<>]+)>/.exec(text.slice(i));
-  return found && { piece: { type: "link", href: found[1], inline: [{ type: "text", text: found[1] }] }, next: i + found[0].length };
-}
-
-function bare(text, i) {
-  const found = URL_START.exec(text.slice(i));
-  if (!found) return null;
-  let href = found[0].replace(/[.,;:!?*_~]+$/, "");
-  while (href.endsWith(")") && (href.match(/\)/g) ?? []).length > (href.match(/\(/g) ?? []).length) href = href.slice(0, -1);
-  return { piece: { type: "link", href, inline: [{ type: "text", text: href }] }, next: i + href.length };
 }
 
 // --- elements ---------------------------------------------------------------------------------------------------------
@@ -306,8 +195,25 @@ const INLINE = {
   span: (p) => h("span", {}, p.inline.map(piece2dom)),
   link: (p) => h("a", { href: p.href, target: "_blank", rel: "noopener noreferrer" }, p.inline.map(piece2dom)),
   math: (p) => mathml(p.tex, p.display),
+  ...Object.fromEntries(["sub", "sup", "kbd", "mark", "u", "small"].map((tag) => [tag, (p) => h(tag, {}, p.inline.map(piece2dom))])),
+  reference: (p) => h("sup", {}, h("button", { type: "button", class: "reference", "aria-label": `Footnote ${p.name}`, onclick: (event) => jump(event.target, "footnote", p.name) }, p.name)),
 };
 const piece2dom = (p) => INLINE[p.type](p);
+
+/** Leads from a footnote's sign to what it says, and back. */
+function jump(from, to, name) {
+  const all = [...from.closest(".prose").querySelectorAll(to === "footnote" ? ".footnote" : "button.reference")];
+  const found = all.find((element) => (to === "footnote" ? element.dataset.name : element.textContent) === name);
+  found?.scrollIntoView({ block: "nearest" });
+  found?.focus();
+}
+
+function footnoteBlock(block) {
+  const back = h("button", { type: "button", class: "reference", "aria-label": `Back to the text of footnote ${block.name}`, onclick: () => jump(element, "reference", block.name) }, "↩");
+  const element = h("div", { class: "footnote", role: "note", "aria-label": `Footnote ${block.name}`, tabIndex: -1 }, h("span", { class: "number" }, `${block.name}.`), h("div", {}, block.blocks.map(block2dom)), back);
+  element.dataset.name = block.name;
+  return element;
+}
 
 function codeBlock(block) {
   const code = h("code", {}, paint(block.text, block.language));
@@ -339,6 +245,7 @@ const BLOCKS = {
   code: codeBlock,
   table: tableBlock,
   list: listBlock,
+  footnote: footnoteBlock,
 };
 
 function block2dom(block) {
@@ -355,12 +262,13 @@ export class Live {
   set(text) {
     const now = parse(text);
     let same = 0;
-    while (same < now.length && this.shown[same]?.raw === now[same].raw && this.shown[same]?.type === now[same].type) same += 1;
+    const isSame = (old, block) => old?.raw === block.raw && old.type === block.type && old.explained === block.explained;
+    while (same < now.length && isSame(this.shown[same], now[same])) same += 1;
     for (const { node } of this.shown.splice(same)) node.remove();
     for (const block of now.slice(same)) {
       const node = block2dom(block);
       this.element.append(node);
-      this.shown.push({ raw: block.raw, type: block.type, node });
+      this.shown.push({ raw: block.raw, type: block.type, explained: block.explained, node });
     }
   }
 }

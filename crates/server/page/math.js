@@ -21,7 +21,13 @@ const SPACES = { ",": "0.17em", ":": "0.22em", ">": "0.22em", ";": "0.28em", "!"
 const STYLES = { mathbf: "bold", boldsymbol: "bold", bm: "bold", mathbb: "double", mathcal: "script", mathscr: "script", mathfrak: "fraktur", mathrm: "normal", mathsf: "normal", mathtt: "mono", mathit: "italic", operatorname: "operator" };
 const TEXTS = new Set(["text", "textrm", "textbf", "textit", "mbox", "texttt", "textsf"]);
 const ENDS = { matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"], vmatrix: ["|", "|"], Vmatrix: ["‖", "‖"], cases: ["{", ""], smallmatrix: ["", ""] };
+/** Signs that browsers stretch to the height of their row, which only `\\left`, `\\right` and environments mean. */
+const FENCES = new Set("()[]{}|‖⟨⟩⌊⌋⌈⌉↑↓");
+/** Heights of the signs that are made larger by name. */
+const SIZES = { big: "1.2em", Big: "1.8em", bigg: "2.4em", Bigg: "3em" };
 const DEEPEST = 40;
+
+const operator = (sign) => (FENCES.has(sign) ? ["mo", { stretchy: "false" }, sign] : ["mo", sign]);
 
 const tokens = (tex) => tex.match(/\\[A-Za-z]+\*?|\\[\s\S]|[{}^_&]|\s+|[\s\S]/gu) ?? [];
 
@@ -130,12 +136,12 @@ class Reader {
       return ["mn", number];
     }
     if (/\p{L}/u.test(token)) return ["mi", token];
-    return ["mo", token === "-" ? "−" : token === "*" ? "∗" : token];
+    return operator(token === "-" ? "−" : token === "*" ? "∗" : token);
   }
 
   command(name) {
     if (NAMES[name]) return ["mi", NAMES[name]];
-    if (OPERATORS[name]) return ["mo", OPERATORS[name]];
+    if (OPERATORS[name]) return operator(OPERATORS[name]);
     if (LARGE[name]) return Object.assign(["mo", LARGE[name]], { limits: !name.includes("int") });
     if (FUNCTIONS.has(name)) return ["mrow", ["mi", name], ["mo", "\u2061"]];
     if (LIMITS.has(name)) return Object.assign(["mo", name], { limits: true });
@@ -154,7 +160,9 @@ class Reader {
     if (name === "boxed" || name === "fbox") return ["mrow", { class: "boxed" }, this.group()];
     if (name === "left") return this.fenced();
     if (name === "begin") return this.environment();
-    if (/^(big|Big|bigg|Bigg)[lrm]?$/.test(name) || name === "middle") return this.delimiter();
+    const large = /^(big|Big|bigg|Bigg)[lrm]?$/.exec(name);
+    if (large) return this.delimiter({ stretchy: "true", minsize: SIZES[large[1]], maxsize: SIZES[large[1]] });
+    if (name === "middle") return this.delimiter();
     if (/^(displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|bf|rm|it)$/.test(name)) return null;
     if (/^(tag|label|color|phantom|hspace|vspace)\*?$/.test(name)) {
       this.raw();
@@ -177,11 +185,11 @@ class Reader {
     return [tag, this.group(), over];
   }
 
-  delimiter() {
+  delimiter(attributes = { stretchy: "true" }) {
     this.skip();
     const token = this.tokens[this.at++] ?? ".";
     const shown = token.startsWith("\\") ? OPERATORS[token.slice(1)] ?? token.slice(1) : token;
-    return ["mo", { stretchy: "true" }, shown === "." ? "" : shown];
+    return ["mo", attributes, shown === "." ? "" : shown];
   }
 
   fenced() {

@@ -1,6 +1,8 @@
 // The messages of a conversation on the screen.
 
+import { canContinue } from "./answers.js";
 import { $, copy, h } from "./dom.js";
+import { arrange } from "./list.js";
 import { Live } from "./markdown.js";
 import { children, path } from "./tree.js";
 
@@ -12,6 +14,17 @@ function pretty(text) {
     return text;
   }
 }
+
+/** What an answer that is not complete says of itself. */
+const ENDED = {
+  stopped: "Stopped",
+  length: "The answer was cut off: it reached its longest length, or the context is full.",
+  lost: "The connection was lost.",
+  left: "The page was left while this was written.",
+  failed: "The server could not answer.",
+};
+/** Ends that are no fault. */
+const QUIET = ["stopped", "length", "left"];
 
 const button = (icon, label, onclick) => h("button", { type: "button", class: "quiet", icon, "aria-label": label, title: label, onclick });
 
@@ -39,8 +52,9 @@ class Message {
     this.thinking = h("details", { class: "thinking" }, h("summary", {}, "Thinking"), this.thought);
     this.words = h("div", { class: "prose" });
     this.calls = h("div", { class: "calls" });
-    this.note = h("p", { class: "note", role: "alert", hidden: true });
-    this.body.append(this.thinking, this.words, this.calls, this.note);
+    this.note = h("p", { role: "alert" });
+    this.end = h("div", { class: "end", hidden: true }, this.note);
+    this.body.append(this.thinking, this.words, this.calls, this.end);
     this.live = { thought: new Live(this.thought), words: new Live(this.words) };
   }
 
@@ -55,15 +69,35 @@ class Message {
       this.live.thought.set(node.reasoning ?? "");
       this.live.words.set(node.content);
       this.showCalls();
-      this.note.hidden = !node.note;
-      this.note.textContent = node.note ?? "";
+      this.showEnd();
     }
     this.showFoot();
   }
 
+  get isLast() {
+    return path(this.talk).at(-1)?.id === this.node.id && !this.node.busy;
+  }
+
+  /** How the answer ended, and what can be done about it. */
+  showEnd() {
+    const { node, actions } = this;
+    const text = node.note || (node.end ? ENDED[node.end] : "");
+    const more = canContinue(node) && this.isLast;
+    const state = JSON.stringify([text, node.end, more]);
+    if (state === this.endShown) return;
+    this.endShown = state;
+    const buttons = [];
+    if (more) buttons.push(h("button", { type: "button", class: "continue", onclick: () => actions.resume(node) }, "Continue"));
+    if (node.end && !QUIET.includes(node.end)) buttons.push(h("button", { type: "button", class: "retry", onclick: () => actions.retry(node) }, "Retry"));
+    this.end.hidden = !text || Boolean(node.busy);
+    this.note.className = QUIET.includes(node.end) ? "mark-end" : "note";
+    this.note.textContent = text;
+    this.end.replaceChildren(this.note, ...buttons);
+  }
+
   showCalls() {
     const calls = this.node.calls ?? [];
-    const last = path(this.talk).at(-1)?.id === this.node.id && !this.node.busy;
+    const last = this.isLast;
     const state = JSON.stringify([calls, last]);
     if (state === this.callsShown) return;
     this.callsShown = state;
@@ -149,7 +183,7 @@ export const size = (text) => {
 const seconds = (ms) => (ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`);
 
 function told(stats) {
-  const parts = [`${stats.tokens} tokens`];
+  const parts = [`${stats.tokens} token${stats.tokens === 1 ? "" : "s"}`];
   if (stats.rate) parts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : Math.round(stats.rate)} tokens/s`);
   if (stats.first) parts.push(`first after ${seconds(stats.first)}`);
   if (stats.cached) parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
@@ -162,45 +196,44 @@ export class Messages {
     this.actions = actions;
     this.shown = new Map();
     this.talk = null;
-    const talk = $("talk");
-    // Whoever scrolls up to read is left alone; whoever is at the end stays there.
+    // A reader who scrolls up is left alone; one who is at the end stays there.
     this.follow = true;
-    talk.addEventListener("scroll", () => {
-      this.follow = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 48;
+    this.laid = "";
+    const view = $("talk");
+    view.addEventListener("scroll", () => {
+      // Another layout moves the text, too: only in the same layout it was the reader.
+      if (this.laid !== layout(view)) return this.keepUp();
+      this.follow = atEnd(view);
       $("down").hidden = this.follow;
     }, { passive: true });
+    const sizes = new ResizeObserver((entries) => {
+      // What the reader unfolds or edits must not run away under the pointer.
+      if (entries.some((entry) => entry.target === view)) this.keepUp();
+      else this.settle();
+    });
+    sizes.observe(view);
+    sizes.observe($("column"));
+    document.fonts.addEventListener("loadingdone", () => this.keepUp());
     $("down").addEventListener("click", () => this.toEnd());
   }
 
   show(talk, welcome) {
-    const column = $("column");
     if (talk !== this.talk) {
       this.shown.clear();
-      column.replaceChildren();
       this.talk = talk;
       this.follow = true;
     }
     const way = path(talk);
     const wanted = new Set(way.map((node) => node.id));
-    for (const [id, message] of this.shown) {
-      if (!wanted.has(id)) {
-        message.element.remove();
-        this.shown.delete(id);
-      }
-    }
-    column.querySelector(".welcome")?.remove();
-    if (!way.length) column.append(welcome());
-    for (const node of way) {
+    for (const id of this.shown.keys()) if (!wanted.has(id)) this.shown.delete(id);
+    const elements = way.map((node) => {
       const known = this.shown.get(node.id);
-      if (known) {
-        known.refresh();
-        column.append(known.element);
-      } else {
-        const message = new Message(talk, node, this.actions);
-        this.shown.set(node.id, message);
-        column.append(message.element);
-      }
-    }
+      if (known) known.refresh();
+      else this.shown.set(node.id, new Message(talk, node, this.actions));
+      return this.shown.get(node.id).element;
+    });
+    // Messages that stay are not moved: one that is being edited keeps the focus.
+    arrange($("column"), way.length ? elements : [welcome()]);
     this.keepUp();
   }
 
@@ -213,8 +246,16 @@ export class Messages {
     this.shown.get(node.id)?.edit();
   }
 
+  /** Stays at the end, where the reader is. */
   keepUp() {
     if (this.follow) $("talk").scrollTop = $("talk").scrollHeight;
+    this.settle();
+  }
+
+  /** Remembers the layout. */
+  settle() {
+    this.laid = layout($("talk"));
+    $("down").hidden = this.follow || atEnd($("talk"));
   }
 
   toEnd() {
@@ -222,3 +263,6 @@ export class Messages {
     this.keepUp();
   }
 }
+
+const layout = (view) => `${view.clientWidth} ${view.clientHeight} ${view.scrollHeight}`;
+const atEnd = (view) => view.scrollHeight - view.scrollTop - view.clientHeight < 48;

@@ -22,6 +22,9 @@ export function fields(talk) {
   return out;
 }
 
+/** A default is told as one: a bare number would look like a value that somebody set. */
+const hint = (value) => (/^-?[\d.]+$/.test(value) ? `default ${value}` : value);
+
 /** What holds where nothing is said. Some numbers of the server's mean something that is better said in words. */
 function usual(name, defaults) {
   if (name === "seed") return Number(defaults.seed) === 0xffffffff ? "any" : defaults.seed ?? "any";
@@ -29,15 +32,28 @@ function usual(name, defaults) {
   return defaults[name] ?? "";
 }
 
+let shown = {};
+
 /** Builds the form. `defaults` are the server's, by llama.cpp's names. */
 export function show(talk, defaults, changed) {
+  // What somebody is writing here stays while an answer ends.
+  if (shown.talk === talk && shown.defaults === defaults) return;
+  shown = { talk, defaults };
   const set = (name, value) => {
     if (value === undefined || value === "") delete talk.sampling[name];
     else talk.sampling[name] = value;
+    reset.disabled = !Object.keys(talk.sampling).length;
     changed();
   };
+  const reset = h("button", { type: "button", id: "set-defaults", disabled: !Object.keys(talk.sampling).length, onclick: () => {
+    talk.sampling = {};
+    shown = {};
+    changed();
+    show(talk, defaults, changed);
+    $("settings").focus();
+  } }, "Back to the defaults");
   const number = ([name, label, why, limits]) => {
-    const input = h("input", { type: "number", id: `set-${name}`, ...limits, step: limits.step, placeholder: usual(name, defaults), "aria-describedby": `why-${name}` });
+    const input = h("input", { type: "number", id: `set-${name}`, ...limits, step: limits.step, placeholder: hint(usual(name, defaults)), "aria-describedby": `why-${name}` });
     input.value = talk.sampling[name] ?? "";
     input.addEventListener("change", () => {
       const value = input.value === "" ? undefined : Number(input.value);
@@ -73,6 +89,7 @@ export function show(talk, defaults, changed) {
     ...NUMBERS.map(number),
     h("div", { class: "setting broad" }, h("label", { htmlFor: "set-thinking" }, "Thinking"), thinking, h("p", {}, "For models that think before they answer")),
     h("div", { class: "setting wide" }, h("label", { htmlFor: "set-tools" }, "Tools"), tools, h("p", { id: "why-tools" }, WHY_TOOLS)),
+    h("div", { class: "setting wide" }, reset),
   );
 }
 

@@ -29,6 +29,11 @@ export async function all() {
   return found.sort((a, b) => b.changed - a.changed);
 }
 
+/** One conversation, also one that another window of the browser made. */
+export async function find(id) {
+  return (await run("readonly", (talks) => talks.get(id))) ?? memory.get(id) ?? null;
+}
+
 export async function put(talk) {
   memory.set(talk.id, talk);
   await run("readwrite", (talks) => talks.put(talk));

@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { children, fresh, grow, leaf, path, requestMessages, switchTo } from "./tree.js";
+import { Answers, canContinue, MOST_AT_ONCE } from "./answers.js";
+import { addressOf, idOf, isLoopback } from "./route.js";
+import { children, fresh, grow, imported, leaf, path, prune, rename, requestMessages, retitle, stored, switchTo } from "./tree.js";
 import { parse } from "./markdown.js";
 import { scan } from "./highlight.js";
 import { plainRoots, tree } from "./math.js";
@@ -49,12 +51,13 @@ test("links lead to the web and nowhere else, and pictures are links", () => {
 });
 
 test("no text is too strange or too deep", () => {
-  const pieces = ["**", "_", "`", "$", "[", "](", ")", "> ", "- ", "\n", "| ", "```", "\\", "<", "#", " ", "a", "1. ", "~~", "$$", "\\[", "|-|\n"];
+  const pieces = ["**", "_", "`", "$", "[", "](", ")", "> ", "- ", "\n", "| ", "```", "\\", "<", "#", " ", "a", "1. ", "~~", "$$", "\\[", "|-|\n", "<sub>", "</sub>", "<br>", "&amp;", "&#x", "[^1]", "\n[^1]: "];
   let seed = 7;
   const random = (n) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
   for (let round = 0; round < 3000; round += 1) parse(Array.from({ length: random(40) }, () => pieces[random(pieces.length)]).join(""));
   const start = performance.now();
-  for (const deep of ["> ", "- ", "**a ", "[", "$", "`", "*_"]) parse(deep.repeat(3000));
+  for (const deep of ["> ", "- ", "**a ", "[", "$", "`", "*_", "<sub>", "<b><i>", "&", "[^1]", "[^1]: "]) parse(deep.repeat(3000));
+  parse(`${"<sub>".repeat(2000)}${"</sub>".repeat(2000)}`);
   tree("{".repeat(5000));
   tree("\\frac".repeat(3000));
   assert.ok(performance.now() - start < 5000, `${performance.now() - start} ms`);
@@ -79,6 +82,37 @@ test("code is coloured without losing a character", () => {
   assert.equal(kind(samples.python, "py", "# c"), "comment");
   assert.equal(kind(samples.python, "py", "0x1F"), "number");
   assert.equal(kind(samples.sql, "sql", "select"), "word");
+  // A comment is coloured to its last letter, whether the code ends there or the line.
+  for (const [code, language, comment] of [["x = 1  # tail", "python", "# tail"], ["x # tail\ny", "python", "# tail"], ["#", "python", "#"], ["//\nx", "js", "//"]]) assert.equal(kind(code, language, comment), "comment", code);
+  assert.equal(kind("#include <a.h>", "c", "#include <a.h>"), "call");
+});
+
+test("characters by name, a few tags and footnotes", () => {
+  const cases = {
+    "&amp; &copy; &alpha;&Omega;&sigmaf; &#65;&#x42; &frac12;": "& © αΩς AB ½",
+    "&nothing; &#0; &#xD800; &#x110000; AT&T; &": "&nothing; \ufffd \ufffd \ufffd AT&T; &",
+    "`&amp;` \\&amp;": "code:&amp;| &amp;",
+    "a<br>b<br/>c<BR />\nd": "a|break:|b|break:|c|break:|d",
+    "H<sub>2</sub>O and x<sup>*n*</sup>": "H|sub(2)|O and x|sup(em(n))",
+    "<b>a</b> <i>b</i> <kbd>c</kbd> <mark>d</mark>": "strong(a)| |em(b)| |kbd(c)| |mark(d)",
+    "<sub>open <script>x</script> <b onclick=y>z</b>": "<sub>open <script>x</script> <b onclick=y>z</b>",
+    "&#42;not weight&#42; &lt;b&gt;": "*not weight* <b>",
+  };
+  for (const [text, wanted] of Object.entries(cases)) assert.equal(line(text), wanted, text);
+  assert.equal(flat(parse("| a |\n|---|\n| x<br>y |")[0].rows[0][0]), "x|break:|y");
+  assert.equal(parse("[a](https://b.example/?c=1&amp;d=2)")[0].inline[0].href, "https://b.example/?c=1&d=2");
+  for (const bad of ["java&#115;cript:alert(1)", "&#x6a;avascript:x", "javascript&colon;x"]) assert.equal(parse(`[a](${bad})`)[0].inline[0].href, undefined, bad);
+});
+
+test("footnotes lead to what explains them, and other brackets stay", () => {
+  const text = "Said[^1], and [^a-z] stays.\n\n[^1]: By *him*.\n    More.\n[^n]: Named.\n\nAfter.";
+  const [first, one, named, after] = parse(text);
+  assert.deepEqual(first.inline.map((p) => p.name ?? p.text), ["Said", "1", ", and [^a-z] stays."]);
+  assert.deepEqual([one.type, one.name, one.blocks[0].inline[1].type], ["footnote", "1", "em"]);
+  assert.deepEqual([named.name, after.type], ["n", "paragraph"]);
+  // A paragraph that was shown before its footnote came is another one then.
+  assert.notDeepEqual(parse("Said[^1].\n\n[^1]: x")[0].explained, parse("Said[^1].")[0].explained);
+  assert.equal(parse("Plain.\n\n[^1]: x")[0].explained, undefined);
 });
 
 test("formulas become trees", () => {
@@ -93,6 +127,10 @@ test("formulas become trees", () => {
   assert.equal(text("3.14"), '["mrow",["mn","3.14"]]');
   assert.match(text("\\begin{pmatrix}a&b\\\\c&d\\end{pmatrix}"), /mtable.*mtr.*mtr/);
   assert.match(text("\\unknown{x}"), /unknown/);
+  // Only brackets that enclose something by their name grow with it.
+  assert.match(text("f(x)"), /"mo",\{"stretchy":"false"\},"\("/);
+  assert.match(text("\\left(x\\right)"), /"mo",\{"stretchy":"true"\},"\("/);
+  assert.match(text("\\Big["), /"minsize":"1.8em"/);
 });
 
 test("a conversation branches where a message is edited or answered again", () => {
@@ -122,4 +160,128 @@ test("events are read whatever the pieces they come in", () => {
     for (let i = 0; i < bytes.length; i += size) got.push(...events.push(bytes.slice(i, i + size)));
     assert.deepEqual(got, ['{"a":1}', '{"b":"é"}', "[DONE]"]);
   }
+});
+
+test("a conversation has an address, and only loopback is this machine", () => {
+  const talk = fresh("m");
+  assert.equal(addressOf(talk), "#/");
+  grow(talk, "", { role: "user", content: "x" });
+  talk.id = "a/b %";
+  assert.equal(idOf(addressOf(talk)), "a/b %");
+  for (const none of ["", "#/", "#prompt", "#/chat/", "#/other/x"]) assert.equal(idOf(none), null, none);
+  assert.equal(idOf("#/chat/%zz"), "%zz");
+  for (const host of ["localhost", "127.0.0.1", "127.1.2.3", "[::1]", "kiln.localhost"]) assert.ok(isLoopback(host), host);
+  for (const host of ["10.0.0.2", "kiln.example", "localhost.example", "127.example", "[::2]"]) assert.ok(!isLoopback(host), host);
+});
+
+test("titles follow the first message until somebody gives one", () => {
+  const talk = fresh("m");
+  const first = grow(talk, "", { role: "user", content: "\n  Tell me a long story\nnow" });
+  retitle(talk, first);
+  assert.equal(talk.title, "Tell me a long story");
+  retitle(talk, grow(talk, first.id, { role: "user", content: "More" }));
+  assert.equal(talk.title, "Tell me a long story");
+  const edited = grow(talk, "", { role: "user", content: "Say hi." });
+  retitle(talk, edited);
+  assert.equal(talk.title, "Say hi.");
+  rename(talk, "  Greetings ");
+  retitle(talk, first);
+  assert.equal(talk.title, "Greetings");
+  assert.equal(imported(JSON.parse(JSON.stringify(talk))).named, true);
+  rename(talk, " ");
+  assert.deepEqual([talk.title, talk.named], ["Say hi.", false]);
+  assert.equal(imported(JSON.parse(JSON.stringify(talk))).named, false);
+});
+
+const asked = (content = "q") => {
+  const talk = fresh("m");
+  return { talk, question: grow(talk, "", { role: "user", content }) };
+};
+
+/** Answers whose streams a test writes: `streams` has them in order. */
+function rehearsal() {
+  const streams = [];
+  const saved = [];
+  const chat = (body, signal, piece) => new Promise((resolve, reject) => {
+    signal.addEventListener("abort", () => reject(Object.assign(new Error(), { name: "AbortError" })));
+    let tokens = 0;
+    const say = (content) => piece({ choices: [{ index: 0, delta: { content } }], usage: { prompt_tokens: 10, completion_tokens: (tokens += 1) } });
+    streams.push({ body, say, end: resolve, fail: reject });
+  });
+  const nothing = () => {};
+  const answers = new Answers({ chat, request: (talk) => ({ model: talk.model }), save: (talk) => saved.push(stored(talk)), begun: nothing, changed: nothing, ended: nothing });
+  return { answers, streams, saved };
+}
+
+test("conversations are answered at once, and each is stopped by itself", async () => {
+  const { answers, streams, saved } = rehearsal();
+  const [one, two] = [asked("one"), asked("two")];
+  const runs = [answers.start(one.talk, one.question), answers.start(two.talk, two.question)];
+  streams[0].say("a");
+  streams[1].say("b");
+  assert.ok(answers.refusal(one.talk) && !answers.refusal(asked().talk));
+  assert.equal(Object.values(saved[0].nodes).at(-1).end, "left");
+  answers.stop(one.talk);
+  await runs[0];
+  assert.equal(answers.of(one.talk), undefined);
+  assert.ok(answers.of(two.talk));
+  streams[1].say("c");
+  streams[1].end();
+  await runs[1];
+  assert.deepEqual([leaf(one.talk).content, leaf(one.talk).end, leaf(one.talk).stats.tokens], ["a", "stopped", 1]);
+  assert.deepEqual([leaf(two.talk).content, leaf(two.talk).end, leaf(two.talk).stats.used], ["bc", undefined, 12]);
+  const many = Array.from({ length: MOST_AT_ONCE }, () => asked());
+  const all = many.map(({ talk, question }) => answers.start(talk, question));
+  assert.match(answers.refusal(asked().talk), /being written already/);
+  for (const { talk } of many) answers.stop(talk);
+  await Promise.all(all);
+});
+
+test("an answer that broke off is continued in its place", async () => {
+  const { answers, streams } = rehearsal();
+  const { talk, question } = asked();
+  const first = answers.start(talk, question);
+  streams[0].say("one");
+  streams[0].fail(Object.assign(new Error("The connection was lost."), { lost: true }));
+  await first;
+  const node = leaf(talk);
+  assert.deepEqual([node.end, node.note, canContinue(node)], ["lost", "The connection was lost.", true]);
+  const rest = answers.resume(talk, node);
+  assert.ok(!canContinue(node), "it is being continued");
+  assert.deepEqual(streams[1].body.messages.at(-1), { role: "assistant", content: "one" });
+  assert.deepEqual([streams[1].body.continue_final_message, streams[1].body.add_generation_prompt], [true, false]);
+  streams[1].say(" two");
+  streams[1].end();
+  await rest;
+  assert.deepEqual([leaf(talk), node.content, node.stats.tokens, node.end, node.note], [node, "one two", 2, undefined, undefined]);
+  const refused = answers.start(talk, question);
+  streams[2].fail(Object.assign(new Error("raw"), { code: "context_length_exceeded", details: { n_prompt_tokens: 9001, n_ctx: 8192 } }));
+  await refused;
+  assert.match(leaf(talk).note, /has 9,001 tokens .* context of 8,192/);
+  prune(talk, leaf(talk));
+  assert.equal(leaf(talk), node);
+});
+
+test("a stream that ends without its last word was lost", async () => {
+  globalThis.localStorage = { getItem: () => "", setItem: () => {} };
+  const { chat } = await import("./api.js");
+  const bytes = (text) => new TextEncoder().encode(text);
+  const replies = (start) => {
+    globalThis.fetch = async () => new Response(new ReadableStream({ start }), { status: 200 });
+  };
+  const pieces = [];
+  const ask = () => chat({}, new AbortController().signal, (piece) => pieces.push(piece));
+  replies((stream) => {
+    stream.enqueue(bytes('data: {"choices":[]}\n\n'));
+    stream.close();
+  });
+  await assert.rejects(ask, { lost: true, message: "The connection was lost." });
+  replies((stream) => stream.error(new TypeError("network error")));
+  await assert.rejects(ask, { lost: true });
+  replies((stream) => {
+    stream.enqueue(bytes('data: {"choices":[]}\n\ndata: [DONE]\n\n'));
+    stream.close();
+  });
+  await ask();
+  assert.equal(pieces.length, 2);
 });

@@ -1,6 +1,12 @@
 // A conversation is a tree: who edits a message or asks for another answer adds a branch, and nothing is lost. `shown` says for each
 // message which of those behind it is looked at.
 
+/**
+ * How an answer ended, where it is not complete:
+ * `stopped` by the reader, `length` at its limit, `lost` with the connection, `left` with the page, `failed` at the server.
+ */
+const ENDS = ["stopped", "length", "lost", "left", "failed"];
+
 const id = () => [...crypto.getRandomValues(new Uint8Array(9))].map((b) => b.toString(36).padStart(2, "0")).join("");
 
 /** A conversation without messages. */
@@ -45,6 +51,39 @@ export function path(talk) {
 /** The last message that is shown. */
 export function leaf(talk) {
   return path(talk).at(-1);
+}
+
+/** A title made of a text: its first line that says something. */
+export function titleOf(text) {
+  const line = text.split("\n").find((l) => l.trim())?.trim() ?? "";
+  return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
+}
+
+const titleFrom = (node) => titleOf(node?.content || node?.files?.[0]?.name || "");
+
+/** Lets the title follow the first message, when that is another one now and no reader gave a title. */
+export function retitle(talk, changed) {
+  if (!talk.named && !changed.parent) talk.title = titleFrom(changed);
+}
+
+/** Gives a conversation a name; an empty one lets the title follow the first message again. */
+export function rename(talk, name) {
+  talk.named = Boolean(name.trim());
+  if (talk.named) talk.title = name.trim().slice(0, 200);
+  else talk.title = titleFrom(path(talk)[0]);
+}
+
+/** A conversation as it is stored. An answer that is being written ends with the page; who comes back sees that it did. */
+export function stored(talk) {
+  const nodes = Object.entries(talk.nodes).map(([id, { busy, ...node }]) => [id, busy ? { ...node, end: "left" } : node]);
+  return { ...talk, nodes: Object.fromEntries(nodes) };
+}
+
+/** Takes out a message that nothing follows. */
+export function prune(talk, node) {
+  if (children(talk, node.id).length) return;
+  delete talk.nodes[node.id];
+  if (talk.shown[node.parent] === node.id) delete talk.shown[node.parent];
 }
 
 /** A text with its files, as the model gets it. */
@@ -100,7 +139,7 @@ export function imported(value) {
     const list = (v) => (Array.isArray(v) ? v : undefined);
     const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => ({ name: f.name, text: text(f.text) }));
     const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments) }));
-    talk.nodes[node.id] = { id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call), name: text(node.name), note: text(node.note), files, calls };
+    talk.nodes[node.id] = { id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call), name: text(node.name), note: text(node.note), end: ENDS.includes(node.end) ? node.end : undefined, files, calls };
   }
   for (const node of Object.values(talk.nodes)) {
     // A message whose way to the first one is broken, or goes round, would never be seen or never end.
@@ -112,5 +151,8 @@ export function imported(value) {
     }
     if (!at || at.parent) delete talk.nodes[node.id];
   }
-  return Object.keys(talk.nodes).length ? talk : null;
+  if (!Object.keys(talk.nodes).length) return null;
+  // A title that is not the first message's was given by somebody.
+  talk.named = value.named === true || (talk.title !== "" && talk.title !== titleFrom(path(talk)[0]));
+  return talk;
 }

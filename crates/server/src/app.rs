@@ -1,33 +1,26 @@
 //! What every request sees: the settings, the models, and what the server is doing.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_engine::embed::Pooling;
 use kiln_engine::sampler::Sampling;
 use serde_json::{Map, Value};
 
+use crate::api::ollama_store::ModelStore;
+use crate::api_error::{ApiError, Kind};
 use crate::chat::ThinkingBudget;
+use crate::connections::{Connections, Limits};
 use crate::guard::Caller;
-use crate::refusal::{Kind, Refusal};
-use crate::seats::Seats;
-use crate::shelf::{Loaded, Shelf};
+use crate::http_metrics::HttpMetrics;
+use crate::keys::{Counted, Key, Keys};
+use crate::prep_pool::PrepPool;
+use crate::registry::{Loaded, ModelRegistry};
+use crate::response_store::{ResponseStore, StoredResponses};
+use crate::scope::BodyBudget;
 use crate::trace::{Tracer, Tracing};
-
-/// A key that clients prove themselves with.
-#[derive(Clone, Default)]
-pub struct Key {
-    /// Shown in logs in place of the key.
-    pub name: String,
-    /// The secret.
-    pub secret: String,
-    /// Requests at once at most.
-    pub at_once: Option<usize>,
-    /// Requests in a minute at most.
-    pub per_minute: Option<u32>,
-}
 
 /// A certificate and its key, as PEM.
 #[derive(Clone)]
@@ -43,7 +36,7 @@ pub type Change = Arc<dyn Fn(&mut Sampling) + Send + Sync>;
 
 /// What holds where a request says nothing. It goes before what the model's file says.
 #[derive(Clone, Default)]
-pub struct Usual {
+pub struct RequestDefaults {
     /// How tokens are chosen.
     pub sampling: Option<Change>,
     /// Tokens of an answer; none for as many as the context holds.
@@ -73,7 +66,7 @@ pub struct Settings {
     pub shown_path: Option<PathBuf>,
     /// `GET /slots` is not served.
     pub hides_slots: bool,
-    /// Keys that open it; without any it is open to all who reach it.
+    /// Keys that open it at first; without any it is open to all who reach it.
     pub keys: Vec<Key>,
     /// `GET /metrics` asks for no key.
     pub open_metrics: bool,
@@ -97,14 +90,20 @@ pub struct Settings {
     pub body_limit: usize,
     /// Fields that are not known are errors.
     pub strict: bool,
+    /// A model is served under its own names alone, even where there is only one.
+    pub strict_model: bool,
     /// How long answers may go on after the server was told to end.
     pub drain: Duration,
     /// How long a stream is silent before a sign of life.
     pub keep_alive: Duration,
     /// How the vectors of tokens become one of a text, where it is not what the model was made for.
     pub pooling: Option<Pooling>,
+    /// Models that clients may fetch and remove; none where they may not.
+    pub store: Option<Arc<dyn ModelStore>>,
+    /// How much is kept of responses that clients may come back to.
+    pub responses: StoredResponses,
     /// What holds where a request says nothing.
-    pub usual: Usual,
+    pub request_defaults: RequestDefaults,
     /// Where traces go; none for nowhere.
     pub tracing: Option<Tracing>,
     /// How long a client may take to say what it wants: from the connection, or the last answer, to the end of the headers.
@@ -113,8 +112,14 @@ pub struct Settings {
     pub write_timeout: Duration,
     /// How long an engine with work may not get on before it counts as hung: longer than any step and any kernel's compilation.
     pub stall: Duration,
-    /// Connections at once; further ones wait to be taken up.
+    /// How long a connection may have no request in flight after its first one.
+    pub idle_timeout: Duration,
+    /// How often an HTTP/2 client is asked whether it is there, and how long it may take to say so.
+    pub http2_ping: Duration,
+    /// Connections at once. One more takes the place of the one that has been idle the longest.
     pub connections: usize,
+    /// Those of them from one address; none for three quarters of all.
+    pub connections_per_address: Option<usize>,
 }
 
 impl Settings {
@@ -138,33 +143,39 @@ impl Settings {
             total_limit: None,
             body_limit: 64 << 20,
             strict: false,
+            strict_model: false,
             drain: Duration::from_secs(30),
             keep_alive: Duration::from_secs(10),
             pooling: None,
-            usual: Usual::default(),
+            store: None,
+            responses: StoredResponses::default(),
+            request_defaults: RequestDefaults::default(),
             tracing: None,
             header_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(120),
             stall: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(75),
+            http2_ping: Duration::from_secs(20),
             connections: 4096,
+            connections_per_address: None,
         }
     }
-}
-
-/// What one key has under way, and what it has left of its minute.
-struct Account {
-    running: AtomicUsize,
-    /// Requests that it may still begin, and when that was counted.
-    left: Mutex<(f64, Instant)>,
 }
 
 /// The state of the server.
 pub(crate) struct App {
     pub(crate) settings: Settings,
-    pub(crate) shelf: Shelf,
+    pub(crate) registry: ModelRegistry,
     pub(crate) tracer: Option<Tracer>,
-    pub(crate) seats: Seats,
-    accounts: Vec<Account>,
+    pub(crate) prep_pool: PrepPool,
+    /// A model is being fetched.
+    pub(crate) pulling: AtomicBool,
+    /// Responses that clients may come back to.
+    pub(crate) responses: ResponseStore,
+    pub(crate) bodies: BodyBudget,
+    pub(crate) http: HttpMetrics,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) keys: Keys,
     draining: AtomicBool,
     pub(crate) started: Instant,
     /// The same, in seconds since 1970.
@@ -173,33 +184,33 @@ pub(crate) struct App {
 
 /// A place among the requests that run or wait. While somebody holds it, the model stays.
 pub(crate) struct Permit {
-    app: Arc<App>,
     loaded: Arc<Loaded>,
-    account: Option<usize>,
+    _counted: Option<Counted>,
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         self.loaded.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(account) = self.account {
-            self.app.accounts[account].running.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 
 impl App {
-    pub(crate) fn new(settings: Settings, mut shelf: Shelf, tracer: Option<Tracer>) -> App {
-        shelf.usual = settings.usual.clone();
-        let account = |key: &Key| Account {
-            running: AtomicUsize::new(0),
-            left: Mutex::new((f64::from(key.per_minute.unwrap_or(0)), Instant::now())),
-        };
+    pub(crate) fn new(settings: Settings, mut registry: ModelRegistry, tracer: Option<Tracer>) -> App {
+        registry.request_defaults = settings.request_defaults.clone();
+        registry.strict_names = settings.strict_model;
+        let all = settings.connections.max(1);
+        let per_address = settings.connections_per_address.unwrap_or(all - all / 4).max(1);
         App {
-            accounts: settings.keys.iter().map(account).collect(),
+            http: HttpMetrics::default(),
+            bodies: BodyBudget::new(settings.body_limit),
+            connections: Arc::new(Connections::new(Limits { all, per_address })),
+            keys: Keys::new(settings.keys.clone()),
+            pulling: AtomicBool::new(false),
+            responses: ResponseStore::new(settings.responses),
             settings,
-            shelf,
+            registry,
             tracer,
-            seats: Seats::default(),
+            prep_pool: PrepPool::default(),
             draining: AtomicBool::new(false),
             started: Instant::now(),
             created: now(),
@@ -212,9 +223,9 @@ impl App {
     }
 
     /// A model that is loaded, for those who look at the server and must not wake one.
-    pub(crate) fn loaded(&self) -> Result<Arc<Loaded>, Refusal> {
-        let found = self.shelf.places().iter().find_map(|place| place.peek());
-        found.ok_or_else(|| Refusal::new(Kind::Unavailable, self.not_ready().unwrap_or("No model is loaded")))
+    pub(crate) fn loaded(&self) -> Result<Arc<Loaded>, ApiError> {
+        let found = self.registry.places().iter().find_map(|place| place.peek());
+        found.ok_or_else(|| ApiError::new(Kind::Unavailable, self.not_ready().unwrap_or("No model is loaded")))
     }
 
     /// Why no request can be served now, if that is so.
@@ -222,62 +233,33 @@ impl App {
         if self.draining.load(Ordering::Relaxed) {
             return Some("The server is going down");
         }
-        self.shelf.is_ready().err()
+        self.registry.is_ready().err()
     }
 
     /// The model for a request; any of its names will do, and none at all. It is loaded now if need be, so this belongs off the
     /// threads that serve connections.
-    pub(crate) fn model(&self, named: Option<&str>) -> Result<Arc<Loaded>, Refusal> {
+    pub(crate) fn model(&self, named: Option<&str>) -> Result<Arc<Loaded>, ApiError> {
         if self.draining.load(Ordering::Relaxed) {
-            return Err(Refusal::new(Kind::Unavailable, "The server is going down"));
+            return Err(ApiError::new(Kind::Unavailable, "The server is going down"));
         }
-        let loaded = self.shelf.get(named)?;
+        let loaded = self.registry.get(named)?;
         if !loaded.scheduler.is_running() {
-            return Err(Refusal::new(Kind::Unavailable, loaded.scheduler.why_not()));
+            return Err(ApiError::new(Kind::Unavailable, loaded.scheduler.why_not()));
         }
         Ok(loaded)
     }
 
     /// A place for one more request, if the queue and the caller's key have one.
-    pub(crate) fn permit(self: &Arc<App>, loaded: &Arc<Loaded>, caller: &Caller) -> Result<Permit, Refusal> {
+    pub(crate) fn permit(&self, loaded: &Arc<Loaded>, caller: &Caller) -> Result<Permit, ApiError> {
         let most = loaded.sequences.saturating_add(self.settings.queue);
         let before = loaded.in_flight.fetch_add(1, Ordering::Relaxed);
-        let mut permit = Permit { app: Arc::clone(self), loaded: Arc::clone(loaded), account: None };
+        let mut permit = Permit { loaded: Arc::clone(loaded), _counted: None };
         if before >= most {
             let message = format!("{before} requests are running or waiting, which is all this server takes");
-            return Err(Refusal::new(Kind::QueueFull, message));
+            return Err(ApiError::new(Kind::QueueFull, message));
         }
-        if let Some(account) = caller.key {
-            let key = &self.settings.keys[account];
-            let running = self.accounts[account].running.fetch_add(1, Ordering::Relaxed);
-            permit.account = Some(account);
-            if key.at_once.is_some_and(|most| running >= most) {
-                let message =
-                    format!("the key {:?} has {running} requests under way, which is all it may have", key.name);
-                return Err(Refusal::new(Kind::KeyLimit { seconds: 1 }, message));
-            }
-            self.accounts[account].take_one(key)?;
-        }
+        permit._counted = caller.key.as_ref().map(|key| key.count()).transpose()?;
         Ok(permit)
-    }
-}
-
-impl Account {
-    /// Counts one request against the minute of a key.
-    fn take_one(&self, key: &Key) -> Result<(), Refusal> {
-        let Some(most) = key.per_minute else { return Ok(()) };
-        let most = f64::from(most);
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was used comes back evenly over a minute.
-        let now = (left.0 + left.1.elapsed().as_secs_f64() * most / 60.0).min(most);
-        *left = (now, Instant::now());
-        if now < 1.0 {
-            let seconds = ((1.0 - now) * 60.0 / most).ceil() as u64;
-            let message = format!("the key {:?} has had its {most} requests of this minute", key.name);
-            return Err(Refusal::new(Kind::KeyLimit { seconds }, message));
-        }
-        left.0 -= 1.0;
-        Ok(())
     }
 }
 
@@ -286,7 +268,7 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// A name that nobody can guess: a prefix and 24 letters and digits.
+/// An unguessable id: a prefix and 24 letters and digits.
 pub(crate) fn fresh_id(prefix: &str) -> String {
     const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let mut bytes = [0u8; 24];

@@ -11,8 +11,10 @@ use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
-use crate::refusal::{Kind, Refusal};
+use crate::connections::{Connection, Receiving};
+use crate::scope::{self, LONG};
 
 /// The body of a request, read and parsed.
 #[derive(Debug)]
@@ -23,15 +25,21 @@ pub(crate) struct Body {
 }
 
 impl FromRequest<Arc<App>> for Body {
-    type Rejection = Refusal;
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, Refusal> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Body, ApiError> {
         // What a slot is told stands in its address; llama-server's clients send no body with it.
         let may_be_empty = request.uri().path().starts_with("/slots/");
-        match bytes(request, app).await? {
-            bytes if bytes.is_empty() && may_be_empty => Body::parse(b"{}"),
-            bytes => Body::parse(&bytes),
-        }
+        let body = match bytes(request, app).await? {
+            bytes if bytes.is_empty() && may_be_empty => Body::parse(b"{}")?,
+            // Other requests are served while a long one is parsed.
+            bytes if bytes.len() > LONG => tokio::task::block_in_place(|| Body::parse(&bytes))?,
+            bytes => Body::parse(&bytes)?,
+        };
+        // Ollama's clients may say `name`.
+        let named = ["model", "name"].into_iter().find_map(|field| body.value.get(field)?.as_str());
+        scope::current().set_model(named.unwrap_or_default());
+        Ok(body)
     }
 }
 
@@ -40,17 +48,17 @@ impl FromRequest<Arc<App>> for Body {
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for List<T> {
-    type Rejection = Refusal;
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<List<T>, Refusal> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<List<T>, ApiError> {
         let bytes = bytes(request, app).await?;
         let list = serde_json::from_slice(&bytes);
-        list.map(List).map_err(|error| Refusal::new(Kind::Invalid, format!("the body must be a list: {error}")))
+        list.map(List).map_err(|error| ApiError::new(Kind::Invalid, format!("the body must be a list: {error}")))
     }
 }
 
 /// The bytes of a body of JSON.
-async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Refusal> {
+async fn bytes(request: Request, app: &Arc<App>) -> Result<Vec<u8>, ApiError> {
     // Other content types are what a foreign web page can post without asking. Some programs say nothing, which a page can do
     // as well, but not without naming its origin.
     let headers = request.headers();
@@ -63,10 +71,15 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Re
     let is_json = kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"));
     if !(is_json || silent || typed) {
         let shown = if kind.is_empty() { "nothing" } else { &kind };
-        return Err(Refusal::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
+        return Err(ApiError::new(Kind::Invalid, format!("Content-Type must be application/json, it is {shown}")));
+    }
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        let encoding = encoding.to_str().unwrap_or_default();
+        let message = format!("Content-Encoding {encoding:?} is not served; send the body as it is");
+        return Err(ApiError::new(Kind::Encoding, message));
     }
     let limit = app.settings.body_limit;
-    let too_large = || Refusal::new(Kind::TooLarge, format!("the body is larger than {limit} bytes"));
+    let too_large = || ApiError::new(Kind::TooLarge, format!("the body is larger than {limit} bytes"));
     let length = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if let Some(length) = length.filter(|length| *length > limit as u64) {
         // Who asks before it sends learns it now. Others read no answer before they have sent everything, so that is taken and
@@ -77,18 +90,34 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<axum::body::Bytes, Re
         return Err(too_large());
     }
     let time = patience(app, length.unwrap_or(limit as u64));
-    let read = tokio::time::timeout(time, axum::body::to_bytes(request.into_body(), limit)).await;
-    let late = |_| Refusal::new(Kind::Late, format!("the body did not come within {} s", time.as_secs()));
-    read.map_err(late)?.map_err(|error| {
-        let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-        if text.contains("length limit") { too_large() } else { Refusal::new(Kind::Invalid, "the body ended early") }
-    })
+    let late = |time: Duration| ApiError::new(Kind::Late, format!("the body did not come within {} s", time.as_secs()));
+    let receiving = request.extensions().get::<Arc<Connection>>().map(Connection::receive);
+    let (scope, stall) = (scope::current(), app.settings.header_timeout.min(STALL));
+    let mut body = Vec::with_capacity(length.map_or(0, |length| length as usize));
+    let all = async {
+        let mut pieces = request.into_body().into_data_stream();
+        while let Some(piece) = tokio::time::timeout(stall, pieces.next()).await.map_err(|_| late(stall))? {
+            let piece = piece.map_err(|_| ApiError::new(Kind::Invalid, "the body ended early"))?;
+            if body.len() + piece.len() > limit {
+                return Err(too_large());
+            }
+            receiving.iter().for_each(Receiving::progress);
+            scope.take(&app.bodies, piece.len()).await?;
+            body.extend_from_slice(&piece);
+        }
+        Ok(())
+    };
+    tokio::time::timeout(time, all).await.map_err(|_| late(time))??;
+    Ok(body)
 }
 
-/// Bodies that are larger than may be, but by no more than so many times, are read to their end.
+/// How long a client may send nothing in the middle of a body.
+const STALL: Duration = Duration::from_secs(30);
+
+/// Bodies over the limit, but by no more than this factor, are read to their end.
 const MOST_DROPPED: u64 = 4;
 
-/// How long a body of so many bytes may take: as long as the headers, and a second for each 64 KiB.
+/// How long a body of this many bytes may take: as long as the headers, and a second for each 64 KiB.
 fn patience(app: &App, bytes: u64) -> Duration {
     app.settings.header_timeout + Duration::from_secs(bytes >> 16)
 }
@@ -97,23 +126,23 @@ fn patience(app: &App, bytes: u64) -> Duration {
 async fn drop_all(body: axum::body::Body, app: &App) {
     let mut pieces = body.into_data_stream();
     let all = async { while let Some(Ok(_)) = pieces.next().await {} };
-    // Whoever is too slow gets the answer as well.
+    // A client that is too slow gets the answer as well.
     let _ = tokio::time::timeout(app.settings.header_timeout, all).await;
 }
 
 impl Body {
     /// Parses JSON that must be an object.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Body, Refusal> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
         let value: Value = serde_json::from_slice(bytes)
-            .map_err(|error| Refusal::new(Kind::Invalid, format!("the body is not valid JSON: {error}")))?;
+            .map_err(|error| ApiError::new(Kind::Invalid, format!("the body is not valid JSON: {error}")))?;
         if !value.is_object() {
-            return Err(Refusal::new(Kind::Invalid, "the body must be a JSON object"));
+            return Err(ApiError::new(Kind::Invalid, "the body must be a JSON object"));
         }
         Ok(Body { value, unread: None })
     }
 
     /// The fields that `T` knows. May be called for several types, each of which knows its own.
-    pub(crate) fn get<T: DeserializeOwned>(&mut self) -> Result<T, Refusal> {
+    pub(crate) fn get<T: DeserializeOwned>(&mut self) -> Result<T, ApiError> {
         let mut unread = BTreeSet::new();
         let mut track = serde_path_to_error::Track::new();
         let tracked = serde_path_to_error::Deserializer::new(&self.value, &mut track);
@@ -125,8 +154,8 @@ impl Body {
         });
         let value = parsed.map_err(|error| {
             let (path, why) = (track.path().to_string(), in_words(&error.to_string()));
-            let refusal = Refusal::new(Kind::Invalid, format!("{path}: {why}"));
-            if path == "." { Refusal::new(Kind::Invalid, why) } else { refusal.with_param(path) }
+            let refusal = ApiError::new(Kind::Invalid, format!("{path}: {why}"));
+            if path == "." { ApiError::new(Kind::Invalid, why) } else { refusal.with_param(path) }
         })?;
         self.unread = Some(match self.unread.take() {
             Some(before) => before.intersection(&unread).cloned().collect(),
@@ -135,12 +164,20 @@ impl Body {
         Ok(value)
     }
 
-    /// The fields that were not read: refused where the server is strict, else named in a header of the answer.
-    pub(crate) fn leftover(&self, app: &App) -> Result<Leftover, Refusal> {
-        let fields: Vec<String> = self.unread.iter().flatten().cloned().collect();
+    /// The fields that were not read: refused where the server is strict, else named in a header of the answer. Nothing else is kept of
+    /// the body: an answer may take minutes, and a body millions of bytes.
+    pub(crate) fn leftover(&mut self, app: &App) -> Result<Leftover, ApiError> {
+        self.value = Value::Null;
+        self.leftover_of(app, "", Vec::new())
+    }
+
+    /// The same for an object inside a request, which `within` names; `others` were not read either.
+    pub(crate) fn leftover_of(&self, app: &App, within: &str, others: Vec<String>) -> Result<Leftover, ApiError> {
+        let fields = self.unread.iter().flatten().chain(&others);
+        let fields: Vec<String> = fields.map(|field| format!("{within}{field}")).collect();
         match fields.first() {
             Some(first) if app.settings.strict => {
-                Err(Refusal::unsupported(first.clone(), format!("the field `{first}` is not known (--strict-api)")))
+                Err(ApiError::unsupported(first.clone(), format!("the field `{first}` is not known (--strict-api)")))
             }
             Some(_) => {
                 log::info!("fields that are not known: {}", shown(&fields));
@@ -176,6 +213,12 @@ fn shown(fields: &[String]) -> String {
 pub(crate) struct Leftover(Vec<String>);
 
 impl Leftover {
+    /// These fields and others.
+    pub(crate) fn and(mut self, others: Leftover) -> Leftover {
+        self.0.extend(others.0);
+        self
+    }
+
     /// Names the fields in the answer.
     pub(crate) fn tell(&self, mut response: Response) -> Response {
         let named = shown(&self.0);

@@ -9,13 +9,14 @@ use kiln_engine::text::{
 };
 use serde_json::{Map, Value};
 
+use crate::api_error::{ApiError, Kind};
+use crate::constraint;
+use crate::encode::{Purpose, check_messages, encode_rendered};
 use crate::generate::{Form, Job};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::{Kind, Refusal};
-use crate::rule;
-use crate::shape::Shape;
-use crate::shelf::Loaded;
+use crate::registry::Loaded;
+use crate::response_format::ResponseFormat;
 
 /// Which tools an answer may or must call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub(crate) enum ToolChoice {
 pub enum ThinkingBudget {
     /// As long as it likes.
     Free,
-    /// So many tokens; then the thought is closed.
+    /// This many tokens; then the reasoning is closed.
     Tokens(usize),
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Chat {
     /// Whether several calls may come in one answer.
     pub(crate) parallel_calls: bool,
     /// What the answer must look like.
-    pub(crate) shape: Option<Shape>,
+    pub(crate) shape: Option<ResponseFormat>,
     /// Further variables of the template.
     pub(crate) kwargs: Map<String, Value>,
     /// The last message is the beginning of the answer.
@@ -92,8 +93,8 @@ impl Default for Chat {
 
 impl Chat {
     /// The prompt as text.
-    pub(crate) fn render(&self, loaded: &Loaded) -> Result<Rendered, Refusal> {
-        let template = loaded.template.as_ref().map_err(|why| Refusal::new(Kind::Template, why.clone()))?;
+    pub(crate) fn render(&self, loaded: &Loaded) -> Result<Rendered, ApiError> {
+        let template = loaded.template.as_ref().map_err(|why| ApiError::new(Kind::Template, why.clone()))?;
         let mut messages = self.messages.clone();
         if !self.tools.is_empty() && !template.capabilities().tools {
             describe_tools(&mut messages, &self.tools);
@@ -111,27 +112,31 @@ impl Chat {
         template.render_for(&input, Some(&loaded.scheduler.model().tokenizer)).map_err(|error| match error {
             TemplateError::Arguments { index, call, .. } => {
                 let param = format!("messages[{index}].tool_calls[{call}].function.arguments");
-                Refusal::invalid(param, error.to_string())
+                ApiError::invalid(param, error.to_string())
+            }
+            TemplateError::Reserved { ref name } => {
+                ApiError::invalid(format!("chat_template_kwargs.{name}"), error.to_string())
             }
             TemplateError::Tokenizer(why) => kiln_engine::Error::from(why).into(),
-            other => Refusal::new(Kind::Template, other.to_string()),
+            other => ApiError::new(Kind::Template, other.to_string()),
         })
     }
 
     /// The tokens of the prompt.
-    pub(crate) fn tokens(&self, loaded: &Loaded) -> Result<(Vec<u32>, Rendered), Refusal> {
+    pub(crate) fn tokens(&self, loaded: &Loaded, purpose: Purpose) -> Result<(Vec<u32>, Rendered), ApiError> {
         if self.messages.is_empty() {
-            return Err(Refusal::invalid("messages", "`messages` must hold at least one message"));
+            return Err(ApiError::invalid("messages", "`messages` must hold at least one message"));
         }
+        check_messages(loaded, purpose, &self.messages)?;
         let rendered = self.render(loaded)?;
-        let tokens = rendered.encode(&loaded.scheduler.model().tokenizer).map_err(kiln_engine::Error::from)?;
+        let tokens = encode_rendered(loaded, purpose, &rendered)?;
         Ok((tokens, rendered))
     }
 
     /// The request to the engine. It takes time: templates and grammars are compiled here, off the async threads.
-    pub(crate) fn job(mut self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, Refusal> {
+    pub(crate) fn job(mut self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, ApiError> {
         let keep_reasoning = *self.keep_reasoning.get_or_insert(loaded.keep_reasoning);
-        let (prompt, rendered) = self.tokens(loaded)?;
+        let (prompt, rendered) = self.tokens(loaded, Purpose::Prompt)?;
         check_length(loaded, prompt.len())?;
         let source = loaded.template.as_ref().map(|t| match self.tools.is_empty() {
             true => t.source().to_owned(),
@@ -145,7 +150,7 @@ impl Chat {
         if let ToolChoice::Named(name) = &self.tool_choice
             && !offered.iter().any(|tool| tool.name == *name)
         {
-            return Err(Refusal::invalid("tool_choice", format!("there is no tool {name:?} among the tools")));
+            return Err(ApiError::invalid("tool_choice", format!("there is no tool {name:?} among the tools")));
         }
         let generation_prompt = match self.continues {
             true => rendered.plain(),
@@ -154,14 +159,19 @@ impl Chat {
         let constraint = match params.allowed(loaded)? {
             Some(allowed) if self.shape.is_none() => Some(allowed),
             Some(_) => {
-                return Err(Refusal::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
+                return Err(ApiError::invalid(
+                    "allowed_token_ids",
+                    "allowed_token_ids and a schema exclude each other",
+                ));
             }
-            None => rule::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
+            None => constraint::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
         };
         let constraint = self.bound_thoughts(loaded, constraint, &source, &generation_prompt)?;
         // Some markers of reasoning and calls are control tokens, which are hidden otherwise.
         let marked = Markers::of_template(&source).is_some() || Family::of_template(&source).name == "gpt-oss";
-        let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning };
+        let only_calls = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+        let bare_calls = self.tool_choice == ToolChoice::Auto && self.shape.is_none();
+        let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning, bare_calls, only_calls };
         let request = Request {
             limit: params.limit()?.or(loaded.limit),
             sampling: params.sampling(loaded)?,
@@ -189,9 +199,9 @@ impl Chat {
         rule: Option<Box<dyn Constraint>>,
         source: &str,
         generation_prompt: &str,
-    ) -> Result<Option<Box<dyn Constraint>>, Refusal> {
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
         // A rule that has no place for thoughts bounds them by itself.
-        let thoughtless = self.keep_reasoning == Some(true) || matches!(self.shape, Some(Shape::Grammar(_)));
+        let thoughtless = self.keep_reasoning == Some(true) || matches!(self.shape, Some(ResponseFormat::Grammar(_)));
         let budget = self.thinking_budget.or(loaded.thinking_budget);
         let (Some(ThinkingBudget::Tokens(most)), Some(markers)) = (budget, Markers::of_template(source)) else {
             return Ok(rule);
@@ -221,25 +231,25 @@ fn describe_tools(messages: &mut Vec<Message>, tools: &[Value]) {
 }
 
 /// Whether a prompt fits.
-pub(crate) fn check_length(loaded: &Loaded, prompt: usize) -> Result<(), Refusal> {
+pub(crate) fn check_length(loaded: &Loaded, prompt: usize) -> Result<(), ApiError> {
     let context = loaded.scheduler.context();
     if prompt > context {
-        return Err(Refusal::new(Kind::TooLong { prompt, context }, String::new()));
+        return Err(ApiError::new(Kind::TooLong { prompt, context }, String::new()));
     }
     Ok(())
 }
 
 /// Messages as OpenAI's chat API has them.
-pub(crate) fn messages(values: &[Value]) -> Result<Vec<Message>, Refusal> {
+pub(crate) fn messages(values: &[Value]) -> Result<Vec<Message>, ApiError> {
     if values.len() > 100_000 {
-        return Err(Refusal::invalid("messages", format!("{} messages are too many", values.len())));
+        return Err(ApiError::invalid("messages", format!("{} messages are too many", values.len())));
     }
-    let messages: Result<Vec<Message>, Refusal> = values.iter().enumerate().map(|(i, v)| message(i, v)).collect();
+    let messages: Result<Vec<Message>, ApiError> = values.iter().enumerate().map(|(i, v)| message(i, v)).collect();
     let messages = messages?;
     let two = messages.len() >= 2 && messages[messages.len() - 2..].iter().all(|m| m.role == "assistant");
     if two {
         let last = messages.len() - 1;
-        return Err(Refusal::invalid(
+        return Err(ApiError::invalid(
             format!("messages[{last}]"),
             "two assistant messages at the end follow each other",
         ));
@@ -247,9 +257,9 @@ pub(crate) fn messages(values: &[Value]) -> Result<Vec<Message>, Refusal> {
     Ok(messages)
 }
 
-fn message(index: usize, value: &Value) -> Result<Message, Refusal> {
+fn message(index: usize, value: &Value) -> Result<Message, ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
-    let wrong = |field: &str, what: &str| Refusal::invalid(at(field), format!("`{}` {what}", at(field)));
+    let wrong = |field: &str, what: &str| ApiError::invalid(at(field), format!("`{}` {what}", at(field)));
     let object = value.as_object().ok_or_else(|| wrong("", "must be an object"))?;
     let role = object.get("role").and_then(Value::as_str).ok_or_else(|| wrong(".role", "must be a string"))?;
     const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -296,7 +306,7 @@ fn tool_call(call: &Value) -> Option<kiln_engine::text::ToolCall> {
 }
 
 /// What a message says: a text, or parts of text.
-pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, Refusal> {
+pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(Content::None),
         Some(Value::String(text)) => Ok(Content::Text(text.clone())),
@@ -305,23 +315,33 @@ pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, Ref
                 let param = format!("{param}[{i}]");
                 let text = |field: &str| {
                     let text = part.get(field).and_then(Value::as_str);
-                    text.ok_or_else(|| Refusal::invalid(format!("{param}.{field}"), format!("`{param}` has no text")))
+                    text.ok_or_else(|| ApiError::invalid(format!("{param}.{field}"), format!("`{param}` has no text")))
                 };
                 let text = match part.get("type").and_then(Value::as_str) {
                     Some("text" | "input_text" | "output_text") => text("text")?,
                     Some("refusal") => text("refusal")?,
                     Some(kind) => {
                         let message = format!("`{param}` is of type {kind:?}; this model takes text only");
-                        return Err(Refusal { kind: Kind::UnsupportedValue, message, param: Some(param) });
+                        return Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(param) });
                     }
-                    None => return Err(Refusal::invalid(param.clone(), format!("`{param}` has no type"))),
+                    None => return Err(ApiError::invalid(param.clone(), format!("`{param}` has no type"))),
                 };
                 Ok(serde_json::json!({"type": "text", "text": text}))
             };
             Ok(Content::Parts(parts.iter().enumerate().map(part).collect::<Result<_, _>>()?))
         }
-        Some(_) => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of parts"))),
+        Some(_) => Err(ApiError::invalid(param, format!("`{param}` must be a string or a list of parts"))),
     }
+}
+
+/// Whether a tool may be called so: letters, digits, `_` and `-`, as OpenAI and Anthropic have it.
+pub(crate) fn check_tool_name(param: &str, name: &str, longest: usize) -> Result<(), ApiError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if (1..=longest).contains(&name.len()) && name.chars().all(fits) {
+        return Ok(());
+    }
+    let message = format!("`{param}` must be 1 to {longest} letters, digits, `_` and `-`");
+    Err(ApiError::invalid(param, message))
 }
 
 /// Sets what templates know about thinking, where a request says something about it.
@@ -336,7 +356,7 @@ pub(crate) fn thinking(kwargs: &mut Map<String, Value>, on: Option<bool>, effort
 }
 
 /// What OpenAI calls effort: whether to think, and how hard.
-pub(crate) fn effort(kwargs: &mut Map<String, Value>, param: &str, effort: Option<&str>) -> Result<(), Refusal> {
+pub(crate) fn effort(kwargs: &mut Map<String, Value>, param: &str, effort: Option<&str>) -> Result<(), ApiError> {
     match effort {
         None => {}
         Some("none") => thinking(kwargs, Some(false), None),
@@ -345,7 +365,7 @@ pub(crate) fn effort(kwargs: &mut Map<String, Value>, param: &str, effort: Optio
         }
         Some(other) => {
             let message = format!("{other:?} is no effort: none, minimal, low, medium, high, xhigh or max");
-            return Err(Refusal::invalid(param, message));
+            return Err(ApiError::invalid(param, message));
         }
     }
     Ok(())

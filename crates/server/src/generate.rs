@@ -11,11 +11,11 @@ use kiln_engine::text::{self, OutputOptions, OutputParser};
 use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::api_error::{ApiError, Kind};
 use crate::app::{App, Permit, fresh_id};
 use crate::guard::{Caller, facts};
 use crate::metrics::{Watch, finish_reason};
-use crate::refusal::{Kind, Refusal};
-use crate::shelf::Loaded;
+use crate::registry::Loaded;
 use crate::trace::Trace;
 
 /// How the text of an answer is to be understood.
@@ -91,7 +91,7 @@ pub(crate) enum Part {
     /// A text is finished. Tokens that gave no text are here.
     End { choice: usize, stop: Stop, usage: Usage, tokens: Vec<Token>, reasoning_tokens: usize },
     /// Everything failed; nothing comes after it.
-    Failed(Refusal),
+    Failed(ApiError),
 }
 
 /// A tool call.
@@ -124,6 +124,8 @@ struct Reader {
     ends: Vec<u32>,
     /// Calls that are told at most.
     most_calls: usize,
+    /// The prompt alone was to be read: the engine makes a token of every prompt, which is not told.
+    silent: bool,
 }
 
 /// What the log tells of a generation.
@@ -133,6 +135,13 @@ struct Told {
     cached: usize,
     written: usize,
     reason: &'static str,
+}
+
+impl Told {
+    /// Counts the tokens of an answer as they come: one that is broken off has no end that tells them.
+    fn count(&mut self, event: &Event) {
+        self.written += usize::from(matches!(event, Event::Token { .. }));
+    }
 }
 
 /// Requests on their way. Dropping it cancels them.
@@ -164,6 +173,10 @@ pub(crate) struct Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         self.cancels.iter().for_each(Cancel::cancel);
+        // Generated tokens count even if the client did not read them.
+        while let Ok((_, event)) = self.from.try_recv() {
+            self.told.count(&event);
+        }
         self.loaded.slots.end(&self.slots);
         let Told { prompt, cached, written, reason } = self.told;
         let seconds = (self.came.elapsed().as_secs_f64() * 1e6).round() / 1e6;
@@ -190,8 +203,8 @@ impl Generation {
     }
 
     /// Hands requests in, all for one model and with the same number of choices. `prefix` begins the ids of tool calls.
-    pub(crate) fn start(app: &Arc<App>, jobs: Vec<Job>, prefix: &'static str) -> Result<Generation, Refusal> {
-        let first = jobs.first().ok_or_else(|| Refusal::new(Kind::Invalid, "there is no prompt"))?;
+    pub(crate) fn start(app: &Arc<App>, jobs: Vec<Job>, prefix: &'static str) -> Result<Generation, ApiError> {
+        let first = jobs.first().ok_or_else(|| ApiError::new(Kind::Invalid, "there is no prompt"))?;
         let (loaded, choices) = (Arc::clone(&first.loaded), first.request.choices);
         let (trace, request) = (first.caller.trace.clone(), first.caller.request.clone());
         let told = Told { prompt: jobs.iter().map(|job| job.request.prompt.len()).sum(), ..Told::default() };
@@ -206,6 +219,7 @@ impl Generation {
             readers.extend((0..choices).map(|_| Reader::new(&job)));
             slots.push(loaded.slots.begin(job.slot, &job.request));
             job.request.stop.tokens.extend(&job.ends);
+            job.request.limit = job.request.limit.map(|limit| limit.max(1));
             let (to, mut watch) = (to.clone(), Watch::new(&loaded.metrics, &job.request));
             cancels.push(loaded.scheduler.submit(job.request, move |event| {
                 watch.see(&event);
@@ -254,7 +268,7 @@ impl Generation {
                 Ok(None) => self.fail(kiln_engine::Error::Stopped.into()),
                 Err(_) => {
                     let seconds = self.came.elapsed().as_secs_f64();
-                    self.fail(Refusal::new(
+                    self.fail(ApiError::new(
                         kind,
                         format!("the request {what} for {seconds:.1} s, which is all it may"),
                     ));
@@ -281,7 +295,7 @@ impl Generation {
         self.ready.pop_front()
     }
 
-    fn fail(&mut self, refusal: Refusal) {
+    fn fail(&mut self, refusal: ApiError) {
         if let Some(trace) = &self.trace {
             trace.failed(refusal.name());
         }
@@ -292,6 +306,7 @@ impl Generation {
     }
 
     fn take(&mut self, job: usize, event: Event) {
+        self.told.count(&event);
         match event {
             Event::Started { cached_tokens } => {
                 self.began = true;
@@ -315,7 +330,6 @@ impl Generation {
             Event::End { choice, text, reason, usage } => {
                 let choice = job * self.choices + choice;
                 self.open -= 1;
-                self.told.written += usage.generated_tokens;
                 self.told.reason = finish_reason(&reason);
                 if let Some(trace) = &self.trace {
                     trace.end(&usage, finish_reason(&reason));
@@ -327,7 +341,7 @@ impl Generation {
     }
 
     /// Waits for everything.
-    pub(crate) async fn collect(mut self) -> Result<Vec<Answer>, Refusal> {
+    pub(crate) async fn collect(mut self) -> Result<Vec<Answer>, ApiError> {
         let mut answers: Vec<Answer> = self.readers.iter().map(|_| Answer::default()).collect();
         while let Some(part) = self.next().await {
             match part {
@@ -369,10 +383,14 @@ impl Reader {
                 (Some(OutputParser::new(source, generation_prompt, options.clone())), most)
             }
         };
-        Reader { parser, held: Vec::new(), reasoning_tokens: 0, ends: job.ends.clone(), most_calls }
+        let silent = job.request.limit == Some(0);
+        Reader { parser, held: Vec::new(), reasoning_tokens: 0, ends: job.ends.clone(), most_calls, silent }
     }
 
     fn token(&mut self, choice: usize, token: Token, text: &str, prefix: &str, out: &mut VecDeque<Part>) {
+        if self.silent {
+            return;
+        }
         self.held.push(token);
         let thinking = self.parser.as_ref().is_some_and(OutputParser::is_reasoning);
         self.reasoning_tokens += usize::from(thinking);
@@ -426,11 +444,17 @@ impl Reader {
         prefix: &str,
         out: &mut VecDeque<Part>,
     ) {
+        if self.silent {
+            let usage = Usage { generated_tokens: 0, ..usage };
+            out.push_back(Part::End { choice, stop: Stop::Limit, usage, tokens: Vec::new(), reasoning_tokens: 0 });
+            return;
+        }
         if !text.is_empty() {
             self.text(choice, text, prefix, out);
         }
         if let Some(parser) = &mut self.parser {
-            let events = parser.finish();
+            let cut = matches!(reason, EndReason::Limit | EndReason::Context);
+            let events = if cut { parser.finish_cut() } else { parser.finish() };
             self.tell(choice, events, prefix, out);
         }
         let ended = match reason {

@@ -5,24 +5,26 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
-use subtle::ConstantTimeEq as _;
 
+use crate::api_error::{ApiError, Dialect, Kind};
 use crate::app::{App, fresh_id};
-use crate::refusal::{Dialect, Kind, Refusal};
+use crate::connections::Connection;
+use crate::keys::Holder;
+use crate::scope::scoped;
 use crate::trace::{Trace, Tracer};
 
 /// Who asks.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     /// Which key was sent, where there are keys.
-    pub(crate) key: Option<usize>,
-    /// The number of the key, from 1; 0 where there are no keys, or all share. Owners share nothing.
+    pub(crate) key: Option<Arc<Holder>>,
+    /// The owner of the key, its cache scope; 0 where there are no keys, or all share. Owners share nothing.
     pub(crate) owner: u64,
     /// The id of the request.
     pub(crate) request: String,
@@ -30,8 +32,11 @@ pub(crate) struct Caller {
     pub(crate) trace: Option<Arc<Trace>>,
 }
 
-/// Paths that tell nothing but the state of the server, and the page, which asks for a key itself.
-const OPEN: [&str; 5] = ["/", "/health", "/v1/health", "/livez", "/readyz"];
+/// Paths that tell nothing but the state of the server. They are answered however full it is.
+const PROBES: [&str; 4] = ["/health", "/v1/health", "/livez", "/readyz"];
+
+/// Headers of answers that pages of other origins may read.
+const EXPOSED: &str = "x-request-id, request-id, retry-after, x-should-retry, x-kiln-ignored";
 
 /// The outermost layer.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -40,37 +45,43 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let method = request.method().clone();
     let origin = allowed_origin(&app, request.headers());
     let begin = |tracer: &Tracer| tracer.begin(&path, text(request.headers(), "traceparent"), &id);
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let crowded = is_crowded(&request);
     let trace = app.tracer.as_ref().filter(|_| method == Method::POST).and_then(begin);
     let mut response = match check(&app, &request) {
         Ok(key) => {
-            caller_key = key;
-            let own = key.filter(|_| !app.settings.shared_cache);
-            let owner = own.map_or(0, |key| key as u64 + 1);
+            caller_key = key.clone();
+            let own = key.as_ref().filter(|_| !app.settings.shared_cache);
+            let owner = own.map_or(0, |holder| holder.owner);
             request.extensions_mut().insert(Caller { key, owner, request: id.clone(), trace: trace.clone() });
             if is_preflight(&request) {
                 StatusCode::NO_CONTENT.into_response()
             } else {
                 // A defect costs the request that meets it and no other.
-                let served = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-                served.unwrap_or_else(|_| Refusal::internal(&format!("a panic while serving {path}")).into_response())
+                let served = AssertUnwindSafe(scoped(next.run(request))).catch_unwind().await;
+                served.unwrap_or_else(|_| ApiError::internal(&format!("a panic while serving {path}")).into_response())
             }
         }
         Err(refusal) => refusal.into_response(),
     };
-    if let Some(refusal) = response.extensions_mut().remove::<Refusal>() {
+    if let Some(refusal) = response.extensions_mut().remove::<ApiError>() {
         response = refusal.render(Dialect::of_path(&path), &id);
     }
     if let Some(trace) = trace {
         trace.status(response.status().as_u16());
     }
-    let key = caller_key.and_then(|key| app.settings.keys.get(key)).map(|key| key.name.as_str());
+    let key = caller_key.as_ref().map(|holder| holder.key.name.as_str());
     let seconds = (came.elapsed().as_secs_f64() * 1e6).round() / 1e6;
+    app.http.answered(&method, route.as_ref().map(MatchedPath::as_str), response.status());
     let status = response.status().as_u16();
     facts(
         "request",
         &json!({"id": id, "method": method.as_str(), "path": path, "status": status, "seconds": seconds, "key": key}),
     );
     let headers = response.headers_mut();
+    if crowded {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert("x-request-id", value.clone());
         headers.insert("request-id", value);
@@ -78,8 +89,10 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("Origin"));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, Authorization"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }
     response
 }
@@ -94,16 +107,30 @@ fn is_preflight(request: &Request) -> bool {
 }
 
 /// Whether the request may go on; gives its key.
-fn check(app: &App, request: &Request) -> Result<Option<usize>, Refusal> {
+fn check(app: &App, request: &Request) -> Result<Option<Arc<Holder>>, ApiError> {
     let headers = request.headers();
+    if headers.get_all(header::HOST).iter().nth(1).is_some() {
+        return Err(ApiError::new(Kind::Invalid, "the request has more than one Host header"));
+    }
     check_host(app, request)?;
     check_origin(app, request)?;
     let path = request.uri().path();
-    let open = OPEN.contains(&path) || path.starts_with("/page/") || (path == "/metrics" && app.settings.open_metrics);
-    if open || is_preflight(request) {
+    let is_probe = PROBES.contains(&path);
+    if is_crowded(request) && !is_probe {
+        let message = "the server has as many connections as it takes, and every one is in use";
+        return Err(ApiError::new(Kind::Unavailable, message));
+    }
+    // The page asks for a key itself.
+    let is_page = path == "/" || path.starts_with("/page/");
+    if is_probe || is_page || (path == "/metrics" && app.settings.open_metrics) || is_preflight(request) {
         return Ok(None);
     }
     check_key(app, headers)
+}
+
+/// Whether the request came on a connection for which there was no regular place.
+fn is_crowded(request: &Request) -> bool {
+    request.extensions().get::<Arc<Connection>>().is_some_and(|connection| connection.is_reserved())
 }
 
 fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
@@ -118,13 +145,13 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// The name that the client knows this server by. HTTP/2 has it in the place of the header.
+/// The name that the client knows this server by: `Host`, or `:authority` in HTTP/2.
 fn host(request: &Request) -> Option<&str> {
     request.uri().authority().map(|a| a.as_str()).or(text(request.headers(), header::HOST))
 }
 
 /// A page in a browser can point a name of its own at this machine; the name in `Host` gives it away.
-fn check_host(app: &App, request: &Request) -> Result<(), Refusal> {
+fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
     if app.settings.hosts.is_empty() {
         return Ok(());
     }
@@ -133,17 +160,23 @@ fn check_host(app: &App, request: &Request) -> Result<(), Refusal> {
         return Ok(());
     }
     let message = format!("Host {host:?} is not a name of this server\nhint: --allow-host adds one");
-    Err(Refusal::new(Kind::Forbidden, message))
+    Err(ApiError::new(Kind::Forbidden, message))
 }
 
 fn allowed_origin(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
     let origin = headers.get(header::ORIGIN)?;
     let known = app.settings.origins.iter().any(|known| known == "*" || known.as_bytes() == origin.as_bytes());
-    known.then(|| origin.clone())
+    (known || origin.to_str().is_ok_and(is_local)).then(|| origin.clone())
+}
+
+/// Whether a page comes from the machine that it is looked at on, as those of developers and of programs with a browser inside do.
+fn is_local(origin: &str) -> bool {
+    let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    host.is_some_and(|host| ["localhost", "127.0.0.1", "[::1]"].contains(&without_port(host)))
 }
 
 /// Browsers say which page asks. Only pages of this server and those that were named may.
-fn check_origin(app: &App, request: &Request) -> Result<(), Refusal> {
+fn check_origin(app: &App, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     let Some(origin) = text(headers, header::ORIGIN) else { return Ok(()) };
     let own = origin.split_once("://").map(|(_, host)| host);
@@ -151,11 +184,11 @@ fn check_origin(app: &App, request: &Request) -> Result<(), Refusal> {
         return Ok(());
     }
     let message = format!("pages of {origin} may not use this server\nhint: --allow-origin adds one");
-    Err(Refusal::new(Kind::Forbidden, message))
+    Err(ApiError::new(Kind::Forbidden, message))
 }
 
-fn check_key(app: &App, headers: &HeaderMap) -> Result<Option<usize>, Refusal> {
-    if app.settings.keys.is_empty() {
+fn check_key(app: &App, headers: &HeaderMap) -> Result<Option<Arc<Holder>>, ApiError> {
+    if app.keys.is_empty() {
         return Ok(None);
     }
     let bearer = text(headers, header::AUTHORIZATION).and_then(|value| {
@@ -165,21 +198,34 @@ fn check_key(app: &App, headers: &HeaderMap) -> Result<Option<usize>, Refusal> {
     let given = bearer.or(text(headers, "x-api-key"));
     let Some(given) = given else {
         let message = "no API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`";
-        return Err(Refusal::new(Kind::Key, message));
+        return Err(ApiError::new(Kind::Key, message));
     };
-    // Every key is compared to its end, so that time tells nothing.
-    let mut found = None;
-    for (number, key) in app.settings.keys.iter().enumerate() {
-        if bool::from(key.secret.as_bytes().ct_eq(given.as_bytes())) {
-            found = Some(number);
-        }
-    }
-    found.map(Some).ok_or_else(|| Refusal::new(Kind::Key, "the API key is not known"))
+    let found = app.keys.find(given);
+    found.map(Some).ok_or_else(|| ApiError::new(Kind::Key, "the API key is not known"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_this_machine_are_known_by_their_origin() {
+        for origin in
+            ["http://localhost:3000", "http://localhost", "https://127.0.0.1:1", "http://[::1]:5173", "http://[::1]"]
+        {
+            assert!(is_local(origin), "{origin}");
+        }
+        for origin in [
+            "null",
+            "http://localhost.evil.example",
+            "http://evil.example:80",
+            "file://localhost",
+            "http://127.0.0.1.evil:1",
+            "http://[::1].evil",
+        ] {
+            assert!(!is_local(origin), "{origin}");
+        }
+    }
 
     #[test]
     fn ports_are_left_out() {

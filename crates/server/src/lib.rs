@@ -1,31 +1,40 @@
 //! The HTTP server: the APIs that people's clients already speak, on models that are loaded when they are asked for.
 //!
 //! A request takes one way: `guard` lets it in, a file of `api` translates it into one request to the engine,
-//! `generate` turns the engine's events into parts, and `wire` writes them as the API wants. Nothing below this crate knows
+//! `generate` turns the engine's events into parts, and `encoder` writes them as the API wants. Nothing below this crate knows
 //! HTTP.
 
 mod api;
+mod api_error;
 mod app;
 mod body;
 mod chat;
+mod connections;
+mod constraint;
+mod encode;
+mod encoder;
 mod generate;
 mod guard;
-mod lingering;
+mod half_close;
+mod http_metrics;
+mod keys;
 mod metrics;
 mod params;
-mod refusal;
+mod prep_pool;
+mod registry;
+mod response_format;
+mod response_store;
 mod routes;
-mod rule;
-mod seats;
+mod scope;
 mod server;
-mod shape;
-mod shelf;
 mod slots;
 mod trace;
-mod wire;
 
-pub use app::{Change, Key, Settings, Tls, Usual};
+pub use api::ollama_store::{ModelStore, PullProgress};
+pub use app::{Change, RequestDefaults, Settings, Tls};
 pub use chat::ThinkingBudget;
-pub use server::{Error, Running, Server};
-pub use shelf::{Load, Offer, Opened, Sharing};
+pub use keys::Key;
+pub use registry::{LoadEngine, LoadedEngine, ModelSpec, Sharing};
+pub use response_store::StoredResponses;
+pub use server::{AfterHangUp, Error, Running, Secrets, Server};
 pub use trace::Tracing;

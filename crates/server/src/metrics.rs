@@ -121,41 +121,45 @@ impl Metrics {
             room: Family::default(),
         };
         let m = &metrics;
-        registry.register("vllm:num_requests_running", "Requests in the engine", m.running.clone());
-        registry.register("vllm:num_requests_waiting", "Requests that wait for the engine", m.waiting.clone());
-        registry.register("vllm:kv_cache_usage_perc", "Part of the cache's pages in use, 0 to 1", m.cache.clone());
-        registry.register("vllm:prompt_tokens", "Tokens of prompts", m.prompt_tokens.clone());
-        registry.register("vllm:prompt_tokens_cached", "Tokens of prompts from the cache", m.cached_tokens.clone());
-        registry.register("vllm:generation_tokens", "Tokens that were made", m.generated_tokens.clone());
-        registry.register("vllm:prefix_cache_queries", "Tokens looked up in the cache", m.cache_queries.clone());
-        registry.register("vllm:prefix_cache_hits", "Tokens found in the cache", m.cache_hits.clone());
-        registry.register("vllm:request_success", "Texts that ended, by reason", m.finished.clone());
+        registry.register("vllm:num_requests_running", "Requests that are running", m.running.clone());
+        registry.register("vllm:num_requests_waiting", "Requests in the queue", m.waiting.clone());
+        registry.register("vllm:kv_cache_usage_perc", "KV cache pages in use, 0 to 1", m.cache.clone());
+        registry.register("vllm:prompt_tokens", "Prompt tokens", m.prompt_tokens.clone());
+        registry.register(
+            "vllm:prompt_tokens_cached",
+            "Prompt tokens found in the prefix cache",
+            m.cached_tokens.clone(),
+        );
+        registry.register("vllm:generation_tokens", "Generated tokens", m.generated_tokens.clone());
+        registry.register("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", m.cache_queries.clone());
+        registry.register("vllm:prefix_cache_hits", "Tokens found in the prefix cache", m.cache_hits.clone());
+        registry.register("vllm:request_success", "Finished sequences, by reason", m.finished.clone());
         let seconds = [
-            ("vllm:time_to_first_token", "From a request to its first token", &m.first_token),
-            ("vllm:inter_token_latency", "From a token to the next", &m.between_tokens),
-            ("vllm:request_time_per_output_token", "Mean time of a request's tokens", &m.per_token),
-            ("vllm:e2e_request_latency", "From a request to its end", &m.whole),
+            ("vllm:time_to_first_token", "Time to the first token", &m.first_token),
+            ("vllm:inter_token_latency", "Inter-token latency", &m.between_tokens),
+            ("vllm:request_time_per_output_token", "Mean time per output token of a request", &m.per_token),
+            ("vllm:e2e_request_latency", "End-to-end latency of a request", &m.whole),
             ("vllm:request_queue_time", "Time in the queue", &m.waited),
-            ("vllm:request_prefill_time", "Time for the prompt", &m.read),
-            ("vllm:request_decode_time", "Time for the answer", &m.wrote),
-            ("vllm:request_inference_time", "Time for prompt and answer", &m.worked),
+            ("vllm:request_prefill_time", "Prefill time", &m.read),
+            ("vllm:request_decode_time", "Decode time", &m.wrote),
+            ("vllm:request_inference_time", "Prefill and decode time", &m.worked),
         ];
         for (name, help, histogram) in seconds {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
-        registry.register("vllm:request_prompt_tokens", "Tokens of a prompt", m.prompts.clone());
-        registry.register("vllm:request_generation_tokens", "Tokens of an answer", m.answers.clone());
-        registry.register("vllm:request_params_n", "Texts that a request asks for", m.choices.clone());
-        registry.register("vllm:request_params_max_tokens", "Tokens that a request asks for", m.limits.clone());
-        let longest = "Tokens of the longest text of a request";
+        registry.register("vllm:request_prompt_tokens", "Prompt tokens of a request", m.prompts.clone());
+        registry.register("vllm:request_generation_tokens", "Generated tokens of a request", m.answers.clone());
+        registry.register("vllm:request_params_n", "Choices per request (n)", m.choices.clone());
+        registry.register("vllm:request_params_max_tokens", "Requested max_tokens", m.limits.clone());
+        let longest = "Generated tokens of the longest choice of a request";
         registry.register("vllm:request_max_num_generation_tokens", longest, m.longest.clone());
-        let computed = "Tokens of a prompt that were not cached";
+        let computed = "Prompt tokens of a request that were computed, not cached";
         registry.register("vllm:request_prefill_kv_computed_tokens", computed, m.computed.clone());
-        let source = "Tokens of prompts, by where what was computed of them came from";
+        let source = "Prompt tokens, by source: computed or cached";
         registry.register("vllm:prompt_tokens_by_source", source, m.by_source.clone());
-        let reason = "Requests that wait, by what they wait for";
+        let reason = "Queued requests, by reason";
         registry.register("vllm:num_requests_waiting_by_reason", reason, m.by_reason.clone());
-        registry.register("vllm:cache_config_info", "Pages of the cache", m.room.clone());
+        registry.register("vllm:cache_config_info", "Configuration of the KV cache", m.room.clone());
         metrics.registry = all;
         metrics
     }
@@ -166,7 +170,7 @@ impl Metrics {
         self.room.get_or_create(&labels).set(1);
     }
 
-    /// Texts of so many tokens were made vectors of, or were not.
+    /// Counts an embedding request of this many tokens, by outcome.
     pub(crate) fn embedded(&self, tokens: usize, took: std::time::Duration, worked: bool) {
         self.prompt_tokens.inc_by(tokens as u64);
         self.prompts.observe(tokens as f64);
@@ -180,14 +184,14 @@ impl Metrics {
         [self.prompt_tokens.get(), self.cached_tokens.get(), self.generated_tokens.get()]
     }
 
-    /// Everything as text.
-    pub(crate) fn text(&self, load: Load, in_flight: usize) -> String {
+    /// Everything as text. `preparing` counts requests that are not handed to the engine yet.
+    pub(crate) fn text(&self, load: Load, in_flight: usize, preparing: usize) -> String {
         let running = load.reading + load.writing + load.swapped;
         self.running.set(running as i64);
-        self.waiting.set(load.waiting.max(in_flight.saturating_sub(running)) as i64);
+        self.waiting.set((load.waiting.max(in_flight.saturating_sub(running)) + preparing) as i64);
         let used = load.pages.saturating_sub(load.free_pages);
         self.cache.set(if load.pages == 0 { 0.0 } else { used as f64 / load.pages as f64 });
-        // Whoever waits for another request to read a beginning waits for no place.
+        // A request that waits for a shared prefix does not wait for a slot.
         let deferred = load.deferred.min(load.waiting);
         let waiting = |reason| self.by_reason.get_or_create(&Reason { reason }).clone();
         waiting("deferred").set(deferred as i64);
@@ -207,10 +211,17 @@ impl Metrics {
         let (labels, swaps) = (&self.labels, tally.swaps);
         let name = "vllm:iteration_tokens_total";
         let mut add = |line: String| text.extend([line.as_str(), "\n"]);
-        add("# HELP vllm:num_preemptions Texts that had to make room for others".to_owned());
+        add("# HELP vllm:num_preemptions Preempted sequences".to_owned());
         add("# TYPE vllm:num_preemptions counter".to_owned());
         add(format!("vllm:num_preemptions_total{{{labels}}} {swaps}"));
-        add(format!("# HELP {name} Tokens of a step"));
+        add("# HELP kiln:prefix_cache_hit_tokens Tokens of prompts that were found in the cache, by where they were"
+            .to_owned());
+        add("# TYPE kiln:prefix_cache_hit_tokens counter".to_owned());
+        let hits = tally.hits;
+        for (tier, tokens) in [("device", hits.device), ("host", hits.host), ("disk", hits.disk)] {
+            add(format!("kiln:prefix_cache_hit_tokens_total{{tier=\"{tier}\",{labels}}} {tokens}"));
+        }
+        add(format!("# HELP {name} Tokens per engine step"));
         add(format!("# TYPE {name} histogram"));
         let mut seen = 0;
         for (size, steps) in tally.steps.iter().enumerate() {
@@ -281,7 +292,7 @@ pub(crate) struct Watch {
     first_seen: bool,
     prompt: usize,
     reuse: bool,
-    /// Texts that are not over, and tokens of the longest that is.
+    /// Sequences still running, and tokens of the longest finished one.
     open: usize,
     longest: usize,
 }

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::api::lora;
+use crate::api_error::ApiError;
 use crate::guard::Caller;
-use crate::refusal::Refusal;
-use crate::shelf::Loaded;
+use crate::registry::Loaded;
 
 /// What a request may say about choosing tokens. Every field may be absent or null.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -70,14 +70,14 @@ pub(crate) struct Params {
 }
 
 /// The most texts of one prompt.
-const MOST_CHOICES: i64 = 8;
+const MOST_CHOICES: i64 = 128;
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 256;
 
-fn between(name: &str, value: Option<f32>, low: f32, high: f32) -> Result<(), Refusal> {
+fn between(name: &str, value: Option<f32>, low: f32, high: f32) -> Result<(), ApiError> {
     match value {
         Some(v) if !(low..=high).contains(&v) => {
-            Err(Refusal::invalid(name, format!("`{name}` is {v}, it must be {low} to {high}")))
+            Err(ApiError::invalid(name, format!("`{name}` is {v}, it must be {low} to {high}")))
         }
         _ => Ok(()),
     }
@@ -85,7 +85,7 @@ fn between(name: &str, value: Option<f32>, low: f32, high: f32) -> Result<(), Re
 
 impl Params {
     /// How tokens are chosen: what the request says, else the model's own settings.
-    pub(crate) fn sampling(&self, loaded: &Loaded) -> Result<Sampling, Refusal> {
+    pub(crate) fn sampling(&self, loaded: &Loaded) -> Result<Sampling, ApiError> {
         between("temperature", self.temperature, 0.0, 100.0)?;
         between("top_p", self.top_p, 0.0, 1.0)?;
         between("min_p", self.min_p, 0.0, 1.0)?;
@@ -122,7 +122,7 @@ impl Params {
         Ok(s)
     }
 
-    fn refuse_old_names(&self) -> Result<(), Refusal> {
+    fn refuse_old_names(&self) -> Result<(), ApiError> {
         let old = [
             ("guided_json", &self.guided_json, "json"),
             ("guided_regex", &self.guided_regex, "regex"),
@@ -131,7 +131,7 @@ impl Params {
         ];
         match old.iter().find(|(_, value, _)| value.is_some()) {
             Some((name, _, new)) => {
-                Err(Refusal::unsupported(*name, format!("`{name}` is now `structured_outputs: {{\"{new}\": ...}}`")))
+                Err(ApiError::unsupported(*name, format!("`{name}` is now `structured_outputs: {{\"{new}\": ...}}`")))
             }
             None => Ok(()),
         }
@@ -143,12 +143,12 @@ impl Params {
     }
 
     /// What ends a text.
-    pub(crate) fn stop_rule(&self, loaded: &Loaded) -> Result<StopRule, Refusal> {
+    pub(crate) fn stop_rule(&self, loaded: &Loaded) -> Result<StopRule, ApiError> {
         let vocab = loaded.scheduler.model().config.vocab;
         let tokens = self.stop_token_ids.clone().unwrap_or_default();
         if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
             let message = format!("token {token} is not in the vocabulary of {vocab} tokens");
-            return Err(Refusal::invalid("stop_token_ids", message));
+            return Err(ApiError::invalid("stop_token_ids", message));
         }
         Ok(StopRule {
             strings: stop_strings("stop", self.stop.as_ref())?,
@@ -159,8 +159,8 @@ impl Params {
         })
     }
 
-    /// Tokens to make at most; none for as many as fit.
-    pub(crate) fn limit(&self) -> Result<Option<usize>, Refusal> {
+    /// Tokens to make at most; none for as many as fit, 0 where the prompt alone is to be read.
+    pub(crate) fn limit(&self) -> Result<Option<usize>, ApiError> {
         let all = [
             ("max_completion_tokens", self.max_completion_tokens),
             ("max_tokens", self.max_tokens),
@@ -172,18 +172,18 @@ impl Params {
         match usize::try_from(value) {
             // llama.cpp's way to say "no limit".
             Err(_) if value == -1 && name != "max_completion_tokens" => Ok(None),
-            Ok(value) if value > 0 => Ok(Some(value)),
-            _ => Err(Refusal::invalid(name, format!("`{name}` is {value}, it must be at least 1"))),
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err(ApiError::invalid(name, format!("`{name}` is {value}, it must be 0 or more"))),
         }
     }
 
     /// Texts of one prompt.
-    pub(crate) fn choices(&self, loaded: &Loaded) -> Result<usize, Refusal> {
+    pub(crate) fn choices(&self, loaded: &Loaded) -> Result<usize, ApiError> {
         let n = self.n.unwrap_or(1);
         let most = MOST_CHOICES.min(i64::try_from(loaded.sequences).unwrap_or(MOST_CHOICES));
         match usize::try_from(n) {
             Ok(choices) if (1..=most).contains(&n) => Ok(choices),
-            _ => Err(Refusal::invalid("n", format!("`n` is {n}, this server makes 1 to {most} texts of a prompt"))),
+            _ => Err(ApiError::invalid("n", format!("`n` is {n}, this server makes 1 to {most} texts of a prompt"))),
         }
     }
 
@@ -197,12 +197,12 @@ impl Params {
         let Some(salt) = self.cache_salt.as_deref().filter(|salt| !salt.is_empty()) else { return caller.owner };
         let mut hash = DefaultHasher::new();
         (caller.owner, salt).hash(&mut hash);
-        // Keys are small numbers, and the largest number of all is nobody's.
+        // Scopes of keys have the highest bit clear, and the largest number belongs to no key.
         (hash.finish() | 1 << 63) & !1
     }
 
     /// How strongly each adapter counts; none for as the model was loaded.
-    pub(crate) fn scales(&self, loaded: &Loaded) -> Result<Option<Vec<f32>>, Refusal> {
+    pub(crate) fn scales(&self, loaded: &Loaded) -> Result<Option<Vec<f32>>, ApiError> {
         match &self.lora {
             Some(list) => lora::scales(loaded, "lora", list).map(Some),
             None => Ok(loaded.scales.lock().unwrap_or_else(PoisonError::into_inner).clone()),
@@ -210,7 +210,7 @@ impl Params {
     }
 
     /// A rule that allows only the named tokens.
-    pub(crate) fn allowed(&self, loaded: &Loaded) -> Result<Option<Box<dyn Constraint>>, Refusal> {
+    pub(crate) fn allowed(&self, loaded: &Loaded) -> Result<Option<Box<dyn Constraint>>, ApiError> {
         let Some(ids) = &self.allowed_token_ids else { return Ok(None) };
         let model = loaded.scheduler.model();
         let vocab = model.config.vocab;
@@ -218,24 +218,24 @@ impl Params {
         for &id in ids {
             if id as usize >= vocab {
                 let message = format!("token {id} is not in the vocabulary of {vocab} tokens");
-                return Err(Refusal::invalid("allowed_token_ids", message));
+                return Err(ApiError::invalid("allowed_token_ids", message));
             }
             mask[id as usize / 32] |= 1 << (id % 32);
         }
         if ids.is_empty() {
-            return Err(Refusal::invalid("allowed_token_ids", "`allowed_token_ids` allows no token at all"));
+            return Err(ApiError::invalid("allowed_token_ids", "`allowed_token_ids` allows no token at all"));
         }
         Ok(Some(Box::new(Allowed { mask })))
     }
 
-    fn bias(&self, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<(u32, f32)>, Refusal> {
+    fn bias(&self, tokenizer: &Tokenizer, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
         let mut all = Vec::new();
         let number = |value: &Value| match value {
             Value::Bool(false) => Some(f32::NEG_INFINITY),
             other => other.as_f64().map(|v| v as f32),
         };
-        let wrong = |what: String| Refusal::invalid("logit_bias", what);
-        let encode = |text: &str| -> Result<Vec<u32>, Refusal> {
+        let wrong = |what: String| ApiError::invalid("logit_bias", what);
+        let encode = |text: &str| -> Result<Vec<u32>, ApiError> {
             Ok(tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).map_err(kiln_engine::Error::from)?)
         };
         match &self.logit_bias {
@@ -280,7 +280,7 @@ impl Params {
                     _ if text != *word => {}
                     _ => {
                         let message = format!("{word:?} is {} tokens; only single ones can be forbidden", ids.len());
-                        return Err(Refusal::unsupported("bad_words", message));
+                        return Err(ApiError::unsupported("bad_words", message));
                     }
                 }
             }
@@ -293,7 +293,7 @@ impl Params {
 }
 
 /// Texts that end an answer: one, or a list.
-pub(crate) fn stop_strings(name: &str, value: Option<&Value>) -> Result<Vec<String>, Refusal> {
+pub(crate) fn stop_strings(name: &str, value: Option<&Value>) -> Result<Vec<String>, ApiError> {
     let strings = match value {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::String(text)) => vec![text.clone()],
@@ -302,13 +302,13 @@ pub(crate) fn stop_strings(name: &str, value: Option<&Value>) -> Result<Vec<Stri
             .enumerate()
             .map(|(i, v)| {
                 let text = v.as_str().map(str::to_owned);
-                text.ok_or_else(|| Refusal::invalid(format!("{name}[{i}]"), format!("`{name}[{i}]` must be a string")))
+                text.ok_or_else(|| ApiError::invalid(format!("{name}[{i}]"), format!("`{name}[{i}]` must be a string")))
             })
             .collect::<Result<_, _>>()?,
-        Some(_) => return Err(Refusal::invalid(name, format!("`{name}` must be a string or a list of strings"))),
+        Some(_) => return Err(ApiError::invalid(name, format!("`{name}` must be a string or a list of strings"))),
     };
     if strings.len() > MOST_STOPS {
-        return Err(Refusal::invalid(
+        return Err(ApiError::invalid(
             name,
             format!("`{name}` has {} texts, at most {MOST_STOPS} may be given", strings.len()),
         ));
@@ -316,18 +316,18 @@ pub(crate) fn stop_strings(name: &str, value: Option<&Value>) -> Result<Vec<Stri
     // An empty text ends nothing; clients send it to say so.
     let strings: Vec<String> = strings.into_iter().filter(|s| !s.is_empty()).collect();
     match strings.iter().find(|s| s.chars().count() > LONGEST_STOP) {
-        Some(_) => Err(Refusal::invalid(name, format!("a text of `{name}` is longer than {LONGEST_STOP} characters"))),
+        Some(_) => Err(ApiError::invalid(name, format!("a text of `{name}` is longer than {LONGEST_STOP} characters"))),
         None => Ok(strings),
     }
 }
 
-fn sampler_names(value: &Value) -> Result<Vec<SamplerKind>, Refusal> {
+fn sampler_names(value: &Value) -> Result<Vec<SamplerKind>, ApiError> {
     let parsed = match value {
         Value::String(letters) => SamplerKind::parse_letters(letters),
         Value::Array(names) => names.iter().map(|n| SamplerKind::from_name(n.as_str().unwrap_or_default())).collect(),
-        _ => return Err(Refusal::invalid("samplers", "`samplers` must be a list of names")),
+        _ => return Err(ApiError::invalid("samplers", "`samplers` must be a list of names")),
     };
-    parsed.map_err(|error| Refusal::invalid("samplers", error.to_string()))
+    parsed.map_err(|error| ApiError::invalid("samplers", error.to_string()))
 }
 
 /// Only some tokens, whatever came before.
@@ -401,6 +401,7 @@ mod tests {
         assert_eq!(params(json!({"max_tokens": 5, "max_completion_tokens": 7})).expect("fine"), Some(7));
         assert_eq!(params(json!({"n_predict": -1})).expect("fine"), None);
         assert_eq!(params(json!({"max_tokens": null})).expect("fine"), None);
-        assert!(params(json!({"max_tokens": 0})).is_err());
+        assert_eq!(params(json!({"max_tokens": 0})).expect("fine"), Some(0));
+        assert!(params(json!({"max_tokens": -2})).is_err() && params(json!({"max_completion_tokens": -1})).is_err());
     }
 }

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{any, get, post};
+use axum::routing::{any, delete, get, post};
 
 use crate::api::{
     anthropic, chat_completions, completion, completions, embeddings, engine, health, infill, llama, lora, models,
-    ollama, openapi, page, responses, tokens,
+    ollama, ollama_store, openapi, page, responses, stored_responses, tokens,
 };
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::guard::guard;
-use crate::refusal::{Kind, Refusal};
 
 /// All routes, behind the guard.
 pub(crate) fn routes(app: Arc<App>) -> Router {
@@ -26,7 +26,10 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/rerank", post(embeddings::rerank))
         .route("/reranking", post(embeddings::rerank))
         .route("/responses", post(responses::create))
-        .route("/responses/input_tokens", post(responses::count));
+        .route("/responses/input_tokens", post(responses::count))
+        .route("/responses/{id}", get(stored_responses::retrieve).delete(stored_responses::remove))
+        .route("/responses/{id}/input_items", get(stored_responses::input_items))
+        .route("/responses/{id}/cancel", post(stored_responses::cancel));
     Router::new()
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
@@ -40,6 +43,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/get_model_info", get(health::server_info))
         .route("/loads", get(health::loads))
         .route("/tokenize", post(tokens::tokenize))
+        .route("/tokenizer_info", get(tokens::info))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(tokens::apply_template))
         .route("/props", get(llama::props))
@@ -64,11 +68,13 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/api/embeddings", post(embeddings::ollama_one))
         .route("/embedding", post(embeddings::llama))
         .route("/v2/rerank", post(embeddings::rerank))
+        .route("/api/pull", post(ollama_store::pull))
+        .route("/api/delete", delete(ollama_store::delete))
         .route("/api/{admin}", any(ollama::admin))
         .merge(openai.clone())
         .nest("/v1", openai)
-        .fallback(|| async { Refusal::new(Kind::Route, "there is nothing at this path") })
-        .method_not_allowed_fallback(|| async { Refusal::new(Kind::Method, "this path takes another method") })
+        .fallback(|| async { ApiError::new(Kind::Route, "there is nothing at this path") })
+        .method_not_allowed_fallback(|| async { ApiError::new(Kind::Method, "this path takes another method") })
         .layer(from_fn_with_state(Arc::clone(&app), guard))
         .with_state(app)
 }

@@ -9,10 +9,11 @@ use kiln_engine::run::{Engine, Entry, Request, StopRule, Wanted};
 use kiln_engine::sampler::Sampling;
 use kiln_system::files::{Output, Overwrite};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
-use crate::refusal::{Kind, Refusal};
-use crate::seats::stand_up;
-use crate::shelf::Loaded;
+use crate::api_error::{ApiError, Kind};
+use crate::prep_pool::release;
+use crate::registry::Loaded;
 
 /// Tokens that are fed at once where some are no longer remembered.
 const PIECE: usize = 512;
@@ -76,7 +77,7 @@ impl Slots {
         at
     }
 
-    /// A text goes on.
+    /// A sequence continues.
     pub(crate) fn push(&self, at: usize, token: u32) {
         if let Some(slot) = self.all().get_mut(at) {
             slot.tokens.push(token);
@@ -106,11 +107,11 @@ impl Slots {
         self.all().iter().map(seen).collect()
     }
 
-    fn tokens(&self, at: usize, owner: u64) -> Result<Vec<u32>, Refusal> {
+    fn tokens(&self, at: usize, owner: u64) -> Result<Vec<u32>, ApiError> {
         let slots = self.all();
         let slot = slots
             .get(at)
-            .ok_or_else(|| Refusal::new(Kind::Invalid, format!("there are slots 0 to {}", slots.len() - 1)))?;
+            .ok_or_else(|| ApiError::new(Kind::Invalid, format!("there are slots 0 to {}", slots.len() - 1)))?;
         // What others have written is not there.
         Ok(if slot.owner == owner { slot.tokens.clone() } else { Vec::new() })
     }
@@ -122,14 +123,56 @@ impl Slots {
     }
 }
 
+/// Where the slots of one client are saved: clients with different keys have different folders, so that none can read or replace what
+/// another has saved.
+pub(crate) struct Folder(Option<PathBuf>);
+
+/// Files that one client may have.
+const MOST_FILES: usize = 64;
+
+impl Folder {
+    /// The folder of the client with this key; without one, or where all keys share, the one that all share.
+    pub(crate) fn of(folder: Option<&Path>, secret: Option<&str>) -> Folder {
+        // Keys may change their order and names; the secret is what makes a client the same.
+        let own = |secret: &str| {
+            let hash = Sha256::digest([b"kiln slots ", secret.as_bytes()].concat());
+            format!("key-{}", hash.iter().take(12).map(|byte| format!("{byte:02x}")).collect::<String>())
+        };
+        Folder(folder.map(|folder| secret.map_or(folder.to_owned(), |secret| folder.join(own(secret)))))
+    }
+
+    /// Writes a file that only the server's user can read.
+    fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), ApiError> {
+        let failed = |error: &dyn std::fmt::Display| ApiError::internal(error);
+        let Some(folder) = &self.0 else { return Err(ApiError::internal(&"slots are saved nowhere")) };
+        let mut maker = std::fs::DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut maker, 0o700);
+        maker.recursive(true).create(folder).map_err(|error| failed(&error))?;
+        let files = std::fs::read_dir(folder).map_err(|error| failed(&error))?;
+        let others = files.flatten().filter(|file| file.path() != path && file.path().is_file()).count();
+        if others >= MOST_FILES {
+            let message = format!("{others} slots are saved already, which is all that a client may have");
+            return Err(ApiError::invalid("filename", format!("{message}; save over one of them")));
+        }
+        Output::write(path, Overwrite::Yes, bytes).map_err(|error| failed(&error))?;
+        #[cfg(unix)]
+        {
+            let only_own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(path, only_own).map_err(|error| failed(&error))?;
+        }
+        Ok(())
+    }
+}
+
 /// A file of the folder for states. Names that lead out of it are refused.
-fn file(folder: Option<&Path>, name: &str) -> Result<PathBuf, Refusal> {
-    let folder = folder.ok_or_else(|| {
-        Refusal::new(Kind::CannotDo, "slots are not saved here\nhint: start the server with --slot-save-path FOLDER")
+fn file(folder: &Folder, name: &str) -> Result<PathBuf, ApiError> {
+    let folder = folder.0.as_ref().ok_or_else(|| {
+        ApiError::new(Kind::CannotDo, "slots are not saved here\nhint: start the server with --slot-save-path FOLDER")
     })?;
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ' ');
     if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
-        return Err(Refusal::invalid("filename", "`filename` must be a name of letters, digits, `-`, `_` and `.`"));
+        return Err(ApiError::invalid("filename", "`filename` must be a name of letters, digits, `-`, `_` and `.`"));
     }
     Ok(folder.join(name))
 }
@@ -150,22 +193,16 @@ fn remembered(engine: &mut Engine, owner: u64, tokens: &[u32]) -> Result<Vec<u8>
 }
 
 /// Writes a slot to a file.
-pub(crate) fn save(
-    loaded: &Loaded,
-    at: usize,
-    owner: u64,
-    folder: Option<&Path>,
-    name: &str,
-) -> Result<Value, Refusal> {
+pub(crate) fn save(loaded: &Loaded, at: usize, owner: u64, folder: &Folder, name: &str) -> Result<Value, ApiError> {
     let (path, start) = (file(folder, name)?, Instant::now());
     let tokens = loaded.slots.tokens(at, owner)?;
     if tokens.is_empty() {
-        return Err(Refusal::new(Kind::Invalid, format!("slot {at} holds nothing")));
+        return Err(ApiError::new(Kind::Invalid, format!("slot {at} holds nothing")));
     }
     let count = tokens.len();
-    stand_up();
+    release();
     let bytes = loaded.scheduler.with_engine(move |engine| remembered(engine, owner, &tokens))??;
-    Output::write(&path, Overwrite::Yes, &bytes).map_err(|error| Refusal::internal(&error))?;
+    folder.write(&path, &bytes)?;
     let took = start.elapsed().as_secs_f64() * 1e3;
     Ok(json!({
         "id_slot": at, "filename": name, "n_saved": count, "n_written": bytes.len(), "timings": {"save_ms": took},
@@ -173,26 +210,20 @@ pub(crate) fn save(
 }
 
 /// Brings a slot back from a file: prompts that begin as it does need not be computed.
-pub(crate) fn restore(
-    loaded: &Loaded,
-    at: usize,
-    owner: u64,
-    folder: Option<&Path>,
-    name: &str,
-) -> Result<Value, Refusal> {
+pub(crate) fn restore(loaded: &Loaded, at: usize, owner: u64, folder: &Folder, name: &str) -> Result<Value, ApiError> {
     let (path, start) = (file(folder, name)?, Instant::now());
     loaded.slots.tokens(at, owner)?;
     let model = Arc::clone(loaded.scheduler.model());
     let bytes = kiln_engine::state::read(&path, &model).map_err(|error| {
         log::warn!("{error}");
-        Refusal::invalid("filename", format!("{name:?} is no saved slot of this model"))
+        ApiError::invalid("filename", format!("{name:?} is no saved slot of this model"))
     })?;
     let length = bytes.len();
-    stand_up();
+    release();
     let tokens = loaded.scheduler.with_engine(move |engine| {
         let sequence = engine.open(owner)?;
         let loaded = engine.load_state(sequence, &bytes).map(|()| engine.tokens(sequence).to_vec());
-        // Its full pages stay findable as long as nobody needs the room.
+        // Its full pages stay in the prefix cache until their memory is needed.
         engine.close(sequence);
         loaded
     })??;
@@ -205,7 +236,7 @@ pub(crate) fn restore(
 }
 
 /// Forgets a slot.
-pub(crate) fn erase(loaded: &Loaded, at: usize, owner: u64) -> Result<Value, Refusal> {
+pub(crate) fn erase(loaded: &Loaded, at: usize, owner: u64) -> Result<Value, ApiError> {
     let tokens = loaded.slots.tokens(at, owner)?;
     loaded.slots.set(at, owner, Vec::new());
     Ok(json!({"id_slot": at, "n_erased": tokens.len()}))
@@ -217,12 +248,15 @@ mod tests {
 
     #[test]
     fn files_stay_in_their_folder() {
-        let folder = Some(Path::new("/f"));
+        let folder = &Folder::of(Some(Path::new("/f")), None);
         assert_eq!(file(folder, "a-1.bin").expect("fine"), Path::new("/f/a-1.bin"));
+        let own = |secret| file(&Folder::of(Some(Path::new("/f")), Some(secret)), "a").expect("fine");
+        assert!(own("alice") != own("bob") && own("alice") == own("alice"));
+        assert!(!own("alice").to_string_lossy().contains("alice"), "the key stays secret");
         for bad in ["", "..", "../a", "a/b", "a\\b", ".hidden", "a\0b", &"x".repeat(300)] {
             assert_eq!(file(folder, bad).expect_err("refused").kind, Kind::Invalid, "{bad}");
         }
-        assert_eq!(file(None, "a").expect_err("refused").kind, Kind::CannotDo);
+        assert_eq!(file(&Folder::of(None, None), "a").expect_err("refused").kind, Kind::CannotDo);
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn parent(header: &str) -> Option<(u128, u64, bool)> {
     Some((trace, span, u8::from_str_radix(flags, 16).ok()? & 1 == 1))
 }
 
-/// A number that nobody else has.
+/// A unique id.
 fn fresh() -> u128 {
     let mut bytes = [0u8; 16];
     if getrandom::fill(&mut bytes).is_err() {
@@ -204,7 +204,7 @@ pub(crate) struct Tracer {
 }
 
 impl Tracer {
-    /// Starts the thread that sends. The other value tells when it has ended, which it does when nobody can hand in spans any more.
+    /// Starts the thread that sends. The other value tells when it has ended, which it does when all senders are gone.
     pub(crate) fn start(tracing: Tracing) -> std::io::Result<(Tracer, Receiver<()>)> {
         let (to, from) = sync_channel(QUEUE);
         let (ended, when_ended) = sync_channel(0);

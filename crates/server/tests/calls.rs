@@ -211,8 +211,8 @@ fn the_responses_api_tells_probabilities_and_hands_reasoning_back() {
 #[test]
 fn reasoning_has_the_name_that_the_server_was_told() {
     let opened = format!("{}{{% if add_generation_prompt %}}<think>\n{{% endif %}}", template("<think>"));
-    let usual = kiln_server::Usual { reasoning_field: "reasoning", ..Default::default() };
-    let server = start_with(kiln_server::Settings { usual, ..settings() }, Some(&opened));
+    let request_defaults = kiln_server::RequestDefaults { reasoning_field: "reasoning", ..Default::default() };
+    let server = start_with(kiln_server::Settings { request_defaults, ..settings() }, Some(&opened));
     let whole = chat(&server, json!({"ignore_eos": true, "max_tokens": 6})).json();
     let message = &whole["choices"][0]["message"];
     assert!(message["reasoning"].is_string() && message.get("reasoning_content").is_none(), "{whole}");

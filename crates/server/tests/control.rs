@@ -13,21 +13,21 @@ use std::time::Duration;
 use client::*;
 use kiln_engine::model::Adapter;
 use kiln_gguf::{Gguf, Metadata, Writer};
-use kiln_server::{Key, Offer, Opened, Running, Server, Settings, Sharing, Tls};
+use kiln_server::{Key, LoadedEngine, ModelSpec, Running, Secrets, Server, Settings, Sharing, Tls};
 use serde_json::{Value, json};
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-fn offer(name: &str, loads: &Arc<AtomicUsize>) -> Offer {
+fn offer(name: &str, loads: &Arc<AtomicUsize>) -> ModelSpec {
     let loads = Arc::clone(loads);
     let load = move || {
         loads.fetch_add(1, Ordering::Relaxed);
         // Long enough for others to come meanwhile.
         std::thread::sleep(Duration::from_millis(100));
-        Ok(Opened { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES })
+        Ok(LoadedEngine { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES })
     };
-    Offer { name: name.into(), aliases: vec![format!("{name}-too")], bytes: 60, load: Box::new(load) }
+    ModelSpec { name: name.into(), aliases: vec![format!("{name}-too")], bytes: 60, load: Box::new(load) }
 }
 
 fn states(server: &Running) -> Vec<String> {
@@ -53,8 +53,8 @@ fn writing(server: &Running) -> u64 {
 fn models_are_loaded_when_asked_for_and_make_room_for_each_other() {
     let (one, two) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let sharing = Sharing { keep: Some(Duration::from_secs(3)), budget: Some(100) };
-    let offers = vec![offer("one", &one), offer("two", &two)];
-    let server = Server::offer("127.0.0.1", 0, settings(), offers, sharing).unwrap();
+    let specs = vec![offer("one", &one), offer("two", &two)];
+    let server = Server::offer("127.0.0.1", 0, settings(), specs, sharing).unwrap();
     // Looking wakes no model, and a server whose models sleep is ready.
     assert_eq!(states(&server), ["one unloaded", "two unloaded"]);
     assert_eq!(get(&server, "/readyz").status, 200);
@@ -125,10 +125,10 @@ fn a_model_that_cannot_be_loaded_is_refused_and_tried_again() {
     let load = move || match seen.fetch_add(1, Ordering::Relaxed) {
         0 => Err("the file is gone: /secret/path".to_owned()),
         1 => panic!("a defect"),
-        _ => Ok(Opened { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES }),
+        _ => Ok(LoadedEngine { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES }),
     };
-    let offers = vec![Offer { name: "weak".into(), aliases: Vec::new(), bytes: 1, load: Box::new(load) }];
-    let server = Server::offer("127.0.0.1", 0, settings(), offers, Sharing::default()).unwrap();
+    let specs = vec![ModelSpec { name: "weak".into(), aliases: Vec::new(), bytes: 1, load: Box::new(load) }];
+    let server = Server::offer("127.0.0.1", 0, settings(), specs, Sharing::default()).unwrap();
     for _ in 0..2 {
         let reply = post(&server, "/v1/chat/completions", &ask("hello"));
         assert_eq!(reply.status, 503);
@@ -214,6 +214,8 @@ fn browsers_get_the_page_whole_and_nothing_else_may_run_in_it() {
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
     let policy = page.header("content-security-policy").unwrap();
     assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    assert!(policy.contains("font-src 'self'") && !policy.contains("data:"), "{policy}");
+    assert_eq!(fetch("/page/math.woff2", &[]).header("content-type"), Some("font/woff2"));
     assert!(!page.body.contains("http://") && !page.body.contains("https://"), "the page names another place");
     assert_eq!(fetch("/", &[]).body, "Ollama is running");
     // Everything in the folder but its tests is served, and what is asked for again is not sent again.
@@ -237,36 +239,69 @@ fn browsers_get_the_page_whole_and_nothing_else_may_run_in_it() {
     server.stop().unwrap();
 }
 
-#[test]
-fn tls_is_spoken_with_a_certificate_and_bad_files_are_named() {
+/// A certificate and its key among the files of these tests.
+fn certificate(name: &str) -> Tls {
     let [certificates, key] = ["cert.pem", "key.pem"]
-        .map(|name| std::fs::read(format!("{}/tests/tls/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap());
-    let tls = Some(Tls { certificates: certificates.clone(), key: key.clone() });
-    let server = start_with(Settings { tls, ..settings() }, Some(CHATML));
+        .map(|file| std::fs::read(format!("{}/tests/tls/{name}{file}", env!("CARGO_MANIFEST_DIR"))).unwrap());
+    Tls { certificates, key }
+}
+
+/// A connection of a client that trusts one certificate alone.
+fn trusting(server: &Running, tls: &Tls) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(&certificates).unwrap()).unwrap();
+    roots.add(CertificateDer::from_pem_slice(&tls.certificates).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
-    let connect = || {
-        let name = ServerName::try_from("127.0.0.1").unwrap();
-        let stream = TcpStream::connect(server.address()).unwrap();
-        StreamOwned::new(ClientConnection::new(Arc::clone(&config), name).unwrap(), stream)
-    };
-    let mut stream = connect();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let stream = TcpStream::connect(server.address()).unwrap();
+    StreamOwned::new(ClientConnection::new(config, name).unwrap(), stream)
+}
+
+#[test]
+fn tls_is_spoken_with_a_certificate_and_bad_files_are_named() {
+    let tls = certificate("");
+    let server = start_with(Settings { tls: Some(tls.clone()), ..settings() }, Some(CHATML));
+    let mut stream = trusting(&server, &tls);
     stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
     let reply = receive(&mut stream);
     assert_eq!((reply.status, reply.json()), (200, json!({"status": "ready"})));
-    // Somebody who speaks plainly gets no answer, and disturbs nobody.
-    let mut plain = TcpStream::connect(server.address()).unwrap();
-    plain.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    let mut answer = Vec::new();
-    let _ = plain.read_to_end(&mut answer);
-    assert!(!answer.starts_with(b"HTTP"));
+    // Somebody who speaks plain HTTP is told what this port speaks.
+    let plain = get(&server, "/readyz");
+    assert_eq!((plain.status, plain.body.contains("https://")), (400, true), "{}", plain.body);
     server.stop().unwrap();
-    let wrong = Tls { certificates: key, key: certificates };
+    let wrong = Tls { certificates: tls.key, key: tls.certificates };
     let error = Server::listen("127.0.0.1", 0, Settings { tls: Some(wrong), ..settings() }).err().unwrap().to_string();
     assert!(error.contains("TLS") && error.contains("PEM"), "{error}");
+}
+
+#[test]
+fn keys_and_the_certificate_are_renewed_while_the_server_runs() {
+    let key = |secret: &str| Key { name: secret.into(), secret: secret.into(), ..Key::default() };
+    let (first, next) = (certificate(""), certificate("next-"));
+    let with_both = Settings { keys: vec![key("old"), key("stays")], tls: Some(first.clone()), ..settings() };
+    let server = start_with(with_both, Some(CHATML));
+    let asks = |stream: &mut StreamOwned<ClientConnection, TcpStream>, secret: &str| {
+        let head =
+            format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: {secret}\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).map(|()| receive(stream).status)
+    };
+    let mut before = trusting(&server, &first);
+    // The handshake is done before anything changes.
+    before.conn.complete_io(&mut before.sock).unwrap();
+    let statuses = |tls: &Tls| ["old", "stays", "new"].map(|secret| asks(&mut trusting(&server, tls), secret).unwrap());
+    assert_eq!(statuses(&first), [200, 200, 401]);
+    // What is wrong changes nothing, and no server with keys becomes one without.
+    let wrong = Tls { certificates: next.certificates.clone(), key: first.key.clone() };
+    for (keys, tls) in [(vec![key("new")], Some(wrong)), (Vec::new(), Some(next.clone()))] {
+        assert!(server.renew(Secrets { keys, tls }).is_err());
+        assert_eq!(statuses(&first), [200, 200, 401]);
+    }
+    server.renew(Secrets { keys: vec![key("stays"), key("new")], tls: Some(next.clone()) }).unwrap();
+    assert_eq!(statuses(&next), [401, 200, 200]);
+    assert!(asks(&mut trusting(&server, &first), "stays").is_err(), "new connections get the new certificate");
+    assert_eq!(asks(&mut before, "stays").unwrap(), 200, "a connection from before goes on");
+    server.stop().unwrap();
 }
 
 #[test]
@@ -314,6 +349,42 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
         assert!(metrics.contains(&format!("\n{name}{{")), "{name} is not among\n{metrics}");
     }
     server.stop().unwrap();
+}
+
+#[test]
+fn saved_slots_belong_to_their_key() {
+    let folder = std::env::temp_dir().join(format!("kiln-slots-keys-{}", std::process::id()));
+    let key = |name: &str| Key { name: name.into(), secret: name.into(), ..Key::default() };
+    let here = Settings { slots_folder: Some(folder.clone()), keys: vec![key("alice"), key("bob")], ..settings() };
+    let server = start_with(here, Some(CHATML));
+    let call = |who: &str, path: &str, body: Value| {
+        receive(send(server.address(), "POST", path, &[("x-api-key", who)], &body.to_string()))
+    };
+    let story = with(ask(&"a long story ".repeat(20)), json!({"id_slot": 1}));
+    let saved = |name: &str| json!({"filename": name});
+    assert_eq!(call("alice", "/v1/chat/completions", story).status, 200);
+    let first = call("alice", "/slots/1?action=save", saved("story")).json();
+    assert_eq!(call("bob", "/slots/2?action=restore", saved("story")).status, 400, "bob has no such file");
+    assert_eq!(call("bob", "/v1/chat/completions", with(ask("short"), json!({"id_slot": 2}))).status, 200);
+    assert_eq!(call("bob", "/slots/2?action=save", saved("story")).status, 200);
+    let again = call("alice", "/slots/3?action=restore", saved("story")).json();
+    assert_eq!(again["n_restored"], first["n_saved"], "bob's file has not replaced it");
+    #[cfg(unix)]
+    for own in std::fs::read_dir(&folder).unwrap() {
+        let mode = |path: &std::path::Path| {
+            std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions()) & 0o777
+        };
+        let own = own.unwrap().path();
+        assert_eq!((mode(&own), mode(&own.join("story"))), (0o700, 0o600), "{}", own.display());
+    }
+    for more in 0..63 {
+        assert_eq!(call("bob", "/slots/2?action=save", saved(&format!("more{more}"))).status, 200);
+    }
+    let full = call("bob", "/slots/2?action=save", saved("one too many"));
+    assert!(full.status == 400 && full.body.contains("64 slots"), "{}", full.body);
+    assert_eq!(call("bob", "/slots/2?action=save", saved("story")).status, 200, "over one of its own");
+    server.stop().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -449,6 +520,7 @@ fn metrics_have_the_names_and_shapes_that_vllm_has() {
     let source = |name: &str| labelled("vllm:prompt_tokens_by_source_total{", name);
     let (computed, cached) = (source("local_compute"), source("local_cache_hit"));
     assert!(computed > 0.0 && cached > 0.0, "{metrics}");
+    assert_eq!(labelled("kiln:prefix_cache_hit_tokens_total{", "device"), cached);
     assert_eq!(computed + cached, value("vllm:prompt_tokens_total{"));
     assert_eq!(value("vllm:request_prefill_kv_computed_tokens_sum{"), computed);
     assert_eq!(value("vllm:request_max_num_generation_tokens_sum{"), 24.0, "the longest of two texts, twice");

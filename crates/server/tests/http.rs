@@ -121,7 +121,7 @@ fn several_texts_seeds_stops_biases_and_probabilities() {
 
 #[test]
 fn bad_requests_get_a_status_and_name_the_field() {
-    let server = start();
+    let server = start_with(Settings { strict_model: true, ..settings() }, Some(CHATML));
     let refused = |path: &str, body: Value, status: u16, param: &str| {
         let reply = post(&server, path, &body);
         let error = reply.json()["error"].clone();
@@ -143,7 +143,7 @@ fn bad_requests_get_a_status_and_name_the_field() {
     refused(chat, with(ask("a"), json!({"n": 9})), 400, "n");
     refused(chat, with(ask("a"), json!({"top_logprobs": 2})), 400, "top_logprobs");
     refused(chat, with(ask("a"), json!({"stream_options": {"include_usage": true}})), 400, "stream_options");
-    refused(chat, with(ask("a"), json!({"stream": true, "max_tokens": 0})), 400, "max_tokens");
+    refused(chat, with(ask("a"), json!({"stream": true, "max_tokens": -3})), 400, "max_tokens");
     refused(chat, with(ask("a"), json!({"logit_bias": {"99999": 1}})), 400, "logit_bias");
     refused(chat, with(ask("a"), json!({"functions": []})), 400, "functions");
     refused(chat, with(ask("a"), json!({"model": "gpt-9"})), 404, "model");

@@ -7,7 +7,7 @@ mod client;
 use std::sync::Arc;
 
 use client::*;
-use kiln_server::{Settings, ThinkingBudget, Usual};
+use kiln_server::{RequestDefaults, Settings, ThinkingBudget};
 use serde_json::{Value, json};
 
 fn wish(more: Value) -> Value {
@@ -108,15 +108,15 @@ fn probabilities_and_progress_are_told() {
 
 #[test]
 fn what_a_request_does_not_say_is_as_the_server_was_told() {
-    let usual = Usual {
+    let request_defaults = RequestDefaults {
         sampling: Some(Arc::new(|s| (s.temperature, s.seed) = (0.25, Some(11)))),
         limit: Some(5),
         template: Some("{{ greeting | default('plain') }}:{% for m in messages %}{{ m.content }}{% endfor %}".into()),
         kwargs: json!({"greeting": "hey"}).as_object().unwrap().clone(),
-        ..Usual::default()
+        ..RequestDefaults::default()
     };
     // The model brings no template of its own.
-    let server = start_with(Settings { usual, ..settings() }, None);
+    let server = start_with(Settings { request_defaults, ..settings() }, None);
     let props = get(&server, "/props").json()["default_generation_settings"]["params"].clone();
     assert_eq!((&props["temperature"], &props["seed"], &props["n_predict"]), (&json!(0.25), &json!(11), &json!(5)));
     let messages = json!({"messages": [{"role": "user", "content": "hello"}]});
@@ -182,8 +182,9 @@ fn what_clients_learn_of_the_server_is_for_the_operator_to_say() {
 fn thoughts_end_when_their_tokens_are_used_up() {
     // The prompt opens a thought that the model, which writes anything, would hardly ever close.
     let thinking = format!("{CHATML}{{% if add_generation_prompt %}}<think>\n{{% endif %}}");
-    let usual = Usual { thinking_budget: Some(ThinkingBudget::Tokens(3)), ..Usual::default() };
-    let server = start_with(Settings { usual, ..settings() }, Some(&thinking));
+    let request_defaults =
+        RequestDefaults { thinking_budget: Some(ThinkingBudget::Tokens(3)), ..RequestDefaults::default() };
+    let server = start_with(Settings { request_defaults, ..settings() }, Some(&thinking));
     let answer = |more: Value| {
         post(&server, "/v1/chat/completions", &with(ask("hello"), with(json!({"max_tokens": 40}), more))).json()
     };
@@ -194,11 +195,11 @@ fn thoughts_end_when_their_tokens_are_used_up() {
             message["content"].as_str().unwrap_or_default().len(),
         )
     };
-    let usual = answer(json!({}));
-    assert!(parts(&usual).1 > 0, "{usual}");
+    let request_defaults = answer(json!({}));
+    assert!(parts(&request_defaults).1 > 0, "{request_defaults}");
     let [none, some] = [0, 10].map(|n| answer(json!({"thinking_budget_tokens": n})));
     assert!(none["choices"][0]["message"].get("reasoning_content").is_none() && parts(&none).1 > 0, "{none}");
-    assert!(parts(&some).0 > parts(&usual).0 && parts(&some).1 > 0, "{some}");
+    assert!(parts(&some).0 > parts(&request_defaults).0 && parts(&some).1 > 0, "{some}");
     // Without a bound, nothing closes the thought: all tokens are spent on it.
     let free = answer(json!({"reasoning_budget_tokens": -1}));
     assert_eq!((parts(&free).1, &free["choices"][0]["finish_reason"]), (0, &json!("length")), "{free}");

@@ -46,7 +46,7 @@ fn collector() -> (String, Receiver<(String, String)>) {
 
 fn traced(url: String) -> Settings {
     let headers = vec![("x-team".to_owned(), "kilns".to_owned())];
-    Settings { tracing: Some(Tracing { url, headers, service: "kiln here".into() }), ..settings() }
+    Settings { strict_model: true, tracing: Some(Tracing { url, headers, service: "kiln here".into() }), ..settings() }
 }
 
 fn attribute<'a>(span: &'a Value, key: &str) -> &'a Value {

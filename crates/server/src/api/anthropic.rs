@@ -11,16 +11,20 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::Totals;
+use crate::api_error::{ApiError, Kind};
 use crate::app::{App, fresh_id};
 use crate::body::Body;
-use crate::chat::{Chat, ThinkingBudget, ToolChoice, effort, thinking};
+use crate::chat::{Chat, ThinkingBudget, ToolChoice, check_tool_name, effort, thinking};
+use crate::encode::Purpose;
+use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Part, Stop};
 use crate::guard::Caller;
 use crate::params::{Params, stop_strings};
-use crate::refusal::{Kind, Refusal};
-use crate::seats::blocking;
-use crate::shape;
-use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+use crate::prep_pool::blocking;
+use crate::response_format;
+
+/// Letters of a tool's name at most.
+const LONGEST_TOOL_NAME: usize = 128;
 
 /// Fields that clients of this API send and that change nothing here.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -54,8 +58,8 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    fn chat(&self) -> Result<Chat, Refusal> {
-        let values = self.messages.as_deref().ok_or_else(|| Refusal::invalid("messages", "`messages` is missing"))?;
+    fn chat(&self) -> Result<Chat, ApiError> {
+        let values = self.messages.as_deref().ok_or_else(|| ApiError::invalid("messages", "`messages` is missing"))?;
         let mut messages = Vec::new();
         if let Some(system) = self.system.as_ref().filter(|s| !s.is_null()) {
             messages.push(Message::new("system", system_text(system)?));
@@ -74,7 +78,7 @@ impl Fields {
         let budget = self.thinking.as_ref().and_then(|t| t.get("budget_tokens")).and_then(Value::as_i64);
         let thinking_budget = budget.map(ThinkingBudget::from_number);
         let shape = match config.and_then(|c| c.get("format")).filter(|f| !f.is_null()) {
-            Some(format) => shape::response_format("output_config.format", format)?,
+            Some(format) => response_format::response_format("output_config.format", format)?,
             None => None,
         };
         let (tools, tool_choice, parallel_calls) = self.tools()?;
@@ -93,7 +97,7 @@ impl Fields {
         })
     }
 
-    fn tools(&self) -> Result<(Vec<Value>, ToolChoice, bool), Refusal> {
+    fn tools(&self) -> Result<(Vec<Value>, ToolChoice, bool), ApiError> {
         let mut tools = Vec::new();
         for (i, tool) in self.tools.iter().flatten().enumerate() {
             if let Some(kind) = tool.get("type").and_then(Value::as_str).filter(|kind| *kind != "custom") {
@@ -102,12 +106,13 @@ impl Fields {
             }
             let name = tool.get("name").and_then(Value::as_str);
             let param = format!("tools[{i}].name");
-            let name = name.ok_or_else(|| Refusal::invalid(param.clone(), format!("`{param}` must be a string")))?;
+            let name = name.ok_or_else(|| ApiError::invalid(param.clone(), format!("`{param}` must be a string")))?;
+            check_tool_name(&param, name, LONGEST_TOOL_NAME)?;
             let mut function = json!({"name": name});
             if let Some(description) = tool.get("description").filter(|d| !d.is_null()) {
                 function["description"] = description.clone();
             }
-            function["parameters"] = tool.get("input_schema").cloned().unwrap_or_else(shape::object);
+            function["parameters"] = tool.get("input_schema").cloned().unwrap_or_else(response_format::object);
             if let Some(strict) = tool.get("strict").filter(|strict| strict.is_boolean()) {
                 function["strict"] = strict.clone();
             }
@@ -115,7 +120,7 @@ impl Fields {
         }
         let choice = self.tool_choice.as_ref();
         let parallel = choice.and_then(|c| c.get("disable_parallel_tool_use")).and_then(Value::as_bool) != Some(true);
-        let wrong = || Refusal::invalid("tool_choice", "`tool_choice.type` must be auto, any, tool or none");
+        let wrong = || ApiError::invalid("tool_choice", "`tool_choice.type` must be auto, any, tool or none");
         let choice = match choice.and_then(|c| c.get("type")).and_then(Value::as_str) {
             None if choice.is_none_or(Value::is_null) => ToolChoice::Auto,
             Some("auto") => ToolChoice::Auto,
@@ -128,14 +133,14 @@ impl Fields {
             _ => return Err(wrong()),
         };
         if tools.is_empty() && matches!(choice, ToolChoice::Required | ToolChoice::Named(_)) {
-            return Err(Refusal::invalid("tool_choice", "`tool_choice` asks for a call, but there are no tools"));
+            return Err(ApiError::invalid("tool_choice", "`tool_choice` asks for a call, but there are no tools"));
         }
         Ok((tools, choice, parallel))
     }
 }
 
 /// The system prompt: a text or blocks of text.
-fn system_text(system: &Value) -> Result<String, Refusal> {
+fn system_text(system: &Value) -> Result<String, ApiError> {
     match system {
         Value::String(text) => Ok(text.clone()),
         Value::Array(blocks) => {
@@ -143,12 +148,12 @@ fn system_text(system: &Value) -> Result<String, Refusal> {
                 let text = block.get("text").and_then(Value::as_str);
                 let param = format!("system[{i}].text");
                 let text =
-                    text.ok_or_else(|| Refusal::invalid(param.clone(), format!("`{param}` must be a string")))?;
+                    text.ok_or_else(|| ApiError::invalid(param.clone(), format!("`{param}` must be a string")))?;
                 Ok(steady(text))
             };
-            Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<String>, Refusal>>()?.join("\n"))
+            Ok(blocks.iter().enumerate().map(text).collect::<Result<Vec<String>, ApiError>>()?.join("\n"))
         }
-        _ => Err(Refusal::invalid("system", "`system` must be a string or a list of blocks")),
+        _ => Err(ApiError::invalid("system", "`system` must be a string or a list of blocks")),
     }
 }
 
@@ -163,11 +168,11 @@ fn steady(text: &str) -> String {
 }
 
 /// One message, which may become several: results of tools come first.
-fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refusal> {
+fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), ApiError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let role = value.get("role").and_then(Value::as_str).unwrap_or_default();
     if !["user", "assistant", "system"].contains(&role) {
-        return Err(Refusal::invalid(at(".role"), format!("`{}` must be user, assistant or system", at(".role"))));
+        return Err(ApiError::invalid(at(".role"), format!("`{}` must be user, assistant or system", at(".role"))));
     }
     let blocks = match value.get("content") {
         Some(Value::String(text)) => {
@@ -175,7 +180,7 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Re
             return Ok(());
         }
         Some(Value::Array(blocks)) => blocks,
-        _ => return Err(Refusal::invalid(at(".content"), format!("`{}` must be a string or blocks", at(".content")))),
+        _ => return Err(ApiError::invalid(at(".content"), format!("`{}` must be a string or blocks", at(".content")))),
     };
     let mut message = Message { role: role.to_owned(), ..Message::default() };
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
@@ -184,7 +189,7 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Re
         let text = |field: &str| {
             let text = block.get(field).and_then(Value::as_str).map(str::to_owned);
             text.ok_or_else(|| {
-                Refusal::invalid(format!("{param}.{field}"), format!("`{param}.{field}` must be a string"))
+                ApiError::invalid(format!("{param}.{field}"), format!("`{param}.{field}` must be a string"))
             })
         };
         match block.get("type").and_then(Value::as_str) {
@@ -205,9 +210,9 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Re
             Some("document") => texts.push(document(&param, block)?),
             Some(kind) => {
                 let message = format!("`{param}` is of type {kind:?}, which this model does not take");
-                return Err(Refusal { kind: Kind::UnsupportedValue, message, param: Some(param) });
+                return Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(param) });
             }
-            None => return Err(Refusal::invalid(param.clone(), format!("`{param}` has no type"))),
+            None => return Err(ApiError::invalid(param.clone(), format!("`{param}` has no type"))),
         }
     }
     if !thoughts.is_empty() {
@@ -223,28 +228,28 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Re
 }
 
 /// The text of a tool's answer.
-fn block_text(param: &str, value: Option<&Value>) -> Result<String, Refusal> {
+fn block_text(param: &str, value: Option<&Value>) -> Result<String, ApiError> {
     Ok(crate::chat::content(param, value)?.to_text())
 }
 
-fn document(param: &str, block: &Value) -> Result<String, Refusal> {
+fn document(param: &str, block: &Value) -> Result<String, ApiError> {
     let source = block.get("source");
     let text = source.and_then(|s| s.get("data")).and_then(Value::as_str);
     match (source.and_then(|s| s.get("type")).and_then(Value::as_str), text) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
         _ => {
             let message = format!("`{param}.source` must be of type text");
-            Err(Refusal { kind: Kind::UnsupportedValue, message, param: Some(format!("{param}.source")) })
+            Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(format!("{param}.source")) })
         }
     }
 }
 
 /// How many tokens a conversation is.
-pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(&loaded)?.0.len())
+        Ok(fields.chat()?.tokens(&loaded, Purpose::Count)?.0.len())
     })
     .await?;
     Ok(reply(&json!({"input_tokens": tokens})))
@@ -255,7 +260,7 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let (fields, mut params) = (body.get::<Fields>()?, body.get::<Params>()?);
     body.get::<WithoutEffect>()?;
     let leftover = body.leftover(&app)?;
@@ -272,8 +277,8 @@ pub(crate) async fn create(
     let generation = Generation::start(&app, vec![job], "toolu_")?;
     let (id, model) = (fresh_id("msg_"), generation.loaded().name.clone());
     let response = if streams {
-        let wire = MessageWire { id, model, request, prompt, open: None, blocks: 0, called: false };
-        stream(generation, wire, Framing::Events, app.settings.keep_alive)
+        let encoder = MessageEncoder { id, model, request, prompt, open: None, blocks: 0, called: false };
+        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
     } else {
         let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
         reply(&whole(&id, &model, &answer))
@@ -330,7 +335,7 @@ enum Block {
     Call(usize),
 }
 
-struct MessageWire {
+struct MessageEncoder {
     id: String,
     model: String,
     request: String,
@@ -340,7 +345,7 @@ struct MessageWire {
     called: bool,
 }
 
-impl MessageWire {
+impl MessageEncoder {
     fn close(&mut self, out: &mut Frames) {
         let Some(open) = self.open.take() else { return };
         let index = self.blocks - 1;
@@ -369,7 +374,7 @@ impl MessageWire {
     }
 }
 
-impl Wire for MessageWire {
+impl ResponseEncoder for MessageEncoder {
     fn begin(&mut self, out: &mut Frames) {
         // How much of the prompt is cached is not known yet; the last event has the whole truth.
         let totals = Totals { prompt: self.prompt, ..Totals::default() };
@@ -427,7 +432,7 @@ mod tests {
 
     #[test]
     fn blocks_open_one_at_a_time_and_count_up() {
-        let mut wire = MessageWire {
+        let mut encoder = MessageEncoder {
             id: "msg_1".into(),
             model: "m".into(),
             request: "r".into(),
@@ -453,9 +458,9 @@ mod tests {
                 reasoning_tokens: 1,
             },
         ];
-        wire.begin(&mut out);
-        parts.into_iter().for_each(|part| wire.part(part, &mut out));
-        wire.finish(&mut out);
+        encoder.begin(&mut out);
+        parts.into_iter().for_each(|part| encoder.part(part, &mut out));
+        encoder.finish(&mut out);
         let text = out.text();
         let events: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
         let (start, delta, stop) = ("content_block_start", "content_block_delta", "content_block_stop");

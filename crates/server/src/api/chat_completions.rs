@@ -11,16 +11,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Pace, Totals, chat_logprobs, finish_reason, stop_reason};
+use crate::api_error::ApiError;
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{self, Chat, ThinkingBudget, ToolChoice};
+use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Job, Part};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::Refusal;
-use crate::seats::blocking;
-use crate::shape::ShapeFields;
-use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+use crate::prep_pool::blocking;
+use crate::response_format::ResponseFormatFields;
 
 /// What a client may ask of a stream.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -91,7 +91,7 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    fn refuse(&self) -> Result<(), Refusal> {
+    fn refuse(&self) -> Result<(), ApiError> {
         let refused = [
             ("functions", self.functions.is_some(), "`functions` is now `tools`"),
             ("function_call", self.function_call.is_some(), "`function_call` is now `tool_choice`"),
@@ -100,48 +100,48 @@ impl Fields {
             ("web_search_options", self.web_search_options.is_some(), "this server searches no web"),
         ];
         if let Some((name, _, why)) = refused.into_iter().find(|(_, given, _)| *given) {
-            return Err(Refusal::unsupported(name, why));
+            return Err(ApiError::unsupported(name, why));
         }
         if self.modalities.iter().flatten().any(|kind| kind != "text") {
-            return Err(Refusal::unsupported("modalities", "this server makes text only"));
+            return Err(ApiError::unsupported("modalities", "this server makes text only"));
         }
         if self.stream_options.is_some() && self.stream != Some(true) {
-            return Err(Refusal::invalid("stream_options", "`stream_options` may only be given with `stream: true`"));
+            return Err(ApiError::invalid("stream_options", "`stream_options` may only be given with `stream: true`"));
         }
         if self.add_generation_prompt == Some(true) && self.continue_final_message == Some(true) {
             let message = "`continue_final_message` and `add_generation_prompt` exclude each other";
-            return Err(Refusal::invalid("continue_final_message", message));
+            return Err(ApiError::invalid("continue_final_message", message));
         }
         Ok(())
     }
 
-    fn logprobs(&self) -> Result<Option<usize>, Refusal> {
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, None | Some(0)) => Ok(None),
-            (false, Some(_)) => Err(Refusal::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`")),
+            (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`")),
             (true, top) => match usize::try_from(top.unwrap_or(0)) {
                 Ok(top) if top <= 20 => Ok(Some(top)),
-                _ => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+                _ => Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
             },
         }
     }
 
-    fn keep_reasoning(&self) -> Result<Option<bool>, Refusal> {
+    fn keep_reasoning(&self) -> Result<Option<bool>, ApiError> {
         match self.reasoning_format.as_deref() {
             None | Some("auto") => Ok(None),
             Some("none") => Ok(Some(true)),
             Some("deepseek" | "deepseek-legacy") => Ok(Some(false)),
             Some(other) => {
                 let message = format!("`reasoning_format` is {other:?}; it must be none, auto or deepseek");
-                Err(Refusal::invalid("reasoning_format", message))
+                Err(ApiError::invalid("reasoning_format", message))
             }
         }
     }
 
     /// The conversation that the fields describe.
-    pub(crate) fn chat(&self) -> Result<Chat, Refusal> {
+    pub(crate) fn chat(&self) -> Result<Chat, ApiError> {
         self.refuse()?;
-        let values = self.messages.as_deref().ok_or_else(|| Refusal::invalid("messages", "`messages` is missing"))?;
+        let values = self.messages.as_deref().ok_or_else(|| ApiError::invalid("messages", "`messages` is missing"))?;
         let mut kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         if let Some(documents) = &self.documents {
             kwargs.insert("documents".to_owned(), Value::Array(documents.clone()));
@@ -168,26 +168,32 @@ impl Fields {
     }
 }
 
+/// Letters of a tool's name at most.
+const LONGEST_TOOL_NAME: usize = 64;
+
 /// Tools as they were sent, checked, and which of them may be called.
-pub(crate) fn tools(tools: &[Value], choice: Option<&Value>) -> Result<(Vec<Value>, ToolChoice), Refusal> {
+pub(crate) fn tools(tools: &[Value], choice: Option<&Value>) -> Result<(Vec<Value>, ToolChoice), ApiError> {
     if tools.len() > 128 {
-        return Err(Refusal::invalid("tools", format!("{} tools are too many, at most 128 may be given", tools.len())));
+        return Err(ApiError::invalid(
+            "tools",
+            format!("{} tools are too many, at most 128 may be given", tools.len()),
+        ));
     }
     for (i, tool) in tools.iter().enumerate() {
         match tool.get("type").and_then(Value::as_str) {
             Some("function") => {}
             other => {
                 let message = format!("`tools[{i}].type` is {}; only functions are served", other.unwrap_or("missing"));
-                return Err(Refusal::unsupported(format!("tools[{i}].type"), message));
+                return Err(ApiError::unsupported(format!("tools[{i}].type"), message));
             }
         }
-        if tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str).is_none() {
-            let param = format!("tools[{i}].function.name");
-            return Err(Refusal::invalid(param.clone(), format!("`{param}` must be a string")));
-        }
+        let param = format!("tools[{i}].function.name");
+        let name = tool.get("function").and_then(|f| f.get("name")).and_then(Value::as_str);
+        let name = name.ok_or_else(|| ApiError::invalid(param.clone(), format!("`{param}` must be a string")))?;
+        chat::check_tool_name(&param, name, LONGEST_TOOL_NAME)?;
     }
     let mut tools = tools.to_vec();
-    let wrong = || Refusal::invalid("tool_choice", "`tool_choice` must be none, auto, required or name a function");
+    let wrong = || ApiError::invalid("tool_choice", "`tool_choice` must be none, auto, required or name a function");
     let choice = match choice {
         None | Some(Value::Null) => ToolChoice::Auto,
         Some(Value::String(text)) => mode(text).ok_or_else(wrong)?,
@@ -209,7 +215,7 @@ pub(crate) fn tools(tools: &[Value], choice: Option<&Value>) -> Result<(Vec<Valu
     };
     match choice {
         ToolChoice::Required | ToolChoice::Named(_) if tools.is_empty() => {
-            Err(Refusal::invalid("tool_choice", "`tool_choice` asks for a call, but there are no tools"))
+            Err(ApiError::invalid("tool_choice", "`tool_choice` asks for a call, but there are no tools"))
         }
         choice => Ok((tools, choice)),
     }
@@ -229,8 +235,8 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
-    let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+) -> Result<Response, ApiError> {
+    let (fields, params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ResponseFormatFields>()?);
     body.get::<WithoutEffect>()?;
     let leftover = body.leftover(&app)?;
     let (fields, job, choices) = blocking(&app, move |app| {
@@ -250,14 +256,14 @@ pub(crate) async fn create(
         tokenizer: Arc::clone(&generation.loaded().scheduler.model().tokenizer),
         token_ids: fields.return_token_ids.unwrap_or(false),
         hide_reasoning: fields.include_reasoning == Some(false),
-        reasoning_field: match app.settings.usual.reasoning_field {
+        reasoning_field: match app.settings.request_defaults.reasoning_field {
             "" => "reasoning_content",
             named => named,
         },
     };
     let response = if fields.stream.unwrap_or(false) {
         let options = fields.stream_options.unwrap_or_default();
-        let wire = ChatWire {
+        let encoder = ChatEncoder {
             head,
             choices,
             include_usage: options.include_usage.unwrap_or(false),
@@ -268,7 +274,7 @@ pub(crate) async fn create(
             called: vec![false; choices],
             totals: Totals::default(),
         };
-        stream(generation, wire, Framing::Events, app.settings.keep_alive)
+        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
     } else {
         reply(&head.whole(&generation.collect().await?, choices))
     };
@@ -327,7 +333,7 @@ pub(crate) fn fingerprint() -> String {
     format!("kiln-{}", env!("CARGO_PKG_VERSION"))
 }
 
-struct ChatWire {
+struct ChatEncoder {
     head: Head,
     choices: usize,
     include_usage: bool,
@@ -339,7 +345,7 @@ struct ChatWire {
     totals: Totals,
 }
 
-impl ChatWire {
+impl ChatEncoder {
     fn chunk(&self, choices: Value) -> Value {
         let head = &self.head;
         let mut chunk = json!({
@@ -364,7 +370,7 @@ impl ChatWire {
     }
 }
 
-impl ChatWire {
+impl ChatEncoder {
     /// A piece of what is said or thought.
     fn said(&mut self, choice: usize, name: &str, text: &str, tokens: &[crate::generate::Token], out: &mut Frames) {
         self.pace.write(tokens.len());
@@ -376,7 +382,7 @@ impl ChatWire {
     }
 }
 
-impl Wire for ChatWire {
+impl ResponseEncoder for ChatEncoder {
     fn begin(&mut self, out: &mut Frames) {
         // A client may not see a choice before all lower ones.
         for index in 0..self.choices {

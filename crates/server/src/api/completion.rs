@@ -13,16 +13,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Pace, Totals, completions, finite};
+use crate::api_error::ApiError;
 use crate::app::App;
 use crate::body::Body;
+use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::Refusal;
-use crate::seats::blocking;
-use crate::shape::ShapeFields;
-use crate::shelf::Loaded;
-use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+use crate::prep_pool::blocking;
+use crate::registry::Loaded;
+use crate::response_format::ResponseFormatFields;
 
 /// What is to be continued.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -39,7 +39,7 @@ pub(crate) struct Fields {
 #[schemars(rename = "LlamaAnswer")]
 pub(crate) struct Wishes {
     stream: Option<bool>,
-    /// The probabilities of so many likeliest tokens.
+    /// Return the probabilities of the N likeliest tokens.
     n_probs: Option<i64>,
     /// Those of the tokens that samplers have left, as probabilities and not as their logarithms.
     post_sampling_probs: Option<bool>,
@@ -51,11 +51,11 @@ pub(crate) struct Wishes {
 }
 
 impl Wishes {
-    fn probabilities(&self) -> Result<Option<usize>, Refusal> {
+    fn probabilities(&self) -> Result<Option<usize>, ApiError> {
         let Some(wanted) = self.n_probs.filter(|n| *n != 0) else { return Ok(None) };
         match usize::try_from(wanted) {
             Ok(n) if n <= 100 => Ok(Some(n)),
-            _ => Err(Refusal::invalid("n_probs", format!("`n_probs` is {wanted}, it must be 0 to 100"))),
+            _ => Err(ApiError::invalid("n_probs", format!("`n_probs` is {wanted}, it must be 0 to 100"))),
         }
     }
 }
@@ -65,11 +65,11 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
     serve(&app, caller, body, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        let prompt = fields.prompt.as_ref().ok_or_else(|| Refusal::invalid("prompt", "`prompt` is missing"))?;
+        let prompt = fields.prompt.as_ref().ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing"))?;
         let several = prompt.as_array().is_some_and(|list| completions::are_several(list));
         let tokens = completions::prompts(&loaded, Some(prompt))?;
         Ok(Prompts { loaded, tokens, several })
@@ -90,25 +90,25 @@ pub(super) async fn serve(
     app: &Arc<App>,
     caller: Caller,
     mut body: Body,
-    prompts: impl FnOnce(&App) -> Result<Prompts, Refusal> + Send + 'static,
-) -> Result<Response, Refusal> {
-    let (params, shape, wishes) = (body.get::<Params>()?, body.get::<ShapeFields>()?, body.get::<Wishes>()?);
+    prompts: impl FnOnce(&App) -> Result<Prompts, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let (params, shape, wishes) = (body.get::<Params>()?, body.get::<ResponseFormatFields>()?, body.get::<Wishes>()?);
     let leftover = body.leftover(app)?;
     let (jobs, several) = blocking(app, move |app| {
         let Prompts { loaded, tokens, several } = prompts(app)?;
         let job = |tokens| completions::job(&loaded, &params, &shape, &caller, tokens);
-        Ok((tokens.into_iter().map(job).collect::<Result<Vec<Job>, Refusal>>()?, several))
+        Ok((tokens.into_iter().map(job).collect::<Result<Vec<Job>, ApiError>>()?, several))
     })
     .await?;
     Ok(leftover.tell(answer(app, jobs, wishes, several).await?))
 }
 
 /// Texts in llama-server's form: a list where there were several prompts, else one object.
-async fn answer(app: &Arc<App>, mut jobs: Vec<Job>, wishes: Wishes, several: bool) -> Result<Response, Refusal> {
+async fn answer(app: &Arc<App>, mut jobs: Vec<Job>, wishes: Wishes, several: bool) -> Result<Response, ApiError> {
     let probabilities = wishes.probabilities()?;
     for job in &mut jobs {
         if job.request.choices != 1 {
-            return Err(Refusal::unsupported("n", "this path makes one text of a prompt; /v1/completions has `n`"));
+            return Err(ApiError::unsupported("n", "this path makes one text of a prompt; /v1/completions has `n`"));
         }
         job.request.logprobs = probabilities;
         job.request.after_sampling = wishes.post_sampling_probs == Some(true);
@@ -118,7 +118,7 @@ async fn answer(app: &Arc<App>, mut jobs: Vec<Job>, wishes: Wishes, several: boo
     texts.iter_mut().zip(generation.slots()).for_each(|(text, slot)| text.slot = *slot);
     let head = Head { loaded: Arc::clone(generation.loaded()), wishes };
     if head.wishes.stream.unwrap_or(false) {
-        return Ok(stream(generation, CompletionWire { head, texts }, Framing::Events, app.settings.keep_alive));
+        return Ok(stream(generation, CompletionEncoder { head, texts }, Framing::Events, app.settings.keep_alive));
     }
     let answers = generation.collect().await?;
     let whole = |(index, (mut text, answer)): (usize, (Text, crate::generate::Answer))| {
@@ -242,12 +242,12 @@ impl Head {
     }
 }
 
-struct CompletionWire {
+struct CompletionEncoder {
     head: Head,
     texts: Vec<Text>,
 }
 
-impl Wire for CompletionWire {
+impl ResponseEncoder for CompletionEncoder {
     fn begin(&mut self, _out: &mut Frames) {}
 
     fn part(&mut self, part: Part, out: &mut Frames) {
@@ -275,7 +275,7 @@ impl Wire for CompletionWire {
                 out.data(&head.picked(last));
             }
             Part::Progress { cached, read } => {
-                // One prompt is told of: with several, nobody says whose it is.
+                // Only for one prompt: with several, the progress could not be attributed.
                 if let [about] = self.texts.as_mut_slice() {
                     about.pace.read(cached, read);
                     if head.wishes.return_progress == Some(true) {

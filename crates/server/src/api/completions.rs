@@ -15,18 +15,19 @@ use serde_json::{Map, Value, json};
 
 use super::chat_completions::{StreamOptions, WithoutEffect, fingerprint};
 use super::{Pace, Totals, finish_reason, finite, infill, stop_reason, token_text};
+use crate::api_error::ApiError;
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::check_length;
+use crate::constraint;
+use crate::encode::{Purpose, encode};
+use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Form, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::Refusal;
-use crate::rule;
-use crate::seats::{blocking, stand_up};
-use crate::shape::ShapeFields;
-use crate::shelf::Loaded;
-use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+use crate::prep_pool::{blocking, release};
+use crate::registry::Loaded;
+use crate::response_format::ResponseFormatFields;
 
 /// The tokens of an answer where a request says nothing: this API's own default.
 const DEFAULT_LIMIT: usize = 16;
@@ -51,37 +52,47 @@ pub(crate) struct Fields {
 }
 
 /// The tokens of one prompt: a text, a list of tokens with texts among them, or llama.cpp's object that may hold media.
-pub(crate) fn prompt_tokens(loaded: &Loaded, param: &str, value: &Value) -> Result<Vec<u32>, Refusal> {
-    let model = loaded.scheduler.model();
-    let encode = |text: &str, add: AddSpecial| -> Result<Vec<u32>, Refusal> {
-        Ok(model.tokenizer.encode(text, add, ParseSpecial::Yes).map_err(kiln_engine::Error::from)?)
+pub(crate) fn prompt_tokens(loaded: &Loaded, param: &str, value: &Value) -> Result<Vec<u32>, ApiError> {
+    let encode = |text: &str, add: AddSpecial| -> Result<Vec<u32>, ApiError> {
+        encode(loaded, Purpose::Prompt, text, add, ParseSpecial::Yes)
     };
     match value {
         Value::String(text) => encode(text, AddSpecial::Yes),
         Value::Array(pieces) => {
-            let vocab = model.config.vocab;
-            let mut tokens = Vec::new();
-            for (i, piece) in pieces.iter().enumerate() {
-                if let Value::String(text) = piece {
-                    tokens.extend(encode(text, if i == 0 { AddSpecial::Yes } else { AddSpecial::No })?);
-                    continue;
-                }
-                let id = piece.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
-                let param = format!("{param}[{i}]");
-                let message = format!("`{param}` is {piece}, no token below {vocab}");
-                tokens.push(id.ok_or_else(|| Refusal::invalid(param, message))?);
-            }
-            Ok(tokens)
+            piece_tokens(loaded, Purpose::Prompt, param, pieces, AddSpecial::Yes, ParseSpecial::Yes)
         }
         Value::Object(object) => {
             match (object.get("prompt_string").and_then(Value::as_str), object.get("multimodal_data")) {
                 (Some(text), None | Some(Value::Null)) => encode(text, AddSpecial::Yes),
-                (Some(_), Some(_)) => Err(Refusal::unsupported(param, "this model takes text only")),
-                (None, _) => Err(Refusal::invalid(param, format!("`{param}` must have a `prompt_string`"))),
+                (Some(_), Some(_)) => Err(ApiError::unsupported(param, "this model takes text only")),
+                (None, _) => Err(ApiError::invalid(param, format!("`{param}` must have a `prompt_string`"))),
             }
         }
-        _ => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
+        _ => Err(ApiError::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
     }
+}
+
+/// The tokens of a list of texts and tokens.
+pub(crate) fn piece_tokens(
+    loaded: &Loaded,
+    purpose: Purpose,
+    param: &str,
+    pieces: &[Value],
+    add: AddSpecial,
+    parse: ParseSpecial,
+) -> Result<Vec<u32>, ApiError> {
+    let (vocab, mut tokens) = (loaded.scheduler.model().config.vocab, Vec::new());
+    for (i, piece) in pieces.iter().enumerate() {
+        if let Value::String(text) = piece {
+            tokens.extend(encode(loaded, purpose, text, if i == 0 { add } else { AddSpecial::No }, parse)?);
+            continue;
+        }
+        let id = piece.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
+        let param = format!("{param}[{i}]");
+        let message = format!("`{param}` is {piece}, no token below {vocab}");
+        tokens.push(id.ok_or_else(|| ApiError::invalid(param, message))?);
+    }
+    Ok(tokens)
 }
 
 /// Whether a list holds prompts, and is not one of tokens.
@@ -90,7 +101,7 @@ pub(crate) fn are_several(list: &[Value]) -> bool {
 }
 
 /// All prompts of a request: a text, tokens, or a list of either.
-pub(crate) fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refusal> {
+pub(crate) fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<u32>>, ApiError> {
     let list = match value {
         None | Some(Value::Null) => vec![prompt_tokens(loaded, "prompt", &json!(""))?],
         Some(Value::Array(list)) if are_several(list) => list
@@ -101,7 +112,10 @@ pub(crate) fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<
         Some(one) => vec![prompt_tokens(loaded, "prompt", one)?],
     };
     if list.len() > MOST_PROMPTS {
-        return Err(Refusal::invalid("prompt", format!("{} prompts are too many, at most {MOST_PROMPTS}", list.len())));
+        return Err(ApiError::invalid(
+            "prompt",
+            format!("{} prompts are too many, at most {MOST_PROMPTS}", list.len()),
+        ));
     }
     let bos = loaded.scheduler.model().tokenizer.vocab().bos;
     list.into_iter()
@@ -109,7 +123,7 @@ pub(crate) fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<
             // Nothing to continue: the text begins.
             (true, Some(bos)) => Ok(vec![bos]),
             (true, None) => {
-                Err(Refusal::invalid("prompt", "the prompt is empty, and the model has no token to begin with"))
+                Err(ApiError::invalid("prompt", "the prompt is empty, and the model has no token to begin with"))
             }
             (false, _) => check_length(loaded, tokens.len()).map(|()| tokens),
         })
@@ -120,16 +134,16 @@ pub(crate) fn prompts(loaded: &Loaded, value: Option<&Value>) -> Result<Vec<Vec<
 pub(crate) fn job(
     loaded: &Arc<Loaded>,
     params: &Params,
-    shape: &ShapeFields,
+    shape: &ResponseFormatFields,
     caller: &Caller,
     prompt: Vec<u32>,
-) -> Result<Job, Refusal> {
+) -> Result<Job, ApiError> {
     let constraint = match (params.allowed(loaded)?, shape.shape()?) {
         (Some(_), Some(_)) => {
-            return Err(Refusal::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
+            return Err(ApiError::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
         }
         (allowed, None) => allowed,
-        (None, Some(shape)) => Some(rule::plain_constraint(loaded, &shape)?),
+        (None, Some(shape)) => Some(constraint::plain_constraint(loaded, &shape)?),
     };
     let request = Request {
         limit: params.limit()?.or(loaded.limit),
@@ -152,9 +166,29 @@ struct Plan {
     jobs: Vec<Job>,
     /// With `echo`: the prompts and what is reported of them.
     echo: Option<Vec<Echo>>,
+    /// Texts that are made of each prompt, and how many of them are told: the likeliest.
     choices: usize,
+    kept: usize,
     /// The prompts alone are wanted.
     nothing_more: bool,
+}
+
+/// The likeliest answers to each prompt, by the mean of their tokens.
+fn likeliest(answers: Vec<Answer>, plan: &Plan) -> Vec<Answer> {
+    if plan.kept == plan.choices {
+        return answers;
+    }
+    let mean = |answer: &Answer| {
+        let all: Vec<f32> = answer.tokens.iter().filter_map(|token| Some(token.logprobs.as_ref()?.logprob)).collect();
+        all.iter().sum::<f32>() / all.len().max(1) as f32
+    };
+    let (mut answers, mut kept) = (answers.into_iter().peekable(), Vec::new());
+    while answers.peek().is_some() {
+        let mut of_one: Vec<Answer> = answers.by_ref().take(plan.choices).collect();
+        of_one.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        kept.extend(of_one.into_iter().take(plan.kept));
+    }
+    kept
 }
 
 #[derive(Clone, Default)]
@@ -163,7 +197,7 @@ struct Echo {
     tokens: Vec<Token>,
 }
 
-/// Tells work that nobody waits for it any more.
+/// Tells work that its client has gone.
 struct Gone(Arc<AtomicBool>);
 
 impl Drop for Gone {
@@ -176,32 +210,41 @@ fn plan(
     app: &App,
     fields: &Fields,
     params: &mut Params,
-    shape: &ShapeFields,
+    shape: &ResponseFormatFields,
     caller: &Caller,
     gone: &AtomicBool,
-) -> Result<Plan, Refusal> {
+) -> Result<Plan, ApiError> {
     let loaded = &app.model(fields.model.as_deref())?;
-    if fields.best_of.is_some_and(|best| best != params.n.unwrap_or(1)) {
-        return Err(Refusal::unsupported("best_of", "`best_of` other than `n` is not served"));
+    let kept = params.choices(loaded)?;
+    if let Some(best_of) = fields.best_of.filter(|best_of| *best_of != kept as i64) {
+        if best_of < kept as i64 || fields.stream == Some(true) {
+            let message =
+                format!("`best_of` is {best_of}; it must be at least `n` ({kept}), and `n` itself in a stream");
+            return Err(ApiError::invalid("best_of", message));
+        }
+        params.n = Some(best_of);
     }
     if fields.stream_options.is_some() && fields.stream != Some(true) {
-        return Err(Refusal::invalid("stream_options", "`stream_options` may only be given with `stream: true`"));
+        return Err(ApiError::invalid("stream_options", "`stream_options` may only be given with `stream: true`"));
     }
     let top = match fields.logprobs.map(usize::try_from) {
         None => None,
         Some(Ok(top)) if top <= 20 => Some(top),
-        Some(_) => return Err(Refusal::invalid("logprobs", "`logprobs` must be 0 to 20")),
+        Some(_) => return Err(ApiError::invalid("logprobs", "`logprobs` must be 0 to 20")),
     };
     let echo = fields.echo.unwrap_or(false);
     let nothing_more = params.max_tokens == Some(0) && echo;
     if nothing_more {
         params.max_tokens = None;
     }
-    let choices = params.choices(loaded)?;
+    let choices = params.choices(loaded).map_err(|refusal| match params.n == Some(kept as i64) {
+        true => refusal,
+        false => refusal.with_param("best_of"),
+    })?;
     let prompts = match (fields.suffix.as_deref().filter(|suffix| !suffix.is_empty()), &fields.prompt) {
         (None, prompt) => prompts(loaded, prompt.as_ref())?,
         (Some(suffix), Some(Value::String(prefix))) => vec![infill::prompt(loaded, prefix, suffix, &[])?],
-        (Some(_), _) => return Err(Refusal::invalid("suffix", "`suffix` needs one `prompt` that is a string")),
+        (Some(_), _) => return Err(ApiError::invalid("suffix", "`suffix` needs one `prompt` that is a string")),
     };
     let echo = match echo {
         true => Some(prompts.iter().map(|prompt| echoed(loaded, prompt, top, gone)).collect::<Result<_, _>>()?),
@@ -210,14 +253,16 @@ fn plan(
     let jobs = prompts.into_iter().map(|prompt| {
         let mut job = job(loaded, params, shape, caller, prompt)?;
         job.request.limit = Some(job.request.limit.unwrap_or(DEFAULT_LIMIT));
-        job.request.logprobs = top;
+        // The best are found by their probability.
+        job.request.logprobs = top.or((choices > kept).then_some(0));
         Ok(job)
     });
-    Ok(Plan { loaded: Arc::clone(loaded), jobs: jobs.collect::<Result<_, Refusal>>()?, echo, choices, nothing_more })
+    let jobs = jobs.collect::<Result<_, ApiError>>()?;
+    Ok(Plan { loaded: Arc::clone(loaded), jobs, echo, choices, kept, nothing_more })
 }
 
 /// The prompt as part of the answer, with the probability of each token after those before it.
-fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>, gone: &AtomicBool) -> Result<Echo, Refusal> {
+fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>, gone: &AtomicBool) -> Result<Echo, ApiError> {
     let tokenizer = &loaded.scheduler.model().tokenizer;
     let text = tokenizer.decode(prompt, ShowSpecial::No).map_err(kiln_engine::Error::from)?;
     let Some(top) = top else { return Ok(Echo { text, tokens: Vec::new() }) };
@@ -226,8 +271,8 @@ fn echoed(loaded: &Loaded, prompt: &[u32], top: Option<usize>, gone: &AtomicBool
     if fed.is_empty() {
         return Ok(Echo { text, tokens });
     }
-    // An owner that nobody else has: nothing is shared with others.
-    stand_up();
+    // A cache scope of its own: nothing is shared with other requests.
+    release();
     let sequence = loaded.scheduler.with_engine(|engine| engine.open(u64::MAX))??;
     for (piece, at) in fed.chunks(MEASURE).zip((0..).step_by(MEASURE)) {
         let (piece, next) = (piece.to_vec(), prompt[at + 1..].to_vec());
@@ -257,14 +302,15 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
-    let (fields, mut params, shape) = (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ShapeFields>()?);
+) -> Result<Response, ApiError> {
+    let (fields, mut params, shape) =
+        (body.get::<Fields>()?, body.get::<Params>()?, body.get::<ResponseFormatFields>()?);
     body.get::<WithoutEffect>()?;
     let leftover = body.leftover(&app)?;
-    // A prompt that is measured takes long: who closes the connection drops this.
+    // Scoring a prompt takes long: closing the connection drops this.
     let gone = Gone(Arc::default());
     let seen = Arc::clone(&gone.0);
-    let (fields, plan) = blocking(&app, move |app| {
+    let (fields, mut plan) = blocking(&app, move |app| {
         let plan = plan(app, &fields, &mut params, &shape, &caller, &seen)?;
         Ok((fields, plan))
     })
@@ -290,7 +336,7 @@ pub(crate) async fn create(
         let pace = Pace::new(plan.jobs.iter().map(|job| job.request.prompt.len()).sum());
         let generation = Generation::start(&app, plan.jobs, "call_")?;
         let options = fields.stream_options.unwrap_or_default();
-        let wire = TextWire {
+        let encoder = TextEncoder {
             head,
             choices: plan.choices,
             echo: plan.echo,
@@ -301,17 +347,19 @@ pub(crate) async fn create(
             pace,
             totals: Totals::default(),
         };
-        stream(generation, wire, Framing::Events, app.settings.keep_alive)
+        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
     } else {
-        let generation = Generation::start(&app, plan.jobs, "call_")?;
-        let mut answers = generation.collect().await?;
+        let generation = Generation::start(&app, std::mem::take(&mut plan.jobs), "call_")?;
+        let answers = generation.collect().await?;
+        let totals = Totals::of(&answers, plan.choices);
+        let mut answers = likeliest(answers, &plan);
         for (i, answer) in answers.iter_mut().enumerate() {
-            if let Some(echo) = plan.echo.as_ref().map(|echo| echo[i / plan.choices].clone()) {
+            if let Some(echo) = plan.echo.as_ref().map(|echo| echo[i / plan.kept].clone()) {
                 answer.text.insert_str(0, &echo.text);
                 answer.tokens.splice(0..0, echo.tokens);
             }
         }
-        reply(&head.whole(&answers, plan.choices, wants_logprobs))
+        reply(&head.whole(&answers, &totals, wants_logprobs))
     };
     Ok(leftover.tell(response))
 }
@@ -349,8 +397,7 @@ impl Head {
         })
     }
 
-    fn whole(&self, answers: &[Answer], choices: usize, wants_logprobs: bool) -> Value {
-        let totals = Totals::of(answers, choices);
+    fn whole(&self, answers: &[Answer], totals: &Totals, wants_logprobs: bool) -> Value {
         let choice = |(index, answer): (usize, &Answer)| {
             let stop = answer.stop.clone().unwrap_or(Stop::End);
             let mut offset = 0;
@@ -386,7 +433,7 @@ impl Head {
             ..Answer::default()
         };
         let answers: Vec<Answer> = echo.iter().zip(&plan.jobs).map(answer).collect();
-        self.whole(&answers, 1, wants_logprobs)
+        self.whole(&answers, &Totals::of(&answers, 1), wants_logprobs)
     }
 }
 
@@ -412,7 +459,7 @@ fn text_logprobs(tokenizer: &Tokenizer, tokens: &[Token], offset: &mut usize) ->
     json!({"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
 }
 
-struct TextWire {
+struct TextEncoder {
     head: Head,
     choices: usize,
     echo: Option<Vec<Echo>>,
@@ -426,7 +473,7 @@ struct TextWire {
     totals: Totals,
 }
 
-impl TextWire {
+impl TextEncoder {
     fn chunk(&mut self, index: usize, text: &str, tokens: &[Token], stop: Option<&Stop>) -> Value {
         let logprobs = match self.wants_logprobs && !tokens.is_empty() {
             true => text_logprobs(&self.head.tokenizer, tokens, &mut self.offsets[index]),
@@ -450,7 +497,7 @@ impl TextWire {
     }
 }
 
-impl Wire for TextWire {
+impl ResponseEncoder for TextEncoder {
     fn begin(&mut self, out: &mut Frames) {
         let Some(echo) = self.echo.take() else { return };
         for index in 0..self.offsets.len() {

@@ -17,13 +17,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::completions::prompt_tokens;
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::body::Body;
+use crate::encode::{Purpose, check_bytes, encode};
+use crate::encoder::json as reply;
 use crate::guard::Caller;
-use crate::refusal::{Kind, Refusal};
-use crate::seats::blocking;
-use crate::shelf::Loaded;
-use crate::wire::json as reply;
+use crate::prep_pool::blocking;
+use crate::registry::Loaded;
 
 /// Texts of one request, as OpenAI has it.
 const MOST_TEXTS: usize = 2048;
@@ -59,7 +60,7 @@ impl Made {
     }
 }
 
-/// Ends the work where nobody waits for it any more.
+/// Ends the work when its client has gone.
 struct Waiting(Cancel);
 
 impl Drop for Waiting {
@@ -69,7 +70,7 @@ impl Drop for Waiting {
 }
 
 impl Asked {
-    fn new(loaded: Arc<Loaded>, texts: Vec<Vec<u32>>, named: Option<Pooling>) -> Result<Asked, Refusal> {
+    fn new(loaded: Arc<Loaded>, texts: Vec<Vec<u32>>, named: Option<Pooling>) -> Result<Asked, ApiError> {
         let pooling = Pooling::choose(loaded.scheduler.model(), named)?;
         // Vectors of tokens are what the model makes, as llama-server has it.
         let length = if pooling == Pooling::None { Length::Free } else { Length::Norm(2) };
@@ -77,39 +78,39 @@ impl Asked {
     }
 
     /// The same for vectors of texts, of which scores are none, by the pooling that the server was started with.
-    fn vectors(app: &App, loaded: Arc<Loaded>, texts: Vec<Vec<u32>>) -> Result<Asked, Refusal> {
+    fn vectors(app: &App, loaded: Arc<Loaded>, texts: Vec<Vec<u32>>) -> Result<Asked, ApiError> {
         let asked = Asked::new(loaded, texts, app.settings.pooling)?;
         if asked.pooling == Pooling::Rank {
             let message = "this model ranks texts and makes no vectors of them; /v1/rerank serves it";
-            return Err(Refusal::new(Kind::CannotDo, message));
+            return Err(ApiError::new(Kind::CannotDo, message));
         }
         Ok(asked)
     }
 
     /// The same for APIs that have one vector for a text.
-    fn one_each(self) -> Result<Asked, Refusal> {
+    fn one_each(self) -> Result<Asked, ApiError> {
         if self.pooling == Pooling::None {
             let message = "the server runs with --pooling none: a vector for each token is what /v1/embeddings and /embedding give";
-            return Err(Refusal::new(Kind::CannotDo, message));
+            return Err(ApiError::new(Kind::CannotDo, message));
         }
         Ok(self)
     }
 
     /// Hands the texts to the engine and waits for what it makes of them.
-    async fn run(self, app: &Arc<App>, caller: &Caller) -> Result<Made, Refusal> {
+    async fn run(self, app: &Arc<App>, caller: &Caller) -> Result<Made, ApiError> {
         let Asked { loaded, texts, pooling, length, dimensions } = self;
         let _permit = app.permit(&loaded, caller)?;
         let counts: Vec<usize> = texts.iter().map(Vec::len).collect();
         let (to, from) = tokio::sync::oneshot::channel();
         let came = Instant::now();
         let _waiting = Waiting(loaded.scheduler.submit_embed(EmbedRequest { texts, pooling }, move |result| {
-            // Whoever asked may have gone.
+            // The client may have gone.
             let _ = to.send(result);
         }));
         let result = match app.settings.total_limit {
             Some(limit) => tokio::time::timeout(limit, from).await.map_err(|_| {
                 let seconds = limit.as_secs_f64();
-                Refusal::new(Kind::TooSlow, format!("the request ran for {seconds:.1} s, which is all it may"))
+                ApiError::new(Kind::TooSlow, format!("the request ran for {seconds:.1} s, which is all it may"))
             })?,
             None => from.await,
         };
@@ -121,7 +122,7 @@ impl Asked {
             if let Some(kept) = dimensions {
                 if kept > width {
                     let message = format!("dimensions is {kept}, vectors of this model have {width}");
-                    return Err(Refusal::invalid("dimensions", message));
+                    return Err(ApiError::invalid("dimensions", message));
                 }
                 *row = row.chunks_exact(width).flat_map(|vector| &vector[..kept]).copied().collect();
                 width = kept;
@@ -133,24 +134,23 @@ impl Asked {
 }
 
 /// The tokens of a text. What is spelled like a control token is text.
-fn tokens(loaded: &Loaded, text: &str) -> Result<Vec<u32>, Refusal> {
-    let tokenizer = &loaded.scheduler.model().tokenizer;
-    Ok(tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No).map_err(kiln_engine::Error::from)?)
+fn tokens(loaded: &Loaded, purpose: Purpose, text: &str) -> Result<Vec<u32>, ApiError> {
+    encode(loaded, purpose, text, AddSpecial::Yes, ParseSpecial::No)
 }
 
 /// Texts or tokens, one or many.
-fn texts(loaded: &Loaded, param: &str, value: Option<&Value>) -> Result<Vec<Vec<u32>>, Refusal> {
+fn texts(loaded: &Loaded, purpose: Purpose, param: &str, value: Option<&Value>) -> Result<Vec<Vec<u32>>, ApiError> {
     let one = |param: &str, value: &Value| match value {
-        Value::String(text) if text.is_empty() => Err(Refusal::invalid(param, format!("`{param}` is empty"))),
-        Value::String(text) => tokens(loaded, text),
-        Value::Array(ids) if ids.is_empty() => Err(Refusal::invalid(param, format!("`{param}` is empty"))),
+        Value::String(text) if text.is_empty() => Err(ApiError::invalid(param, format!("`{param}` is empty"))),
+        Value::String(text) => tokens(loaded, purpose, text),
+        Value::Array(ids) if ids.is_empty() => Err(ApiError::invalid(param, format!("`{param}` is empty"))),
         Value::Array(_) => prompt_tokens(loaded, param, value),
-        _ => Err(Refusal::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
+        _ => Err(ApiError::invalid(param, format!("`{param}` must be a string or a list of tokens"))),
     };
     match value {
-        None | Some(Value::Null) => Err(Refusal::invalid(param, format!("`{param}` is missing"))),
+        None | Some(Value::Null) => Err(ApiError::invalid(param, format!("`{param}` is missing"))),
         Some(Value::Array(list)) if list.len() > MOST_TEXTS && !list[0].is_u64() => {
-            Err(Refusal::invalid(param, format!("{} texts are too many, at most {MOST_TEXTS}", list.len())))
+            Err(ApiError::invalid(param, format!("{} texts are too many, at most {MOST_TEXTS}", list.len())))
         }
         Some(Value::Array(list)) if list.iter().any(|v| v.is_string() || v.is_array()) => {
             list.iter().enumerate().map(|(i, value)| one(&format!("{param}[{i}]"), value)).collect()
@@ -159,8 +159,8 @@ fn texts(loaded: &Loaded, param: &str, value: Option<&Value>) -> Result<Vec<Vec<
     }
 }
 
-fn dimensions(said: Option<i64>) -> Result<Option<usize>, Refusal> {
-    let bad = |n: i64| Refusal::invalid("dimensions", format!("dimensions is {n}, want 1 or more"));
+fn dimensions(said: Option<i64>) -> Result<Option<usize>, ApiError> {
+    let bad = |n: i64| ApiError::invalid("dimensions", format!("dimensions is {n}, want 1 or more"));
     said.map(|n| usize::try_from(n).ok().filter(|n| *n > 0).ok_or_else(|| bad(n))).transpose()
 }
 
@@ -176,7 +176,7 @@ pub(crate) struct Fields {
     content: Option<Value>,
     encoding_format: Option<String>,
     dimensions: Option<i64>,
-    #[allow(dead_code, reason = "nobody is told apart by it")]
+    #[allow(dead_code, reason = "accepted and ignored")]
     user: Option<String>,
     /// How long vectors are, in llama-server's numbers.
     embd_normalize: Option<i32>,
@@ -187,7 +187,7 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
     let leftover = body.leftover(&app)?;
     let base64 = match fields.encoding_format.as_deref() {
@@ -195,17 +195,21 @@ pub(crate) async fn create(
         Some("base64") => true,
         Some(other) => {
             let message = format!("encoding_format is {other:?}, want \"float\" or \"base64\"");
-            return Err(Refusal::invalid("encoding_format", message));
+            return Err(ApiError::invalid("encoding_format", message));
         }
     };
     let asked = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let texts = match fields.input {
-            Some(_) => texts(&loaded, "input", fields.input.as_ref())?,
-            None => texts(&loaded, "content", fields.content.as_ref()).map_err(|refusal| match fields.content {
-                Some(_) => refusal,
-                None => Refusal::invalid("input", "`input` is missing"),
-            })?,
+            Some(_) => texts(&loaded, Purpose::Prompt, "input", fields.input.as_ref())?,
+            None => {
+                texts(&loaded, Purpose::Prompt, "content", fields.content.as_ref()).map_err(|refusal| {
+                    match fields.content {
+                        Some(_) => refusal,
+                        None => ApiError::invalid("input", "`input` is missing"),
+                    }
+                })?
+            }
         };
         let asked = Asked::vectors(app, loaded, texts)?;
         let length = fields.embd_normalize.map_or(asked.length, Length::from_number);
@@ -234,14 +238,14 @@ pub(crate) async fn llama(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
     let leftover = body.leftover(&app)?;
     let asked = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let (param, value) =
             if fields.content.is_some() { ("content", fields.content) } else { ("input", fields.input) };
-        let texts = texts(&loaded, param, value.as_ref())?;
+        let texts = texts(&loaded, Purpose::Prompt, param, value.as_ref())?;
         let asked = Asked::vectors(app, loaded, texts)?;
         let length = fields.embd_normalize.map_or(asked.length, Length::from_number);
         Ok(Asked { length, ..asked })
@@ -270,10 +274,10 @@ pub(crate) struct RerankFields {
 }
 
 /// The text of a document.
-fn document((i, value): (usize, &Value)) -> Result<String, Refusal> {
+fn document((i, value): (usize, &Value)) -> Result<String, ApiError> {
     let text = value.as_str().or_else(|| value.get("text")?.as_str());
     let param = format!("documents[{i}]");
-    text.map(str::to_owned).ok_or_else(|| Refusal::invalid(param.clone(), format!("`{param}` must be a text")))
+    text.map(str::to_owned).ok_or_else(|| ApiError::invalid(param.clone(), format!("`{param}` must be a text")))
 }
 
 /// `POST /v1/rerank`.
@@ -281,27 +285,28 @@ pub(crate) async fn rerank(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<RerankFields>()?;
     let leftover = body.leftover(&app)?;
     let tei = fields.texts.is_some();
     let (top, told) = (fields.top_n, fields.return_documents.or(fields.return_text).unwrap_or(false));
     if let Some(n) = top.filter(|n| *n < 1) {
-        return Err(Refusal::invalid("top_n", format!("top_n is {n}, want 1 or more")));
+        return Err(ApiError::invalid("top_n", format!("top_n is {n}, want 1 or more")));
     }
     let (asked, texts) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        let query = fields.query.ok_or_else(|| Refusal::invalid("query", "`query` is missing"))?;
+        let query = fields.query.ok_or_else(|| ApiError::invalid("query", "`query` is missing"))?;
         let texts = match (fields.texts, fields.documents) {
             (Some(texts), _) => texts,
             (None, Some(documents)) => documents.iter().enumerate().map(document).collect::<Result<_, _>>()?,
-            (None, None) => return Err(Refusal::invalid("documents", "`documents` is missing")),
+            (None, None) => return Err(ApiError::invalid("documents", "`documents` is missing")),
         };
         if texts.is_empty() || texts.len() > MOST_TEXTS {
             let message = format!("{} documents, want 1 to {MOST_TEXTS}", texts.len());
-            return Err(Refusal::invalid("documents", message));
+            return Err(ApiError::invalid("documents", message));
         }
         let asked = Asked::new(loaded, Vec::new(), Some(Pooling::Rank))?;
+        texts.iter().try_for_each(|text| check_bytes(&asked.loaded, text.len().max(query.len())))?;
         let model = asked.loaded.scheduler.model();
         let pairs = texts.iter().map(|text| pair(model, &query, text)).collect::<Result<_, _>>()?;
         Ok((Asked { texts: pairs, ..asked }, texts))
@@ -366,7 +371,7 @@ pub(crate) async fn ollama(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<OllamaFields>()?;
     let leftover = body.leftover(&app)?;
     let came = Instant::now();
@@ -375,8 +380,10 @@ pub(crate) async fn ollama(
         let loading = came.elapsed();
         // Ollama's clients load a model by asking for nothing.
         let nothing = fields.input.as_ref().is_none_or(|v| *v == json!("") || *v == json!([]));
-        let mut texts = if nothing { Vec::new() } else { texts(&loaded, "input", fields.input.as_ref())? };
-        if fields.truncate.unwrap_or(true) {
+        let truncates = fields.truncate.unwrap_or(true);
+        let purpose = if truncates { Purpose::Cut } else { Purpose::Prompt };
+        let mut texts = if nothing { Vec::new() } else { texts(&loaded, purpose, "input", fields.input.as_ref())? };
+        if truncates {
             cut(&loaded, &mut texts);
         }
         let dimensions = dimensions(fields.dimensions)?;
@@ -397,14 +404,14 @@ pub(crate) async fn ollama_one(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<OllamaFields>()?;
     let leftover = body.leftover(&app)?;
     let asked = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         let mut texts = match fields.prompt.as_deref() {
             None | Some("") => Vec::new(),
-            Some(prompt) => vec![tokens(&loaded, prompt)?],
+            Some(prompt) => vec![tokens(&loaded, Purpose::Cut, prompt)?],
         };
         cut(&loaded, &mut texts);
         Ok(Asked { length: Length::Free, ..Asked::vectors(app, loaded, texts)?.one_each()? })

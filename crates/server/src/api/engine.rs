@@ -9,29 +9,31 @@ use kiln_engine::run::{Engine, Entry, Scheduler, StepKind, StepTime, Wanted, ste
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
-use crate::refusal::{Kind, Refusal};
-use crate::seats::{blocking, stand_up};
-use crate::shelf::{Loaded, Place};
-use crate::wire::json as reply;
+use crate::encoder::json as reply;
+use crate::prep_pool::{blocking, release};
+use crate::registry::{Loaded, ModelEntry};
 
 /// How long a look at the memory is good for. Looking interrupts texts that go on by themselves on a device.
 const MEMORY_KEPT: Duration = Duration::from_secs(5);
-/// Nobody's requests: what is read while measuring is shared with none.
+/// Cache scope of measurements: shared with no request.
 const OWNER: u64 = u64::MAX;
 
 fn memory(loaded: &Loaded) -> Value {
+    // Another request may hold the lock while it waits for the engine.
+    release();
     let mut seen = loaded.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if seen.is_none_or(|(at, _)| at.elapsed() > MEMORY_KEPT) {
-        stand_up();
         let found = loaded.scheduler.with_engine(|engine| engine.memory()).unwrap_or_default();
         *seen = Some((Instant::now(), found));
     }
     match seen.and_then(|(_, memory)| memory) {
         Some(memory) => {
-            // On the CPU nobody knows more than what is left; what this process has was part of it.
-            let taken = if memory.total > memory.free { 0 } else { kiln_system::memory::taken().unwrap_or_default() };
-            json!({"free": memory.free, "total": memory.total + taken, "place": memory.place})
+            // The CPU's executor counts what can still be had; the kernel knows how much there is.
+            let bound = kiln_system::memory::available().filter(|_| memory.total <= memory.free).map(|a| a.bound);
+            let total = bound.and_then(kiln_system::memory::total).unwrap_or(0).max(memory.total);
+            json!({"free": memory.free, "total": total, "place": memory.place})
         }
         None => Value::Null,
     }
@@ -44,18 +46,18 @@ pub(crate) struct Which {
 }
 
 /// The place of the model that is named, else of one that is loaded, else of the first. Looking wakes none.
-fn place<'a>(app: &'a App, which: &Which) -> Result<&'a Place, Refusal> {
+fn place<'a>(app: &'a App, which: &Which) -> Result<&'a ModelEntry, ApiError> {
     let named = which.model.as_deref().filter(|name| !name.is_empty());
-    let loaded = app.shelf.places().iter().find(|place| place.peek().is_some());
+    let loaded = app.registry.places().iter().find(|place| place.peek().is_some());
     match (named, loaded) {
         (None, Some(place)) => Ok(place),
-        _ => app.shelf.place(named),
+        _ => app.registry.place_named(named),
     }
 }
 
 /// What the engine is doing.
-pub(crate) async fn show(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Response, Refusal> {
-    // Connections and what they wait for: a server that nobody uses any more has few again.
+pub(crate) async fn show(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Response, ApiError> {
+    // Connections and what they wait for: an idle server has few again.
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let seen = blocking(&app, move |app| {
         let place = place(app, &which)?;
@@ -89,11 +91,11 @@ fn step(engine: &mut Engine) -> Result<Vec<StepTime>, kiln_engine::Error> {
 }
 
 /// Where the time of one token goes, by kind of step, the longest first.
-pub(crate) async fn kernels(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Response, Refusal> {
+pub(crate) async fn kernels(State(app): State<Arc<App>>, Query(which): Query<Which>) -> Result<Response, ApiError> {
     let times = blocking(&app, move |app| {
         let place = place(app, &which)?;
-        let missing = || Refusal::new(Kind::Unavailable, format!("the model `{}` is not loaded", place.name));
-        stand_up();
+        let missing = || ApiError::new(Kind::Unavailable, format!("the model `{}` is not loaded", place.name));
+        release();
         Ok(place.peek().ok_or_else(missing)?.scheduler.with_engine(step)??)
     })
     .await?;

@@ -7,11 +7,12 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
+use crate::encoder::json as reply;
+use crate::http_metrics::{ServerMetrics, of_server};
 use crate::metrics::merged;
-use crate::refusal::{Kind, Refusal};
-use crate::shelf::{Loaded, Place};
-use crate::wire::json as reply;
+use crate::registry::{Loaded, ModelEntry};
 
 /// Ready to serve, in llama-server's words.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
@@ -28,10 +29,10 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 /// Ready to serve.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     match app.not_ready() {
         None => Ok(reply(&json!({"status": "ready"}))),
-        Some(why) => Err(Refusal::new(Kind::Unavailable, why)),
+        Some(why) => Err(ApiError::new(Kind::Unavailable, why)),
     }
 }
 
@@ -39,11 +40,11 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Refus
 pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
     // An engine that can be had again is no reason to end the process.
     let stopped = |l: &Loaded| !l.scheduler.is_running() && !l.scheduler.load().rebuilding;
-    let dead = |place: &Place| !place.can_load() && place.peek().is_some_and(|loaded| stopped(&loaded));
-    if app.shelf.places().iter().any(dead) {
+    let dead = |place: &ModelEntry| !place.can_load() && place.peek().is_some_and(|loaded| stopped(&loaded));
+    if app.registry.places().iter().any(dead) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped\n").into_response();
     }
-    let silent = app.shelf.places().iter().filter_map(|place| place.peek()?.scheduler.silent()).max();
+    let silent = app.registry.places().iter().filter_map(|place| place.peek()?.scheduler.silent()).max();
     match silent.filter(|silent| *silent > app.settings.stall) {
         Some(silent) => {
             let why = format!("the engine has work and has not got on with it for {} s\n", silent.as_secs());
@@ -60,17 +61,21 @@ pub(crate) async fn version() -> Response {
 
 /// The metrics.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = |place: &Place| {
+    let text = |(at, place): (usize, &ModelEntry)| {
         let loaded = place.peek();
         let load = loaded.as_ref().map(|loaded| loaded.scheduler.load()).unwrap_or_default();
-        place.metrics.text(load, loaded.map_or(0, |loaded| loaded.in_flight()))
+        // Which model a request is for is known once it is prepared.
+        let preparing = place.awaiting() + if at == 0 { app.prep_pool.waiting() } else { 0 };
+        place.metrics.text(load, loaded.map_or(0, |loaded| loaded.in_flight()), preparing)
     };
-    let text = merged(app.shelf.places().iter().map(text));
+    let ServerMetrics { requests, gauges } = of_server(&app);
+    let mut text = merged(app.registry.places().iter().enumerate().map(text).chain([requests]));
+    text.insert_str(text.trim_end().trim_end_matches("# EOF").len(), &gauges);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 /// What gateways ask of a worker.
-pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     Ok(reply(&json!({
         "model_path": loaded.name,
@@ -82,11 +87,12 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Result<Response,
 }
 
 /// How busy this worker is.
-pub(crate) async fn loads(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+pub(crate) async fn loads(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let load = app.loaded()?.scheduler.load();
+    let awaiting: usize = app.registry.places().iter().map(ModelEntry::awaiting).sum();
     Ok(reply(&json!({
         "num_running_reqs": load.reading + load.writing + load.swapped,
-        "num_waiting_reqs": load.waiting,
+        "num_waiting_reqs": load.waiting + app.prep_pool.waiting() + awaiting,
         "num_free_pages": load.free_pages,
         "num_pages": load.pages,
         "uptime_seconds": app.started.elapsed().as_secs(),

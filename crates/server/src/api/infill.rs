@@ -6,17 +6,18 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::completion::{Prompts, serve};
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::body::Body;
 use crate::chat::check_length;
+use crate::encode::{Purpose, beginning, encode, end};
 use crate::guard::Caller;
-use crate::refusal::{Kind, Refusal};
-use crate::shelf::Loaded;
+use crate::registry::Loaded;
 
 /// Tokens around the gap at most; three of four go to what is before it.
 const MOST_TOKENS: usize = 2048;
@@ -46,7 +47,7 @@ struct Marks {
 }
 
 impl Marks {
-    fn of(loaded: &Loaded) -> Result<Marks, Refusal> {
+    fn of(loaded: &Loaded) -> Result<Marks, ApiError> {
         let model = loaded.scheduler.model();
         let (metadata, tokenizer) = (model.gguf.metadata(), &model.tokenizer);
         let id = |(key, spellings): (&str, &[&str])| {
@@ -60,7 +61,7 @@ impl Marks {
             (Some(prefix), Some(suffix), Some(middle)) => {
                 Ok(Marks { prefix, suffix, middle, repository: rep.zip(sep).map(|(rep, sep)| [rep, sep]) })
             }
-            _ => Err(Refusal::new(Kind::CannotDo, "this model was not trained to fill in the middle")),
+            _ => Err(ApiError::new(Kind::CannotDo, "this model was not trained to fill in the middle")),
         }
     }
 }
@@ -77,31 +78,33 @@ pub(crate) struct Extra {
     text: String,
 }
 
-fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Refusal> {
+fn code(loaded: &Loaded, text: &str) -> Result<Vec<u32>, ApiError> {
     // Code that is spelled like a control token stays code.
-    Ok(tokenizer.encode(text, AddSpecial::No, ParseSpecial::No).map_err(kiln_engine::Error::from)?)
+    encode(loaded, Purpose::Count, text, AddSpecial::No, ParseSpecial::No)
 }
 
 /// The prompt that asks for what lies between two texts.
-pub(crate) fn prompt(loaded: &Loaded, prefix: &str, suffix: &str, extra: &[Extra]) -> Result<Vec<u32>, Refusal> {
+pub(crate) fn prompt(loaded: &Loaded, prefix: &str, suffix: &str, extra: &[Extra]) -> Result<Vec<u32>, ApiError> {
     let marks = Marks::of(loaded)?;
     let tokenizer = &loaded.scheduler.model().tokenizer;
     let vocab = tokenizer.vocab();
     let most = MOST_TOKENS.min(loaded.scheduler.context() / 2).max(8);
-    let (before, after) = (encode(tokenizer, prefix)?, encode(tokenizer, suffix)?);
-    let before = &before[before.len().saturating_sub(most / 4 * 3)..];
-    let after = &after[..after.len().min(most / 4)];
+    let [most_before, most_after] = [most / 4 * 3, most / 4];
+    let before = code(loaded, end(loaded, prefix, most_before))?;
+    let after = code(loaded, beginning(loaded, suffix, most_after))?;
+    let before = &before[before.len().saturating_sub(most_before)..];
+    let after = &after[..after.len().min(most_after)];
     let mut tokens: Vec<u32> = vocab.bos.filter(|_| vocab.add_bos).into_iter().collect();
     if let Some([repository, file]) = marks.repository.filter(|_| !extra.is_empty()) {
         tokens.push(repository);
-        tokens.extend(encode(tokenizer, "myproject\n")?);
+        tokens.extend(code(loaded, "myproject\n")?);
         for Extra { filename, text } in extra {
             tokens.push(file);
-            tokens.extend(encode(tokenizer, &format!("{}\n", filename.as_deref().unwrap_or("tmp")))?);
-            tokens.extend(encode(tokenizer, text)?);
+            tokens.extend(code(loaded, &format!("{}\n", filename.as_deref().unwrap_or("tmp")))?);
+            tokens.extend(code(loaded, text)?);
         }
         tokens.push(file);
-        tokens.extend(encode(tokenizer, "filename\n")?);
+        tokens.extend(code(loaded, "filename\n")?);
     }
     tokens.push(marks.prefix);
     tokens.extend(before);
@@ -132,7 +135,7 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
     serve(&app, caller, body, move |app| {
         let loaded = app.model(fields.model.as_deref())?;

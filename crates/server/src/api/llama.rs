@@ -11,14 +11,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{completion, token_text};
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::body::Body;
+use crate::encoder::json as reply;
 use crate::guard::Caller;
-use crate::refusal::{Kind, Refusal};
-use crate::seats::blocking;
-use crate::shelf::Loaded;
+use crate::prep_pool::blocking;
+use crate::registry::Loaded;
 use crate::slots::{self, Seen};
-use crate::wire::json as reply;
 
 fn settings(loaded: &Loaded) -> Value {
     let params = completion::settings(loaded, &loaded.defaults, loaded.limit, &StopRule::default());
@@ -26,8 +26,8 @@ fn settings(loaded: &Loaded) -> Value {
 }
 
 /// What the server can do. Asking wakes no model: of one that is not loaded little is told.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let asleep = app.shelf.places().first().filter(|place| app.not_ready().is_none() && place.can_load());
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let asleep = app.registry.places().first().filter(|place| app.not_ready().is_none() && place.can_load());
     let loaded = match (app.loaded(), asleep) {
         (Err(_), Some(place)) => {
             return Ok(reply(&json!({
@@ -53,7 +53,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, Refus
         "default_generation_settings": settings(&loaded),
         "total_slots": loaded.sequences,
         "model_alias": loaded.name,
-        // Paths tell of the machine: whoever wants them told says so.
+        // Paths reveal details of the machine, so they are only shown if the operator allows it.
         "model_path": app.settings.shown_path.as_ref().map_or(loaded.name.clone(), |path| path.display().to_string()),
         "chat_template": template.map(|t| t.source()).unwrap_or_default(),
         "chat_template_caps": caps,
@@ -76,9 +76,9 @@ pub(crate) async fn slots(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<SlotsQuery>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     if app.settings.hides_slots {
-        return Err(Refusal::new(
+        return Err(ApiError::new(
             Kind::CannotDo,
             "slots are not shown here\nhint: start the server without --no-slots",
         ));
@@ -87,7 +87,7 @@ pub(crate) async fn slots(
     let load = loaded.scheduler.load();
     let busy = load.reading + load.writing + load.swapped;
     if query.fail_on_no_slot.is_some_and(|flag| flag == "1") && busy >= loaded.sequences {
-        return Err(Refusal::new(Kind::Unavailable, "no slot is free"));
+        return Err(ApiError::new(Kind::Unavailable, "no slot is free"));
     }
     let slot = |(id, slot): (usize, Seen)| {
         let limit = slot.wish.as_ref().and_then(|wish| wish.limit);
@@ -127,16 +127,19 @@ pub(crate) async fn slot(
     Path(id): Path<usize>,
     Query(query): Query<SlotQuery>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<SlotFields>()?;
     let value = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        let (folder, name) = (app.settings.slots_folder.as_deref(), fields.filename.as_deref().unwrap_or_default());
+        let name = fields.filename.as_deref().unwrap_or_default();
+        let own = caller.key.as_ref().filter(|_| !app.settings.shared_cache);
+        let key = own.map(|holder| holder.key.secret.as_str());
+        let folder = &slots::Folder::of(app.settings.slots_folder.as_deref(), key);
         match query.action.as_deref() {
             Some("save") => slots::save(&loaded, id, caller.owner, folder, name),
             Some("restore") => slots::restore(&loaded, id, caller.owner, folder, name),
             Some("erase") => slots::erase(&loaded, id, caller.owner),
-            _ => Err(Refusal::invalid("action", "`action` must be save, restore or erase")),
+            _ => Err(ApiError::invalid("action", "`action` must be save, restore or erase")),
         }
     });
     Ok(reply(&value.await?))

@@ -9,11 +9,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api_error::ApiError;
 use crate::app::App;
 use crate::body::List;
-use crate::refusal::Refusal;
-use crate::shelf::Loaded;
-use crate::wire::json as reply;
+use crate::encoder::json as reply;
+use crate::registry::Loaded;
 
 /// One adapter, and how strongly it counts.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -23,16 +23,16 @@ pub(crate) struct Scale {
 }
 
 /// The scales of all adapters: those that a list does not name do not count.
-pub(crate) fn scales(loaded: &Loaded, field: &str, list: &[Scale]) -> Result<Vec<f32>, Refusal> {
+pub(crate) fn scales(loaded: &Loaded, field: &str, list: &[Scale]) -> Result<Vec<f32>, ApiError> {
     let count = loaded.scheduler.model().adapters().len();
     let mut scales = vec![0.0; count];
     for Scale { id, scale } in list {
         let Some(of) = scales.get_mut(*id) else {
             let message = format!("there is no adapter {id}: the model has {count}, numbered from 0 (--lora)");
-            return Err(Refusal::invalid(field, message));
+            return Err(ApiError::invalid(field, message));
         };
         if !scale.is_finite() {
-            return Err(Refusal::invalid(field, format!("the scale of adapter {id} is {scale}, which is no number")));
+            return Err(ApiError::invalid(field, format!("the scale of adapter {id} is {scale}, which is no number")));
         }
         *of = *scale;
     }
@@ -40,22 +40,22 @@ pub(crate) fn scales(loaded: &Loaded, field: &str, list: &[Scale]) -> Result<Vec
 }
 
 /// The scales of requests that do not say any.
-fn usual(loaded: &Loaded) -> Vec<f32> {
+fn request_defaults(loaded: &Loaded) -> Vec<f32> {
     let set = loaded.scales.lock().unwrap_or_else(PoisonError::into_inner);
     set.clone().unwrap_or_else(|| loaded.scheduler.model().scales())
 }
 
 /// The adapters there are.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let scales = usual(&loaded);
+    let scales = request_defaults(&loaded);
     let adapters = loaded.scheduler.model().adapters();
     let one = |(id, adapter): (usize, &kiln_engine::model::Adapter)| json!({"id": id, "path": adapter.path, "scale": scales[id]});
     Ok(reply(&adapters.iter().enumerate().map(one).collect::<Value>()))
 }
 
 /// From now on adapters count so, for requests that do not say.
-pub(crate) async fn set(State(app): State<Arc<App>>, List(list): List<Scale>) -> Result<Response, Refusal> {
+pub(crate) async fn set(State(app): State<Arc<App>>, List(list): List<Scale>) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     let scales = scales(&loaded, "scale", &list)?;
     *loaded.scales.lock().unwrap_or_else(PoisonError::into_inner) = Some(scales);

@@ -12,9 +12,11 @@ pub(crate) mod llama;
 pub(crate) mod lora;
 pub(crate) mod models;
 pub(crate) mod ollama;
+pub(crate) mod ollama_store;
 pub(crate) mod openapi;
 pub(crate) mod page;
 pub(crate) mod responses;
+pub(crate) mod stored_responses;
 pub(crate) mod tokens;
 
 use std::time::Instant;
@@ -96,7 +98,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// A prompt of so many tokens.
+    /// A prompt of this many tokens.
     pub(crate) fn new(prompt: usize) -> Pace {
         Pace { prompt, cached: 0, read: 0, written: 0, began: Instant::now(), first: None }
     }
@@ -114,13 +116,13 @@ impl Pace {
         self.written
     }
 
-    /// `usage` of a text that goes on.
+    /// `usage` of a running generation.
     pub(crate) fn usage(&self) -> Value {
         let (prompt, cached, generated) = (self.prompt, self.cached, self.written);
         Totals { prompt, cached, generated, ..Totals::default() }.openai()
     }
 
-    /// `timings` of a text that goes on.
+    /// `timings` of a running generation.
     pub(crate) fn timings(&self) -> Value {
         let first = self.first.unwrap_or_else(Instant::now);
         let usage = Usage {

@@ -6,10 +6,10 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
-use crate::refusal::{Kind, Refusal};
-use crate::shelf::{Loaded, Place};
-use crate::wire::json as reply;
+use crate::encoder::json as reply;
+use crate::registry::{Loaded, ModelEntry};
 
 /// A time as RFC 3339 has it.
 pub(crate) fn rfc3339(seconds: u64) -> String {
@@ -23,7 +23,7 @@ pub(crate) fn parameters(loaded: &Loaded) -> u64 {
 }
 
 /// What is told of a model; more where it is loaded. Asking wakes none.
-fn entry(app: &App, place: &Place) -> Value {
+fn entry(app: &App, place: &ModelEntry) -> Value {
     let (id, loaded) = (&place.name, place.peek());
     let created = loaded.as_ref().map_or(app.created, |loaded| loaded.created);
     let mut entry = json!({
@@ -42,11 +42,11 @@ fn entry(app: &App, place: &Place) -> Value {
 }
 
 /// All models.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     if let Some(why) = app.not_ready() {
-        return Err(Refusal::new(Kind::Unavailable, why));
+        return Err(ApiError::new(Kind::Unavailable, why));
     }
-    let places = app.shelf.places();
+    let places = app.registry.places();
     let entries: Vec<Value> = places.iter().map(|place| entry(&app, place)).collect();
     let [first, last] = [places.first(), places.last()].map(|place| place.map(|place| &place.name));
     Ok(reply(
@@ -55,6 +55,6 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, Refusa
 }
 
 /// One model by its name. Names may hold slashes.
-pub(crate) async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Refusal> {
-    Ok(reply(&entry(&app, app.shelf.place(Some(&id))?)))
+pub(crate) async fn get(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    Ok(reply(&entry(&app, app.registry.place_named(Some(&id))?)))
 }

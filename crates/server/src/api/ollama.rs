@@ -13,26 +13,27 @@ use serde_json::{Map, Value, json};
 
 use super::models::{parameters, rfc3339};
 use super::{chat_logprobs, completions, infill};
+use crate::api_error::{ApiError, Kind};
 use crate::app::App;
-use crate::body::Body;
+use crate::body::{Body, Leftover};
 use crate::chat::{self, Chat, ToolChoice, check_length};
+use crate::constraint;
+use crate::encode::{Purpose, encode};
+use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Call, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::{Kind, Refusal};
-use crate::rule;
-use crate::seats::blocking;
-use crate::shape::{self, Shape, ShapeFields};
-use crate::shelf::{Loaded, Place};
-use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+use crate::prep_pool::blocking;
+use crate::registry::{Loaded, ModelEntry};
+use crate::response_format::{self, ResponseFormat, ResponseFormatFields};
 
 /// Paths that would change which models there are.
-pub(crate) async fn admin(Path(name): Path<String>) -> Refusal {
+pub(crate) async fn admin(Path(name): Path<String>) -> ApiError {
     match name.as_str() {
-        "pull" | "create" | "copy" | "delete" | "push" | "blobs" => {
-            Refusal::new(Kind::Forbidden, "models are not managed over HTTP; `kiln serve MODEL` chooses one")
+        "create" | "copy" | "push" | "blobs" => {
+            ApiError::new(Kind::Forbidden, "models are not made or given away over HTTP")
         }
-        _ => Refusal::new(Kind::Route, "there is nothing at this path"),
+        _ => ApiError::new(Kind::Route, "there is nothing at this path"),
     }
 }
 
@@ -64,13 +65,13 @@ fn quantisation(loaded: &Loaded) -> String {
 }
 
 /// No file is hashed for a listing: the name and size stand in.
-fn digest(place: &Place) -> String {
+fn digest(place: &ModelEntry) -> String {
     let hash = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
     let seed = place.name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
     format!("{seed:016x}{:016x}", place.bytes()).repeat(2)
 }
 
-fn listed(app: &App, place: &Place) -> Value {
+fn listed(app: &App, place: &ModelEntry) -> Value {
     let loaded = place.peek();
     let details = loaded.as_ref().map_or_else(|| json!({"format": "gguf"}), |loaded| details(loaded));
     json!({
@@ -80,22 +81,22 @@ fn listed(app: &App, place: &Place) -> Value {
 }
 
 /// The models there are.
-pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let models: Vec<Value> = app.shelf.places().iter().map(|place| listed(&app, place)).collect();
+pub(crate) async fn tags(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let models: Vec<Value> = app.registry.places().iter().map(|place| listed(&app, place)).collect();
     Ok(reply(&json!({"models": models})))
 }
 
 /// The models that are loaded.
-pub(crate) async fn ps(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    let running = |place: &Place| {
+pub(crate) async fn ps(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let running = |place: &ModelEntry| {
         let loaded = place.peek()?;
         let mut model = listed(&app, place);
-        model["size_vram"] = model["size"].clone();
-        model["expires_at"] = json!(app.shelf.expires(place).map_or("9999-12-31T23:59:59Z".to_owned(), rfc3339));
+        model["size_vram"] = json!(loaded.scheduler.gpu_bytes().min(place.bytes()));
+        model["expires_at"] = json!(app.registry.expires(place).map_or("9999-12-31T23:59:59Z".to_owned(), rfc3339));
         model["context_length"] = json!(loaded.scheduler.context());
         Some(model)
     };
-    let models: Vec<Value> = app.shelf.places().iter().filter_map(running).collect();
+    let models: Vec<Value> = app.registry.places().iter().filter_map(running).collect();
     Ok(reply(&json!({"models": models})))
 }
 
@@ -108,14 +109,14 @@ pub(crate) struct Show {
 }
 
 /// All about a model.
-pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, ApiError> {
     let fields = body.get::<Show>()?;
     let loaded = &blocking(&app, move |app| app.model(fields.model.or(fields.name).as_deref())).await?;
     let model = loaded.scheduler.model();
     let template = loaded.template.as_ref().ok();
     let mut info = Map::new();
     for (key, value) in model.gguf.metadata().iter() {
-        // Lists are vocabularies, which nobody wants here.
+        // Lists are vocabularies, which are too long to show.
         let text = value.as_bytes().map(|b| json!(String::from_utf8_lossy(b)));
         let number = value.as_int().and_then(|i| i64::try_from(i).ok()).map(|i| json!(i));
         let shown = text.or(number).or_else(|| value.as_float().map(|f| json!(f)));
@@ -124,6 +125,9 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
         }
     }
     info.insert("general.parameter_count".into(), json!(parameters(loaded)));
+    // Clients take it for what they may send, so it is what is served, and not what the model was trained for.
+    let context = loaded.scheduler.context().min(model.config.context);
+    info.insert(format!("{}.context_length", model.config.architecture.name), json!(context));
     let mut capabilities = if model.facts.encodes || model.facts.fills { Vec::new() } else { vec!["completion"] };
     let own = kiln_engine::embed::Pooling::of(model).ok().flatten();
     if app.settings.pooling.or(own).is_some() {
@@ -139,7 +143,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
         capabilities.push("thinking");
     }
     Ok(reply(&json!({
-        "modelfile": format!("FROM {}", loaded.name), "parameters": "", "license": "",
+        "modelfile": format!("FROM {}", loaded.name), "parameters": format!("num_ctx {context}"), "license": "",
         "template": template.map(|t| t.source()).unwrap_or_default(), "details": details(loaded), "model_info": info,
         "capabilities": capabilities, "modified_at": rfc3339(loaded.created),
     })))
@@ -175,68 +179,103 @@ pub(crate) struct Fields {
     context: Option<Value>,
 }
 
+/// Options that Ollama's clients send and that change nothing here: the context and the threads are as the server was started with.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+#[allow(dead_code, reason = "they are known, which is all")]
+struct OptionsWithoutEffect {
+    num_ctx: Option<f64>,
+    num_keep: Option<f64>,
+    num_batch: Option<f64>,
+    num_gpu: Option<f64>,
+    main_gpu: Option<f64>,
+    num_thread: Option<f64>,
+    draft_num_predict: Option<f64>,
+    tfs_z: Option<f64>,
+    use_mmap: Option<bool>,
+    use_mlock: Option<bool>,
+    low_vram: Option<bool>,
+    numa: Option<bool>,
+    f16_kv: Option<bool>,
+    logits_all: Option<bool>,
+    vocab_only: Option<bool>,
+    embedding_only: Option<bool>,
+    penalize_newline: Option<bool>,
+}
+
+/// The number of tokens that `num_predict` means: none for as many as there is room for, which 0 and what is below mean.
+fn num_predict(value: &Value) -> Result<Option<i64>, ApiError> {
+    let whole = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 9e15);
+    match whole {
+        Some(number) => Ok(Some(number as i64).filter(|number| *number > 0)),
+        None => {
+            let message = format!("`options.num_predict` is {value}; it must be a whole number, -1 for no limit");
+            Err(ApiError::invalid("options.num_predict", message))
+        }
+    }
+}
+
 impl Fields {
-    /// Ollama's options, under their names in the other APIs.
-    fn params(&self, loaded: &Loaded) -> Result<Params, Refusal> {
+    /// Ollama's options, under their names in the other APIs, and those that are not known.
+    fn params(&self, app: &App) -> Result<(Params, Leftover), ApiError> {
         let mut options = self.options.clone().unwrap_or_default();
-        if let Some(context) = options.get("num_ctx").and_then(Value::as_u64)
-            && context > loaded.scheduler.context() as u64
-        {
-            let message = format!("num_ctx is {context}, this server has {} (--ctx-size)", loaded.scheduler.context());
-            return Err(Refusal::invalid("options.num_ctx", message));
-        }
-        // -1 and -2 mean "as much as there is room".
-        let limit = options.remove("num_predict").filter(|n| n.as_i64().is_some_and(|n| n > 0));
-        options.retain(|key, _| key != "max_tokens" && key != "n");
-        if let Some(limit) = limit {
-            options.insert("n_predict".into(), limit);
-        }
-        let mut body = Body::parse(Value::Object(options).to_string().as_bytes())?;
-        body.get::<Params>().map_err(|refusal| {
+        let limit = options.remove("num_predict").filter(|limit| !limit.is_null());
+        let limit = limit.as_ref().map(num_predict).transpose()?.flatten();
+        let foreign: Vec<String> = ["max_tokens", "max_completion_tokens", "n_predict", "n"]
+            .into_iter()
+            .filter(|name| options.remove(*name).is_some())
+            .map(str::to_owned)
+            .collect();
+        let within = |refusal: ApiError| {
             let param = format!("options.{}", refusal.param.clone().unwrap_or_default());
             refusal.with_param(param)
-        })
+        };
+        let mut body = Body::parse(Value::Object(options).to_string().as_bytes())?;
+        let mut params = body.get::<Params>().map_err(within)?;
+        body.get::<OptionsWithoutEffect>().map_err(within)?;
+        params.n_predict = limit;
+        Ok((params, body.leftover_of(app, "options.", foreign)?))
     }
 
-    fn shape(&self) -> Result<Option<Shape>, Refusal> {
+    fn shape(&self) -> Result<Option<ResponseFormat>, ApiError> {
         match &self.format {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) if text.is_empty() => Ok(None),
-            Some(Value::String(text)) if text == "json" => Ok(Some(Shape::Schema(shape::object()))),
-            Some(schema @ Value::Object(_)) => Ok(Some(Shape::Schema(schema.clone()))),
-            Some(_) => Err(Refusal::invalid("format", "`format` must be \"json\" or a schema")),
+            Some(Value::String(text)) if text == "json" => Ok(Some(ResponseFormat::Schema(response_format::object()))),
+            Some(schema @ Value::Object(_)) => Ok(Some(ResponseFormat::Schema(schema.clone()))),
+            Some(_) => Err(ApiError::invalid("format", "`format` must be \"json\" or a schema")),
         }
     }
 
-    fn kwargs(&self) -> Result<Map<String, Value>, Refusal> {
+    fn kwargs(&self) -> Result<Map<String, Value>, ApiError> {
         let mut kwargs = Map::new();
         match &self.think {
             None | Some(Value::Null) => {}
             Some(Value::Bool(on)) => chat::thinking(&mut kwargs, Some(*on), None),
             Some(Value::String(level)) => chat::effort(&mut kwargs, "think", Some(level))?,
-            Some(_) => return Err(Refusal::invalid("think", "`think` must be true, false or a level")),
+            Some(_) => return Err(ApiError::invalid("think", "`think` must be true, false or a level")),
         }
         Ok(kwargs)
     }
 
-    fn refuse(&self) -> Result<(), Refusal> {
+    fn refuse(&self) -> Result<(), ApiError> {
         let refused = [
             ("template", self.template.as_ref().is_some_and(|t| !t.is_empty()), "a request cannot bring a template"),
             ("images", self.images.as_ref().is_some_and(|i| !i.is_empty()), "this model takes text only"),
         ];
         match refused.into_iter().find(|(_, given, _)| *given) {
-            Some((name, _, why)) => Err(Refusal::unsupported(name, format!("{name}: {why}"))),
+            Some((name, _, why)) => Err(ApiError::unsupported(name, format!("{name}: {why}"))),
             None => Ok(()),
         }
     }
 
     /// Probabilities, and of how many likeliest tokens.
-    fn logprobs(&self) -> Result<Option<usize>, Refusal> {
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         match (self.logprobs.unwrap_or(false), usize::try_from(self.top_logprobs.unwrap_or(0))) {
-            (_, Ok(top)) if top > 20 => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+            (_, Ok(top)) if top > 20 => Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
             (false, Ok(_)) => Ok(None),
             (true, Ok(top)) => Ok(Some(top)),
-            (_, Err(_)) => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+            (_, Err(_)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
         }
     }
 
@@ -252,7 +291,7 @@ impl Fields {
         }
     }
 
-    fn chat(&self, messages: Vec<kiln_engine::text::Message>) -> Result<Chat, Refusal> {
+    fn chat(&self, messages: Vec<kiln_engine::text::Message>) -> Result<Chat, ApiError> {
         let (tools, _) = super::chat_completions::tools(self.tools.as_deref().unwrap_or_default(), None)?;
         let (shape, kwargs, logprobs) = (self.shape()?, self.kwargs()?, self.logprobs()?);
         let tool_choice = ToolChoice::Auto;
@@ -261,11 +300,11 @@ impl Fields {
 }
 
 /// Messages in the form that OpenAI has: pictures are refused, results name their tool.
-fn messages(values: &[Value]) -> Result<Vec<kiln_engine::text::Message>, Refusal> {
+fn messages(values: &[Value]) -> Result<Vec<kiln_engine::text::Message>, ApiError> {
     let mut values = values.to_vec();
     for (i, value) in values.iter_mut().enumerate() {
         if value.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
-            return Err(Refusal::unsupported(format!("messages[{i}].images"), "this model takes text only"));
+            return Err(ApiError::unsupported(format!("messages[{i}].images"), "this model takes text only"));
         }
         if let Some(name) = value.get("tool_name").cloned() {
             value["name"] = name;
@@ -279,9 +318,10 @@ pub(crate) async fn chat(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
-    let leftover = body.leftover(&app)?;
+    let (params, unknown) = fields.params(&app)?;
+    let leftover = body.leftover(&app)?.and(unknown);
     let came = Instant::now();
     if fields.messages.as_ref().is_none_or(Vec::is_empty) {
         return load_only(&app, fields, true).await;
@@ -289,11 +329,11 @@ pub(crate) async fn chat(
     let (streams, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         if fields.lets_go() {
-            app.shelf.place(fields.model.as_deref())?.dismiss();
+            app.registry.place(fields.model.as_deref())?.dismiss();
         }
         fields.refuse()?;
         let chat = fields.chat(messages(fields.messages.as_deref().unwrap_or_default())?)?;
-        Ok((fields.stream.unwrap_or(true), chat.job(&loaded, &fields.params(&loaded)?, &caller)?))
+        Ok((fields.stream.unwrap_or(true), chat.job(&loaded, &params, &caller)?))
     })
     .await?;
     answer(&app, job, streams, true, came).await.map(|response| leftover.tell(response))
@@ -304,9 +344,10 @@ pub(crate) async fn generate(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     let fields = body.get::<Fields>()?;
-    let leftover = body.leftover(&app)?;
+    let (params, unknown) = fields.params(&app)?;
+    let leftover = body.leftover(&app)?.and(unknown);
     let came = Instant::now();
     if fields.prompt.as_ref().is_none_or(String::is_empty) {
         return load_only(&app, fields, false).await;
@@ -314,19 +355,17 @@ pub(crate) async fn generate(
     let (streams, job) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         if fields.lets_go() {
-            app.shelf.place(fields.model.as_deref())?.dismiss();
+            app.registry.place(fields.model.as_deref())?.dismiss();
         }
         fields.refuse()?;
-        let params = fields.params(&loaded)?;
         let prompt = fields.prompt.clone().unwrap_or_default();
         let suffix = fields.suffix.as_deref().filter(|suffix| !suffix.is_empty());
         let job = if let Some(suffix) = suffix {
             let tokens = infill::prompt(&loaded, &prompt, suffix, &[])?;
             raw(&loaded, &fields, &params, &caller, tokens)?
         } else if fields.raw == Some(true) || loaded.template.is_err() {
-            let tokenizer = &loaded.scheduler.model().tokenizer;
-            let tokens = tokenizer.encode(&prompt, AddSpecial::Yes, ParseSpecial::Yes);
-            raw(&loaded, &fields, &params, &caller, tokens.map_err(kiln_engine::Error::from)?)?
+            let tokens = encode(&loaded, Purpose::Prompt, &prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
+            raw(&loaded, &fields, &params, &caller, tokens)?
         } else {
             let system = fields.system.iter().map(|s| kiln_engine::text::Message::new("system", s.as_str()));
             let user = kiln_engine::text::Message::new("user", prompt);
@@ -345,28 +384,28 @@ fn raw(
     params: &Params,
     caller: &Caller,
     tokens: Vec<u32>,
-) -> Result<Job, Refusal> {
+) -> Result<Job, ApiError> {
     check_length(loaded, tokens.len())?;
-    let mut job = completions::job(loaded, params, &ShapeFields::default(), caller, tokens)?;
+    let mut job = completions::job(loaded, params, &ResponseFormatFields::default(), caller, tokens)?;
     job.request.logprobs = fields.logprobs()?;
     if let Some(shape) = fields.shape()? {
-        job.request.constraint = Some(rule::plain_constraint(loaded, &shape)?);
+        job.request.constraint = Some(constraint::plain_constraint(loaded, &shape)?);
     }
     Ok(job)
 }
 
-async fn answer(app: &Arc<App>, job: Job, streams: bool, chat: bool, came: Instant) -> Result<Response, Refusal> {
+async fn answer(app: &Arc<App>, job: Job, streams: bool, chat: bool, came: Instant) -> Result<Response, ApiError> {
     if job.request.choices != 1 {
-        return Err(Refusal::new(Kind::Invalid, "this API makes one text"));
+        return Err(ApiError::new(Kind::Invalid, "this API makes one text"));
     }
     let generation = Generation::start(app, vec![job], "call_")?;
     let tokenizer = Arc::clone(&generation.loaded().scheduler.model().tokenizer);
-    let wire = OllamaWire { model: generation.loaded().name.clone(), chat, came, call: None, tokenizer };
+    let encoder = OllamaEncoder { model: generation.loaded().name.clone(), chat, came, call: None, tokenizer };
     if streams {
-        return Ok(stream(generation, wire, Framing::Lines, app.settings.keep_alive));
+        return Ok(stream(generation, encoder, Framing::Lines, app.settings.keep_alive));
     }
     let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
-    Ok(reply(&wire.whole(&answer)))
+    Ok(reply(&encoder.whole(&answer)))
 }
 
 fn timestamp() -> String {
@@ -374,12 +413,13 @@ fn timestamp() -> String {
 }
 
 /// Nothing was asked: the model is to be loaded, or to go.
-async fn load_only(app: &Arc<App>, fields: Fields, chat: bool) -> Result<Response, Refusal> {
+async fn load_only(app: &Arc<App>, fields: Fields, chat: bool) -> Result<Response, ApiError> {
     let (name, reason) = blocking(app, move |app| {
         if fields.lets_go() {
-            let place = app.shelf.place(fields.model.as_deref())?;
-            place.dismiss();
-            return Ok((place.name.clone(), "unload"));
+            let place = app.registry.place(fields.model.as_deref())?;
+            // A model that the server was started for stays, and is not said to go.
+            let reason = if place.dismiss() { "unload" } else { "load" };
+            return Ok((place.name.clone(), reason));
         }
         Ok((app.model(fields.model.as_deref())?.name.clone(), "load"))
     })
@@ -417,7 +457,7 @@ fn line(model: &str, chat: bool, text: &str, thinking: &str, calls: &[Call]) -> 
     line
 }
 
-struct OllamaWire {
+struct OllamaEncoder {
     model: String,
     chat: bool,
     came: Instant,
@@ -426,7 +466,7 @@ struct OllamaWire {
     tokenizer: Arc<Tokenizer>,
 }
 
-impl OllamaWire {
+impl OllamaEncoder {
     fn line(&self, text: &str, thinking: &str, calls: &[Call], tokens: &[Token]) -> Value {
         let mut line = line(&self.model, self.chat, text, thinking, calls);
         // The same entries as OpenAI's, in a list of their own.
@@ -458,7 +498,7 @@ impl OllamaWire {
     }
 }
 
-impl Wire for OllamaWire {
+impl ResponseEncoder for OllamaEncoder {
     fn begin(&mut self, _out: &mut Frames) {}
 
     fn part(&mut self, part: Part, out: &mut Frames) {
@@ -482,7 +522,7 @@ impl Wire for OllamaWire {
             Part::End { stop, usage, tokens, .. } => {
                 out.data(&self.last(self.line("", "", &[], &tokens), &stop, &usage));
             }
-            Part::Failed(refusal) => out.data(&json!({"error": refusal.text(crate::refusal::Dialect::Ollama)})),
+            Part::Failed(refusal) => out.data(&json!({"error": refusal.text(crate::api_error::Dialect::Ollama)})),
             Part::Progress { .. } => {}
         }
     }

@@ -10,13 +10,14 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
 
 use super::{
-    anthropic, chat_completions, completion, completions, embeddings, infill, lora, ollama, responses, tokens,
+    anthropic, chat_completions, completion, completions, embeddings, infill, lora, ollama, ollama_store, responses,
+    tokens,
 };
+use crate::api_error::Dialect;
 use crate::app::App;
+use crate::encoder::json as reply;
 use crate::params::Params;
-use crate::refusal::Dialect;
-use crate::shape::ShapeFields;
-use crate::wire::json as reply;
+use crate::response_format::ResponseFormatFields;
 
 /// How an answer comes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,7 @@ struct Entry {
 
 const CHAT: &[&str] = &["id", "object", "created", "model", "choices", "usage"];
 const COUNT: &[&str] = &["object", "input_tokens"];
+const RESPONSE: &[&str] = &["id", "object", "status", "output"];
 const OLLAMA: &[&str] = &["model", "created_at", "done"];
 const LLAMA: &[&str] = &["content", "tokens", "stop", "stop_type", "model", "timings"];
 
@@ -64,20 +66,42 @@ fn looked_at() -> Vec<Entry> {
         get("/loads", "How busy the server is", Kind::Json, &["num_running_reqs", "num_waiting_reqs"]),
         get("/engine", "The engine as it runs", Kind::Json, &["model", "device", "load", "tokens"]),
         get("/engine/kernels", "Runs one step, and tells the time of each kernel", Kind::Json, &["kernels"]),
+        get(
+            "/tokenizer_info",
+            "The tokenizer, in vLLM's words",
+            Kind::Json,
+            &["bos_token", "eos_token", "chat_template"],
+        ),
         get("/props", "What the server can do, in llama-server's words", Kind::Json, &["total_slots"]),
         get("/lora-adapters", "The adapters of the model, and how strongly each counts", Kind::Json, &[]),
         get("/slots", "Which texts are being written", Kind::Json, &[]),
         get("/api/version", "Ollama's version", Kind::Json, &["version"]),
         get("/api/tags", "The models there are, in Ollama's words", Kind::Json, &["models"]),
         get("/api/ps", "The models that are loaded, in Ollama's words", Kind::Json, &["models"]),
+        get("/v1/responses/{id}", "A response that was kept", Kind::Json, RESPONSE),
+        get("/v1/responses/{id}/input_items", "What a response was made from", Kind::Json, &["object", "data"]),
         get("/openapi.json", "This document", Kind::Json, &["openapi", "paths"]),
+    ]
+}
+
+/// What can be removed.
+fn removed(schemas: &mut SchemaGenerator) -> Vec<Entry> {
+    let delete = |path, summary, body, answer| Entry { path, summary, kind: Kind::Json, body, answer };
+    vec![
+        delete("/v1/responses/{id}", "Forgets a response", Vec::new(), &["id", "deleted"]),
+        delete(
+            "/api/delete",
+            "Removes a model, where clients may",
+            vec![of::<ollama_store::Fields>(schemas)],
+            &["status"],
+        ),
     ]
 }
 
 /// What is asked with a body.
 fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
     let [chat, text, shape, params] =
-        [of::<chat_completions::Fields>, of::<completions::Fields>, of::<ShapeFields>, of::<Params>]
+        [of::<chat_completions::Fields>, of::<completions::Fields>, of::<ResponseFormatFields>, of::<Params>]
             .map(|f| f(schemas));
     let [response, message, ollama] =
         [of::<responses::Fields>, of::<anthropic::Fields>, of::<ollama::Fields>].map(|f| f(schemas));
@@ -105,7 +129,7 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
             "Answers, in the words of the Responses API",
             Kind::Events,
             &[&response, &params],
-            &["id", "object", "status", "output"],
+            RESPONSE,
         ),
         post("/v1/responses/input_tokens", "Counts the tokens of an input", Kind::Json, &[&response], COUNT),
         post(
@@ -124,6 +148,13 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
         ),
         post("/api/chat", "Answers a conversation, in Ollama's words", Kind::Lines, &[&ollama], OLLAMA),
         post("/api/generate", "Answers a prompt, in Ollama's words", Kind::Lines, &[&ollama], OLLAMA),
+        post(
+            "/api/pull",
+            "Fetches a model, where clients may",
+            Kind::Lines,
+            &[&of::<ollama_store::Fields>(schemas)],
+            &["status"],
+        ),
         post("/lora-adapters", "Says how strongly adapters count", Kind::Json, &[&scales], &["success"]),
         post("/api/show", "All about a model", Kind::Json, &[&show], &["details", "model_info"]),
         post("/v1/embeddings", "Vectors of texts", Kind::Json, &[&embed], &["object", "data", "model", "usage"]),
@@ -226,6 +257,9 @@ fn operation(entry: &Entry) -> Value {
             "5XX": refused("The server cannot serve it, or not now"),
         },
     });
+    if entry.path.contains("{id}") {
+        operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}]);
+    }
     if !entry.body.is_empty() {
         let parts = entry.body.iter().map(|part| part.as_value().clone());
         let parts: Vec<Value> = parts.chain(needed(entry.path)).collect();
@@ -239,7 +273,7 @@ fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
     let mut schemas = SchemaGenerator::new(settings);
     let mut paths = Map::new();
-    for (method, entries) in [("get", looked_at()), ("post", asked(&mut schemas))] {
+    for (method, entries) in [("get", looked_at()), ("post", asked(&mut schemas)), ("delete", removed(&mut schemas))] {
         for entry in entries {
             let path = paths.entry(entry.path).or_insert_with(|| json!({}));
             path[method] = operation(&entry);
@@ -281,7 +315,8 @@ mod tests {
             ["/chat/completions", "/chat/completions/input_tokens", "/completions", "/models", "/models/{*id}"];
         let nested =
             nested.iter().chain(&["/embeddings", "/rerank", "/reranking", "/responses", "/responses/input_tokens"]);
-        let nested: Vec<&str> = nested.copied().collect();
+        let kept = ["/responses/{id}", "/responses/{id}/input_items", "/responses/{id}/cancel"];
+        let nested: Vec<&str> = nested.chain(&kept).copied().collect();
         for route in routes.filter(|route| !others.contains(route) && !nested.contains(route)) {
             assert!(paths.contains_key(route), "{route} is not described");
         }

@@ -7,26 +7,30 @@ use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::refusal::{Kind, Refusal};
+use crate::api_error::{ApiError, Kind};
 
 /// Name, kind and content of each file.
 macro_rules! files {
     ($($kind:literal: $($name:literal)+;)+) => {
-        [$($(($name, $kind, include_str!(concat!("../../page/", $name)))),+),+]
+        [$($(($name, $kind, include_bytes!(concat!("../../page/", $name)).as_slice())),+),+]
     };
 }
 
-const FILES: [(&str, &str, &str); 15] = files! {
+const FILES: [(&str, &str, &[u8]); 26] = files! {
     "text/html; charset=utf-8": "index.html";
     "text/css; charset=utf-8": "page.css";
     "image/svg+xml": "icon.svg";
-    "text/javascript; charset=utf-8": "main.js" "api.js" "dom.js" "engine.js" "events.js" "highlight.js" "markdown.js"
-        "math.js" "messages.js" "settings.js" "store.js" "tree.js";
+    // The font of formulas, and the licence that it comes under. scripts/math-font.py makes it.
+    "font/woff2": "math.woff2";
+    "text/plain; charset=utf-8": "math.OFL.txt";
+    "text/javascript; charset=utf-8": "main.js" "answers.js" "api.js" "composer.js" "dom.js" "engine.js" "entities.js"
+        "events.js" "highlight.js" "inline.js" "list.js" "markdown.js" "math.js" "messages.js" "models.js" "panels.js"
+        "route.js" "settings.js" "state.js" "store.js" "tree.js";
 };
 
 /// The page may load and ask what is here, and nothing else; text can never become a program.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
 /// `GET /`: the page for browsers. Ollama's clients ask here, too, to find out that somebody is there.
 pub(crate) async fn root(headers: HeaderMap) -> Response {
@@ -40,18 +44,18 @@ pub(crate) async fn root(headers: HeaderMap) -> Response {
 }
 
 /// `GET /page/NAME`: what the page is made of.
-pub(crate) async fn part(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Refusal> {
+pub(crate) async fn part(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
     file(&name, &headers)
 }
 
-fn file(name: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
+fn file(name: &str, headers: &HeaderMap) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|(known, ..)| *known == name);
-    let &(_, kind, text) = found.ok_or_else(|| Refusal::new(Kind::Route, "there is nothing at this path"))?;
+    let &(_, kind, content) = found.ok_or_else(|| ApiError::new(Kind::Route, "there is nothing at this path"))?;
     let mut hash = DefaultHasher::new();
-    text.hash(&mut hash);
+    content.hash(&mut hash);
     let tag = format!("\"{:016x}\"", hash.finish());
     let known = headers.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
-    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { text.into_response() };
+    let mut response = if known { StatusCode::NOT_MODIFIED.into_response() } else { content.into_response() };
     let told = [
         (header::CONTENT_TYPE, kind),
         // Asked for each time and rarely sent: another version of the program never meets old parts.

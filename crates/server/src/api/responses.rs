@@ -1,4 +1,4 @@
-//! `POST /v1/responses`: OpenAI's newer API, without memory of earlier answers.
+//! `POST /v1/responses`: OpenAI's newer API. What it keeps is found again by `stored_responses`.
 
 use std::sync::Arc;
 
@@ -14,17 +14,20 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::chat_completions::WithoutEffect;
+use super::stored_responses::owner;
 use super::{Totals, chat_logprobs};
+use crate::api_error::ApiError;
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice};
+use crate::encode::Purpose;
+use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::refusal::Refusal;
-use crate::seats::blocking;
-use crate::shape;
-use crate::wire::{Frames, Framing, Wire, json as reply, stream};
+use crate::prep_pool::blocking;
+use crate::response_format;
+use crate::response_store::{Owner, Turn};
 
 /// Fields that clients of this API send and that change nothing here.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -60,30 +63,69 @@ pub(crate) struct Fields {
     conversation: Option<Value>,
     prompt: Option<Value>,
     background: Option<bool>,
+    /// Whether the response is kept; it is where nothing is said.
+    store: Option<bool>,
+    /// Items of the responses before.
+    #[serde(skip)]
+    before: Vec<Value>,
 }
 
 impl Fields {
-    fn refuse(&self) -> Result<(), Refusal> {
+    /// Finds what the request only names: the responses before it, and items of others. Gives the items that it brings itself.
+    fn recall(&mut self, app: &App, owner: Owner) -> Result<Vec<Value>, ApiError> {
+        if let Some(id) = &self.previous_response_id {
+            let before = app.responses.conversation(owner, id);
+            self.before = before.ok_or_else(|| {
+                let message = format!(
+                    "Previous response with id {id:?} not found; it was not stored, has expired or was deleted"
+                );
+                ApiError::invalid("previous_response_id", message)
+            })?;
+        }
+        let mut own = match self.input.take() {
+            Some(Value::Array(items)) => items,
+            Some(Value::String(text)) => {
+                let content = json!([{"type": "input_text", "text": text}]);
+                vec![json!({"type": "message", "role": "user", "content": content})]
+            }
+            None | Some(Value::Null) => Vec::new(),
+            Some(_) => return Err(ApiError::invalid("input", "`input` must be a string or a list of items")),
+        };
+        for (i, value) in own.iter_mut().enumerate() {
+            if value.get("type").and_then(Value::as_str) == Some("item_reference") {
+                let id = value.get("id").and_then(Value::as_str).unwrap_or_default();
+                let found = app.responses.item(owner, id);
+                let message = format!("Item with id {id:?} not found");
+                *value = found.ok_or_else(|| ApiError::invalid(format!("input[{i}].id"), message))?;
+            }
+            let is_nameless = value.get("id").is_none_or(Value::is_null);
+            if let Some(item) = value.as_object_mut().filter(|_| is_nameless) {
+                item.insert("id".to_owned(), fresh_id("msg_").into());
+            }
+        }
+        self.input = Some(Value::Array(own.clone()));
+        Ok(own)
+    }
+
+    fn refuse(&self) -> Result<(), ApiError> {
         let refused = [
-            (
-                "previous_response_id",
-                self.previous_response_id.is_some(),
-                "earlier responses are not kept; send them in `input`",
-            ),
             ("conversation", self.conversation.is_some(), "conversations are not kept; send them in `input`"),
             ("prompt", self.prompt.is_some(), "stored prompts are not there; use `instructions` and `input`"),
             ("background", self.background == Some(true), "responses are made while the client waits"),
         ];
         match refused.into_iter().find(|(_, given, _)| *given) {
-            Some((name, _, why)) => Err(Refusal::unsupported(name, why)),
+            Some((name, _, why)) => Err(ApiError::unsupported(name, why)),
             None => Ok(()),
         }
     }
 
-    fn chat(&self) -> Result<Chat, Refusal> {
+    fn chat(&self) -> Result<Chat, ApiError> {
         self.refuse()?;
         let mut messages: Vec<Message> =
             self.instructions.iter().map(|text| Message::new("system", text.as_str())).collect();
+        for (i, value) in self.before.iter().enumerate() {
+            item(i, value, &mut messages)?;
+        }
         match &self.input {
             None | Some(Value::Null) => {}
             Some(Value::String(text)) => messages.push(Message::new("user", text.as_str())),
@@ -92,7 +134,7 @@ impl Fields {
                     item(i, value, &mut messages)?;
                 }
             }
-            Some(_) => return Err(Refusal::invalid("input", "`input` must be a string or a list of items")),
+            Some(_) => return Err(ApiError::invalid("input", "`input` must be a string or a list of items")),
         }
         if messages.is_empty() {
             // Clients probe with nothing.
@@ -102,7 +144,7 @@ impl Fields {
         let effort = self.reasoning.as_ref().and_then(|r| r.get("effort")).and_then(Value::as_str);
         chat::effort(&mut kwargs, "reasoning.effort", effort)?;
         let shape = match self.text.as_ref().and_then(|t| t.get("format")).filter(|f| !f.is_null()) {
-            Some(format) => shape::response_format("text.format", format)?,
+            Some(format) => response_format::response_format("text.format", format)?,
             None => None,
         };
         let (tools, tool_choice) = self.tools()?;
@@ -116,17 +158,17 @@ impl Fields {
     }
 
     /// Probabilities are told where they are asked for; how many is a field of its own.
-    fn logprobs(&self) -> Result<Option<usize>, Refusal> {
+    fn logprobs(&self) -> Result<Option<usize>, ApiError> {
         match (self.top_logprobs.map(usize::try_from), self.includes("message.output_text.logprobs")) {
             (None, false) => Ok(None),
             (None, true) => Ok(Some(0)),
             (Some(Ok(top)), asked) if top <= 20 => Ok(Some(top).filter(|top| asked || *top > 0)),
-            _ => Err(Refusal::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
+            _ => Err(ApiError::invalid("top_logprobs", "`top_logprobs` must be 0 to 20")),
         }
     }
 
     /// Functions, in the form that templates take. What other tools need is not here; they are left out.
-    fn tools(&self) -> Result<(Vec<Value>, ToolChoice), Refusal> {
+    fn tools(&self) -> Result<(Vec<Value>, ToolChoice), ApiError> {
         let mut tools = Vec::new();
         for tool in self.tools.iter().flatten() {
             if tool.get("type").and_then(Value::as_str) != Some("function") {
@@ -153,11 +195,11 @@ impl Fields {
 }
 
 /// An item of the input. Thoughts, words and calls that follow each other are one message.
-fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refusal> {
+fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), ApiError> {
     let param = format!("input[{index}]");
     let text = |field: &str| {
         let text = value.get(field).and_then(Value::as_str).map(str::to_owned);
-        text.ok_or_else(|| Refusal::invalid(format!("{param}.{field}"), format!("`{param}.{field}` must be a string")))
+        text.ok_or_else(|| ApiError::invalid(format!("{param}.{field}"), format!("`{param}.{field}` must be a string")))
     };
     let kind = value.get("type").and_then(Value::as_str);
     match kind {
@@ -171,7 +213,7 @@ fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refus
                 out.push(Message { role, content, ..Message::default() });
             } else {
                 let message = format!("`{param}.role` is {role:?}; it must be user, assistant, system or developer");
-                return Err(Refusal::invalid(format!("{param}.role"), message));
+                return Err(ApiError::invalid(format!("{param}.role"), message));
             }
         }
         Some("reasoning") => {
@@ -196,7 +238,7 @@ fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Refus
             out.push(Message { tool_call_id: Some(text("call_id")?), ..Message::new("tool", output.to_text()) });
         }
         Some(other) => {
-            return Err(Refusal::unsupported(
+            return Err(ApiError::unsupported(
                 format!("{param}.type"),
                 format!("`{param}` is of type {other:?}, which is not served"),
             ));
@@ -228,11 +270,16 @@ fn assistant(out: &mut Vec<Message>, takes: impl Fn(&Message) -> bool) -> &mut M
 }
 
 /// How many tokens an input is.
-pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
-    let fields = body.get::<Fields>()?;
+pub(crate) async fn count(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    mut body: Body,
+) -> Result<Response, ApiError> {
+    let mut fields = body.get::<Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(&loaded)?.0.len())
+        fields.recall(app, owner(app, &caller))?;
+        Ok(fields.chat()?.tokens(&loaded, Purpose::Count)?.0.len())
     })
     .await?;
     Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))
@@ -243,16 +290,19 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     mut body: Body,
-) -> Result<Response, Refusal> {
-    let (fields, mut params) = (body.get::<Fields>()?, body.get::<Params>()?);
+) -> Result<Response, ApiError> {
+    let (mut fields, mut params) = (body.get::<Fields>()?, body.get::<Params>()?);
     body.get::<WithoutEffect>()?;
     body.get::<MoreWithoutEffect>()?;
     let leftover = body.leftover(&app)?;
-    let (fields, params, job) = blocking(&app, move |app| {
+    let stores = fields.store.unwrap_or(true) && app.responses.keeps();
+    let (whose, keeper) = (owner(&app, &caller), Arc::clone(&app));
+    let (fields, params, job, input) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.params(&mut params);
+        let input = fields.recall(app, whose)?;
         let job = fields.chat()?.job(&loaded, &params, &caller)?;
-        Ok((fields, params, job))
+        Ok((fields, params, job, input))
     })
     .await?;
     let generation = Generation::start(&app, vec![job], "call_")?;
@@ -264,13 +314,16 @@ pub(crate) async fn create(
         created: now(),
         model: generation.loaded().name.clone(),
         tokenizer: Some(Arc::clone(&generation.loaded().scheduler.model().tokenizer)),
+        keeps: stores.then_some(Keeps { app: keeper, owner: whose, input }),
     };
     let response = if frame.fields.stream.unwrap_or(false) {
-        let wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
-        stream(generation, wire, Framing::Events, app.settings.keep_alive)
+        let encoder = ResponsesEncoder { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
+        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
     } else {
         let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
-        reply(&frame.whole(&answer))
+        let response = frame.whole(&answer);
+        frame.keep(&response);
+        reply(&response)
     };
     Ok(leftover.tell(response))
 }
@@ -285,9 +338,27 @@ struct Frame {
     model: String,
     /// Names the tokens whose probabilities are told.
     tokenizer: Option<Arc<Tokenizer>>,
+    /// Where it is kept; none where it is not.
+    keeps: Option<Keeps>,
+}
+
+/// Keeps a response when it is whole.
+struct Keeps {
+    app: Arc<App>,
+    owner: Owner,
+    /// The items that the request brought.
+    input: Vec<Value>,
 }
 
 impl Frame {
+    /// Stores the response for later requests.
+    fn keep(&self, response: &Value) {
+        if let Some(keeps) = &self.keeps {
+            let (input, previous) = (keeps.input.clone(), self.fields.previous_response_id.clone());
+            keeps.app.responses.keep(keeps.owner, &Turn { response: response.clone(), input, previous });
+        }
+    }
+
     /// The probabilities of tokens, where they were asked for.
     fn logprobs(&self, tokens: &[Token]) -> Vec<Value> {
         let told = self.tokenizer.as_ref().map(|tokenizer| chat_logprobs(tokenizer, tokens)).unwrap_or_default();
@@ -319,7 +390,7 @@ impl Frame {
             "error": null, "incomplete_details": incomplete, "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens, "metadata": fields.metadata.clone().unwrap_or_else(|| json!({})),
             "model": self.model, "output": output, "parallel_tool_calls": fields.parallel_tool_calls.unwrap_or(true),
-            "previous_response_id": null, "reasoning": {"effort": effort, "summary": null}, "store": false,
+            "previous_response_id": fields.previous_response_id, "reasoning": {"effort": effort, "summary": null}, "store": self.keeps.is_some(),
             "temperature": self.temperature.unwrap_or(1.0),
             "text": text.unwrap_or_else(|| json!({"format": {"type": "text"}})),
             "tool_choice": fields.tool_choice.clone().unwrap_or_else(|| json!("auto")),
@@ -415,7 +486,7 @@ impl Item {
     }
 }
 
-struct ResponseWire {
+struct ResponsesEncoder {
     frame: Frame,
     number: usize,
     items: Vec<Value>,
@@ -423,7 +494,7 @@ struct ResponseWire {
     totals: Totals,
 }
 
-impl ResponseWire {
+impl ResponsesEncoder {
     fn send(&mut self, name: &str, mut event: Value, out: &mut Frames) {
         let kind = format!("response.{name}");
         event["type"] = json!(kind);
@@ -505,7 +576,7 @@ impl ResponseWire {
     }
 }
 
-impl Wire for ResponseWire {
+impl ResponseEncoder for ResponsesEncoder {
     fn begin(&mut self, out: &mut Frames) {
         let response = self.frame.response(&[], None);
         self.send("created", json!({"response": response}), out);
@@ -537,6 +608,7 @@ impl Wire for ResponseWire {
                 self.close(if cut { "incomplete" } else { "completed" }, out);
                 self.totals.add(0, 1, &usage, reasoning_tokens);
                 let response = self.frame.response(&self.items, Some((&stop, &self.totals)));
+                self.frame.keep(&response);
                 self.send(if cut { "incomplete" } else { "completed" }, json!({"response": response}), out);
             }
             Part::Failed(refusal) => {
@@ -596,12 +668,14 @@ mod tests {
             created: 1,
             model: "m".into(),
             tokenizer: None,
+            keeps: None,
         };
-        let mut wire = ResponseWire { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
+        let mut encoder =
+            ResponsesEncoder { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
         let mut out = Frames::new(Framing::Events);
-        wire.begin(&mut out);
-        wire.part(Part::Reasoning { choice: 0, text: "hm".into(), tokens: Vec::new() }, &mut out);
-        wire.part(Part::Text { choice: 0, text: "hey".into(), tokens: Vec::new() }, &mut out);
+        encoder.begin(&mut out);
+        encoder.part(Part::Reasoning { choice: 0, text: "hm".into(), tokens: Vec::new() }, &mut out);
+        encoder.part(Part::Text { choice: 0, text: "hey".into(), tokens: Vec::new() }, &mut out);
         let end = Part::End {
             choice: 0,
             stop: Stop::Limit,
@@ -609,7 +683,7 @@ mod tests {
             tokens: Vec::new(),
             reasoning_tokens: 1,
         };
-        wire.part(end, &mut out);
+        encoder.part(end, &mut out);
         let text = out.text();
         let data: Vec<Value> = text
             .lines()

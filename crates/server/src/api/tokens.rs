@@ -10,12 +10,14 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{chat_completions, token_text};
+use super::{chat_completions, completions, token_text};
+use crate::api_error::ApiError;
 use crate::app::App;
 use crate::body::Body;
-use crate::refusal::Refusal;
-use crate::seats::blocking;
-use crate::wire::json as reply;
+use crate::encode::{Purpose, encode};
+use crate::encoder::json as reply;
+use crate::prep_pool::blocking;
+use crate::registry::Loaded;
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -23,7 +25,7 @@ use crate::wire::json as reply;
 pub(crate) struct Tokenize {
     model: Option<String>,
     /// llama.cpp's way.
-    content: Option<String>,
+    content: Option<Value>,
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
@@ -34,8 +36,34 @@ pub(crate) struct Tokenize {
     return_token_strs: Option<bool>,
 }
 
+/// llama.cpp's `content`: a text, or a list of texts and tokens.
+fn mixed(loaded: &Loaded, content: &Value, add: AddSpecial, parse: ParseSpecial) -> Result<Vec<u32>, ApiError> {
+    let wrong = || ApiError::invalid("content", "`content` must be a string or a list of strings and tokens");
+    match content {
+        Value::String(text) => encode(loaded, Purpose::Count, text, add, parse),
+        Value::Array(pieces) => completions::piece_tokens(loaded, Purpose::Count, "content", pieces, add, parse),
+        _ => Err(wrong()),
+    }
+}
+
+/// What clients ask of a tokenizer, in vLLM's words, which are those of its file at Hugging Face.
+pub(crate) async fn info(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let loaded = blocking(&app, |app| app.model(None)).await?;
+    let model = loaded.scheduler.model();
+    let (tokenizer, vocab) = (&model.tokenizer, model.tokenizer.vocab());
+    let named = |id: Option<u32>| id.map(|id| token_text(tokenizer, id));
+    let context = loaded.scheduler.context().min(model.config.context);
+    Ok(reply(&json!({
+        "tokenizer_class": "PreTrainedTokenizerFast", "model": loaded.name, "model_max_length": context,
+        "bos_token": named(vocab.bos), "eos_token": named(vocab.eos), "pad_token": named(vocab.pad), "unk_token": named(vocab.unk),
+        "bos_token_id": vocab.bos, "eos_token_id": vocab.eos, "pad_token_id": vocab.pad, "unk_token_id": vocab.unk,
+        "add_bos_token": vocab.add_bos, "add_eos_token": vocab.add_eos, "vocab_size": model.config.vocab,
+        "chat_template": loaded.template.as_ref().ok().map(|template| template.source()),
+    })))
+}
+
 /// Text to tokens; which API is spoken is told by the field that holds the text.
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, ApiError> {
     let fields = body.get::<Tokenize>()?;
     let chat = body.get::<chat_completions::Fields>()?;
     let value = blocking(&app, move |app| {
@@ -44,8 +72,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Res
         let add = |wanted: bool| if wanted { AddSpecial::Yes } else { AddSpecial::No };
         let parse = if fields.parse_special.unwrap_or(true) { ParseSpecial::Yes } else { ParseSpecial::No };
         if let Some(content) = &fields.content {
-            let tokens = tokenizer.encode(content, add(fields.add_special.unwrap_or(false)), parse);
-            let tokens = tokens.map_err(kiln_engine::Error::from)?;
+            let tokens = mixed(&loaded, content, add(fields.add_special.unwrap_or(false)), parse)?;
             if fields.with_pieces != Some(true) {
                 return Ok(json!({"tokens": tokens}));
             }
@@ -58,12 +85,11 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Res
         }
         let tokens = match (&fields.prompt, &fields.messages) {
             (Some(prompt), _) => {
-                let tokens = tokenizer.encode(prompt, add(fields.add_special_tokens.unwrap_or(true)), parse);
-                tokens.map_err(kiln_engine::Error::from)?
+                encode(&loaded, Purpose::Count, prompt, add(fields.add_special_tokens.unwrap_or(true)), parse)?
             }
-            (None, Some(_)) => chat.chat()?.tokens(&loaded)?.0,
+            (None, Some(_)) => chat.chat()?.tokens(&loaded, Purpose::Count)?.0,
             (None, None) => {
-                return Err(Refusal::invalid("content", "one of `content`, `prompt` and `messages` is wanted"));
+                return Err(ApiError::invalid("content", "one of `content`, `prompt` and `messages` is wanted"));
             }
         };
         let count = tokens.len();
@@ -86,17 +112,17 @@ pub(crate) struct Detokenize {
 }
 
 /// Tokens to text.
-pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, ApiError> {
     let fields = body.get::<Detokenize>()?;
     let loaded = blocking(&app, move |app| app.model(fields.model.as_deref())).await?;
-    let tokens = fields.tokens.ok_or_else(|| Refusal::invalid("tokens", "`tokens` is missing"))?;
+    let tokens = fields.tokens.ok_or_else(|| ApiError::invalid("tokens", "`tokens` is missing"))?;
     let text = loaded.scheduler.model().tokenizer.decode(&tokens, ShowSpecial::Yes);
-    let text = text.map_err(|error| Refusal::invalid("tokens", error.to_string()))?;
+    let text = text.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
     Ok(reply(&json!({"content": text, "prompt": text})))
 }
 
 /// The prompt that a conversation becomes.
-pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, ApiError> {
     let fields = body.get::<chat_completions::Fields>()?;
     let text = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
@@ -107,11 +133,11 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut body: Body) 
 }
 
 /// How many tokens a conversation is.
-pub(crate) async fn count_chat(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, Refusal> {
+pub(crate) async fn count_chat(State(app): State<Arc<App>>, mut body: Body) -> Result<Response, ApiError> {
     let fields = body.get::<chat_completions::Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(&loaded)?.0.len())
+        Ok(fields.chat()?.tokens(&loaded, Purpose::Count)?.0.len())
     })
     .await?;
     Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))

@@ -143,7 +143,10 @@ pub(crate) fn receive(stream: impl Read) -> Reply {
     } else {
         reader.read_to_end(&mut body).unwrap();
     }
-    Reply { status, headers, body: String::from_utf8(body).unwrap() }
+    // All but the page's font is text, and must be.
+    let is_font = headers.iter().any(|(name, value)| name == "content-type" && value.starts_with("font/"));
+    let body = if is_font { String::from_utf8_lossy(&body).into_owned() } else { String::from_utf8(body).unwrap() };
+    Reply { status, headers, body }
 }
 
 pub(crate) fn get(server: &Running, path: &str) -> Reply {

@@ -52,6 +52,8 @@ pub(crate) enum Kind {
     Method,
     /// The body is too large.
     TooLarge,
+    /// The body is packed in a way that is not served.
+    Encoding,
     /// The body did not come.
     Late,
     /// Too many wait.
@@ -68,38 +70,41 @@ pub(crate) enum Kind {
     Internal,
 }
 
+/// The message of a [`Kind::TooLong`] whose tokens were not counted to the end.
+pub(crate) const AT_LEAST: &str = "at least ";
+
 /// A request that was not served, and why.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct ApiError {
     pub(crate) kind: Kind,
     pub(crate) message: String,
     /// The field that is wrong, as a path.
     pub(crate) param: Option<String>,
 }
 
-impl Refusal {
-    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Refusal {
-        Refusal { kind, message: message.into(), param: None }
+impl ApiError {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> ApiError {
+        ApiError { kind, message: message.into(), param: None }
     }
 
     /// A bad value of a field.
-    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Refusal {
-        Refusal { kind: Kind::Invalid, message: message.into(), param: Some(param.into()) }
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { kind: Kind::Invalid, message: message.into(), param: Some(param.into()) }
     }
 
     /// A field that is known, but not served.
-    pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Refusal {
-        Refusal { kind: Kind::UnsupportedField, message: message.into(), param: Some(param.into()) }
+    pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { kind: Kind::UnsupportedField, message: message.into(), param: Some(param.into()) }
     }
 
     /// Something that should not happen. The log has the details; the client learns no paths.
-    pub(crate) fn internal(what: &dyn std::fmt::Display) -> Refusal {
+    pub(crate) fn internal(what: &dyn std::fmt::Display) -> ApiError {
         log::error!("{what}");
-        Refusal::new(Kind::Internal, "the server failed to answer; its log says why")
+        ApiError::new(Kind::Internal, "the server failed to answer; its log says why")
     }
 
-    pub(crate) fn with_param(self, param: impl Into<String>) -> Refusal {
-        Refusal { param: Some(param.into()), ..self }
+    pub(crate) fn with_param(self, param: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..self }
     }
 
     /// The status in an API.
@@ -110,6 +115,7 @@ impl Refusal {
             (Kind::Model | Kind::Route, _) => StatusCode::NOT_FOUND,
             (Kind::Method, _) => StatusCode::METHOD_NOT_ALLOWED,
             (Kind::TooLarge, _) => StatusCode::PAYLOAD_TOO_LARGE,
+            (Kind::Encoding, _) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             (Kind::Late, _) => StatusCode::REQUEST_TIMEOUT,
             (Kind::KeyLimit { .. }, _) | (Kind::QueueFull, Dialect::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
             // "Overloaded", which Anthropic's clients know.
@@ -135,6 +141,7 @@ impl Refusal {
             Kind::Forbidden => ("permission_error", None),
             Kind::Model => ("invalid_request_error", Some("model_not_found")),
             Kind::TooLarge => ("invalid_request_error", Some("request_too_large")),
+            Kind::Encoding => ("invalid_request_error", Some("unsupported_encoding")),
             Kind::Late => ("invalid_request_error", Some("request_timeout")),
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
             Kind::KeyLimit { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
@@ -185,10 +192,11 @@ impl Refusal {
     pub(crate) fn text(&self, dialect: Dialect) -> String {
         match (self.kind, dialect) {
             (Kind::TooLong { prompt, context }, Dialect::Anthropic) => {
-                format!("prompt is too long: {prompt} tokens > {context} maximum")
+                format!("prompt is too long: {}{prompt} tokens > {context} maximum", self.message)
             }
             (Kind::TooLong { prompt, context }, _) => format!(
-                "This model's maximum context length is {context} tokens. However, your request has {prompt} input tokens, which exceeds the available context size"
+                "This model's maximum context length is {context} tokens. However, your request has {}{prompt} input tokens, which exceeds the available context size",
+                self.message
             ),
             _ => self.message.clone(),
         }
@@ -219,7 +227,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ApiError {
     /// The outermost layer knows which API was spoken and writes the body there.
     fn into_response(self) -> Response {
         let mut response = self.status(Dialect::OpenAi).into_response();
@@ -228,53 +236,53 @@ impl IntoResponse for Refusal {
     }
 }
 
-impl From<kiln_engine::Error> for Refusal {
-    fn from(error: kiln_engine::Error) -> Refusal {
+impl From<kiln_engine::Error> for ApiError {
+    fn from(error: kiln_engine::Error) -> ApiError {
         use kiln_engine::Error;
         match error {
             Error::PromptTooLong { tokens, context, .. } => {
-                Refusal::new(Kind::TooLong { prompt: tokens, context }, String::new())
+                ApiError::new(Kind::TooLong { prompt: tokens, context }, String::new())
             }
             Error::TextTooLong { tokens, context, .. } => {
-                Refusal::new(Kind::TooLong { prompt: tokens, context }, String::new())
+                ApiError::new(Kind::TooLong { prompt: tokens, context }, String::new())
             }
-            Error::EmptyText { .. } => Refusal::new(Kind::Invalid, error.to_string()),
+            Error::EmptyText { .. } => ApiError::new(Kind::Invalid, error.to_string()),
             // The hints are about flags of the command line.
-            Error::NoText => Refusal::new(
+            Error::NoText => ApiError::new(
                 Kind::CannotDo,
                 "this model gives vectors of texts and writes none; /v1/embeddings serves it",
             ),
-            Error::Fills => Refusal::new(
+            Error::Fills => ApiError::new(
                 Kind::CannotDo,
                 "this model fills in texts as a whole and does not write them token by token, which this server does not do",
             ),
-            Error::NoEmbedder { .. } => Refusal::new(
+            Error::NoEmbedder { .. } => ApiError::new(
                 Kind::CannotDo,
                 "this model writes text; it was not made for vectors of texts (`kiln serve --pooling mean` has it make some)",
             ),
-            Error::NoRanking => Refusal::new(Kind::CannotDo, "this model has no layers that make scores of texts"),
-            Error::Busy { .. } => Refusal::new(Kind::QueueFull, error.to_string()),
-            Error::Stopped => Refusal::new(Kind::Unavailable, "the server is going down"),
+            Error::NoRanking => ApiError::new(Kind::CannotDo, "this model has no layers that make scores of texts"),
+            Error::Busy { .. } => ApiError::new(Kind::QueueFull, error.to_string()),
+            Error::Stopped => ApiError::new(Kind::Unavailable, "the server is going down"),
             Error::NoRoom { what: "texts at once", all, .. } => {
-                Refusal::invalid("n", format!("{error}; this server makes at most {all} (--parallel)"))
+                ApiError::invalid("n", format!("{error}; this server makes at most {all} (--parallel)"))
             }
-            Error::NoRoom { .. } => Refusal::new(Kind::Unavailable, error.to_string()),
-            Error::EmptyPrompt | Error::TokenOutOfRange { .. } => Refusal::new(Kind::Invalid, error.to_string()),
+            Error::NoRoom { .. } => ApiError::new(Kind::Unavailable, error.to_string()),
+            Error::EmptyPrompt | Error::TokenOutOfRange { .. } => ApiError::new(Kind::Invalid, error.to_string()),
             Error::Sample(ref why) => match why {
                 kiln_engine::sampler::SampleError::Setting { name, .. } => {
-                    Refusal::new(Kind::Invalid, why.to_string()).with_param(*name)
+                    ApiError::new(Kind::Invalid, why.to_string()).with_param(*name)
                 }
-                kiln_engine::sampler::SampleError::NotFinite { .. } => Refusal::internal(&error),
-                _ => Refusal::new(Kind::Invalid, why.to_string()),
+                kiln_engine::sampler::SampleError::NotFinite { .. } => ApiError::internal(&error),
+                _ => ApiError::new(Kind::Invalid, why.to_string()),
             },
             // A rule may need more work than it is given only when text is written: it is still the client's.
-            Error::Constraint { .. } => Refusal::new(Kind::Grammar, error.to_string()),
-            Error::Tokenizer(ref why) => Refusal::new(Kind::Invalid, why.to_string()),
+            Error::Constraint { .. } => ApiError::new(Kind::Grammar, error.to_string()),
+            Error::Tokenizer(ref why) => ApiError::new(Kind::Invalid, why.to_string()),
             lost if lost.is_lost() => {
                 log::error!("{lost}");
-                Refusal::new(Kind::Unavailable, "the device that this model runs on was lost; send the request again")
+                ApiError::new(Kind::Unavailable, "the device that this model runs on was lost; send the request again")
             }
-            other => Refusal::internal(&other),
+            other => ApiError::internal(&other),
         }
     }
 }
@@ -285,14 +293,14 @@ mod tests {
 
     #[test]
     fn each_api_has_its_own_shape_and_status() {
-        let full = Refusal::new(Kind::QueueFull, "full");
+        let full = ApiError::new(Kind::QueueFull, "full");
         let status = |dialect| full.status(dialect).as_u16();
         assert_eq!([Dialect::OpenAi, Dialect::Anthropic, Dialect::Ollama].map(status), [429, 529, 503]);
-        let long = Refusal::new(Kind::TooLong { prompt: 9, context: 8 }, "");
+        let long = ApiError::new(Kind::TooLong { prompt: 9, context: 8 }, "");
         assert_eq!(long.openai()["error"]["code"], "context_length_exceeded");
         assert_eq!(long.openai()["error"]["n_prompt_tokens"], 9);
         assert_eq!(long.anthropic("r")["error"]["message"], "prompt is too long: 9 tokens > 8 maximum");
-        let bad = Refusal::invalid("messages[2].content", "no").openai();
+        let bad = ApiError::invalid("messages[2].content", "no").openai();
         assert_eq!(bad["error"]["param"], "messages[2].content");
         assert_eq!(bad["error"]["code"], Value::Null);
     }

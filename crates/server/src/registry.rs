@@ -1,5 +1,5 @@
 //! The models of a server: which there are, which are loaded, and which make room. A model is loaded when the first request for it
-//! comes, and leaves when nobody has asked for it for a while, or when another one needs its memory.
+//! comes, and is unloaded when it has been idle for a while, or when another one needs its memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,17 +12,18 @@ use kiln_engine::sampler::Sampling;
 use kiln_engine::text::constraint::Constraints;
 use kiln_engine::text::{Template, TemplateError};
 use serde_json::{Map, Value};
+use tokio::sync::watch;
 
-use crate::app::{Usual, now};
+use crate::api_error::{ApiError, Kind};
+use crate::app::{RequestDefaults, now};
 use crate::chat::ThinkingBudget;
 use crate::metrics::Metrics;
 use crate::params;
-use crate::refusal::{Kind, Refusal};
-use crate::seats::stand_up;
+use crate::prep_pool::{Queue, release};
 use crate::slots::Slots;
 
 /// A model that runs, and how many texts it writes at once.
-pub struct Opened {
+pub struct LoadedEngine {
     /// The engine.
     pub scheduler: Scheduler,
     /// Texts at once at most.
@@ -30,10 +31,10 @@ pub struct Opened {
 }
 
 /// Brings a model in. What it says on failure goes to the log, its first line to clients.
-pub type Load = Box<dyn Fn() -> Result<Opened, String> + Send + Sync>;
+pub type LoadEngine = Box<dyn Fn() -> Result<LoadedEngine, String> + Send + Sync>;
 
 /// A model that can be had.
-pub struct Offer {
+pub struct ModelSpec {
     /// The name that it is served under.
     pub name: String,
     /// Further names that mean it.
@@ -41,13 +42,13 @@ pub struct Offer {
     /// Bytes that it takes when it is loaded, as far as that is known before.
     pub bytes: u64,
     /// Loads it.
-    pub load: Load,
+    pub load: LoadEngine,
 }
 
 /// How models share the memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sharing {
-    /// How long a model stays that nobody asks for; none for always.
+    /// How long an idle model stays loaded; none for always.
     pub keep: Option<Duration>,
     /// Bytes that all loaded models may take together; none for as much as there is.
     pub budget: Option<u64>,
@@ -90,10 +91,10 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    fn new(name: &str, opened: Opened, metrics: Arc<Metrics>, usual: &Usual) -> Loaded {
-        let Opened { scheduler, sequences } = opened;
+    fn new(name: &str, opened: LoadedEngine, metrics: Arc<Metrics>, request_defaults: &RequestDefaults) -> Loaded {
+        let LoadedEngine { scheduler, sequences } = opened;
         let model = Arc::clone(scheduler.model());
-        let template = match template(&model, usual.template.as_deref()) {
+        let template = match template(&model, request_defaults.template.as_deref()) {
             _ if model.facts.fills => Err("this model fills in texts as a whole, which this server does not do\n\
                      hint: `kiln run` does"
                 .to_owned()),
@@ -116,7 +117,7 @@ impl Loaded {
         };
         metrics.model_is_there(&scheduler);
         let mut defaults = params::defaults(&model);
-        if let Some(change) = &usual.sampling {
+        if let Some(change) = &request_defaults.sampling {
             change(&mut defaults);
         }
         Loaded {
@@ -125,10 +126,10 @@ impl Loaded {
             ends,
             constraints: OnceLock::new(),
             defaults,
-            limit: usual.limit,
-            kwargs: usual.kwargs.clone(),
-            keep_reasoning: usual.keep_reasoning,
-            thinking_budget: usual.thinking_budget,
+            limit: request_defaults.limit,
+            kwargs: request_defaults.kwargs.clone(),
+            keep_reasoning: request_defaults.keep_reasoning,
+            thinking_budget: request_defaults.thinking_budget,
             sequences,
             created: now(),
             memory: Mutex::new(None),
@@ -172,14 +173,18 @@ enum State {
 }
 
 /// The place of one model.
-pub(crate) struct Place {
+pub(crate) struct ModelEntry {
     pub(crate) name: String,
     aliases: Vec<String>,
     bytes: u64,
-    load: Option<Load>,
+    load: Option<LoadEngine>,
     state: Mutex<(State, Instant)>,
     changed: Condvar,
-    /// A client wished that it goes when nobody uses it any more.
+    /// Whether it is being loaded, for those who must not block.
+    loading: watch::Sender<bool>,
+    /// Requests that wait until it is loaded.
+    awaiting: Queue,
+    /// A client asked to unload it once it is idle.
     dismissed: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -189,7 +194,7 @@ fn plain(name: &str) -> &str {
     name.strip_suffix(":latest").unwrap_or(name)
 }
 
-impl Place {
+impl ModelEntry {
     fn state(&self) -> MutexGuard<'_, (State, Instant)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,6 +217,11 @@ impl Place {
         }
     }
 
+    /// Requests that wait until it is loaded.
+    pub(crate) fn awaiting(&self) -> usize {
+        self.awaiting.len()
+    }
+
     /// All names that mean the model, the one that it is served under first.
     pub(crate) fn names(&self) -> Vec<&str> {
         std::iter::once(&self.name).chain(&self.aliases).map(String::as_str).collect()
@@ -223,12 +233,42 @@ impl Place {
 
     fn set(&self, state: State) -> State {
         self.dismissed.store(false, Ordering::Relaxed);
-        let before = std::mem::replace(&mut *self.state(), (state, Instant::now())).0;
+        let mut now = self.state();
+        self.loading.send_replace(self.load.is_some() && matches!(state, State::Loading));
+        let before = std::mem::replace(&mut *now, (state, Instant::now())).0;
+        drop(now);
         self.changed.notify_all();
         before
     }
 
-    /// Since when nobody uses the model; nothing where it is not loaded or in use.
+    /// The model, or `None`: then the caller must load it. What was there before is dropped outside of the lock, since the
+    /// end of an engine waits for its last step.
+    fn claim(&self) -> Result<Option<Arc<Loaded>>, ApiError> {
+        let mut state = self.state();
+        // Requests do not wait for a model that is put in from outside: clients come back.
+        while matches!(state.0, State::Loading) && self.load.is_some() {
+            release();
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        match &mut *state {
+            (State::Here(loaded), _) if !loaded.scheduler.is_running() && self.load.is_some() => {
+                log::warn!("the engine of {} has stopped; the model is loaded again", self.name);
+            }
+            (State::Here(loaded), used) => {
+                *used = Instant::now();
+                return Ok(Some(Arc::clone(loaded)));
+            }
+            _ if self.load.is_none() => return Err(ApiError::new(Kind::Unavailable, "Loading model")),
+            _ => {}
+        }
+        let before = std::mem::replace(&mut state.0, State::Loading);
+        self.loading.send_replace(true);
+        drop(state);
+        drop(before);
+        Ok(None)
+    }
+
+    /// Since when the model is idle; `None` if it is not loaded or in use.
     fn idle(&self) -> Option<Instant> {
         match &*self.state() {
             // The place itself holds one.
@@ -237,15 +277,16 @@ impl Place {
         }
     }
 
-    /// Somebody wants the model to go. It does as soon as nobody uses it, if it can be had again.
-    pub(crate) fn dismiss(&self) {
-        if self.can_load() && !self.let_go("a client wished it") {
+    /// Unloads the model as soon as it is idle, if it can be loaded again; tells whether it can.
+    pub(crate) fn dismiss(&self) -> bool {
+        if self.can_load() && !self.unload("a client wished it") {
             self.dismissed.store(true, Ordering::Relaxed);
         }
+        self.can_load()
     }
 
-    /// Lets the model go, if nobody uses it.
-    fn let_go(&self, why: &str) -> bool {
+    /// Unloads the model, if it is idle.
+    fn unload(&self, why: &str) -> bool {
         let mut state = self.state();
         match std::mem::replace(&mut state.0, State::Away) {
             State::Here(loaded) if Arc::strong_count(&loaded) == 1 => {
@@ -264,18 +305,20 @@ impl Place {
 }
 
 /// All models.
-pub(crate) struct Shelf {
-    places: Vec<Place>,
+pub(crate) struct ModelRegistry {
+    places: Vec<ModelEntry>,
     sharing: Sharing,
     /// What holds where a request says nothing.
-    pub(crate) usual: Usual,
+    pub(crate) request_defaults: RequestDefaults,
+    /// Only the names of the model mean it, even where there is one.
+    pub(crate) strict_names: bool,
     /// One model is loaded at a time, so that the memory is counted truly.
     loading: Mutex<()>,
 }
 
-impl Shelf {
-    pub(crate) fn new(offers: Vec<Offer>, sharing: Sharing) -> Shelf {
-        let place = |offer: Offer| Place {
+impl ModelRegistry {
+    pub(crate) fn new(specs: Vec<ModelSpec>, sharing: Sharing) -> ModelRegistry {
+        let place = |offer: ModelSpec| ModelEntry {
             metrics: Arc::new(Metrics::new(&offer.name)),
             name: offer.name,
             aliases: offer.aliases,
@@ -283,15 +326,23 @@ impl Shelf {
             load: Some(offer.load),
             state: Mutex::new((State::Away, Instant::now())),
             changed: Condvar::new(),
+            loading: watch::Sender::new(false),
+            awaiting: Queue::default(),
             dismissed: AtomicBool::new(false),
         };
-        let places = offers.into_iter().map(place).collect();
-        Shelf { places, sharing, usual: Usual::default(), loading: Mutex::new(()) }
+        let places = specs.into_iter().map(place).collect();
+        ModelRegistry {
+            places,
+            sharing,
+            request_defaults: RequestDefaults::default(),
+            strict_names: false,
+            loading: Mutex::new(()),
+        }
     }
 
     /// One model, which is handed over later and stays.
-    pub(crate) fn of_one(name: &str, aliases: &[String]) -> Shelf {
-        let place = Place {
+    pub(crate) fn of_one(name: &str, aliases: &[String]) -> ModelRegistry {
+        let place = ModelEntry {
             metrics: Arc::new(Metrics::new(name)),
             name: name.to_owned(),
             aliases: aliases.to_vec(),
@@ -299,25 +350,42 @@ impl Shelf {
             load: None,
             state: Mutex::new((State::Loading, Instant::now())),
             changed: Condvar::new(),
+            loading: watch::Sender::new(false),
+            awaiting: Queue::default(),
             dismissed: AtomicBool::new(false),
         };
-        Shelf { places: vec![place], sharing: Sharing::default(), usual: Usual::default(), loading: Mutex::new(()) }
+        ModelRegistry {
+            places: vec![place],
+            sharing: Sharing::default(),
+            request_defaults: RequestDefaults::default(),
+            strict_names: false,
+            loading: Mutex::new(()),
+        }
     }
 
-    pub(crate) fn places(&self) -> &[Place] {
+    pub(crate) fn places(&self) -> &[ModelEntry] {
         &self.places
     }
 
     /// Hands the first model over.
-    pub(crate) fn put(&self, opened: Opened) {
+    pub(crate) fn put(&self, opened: LoadedEngine) {
         if let Some(place) = self.places.first() {
-            let loaded = Loaded::new(&place.name, opened, Arc::clone(&place.metrics), &self.usual);
+            let loaded = Loaded::new(&place.name, opened, Arc::clone(&place.metrics), &self.request_defaults);
             place.set(State::Here(Arc::new(loaded)));
         }
     }
 
+    /// The place of the model that a request is for: by any of its names, the first one where none is said. Clients have names of their own
+    /// for what they ask, so where there is one model, every name means it, unless the server is strict.
+    pub(crate) fn place(&self, named: Option<&str>) -> Result<&ModelEntry, ApiError> {
+        match self.places.as_slice() {
+            [one] if !self.strict_names => Ok(one),
+            _ => self.place_named(named),
+        }
+    }
+
     /// The place of a model by any of its names; the first one where none is said.
-    pub(crate) fn place(&self, named: Option<&str>) -> Result<&Place, Refusal> {
+    pub(crate) fn place_named(&self, named: Option<&str>) -> Result<&ModelEntry, ApiError> {
         let found = match named.filter(|name| !name.is_empty()) {
             Some(name) => self.places.iter().find(|place| place.answers_to(name)).ok_or_else(|| {
                 let names: Vec<String> = self.places.iter().map(|place| format!("`{}`", place.name)).collect();
@@ -325,34 +393,17 @@ impl Shelf {
             }),
             None => self.places.first().ok_or_else(|| "this server has no model".to_owned()),
         };
-        found.map_err(|message| Refusal::new(Kind::Model, message).with_param("model"))
+        found.map_err(|message| ApiError::new(Kind::Model, message).with_param("model"))
     }
 
     /// A model, loaded now if need be: this may take long, and belongs off the threads that serve connections.
-    pub(crate) fn get(&self, named: Option<&str>) -> Result<Arc<Loaded>, Refusal> {
+    pub(crate) fn get(&self, named: Option<&str>) -> Result<Arc<Loaded>, ApiError> {
         let place = self.place(named)?;
-        {
-            let mut state = place.state();
-            // A model that is handed over, not fetched, is waited for by nobody: clients come back.
-            while matches!(state.0, State::Loading) && place.load.is_some() {
-                stand_up();
-                state = place.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            match &mut *state {
-                (State::Here(loaded), _) if !loaded.scheduler.is_running() && place.load.is_some() => {
-                    log::warn!("the engine of {} has stopped; the model is loaded again", place.name);
-                    state.0 = State::Loading;
-                }
-                (State::Here(loaded), used) => {
-                    *used = Instant::now();
-                    return Ok(Arc::clone(loaded));
-                }
-                _ if place.load.is_none() => return Err(Refusal::new(Kind::Unavailable, "Loading model")),
-                _ => state.0 = State::Loading,
-            }
+        if let Some(loaded) = place.claim()? {
+            return Ok(loaded);
         }
-        // Whoever comes meanwhile waits for this one.
-        stand_up();
+        // Requests that come meanwhile wait for this one.
+        release();
         let loaded = self.load(place);
         place.set(match &loaded {
             Ok(loaded) => State::Here(Arc::clone(loaded)),
@@ -361,30 +412,33 @@ impl Shelf {
         loaded
     }
 
-    fn load(&self, place: &Place) -> Result<Arc<Loaded>, Refusal> {
+    fn load(&self, place: &ModelEntry) -> Result<Arc<Loaded>, ApiError> {
         let _one = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_room(place)?;
-        let Some(load) = &place.load else { return Err(Refusal::new(Kind::Unavailable, "Loading model")) };
+        let Some(load) = &place.load else { return Err(ApiError::new(Kind::Unavailable, "Loading model")) };
         let start = Instant::now();
         // A panic must not leave others waiting for this model for ever.
         let open = || {
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(load)).unwrap_or(Err("loading it panicked".into()))
         };
         let mut opened = open();
-        // The memory may be short although nobody set a budget: idle models make room.
+        // Memory may be short even without a budget: idle models are unloaded.
         while opened.is_err() && self.let_oldest_go(place) {
             opened = open();
         }
         let opened = opened.map_err(|why| {
             log::error!("{} could not be loaded: {why}", place.name);
-            Refusal::new(Kind::Unavailable, format!("the model `{}` could not be loaded; the log says why", place.name))
+            ApiError::new(
+                Kind::Unavailable,
+                format!("the model `{}` could not be loaded; the log says why", place.name),
+            )
         })?;
         log::info!("{} was loaded in {:.1} s", place.name, start.elapsed().as_secs_f64());
-        Ok(Arc::new(Loaded::new(&place.name, opened, Arc::clone(&place.metrics), &self.usual)))
+        Ok(Arc::new(Loaded::new(&place.name, opened, Arc::clone(&place.metrics), &self.request_defaults)))
     }
 
     /// Lets idle models go, the longest unused first, until one more fits into the budget.
-    fn make_room(&self, wanted: &Place) -> Result<(), Refusal> {
+    fn make_room(&self, wanted: &ModelEntry) -> Result<(), ApiError> {
         let Some(budget) = self.sharing.budget else { return Ok(()) };
         loop {
             let here = self.places.iter().filter(|place| place.name != wanted.name && place.peek().is_some());
@@ -394,20 +448,38 @@ impl Shelf {
             }
             if !self.let_oldest_go(wanted) {
                 let message = format!("there is no memory for `{}` while other models are in use", wanted.name);
-                return Err(Refusal::new(Kind::Unavailable, message));
+                return Err(ApiError::new(Kind::Unavailable, message));
             }
         }
     }
 
-    /// Lets the model go that nobody has used for the longest time; tells whether there was one.
-    fn let_oldest_go(&self, wanted: &Place) -> bool {
+    /// Unloads the model that has been idle longest; tells whether there was one.
+    fn let_oldest_go(&self, wanted: &ModelEntry) -> bool {
         let idle =
             self.places.iter().filter(|place| place.load.is_some()).filter_map(|place| Some((place.idle()?, place)));
         let oldest = idle.min_by_key(|(since, _)| *since);
-        oldest.is_some_and(|(_, place)| place.let_go(&format!("{} needs its memory", wanted.name)))
+        oldest.is_some_and(|(_, place)| place.unload(&format!("{} needs its memory", wanted.name)))
     }
 
-    /// Lets models go that nobody has asked for in a while.
+    /// Whether a model is being loaded.
+    pub(crate) fn is_loading(&self, named: Option<&str>) -> bool {
+        self.place(named).is_ok_and(|place| *place.loading.borrow())
+    }
+
+    /// Waits as long as a model is being loaded, beside at most so many others, without keeping a thread. Requests for other models are
+    /// not counted: one that takes long to load keeps nobody from them.
+    pub(crate) async fn until_loaded(&self, named: Option<&str>, most: usize) -> Result<(), ApiError> {
+        if let Ok(place) = self.place(named)
+            && *place.loading.borrow()
+        {
+            let _waiting = place.awaiting.enter(most, "wait for the model to be loaded")?;
+            // The sender is not dropped before the server.
+            let _ = place.loading.subscribe().wait_for(|loading| !loading).await;
+        }
+        Ok(())
+    }
+
+    /// Unloads models that have been idle too long.
     pub(crate) fn tidy(&self) {
         let Some(keep) = self.sharing.keep else { return };
         for place in self.places.iter().filter(|place| place.load.is_some()) {
@@ -419,13 +491,13 @@ impl Shelf {
             }
             let dismissed = place.dismissed.load(Ordering::Relaxed);
             if place.idle().is_some_and(|since| dismissed || since.elapsed() >= keep) {
-                place.let_go(if dismissed { "a client wished it" } else { "nobody has asked for it" });
+                place.unload(if dismissed { "a client wished it" } else { "it was idle" });
             }
         }
     }
 
-    /// When a model would be let go if nobody asks for it, in seconds since 1970; nothing where it stays.
-    pub(crate) fn expires(&self, place: &Place) -> Option<u64> {
+    /// When the model would be unloaded if it stays idle, in seconds since 1970; `None` if it stays.
+    pub(crate) fn expires(&self, place: &ModelEntry) -> Option<u64> {
         let keep = self.sharing.keep.filter(|_| place.load.is_some())?;
         let left = keep.saturating_sub(place.state().1.elapsed());
         Some(now() + left.as_secs())

@@ -10,42 +10,42 @@ use kiln_engine::text::tools::as_regex;
 use kiln_engine::text::{CallGrammar, Family, Tool, Words};
 use serde_json::{Value, json};
 
+use crate::api_error::{ApiError, Kind};
 use crate::chat::{Chat, ToolChoice};
-use crate::refusal::{Kind, Refusal};
-use crate::shape::{Shape, object};
-use crate::shelf::Loaded;
+use crate::registry::Loaded;
+use crate::response_format::{ResponseFormat, object};
 
 /// A rule of the engine, as it stands in the request.
-fn rule(shape: &Shape) -> Rule {
+fn rule(shape: &ResponseFormat) -> Rule {
     match shape {
         // Many clients mean an object by an empty schema.
-        Shape::Schema(schema) if *schema == object() || *schema == json!({}) => Rule::JsonObject,
-        Shape::Schema(schema) => Rule::JsonSchema(schema.clone()),
-        Shape::Regex(regex) => Rule::Regex(regex.clone()),
-        Shape::Choice(texts) => Rule::Choice(texts.clone()),
-        Shape::Grammar(grammar) if grammar.contains("::=") => Rule::Gbnf(grammar.clone()),
-        Shape::Grammar(grammar) => Rule::Lark(grammar.clone()),
+        ResponseFormat::Schema(schema) if *schema == object() || *schema == json!({}) => Rule::JsonObject,
+        ResponseFormat::Schema(schema) => Rule::JsonSchema(schema.clone()),
+        ResponseFormat::Regex(regex) => Rule::Regex(regex.clone()),
+        ResponseFormat::Choice(texts) => Rule::Choice(texts.clone()),
+        ResponseFormat::Grammar(grammar) if grammar.contains("::=") => Rule::Gbnf(grammar.clone()),
+        ResponseFormat::Grammar(grammar) => Rule::Lark(grammar.clone()),
     }
 }
 
-fn compile(loaded: &Loaded, rule: &Rule) -> Result<Box<dyn Constraint>, Refusal> {
+fn compile(loaded: &Loaded, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
     let constraints = loaded.constraints.get_or_init(|| {
         let model = loaded.scheduler.model();
         let made = Constraints::new(Arc::clone(&model.tokenizer), Some(model.config.vocab), &loaded.ends);
         made.map_err(|error| error.to_string())
     });
-    let constraints = constraints.as_ref().map_err(|why| Refusal::new(Kind::CannotDo, why.clone()))?;
+    let constraints = constraints.as_ref().map_err(|why| ApiError::new(Kind::CannotDo, why.clone()))?;
     let compiled = constraints.compile(rule).map_err(|error| match &error {
-        ConstraintError::Schema { .. } => Refusal::new(Kind::Schema, error.to_string()),
-        ConstraintError::Vocabulary(_) => Refusal::new(Kind::CannotDo, error.to_string()),
-        ConstraintError::Broken(_) | ConstraintError::Tokenizer(_) => Refusal::internal(&error),
-        _ => Refusal::new(Kind::Grammar, error.to_string()),
+        ConstraintError::Schema { .. } => ApiError::new(Kind::Schema, error.to_string()),
+        ConstraintError::Vocabulary(_) => ApiError::new(Kind::CannotDo, error.to_string()),
+        ConstraintError::Broken(_) | ConstraintError::Tokenizer(_) => ApiError::internal(&error),
+        _ => ApiError::new(Kind::Grammar, error.to_string()),
     })?;
     Ok(Box::new(compiled))
 }
 
 /// The rule for a plain text.
-pub(crate) fn plain_constraint(loaded: &Loaded, shape: &Shape) -> Result<Box<dyn Constraint>, Refusal> {
+pub(crate) fn plain_constraint(loaded: &Loaded, shape: &ResponseFormat) -> Result<Box<dyn Constraint>, ApiError> {
     compile(loaded, &rule(shape))
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn constraint(
     offered: &[Tool],
     source: &str,
     generation_prompt: &str,
-) -> Result<Option<Box<dyn Constraint>>, Refusal> {
+) -> Result<Option<Box<dyn Constraint>>, ApiError> {
     let maker = Maker { loaded, chat, source, generation_prompt };
     let forced = match &chat.tool_choice {
         ToolChoice::Required => Some(offered.iter().collect::<Vec<_>>()),
@@ -85,7 +85,7 @@ impl Maker<'_> {
     }
 
     /// Rules of Lark for `answer`, behind reasoning.
-    fn behind_thoughts(&self, words: &Words, answer: &str) -> Result<Box<dyn Constraint>, Refusal> {
+    fn behind_thoughts(&self, words: &Words, answer: &str) -> Result<Box<dyn Constraint>, ApiError> {
         let kept = self.chat.keep_reasoning == Some(true);
         let thoughts = if kept { None } else { thoughts(words, self.source, self.generation_prompt) };
         let start = thoughts.unwrap_or_else(|| "start: answer\n".to_owned());
@@ -97,7 +97,7 @@ impl Maker<'_> {
     }
 
     /// A mistake in a schema is found by itself, where its place can be told.
-    fn check(&self, tools: &[&Tool]) -> Result<(), Refusal> {
+    fn check(&self, tools: &[&Tool]) -> Result<(), ApiError> {
         for tool in tools.iter().filter(|tool| tool.parameters.as_object().is_some_and(|map| !map.is_empty())) {
             compile(self.loaded, &Rule::JsonSchema(tool.parameters.clone()))?;
         }
@@ -105,13 +105,13 @@ impl Maker<'_> {
     }
 
     /// A grammar of calls.
-    fn calls(&self, words: &Words, tools: &[&Tool]) -> Result<CallGrammar, Refusal> {
+    fn calls(&self, words: &Words, tools: &[&Tool]) -> Result<CallGrammar, ApiError> {
         self.check(tools)?;
         Ok(self.family().grammar(self.source, tools, self.chat.parallel_calls, &|text| words.write(text)))
     }
 
     /// A call must come.
-    fn must_call(&self, tools: &[&Tool]) -> Result<Box<dyn Constraint>, Refusal> {
+    fn must_call(&self, tools: &[&Tool]) -> Result<Box<dyn Constraint>, ApiError> {
         let words = self.words();
         let calls = self.calls(&words, tools)?;
         let rules = format!("answer: {}\n{}", regions(&words, &calls), calls.rules);
@@ -119,7 +119,7 @@ impl Maker<'_> {
     }
 
     /// The answer has a shape.
-    fn shaped(&self, shape: &Shape) -> Result<Box<dyn Constraint>, Refusal> {
+    fn shaped(&self, shape: &ResponseFormat) -> Result<Box<dyn Constraint>, ApiError> {
         // Mistakes are told of the shape alone, which is what the client knows.
         let alone = compile(self.loaded, &rule(shape))?;
         let words = self.words();
@@ -133,10 +133,10 @@ impl Maker<'_> {
     }
 
     /// The answer has a shape, unless tools are called first.
-    fn calls_or(&self, tools: &[&Tool], shape: &Shape) -> Result<Box<dyn Constraint>, Refusal> {
+    fn calls_or(&self, tools: &[&Tool], shape: &ResponseFormat) -> Result<Box<dyn Constraint>, ApiError> {
         let Some(shaped) = shape_rules(shape) else {
             let message = "tools and a grammar of the client's own exclude each other, unless tool_choice is none";
-            return Err(Refusal::new(Kind::Invalid, message).with_param("grammar"));
+            return Err(ApiError::new(Kind::Invalid, message).with_param("grammar"));
         };
         compile(self.loaded, &rule(shape))?;
         let words = self.words();
@@ -160,7 +160,7 @@ impl Maker<'_> {
     }
 
     /// The model may write what it likes, but calls fit their schemas where a tool is `strict`.
-    fn strict_calls(&self, offered: &[Tool]) -> Result<Option<Box<dyn Constraint>>, Refusal> {
+    fn strict_calls(&self, offered: &[Tool]) -> Result<Option<Box<dyn Constraint>>, ApiError> {
         let strict = |tool: &Tool| {
             let named = |given: &&Value| given["function"]["name"] == tool.name.as_str();
             self.chat.tools.iter().find(named).is_some_and(|given| given["function"]["strict"] == true)
@@ -197,15 +197,15 @@ fn regions(words: &Words, calls: &CallGrammar) -> String {
 }
 
 /// Rules of Lark for `shape`; none for grammars, which are whole.
-fn shape_rules(shape: &Shape) -> Option<String> {
+fn shape_rules(shape: &ResponseFormat) -> Option<String> {
     Some(match shape {
-        Shape::Schema(schema) => format!("shape: %json {}\n", own_schema(schema)),
-        Shape::Regex(regex) => format!("shape: SHAPE\nSHAPE: /{}/\n", regex.replace('/', "\\/")),
-        Shape::Choice(texts) => {
+        ResponseFormat::Schema(schema) => format!("shape: %json {}\n", own_schema(schema)),
+        ResponseFormat::Regex(regex) => format!("shape: SHAPE\nSHAPE: /{}/\n", regex.replace('/', "\\/")),
+        ResponseFormat::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
             format!("shape: {}\n", texts.join(" | "))
         }
-        Shape::Grammar(_) => return None,
+        ResponseFormat::Grammar(_) => return None,
     })
 }
 
@@ -289,8 +289,10 @@ mod tests {
             ("<|channel|>", "<|start|>assistant"),
         ] {
             let start = thoughts(&words, source, prompt).expect("there is something to think");
-            let rule =
-                Rule::Lark(format!("{start}answer: shape\n{}", shape_rules(&Shape::Schema(json!({}))).expect("rules")));
+            let rule = Rule::Lark(format!(
+                "{start}answer: shape\n{}",
+                shape_rules(&ResponseFormat::Schema(json!({}))).expect("rules")
+            ));
             assert!(constraints.compile(&rule).is_ok(), "{source} {prompt:?}: {:?}", constraints.compile(&rule).err());
         }
         assert!(thoughts(&words, "<think>", "<think>\n\n</think>\n\n").is_none());

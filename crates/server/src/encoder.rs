@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::generate::{Generation, Part};
 
 /// How one API writes what happens. Everything it says is a pure function of the parts it sees.
-pub(crate) trait Wire: Send + 'static {
+pub(crate) trait ResponseEncoder: Send + 'static {
     /// What is said before anything has happened.
     fn begin(&mut self, out: &mut Frames);
     /// What is said of a part; a failure comes last.
@@ -75,13 +75,13 @@ impl Frames {
 
 struct Streaming<W> {
     generation: Generation,
-    wire: W,
+    encoder: W,
     frames: Frames,
     keep_alive: Duration,
     over: bool,
 }
 
-impl<W: Wire> Streaming<W> {
+impl<W: ResponseEncoder> Streaming<W> {
     /// The next bytes: all that has happened so far goes out at once.
     async fn next(mut self) -> Option<(Result<Vec<u8>, Infallible>, Self)> {
         while self.frames.bytes.is_empty() {
@@ -107,11 +107,11 @@ impl<W: Wire> Streaming<W> {
         match part {
             Some(part) => {
                 self.over |= matches!(part, Part::Failed(_));
-                self.wire.part(part, &mut self.frames);
+                self.encoder.part(part, &mut self.frames);
             }
             None if !self.over => {
                 self.over = true;
-                self.wire.finish(&mut self.frames);
+                self.encoder.finish(&mut self.frames);
             }
             None => {}
         }
@@ -119,10 +119,15 @@ impl<W: Wire> Streaming<W> {
 }
 
 /// An answer that is written while it is made. The generation ends when the client goes.
-pub(crate) fn stream(generation: Generation, mut wire: impl Wire, framing: Framing, keep_alive: Duration) -> Response {
+pub(crate) fn stream(
+    generation: Generation,
+    mut encoder: impl ResponseEncoder,
+    framing: Framing,
+    keep_alive: Duration,
+) -> Response {
     let mut frames = Frames::new(framing);
-    wire.begin(&mut frames);
-    let streaming = Streaming { generation, wire, frames, keep_alive, over: false };
+    encoder.begin(&mut frames);
+    let streaming = Streaming { generation, encoder, frames, keep_alive, over: false };
     let body = Body::from_stream(futures_util::stream::unfold(streaming, Streaming::next));
     with_headers(body.into_response(), framing)
 }

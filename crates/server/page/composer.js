@@ -1,0 +1,109 @@
+// The message box: text and files that are not sent yet. Each conversation has its own.
+
+import { $, h, toast } from "./dom.js";
+import { size } from "./messages.js";
+
+/** Pasted text longer than this many characters becomes a file. */
+const LONG_PASTE = 4000;
+const MOST_FILE_BYTES = 4 << 20;
+
+export class Composer {
+  /** `submit` sends what is in the box, `up` is the arrow key in an empty one. */
+  constructor({ submit, up }) {
+    this.files = [];
+    /** What was begun elsewhere, by conversation. */
+    this.drafts = new Map();
+    this.place = null;
+    $("attach").addEventListener("click", () => $("picker").click());
+    $("picker").addEventListener("change", (event) => {
+      this.add([...event.target.files]);
+      event.target.value = "";
+    });
+    $("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      submit();
+    });
+    $("prompt").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        submit();
+      } else if (event.key === "ArrowUp" && !$("prompt").value && up()) event.preventDefault();
+    });
+    $("prompt").addEventListener("input", () => this.fit());
+    $("prompt").addEventListener("paste", (event) => this.paste(event));
+    document.addEventListener("dragover", (event) => event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.add([...event.dataTransfer.files]);
+    });
+  }
+
+  get text() {
+    return $("prompt").value.trim();
+  }
+
+  /** Moves to another conversation's draft. */
+  open(place) {
+    if (place === this.place) return;
+    this.drafts.set(this.place, { text: $("prompt").value, files: this.files });
+    this.place = place;
+    this.set(this.drafts.get(place) ?? { text: "", files: [] });
+  }
+
+  /** The conversation that the box belongs to has its first message, and with it an id. */
+  adopt(place) {
+    this.place = place;
+  }
+
+  set({ text, files }) {
+    $("prompt").value = text;
+    this.files = files;
+    this.show();
+    this.fit();
+  }
+
+  clear() {
+    this.set({ text: "", files: [] });
+  }
+
+  paste(event) {
+    const files = [...event.clipboardData.files];
+    const text = event.clipboardData.getData("text");
+    if (files.length) this.add(files);
+    else if (text.length > LONG_PASTE) {
+      this.files.push({ name: `pasted-${this.files.length + 1}.txt`, text });
+      this.show();
+    } else return;
+    event.preventDefault();
+  }
+
+  async add(list) {
+    const { files } = this;
+    for (const file of list) {
+      if (file.size > MOST_FILE_BYTES) {
+        toast(`${file.name} is larger than 4 MB, which no context holds.`);
+        continue;
+      }
+      const text = await file.text();
+      if (text.includes("\u0000") || (text.match(/\ufffd/g)?.length ?? 0) > text.length / 100) toast(`${file.name} is no text; this model reads text only.`);
+      else files.push({ name: file.name, text });
+    }
+    this.show();
+    $("prompt").focus();
+  }
+
+  show() {
+    $("files").hidden = !this.files.length;
+    $("files").replaceChildren(...this.files.map((file) => h("li", { icon: "file" }, h("span", {}, file.name), h("small", {}, size(file.text)), h("button", { type: "button", class: "quiet", icon: "close", "aria-label": `Remove ${file.name}`, onclick: () => {
+      this.files.splice(this.files.indexOf(file), 1);
+      this.show();
+    } }))));
+  }
+
+  /** Makes the box as high as its text. */
+  fit() {
+    const prompt = $("prompt");
+    prompt.style.height = "auto";
+    prompt.style.height = `${Math.min(prompt.scrollHeight, innerHeight * 0.4)}px`;
+  }
+}

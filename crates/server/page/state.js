@@ -1,0 +1,16 @@
+// What the page knows, in one place that its parts share.
+
+export const page = {
+  /** All conversations that are kept. */
+  talks: [],
+  /** The conversation that is shown; a new one is in `talks` as soon as it has a message. */
+  talk: null,
+  /** Conversations whose answer came while another one was shown. */
+  unread: new Set(),
+  /** The server's models, as `/v1/models` lists them. */
+  models: [],
+  /** What the server does where a request says nothing. */
+  defaults: {},
+  /** The engine of the model that was loaded first, as `/engine` told it. */
+  engine: null,
+};
