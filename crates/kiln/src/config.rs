@@ -40,8 +40,17 @@ pub(crate) fn path() -> anyhow::Result<PathBuf> {
 }
 
 impl Config {
-    /// Reads the file; one that is not there is empty.
+    /// Reads the file; one that is not there is empty, unless it was named.
     pub(crate) fn read() -> anyhow::Result<Config> {
+        let config = Config::read_or_new()?;
+        if environment::path("KILN_CONFIG").is_some() && !config.path.exists() {
+            bail!("KILN_CONFIG names {}, which is not there\nhint: `kiln config set` makes it", config.path.display());
+        }
+        Ok(config)
+    }
+
+    /// Reads the file to change it; one that is not there is empty.
+    pub(crate) fn read_or_new() -> anyhow::Result<Config> {
         let path = path()?;
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -80,35 +89,66 @@ impl Config {
         format!("{}: `{key}` is {what}\nhint: `kiln config --help` shows how the file looks", self.path.display())
     }
 
-    /// Whether every key of the file means something; `command` is the program's.
+    /// Whether every key of the file means something and has a value that its flag takes; `command` is the program's.
     pub(crate) fn check(&self, command: &Command) -> anyhow::Result<()> {
-        let find = |command: &Command, key: &str| {
-            let actions: Vec<ArgAction> =
-                leaves(command).iter().filter_map(|leaf| Some(flag(leaf, key)?.get_action().clone())).collect();
-            (!actions.is_empty()).then(|| actions.iter().any(|action| matches!(action, ArgAction::Append)))
-        };
         for (table, key, value) in self.entries()? {
             let name = if table.is_empty() { key.clone() } else { format!("{table}.{key}") };
-            let repeats = match table.as_str() {
-                "" => Some(false),
-                EVERY => find(command, &key),
+            let owners = match table.as_str() {
+                "" => continue,
+                EVERY => leaves(command),
                 table => match command.find_subcommand(table) {
-                    Some(command) => find(command, &key),
+                    Some(command) => leaves(command),
                     None => bail!(self.wrong(table, "neither a command nor `flags`")),
                 },
             };
-            let Some(repeats) = repeats else {
+            let flags: Vec<&clap::Arg> = owners.into_iter().filter_map(|leaf| flag(leaf, &key)).collect();
+            if flags.is_empty() {
                 bail!(self.wrong(&name, "no flag that has a value or is a switch"));
-            };
-            match texts(&value) {
-                None => bail!(self.wrong(&name, "a table, which no flag takes")),
-                Some(_) if value.is_array() && !repeats => {
-                    bail!(self.wrong(&name, "a list, and the flag is given once"))
-                }
-                Some(_) => {}
+            }
+            let repeats = flags.iter().any(|arg| matches!(arg.get_action(), ArgAction::Append));
+            let Some(given) = texts(&value) else { bail!(self.wrong(&name, "a table, which no flag takes")) };
+            if value.is_array() && !repeats {
+                bail!(self.wrong(&name, "a list, and the flag is given once"));
+            }
+            for arg in flags {
+                self.check_value(&name, arg, &value, &given)?;
             }
         }
         Ok(())
+    }
+
+    /// Tries a value as if it were typed.
+    fn check_value(&self, name: &str, arg: &clap::Arg, value: &Value, given: &[String]) -> anyhow::Result<()> {
+        if matches!(arg.get_action(), ArgAction::SetTrue) {
+            return match value.as_bool() {
+                Some(_) => Ok(()),
+                None => bail!(self.wrong(name, "a switch: it is true or false")),
+            };
+        }
+        // The one flag alone, so that nothing else is asked for or excluded.
+        let alone = Command::new("kiln").disable_help_flag(true).arg(
+            clap::Arg::new("value")
+                .long("value")
+                .allow_hyphen_values(true)
+                .action(arg.get_action().clone())
+                .value_parser(arg.get_value_parser().clone())
+                .value_delimiter(arg.get_value_delimiter()),
+        );
+        let words = given.iter().map(|text| format!("--value={text}"));
+        let tried = alone.try_get_matches_from(std::iter::once("kiln".to_owned()).chain(words));
+        match tried {
+            Ok(_) => Ok(()),
+            Err(why) => {
+                let line = why.to_string().lines().next().unwrap_or_default().to_owned();
+                let reason = line.rsplit_once("': ").map_or("", |(_, reason)| reason);
+                let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+                let given = kiln_system::text::shown(&given.join(", "));
+                bail!(self.wrong(
+                    name,
+                    &format!("{given:?}, which --{} does not take{reason}", arg.get_long().unwrap_or_default())
+                ))
+            }
+        }
     }
 
     /// The flags of the file for a command, but for those that the user has given or that exclude one another with those.
@@ -158,7 +198,9 @@ fn leaves(command: &Command) -> Vec<&Command> {
 
 /// A flag by its long name.
 fn flag<'a>(command: &'a Command, key: &str) -> Option<&'a clap::Arg> {
-    command.get_arguments().find(|arg| arg.get_long() == Some(key) && !matches!(key, "help" | "version" | "json"))
+    // What a command is asked to do this once is no setting: a prompt or a model in the file would stand beside the one that is typed.
+    const ONCE: [&str; 6] = ["help", "version", "json", "prompt", "file", "model"];
+    command.get_arguments().find(|arg| arg.get_long() == Some(key) && !ONCE.contains(&key))
 }
 
 /// A value as it would be typed.
@@ -183,7 +225,7 @@ fn texts(value: &Value) -> Option<Vec<String>> {
 /// What the user said, and behind it what the file says. `Err` is an error of the file.
 pub(crate) fn parse(mut command: Command, words: Vec<OsString>) -> anyhow::Result<ArgMatches> {
     command.build();
-    let matches = command.clone().get_matches_from(&words);
+    let matches = command.clone().try_get_matches_from(&words).unwrap_or_else(|why| crate::refuse(why));
     let Some((first, mut given)) = matches.subcommand() else { return Ok(matches) };
     // These mend the file, or do without it.
     if ["config", "completions", "man", "help"].contains(&first) {

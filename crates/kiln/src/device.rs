@@ -11,8 +11,8 @@ use kiln_system::text::shown;
 /// The `--device` flag, shared by every command that runs on a device.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct DeviceFlag {
-    /// Device by index, part of the name, PCI address or UUID (see `kiln devices`); several as 0,1 where a model is loaded; `cpu` for
-    /// none [env: KILN_DEVICE]
+    /// GPU to use: index, part of the name, PCI address or UUID (see `kiln devices`); several as 0,1; `cpu` or `none` for no GPU
+    /// [env: KILN_DEVICE]
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 }
@@ -41,7 +41,7 @@ impl DeviceFlag {
         let named = self.device.clone().or_else(|| environment::text("KILN_DEVICE"));
         match named.as_deref().map(str::trim) {
             None | Some("") => Wish::Any,
-            Some(word) if word.eq_ignore_ascii_case("cpu") => Wish::Cpu,
+            Some(word) if is_cpu(word) => Wish::Cpu,
             Some(word) => Wish::Device(word.to_owned()),
         }
     }
@@ -71,7 +71,17 @@ impl DeviceFlag {
     /// Opens every device of a list, as `0,1`; one that is named twice is opened twice.
     pub(crate) fn open_all(&self) -> Result<Vec<Arc<Device>>, Error> {
         match self.wish() {
-            Wish::Device(list) => each(&list).map(|device| device.open()).collect(),
+            Wish::Device(list) => {
+                let names: Vec<DeviceFlag> = each(&list).collect();
+                let twice = names
+                    .iter()
+                    .enumerate()
+                    .find(|(at, one)| names[..*at].iter().any(|other| other.device == one.device));
+                if let Some((_, DeviceFlag { device: Some(name) })) = twice {
+                    log::warn!("--device {} names {} twice: its memory is counted twice", shown(&list), shown(name));
+                }
+                names.iter().map(DeviceFlag::open).collect()
+            }
             _ => Ok(vec![self.open()?]),
         }
     }
@@ -103,11 +113,9 @@ impl DeviceFlag {
         // Wrong lines would only show as a path that is missing.
         kiln_kernels::tuning::check().map_err(Error::Setting)?;
         let (instance, adapters) = all_adapters()?;
-        let adapter = self.choose(&adapters)?;
-        if let Some(file) = tuning_file(adapter) {
-            kiln_kernels::tuning::use_file(file);
-        }
-        Ok((instance, adapter.clone()))
+        let mut adapter = self.choose(&adapters)?.clone();
+        adapter.caps.tuned = tuning_file(&adapter).and_then(|file| kiln_kernels::tuning::kept_in(&file));
+        Ok((instance, adapter))
     }
 }
 
@@ -128,12 +136,12 @@ impl Early {
         opening.0 = Some(std::thread::spawn(move || flag.open_all()));
     }
 
-    /// Whether they are being opened, or are open and nobody has asked for them.
+    /// Whether they are being opened, or are open and not taken yet.
     pub(crate) fn has_begun(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.is_some()
     }
 
-    /// Waits for them; nothing where nobody has begun, or they were asked for before.
+    /// Waits for them; `None` if opening was not started or they were taken before.
     pub(crate) fn end(&self) -> Option<Opened> {
         let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner).0.take()?;
         Some(opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -153,9 +161,14 @@ impl Drop for Opening {
     }
 }
 
+/// Whether a word means the CPU; `none` is llama.cpp's word.
+fn is_cpu(word: &str) -> bool {
+    word.eq_ignore_ascii_case("cpu") || word.eq_ignore_ascii_case("none")
+}
+
 /// The devices of a list. The CPU takes what is left in any case, so it does not count.
 fn each(list: &str) -> impl Iterator<Item = DeviceFlag> {
-    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty() && !name.eq_ignore_ascii_case("cpu"));
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty() && !is_cpu(name));
     names.map(|name| DeviceFlag { device: Some(name.to_owned()) })
 }
 

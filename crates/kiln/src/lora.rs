@@ -12,11 +12,11 @@ use crate::store::resolve;
 /// Adapters that go on top of a model.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LoraFlags {
-    /// Put this LoRA adapter on the model: a GGUF file, with `=SCALE` behind it if it should not count fully. May be given
+    /// Apply a LoRA adapter (GGUF), with an optional scale. May be given
     /// several times, or as a list with commas
     #[arg(long, value_name = "FILE[=SCALE]")]
     lora: Vec<String>,
-    /// The same in llama.cpp's words
+    /// The same in llama.cpp's form
     #[arg(long, value_name = "FILE:SCALE")]
     lora_scaled: Vec<String>,
 }

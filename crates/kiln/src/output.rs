@@ -6,7 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
 
+use kiln_system::terminal::columns_of_stderr;
 use kiln_system::text::for_terminal;
+use unicode_width::UnicodeWidthStr as _;
 
 /// Whether the last thing on stdout did not end its line: what goes to stderr next begins a new one.
 static MID_LINE: AtomicBool = AtomicBool::new(false);
@@ -29,7 +31,7 @@ fn write_out(bytes: &str, text: &str) {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => MID_LINE.store(last != '\n', Ordering::Relaxed),
-        // The reader has gone (`kiln devices | head -1`): nobody is left to tell.
+        // The reader has gone (`kiln devices | head -1`): there is no one to report to.
         Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         Err(e) => {
             say(&format!("error: cannot write the output: {e}"));
@@ -45,7 +47,12 @@ pub(crate) fn has_style() -> bool {
 
 /// Whether the person at stderr wants to read more than errors: it is a terminal, or `-v` was said.
 pub(crate) fn is_watched() -> bool {
-    std::io::stderr().is_terminal() || VERBOSE.load(Ordering::Relaxed) > 0
+    std::io::stderr().is_terminal() || is_verbose()
+}
+
+/// Whether `-v` was said.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed) > 0
 }
 
 /// Data as it comes, in a style of the terminal (`1` bold, `2` dim) where it has one.
@@ -58,7 +65,7 @@ pub(crate) fn print_styled(text: &str, style: &str) {
     write_out(&marked, text);
 }
 
-/// Takes back the line of the cursor and so many above it, on a terminal.
+/// Clears the line of the cursor and this many above it, on a terminal.
 pub(crate) fn erase_lines(above: usize) {
     let up = if above > 0 { format!("\x1b[{above}A") } else { String::new() };
     write_out(&format!("\r{up}\x1b[J"), "\n");
@@ -67,7 +74,38 @@ pub(crate) fn erase_lines(above: usize) {
 /// One line for the person at the terminal.
 pub(crate) fn say(line: &str) {
     let start = if MID_LINE.swap(false, Ordering::Relaxed) { "\n" } else { "" };
-    let _ = writeln!(std::io::stderr().lock(), "{start}{}", for_terminal(line));
+    let safe = for_terminal(line);
+    let shown = match columns_of_stderr() {
+        Some(columns) => safe.split('\n').map(|line| wrapped(line, columns)).collect::<Vec<_>>().join("\n").into(),
+        None => safe,
+    };
+    let _ = writeln!(std::io::stderr().lock(), "{start}{shown}");
+}
+
+/// A line cut at words to lines of a terminal with this many columns. What stands in columns, with two spaces or more between, stays
+/// below its column.
+fn wrapped(line: &str, columns: usize) -> String {
+    if line.width() <= columns {
+        return line.to_owned();
+    }
+    let gap = line.find("  ").map(|at| at + line[at..].len() - line[at..].trim_start().len());
+    let indent = gap.filter(|gap| *gap < columns / 2 && line.is_char_boundary(*gap)).unwrap_or(0);
+    let (mut out, mut width) = (line[..indent].to_owned(), line[..indent].width());
+    let mut begins = true;
+    for word in line[indent..].split(' ') {
+        let wide = word.width();
+        if !begins && width + 1 + wide > columns {
+            out += &format!("\n{}", " ".repeat(indent));
+            (width, begins) = (indent, true);
+        }
+        if !begins {
+            out.push(' ');
+            width += 1;
+        }
+        out.push_str(word);
+        (width, begins) = (width + wide, false);
+    }
+    out
 }
 
 /// One line for the person who has just pressed a key: the terminal shows the key, or a progress bar, where the cursor is.
@@ -93,10 +131,22 @@ pub(crate) fn log_as_json() {
     VERBOSE.fetch_max(1, Ordering::Relaxed);
 }
 
+/// Lines of the log begin with their time.
+static TIMED: AtomicBool = AtomicBool::new(false);
+
+/// From now on every line of the log says when it was written: what a server says is read days later.
+pub(crate) fn log_with_time() {
+    TIMED.store(true, Ordering::Relaxed);
+}
+
+/// The time as RFC 3339 has it, in UTC.
+fn now() -> String {
+    format!("{:.3}", jiff::Timestamp::now())
+}
+
 /// A line of the log for programs.
 fn json_line(level: &str, target: &str, text: &str) -> String {
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut line = serde_json::json!({"time": time.as_millis() as f64 / 1e3, "level": level});
+    let mut line = serde_json::json!({"time": now(), "level": level});
     let facts = text.split_once(' ').filter(|_| target == FACTS);
     match facts.and_then(|(what, facts)| Some((what, serde_json::from_str::<serde_json::Value>(facts).ok()?))) {
         Some((what, serde_json::Value::Object(facts))) => {
@@ -139,15 +189,17 @@ impl log::Log for Log {
             let level = record.level().as_str().to_lowercase();
             let level = if record.target() == NOTE { "note" } else { &level };
             let text = record.args().to_string();
-            match (AS_JSON.load(Ordering::Relaxed), record.target()) {
-                (true, target) => {
-                    let _ = writeln!(std::io::stderr().lock(), "{}", json_line(level, target, &text));
+            if AS_JSON.load(Ordering::Relaxed) {
+                let _ = writeln!(std::io::stderr().lock(), "{}", json_line(level, record.target(), &text));
+                return;
+            }
+            let text = if record.target() == FACTS { facts_line(&text) } else { text };
+            match TIMED.load(Ordering::Relaxed) {
+                true => say(&format!("{} {level}: {text}", now())),
+                false if VERBOSE.load(Ordering::Relaxed) > 1 => {
+                    say(&format!("{level}: {:.3} s: {text}", since_start()));
                 }
-                (false, FACTS) => say(&format!("{level}: {}", facts_line(&text))),
-                (false, _) if VERBOSE.load(Ordering::Relaxed) > 1 => {
-                    say(&format!("{level}: {:.3} s: {text}", since_start()))
-                }
-                (false, _) => say(&format!("{level}: {text}")),
+                false => say(&format!("{level}: {text}")),
             }
         }
     }
@@ -177,25 +229,88 @@ pub(crate) use kiln_system::memory::size;
 
 /// A progress bar on stderr; drawn only where stderr is a terminal.
 pub(crate) fn progress(total: u64, what: &str) -> indicatif::ProgressBar {
-    let bar = indicatif::ProgressBar::new(total);
-    let style = indicatif::ProgressStyle::with_template("{msg:18} {bar:32} {pos}/{len} {eta}");
-    bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
-    bar.set_message(what.to_owned());
-    bar
+    styled(total, what, "{pos}/{len} {eta}")
 }
 
 /// A progress bar that counts bytes.
 pub(crate) fn byte_progress(total: u64, what: &str) -> indicatif::ProgressBar {
-    let bar = progress(total, what);
-    let style =
-        indicatif::ProgressStyle::with_template("{msg:18} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-    bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
+    styled(total, what, "{bytes}/{total_bytes} {bytes_per_sec} {eta}")
+}
+
+fn styled(total: u64, what: &str, numbers: &str) -> indicatif::ProgressBar {
+    let bar = indicatif::ProgressBar::new(total);
+    bar.set_style(bar_style(numbers));
+    bar.set_message(what.to_owned());
     bar
+}
+
+/// A bar that fills what a name and the numbers leave of the line: one that is wider than the terminal would wrap.
+fn bar_style(numbers: &str) -> indicatif::ProgressStyle {
+    let style = indicatif::ProgressStyle::with_template(&format!("{{msg:18!}} {{wide_bar}} {numbers}"));
+    style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A terminal of 80 columns that notes what is written.
+    #[derive(Clone, Debug, Default)]
+    struct Terminal(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+    impl indicatif::TermLike for Terminal {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, line: &str) -> std::io::Result<()> {
+            self.write_str(line)
+        }
+        fn write_str(&self, text: &str) -> std::io::Result<()> {
+            self.0.lock().unwrap().push(text.to_owned());
+            Ok(())
+        }
+        fn clear_line(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn bars_fit_the_terminal() {
+        for bar in [byte_progress(1_073_000_000, "a rather long name of a model.gguf"), progress(12_345_678, "bench")] {
+            let terminal = Terminal::default();
+            let target = indicatif::ProgressDrawTarget::term_like(Box::new(terminal.clone()));
+            bar.set_draw_target(target);
+            bar.set_position(1_052_345_678.min(bar.length().unwrap() - 1));
+            bar.tick();
+            let written = terminal.0.lock().unwrap().clone();
+            let longest = written.iter().map(|line| line.trim_end().chars().count()).max().unwrap();
+            assert!((40..=80).contains(&longest), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn lines_are_cut_at_words() {
+        assert_eq!(wrapped("short", 10), "short");
+        assert_eq!(wrapped("one two three four", 9), "one two\nthree\nfour");
+        assert_eq!(wrapped("/set   show or change a setting", 20), "/set   show or\n       change a\n       setting");
+        assert_eq!(wrapped("averyveryverylongword and", 10), "averyveryverylongword\nand");
+        assert_eq!(wrapped("漢字 漢字 漢字", 9), "漢字 漢字\n漢字");
+    }
 
     #[test]
     fn logs_are_for_people_or_for_programs() {

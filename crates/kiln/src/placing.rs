@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use anyhow::{anyhow, bail};
-use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor, Several};
+use anyhow::bail;
+use kiln_engine::arch::{BatchShape, Room};
+use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor, PipelineExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::placement::{Ask, Candidate, CpuExperts, GpuLayers, Placement, Rule, Sizes, place};
 use kiln_engine::plan::Plan;
@@ -18,30 +18,32 @@ use crate::output::say;
 /// Flags that say which device holds what.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct PlaceFlags {
-    /// Layers on GPUs, counted from the end; the output counts as one. A number, `all`, or `auto` for as many as fit [default: auto]
+    /// Layers to offload to GPUs (-ngl), counted from the end; the output layer counts as one. A number, `all`, or `auto` for as many as
+    /// fit [default: auto]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = gpu_layers)]
     gpu_layers: Option<GpuLayers>,
-    /// Leave the matrices of all experts on the CPU
+    /// Keep the expert weights of all layers on the CPU (-cmoe)
     #[arg(long, conflicts_with = "n_cpu_moe")]
     cpu_moe: bool,
-    /// Leave the matrices of the experts of the first N layers on the CPU
+    /// Keep the expert weights of the first N layers on the CPU (-ncmoe)
     #[arg(long, value_name = "N")]
     n_cpu_moe: Option<usize>,
-    /// Share of each GPU, as 3,1 for `--device 0,1` [default: by free memory]
+    /// Share of the model for each GPU (-ts), as 3,1 for `--device 0,1` [default: by free memory]
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
     tensor_split: Vec<f64>,
-    /// Put tensors whose name fits a regular expression on a device: 'blk.*.ffn_.*_exps=cpu', 'blk.[0-7]\.=1'; may be given several
-    /// times, and the first that fits counts
+    /// Put tensors whose names match a regular expression on a device (-ot): 'blk.*.ffn_.*_exps=cpu', 'blk.[0-7]\.=1'; may be given
+    /// several times, and the first match counts
     #[arg(long, alias = "override-tensor", value_name = "PATTERN=DEVICE")]
     place: Vec<String>,
-    /// Take at most this much memory of each GPU, as 3GiB
+    /// Use at most this much memory of each GPU, as 3GiB
     #[arg(long, value_name = "SIZE", value_parser = kiln_system::memory::bytes_of)]
     pub(crate) memory_limit: Option<u64>,
 }
 
 fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
     match text {
-        "auto" => Ok(GpuLayers::Auto),
+        // The number is llama.cpp's word for it.
+        "auto" | "-1" => Ok(GpuLayers::Auto),
         "all" => Ok(GpuLayers::All),
         number => number.parse().map(GpuLayers::Count).map_err(|_| "want a number, `auto` or `all`".to_owned()),
     }
@@ -52,7 +54,7 @@ fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| "want numbers that are not negative, as 3,1".to_owned())
 }
 
-/// The tokens that a text must have room for before layers leave the GPU for it, where nobody says how many.
+/// Default context for which layers are moved off the GPU to make room.
 const LEAST_CONTEXT: usize = 4096;
 /// Pages that each further text should find.
 const PAGES_OF_OTHERS: usize = 16;
@@ -71,7 +73,7 @@ impl PlaceFlags {
     /// What was asked of devices with these numbers on the command line; the CPU comes behind them.
     fn ask(&self, gpus: &[Arc<Device>]) -> anyhow::Result<Ask> {
         if !self.tensor_split.is_empty() && self.tensor_split.iter().sum::<f64>() <= 0.0 {
-            bail!("--tensor-split {:?} gives nobody a share", self.tensor_split);
+            bail!("--tensor-split {:?} gives no device a share", self.tensor_split);
         }
         let rule = |text: &String| -> anyhow::Result<Rule> {
             let Some((pattern, device)) = text.rsplit_once('=') else {
@@ -109,7 +111,19 @@ impl PlaceFlags {
         })
     }
 
-    /// Refuses what needs a GPU where there is none.
+    /// Tells of patterns that no tensor's name matches.
+    fn check_patterns(&self, model: &Model) -> anyhow::Result<()> {
+        for text in &self.place {
+            let pattern = text.rsplit_once('=').map_or(text.as_str(), |(pattern, _)| pattern);
+            let rule = Rule::new(pattern, 0)?;
+            if !model.gguf.tensors().iter().any(|tensor| rule.fits(&tensor.name)) {
+                say(&format!("note: --place {text:?} matches no tensor of the model"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what needs a GPU where there is none. A number of layers is no reason to stop: scripts give one for any machine.
     fn without_gpus(&self) -> anyhow::Result<()> {
         let wants = |what: &str| -> anyhow::Result<()> {
             bail!(
@@ -118,7 +132,9 @@ impl PlaceFlags {
         };
         match self.gpu_layers {
             Some(GpuLayers::All) => return wants("--gpu-layers all"),
-            Some(GpuLayers::Count(n)) if n > 0 => return wants(&format!("--gpu-layers {n}")),
+            Some(GpuLayers::Count(n)) if n > 0 => {
+                say(&format!("note: --gpu-layers {n} is ignored: the CPU alone runs the model"));
+            }
             _ => {}
         }
         if !self.tensor_split.is_empty() {
@@ -131,9 +147,16 @@ impl PlaceFlags {
     }
 }
 
+/// Tokens of context for which layers leave the GPU where it is short of memory.
+fn least_context(model: &Model, wish: &run::Wish) -> usize {
+    let usual = || LEAST_CONTEXT.min(model.config.context).min(wish.expected.unwrap_or(usize::MAX)).max(1);
+    wish.context.unwrap_or_else(usual)
+}
+
 /// Plain plans of a model, of one token and of several: what is known of its shared slots comes from them.
 fn plain(model: &Model, room: &Room) -> anyhow::Result<Vec<Plan>> {
-    let graph = graph(&model.config, &model.gguf, room)?;
+    // With the adapters that the engine will load: both must number slots the same way.
+    let graph = model.graph(room)?;
     Ok([1, 9].map(|tokens| graph.plan(BatchShape::new(tokens, 1))).into_iter().collect::<Result<_, _>>()?)
 }
 
@@ -141,13 +164,10 @@ impl ModelFlags {
     /// The CPU on as many threads as were asked for.
     pub(crate) fn cpu_executor(&self) -> anyhow::Result<Box<dyn Executor>> {
         let asked = self.threads.map(|n| n as usize);
-        let threads = cores().threads(asked).map_err(|many| {
-            anyhow!(
-                "--threads: {many}\nhint: leave --threads away for {}, or take at most {}",
-                many.physical,
-                many.usable
-            )
-        })?;
+        let threads = cores().threads(asked).unwrap_or_else(|many| {
+            log::warn!("--threads: {many}; {} are used", many.usable);
+            many.usable
+        });
         Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible).threads(threads)?))
     }
 
@@ -158,13 +178,14 @@ impl ModelFlags {
     /// The executor for a model: the GPU if everything fits, else as much of the model there as does.
     pub(crate) fn executor_for(&self, model: &Model, wish: &run::Wish) -> anyhow::Result<Box<dyn Executor>> {
         let gpus = self.open_gpus()?;
+        self.place.check_patterns(model)?;
         let Some(first) = gpus.first() else {
             self.place.without_gpus()?;
             return self.cpu_executor();
         };
         if gpus.len() == 1 && !self.place.says_anything() {
             let gpu = self.gpu_executor(first)?;
-            let enough = wish.context.unwrap_or(LEAST_CONTEXT.min(model.config.context));
+            let enough = least_context(model, wish);
             let fits = |fit: run::Fit| within(&fit) && (!model.facts.has_cache() || fit.room.context >= enough);
             if fit(model, &*gpu, wish).is_ok_and(fits) {
                 return Ok(gpu);
@@ -189,12 +210,12 @@ impl ModelFlags {
         used.iter().enumerate().for_each(|(new, old)| numbers[*old] = new);
         let placement = placement.renumbered(&numbers);
         let plans = plain(model, &Room::one(64))?;
-        let has_room = |several: &Several| fit(model, several, wish).is_ok_and(|fit| within(&fit));
+        let has_room = |several: &PipelineExecutor| fit(model, several, wish).is_ok_and(|fit| within(&fit));
         // Where there is no room for caches that come along with weights that are brought for long prompts, they stay where they are; where
         // there is none for weights, long prompts are computed where the weights lie.
-        let mut several = Several::new(devices, placement, &plans);
+        let mut several = PipelineExecutor::new(devices, placement, &plans);
         if !has_room(&several) {
-            several = several.without_visits();
+            several = several.without_staging();
         }
         if !has_room(&several) {
             several = several.without_streaming();
@@ -213,11 +234,17 @@ impl ModelFlags {
     fn placement(&self, model: &Model, gpus: &[Arc<Device>], wish: &run::Wish, ask: &Ask) -> anyhow::Result<Placement> {
         let [k_type, v_type] = wish.caches;
         let sequences = wish.sequences.max(1);
-        let context = wish.context.unwrap_or_else(|| model.config.context.min(LEAST_CONTEXT));
+        let context = least_context(model, wish);
         let one = Room { context, pages: 1, window_pages: 0, states: sequences, sequences, k_type, v_type };
         let pages = one.pages_of_a_sequence() + (sequences - 1) * PAGES_OF_OTHERS;
         let room = Room { pages, ..one }.with_windows(model.facts.window, BATCH);
         let sizes = Sizes::of(&plain(model, &room)?, room.pages);
+        let layers = sizes.layers.len();
+        if let GpuLayers::Count(n) = ask.gpu_layers
+            && n > layers + 1
+        {
+            say(&format!("note: --gpu-layers {n}: the model has {layers} layers, and all of them are offloaded"));
+        }
         let mut candidates = Vec::new();
         for gpu in gpus {
             let executor = self.gpu_executor(gpu)?;

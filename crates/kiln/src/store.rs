@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
-use kiln_store::{Name, Store, Watch, is_default};
+use kiln_store::{Error, Name, Store, Watch, is_default};
 
 use crate::config;
 use crate::output::{byte_progress, say};
@@ -71,7 +71,10 @@ pub(crate) fn is_model(word: &str) -> bool {
     match Name::parse(word) {
         Ok(name) if name.is_remote() => true,
         Ok(_) if is_default(word) => true,
-        Ok(_) => store().and_then(|store| Ok(store.named(word)?)).is_ok_and(|found| found.is_some()),
+        // Where the store has something of this name that it cannot give, looking for it says why.
+        Ok(_) => store().is_ok_and(|store| {
+            matches!(store.record(word), Ok(_) | Err(Error::Outside { .. } | Error::Ambiguous { .. }))
+        }),
         // A name that is spelled wrong: what is wrong with it is said when it is looked for.
         Err(_) => true,
     }

@@ -92,6 +92,72 @@ fn wrong_arguments_exit_with_2() {
 }
 
 #[test]
+fn habits_of_other_programs_are_met() {
+    let folder = Folder::new("habits");
+    let model = synth(&folder, "tiny-llama", "F32");
+    let run = |more: &[&str]| kiln(&[&["run", &model, "hello", "--cpu", "--temp", "0", "-n", "4"], more].concat());
+    let plain = run(&[]);
+    assert_succeeds(&plain);
+    for flags in [
+        &["-fa", "on"][..],
+        &["-sm", "none", "-mg", "0"],
+        &["-md", "x.gguf"],
+        &["--mlock", "--no-mmap"],
+        &["-b", "512", "-ub", "64"],
+        &["-ngl", "99", "-t", "64"],
+        &["--temp", "0.5", "--temp", "0"],
+    ] {
+        let output = run(flags);
+        assert_succeeds(&output);
+        assert_eq!(output.stdout, plain.stdout, "{flags:?}");
+    }
+    assert!(text(&run(&["--mlock"]).stderr).contains("note: --mlock is ignored"));
+    assert!(!text(&run(&["-fa", "on"]).stderr).contains("-fa"), "it is as it was asked for");
+    assert_succeeds(&kiln(&["run", &model, "hello", "--device", "none", "-n", "1"]));
+    assert_fails(&run(&["--mmproj", "x.gguf"]), 2, &["--image"]);
+    assert_fails(&run(&["--audio", "x.wav"]), 2, &["--audio", "kiln run"]);
+    assert_fails(&run(&["-cnv"]), 2, &["kiln chat"]);
+    // Negative numbers reach the message that says what is wanted; nothing is offered that would not help.
+    for (flags, words) in [
+        (&["-c", "-1"][..], &["-c", "number of tokens"][..]),
+        (&["-t", "-1"], &["-1 is not in 1.."]),
+        (&["--gpu-layers", "-5"], &["want a number, `auto` or `all`"]),
+        (&["--no-such-flag"], &["--no-such-flag"]),
+    ] {
+        let output = run(flags);
+        assert_fails(&output, 2, words);
+        assert!(!text(&output.stderr).contains("as a value"), "{}", text(&output.stderr));
+    }
+    for (flags, words) in [
+        (&["--top-p", "-1"][..], "`top_p` is -1"),
+        (&["--top-p", "2"], "`top_p` is 2"),
+        (&["--repeat-last-n", "-5"], "`repeat_last_n` is -5"),
+        (&["--dry-penalty-last-n", "-7"], "`dry_penalty_last_n` is -7"),
+        (&["--dry-base", "0"], "`dry_base` is 0"),
+        (
+            &["--frequency-penalty", "1e38"],
+            "`frequency_penalty` is 1.0e38, it must be -1000000 to 1000000; 0 turns it off",
+        ),
+        (&["--regex", "("], "unclosed group"),
+        (&["--json-schema", r#"{"not": {}}"#], "keyword `not` is not supported"),
+    ] {
+        assert_fails(&run(flags), 1, &[words]);
+    }
+    assert_fails(&kiln(&["rnu", "x"]), 2, &["rnu", "'run'"]);
+    assert!(text(&kiln(&["run", "--version"]).stdout).contains(env!("CARGO_PKG_VERSION")));
+    let help = text(&kiln(&["run", "--help"]).stdout);
+    let device = help.split("Device and memory:").nth(1).unwrap();
+    for flag in ["--device", "--cpu", "--threads", "--ctx-size", "--lora", "--gpu-layers", "-ngl"] {
+        assert!(device.contains(flag), "{flag}");
+    }
+    let shell = text(&kiln(&["completions", "bash"]).stdout);
+    let types = |flag: &str| {
+        shell.split(flag).skip(1).any(|behind| behind.chars().take(300).collect::<String>().contains("IQ4_NL"))
+    };
+    assert!(shell.contains("Q4_K_M") && types("--cache-type-k)"));
+}
+
+#[test]
 fn unknown_names_list_what_there_is() {
     let folder = Folder::new("names");
     let out = folder.file("x.gguf");
@@ -177,7 +243,11 @@ fn quantize_destroys_nothing() {
     std::fs::write(&other, "precious").unwrap();
     assert_fails(&kiln(&["quantize", &model, &other, "Q8_0"]), 1, &["other.gguf", "--force"]);
     assert_eq!(std::fs::read(&other).unwrap(), b"precious");
-    assert_fails(&kiln(&["quantize", &model, &folder.file("no/such/folder.gguf"), "Q8_0"]), 1, &["folder.gguf"]);
+    assert_fails(
+        &kiln(&["quantize", &model, &folder.file("no/such/folder.gguf"), "Q8_0"]),
+        1,
+        &["there is no folder", "no/such"],
+    );
     assert_succeeds(&kiln(&["quantize", &model, &other, "Q8_0", "--force"]));
     let again = kiln(&["quantize", &other, &folder.file("third.gguf"), "Q4_0"]);
     assert_succeeds(&again);
@@ -335,9 +405,37 @@ fn threads_are_counted_and_never_more_than_can_run() {
         let said = json(&bench(&threads.to_string()));
         assert_eq!(said["device"], format!("CPU, {threads} threads"), "{said}");
     }
-    let many = usable + 1;
-    let numbers =
-        [format!("{many} threads are more than the {usable} that can run at once"), format!("at most {usable}")];
-    assert_fails(&bench(&many.to_string()), 1, &numbers.each_ref().map(String::as_str));
+    let many = bench(&(usable + 1).to_string());
+    assert_eq!(json(&many)["device"], format!("CPU, {usable} threads"));
+    let warned = format!("{} threads are more than the {usable} that can run at once", usable + 1);
+    assert!(text(&many.stderr).contains(&warned), "{}", text(&many.stderr));
     assert_fails(&bench("0"), 2, &["--threads"]);
+    assert_fails(&bench("-1"), 2, &["-1 is not in 1.."]);
+}
+
+#[test]
+fn numbers_are_asked_for_in_plain_words() {
+    for words in [&["run", "m.gguf", "hi", "--temp", "warm"][..], &["chat", "m.gguf", "--top-p", "x"]] {
+        let refused = kiln(words);
+        assert_fails(&refused, 2, &["it must be a number, such as 0.7"]);
+        assert!(!text(&refused.stderr).contains("literal"), "{}", text(&refused.stderr));
+    }
+}
+
+#[test]
+fn a_load_of_concurrent_requests_is_counted() {
+    let folder = Folder::new("load");
+    let model = synth(&folder, "tiny-llama", "Q8_0");
+    let load = |spec: &str| kiln(&["bench", &model, "--cpu", "--load", spec, "-r", "2", "--json"]);
+    let said = json(&load("4x2:64+16,2x1:33+8"));
+    let rows = said["loads"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["run"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 1, 2]);
+    let (first, last) = (&rows[0], &rows[3]);
+    assert_eq!((&first["requests"], &last["requests"]), (&8.into(), &2.into()), "{said}");
+    assert!(first["seconds"].as_f64().unwrap() > 0.0 && first["share_of_engine"].as_f64().unwrap() > 0.0, "{first}");
+    let tokens =
+        |row: &serde_json::Value| row["tokens_per_second"].as_f64().unwrap() * row["seconds"].as_f64().unwrap();
+    assert!((tokens(first) - 640.0).abs() < 0.5 && (tokens(last) - 82.0).abs() < 0.5, "{said}");
+    assert_fails(&load("4x2:64"), 2, &["such as 64x2:512+64"]);
+    assert_fails(&load("1x1:4000+16"), 1, &["4016", "512"]);
 }

@@ -14,6 +14,7 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln rerank ", "a reranker"),
     ("kiln embed minilm.gguf ", "a model of its kind"),
     ("kiln run t5.gguf ", "a model of its kind"),
+    ("kiln run smolvlm.gguf ", "a model of its kind, its encoder and a photograph"),
     ("kiln run dream.gguf ", "a model of its kind"),
     ("kiln logits t5.gguf ", "a model of its kind"),
     ("kiln convert ", "a folder of Hugging Face"),

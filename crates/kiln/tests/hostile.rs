@@ -237,7 +237,7 @@ fn nothing_of_the_users_is_overwritten() {
             (&tiny.model, &[], 1, if reads { "is read" } else { "--force" }),
             (&link, if reads { &["--force"] } else { &[] }, 1, if reads { "is read" } else { "--force" }),
             (&folder, &["--force"], 1, "folder"),
-            ("/no/such/folder/x", &[], 1, "folder is not there"),
+            ("/no/such/folder/x", &[], 1, "there is no folder"),
             ("/dev/full", &["--force"], 1, "/dev/full"),
             ("/dev/null", &["--force"], 0, ""),
         ];

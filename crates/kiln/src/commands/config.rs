@@ -16,7 +16,7 @@ use crate::output::{print, say};
 #[command(after_help = "Examples:
   kiln config                               # show the file
   kiln config set model hf:owner/repo       # the model where none is named
-  kiln config set flags.device cpu          # a flag of every command with it
+  kiln config set flags.device cpu          # a flag of every command
   kiln config set chat.temp 0.7             # a flag of one command
   kiln config unset chat.temp
 
@@ -29,7 +29,8 @@ The file looks like this; keys are the long names of flags:
   port = 9000
   allow-host = [\"kiln.lan\", \"kiln\"]
 
-What is typed counts more than variables of the environment, and those more than the file. KILN_CONFIG names another file.")]
+Flags on the command line override environment variables, and those override the file. The file is config.toml in \
+~/.config/kiln, or the one that KILN_CONFIG names; `kiln config path` prints it.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     action: Option<Action>,
@@ -95,7 +96,7 @@ fn show(as_json: bool, command: &clap::Command) -> anyhow::Result<()> {
 }
 
 fn change(key: &str, to: Option<&str>, command: &clap::Command) -> anyhow::Result<()> {
-    let mut config = Config::read()?;
+    let mut config = Config::read_or_new()?;
     let (table, name) = match key.split_once('.') {
         Some((table, name)) if !table.is_empty() && !name.is_empty() => (table, name),
         None if key == "model" => ("", key),

@@ -19,7 +19,7 @@ use crate::output::{byte_progress, print, say, size};
   kiln convert Qwen3-0.6B big.gguf --type BF16
   kiln quantize big.gguf small.gguf Q4_K_M
 
-Models of the Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi 1 to 3 and BERT (uncased) families; safetensors of F32, F16 or \
+Models of the Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Phi 1 to 4 and BERT (uncased) families; safetensors of F32, F16 or \
 BF16. The folder is one that `git clone` or `hf download` makes.")]
 pub(crate) struct Arguments {
     /// The folder with config.json, safetensors and the tokenizer
@@ -27,9 +27,9 @@ pub(crate) struct Arguments {
     /// The file to write
     out: PathBuf,
     /// The type of the matrices: F32, F16, BF16, Q8_0; `kiln quantize` has more, and mixes them
-    #[arg(long = "type", value_name = "TYPE", default_value = "F16")]
+    #[arg(long = "type", value_name = "TYPE", default_value = "F16", value_parser = matrix_type)]
     ty: String,
-    /// How texts are cut before merging, where the folder does not tell: llama-bpe, qwen2, ...
+    /// The pre-tokenizer, where the folder does not tell: llama-bpe, qwen2, ...
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
     /// The model's name [default: the folder's]
@@ -46,12 +46,24 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// Types that need no fallbacks and no importance matrix.
+const TYPES: [&str; 4] = ["F32", "F16", "BF16", "Q8_0"];
+
+fn matrix_type(text: &str) -> Result<String, String> {
+    let known = TYPES.iter().find(|name| name.eq_ignore_ascii_case(text));
+    let wrong = || format!("it can be {}; `kiln quantize` makes the other types of the result", TYPES.join(", "));
+    known.map(|name| (*name).to_owned()).ok_or_else(wrong)
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let recipe = recipe(&arguments.ty)?;
     let (pre, name) = (arguments.pre.clone(), arguments.name.clone());
     let options = Options { ty: recipe.base, file_type: recipe.file_type, pre, name };
     let conversion = Conversion::open(&arguments.folder, &options)?;
+    for note in conversion.notes() {
+        say(&format!("note: {note}"));
+    }
     let start = Instant::now();
     if !arguments.dry_run {
         let paths = conversion.paths();
@@ -84,9 +96,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     let (out, architecture) = (arguments.out.display(), conversion.architecture);
-    say(&format!(
-        "{out}: {architecture}, {tensors} tensors, {} in {seconds:.1} s; texts are cut as {pre}",
-        size(bytes)
-    ));
+    say(&format!("{out}: {architecture}, {tensors} tensors, {} in {seconds:.1} s; pre-tokenizer: {pre}", size(bytes)));
     Ok(ExitCode::SUCCESS)
 }

@@ -12,30 +12,30 @@ use kiln_engine::tokenizer::{ShowSpecial, Tokenizer};
 use kiln_system::interrupt::Catch;
 use serde_json::json;
 
+use crate::generate::name;
 use crate::model::ModelFlags;
 use crate::output::{is_watched, print, print_piece, progress, say};
-use crate::speaker::name;
 
 /// Flags for models that fill in texts.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Models that fill in texts (dream, llada, llada-moe, rnd1)")]
+#[command(next_help_heading = "Diffusion models (dream, llada, llada-moe, rnd1)")]
 pub(crate) struct DiffusionFlags {
-    /// Times that the text goes through the model [default: 128]
+    /// Number of denoising steps [default: 128]
     #[arg(long, value_name = "N")]
     diffusion_steps: Option<usize>,
-    /// Which tokens are settled first: origin, entropy, margin, random or confidence [default: confidence]
+    /// Which tokens to unmask first: origin, entropy, margin, random or confidence [default: confidence]
     #[arg(long, alias = "diffusion-algo", value_name = "NAME", value_parser = algorithm)]
     diffusion_algorithm: Option<Algorithm>,
-    /// All tokens are settled in any order, as time runs to this small number; models of the kind of Dream have 0.001
+    /// Final timestep of the diffusion schedule (Dream uses 0.001)
     #[arg(long, value_name = "N", conflicts_with = "diffusion_block_length")]
     diffusion_eps: Option<f32>,
-    /// Blocks of so many tokens are settled from left to right; models of the kind of LLaDA have 32
+    /// Unmask blocks of N tokens from left to right (LLaDA uses 32)
     #[arg(long, value_name = "TOKENS")]
     diffusion_block_length: Option<usize>,
-    /// Draw which tokens are settled, at this temperature; 0 takes the surest [default: 0]
+    /// Temperature for choosing which tokens to unmask; 0 takes the most confident [default: 0]
     #[arg(long, value_name = "N")]
     diffusion_alg_temp: Option<f32>,
-    /// Show the text after each step, on stderr
+    /// Print the text to stderr after each step
     #[arg(long)]
     diffusion_visual: bool,
 }

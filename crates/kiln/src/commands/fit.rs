@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::model::ModelFlags;
 use crate::output::{print, size};
 
-/// Prints the arithmetic for so many texts at once.
+/// Prints the arithmetic for this many parallel sequences.
 pub(super) fn run(path: &Path, flags: &ModelFlags, sequences: usize, as_json: bool) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(sequences > 0, "--sequences must be at least 1");
     let model = flags.open(path)?;

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// Tokens of a chunk
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     chunk: usize,
-    /// Look at so many chunks at most
+    /// Process at most N chunks
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
     /// Take texts that are spelled like control tokens as such tokens
@@ -97,7 +97,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let never: usize = never.sum();
     found.save(output)?;
     if never > 0 {
-        say(&format!("note: {never} experts were never asked; their columns count alike\nhint: a longer text"));
+        say(&format!(
+            "note: {never} experts were never routed to; their columns get the same importance\nhint: use a longer text"
+        ));
     }
     let (tensors, seconds, perplexity) = (found.tensors.len(), start.elapsed().as_secs_f64(), estimate.perplexity());
     if arguments.json {

@@ -8,6 +8,7 @@ use kiln_gguf::{Array, Gguf, Metadata, TensorType, Value};
 use kiln_system::text::{shown, shown_within};
 use serde_json::{Map, json};
 
+use super::encoder::Encoder;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{print, size};
 
@@ -81,10 +82,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         kind.bytes += info.bytes as u64;
     }
     let state = state(model.metadata())?;
+    let encoder = Encoder::open(model.metadata().get_str_or("general.architecture", "")?, &path);
     if arguments.json {
-        print(&serde_json::to_string_pretty(&as_json(&model, &kinds, state, arguments.tensors))?);
+        let mut told = as_json(&model, &kinds, state, arguments.tensors);
+        if let Some(encoder) = encoder {
+            told["encoder"] = encoder.json();
+        }
+        print(&serde_json::to_string_pretty(&told)?);
     } else {
         describe(&model, &kinds, state, arguments.tensors);
+        if let Some(encoder) = encoder {
+            encoder.describe();
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

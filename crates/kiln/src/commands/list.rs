@@ -41,6 +41,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         print(&serde_json::to_string_pretty(&json!({"models": models, "incomplete": parts}))?);
         return Ok(ExitCode::SUCCESS);
     }
+    for why in store.refused() {
+        say(&format!("warning: {why}"));
+    }
     if all.is_empty() && parts.is_empty() {
         say("no models yet\nhint: kiln pull hf:OWNER/REPO");
         return Ok(ExitCode::SUCCESS);
@@ -55,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let name = part.path.file_name().unwrap_or_default().to_string_lossy();
         let (done, total) = (size(part.done), size(part.total));
         say(&format!(
-            "incomplete: {name}, {done} of {total}; pull it again to go on, `kiln rm --incomplete` removes it"
+            "incomplete: {name}, {done} of {total}; pull it again to resume, `kiln rm --incomplete` removes it"
         ));
     }
     Ok(ExitCode::SUCCESS)

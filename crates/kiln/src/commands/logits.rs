@@ -24,14 +24,14 @@ pub(crate) struct Arguments {
     /// Text
     #[arg(short, long, required_unless_present = "tokens")]
     prompt: Option<String>,
-    /// Ids of tokens in the place of a text
+    /// Token ids instead of a text; a model whose tokenizer Kiln does not know takes these, too
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
     tokens: Option<Vec<u32>>,
     /// Models that read one text and write another (T5): ids of what is read; the tokens are those of what is written then. Without it the
     /// model reads the tokens, too
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     source: Option<Vec<u32>>,
-    /// Feed so many tokens at a time, in the place of as many as the device takes at once
+    /// Feed N tokens at a time instead of as many as the device takes at once
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pieces: Option<u32>,
     /// File to write: tensors `tokens` (I32) and `logits` (F32)
@@ -50,19 +50,23 @@ pub(crate) struct Arguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let path = resolve(arguments.model.as_deref())?;
-    let model = arguments.flags.open(&path)?;
-    let inputs: Vec<&Path> = model.gguf.paths().collect();
-    let output = Output::create(&arguments.output, Overwrite::if_forced(arguments.force), &inputs)?;
-    let mut session = arguments.flags.session(&model)?;
+    let model = match &arguments.tokens {
+        Some(_) => arguments.flags.open_for_ids(&path)?,
+        None => arguments.flags.open(&path)?,
+    };
     let tokens = match (&arguments.tokens, &arguments.prompt) {
         (Some(tokens), _) => tokens.clone(),
         (None, Some(prompt)) => model.tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?,
         (None, None) => Vec::new(),
     };
+    anyhow::ensure!(!tokens.is_empty(), "the prompt is empty: it has no tokens\nhint: -p takes a text, --tokens ids");
+    let inputs: Vec<&Path> = model.gguf.paths().collect();
+    let output = Output::create(&arguments.output, Overwrite::if_forced(arguments.force), &inputs)?;
+    let mut session = arguments.flags.session(&model)?;
     if model.facts.start.is_some() {
         session.read_source(arguments.source.as_deref().unwrap_or(&tokens))?;
     } else if arguments.source.is_some() {
-        anyhow::bail!("--source is for models that read one text and write another; this one goes on with a text");
+        anyhow::bail!("--source is for encoder-decoder models; this one is decoder-only");
     }
     let piece = arguments.pieces.map_or(tokens.len(), |n| n as usize).max(1);
     let mut logits = Vec::new();

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Command;
 use clap_complete::Shell;
+use kiln_engine::quantise_recipe::RECIPES;
 use kiln_system::files::{Output, Overwrite};
 
+use crate::model::CACHE_TYPES;
 use crate::output::{print_piece, say};
 
 /// Flags of `kiln completions`.
@@ -37,11 +39,32 @@ pub(crate) struct ManArguments {
 }
 
 /// Runs `kiln completions`; `command` is the program's.
-pub(crate) fn completions(arguments: &CompletionsArguments, mut command: Command) -> anyhow::Result<ExitCode> {
+pub(crate) fn completions(arguments: &CompletionsArguments, command: Command) -> anyhow::Result<ExitCode> {
     let mut text = Vec::new();
+    let mut command = with_types(command);
     clap_complete::generate(arguments.shell, &mut command, "kiln", &mut text);
     print_piece(&String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The commands with the tensor types that a shell can offer. The commands themselves read them in any case, so that they are no
+/// possible values to the parser.
+fn with_types(command: Command) -> Command {
+    let offers = |command: Command, arg: &'static str| {
+        let is_cache = arg.starts_with("cache");
+        command.mut_arg(arg, |arg| match is_cache {
+            true => arg.value_parser(CACHE_TYPES.map(|ty| ty.name())),
+            false => arg.value_parser(RECIPES.iter().map(|recipe| recipe.name).collect::<Vec<_>>()),
+        })
+    };
+    let names: Vec<String> = command.get_subcommands().map(|inner| inner.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, |inner| {
+            let has = |id: &str| inner.get_arguments().any(|arg| arg.get_id() == id);
+            let known = ["recipe", "cache_type_k", "cache_type_v"].into_iter().filter(|id| has(id)).collect::<Vec<_>>();
+            known.into_iter().fold(inner, offers)
+        })
+    })
 }
 
 /// Runs `kiln man`; `command` is the program's.

@@ -85,6 +85,15 @@ pub(crate) fn split(arguments: &SplitArguments) -> anyhow::Result<ExitCode> {
         (None, Some(tensors)) => Cut::Tensors(tensors as usize),
         (None, None) => bail!("say where to cut\nhint: --max-size 2G"),
     };
+    if let (Cut::Bytes(most), Some(largest)) = (&at, model.tensors().iter().max_by_key(|info| info.bytes)) {
+        ensure!(
+            largest.bytes as u64 <= *most,
+            "--max-size {most}: the tensor {} alone has {} bytes, and tensors are not split\nhint: --max-size {} or more",
+            kiln_system::text::shown(&largest.name),
+            largest.bytes,
+            largest.bytes
+        );
+    }
     let parts = cut(&model, at);
     ensure!(parts.len() <= 1000, "{} parts are too many\nhint: make them larger", parts.len());
     let prefix = arguments.prefix.file_name().and_then(|name| name.to_str());

@@ -42,10 +42,10 @@ pub(crate) struct Arguments {
     model: PathBuf,
     /// The text; `-` reads stdin
     file: PathBuf,
-    /// Tokens of a chunk
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    chunk: usize,
-    /// Look at so many chunks at most
+    /// Tokens of a chunk; -c says the same [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    chunk: Option<usize>,
+    /// Score at most N chunks
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
     /// Compare with the probabilities of another model, or with a file that --save-logits wrote
@@ -64,6 +64,20 @@ pub(crate) struct Arguments {
     flags: ModelFlags,
 }
 
+impl Arguments {
+    /// Tokens of a chunk. In llama-perplexity the context size is the chunk.
+    fn chunk(&self) -> anyhow::Result<usize> {
+        let chunk = match (self.chunk, self.flags.ctx_size) {
+            (Some(chunk), Some(context)) if chunk != context => {
+                bail!("--chunk is {chunk} and -c is {context}: both set the tokens of a chunk\nhint: give one of them")
+            }
+            (chunk, context) => chunk.or(context).unwrap_or(512),
+        };
+        ensure!(chunk >= 4, "--chunk must be at least 4 tokens");
+        Ok(chunk)
+    }
+}
+
 /// What is compared with.
 enum Other {
     File(LogitsFile<BufReader<File>>),
@@ -79,24 +93,34 @@ struct Found {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    ensure!(arguments.chunk >= 4, "--chunk must be at least 4 tokens");
+    let chunk = arguments.chunk()?;
+    ensure!(arguments.chunks != Some(0), "--chunks must be 1 or more");
     let model = arguments.flags.open(&resolve(Some(&arguments.model))?)?;
     let text = file_text(&arguments.file)?;
-    let (tokens, chunks) = cut(arguments, &model, &text)?;
-    let header = LogitsHeader { context: arguments.chunk, vocab: model.config.vocab, tokens };
+    let tokens = cut(arguments.chunks, chunk, &model, &text)?;
+    let mut header = LogitsHeader { context: chunk, vocab: model.config.vocab, tokens };
     let inputs: Vec<&Path> = model.gguf.paths().chain([arguments.file.as_path()]).collect();
     let create = |path: &PathBuf| -> anyhow::Result<_> {
         let output = Output::create(path, Overwrite::if_forced(arguments.force), &inputs)?;
         Ok(LogitsWriter::new(BufWriter::with_capacity(1 << 20, output), header.clone())?)
     };
     let mut saved = arguments.save_logits.as_ref().map(create).transpose()?;
-    let flags = ModelFlags { ctx_size: Some(arguments.chunk), ..arguments.flags.clone() };
+    let flags = ModelFlags { ctx_size: Some(chunk), ..arguments.flags.clone() };
     let mut other = arguments.against.as_deref().map(|path| other(path, &model, &header, &flags)).transpose()?;
+    if let (Some(Other::File(file)), Some(path)) = (&other, &arguments.against) {
+        let (there, here) = (file.header.tokens.len(), header.tokens.len());
+        if there < here {
+            header.tokens.truncate(there);
+            let (path, there, here) = (path.display(), there / chunk, here / chunk);
+            say(&format!("note: {path} holds {there} of the {here} chunks of this text; those are compared"));
+        }
+    }
+    let chunks = header.tokens.len() / chunk;
     let mut session = flags.session(&model)?;
 
     let (mut found, start) = (Found::default(), Instant::now());
     let bar = progress(chunks as u64, "perplexity");
-    for chunk in header.tokens.chunks_exact(arguments.chunk) {
+    for chunk in header.tokens.chunks_exact(chunk) {
         score(&mut session, chunk, other.as_mut(), saved.as_mut(), &mut found)?;
         bar.inc(1);
         bar.set_message(format!("PPL {:.4}", found.estimate.perplexity()));
@@ -107,21 +131,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output.finish()?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    report(arguments, &found, chunks, seconds, other.is_some())
+    report(arguments, &found, (chunks, chunk), seconds, other.is_some())
 }
 
-/// The tokens of all chunks, and how many there are.
-fn cut(arguments: &Arguments, model: &Model, text: &str) -> anyhow::Result<(Vec<u32>, usize)> {
-    let size = arguments.chunk;
+/// The tokens of all chunks of this size, of at most `most` chunks.
+fn cut(most: Option<usize>, size: usize, model: &Model, text: &str) -> anyhow::Result<Vec<u32>> {
     let mut tokens = model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No)?;
-    let chunks = (tokens.len() / size).min(arguments.chunks.unwrap_or(usize::MAX));
+    let chunks = (tokens.len() / size).min(most.unwrap_or(usize::MAX));
     ensure!(
         chunks > 0,
         "the text has {} tokens, and a chunk has {size}\nhint: a longer text, or a smaller --chunk",
         tokens.len()
     );
     tokens.truncate(chunks * size);
-    Ok((tokens, chunks))
+    Ok(tokens)
 }
 
 /// Opens what is compared with; it must have seen the same text.
@@ -135,18 +158,14 @@ fn other(path: &Path, model: &Model, header: &LogitsHeader, flags: &ModelFlags) 
         let file = File::open(path).with_context(name)?;
         let bytes = file.metadata().with_context(name)?.len();
         let file = LogitsFile::new(BufReader::with_capacity(1 << 20, file), bytes).with_context(name)?;
-        let (theirs, ours) = (&file.header, header);
-        if theirs.vocab != ours.vocab || theirs.context != ours.context || !theirs.tokens.starts_with(&ours.tokens) {
-            bail!(
-                "{} is of another text, chunk ({} tokens) or vocabulary ({} tokens; here {} and {})\n\
-                 hint: give the same file and the same --chunk; --chunks may be smaller",
-                path.display(),
-                theirs.context,
-                theirs.vocab,
-                ours.context,
-                ours.vocab
-            );
-        }
+        let (theirs, ours, path) = (&file.header, header, path.display());
+        let (there, here) = (theirs.vocab, ours.vocab);
+        ensure!(there == here, "{path} is of a model with {there} tokens in its vocabulary; this one has {here}");
+        let (there, here) = (theirs.context, ours.context);
+        ensure!(there == here, "{path} has chunks of {there} tokens; here they have {here}\nhint: --chunk {there}");
+        // Either may have more chunks than the other.
+        let same = theirs.tokens.iter().zip(&ours.tokens).all(|(a, b)| a == b) && !theirs.tokens.is_empty();
+        ensure!(same, "{path} is of another text\nhint: give the file that it was made of");
         return Ok(Other::File(file));
     }
     let base = open(&resolve(Some(path))?)?;
@@ -230,7 +249,13 @@ fn place<'a>(
     Ok((probs, -probs.of(next), base.map(|base| compare(base, &probs, next))))
 }
 
-fn report(a: &Arguments, found: &Found, chunks: usize, seconds: f64, compared: bool) -> anyhow::Result<ExitCode> {
+fn report(
+    a: &Arguments,
+    found: &Found,
+    (chunks, chunk): (usize, usize),
+    seconds: f64,
+    compared: bool,
+) -> anyhow::Result<ExitCode> {
     let (estimate, d) = (&found.estimate, &found.divergence);
     let quantiles = d.quantiles().filter(|_| compared);
     if a.json {
@@ -239,7 +264,7 @@ fn report(a: &Arguments, found: &Found, chunks: usize, seconds: f64, compared: b
             "error": estimate.error(),
             "mean_loss": estimate.losses.mean(),
             "tokens": estimate.losses.count(),
-            "chunk": a.chunk,
+            "chunk": chunk,
             "chunks": chunks,
             "seconds": seconds,
         });
@@ -268,6 +293,6 @@ fn report(a: &Arguments, found: &Found, chunks: usize, seconds: f64, compared: b
         ));
         print(&format!("same top token    {:.3} % +/- {:.3} %", 100.0 * d.same.mean(), 100.0 * d.same.error()));
     }
-    say(&format!("{chunks} chunks of {} tokens, {} scored, in {seconds:.1} s", a.chunk, estimate.losses.count()));
+    say(&format!("{chunks} chunks of {chunk} tokens, {} scored, in {seconds:.1} s", estimate.losses.count()));
     Ok(ExitCode::SUCCESS)
 }

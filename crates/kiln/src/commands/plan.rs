@@ -23,7 +23,7 @@ use crate::output::print;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   kiln plan smollm2
-  kiln plan smollm2 --tokens 300 --after siblings
+  kiln plan smollm2 --tokens 300 --after fuse-products
   kiln plan smollm2 --gpu-layers 20
   kiln plan smollm2 --diff \"Hello there\"
   kiln plan smollm2 --estimates --memory 16GiB --bandwidth 960GB")]
@@ -158,9 +158,9 @@ impl Shown {
 
     /// What is brought for a part of weights and caches that another device holds.
     fn brought(&self, part: &Part) -> Option<String> {
-        let slots = part.plan.slots.iter().filter(|slot| matches!(slot.kind, SlotKind::Streamed(_)));
+        let slots = part.plan.slots.iter().filter(|slot| matches!(slot.kind, SlotKind::StreamedWeight(_)));
         let weights: usize = slots.map(|slot| slot.bytes).sum();
-        let visits = &self.shares[part.device].visits;
+        let staging = &self.shares[part.device].staging;
         let touched = |slot: &usize| {
             let touches = |step: &Step| {
                 let operation = step.call.operation();
@@ -168,18 +168,18 @@ impl Shown {
             };
             part.plan.steps.iter().any(touches)
         };
-        let visitors = (0..visits.len()).filter(|slot| visits[*slot].is_some()).filter(touched);
-        let visitors: Vec<&str> = visitors.map(|slot| part.plan.slots[slot].name.as_str()).collect();
+        let staged_bytes = (0..staging.len()).filter(|slot| staging[*slot].is_some()).filter(touched);
+        let staged_bytes: Vec<&str> = staged_bytes.map(|slot| part.plan.slots[slot].name.as_str()).collect();
         let caches =
-            if visitors.is_empty() { String::new() } else { format!(", and pages of {}", visitors.join(", ")) };
-        (weights > 0 || !visitors.is_empty()).then(|| format!("{weights} bytes of weights are brought{caches}"))
+            if staged_bytes.is_empty() { String::new() } else { format!(", and pages of {}", staged_bytes.join(", ")) };
+        (weights > 0 || !staged_bytes.is_empty()).then(|| format!("{weights} bytes of weights are brought{caches}"))
     }
 
     fn print(&self) {
         let several = self.shares.len() > 1 && self.parts.len() > 1;
         for part in &self.parts {
             if several {
-                let [arrive, leave] = [SlotKind::Arriving, SlotKind::Leaving].map(|kind| Shown::crossing(part, &kind));
+                let [arrive, leave] = [SlotKind::Recv, SlotKind::Send].map(|kind| Shown::crossing(part, &kind));
                 let name = &self.shares[part.device].name;
                 let brought = self.brought(part).map_or_else(String::new, |brought| format!("; {brought}"));
                 print(&format!("device {} ({name}): {arrive} bytes arrive, {leave} leave{brought}", part.device));

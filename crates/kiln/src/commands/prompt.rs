@@ -1,7 +1,9 @@
-//! Where the prompt comes from: an argument, a flag, a file, or stdin.
+//! Where the prompt comes from: an argument, a flag, a file, stdin, or one of them with stdin behind it.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
@@ -9,7 +11,7 @@ use crate::output::say;
 use crate::store::is_model;
 
 /// What was said about model and prompt.
-pub(crate) struct Said<'a> {
+pub(crate) struct PromptArgs<'a> {
     /// Words of the command line without a flag: a model, a prompt, or both.
     pub(crate) words: [Option<&'a str>; 2],
     /// `--model`
@@ -22,7 +24,7 @@ pub(crate) struct Said<'a> {
 
 /// Which model, and what to say to it; no prompt where only a terminal could give one.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Resolved {
     /// The file; `None` for the default model.
     pub(crate) model: Option<PathBuf>,
     /// The text.
@@ -30,7 +32,12 @@ pub(crate) struct Asked {
 }
 
 /// Sorts out what was said.
-pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
+pub(crate) fn asked(said: &PromptArgs<'_>) -> anyhow::Result<Resolved> {
+    asked_beside(said, with_stdin)
+}
+
+/// The same; `whole` adds to a prompt what else was given.
+fn asked_beside(said: &PromptArgs<'_>, whole: impl Fn(String) -> anyhow::Result<String>) -> anyhow::Result<Resolved> {
     let (model, word) = match (said.model, said.words) {
         (Some(model), [prompt, None]) => (Some(model.to_owned()), prompt),
         (Some(_), [Some(first), Some(second)]) => {
@@ -40,7 +47,7 @@ pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
         }
         (None, [Some("-"), None]) => (None, Some("-")),
         (None, [Some(only), None]) if is_prompt(only) => {
-            say("note: there is no file of that name: it is taken as the prompt, for the default model");
+            log::info!("no model is named, so the default model gets the prompt");
             (None, Some(only))
         }
         (None, [model, prompt]) => {
@@ -60,18 +67,46 @@ pub(crate) fn asked(said: &Said<'_>) -> anyhow::Result<Asked> {
     }
     let prompt = match (word.or(said.prompt), said.file) {
         (Some("-"), _) => Some(stdin()?),
-        (Some(text), _) => Some(text.to_owned()),
-        (None, Some(path)) => Some(file_text(path)?),
+        (Some(text), _) => Some(whole(text.to_owned())?),
+        (None, Some(path)) if path == Path::new("-") => Some(stdin()?),
+        (None, Some(path)) => Some(whole(file_text(path)?)?),
         (None, None) if std::io::stdin().is_terminal() => None,
         (None, None) => Some(stdin()?).filter(|text| !text.is_empty()),
     };
-    Ok(Asked { model, prompt })
+    Ok(Resolved { model, prompt })
 }
 
-/// Whether a word that names no file looks like something said to a model.
+/// Whether a word that names no file looks like something said to a model. Addresses and names of the store have no spaces.
 fn is_prompt(word: &str) -> bool {
-    let is_name = is_model(word) || word.to_lowercase().ends_with(".gguf");
-    !is_name && word.trim().contains(char::is_whitespace)
+    let is_file = Path::new(word).exists() || word.to_lowercase().ends_with(".gguf");
+    !is_file && word.trim().contains(char::is_whitespace)
+}
+
+/// A prompt with what is piped or redirected to stdin behind it, after an empty line.
+fn with_stdin(prompt: String) -> anyhow::Result<String> {
+    if !has_data() {
+        return Ok(prompt);
+    }
+    // If the other end stays open and silent, say what Kiln waits for.
+    let (done, waits) = channel::<()>();
+    std::thread::spawn(move || {
+        if waits.recv_timeout(Duration::from_secs(2)) == Err(RecvTimeoutError::Timeout) {
+            say("note: waiting for the end of stdin, which is added to the prompt (`</dev/null` leaves it out)");
+        }
+    });
+    let more = stdin()?;
+    drop(done);
+    Ok(joined(prompt, &more))
+}
+
+fn joined(prompt: String, more: &str) -> String {
+    if more.trim().is_empty() { prompt } else { format!("{prompt}\n\n{more}") }
+}
+
+/// Whether stdin is a file, a pipe or a socket: a terminal or `/dev/null` has nothing to add.
+fn has_data() -> bool {
+    let kind = rustix::fs::fstat(rustix::stdio::stdin()).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode));
+    kind.is_ok_and(|kind| kind.is_file() || kind.is_fifo() || kind.is_socket())
 }
 
 /// The text of a file; `-` is stdin.
@@ -83,21 +118,40 @@ pub(crate) fn file_text(path: &Path) -> anyhow::Result<String> {
     text(bytes, &path.display().to_string())
 }
 
-/// The text on stdin.
-pub(crate) fn stdin() -> anyhow::Result<String> {
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read stdin")?;
-    text(bytes, "stdin")
+/// The same with every byte of it, the last newline too; stdin without a path.
+pub(crate) fn whole_text(path: Option<&Path>) -> anyhow::Result<String> {
+    match path.filter(|path| *path != Path::new("-")) {
+        None => utf8(stdin_bytes()?, "stdin"),
+        Some(path) => {
+            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            utf8(bytes, &path.display().to_string())
+        }
+    }
 }
 
-/// A text without the newline that editors and `echo` put behind it.
-fn text(bytes: Vec<u8>, from: &str) -> anyhow::Result<String> {
-    let mut text = String::from_utf8(bytes).map_err(|why| {
+/// The text on stdin.
+pub(crate) fn stdin() -> anyhow::Result<String> {
+    text(stdin_bytes()?, "stdin")
+}
+
+fn stdin_bytes() -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read stdin")?;
+    Ok(bytes)
+}
+
+fn utf8(bytes: Vec<u8>, from: &str) -> anyhow::Result<String> {
+    String::from_utf8(bytes).map_err(|why| {
         let at = why.utf8_error().valid_up_to();
         anyhow::anyhow!(
             "{from} is not UTF-8 text: byte {at} does not fit\nhint: convert it first, for example with iconv"
         )
-    })?;
+    })
+}
+
+/// A text without the newline that editors and `echo` put behind it.
+fn text(bytes: Vec<u8>, from: &str) -> anyhow::Result<String> {
+    let mut text = utf8(bytes, from)?;
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -114,10 +168,12 @@ mod tests {
     #[test]
     fn words_are_models_or_prompts() {
         let said = |words, model: Option<&'static str>, prompt| {
-            asked(&Said { words, model: model.map(Path::new), prompt, file: None })
+            asked_beside(&PromptArgs { words, model: model.map(Path::new), prompt, file: None }, Ok)
         };
-        let got =
-            |model: Option<&str>, prompt: &str| Asked { model: model.map(PathBuf::from), prompt: Some(prompt.into()) };
+        let got = |model: Option<&str>, prompt: &str| Resolved {
+            model: model.map(PathBuf::from),
+            prompt: Some(prompt.into()),
+        };
         let file = "Cargo.toml";
         assert_eq!(said([Some(file), Some("hi")], None, None).unwrap(), got(Some(file), "hi"));
         assert_eq!(said([Some(file), None], None, Some("hi")).unwrap(), got(Some(file), "hi"));
@@ -134,6 +190,18 @@ mod tests {
             let error = said(words, model, prompt).unwrap_err().to_string();
             assert!(error.contains("hint:"), "{error}");
         }
+    }
+
+    #[test]
+    fn words_with_spaces_are_prompts_and_stdin_comes_behind_them() {
+        for prompt in ["hi there", "https://example.org is what?", "hf: what is it?", "ollama: who?"] {
+            assert!(is_prompt(prompt), "{prompt}");
+        }
+        for name in ["hi", "hf:a/b", "my model.gguf", "Cargo.toml"] {
+            assert!(!is_prompt(name), "{name}");
+        }
+        assert_eq!(joined("What is it?".into(), "a list"), "What is it?\n\na list");
+        assert_eq!(joined("What is it?".into(), " \n"), "What is it?");
     }
 
     #[test]

@@ -20,10 +20,10 @@ use crate::store::{Bars, store};
 
 Every command that takes a MODEL takes these names too, those that `kiln list` shows, and `smollm2` for the default model. \
 Models of Hugging Face lie in the cache that its own programs use (HF_HOME, HF_HUB_CACHE); HF_TOKEN, HF_ENDPOINT and \
-HF_HUB_OFFLINE are honoured. All others lie in KILN_MODELS. A download that breaks off, by Ctrl-C too, goes on when the \
-command is given again.")]
+HF_HUB_OFFLINE are honoured. All others lie in KILN_MODELS. A file that is there is hashed, and fetched again if it is damaged. A download that \
+breaks off, by Ctrl-C too, resumes when the command is given again; one by pip (pypi:) starts over.")]
 pub(crate) struct Arguments {
-    /// Where the model comes from
+    /// Where the model comes from, or a name of the store to bring up to date
     #[arg(value_name = "MODEL", required = true)]
     models: Vec<String>,
     /// What to call it

@@ -13,6 +13,7 @@ use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::synth::recipe;
+use crate::kind;
 use crate::model::resolve;
 use crate::output::{byte_progress, print, say, size};
 
@@ -57,14 +58,18 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let named = recipe(&arguments.recipe)?;
     let recipe = if arguments.pure { named.pure() } else { named };
-    let model = Gguf::open(resolve(Some(&arguments.input))?)?;
+    let path = resolve(Some(&arguments.input))?;
+    let model = Gguf::open(&path)?;
+    kind::check_model(&model, &path)?;
     let importance = arguments.imatrix.as_deref().map(Importance::open).transpose()?;
     let mut conversion = Conversion::new(&model, recipe)?;
     if let Some(importance) = &importance {
         conversion = conversion.with_importance(importance);
         let unknown = conversion.n_unknown();
         if unknown > 0 {
-            say(&format!("note: the importance matrix knows nothing of {unknown} tensors; their columns count alike"));
+            say(&format!(
+                "note: the importance matrix has no data for {unknown} tensors; their columns get the same importance"
+            ));
         }
     }
     if arguments.dry_run {

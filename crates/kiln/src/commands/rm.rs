@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln_store::Removed;
+use kiln_store::{Left, Record, Removed, Stays};
 use serde_json::json;
 
 use crate::output::{print, say, size};
@@ -13,7 +13,8 @@ use crate::store::store;
 #[command(after_help = "Example:
   kiln rm smollm2          # the default model is fetched again when it is used
 
-Files that another program fetched into the cache of Hugging Face stay; so do those that another model needs.")]
+Files that another program fetched into the cache of Hugging Face stay; so do those that another model needs, and links to \
+files outside the store.")]
 pub(crate) struct Arguments {
     /// Names that `kiln list` shows, or sources
     #[arg(value_name = "MODEL", required_unless_present = "incomplete")]
@@ -30,7 +31,13 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let store = store()?;
     // A name that is wrong leaves all as it is.
-    let records = arguments.models.iter().map(|name| store.record(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut records: Vec<Record> = Vec::new();
+    for name in &arguments.models {
+        let record = store.record(name)?;
+        if !records.iter().any(|other| other.source == record.source) {
+            records.push(record);
+        }
+    }
     let mut all: Vec<(String, Removed)> = Vec::new();
     for record in &records {
         all.push((record.name.clone(), store.remove(record)?));
@@ -42,16 +49,23 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let row = |(name, removed): &(String, Removed)| {
             let files: Vec<_> =
                 removed.files.iter().map(|(path, bytes)| json!({"path": path, "bytes": bytes})).collect();
-            json!({"name": name, "removed": files, "left": removed.left})
+            let left: Vec<_> = removed.left.iter().map(|left| &left.path).collect();
+            json!({"name": name, "removed": files, "left": left})
         };
         print(&serde_json::to_string_pretty(&all.iter().map(row).collect::<Vec<_>>())?);
         return Ok(ExitCode::SUCCESS);
     }
     for (name, removed) in &all {
         let bytes = removed.files.iter().map(|(_, bytes)| bytes).sum();
-        say(&format!("{name}: {} files, {} removed", removed.files.len(), size(bytes)));
-        for path in &removed.left {
-            say(&format!("note: {} stays: another program fetched it, or another model needs it", path.display()));
+        let files = removed.files.len();
+        say(&format!("{name}: {files} file{}, {} removed", if files == 1 { "" } else { "s" }, size(bytes)));
+        for Left { path, why } in &removed.left {
+            let why = match why {
+                Stays::Foreign => "another program fetched it",
+                Stays::Shared => "another model needs it",
+                Stays::Linked => "it is a link, or lies behind one that leads out of the store; delete it yourself",
+            };
+            say(&format!("note: {} stays: {why}", path.display()));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -11,68 +11,70 @@ use kiln_engine::run::{EndReason, Engine, Entry, First, Request, Scheduler, Sequ
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::{Message, OutputParser};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+use kiln_engine::vision::prompt::Joined;
 use kiln_engine::{Error, state};
 use kiln_system::files::{Output, Overwrite};
 use kiln_system::interrupt::{Catch, Interrupted};
 use serde_json::{Value, json};
 
 use super::diffusion::{self, DiffusionFlags};
-use super::prompt::{Asked, Said, asked};
+use super::pictures::{PictureFlags, Pictures};
+use super::prompt::{PromptArgs, Resolved, asked};
 use super::sampling_flags::SamplingFlags;
-use crate::model::{ModelFlags, resolve};
+use super::talk_flags::TalkFlags;
+use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name, turn_ends};
+use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
-use crate::speaker::{Answer, Piece, Reading, answer, chat_prompt, name, template, turn_ends};
 
 /// Flags of `kiln run`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   kiln run \"What is a kiln?\"                       # the default model
   kiln run smollm2 \"What is a kiln?\" --temp 0 -n 200
-  ls | kiln run smollm2 --system \"Say what this folder is for.\"
+  ls | kiln run smollm2 \"What is this folder for?\"   # stdin follows the prompt
   kiln run smollm2 --raw \"Once upon a time\" -n 64  # continue a text
   kiln run smollm2 \"Name a city\" --json-schema '{\"type\": \"string\"}'
   kiln run smollm2 --raw -f book.txt -n 0 --save-state book.state
   kiln run smollm2 -p \" The end came when\" --load-state book.state
+  kiln run smolvlm.gguf \"What is this?\" --mmproj mm.gguf --image photo.jpg
   kiln run t5.gguf \"translate English to German: That is good.\"
   kiln run dream.gguf \"Why is the sky blue?\" --diffusion-steps 64 -n 64")]
 pub(crate) struct Arguments {
-    /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
+    /// Model: a GGUF file or a name as in `kiln pull`; SmolLM2-135M-Instruct if omitted, downloaded on first use
     #[arg(value_name = "MODEL")]
     first: Option<String>,
-    /// What to say to the model; `-` or nothing reads stdin
+    /// Prompt; `-` or none reads it from stdin. What is piped to stdin beside a prompt is appended to it, after an empty line
     #[arg(value_name = "PROMPT")]
     second: Option<String>,
-    /// GGUF file, as the first argument
+    /// Model, instead of the first argument
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// What to say to the model, as the second argument
+    /// Prompt, instead of the second argument
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// The prompt is in this file
+    /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// What the model should be and do, said before the prompt
-    #[arg(long, alias = "system-prompt", value_name = "TEXT", conflicts_with = "raw")]
-    system: Option<String>,
-    /// Continue the text of the prompt, without the model's chat template
-    #[arg(long)]
+    #[command(flatten)]
+    talk: TalkFlags,
+    #[command(flatten)]
+    pictures: PictureFlags,
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template"])]
     raw: bool,
-    /// Ask the model not to think before it answers, if it can be asked
-    #[arg(long)]
-    no_think: bool,
-    /// Print one JSON object at the end: text, tokens, counts and times
+    /// Print one JSON object at the end: text, tokens, counts and timings
     #[arg(long)]
     json: bool,
-    /// With --json: the logarithms of probability of each token and of so many likeliest ones
+    /// With --json: add the log-probability of each token and of the N most likely ones
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<usize>,
-    /// Save what the model remembers after the prompt, to go on from with --load-state
+    /// Save the KV cache after the prompt to a file, for --load-state
     #[arg(long, value_name = "FILE")]
     save_state: Option<PathBuf>,
-    /// Go on from a saved state of the same model: the prompt, if any, continues the text it holds
-    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    /// Continue from a saved state of the same model; the prompt, if any, is appended to it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["system", "system_file", "chat_template"])]
     load_state: Option<PathBuf>,
-    /// Overwrite the file of --save-state if it is there
+    /// Overwrite the --save-state file if it exists
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -83,9 +85,13 @@ pub(crate) struct Arguments {
     flags: ModelFlags,
 }
 
+/// Tokens of an answer that memory is taken for where no limit is given.
+const USUAL_ANSWER: usize = 8192;
+
 /// What the model gets.
 struct Prepared {
-    tokens: Vec<u32>,
+    /// Its tokens: one part more than there are pictures.
+    parts: Vec<Vec<u32>>,
     parser: Option<OutputParser>,
     show_special: bool,
     /// Tokens that end a turn beside the model's own.
@@ -95,8 +101,8 @@ struct Prepared {
 }
 
 impl Arguments {
-    fn asked(&self) -> anyhow::Result<Asked> {
-        asked(&Said {
+    fn asked(&self) -> anyhow::Result<Resolved> {
+        asked(&PromptArgs {
             words: [self.first.as_deref(), self.second.as_deref()],
             model: self.model.as_deref(),
             prompt: self.prompt.as_deref(),
@@ -105,30 +111,37 @@ impl Arguments {
     }
 
     /// The prompt as tokens: by the template if there is one.
-    fn prepare(&self, model: &Model, prompt: &str) -> anyhow::Result<Prepared> {
+    fn prepare(&self, model: &Model, prompt: &str, marker: Option<&str>) -> anyhow::Result<Prepared> {
         let raw = self.raw || self.load_state.is_some();
-        let template = if raw { None } else { template(model)? };
+        let template = if raw { None } else { self.talk.template(model)? };
         let ends = turn_ends(model, template.as_ref())?;
+        let system = self.talk.system()?;
         if let Some(template) = template {
-            let system = self.system.as_ref().map(|text| Message::new("system", text.as_str()));
+            let system = system.map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
-            let chat = chat_prompt(model, &template, &messages, !self.no_think, self.sampling.has_rule())?;
-            let (tokens, show_special) = (chat.tokens, chat.show_special);
-            return Ok(Prepared { tokens, parser: Some(chat.parser), show_special, ends, continues: false });
+            let chat = chat_prompt(model, &template, &messages, self.talk.thinks(), self.sampling.has_rule(), marker)?;
+            let (parts, show_special) = (chat.parts, chat.show_special);
+            return Ok(Prepared { parts, parser: Some(chat.parser), show_special, ends, continues: false });
         }
-        if self.system.is_some() {
+        if system.is_some() {
             bail!(
-                "the model has no chat template, so nothing can be said to it with --system\nhint: say it in the prompt"
+                "the model has no chat template, so --system has no place\nhint: --chat-template names one, such as chatml; or write it into the prompt"
             );
         }
         // What is read is not gone on with.
         let continues = model.facts.start.is_none() && !model.facts.fills;
         if !raw && continues {
-            say("note: the model has no chat template: it continues the text (--raw says so)");
+            say(
+                "note: the model has no chat template, so it continues the prompt as text (--raw does so without this note; --chat-template names a template)",
+            );
         }
-        let special = if self.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
-        let tokens = model.tokenizer.encode(prompt, special, ParseSpecial::Yes)?;
-        Ok(Prepared { tokens, parser: None, show_special: false, ends, continues })
+        let mut special = if self.load_state.is_some() { AddSpecial::No } else { AddSpecial::Yes };
+        let mut parts = Vec::new();
+        for part in marker.map_or(vec![prompt], |marker| prompt.split(marker).collect()) {
+            parts.push(model.tokenizer.encode(part, special, ParseSpecial::Yes)?);
+            special = AddSpecial::No;
+        }
+        Ok(Prepared { parts, parser: None, show_special: false, ends, continues })
     }
 
     /// An answer of a model that fills in texts.
@@ -156,16 +169,21 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let asked = arguments.asked()?;
     let Some(text) = asked.prompt.or(arguments.load_state.is_some().then(String::new)) else {
-        bail!("there is no prompt\nhint: kiln run MODEL PROMPT, -p, -f FILE, or text on stdin; `kiln chat` talks");
+        bail!(
+            "there is no prompt\nhint: kiln run MODEL PROMPT, -p, -f FILE, or text on stdin; `kiln chat` holds a conversation"
+        );
     };
     let path = resolve(asked.model.as_deref())?;
     arguments.flags.open_early();
     let model = arguments.flags.open(&path)?;
     // All before the weights are loaded: a wrong word should not cost a minute.
-    let mut prepared = arguments.prepare(&model, &text)?;
+    let pictures = arguments.pictures.open(&model)?;
+    let shown = pictures.as_ref().map(|pictures| pictures.before(&text));
+    let marker = pictures.as_ref().map(Pictures::marker);
+    let prepared = arguments.prepare(&model, shown.as_deref().unwrap_or(&text), marker)?;
     let sampling = arguments.sampling.sampling(&model)?;
     if model.facts.fills {
-        return arguments.fill(&model, prepared.tokens, sampling);
+        return arguments.fill(&model, prepared.parts.concat(), sampling);
     }
     arguments.diffusion.refuse(&model)?;
     if model.facts.start.is_some() && arguments.has_states() {
@@ -185,10 +203,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         })
     };
     let state = arguments.load_state.as_ref().map(from).transpose()?;
+    let mut prompt = match &pictures {
+        Some(pictures) => pictures.join(&model, &arguments.flags, prepared.parts)?,
+        None => Joined { tokens: prepared.parts.concat(), ..Joined::default() },
+    };
     let goes_on = arguments.sampling.limit().is_none_or(|limit| limit > 1);
-    let first = First { prompt: prepared.tokens.len(), cuts: sampling.cuts(), goes_on };
+    let first = First { prompt: prompt.tokens.len(), cuts: sampling.cuts(), goes_on };
     let spare = if arguments.has_states() { 2 } else { 0 };
-    let scheduler = arguments.flags.scheduler(&model, spare, Some(first))?;
+    // Memory for a whole context would be taken for nothing: this command knows its prompt.
+    let tokens = prompt.tokens.len() + arguments.sampling.limit().unwrap_or(USUAL_ANSWER) + 1;
+    let expected = Some(tokens).filter(|_| !arguments.has_states());
+    let job = OneSequence { spare, first: Some(first), expected };
+    let scheduler = arguments.flags.scheduler(&model, job)?;
     if is_watched() {
         say(&format!("{} on {}", name(&model), scheduler.describe()));
     }
@@ -196,7 +222,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let catch = Arc::new(Catch::new());
     let mut from = None;
     if arguments.has_states() {
-        let held = hold(&scheduler, state, prepared.tokens, output.is_some(), &catch)?;
+        let held = hold(&scheduler, state, prompt.tokens, output.is_some(), &catch)?;
         let Some(held) = held else { return Err(interrupted().into()) };
         if let (Some(mut output), Some(bytes)) = (output, held.saved) {
             output.write_all(&bytes).map_err(|why| output.failed(why))?;
@@ -210,9 +236,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let nothing = Answer { words, thoughts, tokens, reason: EndReason::Limit, usage };
             return if arguments.json { report(arguments, &scheduler, &nothing) } else { Ok(ExitCode::SUCCESS) };
         }
-        (from, prepared.tokens) = (Some(held.sequence), held.tokens);
+        (from, prompt.tokens) = (Some(held.sequence), held.tokens);
     }
-    let mut request = arguments.sampling.request(prepared.tokens, sampling, &prepared.ends);
+    let mut request = arguments.sampling.request(prompt.tokens, sampling, &prepared.ends);
+    request.spans = prompt.spans;
     request.show_special = prepared.show_special;
     (request.constraint, request.logprobs, request.from) = (constraint, arguments.logprobs, from);
     let echo = if prepared.continues { text } else { String::new() };
@@ -274,7 +301,7 @@ fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyh
     }
     if answer.reason == EndReason::Context {
         let context = scheduler.context();
-        say(&format!("note: the context of {context} tokens is full\nhint: --ctx-size makes room for more"));
+        say(&format!("note: the context of {context} tokens is full\nhint: --ctx-size sets a larger one"));
     }
     if is_watched() {
         let ([reading, writing], usage) = (answer.rates(), &answer.usage);
@@ -290,7 +317,7 @@ fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyh
 }
 
 pub(super) fn interrupted() -> Interrupted {
-    Interrupted { left: "the answer is not complete\nhint: -n bounds how many tokens are written" }
+    Interrupted { left: "the answer is not complete (-n limits its length)" }
 }
 
 /// An answer for programs.
@@ -342,7 +369,7 @@ pub(super) fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<
     }))
 }
 
-/// A sequence that a text goes on from.
+/// A sequence that generation continues from.
 struct Held {
     /// Holds all tokens but the last, or fewer.
     sequence: SequenceId,

@@ -11,84 +11,84 @@ use kiln_engine::text::constraint::{Constraints, Rule};
 
 /// How tokens are chosen, in every command that writes text.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "How tokens are chosen")]
+#[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplerFlags {
-    /// Temperature: 0 always takes the likeliest token [default: 0.8]
+    /// Temperature; 0 always picks the most likely token [default: 0.8]
     #[arg(long, alias = "temperature", value_name = "N", allow_negative_numbers = true)]
     temp: Option<f32>,
-    /// Keep so many of the likeliest; 0 keeps all [default: 40]
+    /// Keep the N most likely tokens (0 = off) [default: 40]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     top_k: Option<i32>,
-    /// Keep the likeliest up to this sum of probabilities; 1 keeps all [default: 0.95]
+    /// Keep the most likely tokens up to this total probability (1 = off) [default: 0.95]
     #[arg(long, value_name = "N")]
     top_p: Option<f32>,
-    /// Keep what is at least this part as likely as the best; 0 keeps all [default: 0.05]
+    /// Drop tokens less likely than this fraction of the top token's probability (0 = off) [default: 0.05]
     #[arg(long, value_name = "N")]
     min_p: Option<f32>,
-    /// Keep typical tokens up to this sum of probabilities; 1 keeps all [default: 1]
+    /// Keep locally typical tokens up to this total probability (1 = off) [default: 1]
     #[arg(long, alias = "typical-p", value_name = "N")]
     typical: Option<f32>,
-    /// Keep what is within so many standard deviations of the best; -1 keeps all [default: -1]
+    /// Keep tokens whose logit is within N standard deviations of the top one (-1 = off) [default: -1]
     #[arg(long, alias = "top-n-sigma", value_name = "N", allow_negative_numbers = true)]
     top_nsigma: Option<f32>,
-    /// How often the likely tokens are left out (XTC) [default: 0]
+    /// XTC: chance of removing the most likely tokens (0 = off) [default: 0]
     #[arg(long, value_name = "N")]
     xtc_probability: Option<f32>,
-    /// What XTC takes for likely [default: 0.1]
+    /// XTC: probability from which tokens may be removed [default: 0.1]
     #[arg(long, value_name = "N")]
     xtc_threshold: Option<f32>,
-    /// Tokens that penalties look back at; -1 for all [default: 64]
+    /// Number of last tokens that penalties apply to (0 = off, -1 = all) [default: 64]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
-    /// Penalty of tokens that occurred; 1 does nothing [default: 1]
+    /// Divide the logits of repeated tokens by this (1 = off) [default: 1]
     #[arg(long, value_name = "N")]
     repeat_penalty: Option<f32>,
-    /// Taken off once if the model wrote the token [default: 0]
+    /// Subtract this from the logit of every token generated so far (0 = off) [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Taken off for each time the model wrote the token [default: 0]
+    /// Subtract this from the logit of a token for each time it was generated (0 = off) [default: 0]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// How strongly repetitions are held down (DRY); 0 does nothing [default: 0]
+    /// DRY: strength of the penalty on repeated sequences (0 = off) [default: 0]
     #[arg(long, value_name = "N")]
     dry_multiplier: Option<f32>,
-    /// By how much DRY grows with each token [default: 1.75]
+    /// DRY: growth of the penalty per repeated token, at least 1 [default: 1.75]
     #[arg(long, value_name = "N")]
     dry_base: Option<f32>,
-    /// Repetitions that DRY lets pass [default: 2]
+    /// DRY: longest repetition without a penalty [default: 2]
     #[arg(long, value_name = "N")]
     dry_allowed_length: Option<u32>,
-    /// Tokens that DRY looks back at; -1 for all [default: -1]
+    /// DRY: number of last tokens to search (0 = off, -1 = all) [default: -1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     dry_penalty_last_n: Option<i32>,
-    /// A text that ends a repetition, in the place of newline, colon, quote and star; may be repeated; `none` for none
+    /// DRY: text that ends a repetition, instead of newline, colon, quote and star; may be given several times; `none` for none
     #[arg(long, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
-    /// The temperature moves this far either way, by the entropy [default: 0]
+    /// Dynamic temperature: range around --temp, by entropy (0 = off) [default: 0]
     #[arg(long, value_name = "N")]
     dynatemp_range: Option<f32>,
-    /// Bends the way from the coldest to the hottest [default: 1]
+    /// Dynamic temperature: exponent of the curve [default: 1]
     #[arg(long, value_name = "N")]
     dynatemp_exp: Option<f32>,
-    /// 2 for Mirostat 2 in the place of the other samplers [default: 0]
+    /// 2 uses Mirostat 2 instead of the other samplers (0 = off) [default: 0]
     #[arg(long, value_name = "N")]
     mirostat: Option<u8>,
-    /// How fast Mirostat learns [default: 0.1]
+    /// Mirostat learning rate [default: 0.1]
     #[arg(long, value_name = "N")]
     mirostat_lr: Option<f32>,
-    /// The surprise that Mirostat steers to [default: 5]
+    /// Mirostat target entropy [default: 5]
     #[arg(long, value_name = "N")]
     mirostat_ent: Option<f32>,
-    /// Samplers in their order [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
+    /// Samplers, in the order they run [default: penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature]
     #[arg(long, value_name = "NAMES", conflicts_with = "sampling_seq")]
     samplers: Option<String>,
-    /// Samplers in their order, one letter each [default: edskypmxt]
+    /// Samplers, one letter each [default: edskypmxt]
     #[arg(long, alias = "sampler-seq", value_name = "LETTERS")]
     sampling_seq: Option<String>,
-    /// The same seed gives the same text; -1 for another one each time [default: -1]
+    /// Random seed; -1 picks a new one each time [default: -1]
     #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<Seed>,
-    /// Makes a token likelier or less likely, like 15043+1 or 15043-1; may be repeated
+    /// Add to the logit of a token: 15043+1 or 15043-1; may be given several times
     #[arg(short, long, value_name = "ID+BIAS", value_parser = bias)]
     logit_bias: Vec<(u32, f32)>,
 }
@@ -99,39 +99,40 @@ pub(crate) struct SamplingFlags {
     #[command(flatten)]
     sampler: SamplerFlags,
 
-    /// Tokens to generate at most; -1 for no bound but the end and the context [default: -1]
+    /// Maximum number of tokens to generate; -1 until the model ends or the context is full [default: -1]
     #[arg(
         short = 'n',
         long,
         alias = "predict",
         value_name = "N",
         allow_negative_numbers = true,
-        help_heading = "What is generated"
+        help_heading = "Output"
     )]
     pub(crate) n_predict: Option<i64>,
-    /// The text ends before this one; may be repeated
-    #[arg(long, alias = "reverse-prompt", value_name = "TEXT", help_heading = "What is generated")]
+    /// Stop before this text; may be given several times
+    #[arg(long, alias = "reverse-prompt", value_name = "TEXT", help_heading = "Output")]
     stop: Vec<String>,
-    /// Never choose a token that ends the text
-    #[arg(long, help_heading = "What is generated")]
+    /// Ignore end-of-text tokens and keep generating
+    #[arg(long, help_heading = "Output")]
     ignore_eos: bool,
-    /// The text must fit this grammar, in llama.cpp's GBNF
-    #[arg(long, value_name = "GBNF", help_heading = "What is generated", group = "rule")]
+    /// Constrain the output by a grammar in llama.cpp's GBNF
+    #[arg(long, value_name = "GBNF", help_heading = "Output", group = "rule")]
     grammar: Option<String>,
-    /// The same from a file
-    #[arg(long, value_name = "FILE", help_heading = "What is generated", group = "rule")]
+    /// Read the GBNF grammar from a file
+    #[arg(long, value_name = "FILE", help_heading = "Output", group = "rule")]
     grammar_file: Option<PathBuf>,
-    /// The text must be JSON that fits this schema: JSON itself, or the name of a file that holds it
-    #[arg(short = 'j', long, value_name = "SCHEMA", help_heading = "What is generated", group = "rule")]
+    /// Constrain the output to JSON that fits this schema: the schema itself, or a file. not, uniqueItems, if/then/else,
+    /// contains, dependentRequired and unevaluatedProperties are not supported
+    #[arg(short = 'j', long, value_name = "SCHEMA", help_heading = "Output", group = "rule")]
     json_schema: Option<String>,
-    /// The whole text must match this regular expression
-    #[arg(long, value_name = "REGEX", help_heading = "What is generated", group = "rule")]
+    /// Constrain the output to match this regular expression
+    #[arg(long, value_name = "REGEX", help_heading = "Output", group = "rule")]
     regex: Option<String>,
-    /// The text must be one of these; may be repeated
-    #[arg(long, value_name = "TEXT", help_heading = "What is generated", group = "rule")]
+    /// Constrain the output to one of these texts; may be given several times
+    #[arg(long, value_name = "TEXT", help_heading = "Output", group = "rule")]
     choice: Vec<String>,
-    /// The text must fit this grammar, in llguidance's Lark: the grammar itself, or the name of a file that holds it
-    #[arg(long, value_name = "LARK", help_heading = "What is generated", group = "rule")]
+    /// Constrain the output by a grammar in llguidance's Lark: the grammar itself, or a file
+    #[arg(long, value_name = "LARK", help_heading = "Output", group = "rule")]
     lark: Option<String>,
 }
 

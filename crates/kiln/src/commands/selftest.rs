@@ -53,16 +53,17 @@ pub(crate) struct Part {
     /// Only cases whose name holds this text, in small or capital letters; may be given several times
     #[arg(long, value_name = "TEXT")]
     case: Vec<String>,
-    /// Only these paths: scalar, int_dot, coopmat, lanes, lane_rows, coopmat2
+    /// Only these paths: scalar, int_dot, coopmat, fragment, fragment_prefill, coopmat2
     #[arg(long, value_name = "PATHS", value_delimiter = ',', value_parser = path_of)]
     pub(crate) path: Vec<Path>,
 }
 
 fn path_of(text: &str) -> Result<Path, String> {
     let names = Path::ALL.map(Path::name);
+    let present = kiln_kernels::tuning::present(text);
     Path::ALL
         .into_iter()
-        .find(|p| p.name() == text)
+        .find(|p| p.name() == present.trim_end())
         .ok_or_else(|| format!("no such path; there are {}", names.join(", ")))
 }
 
@@ -124,6 +125,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.compile {
         return super::compile::run(&kernels, &arguments.device, arguments.chosen, arguments.json);
     }
+    // Where nothing is tested, nothing is proved.
+    let level = if arguments.full { Level::Full } else { Level::Small };
+    if kernels.iter().all(|kernel| arguments.part.cases(kernel, level).is_empty()) {
+        bail!(
+            "no case fits --case {}\nhint: a case's name holds types and sizes: --case q4_0",
+            arguments.part.case.join(", ")
+        );
+    }
     let start = Instant::now();
     let device = arguments.device.open()?;
     let set_up = start.elapsed();
@@ -131,7 +140,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         print(&format!("device: {}", device.adapter.describe()));
     }
     // Cases whose references are computed at once: large ones take gigabytes.
-    let (level, at_once) = if arguments.full { (Level::Full, 8) } else { (Level::Small, 64) };
+    let at_once = if arguments.full { 8 } else { 64 };
     // All at once, on all cores; one that fails is met again, and named, by the case that wants it.
     let paths = arguments.part.paths();
     let cases_of = |kernel: &Kernel| within_share(arguments.part.cases(kernel, level), arguments.share);

@@ -1,8 +1,10 @@
-//! `kiln show`: what is known of a model of the store.
+//! `kiln show`: what is known of a model of the store, or of a model file.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use kiln_gguf::Gguf;
+use kiln_store::{Error, Store};
 use kiln_system::text::shown;
 use serde_json::json;
 
@@ -17,7 +19,7 @@ use crate::store::store;
 
 `kiln inspect` tells more of the file itself.")]
 pub(crate) struct Arguments {
-    /// A name that `kiln list` shows, or a source
+    /// A name that `kiln list` shows, a source, or a file
     model: String,
     /// Print JSON
     #[arg(long)]
@@ -26,7 +28,10 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let record = store()?.record(&arguments.model)?;
+    let record = match store()?.record(&arguments.model) {
+        Err(Error::NotStored { path }) if path.is_file() => Store::describe(Path::new(&path)),
+        found => found?,
+    };
     let mut rows: Vec<(&str, String)> = vec![("name", record.name.clone()), ("source", record.source.clone())];
     let mut facts = serde_json::Map::new();
     if let Some(path) = record.path() {

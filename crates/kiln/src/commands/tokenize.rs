@@ -8,7 +8,7 @@ use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, ShowSpecial, Tokenizer};
 use kiln_gguf::Gguf;
 use serde_json::json;
 
-use super::prompt::{file_text, stdin};
+use super::prompt::{stdin, whole_text};
 use crate::model::resolve;
 use crate::output::{print, print_piece};
 
@@ -21,10 +21,10 @@ use crate::output::{print, print_piece};
 pub(crate) struct Arguments {
     /// GGUF file or a name, as `kiln pull` takes them
     model: PathBuf,
-    /// The text; without it stdin
+    /// The text; without it stdin, with its last newline
     #[arg(conflicts_with = "file")]
     text: Option<String>,
-    /// The text is in this file
+    /// The text is in this file; its last newline counts
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Print the ids alone, as a list
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// Print the number of tokens alone
     #[arg(long, conflicts_with = "json")]
     count: bool,
-    /// Do not put the tokens before and behind that the model wants
+    /// Do not add BOS/EOS tokens
     #[arg(long)]
     no_bos: bool,
     /// Take texts that are spelled like control tokens as texts
@@ -73,8 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let tokenizer = tokenizer(&arguments.model)?;
     let text = match (&arguments.text, &arguments.file) {
         (Some(text), _) => text.clone(),
-        (None, Some(path)) => file_text(path)?,
-        (None, None) => stdin()?,
+        (None, file) => whole_text(file.as_deref())?,
     };
     let add = if arguments.no_bos { AddSpecial::No } else { AddSpecial::Yes };
     let parse = if arguments.no_parse_special { ParseSpecial::No } else { ParseSpecial::Yes };

@@ -6,8 +6,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use kiln_system::interrupt::Catch;
+use kiln_system::terminal::{Quiet, columns_of_stdout, key};
 use serde::Deserialize;
 use serde_json::Value;
+use unicode_width::UnicodeWidthChar as _;
 
 use crate::output::{erase_lines, print, print_styled, say, size};
 
@@ -20,18 +23,20 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 #[command(after_help = "Examples:
   kiln top
   kiln top http://10.0.0.5:8080 --api-key KEY
-  kiln top --json             # one look, for programs")]
+  kiln top --json             # once, as JSON
+
+q or Ctrl-C ends it.")]
 pub(crate) struct Arguments {
     /// Address of the server
     #[arg(default_value = "http://127.0.0.1:8080")]
     url: String,
-    /// Key, where the server asks for one
+    /// API key of the server
     #[arg(long, env = "KILN_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
-    /// Seconds between two looks
+    /// Seconds between updates
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     interval: f64,
-    /// Look once, and print everything as JSON
+    /// Print the state once, as JSON
     #[arg(long)]
     json: bool,
 }
@@ -119,9 +124,12 @@ impl History {
         let used = pages.saturating_sub(free_pages);
         let cached = 100.0 * seen.tokens.cached as f64 / seen.tokens.prompt.max(1) as f64;
         let mut lines = vec![
-            ("tokens/s written", rate(&self.written)),
-            ("tokens/s read", rate(&self.read)),
-            ("texts", format!("{:>10}  of {}: {reading} read, {writing} write", reading + writing, seen.sequences)),
+            ("generation tok/s", rate(&self.written)),
+            ("prompt tok/s", rate(&self.read)),
+            (
+                "sequences",
+                format!("{:>10}  of {}: {reading} prefill, {writing} decode", reading + writing, seen.sequences),
+            ),
             (
                 "waiting",
                 format!(
@@ -130,7 +138,7 @@ impl History {
                 ),
             ),
             ("cache pages", format!("{used:>10}  of {pages} {}", meter(used, pages))),
-            ("prompts cached", format!("{cached:>8.0} %  of {} tokens", seen.tokens.prompt)),
+            ("prompt cached", format!("{cached:>8.0} %  of {} tokens", seen.tokens.prompt)),
         ];
         if let Some(Memory { free, total }) = seen.memory {
             let used = total.saturating_sub(free);
@@ -163,45 +171,87 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         print(&look(arguments, &agent)?.to_string());
         return Ok(ExitCode::SUCCESS);
     }
+    let (catch, typing) = (Catch::new(), Quiet::begin());
+    let is_over = |seconds: f64| waits(Duration::from_secs_f64(seconds), typing.is_some(), &catch);
     let mut history = History::default();
     let (mut drawn, mut away) = (0, false);
     loop {
         let seen = match look(arguments, &agent) {
             Ok(seen) => seen,
             // A server that was there may come back.
-            Err(why) if drawn > 0 => {
-                say(&format!("{}; looking again", why.to_string().lines().next().unwrap_or_default()));
-                (drawn, history.before) = (0, None);
-                away = true;
-                std::thread::sleep(Duration::from_secs_f64(arguments.interval.max(1.0)));
-                continue;
-            }
-            Err(why) if away => {
-                log::debug!("{why:#}");
-                std::thread::sleep(Duration::from_secs_f64(arguments.interval.max(1.0)));
+            Err(why) if drawn > 0 || away => {
+                match drawn {
+                    0 => log::debug!("{why:#}"),
+                    _ => say(&format!("{}; trying again", why.to_string().lines().next().unwrap_or_default())),
+                }
+                (drawn, history.before, away) = (0, None, true);
+                if is_over(arguments.interval.max(1.0)) {
+                    return Ok(ExitCode::SUCCESS);
+                }
                 continue;
             }
             Err(why) => return Err(why),
         };
         let seen: Seen = serde_json::from_value(seen).context("the server is of another version")?;
         history.add(&seen, Instant::now());
-        if std::io::stdout().is_terminal() && drawn > 0 {
+        let terminal = std::io::stdout().is_terminal();
+        if terminal && drawn > 0 {
             erase_lines(drawn);
         }
+        let columns = if terminal { columns_of_stdout().unwrap_or(usize::MAX) } else { usize::MAX };
         let lines = history.lines(&seen);
-        print_styled(&format!("{} on {}", seen.model, seen.device), "1");
-        print(&format!("  up {} s", seen.uptime_seconds));
+        print_styled(&fitted(&format!("{} on {}", seen.model, seen.device), columns), "1");
+        print("");
+        print(&fitted(&format!("up {} s{}", seen.uptime_seconds, if terminal { "; q quits" } else { "" }), columns));
         for (name, value) in &lines {
-            print(&format!("{name:16} {value}"));
+            print(&fitted(&format!("{name:16} {value}"), columns));
         }
-        drawn = lines.len() + 1;
-        std::thread::sleep(Duration::from_secs_f64(arguments.interval));
+        drawn = lines.len() + 2;
+        if is_over(arguments.interval) {
+            return Ok(ExitCode::SUCCESS);
+        }
     }
+}
+
+/// Waits for the next update. `true` where the person at the terminal wants to leave: by `q`, or by Ctrl-C.
+fn waits(time: Duration, has_keys: bool, catch: &Catch) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+        if catch.happened() {
+            return true;
+        }
+        if left.is_zero() {
+            return false;
+        }
+        match has_keys {
+            true if matches!(key(left), Some(b'q' | b'Q' | 4)) => return true,
+            true => {}
+            false => std::thread::sleep(left),
+        }
+    }
+}
+
+/// As much of a line as a terminal with this many columns shows in one row.
+fn fitted(line: &str, columns: usize) -> String {
+    let mut width = 0;
+    let fits = |c: &char| {
+        width += c.width().unwrap_or(0);
+        width <= columns
+    };
+    line.chars().take_while(fits).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_fit_the_terminal() {
+        assert_eq!(fitted("tokens/s  12.5 █████", 12), "tokens/s  12");
+        assert_eq!(fitted("漢字漢字", 5), "漢字");
+        assert_eq!(fitted("short", usize::MAX), "short");
+    }
 
     #[test]
     fn rates_are_of_the_time_between_two_looks() {
@@ -217,7 +267,7 @@ mod tests {
         history.add(&seen(140, 150), start + Duration::from_secs(2));
         assert_eq!((history.written.back(), history.read.back()), (Some(&20.0), Some(&25.0)));
         let lines = history.lines(&seen(140, 150));
-        assert!(lines[2].1.contains("of 8: 0 read, 2 write"), "{lines:?}");
+        assert!(lines[2].1.contains("of 8: 0 prefill, 2 decode"), "{lines:?}");
         assert!(lines[4].1.ends_with("of 4 █████░░░░░░░░░░░░░░░"), "{lines:?}");
         assert_eq!(graph(&VecDeque::from([0.0, 5.0, 10.0])), "▁▅█");
     }

@@ -141,7 +141,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             // As they come, so that an end half-way loses nothing. What is no faster keeps the split that it has.
             if keeps && found.first().is_some_and(|(_, first)| faster(first)) {
-                let now = |s: &Subject| mul_mat_vec::tuning::table().ok()?.find(s.ty, s.path, n, caps);
+                let now = |s: &Subject| mul_mat_vec::tuning::table(caps).ok()?.find(s.ty, s.path, n, caps);
                 let split = |s: &Subject, f: &Found| now(s).filter(|_| !faster(f)).unwrap_or(f.trials[0].split);
                 let lines: Vec<Line> = found.iter().map(|(s, f)| line(&device, s, split(s, f))).collect();
                 keep(&device, &lines, &[])?;
@@ -210,7 +210,7 @@ fn tune_products(
     Ok(lines.len())
 }
 
-/// Whether so many seconds are fewer than those of the present split by more than chance.
+/// Whether this time beats that of the present split by more than noise.
 fn is_gain(now: Option<f64>, best: f64) -> bool {
     now.is_none_or(|now| now > GAIN * best)
 }
@@ -278,7 +278,7 @@ fn line(device: &Device, subject: &Subject, tuning: Tuning) -> Line {
     }
 }
 
-/// Puts the lines in the place of those that are kept for the device already.
+/// Replaces the tuning lines of the device.
 fn keep(device: &Device, lines: &[Line], products: &[String]) -> anyhow::Result<()> {
     let Some(file) = tuning_file(&device.adapter) else {
         say("there is no cache folder to keep the result in; KILN_CACHE_DIR names one");
@@ -294,9 +294,9 @@ fn product_subject(line: &str) -> (String, usize) {
     (word(2).to_owned(), word(4).parse().unwrap_or(usize::MAX))
 }
 
-/// Puts lines into the file of a device, in the place of those for the same products; `products` are those of many columns.
+/// Writes lines into the file of a device, replacing those for the same format and N; `products` are lines of `mul_mm`.
 fn keep_in(file: &std::path::Path, device: &str, lines: &[Line], products: &[String]) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let text = tuning::present(&std::fs::read_to_string(file).unwrap_or_default());
     let old = Table::parse(&text).unwrap_or_default();
     let subject = |l: &Line| (l.format.clone(), l.columns);
     let is_old = |l: &Line| !lines.iter().any(|new| subject(new) == subject(l));
@@ -350,19 +350,19 @@ mod tests {
             let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
             keep_in(&file, "a device", &[], &lines).unwrap();
         };
-        many(&["mul_mm gpu q4_k lanes 128 tile=16x128", "mul_mm * q4_k prefer 128 lanes"]);
-        many(&["mul_mm gpu q4_k lanes 16 tile=16x16", "mul_mm * q4_k prefer 16 lanes"]);
-        many(&["mul_mm gpu q4_k lanes 128 tile=16x64", "mul_mm * q4_k prefer 128 lanes"]);
+        many(&["mul_mm gpu q4_k fragment 128 tile=16x128", "mul_mm * q4_k prefer 128 fragment"]);
+        many(&["mul_mm gpu q4_k fragment 16 tile=16x16", "mul_mm * q4_k prefer 16 fragment"]);
+        many(&["mul_mm gpu q4_k fragment 128 tile=16x64", "mul_mm * q4_k prefer 128 fragment"]);
         keep(&[line("q4_k", 1, Path::IntDot)]);
         let text = std::fs::read_to_string(&file).unwrap();
         let products: Vec<&str> = text.lines().filter(|line| line.starts_with("mul_mm ")).collect();
         assert_eq!(
             products,
             [
-                "mul_mm gpu q4_k lanes 16 tile=16x16",
-                "mul_mm * q4_k prefer 16 lanes",
-                "mul_mm gpu q4_k lanes 128 tile=16x64",
-                "mul_mm * q4_k prefer 128 lanes"
+                "mul_mm gpu q4_k fragment 16 tile=16x16",
+                "mul_mm * q4_k prefer 16 fragment",
+                "mul_mm gpu q4_k fragment 128 tile=16x64",
+                "mul_mm * q4_k prefer 128 fragment"
             ]
         );
         assert_eq!(read().len(), 2);

@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         for (path, found) in store.verify(record, &Bars::default())? {
             let (state, why) = match &found {
                 Checked::Good => ("good", None),
-                Checked::LengthOnly => ("length only", Some("nobody told its SHA-256")),
+                Checked::LengthOnly => ("length only", Some("no SHA-256 is known")),
                 Checked::Missing => ("missing", None),
                 Checked::Damaged(why) => ("damaged", Some(why.as_str())),
             };
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     anyhow::ensure!(
         bad == 0,
-        "{bad} of {} files are not what was fetched\nhint: `kiln rm` and `kiln pull` them again",
+        "{bad} of {} files are not what was fetched\nhint: `kiln pull` fetches them again",
         rows.len()
     );
     Ok(ExitCode::SUCCESS)

@@ -34,9 +34,26 @@ fn microseconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
+const COLD: &str = "--cold";
+
+/// Tokens that are drawn: the first and the second.
+const DRAWN: usize = 2;
+
+/// Tokens of the prompt: as many as asked for, where they fit the context of the model beside those that are drawn.
+fn prompt_tokens(arguments: &ModelArguments, context: usize) -> anyhow::Result<usize> {
+    let asked = arguments.one_prompt(COLD)?;
+    ensure!(asked > 0, "--cold needs a prompt: --n-prompt must be at least 1");
+    let context = arguments.flags.ctx_size.unwrap_or(context);
+    ensure!(context > DRAWN, "--cold needs a context of at least {} tokens", DRAWN + 1);
+    Ok(asked.min(context - DRAWN))
+}
+
 /// Runs the command: starts processes that measure themselves, and shows what they say.
-pub(super) fn run(arguments: &ModelArguments, path: &Path) -> anyhow::Result<ExitCode> {
-    ensure!(arguments.n_prompt > 0, "--cold needs a prompt: --n-prompt must be at least 1");
+pub(super) fn run(arguments: &ModelArguments, path: &Path, context: usize) -> anyhow::Result<ExitCode> {
+    let prompt = prompt_tokens(arguments, context)?;
+    if prompt < arguments.one_prompt(COLD)? {
+        say(&format!("note: the prompt has {prompt} tokens: the model's context has {context}"));
+    }
     let program = std::env::current_exe().context("cannot find this program to start it again")?;
     let (paths, bytes) = {
         let gguf = Gguf::open(path)?;
@@ -71,7 +88,7 @@ pub(super) fn run(arguments: &ModelArguments, path: &Path) -> anyhow::Result<Exi
     if !forgotten {
         say("note: the system keeps the file in memory, so reading it is not cold");
     }
-    report(arguments, bytes, &all, forgotten);
+    report(arguments, (bytes, prompt), &all, forgotten);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -92,7 +109,7 @@ fn median(all: &[Value], of: impl Fn(&Value) -> f64) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-fn report(arguments: &ModelArguments, bytes: u64, all: &[Value], forgotten: bool) {
+fn report(arguments: &ModelArguments, (bytes, prompt): (u64, usize), all: &[Value], forgotten: bool) {
     let first = |told: &Value| PHASES[..6].iter().map(|(phase, _)| seconds(told, phase)).sum::<f64>();
     let device = all.first().map_or("", |told| told["device"].as_str().unwrap_or_default());
     if arguments.json {
@@ -102,17 +119,12 @@ fn report(arguments: &ModelArguments, bytes: u64, all: &[Value], forgotten: bool
             .collect();
         let runs: Vec<&Value> = all.iter().map(|told| &told["phases"]).collect();
         let told = json!({
-            "device": device, "bytes": bytes, "prompt": arguments.n_prompt, "file_was_forgotten": forgotten,
+            "device": device, "bytes": bytes, "prompt": prompt, "file_was_forgotten": forgotten,
             "seconds": phases, "first_token_seconds": median(all, first), "runs": runs,
         });
         return print(&format!("{told:#}"));
     }
-    print(&format!(
-        "{} on {device}, {} tokens of prompt, {} cold start(s)",
-        size(bytes),
-        arguments.n_prompt,
-        all.len()
-    ));
+    print(&format!("{} on {device}, {prompt} tokens of prompt, {} cold start(s)", size(bytes), all.len()));
     for (phase, about) in PHASES {
         if phase == "second" {
             print(&format!("{:44} {:>12}", "the first token, from the start", time(median(all, first))));
@@ -134,22 +146,23 @@ pub(super) fn child(
     arguments.flags.open_early();
     let model = open()?;
     let file = lap();
+    let prompt = prompt_tokens(arguments, model.usual_context())?;
     let mut flags = arguments.flags.clone();
-    flags.ctx_size = flags.ctx_size.or(Some(arguments.n_prompt + 2));
+    flags.ctx_size = flags.ctx_size.or(Some(prompt + DRAWN));
     let executor = flags.executor()?;
     let device = lap();
     let (context, caches) = (flags.context(&model), [flags.cache_type_k, flags.cache_type_v]);
     let mut session = Session::with_caches(Arc::clone(&model), executor, context, caches, &mut |_, _| {})?;
     let weights = lap();
     let vocab = model.config.vocab;
-    let tokens: Vec<u32> = (0..arguments.n_prompt).map(|i| ((i * 7919 + 13) % vocab) as u32).collect();
+    let tokens: Vec<u32> = (0..prompt).map(|i| ((i * 7919 + 13) % vocab) as u32).collect();
     let logits = session.feed(&tokens, Wanted::Last)?;
     let token = kiln_engine::sampler::greedy(&logits, &[]).unwrap_or(0);
     let kernels = session.preparing().as_secs_f64();
-    let prompt = (lap() - kernels).max(0.0);
+    let reading = (lap() - kernels).max(0.0);
     session.go_on(token, 1)?;
     let second = lap();
-    let phases = [process.as_secs_f64(), file, device, weights, kernels, prompt, second];
+    let phases = [process.as_secs_f64(), file, device, weights, kernels, reading, second];
     let phases: serde_json::Map<String, Value> =
         PHASES.iter().zip(phases).map(|((phase, _), seconds)| ((*phase).to_owned(), seconds.into())).collect();
     print(&json!({"device": session.describe(), "phases": phases}).to_string());

@@ -2,6 +2,7 @@
 
 mod cold;
 mod device;
+mod load;
 mod model;
 mod ops;
 mod plot;
@@ -14,9 +15,11 @@ use std::process::ExitCode;
 #[command(
     after_help = "Examples:
   kiln bench smollm2 -p 512 -n 128
+  kiln bench -m smollm2 -p 128,512 -n 16,64 -r 1
   kiln bench smollm2 --plot speed.svg   # roofline, kernels, texts together
   kiln bench smollm2 --cold             # from empty caches to the first token
   kiln bench smollm2 --sequences 1,4,16
+  kiln bench smollm2 --load 4x2:64+16   # 4 clients, 2 requests each
   kiln bench device
   kiln bench ops mul_mat_vec --device 0",
     args_conflicts_with_subcommands = true,

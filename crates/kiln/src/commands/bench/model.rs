@@ -14,6 +14,7 @@ use kiln_gpu::StepTime;
 use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
+use super::load::Load;
 use super::plot::{Bar, Kind, Picture, Span, Test, plain, svg};
 use super::sequences::Texts;
 use crate::model::ModelFlags;
@@ -25,23 +26,30 @@ const WARM: Duration = Duration::from_millis(300);
 /// Flags of `kiln bench MODEL`.
 #[derive(clap::Args)]
 pub(crate) struct ModelArguments {
-    /// GGUF file to run
+    /// GGUF file or a name, as `kiln pull` takes them
     model: Option<PathBuf>,
-    /// Tokens of the prompt; 0 leaves the test out
-    #[arg(short = 'p', long, default_value_t = 512)]
-    pub(super) n_prompt: usize,
-    /// Tokens to generate; 0 leaves the test out
-    #[arg(short = 'n', long, default_value_t = 128)]
-    pub(super) n_gen: usize,
+    /// The same by a flag
+    #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "model")]
+    named: Option<PathBuf>,
+    /// Prompt tokens to process; several values give a test each, as in `-p 128,512`; 0 skips the test
+    #[arg(short = 'p', long, value_name = "TOKENS", value_delimiter = ',', default_value = "512")]
+    pub(super) n_prompt: Vec<usize>,
+    /// Tokens to generate; several values give a test each, as in `-n 16,64`; 0 skips the test
+    #[arg(short = 'n', long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
+    pub(super) n_gen: Vec<usize>,
     /// Tokens in the context before each test
     #[arg(short = 'd', long, default_value_t = 0)]
     pub(super) depth: usize,
     /// How often each test is run [default: 5; 1 with --cold]
     #[arg(short = 'r', long)]
     pub(super) repetitions: Option<usize>,
-    /// Write so many texts together instead: a row for each number, as in `--sequences 1,2,4,8`
+    /// Generate this many sequences in one batch instead: a row for each number, as in `--sequences 1,2,4,8`
     #[arg(long, value_delimiter = ',', value_name = "NUMBERS")]
     pub(super) sequences: Vec<usize>,
+    /// Drive the scheduler with concurrent requests instead, as a server does: CLIENTSxREQUESTS:PROMPT+GENERATED, several with commas
+    /// between, as in `--load 64x2:512+64,16x2:2048+32`; -r runs each several times [default: 3]
+    #[arg(long, value_delimiter = ',', value_name = "LOADS", conflicts_with_all = ["sequences", "profile", "depth", "plot", "cold"])]
+    pub(super) load: Vec<Load>,
     /// Show where the time goes: one row for each kind of step, timed by the device's own clock
     #[arg(long)]
     pub(super) profile: bool,
@@ -68,6 +76,27 @@ impl ModelArguments {
     pub(super) fn repetitions(&self) -> usize {
         self.repetitions.unwrap_or(5)
     }
+
+    /// The tests: prompt processing (pp) and generation (tg), with their tokens.
+    fn tests(&self) -> Vec<(&'static str, usize)> {
+        let all = |kind, tokens: &[usize]| tokens.iter().filter(|n| **n > 0).map(|n| (kind, *n)).collect::<Vec<_>>();
+        [all("pp", &self.n_prompt), all("tg", &self.n_gen)].concat()
+    }
+
+    /// The tokens of the prompt, for measurements with one of them.
+    pub(super) fn one_prompt(&self, of: &str) -> anyhow::Result<usize> {
+        one(&self.n_prompt, "-p", of)
+    }
+
+    /// The tokens to generate, likewise.
+    pub(super) fn one_gen(&self, of: &str) -> anyhow::Result<usize> {
+        one(&self.n_gen, "-n", of)
+    }
+}
+
+fn one(values: &[usize], flag: &str, of: &str) -> anyhow::Result<usize> {
+    ensure!(values.len() == 1, "{of} takes one value of {flag}, {} are given", values.len());
+    Ok(values[0])
 }
 
 /// One row of the table.
@@ -96,16 +125,17 @@ impl Row {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
-    let path = crate::model::resolve(arguments.model.as_deref())?;
+    let path = crate::model::resolve(arguments.named.as_deref().or(arguments.model.as_deref()))?;
     ensure!(arguments.repetitions() > 0, "--repetitions must be at least 1");
     if let Some(started) = arguments.cold_run {
         return super::cold::child(arguments, started, || arguments.flags.open(&path));
     }
     let model = arguments.flags.open(&path)?;
     if arguments.cold {
+        let context = model.usual_context();
         // What this process has mapped cannot be forgotten.
         drop(model);
-        return super::cold::run(arguments, &path);
+        return super::cold::run(arguments, &path, context);
     }
     let output = |path: &PathBuf| {
         let inputs: Vec<&Path> = model.gguf.paths().collect();
@@ -113,12 +143,15 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     };
     // Before anything is timed: a wrong name should not cost minutes.
     let picture = arguments.plot.as_ref().map(output).transpose()?;
+    if !arguments.load.is_empty() {
+        return super::load::run(arguments, &model);
+    }
     if !arguments.sequences.is_empty() && picture.is_none() {
         return super::sequences::run(arguments, &model);
     }
-    let tests = arguments.n_prompt + arguments.n_gen;
-    ensure!(tests > 0, "nothing to time: both --n-prompt and --n-gen are 0");
-    let needed = arguments.depth + arguments.n_prompt.max(arguments.n_gen);
+    let tests = arguments.tests();
+    ensure!(!tests.is_empty(), "nothing to time: both --n-prompt and --n-gen are 0");
+    let needed = arguments.depth + tests.iter().map(|(_, n)| *n).max().unwrap_or(0);
     let mut flags = arguments.flags.clone();
     flags.ctx_size = flags.ctx_size.or(Some(needed.max(1)));
     let mut session = flags.session(&model)?;
@@ -127,9 +160,8 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     let tokens: Vec<u32> = (0..needed.max(1)).map(|i| ((i * 7919 + 13) % vocab) as u32).collect();
 
     let mut rows = Vec::new();
-    let tests = [("pp", arguments.n_prompt), ("tg", arguments.n_gen)];
     let bar = progress((tests.len() * arguments.repetitions()) as u64, "bench");
-    for (kind, n) in tests.into_iter().filter(|(_, n)| *n > 0) {
+    for (kind, n) in tests {
         let mut rates = Vec::new();
         // The first runs warm up: kernels are compiled, then clocks rise.
         let mut warm = None;
@@ -222,7 +254,13 @@ fn plot(arguments: &ModelArguments, mut session: Session, rows: &[Row], read: Op
     drop(session);
     let usual = [1, 2, 4, 8, 16];
     let widths = if arguments.sequences.is_empty() { &usual[..] } else { &arguments.sequences };
-    let texts = Texts { depth: 0, prompt: 16, written: arguments.n_gen.clamp(1, 32), repetitions: 1, profiled: false };
+    let texts = Texts {
+        depth: 0,
+        prompt: 16,
+        written: arguments.n_gen.first().map_or(1, |n| (*n).clamp(1, 32)),
+        repetitions: 1,
+        profiled: false,
+    };
     let (_, together) = super::sequences::measure(arguments, &model, &texts, widths)?;
     let mut batches: Vec<(usize, f64)> = together.iter().map(|row| (row.sequences, row.rates(&texts).1)).collect();
     batches.sort_by_key(|(n, _)| *n);

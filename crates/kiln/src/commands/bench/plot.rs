@@ -257,7 +257,7 @@ fn roofline(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     let points =
         || picture.tests.iter().flat_map(|t| &t.bars).filter(|b| b.flops > 0.0 && b.bytes > 0.0 && b.seconds > 0.0);
     let Some(read) = picture.read.filter(|_| points().next().is_some()) else {
-        return drawing.text([x, y + 60.0], "dim", "nobody can tell how fast this memory is read");
+        return drawing.text([x, y + 60.0], "dim", "the speed of this memory is not known");
     };
     let roof = picture.arithmetic.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     let bounds = |of: &dyn Fn(&Bar) -> f64, more: [f64; 2]| {
@@ -348,7 +348,7 @@ fn bars(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     }
 }
 
-/// Tokens a second of so many texts at once.
+/// Tokens per second at each batch size.
 fn batches(drawing: &mut Drawing, picture: &Picture, [x, y]: [f64; 2]) {
     drawing.text([x, y + 16.0], "head", "Texts written together");
     let (Some(first), Some(last)) = (picture.batches.first(), picture.batches.last()) else {

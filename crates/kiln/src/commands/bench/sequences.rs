@@ -1,4 +1,4 @@
-//! `kiln bench MODEL --sequences 1,2,4`: so many texts written together, as a server does.
+//! `kiln bench MODEL --sequences 1,2,4`: batched decode, as a server does it.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ impl Row {
 
 /// Runs the command for each of the widths.
 pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Result<ExitCode> {
-    let (depth, prompt, written) = (arguments.depth, arguments.n_prompt, arguments.n_gen);
+    let (depth, of) = (arguments.depth, "--sequences");
+    let (prompt, written) = (arguments.one_prompt(of)?, arguments.one_gen(of)?);
     let texts = Texts { depth, prompt, written, repetitions: arguments.repetitions(), profiled: arguments.profile };
     let (mut engine, rows) = measure(arguments, model, &texts, &arguments.sequences)?;
     let ceiling = if texts.profiled { engine.read_ceiling() } else { None };
@@ -85,7 +86,7 @@ pub(super) fn measure(
 }
 
 /// Reads a prompt for each sequence and writes to all of them at once.
-fn together(engine: &mut Engine, sequences: usize, texts: &Texts) -> anyhow::Result<Row> {
+pub(super) fn together(engine: &mut Engine, sequences: usize, texts: &Texts) -> anyhow::Result<Row> {
     let vocab = engine.model().config.vocab;
     let token = |i: usize, sequence: usize| ((i * 7919 + sequence * 104_729 + 13) % vocab) as u32;
     // Owners keep their beginnings apart, so that every prompt is computed.
@@ -139,12 +140,12 @@ fn report(
                     "prompt_seconds": row.reading, "seconds": row.writing, "steps": steps })
         };
         let rows: Vec<_> = rows.iter().map(one).collect();
-        let all = json!({ "model": name, "device": engine.describe(), "prompt": arguments.n_prompt,
-                          "generated": arguments.n_gen, "depth": arguments.depth, "read_bytes_per_second": ceiling, "sequences": rows });
+        let all = json!({ "model": name, "device": engine.describe(), "prompt": texts.prompt,
+                          "generated": texts.written, "depth": arguments.depth, "read_bytes_per_second": ceiling, "sequences": rows });
         print(&serde_json::to_string_pretty(&all)?);
         return Ok(());
     }
-    print(&format!("{name} on {}: {} + {} tokens", engine.describe(), arguments.n_prompt, arguments.n_gen));
+    print(&format!("{name} on {}: {} + {} tokens", engine.describe(), texts.prompt, texts.written));
     print(&format!(
         "{:>9} {:>18} {:>18} {:>18}",
         "sequences", "reading, tokens/s", "writing, tokens/s", "each, tokens/s"

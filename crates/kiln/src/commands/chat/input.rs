@@ -2,12 +2,15 @@
 
 use std::io::{BufRead as _, IsTerminal as _};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
 use etcetera::BaseStrategy as _;
-use kiln_system::text::shown;
-use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
+use rustyline::{
+    Cmd, ConditionalEventHandler, DefaultEditor, Event, EventContext, EventHandler, KeyCode, KeyEvent, Modifiers,
+};
 
 /// Begins and ends a text of several lines.
 const QUOTES: &str = "\"\"\"";
@@ -15,8 +18,12 @@ const QUOTES: &str = "\"\"\"";
 /// What came in.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// A text, of one line or several.
-    Text(String),
+    /// A line as it was typed: a command or a message. Backslashes at the ends of lines make it several lines.
+    Line(String),
+    /// A message between three quotes, whatever it begins with.
+    Quoted(String),
+    /// A message that was pasted, whatever it begins with.
+    Pasted(String),
     /// Ctrl-C at an empty or unfinished line.
     Interrupted,
     /// Nothing more will come.
@@ -28,21 +35,40 @@ pub(super) struct Input {
     /// Where a person sits at a terminal.
     editor: Option<DefaultEditor>,
     history: Option<PathBuf>,
+    pasted: Arc<AtomicBool>,
+}
+
+/// Notes that a line begins with pasted text.
+struct PasteWatch(Arc<AtomicBool>);
+
+impl ConditionalEventHandler for PasteWatch {
+    fn handle(&self, _: &Event, _: u16, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
+        if context.line().trim().is_empty() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+        // The editor puts the text in as it always does.
+        None
+    }
 }
 
 impl Input {
     pub(super) fn new() -> anyhow::Result<Input> {
         if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-            return Ok(Input { editor: None, history: None });
+            return Ok(Input { editor: None, history: None, pasted: Arc::default() });
         }
         let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
+        let pasted = Arc::<AtomicBool>::default();
+        editor.bind_sequence(
+            KeyEvent(KeyCode::BracketedPasteStart, Modifiers::NONE),
+            EventHandler::Conditional(Box::new(PasteWatch(Arc::clone(&pasted)))),
+        );
         let history = etcetera::choose_base_strategy().ok().map(|dirs| dirs.data_dir().join("kiln/history"));
         if let Some(path) = history.as_ref().filter(|path| path.exists())
             && let Err(why) = editor.load_history(path)
         {
             log::warn!("cannot read the history in {}: {why}", path.display());
         }
-        Ok(Input { editor: Some(editor), history })
+        Ok(Input { editor: Some(editor), history, pasted })
     }
 
     /// Whether a person is there.
@@ -59,7 +85,7 @@ impl Input {
     /// The next turn; `initial` stands in the line already.
     pub(super) fn turn(&mut self, initial: &str) -> anyhow::Result<Turn> {
         let turn = whole_turn(&mut |prompt, first| self.line(prompt, if first { initial } else { "" }))?;
-        if let (Turn::Text(text), Some(editor)) = (&turn, &mut self.editor)
+        if let (Turn::Line(text) | Turn::Quoted(text) | Turn::Pasted(text), Some(editor)) = (&turn, &mut self.editor)
             && !text.trim().is_empty()
         {
             let _ = editor.add_history_entry(text);
@@ -77,9 +103,11 @@ impl Input {
 
     fn line(&mut self, prompt: &str, initial: &str) -> anyhow::Result<Turn> {
         let Some(editor) = &mut self.editor else { return piped_line() };
+        self.pasted.store(false, Ordering::Relaxed);
         // More lines at once can only be shown; they are edited as one text.
         match editor.readline_with_initial(prompt, (initial, "")) {
-            Ok(line) => Ok(Turn::Text(line)),
+            Ok(line) if self.pasted.load(Ordering::Relaxed) => Ok(Turn::Pasted(line)),
+            Ok(line) => Ok(Turn::Line(line)),
             Err(ReadlineError::Interrupted) => Ok(Turn::Interrupted),
             Err(ReadlineError::Eof) => Ok(Turn::End),
             Err(why) => Err(anyhow::Error::new(why).context("cannot read from the terminal")),
@@ -95,30 +123,31 @@ fn piped_line() -> anyhow::Result<Turn> {
     let line = String::from_utf8(line)
         .ok()
         .context("stdin is not UTF-8 text\nhint: convert it first, for example with iconv")?;
-    Ok(Turn::Text(line.strip_suffix('\n').unwrap_or(&line).trim_end_matches('\r').to_owned()))
+    Ok(Turn::Line(line.strip_suffix('\n').unwrap_or(&line).trim_end_matches('\r').to_owned()))
 }
 
-/// Puts a turn together from lines: a backslash at the end of a line, or three quotes at its beginning, ask for more.
+/// Puts a turn together from lines: a backslash at the end of a line, or three quotes at its beginning, ask for more. Pasted text is
+/// complete as it is.
 fn whole_turn(line: &mut dyn FnMut(&str, bool) -> anyhow::Result<Turn>) -> anyhow::Result<Turn> {
     let mut first = match line(">>> ", true)? {
-        Turn::Text(text) => text,
+        Turn::Line(text) => text,
         other => return Ok(other),
     };
     if let Some(rest) = first.trim_start().strip_prefix(QUOTES) {
         let mut text = rest.to_owned();
         while !text.trim_end().ends_with(QUOTES) {
             match line("... ", false)? {
-                Turn::Text(more) => text = text + "\n" + &more,
+                Turn::Line(more) | Turn::Quoted(more) | Turn::Pasted(more) => text = text + "\n" + &more,
                 Turn::Interrupted => return Ok(Turn::Interrupted),
                 Turn::End => bail!("the text in {QUOTES} has no end"),
             }
         }
         let text = text.trim_end();
-        return Ok(Turn::Text(text[..text.len() - QUOTES.len()].trim_matches('\n').to_owned()));
+        return Ok(Turn::Quoted(text[..text.len() - QUOTES.len()].trim_matches('\n').to_owned()));
     }
     while let Some(start) = first.strip_suffix('\\') {
         match line("... ", false)? {
-            Turn::Text(more) => first = format!("{start}\n{more}"),
+            Turn::Line(more) | Turn::Quoted(more) | Turn::Pasted(more) => first = format!("{start}\n{more}"),
             Turn::Interrupted => return Ok(Turn::Interrupted),
             Turn::End => {
                 first.pop();
@@ -126,43 +155,7 @@ fn whole_turn(line: &mut dyn FnMut(&str, bool) -> anyhow::Result<Turn>) -> anyho
             }
         }
     }
-    Ok(Turn::Text(first))
-}
-
-/// A path as people type it: no shell puts the home folder in the place of `~` here.
-pub(super) fn at_home(name: &str) -> PathBuf {
-    let home = name.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
-    home.unwrap_or_else(|| name.into())
-}
-
-/// A message with the files that it names as `@path` put behind it, and the names of those files.
-pub(super) fn with_files(message: &str) -> anyhow::Result<(String, Vec<String>)> {
-    let (mut text, mut names) = (message.to_owned(), Vec::new());
-    for word in message.split_whitespace() {
-        let Some(name) = word.strip_prefix('@').map(|name| name.trim_end_matches([',', '.', ':', ';', '?', '!', ')']))
-        else {
-            continue;
-        };
-        if name.is_empty() || names.iter().any(|known| known == name) {
-            continue;
-        }
-        let path = at_home(name);
-        if !path.is_file() {
-            // Names of people and packages begin with the same sign; what begins as paths do was meant as one.
-            if ["/", "./", "../", "~/"].iter().any(|start| name.starts_with(start)) {
-                bail!("there is no file {}\nhint: write the word without the @ if it is not to be put in", shown(name));
-            }
-            continue;
-        }
-        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {name}"))?;
-        let Ok(content) = String::from_utf8(bytes) else { bail!("{name} is not UTF-8 text, so it cannot be put in") };
-        // More backticks than the file has in a row.
-        let most = content.split(|c| c != '`').map(str::len).max().unwrap_or(0);
-        let fence = "`".repeat(most.max(2) + 1);
-        text += &format!("\n\n{name}:\n{fence}\n{}\n{fence}", content.trim_end_matches('\n'));
-        names.push(name.to_owned());
-    }
-    Ok((text, names))
+    Ok(Turn::Line(first))
 }
 
 #[cfg(test)]
@@ -171,7 +164,7 @@ mod tests {
 
     fn turns(lines: &[&str]) -> Vec<anyhow::Result<Turn>> {
         let mut lines = lines.iter();
-        let mut line = |_: &str, _: bool| Ok(lines.next().map_or(Turn::End, |line| Turn::Text((*line).to_owned())));
+        let mut line = |_: &str, _: bool| Ok(lines.next().map_or(Turn::End, |line| Turn::Line((*line).to_owned())));
         let mut all = Vec::new();
         loop {
             match whole_turn(&mut line) {
@@ -185,25 +178,15 @@ mod tests {
     fn turns_of_several_lines() {
         let got = turns(&["one", "two\\", "more", "\"\"\"", "a", "  b", "\"\"\"", "\"\"\"x\"\"\"", "end\\"]);
         let got: Vec<Turn> = got.into_iter().map(Result::unwrap).collect();
-        let want = ["one", "two\nmore", "a\n  b", "x", "end"].map(|text| Turn::Text(text.into()));
-        assert_eq!(got, want);
+        let line = |text: &str| Turn::Line(text.into());
+        let quoted = |text: &str| Turn::Quoted(text.into());
+        assert_eq!(got, [line("one"), line("two\nmore"), quoted("a\n  b"), quoted("x"), line("end")]);
         assert!(turns(&["\"\"\"", "a"])[0].is_err());
-    }
-
-    #[test]
-    fn files_are_put_behind_the_message() {
-        let file = tempfile::Builder::new().suffix(".txt").tempfile().unwrap();
-        std::fs::write(file.path(), "a ``` b\n").unwrap();
-        let name = file.path().to_str().unwrap();
-        let message = format!("What is in @{name}, and @{name}? Ask @nobody");
-        let (text, names) = with_files(&message).unwrap();
-        assert_eq!(names, [name]);
-        assert_eq!(text, format!("{message}\n\n{name}:\n````\na ``` b\n````"));
-        std::fs::write(file.path(), b"\xff").unwrap();
-        assert!(with_files(&message).unwrap_err().to_string().contains("UTF-8"));
-        assert!(with_files("see @./nowhere.txt").unwrap_err().to_string().contains("no file ./nowhere.txt"));
-        assert_eq!(with_files("ask @types/node and @me").unwrap().0, "ask @types/node and @me");
-        assert_eq!(at_home("~/x/y"), etcetera::home_dir().unwrap().join("x/y"));
-        assert_eq!([at_home("~x"), at_home("a/~/b")], [PathBuf::from("~x"), PathBuf::from("a/~/b")]);
+        // What was pasted asks for nothing more, whatever its first and last characters are.
+        let pasted = Turn::Pasted("\"\"\" and a backslash \\".into());
+        let got = whole_turn(&mut |_, first| {
+            Ok(if first { Turn::Pasted("\"\"\" and a backslash \\".into()) } else { Turn::End })
+        });
+        assert_eq!(got.unwrap(), pasted);
     }
 }

@@ -24,9 +24,9 @@ pub(super) type Styled = (String, &'static str);
 enum Start {
     /// More must come before it is known.
     Unknown,
-    /// A line of backticks, of so many bytes.
+    /// A line of backticks, of this many bytes.
     Fence(usize),
-    /// Something of so many bytes that is shown as a text.
+    /// A marker of this many bytes that is replaced by a string.
     Mark(usize, String),
     Plain,
 }

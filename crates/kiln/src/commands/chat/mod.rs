@@ -1,7 +1,10 @@
 //! `kiln chat`: a conversation at the terminal, or through a pipe with one turn a line.
 
+mod files;
 mod input;
 mod markdown;
+mod saved;
+mod settings;
 mod slash;
 mod thoughts;
 
@@ -15,16 +18,21 @@ use kiln_engine::run::{EndReason, First, Scheduler};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::{Message, Template};
 use kiln_system::interrupt::Catch;
+use kiln_system::terminal::Quiet;
+use kiln_system::text::{shown, shown_within};
 
-use self::input::{Input, Turn, with_files};
+use self::files::with_files;
+use self::input::{Input, Turn};
 use self::markdown::Markdown;
-use self::slash::Next;
+use self::slash::{Next, Typed, unknown};
 use self::thoughts::Thoughts;
 use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
-use crate::model::{ModelFlags, resolve};
+use super::talk_flags::TalkFlags;
+use crate::cache_flags::CacheFlags;
+use crate::generate::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, turn_ends};
+use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
-use crate::speaker::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, template, turn_ends};
 
 /// Flags of `kiln chat`.
 #[derive(clap::Args)]
@@ -33,24 +41,23 @@ use crate::speaker::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, 
   kiln chat smollm2 --system \"Answer in one sentence.\"
   printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
 
-Inside, /help lists the commands. A text of several lines stands between \"\"\", or has a backslash at the end of \
-each line; @path puts a file in; Ctrl-C stops an answer; Ctrl-D ends the conversation.")]
+In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
+@path attaches a text file. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
+conversation.")]
 pub(crate) struct Arguments {
-    /// GGUF file or a name, as `kiln pull` takes them; without one SmolLM2-135M-Instruct from the local store, fetched at first use
+    /// Model: a GGUF file or a name as in `kiln pull`; SmolLM2-135M-Instruct if omitted, downloaded on first use
     model: Option<PathBuf>,
-    /// What the model should be and do
-    #[arg(long, alias = "system-prompt", value_name = "TEXT")]
-    system: Option<String>,
-    /// Ask the model not to think before it answers, if it can be asked
-    #[arg(long)]
-    no_think: bool,
-    /// Print each answer as one line of JSON: text, tokens, counts and times, as `kiln run --json` does
+    #[command(flatten)]
+    talk: TalkFlags,
+    /// Print each answer as one line of JSON, with the fields of `kiln run --json`
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
     flags: ModelFlags,
+    #[command(flatten)]
+    cache: CacheFlags,
 }
 
 /// Tokens of a first turn, more or less: its kernels are made while weights are loaded.
@@ -65,18 +72,33 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn open(path: Option<&std::path::Path>, flags: &ModelFlags) -> anyhow::Result<Loaded> {
-        let path = resolve(path)?;
+    fn open(path: Option<&std::path::Path>, arguments: &Arguments) -> anyhow::Result<Loaded> {
+        let (flags, path) = (&arguments.flags, resolve(path)?);
         flags.open_early();
         let model = flags.open(&path)?;
-        let Some(template) = template(&model)? else {
-            bail!("{} has no chat template: it continues texts\nhint: kiln run MODEL PROMPT", name(&model));
+        let Some(template) = arguments.talk.template(&model)? else {
+            bail!(
+                "{} has no chat template\nhint: --chat-template names one, such as chatml; `kiln run MODEL PROMPT` continues a text",
+                name(&model)
+            );
         };
         let ends = turn_ends(&model, Some(&template))?;
         let first = First { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
-        let scheduler = flags.scheduler(&model, 1, Some(first))?;
+        let scheduler = flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None })?;
+        arguments.cache.apply_to(&scheduler)?;
         Ok(Loaded { model, template, ends, scheduler })
     }
+}
+
+/// Where a message came from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// A typed line, or a line of a pipe.
+    Line,
+    /// Between three quotes: words behind an `@` may be of a program.
+    Quotes,
+    /// Pasted: nothing in it has a meaning here.
+    Paste,
 }
 
 /// A conversation.
@@ -97,11 +119,14 @@ struct Chat<'a> {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let loaded = Loaded::open(arguments.model.as_deref(), &arguments.flags)?;
+    let (input, system) = (Input::new()?, arguments.talk.system()?);
+    // What is typed while the model is loaded is kept for the first prompt.
+    let quiet = input.is_terminal().then(Quiet::begin).flatten();
+    let loaded = Loaded::open(arguments.model.as_deref(), arguments)?;
+    drop(quiet);
     // Both before anything is typed: what is wrong with a flag should not come to light with the first answer.
     let sampling = arguments.sampling.sampling(&loaded.model)?;
     arguments.sampling.constraint(&loaded.model, &loaded.ends)?;
-    let input = Input::new()?;
     if is_watched() {
         say(&format!("{} on {}", name(&loaded.model), loaded.scheduler.describe()));
     }
@@ -113,8 +138,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         loaded,
         sampling,
         limit: arguments.sampling.limit(),
-        think: !arguments.no_think,
-        system: arguments.system.clone(),
+        think: arguments.talk.thinks(),
+        system,
         messages: Vec::new(),
         left_out: 0,
         last: None,
@@ -125,25 +150,32 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 impl Chat<'_> {
     fn talk(&mut self) -> anyhow::Result<ExitCode> {
-        let mut initial = String::new();
+        let (mut initial, mut code) = (String::new(), ExitCode::SUCCESS);
         loop {
-            let line = match self.input.turn(&std::mem::take(&mut initial))? {
-                Turn::End => return Ok(ExitCode::SUCCESS),
+            let done = match self.input.turn(&std::mem::take(&mut initial))? {
+                Turn::End => return Ok(code),
                 Turn::Interrupted => {
                     say("(Ctrl-D or /quit ends the conversation)");
                     continue;
                 }
-                Turn::Text(line) if line.trim().is_empty() => continue,
-                Turn::Text(line) => line,
-            };
-            let done = match line.strip_prefix('/') {
-                Some(command) => self.command(command),
-                None => self.say_to_model(&line).map(|()| Next::Go),
+                Turn::Line(text) | Turn::Quoted(text) | Turn::Pasted(text) if text.trim().is_empty() => continue,
+                Turn::Pasted(text) => self.say_to_model(&text, Source::Paste).map(|()| Next::Go),
+                Turn::Quoted(text) => self.say_to_model(&text, Source::Quotes).map(|()| Next::Go),
+                Turn::Line(line) => match Typed::of(&line) {
+                    Typed::Command(command, rest) => self.command(command, rest),
+                    Typed::Message(text) => self.say_to_model(text, Source::Line).map(|()| Next::Go),
+                    // Nothing was done, so that what comes next can be.
+                    Typed::Unknown(word) => {
+                        say(&format!("error: {:#}", unknown(word)));
+                        code = if self.input.is_terminal() { code } else { ExitCode::from(1) };
+                        Ok(Next::Go)
+                    }
+                },
             };
             match done {
                 Ok(Next::Go) => {}
                 Ok(Next::Edit(text)) => initial = text,
-                Ok(Next::Quit) => return Ok(ExitCode::SUCCESS),
+                Ok(Next::Quit) => return Ok(code),
                 // A person can say it in another way; a pipe cannot.
                 Err(why) if self.input.is_terminal() => say(&format!("error: {why:#}")),
                 Err(why) => return Err(why),
@@ -152,11 +184,8 @@ impl Chat<'_> {
     }
 
     /// One turn of the user and its answer.
-    fn say_to_model(&mut self, line: &str) -> anyhow::Result<()> {
-        let (text, files) = with_files(line)?;
-        if !files.is_empty() && is_watched() {
-            say(&format!("with {}", files.join(", ")));
-        }
+    fn say_to_model(&mut self, message: &str, source: Source) -> anyhow::Result<()> {
+        let text = self.attached(message, source)?;
         let (messages, left_out) = (self.messages.len(), self.left_out);
         self.messages.push(Message::new("user", text));
         let answered = self.answer();
@@ -167,10 +196,30 @@ impl Chat<'_> {
         answered
     }
 
+    /// A message with the files that it names. A name without a file is told: the model would make up what is in it.
+    fn attached(&self, message: &str, source: Source) -> anyhow::Result<String> {
+        if source == Source::Paste {
+            return Ok(message.to_owned());
+        }
+        let found = with_files(message)?;
+        for missing in &found.missing {
+            let name = shown(&missing.name);
+            if missing.surely && source == Source::Line {
+                bail!("there is no file {name}\nhint: write \\@{name} to send the word as it is");
+            }
+            say(&format!("note: there is no file {name}: @{name} is sent as it is"));
+        }
+        if !found.names.is_empty() && is_watched() {
+            say(&format!("with {}", found.names.join(", ")));
+        }
+        Ok(found.text)
+    }
+
     /// Has the last message answered.
     fn answer(&mut self) -> anyhow::Result<()> {
         let prompt = self.fit()?;
-        let mut request = self.arguments.sampling.request(prompt.tokens, self.sampling.clone(), &self.loaded.ends);
+        let mut request =
+            self.arguments.sampling.request(prompt.parts.concat(), self.sampling.clone(), &self.loaded.ends);
         request.limit = self.limit;
         request.show_special = prompt.show_special;
         request.constraint = self.arguments.sampling.constraint(&self.loaded.model, &self.loaded.ends)?;
@@ -179,6 +228,8 @@ impl Chat<'_> {
         let mut thoughts = Thoughts::new(self.input.size().filter(|_| !quiet));
         let mut markdown = has_style().then(Markdown::new);
         let catch = Catch::new();
+        // What is typed meanwhile is not echoed into the answer, and is the next message.
+        let typing = self.input.is_terminal().then(Quiet::begin).flatten();
         let show = |pieces: Vec<markdown::Styled>| pieces.iter().for_each(|(text, style)| print_styled(text, style));
         let answered =
             answer(&self.loaded.scheduler, request, Some(prompt.parser), &catch, &mut |piece| match piece {
@@ -200,9 +251,9 @@ impl Chat<'_> {
             false if !answered.words.ends_with('\n') => print_piece("\n"),
             false => {}
         }
-        drop(catch);
+        drop((catch, typing));
         if answered.reason == EndReason::Cancelled && !self.input.is_terminal() {
-            // Nobody is there to go on.
+            // Input has ended.
             return Err(interrupted().into());
         }
         let mut message = Message::new("assistant", answered.words.as_str());
@@ -219,7 +270,7 @@ impl Chat<'_> {
             EndReason::Context => {
                 let context = self.loaded.scheduler.context();
                 say(&format!(
-                    "note: the answer is cut off: the context of {context} tokens is full\nhint: --ctx-size makes room for more"
+                    "note: the answer is cut off: the context of {context} tokens is full\nhint: --ctx-size sets a larger context"
                 ));
             }
             _ => {}
@@ -241,7 +292,8 @@ impl Chat<'_> {
         let used = answer.usage.prompt_tokens + answer.usage.generated_tokens;
         match self.loaded.scheduler.context() {
             usize::MAX => format!("{used} tokens"),
-            context => format!("{used} of {context}"),
+            // The last token is never fed: it needs no place.
+            context => format!("{} of {context}", used.min(context)),
         }
     }
 
@@ -249,7 +301,7 @@ impl Chat<'_> {
         let system = self.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Vec<Message> = system.into_iter().chain(self.messages[self.left_out..].iter().cloned()).collect();
         let rule = self.arguments.sampling.has_rule();
-        chat_prompt(&self.loaded.model, &self.loaded.template, &messages, self.think, rule)
+        chat_prompt(&self.loaded.model, &self.loaded.template, &messages, self.think, rule, None)
     }
 
     /// The prompt of the conversation. Where it outgrows the context the oldest turns are left out, never the system's
@@ -260,28 +312,28 @@ impl Chat<'_> {
         let most = context - (context / 4).min(256);
         let before = self.left_out;
         let mut prompt = self.prompt()?;
-        while prompt.tokens.len() > most && self.left_out + 1 < self.messages.len() {
+        while prompt.length() > most && self.left_out + 1 < self.messages.len() {
             let rest = &self.messages[self.left_out + 1..];
             // A turn is a message of the user with all that was said to it.
             let next = rest.iter().position(|message| message.role == "user").unwrap_or(rest.len() - 1);
             self.left_out += next + 1;
             prompt = self.prompt()?;
         }
-        if self.left_out > before {
-            let dropped = self.left_out - before;
-            let first = kiln_system::text::shown_within(&self.messages[before].content.to_text(), 40);
-            say(&format!(
-                "note: the conversation has outgrown the context of {context} tokens: the model no longer sees the oldest {} messages \
-                 ({dropped} more than before, from {first:?} on)\nhint: --ctx-size makes room for more, /clear begins anew",
-                self.left_out,
-            ));
-        }
-        if prompt.tokens.len() > context {
+        if prompt.length() > context {
             self.left_out = before;
             bail!(
-                "the message has {} tokens with what must go with it, the context holds {context}\nhint: shorten it, or raise --ctx-size",
-                prompt.tokens.len(),
+                "the message and the system prompt have {} tokens, the context holds {context}\nhint: shorten the message, or raise --ctx-size",
+                prompt.length(),
             );
+        }
+        if self.left_out > before {
+            let dropped = self.left_out - before;
+            let first = shown_within(&self.messages[before].content.to_text(), 40);
+            say(&format!(
+                "note: the conversation is longer than the context of {context} tokens: the model no longer sees the oldest {} messages \
+                 ({dropped} more than before, from \"{first}\" on)\nhint: --ctx-size sets a larger context, /clear starts over",
+                self.left_out,
+            ));
         }
         Ok(prompt)
     }

@@ -1,17 +1,15 @@
 //! The commands inside a conversation.
 
-use anyhow::{Context as _, bail};
-use kiln_engine::sampler::Sampling;
-use kiln_engine::text::Message;
-use kiln_system::files::{Output, Overwrite};
-use kiln_system::text::shown;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use std::io::{IsTerminal as _, Write as _};
 
-use super::input::at_home;
+use anyhow::{Context as _, bail};
+use base64::Engine as _;
+use kiln_engine::text::Message;
+
+use super::files::at_home;
 use super::{Chat, Loaded};
-use crate::output::{print, say};
-use crate::speaker::name;
+use crate::generate::name;
+use crate::output::say;
 
 /// What comes after a command.
 pub(super) enum Next {
@@ -23,41 +21,106 @@ pub(super) enum Next {
     Quit,
 }
 
+/// What a typed line is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Typed<'a> {
+    /// A command and what stands behind it.
+    Command(&'a str, &'a str),
+    /// A single word behind a slash that is no command.
+    Unknown(&'a str),
+    /// A message.
+    Message(&'a str),
+}
+
+/// Every command, with its other names.
+const COMMANDS: [&[&str]; 15] = [
+    &["help", "?"],
+    &["system"],
+    &["set"],
+    &["retry"],
+    &["edit"],
+    &["undo"],
+    &["copy"],
+    &["clear"],
+    &["save"],
+    &["load"],
+    &["list"],
+    &["model"],
+    &["stats"],
+    &["thoughts"],
+    &["quit", "exit", "bye"],
+];
+
 const HELP: &str = "\
 /help                 this list
-/system [TEXT]        what the model should be and do; without a text: what is said now
-/set [NAME VALUE]     settings: temperature, top_k, top_p, min_p, seed, repeat_penalty ..., limit, think; without: all of them
-/retry                another answer to the last message
-/edit [TEXT]          change the last message and have it answered anew
-/clear                forget the conversation, not the system's message
-/save FILE            keep the conversation in a file (--force FILE overwrites)
-/load FILE            go on with a conversation that was saved
-/model [FILE]         talk to another model; without a file: which one this is
+/system [TEXT]        set the system prompt; without TEXT: show it
+/set [NAME VALUE]     change a setting: temperature, top_k, top_p, min_p, seed, repeat_penalty ..., limit, think; without NAME: show all
+/retry                generate another answer to the last message
+/edit [TEXT]          change the last message and answer it again
+/undo                 remove the last message and its answer
+/copy                 copy the last answer to the clipboard (OSC 52)
+/clear                forget the conversation, but not the system prompt
+/save NAME            save the conversation under a name, or to a file if NAME has a dot or a slash (--force overwrites)
+/load NAME            continue a saved conversation
+/list                 list the saved conversations
+/model [MODEL]        switch to another model; without MODEL: show which one this is
 /stats                speeds and the context used
-/thoughts             what the model thought before its last answer
-/quit                 end, as Ctrl-D
-\"\"\" begins and ends a text of several lines, a backslash at the end of a line asks for one more, @path puts a file in";
+/thoughts             show the reasoning before the last answer
+/quit                 end, as Ctrl-D does
+\"\"\" begins and ends a message of several lines, and a backslash at the end of a line continues it.
+@path attaches a text file: @notes.txt, @\"my notes.txt\". \\@ is a plain @.
+Only these words are commands: /usr/bin or /* are messages, //help sends \"/help\", and what is pasted or between \"\"\" is never a command.
+What you type during an answer is kept for the next message. Ctrl-C stops the answer.";
 
-/// A conversation in a file.
-#[derive(Serialize, Deserialize)]
-struct Saved {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    system: Option<String>,
-    messages: Vec<Message>,
+impl<'a> Typed<'a> {
+    /// Tells commands from messages. Paths, comments and the like begin with a slash, too: only words of the list are commands, and a
+    /// word alone that may be one with a slip is not sent. A second slash sends either.
+    pub(super) fn of(line: &'a str) -> Typed<'a> {
+        let Some(rest) = line.strip_prefix('/') else { return Typed::Message(line) };
+        if rest.starts_with('/') {
+            return match Typed::of(rest) {
+                Typed::Message(_) => Typed::Message(line),
+                _ => Typed::Message(rest),
+            };
+        }
+        let (word, behind) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        match COMMANDS.iter().any(|names| names.contains(&word)) {
+            true => Typed::Command(word, behind.trim()),
+            false if is_word(word) && behind.trim().is_empty() => Typed::Unknown(word),
+            false => Typed::Message(line),
+        }
+    }
+}
+
+/// Whether a word could be meant as a command.
+fn is_word(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphabetic())
+}
+
+/// What is wrong with a command that is not there.
+pub(super) fn unknown(word: &str) -> anyhow::Error {
+    let names = COMMANDS.iter().flat_map(|names| names.iter().copied());
+    let nearest = names.min_by_key(|name| strsim::osa_distance(name, word));
+    let meant =
+        nearest.filter(|name| strsim::osa_distance(name, word) <= 2).map(|name| format!("did you mean /{name}? "));
+    anyhow::anyhow!(
+        "there is no command /{word}\nhint: {}/help lists the commands; //{word} sends it as a message",
+        meant.unwrap_or_default()
+    )
 }
 
 impl Chat<'_> {
-    /// Does what a line that began with a slash says.
-    pub(super) fn command(&mut self, line: &str) -> anyhow::Result<Next> {
-        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        let rest = rest.trim();
+    /// Does what a command says.
+    pub(super) fn command(&mut self, command: &str, rest: &str) -> anyhow::Result<Next> {
         match command {
-            "help" | "?" => print(HELP),
+            "help" | "?" => say(HELP),
             "quit" | "exit" | "bye" => return Ok(Next::Quit),
             "system" => self.set_system(rest),
             "set" => self.set(rest)?,
             "retry" => self.retry()?,
             "edit" => return self.edit(rest),
+            "undo" => self.undo()?,
+            "copy" => self.copy()?,
             "clear" => {
                 (self.left_out, self.last) = (0, None);
                 self.messages.clear();
@@ -65,75 +128,24 @@ impl Chat<'_> {
             }
             "save" => self.save(rest)?,
             "load" => self.load(rest)?,
+            "list" => self.list()?,
             "model" => self.change_model(rest)?,
             "stats" => self.stats(),
             "thoughts" => match self.last.as_ref().map(|answer| &answer.thoughts).filter(|text| !text.is_empty()) {
-                Some(text) => print(text),
-                None => say("there was no thought before the last answer"),
+                Some(text) => say(text),
+                None => say("the last answer had no reasoning"),
             },
-            _ => bail!(
-                "there is no command /{}\nhint: /help lists them; a message cannot begin with a slash",
-                shown(command)
-            ),
+            _ => return Err(unknown(command)),
         }
         Ok(Next::Go)
     }
 
     fn set_system(&mut self, text: &str) {
         if text.is_empty() {
-            return print(self.system.as_deref().unwrap_or("(nothing; the template may have words of its own)"));
+            return say(self.system.as_deref().unwrap_or("(no system prompt; the chat template may have its own)"));
         }
         self.system = Some(text.to_owned());
-        say("from the next message on");
-    }
-
-    fn set(&mut self, rest: &str) -> anyhow::Result<()> {
-        let mut all = serde_json::to_value(&self.sampling)?;
-        let Some((name, value)) = rest.split_once(char::is_whitespace) else {
-            let settings = all.as_object().into_iter().flatten().filter(|(key, _)| rest.is_empty() || *key == rest);
-            settings.for_each(|(key, value)| print(&format!("{key} {value}")));
-            let limit = self.limit.map_or("none".to_owned(), |limit| limit.to_string());
-            if rest.is_empty() {
-                print(&format!("limit {limit}\nthink {}", if self.think { "on" } else { "off" }));
-            }
-            return Ok(());
-        };
-        let (name, value) = (name.replace('-', "_").to_lowercase(), value.trim());
-        match name.as_str() {
-            "limit" | "n_predict" => {
-                let wrong = || format!("limit is a number of tokens, or none; not {value:?}");
-                self.limit = match value {
-                    "none" | "-1" => None,
-                    number => Some(number.parse().ok().filter(|n| *n > 0).with_context(wrong)?),
-                };
-                return Ok(());
-            }
-            "think" => {
-                self.think = match value {
-                    "on" => true,
-                    "off" => false,
-                    _ => bail!("think is on or off, not {value:?}"),
-                };
-                return Ok(());
-            }
-            _ => {}
-        }
-        let name = match name.as_str() {
-            "temp" => "temperature",
-            "typical" => "typical_p",
-            "top_nsigma" => "top_n_sigma",
-            other => other,
-        };
-        let Some(place) = all.get_mut(name) else {
-            bail!("there is no setting {:?}\nhint: /set shows all of them", shown(name));
-        };
-        let value = if value == "none" { "null" } else { value };
-        *place = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
-        let sampling: Sampling =
-            serde_json::from_value(all).with_context(|| format!("{name} cannot be {}", shown(value)))?;
-        sampling.check(self.loaded.model.config.vocab)?;
-        self.sampling = sampling;
-        Ok(())
+        say("the system prompt is changed, from the next message on");
     }
 
     /// Takes the last answer back; gives the message that it answered.
@@ -156,55 +168,46 @@ impl Chat<'_> {
     fn edit(&mut self, text: &str) -> anyhow::Result<Next> {
         let message = self.take_back()?;
         if !text.is_empty() {
-            self.say_to_model(text)?;
+            self.say_to_model(text, super::Source::Line)?;
             return Ok(Next::Go);
         }
         if !self.input.is_terminal() {
             self.messages.push(message);
-            bail!("/edit needs the new text where nobody sits at a terminal");
+            bail!("/edit needs the new text where stdin is no terminal");
         }
         Ok(Next::Edit(message.content.to_text()))
     }
 
-    fn save(&self, rest: &str) -> anyhow::Result<()> {
-        let (overwrite, path) = match rest.strip_prefix("--force ") {
-            Some(path) => (Overwrite::Yes, path.trim()),
-            None => (Overwrite::No, rest),
-        };
-        if path.is_empty() {
-            bail!("/save needs the name of a file");
-        }
-        let saved = Saved { system: self.system.clone(), messages: self.messages.clone() };
-        Output::write(&at_home(path), overwrite, serde_json::to_string_pretty(&saved)?.as_bytes())?;
-        say(&format!("{}: {} messages", shown(path), self.messages.len()));
+    fn undo(&mut self) -> anyhow::Result<()> {
+        let message = self.take_back()?;
+        self.last = None;
+        let first = kiln_system::text::shown_within(&message.content.to_text(), 40);
+        say(&format!("removed \"{first}\" and its answer; {} messages are left", self.messages.len()));
         Ok(())
     }
 
-    fn load(&mut self, path: &str) -> anyhow::Result<()> {
-        if path.is_empty() {
-            bail!("/load needs the name of a file");
+    /// Asks the terminal to put the last answer into the clipboard: it works through SSH as well.
+    fn copy(&self) -> anyhow::Result<()> {
+        let last = self.messages.iter().rev().find(|message| message.role == "assistant");
+        let text = last.context("there is no answer yet")?.content.to_text();
+        let mut out = std::io::stdout().lock();
+        if !out.is_terminal() {
+            bail!("/copy needs a terminal, and stdout is none");
         }
-        let file = at_home(path);
-        // A device or a pipe might never end.
-        if file.exists() && !file.is_file() {
-            bail!("{} is no regular file", shown(path));
-        }
-        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", shown(path)))?;
-        let saved: Saved = serde_json::from_str(&text)
-            .with_context(|| format!("{} is no conversation that /save wrote", shown(path)))?;
-        (self.system, self.messages) = (saved.system, saved.messages);
-        (self.left_out, self.last) = (0, None);
-        say(&format!("{} messages", self.messages.len()));
+        let coded = base64::engine::general_purpose::STANDARD.encode(&text);
+        write!(out, "\x1b]52;c;{coded}\x07").and_then(|()| out.flush()).context("cannot write to the terminal")?;
+        drop(out);
+        say(&format!("{} characters sent to the clipboard, if the terminal allows it (OSC 52)", text.chars().count()));
         Ok(())
     }
 
     fn change_model(&mut self, path: &str) -> anyhow::Result<()> {
         if path.is_empty() {
-            print(&format!("{} on {}", name(&self.loaded.model), self.loaded.scheduler.describe()));
+            say(&format!("{} on {}", name(&self.loaded.model), self.loaded.scheduler.describe()));
             return Ok(());
         }
         // The old one stays until the new one is there: a wrong name must not end the conversation.
-        let loaded = Loaded::open(Some(&at_home(path)), &self.arguments.flags)?;
+        let loaded = Loaded::open(Some(&at_home(path)), self.arguments)?;
         self.sampling.check(loaded.model.config.vocab)?;
         self.arguments.sampling.constraint(&loaded.model, &loaded.ends)?;
         self.loaded = loaded;
@@ -214,14 +217,53 @@ impl Chat<'_> {
     }
 
     fn stats(&self) {
-        print(&format!("{} on {}", name(&self.loaded.model), self.loaded.scheduler.describe()));
-        print(&format!("{} messages, {} of them out of the model's sight", self.messages.len(), self.left_out));
+        say(&format!("{} on {}", name(&self.loaded.model), self.loaded.scheduler.describe()));
+        say(&format!("{} messages, {} of them no longer in the context", self.messages.len(), self.left_out));
         let Some(answer) = &self.last else { return };
         let ([reading, writing], usage) = (answer.rates(), &answer.usage);
-        print(&format!("context: {}", self.context_used(answer)));
-        print(&format!(
-            "prompt: {} tokens ({} of them remembered), {reading:.1} tokens/s; generated: {} tokens, {writing:.1} tokens/s",
+        say(&format!("context: {}", self.context_used(answer)));
+        say(&format!(
+            "prompt: {} tokens ({} of them cached), {reading:.1} tokens/s; generated: {} tokens, {writing:.1} tokens/s",
             usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens,
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_words_of_the_list_are_commands() {
+        for (line, want) in [
+            ("/help", Typed::Command("help", "")),
+            ("/set temp 0.5", Typed::Command("set", "temp 0.5")),
+            ("/?", Typed::Command("?", "")),
+            ("/hlep", Typed::Unknown("hlep")),
+            ("/nonsense", Typed::Unknown("nonsense")),
+            ("hello /help", Typed::Message("hello /help")),
+            ("/* c comment */ int x;", Typed::Message("/* c comment */ int x;")),
+            ("/usr/bin is what?", Typed::Message("/usr/bin is what?")),
+            ("/tmp is full", Typed::Message("/tmp is full")),
+            ("// a comment", Typed::Message("// a comment")),
+            ("//help", Typed::Message("/help")),
+            ("//x", Typed::Message("/x")),
+            ("/", Typed::Message("/")),
+            ("/ two", Typed::Message("/ two")),
+        ] {
+            assert_eq!(Typed::of(line), want, "{line}");
+        }
+        assert!(unknown("hlep").to_string().contains("did you mean /help?"));
+        assert!(!unknown("photograph").to_string().contains("did you mean"));
+    }
+
+    #[test]
+    fn help_lists_every_command() {
+        let listed: Vec<&str> =
+            HELP.lines().filter_map(|line| line.strip_prefix('/')?.split([' ', '[']).next()).collect();
+        for names in COMMANDS {
+            assert!(listed.contains(&names[0]), "{}", names[0]);
+        }
+        assert_eq!(listed.len(), COMMANDS.len());
     }
 }

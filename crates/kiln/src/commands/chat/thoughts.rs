@@ -6,7 +6,7 @@ use crate::output::{erase_lines, has_style, print_styled};
 
 /// Thoughts on the screen.
 pub(super) struct Thoughts {
-    /// Columns and rows of the terminal; none where nobody looks, and nothing is shown.
+    /// Columns and rows of the terminal; none without a terminal, and then nothing is shown.
     size: Option<(usize, usize)>,
     /// Where the cursor is, counted from the first thought.
     column: usize,

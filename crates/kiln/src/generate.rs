@@ -13,12 +13,6 @@ use kiln_engine::text::{self, ChatInput, Family, Message, OutputOptions, OutputP
 use kiln_system::interrupt::Catch;
 use kiln_system::text::shown;
 
-/// The template of a model; one clear line where it cannot be used.
-pub(crate) fn template(model: &Model) -> anyhow::Result<Option<Template>> {
-    Template::from_gguf(model.gguf.metadata(), &model.tokenizer)
-        .map_err(|why| anyhow::anyhow!("{why}\nhint: `kiln run --raw` continues a text without the template"))
-}
-
 /// The name of a model, for people.
 pub(crate) fn name(model: &Model) -> String {
     shown(model.gguf.metadata().get_str_or("general.name", "model").unwrap_or("model"))
@@ -26,20 +20,29 @@ pub(crate) fn name(model: &Model) -> String {
 
 /// A conversation as the model reads it.
 pub(crate) struct Prompt {
-    pub(crate) tokens: Vec<u32>,
+    /// The tokens: one part more than there are pictures.
+    pub(crate) parts: Vec<Vec<u32>>,
     /// Tells thoughts from words in what the model makes of it.
     pub(crate) parser: OutputParser,
     /// Whether the marks of thoughts are control tokens, which must be in the text to be found.
     pub(crate) show_special: bool,
 }
 
-/// Brings a conversation into the form of the template. `think: false` asks the model not to.
+impl Prompt {
+    /// Tokens in all, without pictures.
+    pub(crate) fn length(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+}
+
+/// Brings a conversation into the form of the template. `think: false` asks the model not to. `between` stands for each picture.
 pub(crate) fn chat_prompt(
     model: &Model,
     template: &Template,
     messages: &[Message],
     think: bool,
     constrained: bool,
+    between: Option<&str>,
 ) -> anyhow::Result<Prompt> {
     let mut input = ChatInput { messages: messages.to_vec(), add_generation_prompt: true, ..ChatInput::default() };
     if !think || constrained {
@@ -51,7 +54,10 @@ pub(crate) fn chat_prompt(
     let source = template.source();
     let marked = Markers::of_template(source).is_some() || Family::of_template(source).is_harmony();
     Ok(Prompt {
-        tokens: rendered.encode(&model.tokenizer)?,
+        parts: match between {
+            Some(marker) => rendered.encode_parts(&model.tokenizer, marker)?,
+            None => vec![rendered.encode(&model.tokenizer)?],
+        },
         parser: OutputParser::new(source, &rendered.generation_prompt, options),
         show_special: marked && !constrained,
     })
@@ -70,7 +76,7 @@ pub(crate) fn turn_ends(model: &Model, template: Option<&Template>) -> anyhow::R
 
 /// Something that an answer is made of, as it comes.
 pub(crate) enum Piece<'a> {
-    /// So many tokens of the prompt are read.
+    /// Prompt tokens processed so far.
     Read(usize),
     /// A piece of what the model thinks.
     Thought(&'a str),
@@ -79,7 +85,7 @@ pub(crate) enum Piece<'a> {
 }
 
 /// A token of an answer.
-pub(crate) struct Spoken {
+pub(crate) struct GeneratedToken {
     pub(crate) id: u32,
     pub(crate) logprobs: Option<Logprobs>,
 }
@@ -88,7 +94,7 @@ pub(crate) struct Spoken {
 pub(crate) struct Answer {
     pub(crate) words: String,
     pub(crate) thoughts: String,
-    pub(crate) tokens: Vec<Spoken>,
+    pub(crate) tokens: Vec<GeneratedToken>,
     pub(crate) reason: EndReason,
     pub(crate) usage: Usage,
 }
@@ -132,7 +138,7 @@ pub(crate) fn answer(
             Event::Started { cached_tokens } => (listener.tell)(Piece::Read(cached_tokens)),
             Event::Read { tokens } => (listener.tell)(Piece::Read(tokens)),
             Event::Token { token, text, logprobs, .. } => {
-                tokens.push(Spoken { id: token, logprobs });
+                tokens.push(GeneratedToken { id: token, logprobs });
                 listener.hear(text);
             }
             Event::End { text, reason, usage, .. } => {
@@ -196,12 +202,12 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Of a prompt of so many tokens.
+    /// For a prompt of this many tokens.
     pub(crate) fn new(total: usize) -> Reading {
         Reading { total, bar: None }
     }
 
-    /// So many tokens are read.
+    /// This many tokens are processed.
     pub(crate) fn read(&mut self, tokens: usize) {
         if tokens < self.total {
             let total = self.total as u64;

@@ -1,0 +1,83 @@
+//! Pictures on the command line: read and looked at before any weights are loaded, then encoded by the file that belongs to the model.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use kiln_engine::model::Model;
+use kiln_engine::vision::Vision;
+use kiln_engine::vision::prompt::{Joined, Marker, joined};
+use kiln_media::{Limits, decode};
+
+use crate::model::ModelFlags;
+
+/// Bytes of a file that is read as a picture: more than any photograph has.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// Flags of commands that show pictures to a model.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct PictureFlags {
+    /// Encoder of pictures that belongs to the model, usually called mmproj-*.gguf
+    #[arg(long, value_name = "FILE", requires = "image")]
+    mmproj: Option<PathBuf>,
+    /// Picture to show before the prompt: PNG, JPEG, WebP, GIF, BMP or TIFF; several are shown in this order. Needs --mmproj
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["save_state", "load_state"])]
+    image: Vec<PathBuf>,
+}
+
+/// Pictures that will be encoded.
+pub(crate) struct Pictures {
+    vision: Arc<Vision>,
+    files: Vec<Vec<u8>>,
+    marker: Marker,
+}
+
+impl PictureFlags {
+    /// The pictures that were named, if the model can be shown some.
+    pub(crate) fn open(&self, model: &Model) -> anyhow::Result<Option<Pictures>> {
+        if self.image.is_empty() {
+            return Ok(None);
+        }
+        let Some(path) = &self.mmproj else {
+            bail!(
+                "--image needs the encoder of the model\nhint: --mmproj FILE names it; it is usually called mmproj-*.gguf and lies beside the model"
+            );
+        };
+        let vision = Vision::open(path).with_context(|| format!("cannot use {}", path.display()))?;
+        vision.check_model(model).with_context(|| format!("cannot use {} here", path.display()))?;
+        let mut files = Vec::with_capacity(self.image.len());
+        for path in &self.image {
+            let unread = || format!("cannot read the picture {}", path.display());
+            let bytes = std::fs::metadata(path).with_context(unread)?.len();
+            if bytes > MOST_BYTES {
+                bail!("the picture {} has {bytes} bytes; at most {MOST_BYTES} are read", path.display());
+            }
+            let bytes = std::fs::read(path).with_context(unread)?;
+            decode(&bytes, &Limits::default()).with_context(unread)?;
+            files.push(bytes);
+        }
+        Ok(Some(Pictures { vision: Arc::new(vision), files, marker: Marker::default() }))
+    }
+}
+
+impl Pictures {
+    /// What stands for a picture in a text.
+    pub(crate) fn marker(&self) -> &str {
+        self.marker.text()
+    }
+
+    /// A prompt with the pictures before it.
+    pub(crate) fn before(&self, prompt: &str) -> String {
+        self.marker.text().repeat(self.files.len()) + prompt
+    }
+
+    /// The tokens of a prompt whose parts the pictures stand between, with their vectors.
+    pub(crate) fn join(&self, model: &Model, flags: &ModelFlags, parts: Vec<Vec<u32>>) -> anyhow::Result<Joined> {
+        let mut encoder = flags.encoder(&self.vision)?;
+        let mut seen = Vec::with_capacity(self.files.len());
+        for (number, bytes) in self.files.iter().enumerate() {
+            seen.push(encoder.see(bytes, number)?);
+        }
+        Ok(joined(&model.tokenizer, parts, &seen)?)
+    }
+}

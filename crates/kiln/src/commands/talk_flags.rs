@@ -1,0 +1,85 @@
+//! How a conversation is put before the model: system prompt, chat template, thinking. The same flags in every command that talks.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use kiln_engine::model::Model;
+use kiln_engine::text::Template;
+
+use super::prompt::file_text;
+
+/// Flags of commands that talk with a model.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct TalkFlags {
+    /// System prompt (also -sys)
+    #[arg(long, alias = "system-prompt", value_name = "TEXT", conflicts_with = "system_file")]
+    system: Option<String>,
+    /// Read the system prompt from a file
+    #[arg(long, alias = "system-prompt-file", value_name = "FILE")]
+    system_file: Option<PathBuf>,
+    /// Chat template to use instead of the model's own: a name (chatml, command-r, deepseek3, gemma, granite, llama2, llama3, llama4, mistral,
+    /// mistral-v7, phi3, phi4, vicuna, zephyr), a file with a Jinja template, or the template itself
+    #[arg(long, alias = "chat-template-file", value_name = "TEMPLATE")]
+    chat_template: Option<String>,
+    /// Ask the model not to think before it answers, if its template allows it
+    #[arg(long)]
+    no_think: bool,
+}
+
+impl TalkFlags {
+    /// The system prompt.
+    pub(crate) fn system(&self) -> anyhow::Result<Option<String>> {
+        match &self.system_file {
+            Some(path) => file_text(path).map(Some),
+            None => Ok(self.system.clone()),
+        }
+    }
+
+    /// Whether the model may think before it answers.
+    pub(crate) fn thinks(&self) -> bool {
+        !self.no_think
+    }
+
+    /// The chat template: the one that was named, else the model's own; one clear line where it cannot be used.
+    pub(crate) fn template(&self, model: &Model) -> anyhow::Result<Option<Template>> {
+        let metadata = model.gguf.metadata();
+        if let Some(given) = &self.chat_template {
+            let source = template_source(given)?;
+            return Ok(Some(Template::for_gguf(&source, metadata, &model.tokenizer).context("--chat-template")?));
+        }
+        Template::from_gguf(metadata, &model.tokenizer).map_err(|why| {
+            anyhow::anyhow!(
+                "{why}\nhint: --chat-template names another one, such as chatml; `kiln run --raw` continues a text without one"
+            )
+        })
+    }
+}
+
+/// The Jinja text that `--chat-template` means.
+pub(crate) fn template_source(given: &str) -> anyhow::Result<String> {
+    let source = match Template::form(given) {
+        Some(form) => form.to_owned(),
+        None if given.contains(['{', '\n']) => given.to_owned(),
+        None => std::fs::read_to_string(given).with_context(|| {
+            let names: Vec<&str> = Template::forms().collect();
+            format!(
+                "--chat-template {given} is none of {}, no template, and no file that can be read",
+                names.join(", ")
+            )
+        })?,
+    };
+    Template::new(&source).context("--chat-template")?;
+    Ok(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_have_names_or_are_written_out() {
+        assert!(template_source("chatml").unwrap().contains("<|im_start|>"));
+        assert_eq!(template_source("{{ messages[0].content }}").unwrap(), "{{ messages[0].content }}");
+        assert!(template_source("{% for").is_err() && template_source("no/such/file").is_err());
+    }
+}

@@ -1,0 +1,180 @@
+//! Pictures on the command line: shown to a model, told of by `kiln inspect`, and refused in one sentence where they cannot be used. No
+//! GPU is needed.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
+use serde_json::Value;
+
+fn kiln(arguments: &[&str]) -> Output {
+    let nowhere = std::env::temp_dir().join("kiln-pictures-no-such-manifest.json");
+    Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(arguments)
+        .env("VK_DRIVER_FILES", &nowhere)
+        .env("VK_ICD_FILENAMES", &nowhere)
+        .env_remove("KILN_DEVICE")
+        .env_remove("KILN_VALIDATION")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", told(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A picture whose pixels depend on `salt`.
+fn bmp(width: u32, height: u32, salt: u32) -> Vec<u8> {
+    let row = (3 * width).next_multiple_of(4);
+    let mut bytes = b"BM".to_vec();
+    for word in [54 + row * height, 0, 54, 40, width, height, 1 | 24 << 16, 0, row * height, 2835, 2835, 0, 0] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for y in 0..height {
+        let pixel = |x: u32| [(x * salt) as u8, (y * 9 + salt) as u8, ((x ^ y) * salt) as u8];
+        let mut line: Vec<u8> = (0..width).flat_map(pixel).collect();
+        line.resize(row as usize, 0);
+        bytes.extend(line);
+    }
+    bytes
+}
+
+/// A small LLaVA whose rows have this width.
+fn encoder(width: usize, path: &Path) {
+    let mut m = Metadata::new();
+    m.set("general.architecture", "clip");
+    m.set("clip.has_vision_encoder", true);
+    m.set("clip.projector_type", "mlp");
+    m.set("clip.use_gelu", true);
+    let keys = [("image_size", 8_u32), ("patch_size", 4), ("embedding_length", 16), ("feed_forward_length", 24)];
+    let more = [("block_count", 2), ("attention.head_count", 2), ("projection_dim", width as u32)];
+    keys.iter().chain(&more).for_each(|(key, value)| m.set(format!("clip.vision.{key}"), *value));
+    m.set("clip.vision.attention.layer_norm_epsilon", 1e-5_f32);
+    m.set("clip.vision.image_mean", vec![0.5_f32; 3]);
+    m.set("clip.vision.image_std", vec![0.5_f32; 3]);
+    let mut writer = Writer::new(m);
+    let mut put = |name: &str, shape: &[usize]| {
+        let count: usize = shape.iter().product();
+        let seed = name.bytes().fold(7_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
+        let value = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 16) as f32 / 65536.0 - 0.5;
+        let bytes: Vec<u8> = (0..count as u32).flat_map(|i| value(i).to_le_bytes()).collect();
+        writer.add(name, shape, TensorType::F32, bytes).unwrap();
+    };
+    put("v.patch_embd.weight", &[4, 4, 3, 16]);
+    put("v.position_embd.weight", &[16, 4]);
+    for norm in ["ln1", "ln2"] {
+        put(&format!("v.blk.0.{norm}.weight"), &[16]);
+    }
+    for matrix in ["attn_q", "attn_k", "attn_v", "attn_out"] {
+        put(&format!("v.blk.0.{matrix}.weight"), &[16, 16]);
+    }
+    put("v.blk.0.ffn_up.weight", &[16, 24]);
+    put("v.blk.0.ffn_down.weight", &[24, 16]);
+    put("mm.0.weight", &[16, 24]);
+    put("mm.0.bias", &[24]);
+    put("mm.2.weight", &[24, width]);
+    put("mm.2.bias", &[width]);
+    std::fs::write(path, writer.to_bytes().unwrap()).unwrap();
+}
+
+/// A folder with a model, an encoder that belongs to it, and pictures.
+struct Scene {
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let scene = Scene { folder: tempfile::tempdir().unwrap() };
+        let model = scene.file("model.gguf");
+        let made = kiln(&["synth", "tiny-llama", "F32", &model]);
+        assert_eq!(made.status.code(), Some(0), "{}", told(&made));
+        let width = Gguf::open(&model).unwrap().metadata().get_usize("llama.embedding_length").unwrap();
+        encoder(width, Path::new(&scene.file("mmproj.gguf")));
+        encoder(width + 8, Path::new(&scene.file("other.gguf")));
+        for (name, bytes) in [("a.bmp", bmp(20, 14, 5)), ("b.bmp", bmp(40, 9, 11)), ("long.bmp", bmp(1, 300, 3))] {
+            std::fs::write(scene.file(name), bytes).unwrap();
+        }
+        std::fs::write(scene.file("cut.bmp"), &bmp(20, 14, 5)[..70]).unwrap();
+        std::fs::write(scene.file("words.png"), "these are words").unwrap();
+        std::fs::write(scene.file("empty.png"), "").unwrap();
+        scene
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).to_string_lossy().into_owned()
+    }
+
+    /// Asks about pictures.
+    fn run(&self, mmproj: Option<&str>, pictures: &[&str], more: &[&str]) -> Output {
+        let (model, mmproj) = (self.file("model.gguf"), mmproj.map(|name| self.file(name)));
+        let pictures: Vec<String> = pictures.iter().map(|name| self.file(name)).collect();
+        let mut words = vec!["run", &model, "What is this?", "--cpu", "--temp", "0", "-n", "4"];
+        mmproj.iter().for_each(|path| words.extend(["--mmproj", path]));
+        pictures.iter().for_each(|path| words.extend(["--image", path]));
+        kiln(&[&words, more].concat())
+    }
+
+    fn refused(&self, mmproj: Option<&str>, pictures: &[&str], more: &[&str], words: &[&str]) {
+        let output = self.run(mmproj, pictures, more);
+        let error = told(&output);
+        assert!(matches!(output.status.code(), Some(1 | 2)) && output.stdout.is_empty(), "{error}");
+        assert!(!error.contains("panicked"), "{error}");
+        words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is not in: {error}"));
+    }
+}
+
+#[test]
+fn pictures_are_part_of_the_prompt() {
+    let scene = Scene::new();
+    let answered = |pictures: &[&str], more: &[&str]| {
+        let mmproj = Some("mmproj.gguf").filter(|_| !pictures.is_empty());
+        json(&scene.run(mmproj, pictures, &[&["--json", "--logprobs", "3"], more].concat()))
+    };
+    for more in [&[][..], &["--raw"]] {
+        let counts = [&[][..], &["a.bmp"], &["a.bmp", "b.bmp"]].map(|pictures| answered(pictures, more));
+        let tokens = counts.each_ref().map(|told| told["usage"]["prompt_tokens"].as_u64().unwrap());
+        // Four patches each; the text is cut where they stand.
+        assert_eq!(tokens.map(|n| n - tokens[0]), [0, 4, 8], "{more:?}");
+        let first = |told: &Value| told["tokens"][0]["top_logprobs"].clone();
+        assert_eq!(first(&answered(&["a.bmp"], more)), first(&counts[1]), "the same picture says the same");
+        assert_ne!(first(&answered(&["b.bmp"], more)), first(&counts[1]), "another picture says something else");
+    }
+}
+
+#[test]
+fn what_cannot_be_shown_is_refused_in_one_sentence() {
+    let scene = Scene::new();
+    scene.refused(None, &["a.bmp"], &[], &["--mmproj"]);
+    scene.refused(Some("mmproj.gguf"), &[], &[], &["--image"]);
+    scene.refused(Some("missing.gguf"), &["a.bmp"], &[], &["missing.gguf"]);
+    scene.refused(Some("model.gguf"), &["a.bmp"], &[], &["model.gguf", "architecture is llama"]);
+    scene.refused(Some("other.gguf"), &["a.bmp"], &[], &["other.gguf", "belongs to another model"]);
+    scene.refused(Some("mmproj.gguf"), &["missing.png"], &[], &["missing.png"]);
+    scene.refused(Some("mmproj.gguf"), &["empty.png"], &[], &["empty.png", "no bytes"]);
+    scene.refused(Some("mmproj.gguf"), &["words.png"], &[], &["words.png", "PNG, JPEG"]);
+    scene.refused(Some("mmproj.gguf"), &["a.bmp", "cut.bmp"], &[], &["cut.bmp", "cannot be decoded"]);
+    scene.refused(Some("mmproj.gguf"), &["long.bmp"], &[], &["1 x 300", "200 times"]);
+    scene.refused(Some("mmproj.gguf"), &["a.bmp"], &["--save-state", "x"], &["--save-state"]);
+    scene.refused(Some("mmproj.gguf"), &["a.bmp"], &["-c", "10", "--raw"], &["tokens", "10"]);
+}
+
+#[test]
+fn inspect_tells_what_an_encoder_makes_of_pictures() {
+    let scene = Scene::new();
+    let path = scene.file("mmproj.gguf");
+    let encoder = &json(&kiln(&["inspect", &path, "--json"]))["encoder"];
+    assert_eq!((&encoder["runs"], &encoder["projector"]), (&Value::from(true), &Value::from("mlp")));
+    assert_eq!(encoder["pictures"][1]["rows"], serde_json::json!([4]));
+    let plain = kiln(&["inspect", &path]);
+    assert!(String::from_utf8_lossy(&plain.stdout).contains("encoder of pictures: mlp (LLaVA"));
+    let told = json(&kiln(&["inspect", &scene.file("model.gguf"), "--json"]));
+    assert!(told.get("encoder").is_none());
+}

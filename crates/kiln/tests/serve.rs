@@ -1,0 +1,171 @@
+//! `kiln serve` as a process: the times of its log, and files that it reads again when it is told to. No GPU is needed.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A server that ends with the test.
+struct Server {
+    child: Child,
+    port: u16,
+    log: Receiver<String>,
+}
+
+impl Server {
+    fn start(folder: &TempDir, more: &[&str]) -> Server {
+        let kiln = || Command::new(env!("CARGO_BIN_EXE_kiln"));
+        let made = kiln().args(["synth", "tiny-llama", "F32", "m.gguf"]).current_dir(folder.path()).output().unwrap();
+        assert!(made.status.success());
+        let mut command = kiln();
+        command.args(["serve", "m.gguf", "--cpu", "--port", "0", "--parallel", "1"]).args(more);
+        command.current_dir(folder.path()).env_remove("KILN_CONFIG").env_remove("KILN_API_KEY");
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (tell, log) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let mut server = Server { child, port: 0, log };
+        let line = server.line("listening on http");
+        server.port = line.split("://127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        server
+    }
+
+    /// The next line of the log that holds these words.
+    fn line(&self, words: &str) -> String {
+        let mut before = Vec::new();
+        loop {
+            let Ok(line) = self.log.recv_timeout(Duration::from_secs(60)) else {
+                panic!("{words:?} did not come: {before:?}");
+            };
+            if line.contains(words) {
+                return line;
+            }
+            before.push(line);
+        }
+    }
+
+    /// The status that a request with a key gets.
+    fn status(&self, secret: &str) -> u16 {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        write!(
+            stream,
+            "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: {secret}\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    fn ended(&mut self) -> ExitStatus {
+        let limit = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < limit, "the server still runs");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn keys_are_read_again_on_sighup() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |text: &str| std::fs::write(folder.path().join("keys.txt"), text).unwrap();
+    write("alice:one\nbob:two\n");
+    let mut server = Server::start(&folder, &["--api-key-file", "keys.txt"]);
+    let statuses = || ["one", "two", "three"].map(|secret| server.status(secret));
+    assert_eq!(statuses(), [200, 200, 401]);
+    write("alice:one\ncarol:three\n");
+    server.signal("HUP");
+    server.line("note: SIGHUP: the keys (now 2)");
+    assert_eq!(statuses(), [200, 401, 200]);
+    // A file that cannot be read in full changes nothing.
+    for wrong in ["", "carol:three too many words\n"] {
+        write(wrong);
+        server.signal("HUP");
+        server.line("error: SIGHUP: ");
+        assert_eq!(statuses(), [200, 401, 200]);
+    }
+    server.signal("TERM");
+    assert!(server.ended().success());
+}
+
+#[test]
+fn without_files_to_read_again_sighup_ends_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&folder, &[]);
+    server.signal("HUP");
+    assert!(!server.ended().success());
+}
+
+#[test]
+fn every_line_of_the_log_says_when_it_was_written() {
+    /// `2026-11-18T08:35:27.123Z`.
+    fn is_time(word: &str) -> bool {
+        let shape: String = word.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        shape == "0000-00-00T00:00:00.000Z"
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder, &["-v"]);
+    assert_eq!(server.status(""), 200);
+    let line = server.line("path=/v1/models");
+    let (time, rest) = line.split_once(' ').unwrap();
+    assert!(is_time(time) && rest.starts_with("info: request "), "{line}");
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder, &["--log-json"]);
+    assert_eq!(server.status(""), 200);
+    let line: serde_json::Value = serde_json::from_str(&server.line("/v1/models")).unwrap();
+    assert!(is_time(line["time"].as_str().unwrap()) && line["event"] == "request", "{line}");
+}
+
+#[test]
+fn an_answer_whose_client_left_is_logged_with_the_tokens_that_were_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder, &["-v"]);
+    let body = r#"{"prompt": "hello", "stream": true, "ignore_eos": true}"#;
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+    write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let tokens = BufReader::new(&stream).lines().map_while(Result::ok).filter(|line| line.starts_with("data: "));
+    assert_eq!(tokens.take(5).count(), 5);
+    drop(stream);
+    let line = server.line(" info: answer ");
+    let written = line.split("written_tokens=").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(written.parse::<u64>().unwrap() >= 4 && line.contains("reason=abort"), "{line}");
+}
+
+#[test]
+fn a_port_that_is_taken_is_told_before_the_hint() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder, &[]);
+    let port = server.port.to_string();
+    let second = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(["serve", "m.gguf", "--cpu", "--port", &port])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    let (error, hint) = said.split_once("\nhint: ").unwrap();
+    assert!(error.contains(&format!("cannot listen on 127.0.0.1:{port}: Address already in use")), "{said}");
+    assert!(!hint.contains("os error"), "{said}");
+}

@@ -1,0 +1,125 @@
+//! `kiln chat` and `kiln top` at a terminal: what is typed or pasted is not lost, whenever it comes. Python's `pty` is the terminal.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Runs a program in a terminal. Each step waits until a text is on the screen, counted from the end of the step before, and types
+/// another. What was on the screen is printed at the end.
+const DRIVE: &str = r#"
+import fcntl, json, os, pty, select, struct, sys, termios, time
+steps, words = json.loads(sys.argv[1]), sys.argv[2:]
+child, screen = pty.fork()
+if child == 0:
+    os.execvp(words[0], words)
+fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+seen, at, limit = b"", 0, time.time() + 60
+def read():
+    global seen
+    if select.select([screen], [], [], 0.05)[0]:
+        try:
+            more = os.read(screen, 65536)
+        except OSError:
+            return False
+        seen += more
+        return bool(more)
+    return True
+for wait, keys in steps:
+    while seen.find(wait.encode(), at) < 0:
+        if time.time() > limit or not read():
+            sys.exit(f"{wait!r} did not come: {seen!r}")
+    at = seen.find(wait.encode(), at) + len(wait.encode())
+    os.write(screen, keys.encode())
+while time.time() < limit and read():
+    pass
+_, status = os.waitpid(child, 0)
+print(json.dumps({"screen": seen.decode(errors="replace"), "code": os.waitstatus_to_exitcode(status)}))
+"#;
+
+/// What was on the screen.
+fn at_terminal(folder: &TempDir, steps: &[(&str, &str)], arguments: &[&str]) -> String {
+    let output = Command::new("python3")
+        .args(["-c", DRIVE, &serde_json::to_string(steps).unwrap(), env!("CARGO_BIN_EXE_kiln")])
+        .args(arguments)
+        .env("TERM", "xterm")
+        .env("NO_COLOR", "1")
+        .env("XDG_DATA_HOME", folder.path())
+        .env_remove("KILN_DEVICE")
+        .env_remove("KILN_CONFIG")
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["code"], 0, "{told}");
+    told["screen"].as_str().unwrap().to_owned()
+}
+
+fn model() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let made =
+        Command::new(env!("CARGO_BIN_EXE_kiln")).args(["synth", "tiny-rwkv6", "F32", path.to_str().unwrap()]).output();
+    assert!(made.unwrap().status.success());
+    folder
+}
+
+const CHAT: [&str; 7] = ["chat", "m.gguf", "--cpu", "--temp", "0", "--json", "--ignore-eos"];
+
+#[test]
+fn lines_that_come_at_once_are_one_message_each() {
+    let folder = model();
+    let screen = at_terminal(&folder, &[(">>> ", "one\rtwo\rthree\r/quit\r")], &[&CHAT[..], &["-n", "8"]].concat());
+    assert_eq!(screen.matches("\"usage\"").count(), 3, "{screen:?}");
+}
+
+#[test]
+fn what_is_typed_during_an_answer_is_the_next_message() {
+    let folder = model();
+    // Each answer runs until Ctrl-C. Pastes are marked when the terminal grows quiet: the answer has begun.
+    let plain: Vec<&str> = CHAT.into_iter().filter(|word| *word != "--json").collect();
+    let quiet = "\u{1b}[?2004h";
+    let steps = [
+        (">>> ", "first\r"),
+        (quiet, "zebra\rgiraffe"),
+        ("", "\u{3}"),
+        ("zebra", ""),
+        (quiet, "\u{3}"),
+        ("giraffe", "\r"),
+        (quiet, "\u{3}"),
+        (">>> ", "/quit\r"),
+    ];
+    let screen = at_terminal(&folder, &steps, &plain);
+    for word in ["zebra", "giraffe"] {
+        // Only the line editor shows it, behind its prompt.
+        let before = screen.split(word).next().unwrap();
+        assert!(before.rfind(">>> ") > before.rfind("stopped"), "{word}: {screen:?}");
+    }
+}
+
+#[test]
+fn pasted_text_is_a_message_whatever_it_begins_with() {
+    let folder = model();
+    let pasted = "\u{1b}[200~/quit is a word\n/* and */ more\n\u{1b}[201~\r";
+    let steps = [
+        (">>> ", pasted),
+        ("\"usage\"", ""),
+        (">>> ", "\u{1b}[200~/quit\u{1b}[201~\r"),
+        ("\"usage\"", ""),
+        (">>> ", "/quit\r"),
+    ];
+    let screen = at_terminal(&folder, &steps, &[&CHAT[..], &["-n", "4"]].concat());
+    assert_eq!(screen.matches("\"usage\"").count(), 2, "{screen:?}");
+}
+
+#[test]
+fn notes_are_cut_at_words() {
+    let folder = model();
+    let screen = at_terminal(&folder, &[(">>> ", "/help\r/quit\r")], &[&CHAT[..], &["-n", "4"]].concat());
+    let help = screen.split("/help  ").nth(1).unwrap();
+    let lines: Vec<&str> = help.split("\r\n").take_while(|line| !line.contains(">>>")).collect();
+    assert!(lines.len() > 15 && lines.iter().all(|line| line.chars().count() <= 60), "{lines:?}");
+}
