@@ -175,5 +175,98 @@ def loop_anthropic():
         messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": f"{turn} mm"}]})
 
 
+def responses_state():
+    """Each turn sends its own words alone; the server knows the rest."""
+    import openai
+
+    client = openai.OpenAI(base_url=BASE, api_key=KEY)
+    ask = dict(model=MODEL, max_output_tokens=12, temperature=0)
+    first = client.responses.create(input="My name is Ada.", **ask)
+    second = client.responses.create(input="What is my name?", previous_response_id=first.id, **ask)
+    assert second.previous_response_id == first.id and second.usage.input_tokens > first.usage.input_tokens, second
+    # Its end may be `response.incomplete`, which the client's own helper does not take.
+    third = list(client.responses.create(input="Again?", previous_response_id=second.id, stream=True, **ask))[-1].response
+    assert third.usage.input_tokens > second.usage.input_tokens, third
+    assert client.responses.retrieve(third.id).output_text == third.output_text
+    items = list(client.responses.input_items.list(third.id, order="asc"))
+    assert [getattr(item, "role", None) for item in items] == ["user", "assistant", "user", "assistant", "user"], items
+    client.responses.delete(first.id)
+    for gone in (lambda: client.responses.retrieve(first.id), lambda: client.responses.create(input="x", previous_response_id=second.id, **ask)):
+        try:
+            gone()
+        except (openai.NotFoundError, openai.BadRequestError):
+            continue
+        raise AssertionError("a response that was deleted is gone")
+    apart = client.responses.create(input="Hello", store=False, **ask)
+    try:
+        client.responses.retrieve(apart.id)
+    except openai.NotFoundError:
+        return
+    raise AssertionError("a response that was not to be stored is not there")
+
+
+def llama_index():
+    """As it comes: the class asks the server for its context and sends that back."""
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.ollama import Ollama
+
+    made = Ollama(model=MODEL, base_url=URL, request_timeout=300, additional_kwargs={"num_predict": 16, "temperature": 0})
+    whole = made.chat([ChatMessage(role="user", content="Say hello.")])
+    assert whole.message.content, whole
+    streamed = [piece.delta or "" for piece in made.stream_chat([ChatMessage(role="user", content="Say hello.")])]
+    assert "".join(streamed) == whole.message.content, streamed
+    assert made.complete("Once upon a time").text
+    large = Ollama(model=MODEL, base_url=URL, request_timeout=300, context_window=32768, additional_kwargs={"num_predict": 4})
+    assert large.complete("Hello").text
+
+
+def lm_eval():
+    """Probabilities of a task's answers, with the server's own tokenizer."""
+    import lm_eval as made
+    from lm_eval.tasks import TaskManager
+
+    os.environ["OPENAI_API_KEY"] = KEY
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [
+            {"question": "Question: What color is the sky on a clear day?\nAnswer:", "choices": ["blue", "qzxv wkj"], "answer": 0},
+            {"question": "Question: How many legs has a dog?\nAnswer:", "choices": ["grtx plmv", "four"], "answer": 1},
+            {"question": "Question: What do cows drink?\nAnswer:", "choices": ["water", "xkcd qwfp"], "answer": 0},
+        ]
+        with open(os.path.join(folder, "rows.jsonl"), "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        shared = f"dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder}/rows.jsonl\ntest_split: test\ndoc_to_text: '{{{{question}}}}'\n"
+        with open(os.path.join(folder, "choice.yaml"), "w", encoding="utf-8") as file:
+            file.write(f"task: kiln_choice\n{shared}output_type: multiple_choice\ndoc_to_choice: '{{{{choices}}}}'\ndoc_to_target: answer\nmetric_list:\n  - metric: acc\n")
+        with open(os.path.join(folder, "write.yaml"), "w", encoding="utf-8") as file:
+            file.write(
+                f"task: kiln_write\n{shared}output_type: generate_until\ndoc_to_target: '{{{{choices[answer]}}}}'\n"
+                "generation_kwargs:\n  max_gen_toks: 8\n  until: ['\\n']\nmetric_list:\n  - metric: exact_match\n"
+            )
+        arguments = dict(base_url=f"{BASE}/completions", model=MODEL, tokenizer_backend="remote", auth_token=KEY, max_length=1024, num_concurrent=1)
+        found = made.simple_evaluate(
+            model="local-completions", model_args=arguments, tasks=["kiln_choice", "kiln_write"], task_manager=TaskManager(include_path=folder), bootstrap_iters=0
+        )
+        accuracy = found["results"]["kiln_choice"]["acc,none"]
+        assert accuracy == 1.0, f"words should be likelier than letters: {found['results']}"
+        assert "kiln_write" in found["results"], found["results"]
+
+
+def aider():
+    """One edit asked for, over Ollama's API and its defaults; what a small model makes of it means nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "hello.py"), "w", encoding="utf-8") as file:
+            file.write("print('hello')\n")
+        environment = {**os.environ, "OLLAMA_API_BASE": URL, "OLLAMA_API_KEY": KEY, "HOME": folder}
+        command = ["aider", "--model", f"ollama_chat/{MODEL}", "--edit-format", "whole", "--map-tokens", "0", "--no-git", "--yes-always", "--no-pretty"]
+        command += ["--no-check-update", "--no-show-model-warnings", "--no-analytics", "--no-show-release-notes", "--message", "/ask What does this file print?", "hello.py"]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=580, check=False)
+        said = done.stdout + done.stderr
+        print(said)
+        assert done.returncode == 0 and "Tokens:" in said, said
+        # Without a network it also says that it cannot look up prices.
+        assert not any(word in said for word in ("BadRequestError", "APIConnectionError", "num_ctx", "Retrying")), said
+
+
 PARTS = [litellm, langchain, instructor, pydantic_ai, agents, llm, loop_openai, loop_responses, loop_anthropic]
+PARTS += [responses_state, llama_index, lm_eval, aider]
 {part.__name__: part for part in PARTS}[NAME]()

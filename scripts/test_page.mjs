@@ -6,7 +6,13 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const [url, key, folder] = process.argv.slice(2);
+import { conversationChecks } from "./test_page_talks.mjs";
+import { Stage } from "./test_page_stage.mjs";
+
+const [upstream, key, folder] = process.argv.slice(2);
+// Changes to the page can be tried without building: PAGE=crates/server/page scripts/test-page
+const stage = await Stage.open(upstream, process.env.PAGE);
+const { url } = stage;
 const require = createRequire(join(process.env.NODE_PATH, "x.js"));
 const { chromium } = require("playwright-core");
 const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
@@ -43,33 +49,33 @@ const HOSTILE = `<img src=x onerror="window.broken=1"><script>window.broken=1</s
 const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM,
   env: { ...process.env, LD_LIBRARY_PATH: process.env.CHROMIUM_LIBRARIES },
-  args: ["--no-sandbox", "--disable-gpu", "--font-render-hinting=none"],
+  // A name that is not this machine's, for a page that was fetched from elsewhere.
+  args: ["--no-sandbox", "--disable-gpu", "--font-render-hinting=none", "--host-resolver-rules=MAP kiln.test 127.0.0.1"],
 });
-const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, permissions: ["clipboard-read", "clipboard-write"] });
-const page = await context.newPage();
-page.setDefaultTimeout(30_000);
 const faults = [];
-page.on("pageerror", (error) => faults.push(`error: ${error.message}`));
-page.on("console", (message) => message.type() === "error" && !/401|Failed to load resource/.test(message.text()) && faults.push(`console: ${message.text()}`));
-page.on("request", (request) => {
-  if (!request.url().startsWith(url) && !/^(blob|data):/.test(request.url())) faults.push(`a request elsewhere: ${request.url()}`);
-});
 
-// Changes to the page can be tried without building: PAGE=crates/server/page scripts/test-page
-if (process.env.PAGE) {
-  const kinds = { js: "text/javascript", css: "text/css", svg: "image/svg+xml", html: "text/html" };
-  const part = (route, name) => route.fulfill({ contentType: kinds[name.split(".").pop()], body: readFileSync(join(process.env.PAGE, name), "utf8") });
-  await page.route("**/page/*", (route) => part(route, new URL(route.request().url()).pathname.split("/").pop()));
-  await page.route(`${url}/`, (route) => part(route, "index.html"));
+/** A window of its own, with nothing kept. What goes wrong in it is a fault. */
+async function openWindow(options) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, permissions: ["clipboard-read", "clipboard-write"], ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(30_000);
+  page.on("pageerror", (error) => faults.push(`error: ${error.message}`));
+  // Plain HTTP from another machine has no use for the opener policy, and browsers say so.
+  page.on("console", (message) => message.type() === "error" && !/401|Failed to load resource|Opener-Policy header has been ignored/.test(message.text()) && faults.push(`console: ${message.text()}`));
+  page.on("request", (request) => {
+    const { protocol, port } = new URL(request.url());
+    if (!/^(blob|data):/.test(protocol) && port !== String(stage.port)) faults.push(`a request elsewhere: ${request.url()}`);
+  });
+  return page;
 }
+const page = await openWindow({ viewport: { width: 1440, height: 900 } });
 
-async function accessible(view) {
-  await page.evaluate(`if (!window.axe) { ${axe} }`).catch(() => {});
-  const has = await page.evaluate("typeof window.axe");
+async function accessible(view, shown = page) {
+  await shown.evaluate(`if (!window.axe) { ${axe} }`).catch(() => {});
+  const has = await shown.evaluate("typeof window.axe");
   assert.equal(has, "object", "axe could not be brought in");
-  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const bad = violations.filter((v) => ["serious", "critical"].includes(v.impact));
-  assert.deepEqual(bad.map((v) => `${v.id}: ${v.nodes[0].html} ${v.nodes[0].failureSummary}`), [], view);
+  const { violations } = await shown.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html} ${v.nodes[0].failureSummary}`), [], view);
 }
 const picture = (name) => page.screenshot({ path: join(folder, `${name}.png`) });
 const settled = () => page.waitForFunction(() => document.querySelector("#stop").hidden && !document.querySelector("[aria-busy=true]"));
@@ -109,6 +115,12 @@ const checks = {
     await page.goto(url);
     await page.locator("#key-dialog").waitFor();
     await accessible("the key");
+    assert.ok(await page.locator("#key-refused").isHidden());
+    await page.fill("#key", "wrong");
+    await page.keyboard.press("Enter");
+    await page.locator("#key-refused", { hasText: "This key was refused." }).waitFor();
+    await accessible("a key that was refused");
+    await picture("desktop-key");
     await page.fill("#key", key);
     await page.keyboard.press("Enter");
     await page.waitForFunction(() => document.querySelector("#model").value);
@@ -170,6 +182,20 @@ const checks = {
     for (let i = 0; i < 50 && (await engine()).load.writing; i += 1) await new Promise((done) => setTimeout(done, 100));
     assert.equal((await engine()).load.writing, 0);
     assert.equal((await answers().last().innerText()).length, length);
+    assert.match(await page.locator(".stats").last().innerText(), /^\d+ tokens? · /);
+  },
+  async "a model takes up its own words, and those that are there stay"() {
+    await longest("5");
+    await ask("Count from one to a hundred, in words.");
+    await page.locator(".end", { hasText: "cut off" }).waitFor();
+    const before = await answers().last().innerText();
+    await longest("8");
+    await page.getByRole("button", { name: "Continue" }).click();
+    await settled();
+    await longest("");
+    const after = await answers().last().innerText();
+    assert.ok(after.length > before.length && after.startsWith(before.trimEnd()), `${before} / ${after}`);
+    assert.equal(await page.locator("article.assistant").last().locator(".branches").count(), 0);
   },
   async "Markdown, code, tables and formulas are shown, thoughts are folded"() {
     await page.keyboard.press("Control+Shift+O");
@@ -285,7 +311,8 @@ const checks = {
     const kept = JSON.parse(readFileSync(file, "utf8"));
     assert.equal(kept.conversations.length, 4);
     await page.keyboard.press("Escape");
-    await page.locator("#conversations li.current .quiet").click();
+    await page.locator("#conversations li.current").hover();
+    await page.locator("#conversations li.current .delete").click();
     await page.waitForFunction(() => document.querySelectorAll("#conversations .open").length === 3);
     await page.keyboard.press("Control+Shift+O");
     await page.click("#help");
@@ -325,8 +352,12 @@ const checks = {
   },
 };
 
+Object.assign(checks, conversationChecks({ openWindow, stage, url, key, accessible, picture: (name, shown) => shown.screenshot({ path: join(folder, `${name}.png`) }) }));
+
 let failed = 0;
-for (const [name, check] of Object.entries(checks)) {
+// ONLY=word runs the checks whose name holds it; most of the first ones build on each other.
+const wanted = Object.entries(checks).filter(([name]) => name.includes(process.env.ONLY ?? ""));
+for (const [name, check] of wanted) {
   const start = Date.now();
   try {
     await check();
@@ -339,5 +370,6 @@ for (const [name, check] of Object.entries(checks)) {
   }
 }
 await browser.close();
-console.log(failed ? `${failed} checks failed` : `all ${Object.keys(checks).length} checks passed; look at the pictures in ${folder}`);
+stage.close();
+console.log(failed ? `${failed} checks failed` : `all ${wanted.length} checks passed; look at the pictures in ${folder}`);
 process.exit(failed ? 1 : 0);
