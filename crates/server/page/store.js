@@ -17,9 +17,13 @@ async function run(mode, work) {
   const db = await database;
   if (!db) return null;
   return new Promise((resolve, reject) => {
-    const asked = work(db.transaction("talks", mode).objectStore("talks"));
-    asked.onsuccess = () => resolve(asked.result);
-    asked.onerror = () => reject(asked.error);
+    const transaction = db.transaction("talks", mode);
+    const asked = work(transaction.objectStore("talks"));
+    // A full disk is told at the end of a transaction, not by the request.
+    transaction.oncomplete = () => resolve(asked.result);
+    transaction.onabort = () => reject(transaction.error);
+    // Without this the browser waits for the page's answer to the request, and a page that is reloaded meanwhile loses the change.
+    transaction.commit();
   });
 }
 
