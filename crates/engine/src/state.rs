@@ -7,7 +7,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use kiln_gguf::{Metadata, Value};
+use kiln_gguf::{Gguf, Metadata, Value};
 use kiln_system::memory::size;
 use kiln_system::text::shown;
 use sha2::{Digest as _, Sha256};
@@ -210,15 +210,9 @@ fn put(hash: &mut Sha256, bytes: &[u8]) {
 /// A hash of everything that makes a model this one: its hyper-parameters, the layout of its tensors, and samples of every
 /// tensor, and its adapters.
 pub(crate) fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
-    let gguf = &model.gguf;
     let mut hash = model.keys_hash().clone();
+    put_tensors(&mut hash, &model.gguf);
     let mut put = |bytes: &[u8]| put(&mut hash, bytes);
-    for info in gguf.tensors() {
-        put(info.name.as_bytes());
-        put(info.ty.name().as_bytes());
-        info.dims().iter().for_each(|dim| put(&(*dim as u64).to_le_bytes()));
-        samples(gguf.data(info)).for_each(&mut put);
-    }
     for (adapter, scale) in model.adapters().iter().zip(scales) {
         put(&scale.to_le_bytes());
         for pair in &adapter.pairs {
@@ -228,6 +222,24 @@ pub(crate) fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
         }
     }
     hash.finalize().into()
+}
+
+/// The same of a file that is no model of its own.
+pub(crate) fn file_hash(gguf: &Gguf) -> [u8; 32] {
+    let mut hash = keys_hash(gguf.metadata());
+    put_tensors(&mut hash, gguf);
+    hash.finalize().into()
+}
+
+/// The layout of tensors, and samples of each.
+fn put_tensors(hash: &mut Sha256, gguf: &Gguf) {
+    let mut put = |bytes: &[u8]| put(hash, bytes);
+    for info in gguf.tensors() {
+        put(info.name.as_bytes());
+        put(info.ty.name().as_bytes());
+        info.dims().iter().for_each(|dim| put(&(*dim as u64).to_le_bytes()));
+        samples(gguf.data(info)).for_each(&mut put);
+    }
 }
 
 /// Pieces of a tensor; all of a small one.

@@ -10,6 +10,7 @@ use kiln_engine::sampler::Logprobs;
 use kiln_engine::text::reasoning::Markers;
 use kiln_engine::text::template::end_ids;
 use kiln_engine::text::{self, ChatInput, Family, Message, OutputOptions, OutputParser, Template};
+use kiln_engine::tokenizer::EncodeLimit;
 use kiln_system::interrupt::Catch;
 use kiln_system::text::shown;
 
@@ -55,7 +56,7 @@ pub(crate) fn chat_prompt(
     let marked = Markers::of_template(source).is_some() || Family::of_template(source).is_harmony();
     Ok(Prompt {
         parts: match between {
-            Some(marker) => rendered.encode_parts(&model.tokenizer, marker)?,
+            Some(marker) => rendered.encode_parts(&model.tokenizer, marker, &EncodeLimit::default())?,
             None => vec![rendered.encode(&model.tokenizer)?],
         },
         parser: OutputParser::new(source, &rendered.generation_prompt, options),

@@ -7,14 +7,16 @@ use kiln_engine::text::reasoning::Markers;
 use kiln_engine::text::{
     ChatInput, Content, Family, Function, Message, OutputOptions, Rendered, TemplateError, ThoughtBudget, Tool,
 };
+use kiln_engine::vision::{Arranged, Joined};
 use serde_json::{Map, Value};
 
 use crate::api_error::{ApiError, Kind};
 use crate::constraint;
-use crate::encode::{Purpose, check_messages, encode_rendered};
+use crate::encode::{Purpose, check_messages, encode_rendered, most_rows};
 use crate::generate::{Form, Job};
 use crate::guard::Caller;
 use crate::params::Params;
+use crate::pictures::{self, Taken};
 use crate::registry::Loaded;
 use crate::response_format::ResponseFormat;
 
@@ -92,10 +94,16 @@ impl Default for Chat {
 }
 
 impl Chat {
+    /// The prompt as text for people: pictures are named.
+    pub(crate) fn shown(&self, loaded: &Loaded) -> Result<String, ApiError> {
+        let taken = Taken::from(&self.messages);
+        Ok(self.render(loaded, &taken)?.plain().replace(taken.marker.text(), "<__media__>"))
+    }
+
     /// The prompt as text.
-    pub(crate) fn render(&self, loaded: &Loaded) -> Result<Rendered, ApiError> {
+    fn render(&self, loaded: &Loaded, taken: &Taken) -> Result<Rendered, ApiError> {
         let template = loaded.template.as_ref().map_err(|why| ApiError::new(Kind::Template, why.clone()))?;
-        let mut messages = self.messages.clone();
+        let mut messages = taken.messages.clone();
         if !self.tools.is_empty() && !template.capabilities().tools {
             describe_tools(&mut messages, &self.tools);
         }
@@ -122,22 +130,38 @@ impl Chat {
         })
     }
 
-    /// The tokens of the prompt.
-    pub(crate) fn tokens(&self, loaded: &Loaded, purpose: Purpose) -> Result<(Vec<u32>, Rendered), ApiError> {
+    /// How many tokens the prompt is, rows of pictures among them.
+    pub(crate) fn count(&self, loaded: &Loaded) -> Result<usize, ApiError> {
+        Ok(self.tokens(loaded)?.len())
+    }
+
+    /// The tokens of the prompt; numbers above the vocabulary stand for rows of pictures.
+    pub(crate) fn tokens(&self, loaded: &Loaded) -> Result<Vec<u32>, ApiError> {
+        Ok(self.prompt(loaded, Purpose::Count)?.0.tokens)
+    }
+
+    /// The prompt: its tokens, and the pictures that are to be encoded.
+    fn prompt(&self, loaded: &Loaded, purpose: Purpose) -> Result<(Arranged, Rendered), ApiError> {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "`messages` must hold at least one message"));
         }
         check_messages(loaded, purpose, &self.messages)?;
-        let rendered = self.render(loaded)?;
-        let tokens = encode_rendered(loaded, purpose, &rendered)?;
-        Ok((tokens, rendered))
+        let taken = Taken::from(&self.messages);
+        let shown = taken.shown(loaded, most_rows(loaded, purpose))?;
+        let rendered = self.render(loaded, &taken)?;
+        let parts = encode_rendered(loaded, purpose, &rendered, &taken)?;
+        let arranged = Arranged::new(&loaded.scheduler.model().tokenizer, parts, shown).map_err(|why| match why {
+            kiln_engine::Error::LostPictures { .. } => ApiError::new(Kind::Template, why.to_string()),
+            other => other.into(),
+        })?;
+        Ok((arranged, rendered))
     }
 
     /// The request to the engine. It takes time: templates and grammars are compiled here, off the async threads.
     pub(crate) fn job(mut self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, ApiError> {
         let keep_reasoning = *self.keep_reasoning.get_or_insert(loaded.keep_reasoning);
-        let (prompt, rendered) = self.tokens(loaded, Purpose::Prompt)?;
-        check_length(loaded, prompt.len())?;
+        let (arranged, rendered) = self.prompt(loaded, Purpose::Prompt)?;
+        check_length(loaded, arranged.tokens.len())?;
         let source = loaded.template.as_ref().map(|t| match self.tools.is_empty() {
             true => t.source().to_owned(),
             false => t.tools_source().to_owned(),
@@ -172,7 +196,10 @@ impl Chat {
         let only_calls = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
         let bare_calls = self.tool_choice == ToolChoice::Auto && self.shape.is_none();
         let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning, bare_calls, only_calls };
+        // What can be refused was: encoding takes the longest.
+        let Joined { tokens, spans } = pictures::join(loaded, arranged)?;
         let request = Request {
+            spans,
             limit: params.limit()?.or(loaded.limit),
             sampling: params.sampling(loaded)?,
             stop: params.stop_rule(loaded)?,
@@ -183,7 +210,7 @@ impl Chat {
             reuse: params.reuse(),
             scales: params.scales(loaded)?,
             show_special: marked || !options.tools.is_empty(),
-            ..Request::new(prompt)
+            ..Request::new(tokens)
         };
         let form = Form::Chat { source, generation_prompt, options, one_call: !self.parallel_calls };
         let (loaded, caller) = (Arc::clone(loaded), caller.clone());
@@ -305,7 +332,7 @@ fn tool_call(call: &Value) -> Option<kiln_engine::text::ToolCall> {
     })
 }
 
-/// What a message says: a text, or parts of text.
+/// What a message says: a text, or parts of text and pictures.
 pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(Content::None),
@@ -317,11 +344,14 @@ pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, Api
                     let text = part.get(field).and_then(Value::as_str);
                     text.ok_or_else(|| ApiError::invalid(format!("{param}.{field}"), format!("`{param}` has no text")))
                 };
+                if let Some(picture) = pictures::part(&param, part) {
+                    return picture;
+                }
                 let text = match part.get("type").and_then(Value::as_str) {
                     Some("text" | "input_text" | "output_text") => text("text")?,
                     Some("refusal") => text("refusal")?,
                     Some(kind) => {
-                        let message = format!("`{param}` is of type {kind:?}; this model takes text only");
+                        let message = format!("`{param}` is of type {kind:?}; only text and pictures are taken");
                         return Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(param) });
                     }
                     None => return Err(ApiError::invalid(param.clone(), format!("`{param}` has no type"))),

@@ -5,6 +5,7 @@ use kiln_engine::text::{Content, Message, Rendered};
 use kiln_engine::tokenizer::{AddSpecial, EncodeLimit, ParseSpecial, TokenizerError};
 
 use crate::api_error::{AT_LEAST, ApiError, Kind};
+use crate::pictures::Taken;
 use crate::prep_pool::client_gone;
 use crate::registry::Loaded;
 
@@ -56,7 +57,7 @@ impl Bound {
         Ok(())
     }
 
-    fn tokens(&self, tokens: Result<Vec<u32>, TokenizerError>) -> Result<Vec<u32>, ApiError> {
+    fn tokens<T>(&self, tokens: Result<T, TokenizerError>) -> Result<T, ApiError> {
         tokens.map_err(|error| match error {
             TokenizerError::OverLimit { tokens, .. } => self.too_long(tokens),
             other => kiln_engine::Error::from(other).into(),
@@ -78,11 +79,26 @@ pub(crate) fn encode(
     bound.tokens(loaded.scheduler.model().tokenizer.encode_within(text, add, parse, &bound.limit))
 }
 
-/// The tokens of a prompt that a template has made.
-pub(crate) fn encode_rendered(loaded: &Loaded, purpose: Purpose, rendered: &Rendered) -> Result<Vec<u32>, ApiError> {
+/// The tokens of a prompt that a template has made: its parts, which the pictures stand between.
+pub(crate) fn encode_rendered(
+    loaded: &Loaded,
+    purpose: Purpose,
+    rendered: &Rendered,
+    taken: &Taken,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     let bound = Bound::of(loaded, purpose);
     bound.check(rendered.length(), 1)?;
-    bound.tokens(rendered.encode_within(&loaded.scheduler.model().tokenizer, &bound.limit))
+    let tokenizer = &loaded.scheduler.model().tokenizer;
+    if taken.is_empty() {
+        return Ok(vec![bound.tokens(rendered.encode_within(tokenizer, &bound.limit))?]);
+    }
+    bound.tokens(rendered.encode_parts(tokenizer, taken.marker.text(), &bound.limit))
+}
+
+/// Rows that the pictures of a prompt may take.
+pub(crate) fn most_rows(loaded: &Loaded, purpose: Purpose) -> usize {
+    let context = loaded.scheduler.context();
+    if purpose == Purpose::Count { context.saturating_mul(COUNTED_CONTEXTS) } else { context }
 }
 
 /// Refuses a text whose bytes cannot fit the context.

@@ -20,6 +20,7 @@ mod http_metrics;
 mod keys;
 mod metrics;
 mod params;
+mod pictures;
 mod prep_pool;
 mod registry;
 mod response_format;

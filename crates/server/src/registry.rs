@@ -11,6 +11,7 @@ use kiln_engine::run::Scheduler;
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::constraint::Constraints;
 use kiln_engine::text::{Template, TemplateError};
+use kiln_engine::vision::Encoder;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
@@ -19,6 +20,7 @@ use crate::app::{RequestDefaults, now};
 use crate::chat::ThinkingBudget;
 use crate::metrics::Metrics;
 use crate::params;
+use crate::pictures::Pictures;
 use crate::prep_pool::{Queue, release};
 use crate::slots::Slots;
 
@@ -28,6 +30,8 @@ pub struct LoadedEngine {
     pub scheduler: Scheduler,
     /// Texts at once at most.
     pub sequences: usize,
+    /// What pictures are encoded with, where the model can be shown some.
+    pub encoder: Option<Encoder>,
 }
 
 /// Brings a model in. What it says on failure goes to the log, its first line to clients.
@@ -59,6 +63,8 @@ pub(crate) struct Loaded {
     /// The name that it is served under.
     pub(crate) name: String,
     pub(crate) scheduler: Scheduler,
+    /// Encodes pictures, where the model can be shown some.
+    pub(crate) pictures: Option<Pictures>,
     /// How its conversations are written, or why there is no way to.
     pub(crate) template: Result<Template, String>,
     /// Tokens that end a turn, beside those that the vocabulary names.
@@ -92,7 +98,7 @@ pub(crate) struct Loaded {
 
 impl Loaded {
     fn new(name: &str, opened: LoadedEngine, metrics: Arc<Metrics>, request_defaults: &RequestDefaults) -> Loaded {
-        let LoadedEngine { scheduler, sequences } = opened;
+        let LoadedEngine { scheduler, sequences, encoder } = opened;
         let model = Arc::clone(scheduler.model());
         let template = match template(&model, request_defaults.template.as_deref()) {
             _ if model.facts.fills => Err("this model fills in texts as a whole, which this server does not do\n\
@@ -137,6 +143,7 @@ impl Loaded {
             in_flight: AtomicUsize::new(0),
             slots: Slots::new(sequences),
             scales: Mutex::new(None),
+            pictures: encoder.map(Pictures::new),
             scheduler,
         }
     }

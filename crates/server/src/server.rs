@@ -131,7 +131,12 @@ impl Running {
 
     /// Hands the model over: from now on requests are served. `sequences` is how many texts the engine writes at once.
     pub fn ready(&self, scheduler: Scheduler, sequences: usize) {
-        self.app.registry.put(LoadedEngine { scheduler, sequences });
+        self.ready_with(LoadedEngine { scheduler, sequences, encoder: None });
+    }
+
+    /// The same for a model that may be shown pictures.
+    pub fn ready_with(&self, opened: LoadedEngine) {
+        self.app.registry.put(opened);
     }
 
     /// Waits until the program is asked to end (Ctrl-C, SIGTERM), then goes down as [`Running::stop`] does. SIGHUP is left to the

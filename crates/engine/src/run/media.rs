@@ -17,6 +17,14 @@ pub(crate) fn is_vector(token: u32) -> bool {
     token >= FIRST
 }
 
+/// What stands for the vectors of some content, before there are any.
+pub(crate) fn numbers(key: &[u8], count: usize) -> impl Iterator<Item = u32> {
+    (0..count as u64).map(move |row| {
+        let digest = Sha256::new().chain_update(key).chain_update(row.to_le_bytes()).finalize();
+        FIRST | u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
+    })
+}
+
 /// Vectors with the content that they were made of.
 #[derive(Clone, Debug)]
 pub struct Vectors {
@@ -27,12 +35,8 @@ pub struct Vectors {
 impl Vectors {
     /// `key` is a hash of all that the vectors depend on: the bytes of a picture, and which of its inputs this is.
     pub fn new(key: &[u8], rows: Arc<Rows>) -> Vectors {
-        let count = rows.values.len() / rows.width.max(1);
-        let number = |row: usize| {
-            let digest = Sha256::new().chain_update(key).chain_update((row as u64).to_le_bytes()).finalize();
-            FIRST | u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3]])
-        };
-        Vectors { rows, tokens: (0..count).map(number).collect() }
+        let tokens = numbers(key, rows.values.len() / rows.width.max(1)).collect();
+        Vectors { rows, tokens }
     }
 
     /// What stands for them in a prompt, one number each.

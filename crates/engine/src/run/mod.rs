@@ -38,6 +38,7 @@ pub use fit::{DeviceFit, Fit, Place, Wish, fit, fit_in, usable};
 pub use kiln_gpu::StepTime;
 pub use load::{CacheHits, Load, STEP_SIZES, Tally};
 pub use making::First;
+pub(crate) use media::numbers;
 pub use media::{Span, Vectors};
 pub use policy::Policy;
 pub use profile::{StepKind, step_kinds};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kiln_media::Pixels;
 
+use super::kept::Kept;
 use super::{Drawing, Grid, Vision};
 use crate::Error;
 use crate::executor::{Executor, PlanId, Progress};
@@ -37,18 +38,24 @@ pub struct Encoder {
     executor: Box<dyn Executor>,
     /// The one that was used last stands at the end.
     plans: Vec<Ready>,
+    kept: Kept,
 }
 
 impl Encoder {
     /// Loads the weights.
     pub fn new(vision: Arc<Vision>, mut executor: Box<dyn Executor>, progress: Progress<'_>) -> Result<Encoder, Error> {
         executor.load(vision.fixed(), &vision.gguf, progress)?;
-        Ok(Encoder { vision, executor, plans: Vec::new() })
+        Ok(Encoder { vision, executor, plans: Vec::new(), kept: Kept::default() })
     }
 
     /// What it encodes with.
     pub fn vision(&self) -> &Arc<Vision> {
         &self.vision
+    }
+
+    /// Vectors that were made before.
+    pub(super) fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
     }
 
     /// The vectors of one input.

@@ -1,6 +1,7 @@
 //! Encoders of pictures, in files of their own beside a model's (`mmproj`): one table, one row and one short file a family, put
 //! together from one transformer (`vit.rs`). They make plain plans as architectures do, and rows of the model's width come out.
 
+mod arrange;
 mod clamped;
 mod clip;
 mod encode;
@@ -9,6 +10,7 @@ mod glm;
 mod grids;
 mod idefics;
 mod internvl;
+mod kept;
 mod kimi;
 mod llama4;
 mod minicpm;
@@ -26,6 +28,7 @@ use kiln_gguf::Gguf;
 use kiln_kernels::tensor::Tensor;
 use kiln_media::{Keys, Picture, Prepared, Preprocessing, Size};
 
+pub use arrange::{Arranged, Joined, Shown};
 pub use encode::{Encoder, Rows};
 pub use sheet::Grid;
 
@@ -93,6 +96,7 @@ pub struct Vision {
     width: usize,
     fixed: Fixed,
     family: Box<dyn Family>,
+    identity: [u8; 32],
 }
 
 impl std::fmt::Debug for Vision {
@@ -184,7 +188,8 @@ impl Vision {
         let preprocessing = preprocessing.ok_or_else(incomplete)?;
         let family = (row.load)(&mut l, &keys)?;
         let (fixed, _) = l.finish(&[])?;
-        let mut vision = Vision { row, keys, preprocessing, width: 0, fixed, family, gguf: Arc::new(gguf) };
+        let identity = crate::state::file_hash(&gguf);
+        let mut vision = Vision { row, keys, preprocessing, width: 0, fixed, family, identity, gguf: Arc::new(gguf) };
         // One plan is built now, so that what does not fit is said before anything is loaded.
         let usual = vision.grid(Size::square(vision.keys.image_size));
         vision.width = vision.draw(usual)?.plan.ports.logits.shape[0];
@@ -194,6 +199,11 @@ impl Vision {
     /// Width of the rows that come out: that of the model, times one more for each deepstack layer.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// A hash of what makes the file this one: pages of prompts outlive the process, and another file makes other vectors.
+    fn identity(&self) -> &[u8; 32] {
+        &self.identity
     }
 
     /// Side of a patch in pixels.

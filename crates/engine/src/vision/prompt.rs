@@ -1,17 +1,12 @@
-//! Pictures in a prompt: which words stand around their vectors and between them, by family, and how text, words and vectors become one
-//! prompt. Every piece of text becomes tokens by itself.
+//! Pictures in a prompt: which words stand around their vectors and between them, by family, and which models can be shown some.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::Arc;
 
-use kiln_media::{Limits, Prepared, decode};
-use sha2::{Digest as _, Sha256};
+use kiln_media::Prepared;
 
-use super::{Encoder, Vision};
+use super::Vision;
 use crate::Error;
 use crate::model::Model;
-use crate::run::{Span, Vectors};
-use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 
 /// A part of what a picture becomes in a prompt.
 #[derive(Clone, Debug)]
@@ -160,63 +155,4 @@ fn tiles(projector: &str, prepared: &Prepared, old: bool) -> Vec<PicturePart<usi
         out.push(words("</slice>"));
     }
     out
-}
-
-/// A picture as a prompt takes it.
-pub type PictureRows = Vec<PicturePart<Vectors>>;
-
-impl Encoder {
-    /// A picture of these bytes, the one of this number in its prompt.
-    pub fn see(&mut self, bytes: &[u8], number: usize) -> Result<PictureRows, Error> {
-        let picture = decode(bytes, &Limits::default())?;
-        let prepared = self.vision().prepare(&picture)?;
-        let content = Sha256::digest(bytes);
-        let pieces = self.vision().pieces(&prepared, number);
-        let inputs: Vec<_> = prepared.tiles.iter().chain(&prepared.overview).collect();
-        let mut seen = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            seen.push(match piece {
-                PicturePart::Words(text) => PicturePart::Words(text),
-                PicturePart::Input(input) => {
-                    let key = [&content[..], &(input as u64).to_le_bytes()].concat();
-                    PicturePart::Input(Vectors::new(&key, Arc::new(self.encode(inputs[input])?)))
-                }
-            });
-        }
-        Ok(seen)
-    }
-}
-
-/// A prompt with pictures: what stands for them among its tokens, and where they stand.
-#[derive(Clone, Debug, Default)]
-pub struct Joined {
-    /// The tokens.
-    pub tokens: Vec<u32>,
-    /// The vectors.
-    pub spans: Vec<Span>,
-}
-
-/// Puts pictures between the parts of a text, of which there must be one more.
-pub fn joined(tokenizer: &Tokenizer, parts: Vec<Vec<u32>>, pictures: &[PictureRows]) -> Result<Joined, Error> {
-    if parts.len() != pictures.len() + 1 {
-        let (found, given) = (parts.len().saturating_sub(1), pictures.len());
-        return Err(Error::LostPictures { found, given });
-    }
-    let mut joined = Joined::default();
-    let mut pictures = pictures.iter();
-    for part in parts {
-        joined.tokens.extend(part);
-        for piece in pictures.next().into_iter().flatten() {
-            match piece {
-                PicturePart::Words(text) => {
-                    joined.tokens.extend(tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes)?);
-                }
-                PicturePart::Input(vectors) => {
-                    joined.spans.push(Span { start: joined.tokens.len(), vectors: vectors.clone() });
-                    joined.tokens.extend(vectors.tokens());
-                }
-            }
-        }
-    }
-    Ok(joined)
 }

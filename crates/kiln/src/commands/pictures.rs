@@ -1,18 +1,25 @@
 //! Pictures on the command line: read and looked at before any weights are loaded, then encoded by the file that belongs to the model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use kiln_engine::model::Model;
-use kiln_engine::vision::Vision;
-use kiln_engine::vision::prompt::{Joined, Marker, joined};
+use kiln_engine::vision::prompt::Marker;
+use kiln_engine::vision::{Arranged, Joined, Vision};
 use kiln_media::{Limits, decode};
 
 use crate::model::ModelFlags;
 
 /// Bytes of a file that is read as a picture: more than any photograph has.
 const MOST_BYTES: u64 = 256 << 20;
+
+/// The encoder of a file, if the model can be shown pictures by it.
+pub(crate) fn open_encoder(path: &Path, model: &Model) -> anyhow::Result<Arc<Vision>> {
+    let vision = Vision::open(path).with_context(|| format!("cannot use {}", path.display()))?;
+    vision.check_model(model).with_context(|| format!("cannot use {} here", path.display()))?;
+    Ok(Arc::new(vision))
+}
 
 /// Flags of commands that show pictures to a model.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -43,8 +50,7 @@ impl PictureFlags {
                 "--image needs the encoder of the model\nhint: --mmproj FILE names it; it is usually called mmproj-*.gguf and lies beside the model"
             );
         };
-        let vision = Vision::open(path).with_context(|| format!("cannot use {}", path.display()))?;
-        vision.check_model(model).with_context(|| format!("cannot use {} here", path.display()))?;
+        let vision = open_encoder(path, model)?;
         let mut files = Vec::with_capacity(self.image.len());
         for path in &self.image {
             let unread = || format!("cannot read the picture {}", path.display());
@@ -56,7 +62,7 @@ impl PictureFlags {
             decode(&bytes, &Limits::default()).with_context(unread)?;
             files.push(bytes);
         }
-        Ok(Some(Pictures { vision: Arc::new(vision), files, marker: Marker::default() }))
+        Ok(Some(Pictures { vision, files, marker: Marker::default() }))
     }
 }
 
@@ -73,11 +79,9 @@ impl Pictures {
 
     /// The tokens of a prompt whose parts the pictures stand between, with their vectors.
     pub(crate) fn join(&self, model: &Model, flags: &ModelFlags, parts: Vec<Vec<u32>>) -> anyhow::Result<Joined> {
+        let shown = self.files.iter().enumerate().map(|(number, bytes)| self.vision.show(bytes, number));
+        let arranged = Arranged::new(&model.tokenizer, parts, shown.collect::<Result<_, _>>()?)?;
         let mut encoder = flags.encoder(&self.vision)?;
-        let mut seen = Vec::with_capacity(self.files.len());
-        for (number, bytes) in self.files.iter().enumerate() {
-            seen.push(encoder.see(bytes, number)?);
-        }
-        Ok(joined(&model.tokenizer, parts, &seen)?)
+        Ok(arranged.join(|picture, input| encoder.vectors(picture, input))?)
     }
 }

@@ -11,7 +11,7 @@ use kiln_engine::run::{EndReason, Engine, Entry, First, Request, Scheduler, Sequ
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::{Message, OutputParser};
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
-use kiln_engine::vision::prompt::Joined;
+use kiln_engine::vision::Joined;
 use kiln_engine::{Error, state};
 use kiln_system::files::{Output, Overwrite};
 use kiln_system::interrupt::{Catch, Interrupted};

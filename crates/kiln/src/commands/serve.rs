@@ -8,15 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kiln_engine::embed::Pooling;
+use kiln_engine::model::Model;
 use kiln_engine::run::{Policy, Scheduler};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Template;
+use kiln_engine::vision::Vision;
 use kiln_server::{
     AfterHangUp, Key, LoadedEngine, ModelSpec, ModelStore, RequestDefaults, Running, Secrets, Server, Settings,
     Sharing, StoredResponses, ThinkingBudget, Tls, Tracing,
 };
 
 use super::embed::pooling;
+use super::pictures::open_encoder;
 use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
@@ -180,6 +183,12 @@ pub(crate) struct Arguments {
     /// If a device is lost and cannot be opened again, move its layers to what is left
     #[arg(long)]
     fallback: bool,
+    /// Encoder of pictures that belongs to the model, usually called mmproj-*.gguf: requests may show pictures then
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
+    /// Serve text alone, also where --mmproj stands before it or in the config file
+    #[arg(long, overrides_with = "mmproj")]
+    no_mmproj: bool,
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
@@ -357,6 +366,12 @@ impl Arguments {
         }
     }
 
+    /// The encoder of pictures that was named, if the model can be shown some.
+    fn vision(&self, model: &Model) -> anyhow::Result<Option<Arc<Vision>>> {
+        let path = self.mmproj.as_ref().filter(|_| !self.no_mmproj);
+        path.map(|path| open_encoder(path, model)).transpose()
+    }
+
     /// One model, loaded now. It stays.
     fn serve_one(&self, model: Named) -> anyhow::Result<Running> {
         let settings = self.settings(&model.name, model.aliases)?;
@@ -364,9 +379,12 @@ impl Arguments {
         let settings = Settings { shown_path: self.show_path.then(|| model.path.clone()), store, ..settings };
         let opened = self.flags.open(&model.path)?;
         self.has_tokens(opened.config.vocab)?;
+        let vision = self.vision(&opened)?;
         // Probes get an answer while the weights are loaded.
         let server = Server::listen(&self.host, self.port, settings)?;
         let sequences = usize::from(self.parallel);
+        // Before the engine, which takes what memory is left.
+        let encoder = vision.map(|vision| self.flags.encoder(&vision)).transpose()?;
         let mut engine = self.flags.fitted(&opened, sequences)?;
         self.cache.apply(&mut engine);
         say(&format!("{} on {}", model.name, engine.describe()));
@@ -389,7 +407,8 @@ impl Arguments {
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
-        server.ready(Scheduler::start_lasting(engine, policy(), Box::new(rebuild)), sequences);
+        let scheduler = Scheduler::start_lasting(engine, policy(), Box::new(rebuild));
+        server.ready_with(LoadedEngine { scheduler, sequences, encoder });
         Ok(server)
     }
 
@@ -398,6 +417,12 @@ impl Arguments {
         if models.len() > 1 && !self.flags.lora.is_empty() {
             bail!("--lora changes one model, and {} are to be served\nhint: a server for each of them", models.len());
         }
+        if models.len() > 1 && self.mmproj.is_some() && !self.no_mmproj {
+            bail!(
+                "--mmproj belongs to one model, and {} are to be served\nhint: a server for each of them",
+                models.len()
+            );
+        }
         let store = self.managed(models.iter().map(|model| model.path.clone()).collect())?;
         let settings = Settings { store, ..self.settings(&models[0].name, Vec::new())? };
         let mut specs = Vec::new();
@@ -405,13 +430,15 @@ impl Arguments {
             // What is no model is found now, not by the first client.
             let opened = self.flags.open(&path)?;
             self.has_tokens(opened.config.vocab)?;
-            let bytes = opened.gguf.data_bytes();
+            let vision = self.vision(&opened)?;
+            let bytes = opened.gguf.data_bytes() + vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
+                    let encoder = vision.as_ref().map(|vision| flags.encoder(vision)).transpose()?;
                     let mut engine = flags.fitted(&flags.open(&path)?, sequences)?;
                     cache.apply(&mut engine);
-                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy()), sequences })
+                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy()), sequences, encoder })
                 };
                 load().map_err(|error| format!("{error:#}"))
             };

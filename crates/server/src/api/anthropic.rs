@@ -15,11 +15,11 @@ use crate::api_error::{ApiError, Kind};
 use crate::app::{App, fresh_id};
 use crate::body::Body;
 use crate::chat::{Chat, ThinkingBudget, ToolChoice, check_tool_name, effort, thinking};
-use crate::encode::Purpose;
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Part, Stop};
 use crate::guard::Caller;
 use crate::params::{Params, stop_strings};
+use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::response_format;
 
@@ -193,7 +193,7 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Ap
             })
         };
         match block.get("type").and_then(Value::as_str) {
-            Some("text") => texts.push(text("text")?),
+            Some("text") => texts.push(text_part(&text("text")?)),
             Some("thinking") => thoughts.push(text("thinking")?),
             Some("redacted_thinking") => {}
             Some("tool_use") => message.tool_calls.push(ToolCall {
@@ -203,12 +203,15 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Ap
             }),
             Some("tool_result") => {
                 let failed = block.get("is_error").and_then(Value::as_bool) == Some(true);
-                let answer = block_text(&format!("{param}.content"), block.get("content"))?;
-                let answer = if failed { format!("Error: {answer}") } else { answer };
-                out.push(Message { tool_call_id: Some(text("tool_use_id")?), ..Message::new("tool", answer) });
+                let content = tool_answer(&format!("{param}.content"), block.get("content"), failed)?;
+                out.push(Message { tool_call_id: Some(text("tool_use_id")?), content, ..Message::new("tool", "") });
             }
-            Some("document") => texts.push(document(&param, block)?),
+            Some("document") => texts.push(text_part(&document(&param, block)?)),
             Some(kind) => {
+                if let Some(picture) = pictures::part(&param, block) {
+                    texts.push(picture?);
+                    continue;
+                }
                 let message = format!("`{param}` is of type {kind:?}, which this model does not take");
                 return Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(param) });
             }
@@ -219,7 +222,7 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Ap
         message.reasoning_content = Some(thoughts.join("\n"));
     }
     if !texts.is_empty() {
-        message.content = Content::Text(texts.join("\n"));
+        message.content = joined(texts);
     }
     if message.content != Content::None || !message.tool_calls.is_empty() || role == "assistant" {
         out.push(message);
@@ -227,9 +230,23 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Ap
     Ok(())
 }
 
-/// The text of a tool's answer.
-fn block_text(param: &str, value: Option<&Value>) -> Result<String, ApiError> {
-    Ok(crate::chat::content(param, value)?.to_text())
+fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// Parts as they are where pictures are among them, else one text.
+fn joined(parts: Vec<Value>) -> Content {
+    let parts = Content::Parts(parts);
+    if pictures::are_in(&parts) { parts } else { parts.to_text().into() }
+}
+
+/// A tool's answer.
+fn tool_answer(param: &str, value: Option<&Value>, failed: bool) -> Result<Content, ApiError> {
+    Ok(match crate::chat::content(param, value)? {
+        shown @ Content::Parts(_) if pictures::are_in(&shown) => shown,
+        told if failed => format!("Error: {}", told.to_text()).into(),
+        told => told.to_text().into(),
+    })
 }
 
 fn document(param: &str, block: &Value) -> Result<String, ApiError> {
@@ -249,7 +266,7 @@ pub(crate) async fn count(State(app): State<Arc<App>>, mut body: Body) -> Result
     let fields = body.get::<Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(&loaded, Purpose::Count)?.0.len())
+        fields.chat()?.count(&loaded)
     })
     .await?;
     Ok(reply(&json!({"input_tokens": tokens})))

@@ -32,6 +32,11 @@ fn entry(app: &App, place: &ModelEntry) -> Value {
     });
     if let Some(loaded) = loaded {
         let model = loaded.scheduler.model();
+        let sees = loaded.pictures.is_some();
+        entry["architecture"] = json!({
+            "input_modalities": if sees { vec!["text", "image"] } else { vec!["text"] }, "output_modalities": ["text"],
+        });
+        entry["capabilities"] = json!(if sees { vec!["completion", "multimodal"] } else { vec!["completion"] });
         entry["max_model_len"] = json!(loaded.scheduler.context());
         entry["meta"] = json!({
             "n_ctx_train": model.config.context, "n_vocab": model.config.vocab, "n_embd": model.config.hidden,

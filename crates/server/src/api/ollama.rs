@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use kiln_engine::text::Content;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,6 +24,7 @@ use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Call, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
+use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::registry::{Loaded, ModelEntry};
 use crate::response_format::{self, ResponseFormat, ResponseFormatFields};
@@ -132,6 +134,9 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
     let own = kiln_engine::embed::Pooling::of(model).ok().flatten();
     if app.settings.pooling.or(own).is_some() {
         capabilities.push("embedding");
+    }
+    if loaded.pictures.is_some() {
+        capabilities.push("vision");
     }
     if infill::can(loaded) {
         capabilities.push("insert");
@@ -259,10 +264,8 @@ impl Fields {
     }
 
     fn refuse(&self) -> Result<(), ApiError> {
-        let refused = [
-            ("template", self.template.as_ref().is_some_and(|t| !t.is_empty()), "a request cannot bring a template"),
-            ("images", self.images.as_ref().is_some_and(|i| !i.is_empty()), "this model takes text only"),
-        ];
+        let refused =
+            [("template", self.template.as_ref().is_some_and(|t| !t.is_empty()), "a request cannot bring a template")];
         match refused.into_iter().find(|(_, given, _)| *given) {
             Some((name, _, why)) => Err(ApiError::unsupported(name, format!("{name}: {why}"))),
             None => Ok(()),
@@ -299,18 +302,37 @@ impl Fields {
     }
 }
 
-/// Messages in the form that OpenAI has: pictures are refused, results name their tool.
+/// Pictures as parts of a message, before its text.
+fn with_images(param: &str, images: &[Value], text: &str) -> Result<Vec<Value>, ApiError> {
+    let part = |(n, image): (usize, &Value)| {
+        let param = format!("{param}[{n}]");
+        let data = image.as_str();
+        let data = data.ok_or_else(|| ApiError::invalid(param.clone(), format!("`{param}` must be base64")))?;
+        // Ollama's clients send base64 alone, and some send data URLs.
+        pictures::of_url(&param, data)
+    };
+    let mut parts = images.iter().enumerate().map(part).collect::<Result<Vec<Value>, ApiError>>()?;
+    parts.push(json!({"type": "text", "text": text}));
+    Ok(parts)
+}
+
+/// Messages in the form that OpenAI has: pictures stand before the text, results name their tool.
 fn messages(values: &[Value]) -> Result<Vec<kiln_engine::text::Message>, ApiError> {
     let mut values = values.to_vec();
-    for (i, value) in values.iter_mut().enumerate() {
-        if value.get("images").and_then(Value::as_array).is_some_and(|images| !images.is_empty()) {
-            return Err(ApiError::unsupported(format!("messages[{i}].images"), "this model takes text only"));
-        }
+    for value in &mut values {
         if let Some(name) = value.get("tool_name").cloned() {
             value["name"] = name;
         }
     }
-    chat::messages(&values)
+    let mut messages = chat::messages(&values)?;
+    for (i, (message, value)) in messages.iter_mut().zip(&values).enumerate() {
+        let images = value.get("images").and_then(Value::as_array).filter(|images| !images.is_empty());
+        if let Some(images) = images {
+            let parts = with_images(&format!("messages[{i}].images"), images, &message.content.to_text())?;
+            message.content = Content::Parts(parts);
+        }
+    }
+    Ok(messages)
 }
 
 /// `POST /api/chat`.
@@ -360,6 +382,11 @@ pub(crate) async fn generate(
         fields.refuse()?;
         let prompt = fields.prompt.clone().unwrap_or_default();
         let suffix = fields.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+        let images = fields.images.as_deref().unwrap_or_default();
+        if !images.is_empty() && (suffix.is_some() || fields.raw == Some(true) || loaded.template.is_err()) {
+            let message = "`images` need a chat template: they have no place in a text that is continued as it is";
+            return Err(ApiError::unsupported("images", message));
+        }
         let job = if let Some(suffix) = suffix {
             let tokens = infill::prompt(&loaded, &prompt, suffix, &[])?;
             raw(&loaded, &fields, &params, &caller, tokens)?
@@ -368,7 +395,10 @@ pub(crate) async fn generate(
             raw(&loaded, &fields, &params, &caller, tokens)?
         } else {
             let system = fields.system.iter().map(|s| kiln_engine::text::Message::new("system", s.as_str()));
-            let user = kiln_engine::text::Message::new("user", prompt);
+            let mut user = kiln_engine::text::Message::new("user", prompt.as_str());
+            if !images.is_empty() {
+                user.content = Content::Parts(with_images("images", images, &prompt)?);
+            }
             fields.chat(system.chain([user]).collect())?.job(&loaded, &params, &caller)?
         };
         Ok((fields.stream.unwrap_or(true), job))

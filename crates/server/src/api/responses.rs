@@ -20,11 +20,11 @@ use crate::api_error::ApiError;
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice};
-use crate::encode::Purpose;
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
+use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::response_format;
 use crate::response_store::{Owner, Turn};
@@ -235,7 +235,8 @@ fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), ApiEr
         }
         Some("function_call_output") => {
             let output = chat::content(&format!("{param}.output"), value.get("output"))?;
-            out.push(Message { tool_call_id: Some(text("call_id")?), ..Message::new("tool", output.to_text()) });
+            let content = if pictures::are_in(&output) { output } else { output.to_text().into() };
+            out.push(Message { tool_call_id: Some(text("call_id")?), content, ..Message::new("tool", "") });
         }
         Some(other) => {
             return Err(ApiError::unsupported(
@@ -279,7 +280,7 @@ pub(crate) async fn count(
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.recall(app, owner(app, &caller))?;
-        Ok(fields.chat()?.tokens(&loaded, Purpose::Count)?.0.len())
+        fields.chat()?.count(&loaded)
     })
     .await?;
     Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))

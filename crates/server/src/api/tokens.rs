@@ -87,7 +87,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut body: Body) -> Res
             (Some(prompt), _) => {
                 encode(&loaded, Purpose::Count, prompt, add(fields.add_special_tokens.unwrap_or(true)), parse)?
             }
-            (None, Some(_)) => chat.chat()?.tokens(&loaded, Purpose::Count)?.0,
+            (None, Some(_)) => chat.chat()?.tokens(&loaded)?,
             (None, None) => {
                 return Err(ApiError::invalid("content", "one of `content`, `prompt` and `messages` is wanted"));
             }
@@ -126,7 +126,7 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut body: Body) 
     let fields = body.get::<chat_completions::Fields>()?;
     let text = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.render(&loaded)?.plain())
+        fields.chat()?.shown(&loaded)
     })
     .await?;
     Ok(reply(&json!({"prompt": text})))
@@ -137,7 +137,7 @@ pub(crate) async fn count_chat(State(app): State<Arc<App>>, mut body: Body) -> R
     let fields = body.get::<chat_completions::Fields>()?;
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
-        Ok(fields.chat()?.tokens(&loaded, Purpose::Count)?.0.len())
+        fields.chat()?.count(&loaded)
     })
     .await?;
     Ok(reply(&json!({"object": "response.input_tokens", "input_tokens": tokens})))

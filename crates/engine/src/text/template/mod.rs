@@ -299,16 +299,23 @@ impl Rendered {
         self.encode_within(tokenizer, &EncodeLimit::default())
     }
 
-    /// The tokens of each part of the text, which is cut wherever `between` stands; BOS belongs to the first.
-    pub fn encode_parts(&self, tokenizer: &Tokenizer, between: &str) -> Result<Vec<Vec<u32>>, TokenizerError> {
+    /// The tokens of each part of the text, which is cut wherever `between` stands, each as far as a limit lets it; BOS belongs to the
+    /// first.
+    pub fn encode_parts(
+        &self,
+        tokenizer: &Tokenizer,
+        between: &str,
+        limit: &EncodeLimit,
+    ) -> Result<Vec<Vec<u32>>, TokenizerError> {
         let mut parts = Vec::new();
         for (nth, part) in self.text.split(between).enumerate() {
             if nth == 0 {
-                parts.push(Rendered { text: part.to_owned(), generation_prompt: String::new() }.encode(tokenizer)?);
+                let first = Rendered { text: part.to_owned(), generation_prompt: String::new() };
+                parts.push(first.encode_within(tokenizer, limit)?);
                 continue;
             }
             let (text, foreign) = marks::unmarked(part);
-            parts.push(tokenizer.encode_with_foreign(&text, &foreign, &EncodeLimit::default())?);
+            parts.push(tokenizer.encode_with_foreign(&text, &foreign, limit)?);
         }
         Ok(parts)
     }
