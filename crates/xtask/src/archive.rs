@@ -1,4 +1,4 @@
-//! Archives with the same bytes on every machine: entries in order, one time, one owner.
+//! Archives whose bytes depend on their entries alone: entries in order, one time, one owner.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
