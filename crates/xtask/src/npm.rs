@@ -1,0 +1,58 @@
+//! The npm packages: `kiln-llm` with a small script, and one package for each system with the binary, of which npm takes the fitting one.
+
+use serde_json::json;
+
+use crate::archive::{Entry, Files, below, gzip, tar};
+use crate::project::Project;
+
+/// The script that starts the binary.
+const SHIM: &str = include_str!("kiln.js");
+
+/// The packages: names of their files, and the files.
+pub(crate) fn packages(
+    project: &Project,
+    binary: &[u8],
+    licences: &Files,
+    level: u32,
+) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let version = &project.version;
+    let readme = Entry::plain(project.file("README.md")?);
+    let mut main = licences.clone();
+    let about = json!({
+        "name": "kiln-llm",
+        "version": version,
+        "description": project.description,
+        "license": project.licence,
+        "bin": {"kiln": "bin/kiln.js"},
+        "files": ["bin/kiln.js"],
+        "engines": {"node": ">=16"},
+        "optionalDependencies": {"@kiln-llm/linux-x64": version},
+    });
+    main.insert("package.json".into(), Entry::plain(pretty(&about)?));
+    main.insert("bin/kiln.js".into(), Entry::program(SHIM));
+    main.insert("README.md".into(), readme);
+    let mut linux = licences.clone();
+    let about = json!({
+        "name": "@kiln-llm/linux-x64",
+        "version": version,
+        "description": "The binary of kiln-llm for Linux on x86-64",
+        "license": project.licence,
+        "files": ["bin/kiln"],
+        "os": ["linux"],
+        "cpu": ["x64"],
+        "libc": ["glibc"],
+    });
+    linux.insert("package.json".into(), Entry::plain(pretty(&about)?));
+    linux.insert("bin/kiln".into(), Entry::program(binary));
+    let pack = |files: &Files| gzip(&tar(&below("package", files), "", false, project.time)?, level);
+    Ok(vec![
+        (format!("kiln-llm-{version}.tgz"), pack(&main)?),
+        (format!("kiln-llm-linux-x64-{version}.tgz"), pack(&linux)?),
+    ])
+}
+
+fn pretty(value: &serde_json::Value) -> anyhow::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    Ok(text)
+}
