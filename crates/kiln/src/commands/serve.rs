@@ -21,7 +21,7 @@ use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
 use crate::managed::Managed;
-use crate::model::{ModelFlags, resolve};
+use crate::model::{LookupFlag, ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
 
@@ -182,6 +182,8 @@ pub(crate) struct Arguments {
     fallback: bool,
     #[command(flatten)]
     flags: ModelFlags,
+    #[command(flatten)]
+    lookup: LookupFlag,
     #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
@@ -389,7 +391,7 @@ impl Arguments {
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
-        server.ready(Scheduler::start_lasting(engine, policy(), Box::new(rebuild)), sequences);
+        server.ready(Scheduler::start_lasting(engine, policy(self.lookup), Box::new(rebuild)), sequences);
         Ok(server)
     }
 
@@ -407,11 +409,12 @@ impl Arguments {
             self.has_tokens(opened.config.vocab)?;
             let bytes = opened.gguf.data_bytes();
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
+            let lookup = self.lookup;
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
                     let mut engine = flags.fitted(&flags.open(&path)?, sequences)?;
                     cache.apply(&mut engine);
-                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy()), sequences })
+                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy(lookup)), sequences })
                 };
                 load().map_err(|error| format!("{error:#}"))
             };
@@ -425,10 +428,10 @@ impl Arguments {
 }
 
 /// The server counts requests itself, so that a refusal need not wait for the engine.
-fn policy() -> Policy {
+fn policy(lookup: LookupFlag) -> Policy {
     let request_defaults = Policy::default();
     // Others may come at any time, and should not wait for a whole piece of a long prompt.
-    Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), ..request_defaults }
+    Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), lookup: lookup.into(), ..request_defaults }
 }
 
 /// Runs the command.
