@@ -434,3 +434,67 @@ fn kernels_of_the_first_text_are_there_when_it_comes() {
     let expected = asked_for(Some(First { prompt: prompt.len(), cuts: false, goes_on: true }));
     assert_eq!(expected, Some(0), "kernels that were not made beforehand");
 }
+
+/// A prompt that says the same again and again, so that lookup finds what follows.
+fn repeating(n: u32, salt: u32) -> Vec<u32> {
+    (0..n).map(|i| (i % 9 * 23 + salt * 31) % 256).collect()
+}
+
+/// Requests of all kinds whose drafts are verified: greedy and seeded, with penalties, probabilities, stop strings and few tokens.
+fn drafted(i: u32) -> Request {
+    // Few different tokens come again in the same order now and then, so that some drafts are right and some are not.
+    let likely = Sampling { logit_bias: vec![(10, 60.0), (20, 60.0), (30, 60.0)], ..Sampling::greedy() };
+    let seeded = Sampling { temperature: 0.8, seed: Some(u64::from(i)), ..likely.clone() };
+    let request = Request { sampling: likely.clone(), ..greedy(repeating(40 + i * 7, i), 60 + i as usize) };
+    match i % 5 {
+        1 => Request { sampling: seeded, ..request },
+        2 => Request { sampling: Sampling { frequency_penalty: 0.3, ..likely }, ..request },
+        3 => Request { logprobs: Some(2), choices: 2, sampling: seeded, ..request },
+        4 => Request { limit: Some(3), ..request },
+        _ => request,
+    }
+}
+
+fn drafts_change_nothing(of: impl Fn() -> Box<dyn Executor>, sequences: usize) {
+    use kiln_engine::run::Lookup;
+    let model = model();
+    let texts = |lookup: Lookup| {
+        let scheduler = on(&model, of(), 128, 2 * sequences, Policy { lookup, ..Policy::default() });
+        let requests = (0..10).collect::<Vec<u32>>();
+        let mut all = Vec::new();
+        for some in requests.chunks(sequences) {
+            let events: Vec<_> = some.iter().map(|i| (drafted(*i).choices, scheduler.generate(drafted(*i)))).collect();
+            for (choices, events) in events {
+                all.extend(collect(events, choices).unwrap());
+            }
+        }
+        let pages = scheduler.with_engine(|engine| engine.pages()).unwrap();
+        assert_eq!(pages.0, pages.1, "every page came back");
+        let usage = |result: &Result| result.end.as_ref().map(|(_, usage)| *usage).unwrap();
+        let drafted: usize = all.iter().map(|result| usage(result).drafted_tokens).sum();
+        let accepted: usize = all.iter().map(|result| usage(result).accepted_tokens).sum();
+        let tally = scheduler.load().tally;
+        assert_eq!((tally.drafted, tally.accepted), (drafted as u64, accepted as u64));
+        let told: Vec<_> = all.into_iter().map(|result| (result.tokens, result.text, result.end.unwrap().0)).collect();
+        (told, drafted, accepted)
+    };
+    let (want, none, _) = texts(Lookup::Off);
+    assert_eq!(none, 0);
+    let (got, drafted, accepted) = texts(Lookup::On);
+    assert_eq!(got, want);
+    assert!(drafted > accepted && accepted > 20, "{accepted} of {drafted} drafted tokens were accepted");
+}
+
+#[test]
+fn text_with_drafts_is_the_text_without() {
+    for sequences in [1, 2] {
+        drafts_change_nothing(|| Box::new(CpuExecutor::new(Arithmetic::Fast)), sequences);
+        drafts_change_nothing(|| Box::new(CpuExecutor::new(Arithmetic::Reference)), sequences);
+    }
+}
+
+#[test]
+fn text_with_drafts_is_the_text_without_on_a_gpu() {
+    let Some((device, _instance)) = device::device() else { return };
+    drafts_change_nothing(|| Box::new(GpuExecutor::new(Arc::clone(&device))), 2);
+}

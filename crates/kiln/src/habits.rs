@@ -58,7 +58,8 @@ use Meaning::{Always, Ignored, Is, Model, ModelFile, Refused};
 use Takes::{Maybe, Nothing, Value};
 
 const SWITCH: Takes = Maybe(&["on", "off", "auto", "0", "1", "true", "false"]);
-const NO_DRAFTS: Meaning = Ignored("Kiln has no speculative decoding; the output is the same without it");
+const NO_DRAFTS: Meaning =
+    Ignored("Kiln drafts by lookup alone (`--lookup`); the output is the same without a draft model");
 const OWN_BATCHES: Meaning = Ignored("Kiln chooses batch sizes itself");
 const NO_PINNING: Meaning = Ignored("Kiln leaves scheduling to the system; -t sets the number of threads");
 const FILE_SAYS: Meaning = Refused("Kiln takes RoPE settings from the model file");

@@ -159,6 +159,33 @@ fn beats_cpu(device: &Arc<Device>) -> bool {
     yes
 }
 
+/// How a command drafts tokens.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub(crate) struct LookupFlag {
+    /// Draft tokens by lookup in the prompt and the answer, where that is faster; the answer stays the same. auto: on the CPU
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    lookup: When,
+}
+
+/// When tokens are drafted.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
+enum When {
+    #[default]
+    Auto,
+    On,
+    Off,
+}
+
+impl From<LookupFlag> for run::Lookup {
+    fn from(flag: LookupFlag) -> run::Lookup {
+        match flag.lookup {
+            When::Auto => run::Lookup::Auto,
+            When::On => run::Lookup::On,
+            When::Off => run::Lookup::Off,
+        }
+    }
+}
+
 /// What a command that runs one sequence at a time needs of an engine.
 #[derive(Default)]
 pub(crate) struct OneSequence {
@@ -168,6 +195,8 @@ pub(crate) struct OneSequence {
     pub(crate) first: Option<First>,
     /// Tokens that the sequence will need at most, where the command knows.
     pub(crate) expected: Option<usize>,
+    /// Whether tokens are drafted.
+    pub(crate) lookup: run::Lookup,
 }
 
 impl ModelFlags {
@@ -321,7 +350,7 @@ impl ModelFlags {
 
     /// Loads a model for one sequence at a time, with a progress bar.
     pub(crate) fn scheduler(&self, model: &Arc<Model>, job: OneSequence) -> anyhow::Result<Scheduler> {
-        let OneSequence { spare, first, expected } = job;
+        let OneSequence { spare, first, expected, lookup } = job;
         let wish = run::Wish { expected, ..self.wish(1) };
         let executor = self.executor_for(model, &wish)?;
         let room = run::fit(model, &*executor, &wish)?.room.with_spare(spare, model.facts.window);
@@ -329,6 +358,6 @@ impl ModelFlags {
         let engine = loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?;
         let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());
         log::info!("{weights} of weights on {} in {seconds:.2} s; room for {} tokens", engine.describe(), room.context);
-        Ok(Scheduler::start(engine, Policy::default()))
+        Ok(Scheduler::start(engine, Policy { lookup, ..Policy::default() }))
     }
 }

@@ -221,6 +221,14 @@ impl Metrics {
         for (tier, tokens) in [("device", hits.device), ("host", hits.host), ("disk", hits.disk)] {
             add(format!("kiln:prefix_cache_hit_tokens_total{{tier=\"{tier}\",{labels}}} {tokens}"));
         }
+        for (what, help, tokens) in [
+            ("draft", "Drafted tokens", tally.drafted),
+            ("accepted", "Drafted tokens that were accepted", tally.accepted),
+        ] {
+            add(format!("# HELP vllm:spec_decode_num_{what}_tokens {help}"));
+            add(format!("# TYPE vllm:spec_decode_num_{what}_tokens counter"));
+            add(format!("vllm:spec_decode_num_{what}_tokens_total{{{labels}}} {tokens}"));
+        }
         add(format!("# HELP {name} Tokens per engine step"));
         add(format!("# TYPE {name} histogram"));
         let mut seen = 0;

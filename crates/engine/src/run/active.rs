@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::cache::{Rank, Stop};
 use super::engine::SequenceId;
 use super::job::Job;
+use super::lookup::Drafts;
 use super::request::{EndReason, Event};
 use super::writer::{Chosen, Writer};
 use crate::Error;
@@ -40,6 +41,8 @@ pub(super) struct Text {
     pub(super) writer: Writer,
     /// The token that was chosen last and goes into the engine next.
     pub(super) next: u32,
+    /// How its drafts have fared.
+    pub(super) drafts: Drafts,
 }
 
 /// What a step gives of one sequence.
@@ -78,12 +81,34 @@ impl Active {
     /// The next token of a text, from what a step gave.
     pub(super) fn go_on(&mut self, choice: usize, outcome: &Outcome) {
         match outcome {
-            Outcome::Logits(logits) => {
-                let chosen = self.texts[choice].writer.choose(logits);
-                self.tell(choice, chosen);
-            }
+            Outcome::Logits(logits) => self.choose(choice, logits),
             Outcome::Token(token) => self.drawn(choice, *token),
         }
+    }
+
+    /// The next token of a text, from its logits.
+    fn choose(&mut self, choice: usize, logits: &[f32]) {
+        let chosen = self.texts[choice].writer.choose(logits);
+        self.tell(choice, chosen);
+    }
+
+    /// The next tokens of a text, from the logits of its last token and of drafted ones: each draft that is what the text draws anyway
+    /// gives one more. Tells how many drafted tokens were.
+    pub(super) fn verify(&mut self, choice: usize, draft: &[u32], logits: &[f32]) -> usize {
+        let vocab = logits.len() / (draft.len() + 1);
+        let mut accepted = 0;
+        self.texts[choice].drafts.drafted += draft.len();
+        for logits in logits.chunks_exact(vocab) {
+            self.choose(choice, logits);
+            let text = &mut self.texts[choice];
+            if !text.writer.is_writing() || draft.get(accepted) != Some(&text.next) {
+                break;
+            }
+            accepted += 1;
+            text.drafts.accepted += 1;
+        }
+        self.texts[choice].drafts.learn(draft.len(), accepted);
+        accepted
     }
 
     /// The next token of a text, drawn on the device; `None` where the logits were no numbers.
@@ -128,7 +153,10 @@ impl Active {
         let first = self.first_token.unwrap_or_else(Instant::now);
         // Kernels that are compiled when they are first needed say nothing about how fast they are.
         let [began, read, now] = self.preparing;
+        let drafts = self.texts.get(choice).map(|text| text.drafts).unwrap_or_default();
         super::request::Usage {
+            drafted_tokens: drafts.drafted,
+            accepted_tokens: drafts.accepted,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached,
             generated_tokens: self.texts.get(choice).map_or(0, |t| t.writer.made()),

@@ -58,6 +58,10 @@ pub struct Tally {
     pub plans: u64,
     /// Tokens of prompts that were found in the cache.
     pub hits: CacheHits,
+    /// Tokens that were drafted.
+    pub drafted: u64,
+    /// Drafted tokens that were accepted.
+    pub accepted: u64,
 }
 
 impl Tally {

@@ -38,6 +38,12 @@ impl Engine {
         self.sequences.get(&id).map_or(PageCount::default(), |sequence| of(&self.cache, &sequence.cache))
     }
 
+    /// Tokens that may be fed behind the next one of a sequence and taken back again.
+    pub(crate) fn revocable(&self, id: SequenceId) -> usize {
+        let revocable = |sequence: &super::engine::Sequence| self.cache.revocable(&sequence.cache);
+        self.sequences.get(&id).filter(|_| self.start().is_none()).map_or(0, revocable)
+    }
+
     /// How many more pages a sequence needs for `more` tokens.
     pub(crate) fn pages_needed(&self, id: SequenceId, more: usize) -> PageCount {
         self.pages_by(id, |cache, sequence| cache.pages_needed(sequence, more))

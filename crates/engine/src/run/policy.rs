@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::lookup::Lookup;
+
 /// How requests share an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
@@ -14,10 +16,18 @@ pub struct Policy {
     pub alone: Option<Duration>,
     /// Bytes of host memory for texts that must make room for others.
     pub swap_bytes: usize,
+    /// Whether tokens are drafted by lookup.
+    pub lookup: Lookup,
 }
 
 impl Default for Policy {
     fn default() -> Policy {
-        Policy { queue: 1024, stutter: Duration::from_millis(70), alone: None, swap_bytes: 4 << 30 }
+        Policy {
+            queue: 1024,
+            stutter: Duration::from_millis(70),
+            alone: None,
+            swap_bytes: 4 << 30,
+            lookup: Lookup::Auto,
+        }
     }
 }

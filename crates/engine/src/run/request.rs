@@ -129,6 +129,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens that were generated, the end token included.
     pub generated_tokens: usize,
+    /// Tokens that were drafted.
+    pub drafted_tokens: usize,
+    /// Drafted tokens that were accepted.
+    pub accepted_tokens: usize,
     /// From the request to its begin.
     pub waiting: Duration,
     /// From the begin to the first token.

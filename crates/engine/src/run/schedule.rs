@@ -13,6 +13,7 @@ use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use super::job::Job;
 use super::load::{Load, Tally};
+use super::lookup::{Drafts, StepTimes};
 use super::media::unknown;
 use super::policy::Policy;
 use super::rate::PrefillRate;
@@ -26,19 +27,21 @@ const LEAST_CHUNK: usize = 32;
 
 /// All requests of an engine.
 pub(crate) struct Schedule {
-    engine: Engine,
-    policy: Policy,
+    pub(super) engine: Engine,
+    pub(super) policy: Policy,
     waiting: VecDeque<Job>,
-    active: Vec<Active>,
+    pub(super) active: Vec<Active>,
     rate: PrefillRate,
+    /// How long steps without prompts take.
+    pub(super) times: StepTimes,
     taken_up: u64,
     /// While texts go on by themselves: which, in the engine's order.
-    ahead: Option<Vec<(usize, usize)>>,
+    pub(super) ahead: Option<Vec<(usize, usize)>>,
     /// Texts whose vectors are wanted.
     embeds: Embeds,
     /// Why nothing can be run any more: the device was lost.
     lost: Option<String>,
-    tally: Tally,
+    pub(super) tally: Tally,
 }
 
 impl Schedule {
@@ -50,6 +53,7 @@ impl Schedule {
             waiting,
             active,
             rate: PrefillRate::default(),
+            times: StepTimes::default(),
             taken_up: 0,
             ahead: None,
             embeds: Embeds::default(),
@@ -208,7 +212,7 @@ impl Schedule {
         }
         self.embed_some();
         if self.ahead.is_some() {
-            if !self.is_disturbed() && self.go_ahead() {
+            if !self.is_disturbed() && !self.has_drafts_ahead() && self.go_ahead() {
                 return;
             }
             self.stop_going_ahead();
@@ -216,7 +220,8 @@ impl Schedule {
         self.drop_cancelled();
         self.take_up();
         self.bring_back();
-        let batch = self.batch();
+        let mut batch = self.batch();
+        self.add_drafts(&mut batch);
         for (at, active) in self.active.iter_mut().enumerate() {
             active.is_stalled = !batch.iter().any(|part| part.active == at);
         }
@@ -244,7 +249,11 @@ impl Schedule {
                 let tokens = batch.iter().map(|part| part.tokens.len()).sum();
                 self.tally.step(tokens);
                 self.tally.row_tokens += tokens as u64;
-                self.rate.learn(self.engine.work - before, start.elapsed());
+                let (work, took) = (self.engine.work - before, start.elapsed());
+                self.rate.learn(work, took);
+                if batch.iter().all(|part| part.choice.is_some()) {
+                    self.times.learn(tokens, took.saturating_sub(work.preparing).as_secs_f64());
+                }
                 self.after(&batch, &outcomes);
             }
             Err(error) => self.fail(&batch, &error),
@@ -253,7 +262,7 @@ impl Schedule {
 
     /// How the device draws the tokens of a step, if it can draw all of them: no logits come back then.
     fn draws(&mut self, batch: &[Part]) -> Option<Vec<Option<Draw>>> {
-        if !self.engine.draws_beside_prompts() {
+        if !self.engine.draws_beside_prompts() || batch.iter().any(Part::has_draft) {
             return None;
         }
         let (model, context) = (Arc::clone(self.engine.model()), self.engine.context());
@@ -281,7 +290,7 @@ impl Schedule {
 
     /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
     fn begin_going_ahead(&mut self, batch: &[Part]) -> bool {
-        if self.is_disturbed() {
+        if self.is_disturbed() || batch.iter().any(Part::has_draft) {
             return false;
         }
         let mut going = Vec::with_capacity(batch.len());
@@ -340,14 +349,21 @@ impl Schedule {
 
     /// One step of texts that go on by themselves. `false`: they cannot any more, as one of them ended, or pages ran out.
     fn go_ahead(&mut self) -> bool {
-        let mut has_pages = true;
+        let (mut has_pages, start, before) = (true, Instant::now(), self.engine.work.preparing);
+        // Only a call that submits one step and collects one takes as long as a step.
+        let is_steady = self.engine.decoding_ahead() + 1 == AHEAD;
         while has_pages && self.engine.decoding_ahead() < AHEAD {
             match self.engine.submit_decoding() {
                 Ok(submitted) => has_pages = submitted,
                 Err(error) => return self.fail_ahead(&error),
             }
         }
-        self.collect_ahead() && has_pages
+        let goes_on = self.collect_ahead();
+        if is_steady && has_pages {
+            let ran = start.elapsed().saturating_sub(self.engine.work.preparing.saturating_sub(before));
+            self.times.learn(self.ahead.as_ref().map_or(0, Vec::len).max(1), ran.as_secs_f64());
+        }
+        goes_on && has_pages
     }
 
     fn note_preparing(&mut self) {
@@ -398,7 +414,7 @@ impl Schedule {
     }
 
     /// Remembers that the device was lost, if that is what happened.
-    fn note(&mut self, error: &Error) {
+    pub(super) fn note(&mut self, error: &Error) {
         if error.is_lost() {
             self.lost.get_or_insert_with(|| error.to_string());
         }
@@ -694,6 +710,7 @@ impl Schedule {
         self.note_preparing();
         for (part, outcome) in batch.iter().zip(outcomes) {
             match part.choice {
+                Some(choice) if part.has_draft() => self.verify(part, choice, outcome),
                 Some(choice) => self.active[part.active].go_on(choice, outcome),
                 None => {
                     self.read(part, outcome);
@@ -759,7 +776,7 @@ impl Schedule {
             };
             match writer {
                 Ok(writer) => {
-                    active.texts.push(Text { sequence, writer, next: 0 });
+                    active.texts.push(Text { sequence, writer, next: 0, drafts: Drafts::default() });
                     active.go_on(choice, outcome);
                 }
                 Err(error) => {
@@ -773,11 +790,18 @@ impl Schedule {
 }
 
 /// What one sequence has in a step.
-struct Part {
-    active: usize,
+pub(super) struct Part {
+    pub(super) active: usize,
     /// Which text goes on; none while the prompt is read.
-    choice: Option<usize>,
-    sequence: SequenceId,
-    tokens: Vec<u32>,
-    wanted: Wanted,
+    pub(super) choice: Option<usize>,
+    pub(super) sequence: SequenceId,
+    pub(super) tokens: Vec<u32>,
+    pub(super) wanted: Wanted,
+}
+
+impl Part {
+    /// Whether it has drafted tokens behind the last one of a text.
+    pub(super) fn has_draft(&self) -> bool {
+        self.choice.is_some() && self.tokens.len() > 1
+    }
 }

@@ -136,6 +136,11 @@ impl Writer {
         self.made
     }
 
+    /// Tokens that may still be chosen.
+    pub(crate) fn left(&self) -> usize {
+        self.limit.min(self.room).saturating_sub(self.made)
+    }
+
     /// Chooses the next token.
     pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<Chosen, Error> {
         let mask = self.mask(logits.len())?;

@@ -23,7 +23,7 @@ use super::prompt::{PromptArgs, Resolved, asked};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name, turn_ends};
-use crate::model::{ModelFlags, OneSequence, resolve};
+use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
 use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
 
 /// Flags of `kiln run`.
@@ -83,6 +83,8 @@ pub(crate) struct Arguments {
     diffusion: DiffusionFlags,
     #[command(flatten)]
     flags: ModelFlags,
+    #[command(flatten)]
+    lookup: LookupFlag,
 }
 
 /// Tokens of an answer that memory is taken for where no limit is given.
@@ -213,7 +215,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Memory for a whole context would be taken for nothing: this command knows its prompt.
     let tokens = prompt.tokens.len() + arguments.sampling.limit().unwrap_or(USUAL_ANSWER) + 1;
     let expected = Some(tokens).filter(|_| !arguments.has_states());
-    let job = OneSequence { spare, first: Some(first), expected };
+    let job = OneSequence { spare, first: Some(first), expected, lookup: arguments.lookup.into() };
     let scheduler = arguments.flags.scheduler(&model, job)?;
     if is_watched() {
         say(&format!("{} on {}", name(&model), scheduler.describe()));

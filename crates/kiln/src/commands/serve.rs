@@ -24,7 +24,7 @@ use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
 use crate::managed::Managed;
-use crate::model::{ModelFlags, resolve};
+use crate::model::{LookupFlag, ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
 
@@ -191,6 +191,8 @@ pub(crate) struct Arguments {
     no_mmproj: bool,
     #[command(flatten)]
     flags: ModelFlags,
+    #[command(flatten)]
+    lookup: LookupFlag,
     #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
@@ -407,7 +409,7 @@ impl Arguments {
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
-        let scheduler = Scheduler::start_lasting(engine, policy(), Box::new(rebuild));
+        let scheduler = Scheduler::start_lasting(engine, policy(self.lookup), Box::new(rebuild));
         server.ready_with(LoadedEngine { scheduler, sequences, encoder });
         Ok(server)
     }
@@ -433,12 +435,13 @@ impl Arguments {
             let vision = self.vision(&opened)?;
             let bytes = opened.gguf.data_bytes() + vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
+            let lookup = self.lookup;
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
                     let encoder = vision.as_ref().map(|vision| flags.encoder(vision)).transpose()?;
                     let mut engine = flags.fitted(&flags.open(&path)?, sequences)?;
                     cache.apply(&mut engine);
-                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy()), sequences, encoder })
+                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy(lookup)), sequences, encoder })
                 };
                 load().map_err(|error| format!("{error:#}"))
             };
@@ -452,10 +455,10 @@ impl Arguments {
 }
 
 /// The server counts requests itself, so that a refusal need not wait for the engine.
-fn policy() -> Policy {
+fn policy(lookup: LookupFlag) -> Policy {
     let request_defaults = Policy::default();
     // Others may come at any time, and should not wait for a whole piece of a long prompt.
-    Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), ..request_defaults }
+    Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), lookup: lookup.into(), ..request_defaults }
 }
 
 /// Runs the command.

@@ -73,7 +73,7 @@ impl Totals {
         let (usage, ms) = (&self.last, |d: std::time::Duration| d.as_secs_f64() * 1e3);
         let read = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
         let rate = |n: usize, d: std::time::Duration| if d.is_zero() { 0.0 } else { n as f64 / d.as_secs_f64() };
-        json!({
+        let mut timings = json!({
             "cache_n": usage.cached_tokens,
             "prompt_n": read,
             "prompt_ms": ms(usage.reading),
@@ -81,7 +81,12 @@ impl Totals {
             "predicted_n": usage.generated_tokens,
             "predicted_ms": ms(usage.writing),
             "predicted_per_second": rate(usage.generated_tokens.saturating_sub(1), usage.writing),
-        })
+        });
+        if usage.drafted_tokens > 0 {
+            timings["draft_n"] = usage.drafted_tokens.into();
+            timings["draft_n_accepted"] = usage.accepted_tokens.into();
+        }
+        timings
     }
 }
 

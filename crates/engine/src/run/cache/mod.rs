@@ -262,6 +262,17 @@ impl KvCache {
         window.map_or(0, |window| (tokens + 1).saturating_sub(window) / PAGE)
     }
 
+    /// Tokens that a sequence may take in behind its next one so that it can be truncated to any length since without a page that it has
+    /// released or that others may find: those that complete no page and move no window by one.
+    pub(crate) fn revocable(&self, sequence: &SequenceCache) -> usize {
+        let next = sequence.tokens.len() + 1;
+        let within = PAGE - 1 - next % PAGE;
+        let stays = |more: &usize| {
+            PageKind::ALL.into_iter().all(|kind| self.first_seen(kind, next + more) == self.first_seen(kind, next))
+        };
+        if self.has_states() { 0 } else { (0..=within).rev().find(stays).unwrap_or(0) }
+    }
+
     /// Pages that a new prompt takes, with the sequences of its choices that continue it.
     pub(crate) fn pages_of_prompt(&self, tokens: usize, choices: usize) -> PageCount {
         PageCount::by_kind(|kind| {

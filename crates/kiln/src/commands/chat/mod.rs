@@ -31,7 +31,7 @@ use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
 use crate::generate::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, turn_ends};
-use crate::model::{ModelFlags, OneSequence, resolve};
+use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 
 /// Flags of `kiln chat`.
@@ -56,6 +56,8 @@ pub(crate) struct Arguments {
     sampling: SamplingFlags,
     #[command(flatten)]
     flags: ModelFlags,
+    #[command(flatten)]
+    lookup: LookupFlag,
     #[command(flatten)]
     cache: CacheFlags,
 }
@@ -84,7 +86,9 @@ impl Loaded {
         };
         let ends = turn_ends(&model, Some(&template))?;
         let first = First { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
-        let scheduler = flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None })?;
+        let lookup = arguments.lookup.into();
+        let scheduler =
+            flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, lookup })?;
         arguments.cache.apply_to(&scheduler)?;
         Ok(Loaded { model, template, ends, scheduler })
     }
