@@ -356,7 +356,7 @@ mod tests {
                 ("--flash-attn off", "flash attention", false),
                 ("-sm none", "--device 0,1", false),
                 ("-mg 0", "--device N", false),
-                ("-md x.gguf", "speculative", false),
+                ("-md x.gguf", "--lookup", false),
                 ("--mlock", "lock", false),
                 ("--no-mmap", "map", false),
                 ("-b 2048", "batch", false),

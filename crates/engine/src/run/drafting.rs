@@ -3,7 +3,8 @@
 use super::active::Outcome;
 use super::engine::Wanted;
 use super::lookup::{self, Lookup, MOST_SEQUENCES, StepTimes};
-use super::schedule::{Part, Schedule};
+use super::part::Part;
+use super::schedule::Schedule;
 
 impl Schedule {
     /// Whether tokens are drafted for a step of so many sequences.

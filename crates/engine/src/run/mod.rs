@@ -19,6 +19,7 @@ mod lookup;
 mod making;
 mod media;
 mod memory;
+mod part;
 mod policy;
 mod profile;
 mod pulse;

@@ -514,8 +514,8 @@ mod tests {
         assert_eq!(messages[0].content, Content::Text("Error: no".into()));
         let image = json!({"role": "user", "content": [{"type": "image"}]});
         assert_eq!(
-            message(3, &image, &mut messages).expect_err("no image").param.as_deref(),
-            Some("messages[3].content[0]")
+            message(3, &image, &mut messages).expect_err("it has no data").param.as_deref(),
+            Some("messages[3].content[0].source")
         );
     }
 
