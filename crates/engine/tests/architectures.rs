@@ -216,7 +216,7 @@ fn documented() -> String {
          Every architecture runs on the CPU and on every Vulkan device: an architecture makes one plan, and devices lower it. \
          Layers at the end of a file that only guess further tokens (`nextn_predict_layers`) are left out.\n\n\
          Judged by: tiny models that llama.cpp's tests make, with weights drawn so that every part counts. llama.cpp gives their \
-         logits, of encoders the vectors (`scripts/judge-archs`, `scripts/judge-encoders`, `scripts/judge-t5`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
+         logits, of encoders the vectors (`scripts/oracle/archs`, `scripts/oracle/encoders`, `scripts/oracle/t5`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
          whole, in pieces and beside other texts.\n\n\
          | name | models | remembers | judged by | bounds |\n| --- | --- | --- | --- | --- |\n",
     );

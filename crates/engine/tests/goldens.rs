@@ -1,5 +1,5 @@
 //! Transformers against llama.cpp on both executors: prompts of 1 to 370 tokens, and greedy texts. The models are tiny and have
-//! random weights; `scripts/judge-models` does the same with real ones.
+//! random weights; `scripts/oracle/models` does the same with real ones.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

@@ -1,7 +1,7 @@
 //! RWKV models from file to tokens: against llama.cpp on random weights, against a plain implementation on trained ones,
 //! both executors against each other, and what makes a recurrence worth having: batches of any size, saved states.
 //!
-//! `scripts/goldens-models` made `goldens/tiny-*.gguf`; `scripts/convert-rwkv-test` made `data/rwkv7-834k.gguf` (a
+//! `scripts/goldens/models` made `goldens/tiny-*.gguf`; `scripts/convert/rwkv-test` made `data/rwkv7-834k.gguf` (a
 //! small model trained on text, by the authors of rwkv.cpp, MIT) and `goldens/rwkv7-834k.gguf`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]

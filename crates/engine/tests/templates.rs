@@ -1,4 +1,4 @@
-//! Chat templates of real models, byte for byte as the `transformers` package renders them. `scripts/goldens-templates`
+//! Chat templates of real models, byte for byte as the `transformers` package renders them. `scripts/goldens/templates`
 //! made the file and prints what is expected where a test fails.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! The tokenizer against llama.cpp, on cut vocabularies of real models, and against hostile vocabularies.
 //!
 //! `tokenizer/plain.inp` are the texts of llama.cpp's own tokenizer test; `tokenizer/special.inp` are more, in which
-//! special tokens are recognised. `scripts/goldens-tokenizer` made the vocabularies and ids.
+//! special tokens are recognised. `scripts/goldens/tokenizer` made the vocabularies and ids.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ fn ids_are_those_of_llama_cpp() {
     }
 }
 
-/// Every name with the same vocabulary: how a text is cut depends on the name alone. `scripts/goldens-pre-tokenizers` made the ids.
+/// Every name with the same vocabulary: how a text is cut depends on the name alone. `scripts/goldens/pre-tokenizers` made the ids.
 #[test]
 fn every_name_of_a_pre_tokenizer_cuts_as_in_llama_cpp() {
     let mut names = std::collections::HashSet::new();

@@ -1,4 +1,4 @@
-//! Encoders of pictures: what comes out of a tiny one of every family, on the CPU and on a device, against `scripts/goldens-vision`.
+//! Encoders of pictures: what comes out of a tiny one of every family, on the CPU and on a device, against `scripts/goldens/vision`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 

@@ -1,4 +1,4 @@
-//! The tensor formats against outsiders: files that `scripts/goldens-quant` made with the Python package `gguf`, and
+//! The tensor formats against outsiders: files that `scripts/goldens/quant` made with the Python package `gguf`, and
 //! for the types which that package does not know, the formula of a single element, written down a second time.
 
 use std::path::PathBuf;

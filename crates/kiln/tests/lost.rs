@@ -1,4 +1,4 @@
-//! A device that goes away in the middle of its work, as users see it: a Vulkan layer (`scripts/lost-layer`) over the software GPU, which from
+//! A device that goes away in the middle of its work, as users see it: a Vulkan layer (`scripts/gpu/lost-layer`) over the software GPU, which from
 //! one moment on answers as drivers do whose device was unplugged. Requests end with one clear error, `kiln serve` waits for the device to come
 //! back, or moves to what is left if it may.
 
@@ -30,7 +30,7 @@ impl Place {
             return None;
         };
         let folder = tempfile::tempdir().unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/lost-layer/layer.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/gpu/lost-layer/layer.c");
         let flags = ["-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-o"];
         let built = Command::new("cc").args(flags).arg(folder.path().join("liblost_layer.so")).arg(source).output();
         let Ok(built) = built else {

@@ -12,9 +12,9 @@ fn program(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// What `scripts/compare` prints for an operation, line by line.
+/// What `scripts/bench/compare` prints for an operation, line by line.
 fn compare(kiln: &Path, peer: &Path, rounds: &str, operation: &str) -> Vec<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/compare");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/bench/compare");
     let mut command = Command::new("python3");
     command.arg(script).arg("--kiln").arg(kiln).arg("--peer").arg(peer).args(["--rounds", rounds, "ops", operation]);
     let output = command.output().expect("python3");
@@ -71,7 +71,7 @@ fn a_report_holds_what_every_step_said_and_names_those_that_failed() {
     fs::create_dir_all(&folder).unwrap();
     let kiln = program(&folder, "kiln", r#"echo "$@"; [ "$1 $2" != "bench device" ]"#);
     let into = folder.join("out");
-    let (well, said) = script("gpu-report", &[&kiln.to_string_lossy(), &into.to_string_lossy()]);
+    let (well, said) = script("gpu/report", &[&kiln.to_string_lossy(), &into.to_string_lossy()]);
     assert!(!well && said.contains("failed: device.txt") && said.contains("out.tar.gz"), "{said}");
     let compiled = fs::read_to_string(into.join("compiled.json")).unwrap();
     assert_eq!(compiled, "selftest --compile --chosen --json\n");
@@ -96,11 +96,11 @@ fn resident_memory_is_held_against_file_and_cache() {
         )
     };
     let model = model.to_string_lossy();
-    let (well, said) = script("resident", &[&kiln("large", 999_900_000).to_string_lossy(), &model]);
+    let (well, said) = script("bench/resident", &[&kiln("large", 999_900_000).to_string_lossy(), &model]);
     assert!(well && said.contains("| model.gguf | 0.1 | 999.9 | 1100.0 | "), "{said}");
-    let (well, said) = script("resident", &[&kiln("small", 0).to_string_lossy(), &model, "--parts"]);
+    let (well, said) = script("bench/resident", &[&kiln("small", 0).to_string_lossy(), &model, "--parts"]);
     assert!(!well && said.contains("| model.gguf | 0.1 | 0.0 | 0.1 | ") && said.contains(" MB  "), "{said}");
-    let (well, said) = script("resident", &["/bin/false", &model]);
+    let (well, said) = script("bench/resident", &["/bin/false", &model]);
     assert!(!well && said.contains("inspect"), "{said}");
 }
 
@@ -139,7 +139,7 @@ fn the_software_gpu_runs_beside_drivers_layers_and_sdk_variables_of_the_machine(
 /// Numbers of the README and the results page are those of the data.
 #[test]
 fn results_are_made_from_the_data() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/results");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/docs/results");
     let output = Command::new("python3").arg(script).arg("--check").output().expect("python3");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

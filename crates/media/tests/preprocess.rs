@@ -1,4 +1,4 @@
-//! Pictures as networks take them, bit for bit what `scripts/goldens-media` has written for every family.
+//! Pictures as networks take them, bit for bit what `scripts/goldens/media` has written for every family.
 
 use kiln_media::{Keys, Picture, Pixels, Size};
 

@@ -1,4 +1,4 @@
-//! What `scripts/goldens-models` made: llama.cpp's logits and greedy tokens for models with random weights.
+//! What `scripts/goldens/models` made: llama.cpp's logits and greedy tokens for models with random weights.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test takes what it needs of it, and stops if it cannot go on")]
 
@@ -10,7 +10,7 @@ use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::Gguf;
 
-/// Of `scripts/goldens-models`.
+/// Of `scripts/goldens/models`.
 pub(crate) const SEED: u64 = 7;
 
 pub(crate) fn synth(preset: &str, seed: u64) -> Arc<Model> {

@@ -1,4 +1,4 @@
-//! Tiny models of every architecture. `scripts/judge-archs --goldens` made `goldens/architectures`: keys and names of tensors of a model,
+//! Tiny models of every architecture. `scripts/oracle/archs --goldens` made `goldens/architectures`: keys and names of tensors of a model,
 //! tokens, and llama.cpp's logits of some of them. Weights are drawn here from names and places alone, as the script draws them.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test takes what it needs of it, and stops if it cannot go on")]

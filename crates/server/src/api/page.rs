@@ -20,7 +20,7 @@ const FILES: [(&str, &str, &[u8]); 26] = files! {
     "text/html; charset=utf-8": "index.html";
     "text/css; charset=utf-8": "page.css";
     "image/svg+xml": "icon.svg";
-    // The font of formulas, and the licence that it comes under. scripts/math-font.py makes it.
+    // The font of formulas, and the licence that it comes under. scripts/server/math-font.py makes it.
     "font/woff2": "math.woff2";
     "text/plain; charset=utf-8": "math.OFL.txt";
     "text/javascript; charset=utf-8": "main.js" "answers.js" "api.js" "composer.js" "dom.js" "engine.js" "entities.js"
