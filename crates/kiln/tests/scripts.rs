@@ -144,6 +144,42 @@ fn results_are_made_from_the_data() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// `scripts/bench/publish` writes what both programs said, with spread, commands and commit, and keeps what an earlier run had.
+#[test]
+fn a_published_run_holds_values_of_both_engines_and_their_commands() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("publish");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let tests = r#"{"device": "a device (driver 1)", "tests": [
+        {"test": "pp2048", "runs": [90, 100, 110]}, {"test": "tg128", "runs": [20, 20, 20]}]}"#;
+    let kiln = format!("case $1 in --version) echo kiln 9.9;; synth) : > $4;; *) cat <<'END'\n{tests}\nEND\nesac");
+    let theirs = r#"[{"n_prompt": 2048, "n_gen": 0, "samples_ts": [50], "build_number": 7, "build_commit": "abc", "backends": "Vulkan"},
+        {"n_prompt": 0, "n_gen": 128, "samples_ts": [40], "build_number": 7, "build_commit": "abc", "backends": "Vulkan"}]"#;
+    let (kiln, peer) =
+        (program(&folder, "kiln", &kiln), program(&folder, "peer", &format!("cat <<'END'\n{theirs}\nEND")));
+    let out = folder.join("out.json");
+    let before = r#"{"device": "x", "driver": "0", "date": "then", "commit": null, "repetitions": "few", "provenance": "old", "engines": {"cuda": "CUDA"},
+        "series": [{"id": "decode", "rows": [{"label": "Tiny F32", "cuda": 30}]}, {"id": "serving", "rows": []}]}"#;
+    fs::write(&out, before).unwrap();
+    let (kiln, peer) = (kiln.to_string_lossy().into_owned(), peer.to_string_lossy().into_owned());
+    let (out_name, models) = (out.to_string_lossy().into_owned(), folder.join("models").to_string_lossy().into_owned());
+    let fixed = ["--name", "Device", "--commit", "123abc", "--models", "tiny:F32:Tiny", "--only", "decode"];
+    let words = [&[out_name.as_str(), &models, "--kiln", &kiln, "--peer", &peer], &fixed[..]].concat();
+    let (well, said) = script("bench/publish", &words);
+    assert!(well, "{said}");
+    let made: serde_json::Value = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!((made["commit"].as_str(), made["driver"].as_str()), (Some("123abc"), Some("driver 1")));
+    let series =
+        |id: &str| made["series"].as_array().unwrap().iter().find(|series| series["id"] == id).unwrap().clone();
+    let prefill = &series("prefill")["rows"][0];
+    assert_eq!((prefill["kiln"]["value"].as_f64(), prefill["kiln"]["spread"].as_f64()), (Some(100.0), Some(10.0)));
+    assert_eq!(prefill["peer"]["value"].as_f64(), Some(50.0));
+    assert_eq!(series("decode")["rows"][0]["cuda"].as_f64(), Some(30.0), "values of other engines stay");
+    assert!(series("serving")["measured"].as_str().unwrap().starts_with("then, driver 0, commit not recorded"));
+    let commands = series("decode")["commands"].to_string();
+    assert!(commands.contains("kiln bench tiny-f32.gguf -p 2048") && commands.contains("llama-bench"), "{commands}");
+}
+
 /// All Rust sources of a folder as one text, with strings that continue on the next line in one piece.
 fn sources(folder: &Path, into: &mut String) {
     for entry in fs::read_dir(folder).expect("a readable folder") {
