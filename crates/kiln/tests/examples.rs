@@ -1,4 +1,5 @@
-//! Every example of every `--help` is pasted into a shell, on a machine that has the default model and a text or two.
+//! Every example of every `--help`, and every command of the book, is pasted into a shell, on a machine that has the default model and a
+//! text or two.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
@@ -33,6 +34,37 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("source <(kiln completions zsh)", "another shell"),
     ("kiln man | man", "the program man"),
     ("kiln man run | man", "the program man"),
+];
+
+/// The same for commands of the book.
+const BOOK_NEEDS_MORE: &[(&str, &str)] = &[
+    ("kiln pull ", "a network"),
+    ("kiln chat hf:", "a network"),
+    ("kiln chat ollama:", "a network"),
+    ("kiln rerank ", "a reranker"),
+    ("kiln convert ", "a folder of Hugging Face"),
+    ("kiln run SmolVLM", "a model with an encoder and a photograph"),
+    ("kiln bench ", "a GPU, or minutes"),
+    ("kiln selftest", "a GPU"),
+    ("kiln tune", "a GPU"),
+    ("kiln doctor", "a GPU"),
+    ("kiln devices", "a GPU"),
+    ("kiln plan model.gguf --diff", "a GPU"),
+    ("kiln run model.gguf --gpu-layers", "a GPU"),
+    ("kiln run model.gguf --device", "a GPU"),
+    ("kiln run model.gguf --place", "a GPU"),
+    ("kiln run model.gguf --memory-limit", "a GPU"),
+    ("kiln run mixture.gguf", "a GPU"),
+    ("kiln inspect model.gguf --fit", "heads of more than 16 elements"),
+    ("kiln serve", "somebody who ends it"),
+    ("kiln run model.gguf \"Review this:\"", "something to review"),
+    ("mkdir -p parts; kiln split", "a file of several gigabytes"),
+    ("kiln tokenize model.gguf \"Hello\"; kiln detokenize", "a large vocabulary"),
+    ("kiln show ", "a model that was fetched"),
+    (
+        "kiln perplexity smollm2 text.md --cpu --chunks 12 --against base.logits --cache-type-k",
+        "heads of more than 16 elements",
+    ),
 ];
 
 /// Runs the binary in a folder that stands for a user's machine.
@@ -87,11 +119,8 @@ fn paste(folder: &Path, example: &str, seconds: &str) -> Output {
     command.args([seconds, "bash", "-c", example]).output().unwrap()
 }
 
-#[test]
-fn every_example_of_every_help_runs_as_it_is_pasted() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    settle(folder, b"");
+/// A tiny Llama with random weights and room for more than a few words.
+fn tiny_model(folder: &Path) -> Vec<u8> {
     let made = paste(folder, "kiln synth tiny-llama Q8_0 tiny.gguf", "60");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let tiny = Gguf::open(folder.join("here/tiny.gguf")).unwrap();
@@ -101,7 +130,15 @@ fn every_example_of_every_help_runs_as_it_is_pasted() {
     for info in tiny.tensors() {
         writer.add(&info.name, info.dims(), info.ty, tiny.data(info)).unwrap();
     }
-    let model = writer.to_bytes().unwrap();
+    writer.to_bytes().unwrap()
+}
+
+#[test]
+fn every_example_of_every_help_runs_as_it_is_pasted() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    settle(folder, b"");
+    let model = tiny_model(folder);
     let main = help(folder, &[]);
     let mut pages: Vec<Vec<String>> = vec![Vec::new()];
     for command in commands(&main) {
@@ -133,4 +170,83 @@ fn every_example_of_every_help_runs_as_it_is_pasted() {
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(ran > 40, "{ran} ran");
+}
+
+/// The commands of a page: indented lines, and lines of blocks for shells, in which `kiln` is called.
+fn commands_of_page(page: &str) -> Vec<String> {
+    let mut fence: Option<bool> = None;
+    let mut found = Vec::new();
+    for line in page.lines() {
+        if let Some(kind) = line.strip_prefix("```") {
+            fence = if fence.is_some() { None } else { Some(matches!(kind, "sh" | "bash" | "console")) };
+            continue;
+        }
+        let is_code = fence.unwrap_or(line.starts_with("    "));
+        let command = line.trim().trim_start_matches("$ ").split("   #").next().unwrap_or_default().trim();
+        let calls = |part: &str| part.trim().starts_with("kiln ");
+        let names_it = command.split([';', '|', '&', '(']).any(calls);
+        if is_code && names_it && !command.contains("--help") {
+            found.push(command.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn every_command_of_the_book_runs_as_it_is_pasted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    settle(folder, b"");
+    let model = tiny_model(folder);
+    let made = paste(folder, "kiln synth bert-tiny F32 minilm.gguf", "60");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let embedder = fs::read(folder.join("here/minilm.gguf")).unwrap();
+    let mut pages = vec![root.join("README.md")];
+    let folders = ["docs", "docs/serving", "docs/internals"];
+    for inner in folders.iter().flat_map(|name| fs::read_dir(root.join(name)).unwrap()) {
+        let path = inner.unwrap().path();
+        // The results are commands of another machine.
+        if path.extension().is_some_and(|end| end == "md") && !path.ends_with("results.md") {
+            pages.push(path);
+        }
+    }
+    pages.sort();
+    let (mut ran, mut failed) = (0, Vec::new());
+    for page in pages {
+        let commands = commands_of_page(&fs::read_to_string(&page).unwrap());
+        settle(folder, &model);
+        let here = folder.join("here");
+        for name in ["model.gguf", "model-F16.gguf", "model-f16.gguf", "MODEL.gguf", "mixture.gguf", "a.gguf", "b.gguf"]
+        {
+            fs::write(here.join(name), &model).unwrap();
+        }
+        fs::write(here.join("minilm.gguf"), &embedder).unwrap();
+        let text = fs::read(here.join("book.txt")).unwrap();
+        for name in ["text.txt", "text.md", "calibration.md"] {
+            fs::write(here.join(name), &text).unwrap();
+        }
+        fs::write(here.join("city.json"), r#"{"type": "string"}"#).unwrap();
+        for command in commands {
+            let lacks = BOOK_NEEDS_MORE.iter().any(|(start, _)| command.contains(start));
+            // A page shows the making of a file that it uses further up.
+            let words: Vec<&str> = command.split_whitespace().collect();
+            let made = match words.get(1) {
+                Some(&"quantize" | &"imatrix") => words.get(if words[1] == "imatrix" { 4 } else { 3 }),
+                _ => words.iter().skip_while(|word| **word != "--save-logits").nth(1),
+            };
+            if let Some(made) = made {
+                let _ = fs::remove_file(here.join(made));
+            }
+            let output = paste(folder, &command, if lacks { "1" } else { "120" });
+            let said = String::from_utf8_lossy(&output.stderr);
+            let nonsense = output.status.code() == Some(2) || said.contains("panicked");
+            if nonsense || !(lacks || output.status.success()) {
+                failed.push(format!("{}: {command}: {:?} {said}", page.display(), output.status));
+            }
+            ran += usize::from(!lacks);
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(ran > 20, "{ran} ran");
 }
