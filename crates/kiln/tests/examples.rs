@@ -50,12 +50,13 @@ const BOOK_NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln doctor", "a GPU"),
     ("kiln devices", "a GPU"),
     ("kiln plan model.gguf --diff", "a GPU"),
-    ("kiln run model.gguf --gpu-layers", "a GPU"),
-    ("kiln run model.gguf --device", "a GPU"),
-    ("kiln run model.gguf --place", "a GPU"),
-    ("kiln run model.gguf --memory-limit", "a GPU"),
-    ("kiln run mixture.gguf", "a GPU"),
+    ("kiln chat model.gguf --gpu-layers", "a GPU"),
+    ("kiln chat model.gguf --device", "a GPU"),
+    ("kiln chat model.gguf --place", "a GPU"),
+    ("kiln chat model.gguf --memory-limit", "a GPU"),
+    ("kiln chat mixture.gguf", "a GPU"),
     ("kiln inspect model.gguf --fit", "heads of more than 16 elements"),
+    ("kiln inspect SmolLM2", "a real model"),
     ("kiln serve", "somebody who ends it"),
     ("kiln run model.gguf \"Review this:\"", "something to review"),
     ("mkdir -p parts; kiln split", "a file of several gigabytes"),
@@ -235,7 +236,7 @@ fn every_command_of_the_book_runs_as_it_is_pasted() {
                 Some(&"quantize" | &"imatrix") => words.get(if words[1] == "imatrix" { 4 } else { 3 }),
                 _ => words.iter().skip_while(|word| **word != "--save-logits").nth(1),
             };
-            if let Some(made) = made {
+            if let Some(made) = made.filter(|_| !words.contains(&"--dry-run")) {
                 let _ = fs::remove_file(here.join(made));
             }
             let output = paste(folder, &command, if lacks { "1" } else { "120" });
