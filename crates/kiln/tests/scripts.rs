@@ -136,12 +136,13 @@ fn the_software_gpu_runs_beside_drivers_layers_and_sdk_variables_of_the_machine(
     assert!(output.status.success() && !said.contains("device_select"), "{said}");
 }
 
-/// Numbers of the README and the results page are those of the data.
+/// Numbers of the README, the results page and the page of slower cases are those of the data, and drawings are those of their script.
 #[test]
-fn results_are_made_from_the_data() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/docs/results");
-    let output = Command::new("python3").arg(script).arg("--check").output().expect("python3");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+fn results_and_drawings_are_made_by_their_scripts() {
+    for name in ["docs/results", "docs/drawings"] {
+        let (well, said) = script(name, &["--check"]);
+        assert!(well, "{said}");
+    }
 }
 
 /// `scripts/bench/publish` writes what both programs said, with spread, commands and commit, and keeps what an earlier run had.
