@@ -57,6 +57,8 @@ const BOOK_NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln chat mixture.gguf", "a GPU"),
     ("kiln inspect model.gguf --fit", "heads of more than 16 elements"),
     ("kiln inspect SmolLM2", "a real model"),
+    ("kiln synth llama-8b", "five gigabytes"),
+    ("kiln inspect shape.gguf", "what would be made there"),
     ("kiln serve", "somebody who ends it"),
     ("kiln run model.gguf \"Review this:\"", "something to review"),
     ("mkdir -p parts; kiln split", "a file of several gigabytes"),
