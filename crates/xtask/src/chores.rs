@@ -17,7 +17,7 @@ Usage: cargo xtask CHORE
   test               `check` and all tests, with caches as they are: some minutes
   test --full        what continuous integration runs: empty caches, every kernel on the software GPU, clients, fuzzing
   test --release     the same, then what needs a network or an hour: frameworks, the page, 64-bit ARM, deployment files
-  docs [serve]       tables and charts from docs/results, the book (target/book), the crates' documentation (target/doc)
+  docs [serve]       tables, charts and drawings, the book (target/book), the crates' documentation (target/doc)
   release            build Kiln and make its packages; `cargo xtask release --help` has its flags
 ";
 
@@ -31,6 +31,7 @@ const CHECK: &[Step] = &[
 ];
 const DOCS: &[Step] = &[
     (&[], &["scripts/docs/results"]),
+    (&[], &["scripts/docs/drawings"]),
     (&[], &["scripts/docs/book"]),
     (&[("RUSTDOCFLAGS", "-D warnings")], &["cargo", "doc", "--workspace", "--no-deps"]),
 ];
