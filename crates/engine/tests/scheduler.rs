@@ -431,7 +431,7 @@ fn kernels_of_the_first_text_are_there_when_it_comes() {
     };
     let Some(unexpected) = asked_for(None) else { return };
     assert!(unexpected > 0, "a text that nobody expected should have asked for kernels");
-    let expected = asked_for(Some(First { prompt: prompt.len(), cuts: false, goes_on: true }));
+    let expected = asked_for(Some(First::Text { prompt: prompt.len(), cuts: false, goes_on: true }));
     assert_eq!(expected, Some(0), "kernels that were not made beforehand");
 }
 

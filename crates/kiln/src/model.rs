@@ -239,7 +239,8 @@ impl ModelFlags {
     pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
         let executor = self.executor_for(model, &self.wish(sequences))?;
         let room = run::fit(model, &*executor, &self.wish(sequences))?.room;
-        Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
+        let first = Some(First::Requests);
+        Ok(loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?)
     }
 
     /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.

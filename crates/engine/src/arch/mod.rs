@@ -361,6 +361,17 @@ impl BatchShape {
         BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, vectors: false }
     }
 
+    /// Whether a batch of another shape can be padded to this one: nothing but sizes differs, and there are rows of the same kinds.
+    pub fn holds(&self, other: &BatchShape) -> bool {
+        let all = |shape: &BatchShape| shape.outputs == shape.rows();
+        let sizes = |shape: &BatchShape| [shape.decode, shape.prompt, shape.pieces, shape.outputs];
+        let fits = |(mine, others): (usize, usize)| mine >= others && (mine == 0) == (others == 0);
+        let kinds = |shape: &BatchShape| (shape.expands, shape.shares, shape.vectors);
+        kinds(self) == kinds(other)
+            && (all(self) == all(other) || other.prompt == 0)
+            && sizes(self).into_iter().zip(sizes(other)).all(fits)
+    }
+
     /// Tokens of the batch.
     pub fn rows(&self) -> usize {
         self.decode + self.prompt

@@ -16,7 +16,7 @@ use kiln_kernels::{dependent_launch, dequantise};
 use super::crossings::{Crossing, Crossings, staged};
 use super::options::{Options, Order, Sums};
 use super::upload::{Pieces, group_bytes, upload};
-use super::warm::{Warmer, launching_dependent, picked, shaders, waits_by_itself, warmer};
+use super::warm::{Warmer, launching_dependent, picked, shaders, waits_by_itself};
 use super::{BATCH, Executor, FORGOTTEN, Fetched, INVARIANT_BATCH, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
 use crate::lower::{Target, Weights};
@@ -473,7 +473,7 @@ impl Executor for GpuExecutor {
     }
 
     fn warmer(&self) -> Option<Warmer> {
-        Some(warmer(Arc::clone(&self.device), self.options.order == Order::Proved))
+        Some(Warmer::new(Arc::clone(&self.device), self.options.order == Order::Proved))
     }
 
     fn reserve(&mut self, bytes: usize) -> Result<(), Error> {
@@ -483,10 +483,12 @@ impl Executor for GpuExecutor {
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         assert_eq!(plan.n_fixed, self.fixed.len(), "the plan should stand on the slots that were loaded");
         self.refuse_unpacked(&plan)?;
+        let start = Instant::now();
         let mut choices = picked(&plan, &self.device)?;
         let counters = self.dependent_launch(&plan, &mut choices)?;
+        let (picked_in, made) = (start.elapsed(), self.device.pipeline_counts().made);
         self.device.prepare(&shaders(&choices), &|| {})?;
-        log::debug!("pipelines of {} steps", plan.len());
+        let (pipelines_in, made) = (start.elapsed(), self.device.pipeline_counts().made - made);
 
         let mut buffers = self.fixed.clone();
         let mut bases = vec![0; buffers.len()];
@@ -530,6 +532,14 @@ impl Executor for GpuExecutor {
             counters: counters.as_ref(),
         };
         let commands = self.record(Recorder::new(&self.device)?, &steps(&plan, &choices), places)?;
+        let ms = |d: Duration| 1e3 * d.as_secs_f64();
+        log::debug!(
+            "{} steps: kernels chosen in {:.1} ms, {made} new ones made in {:.1} ms, recorded in {:.1} ms",
+            plan.len(),
+            ms(picked_in),
+            ms(pipelines_in.saturating_sub(picked_in)),
+            ms(start.elapsed().saturating_sub(pipelines_in)),
+        );
         let prepared = Prepared {
             plan,
             choices,

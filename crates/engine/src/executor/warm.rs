@@ -10,22 +10,45 @@ use kiln_kernels::tensor::Tensor;
 use crate::Error;
 use crate::plan::{Plan, SlotKind, Step};
 
-/// Makes the kernels of a plan.
-pub type Warmer = Box<dyn Fn(&Plan) -> Result<(), Error> + Send + Sync>;
+/// Compiles the kernels of plans for a device, on any thread. `may_launch_dependent`: whether decode steps may be dependent launches.
+pub struct Warmer {
+    device: Arc<Device>,
+    may_launch_dependent: bool,
+}
 
-/// Makes kernels of plans for this device. `may_launch_dependent`: whether decode steps may be dependent launches.
-pub(super) fn warmer(device: Arc<Device>, may_launch_dependent: bool) -> Warmer {
-    Box::new(move |plan| {
-        let mut choices = picked(plan, &device)?;
-        if may_launch_dependent
+impl Warmer {
+    pub(super) fn new(device: Arc<Device>, may_launch_dependent: bool) -> Warmer {
+        Warmer { device, may_launch_dependent }
+    }
+
+    /// Compiles the kernels of a plan that are not there yet.
+    pub fn compile(&self, plan: &Plan) -> Result<(), Error> {
+        let device = &self.device;
+        let mut choices = picked(plan, device)?;
+        if self.may_launch_dependent
             && waits_by_itself(plan)
-            && dependent_launch::proved(&device)?
-            && let Some(launching_dependent) = launching_dependent(plan, &choices, &device)
+            && dependent_launch::proved(device)?
+            && let Some(launching_dependent) = launching_dependent(plan, &choices, device)
         {
             choices = launching_dependent;
         }
         Ok(device.prepare(&shaders(&choices), &|| {})?)
-    })
+    }
+
+    /// Whether kernels had to be compiled that no earlier process had stored.
+    pub fn has_compiled(&self) -> bool {
+        self.device.pipeline_counts().glsl_compiled > 0
+    }
+
+    /// Kernels that the device has, of all plans.
+    pub fn kernels(&self) -> u64 {
+        self.device.pipeline_counts().made
+    }
+
+    /// Stores what was compiled, so that a process that is killed has not compiled it for nothing.
+    pub fn store(&self) {
+        self.device.save_pipelines();
+    }
 }
 
 /// How the steps of a plan run on a device.

@@ -8,7 +8,7 @@ use kiln_kernels::tensor::Tensor;
 
 use super::Target;
 use crate::plan::def_use::depend;
-use crate::plan::{Plan, SlotKind};
+use crate::plan::{Plan, SlotInfo, SlotKind};
 
 /// Places begin at multiples of this many bytes: kernels ask for 16, formats for up to 256.
 const ALIGNMENT: usize = 256;
@@ -32,6 +32,19 @@ pub(super) fn run(plan: &mut Plan, _: &Target) {
         if slot.kind == SlotKind::Scratch && slot.place.is_none() {
             (slot.bytes, slot.place) = (0, Some(0));
         }
+    }
+}
+
+/// Gives scratch that was added to a lowered plan its place behind all other, so that all plans share the memory for it. A plan that is not
+/// lowered yet has no places.
+pub(crate) fn place_added(plan: &mut Plan) {
+    if plan.arena == 0 {
+        return;
+    }
+    let added = |slot: &&mut SlotInfo| slot.kind == SlotKind::Scratch && slot.place.is_none();
+    for slot in plan.slots[plan.n_fixed..].iter_mut().filter(added) {
+        slot.place = Some(plan.arena);
+        plan.arena = (plan.arena + slot.bytes).next_multiple_of(ALIGNMENT);
     }
 }
 

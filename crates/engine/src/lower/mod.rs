@@ -22,6 +22,7 @@ pub mod streams;
 mod target;
 mod weights;
 
+pub(crate) use memory::place_added;
 pub use packed_b::PackB;
 pub use rounding::Rounds;
 pub use target::Target;

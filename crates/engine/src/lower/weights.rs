@@ -1,7 +1,7 @@
 //! Weights are read in the form in which the device has them: packed on their way to it, or kept decoded besides. Such forms are
 //! slots of the plan, which the executor fills when it makes the plan ready.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use kiln_gguf::{TensorType, quant};
 use kiln_gpu::Caps;
@@ -79,12 +79,13 @@ fn pack(plan: &mut Plan, weights: &Weights, caps: &Caps) {
         if info.kind == SlotKind::Weight { weights.packed_type(info.ty, info.shape[0], caps) } else { None }
     };
     let types: Vec<Option<TensorType>> = (0..plan.n_fixed).map(packed).collect();
+    let reads = plan.steps.iter().flat_map(|step| step.call.operation().reads());
+    let reads: HashSet<Slot> = reads.map(|tensor| tensor.slot).collect();
     let mut forms = HashMap::new();
     for (at, ty) in types.into_iter().enumerate() {
         let Some(ty) = ty else { continue };
         let of = Slot(u32::try_from(at).expect("slots are numbered with 32 bits"));
-        let is_read = plan.steps.iter().any(|step| step.call.operation().reads().iter().any(|t| t.slot == of));
-        if is_read {
+        if reads.contains(&of) {
             let (name, shape) = (format!("{}.{}", plan.slots[at].name, ty.name()), plan.slots[at].shape);
             forms.insert(of, (plan.add(&name, SlotKind::WeightVariant(of), ty, shape).slot, ty));
         }

@@ -14,6 +14,7 @@ use super::draw::{End, Settings};
 use super::engine::{Engine, SequenceId};
 use crate::Error;
 use crate::executor::{PlanId, Ticket};
+use crate::lower::place_added;
 use crate::plan::{Plan, Ports, SlotKind, Step};
 
 /// Steps whose tokens the device keeps: more than are ever on their way.
@@ -92,6 +93,7 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail,
         page,
     };
     plan.steps.extend([draw, Step { label: "advance".into(), call: Call::from(advance) }]);
+    place_added(plan);
     plan.check()?;
     Ok(tail)
 }

@@ -11,6 +11,7 @@ use super::engine::{Engine, Entered, Entry, Wanted};
 use super::writer::Draw;
 use crate::Error;
 use crate::executor::{Executor, PlanId};
+use crate::lower::place_added;
 use crate::plan::{Plan, SlotKind, Step};
 
 /// What a plan ends with.
@@ -114,6 +115,7 @@ pub(crate) fn add_tokens(plan: &mut Plan, cuts: bool) -> Result<Tokens, Error> {
     };
     let step = tokens.settings.draw(plan, tokens.positions, tokens.token, cuts);
     plan.steps.push(step);
+    place_added(plan);
     plan.check()?;
     Ok(tokens)
 }

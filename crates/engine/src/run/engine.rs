@@ -5,13 +5,14 @@ use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::background::BackgroundKernels;
 use super::batch::{Inputs, Taken};
 use super::cache::{CacheScope, KvCache, PageCount, SequenceCache, Swapped};
 use super::decode::{Decoding, Tail};
 use super::disk::DiskTier;
 use super::draw::{End, Tokens};
 use super::load::CacheHits;
-use super::making::{First, Key, Made, Warming, make};
+use super::making::{First, Key, Made, Warming, expected_keys, make};
 use super::media::{Placed, Span, unknown};
 use super::memory::CLOSED;
 use super::pulse::Pulse;
@@ -88,7 +89,9 @@ pub(super) struct Sequence {
 /// A loaded model with its sequences.
 pub struct Engine {
     model: Arc<Model>,
-    graph: Graph,
+    graph: Arc<Graph>,
+    /// Kernels that are being compiled for batches to come.
+    background: Option<BackgroundKernels>,
     pub(super) executor: Box<dyn Executor>,
     room: Room,
     /// Whether every token goes the way of one alone (`batch_invariant.rs`).
@@ -173,12 +176,12 @@ impl Engine {
         first: Option<First>,
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
-        let graph = model.graph(&room)?;
+        let graph = Arc::new(model.graph(&room)?);
         if graph.facts().start.is_some() && executor.shares().len() > 1 {
             return Err(Error::SeveralDevices { architecture: model.config.architecture.name });
         }
         let arenas = super::fit::arenas(&graph, &*executor, &room)?;
-        let warming = first.and_then(|first| Warming::new(&graph, &*executor, first));
+        let warming = first.and_then(|first| Warming::new(&graph, &*executor, &room, first));
         std::thread::scope(|scope| {
             if let Some(warming) = &warming {
                 warming.run(&graph, scope);
@@ -197,6 +200,7 @@ impl Engine {
         Ok(Engine {
             model,
             graph,
+            background: None,
             executor,
             room,
             batch_invariant,
@@ -246,6 +250,44 @@ impl Engine {
     /// The executor's memory as it is now, where anybody can tell.
     pub fn memory(&self) -> Option<crate::executor::Memory> {
         self.executor.memory()
+    }
+
+    /// Compiles the kernels of all batch shapes that concurrent requests may need, on a thread of its own. Until they are there, batches are
+    /// padded to shapes that have theirs. Does nothing where kernels take no time.
+    pub fn compile_ahead(&mut self) {
+        let facts = self.graph.facts();
+        if self.batch_invariant || facts.encodes || facts.fills || facts.start.is_some() || !self.pads() {
+            return;
+        }
+        let Some(warmer) = self.executor.warmer() else { return };
+        let keys = expected_keys(self.room.sequences, self.batch());
+        let (graph, target) = (Arc::clone(&self.graph), self.executor.target());
+        self.background = Some(BackgroundKernels::start(graph, target, warmer, keys));
+    }
+
+    /// Whether a CPU does the work, be it as a software GPU.
+    pub(super) fn runs_on_cpu(&self) -> bool {
+        self.executor.target().caps.is_none_or(|caps| caps.is_cpu)
+    }
+
+    /// Whether [`Engine::compile_ahead`] has something left to do.
+    pub fn is_compiling_ahead(&self) -> bool {
+        self.background.as_ref().is_some_and(|background| !background.has_finished())
+    }
+
+    /// The shape that a batch is given: its own, or while kernels are being compiled that it needs, the smallest one that holds it and has
+    /// its kernels.
+    fn ready_shape(&self, (shape, end, by_row): Key) -> BatchShape {
+        let lacking = self.background.as_ref().filter(|background| background.lacks(&(shape, end, by_row)));
+        let Some(background) = lacking else { return shape };
+        // The prompt of one sequence alone knows no padding where layers are recurrent.
+        let is_exact = self.cache.has_states() && shape.decode == 0 && shape.pieces == 1;
+        if is_exact || self.plans.contains_key(&(shape, end, by_row)) {
+            return shape;
+        }
+        let prepared = self.plans.keys().filter(|key| (key.1, key.2) == (end, by_row)).map(|key| key.0);
+        let ready = prepared.chain(background.ready(end, by_row)).filter(|larger| larger.holds(&shape));
+        ready.min_by_key(BatchShape::rows).unwrap_or(shape)
     }
 
     /// Bytes of weights on GPUs.
@@ -485,7 +527,9 @@ impl Engine {
         let alone = !prompts.is_empty() || exact || ids.len() < 2;
         shape.vectors = Engine::has_vectors(entries);
         shape.shares = !alone && ids.len() >= self.executor.target().shares_from && self.share_pages(&ids);
-        let ready = self.prepared((shape, end, self.by_row(entries)))?;
+        let key = (shape, end, self.by_row(entries));
+        shape = self.ready_shape(key);
+        let ready = self.prepared((shape, key.1, key.2))?;
         let Ready { plan, ports, tail, tokens, .. } = ready;
         let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
         for (tensor, bytes) in inputs.bytes() {
@@ -646,12 +690,17 @@ impl Engine {
         }
         let start = Instant::now();
         let Made { plan, tail, tokens } = make(&self.graph, &self.executor.target(), key)?;
-        let (ports, bytes) = (plan.ports, plan.own_bytes());
+        let (ports, bytes, lowered) = (plan.ports, plan.own_bytes(), start.elapsed());
         self.evict_plans(bytes);
         let plan = self.executor.prepare(plan)?;
         self.work.preparing += start.elapsed();
         self.work.plans += 1;
-        log::debug!("plan for {:?} prepared in {:.3} s", key.0, start.elapsed().as_secs_f64());
+        log::debug!(
+            "plan for {:?} prepared in {:.3} s, lowered in {:.3} s of these",
+            key.0,
+            start.elapsed().as_secs_f64(),
+            lowered.as_secs_f64()
+        );
         let ready = Ready { plan, ports, tail, tokens, bytes, last_used: now };
         self.plans.insert(key, ready);
         Ok(ready)

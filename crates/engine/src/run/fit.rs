@@ -320,7 +320,14 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
             // The draw is part of the plan that is cut.
             add_tail(&mut plan, true, PAGE)?;
         }
-        (place.parts)(plan)
+        let mut parts = (place.parts)(plan)?;
+        if let [Part { plan, .. }] = &mut parts[..]
+            && shape == decode
+            && !graph.facts().encodes
+        {
+            add_tail(plan, true, PAGE)?;
+        }
+        Ok::<_, Error>(parts)
     };
     let mut prompt = lowered(batch)?;
     if graph.facts().latents && read > 0 {

@@ -6,7 +6,7 @@ use super::decode::{Tail, add_tail};
 use super::draw::{End, Tokens, add_tokens};
 use super::shapes;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Results};
+use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
 use crate::executor::{Executor, Warmer};
 use crate::lower::{Target, lower};
 use crate::plan::{Plan, SlotKind};
@@ -21,15 +21,20 @@ pub(super) struct Made {
     pub(super) tokens: Option<Tokens>,
 }
 
-/// What the first text of an engine will ask for, so that its kernels can be made while weights are loaded.
+/// What an engine will be asked for first, so that its kernels can be compiled while weights are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct First {
-    /// Tokens of its prompt.
-    pub prompt: usize,
-    /// Whether it is drawn with top-k and the like.
-    pub cuts: bool,
-    /// Whether more than one token is written.
-    pub goes_on: bool,
+pub enum First {
+    /// One text.
+    Text {
+        /// Tokens of its prompt.
+        prompt: usize,
+        /// Whether tokens are drawn with top-k and the like.
+        cuts: bool,
+        /// Whether more than one token is generated.
+        goes_on: bool,
+    },
+    /// Requests of clients, whatever their sizes.
+    Requests,
 }
 
 /// Whether a model has shared slots of this kind.
@@ -67,6 +72,18 @@ pub(super) fn make(graph: &Graph, target: &Target, (shape, end, by_row): Key) ->
     Ok(Made { plan, tail, tokens })
 }
 
+/// Keys of [`expected_keys`] that hold every batch of a server without logits for the host.
+const FIRST_KEYS: usize = 5;
+
+/// The plans that concurrent requests will need, the likeliest first. What a draw may cut differs in one kernel, which the first keys have.
+pub(super) fn expected_keys(sequences: usize, batch: usize) -> Vec<Key> {
+    let key = |(at, shape): (usize, BatchShape)| {
+        let cuts = at < FIRST_KEYS;
+        (shape, if shape.prompt > 0 { End::Tokens { cuts } } else { End::NextStep { cuts } }, false)
+    };
+    shapes::expected(sequences, batch).into_iter().enumerate().map(key).collect()
+}
+
 /// Kernels that are made while weights are loaded.
 pub(super) struct Warming {
     warmer: Warmer,
@@ -75,27 +92,29 @@ pub(super) struct Warming {
 }
 
 impl Warming {
-    /// What a first text will ask for: the plan of its prompt, and that of a token. Nothing where kernels take no time, or where
-    /// plans are others than those of texts.
-    pub(super) fn new(
-        graph: &Graph,
-        executor: &dyn Executor,
-        First { prompt, cuts, goes_on }: First,
-    ) -> Option<Warming> {
+    /// What will be asked for first. Nothing where kernels take no time, or where plans are others than those of generating.
+    pub(super) fn new(graph: &Graph, executor: &dyn Executor, room: &Room, first: First) -> Option<Warming> {
         let (facts, target) = (graph.facts(), executor.target());
         if target.batch_invariant || facts.encodes || facts.fills || facts.start.is_some() {
             return None;
         }
         let exact = executor.takes_any_shape();
-        let token = (shapes::shape([1, 0, 0], false, exact), End::NextStep { cuts }, false);
-        let token = (goes_on || prompt == 1).then_some(token);
-        let tokens = prompt.min(executor.batch());
-        let mut read = shapes::shape([0, tokens, 1], false, exact || has(graph, &SlotKind::State));
-        if facts.latents {
-            read = graph.expanding(read, &target);
-        }
-        let read = (tokens > 1).then_some((read, End::Tokens { cuts }, false));
-        Some(Warming { warmer: executor.warmer()?, target, keys: read.into_iter().chain(token).collect() })
+        let keys = match first {
+            First::Text { prompt, cuts, goes_on } => {
+                let token = (shapes::shape([1, 0, 0], false, exact), End::NextStep { cuts }, false);
+                let token = (goes_on || prompt == 1).then_some(token);
+                let tokens = prompt.min(executor.batch());
+                let mut read = shapes::shape([0, tokens, 1], false, exact || has(graph, &SlotKind::State));
+                if facts.latents {
+                    read = graph.expanding(read, &target);
+                }
+                let read = (tokens > 1).then_some((read, End::Tokens { cuts }, false));
+                read.into_iter().chain(token).collect()
+            }
+            First::Requests if target.caps.as_ref().is_none_or(|caps| caps.is_cpu) => return None,
+            First::Requests => expected_keys(room.sequences, executor.batch()).into_iter().take(FIRST_KEYS).collect(),
+        };
+        Some(Warming { warmer: executor.warmer()?, target, keys })
     }
 
     /// Makes them, those of all plans at once: a driver takes a second for the largest, and the time of all is that of the slowest where
@@ -103,7 +122,7 @@ impl Warming {
     pub(super) fn run<'s>(&'s self, graph: &'s Graph, scope: &'s Scope<'s, '_>) {
         for key in &self.keys {
             scope.spawn(move || {
-                let made = make(graph, &self.target, *key).and_then(|made| (self.warmer)(&made.plan));
+                let made = make(graph, &self.target, *key).and_then(|made| self.warmer.compile(&made.plan));
                 match made {
                     Ok(()) => log::debug!("kernels are ready for {:?}", key.0),
                     Err(why) => log::debug!("kernels were not made beforehand: {why}"),

@@ -3,6 +3,7 @@
 
 mod active;
 mod awaited;
+mod background;
 pub(crate) mod batch;
 mod batch_invariant;
 pub(crate) mod cache;

@@ -18,6 +18,8 @@ pub struct Policy {
     pub swap_bytes: usize,
     /// Whether tokens are drafted by lookup.
     pub lookup: Lookup,
+    /// Whether the kernels of all batch shapes are compiled in the background: where requests of many sizes will come.
+    pub compiles_ahead: bool,
 }
 
 impl Default for Policy {
@@ -28,6 +30,7 @@ impl Default for Policy {
             alone: None,
             swap_bytes: 4 << 30,
             lookup: Lookup::Auto,
+            compiles_ahead: false,
         }
     }
 }

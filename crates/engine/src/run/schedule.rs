@@ -46,7 +46,11 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    pub(crate) fn new(engine: Engine, policy: Policy) -> Schedule {
+    pub(crate) fn new(mut engine: Engine, policy: Policy) -> Schedule {
+        // Where the CPU plays the GPU, it would compile in the place of computing.
+        if policy.compiles_ahead && !engine.runs_on_cpu() {
+            engine.compile_ahead();
+        }
         let (waiting, active) = (VecDeque::new(), Vec::new());
         Schedule {
             engine,
@@ -252,6 +256,14 @@ impl Schedule {
                 self.tally.row_tokens += tokens as u64;
                 let (work, took) = (self.engine.work - before, start.elapsed());
                 self.rate.learn(work, took);
+                log::trace!(
+                    "a step of {tokens} tokens of {} sequences, {} of them decoding, in {} rows: {:.1} ms, {:.1} of these for its plan",
+                    batch.len(),
+                    batch.iter().filter(|part| part.choice.is_some()).count(),
+                    work.rows,
+                    1e3 * took.as_secs_f64(),
+                    1e3 * work.preparing.as_secs_f64(),
+                );
                 if batch.iter().all(|part| part.choice.is_some()) {
                     self.times.learn(tokens, took.saturating_sub(work.preparing).as_secs_f64());
                 }
@@ -627,7 +639,7 @@ impl Schedule {
 
     /// Tokens of prompts for the next step. If nobody else would wait, as many as the engine likes at once.
     fn budget(&self, writing: usize, reading: usize) -> usize {
-        let most = self.engine.batch().saturating_sub(writing).max(1);
+        let most = self.engine.batch().max(1);
         let time = match self.policy.alone {
             // Before anything was read, nobody knows how much is too much.
             alone if writing == 0 && reading <= 1 && self.waiting.is_empty() => {
@@ -635,11 +647,10 @@ impl Schedule {
             }
             _ => Some(self.policy.stutter),
         };
-        let tokens = time.map_or(most, |time| {
-            self.rate.rows_in(time).saturating_sub(writing).clamp(LEAST_CHUNK, most.max(LEAST_CHUNK))
-        });
-        // Where the engine pads, a chunk ends where its bucket is full: the rows behind that would be computed for nothing.
-        if self.engine.pads() { shapes::full(tokens) } else { tokens }
+        let rows = time.map_or(most, |time| self.rate.rows_in(time).min(most));
+        // Where the engine pads, a chunk ends where its shape is full: the rows behind that would be computed for nothing.
+        let tokens = if self.engine.pads() { shapes::full_beside(writing, rows) } else { rows.saturating_sub(writing) };
+        tokens.max(LEAST_CHUNK.min(most))
     }
 
     /// Takes parts out until the pages suffice for the rest: prompts first, then what was read of them, then the youngest texts make

@@ -7,8 +7,13 @@ fn fine(n: usize) -> usize {
     if n <= 8 { n } else { n.next_multiple_of(1 << ((n - 1).ilog2() - 2)) }
 }
 
+/// Prompt tokens of a step beside so many sequences that decode, such that its rows are at most `n` and as many as its shape has.
+pub(crate) fn full_beside(decode: usize, n: usize) -> usize {
+    full(n).saturating_sub(coarse(decode))
+}
+
 /// The largest number up to `n` that [`fine`] leaves as it is: a chunk of a prompt that ends there has no padding.
-pub(crate) fn full(n: usize) -> usize {
+fn full(n: usize) -> usize {
     if n <= 8 {
         return n;
     }
@@ -21,20 +26,72 @@ pub(crate) fn some(n: usize, exact: bool) -> usize {
     if exact { n } else { fine(n) }
 }
 
+/// Rounds a number up to a power of two.
+fn coarse(n: usize) -> usize {
+    if n == 0 { 0 } else { n.next_power_of_two() }
+}
+
+/// Rounds a number of prompts up: one has kernels of its own, several cost little more than as many as there may be. 1, 4, 16, 64 and so on.
+fn few(prompts: usize) -> usize {
+    match prompts {
+        0 | 1 => prompts,
+        _ => 1 << prompts.next_power_of_two().ilog2().next_multiple_of(2),
+    }
+}
+
+/// Tokens of a prompt as clients send them who are alone.
+const USUAL_PROMPT: usize = 512;
+/// Rows of the smallest mixed step whose kernels are compiled beforehand.
+const LEAST_MIXED: usize = 32;
+
 /// The shape that holds so many rows. An executor that prepares nothing by shape gets exactly those.
 pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, exact: bool) -> BatchShape {
-    let coarse = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
     let (decode, prompt) = match exact {
         true => (decode, prompt),
-        // Beside a long prompt few rows of padding cost little, and steps of both kinds meet fewer pairs of sizes.
-        false if prompt > 0 && 4 * (coarse(decode) + fine(prompt)) <= 5 * (decode + prompt) => {
-            (coarse(decode), fine(prompt))
+        // Products run over all rows at once and are fastest where their number is round, so that is what the prompts' rows fill up.
+        // Few rows of padding cost little beside many, and steps of both kinds meet fewer pairs of sizes.
+        false if prompt > 0 && 4 * fine(coarse(decode) + prompt) <= 5 * (decode + prompt) => {
+            (coarse(decode), fine(coarse(decode) + prompt) - coarse(decode))
         }
         false => (fine(decode), fine(prompt)),
     };
-    let pieces = if exact { pieces } else { coarse(pieces) };
+    let pieces = if exact { pieces } else { few(pieces) };
     let outputs = if all_logits { decode + prompt } else { decode + pieces };
     BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, vectors: false }
+}
+
+/// The batch shapes that concurrent requests meet, the likeliest first: sequences that decode, prompts alone, and both together.
+pub(super) fn expected(sequences: usize, batch: usize) -> Vec<BatchShape> {
+    let fines = |from: usize, to: usize| {
+        std::iter::successors(Some(fine(from)), |n| Some(fine(n + 1))).take_while(move |n| *n <= fine(to))
+    };
+    let powers = || std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n <= coarse(sequences));
+    let of = |decode, prompt, chunks| shape([decode, prompt, chunks], false, false);
+    // The largest first: a batch whose own shape has no kernels yet takes them.
+    let largest = full_beside(sequences, batch).max(1);
+    let mut all = vec![
+        of(coarse(sequences), largest, sequences),
+        of(0, batch, sequences),
+        of(coarse(sequences), 0, 0),
+        of(0, batch.min(USUAL_PROMPT), 1),
+        of(1, 0, 0),
+    ];
+    all.extend(powers().map(|decode| of(decode, 0, 0)));
+    let prompts: Vec<usize> = fines(2, batch).collect();
+    all.extend(prompts.iter().rev().map(|prompt| of(0, *prompt, 1)));
+    all.extend(fines(1, sequences).map(|decode| of(decode, 0, 0)));
+    if sequences > 1 {
+        let rows = || prompts.iter().copied().rev().filter(|rows| *rows >= LEAST_MIXED);
+        // Where fewer than half of the rows are of prompts, sizes are others.
+        let beside = |rows: usize| powers().filter(move |decode| 2 * decode <= rows);
+        let mixed = rows().flat_map(|rows| beside(rows).map(move |decode| (decode, rows - decode)));
+        all.extend(mixed.clone().map(|(decode, prompt)| of(decode, prompt, 2)));
+        all.extend(mixed.map(|(decode, prompt)| of(decode, prompt, 1)));
+        all.extend(rows().map(|prompt| of(0, prompt, 2)));
+    }
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|shape| shape.rows() <= fine(batch) && seen.insert(*shape));
+    all
 }
 
 /// The shape of so many rows that each go the way of one alone; the logits of some of them are wanted.
@@ -89,9 +146,38 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_prompts_are_one_or_powers_of_four() {
+        assert_eq!([0, 1, 2, 4, 5, 16, 17, 64, 65].map(few), [0, 1, 4, 4, 16, 16, 64, 64, 256]);
+    }
+
+    #[test]
+    fn every_batch_of_a_server_has_a_shape_that_is_compiled_beforehand_or_a_larger_one_that_is() {
+        let (sequences, batch) = (64, 2048);
+        let all = expected(sequences, batch);
+        let holds = |large: &BatchShape, small: &BatchShape| {
+            large.decode >= small.decode && large.prompt >= small.prompt && large.pieces >= small.pieces
+        };
+        for decode in 0..=sequences {
+            for prompt in [0, 1, 2, 31, 64, 500, 1024, batch - sequences] {
+                for chunks in [1, 2, sequences - decode].into_iter().filter(|n| *n <= prompt && n + decode <= sequences)
+                {
+                    let chunks = if prompt == 0 { 0 } else { chunks };
+                    let asked = shape([decode, prompt, chunks], false, false);
+                    if asked.rows() > 0 && asked.rows() <= batch {
+                        assert!(all.iter().any(|large| holds(large, &asked)), "{asked:?}");
+                    }
+                }
+            }
+        }
+        assert!(all.len() < 500, "{} shapes", all.len());
+        // A server for one sequence meets no steps of several.
+        assert!(expected(1, 512).iter().all(|shape| shape.sequences() == 1));
+    }
+
+    #[test]
     fn every_sequence_has_an_output() {
         let mixed = shape([3, 100, 2], false, false);
-        assert_eq!((mixed.decode, mixed.prompt, mixed.pieces, mixed.outputs), (4, 112, 2, 6));
+        assert_eq!((mixed.decode, mixed.prompt, mixed.pieces, mixed.outputs), (4, 112, 4, 8));
         let exact = shape([3, 100, 2], true, true);
         assert_eq!((exact.decode, exact.prompt, exact.pieces, exact.outputs), (3, 100, 2, 103));
     }

@@ -153,11 +153,10 @@ impl Rows {
     }
 }
 
-/// Whether the path is taken unless another one is wished for: for this many rows or more. Tiles of several sequences have not been timed.
+/// Whether the path is taken unless another one is wished for: for this many rows or more.
 pub(super) fn is_preferred(call: &Call, caps: &Caps, rows: usize) -> bool {
     let least = number(call, caps, Path::FragmentPrefill, "least").ok().filter(|least| *least > 0);
-    let plain = !call.batch_invariant && call.sequences.is_none();
-    plain && least.is_some_and(|least| rows >= least) && Rows::new(call, caps).is_ok()
+    !call.batch_invariant && least.is_some_and(|least| rows >= least) && Rows::new(call, caps).is_ok()
 }
 
 pub(super) fn fragment_prefill(call: &Call, caps: &Caps) -> Result<Choice, Unsupported> {

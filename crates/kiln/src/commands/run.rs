@@ -210,7 +210,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Joined { tokens: prepared.parts.concat(), ..Joined::default() },
     };
     let goes_on = arguments.sampling.limit().is_none_or(|limit| limit > 1);
-    let first = First { prompt: prompt.tokens.len(), cuts: sampling.cuts(), goes_on };
+    let first = First::Text { prompt: prompt.tokens.len(), cuts: sampling.cuts(), goes_on };
     let spare = if arguments.has_states() { 2 } else { 0 };
     // Memory for a whole context would be taken for nothing: this command knows its prompt.
     let tokens = prompt.tokens.len() + arguments.sampling.limit().unwrap_or(USUAL_ANSWER) + 1;

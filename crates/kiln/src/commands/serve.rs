@@ -458,7 +458,8 @@ impl Arguments {
 fn policy(lookup: LookupFlag) -> Policy {
     let request_defaults = Policy::default();
     // Others may come at any time, and should not wait for a whole piece of a long prompt.
-    Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), lookup: lookup.into(), ..request_defaults }
+    let alone = Some(request_defaults.stutter);
+    Policy { queue: usize::MAX, alone, lookup: lookup.into(), compiles_ahead: true, ..request_defaults }
 }
 
 /// Runs the command.

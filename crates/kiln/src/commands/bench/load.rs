@@ -105,7 +105,8 @@ pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Res
     let context = loads.iter().map(Load::context).max().unwrap_or(1);
     let most = model.usual_context();
     ensure!(context <= most, "a request of {context} tokens does not fit the model's context of {most}");
-    let pages = loads.iter().map(|load| load.clients * load.context().div_ceil(PAGE)).max().unwrap_or(1);
+    // Steps that are on their way have a page more where a sequence ends with one.
+    let pages = loads.iter().map(|load| load.clients * (1 + load.context().div_ceil(PAGE))).max().unwrap_or(1);
     let room = Room { sequences, states: sequences, pages, ..Room::one(context) };
     let mut engine = arguments.flags.engine(model, room)?;
     let runs = arguments.repetitions.unwrap_or(RUNS);
@@ -120,7 +121,7 @@ pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Res
         bar.inc(1);
     }
     let device = engine.describe();
-    let policy = Policy { queue: usize::MAX, ..Policy::default() };
+    let policy = Policy { queue: usize::MAX, compiles_ahead: true, ..Policy::default() };
     let scheduler = Arc::new(Scheduler::start(engine, policy));
     let mut rows = Vec::new();
     for (load, own) in loads.iter().zip(own) {

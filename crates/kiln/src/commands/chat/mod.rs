@@ -85,7 +85,7 @@ impl Loaded {
             );
         };
         let ends = turn_ends(&model, Some(&template))?;
-        let first = First { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
+        let first = First::Text { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
         let lookup = arguments.lookup.into();
         let scheduler =
             flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, lookup })?;
