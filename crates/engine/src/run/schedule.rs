@@ -256,7 +256,7 @@ impl Schedule {
                 self.tally.row_tokens += tokens as u64;
                 let (work, took) = (self.engine.work - before, start.elapsed());
                 self.rate.learn(work, took);
-                log::trace!(
+                log::debug!(
                     "a step of {tokens} tokens of {} sequences, {} of them decoding, in {} rows: {:.1} ms, {:.1} of these for its plan",
                     batch.len(),
                     batch.iter().filter(|part| part.choice.is_some()).count(),
