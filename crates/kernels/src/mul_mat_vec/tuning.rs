@@ -136,7 +136,7 @@ gpu q5_k int_dot 16  128 subgroup 2 1 groups:1
 gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
 gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
 gpu mxfp4x30 int_dot 3 1024 subgroup 1 2 groups:1 persistent:1
-mma packed int_dot 1  1024 subgroup 1 1 groups:2 persistent:1 ring
+mma q4_0x8 int_dot 1 1024 subgroup 1 1 groups:2 persistent:1 ring
 gpu packed int_dot 3  1024 subgroup 1 1 groups:2 persistent:1
 gpu packed int_dot 16 128 subgroup 2 1 groups:1
 gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 persistent:1
