@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use kiln_gguf::TensorType;
-use kiln_gpu::Caps;
+use kiln_gpu::{Caps, FragmentLayout};
 
 /// The environment variable that names a file of lines that go before the built-in ones.
 pub const FILE: &str = "KILN_TUNING";
@@ -136,16 +136,18 @@ pub fn check() -> Result<(), String> {
 }
 
 /// Words for kinds of devices.
-pub const DEVICES: [&str; 4] = ["cpu", "gpu", "wide", "*"];
+pub const DEVICES: [&str; 5] = ["cpu", "gpu", "wide", "mma", "*"];
 
 /// Whether a word stands for this kind of device: `cpu`, `gpu`, `*`, or `wide` for GPUs whose subgroups have 64 lanes, as
-/// AMD's have unless a kernel asks for 32: twice as many threads share a row, and each of them has half of the registers.
+/// AMD's have unless a kernel asks for 32: twice as many threads share a row, and each of them has half of the registers; or `mma` for GPUs
+/// whose matrix fragments lie as NVIDIA's do, where what a compiler makes of a kernel was seen.
 pub fn names_device(word: &str, caps: &Caps) -> bool {
     match word {
         "*" => true,
         "cpu" => caps.is_cpu,
         "gpu" => !caps.is_cpu,
         "wide" => !caps.is_cpu && caps.subgroups.size >= 64,
+        "mma" => !caps.is_cpu && caps.fragment_layout == Some(FragmentLayout::Mma16x8),
         _ => false,
     }
 }

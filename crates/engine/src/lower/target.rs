@@ -14,9 +14,9 @@ use super::weights::{DequantCache, Packing, Weights};
 /// Integer products take 53 us for 5 activations of Q4_K and 77 for 8, matrix units 55 for 8 (NVIDIA H200, 14336 x 4096:
 /// `docs/ladder/mul_mat_vec.md`, `docs/ladder/mul_mm.md`).
 const SKINNY_N: usize = 5;
-/// Where lanes write the components of matrices themselves, they take 26 us for any N up to 16, integer products 18 for two
-/// and 27 for four. Two sequences together were written 9 % faster without them, four 44 % faster with them (8B, Q4_K_M).
-const SKINNY_N_BESIDE_FRAGMENT: usize = 2;
+/// On the fragment path a product takes as long for two activations as for three or four. With two on integer products a step of two sequences
+/// took 3.41 ms, one of three on that path 3.19, one of four 3.18 (8B, Q4_K_M, NVIDIA H200: `docs/ladder/mul_mat_vec.md`).
+const SKINNY_N_BESIDE_FRAGMENT: usize = 1;
 /// About as many cores as a large GPU has, which attention of few tokens keeps busy by splitting the keys: splits of a power
 /// of two take rounds of keys more evenly (`docs/ladder/flash_attention.md`).
 const CORES: usize = 128;

@@ -227,6 +227,7 @@ fn splits() -> Vec<Case> {
         prefetch: 2,
         slice: Slice::Groups(1),
         persistent: 0,
+        ring: false,
     };
     for (name, row_group, threads) in [
         ("subgroups", RowGroup::Subgroup, 64),
@@ -484,6 +485,7 @@ pub fn cases(level: Level) -> Vec<Case> {
         cases.push(case(Q4_K, [4096, 128_256, 1], Any));
     }
     cases.extend(super::rounding_cases::cases(level));
+    cases.extend(super::ring_cases::cases(level));
     cases
 }
 
@@ -528,5 +530,6 @@ fn bench() -> Vec<Case> {
         }
     }
     cases.extend(super::rounding_cases::cases(Level::Bench));
+    cases.extend(super::ring_cases::cases(Level::Bench));
     cases
 }

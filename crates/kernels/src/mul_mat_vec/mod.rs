@@ -33,6 +33,7 @@ mod cpu_wide;
 mod fuse;
 mod pick;
 mod reference;
+mod ring_cases;
 mod rounding;
 mod rounding_cases;
 pub mod search;

@@ -17,6 +17,8 @@
 // of a row do not depend on the number of rows.
 //   PERSISTENT     there are as many workgroups as run at once, and teams go from unit to unit: activations are made ready once for
 //            all of a workgroup's rows. Loads are PREFETCH slices ahead, those of the next unit too.
+//   RING           no condition stands around a load: a thread with nothing left to load loads its last slice again, which the cache
+//            has. A driver may wait for the loads behind a branch where that branch ends.
 #version 450
 #define GRID_WAIT_LATE 1
 #include "kiln.glsl"
@@ -212,75 +214,7 @@ Place place_of(uint unit) {
     return x;
 }
 
-// Elements of a pass: a slice of each thread. Where they are whole blocks, the addresses of rows go on from pass to pass,
-// and the place of a thread's slice stays what it is.
-#define PASS (ROW_GROUP * SLICE)
-#if SUMMED
-#define PASS_BYTES 0
-#define PLACE_OF(pass, lane) slice_start(((pass) * ROW_GROUP + (lane)) % (SUMMAND / SLICE))
-#elif A_BLOCKS
-#if PASS % A_BLOCK == 0
-#define PASS_BYTES (PASS / A_BLOCK * A_BLOCK_BYTES)
-#define PLACE_OF(pass, lane) slice_start(lane)
-#endif
-#endif
-#ifndef PASS_BYTES
-#define PASS_BYTES 0
-#define PLACE_OF(pass, lane) slice_start((pass) * ROW_GROUP + (lane))
-#endif
-
-// Whether a thread has a slice in a pass. EVEN: each has one in every pass, and rounds are full, so that no branch keeps the
-// compiler from asking for the activations of several slices at once.
-#if EVEN
-#define INSIDE(pass) true
-#else
-#define INSIDE(pass) ((pass) * ROW_GROUP + lane < n)
-#endif
-
-// Where loading is: the unit, its rows and its next round of PREFETCH passes.
-uint load_unit, load_round;
-void load_from(uint unit) {
-    load_unit = unit;
-    load_round = 0;
-    Place x = place_of(unit);
-    uvec2 a = batch_a(x.a);
-#if GATE
-    uvec2 up = batch_a(p.up);
-#endif
-    [[unroll]] for (uint r = 0; r < ROWS; r++) {
-        uint row = min(x.first + r, x.m - 1);
-        rows[0][r] = row_address(a, row, p.a_stride);
-#if GATE
-        rows[1][r] = row_address(up, row, p.a_stride);
-#endif
-    }
-}
-// Loads slice f of the next round of every row.
-void load_slices(uint f, uint lane, uint n, uint units) {
-    uint pass = load_round * PREFETCH + f;
-    if (load_unit >= units || !INSIDE(pass)) return;
-    uint e = PLACE_OF(pass, lane);
-#if SUMMED
-    uint summand = summed_experts[(pass * ROW_GROUP + lane) / (SUMMAND / SLICE)];
-    [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(row_address(rows[0][r], summand, p.a_expert), e, prefetch[f][0][r]);
-#else
-    [[unroll]] for (uint m = 0; m < MATS; m++)
-        [[unroll]] for (uint r = 0; r < ROWS; r++) load_slice(offset(rows[m][r], f * PASS_BYTES), e, prefetch[f][m][r]);
-#endif
-}
-// After all slices of a round: the next round, of the next unit at the end of one.
-void next_round(uint rounds, uint units, uint stride) {
-    if (load_unit >= units) return;
-    load_round++;
-    if (load_round < rounds) {
-        [[unroll]] for (uint m = 0; m < MATS; m++)
-            [[unroll]] for (uint r = 0; r < ROWS; r++) rows[m][r] = offset(rows[m][r], PREFETCH * PASS_BYTES);
-    } else if (load_unit + stride < units) {
-        load_from(load_unit + stride);
-    } else {
-        load_unit = units;
-    }
-}
+#include "mul_mat_vec/loads.glsl"
 
 #if RESIDUAL
 // What is added to the unit's results, asked for when it begins.
@@ -303,9 +237,18 @@ uvec2 batch_residual() {
 float held_factor[ROWS][COLS];
 #endif
 
+// Whether a thread asks for what results are put together with: the one that needs it, or with RING every one.
+#if RING
+#define ASKS true
+#else
+#define ASKS (lane == 0 && unit < units)
+#endif
 void start_unit(uint unit, uint units, uint lane) {
+#if RING
+    unit = min(unit, units - 1);
+#endif
 #if RESIDUAL
-    if (lane == 0 && unit < units) {
+    if (ASKS) {
         Place x = place_of(unit);
         uvec2 residual = batch_residual();
         [[unroll]] for (uint r = 0; r < ROWS; r++)
@@ -314,7 +257,7 @@ void start_unit(uint unit, uint units, uint lane) {
     }
 #endif
 #if FACTOR
-    if (lane == 0 && unit < units) {
+    if (ASKS) {
         Place x = place_of(unit);
         [[unroll]] for (uint r = 0; r < ROWS; r++)
             [[unroll]] for (uint c = 0; c < COLS; c++)
@@ -461,13 +404,22 @@ void main() {
 #else
     uint unit = group * ROW_GROUPS + row_group;
 #endif
+#ifdef UNROLLED
+#define UNIT_ROUNDS ROUNDS_OF_ROW
+#else
     uint rounds = ((n + ROW_GROUP - 1) / ROW_GROUP + PREFETCH - 1) / PREFETCH;
+#define UNIT_ROUNDS rounds
+#endif
     // The first weights are on their way while the activations are made ready.
     load_unit = units;
     load_round = 0;
+#if RING
+    load_from(min(unit, units - 1));
+#else
     if (unit < units) load_from(unit);
+#endif
     [[unroll]] for (uint f = 0; f < PREFETCH; f++) load_slices(f, lane, n, units);
-    next_round(rounds, units, stride);
+    next_round(UNIT_ROUNDS, units, stride);
 #if EXPERTS == 0
     grid_wait();
 #endif
@@ -475,13 +427,19 @@ void main() {
     start_columns(b);
     uint kept = row_group * ROWS;
     for (; unit < units; unit += stride) {
-        for (uint round = 0; round < rounds; round++) {
+#ifdef UNROLLED
+        // What it is anyway, as a number that the compiler sees.
+        load_round = UNIT_ROUNDS > 1 ? 1 : 0;
+        [[unroll]] for (uint round = 0; round < UNIT_ROUNDS; round++) {
+#else
+        for (uint round = 0; round < UNIT_ROUNDS; round++) {
+#endif
             [[unroll]] for (uint f = 0; f < PREFETCH; f++) {
                 uint pass = round * PREFETCH + f;
                 if (INSIDE(pass)) multiply_slice(f, PLACE_OF(pass, lane), pass, lane);
                 load_slices(f, lane, n, units);
             }
-            next_round(rounds, units, stride);
+            next_round(UNIT_ROUNDS, units, stride);
         }
         store_unit(unit, lane, kept);
         kept += ROW_GROUPS * ROWS;

@@ -322,7 +322,8 @@ fn product(
     let size = caps.subgroups.size.max(1);
     let full = caps.subgroups.full && tuning.threads.is_multiple_of(size);
     let part = part_of_subgroup(call, &a, tuning, caps).filter(|_| full);
-    let tuning = if part.is_some() { Tuning { rows: 1, prefetch: 1, persistent: 0, ..tuning } } else { tuning };
+    let tuning =
+        if part.is_some() { Tuning { rows: 1, prefetch: 1, persistent: 0, ring: false, ..tuning } } else { tuning };
     let whole = match tuning.row_group {
         RowGroup::Subgroup => size,
         RowGroup::Workgroup | RowGroup::Shared => tuning.threads,
@@ -342,6 +343,7 @@ fn product(
         (true, Slice::Quads { count, .. }) => 4 * count as usize,
         (true, Slice::Groups(_)) => tuning.slice.span(),
     };
+    let full_passes = row_elements(call).is_multiple_of(slice * row_group as usize);
     let even = row_elements(call).is_multiple_of(slice * row_group as usize * tuning.prefetch as usize);
     let name = format!("{NAME}.{}.{}", a.ty.name().to_lowercase(), path.name());
     let batches = batches(call);
@@ -372,6 +374,8 @@ fn product(
         ("GROUPS", groups),
         ("WIDTH", count(width)),
         ("EVEN", u32::from(even)),
+        ("RING", u32::from(tuning.ring)),
+        ("FULL", u32::from(tuning.ring && full_passes)),
         ("K", count(row_elements(call))),
         ("SUBGROUPS", u32::from(uses_subgroups)),
         ("SUBGROUPS_MOST", subgroups_most),
@@ -448,15 +452,20 @@ fn batches(call: &Call) -> usize {
 }
 
 fn tuning_of(call: &Call, path: Path, ty: TensorType, caps: &Caps) -> Result<Tuning, Unsupported> {
+    // The two matrices of a gate share each read of the activations as rows do.
+    let gated = |t: Tuning| {
+        let rows = if t.ring && call.gate.is_some() { (t.rows / 2).max(1) } else { t.rows };
+        Tuning { rows, ..t }
+    };
     if let Some(split) = call.split {
         if ty.is_quantised() && !ty.block_len().is_multiple_of(split.slice.span()) {
             return unsupported(format!("slices of {} elements do not divide blocks of {ty}", split.slice.span()));
         }
-        return Ok(bounded(split, caps));
+        return Ok(gated(bounded(split, caps)));
     }
     let table = table(caps).map_err(|reason| Unsupported { operation: NAME, reason })?;
     let found = table.find(ty, path, columns_to_choose_for(call), caps);
-    let found = found.map(|tuning| fitted(call, ty, tuning, caps));
+    let found = found.map(|tuning| gated(fitted(call, ty, tuning, caps)));
     found.ok_or_else(|| Unsupported { operation: NAME, reason: format!("no split for {ty} {}", path.name()) })
 }
 

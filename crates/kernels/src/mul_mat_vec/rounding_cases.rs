@@ -22,6 +22,7 @@ const LARGE: Tuning = Tuning {
     prefetch: 1,
     slice: Slice::Groups(1),
     persistent: 0,
+    ring: false,
 };
 /// Those of a software GPU with this one.
 const SMALL: Tuning = Tuning { threads: 64, rows: 4, ..LARGE };

@@ -93,13 +93,17 @@ fn candidates(subject: &Subject, caps: &Caps) -> Vec<Tuning> {
             for (rows, prefetch) in [1, 2, 4, 8].iter().flat_map(|&rows| [1, 2, 4].map(|prefetch| (rows, prefetch))) {
                 let sums = rows * u32::try_from(columns).unwrap_or(u32::MAX);
                 if sums <= MOST_SUMS && rows * prefetch <= most_loads {
-                    splits.extend(persistent(threads).iter().map(|&persistent| Tuning {
+                    // Loads without conditions pay where teams go on to further rows.
+                    let rings = |persistent| [false, true].into_iter().filter(move |&ring| !ring || persistent > 0);
+                    let loops = persistent(threads).iter().flat_map(|&n| rings(n).map(move |ring| (n, ring)));
+                    splits.extend(loops.map(|(persistent, ring)| Tuning {
                         threads,
                         row_group,
                         rows,
                         prefetch,
                         slice,
                         persistent,
+                        ring,
                     }));
                 }
             }

@@ -66,12 +66,15 @@ pub struct Tuning {
     pub slice: Slice,
     /// Persistent workgroups per core, which loop over rows; 0 launches one workgroup for every few rows.
     pub persistent: u32,
+    /// Loads stand behind no condition: a thread with nothing left to load loads its last slice again. With a gate, whose two matrices
+    /// share each read of the activations, `rows` are those of both.
+    pub ring: bool,
 }
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// `cpu`, `gpu`, `wide` or `*` ([`tuning::names_device`]).
+    /// `cpu`, `gpu`, `wide`, `mma` or `*` ([`tuning::names_device`]).
     pub device: String,
     /// The format's name in small letters, or several formats as [`tuning::names_format`] has them: `*` is every one.
     pub format: String,
@@ -86,7 +89,7 @@ pub struct Line {
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Line { device, format, path, columns, tuning } = self;
-        let Tuning { threads, row_group, rows, prefetch, slice, persistent } = tuning;
+        let Tuning { threads, row_group, rows, prefetch, slice, persistent, ring } = tuning;
         let row_group = match row_group {
             RowGroup::Subgroup => "subgroup",
             RowGroup::Workgroup => "workgroup",
@@ -98,14 +101,17 @@ impl fmt::Display for Line {
             Slice::Quads { count, step } => write!(f, "quads:{count}x{step}")?,
             Slice::Groups(n) => write!(f, "groups:{n}")?,
         }
-        if *persistent > 0 { write!(f, " persistent:{persistent}") } else { Ok(()) }
+        if *persistent > 0 {
+            write!(f, " persistent:{persistent}")?;
+        }
+        if *ring { write!(f, " ring") } else { Ok(()) }
     }
 }
 
 // Why these: `docs/ladder/mul_mat_vec.md`; `wide`: `docs/amd.md`. Numbers of threads are bounded by the device; a slice whose span does not
 // divide the format's block, and `subgroup` where a device cannot promise full subgroups, are passed over.
 const BUILT_IN: &str = "
-# device format path columns threads row_group rows prefetch slice [persistent]
+# device format path columns threads row_group rows prefetch slice [persistent] [ring]
 cpu *    scalar  2   16 thread   1 1 groups:1
 cpu *    int_dot 4   64 subgroup  4 1 groups:1
 cpu *    int_dot 16  64 subgroup  2 1 groups:1
@@ -121,6 +127,7 @@ gpu f16  scalar  1   256 subgroup 1 8 quads:1x4 persistent:4
 gpu f16  scalar  16  128 subgroup 4 4 quads:1x4
 gpu bf16 scalar  1   256 subgroup 1 8 quads:1x4 persistent:4
 gpu bf16 scalar  16  128 subgroup 4 4 quads:1x4
+mma q4_k int_dot 1   1024 subgroup 1 1 groups:2 persistent:1 ring
 gpu q4_k int_dot 3   1024 subgroup 1 1 groups:2 persistent:1
 gpu q4_k int_dot 5   128 subgroup 4 1 groups:1
 gpu q4_k int_dot 16  128 subgroup 2 1 groups:1
@@ -129,6 +136,7 @@ gpu q5_k int_dot 16  128 subgroup 2 1 groups:1
 gpu q6_k int_dot 1   256 subgroup 2 2 quads:4x32
 gpu q6_k int_dot 16  128 subgroup 1 2 quads:4x32
 gpu mxfp4x30 int_dot 3 1024 subgroup 1 2 groups:1 persistent:1
+mma q4_0x8 int_dot 1 1024 subgroup 1 1 groups:2 persistent:1 ring
 gpu packed int_dot 3  1024 subgroup 1 1 groups:2 persistent:1
 gpu packed int_dot 16 128 subgroup 2 1 groups:1
 gpu k/*  int_dot 3   1024 subgroup 1 1 groups:1 persistent:1
@@ -156,13 +164,13 @@ gpu *    scalar  16  128 subgroup 1 1 quads:2x16
 pub struct Table(pub Vec<Line>);
 
 impl Table {
-    /// Reads lines of `device format path activations threads row_group rows prefetch slice [persistent]`; `#` begins a comment.
+    /// Reads lines of `device format path activations threads row_group rows prefetch slice [persistent] [ring]`; `#` begins a comment.
     pub fn parse(text: &str) -> Result<Table, String> {
         let mut lines = Vec::new();
         for (number, words) in tuning::lines(text, NAME).filter(|(_, words)| !rounding::is_switch(words)) {
             let line = parse_line(&words).map_err(|why| {
                 let line = shown(&words.join(" "));
-                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads row_group rows flight slice [persistent:N]`")
+                format!("line {number}: `{line}`: {why}; a line is `device format path columns threads row_group rows flight slice [persistent:N] [ring]`")
             })?;
             lines.push(line);
         }
@@ -213,7 +221,7 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
     };
     let wrong = |what: &'static str, word: &str, want: &str| format!("{what} is `{}`, want {want}", shown(word));
     if !tuning::DEVICES.contains(device) {
-        return Err(wrong("device", device, "cpu, gpu, wide or *"));
+        return Err(wrong("device", device, "cpu, gpu, wide, mma or *"));
     }
     let names = || Path::ALL.map(Path::name).join(", ");
     let path = Path::ALL.into_iter().find(|p| p.name() == *path).ok_or_else(|| wrong("path", path, &names()))?;
@@ -234,20 +242,24 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         ("groups", None) if !numbers.is_empty() => Slice::Groups(count("slice", numbers)?),
         _ => return Err(wrong("slice", slice, "groups:N or quads:NxN")),
     };
+    let (ring, rest) = match rest {
+        [rest @ .., "ring"] => (true, rest),
+        rest => (false, rest),
+    };
     let persistent = match rest {
         [] => 0,
         [word] => count(
             "persistent",
-            word.strip_prefix("persistent:").ok_or_else(|| wrong("persistent", word, "persistent:N"))?,
+            word.strip_prefix("persistent:").ok_or_else(|| wrong("persistent", word, "persistent:N or ring"))?,
         )?,
-        _ => return Err(format!("{} words, at most 10 belong there", words.len())),
+        _ => return Err(format!("{} words, at most 11 belong there", words.len())),
     };
     let (rows, prefetch) = (count("rows", rows)?, count("prefetch", prefetch)?);
     let threads_of = count("threads", threads)?;
     if !threads_of.is_power_of_two() {
         return Err(wrong("threads", threads, "a power of two"));
     }
-    let tuning = Tuning { threads: threads_of, row_group, rows, prefetch, slice: slice_of, persistent };
+    let tuning = Tuning { threads: threads_of, row_group, rows, prefetch, slice: slice_of, persistent, ring };
     let columns = columns.parse().map_err(|_| wrong("columns", columns, "a number"))?;
     Ok(Line { device: (*device).to_owned(), format: (*format).to_owned(), path, columns, tuning })
 }
@@ -336,7 +348,9 @@ mod tests {
             ("gpu q4_k int_dot 1 64 crowd 2 1 groups:1", "row_group is `crowd`"),
             ("gpu q4_k int_dot 1 64 subgroup 0 1 groups:1", "rows is `0`"),
             ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 persistent", "persistent is `persistent`"),
-            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 persistent:1 more", "at most 10"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 ring persistent:1 ring", "at most 11"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 rings", "persistent is `rings`"),
+            ("gpu q4_k int_dot 1 64 subgroup 1 1 groups:1 persistent:1 more", "at most 11"),
             ("gpu q4_k \x1b[2J", "words"),
         ] {
             let error = Table::parse(line).unwrap_err();
@@ -345,6 +359,14 @@ mod tests {
         }
         let line = &Table::parse("cpu * scalar 4 64 workgroup 2 1 quads:2x16").unwrap().0[0];
         assert_eq!(line.tuning.slice, Slice::Quads { count: 2, step: 16 });
-        assert_eq!(line.tuning.row_group, RowGroup::Workgroup);
+        assert_eq!((line.tuning.row_group, line.tuning.ring), (RowGroup::Workgroup, false));
+        for text in [
+            "gpu q4_k int_dot 1 512 subgroup 2 2 groups:2 ring",
+            "* f16 scalar 1 64 subgroup 1 2 groups:1 persistent:4 ring",
+        ] {
+            let line = &Table::parse(text).unwrap().0[0];
+            assert!(line.tuning.ring);
+            assert_eq!(line.to_string(), text);
+        }
     }
 }

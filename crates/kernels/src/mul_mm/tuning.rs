@@ -218,7 +218,7 @@ fn parse_line(words: &[&str]) -> Result<Line, String> {
         return Err("want `device format path columns settings`".into());
     };
     if !tuning::DEVICES.contains(device) {
-        return Err(format!("`{device}` is not `cpu`, `gpu`, `wide` or `*`"));
+        return Err(format!("`{device}` is not `cpu`, `gpu`, `wide`, `mma` or `*`"));
     }
     let columns = match *columns {
         "*" => usize::MAX,
