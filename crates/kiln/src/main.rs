@@ -6,7 +6,6 @@ mod config;
 mod device;
 mod generate;
 mod habits;
-mod kind;
 mod lora;
 mod managed;
 mod model;

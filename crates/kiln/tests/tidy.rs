@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crate folders with their level: a crate may use only crates of lower levels.
-const LEVELS: [(&str, u32); 11] = [
+const LEVELS: [(&str, u32); 12] = [
     ("system", 0),
     ("gguf", 1),
     ("gpu", 1),
@@ -16,8 +16,9 @@ const LEVELS: [(&str, u32); 11] = [
     ("kernels", 2),
     ("store", 2),
     ("engine", 3),
-    ("server", 4),
-    ("kiln", 5),
+    ("llm", 4),
+    ("server", 5),
+    ("kiln", 6),
     // Makes packages of the binary, and uses none of the crates.
     ("xtask", 0),
 ];
@@ -79,7 +80,7 @@ fn wrong_dependencies(folder: &str, manifest: &str) -> Vec<String> {
             if in_dependencies && names_crate(line, used) && used_level >= level {
                 problems.push(format!(
                     "crates/{folder}/Cargo.toml:{number}: {folder} may not use {used}; \
-                     the arrows are system <- gguf, gpu, media <- kernels, convert, store <- engine <- server <- kiln"
+                     the arrows are system <- gguf, gpu, media <- kernels, convert, store <- engine <- llm <- server <- kiln"
                 ));
             }
         }

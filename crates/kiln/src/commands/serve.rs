@@ -24,7 +24,7 @@ use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
 use crate::managed::Managed;
-use crate::model::{LookupFlag, ModelFlags, resolve};
+use crate::model::{LookupFlag, ModelFlags, fitted, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
 
@@ -397,7 +397,7 @@ impl Arguments {
             let built = match built {
                 Err(why) if fallback && tries > 0 => {
                     log::warn!("{why:#}");
-                    flags.without_lost().fitted(&opened, sequences)
+                    flags.opening().and_then(|opening| fitted(&opening.without_lost(), &opened, sequences))
                 }
                 built => built,
             };
