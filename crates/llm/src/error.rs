@@ -3,7 +3,9 @@
 
 use std::path::PathBuf;
 
-/// What can go wrong while a model is opened.
+use crate::chat::ChatError;
+
+/// What can go wrong with a model, by who can help it: whoever gave the file, the machine, or the request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,9 +15,47 @@ pub enum Error {
     /// A device, or how the model was to be placed on several.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// What a request asks for.
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// The engine.
     #[error(transparent)]
     Engine(#[from] kiln_engine::Error),
+}
+
+/// What is wrong with a request.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The conversation cannot be continued, or its format cannot be kept.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// A conversation without messages.
+    #[error("the conversation has no messages")]
+    NoMessages,
+    /// A field of a request in JSON.
+    #[error("`{field}` {why}")]
+    Field {
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A request that is no JSON, or has an unknown field.
+    #[error("the request is not understood: {why}")]
+    Json {
+        /// What is wrong.
+        why: String,
+    },
+}
+
+impl From<ChatError> for Error {
+    fn from(why: ChatError) -> Error {
+        match why {
+            ChatError::Engine(why) => Error::Engine(why),
+            why => Error::Request(RequestError::Chat(why)),
+        }
+    }
 }
 
 /// What is wrong with a file.
