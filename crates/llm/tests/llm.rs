@@ -196,7 +196,7 @@ fn json_asks_for_the_same() {
         (r#"{}"#, "`messages`"),
         (r#"{"messages": []}"#, "no messages"),
         (r#"{"prompt": "x", "regex": "a", "choice": ["b"]}"#, "exclude"),
-        (r#"{"prompt": "x", "temperature": -5}"#, "temperature"),
+        (r#"{"prompt": "x", "logit_bias": {"9999999": 1}}"#, "9999999"),
     ] {
         let error = asked(json).unwrap_err().to_string();
         assert!(error.contains(word), "{json}: {error}");
