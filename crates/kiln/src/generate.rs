@@ -7,10 +7,9 @@ use kiln_engine::Error;
 use kiln_engine::model::Model;
 use kiln_engine::run::{EndReason, Event, Request, Scheduler, Usage};
 use kiln_engine::sampler::Logprobs;
-use kiln_engine::text::reasoning::Markers;
-use kiln_engine::text::template::end_ids;
-use kiln_engine::text::{self, ChatInput, Family, Message, OutputOptions, OutputParser, Template};
+use kiln_engine::text::{self, Message};
 use kiln_engine::tokenizer::EncodeLimit;
+use kiln_llm::chat::{AnswerReader, ChatSetup, Conversation};
 use kiln_system::interrupt::Catch;
 use kiln_system::text::shown;
 
@@ -24,7 +23,7 @@ pub(crate) struct Prompt {
     /// The tokens: one part more than there are pictures.
     pub(crate) parts: Vec<Vec<u32>>,
     /// Tells thoughts from words in what the model makes of it.
-    pub(crate) parser: OutputParser,
+    pub(crate) reader: AnswerReader,
     /// Whether the marks of thoughts are control tokens, which must be in the text to be found.
     pub(crate) show_special: bool,
 }
@@ -39,40 +38,28 @@ impl Prompt {
 /// Brings a conversation into the form of the template. `think: false` asks the model not to. `between` stands for each picture.
 pub(crate) fn chat_prompt(
     model: &Model,
-    template: &Template,
+    setup: &ChatSetup,
     messages: &[Message],
     think: bool,
     constrained: bool,
     between: Option<&str>,
 ) -> anyhow::Result<Prompt> {
-    let mut input = ChatInput { messages: messages.to_vec(), add_generation_prompt: true, ..ChatInput::default() };
-    if !think || constrained {
-        input.kwargs.insert("enable_thinking".into(), false.into());
-    }
-    let rendered = template.render_for(&input, Some(&model.tokenizer))?;
     // A rule holds for the whole text: nothing in it is a thought.
-    let options = OutputOptions { keep_reasoning: constrained, ..OutputOptions::default() };
-    let source = template.source();
-    let marked = Markers::of_template(source).is_some() || Family::of_template(source).is_harmony();
+    let mut conversation =
+        Conversation { messages: messages.to_vec(), keep_reasoning: constrained, ..Conversation::default() };
+    if !think || constrained {
+        conversation.kwargs.insert("enable_thinking".into(), false.into());
+    }
+    let rendered = setup.render(&conversation)?;
+    let form = setup.form(&conversation, &rendered, None)?;
     Ok(Prompt {
         parts: match between {
             Some(marker) => rendered.encode_parts(&model.tokenizer, marker, &EncodeLimit::default())?,
             None => vec![rendered.encode(&model.tokenizer)?],
         },
-        parser: OutputParser::new(source, &rendered.generation_prompt, options),
-        show_special: marked && !constrained,
+        reader: form.reader(&setup.ends),
+        show_special: form.show_special && !constrained,
     })
-}
-
-/// Tokens that end a turn.
-pub(crate) fn turn_ends(model: &Model, template: Option<&Template>) -> anyhow::Result<Vec<u32>> {
-    let mut ends = match template {
-        Some(template) => template.end_ids(&model.tokenizer)?,
-        None => end_ids(&model.tokenizer),
-    };
-    // These end a text anyway.
-    ends.retain(|id| !model.tokenizer.is_end(*id));
-    Ok(ends)
 }
 
 /// Something that an answer is made of, as it comes.
@@ -118,13 +105,18 @@ impl Answer {
 pub(crate) fn answer(
     scheduler: &Scheduler,
     request: Request,
-    parser: Option<OutputParser>,
+    reader: Option<AnswerReader>,
     catch: &Catch,
     tell: &mut dyn FnMut(Piece<'_>),
 ) -> anyhow::Result<Answer> {
     let (to, from) = channel();
     let cancel = scheduler.submit(request, move |event| to.send(event).is_ok());
-    let mut listener = Listener { parser, words: String::new(), thoughts: String::new(), tell };
+    let mut listener = Listener {
+        reader: reader.unwrap_or_else(AnswerReader::plain),
+        words: String::new(),
+        thoughts: String::new(),
+        tell,
+    };
     let mut tokens = Vec::new();
     loop {
         if catch.happened() {
@@ -140,11 +132,10 @@ pub(crate) fn answer(
             Event::Read { tokens } => (listener.tell)(Piece::Read(tokens)),
             Event::Token { token, text, logprobs, .. } => {
                 tokens.push(GeneratedToken { id: token, logprobs });
-                listener.hear(text);
+                listener.hear(&text);
             }
             Event::End { text, reason, usage, .. } => {
-                listener.hear(text);
-                listener.finish();
+                listener.finish(&text, &reason);
                 let Listener { words, thoughts, .. } = listener;
                 return Ok(Answer { words, thoughts, tokens, reason, usage });
             }
@@ -155,26 +146,20 @@ pub(crate) fn answer(
 
 /// What was heard of an answer so far.
 struct Listener<'t> {
-    parser: Option<OutputParser>,
+    reader: AnswerReader,
     words: String,
     thoughts: String,
     tell: &'t mut dyn FnMut(Piece<'_>),
 }
 
 impl Listener<'_> {
-    fn hear(&mut self, text: String) {
-        if text.is_empty() {
-            return;
-        }
-        let events = match &mut self.parser {
-            Some(parser) => parser.push(&text),
-            None => vec![text::Event::Content(text)],
-        };
+    fn hear(&mut self, text: &str) {
+        let events = self.reader.push(text);
         self.pass(events);
     }
 
-    fn finish(&mut self) {
-        let events = self.parser.as_mut().map(OutputParser::finish).unwrap_or_default();
+    fn finish(&mut self, text: &str, reason: &EndReason) {
+        let events = self.reader.end(text, reason);
         self.pass(events);
     }
 

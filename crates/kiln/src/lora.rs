@@ -1,12 +1,9 @@
 //! `--lora` and `--lora-scaled`: adapters put on a model when it is opened.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use kiln_engine::Error;
-use kiln_engine::model::{Adapter, Model};
+use kiln_llm::AdapterFile;
 
-use crate::output::say;
 use crate::store::resolve;
 
 /// Adapters that go on top of a model.
@@ -21,44 +18,24 @@ pub(crate) struct LoraFlags {
     lora_scaled: Vec<String>,
 }
 
-/// An adapter that was asked for.
-#[derive(Clone, Debug, PartialEq)]
-struct Asked {
-    file: PathBuf,
-    scale: f32,
-}
-
 impl LoraFlags {
     /// Whether there are any.
     pub(crate) fn is_empty(&self) -> bool {
         self.lora.is_empty() && self.lora_scaled.is_empty()
     }
 
-    /// Puts the adapters on a model.
-    pub(crate) fn apply(&self, model: Model) -> anyhow::Result<Arc<Model>> {
+    /// The files of the adapters: names are looked up in the store.
+    pub(crate) fn files(&self) -> anyhow::Result<Vec<AdapterFile>> {
         let is_file = |name: &str| Path::new(name).exists();
-        let mut adapters = Vec::new();
-        for Asked { file, scale } in self.asked(is_file)? {
-            let path = resolve(Some(&file))?;
-            let adapter = Adapter::open(&path, scale, &model).map_err(|why| match why {
-                // These name the file themselves.
-                Error::Gguf(_) | Error::Adapter { .. } => anyhow::Error::new(why),
-                why => anyhow::Error::new(why).context(format!("cannot use the adapter {}", path.display())),
-            })?;
-            if adapter.left_out > 0 {
-                let (n, path) = (adapter.left_out, &adapter.path);
-                say(&format!("note: {n} vectors of norms in the adapter {path} are left out"));
-            }
-            adapters.push(adapter);
-        }
-        Ok(Arc::new(model.with_adapters(adapters)?))
+        let found = |asked: AdapterFile| Ok(AdapterFile { path: resolve(Some(&asked.path))?, ..asked });
+        self.asked(is_file)?.into_iter().map(found).collect()
     }
 
     /// What was asked for, in the order in which adapters are numbered: first all of --lora.
-    fn asked(&self, is_file: impl Fn(&str) -> bool) -> anyhow::Result<Vec<Asked>> {
+    fn asked(&self, is_file: impl Fn(&str) -> bool) -> anyhow::Result<Vec<AdapterFile>> {
         let plain = self.lora.iter().flat_map(|words| split(words, &is_file)).map(|word| match word.rsplit_once('=') {
             Some((file, scale)) if !is_file(word) => scaled(file, scale),
-            _ => Ok(Asked { file: word.into(), scale: 1.0 }),
+            _ => Ok(AdapterFile { path: word.into(), scale: 1.0 }),
         });
         let others = self.lora_scaled.iter().flat_map(|words| split(words, &is_file)).map(|word| {
             let Some((file, scale)) = word.rsplit_once(':') else {
@@ -77,12 +54,12 @@ fn split(words: &str, is_file: impl Fn(&str) -> bool) -> Vec<&str> {
     if is_file(words) { vec![words] } else { words.split(',').collect() }
 }
 
-fn scaled(file: &str, scale: &str) -> anyhow::Result<Asked> {
+fn scaled(file: &str, scale: &str) -> anyhow::Result<AdapterFile> {
     let number = scale.parse().ok().filter(|n: &f32| n.is_finite());
     let Some(scale) = number else {
         anyhow::bail!("the adapter {file} has the scale {scale:?}, which is no number\nhint: --lora {file}=0.5");
     };
-    Ok(Asked { file: file.into(), scale })
+    Ok(AdapterFile { path: file.into(), scale })
 }
 
 #[cfg(test)]
@@ -95,7 +72,7 @@ mod tests {
         let asked = |lora: &[&str], scaled: &[&str]| {
             let flags = LoraFlags { lora: text(lora), lora_scaled: text(scaled) };
             let found = flags.asked(|name| name == "odd=1,name.gguf");
-            found.map(|all| all.into_iter().map(|a| (a.file.display().to_string(), a.scale)).collect::<Vec<_>>())
+            found.map(|all| all.into_iter().map(|a| (a.path.display().to_string(), a.scale)).collect::<Vec<_>>())
         };
         let one = |name: &str, scale: f32| (name.to_owned(), scale);
         assert_eq!(asked(&["a.gguf"], &[]).unwrap(), [one("a.gguf", 1.0)]);

@@ -6,7 +6,6 @@ mod config;
 mod device;
 mod generate;
 mod habits;
-mod kind;
 mod lora;
 mod managed;
 mod model;
@@ -25,7 +24,6 @@ use kiln_system::interrupt::Interrupted;
     name = "kiln",
     version,
     propagate_version = true,
-    arg_required_else_help = true,
     after_help = "Examples:
   kiln run \"What is a kiln?\"
   kiln chat
@@ -38,7 +36,7 @@ Exit codes: 0 success, 1 failure, 2 wrong command line. Ctrl-C ends a command by
 )]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
     /// Print more to stderr; -vv prints even more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
@@ -95,6 +93,8 @@ enum Command {
     Merge(commands::parts::MergeArguments),
     /// Serve models over HTTP with the OpenAI, Anthropic and Ollama APIs
     Serve(Box<commands::serve::Arguments>),
+    /// Set up another program (Claude Code, Codex, OpenCode, Aider, Zed, Continue) to use a running server
+    Launch(commands::launch::Arguments),
     /// Test every kernel on this device against its reference
     Selftest(commands::selftest::Arguments),
     /// Create a model file with random weights in the shape of a real model
@@ -117,7 +117,7 @@ impl Command {
         match self {
             Command::Inspect(arguments) => arguments.asks_a_device(),
             Command::Quantize(_) | Command::Synth(_) | Command::Tokenize(_) | Command::Detokenize(_) => false,
-            Command::Top(_) => false,
+            Command::Top(_) | Command::Launch(_) => false,
             Command::Config(_) | Command::Completions(_) | Command::Man(_) => false,
             Command::Convert(_) | Command::Split(_) | Command::Merge(_) => false,
             Command::Pull(_) | Command::List(_) | Command::Show(_) | Command::Rm(_) | Command::Verify(_) => false,
@@ -171,6 +171,19 @@ fn refuse(mut why: clap::Error) -> ! {
     why.exit()
 }
 
+/// What `kiln` alone says.
+const GREETING: &str = concat!(
+    "Kiln ",
+    env!("CARGO_PKG_VERSION"),
+    " runs large language models on this machine, on its GPU where there is one. Three things to try:
+
+  kiln run \"What is a kiln?\"    an answer from a small model, which is fetched at first use
+  kiln chat                      a conversation
+  kiln serve                     a server with a page to chat on, and the APIs of OpenAI, Anthropic and Ollama
+
+`kiln pull NAME` fetches other models, `kiln doctor` tells what stands between Kiln and the GPU, `kiln --help` lists all commands."
+);
+
 fn main() -> ExitCode {
     let program = program();
     let habits::Rewritten { words, notes } = match habits::rewrite(std::env::args_os().collect(), &program) {
@@ -190,6 +203,10 @@ fn main() -> ExitCode {
         }
     };
     output::start_log(arguments.verbose);
+    let Some(command) = arguments.command else {
+        output::print(GREETING);
+        return ExitCode::SUCCESS;
+    };
     for note in notes {
         match note.quiet {
             true => log::info!("{}", note.text),
@@ -198,7 +215,7 @@ fn main() -> ExitCode {
     }
     // In this order: the first may set a variable of the environment, which only a process of one thread can do, and the
     // second starts a thread.
-    if arguments.command.may_use_device() {
+    if command.may_use_device() {
         kiln_gpu::icd::help_headless_nvidia(&kiln_gpu::Cache::user());
     }
     kiln_system::files::remove_on_signals(|| {
@@ -211,7 +228,7 @@ fn main() -> ExitCode {
              hint: another program is writing to it, or its disk is failing; fetch it again\n",
         );
     });
-    let result = match arguments.command {
+    let result = match command {
         Command::Bench(a) => commands::bench::run(&a),
         Command::Chat(a) => commands::chat::run(&a),
         Command::Run(a) => commands::run::run(&a),
@@ -236,6 +253,7 @@ fn main() -> ExitCode {
         Command::Split(a) => commands::parts::split(&a),
         Command::Merge(a) => commands::parts::run_merge(&a),
         Command::Serve(a) => commands::serve::run(&a),
+        Command::Launch(a) => commands::launch::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),
         Command::Config(a) => commands::config::run(&a, &crate::program()),

@@ -1,21 +1,20 @@
-//! Opening the model a user asked for: the file, the executor, the context, with progress on stderr.
+//! Opening the model a user asked for: the flags, progress on stderr, and the library's notes and errors in the words of the command line.
 
 use std::path::Path;
 use std::sync::{Arc, Once};
 
 use kiln_engine::Session;
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{DequantCache, Executor, GpuExecutor, Options, Packing, Progress, Sums};
+use kiln_engine::executor::{Executor, Progress};
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, First, Policy, Scheduler};
 use kiln_engine::vision::{Encoder, Vision};
-use kiln_gguf::{Gguf, TensorType};
-use kiln_gpu::{Adapter, AdapterKind, Device, Error as GpuError};
-use kiln_kernels::probe::{Probe, host_read_rate};
-use kiln_system::environment;
+use kiln_gguf::TensorType;
+use kiln_gpu::Adapter;
+pub(crate) use kiln_llm::CACHE_TYPES;
+use kiln_llm::{DeviceChoice, DeviceError, Early, Error, Job, LoadError, Note, Opening, PlacingError, Watch};
 
-use crate::device::{DeviceFlag, Early, Wish};
-use crate::kind::check_model;
+use crate::device::DeviceFlag;
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, is_verbose, say, size};
 use crate::placing::PlaceFlags;
@@ -52,19 +51,6 @@ pub(crate) struct ModelFlags {
     pub(crate) early: Early,
 }
 
-/// Types that caches can have.
-pub(crate) const CACHE_TYPES: [TensorType; 9] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q8_0,
-    TensorType::Q5_1,
-    TensorType::Q5_0,
-    TensorType::Q4_1,
-    TensorType::Q4_0,
-    TensorType::IQ4_NL,
-];
-
 fn context(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "a context size is a number of tokens, such as 4096".to_owned())
 }
@@ -78,85 +64,71 @@ pub(crate) use crate::store::resolve;
 
 /// Opens a model file; one clear line where that fails.
 pub(crate) fn open(path: &Path) -> anyhow::Result<Arc<Model>> {
-    bare(path, |_| (), Model::new).map(Arc::new)
+    Opening::default().model(path).map_err(in_words)
 }
 
-/// Opens a model file; `mapped` is told of it before it is read.
-fn bare(
-    path: &Path,
-    mapped: impl FnOnce(&Gguf),
-    read: fn(Gguf) -> Result<Model, kiln_engine::Error>,
-) -> anyhow::Result<Model> {
-    let named = |why: kiln_engine::Error| match why {
-        // These name the file themselves.
-        kiln_engine::Error::Gguf(why) => anyhow::Error::new(why).context("cannot run the model"),
-        why => anyhow::Error::new(why).context(format!("cannot run {}", path.display())),
+/// An error of the library with the flags that help.
+pub(crate) fn in_words(why: Error) -> anyhow::Error {
+    const NO_GPU: &str = "needs a GPU, and the CPU alone would run this model\nhint: `kiln devices` lists what there is; --device names one";
+    let words = match &why {
+        Error::Load(LoadError::IsAdapter { path }) => {
+            let path = path.display();
+            format!(
+                "{path} is a LoRA adapter, not a model\nhint: give the model it was made for, and the adapter with --lora"
+            )
+        }
+        Error::Device(DeviceError::Placing(placing)) => match placing {
+            PlacingError::NoShares { split } => format!("--tensor-split {split:?} gives no device a share"),
+            PlacingError::NoDeviceNamed { rule } => {
+                format!("--place {rule:?} names no device\nhint: write PATTERN=DEVICE, as 'blk.*.ffn_.*_exps=cpu'")
+            }
+            PlacingError::NoSuchDevice { rule, device, there } => format!(
+                "--place {rule:?}: there is no device {device:?} here, only {there}\nhint: `kiln devices` lists all, --device 0,1 takes several"
+            ),
+            PlacingError::LayersNeedGpu => format!("--gpu-layers all {NO_GPU}"),
+            PlacingError::SplitNeedsGpu => format!("--tensor-split {NO_GPU}"),
+            PlacingError::RuleNeedsGpu { rule } => format!("--place {rule:?} {NO_GPU}"),
+            _ => return why.into(),
+        },
+        _ => return why.into(),
     };
-    let gguf = Gguf::open(path).map_err(|why| named(why.into()))?;
-    check_model(&gguf, path)?;
-    mapped(&gguf);
-    read(gguf).map_err(named)
+    anyhow::Error::msg(words)
 }
 
-/// Which weights are packed, as `KILN_PACK` has it: for measuring what it gains.
-fn packing() -> anyhow::Result<Packing> {
-    match environment::text("KILN_PACK").as_deref() {
-        None => Ok(Packing::Faster),
-        Some("all") => Ok(Packing::All),
-        Some("none") => Ok(Packing::None),
-        Some(other) => anyhow::bail!("KILN_PACK is {other:?}\nhint: it may be `all` or `none`, or not be set"),
-    }
-}
-
-/// Which weights are cached as F16, as `KILN_F16_CACHE` has it; `KILN_KEEP` is its old name.
-fn f16_cache() -> anyhow::Result<DequantCache> {
-    static TOLD: Once = Once::new();
-    let old = || {
-        let value = environment::text("KILN_KEEP")?;
-        TOLD.call_once(|| log::warn!("KILN_KEEP is called KILN_F16_CACHE now"));
-        Some(value)
+/// Tells a note of the library with the flags that it is about.
+fn tell(note: Note) {
+    let words = match &note {
+        Note::NoGpu { only_software, .. } => {
+            // Once: a command may ask several times, as `/model` in a chat does.
+            static SAID: Once = Once::new();
+            let words = match (only_software, is_verbose()) {
+                // The same on every run of a machine without a GPU, so it is only shown with -v.
+                (true, false) => "running on the CPU: there is no GPU (-v says more)".to_owned(),
+                _ => note.to_string(),
+            };
+            SAID.call_once(|| say(&format!("note: {words}")));
+            return;
+        }
+        Note::LayersIgnored { asked } => format!("--gpu-layers {asked} is ignored: the CPU alone runs the model"),
+        Note::MoreLayersThan { asked, layers } => {
+            format!("--gpu-layers {asked}: the model has {layers} layers, and all of them are offloaded")
+        }
+        Note::RuleFitsNothing { rule } => format!("--place {rule:?} matches no tensor of the model"),
+        _ => note.to_string(),
     };
-    match environment::text("KILN_F16_CACHE").or_else(old).as_deref() {
-        None => Ok(DequantCache::WhenRoom),
-        Some("none") => Ok(DequantCache::None),
-        Some(other) => anyhow::bail!("KILN_F16_CACHE is {other:?}\nhint: it may be `none`, or not be set"),
-    }
-}
-
-/// What long prompts add up in, as `KILN_SUMS` has it.
-fn sums() -> anyhow::Result<Sums> {
-    match environment::text("KILN_SUMS").as_deref() {
-        None | Some("f32") => Ok(Sums::F32),
-        Some("f16") => Ok(Sums::F16),
-        Some(other) => anyhow::bail!("KILN_SUMS is {other:?}\nhint: it may be `f32` or `f16`, or not be set"),
-    }
+    say(&format!("note: {words}"));
 }
 
 /// Loads something with a progress bar.
 fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
-    let bar = byte_progress(0, "loading");
+    let mut bar = None;
     let loaded = load(&mut |done, total| {
+        let bar = bar.get_or_insert_with(|| byte_progress(total, "loading"));
         bar.set_length(total);
         bar.set_position(done);
     });
-    bar.finish_and_clear();
+    bar.iter().for_each(indicatif::ProgressBar::finish_and_clear);
     loaded
-}
-
-/// An integrated GPU that reads memory at this share of the CPU's speed is taken: prompts it reads faster by far.
-const ENOUGH_BESIDE_CPU: f64 = 0.7;
-
-/// Whether an integrated GPU is worth more than the CPU beside it. Measured once, and remembered for the device and its driver.
-fn beats_cpu(device: &Arc<Device>) -> bool {
-    const FACT: &str = "beside-cpu";
-    if let Some(known) = device.recall(FACT) {
-        return known == b"yes";
-    }
-    let bandwidth =
-        Probe::new(device).map_err(anyhow::Error::from).and_then(|probe| Ok(probe.read_bandwidth()?.rate()));
-    let yes = bandwidth.is_ok_and(|rate| rate >= ENOUGH_BESIDE_CPU * host_read_rate());
-    device.remember(FACT, if yes { b"yes" } else { b"no" });
-    yes
 }
 
 /// How a command drafts tokens.
@@ -199,29 +171,44 @@ pub(crate) struct OneSequence {
     pub(crate) lookup: run::Lookup,
 }
 
+impl OneSequence {
+    fn job(self) -> Job {
+        Job { sequences: 1, spare: self.spare, first: self.first, expected: self.expected }
+    }
+}
+
 impl ModelFlags {
-    /// Opens a model file with the adapters that were asked for. Where a GPU is being opened meanwhile, which takes tenths of a second, its
-    /// pages are brought into memory, from where they will be copied to the GPU.
+    /// What the flags say, for the library. Adapters are put on where a model is opened.
+    pub(crate) fn opening(&self) -> anyhow::Result<Opening> {
+        Ok(Opening {
+            device: if self.cpu { DeviceChoice::Cpu } else { self.device.choice() },
+            threads: self.threads.map(|n| n as usize),
+            context: self.ctx_size,
+            caches: [self.cache_type_k, self.cache_type_v],
+            reproducible: self.reproducible,
+            placing: self.place.placing().map_err(|why| in_words(why.into()))?,
+            adapters: Vec::new(),
+            early: self.early.clone(),
+            watch: Watch::new(tell),
+        })
+    }
+
+    /// Opens a model file with the adapters that were asked for.
     pub(crate) fn open(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
-        let fits = |bytes| kiln_system::memory::available().is_some_and(|left| left.bytes / 2 > bytes);
-        let fetch = |gguf: &Gguf| {
-            if self.early.has_begun() && fits(gguf.data_bytes()) {
-                gguf.fetch();
-            }
-        };
-        self.lora.apply(bare(path, fetch, Model::new)?)
+        Opening { adapters: self.lora.files()?, ..self.opening()? }.model(path).map_err(in_words)
     }
 
     /// The same for commands that are given ids of tokens alone: a vocabulary that cannot be read is no obstacle.
     pub(crate) fn open_for_ids(&self, path: &Path) -> anyhow::Result<Arc<Model>> {
-        self.lora.apply(bare(path, |_| (), Model::of_ids)?)
+        Opening { adapters: self.lora.files()?, ..self.opening()? }.model_of_ids(path).map_err(in_words)
     }
 
     /// Begins to open the GPUs asked for, while the model's file is read: both take tenths of a second. For commands that need them in any
     /// case.
     pub(crate) fn open_early(&self) {
-        if !self.cpu && self.device.wish() != Wish::Cpu {
-            self.early.begin(self.device.clone());
+        // Flags that make no sense are told where the model is opened.
+        if let Ok(opening) = self.opening() {
+            opening.open_early();
         }
     }
 
@@ -235,22 +222,19 @@ impl ModelFlags {
         run::Wish { context: self.ctx_size, expected: None, sequences, caches: [self.cache_type_k, self.cache_type_v] }
     }
 
+    /// The executor for a model: the GPU if everything fits, else as much of the model there as does.
+    pub(crate) fn executor_for(&self, model: &Model, wish: &run::Wish) -> anyhow::Result<Box<dyn Executor>> {
+        self.opening()?.executor_for(model, wish).map_err(in_words)
+    }
+
     /// Loads a model for this many parallel sequences, each with the requested context or what memory allows, with a progress bar.
     pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
-        let executor = self.executor_for(model, &self.wish(sequences))?;
-        let room = run::fit(model, &*executor, &self.wish(sequences))?.room;
-        let first = Some(First::Requests);
-        Ok(loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?)
+        fitted(&self.opening()?, model, sequences)
     }
 
     /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.
     pub(crate) fn executor(&self) -> anyhow::Result<Box<dyn Executor>> {
-        let first = |gpus: Vec<Arc<Device>>| gpus.into_iter().next().ok_or(GpuError::NoDevice);
-        let open = |flag: &DeviceFlag| self.early.end().map_or_else(|| flag.open(), |gpus| gpus.and_then(first));
-        let Some(device) = self.or_cpu(open)? else {
-            return self.cpu_executor();
-        };
-        Ok(Box::new(GpuExecutor::with_options(device, self.options()?)))
+        self.opening()?.executor().map_err(in_words)
     }
 
     /// Loads an encoder of pictures where the model will run, or the first part of it.
@@ -259,67 +243,9 @@ impl ModelFlags {
         Ok(loading(|progress| Encoder::new(Arc::clone(vision), executor, progress))?)
     }
 
-    /// How weights lie on GPUs.
-    pub(crate) fn options(&self) -> anyhow::Result<Options> {
-        Ok(Options {
-            packing: packing()?,
-            f16_cache: f16_cache()?,
-            sums: sums()?,
-            reproducible: self.reproducible,
-            memory_limit: self.place.memory_limit,
-            ..Options::default()
-        })
-    }
-
-    /// The GPUs asked for, opened; none where the CPU is to run the model.
-    pub(crate) fn open_gpus(&self) -> anyhow::Result<Vec<Arc<Device>>> {
-        let open = |flag: &DeviceFlag| self.early.end().unwrap_or_else(|| flag.open_all());
-        let gpus = self.or_cpu(open)?.unwrap_or_default();
-        match &gpus[..] {
-            [one]
-                if self.device.wish() == Wish::Any
-                    && one.adapter.kind == AdapterKind::Integrated
-                    && !beats_cpu(one) =>
-            {
-                say(&format!("note: running on the CPU, which reads memory faster than {}", one.adapter.name));
-                Ok(Vec::new())
-            }
-            _ => Ok(gpus),
-        }
-    }
-
     /// The first device asked for, not opened: one without hardware will do. None for the CPU.
     pub(crate) fn adapter(&self) -> anyhow::Result<Option<Adapter>> {
-        self.or_cpu(|flag| flag.first().adapter().map(|(_, adapter)| adapter))
-    }
-
-    /// What comes of the device asked for; nothing where the CPU is to run the model.
-    fn or_cpu<T>(&self, open: impl Fn(&DeviceFlag) -> Result<T, GpuError>) -> anyhow::Result<Option<T>> {
-        let wish = self.device.wish();
-        if self.cpu || wish == Wish::Cpu {
-            return Ok(None);
-        }
-        match open(&self.device) {
-            Ok(opened) => Ok(Some(opened)),
-            Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
-                if wish == Wish::Any =>
-            {
-                // Once: a command may ask several times, as `/model` in a chat does.
-                static SAID: Once = Once::new();
-                SAID.call_once(|| match (&why, is_verbose()) {
-                    // The same on every run of a machine without a GPU, so it is only shown with -v.
-                    (GpuError::OnlySoftware { .. }, false) => {
-                        say("note: running on the CPU: there is no GPU (-v says more)")
-                    }
-                    _ => say(&format!(
-                        "note: running on the CPU: {}",
-                        why.to_string().lines().next().unwrap_or_default()
-                    )),
-                });
-                Ok(None)
-            }
-            Err(why) => Err(why.into()),
-        }
+        self.opening()?.adapter().map_err(in_words)
     }
 
     /// Loads a model for one sequence, with a progress bar.
@@ -351,14 +277,14 @@ impl ModelFlags {
 
     /// Loads a model for one sequence at a time, with a progress bar.
     pub(crate) fn scheduler(&self, model: &Arc<Model>, job: OneSequence) -> anyhow::Result<Scheduler> {
-        let OneSequence { spare, first, expected, lookup } = job;
-        let wish = run::Wish { expected, ..self.wish(1) };
-        let executor = self.executor_for(model, &wish)?;
-        let room = run::fit(model, &*executor, &wish)?.room.with_spare(spare, model.facts.window);
-        let start = std::time::Instant::now();
-        let engine = loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?;
-        let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());
-        log::info!("{weights} of weights on {} in {seconds:.2} s; room for {} tokens", engine.describe(), room.context);
+        let (opening, lookup) = (self.opening()?, job.lookup);
+        let engine = loading(|progress| opening.engine(model, job.job(), progress)).map_err(in_words)?;
         Ok(Scheduler::start(engine, Policy { lookup, ..Policy::default() }))
     }
+}
+
+/// Loads a model for this many parallel sequences, with a progress bar.
+pub(crate) fn fitted(opening: &Opening, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
+    let job = Job { sequences, first: Some(First::Requests), ..Job::default() };
+    loading(|progress| opening.engine(model, job, progress)).map_err(in_words)
 }

@@ -2,37 +2,20 @@
 
 use std::sync::Arc;
 
-use kiln_engine::run::{Constraint, Request};
-use kiln_engine::text::reasoning::Markers;
-use kiln_engine::text::{
-    ChatInput, Content, Family, Function, Message, OutputOptions, Rendered, TemplateError, ThoughtBudget, Tool,
-};
+use kiln_engine::run::Request;
+use kiln_engine::text::{ConstraintError, Content, Function, Message, Rendered, TemplateError};
 use kiln_engine::vision::{Arranged, Joined};
+pub(crate) use kiln_llm::chat::ToolChoice;
+use kiln_llm::chat::{ChatError, Conversation, Format, NoTemplate};
 use serde_json::{Map, Value};
 
 use crate::api_error::{ApiError, Kind};
-use crate::constraint;
 use crate::encode::{Purpose, check_messages, encode_rendered, most_rows};
 use crate::generate::{Form, Job};
 use crate::guard::Caller;
 use crate::params::Params;
 use crate::pictures::{self, Taken};
 use crate::registry::Loaded;
-use crate::response_format::ResponseFormat;
-
-/// Which tools an answer may or must call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ToolChoice {
-    /// As the model likes.
-    #[default]
-    Auto,
-    /// None; calls are not looked for.
-    None,
-    /// At least one.
-    Required,
-    /// This one.
-    Named(String),
-}
 
 /// How long a model may think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +31,13 @@ impl ThinkingBudget {
     pub fn from_number(tokens: i64) -> ThinkingBudget {
         usize::try_from(tokens).map_or(ThinkingBudget::Free, ThinkingBudget::Tokens)
     }
+
+    fn tokens(self) -> Option<usize> {
+        match self {
+            ThinkingBudget::Free => None,
+            ThinkingBudget::Tokens(most) => Some(most),
+        }
+    }
 }
 
 /// A conversation to be continued.
@@ -60,7 +50,7 @@ pub(crate) struct Chat {
     /// Whether several calls may come in one answer.
     pub(crate) parallel_calls: bool,
     /// What the answer must look like.
-    pub(crate) shape: Option<ResponseFormat>,
+    pub(crate) shape: Option<Format>,
     /// Further variables of the template.
     pub(crate) kwargs: Map<String, Value>,
     /// The last message is the beginning of the answer.
@@ -100,34 +90,26 @@ impl Chat {
         Ok(self.render(loaded, &taken)?.plain().replace(taken.marker.text(), "<__media__>"))
     }
 
-    /// The prompt as text.
-    fn render(&self, loaded: &Loaded, taken: &Taken) -> Result<Rendered, ApiError> {
-        let template = loaded.template.as_ref().map_err(|why| ApiError::new(Kind::Template, why.clone()))?;
-        let mut messages = taken.messages.clone();
-        if !self.tools.is_empty() && !template.capabilities().tools {
-            describe_tools(&mut messages, &self.tools);
-        }
-        let mut kwargs = loaded.kwargs.clone();
-        kwargs.extend(self.kwargs.clone());
-        let input = ChatInput {
+    /// The conversation as the library has it.
+    fn conversation(&self, loaded: &Loaded, messages: Vec<Message>) -> Conversation {
+        let budget = self.thinking_budget.or(loaded.thinking_budget);
+        Conversation {
             messages,
             tools: self.tools.clone(),
-            add_generation_prompt: !self.continues && !self.no_generation_prompt,
-            continue_final_message: self.continues,
-            kwargs,
-            ..ChatInput::default()
-        };
-        template.render_for(&input, Some(&loaded.scheduler.model().tokenizer)).map_err(|error| match error {
-            TemplateError::Arguments { index, call, .. } => {
-                let param = format!("messages[{index}].tool_calls[{call}].function.arguments");
-                ApiError::invalid(param, error.to_string())
-            }
-            TemplateError::Reserved { ref name } => {
-                ApiError::invalid(format!("chat_template_kwargs.{name}"), error.to_string())
-            }
-            TemplateError::Tokenizer(why) => kiln_engine::Error::from(why).into(),
-            other => ApiError::new(Kind::Template, other.to_string()),
-        })
+            tool_choice: self.tool_choice.clone(),
+            parallel_calls: self.parallel_calls,
+            format: self.shape.clone(),
+            kwargs: self.kwargs.clone(),
+            continues: self.continues,
+            no_generation_prompt: self.no_generation_prompt,
+            keep_reasoning: self.keep_reasoning.unwrap_or(loaded.keep_reasoning),
+            thinking_budget: budget.and_then(ThinkingBudget::tokens),
+        }
+    }
+
+    /// The prompt as text.
+    fn render(&self, loaded: &Loaded, taken: &Taken) -> Result<Rendered, ApiError> {
+        Ok(loaded.setup.render(&self.conversation(loaded, taken.messages.clone()))?)
     }
 
     /// How many tokens the prompt is, rows of pictures among them.
@@ -158,44 +140,15 @@ impl Chat {
     }
 
     /// The request to the engine. It takes time: templates and grammars are compiled here, off the async threads.
-    pub(crate) fn job(mut self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, ApiError> {
-        let keep_reasoning = *self.keep_reasoning.get_or_insert(loaded.keep_reasoning);
+    pub(crate) fn job(self, loaded: &Arc<Loaded>, params: &Params, caller: &Caller) -> Result<Job, ApiError> {
         let (arranged, rendered) = self.prompt(loaded, Purpose::Prompt)?;
         check_length(loaded, arranged.tokens.len())?;
-        let source = loaded.template.as_ref().map(|t| match self.tools.is_empty() {
-            true => t.source().to_owned(),
-            false => t.tools_source().to_owned(),
-        });
-        let source = source.unwrap_or_default();
-        let offered: Vec<Tool> = match self.tool_choice {
-            ToolChoice::None => Vec::new(),
-            _ => self.tools.iter().filter_map(Tool::from_json).collect(),
-        };
-        if let ToolChoice::Named(name) = &self.tool_choice
-            && !offered.iter().any(|tool| tool.name == *name)
-        {
-            return Err(ApiError::invalid("tool_choice", format!("there is no tool {name:?} among the tools")));
+        let allowed = params.allowed(loaded)?;
+        if allowed.is_some() && self.shape.is_some() {
+            return Err(ApiError::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
         }
-        let generation_prompt = match self.continues {
-            true => rendered.plain(),
-            false => rendered.generation_prompt.clone(),
-        };
-        let constraint = match params.allowed(loaded)? {
-            Some(allowed) if self.shape.is_none() => Some(allowed),
-            Some(_) => {
-                return Err(ApiError::invalid(
-                    "allowed_token_ids",
-                    "allowed_token_ids and a schema exclude each other",
-                ));
-            }
-            None => constraint::constraint(loaded, &self, &offered, &source, &generation_prompt)?,
-        };
-        let constraint = self.bound_thoughts(loaded, constraint, &source, &generation_prompt)?;
-        // Some markers of reasoning and calls are control tokens, which are hidden otherwise.
-        let marked = Markers::of_template(&source).is_some() || Family::of_template(&source).name == "gpt-oss";
-        let only_calls = matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
-        let bare_calls = self.tool_choice == ToolChoice::Auto && self.shape.is_none();
-        let options = OutputOptions { tools: offered, any_tool: false, keep_reasoning, bare_calls, only_calls };
+        // The messages are in the prompt already.
+        let mut form = loaded.setup.form(&self.conversation(loaded, Vec::new()), &rendered, allowed)?;
         // What can be refused was: encoding takes the longest.
         let Joined { tokens, spans } = pictures::join(loaded, arranged)?;
         let request = Request {
@@ -204,56 +157,62 @@ impl Chat {
             sampling: params.sampling(loaded)?,
             stop: params.stop_rule(loaded)?,
             logprobs: self.logprobs,
-            constraint,
+            constraint: form.constraint.take(),
             choices: params.choices(loaded)?,
             owner: params.owner(caller),
             reuse: params.reuse(),
             scales: params.scales(loaded)?,
-            show_special: marked || !options.tools.is_empty(),
+            show_special: form.show_special,
             ..Request::new(tokens)
         };
-        let form = Form::Chat { source, generation_prompt, options, one_call: !self.parallel_calls };
         let (loaded, caller) = (Arc::clone(loaded), caller.clone());
-        Ok(Job { ends: loaded.ends.clone(), slot: params.slot(), loaded, caller, request, form })
+        let (ends, form) = (loaded.setup.ends.clone(), Form::Chat(Box::new(form)));
+        Ok(Job { ends, slot: params.slot(), loaded, caller, request, form })
     }
 }
 
-impl Chat {
-    /// Lets the model think no longer than it may, and keep to another rule beside.
-    fn bound_thoughts(
-        &self,
-        loaded: &Loaded,
-        rule: Option<Box<dyn Constraint>>,
-        source: &str,
-        generation_prompt: &str,
-    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        // A rule that has no place for thoughts bounds them by itself.
-        let thoughtless = self.keep_reasoning == Some(true) || matches!(self.shape, Some(ResponseFormat::Grammar(_)));
-        let budget = self.thinking_budget.or(loaded.thinking_budget);
-        let (Some(ThinkingBudget::Tokens(most)), Some(markers)) = (budget, Markers::of_template(source)) else {
-            return Ok(rule);
-        };
-        if rule.is_some() && thoughtless {
-            return Ok(rule);
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> ApiError {
+        match error {
+            ChatError::NoTemplate(why) => ApiError::new(Kind::Template, no_template(&why)),
+            ChatError::Template(TemplateError::Arguments { index, call, .. }) => {
+                let param = format!("messages[{index}].tool_calls[{call}].function.arguments");
+                ApiError::invalid(param, error.to_string())
+            }
+            ChatError::Template(TemplateError::Reserved { ref name }) => {
+                ApiError::invalid(format!("chat_template_kwargs.{name}"), error.to_string())
+            }
+            ChatError::Template(TemplateError::Tokenizer(why)) => kiln_engine::Error::from(why).into(),
+            ChatError::Template(other) => ApiError::new(Kind::Template, other.to_string()),
+            ChatError::NoSuchTool(_) => ApiError::invalid("tool_choice", error.to_string()),
+            ChatError::Constraint(why) => match &why {
+                ConstraintError::Schema { .. } => ApiError::new(Kind::Schema, why.to_string()),
+                ConstraintError::Vocabulary(_) => ApiError::new(Kind::CannotDo, why.to_string()),
+                ConstraintError::Broken(_) | ConstraintError::Tokenizer(_) => ApiError::internal(&why),
+                _ => ApiError::new(Kind::Grammar, why.to_string()),
+            },
+            ChatError::Vocabulary(why) => ApiError::new(Kind::CannotDo, why),
+            ChatError::GrammarAndTools => {
+                let message = "tools and a grammar of the client's own exclude each other, unless tool_choice is none";
+                ApiError::new(Kind::Invalid, message).with_param("grammar")
+            }
+            ChatError::Engine(why) => why.into(),
+            other => ApiError::internal(&other),
         }
-        let model = loaded.scheduler.model();
-        let (tokenizer, vocab) = (Arc::clone(&model.tokenizer), model.config.vocab);
-        let bound = ThoughtBudget::new(tokenizer, vocab, markers, generation_prompt, most, rule);
-        Ok(Some(Box::new(bound.map_err(kiln_engine::Error::from)?)))
     }
 }
 
-/// Where a template does not show tools, the system message does.
-fn describe_tools(messages: &mut Vec<Message>, tools: &[Value]) {
-    let list: Vec<String> = tools.iter().map(Value::to_string).collect();
-    let text = format!(
-        "You may call these tools. To call one, write only a block like this, and nothing after it:\n<tool_call>\n\
-         {{\"name\": \"TOOL\", \"arguments\": {{\"ARGUMENT\": \"VALUE\"}}}}\n</tool_call>\n\nThe tools:\n{}",
-        list.join("\n")
-    );
-    match messages.first_mut().filter(|m| m.role == "system" || m.role == "developer") {
-        Some(system) => system.content = Content::Text(format!("{}\n\n{text}", system.content.to_text())),
-        None => messages.insert(0, Message::new("system", text)),
+/// Why a model holds no conversations, for clients and for the log.
+pub(crate) fn no_template(why: &NoTemplate) -> String {
+    match why {
+        NoTemplate::Fills => {
+            "this model fills in texts as a whole, which this server does not do\nhint: `kiln run` does".to_owned()
+        }
+        NoTemplate::Encoder => "this model gives vectors of texts and writes none; /v1/embeddings serves it".to_owned(),
+        NoTemplate::Missing => "this model has no chat template, so it can only continue text\n\
+             hint: use /v1/completions, a model that was trained to chat, or `kiln serve --chat-template chatml`"
+            .to_owned(),
+        other => other.to_string(),
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use kiln_engine::run::{Cancel, EndReason, Event, Request, Usage};
 use kiln_engine::sampler::Logprobs;
-use kiln_engine::text::{self, OutputOptions, OutputParser};
+use kiln_engine::text;
+use kiln_llm::chat::AnswerReader;
+pub(crate) use kiln_llm::chat::Stop;
 use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -19,22 +21,13 @@ use crate::registry::Loaded;
 use crate::trace::Trace;
 
 /// How the text of an answer is to be understood.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub(crate) enum Form {
     /// Text and nothing else.
     #[default]
     Plain,
     /// What an assistant says, with reasoning and calls.
-    Chat {
-        /// The template that the prompt was made with.
-        source: String,
-        /// The end of the prompt.
-        generation_prompt: String,
-        /// What to look for.
-        options: OutputOptions,
-        /// Only the first call counts.
-        one_call: bool,
-    },
+    Chat(Box<kiln_llm::chat::Form>),
 }
 
 /// One request to the engine.
@@ -56,21 +49,6 @@ pub(crate) struct Job {
 pub(crate) struct Token {
     pub(crate) id: u32,
     pub(crate) logprobs: Option<Logprobs>,
-}
-
-/// Why a text ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// The model had said everything.
-    End,
-    /// A stop text of the request.
-    Text(String),
-    /// A stop token of the request.
-    Token(u32),
-    /// As many tokens as were asked for.
-    Limit,
-    /// The context is full.
-    Context,
 }
 
 /// One thing that happened. Choices are counted over all requests of a generation.
@@ -116,14 +94,10 @@ pub(crate) struct Answer {
 
 /// Reads one text.
 struct Reader {
-    parser: Option<OutputParser>,
+    answer: AnswerReader,
     /// Tokens whose text is held back.
     held: Vec<Token>,
     reasoning_tokens: usize,
-    /// Tokens that end a turn.
-    ends: Vec<u32>,
-    /// Calls that are told at most.
-    most_calls: usize,
     /// The prompt alone was to be read: the engine makes a token of every prompt, which is not told.
     silent: bool,
 }
@@ -376,15 +350,12 @@ impl Generation {
 
 impl Reader {
     fn new(job: &Job) -> Reader {
-        let (parser, most_calls) = match &job.form {
-            Form::Plain => (None, 0),
-            Form::Chat { source, generation_prompt, options, one_call } => {
-                let most = if *one_call { 1 } else { usize::MAX };
-                (Some(OutputParser::new(source, generation_prompt, options.clone())), most)
-            }
+        let answer = match &job.form {
+            Form::Plain => AnswerReader::new(None, 0, job.ends.clone()),
+            Form::Chat(form) => form.reader(&job.ends),
         };
         let silent = job.request.limit == Some(0);
-        Reader { parser, held: Vec::new(), reasoning_tokens: 0, ends: job.ends.clone(), most_calls, silent }
+        Reader { answer, held: Vec::new(), reasoning_tokens: 0, silent }
     }
 
     fn token(&mut self, choice: usize, token: Token, text: &str, prefix: &str, out: &mut VecDeque<Part>) {
@@ -392,24 +363,9 @@ impl Reader {
             return;
         }
         self.held.push(token);
-        let thinking = self.parser.as_ref().is_some_and(OutputParser::is_reasoning);
-        self.reasoning_tokens += usize::from(thinking);
-        if !text.is_empty() {
-            self.text(choice, text, prefix, out);
-        }
-    }
-
-    fn text(&mut self, choice: usize, text: &str, prefix: &str, out: &mut VecDeque<Part>) {
-        match &mut self.parser {
-            None => {
-                let tokens = std::mem::take(&mut self.held);
-                out.push_back(Part::Text { choice, text: text.to_owned(), tokens });
-            }
-            Some(parser) => {
-                let events = parser.push(text);
-                self.tell(choice, events, prefix, out);
-            }
-        }
+        self.reasoning_tokens += usize::from(self.answer.is_reasoning());
+        let events = self.answer.push(text);
+        self.tell(choice, events, prefix, out);
     }
 
     fn tell(&mut self, choice: usize, events: Vec<text::Event>, prefix: &str, out: &mut VecDeque<Part>) {
@@ -418,13 +374,6 @@ impl Reader {
                 text::Event::Content(text) => Part::Text { choice, text, tokens: std::mem::take(&mut self.held) },
                 text::Event::Reasoning(text) => {
                     Part::Reasoning { choice, text, tokens: std::mem::take(&mut self.held) }
-                }
-                text::Event::CallStart { index, .. }
-                | text::Event::CallArguments { index, .. }
-                | text::Event::CallEnd { index }
-                    if index >= self.most_calls =>
-                {
-                    continue;
                 }
                 text::Event::CallStart { index, id, name } => {
                     Part::CallStart { choice, index, id: id.unwrap_or_else(|| fresh_id(prefix)), name }
@@ -449,31 +398,13 @@ impl Reader {
             out.push_back(Part::End { choice, stop: Stop::Limit, usage, tokens: Vec::new(), reasoning_tokens: 0 });
             return;
         }
-        if !text.is_empty() {
-            self.text(choice, text, prefix, out);
-        }
-        if let Some(parser) = &mut self.parser {
-            let cut = matches!(reason, EndReason::Limit | EndReason::Context);
-            let events = if cut { parser.finish_cut() } else { parser.finish() };
-            self.tell(choice, events, prefix, out);
-        }
-        let ended = match reason {
-            EndReason::EndToken(_) => true,
-            EndReason::StopToken(token) => self.ends.contains(&token),
-            _ => false,
-        };
-        if ended {
+        let events = self.answer.end(text, &reason);
+        self.tell(choice, events, prefix, out);
+        if self.answer.ended_by_token(&reason) {
             // The end is no part of what was said.
             self.held.pop();
         }
-        let stop = match reason {
-            EndReason::EndToken(_) | EndReason::Complete | EndReason::Cancelled => Stop::End,
-            EndReason::StopToken(_) if ended => Stop::End,
-            EndReason::StopToken(token) => Stop::Token(token),
-            EndReason::StopString(text) => Stop::Text(text),
-            EndReason::Limit => Stop::Limit,
-            EndReason::Context => Stop::Context,
-        };
+        let stop = self.answer.stop(reason);
         let (tokens, reasoning_tokens) = (std::mem::take(&mut self.held), self.reasoning_tokens);
         out.push_back(Part::End { choice, stop, usage, tokens, reasoning_tokens });
     }

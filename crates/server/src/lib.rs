@@ -10,7 +10,6 @@ mod app;
 mod body;
 mod chat;
 mod connections;
-mod constraint;
 mod encode;
 mod encoder;
 mod generate;

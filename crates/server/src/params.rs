@@ -92,7 +92,7 @@ impl Params {
         between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
         between("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
         self.refuse_old_names()?;
-        let mut s = loaded.defaults.clone();
+        let mut s = loaded.setup.sampling.clone();
         macro_rules! take {
             ($($field:ident),*) => { $(if let Some(value) = self.$field.clone() { s.$field = value; })* };
         }
@@ -351,32 +351,6 @@ impl Constraint for Allowed {
     fn fork(&self) -> Box<dyn Constraint> {
         Box::new(Allowed { mask: self.mask.clone() })
     }
-}
-
-/// How a model wants to be sampled, as its file says (`general.sampling.*`), else the usual way.
-pub(crate) fn defaults(model: &kiln_engine::model::Model) -> Sampling {
-    let metadata = model.gguf.metadata();
-    let number = |key: &str| metadata.value(&format!("general.sampling.{key}"));
-    let float = |key: &str| number(key).and_then(|v| v.as_float().or(v.as_int().map(|i| i as f64))).map(|v| v as f32);
-    let mut s = Sampling::default();
-    let floats: [(&str, &mut f32); 6] = [
-        ("temp", &mut s.temperature),
-        ("top_p", &mut s.top_p),
-        ("min_p", &mut s.min_p),
-        ("penalty_repeat", &mut s.repeat_penalty),
-        ("xtc_probability", &mut s.xtc_probability),
-        ("xtc_threshold", &mut s.xtc_threshold),
-    ];
-    for (key, field) in floats {
-        *field = float(key).unwrap_or(*field);
-    }
-    s.top_k = float("top_k").map_or(s.top_k, |v| v as i32);
-    s.repeat_last_n = float("penalty_last_n").map_or(s.repeat_last_n, |v| v as i32);
-    if let Err(error) = s.check(model.config.vocab) {
-        log::warn!("the model's own sampling settings are not used: {error}");
-        return Sampling::default();
-    }
-    s
 }
 
 #[cfg(test)]

@@ -2,36 +2,39 @@
 //! comes, and is unloaded when it has been idle for a while, or when another one needs its memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kiln_engine::executor::Memory;
-use kiln_engine::model::Model;
 use kiln_engine::run::Scheduler;
-use kiln_engine::sampler::Sampling;
-use kiln_engine::text::constraint::Constraints;
-use kiln_engine::text::{Template, TemplateError};
 use kiln_engine::vision::Encoder;
-use serde_json::{Map, Value};
+use kiln_llm::Llm;
+use kiln_llm::chat::ChatSetup;
 use tokio::sync::watch;
 
 use crate::api_error::{ApiError, Kind};
 use crate::app::{RequestDefaults, now};
-use crate::chat::ThinkingBudget;
+use crate::chat::{ThinkingBudget, no_template};
 use crate::metrics::Metrics;
-use crate::params;
 use crate::pictures::Pictures;
 use crate::prep_pool::{Queue, release};
 use crate::slots::Slots;
 
 /// A model that runs, and how many texts it writes at once.
 pub struct LoadedEngine {
-    /// The engine.
-    pub scheduler: Scheduler,
+    /// The engine. Others may ask it as well.
+    pub scheduler: Arc<Scheduler>,
     /// Texts at once at most.
     pub sequences: usize,
     /// What pictures are encoded with, where the model can be shown some.
     pub encoder: Option<Encoder>,
+}
+
+impl LoadedEngine {
+    /// The engine of a model that the program has opened, and goes on using beside the server.
+    pub fn of(llm: &Llm) -> LoadedEngine {
+        LoadedEngine { scheduler: Arc::clone(llm.scheduler()), sequences: llm.parallel(), encoder: None }
+    }
 }
 
 /// Brings a model in. What it says on failure goes to the log, its first line to clients.
@@ -62,21 +65,13 @@ pub struct Sharing {
 pub(crate) struct Loaded {
     /// The name that it is served under.
     pub(crate) name: String,
-    pub(crate) scheduler: Scheduler,
+    pub(crate) scheduler: Arc<Scheduler>,
     /// Encodes pictures, where the model can be shown some.
     pub(crate) pictures: Option<Pictures>,
-    /// How its conversations are written, or why there is no way to.
-    pub(crate) template: Result<Template, String>,
-    /// Tokens that end a turn, beside those that the vocabulary names.
-    pub(crate) ends: Vec<u32>,
-    /// Compiles schemas and grammars; made when the first one comes.
-    pub(crate) constraints: OnceLock<Result<Constraints, String>>,
-    /// What is not said in a request.
-    pub(crate) defaults: Sampling,
+    /// How its conversations are written, and what is not said in a request.
+    pub(crate) setup: ChatSetup,
     /// Tokens of an answer where a request does not say.
     pub(crate) limit: Option<usize>,
-    /// Values for the template where a request gives none.
-    pub(crate) kwargs: Map<String, Value>,
     /// Whether reasoning stays in the content where a request does not say.
     pub(crate) keep_reasoning: bool,
     /// How long the model may think where a request does not say.
@@ -100,40 +95,20 @@ impl Loaded {
     fn new(name: &str, opened: LoadedEngine, metrics: Arc<Metrics>, request_defaults: &RequestDefaults) -> Loaded {
         let LoadedEngine { scheduler, sequences, encoder } = opened;
         let model = Arc::clone(scheduler.model());
-        let template = match template(&model, request_defaults.template.as_deref()) {
-            _ if model.facts.fills => Err("this model fills in texts as a whole, which this server does not do\n\
-                     hint: `kiln run` does"
-                .to_owned()),
-            Ok(Some(template)) => Ok(template),
-            _ if model.facts.encodes => {
-                Err("this model gives vectors of texts and writes none; /v1/embeddings serves it".to_owned())
-            }
-            Ok(None) => Err("this model has no chat template, so it can only continue text\n\
-                             hint: use /v1/completions, a model that was trained to chat, or `kiln serve --chat-template chatml`"
-                .to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        let own = |id: &u32| !model.tokenizer.is_end(*id);
-        let ends = match &template {
-            Ok(template) => template.end_ids(&model.tokenizer).unwrap_or_default().into_iter().filter(own).collect(),
-            Err(why) => {
-                log::warn!("chat is not served: {}", why.lines().next().unwrap_or_default());
-                Vec::new()
-            }
-        };
+        let mut setup = ChatSetup::new(&model, request_defaults.template.as_deref());
+        setup.kwargs.clone_from(&request_defaults.kwargs);
+        if let Err(why) = &setup.template {
+            let why = no_template(why);
+            log::warn!("chat is not served: {}", why.lines().next().unwrap_or_default());
+        }
         metrics.model_is_there(&scheduler);
-        let mut defaults = params::defaults(&model);
         if let Some(change) = &request_defaults.sampling {
-            change(&mut defaults);
+            change(&mut setup.sampling);
         }
         Loaded {
             name: name.to_owned(),
-            template,
-            ends,
-            constraints: OnceLock::new(),
-            defaults,
+            setup,
             limit: request_defaults.limit,
-            kwargs: request_defaults.kwargs.clone(),
             keep_reasoning: request_defaults.keep_reasoning,
             thinking_budget: request_defaults.thinking_budget,
             sequences,
@@ -154,22 +129,6 @@ impl Loaded {
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
-}
-
-/// The template that was asked for, the model's own, or the one that its vocabulary gives away.
-fn template(model: &Model, wanted: Option<&str>) -> Result<Option<Template>, TemplateError> {
-    let (metadata, tokenizer) = (model.gguf.metadata(), &model.tokenizer);
-    if let Some(source) = wanted {
-        return Template::for_gguf(source, metadata, tokenizer).map(Some);
-    }
-    if let Some(own) = Template::from_gguf(metadata, tokenizer)? {
-        return Ok(Some(own));
-    }
-    let Some((name, source)) = Template::form_of(tokenizer) else { return Ok(None) };
-    log::warn!(
-        "the model brings no chat template; its vocabulary looks like {name}, which is used (--chat-template names another)"
-    );
-    Template::for_gguf(source, metadata, tokenizer).map(Some)
 }
 
 /// Where a model is.

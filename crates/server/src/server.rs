@@ -101,6 +101,15 @@ impl Server {
         Server::listen_with(host, port, settings, ModelRegistry::new(specs, sharing))
     }
 
+    /// The routes of all APIs for one model, for a program that listens by itself. What the settings say of connections and TLS is that
+    /// program's business.
+    pub fn router(settings: Settings, engine: LoadedEngine) -> axum::Router {
+        let registry = ModelRegistry::of_one(&settings.model, &settings.aliases);
+        let app = Arc::new(App::new(settings, registry, None));
+        app.registry.put(engine);
+        routes(app)
+    }
+
     fn listen_with(host: &str, port: u16, settings: Settings, registry: ModelRegistry) -> Result<Running, Error> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -131,7 +140,7 @@ impl Running {
 
     /// Hands the model over: from now on requests are served. `sequences` is how many texts the engine writes at once.
     pub fn ready(&self, scheduler: Scheduler, sequences: usize) {
-        self.ready_with(LoadedEngine { scheduler, sequences, encoder: None });
+        self.ready_with(LoadedEngine { scheduler: Arc::new(scheduler), sequences, encoder: None });
     }
 
     /// The same for a model that may be shown pictures.

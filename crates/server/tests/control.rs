@@ -25,7 +25,7 @@ fn offer(name: &str, loads: &Arc<AtomicUsize>) -> ModelSpec {
         loads.fetch_add(1, Ordering::Relaxed);
         // Long enough for others to come meanwhile.
         std::thread::sleep(Duration::from_millis(100));
-        Ok(LoadedEngine { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES, encoder: None })
+        Ok(LoadedEngine { scheduler: scheduler(&model(Some(CHATML))).into(), sequences: SEQUENCES, encoder: None })
     };
     ModelSpec { name: name.into(), aliases: vec![format!("{name}-too")], bytes: 60, load: Box::new(load) }
 }
@@ -125,7 +125,9 @@ fn a_model_that_cannot_be_loaded_is_refused_and_tried_again() {
     let load = move || match seen.fetch_add(1, Ordering::Relaxed) {
         0 => Err("the file is gone: /secret/path".to_owned()),
         1 => panic!("a defect"),
-        _ => Ok(LoadedEngine { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES, encoder: None }),
+        _ => {
+            Ok(LoadedEngine { scheduler: scheduler(&model(Some(CHATML))).into(), sequences: SEQUENCES, encoder: None })
+        }
     };
     let specs = vec![ModelSpec { name: "weak".into(), aliases: Vec::new(), bytes: 1, load: Box::new(load) }];
     let server = Server::offer("127.0.0.1", 0, settings(), specs, Sharing::default()).unwrap();

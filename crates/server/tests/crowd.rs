@@ -166,7 +166,8 @@ fn prompts_that_cannot_fit_are_refused_by_their_length() {
 fn a_model_that_takes_long_to_load_keeps_nobody_from_another() {
     let (may_load, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);
-    let opened = || LoadedEngine { scheduler: scheduler(&model(Some(CHATML))), sequences: SEQUENCES, encoder: None };
+    let opened =
+        || LoadedEngine { scheduler: scheduler(&model(Some(CHATML))).into(), sequences: SEQUENCES, encoder: None };
     let slow = move || {
         let _ = gate.lock().unwrap().recv();
         Ok(opened())

@@ -78,7 +78,7 @@ fn encoder(width: usize) -> Encoder {
 fn seeing() -> Running {
     let (server, model) = (Server::listen("127.0.0.1", 0, settings()).unwrap(), model(Some(CHATML)));
     let encoder = Some(encoder(model.config.hidden));
-    server.ready_with(LoadedEngine { scheduler: scheduler(&model), sequences: SEQUENCES, encoder });
+    server.ready_with(LoadedEngine { scheduler: scheduler(&model).into(), sequences: SEQUENCES, encoder });
     server
 }
 

@@ -48,6 +48,6 @@ pub use media::{Span, Vectors};
 pub use policy::Policy;
 pub use profile::{StepKind, step_kinds};
 pub use pulse::Pulse;
-pub use request::{Constraint, EndReason, Event, Request, StopRule, Usage};
+pub use request::{Constraint, EndReason, Event, LogitsHook, Request, StopRule, Usage};
 pub use scheduler::{Cancel, Events, Rebuild, Scheduler};
 pub use session::Session;

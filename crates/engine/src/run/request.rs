@@ -1,5 +1,6 @@
 //! What somebody wants generated, and what is told of it while it is made.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::engine::SequenceId;
@@ -23,6 +24,8 @@ pub struct Request {
     pub after_sampling: bool,
     /// What the text must look like.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Sees and changes the logits of each token before the samplers do, or chooses the token itself.
+    pub hook: Option<LogitsHook>,
     /// Texts to make of the same prompt. Text number i has the seed plus i.
     pub choices: usize,
     /// Who asks: owners take turns, and share the beginnings of their prompts with nobody else.
@@ -54,6 +57,7 @@ impl Request {
             logprobs: None,
             after_sampling: false,
             constraint: None,
+            hook: None,
             choices: 1,
             owner: 0,
             priority: 0,
@@ -84,6 +88,27 @@ pub trait Constraint: Send {
 
     /// The same rule at the same place, for another text.
     fn fork(&self) -> Box<dyn Constraint>;
+}
+
+/// A function of the caller's that takes part in sampling. It runs on the engine's thread: all requests wait for it. The choices of a
+/// request share it.
+#[derive(Clone)]
+pub struct LogitsHook(Arc<Mutex<Hook>>);
+
+/// Gets all tokens of a sequence and the logits of the next one; those of tokens that a constraint forbids are minus infinity.
+type Hook = dyn FnMut(&[u32], &mut [f32]) -> Option<u32> + Send;
+
+impl LogitsHook {
+    /// Calls a function for each token. It gets the tokens so far and the logits of the next one, which it may change. A token that it
+    /// returns is taken; else the samplers choose.
+    pub fn new(hook: impl FnMut(&[u32], &mut [f32]) -> Option<u32> + Send + 'static) -> LogitsHook {
+        LogitsHook(Arc::new(Mutex::new(hook)))
+    }
+
+    pub(crate) fn call(&self, tokens: &[u32], logits: &mut [f32]) -> Option<u32> {
+        let mut hook = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (*hook)(tokens, logits)
+    }
 }
 
 /// What ends a text, beside its limit.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kiln_kernels::sample::{self, Row};
 
 use super::decode::MOST_BIASES;
-use super::request::{Constraint, EndReason, Request, StopRule};
+use super::request::{Constraint, EndReason, LogitsHook, Request, StopRule};
 use crate::Error;
 use crate::model::Model;
 use crate::sampler::{Breakers, Kind, Logprobs, Sampler, Step, logprobs};
@@ -69,6 +69,12 @@ impl Draw {
     }
 }
 
+/// A hook, with the tokens that it is told of.
+struct Hooked {
+    hook: LogitsHook,
+    tokens: Vec<u32>,
+}
+
 /// A text being written.
 pub(crate) struct Writer {
     model: Arc<Model>,
@@ -78,6 +84,7 @@ pub(crate) struct Writer {
     logprobs: Option<usize>,
     after_sampling: bool,
     constraint: Option<Box<dyn Constraint>>,
+    hooked: Option<Hooked>,
     stream: TextStream,
     stops: StopStrings,
     stop: StopRule,
@@ -113,6 +120,7 @@ impl Writer {
             logprobs: request.logprobs,
             after_sampling: request.after_sampling,
             constraint: request.constraint.as_ref().map(|c| c.fork()),
+            hooked: request.hook.clone().map(|hook| Hooked { hook, tokens: request.prompt.clone() }),
             stream: TextStream::new(Arc::clone(&model.tokenizer), show, space),
             stops: StopStrings::new(&request.stop.strings),
             stop: request.stop.clone(),
@@ -144,14 +152,31 @@ impl Writer {
     /// Chooses the next token.
     pub(crate) fn choose(&mut self, logits: &[f32]) -> Result<Chosen, Error> {
         let mask = self.mask(logits.len())?;
+        let mut changed = Vec::new();
+        let logits = match &self.hooked {
+            None => logits,
+            Some(Hooked { hook, tokens }) => {
+                changed.extend_from_slice(logits);
+                if let Some(mask) = &mask {
+                    forbid(&mut changed, mask);
+                }
+                if let Some(token) = hook.call(tokens, &mut changed) {
+                    let vocab = changed.len();
+                    if token as usize >= vocab {
+                        return Err(Error::TokenOutOfRange { token, vocab });
+                    }
+                    let logprobs = self.logprobs.map(|top| logprobs(logits, token, top));
+                    return self.take(token, logprobs);
+                }
+                &changed
+            }
+        };
         // What samplers leave to choose from is seen here alone.
         let seen = self.logprobs.is_some() && self.after_sampling;
         if let Some(draw) = self.draw.as_ref().filter(|_| !seen) {
             let mut allowed = logits.to_vec();
-            for (id, logit) in allowed.iter_mut().enumerate() {
-                if mask.as_ref().is_some_and(|mask| mask[id / 32] >> (id % 32) & 1 == 0) {
-                    *logit = f32::NEG_INFINITY;
-                }
+            if let Some(mask) = &mask {
+                forbid(&mut allowed, mask);
             }
             let position = self.sampler.position().saturating_sub(1);
             let token = draw.token(position, &mut allowed).ok_or(Error::NotANumber { token: position + 1 })?;
@@ -165,7 +190,10 @@ impl Writer {
 
     /// How the next tokens are drawn on a device, where nothing that only the host knows has a say in it.
     pub(crate) fn on_device(&self) -> Option<&Draw> {
-        let free = self.constraint.is_none() && self.logprobs.is_none() && self.made >= self.stop.min_tokens;
+        let free = self.constraint.is_none()
+            && self.hooked.is_none()
+            && self.logprobs.is_none()
+            && self.made >= self.stop.min_tokens;
         self.draw.as_ref().filter(|draw| free && draw.bias.len() <= MOST_BIASES)
     }
 
@@ -189,6 +217,9 @@ impl Writer {
     /// A token was chosen, here or on the device.
     pub(crate) fn take(&mut self, token: u32, logprobs: Option<Logprobs>) -> Result<Chosen, Error> {
         self.sampler.accept(token);
+        if let Some(Hooked { tokens, .. }) = &mut self.hooked {
+            tokens.push(token);
+        }
         self.made += 1;
         let end = |writer: &mut Writer, reason: EndReason, text: String| {
             writer.writing = false;
@@ -231,6 +262,15 @@ impl Writer {
             end(self, reason, certain + &held)
         });
         Ok(Chosen { token, text, logprobs, end })
+    }
+}
+
+/// Takes the logits of tokens that the mask leaves out.
+fn forbid(logits: &mut [f32], mask: &[u32]) {
+    for (id, logit) in logits.iter_mut().enumerate() {
+        if mask[id / 32] >> (id % 32) & 1 == 0 {
+            *logit = f32::NEG_INFINITY;
+        }
     }
 }
 

@@ -250,12 +250,18 @@ impl Tokenizer {
 
     /// The text of some tokens, from its beginning. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], show: ShowSpecial) -> Result<String, TokenizerError> {
+        let bytes = self.decode_bytes(ids, show)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    }
+
+    /// The bytes of some tokens, from the beginning of a text.
+    pub fn decode_bytes(&self, ids: &[u32], show: ShowSpecial) -> Result<Vec<u8>, TokenizerError> {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         let mut leading = LeadingSpace::Strip;
         for &id in ids {
             self.push_piece(id, show, &mut leading, &mut bytes)?;
         }
-        Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+        Ok(bytes)
     }
 
     /// Appends what a token stands for.

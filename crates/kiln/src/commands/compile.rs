@@ -33,7 +33,7 @@ pub(super) fn run(
     as_json: bool,
 ) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    let device = flag.open_to_compile()?;
+    let device = flag.choice().open_to_compile()?;
     let found = variants(kernels, &device.adapter.caps, only_chosen);
     let picked = start.elapsed();
     let bar = progress(found.len() as u64, "compiling");

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use kiln_gpu::{Adapter, AdapterKind, IntDot, choose};
+use kiln_llm::all_adapters;
 use serde_json::json;
 
-use crate::device::all_adapters;
 use crate::output::{print, size};
 
 /// Flags of `kiln devices`.

@@ -52,7 +52,7 @@ impl Estimates {
         Assumed { memory, bandwidth }: Assumed,
     ) -> anyhow::Result<Estimates> {
         let caps = &adapter.caps;
-        let device = flags.device.open_to_compile()?;
+        let device = flags.device.choice().open_to_compile()?;
         let mut rows: Vec<Row> = Vec::new();
         let mut places: HashMap<Vec<kiln_gpu::Shader>, usize> = HashMap::new();
         for step in &plan.steps {

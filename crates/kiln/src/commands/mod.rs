@@ -14,6 +14,7 @@ mod estimate;
 mod fit;
 pub(crate) mod imatrix;
 pub(crate) mod inspect;
+pub(crate) mod launch;
 pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod manual;

@@ -13,8 +13,7 @@ use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::synth::recipe;
-use crate::kind;
-use crate::model::resolve;
+use crate::model::{in_words, resolve};
 use crate::output::{byte_progress, print, say, size};
 
 /// Flags of `kiln quantize`.
@@ -60,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let recipe = if arguments.pure { named.pure() } else { named };
     let path = resolve(Some(&arguments.input))?;
     let model = Gguf::open(&path)?;
-    kind::check_model(&model, &path)?;
+    kiln_llm::check_model(&model, &path).map_err(|why| in_words(why.into()))?;
     let importance = arguments.imatrix.as_deref().map(Importance::open).transpose()?;
     let mut conversion = Conversion::new(&model, recipe)?;
     if let Some(importance) = &importance {

@@ -9,10 +9,11 @@ use anyhow::bail;
 use kiln_engine::model::Model;
 use kiln_engine::run::{EndReason, Engine, Entry, First, Request, Scheduler, SequenceId, Usage, Wanted};
 use kiln_engine::sampler::Sampling;
-use kiln_engine::text::{Message, OutputParser};
+use kiln_engine::text::Message;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_engine::vision::Joined;
 use kiln_engine::{Error, state};
+use kiln_llm::chat::{AnswerReader, ChatSetup};
 use kiln_system::files::{Output, Overwrite};
 use kiln_system::interrupt::{Catch, Interrupted};
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ use super::pictures::{PictureFlags, Pictures};
 use super::prompt::{PromptArgs, Resolved, asked};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
-use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name, turn_ends};
+use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name};
 use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
 use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
 
@@ -94,10 +95,10 @@ const USUAL_ANSWER: usize = 8192;
 struct Prepared {
     /// Its tokens: one part more than there are pictures.
     parts: Vec<Vec<u32>>,
-    parser: Option<OutputParser>,
+    reader: Option<AnswerReader>,
     show_special: bool,
-    /// Tokens that end a turn beside the model's own.
-    ends: Vec<u32>,
+    /// Tokens that end a turn, the file's sampling settings, and what compiles rules.
+    setup: ChatSetup,
     /// The text is continued: a terminal shows it before what comes.
     continues: bool,
 }
@@ -115,15 +116,14 @@ impl Arguments {
     /// The prompt as tokens: by the template if there is one.
     fn prepare(&self, model: &Model, prompt: &str, marker: Option<&str>) -> anyhow::Result<Prepared> {
         let raw = self.raw || self.load_state.is_some();
-        let template = if raw { None } else { self.talk.template(model)? };
-        let ends = turn_ends(model, template.as_ref())?;
+        let setup = if raw { ChatSetup::without_template(model) } else { self.talk.setup(model)? };
         let system = self.talk.system()?;
-        if let Some(template) = template {
+        if setup.template.is_ok() {
             let system = system.map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
-            let chat = chat_prompt(model, &template, &messages, self.talk.thinks(), self.sampling.has_rule(), marker)?;
+            let chat = chat_prompt(model, &setup, &messages, self.talk.thinks(), self.sampling.has_rule(), marker)?;
             let (parts, show_special) = (chat.parts, chat.show_special);
-            return Ok(Prepared { parts, parser: Some(chat.parser), show_special, ends, continues: false });
+            return Ok(Prepared { parts, reader: Some(chat.reader), show_special, setup, continues: false });
         }
         if system.is_some() {
             bail!(
@@ -143,7 +143,7 @@ impl Arguments {
             parts.push(model.tokenizer.encode(part, special, ParseSpecial::Yes)?);
             special = AddSpecial::No;
         }
-        Ok(Prepared { parts, parser: None, show_special: false, ends, continues })
+        Ok(Prepared { parts, reader: None, show_special: false, setup, continues })
     }
 
     /// An answer of a model that fills in texts.
@@ -183,7 +183,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = pictures.as_ref().map(|pictures| pictures.before(&text));
     let marker = pictures.as_ref().map(Pictures::marker);
     let prepared = arguments.prepare(&model, shown.as_deref().unwrap_or(&text), marker)?;
-    let sampling = arguments.sampling.sampling(&model)?;
+    let sampling = arguments.sampling.sampling(&model, &prepared.setup)?;
     if model.facts.fills {
         return arguments.fill(&model, prepared.parts.concat(), sampling);
     }
@@ -193,7 +193,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "the model reads one text and writes another, and a saved state holds one\nhint: give the prompt again: it is read at once"
         );
     }
-    let constraint = arguments.sampling.constraint(&model, &prepared.ends)?;
+    let constraint = arguments.sampling.constraint(&prepared.setup)?;
     let inputs: Vec<&Path> = model.gguf.paths().chain(arguments.load_state.as_deref()).collect();
     let save = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);
     let output = arguments.save_state.as_ref().map(save).transpose()?;
@@ -240,12 +240,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         (from, prompt.tokens) = (Some(held.sequence), held.tokens);
     }
-    let mut request = arguments.sampling.request(prompt.tokens, sampling, &prepared.ends);
+    let mut request = arguments.sampling.request(prompt.tokens, sampling, &prepared.setup.ends);
     request.spans = prompt.spans;
     request.show_special = prepared.show_special;
     (request.constraint, request.logprobs, request.from) = (constraint, arguments.logprobs, from);
     let echo = if prepared.continues { text } else { String::new() };
-    let answer = stream(arguments, &scheduler, request, prepared.parser, &echo, &catch)?;
+    let answer = stream(arguments, &scheduler, request, prepared.reader, &echo, &catch)?;
     report(arguments, &scheduler, &answer)
 }
 
@@ -254,7 +254,7 @@ fn stream(
     arguments: &Arguments,
     scheduler: &Scheduler,
     mut request: Request,
-    parser: Option<OutputParser>,
+    reader: Option<AnswerReader>,
     echo: &str,
     catch: &Catch,
 ) -> anyhow::Result<Answer> {
@@ -264,7 +264,7 @@ fn stream(
     let (total, terminal) = (request.prompt.len(), std::io::stdout().is_terminal());
     let mut reading = Reading::new(total);
     let mut thinking = false;
-    let mut answer = answer(scheduler, request, parser, catch, &mut |piece| match piece {
+    let mut answer = answer(scheduler, request, reader, catch, &mut |piece| match piece {
         Piece::Read(tokens) => {
             reading.read(tokens);
             // Not before it is known that the prompt can be read.

@@ -1,13 +1,13 @@
 //! How tokens are chosen and when a text ends: flags under the names that users know from llama.cpp, with its defaults.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use kiln_engine::model::Model;
 use kiln_engine::run::{Constraint, Request, StopRule};
 use kiln_engine::sampler::{Kind, Sampling};
-use kiln_engine::text::constraint::{Constraints, Rule};
+use kiln_engine::text::Rule;
+use kiln_llm::chat::ChatSetup;
 
 /// How tokens are chosen, in every command that writes text.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -198,9 +198,9 @@ impl SamplerFlags {
 }
 
 impl SamplingFlags {
-    /// The settings, checked for this model.
-    pub(crate) fn sampling(&self, model: &Model) -> anyhow::Result<Sampling> {
-        let mut s = Sampling::default();
+    /// The settings: the file's where no flag says otherwise, checked for this model.
+    pub(crate) fn sampling(&self, model: &Model, setup: &ChatSetup) -> anyhow::Result<Sampling> {
+        let mut s = setup.sampling.clone();
         self.sampler.apply(&mut s)?;
         s.check(model.config.vocab)?;
         Ok(s)
@@ -216,8 +216,8 @@ impl SamplingFlags {
         self.n_predict.and_then(|n| usize::try_from(n).ok())
     }
 
-    /// What the text must look like, if anything was said; `ends` are the tokens that end it.
-    pub(crate) fn constraint(&self, model: &Arc<Model>, ends: &[u32]) -> anyhow::Result<Option<Box<dyn Constraint>>> {
+    /// What the text must look like, if anything was said.
+    pub(crate) fn constraint(&self, setup: &ChatSetup) -> anyhow::Result<Option<Box<dyn Constraint>>> {
         let read =
             |path: &PathBuf| std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
         let rule = if let Some(grammar) = &self.grammar {
@@ -239,8 +239,7 @@ impl SamplingFlags {
         } else {
             return Ok(None);
         };
-        let constraints = Constraints::new(Arc::clone(&model.tokenizer), Some(model.config.vocab), ends)?;
-        Ok(Some(Box::new(constraints.compile(&rule)?)))
+        Ok(Some(setup.compile(&rule)?))
     }
 
     /// Whether the text must look like something.

@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
     }
     let start = Instant::now();
-    let device = arguments.device.open()?;
+    let device = arguments.device.choice().open()?;
     let set_up = start.elapsed();
     if !arguments.json {
         print(&format!("device: {}", device.adapter.describe()));

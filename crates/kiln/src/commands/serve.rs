@@ -24,7 +24,7 @@ use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
 use crate::managed::Managed;
-use crate::model::{LookupFlag, ModelFlags, resolve};
+use crate::model::{LookupFlag, ModelFlags, fitted, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
 
@@ -397,7 +397,7 @@ impl Arguments {
             let built = match built {
                 Err(why) if fallback && tries > 0 => {
                     log::warn!("{why:#}");
-                    flags.without_lost().fitted(&opened, sequences)
+                    flags.opening().and_then(|opening| fitted(&opening.without_lost(), &opened, sequences))
                 }
                 built => built,
             };
@@ -410,7 +410,7 @@ impl Arguments {
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
         let scheduler = Scheduler::start_lasting(engine, policy(self.lookup), Box::new(rebuild));
-        server.ready_with(LoadedEngine { scheduler, sequences, encoder });
+        server.ready_with(LoadedEngine { scheduler: Arc::new(scheduler), sequences, encoder });
         Ok(server)
     }
 
@@ -441,7 +441,11 @@ impl Arguments {
                     let encoder = vision.as_ref().map(|vision| flags.encoder(vision)).transpose()?;
                     let mut engine = flags.fitted(&flags.open(&path)?, sequences)?;
                     cache.apply(&mut engine);
-                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy(lookup)), sequences, encoder })
+                    Ok(LoadedEngine {
+                        scheduler: Arc::new(Scheduler::start(engine, policy(lookup))),
+                        sequences,
+                        encoder,
+                    })
                 };
                 load().map_err(|error| format!("{error:#}"))
             };

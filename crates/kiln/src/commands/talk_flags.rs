@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use kiln_engine::model::Model;
 use kiln_engine::text::Template;
+use kiln_llm::chat::{ChatSetup, NoTemplate};
 
 use super::prompt::file_text;
 
@@ -40,18 +41,18 @@ impl TalkFlags {
         !self.no_think
     }
 
-    /// The chat template: the one that was named, else the model's own; one clear line where it cannot be used.
-    pub(crate) fn template(&self, model: &Model) -> anyhow::Result<Option<Template>> {
-        let metadata = model.gguf.metadata();
-        if let Some(given) = &self.chat_template {
-            let source = template_source(given)?;
-            return Ok(Some(Template::for_gguf(&source, metadata, &model.tokenizer).context("--chat-template")?));
-        }
-        Template::from_gguf(metadata, &model.tokenizer).map_err(|why| {
-            anyhow::anyhow!(
+    /// How conversations with the model are written, by the template that was named, else by the model's own; one clear line where it
+    /// cannot be used. A model may have none.
+    pub(crate) fn setup(&self, model: &Model) -> anyhow::Result<ChatSetup> {
+        let source = self.chat_template.as_deref().map(template_source).transpose()?;
+        let setup = ChatSetup::as_told(model, source.as_deref());
+        match (&setup.template, &self.chat_template) {
+            (Err(NoTemplate::Broken(why)), Some(_)) => bail!("--chat-template: {why}"),
+            (Err(NoTemplate::Broken(why)), None) => bail!(
                 "{why}\nhint: --chat-template names another one, such as chatml; `kiln run --raw` continues a text without one"
-            )
-        })
+            ),
+            _ => Ok(setup),
+        }
     }
 }
 

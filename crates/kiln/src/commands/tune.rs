@@ -12,11 +12,12 @@ use kiln_kernels::mul_mat_vec::tuning::{Line, Table, Tuning};
 use kiln_kernels::operation::Path;
 use kiln_kernels::packing::type_on;
 use kiln_kernels::{mul_mat_vec, mul_mm, tuning};
+use kiln_llm::tuning_file;
 use kiln_system::files::{Output, Overwrite};
 use serde_json::json;
 
 use super::bench::time;
-use crate::device::{DeviceFlag, tuning_file};
+use crate::device::DeviceFlag;
 use crate::output::{print, progress, say, size};
 
 /// Flags of `kiln tune`.
@@ -88,7 +89,7 @@ fn shape_of(text: &str) -> Result<(usize, usize), String> {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let device = arguments.device.open()?;
+    let device = arguments.device.choice().open()?;
     let caps = &device.adapter.caps;
     let common = COMMON.map(|ty| type_on(ty, arguments.shape.0, caps));
     let formats = if arguments.format.is_empty() { &common[..] } else { &arguments.format };

@@ -309,7 +309,7 @@ fn stop_names(stop: &Stop, called: bool) -> (&'static str, Value) {
         Stop::Context => ("model_context_window_exceeded", Value::Null),
         _ if called => ("tool_use", Value::Null),
         Stop::Text(text) => ("stop_sequence", json!(text)),
-        Stop::End | Stop::Token(_) => ("end_turn", Value::Null),
+        Stop::End | Stop::Token(_) | Stop::Cancelled => ("end_turn", Value::Null),
     }
 }
 

@@ -190,7 +190,7 @@ impl Head {
     /// What is told when a text is over.
     fn last(&self, index: usize, text: &Text, content: &str, tokens: &[Token], stop: &Stop, totals: &Totals) -> Value {
         let (stop_type, word) = match stop {
-            Stop::End | Stop::Token(_) => ("eos", ""),
+            Stop::End | Stop::Token(_) | Stop::Cancelled => ("eos", ""),
             Stop::Text(text) => ("word", text.as_str()),
             Stop::Limit | Stop::Context => ("limit", ""),
         };

@@ -19,7 +19,6 @@ use crate::api_error::ApiError;
 use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::check_length;
-use crate::constraint;
 use crate::encode::{Purpose, encode};
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Form, Generation, Job, Part, Stop, Token};
@@ -143,7 +142,7 @@ pub(crate) fn job(
             return Err(ApiError::invalid("allowed_token_ids", "allowed_token_ids and a schema exclude each other"));
         }
         (allowed, None) => allowed,
-        (None, Some(shape)) => Some(constraint::plain_constraint(loaded, &shape)?),
+        (None, Some(shape)) => Some(loaded.setup.constraint(&shape)?),
     };
     let request = Request {
         limit: params.limit()?.or(loaded.limit),

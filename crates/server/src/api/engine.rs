@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::{Query, State};
 use axum::response::Response;
-use kiln_engine::run::{Engine, Entry, Scheduler, StepKind, StepTime, Wanted, step_kinds};
+use kiln_engine::run::{Engine, Entry, StepKind, StepTime, Wanted, step_kinds};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -63,12 +63,12 @@ pub(crate) async fn show(State(app): State<Arc<App>>, Query(which): Query<Which>
         let place = place(app, &which)?;
         let loaded = place.peek();
         let scheduler = loaded.as_ref().map(|loaded| &loaded.scheduler);
-        let load = scheduler.map(Scheduler::load).unwrap_or_default();
+        let load = scheduler.map(|scheduler| scheduler.load()).unwrap_or_default();
         let [prompt, cached, generated] = place.metrics.tokens();
         Ok(json!({
             "model": place.name, "loaded": loaded.is_some(),
             "device": scheduler.map_or("no device: the model is not loaded", |scheduler| scheduler.describe()),
-            "context": scheduler.map_or(0, Scheduler::context),
+            "context": scheduler.map_or(0, |scheduler| scheduler.context()),
             "sequences": loaded.as_ref().map_or(0, |loaded| loaded.sequences), "uptime_seconds": app.started.elapsed().as_secs(),
             "load": {
                 "waiting": load.waiting, "reading": load.reading, "writing": load.writing, "swapped": load.swapped,

@@ -21,7 +21,7 @@ use crate::registry::Loaded;
 use crate::slots::{self, Seen};
 
 fn settings(loaded: &Loaded) -> Value {
-    let params = completion::settings(loaded, &loaded.defaults, loaded.limit, &StopRule::default());
+    let params = completion::settings(loaded, &loaded.setup.sampling, loaded.limit, &StopRule::default());
     json!({"n_ctx": loaded.scheduler.context(), "params": params})
 }
 
@@ -41,7 +41,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
     };
     let tokenizer = &loaded.scheduler.model().tokenizer;
     let text = |id: Option<u32>| id.map(|id| token_text(tokenizer, id)).unwrap_or_default();
-    let template = loaded.template.as_ref().ok();
+    let template = loaded.setup.template.as_ref().ok();
     let caps = template.map(|t| {
         let caps = t.capabilities();
         json!({

@@ -182,8 +182,8 @@ pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
 pub(crate) fn finish_reason(stop: &Stop, called: bool) -> &'static str {
     match stop {
         Stop::Limit | Stop::Context => "length",
-        Stop::End | Stop::Text(_) | Stop::Token(_) if called => "tool_calls",
-        Stop::End | Stop::Text(_) | Stop::Token(_) => "stop",
+        Stop::End | Stop::Text(_) | Stop::Token(_) | Stop::Cancelled if called => "tool_calls",
+        Stop::End | Stop::Text(_) | Stop::Token(_) | Stop::Cancelled => "stop",
     }
 }
 
@@ -192,6 +192,6 @@ pub(crate) fn stop_reason(stop: &Stop) -> Value {
     match stop {
         Stop::Text(text) => json!(text),
         Stop::Token(token) => json!(token),
-        Stop::End | Stop::Limit | Stop::Context => Value::Null,
+        Stop::End | Stop::Limit | Stop::Context | Stop::Cancelled => Value::Null,
     }
 }

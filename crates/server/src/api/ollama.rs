@@ -8,6 +8,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use kiln_engine::text::Content;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
+use kiln_llm::chat::Format;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -18,7 +19,6 @@ use crate::api_error::{ApiError, Kind};
 use crate::app::App;
 use crate::body::{Body, Leftover};
 use crate::chat::{self, Chat, ToolChoice, check_length};
-use crate::constraint;
 use crate::encode::{Purpose, encode};
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Call, Generation, Job, Part, Stop, Token};
@@ -27,7 +27,7 @@ use crate::params::Params;
 use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::registry::{Loaded, ModelEntry};
-use crate::response_format::{self, ResponseFormat, ResponseFormatFields};
+use crate::response_format::ResponseFormatFields;
 
 /// Paths that would change which models there are.
 pub(crate) async fn admin(Path(name): Path<String>) -> ApiError {
@@ -115,7 +115,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
     let fields = body.get::<Show>()?;
     let loaded = &blocking(&app, move |app| app.model(fields.model.or(fields.name).as_deref())).await?;
     let model = loaded.scheduler.model();
-    let template = loaded.template.as_ref().ok();
+    let template = loaded.setup.template.as_ref().ok();
     let mut info = Map::new();
     for (key, value) in model.gguf.metadata().iter() {
         // Lists are vocabularies, which are too long to show.
@@ -242,12 +242,12 @@ impl Fields {
         Ok((params, body.leftover_of(app, "options.", foreign)?))
     }
 
-    fn shape(&self) -> Result<Option<ResponseFormat>, ApiError> {
+    fn shape(&self) -> Result<Option<Format>, ApiError> {
         match &self.format {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) if text.is_empty() => Ok(None),
-            Some(Value::String(text)) if text == "json" => Ok(Some(ResponseFormat::Schema(response_format::object()))),
-            Some(schema @ Value::Object(_)) => Ok(Some(ResponseFormat::Schema(schema.clone()))),
+            Some(Value::String(text)) if text == "json" => Ok(Some(Format::json())),
+            Some(schema @ Value::Object(_)) => Ok(Some(Format::Schema(schema.clone()))),
             Some(_) => Err(ApiError::invalid("format", "`format` must be \"json\" or a schema")),
         }
     }
@@ -383,14 +383,14 @@ pub(crate) async fn generate(
         let prompt = fields.prompt.clone().unwrap_or_default();
         let suffix = fields.suffix.as_deref().filter(|suffix| !suffix.is_empty());
         let images = fields.images.as_deref().unwrap_or_default();
-        if !images.is_empty() && (suffix.is_some() || fields.raw == Some(true) || loaded.template.is_err()) {
+        if !images.is_empty() && (suffix.is_some() || fields.raw == Some(true) || loaded.setup.template.is_err()) {
             let message = "`images` need a chat template: they have no place in a text that is continued as it is";
             return Err(ApiError::unsupported("images", message));
         }
         let job = if let Some(suffix) = suffix {
             let tokens = infill::prompt(&loaded, &prompt, suffix, &[])?;
             raw(&loaded, &fields, &params, &caller, tokens)?
-        } else if fields.raw == Some(true) || loaded.template.is_err() {
+        } else if fields.raw == Some(true) || loaded.setup.template.is_err() {
             let tokens = encode(&loaded, Purpose::Prompt, &prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
             raw(&loaded, &fields, &params, &caller, tokens)?
         } else {
@@ -419,7 +419,7 @@ fn raw(
     let mut job = completions::job(loaded, params, &ResponseFormatFields::default(), caller, tokens)?;
     job.request.logprobs = fields.logprobs()?;
     if let Some(shape) = fields.shape()? {
-        job.request.constraint = Some(constraint::plain_constraint(loaded, &shape)?);
+        job.request.constraint = Some(loaded.setup.constraint(&shape)?);
     }
     Ok(job)
 }

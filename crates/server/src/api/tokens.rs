@@ -58,7 +58,7 @@ pub(crate) async fn info(State(app): State<Arc<App>>) -> Result<Response, ApiErr
         "bos_token": named(vocab.bos), "eos_token": named(vocab.eos), "pad_token": named(vocab.pad), "unk_token": named(vocab.unk),
         "bos_token_id": vocab.bos, "eos_token_id": vocab.eos, "pad_token_id": vocab.pad, "unk_token_id": vocab.unk,
         "add_bos_token": vocab.add_bos, "add_eos_token": vocab.add_eos, "vocab_size": model.config.vocab,
-        "chat_template": loaded.template.as_ref().ok().map(|template| template.source()),
+        "chat_template": loaded.setup.template.as_ref().ok().map(|template| template.source()),
     })))
 }
 

@@ -34,7 +34,7 @@ struct Results {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let device = arguments.device.open()?;
+    let device = arguments.device.choice().open()?;
     let shapes = kiln_kernels::probe::matrix_shapes(&device.adapter.caps).len();
     let bar = progress(6 + shapes as u64, "measuring");
     let probe = Probe::new(&device)?;

@@ -48,7 +48,7 @@ struct Row {
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let kernels = chosen(&arguments.operations)?;
-    let device = arguments.device.open()?;
+    let device = arguments.device.choice().open()?;
     // The memory of the probe is given back before the cases need theirs.
     let ceiling = Probe::new(&device)?.read_bandwidth()?.rate();
     if !arguments.json {

@@ -16,7 +16,8 @@ use anyhow::bail;
 use kiln_engine::model::Model;
 use kiln_engine::run::{EndReason, First, Scheduler};
 use kiln_engine::sampler::Sampling;
-use kiln_engine::text::{Message, Template};
+use kiln_engine::text::Message;
+use kiln_llm::chat::ChatSetup;
 use kiln_system::interrupt::Catch;
 use kiln_system::terminal::Quiet;
 use kiln_system::text::{shown, shown_within};
@@ -30,7 +31,7 @@ use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
-use crate::generate::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, turn_ends};
+use crate::generate::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name};
 use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 
@@ -68,8 +69,7 @@ const USUAL_PROMPT: usize = 32;
 /// A model that is ready to talk.
 struct Loaded {
     model: Arc<Model>,
-    template: Template,
-    ends: Vec<u32>,
+    setup: ChatSetup,
     scheduler: Scheduler,
 }
 
@@ -78,19 +78,19 @@ impl Loaded {
         let (flags, path) = (&arguments.flags, resolve(path)?);
         flags.open_early();
         let model = flags.open(&path)?;
-        let Some(template) = arguments.talk.template(&model)? else {
+        let setup = arguments.talk.setup(&model)?;
+        if setup.template.is_err() {
             bail!(
                 "{} has no chat template\nhint: --chat-template names one, such as chatml; `kiln run MODEL PROMPT` continues a text",
                 name(&model)
             );
-        };
-        let ends = turn_ends(&model, Some(&template))?;
+        }
         let first = First::Text { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
         let lookup = arguments.lookup.into();
         let scheduler =
             flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, lookup })?;
         arguments.cache.apply_to(&scheduler)?;
-        Ok(Loaded { model, template, ends, scheduler })
+        Ok(Loaded { model, setup, scheduler })
     }
 }
 
@@ -129,8 +129,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let loaded = Loaded::open(arguments.model.as_deref(), arguments)?;
     drop(quiet);
     // Both before anything is typed: what is wrong with a flag should not come to light with the first answer.
-    let sampling = arguments.sampling.sampling(&loaded.model)?;
-    arguments.sampling.constraint(&loaded.model, &loaded.ends)?;
+    let sampling = arguments.sampling.sampling(&loaded.model, &loaded.setup)?;
+    arguments.sampling.constraint(&loaded.setup)?;
     if is_watched() {
         say(&format!("{} on {}", name(&loaded.model), loaded.scheduler.describe()));
     }
@@ -223,10 +223,10 @@ impl Chat<'_> {
     fn answer(&mut self) -> anyhow::Result<()> {
         let prompt = self.fit()?;
         let mut request =
-            self.arguments.sampling.request(prompt.parts.concat(), self.sampling.clone(), &self.loaded.ends);
+            self.arguments.sampling.request(prompt.parts.concat(), self.sampling.clone(), &self.loaded.setup.ends);
         request.limit = self.limit;
         request.show_special = prompt.show_special;
-        request.constraint = self.arguments.sampling.constraint(&self.loaded.model, &self.loaded.ends)?;
+        request.constraint = self.arguments.sampling.constraint(&self.loaded.setup)?;
         let mut reading = Reading::new(request.prompt.len());
         let quiet = self.arguments.json;
         let mut thoughts = Thoughts::new(self.input.size().filter(|_| !quiet));
@@ -236,7 +236,7 @@ impl Chat<'_> {
         let typing = self.input.is_terminal().then(Quiet::begin).flatten();
         let show = |pieces: Vec<markdown::Styled>| pieces.iter().for_each(|(text, style)| print_styled(text, style));
         let answered =
-            answer(&self.loaded.scheduler, request, Some(prompt.parser), &catch, &mut |piece| match piece {
+            answer(&self.loaded.scheduler, request, Some(prompt.reader), &catch, &mut |piece| match piece {
                 Piece::Read(tokens) => reading.read(tokens),
                 Piece::Word(_) if quiet => {}
                 Piece::Thought(text) => thoughts.show(text),
@@ -305,7 +305,7 @@ impl Chat<'_> {
         let system = self.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Vec<Message> = system.into_iter().chain(self.messages[self.left_out..].iter().cloned()).collect();
         let rule = self.arguments.sampling.has_rule();
-        chat_prompt(&self.loaded.model, &self.loaded.template, &messages, self.think, rule, None)
+        chat_prompt(&self.loaded.model, &self.loaded.setup, &messages, self.think, rule, None)
     }
 
     /// The prompt of the conversation. Where it outgrows the context the oldest turns are left out, never the system's

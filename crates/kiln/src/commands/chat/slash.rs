@@ -209,7 +209,7 @@ impl Chat<'_> {
         // The old one stays until the new one is there: a wrong name must not end the conversation.
         let loaded = Loaded::open(Some(&at_home(path)), self.arguments)?;
         self.sampling.check(loaded.model.config.vocab)?;
-        self.arguments.sampling.constraint(&loaded.model, &loaded.ends)?;
+        self.arguments.sampling.constraint(&loaded.setup)?;
         self.loaded = loaded;
         (self.left_out, self.last) = (0, None);
         say(&format!("{} on {}", name(&self.loaded.model), self.loaded.scheduler.describe()));

@@ -7,10 +7,11 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use kiln_gpu::{Adapter, AdapterKind, Cache, Error, icd};
+use kiln_llm::all_adapters;
 use kiln_system::files::{Workspace, stale};
 use serde::Serialize;
 
-use crate::device::{DeviceFlag, all_adapters};
+use crate::device::DeviceFlag;
 
 /// Everything that was looked at.
 #[derive(Debug, Serialize)]
@@ -150,6 +151,7 @@ fn vulkan(flag: &DeviceFlag) -> (Result<Vec<Found>, String>, Result<String, Stri
         missing: a.missing().map(str::to_owned),
     };
     let usable = flag
+        .choice()
         .choose(&adapters)
         .and_then(|adapter| kiln_kernels::open(&instance, adapter, Cache::user()))
         .map(|device| device.adapter.describe())

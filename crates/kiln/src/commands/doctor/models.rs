@@ -8,7 +8,7 @@ use kiln_system::files::Workspace;
 use serde::Serialize;
 
 use super::findings::{Finding, finding};
-use crate::device::{DeviceFlag, Early};
+use crate::device::DeviceFlag;
 use crate::lora::LoraFlags;
 use crate::model::{ModelFlags, open, resolve};
 use crate::output::{print, size};
@@ -120,7 +120,7 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
         reproducible: false,
         lora: LoraFlags::default(),
         place: PlaceFlags::default(),
-        early: Early::default(),
+        early: kiln_llm::Early::default(),
     };
     let executor = flags.executor_for(&model, &flags.wish(1))?;
     let fit = fit(&model, &*executor, &flags.wish(1))?;

@@ -1,69 +1,30 @@
 //! The rule that an answer is kept to: a shape that was asked for, calls that must come or must fit their schemas, behind reasoning where
 //! the model reasons.
 
-use std::sync::Arc;
-
 use kiln_engine::run::Constraint;
-use kiln_engine::text::constraint::{ConstraintError, Constraints, Rule};
 use kiln_engine::text::reasoning::Markers;
 use kiln_engine::text::tools::as_regex;
-use kiln_engine::text::{CallGrammar, Family, Tool, Words};
+use kiln_engine::text::{CallGrammar, Family, Rule, Tool, Words};
 use serde_json::{Value, json};
 
-use crate::api_error::{ApiError, Kind};
-use crate::chat::{Chat, ToolChoice};
-use crate::registry::Loaded;
-use crate::response_format::{ResponseFormat, object};
-
-/// A rule of the engine, as it stands in the request.
-fn rule(shape: &ResponseFormat) -> Rule {
-    match shape {
-        // Many clients mean an object by an empty schema.
-        ResponseFormat::Schema(schema) if *schema == object() || *schema == json!({}) => Rule::JsonObject,
-        ResponseFormat::Schema(schema) => Rule::JsonSchema(schema.clone()),
-        ResponseFormat::Regex(regex) => Rule::Regex(regex.clone()),
-        ResponseFormat::Choice(texts) => Rule::Choice(texts.clone()),
-        ResponseFormat::Grammar(grammar) if grammar.contains("::=") => Rule::Gbnf(grammar.clone()),
-        ResponseFormat::Grammar(grammar) => Rule::Lark(grammar.clone()),
-    }
-}
-
-fn compile(loaded: &Loaded, rule: &Rule) -> Result<Box<dyn Constraint>, ApiError> {
-    let constraints = loaded.constraints.get_or_init(|| {
-        let model = loaded.scheduler.model();
-        let made = Constraints::new(Arc::clone(&model.tokenizer), Some(model.config.vocab), &loaded.ends);
-        made.map_err(|error| error.to_string())
-    });
-    let constraints = constraints.as_ref().map_err(|why| ApiError::new(Kind::CannotDo, why.clone()))?;
-    let compiled = constraints.compile(rule).map_err(|error| match &error {
-        ConstraintError::Schema { .. } => ApiError::new(Kind::Schema, error.to_string()),
-        ConstraintError::Vocabulary(_) => ApiError::new(Kind::CannotDo, error.to_string()),
-        ConstraintError::Broken(_) | ConstraintError::Tokenizer(_) => ApiError::internal(&error),
-        _ => ApiError::new(Kind::Grammar, error.to_string()),
-    })?;
-    Ok(Box::new(compiled))
-}
-
-/// The rule for a plain text.
-pub(crate) fn plain_constraint(loaded: &Loaded, shape: &ResponseFormat) -> Result<Box<dyn Constraint>, ApiError> {
-    compile(loaded, &rule(shape))
-}
+use super::format::{Format, object};
+use super::{ChatError, ChatSetup, Conversation, ToolChoice};
 
 /// The rule for a conversation's answer; none where it may be anything.
-pub(crate) fn constraint(
-    loaded: &Loaded,
-    chat: &Chat,
+pub(super) fn constraint(
+    setup: &ChatSetup,
+    chat: &Conversation,
     offered: &[Tool],
     source: &str,
     generation_prompt: &str,
-) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-    let maker = Maker { loaded, chat, source, generation_prompt };
+) -> Result<Option<Box<dyn Constraint>>, ChatError> {
+    let maker = Maker { setup, chat, source, generation_prompt };
     let forced = match &chat.tool_choice {
         ToolChoice::Required => Some(offered.iter().collect::<Vec<_>>()),
         ToolChoice::Named(name) => Some(offered.iter().filter(|tool| tool.name == *name).collect()),
         ToolChoice::Auto | ToolChoice::None => None,
     };
-    match (forced, &chat.shape) {
+    match (forced, &chat.format) {
         (Some(tools), _) => maker.must_call(&tools).map(Some),
         (None, Some(shape)) if offered.is_empty() => maker.shaped(shape).map(Some),
         (None, Some(shape)) => maker.calls_or(&offered.iter().collect::<Vec<_>>(), shape).map(Some),
@@ -73,23 +34,23 @@ pub(crate) fn constraint(
 
 /// Makes the rules of one conversation.
 struct Maker<'a> {
-    loaded: &'a Loaded,
-    chat: &'a Chat,
+    setup: &'a ChatSetup,
+    chat: &'a Conversation,
     source: &'a str,
     generation_prompt: &'a str,
 }
 
 impl Maker<'_> {
     fn words(&self) -> Words {
-        Words::new(&self.loaded.scheduler.model().tokenizer)
+        Words::new(&self.setup.tokenizer)
     }
 
     /// Rules of Lark for `answer`, behind reasoning.
-    fn behind_thoughts(&self, words: &Words, answer: &str) -> Result<Box<dyn Constraint>, ApiError> {
-        let kept = self.chat.keep_reasoning == Some(true);
+    fn behind_thoughts(&self, words: &Words, answer: &str) -> Result<Box<dyn Constraint>, ChatError> {
+        let kept = self.chat.keep_reasoning;
         let thoughts = if kept { None } else { thoughts(words, self.source, self.generation_prompt) };
         let start = thoughts.unwrap_or_else(|| "start: answer\n".to_owned());
-        compile(self.loaded, &Rule::Lark(format!("{start}{answer}")))
+        self.setup.compile(&Rule::Lark(format!("{start}{answer}")))
     }
 
     fn family(&self) -> &'static Family {
@@ -97,21 +58,21 @@ impl Maker<'_> {
     }
 
     /// A mistake in a schema is found by itself, where its place can be told.
-    fn check(&self, tools: &[&Tool]) -> Result<(), ApiError> {
+    fn check(&self, tools: &[&Tool]) -> Result<(), ChatError> {
         for tool in tools.iter().filter(|tool| tool.parameters.as_object().is_some_and(|map| !map.is_empty())) {
-            compile(self.loaded, &Rule::JsonSchema(tool.parameters.clone()))?;
+            self.setup.compile(&Rule::JsonSchema(tool.parameters.clone()))?;
         }
         Ok(())
     }
 
     /// A grammar of calls.
-    fn calls(&self, words: &Words, tools: &[&Tool]) -> Result<CallGrammar, ApiError> {
+    fn calls(&self, words: &Words, tools: &[&Tool]) -> Result<CallGrammar, ChatError> {
         self.check(tools)?;
         Ok(self.family().grammar(self.source, tools, self.chat.parallel_calls, &|text| words.write(text)))
     }
 
     /// A call must come.
-    fn must_call(&self, tools: &[&Tool]) -> Result<Box<dyn Constraint>, ApiError> {
+    fn must_call(&self, tools: &[&Tool]) -> Result<Box<dyn Constraint>, ChatError> {
         let words = self.words();
         let calls = self.calls(&words, tools)?;
         let rules = format!("answer: {}\n{}", regions(&words, &calls), calls.rules);
@@ -119,12 +80,12 @@ impl Maker<'_> {
     }
 
     /// The answer has a shape.
-    fn shaped(&self, shape: &ResponseFormat) -> Result<Box<dyn Constraint>, ApiError> {
+    fn shaped(&self, shape: &Format) -> Result<Box<dyn Constraint>, ChatError> {
         // Mistakes are told of the shape alone, which is what the client knows.
-        let alone = compile(self.loaded, &rule(shape))?;
+        let alone = self.setup.compile(&shape.rule())?;
         let words = self.words();
         let thinks = thoughts(&words, self.source, self.generation_prompt).is_some();
-        let kept = self.chat.keep_reasoning == Some(true);
+        let kept = self.chat.keep_reasoning;
         match (shape_rules(shape), thinks && !kept) {
             (Some(rules), true) => self.behind_thoughts(&words, &format!("answer: shape\n{rules}")),
             // A grammar of the client's own says everything, reasoning as well.
@@ -133,12 +94,11 @@ impl Maker<'_> {
     }
 
     /// The answer has a shape, unless tools are called first.
-    fn calls_or(&self, tools: &[&Tool], shape: &ResponseFormat) -> Result<Box<dyn Constraint>, ApiError> {
+    fn calls_or(&self, tools: &[&Tool], shape: &Format) -> Result<Box<dyn Constraint>, ChatError> {
         let Some(shaped) = shape_rules(shape) else {
-            let message = "tools and a grammar of the client's own exclude each other, unless tool_choice is none";
-            return Err(ApiError::new(Kind::Invalid, message).with_param("grammar"));
+            return Err(ChatError::GrammarAndTools);
         };
-        compile(self.loaded, &rule(shape))?;
+        self.setup.compile(&shape.rule())?;
         let words = self.words();
         let calls = self.calls(&words, tools)?;
         if self.family().is_harmony() {
@@ -153,14 +113,14 @@ impl Maker<'_> {
                     lines.push(line)
                 }
             });
-            return compile(self.loaded, &Rule::Lark(lines.join("\n") + "\n"));
+            return self.setup.compile(&Rule::Lark(lines.join("\n") + "\n"));
         }
         let rules = format!("answer: {} | shape\n{shaped}{}", regions(&words, &calls), calls.rules);
         self.behind_thoughts(&words, &rules)
     }
 
     /// The model may write what it likes, but calls fit their schemas where a tool is `strict`.
-    fn strict_calls(&self, offered: &[Tool]) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+    fn strict_calls(&self, offered: &[Tool]) -> Result<Option<Box<dyn Constraint>>, ChatError> {
         let strict = |tool: &Tool| {
             let named = |given: &&Value| given["function"]["name"] == tool.name.as_str();
             self.chat.tools.iter().find(named).is_some_and(|given| given["function"]["strict"] == true)
@@ -181,7 +141,7 @@ impl Maker<'_> {
         // Its thoughts are part of the answer, unless the prompt has opened a channel already, where no call can come.
         match thoughts(&words, self.source, self.generation_prompt) {
             None => Ok(None),
-            Some(_) => compile(self.loaded, &Rule::Lark(format!("start: answer\n{rules}"))).map(Some),
+            Some(_) => self.setup.compile(&Rule::Lark(format!("start: answer\n{rules}"))).map(Some),
         }
     }
 }
@@ -197,15 +157,15 @@ fn regions(words: &Words, calls: &CallGrammar) -> String {
 }
 
 /// Rules of Lark for `shape`; none for grammars, which are whole.
-fn shape_rules(shape: &ResponseFormat) -> Option<String> {
+fn shape_rules(shape: &Format) -> Option<String> {
     Some(match shape {
-        ResponseFormat::Schema(schema) => format!("shape: %json {}\n", own_schema(schema)),
-        ResponseFormat::Regex(regex) => format!("shape: SHAPE\nSHAPE: /{}/\n", regex.replace('/', "\\/")),
-        ResponseFormat::Choice(texts) => {
+        Format::Schema(schema) => format!("shape: %json {}\n", own_schema(schema)),
+        Format::Regex(regex) => format!("shape: SHAPE\nSHAPE: /{}/\n", regex.replace('/', "\\/")),
+        Format::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
             format!("shape: {}\n", texts.join(" | "))
         }
-        ResponseFormat::Grammar(_) => return None,
+        Format::Grammar(_) => return None,
     })
 }
 
@@ -259,9 +219,12 @@ fn channels(words: &Words, generation_prompt: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kiln_engine::model::Model;
     use kiln_engine::quantise_recipe::Recipe;
     use kiln_engine::synth::{Preset, Synth};
+    use kiln_engine::text::constraint::Constraints;
     use kiln_engine::tokenizer::Tokenizer;
 
     use super::*;
@@ -291,7 +254,7 @@ mod tests {
             let start = thoughts(&words, source, prompt).expect("there is something to think");
             let rule = Rule::Lark(format!(
                 "{start}answer: shape\n{}",
-                shape_rules(&ResponseFormat::Schema(json!({}))).expect("rules")
+                shape_rules(&Format::Schema(json!({}))).expect("rules")
             ));
             assert!(constraints.compile(&rule).is_ok(), "{source} {prompt:?}: {:?}", constraints.compile(&rule).err());
         }
