@@ -6,6 +6,9 @@ import assert from "node:assert/strict";
 const WIDE = "| Drink | Caffeine | Origin | Temperature | Preparation |\n|---|---|---|---|---|\n| Espresso | considerable | Ethiopia | 93 degrees | pressurised extraction |\n| Gyokuro | moderate | Japan | 60 degrees | shaded and steamed leaves |\n";
 const SIGNS = "H<sub>2</sub>O &amp; CO<sub>2</sub> &copy; first<br>second, as said[^1].\n\n| a | b |\n|---|---|\n| x<br>y | 10<sup>3</sup> |\n\n$$A = \\begin{pmatrix} a & b \\\\ c & d \\\\ e & f \\end{pmatrix}, \\quad f(x) = \\begin{cases} 1 & x > 0 \\\\ 0 & x \\le 0 \\end{cases}$$\n\n[^1]: By the potter.\n";
 
+/** A picture of 2 x 2 pixels. */
+const PNG = Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFklEQVR4nGM4YSMnZ3OC8dcJDakjIgAkLQUiyOr4DAAAAABJRU5ErkJggg==", "base64");
+
 export function conversationChecks({ openWindow, stage, url, key, accessible, picture }) {
   /** A window that knows the key. */
   async function reader(options = {}, address = `${url}/`) {
@@ -35,6 +38,55 @@ export function conversationChecks({ openWindow, stage, url, key, accessible, pi
   const says = (page, text) => page.waitForFunction((wanted) => [...document.querySelectorAll("article.assistant .prose:not(.thought)")].at(-1)?.innerText.includes(wanted), text);
 
   return {
+    async "pictures are chosen, dropped and pasted, seen before they are sent, and sent"() {
+      const page = await reader();
+      const file = { name: "kiln.png", mimeType: "image/png", buffer: PNG };
+      // A model of text takes none, and says so.
+      await page.setInputFiles("#picker", file);
+      await page.locator("#toast", { hasText: "reads text only" }).waitFor();
+      assert.equal(await page.locator("#files li").count(), 0);
+      await page.route("**/v1/models", async (route) => {
+        const response = await route.fetch();
+        const json = await response.json();
+        for (const model of json.data) model.architecture = { ...model.architecture, input_modalities: ["text", "image"] };
+        await route.fulfill({ response, json });
+      });
+      await page.reload();
+      await page.waitForFunction(() => document.querySelector("#attach").ariaLabel.includes("picture"));
+      await page.setInputFiles("#picker", file);
+      const bring = (kind) => page.evaluate(([kind, coded]) => {
+        const bytes = Uint8Array.from(atob(coded), (c) => c.charCodeAt(0));
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], `${kind}.png`, { type: "image/png" }));
+        if (kind === "drop") document.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+        else document.querySelector("#prompt").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+      }, [kind, PNG.toString("base64")]);
+      await bring("drop");
+      await page.locator("#files li", { hasText: "drop.png" }).waitFor();
+      await bring("paste");
+      await page.locator("#files li", { hasText: "paste.png" }).waitFor();
+      const drawn = (where) => page.waitForFunction((where) => [...document.querySelectorAll(`${where} img`)].length && [...document.querySelectorAll(`${where} img`)].every((img) => img.naturalWidth === 2), where);
+      await drawn("#files");
+      await accessible("pictures before they are sent", page);
+      await picture("desktop-pictures", page);
+      await page.click("#files li:nth-child(2) button");
+      const answer = await ask(page, "What are these?");
+      const content = answer.body.messages.at(-1).content;
+      assert.deepEqual(content.map((part) => part.type), ["image_url", "image_url", "text"]);
+      assert.equal(content[0].image_url.url, `data:image/png;base64,${PNG.toString("base64")}`);
+      assert.equal(content[2].text, "What are these?");
+      answer.say("Squares.");
+      answer.end();
+      await idle(page);
+      await drawn("article.user");
+      await accessible("pictures in a conversation", page);
+      // They come back with the page.
+      await page.reload();
+      await page.waitForFunction(() => document.querySelector("#model").value);
+      await drawn("article.user");
+      await page.close();
+    },
+
     async "conversations are answered at once, each with its own Stop"() {
       const page = await reader();
       const first = await ask(page, "First question");

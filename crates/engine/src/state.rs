@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use crate::Error;
 use crate::arch::PAGE;
 use crate::model::Model;
+use crate::run::is_vector;
 
 const MAGIC: &[u8; 8] = b"KILNST04";
 /// How all versions begin.
@@ -92,7 +93,8 @@ pub(crate) fn open<'b>(model: &Model, scales: &[f32], bytes: &'b [u8]) -> Result
     let (tokens, remembered) = body[header.bytes..].split_at(4 * header.tokens);
     let tokens: Vec<u32> = tokens.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     let vocab = model.config.vocab;
-    match tokens.iter().find(|t| **t as usize >= vocab) {
+    // What stands for a picture is no token, and where it stands is said by who shows it again.
+    match tokens.iter().find(|t| **t as usize >= vocab && !is_vector(**t)) {
         Some(token) => Err(damaged(format!("it holds token {token}, the vocabulary has {vocab}"))),
         None => Ok((tokens, remembered)),
     }

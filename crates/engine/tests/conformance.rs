@@ -8,7 +8,7 @@ mod device;
 
 use std::sync::Arc;
 
-use kiln_engine::arch::{BatchShape, Room, graph};
+use kiln_engine::arch::{BatchShape, Pictures, Room, graph};
 use kiln_engine::executor::{
     Arithmetic, CpuExecutor, DequantCache, Executor, GpuExecutor, Options, Order, PackB, Packing, Rounds,
 };
@@ -270,7 +270,7 @@ fn columns_that_are_left_ready_are_as_good_as_floats() {
             outputs: TEXTS,
             expands: false,
             shares: false,
-            vectors: false,
+            pictures: Pictures::default(),
         };
         let plan = graph(&model.config, &model.gguf, &room).unwrap().plan(shape).unwrap();
         let steps = lower(plan, &executor.target()).unwrap().steps;

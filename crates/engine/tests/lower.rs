@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-use kiln_engine::arch::{self, BatchShape, Graph, Room, graph};
+use kiln_engine::arch::{self, BatchShape, Graph, Pictures, Room, graph};
 use kiln_engine::compare;
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
 use kiln_engine::lower::{DequantCache, PASSES, Packing, Rounds, Target, Weights, lower, lower_until};
@@ -208,8 +208,15 @@ fn plans_for_several_devices_are_those_of_the_snapshots() {
         // Many columns, and texts that go on beside two prompts.
         let (device, target) = &devices()[1];
         text += &described(&graph, device, target, graph.expanding(BatchShape::new(300, 1), target));
-        let mixed =
-            BatchShape { decode: 4, prompt: 64, pieces: 2, outputs: 6, expands: false, shares: false, vectors: false };
+        let mixed = BatchShape {
+            decode: 4,
+            prompt: 64,
+            pieces: 2,
+            outputs: 6,
+            expands: false,
+            shares: false,
+            pictures: Pictures::default(),
+        };
         text += &described(&graph, device, target, mixed);
         if preset.name == "tiny-llama-256" {
             text += &described(&graph, "rounded by who makes it", &rounding(), BatchShape::new(1, 1));

@@ -64,7 +64,7 @@ const OWN_BATCHES: Meaning = Ignored("Kiln chooses batch sizes itself");
 const NO_PINNING: Meaning = Ignored("Kiln leaves scheduling to the system; -t sets the number of threads");
 const FILE_SAYS: Meaning = Refused("Kiln takes RoPE settings from the model file");
 const TEXT_ONLY: Meaning = Refused(
-    "`kiln run` takes pictures (--mmproj and --image) and `kiln serve` takes --mmproj; no command takes sound or addresses of such files",
+    "`kiln run` and `kiln chat` take pictures (--mmproj and --image) and `kiln serve` takes --mmproj; no command takes sound or addresses of such files",
 );
 const NO_CONTROL: Meaning = Refused("Kiln has no control vectors; --lora applies adapters");
 
@@ -79,7 +79,7 @@ const TABLE: &[Row] = &[
     row(&["-hft", "--hf-token"], Value, Refused("set HF_TOKEN in the environment instead")),
     row(&["--offline"], Nothing, Refused("set HF_HUB_OFFLINE=1 in the environment instead")),
     row(&["--override-kv"], Value, Refused("Kiln uses a model file's metadata as it is")),
-    only(&["run", "serve"], &["-mm"], Value, Is("--mmproj")),
+    only(&["run", "chat", "serve"], &["-mm"], Value, Is("--mmproj")),
     row(&["--mmproj", "-mm", "--mmproj-url", "-mmu", "--image", "--audio"], Value, TEXT_ONLY),
     row(&["--no-mmproj", "--no-mmproj-offload"], Nothing, Always("no multimodal projector is loaded")),
     // Devices and memory.

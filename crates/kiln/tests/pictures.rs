@@ -3,23 +3,34 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
 use serde_json::Value;
 
 fn kiln(arguments: &[&str]) -> Output {
+    kiln_reading(arguments, "")
+}
+
+/// The same with something on stdin.
+fn kiln_reading(arguments: &[&str], input: &str) -> Output {
     let nowhere = std::env::temp_dir().join("kiln-pictures-no-such-manifest.json");
-    Command::new(env!("CARGO_BIN_EXE_kiln"))
+    let mut running = Command::new(env!("CARGO_BIN_EXE_kiln"))
         .args(arguments)
         .env("VK_DRIVER_FILES", &nowhere)
         .env("VK_ICD_FILENAMES", &nowhere)
         .env_remove("KILN_DEVICE")
         .env_remove("KILN_VALIDATION")
-        .stdin(std::process::Stdio::null())
-        .output()
-        .unwrap()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Who has refused everything reads nothing.
+    let _ = running.stdin.take().unwrap().write_all(input.as_bytes());
+    running.wait_with_output().unwrap()
 }
 
 fn told(output: &Output) -> String {
@@ -153,6 +164,7 @@ fn pictures_are_part_of_the_prompt() {
 fn what_cannot_be_shown_is_refused_in_one_sentence() {
     let scene = Scene::new();
     scene.refused(None, &["a.bmp"], &[], &["--mmproj"]);
+    scene.refused(Some("mmproj.gguf"), &["a.bmp"], &["--no-mmproj"], &["--mmproj"]);
     scene.refused(Some("mmproj.gguf"), &[], &[], &["--image"]);
     scene.refused(Some("missing.gguf"), &["a.bmp"], &[], &["missing.gguf"]);
     scene.refused(Some("model.gguf"), &["a.bmp"], &[], &["model.gguf", "architecture is llama"]);
@@ -164,6 +176,66 @@ fn what_cannot_be_shown_is_refused_in_one_sentence() {
     scene.refused(Some("mmproj.gguf"), &["long.bmp"], &[], &["1 x 300", "200 times"]);
     scene.refused(Some("mmproj.gguf"), &["a.bmp"], &["--save-state", "x"], &["--save-state"]);
     scene.refused(Some("mmproj.gguf"), &["a.bmp"], &["-c", "10", "--raw"], &["tokens", "10"]);
+}
+
+#[test]
+fn conversations_show_pictures() {
+    let scene = Scene::new();
+    let (model, mmproj, [a, b]) =
+        (scene.file("model.gguf"), scene.file("mmproj.gguf"), ["a.bmp", "b.bmp"].map(|n| scene.file(n)));
+    let chat = |more: &[&str], lines: &str| {
+        let words = ["chat", &model, "--cpu", "--temp", "0", "-n", "6", "--json", "--mmproj", &mmproj];
+        kiln_reading(&[&words[..], more].concat(), lines)
+    };
+    let answers = |more: &[&str], lines: &str| -> Vec<Value> {
+        let output = chat(more, lines);
+        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let answer = |line: &str| -> Value {
+            let all: Value = serde_json::from_str(line).unwrap();
+            serde_json::json!({"text": all["text"], "usage": all["usage"]})
+        };
+        lines.lines().map(answer).collect()
+    };
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    let words = "what is it?";
+    let plain = answers(&[], &format!("{words}\nand now?\n"));
+    let shown = answers(&[], &format!("/image {a}\n{words}\nand now?\n"));
+    assert_eq!(tokens(&shown[0]) - tokens(&plain[0]), 4);
+    // A turn that is taken back takes its picture along.
+    let first_turn = format!("{words}\n/undo\n{words}\n/retry\n");
+    let again = answers(&["--image", &a], &first_turn);
+    assert_eq!([0, 1, 2].map(|turn| tokens(&again[turn])), [tokens(&shown[0]), tokens(&plain[0]), tokens(&plain[0])]);
+    assert_eq!(answers(&["--image", &a], &format!("{words}\nand now?\n")), shown, "the flag says the same");
+    // Named in the message, it stands before that.
+    let named = answers(&[], &format!("what is @\"{a}\" beside @\"{b}\"?\n/retry\n/undo\n{words}\n"));
+    assert_eq!(
+        (&named[0]["text"], tokens(&named[0])),
+        (&named[1]["text"], tokens(&named[1])),
+        "asked again with its pictures"
+    );
+    assert_eq!(
+        (&named[2]["text"], tokens(&named[2])),
+        (&plain[0]["text"], tokens(&plain[0])),
+        "taken back with its pictures"
+    );
+    // What is saved names the pictures, and does not hold them.
+    let saved = scene.file("talk.json");
+    answers(&["--image", &a], &format!("{words}\n/save {saved}\n"));
+    let saved = std::fs::read_to_string(saved).unwrap();
+    assert!(saved.contains("[picture: ") && saved.contains("a.bmp") && !saved.contains("__media_"), "{saved}");
+
+    let refused = |output: Output, words: &[&str]| {
+        let error = told(&output);
+        assert!(output.status.code() != Some(0) && !error.contains("panicked"), "{error}");
+        words.iter().for_each(|word| assert!(error.contains(word), "{word:?} is not in: {error}"));
+    };
+    let ask = format!("what is @{a}?\n");
+    refused(chat(&["--no-mmproj"], &ask), &["a.bmp is a picture", "--mmproj"]);
+    refused(chat(&[], &format!("what is @{}?\n", scene.file("cut.bmp"))), &["cut.bmp", "cannot be decoded"]);
+    refused(chat(&[], &format!("/image {}\n", scene.file("words.png"))), &["words.png", "PNG, JPEG"]);
+    refused(chat(&["--mmproj", &scene.file("other.gguf")], &ask), &["other.gguf", "belongs to another model"]);
+    refused(kiln_reading(&["chat", &model, "--cpu", "--image", &a], &ask), &["--mmproj"]);
 }
 
 #[test]

@@ -51,6 +51,12 @@ const FORMATS: [(ImageFormat, &str); 6] = [
     (ImageFormat::Tiff, "TIFF"),
 ];
 
+/// Whether these bytes begin as those of a picture do and are no text, which may begin so by chance.
+pub fn is_picture(bytes: &[u8]) -> bool {
+    let known = image::guess_format(bytes).is_ok_and(|format| FORMATS.iter().any(|(known, _)| *known == format));
+    known && (bytes.contains(&0) || std::str::from_utf8(bytes).is_err())
+}
+
 /// The picture in these bytes: the first frame where there are several, upright where the camera said how it was held, without its
 /// alpha channel, which is dropped and not blended.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {

@@ -10,7 +10,7 @@ mod picture;
 mod prepare;
 mod sizes;
 
-pub use decode::{Limits, decode};
+pub use decode::{Limits, decode, is_picture};
 pub use error::Error;
 pub use families::Keys;
 pub use filters::Filter;

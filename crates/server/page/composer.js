@@ -1,15 +1,17 @@
-// The message box: text and files that are not sent yet. Each conversation has its own.
+// The message box: text, files and pictures that are not sent yet. Each conversation has its own.
 
 import { $, h, toast } from "./dom.js";
-import { size } from "./messages.js";
+import { size, weight } from "./messages.js";
+import * as pictures from "./pictures.js";
 
 /** Pasted text longer than this many characters becomes a file. */
 const LONG_PASTE = 4000;
 const MOST_FILE_BYTES = 4 << 20;
 
 export class Composer {
-  /** `submit` sends what is in the box, `up` is the arrow key in an empty one. */
-  constructor({ submit, up }) {
+  /** `submit` sends what is in the box, `up` is the arrow key in an empty one, `sees` says whether the model is shown pictures. */
+  constructor({ submit, up, sees }) {
+    this.sees = sees;
     this.files = [];
     /** What was begun elsewhere, by conversation. */
     this.drafts = new Map();
@@ -80,12 +82,18 @@ export class Composer {
   async add(list) {
     const { files } = this;
     for (const file of list) {
+      if (pictures.isPicture(file)) {
+        const refusal = pictures.refusal(file, this.sees());
+        if (refusal) toast(refusal);
+        else files.push(await pictures.read(file));
+        continue;
+      }
       if (file.size > MOST_FILE_BYTES) {
         toast(`${file.name} is larger than 4 MB, which no context holds.`);
         continue;
       }
       const text = await file.text();
-      if (text.includes("\u0000") || (text.match(/\ufffd/g)?.length ?? 0) > text.length / 100) toast(`${file.name} is no text; this model reads text only.`);
+      if (text.includes("\u0000") || (text.match(/\ufffd/g)?.length ?? 0) > text.length / 100) toast(`${file.name} is neither text nor a picture.`);
       else files.push({ name: file.name, text });
     }
     this.show();
@@ -94,7 +102,7 @@ export class Composer {
 
   show() {
     $("files").hidden = !this.files.length;
-    $("files").replaceChildren(...this.files.map((file) => h("li", { icon: "file" }, h("span", {}, file.name), h("small", {}, size(file.text)), h("button", { type: "button", class: "quiet", icon: "close", "aria-label": `Remove ${file.name}`, onclick: () => {
+    $("files").replaceChildren(...this.files.map((file) => h("li", file.picture ? { class: "picture" } : { icon: "file" }, file.picture && h("img", { src: pictures.address(file), alt: "" }), h("span", {}, file.name), h("small", {}, file.picture ? weight(pictures.bytesOf(file)) : size(file.text)), h("button", { type: "button", class: "quiet", icon: "close", "aria-label": `Remove ${file.name}`, onclick: () => {
       this.files.splice(this.files.indexOf(file), 1);
       this.show();
     } }))));

@@ -17,7 +17,7 @@ import { fresh, grow, imported, leaf, markdown, path, prune, rename, retitle, st
 const EXAMPLES = ["Explain what a kiln does, as if to a friend.", "Write a Python function that finds the primes below n.", "Compare tea and coffee in a table."];
 
 const messages = new Messages({ retry, resume, edit, show: showBranch, answerCalls });
-const composer = new Composer({ submit, up: editLast });
+const composer = new Composer({ submit, up: editLast, sees: () => models.sees(page.talk) });
 const list = new List($("conversations"), { forget, rename: (talk, name) => {
   rename(talk, name);
   keep(talk);
@@ -128,7 +128,7 @@ function welcome() {
     h("h2", {}, "What shall we make?"),
     h("p", {}, h("strong", {}, $("model").value || "The model"), " answers from ", here ? "this machine" : h("strong", {}, location.host), ". ", runs || "", privacy),
     h("ul", {}, EXAMPLES.map(example)),
-    h("p", { class: "small" }, "Attach or drop text files. Edit a message to branch. ", h("button", { type: "button", class: "link", onclick: () => openHelp() }, "All keys, and the address for programs")));
+    h("p", { class: "small" }, models.sees(page.talk) ? "Attach, paste or drop pictures and text files. " : "Attach or drop text files. ", "Edit a message to branch. ", h("button", { type: "button", class: "link", onclick: () => openHelp() }, "All keys, and the address for programs")));
 }
 
 /** What stands where an address names no conversation of this browser. */

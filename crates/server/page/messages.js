@@ -4,6 +4,7 @@ import { canContinue } from "./answers.js";
 import { $, copy, h } from "./dom.js";
 import { arrange } from "./list.js";
 import { Live } from "./markdown.js";
+import * as pictures from "./pictures.js";
 import { children, path } from "./tree.js";
 
 /** A JSON text with line ends, if it is one. */
@@ -43,7 +44,10 @@ class Message {
   }
 
   person() {
-    const files = (this.node.files ?? []).map((file) => h("details", { class: "file" }, h("summary", { icon: "file" }, h("span", {}, file.name), h("small", {}, size(file.text))), h("pre", { tabIndex: 0, role: "region", "aria-label": file.name }, file.text)));
+    const all = this.node.files ?? [];
+    const shown = all.filter((file) => file.picture).map((file) => h("img", { src: pictures.address(file), alt: file.name, title: file.name }));
+    const files = all.filter((file) => !file.picture).map((file) => h("details", { class: "file" }, h("summary", { icon: "file" }, h("span", {}, file.name), h("small", {}, size(file.text))), h("pre", { tabIndex: 0, role: "region", "aria-label": file.name }, file.text)));
+    if (shown.length) this.body.append(h("div", { class: "pictures" }, shown));
     this.body.append(...files, ...(this.node.content ? [h("div", { class: "words" }, this.node.content)] : []));
   }
 
@@ -176,8 +180,8 @@ class Message {
   }
 }
 
-export const size = (text) => {
-  const bytes = new Blob([text]).size;
+export const size = (text) => weight(new Blob([text]).size);
+export const weight = (bytes) => {
   return bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
 };
 const seconds = (ms) => (ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`);

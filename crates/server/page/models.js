@@ -26,6 +26,7 @@ export function show() {
     $("model").replaceChildren(...(page.models.length > 1 ? [...group("Loaded", loaded), ...group("Loaded when asked", others)] : page.models.map(option)));
   }
   $("model").value = modelOf(page.talk);
+  $("attach").ariaLabel = $("attach").title = sees(page.talk) ? "Attach pictures or text files" : "Attach text files";
   showState();
   showGauge(page.talk);
 }
@@ -57,6 +58,12 @@ export async function refresh() {
 export function contextOf(talk) {
   const model = page.models.find((known) => known.id === modelOf(talk));
   return model?.max_model_len ?? (page.models.length > 1 ? 0 : page.defaults.context ?? 0);
+}
+
+/** Whether a conversation's model is shown pictures. */
+export function sees(talk) {
+  const model = page.models.find((known) => known.id === modelOf(talk));
+  return Boolean(model?.architecture?.input_modalities?.includes("image"));
 }
 
 /** Shows how much of the context the conversation filled when the model answered last. */

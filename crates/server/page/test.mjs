@@ -4,11 +4,12 @@ import { test } from "node:test";
 
 import { Answers, canContinue, MOST_AT_ONCE } from "./answers.js";
 import { addressOf, idOf, isLoopback } from "./route.js";
-import { children, fresh, grow, imported, leaf, path, prune, rename, requestMessages, retitle, stored, switchTo } from "./tree.js";
+import { children, fresh, grow, imported, leaf, markdown, path, prune, rename, requestMessages, retitle, stored, switchTo } from "./tree.js";
 import { parse } from "./markdown.js";
 import { scan } from "./highlight.js";
 import { plainRoots, tree } from "./math.js";
 import { Events } from "./events.js";
+import { base64, bytesOf, isData, isPicture, read, refusal } from "./pictures.js";
 
 const kinds = (text) => parse(text).map((block) => block.type);
 
@@ -284,4 +285,36 @@ test("a stream that ends without its last word was lost", async () => {
   });
   await ask();
   assert.equal(pieces.length, 2);
+});
+
+test("pictures stand before the text of their message, and files within it", () => {
+  const talk = fresh("m");
+  const picture = { name: "a.png", picture: "data:image/png;base64,QUJD" };
+  const both = grow(talk, "", { role: "user", content: "what?", files: [picture, { name: "f.txt", text: "x" }] });
+  const [message] = requestMessages(talk, both.id);
+  assert.deepEqual(message.content[0], { type: "image_url", image_url: { url: picture.picture } });
+  assert.deepEqual(message.content[1], { type: "text", text: "f.txt\n```\nx\n```\n\nwhat?" });
+  const alone = grow(talk, both.id, { role: "user", content: "", files: [picture] });
+  assert.deepEqual(requestMessages(talk, alone.id)[1].content, [{ type: "image_url", image_url: { url: picture.picture } }]);
+  assert.ok(markdown(talk).includes("*Picture: a.png*") && !markdown(talk).includes("base64"));
+  // What comes back from a file is a picture only if it is one.
+  const back = imported(JSON.parse(JSON.stringify(talk)));
+  assert.deepEqual(back.nodes[both.id].files[0], picture);
+  talk.nodes[both.id].files[0].picture = "https://elsewhere.example/a.png";
+  assert.deepEqual(imported(JSON.parse(JSON.stringify(talk))).nodes[both.id].files[0], { name: "a.png", text: "" });
+});
+
+test("pictures are told from other files, and why one is not sent", async () => {
+  const file = (name, type, bytes = 3) => ({ name, type, size: bytes, arrayBuffer: async () => new Uint8Array([65, 66, 67]).buffer });
+  assert.ok(isPicture(file("a.png", "image/png")) && !isPicture(file("a.svg", "image/svg+xml")) && !isPicture(file("a.txt", "text/plain")));
+  assert.equal(refusal(file("a.png", "image/png"), true), "");
+  assert.ok(refusal(file("a.png", "image/png"), false).includes("reads text only"));
+  assert.ok(refusal(file("a.heic", "image/heic"), true).includes("image/heic"));
+  assert.ok(refusal(file("a.png", "image/png", 100 << 20), true).includes("larger than 12 MB"));
+  const kept = await read(file("a.png", "image/png"));
+  assert.deepEqual([kept, bytesOf(kept)], [{ name: "a.png", picture: "data:image/png;base64,QUJD" }, 3]);
+  assert.ok(isData(kept.picture));
+  for (const other of [undefined, 7, "data:text/html;base64,QUJD", "data:image/svg+xml;base64,QUJD", "data:image/png;base64,<b>", "blob:x"]) assert.ok(!isData(other), String(other));
+  const long = new Uint8Array(100_000).map((_, i) => i * 7);
+  assert.equal(base64(long), Buffer.from(long).toString("base64"));
 });

@@ -1,6 +1,8 @@
 // A conversation is a tree: who edits a message or asks for another answer adds a branch, and nothing is lost. `shown` says for each
 // message which of those behind it is looked at.
 
+import { isData } from "./pictures.js";
+
 /**
  * How an answer ended, where it is not complete:
  * `stopped` by the reader, `length` at its limit, `lost` with the connection, `left` with the page, `failed` at the server.
@@ -86,15 +88,23 @@ export function prune(talk, node) {
   if (talk.shown[node.parent] === node.id) delete talk.shown[node.parent];
 }
 
-/** A text with its files, as the model gets it. */
+/** A text with its files, as the model gets it. Pictures go beside it. */
 export function withFiles(node) {
-  const files = (node.files ?? []).map(({ name, text }) => {
+  const files = (node.files ?? []).filter((file) => !file.picture).map(({ name, text }) => {
     // The fence is longer than any in the file.
     const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
     const fence = "`".repeat(longest + 1);
     return `${name}\n${fence}\n${text}\n${fence}`;
   });
   return [...files, node.content].filter(Boolean).join("\n\n");
+}
+
+/** What the reader said, as the API takes it: pictures stand before the text. */
+function contentOf(node) {
+  const text = withFiles(node);
+  const shown = (node.files ?? []).filter((file) => file.picture).map((file) => ({ type: "image_url", image_url: { url: file.picture } }));
+  if (!shown.length) return text;
+  return text ? [...shown, { type: "text", text }] : shown;
 }
 
 /** The messages up to one of them, as the API takes them. */
@@ -108,7 +118,7 @@ export function requestMessages(talk, upTo) {
       if (calls.length) message.tool_calls = calls;
       out.unshift(message);
     } else if (node.role === "tool") out.unshift({ role: "tool", tool_call_id: node.call, content: node.content });
-    else out.unshift({ role: "user", content: withFiles(node) });
+    else out.unshift({ role: "user", content: contentOf(node) });
   }
   if (talk.system.trim()) out.unshift({ role: "system", content: talk.system });
   return out;
@@ -121,7 +131,8 @@ export function markdown(talk) {
   for (const node of path(talk)) {
     const who = { user: "You", assistant: "Model", tool: "Tool result" }[node.role];
     const calls = (node.calls ?? []).map((call) => `\`${call.name}(${call.arguments})\``);
-    parts.push([`**${who}**`, withFiles(node), ...calls].filter(Boolean).join("\n\n"));
+    const shown = (node.files ?? []).filter((file) => file.picture).map((file) => `*Picture: ${file.name}*`);
+    parts.push([`**${who}**`, ...shown, withFiles(node), ...calls].filter(Boolean).join("\n\n"));
   }
   return `${parts.join("\n\n")}\n`;
 }
@@ -137,7 +148,7 @@ export function imported(value) {
   for (const node of Object.values(value.nodes)) {
     if (typeof node !== "object" || !node || !text(node.id) || !["user", "assistant", "tool"].includes(node.role)) continue;
     const list = (v) => (Array.isArray(v) ? v : undefined);
-    const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => ({ name: f.name, text: text(f.text) }));
+    const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => (isData(f.picture) ? { name: f.name, picture: f.picture } : { name: f.name, text: text(f.text) }));
     const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments) }));
     talk.nodes[node.id] = { id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call), name: text(node.name), note: text(node.note), end: ENDS.includes(node.end) ? node.end : undefined, files, calls };
   }

@@ -18,6 +18,7 @@ use crate::http_metrics::HttpMetrics;
 use crate::keys::{Counted, Key, Keys};
 use crate::prep_pool::PrepPool;
 use crate::registry::{Loaded, ModelRegistry};
+use crate::remote_media::MediaHost;
 use crate::response_store::{ResponseStore, StoredResponses};
 use crate::scope::BodyBudget;
 use crate::trace::{Tracer, Tracing};
@@ -51,6 +52,8 @@ pub struct RequestDefaults {
     pub reasoning_field: &'static str,
     /// How long a model may think.
     pub thinking_budget: Option<ThinkingBudget>,
+    /// Hosts that pictures may be fetched from.
+    pub media_hosts: Vec<MediaHost>,
 }
 
 /// How the server behaves.

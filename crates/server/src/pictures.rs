@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::api_error::{AT_LEAST, ApiError, Kind};
 use crate::prep_pool::client_gone;
 use crate::registry::Loaded;
+use crate::remote_media::{MediaHost, RemoteMedia};
 
 /// The type of parts that hold a picture: `data` is base64, `param` the field that it came in.
 const PART: &str = "kiln_picture";
@@ -25,13 +26,32 @@ pub(crate) struct Pictures {
     encoder: Mutex<Encoder>,
     /// One picture is decoded at a time, since a large one takes much memory.
     decoding: Mutex<()>,
+    /// Fetches those that come as addresses.
+    remote: RemoteMedia,
 }
 
 impl Pictures {
-    pub(crate) fn new(encoder: Encoder) -> Pictures {
-        Pictures { vision: Arc::clone(encoder.vision()), encoder: Mutex::new(encoder), decoding: Mutex::new(()) }
+    pub(crate) fn new(encoder: Encoder, hosts: &[MediaHost]) -> Pictures {
+        let (vision, remote) = (Arc::clone(encoder.vision()), RemoteMedia::new(hosts));
+        Pictures { vision, encoder: Mutex::new(encoder), decoding: Mutex::new(()), remote }
+    }
+
+    /// The bytes of a part.
+    fn bytes(&self, param: &str, part: &Value) -> Result<Vec<u8>, ApiError> {
+        let refused = |why: String| ApiError::invalid(param, format!("`{param}` {why}"));
+        if let Some(url) = part["url"].as_str() {
+            return match self.remote.is_off() {
+                true => Err(refused(FETCHES_NONE.to_owned())),
+                false => self.remote.fetch(url).map_err(refused),
+            };
+        }
+        let data: String = part["data"].as_str().unwrap_or_default().split_ascii_whitespace().collect();
+        STANDARD.decode(data).map_err(|why| refused(format!("is not base64: {why}")))
     }
 }
+
+const FETCHES_NONE: &str =
+    "is an address, and this server fetches none; send the picture itself, as data:image/png;base64,...";
 
 /// A picture of base64, as a part of a message.
 pub(crate) fn of_base64(param: &str, data: &str) -> Value {
@@ -50,10 +70,13 @@ pub(crate) fn of_url(param: &str, url: &str) -> Result<Value, ApiError> {
         }
         return Ok(of_base64(param, data));
     }
+    let is_web = ["http://", "https://"]
+        .iter()
+        .any(|scheme| url.get(..scheme.len()).is_some_and(|s| s.eq_ignore_ascii_case(scheme)));
     match url.contains("://") {
-        true => refused(
-            "is an address, and this server fetches none; send the picture itself, as data:image/png;base64,...",
-        ),
+        // Whether it is fetched is the business of who serves the model.
+        true if is_web => Ok(json!({"type": PART, "param": param, "url": url})),
+        true => refused(FETCHES_NONE),
         false => Ok(of_base64(param, url)),
     }
 }
@@ -139,9 +162,7 @@ impl Taken {
                 );
                 return Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(param.to_owned()) });
             };
-            let data: String = part["data"].as_str().unwrap_or_default().split_ascii_whitespace().collect();
-            let bytes = STANDARD.decode(data);
-            let bytes = bytes.map_err(|why| ApiError::invalid(param, format!("`{param}` is not base64: {why}")))?;
+            let bytes = pictures.bytes(param, part)?;
             go_on()?;
             let one = {
                 let _one = pictures.decoding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,9 +217,7 @@ mod tests {
             assert_eq!(data(value.clone()).expect("it is taken"), "QUJD", "{value}");
         }
         for (value, words) in [
-            (json!({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}), "fetches none"),
             (json!({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), "fetches none"),
-            (json!({"type": "image", "source": {"type": "url", "url": "http://a.b/c"}}), "fetches none"),
             (json!({"type": "image_url", "image_url": {"url": "data:text/plain;base64,QUJD"}}), "something else"),
             (json!({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}), "without base64"),
             (json!({"type": "input_image", "file_id": "file_1"}), "must be a data URL"),
@@ -208,6 +227,13 @@ mod tests {
             assert!(refused.contains(words), "{value}: {refused}");
         }
         assert!(part("p", &json!({"type": "text", "text": "a"})).is_none());
+        for value in [
+            json!({"type": "image_url", "image_url": {"url": "HTTPS://a.b/c.png"}}),
+            json!({"type": "image", "source": {"type": "url", "url": "http://a.b/c"}}),
+        ] {
+            let taken = part("p", &value).expect("a picture").expect("one that may be fetched");
+            assert!(taken["url"].is_string() && taken["data"].is_null(), "{taken}");
+        }
     }
 
     #[test]

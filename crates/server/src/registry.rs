@@ -118,7 +118,7 @@ impl Loaded {
             in_flight: AtomicUsize::new(0),
             slots: Slots::new(sequences),
             scales: Mutex::new(None),
-            pictures: encoder.map(Pictures::new),
+            pictures: encoder.map(|encoder| Pictures::new(encoder, &request_defaults.media_hosts)),
             scheduler,
         }
     }

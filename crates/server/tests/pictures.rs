@@ -4,6 +4,8 @@
 
 mod client;
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -16,7 +18,7 @@ use kiln_engine::tokenizer::EncodeLimit;
 use kiln_engine::vision::prompt::Marker;
 use kiln_engine::vision::{Arranged, Encoder, Vision};
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
-use kiln_server::{LoadedEngine, Running, Server};
+use kiln_server::{LoadedEngine, RequestDefaults, Running, Server, Settings};
 use serde_json::{Value, json};
 
 /// Rows of a picture: it has 8 patches a side.
@@ -76,7 +78,16 @@ fn encoder(width: usize) -> Encoder {
 }
 
 fn seeing() -> Running {
-    let (server, model) = (Server::listen("127.0.0.1", 0, settings()).unwrap(), model(Some(CHATML)));
+    seeing_from(&[])
+}
+
+/// The same that fetches pictures from these hosts.
+fn seeing_from(hosts: &[String]) -> Running {
+    let media_hosts = hosts.iter().map(|host| host.parse().unwrap()).collect();
+    let settings = settings();
+    let request_defaults = RequestDefaults { media_hosts, ..settings.request_defaults.clone() };
+    let settings = Settings { request_defaults, ..settings };
+    let (server, model) = (Server::listen("127.0.0.1", 0, settings).unwrap(), model(Some(CHATML)));
     let encoder = Some(encoder(model.config.hidden));
     server.ready_with(LoadedEngine { scheduler: scheduler(&model).into(), sequences: SEQUENCES, encoder });
     server
@@ -217,6 +228,47 @@ fn pictures_count_and_are_told_of() {
     // What a user writes is text, whatever stands for pictures elsewhere.
     let written = post(&server, "/v1/chat/completions", &asked(&[], "<__media__> <image>"));
     assert_eq!(written.status, 200, "{}", written.body);
+    server.stop().unwrap();
+}
+
+#[test]
+fn pictures_are_fetched_from_hosts_that_were_allowed() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let picture = bmp(24, 18, 5);
+    let answered = picture.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let first = lines.next().unwrap().unwrap();
+            while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+            let body: &[u8] = if first.contains("/a.bmp") { &answered } else { b"no picture" };
+            let mut stream = stream;
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()).unwrap();
+            stream.write_all(body).unwrap();
+        }
+    });
+    let server = seeing_from(std::slice::from_ref(&host));
+    let asked = |url: &str| {
+        let parts = json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]);
+        post(
+            &server,
+            "/v1/chat/completions",
+            &json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 6, "temperature": 0}),
+        )
+    };
+    let (fetched, sent) = (asked(&format!("http://{host}/a.bmp")), asked(&url(&picture)));
+    assert_eq!((fetched.status, sent.status), (200, 200), "{}", fetched.body);
+    assert_eq!(text_of(&fetched.json()), text_of(&sent.json()));
+    for (url, words) in [
+        (format!("http://{host}/b"), "PNG, JPEG"),
+        ("http://169.254.169.254/latest".to_owned(), "169.254.169.254"),
+        (format!("http://localhost:{}/a.bmp", host.rsplit_once(':').unwrap().1), "fetches nothing from"),
+    ] {
+        let reply = asked(&url);
+        assert!(reply.status == 400 && reply.body.contains(words), "{url}: {}", reply.body);
+        assert!(reply.body.contains("messages[0].content[0].image_url"), "{}", reply.body);
+    }
     server.stop().unwrap();
 }
 

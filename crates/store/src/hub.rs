@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use kiln_system::files::{Output, Overwrite};
+use kiln_system::text::shown;
 use serde::Deserialize;
 
 use crate::digest::Digest;
@@ -108,7 +109,23 @@ impl Repository<'_> {
             fs::create_dir_all(parent).map_err(Error::io(parent))?;
             Output::write(&reference, Overwrite::Yes, listing.sha.as_bytes())?;
         }
+        self.tell_encoders(down, &quants::encoders(&names), &chosen);
         Ok(kept)
+    }
+
+    /// Says which encoders of pictures or sound lie beside what was fetched.
+    fn tell_encoders(&self, down: &Downloader<'_>, encoders: &[&str], chosen: &[String]) {
+        let (Some(first), repo) = (encoders.first(), self.repo) else { return };
+        if chosen.iter().any(|name| encoders.contains(&name.as_str())) {
+            return;
+        }
+        let at = if self.revision == "main" { String::new() } else { format!("@{}", self.revision) };
+        let list: Vec<String> = encoders.iter().map(|name| shown(name)).collect();
+        down.watch.say(&format!(
+            "note: beside the model lies what shows it pictures or sound: {}\nhint: `kiln pull hf:{repo}{at}:{}` fetches it",
+            list.join(", "),
+            shown(first),
+        ));
     }
 
     fn listing(&self, client: &Client) -> Result<Listing> {

@@ -39,10 +39,21 @@ fn quant(stem: &str) -> Option<String> {
     Some(if unsloth { format!("UD-{}", words[at]) } else { words[at].to_owned() })
 }
 
+/// Whether a file is an encoder of pictures or sound, which stands beside a model.
+fn is_projector(path: &str) -> bool {
+    path.ends_with(".gguf") && path.rsplit('/').next().unwrap_or(path).to_lowercase().starts_with("mmproj")
+}
+
+/// The encoders among the files of a repository: first those of half precision, which are what most people take.
+pub(crate) fn encoders<'a>(files: &[&'a str]) -> Vec<&'a str> {
+    let mut found: Vec<&str> = files.iter().copied().filter(|path| is_projector(path)).collect();
+    found.sort_by_key(|path| (quant(path.trim_end_matches(".gguf")).as_deref() != Some("F16"), *path));
+    found
+}
+
 /// Models among the files of a repository, each with its files in order. Projectors and incomplete sets are none.
 pub(crate) fn models<'a>(files: &[&'a str]) -> BTreeMap<&'a str, Vec<String>> {
     let mut found = BTreeMap::new();
-    let is_projector = |path: &str| path.rsplit('/').next().unwrap_or(path).to_lowercase().starts_with("mmproj");
     for path in files.iter().filter(|path| path.ends_with(".gguf") && !is_projector(path)) {
         match part_of(path) {
             None => {
@@ -62,6 +73,9 @@ pub(crate) fn models<'a>(files: &[&'a str]) -> BTreeMap<&'a str, Vec<String>> {
 
 /// The files of the model that was meant. `repo` is for messages.
 pub(crate) fn choose(repo: &str, files: &[&str], wish: Option<&str>) -> Result<Vec<String>> {
+    if let Some(encoder) = wish.filter(|wish| is_projector(wish) && files.contains(wish)) {
+        return Ok(vec![encoder.to_owned()]);
+    }
     let models = models(files);
     let hint = |list: Vec<String>| format!("there is {}", list.join(", "));
     if models.is_empty() {
@@ -130,6 +144,11 @@ mod tests {
         assert_eq!(get(Some("Q8_0")).unwrap(), FILES[5..7]);
         assert_eq!(get(Some("Q8_0/Model-1.5B-Q8_0-00002-of-00002.gguf")).unwrap(), FILES[5..7]);
         assert_eq!(choose("a/b", &["x.gguf", "mmproj.gguf"], None).unwrap(), ["x.gguf"]);
+        // An encoder is what somebody meant who names its file.
+        assert_eq!(choose("a/b", &["x.gguf", "mmproj.gguf"], Some("mmproj.gguf")).unwrap(), ["mmproj.gguf"]);
+        let files = ["mmproj-a-BF16.gguf", "mmproj-a-f16.gguf", "a-F16.gguf", "b/mmproj-a-Q8_0.gguf", "mmproj.txt"];
+        assert_eq!(encoders(&files), ["mmproj-a-f16.gguf", "b/mmproj-a-Q8_0.gguf", "mmproj-a-BF16.gguf"]);
+        assert!(choose("a/b", &files, Some("mmproj-a-F32.gguf")).is_err());
     }
 
     #[test]

@@ -252,6 +252,24 @@ fn hugging_face_models_lie_in_the_cache_that_all_share() {
 }
 
 #[test]
+fn encoders_beside_a_model_are_named_and_fetched_by_name() {
+    let (test, said) = (Test::new(), Said::default());
+    let (model, encoder) = (tiny("model"), tiny("encoder"));
+    let files: [(&str, &[u8]); 3] =
+        [("m-Q8_0.gguf", &model), ("mmproj-m-BF16.gguf", &encoder), ("mmproj-m-F16.gguf", &encoder)];
+    test.registry.hub("a/b", COMMIT, &files);
+    let pull = |name: &str| test.store.pull(&Name::parse(name).unwrap(), None, None, &said).unwrap();
+    pull("hf:a/b");
+    let lines = said.0.lock().unwrap().join("\n");
+    assert!(lines.contains("mmproj-m-F16.gguf, mmproj-m-BF16.gguf"), "{lines}");
+    assert!(lines.contains("`kiln pull hf:a/b:mmproj-m-F16.gguf`"), "{lines}");
+    said.0.lock().unwrap().clear();
+    let record = pull("hf:a/b:mmproj-m-F16.gguf");
+    assert_eq!(fs::read(record.path().unwrap()).unwrap(), encoder);
+    assert!(said.0.lock().unwrap().is_empty(), "who has it need not be told of it");
+}
+
+#[test]
 fn a_new_commit_is_fetched_by_pull_and_the_old_one_can_be_named() {
     let test = Test::new();
     let (first, second) = (tiny("old"), tiny("new"));

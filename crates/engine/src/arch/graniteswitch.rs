@@ -100,7 +100,7 @@ impl Layer {
             let x = t.reshape([head_dim, heads, rows, 1]);
             let (Some(rope), Some(freqs)) = (rope, self.freqs) else { return x };
             let y = b.like(name, x);
-            turned(b, batch, name, Turned { x, y, freqs, offset: 0 }, &rope.params);
+            turned(b, batch, name, Turned { x, y, freqs, offset: 0 }, rope);
             y
         });
         let ids = batch.places(None).rows;

@@ -350,15 +350,38 @@ pub struct BatchShape {
     pub expands: bool,
     /// Whether neighbours among the sequences that go on have enough pages in common to read these once for several of them.
     pub shares: bool,
+    /// What rows of pictures ask for.
+    pub pictures: Pictures,
+}
+
+/// What rows that are vectors of pictures, or stand behind some, ask of the plan of their batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Pictures {
     /// Whether rows may be vectors that the host writes, in the place of embeddings of tokens ([`Ports::vectors`]).
     pub vectors: bool,
+    /// Whether rows of prompts may see others behind them ([`Ports::seen`]).
+    pub sees_ahead: bool,
+    /// By what heads are turned.
+    pub coordinates: Coordinates,
+}
+
+/// By what heads of a batch are turned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Coordinates {
+    /// Positions in the sequence.
+    #[default]
+    Positions,
+    /// A number for each row, which is smaller than its position behind a picture.
+    Each,
+    /// Time, height, width and an extra number for each row: some rows are patches of a picture.
+    Four,
 }
 
 impl BatchShape {
     /// So many tokens of one sequence.
     pub fn new(tokens: usize, outputs: usize) -> BatchShape {
         let (decode, prompt, pieces) = if tokens == 1 { (1, 0, 0) } else { (0, tokens, 1) };
-        BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, vectors: false }
+        BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, pictures: Pictures::default() }
     }
 
     /// Whether a batch of another shape can be padded to this one: nothing but sizes differs, and there are rows of the same kinds.
@@ -554,10 +577,11 @@ impl Graph {
         let answers = self.facts.start.is_some() && results == Results::Logits;
         let ports = if answers { ports.with_source(&mut b) } else { ports };
         let embeddings = self.fixed.slots.iter().find(|slot| slot.name == TOKEN_EMBEDDING);
-        let ports = match embeddings.filter(|_| shape.vectors) {
-            Some(slot) => ports.with_vectors(&mut b, slot.shape[0]),
+        let ports = match embeddings.filter(|_| shape.pictures.vectors) {
+            Some(slot) => ports.with_vectors(&mut b, slot.shape[0] * (1 + self.facts.deepstack)),
             None => ports,
         };
+        let ports = ports.with_places(&mut b, &shape);
         let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
         b.finish(ports, logits)
     }

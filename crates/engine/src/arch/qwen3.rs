@@ -31,15 +31,22 @@ pub(super) fn load_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Erro
     Decoder::load(l, spec)
 }
 
-/// Qwen 3 VL: for text, the positions of all sections are the same.
+/// Qwen 3 VL: for text, the positions of all sections are the same. Vectors of pictures have parts that are added behind the first layers.
 pub(super) fn load_vl(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
-    let spec = plain(l)?.with_sections(l, RopeStyle::Imrope)?;
+    let spec = vl(l)?;
     Decoder::load(l, spec)
+}
+
+fn vl(l: &mut Loader<'_>) -> Result<Spec, Error> {
+    let mut spec = plain(l)?.with_sections(l, RopeStyle::Imrope)?;
+    spec.deepstack = l.keys.count_opt("n_deepstack_layers", spec.sizes.layers)?.unwrap_or(0);
+    l.deepstack(spec.deepstack);
+    Ok(spec)
 }
 
 /// The same with experts.
 pub(super) fn load_vl_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
-    let mut spec = plain(l)?.with_sections(l, RopeStyle::Imrope)?;
+    let mut spec = vl(l)?;
     let counts = MoeSpec::required_counts(l)?;
     let width = expert_width(l, &spec.sizes, counts)?;
     spec.moe = Some(MoeSpec::usual(spec.sizes.hidden, width, counts));

@@ -3,13 +3,14 @@
 
 use kiln_gguf::TensorType;
 use kiln_kernels::flash_attention::{self, Mask, Pages, Window};
-use kiln_kernels::rope::{self, RopeParams};
+use kiln_kernels::rope;
 use kiln_kernels::tensor::Tensor;
 use kiln_kernels::unary::Function;
 
 use crate::Error;
 use crate::arch::{Batch, PAGE};
 use crate::model::Loader;
+use crate::model::parts::Rope;
 use crate::plan::{Builder, Linear, Source};
 
 /// What is turned by its position.
@@ -24,20 +25,25 @@ pub struct Turned {
     pub offset: usize,
 }
 
-/// Adds the step that turns heads by their positions.
-pub fn turned(b: &mut Builder, batch: &Batch, name: &str, what: Turned, params: &RopeParams) {
+/// Adds the step that turns heads by their positions, or by their coordinates where those are others.
+pub fn turned(b: &mut Builder, batch: &Batch, name: &str, what: Turned, rope: &Rope) {
     let Turned { x, y, freqs, offset } = what;
+    let (params, positions) = (&rope.params, batch.ports.coordinates.unwrap_or(batch.ports.positions));
+    let (style, sections, positions) = match rope.several {
+        Some(several) if positions.shape[1] == 4 => (several.style, several.sections, positions),
+        _ => (params.style, params.sections, positions.narrow(1, 0, 1)),
+    };
     b.step(
         name,
         rope::Call {
             x,
-            positions: batch.ports.positions,
+            positions,
             freqs,
             y,
-            style: params.style,
+            style,
             n_dims: params.n_dims,
             offset,
-            sections: params.sections,
+            sections,
             magnitude: params.magnitude(),
             backward: false,
         },
@@ -90,6 +96,9 @@ impl Attended {
             let part = Part { rows: shape.decode, sequences, tokens: shape.prompt };
             let mut call = self.part(batch, &operands, part);
             call.sequences = (shape.pieces > 1).then_some(batch.ports.owners);
+            if let (Some(seen), Mask::Causal { length, window, both, .. }) = (batch.ports.seen, call.mask) {
+                call.mask = Mask::Causal { positions: seen, length, window, both };
+            }
             b.step("prompt", call);
         }
         out

@@ -341,7 +341,7 @@ impl Attention {
         let turned = |b: &mut Builder, x: Tensor| match (&self.spec.rope, self.freqs) {
             (Some(rope), Some(freqs)) => {
                 let y = b.like(turn, x);
-                turned(b, batch, turn, Turned { x, y, freqs, offset: 0 }, &rope.params);
+                turned(b, batch, turn, Turned { x, y, freqs, offset: 0 }, rope);
                 y
             }
             _ => x,

@@ -138,6 +138,8 @@ pub struct Spec {
     pub loop_norm: bool,
     /// Whether tokens get the vector of a kind (`token_types`), where the file has some.
     pub token_kinds: bool,
+    /// Layers behind which a further part of the vectors of pictures is added.
+    pub deepstack: usize,
     /// Whether positions are learnt vectors (`position_embd`).
     pub learnt_positions: bool,
     /// Whether the bias of the output matrix counts.
@@ -200,6 +202,7 @@ impl Spec {
             loops: 1,
             loop_norm: true,
             token_kinds: false,
+            deepstack: 0,
             learnt_positions: false,
             output_bias: true,
             output_norm: "output_norm",
@@ -244,11 +247,12 @@ impl Spec {
         self.moe_by_layer = (0..self.sizes.layers).map(&mut moe).collect();
     }
 
-    /// For text of models whose rotary pairs follow several positions, where the file says so.
-    pub fn with_sections(mut self, l: &Loader<'_>, style: RopeStyle) -> Result<Spec, Error> {
+    /// For models whose rotary pairs follow several positions, where the file says so.
+    pub fn with_sections(mut self, l: &mut Loader<'_>, style: RopeStyle) -> Result<Spec, Error> {
         if let Some(sections) = sections(l)? {
+            l.several_positions();
             self.each_attention(|_, attention| {
-                attention.rope = attention.rope.as_ref().map(|rope| rope.for_text(style, sections));
+                attention.rope = attention.rope.as_ref().map(|rope| rope.with_sections(style, sections));
             });
         }
         Ok(self)
@@ -613,6 +617,11 @@ impl Architecture for Decoder {
             }
             let own = vectors.map(|vectors| of_layer(vectors, i % self.spec.sizes.layers));
             x = layer.build(b, batch, (&self.spec, &i.to_string()), Entering { x, first, own });
+            if let Some(rows) = batch.ports.vectors.filter(|_| i < self.spec.deepstack) {
+                let hidden = self.spec.sizes.hidden;
+                b.at(format!("{i}"));
+                x = b.add("deepstack", x, rows.values.narrow(0, (i + 1) * hidden, hidden));
+            }
         }
         self.output.build(b, batch, x)
     }

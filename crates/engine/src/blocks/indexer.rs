@@ -151,7 +151,8 @@ impl Indexer {
         let y = b.like(name, x);
         let mut batch = *batch;
         batch.ports.positions = batch.ports.positions.narrow(0, 0, x.shape[2]);
-        turned(b, &batch, name, Turned { x, y, freqs, offset: self.spec.offset }, &rope.params);
+        batch.ports.coordinates = batch.ports.coordinates.map(|t| t.narrow(0, 0, x.shape[2]));
+        turned(b, &batch, name, Turned { x, y, freqs, offset: self.spec.offset }, rope);
         y
     }
 

@@ -225,7 +225,7 @@ impl Latent {
 
     fn turn(&self, b: &mut Builder, batch: &Batch, name: &str, [x, y]: [Tensor; 2], offset: usize) {
         if let (Some(rope), Some(freqs)) = (&self.spec.rope, self.freqs) {
-            turned(b, batch, name, Turned { x, y, freqs, offset }, &rope.params);
+            turned(b, batch, name, Turned { x, y, freqs, offset }, rope);
         }
     }
 

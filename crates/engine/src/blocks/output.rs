@@ -67,9 +67,9 @@ impl Embedding {
         if self.scale != 1.0 {
             x = b.scale("scale", x, self.scale);
         }
-        if let Some(vectors) = batch.ports.vectors {
+        if let Some(rows) = batch.ports.vectors {
             // They come from an encoder as the layers take them: the factor is that of tokens.
-            x = b.add("vectors", x, vectors);
+            x = b.add("vectors", x, rows.values.narrow(0, 0, x.shape[0]));
         }
         if let Some(kind) = self.kind {
             x = b.add("kind", x, kind);

@@ -55,7 +55,9 @@ impl PerLayer {
         let product = b.linear("product", x, &self.projection).reshape(shape);
         let product = b.norm("norm", product, &self.norm);
         let Some(table) = self.table else { return product };
-        let rows = b.rows("table", table, batch.ports.tokens).reshape(shape);
+        // Vectors of pictures have no token: the table gives them what it has for the first one.
+        let tokens = batch.ports.vectors.map_or(batch.ports.tokens, |rows| rows.stand_ins);
+        let rows = b.rows("table", table, tokens).reshape(shape);
         let rows = b.scale("table.scale", rows, (width as f32).sqrt());
         let both = b.add("both", product, rows);
         b.scale("both.scale", both, std::f32::consts::FRAC_1_SQRT_2)

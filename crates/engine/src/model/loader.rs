@@ -40,6 +40,10 @@ pub struct Facts {
     pub start: Option<u32>,
     /// Whether positions mean nothing but distances, all far ones alike: a text may be longer than those that the model has learnt from.
     pub any_length: bool,
+    /// Whether tokens have several positions: those of a picture are its rows and columns.
+    pub several_positions: bool,
+    /// Layers behind which vectors of pictures have further parts that are added.
+    pub deepstack: usize,
 }
 
 impl Facts {
@@ -248,6 +252,16 @@ impl<'a> Loader<'a> {
     /// Positions mean nothing but distances.
     pub fn any_length(&mut self) {
         self.facts.any_length = true;
+    }
+
+    /// Tokens have several positions, which differ in pictures.
+    pub fn several_positions(&mut self) {
+        self.facts.several_positions = true;
+    }
+
+    /// Vectors of pictures have so many further parts, which are added behind the first layers.
+    pub fn deepstack(&mut self, layers: usize) {
+        self.facts.deepstack = layers;
     }
 
     /// The model gives vectors and no logits.

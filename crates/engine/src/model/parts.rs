@@ -81,6 +81,17 @@ pub struct Rope {
     pub params: RopeParams,
     /// What the frequencies are divided by, one for each pair.
     pub factors: Option<Vec<f32>>,
+    /// How pairs follow several positions, where tokens have some.
+    pub several: Option<Several>,
+}
+
+/// How pairs follow the several positions of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Several {
+    /// Which pairs belong together.
+    pub style: RopeStyle,
+    /// How many follow each position.
+    pub sections: [usize; 4],
 }
 
 /// Which tensors of a file divide the frequencies.
@@ -139,24 +150,25 @@ impl Rope {
             let (got, want) = (vec![values.len()], vec![params.pairs()]);
             return Err(Error::TensorShape { name: name.to_owned(), got, want });
         }
-        Ok(Rope { params, factors })
+        Ok(Rope { params, factors, several: None })
     }
 
     /// The same for layers with a window, where they have a base of their own and nothing is scaled.
     pub fn unscaled(&self, base: f32) -> Rope {
         let RopeParams { style, n_dims, sections, .. } = self.params;
         let params = RopeParams { sections, ..RopeParams::plain(style, n_dims, base) };
-        Rope { params, factors: self.factors.clone() }
+        Rope { params, ..self.clone() }
     }
 
-    /// The same for text of models whose pairs follow several positions, in `style`. Time, height and width of a token are its
-    /// place in the text then; the extra position is 0, so that its pairs are not turned.
-    pub fn for_text(&self, style: RopeStyle, sections: [usize; 4]) -> Rope {
+    /// The same for models whose pairs follow several positions, in `style`. Time, height and width of a token of text are its
+    /// place; the extra position is 0, there and in pictures, so that its pairs are not turned.
+    pub fn with_sections(&self, style: RopeStyle, sections: [usize; 4]) -> Rope {
         let pairs = self.params.pairs();
         let still = |pair: usize| style.position_row(pair, sections) == 3;
         let factor = |pair: usize| if still(pair) { f32::INFINITY } else { 1.0 };
         let factors = (0..pairs).any(still).then(|| (0..pairs).map(factor).collect());
-        Rope { params: self.params, factors: factors.or_else(|| self.factors.clone()) }
+        let several = Some(Several { style, sections });
+        Rope { params: self.params, factors: factors.or_else(|| self.factors.clone()), several }
     }
 
     /// Reads where YaRN begins and ends, for models that say it.
@@ -168,12 +180,12 @@ impl Rope {
 
     /// The same for heads of which another number of elements is turned.
     pub fn with_dims(&self, n_dims: usize) -> Rope {
-        Rope { params: RopeParams { n_dims, ..self.params }, factors: self.factors.clone() }
+        Rope { params: RopeParams { n_dims, ..self.params }, ..self.clone() }
     }
 
     /// The same with another base.
     pub fn with_base(&self, base: f32) -> Rope {
-        Rope { params: RopeParams { freq_base: base, ..self.params }, factors: self.factors.clone() }
+        Rope { params: RopeParams { freq_base: base, ..self.params }, ..self.clone() }
     }
 }
 

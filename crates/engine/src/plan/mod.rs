@@ -14,7 +14,7 @@ use kiln_kernels::Call;
 use kiln_kernels::advance::Places;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use crate::arch::{BatchShape, Room};
+use crate::arch::{BatchShape, Coordinates, Room};
 
 pub use builder::{Builder, Linear, Norm};
 
@@ -167,9 +167,21 @@ pub struct Ports {
     pub logits: Tensor,
     /// F32 `[rows, adapters]`: how strongly each adapter counts for each token, in plans where that differs.
     pub scales: Option<Tensor>,
-    /// F32 `[hidden, rows]`: added to the embedding of each row, in plans where rows may be vectors. Such a row has token -1, whose
-    /// embedding is zeros; rows of tokens have zeros here.
-    pub vectors: Option<Tensor>,
+    /// What rows that are vectors bring, in plans where there may be some.
+    pub vectors: Option<VectorRows>,
+    /// `[rows]` or `[rows, 4]`: by what heads are turned, in plans where that is not the position.
+    pub coordinates: Option<Tensor>,
+    /// `[prompt, 2]`: position of each prefill row and that of the last key that it sees, in plans where some see ahead.
+    pub seen: Option<Tensor>,
+}
+
+/// Rows that are vectors. Such a row has token -1, whose embedding is zeros; rows of tokens have zeros here.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VectorRows {
+    /// F32 `[hidden * (1 + deepstack), rows]`: the first part is added to the embedding of each row, the others behind the first layers.
+    pub values: Tensor,
+    /// `[rows]`: tokens whose vectors the rows have in tables of single layers.
+    pub stand_ins: Tensor,
 }
 
 /// Where the keys of the texts lie that sequences answer, as `table` and `lengths` of [`Ports`] say it of the sequences themselves.
@@ -192,9 +204,24 @@ impl Ports {
 
     /// The same for a batch whose rows may be vectors of this width.
     #[must_use]
-    pub fn with_vectors(self, b: &mut Builder, hidden: usize) -> Ports {
-        let shape = [hidden, self.tokens.shape[0], 1, 1];
-        Ports { vectors: Some(b.slot("vectors", SlotKind::Input, TensorType::F32, shape)), ..self }
+    pub fn with_vectors(self, b: &mut Builder, width: usize) -> Ports {
+        let shape = [width, self.tokens.shape[0], 1, 1];
+        let values = b.slot("vectors", SlotKind::Input, TensorType::F32, shape);
+        let stand_ins = b.slot("vectors.stand_ins", SlotKind::Input, TensorType::I32, self.tokens.shape);
+        Ports { vectors: Some(VectorRows { values, stand_ins }), ..self }
+    }
+
+    /// The same for a batch with rows that do not stand or see as their positions say.
+    #[must_use]
+    pub fn with_places(self, b: &mut Builder, shape: &BatchShape) -> Ports {
+        let mut ints = |name: &str, n: usize, m: usize| b.slot(name, SlotKind::Input, TensorType::I32, [n, m, 1, 1]);
+        let coordinates = match shape.pictures.coordinates {
+            Coordinates::Positions => None,
+            Coordinates::Each => Some(ints("coordinates", shape.rows(), 1)),
+            Coordinates::Four => Some(ints("coordinates", shape.rows(), 4)),
+        };
+        let sees_ahead = shape.pictures.sees_ahead && shape.prompt > 0;
+        Ports { coordinates, seen: sees_ahead.then(|| ints("seen", shape.prompt, 2)), ..self }
     }
 
     /// The inputs. The logits are those that the last step makes ([`Builder::finish`]).
@@ -226,6 +253,8 @@ impl Ports {
             logits: tokens,
             scales: None,
             vectors: None,
+            coordinates: None,
+            seen: None,
         }
     }
 }
@@ -249,6 +278,8 @@ impl Ports {
             logits: t,
             scales: None,
             vectors: None,
+            coordinates: None,
+            seen: None,
         }
     }
 }

@@ -41,7 +41,7 @@ impl Engine {
         };
         let wanted: Vec<usize> = (0..rows.len()).filter(|at| is_wanted(&rows[*at])).collect();
         let mut shape = shapes::batch_invariant(rows.len(), wanted.len(), self.executor.takes_any_shape());
-        shape.vectors = Engine::has_vectors(entries);
+        shape.pictures = self.pictures(entries)?;
         let ready = self.prepared((shape, End::Logits, self.by_row(entries)))?;
         let Ready { plan, ports, .. } = ready;
         let taken: Vec<Taken<'_>> =
@@ -58,10 +58,10 @@ impl Engine {
         let placed = |(row, (entry, token)): (usize, &Row)| {
             let Entry { sequence, tokens, .. } = entries[*entry];
             let position = self.length(sequence) + token;
-            Placed { sequence, row, tokens: &tokens[*token..token + 1], position }
+            Placed { sequence, row, tokens: &tokens[*token..token + 1], position, fed: tokens }
         };
         let placed: Vec<_> = rows.iter().enumerate().map(placed).collect();
-        self.write_vectors(ready, &placed)?;
+        self.write_pictures(ready, &placed)?;
         self.executor.run(plan)?;
         let vocab = ports.logits.shape[0];
         for (nth, at) in wanted.iter().enumerate() {

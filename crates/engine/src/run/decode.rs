@@ -69,7 +69,8 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail,
     let rows = ports.logits.shape[1];
     let slot = |t: &Tensor| t.slot.0 as usize;
     let written = [ports.tokens, ports.positions, ports.lengths, ports.rows];
-    for written in written.into_iter().chain(ports.windows.map(|windows| windows.rows)) {
+    let more = ports.windows.map(|windows| windows.rows).into_iter().chain(ports.coordinates);
+    for written in written.into_iter().chain(more) {
         plan.slots[slot(&written)].kind = SlotKind::Control;
     }
     let ints = TensorType::I32;
@@ -87,6 +88,7 @@ pub(crate) fn add_tail(plan: &mut Plan, cuts: bool, page: usize) -> Result<Tail,
         tokens: ports.tokens,
         positions: ports.positions,
         lengths: ports.lengths,
+        coordinates: ports.coordinates,
         recent: None,
         history: tail.history,
         step: tail.step,

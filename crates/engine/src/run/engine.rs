@@ -84,6 +84,8 @@ pub(super) struct Sequence {
     pub(super) scales: Option<Vec<f32>>,
     /// Rows that are vectors, in the order of their places.
     pub(super) spans: Vec<Span>,
+    /// It holds rows of pictures that are not among `spans`: where tokens behind them stand is not known.
+    pub(super) lost_pictures: bool,
 }
 
 /// A loaded model with its sequences.
@@ -525,7 +527,7 @@ impl Engine {
         }
         let ids: Vec<SequenceId> = decode.iter().map(|entry| entry.sequence).collect();
         let alone = !prompts.is_empty() || exact || ids.len() < 2;
-        shape.vectors = Engine::has_vectors(entries);
+        shape.pictures = self.pictures(entries)?;
         shape.shares = !alone && ids.len() >= self.executor.target().shares_from && self.share_pages(&ids);
         let key = (shape, end, self.by_row(entries));
         shape = self.ready_shape(key);
@@ -540,10 +542,10 @@ impl Engine {
         self.write_scales(ready, &parts)?;
         let placed = |(entry, row): (&&Entry<'a>, &usize)| {
             let (sequence, tokens) = (entry.sequence, entry.tokens);
-            Placed { sequence, row: *row, tokens, position: self.length(sequence) }
+            Placed { sequence, row: *row, tokens, position: self.length(sequence), fed: tokens }
         };
         let placed: Vec<_> = order().map(placed).collect();
-        self.write_vectors(ready, &placed)?;
+        self.write_pictures(ready, &placed)?;
         Ok(Entered { plan, ports, tail, tokens, first_row: inputs.first_row })
     }
 
@@ -583,6 +585,7 @@ impl Engine {
             if let Some(token) = unknown(entry.tokens, length, &self.sequence(entry.sequence)?.spans, vocab) {
                 return Err(Error::TokenOutOfRange { token, vocab });
             }
+            self.admit_pictures(entry)?;
             pages = pages + self.pages_to_feed(entry.sequence, entry.tokens.len());
         }
         self.room_for(pages)

@@ -4,7 +4,7 @@ use kiln_gguf::TensorType;
 
 use super::decode::add_tail;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
+use crate::arch::{BatchShape, Graph, PAGE, Pictures, Results, Room};
 use crate::executor::{Executor, Memory, Share};
 use crate::lower::cut::Part;
 use crate::lower::{Target, lower};
@@ -309,11 +309,26 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     let [batch_invariant, read] = if place.batch_invariant { [prompt, 0] } else { [0, prompt] };
     let (pieces, expands) = (usize::from(read > 0), false);
     let shares = false;
-    let batch =
-        BatchShape { decode: batch_invariant, prompt: read, pieces, outputs: 1, expands, shares, vectors: false };
+    let batch = BatchShape {
+        decode: batch_invariant,
+        prompt: read,
+        pieces,
+        outputs: 1,
+        expands,
+        shares,
+        pictures: Pictures::default(),
+    };
     // Sequences that share pages are cut into more runs, so that is what takes more memory.
     let (count, shares) = (room.sequences, room.sequences > 1);
-    let decode = BatchShape { decode: count, prompt: 0, pieces: 0, outputs: count, expands, shares, vectors: false };
+    let decode = BatchShape {
+        decode: count,
+        prompt: 0,
+        pieces: 0,
+        outputs: count,
+        expands,
+        shares,
+        pictures: Pictures::default(),
+    };
     let lowered = |shape| {
         let mut plan = graph.plan(shape)?;
         if place.shares.len() > 1 && shape == decode {
@@ -345,7 +360,7 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
             outputs: 1,
             expands,
             shares,
-            vectors: false,
+            pictures: Pictures::default(),
         };
         plans.push((place.parts)(graph.plan_of(shape, Results::Source)?)?);
     }

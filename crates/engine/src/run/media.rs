@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-use super::engine::{Engine, Entry, Ready, SequenceId};
+use super::batch::position;
+use super::engine::{Engine, Entry, Ready, Sequence, SequenceId};
+use super::places::{Seen, Standing};
 use crate::Error;
+use crate::arch::Pictures;
+use crate::plan::VectorRows;
 use crate::vision::Rows;
 
 /// Numbers from here on stand for vectors; no vocabulary is as large.
@@ -30,13 +34,30 @@ pub(crate) fn numbers(key: &[u8], count: usize) -> impl Iterator<Item = u32> {
 pub struct Vectors {
     rows: Arc<Rows>,
     tokens: Vec<u32>,
+    standing: Standing,
 }
 
 impl Vectors {
     /// `key` is a hash of all that the vectors depend on: the bytes of a picture, and which of its inputs this is.
     pub fn new(key: &[u8], rows: Arc<Rows>) -> Vectors {
         let tokens = numbers(key, rows.values.len() / rows.width.max(1)).collect();
-        Vectors { rows, tokens }
+        Vectors { rows, tokens, standing: Standing::default() }
+    }
+
+    /// The same where they stand otherwise than tokens do. How they stand depends on the content alone.
+    #[must_use]
+    pub fn standing_as(self, standing: Standing) -> Vectors {
+        Vectors { standing, ..self }
+    }
+
+    /// Elements of each of them.
+    pub fn width(&self) -> usize {
+        self.rows.width
+    }
+
+    /// How they stand in a sequence.
+    pub fn standing(&self) -> Standing {
+        self.standing
     }
 
     /// What stands for them in a prompt, one number each.
@@ -78,21 +99,45 @@ pub(super) struct Placed<'t> {
     pub(super) row: usize,
     pub(super) tokens: &'t [u32],
     pub(super) position: usize,
+    /// All tokens of the sequence that are being fed, these among them.
+    pub(super) fed: &'t [u32],
+}
+
+impl Sequence {
+    /// Whether it holds pictures that nobody showed: those of a saved state, until a request says what stands where.
+    pub(super) fn find_lost_pictures(&mut self) {
+        let Sequence { cache, spans, .. } = self;
+        let mut all = cache.tokens.iter().enumerate();
+        self.lost_pictures = all.any(|(at, token)| is_vector(*token) && find(spans, at, *token).is_none());
+    }
 }
 
 impl Engine {
     /// Says which vectors a sequence will have, in the order of their places, before the numbers that stand for them are fed.
     pub fn attach(&mut self, id: SequenceId, spans: &[Span]) -> Result<(), Error> {
-        let hidden = self.model().config.hidden;
-        if self.reads_whole() && !spans.is_empty() {
+        if spans.is_empty() {
+            return Ok(());
+        }
+        let model = self.model();
+        let width = model.config.hidden * (1 + model.facts.deepstack);
+        if self.reads_whole() {
             return Err(Error::NoSequence { why: "the model reads a text as a whole, and takes no vectors" });
         }
-        if let Some(span) = spans.iter().find(|span| span.vectors.rows.width != hidden) {
-            return Err(Error::VectorWidth { width: span.vectors.rows.width, hidden });
+        if let Some(span) = spans.iter().find(|span| span.vectors.rows.width != width) {
+            return Err(Error::VectorWidth { width: span.vectors.rows.width, hidden: width });
+        }
+        if self.batch_invariant && spans.iter().any(|span| span.vectors.standing.both_ways) {
+            let why = "rows of such a picture see each other, and a reproducible run reads every row by itself";
+            return Err(Error::NoSequence { why });
         }
         let sequence = self.sequence_mut(id)?;
-        sequence.spans.extend_from_slice(spans);
+        for span in spans {
+            // A sequence that goes on from another one has that one's already.
+            sequence.spans.retain(|known| known.start != span.start);
+            sequence.spans.push(span.clone());
+        }
         sequence.spans.sort_by_key(|span| span.start);
+        sequence.find_lost_pictures();
         Ok(())
     }
 
@@ -101,28 +146,90 @@ impl Engine {
         self.attach(id, spans).inspect_err(|_| self.close(id))
     }
 
-    /// Whether any of these entries has a vector.
-    pub(super) fn has_vectors(entries: &[Entry<'_>]) -> bool {
-        entries.iter().any(|entry| entry.tokens.iter().any(|token| is_vector(*token)))
+    /// A sequence with what is being fed to it.
+    fn seen<'s>(&'s self, id: SequenceId, fed: &'s [u32]) -> Result<Seen<'s>, Error> {
+        let Sequence { spans, cache, .. } = self.sequence(id)?;
+        Ok(Seen { spans, before: &cache.tokens, fed })
     }
 
-    /// Writes the vectors of a batch, in plans that ask for them; rows of tokens have zeros.
-    pub(super) fn write_vectors(
-        &mut self,
-        Ready { plan, ports, .. }: Ready,
-        parts: &[Placed<'_>],
-    ) -> Result<(), Error> {
-        let Some(input) = ports.vectors else { return Ok(()) };
-        let width = input.shape[0];
-        let mut values = vec![0.0_f32; input.len()];
+    /// Whether the pictures of an entry can be fed as they are.
+    pub(super) fn admit_pictures(&self, entry: &Entry<'_>) -> Result<(), Error> {
+        let sequence = self.sequence(entry.sequence)?;
+        if sequence.lost_pictures && self.model().facts.several_positions {
+            return Err(Error::NoSequence { why: "it holds pictures that were not shown again" });
+        }
+        if !sequence.spans.is_empty() && self.seen(entry.sequence, entry.tokens)?.is_cut() {
+            return Err(Error::NoSequence {
+                why: "a piece of its prompt ends within a picture whose rows see each other",
+            });
+        }
+        Ok(())
+    }
+
+    /// What the pictures of a batch ask of its plan.
+    pub(super) fn pictures(&self, entries: &[Entry<'_>]) -> Result<Pictures, Error> {
+        let several_positions = self.model().facts.several_positions;
+        let with_some = |entry: &&Entry<'_>| self.sequence(entry.sequence).is_ok_and(|s| !s.spans.is_empty());
+        entries.iter().filter(with_some).try_fold(Pictures::default(), |all, entry| {
+            Ok(all.and(self.seen(entry.sequence, entry.tokens)?.pictures(several_positions)))
+        })
+    }
+
+    /// Writes what rows of pictures are, where rows stand and what they see, in plans that ask for it.
+    pub(super) fn write_pictures(&mut self, ready: Ready, parts: &[Placed<'_>]) -> Result<(), Error> {
+        if let Some(rows) = ready.ports.vectors {
+            self.write_vectors(ready, rows, parts)?;
+        }
+        let Ready { plan, ports, .. } = ready;
+        if let Some(port) = ports.coordinates {
+            let [rows, numbers, ..] = port.shape;
+            let mut values = vec![0_i32; port.len()];
+            self.each_row(parts, |seen, row, at| {
+                let coordinates = seen.coordinates(at);
+                (0..numbers).for_each(|i| values[i * rows + row] = coordinates[i]);
+            })?;
+            self.executor.write(plan, &port, bytemuck::cast_slice(&values))?;
+        }
+        if let Some(port) = ports.seen {
+            let (rows, decode) = (port.shape[0], ports.tokens.shape[0] - port.shape[0]);
+            let mut values = vec![-1_i32; port.len()];
+            self.each_row(parts, |seen, row, at| {
+                if let Some(row) = row.checked_sub(decode) {
+                    values[row] = position(at);
+                    values[rows + row] = position(seen.last(at));
+                }
+            })?;
+            self.executor.write(plan, &port, bytemuck::cast_slice(&values))?;
+        }
+        Ok(())
+    }
+
+    /// Does something with every row of these parts and its place in its sequence.
+    fn each_row(&self, parts: &[Placed<'_>], mut act: impl FnMut(&Seen<'_>, usize, usize)) -> Result<(), Error> {
+        for part in parts {
+            let seen = self.seen(part.sequence, part.fed)?;
+            (0..part.tokens.len()).for_each(|k| act(&seen, part.row + k, part.position + k));
+        }
+        Ok(())
+    }
+
+    /// Writes the vectors of a batch; rows of tokens have zeros.
+    fn write_vectors(&mut self, ready: Ready, to: VectorRows, parts: &[Placed<'_>]) -> Result<(), Error> {
+        let VectorRows { values: port, stand_ins } = to;
+        let width = port.shape[0];
+        let mut values = vec![0.0_f32; port.len()];
+        let mut tokens = vec![0_i32; stand_ins.len()];
         for part in parts {
             let spans = &self.sequence(part.sequence)?.spans;
             for (k, token) in part.tokens.iter().enumerate() {
                 if let Some(vector) = find(spans, part.position + k, *token) {
                     values[(part.row + k) * width..][..width].copy_from_slice(vector);
+                } else {
+                    tokens[part.row + k] = i32::try_from(*token).unwrap_or(0);
                 }
             }
         }
-        self.executor.write(plan, &input, bytemuck::cast_slice(&values))
+        self.executor.write(ready.plan, &port, bytemuck::cast_slice(&values))?;
+        self.executor.write(ready.plan, &stand_ins, bytemuck::cast_slice(&tokens))
     }
 }

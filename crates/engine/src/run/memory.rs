@@ -205,8 +205,8 @@ impl Engine {
         self.usable(id)?;
         let from = self.sequences.get(&id).ok_or(CLOSED)?;
         let (cache, copies) = self.cache.fork(&from.cache)?;
-        let (scales, spans) = (from.scales.clone(), from.spans.clone());
-        let forked = self.add(Sequence { cache, scales, spans, ..Sequence::default() });
+        let (scales, spans, lost_pictures) = (from.scales.clone(), from.spans.clone(), from.lost_pictures);
+        let forked = self.add(Sequence { cache, scales, spans, lost_pictures, ..Sequence::default() });
         if !copies.is_empty() {
             self.executor.copy(&copies).inspect_err(|_| self.close(forked))?;
         }
@@ -222,6 +222,9 @@ impl Engine {
             return Ok(());
         }
         let zero = self.cache.truncate(&mut sequence.cache, length.min(now))?;
+        if sequence.lost_pictures {
+            sequence.find_lost_pictures();
+        }
         // Rows past the length are written anew before anybody reads them, so a failed run leaves nothing behind.
         sequence.broken = false;
         if zero.is_empty() {
@@ -297,6 +300,7 @@ impl Engine {
         self.demote()?;
         let written = restored.and_then(|()| self.write_contents(id, rest));
         written.inspect_err(|_| drop(self.truncate(id, 0)))?;
+        self.sequence_mut(id)?.find_lost_pictures();
         // Others find it, as if it had been computed here.
         self.append(id, &[]);
         self.checkpoint(id)

@@ -16,6 +16,7 @@ use super::load::{Load, Tally};
 use super::lookup::{Drafts, StepTimes};
 use super::media::unknown;
 use super::part::Part;
+use super::places::uncut;
 use super::policy::Policy;
 use super::rate::PrefillRate;
 use super::request::{EndReason, Event, Request};
@@ -631,7 +632,8 @@ impl Schedule {
         if tokens == 0 {
             return;
         }
-        *budget -= tokens;
+        let tokens = uncut(&active.job.request.spans, active.read, active.read + tokens) - active.read;
+        *budget = budget.saturating_sub(tokens);
         let wanted = if tokens == left { Wanted::Last } else { Wanted::Nothing };
         let tokens = active.job.request.prompt[active.read..active.read + tokens].to_vec();
         parts.push(Part { active: at, choice: None, sequence, tokens, wanted });

@@ -1,6 +1,6 @@
 //! The sizes of batches: few enough that plans are met again, close enough that padding costs little.
 
-use crate::arch::BatchShape;
+use crate::arch::{BatchShape, Pictures};
 
 /// Rounds a number up to one of four in each power of two: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 40 and so on.
 fn fine(n: usize) -> usize {
@@ -57,7 +57,7 @@ pub(crate) fn shape([decode, prompt, pieces]: [usize; 3], all_logits: bool, exac
     };
     let pieces = if exact { pieces } else { few(pieces) };
     let outputs = if all_logits { decode + prompt } else { decode + pieces };
-    BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, vectors: false }
+    BatchShape { decode, prompt, pieces, outputs, expands: false, shares: false, pictures: Pictures::default() }
 }
 
 /// The batch shapes that concurrent requests meet, the likeliest first: sequences that decode, prompts alone, and both together.

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::prompt::PicturePart;
 use super::{Encoder, Vision};
 use crate::Error;
-use crate::run::{Span, Vectors, numbers};
+use crate::run::{Span, Standing, Vectors, numbers};
 use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 
 /// A picture that is decoded, resized and cut, and not encoded yet.
@@ -26,6 +26,7 @@ struct Input {
     /// A hash of all that its vectors depend on.
     key: [u8; 32],
     rows: usize,
+    standing: Standing,
 }
 
 impl Shown {
@@ -43,6 +44,7 @@ impl Vision {
         let inputs = prepared.tiles.iter().chain(&prepared.overview).enumerate().map(|(at, pixels)| Input {
             key: content.clone().chain_update((at as u64).to_le_bytes()).finalize().into(),
             rows: self.rows(self.grid(pixels.size)),
+            standing: self.standing(self.grid(pixels.size)),
         });
         Ok(Shown { inputs: inputs.collect(), parts: self.pieces(&prepared, number), prepared })
     }
@@ -52,15 +54,15 @@ impl Encoder {
     /// The vectors of one input of a picture. Those that were made last are kept: conversations show their pictures again with each
     /// question.
     pub fn vectors(&mut self, picture: &Shown, input: usize) -> Result<Vectors, Error> {
-        let key = picture.inputs[input].key;
+        let Input { key, standing, .. } = picture.inputs[input];
         if let Some(rows) = self.kept().find(&key) {
-            return Ok(Vectors::new(&key, rows));
+            return Ok(Vectors::new(&key, rows).standing_as(standing));
         }
         let mut pixels = picture.prepared.tiles.iter().chain(&picture.prepared.overview);
         let none = || Error::NoEncoder { why: format!("a picture has no input {input}") };
         let rows = Arc::new(self.encode(pixels.nth(input).ok_or_else(none)?)?);
         self.kept().keep(key, Arc::clone(&rows));
-        Ok(Vectors::new(&key, rows))
+        Ok(Vectors::new(&key, rows).standing_as(standing))
     }
 }
 
@@ -108,7 +110,7 @@ impl Arranged {
                     }
                     PicturePart::Input(input) => {
                         places.push(Place { start: tokens.len(), picture, input: *input });
-                        let Input { key, rows } = &shown.inputs[*input];
+                        let Input { key, rows, .. } = &shown.inputs[*input];
                         tokens.extend(numbers(key, *rows));
                     }
                 }

@@ -4,9 +4,10 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use kiln_media::Prepared;
 
-use super::Vision;
+use super::{Grid, Vision};
 use crate::Error;
 use crate::model::Model;
+use crate::run::Standing;
 
 /// A part of what a picture becomes in a prompt.
 #[derive(Clone, Debug)]
@@ -35,15 +36,17 @@ impl Marker {
     }
 }
 
-/// Text models whose tokens have several positions. Pictures have places of their own there, which Kiln does not give them yet.
-const SEVERAL_POSITIONS: [&str; 7] =
-    ["qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "paddleocr", "hunyuan_vl"];
-/// The same where the file has sections of rotary pairs.
-const SOMETIMES: [&str; 2] = ["glm4", "glm4moe"];
+/// Text models whose pictures stand otherwise than by rows and columns.
+const OTHER_PLACES: [&str; 1] = ["hunyuan_vl"];
 /// Text models that multiply vectors of pictures by the factor of their embeddings, as no other does.
 const SCALED: [&str; 6] = ["granite", "granite_swa", "granitehybrid", "granitemoe", "minicpm", "minicpm3"];
-/// Families whose vectors see those behind them inside a picture.
-const BOTH_WAYS: [&str; 2] = ["gemma3", "gemma4v"];
+/// Families whose vectors see those behind them inside a picture, and their text models.
+const BOTH_WAYS: [(&str, &str); 2] = [("gemma3", "gemma3"), ("gemma4v", "gemma4")];
+/// Families whose pictures are grids in models whose tokens have several positions, with the patches on each side of what becomes one vector.
+const GRIDS: [&str; 4] = ["glm4v", "qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"];
+const GRID_BLOCK: usize = 2;
+/// Families whose pictures are cut into tiles, which stand as text does.
+const TILES: [&str; 5] = ["idefics3", "internvl", "llama4", "minicpmv4_6", "resampler"];
 
 impl Vision {
     /// Whether pictures can stand in prompts of a model.
@@ -54,21 +57,34 @@ impl Vision {
         if facts.sees_all || facts.fills || facts.encodes || facts.start.is_some() {
             return refuse("it does not continue a text");
         }
-        let sections = model.gguf.metadata().contains(&format!("{architecture}.rope.dimension_sections"));
-        let sometimes = SOMETIMES.contains(&architecture) && sections;
-        if SEVERAL_POSITIONS.contains(&architecture) || sometimes {
-            return refuse("its tokens have several positions, which pictures are not given yet");
+        if OTHER_PLACES.contains(&architecture) {
+            return refuse("its tokens have several positions, of which pictures have others than rows and columns");
         }
         if SCALED.contains(&architecture) {
             return refuse("it multiplies rows of pictures by the factor of its embeddings, which is missing");
         }
-        if BOTH_WAYS.contains(&projector) {
-            return refuse("the rows of a picture see each other in both directions there, which is missing");
+        if BOTH_WAYS.iter().any(|(mutual, reader)| *mutual == projector && *reader != architecture) {
+            return refuse(
+                "the rows of a picture see each other in both directions, which only its own text model does",
+            );
         }
-        if self.width() != model.config.hidden {
-            return Err(Error::VectorWidth { width: self.width(), hidden: model.config.hidden });
+        let width = model.config.hidden * (1 + facts.deepstack);
+        if self.width() != width {
+            return Err(Error::VectorWidth { width: self.width(), hidden: width });
         }
         Ok(())
+    }
+
+    /// How the vectors of an input with these patches stand in a sequence.
+    pub fn standing(&self, grid: Grid) -> Standing {
+        let projector = self.row.projector;
+        let tiled = TILES.contains(&projector) || !self.keys.candidates.is_empty();
+        let grid = match GRIDS.contains(&projector) {
+            true => Some(grid.blocks(GRID_BLOCK)),
+            // Others are one long row, where tokens have several positions.
+            false => (!tiled).then(|| Grid { rows: 1, columns: self.rows(grid) }),
+        };
+        Standing { grid, both_ways: BOTH_WAYS.iter().any(|(mutual, _)| *mutual == projector) }
     }
 
     /// What the picture of this number becomes, from 0: words and inputs, counted in the order tiles, overview.

@@ -3,7 +3,7 @@
 // get position -1 and cache row -1. history[step % steps] = the token; then step is one more. With OTHERS caches of a second kind have
 // a table and rows of their own.
 // sampled, tokens, positions, lengths, rows: [n]; table: [pages, n]; recent: [window, n]; history: [steps, n]. One workgroup of WG
-// threads in all.
+// threads in all. With COORDINATES those of an active row, [n], are one more as well.
 #version 450
 #include "kiln.glsl"
 
@@ -32,6 +32,9 @@ void main() {
         I32(p.tokens).v[i] = token;
         I32(p.positions).v[i] = int(next);
         I32(p.lengths).v[i] += 1;
+#if COORDINATES
+        I32(p.coordinates).v[i] += 1;
+#endif
         I32(p.rows).v[i] = entry * int(p.page) + int(next % p.page);
 #if RECENT
         I32(p.recent).v[i * p.window + next % p.window] = token;

@@ -15,10 +15,11 @@ struct Sizes {
     window: usize,
     steps: usize,
     others: bool,
+    coordinates: bool,
 }
 
 fn case(sizes: Sizes, step: f64) -> Case {
-    let Sizes { n, pages, page, window, steps, others } = sizes;
+    let Sizes { n, pages, page, window, steps, others, coordinates } = sizes;
     Case::new(format!("advance {sizes:?} step={step}"), move |data| {
         let context = pages * page;
         // Rows that end, rows that have ended, rows at the end of their table, and rows before a page that is not there.
@@ -47,6 +48,8 @@ fn case(sizes: Sizes, step: f64) -> Case {
                 tokens: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
                 positions,
                 lengths: data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64),
+                coordinates: coordinates
+                    .then(|| data.input_with(I32, [n, 1, 1, 1], |random, _| random.below(1000) as f64)),
                 recent: (window > 0)
                     .then(|| data.input_with(I32, [window, n, 1, 1], |random, _| random.below(50) as f64 - 1.0)),
                 history: data.input_with(I32, [steps, n, 1, 1], |random, _| random.below(50) as f64),
@@ -59,7 +62,8 @@ fn case(sizes: Sizes, step: f64) -> Case {
 
 /// The cases of a level.
 pub fn cases(level: Level) -> Vec<Case> {
-    let sizes = |n, pages, page, window, steps| Sizes { n, pages, page, window, steps, others: false };
+    let sizes =
+        |n, pages, page, window, steps| Sizes { n, pages, page, window, steps, others: false, coordinates: false };
     let both = |sizes: Sizes| Sizes { others: true, ..sizes };
     if level == Level::Bench {
         return [1, 64].map(|n| case(sizes(n, 256, 32, 64, 16), 5.0)).into();
@@ -72,6 +76,8 @@ pub fn cases(level: Level) -> Vec<Case> {
         case(sizes(300, 3, 1, 1, 5), 6.0),
         case(both(sizes(1, 2, 8, 0, 4)), 1.0),
         case(both(sizes(70, 9, 16, 5, 3)), 8.0),
+        case(Sizes { coordinates: true, ..sizes(40, 3, 16, 0, 4) }, 2.0),
+        case(Sizes { coordinates: true, ..both(sizes(3, 3, 16, 5, 4)) }, 2.0),
     ];
     if level == Level::Full {
         cases.push(case(sizes(2048, 512, 64, 256, 33), 1000.0));

@@ -44,6 +44,8 @@ pub struct Call {
     pub positions: Tensor,
     /// `[n]`, in place: one more.
     pub lengths: Tensor,
+    /// `[n]`, in place: one more; where tokens have coordinates that are not their positions.
+    pub coordinates: Option<Tensor>,
     /// `[window, n]`, in place: the token goes to index `position % window` of its new position.
     pub recent: Option<Tensor>,
     /// `[steps, n]`, in place: the token goes to index `step % steps`.
@@ -67,6 +69,7 @@ kiln_gpu::params! {
         step: Address,
         other_table: Address,
         other_rows: Address,
+        coordinates: Address,
         n: u32,
         pages: u32,
         page: u32,
@@ -83,12 +86,12 @@ impl Operation for Call {
     fn reads(&self) -> Vec<Tensor> {
         let read =
             [self.sampled, self.places.table, self.tokens, self.positions, self.lengths, self.history, self.step];
-        read.into_iter().chain(self.recent).chain(self.others.map(|o| o.table)).collect()
+        read.into_iter().chain(self.recent).chain(self.coordinates).chain(self.others.map(|o| o.table)).collect()
     }
 
     fn writes(&self) -> Vec<Tensor> {
         let written = [self.tokens, self.positions, self.lengths, self.places.rows, self.history, self.step];
-        written.into_iter().chain(self.recent).chain(self.others.map(|o| o.rows)).collect()
+        written.into_iter().chain(self.recent).chain(self.coordinates).chain(self.others.map(|o| o.rows)).collect()
     }
 
     fn check(&self) -> Result<(), Invalid> {
@@ -104,10 +107,11 @@ impl Operation for Call {
         ];
         let tables = [("table", Some(table)), ("recent", self.recent), ("history", Some(self.history))];
         let tables = tables.into_iter().filter_map(|(name, t)| Some((name, t?, [t?.shape[0], n])));
+        let coordinates = self.coordinates.map(|t| ("coordinates", t, [n, 1]));
         let others = self.others.into_iter();
         let others = others
             .flat_map(|o| [("the other table", o.table, [table.shape[0], n]), ("the other rows", o.rows, [n, 1])]);
-        for (name, t, [first, second]) in vectors.into_iter().chain(tables).chain(others) {
+        for (name, t, [first, second]) in vectors.into_iter().chain(tables).chain(others).chain(coordinates) {
             let fits = t.ty == TensorType::I32 && t.shape == [first, second, 1, 1] && t.is_dense();
             require(fits && !t.is_empty() && t.offset.is_multiple_of(4), NAME, || {
                 format!("{name} is {t}, want dense I32[{first}, {second}] for {n} rows, none of them empty")
@@ -129,7 +133,8 @@ impl Operation for Call {
         let shader = Shader::new(NAME, "advance/advance.comp", Params::glsl())
             .define("WG", threads)
             .define("RECENT", u32::from(self.recent.is_some()))
-            .define("OTHERS", u32::from(self.others.is_some()));
+            .define("OTHERS", u32::from(self.others.is_some()))
+            .define("COORDINATES", u32::from(self.coordinates.is_some()));
         Ok(Choice::one(Path::Scalar, shader, [1, 1, 1]))
     }
 
@@ -145,6 +150,7 @@ impl Operation for Call {
             history: at(&self.history),
             step: at(&self.step),
             other_table: self.others.as_ref().map_or(Address::default(), |o| at(&o.table)),
+            coordinates: self.coordinates.as_ref().map_or(Address::default(), at),
             other_rows: self.others.as_ref().map_or(Address::default(), |o| at(&o.rows)),
             n: word(self.sampled.shape[0]),
             pages: word(self.places.table.shape[0]),
@@ -175,6 +181,7 @@ mod tests {
             tokens: t(2, 3, 1),
             positions: t(3, 3, 1),
             lengths: t(4, 3, 1),
+            coordinates: None,
             recent: None,
             history: t(6, 8, 3),
             step: t(7, 1, 1),
@@ -189,6 +196,7 @@ mod tests {
         assert!(reason(Call { lengths: t(4, 2, 1), ..good }).contains("lengths"));
         assert!(reason(Call { history: t(6, 0, 3), ..good }).contains("history"));
         assert!(reason(Call { recent: Some(t(8, 4, 1)), ..good }).contains("recent"));
+        assert!(reason(Call { coordinates: Some(t(8, 3, 4)), ..good }).contains("coordinates is I32[3, 4]"));
         assert!(reason(Call { page: 0, ..good }).contains("5 pages of 0 tokens"));
     }
 }

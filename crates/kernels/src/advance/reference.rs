@@ -12,6 +12,7 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     let (mut tokens, mut positions, mut lengths) = (read(&call.tokens), read(&call.positions), read(&call.lengths));
     let (mut history, mut step) = (read(&call.history), read(&call.step));
     let mut recent = call.recent.map(|t| read(&t));
+    let mut coordinates = call.coordinates.map(|t| read(&t));
     let (pages, steps, page) = (call.places.table.shape[0], call.history.shape[0], call.page as i64);
     let (mut rows, mut other_rows) = (vec![-1; sampled.len()], vec![-1; sampled.len()]);
     for i in 0..sampled.len() {
@@ -31,6 +32,7 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
         tokens[i] = sampled[i];
         positions[i] = next;
         lengths[i] += 1;
+        coordinates.iter_mut().for_each(|coordinates| coordinates[i] += 1);
         rows[i] = own * page + next % page;
         other_rows[i] = others * page + next % page;
         if let (Some(recent), Some(t)) = (&mut recent, call.recent) {
@@ -47,6 +49,9 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
     write(&call.positions, &positions);
     write(&call.lengths, &lengths);
     write(&call.places.rows, &rows);
+    if let (Some(coordinates), Some(t)) = (coordinates, call.coordinates) {
+        write(&t, &coordinates);
+    }
     if let Some(others) = call.others {
         write(&others.rows, &other_rows);
     }

@@ -83,10 +83,12 @@ impl Inputs {
     /// The keys a token may see: those outside are hidden.
     fn seen(&self, call: &Call, batch: usize, token: usize, sequence: usize) -> Range<usize> {
         let Mask::Causal { window, both, .. } = call.mask else { return 0..call.keys() };
-        let position = self.positions[batch * call.q.shape[1] + token];
+        let [_, tokens, _, batches] = call.q.shape;
+        let position = self.positions[batch * tokens + token];
         let length = self.lengths[if self.lengths.len() > 1 { sequence } else { 0 }];
-        // After the query, a token sees as far as before it, or nothing.
+        // After the query, a token sees as far as before it, as far as is said of it, or nothing.
         let ahead = match (both && position >= 0.0, window) {
+            (false, _) if call.sees_ahead() => self.positions[(batches + batch) * tokens + token] - position + 1.0,
             (false, _) => 1.0,
             (true, Some(w)) => w.size() as f64,
             (true, None) => f64::INFINITY,

@@ -107,7 +107,7 @@ impl Call {
             return Ok(());
         }
         let causal = matches!(self.mask, Mask::Causal { both: false, .. });
-        let single = self.q.shape[1] == 1 && self.sequences.is_none();
+        let single = self.q.shape[1] == 1 && self.sequences.is_none() && !self.sees_ahead();
         require(causal && single && self.pages.is_some(), NAME, || {
             format!("q is {}: keys arrive with one token of each batch, a causal mask and pages", self.q)
         })?;

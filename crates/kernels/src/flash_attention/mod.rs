@@ -47,7 +47,8 @@ pub enum Mask {
     /// With `both`, keys after the query are seen like those before it: `0 <= p`, `j < length` and `|p - j| < window`, and ALiBi
     /// gives `-slope * |j - p|`.
     Causal {
-        /// I32, one for each token of each batch (`[tokens * batch]`): the absolute position of each query.
+        /// I32, one for each token of each batch (`[tokens * batch]`): the absolute position of each query. With a second column (`[tokens * batch,
+        /// 2]`) that says which key is the last that each query sees, at its position or behind it: `j <= last` takes the place of `j <= p`.
         positions: Tensor,
         /// I32 `[1]`, or one for each sequence: the number of valid keys, read on the device.
         length: Tensor,
@@ -249,6 +250,11 @@ impl Call {
         ([tokens * ratio, kv_heads * batches], self.k.shape[0].max(self.v.shape[0]))
     }
 
+    /// Whether some queries see keys behind them, each up to one of its own.
+    pub fn sees_ahead(&self) -> bool {
+        matches!(self.mask, Mask::Causal { positions, .. } if positions.shape[1] == 2)
+    }
+
     /// Most keys a query can see.
     pub fn keys(&self) -> usize {
         self.pages.map_or(self.k.shape[1], |p| p.table.shape[0] * p.size)
@@ -306,7 +312,11 @@ impl Call {
             }
             Mask::Causal { positions, length, window, both } => {
                 let n = tokens * batch;
-                require(whole(positions, n), NAME, || format!("positions are {positions}, want I32[{n}]"))?;
+                let ahead = positions.shape[1] == 2;
+                let fits = positions.ty == TensorType::I32 && positions.is_dense() && positions.rows() <= 2;
+                require(fits && positions.shape[0] == n, NAME, || {
+                    format!("positions are {positions}, want I32[{n}], or I32[{n}, 2] where queries see ahead")
+                })?;
                 let n = self.sequence_count();
                 let fits = whole(length, 1) || whole(length, n);
                 require(fits, NAME, || format!("length is {length}, want I32[1] or I32[{n}]"))?;
@@ -314,6 +324,10 @@ impl Call {
                 require(sees, NAME, || "a window of 0 positions sees nothing".into())?;
                 let known = !(*both && matches!(window, Some(Window::Chunk(_))));
                 require(known, NAME, || "chunks are seen up to the query alone".into())?;
+                let plain = !both && !matches!(window, Some(Window::Chunk(_))) && self.max_bias == 0.0;
+                require(!ahead || (plain && self.distances.is_none()), NAME, || {
+                    "queries that see ahead know neither chunks nor biases, nor do they see everything".into()
+                })?;
             }
         }
         let causal = matches!(self.mask, Mask::Causal { .. });
@@ -491,7 +505,7 @@ impl Operation for Call {
         }
         let [_, tokens, _, batch] = self.q.shape;
         // Tokens of one batch alone are not dense in the result, and runs of keys may go by several tokens.
-        if batch > 1 || self.split.is_some() {
+        if batch > 1 || self.split.is_some() || self.sees_ahead() {
             return Vec::new();
         }
         let part = |n: usize| {
@@ -541,6 +555,14 @@ mod tests {
         assert!(reason(Call { distances: distances(16), ..call() }).contains("F32[8, an odd number]"));
         assert!(reason(Call { distances: distances(17), max_bias: 8.0, ..call() }).contains("neither ALiBi"));
         assert!(reason(Call { distances: distances(17), mask: Mask::None, ..call() }).contains("a causal mask"));
+        let ahead = |columns: usize, both: bool| {
+            let positions = tensor(4, I32, [9, columns, 1, 1]);
+            Mask::Causal { positions, length: tensor(5, I32, [1; 4]), window: None, both }
+        };
+        assert_eq!(Call { mask: ahead(2, false), ..call() }.check(), Ok(()));
+        assert!(reason(Call { mask: ahead(3, false), ..call() }).contains("or I32[9, 2]"));
+        assert!(reason(Call { mask: ahead(2, true), ..call() }).contains("see ahead"));
+        assert!(reason(Call { mask: ahead(2, false), max_bias: 8.0, ..call() }).contains("see ahead"));
         let mask = Mask::Explicit(tensor(6, F16, [128, 8, 1, 1]));
         assert!(reason(Call { mask, ..call() }).contains("F16[128, 9, ..]"));
         let pages = Some(Pages { table: tensor(6, I32, [8, 1, 1, 1]), size: 16 });

@@ -104,6 +104,7 @@ pub(super) fn shader(call: &Call, caps: &Caps, path: Path, file: &'static str) -
         .define("WINDOW", window.map_or(0, Window::size))
         .define("CHUNKED", u32::from(matches!(window, Some(Window::Chunk(_)))))
         .define("BOTH", u32::from(both))
+        .define("SEES_AHEAD", u32::from(call.sees_ahead()))
         .define("LENGTHS", u32::from(lengths > 1))
         .define("SHARED_BY", shared_by)
         .define("MASK", u32::from(explicit))

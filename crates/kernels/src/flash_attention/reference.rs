@@ -31,7 +31,9 @@ impl View<'_> {
                 (term != f64::NEG_INFINITY).then_some(term)
             }
             Mask::Causal { window, both, .. } => {
-                let p = self.positions[b * self.call.q.shape[1] + n] as i64;
+                let [tokens, batch] = [self.call.q.shape[1], self.call.q.shape[3]];
+                let p = self.positions[b * tokens + n] as i64;
+                let last = if self.call.sees_ahead() { self.positions[(batch + b) * tokens + n] as i64 } else { p };
                 let length = self.lengths[if self.lengths.len() > 1 { sequence } else { 0 }] as i64;
                 let j = j as i64;
                 let away = if *both { (p - j).abs() } else { p - j };
@@ -39,7 +41,7 @@ impl View<'_> {
                     Window::Last(size) => away < size as i64,
                     Window::Chunk(size) => j / size as i64 == p / size as i64,
                 });
-                let seen = p >= 0 && away >= 0 && j < length && near;
+                let seen = p >= 0 && (*both || j <= last) && j < length && near;
                 seen.then(|| if self.call.max_bias > 0.0 { -away as f64 } else { 0.0 })
             }
         }

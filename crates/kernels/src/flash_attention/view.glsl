@@ -15,6 +15,15 @@ uint sequence_of(uint token, uint batch) {
 
 #if CAUSAL
 int position_of(uint token, uint batch) { return I32(p.positions).v[batch * p.tokens + token]; }
+
+// The position of the last key that a query sees, wherever its window begins.
+int last_of(uint token, uint batch) {
+#if SEES_AHEAD
+    return I32(p.positions).v[(BATCH + batch) * p.tokens + token];
+#else
+    return position_of(token, batch);
+#endif
+}
 #endif
 
 // Number of keys that are in the cache.
@@ -34,7 +43,7 @@ uvec2 keys_of(uint token, uint batch, uint length) {
     // A row without a token, at -1, sees nothing.
     uint end = at < 0 ? 0 : (WINDOW > 0 ? min(uint(at + WINDOW), length) : length);
 #else
-    uint end = min(uint(max(at + 1, 0)), length);
+    uint end = min(uint(max(last_of(token, batch) + 1, 0)), length);
 #endif
 #if CHUNKED
     return uvec2(uint(max(at, 0)) / WINDOW * WINDOW, end);

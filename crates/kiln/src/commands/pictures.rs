@@ -21,12 +21,27 @@ pub(crate) fn open_encoder(path: &Path, model: &Model) -> anyhow::Result<Arc<Vis
     Ok(Arc::new(vision))
 }
 
+/// The bytes of a picture that can be decoded.
+pub(crate) fn read_picture(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let unread = || format!("cannot read the picture {}", path.display());
+    let bytes = std::fs::metadata(path).with_context(unread)?.len();
+    if bytes > MOST_BYTES {
+        bail!("the picture {} has {bytes} bytes; at most {MOST_BYTES} are read", path.display());
+    }
+    let bytes = std::fs::read(path).with_context(unread)?;
+    decode(&bytes, &Limits::default()).with_context(unread)?;
+    Ok(bytes)
+}
+
 /// Flags of commands that show pictures to a model.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct PictureFlags {
     /// Encoder of pictures that belongs to the model, usually called mmproj-*.gguf
     #[arg(long, value_name = "FILE", requires = "image")]
     mmproj: Option<PathBuf>,
+    /// Show no pictures, also where --mmproj stands before it or in the config file
+    #[arg(long, overrides_with = "mmproj")]
+    no_mmproj: bool,
     /// Picture to show before the prompt: PNG, JPEG, WebP, GIF, BMP or TIFF; several are shown in this order. Needs --mmproj
     #[arg(long, value_name = "FILE", conflicts_with_all = ["save_state", "load_state"])]
     image: Vec<PathBuf>,
@@ -45,23 +60,13 @@ impl PictureFlags {
         if self.image.is_empty() {
             return Ok(None);
         }
-        let Some(path) = &self.mmproj else {
+        let Some(path) = self.mmproj.as_ref().filter(|_| !self.no_mmproj) else {
             bail!(
                 "--image needs the encoder of the model\nhint: --mmproj FILE names it; it is usually called mmproj-*.gguf and lies beside the model"
             );
         };
         let vision = open_encoder(path, model)?;
-        let mut files = Vec::with_capacity(self.image.len());
-        for path in &self.image {
-            let unread = || format!("cannot read the picture {}", path.display());
-            let bytes = std::fs::metadata(path).with_context(unread)?.len();
-            if bytes > MOST_BYTES {
-                bail!("the picture {} has {bytes} bytes; at most {MOST_BYTES} are read", path.display());
-            }
-            let bytes = std::fs::read(path).with_context(unread)?;
-            decode(&bytes, &Limits::default()).with_context(unread)?;
-            files.push(bytes);
-        }
+        let files = self.image.iter().map(|path| read_picture(path)).collect::<anyhow::Result<_>>()?;
         Ok(Some(Pictures { vision, files, marker: Marker::default() }))
     }
 }

@@ -14,8 +14,8 @@ use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Template;
 use kiln_engine::vision::Vision;
 use kiln_server::{
-    AfterHangUp, Key, LoadedEngine, ModelSpec, ModelStore, RequestDefaults, Running, Secrets, Server, Settings,
-    Sharing, StoredResponses, ThinkingBudget, Tls, Tracing,
+    AfterHangUp, Key, LoadedEngine, MediaHost, ModelSpec, ModelStore, RequestDefaults, Running, Secrets, Server,
+    Settings, Sharing, StoredResponses, ThinkingBudget, Tls, Tracing,
 };
 
 use super::embed::pooling;
@@ -189,6 +189,10 @@ pub(crate) struct Arguments {
     /// Serve text alone, also where --mmproj stands before it or in the config file
     #[arg(long, overrides_with = "mmproj")]
     no_mmproj: bool,
+    /// Host that pictures of requests may be fetched from, like `images.example` or `*.example.org:8443`; may be given several times. Without it
+    /// requests must bring the pictures themselves
+    #[arg(long, value_name = "HOST")]
+    allow_media_host: Vec<MediaHost>,
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
@@ -260,6 +264,7 @@ impl Arguments {
             keep_reasoning: self.reasoning_format == "none",
             reasoning_field: if self.reasoning_field == "reasoning" { "reasoning" } else { "reasoning_content" },
             thinking_budget: self.reasoning_budget.map(ThinkingBudget::from_number),
+            media_hosts: self.allow_media_host.clone(),
         })
     }
 

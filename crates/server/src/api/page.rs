@@ -16,7 +16,7 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str, &[u8]); 26] = files! {
+const FILES: [(&str, &str, &[u8]); 27] = files! {
     "text/html; charset=utf-8": "index.html";
     "text/css; charset=utf-8": "page.css";
     "image/svg+xml": "icon.svg";
@@ -25,11 +25,12 @@ const FILES: [(&str, &str, &[u8]); 26] = files! {
     "text/plain; charset=utf-8": "math.OFL.txt";
     "text/javascript; charset=utf-8": "main.js" "answers.js" "api.js" "composer.js" "dom.js" "engine.js" "entities.js"
         "events.js" "highlight.js" "inline.js" "list.js" "markdown.js" "math.js" "messages.js" "models.js" "panels.js"
-        "route.js" "settings.js" "state.js" "store.js" "tree.js";
+        "pictures.js" "route.js" "settings.js" "state.js" "store.js" "tree.js";
 };
 
-/// The page may load and ask what is here, and nothing else; text can never become a program.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; \
+/// The page may load and ask what is here, and nothing else; text can never become a program. Pictures that the reader chose have addresses
+/// within the page (`blob:`).
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; font-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
 /// `GET /`: the page for browsers. Ollama's clients ask here, too, to find out that somebody is there.

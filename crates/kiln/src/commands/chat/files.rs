@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 
+use super::pictures::Picture;
+
 /// A path as people type it: no shell replaces `~` by the home folder here.
 pub(super) fn at_home(name: &str) -> PathBuf {
     let home = name.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
@@ -11,12 +13,14 @@ pub(super) fn at_home(name: &str) -> PathBuf {
 }
 
 /// A message with the files that it names.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct WithFiles {
     /// The message, and the content of its files behind it.
     pub(super) text: String,
     /// The files, as they were named.
     pub(super) names: Vec<String>,
+    /// Those that are pictures.
+    pub(super) pictures: Vec<Picture>,
     /// Names without a file.
     pub(super) missing: Vec<Missing>,
 }
@@ -65,7 +69,14 @@ pub(super) fn with_files(message: &str) -> anyhow::Result<WithFiles> {
             continue;
         }
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {name}"))?;
-        let Ok(content) = String::from_utf8(bytes) else { bail!("{name} is not UTF-8 text, so it cannot be attached") };
+        if kiln_media::is_picture(&bytes) {
+            found.pictures.push(Picture::of(&name, bytes)?);
+            found.names.push(name);
+            continue;
+        }
+        let Ok(content) = String::from_utf8(bytes) else {
+            bail!("{name} is neither UTF-8 text nor a picture, so it cannot be attached")
+        };
         // More backticks than the file has in a row.
         let most = content.split(|c| c != '`').map(str::len).max().unwrap_or(0);
         let fence = "`".repeat(most.max(2) + 1);
@@ -150,6 +161,21 @@ mod tests {
         }
         std::fs::write(path("a.txt"), b"\xff").unwrap();
         assert!(with_files(&message).unwrap_err().to_string().contains("UTF-8"));
+        // Pictures stand beside the text, and are looked at at once.
+        let bmp = {
+            let mut bytes = b"BM".to_vec();
+            bytes.extend([58u32, 0, 54, 40, 1, 1, 24 << 16 | 1, 0, 4, 0, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()));
+            bytes.extend([1, 2, 3, 0]);
+            bytes
+        };
+        std::fs::write(path("a.txt"), &bmp).unwrap();
+        let found = with_files(&message).unwrap();
+        assert_eq!((found.text.as_str(), found.pictures.len()), (message.as_str(), 1));
+        assert_eq!((&found.pictures[0].name, &**found.pictures[0].bytes), (&name, &bmp[..]));
+        std::fs::write(path("a.txt"), &bmp[..40]).unwrap();
+        assert!(format!("{:#}", with_files(&message).unwrap_err()).contains("BMP"));
+        std::fs::write(path("a.txt"), "BM is how bitmaps begin").unwrap();
+        assert!(with_files(&message).unwrap().pictures.is_empty());
     }
 
     #[test]
@@ -166,7 +192,8 @@ mod tests {
             assert_eq!(found.missing, [Missing { name: name.into(), surely }], "{message}");
         }
         for plain in ["mail me@example.org", "a @ b", "3 @, 4"] {
-            assert_eq!(with_files(plain).unwrap(), WithFiles { text: plain.into(), ..WithFiles::default() });
+            let found = with_files(plain).unwrap();
+            assert_eq!((&*found.text, found.names.len(), found.missing.len()), (plain, 0, 0));
         }
         assert_eq!(with_files("\\@a.txt").unwrap().text, "@a.txt");
         assert!(with_files("@/").unwrap_err().to_string().contains("folder"));

@@ -3,6 +3,7 @@
 mod files;
 mod input;
 mod markdown;
+mod pictures;
 mod saved;
 mod settings;
 mod slash;
@@ -25,13 +26,14 @@ use kiln_system::text::{shown, shown_within};
 use self::files::with_files;
 use self::input::{Input, Turn};
 use self::markdown::Markdown;
+use self::pictures::{Asked, Eyes, EyesFlags, Gallery, Picture};
 use self::slash::{Next, Typed, unknown};
 use self::thoughts::Thoughts;
 use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
-use crate::generate::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name};
+use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name};
 use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 
@@ -41,15 +43,18 @@ use crate::output::{has_style, is_watched, print, print_piece, print_styled, say
   kiln chat                                        # the default model
   kiln chat smollm2 --system \"Answer in one sentence.\"
   printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
+  kiln chat smolvlm.gguf --mmproj mmproj.gguf        # @photo.jpg shows a picture
 
 In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
-@path attaches a text file. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
+@path attaches a text file, or with --mmproj a picture. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
 conversation.")]
 pub(crate) struct Arguments {
     /// Model: a GGUF file or a name as in `kiln pull`; SmolLM2-135M-Instruct if omitted, downloaded on first use
     model: Option<PathBuf>,
     #[command(flatten)]
     talk: TalkFlags,
+    #[command(flatten)]
+    eyes: EyesFlags,
     /// Print each answer as one line of JSON, with the fields of `kiln run --json`
     #[arg(long)]
     json: bool,
@@ -71,10 +76,13 @@ struct Loaded {
     model: Arc<Model>,
     setup: ChatSetup,
     scheduler: Scheduler,
+    /// What it is shown pictures by.
+    eyes: Option<Eyes>,
 }
 
 impl Loaded {
-    fn open(path: Option<&std::path::Path>, arguments: &Arguments) -> anyhow::Result<Loaded> {
+    /// Opens a model. The encoder of pictures belongs to one: another model that is talked to later is shown none.
+    fn open(path: Option<&std::path::Path>, arguments: &Arguments, is_first: bool) -> anyhow::Result<Loaded> {
         let (flags, path) = (&arguments.flags, resolve(path)?);
         flags.open_early();
         let model = flags.open(&path)?;
@@ -87,10 +95,17 @@ impl Loaded {
         }
         let first = First::Text { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
         let lookup = arguments.lookup.into();
+        let eyes = match arguments.eyes.open(&model, flags) {
+            Err(why) if !is_first => {
+                say(&format!("note: no pictures are shown from here on: {why:#}"));
+                None
+            }
+            eyes => eyes?,
+        };
         let scheduler =
             flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, lookup })?;
         arguments.cache.apply_to(&scheduler)?;
-        Ok(Loaded { model, setup, scheduler })
+        Ok(Loaded { model, setup, scheduler, eyes })
     }
 }
 
@@ -119,14 +134,15 @@ struct Chat<'a> {
     left_out: usize,
     last: Option<Answer>,
     input: Input,
+    gallery: Gallery,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (input, system) = (Input::new()?, arguments.talk.system()?);
+    let (input, system, first) = (Input::new()?, arguments.talk.system()?, arguments.eyes.first()?);
     // What is typed while the model is loaded is kept for the first prompt.
     let quiet = input.is_terminal().then(Quiet::begin).flatten();
-    let loaded = Loaded::open(arguments.model.as_deref(), arguments)?;
+    let loaded = Loaded::open(arguments.model.as_deref(), arguments, true)?;
     drop(quiet);
     // Both before anything is typed: what is wrong with a flag should not come to light with the first answer.
     let sampling = arguments.sampling.sampling(&loaded.model, &loaded.setup)?;
@@ -148,6 +164,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         left_out: 0,
         last: None,
         input,
+        gallery: Gallery::new(first),
     };
     chat.talk()
 }
@@ -189,21 +206,24 @@ impl Chat<'_> {
 
     /// One turn of the user and its answer.
     fn say_to_model(&mut self, message: &str, source: Source) -> anyhow::Result<()> {
-        let text = self.attached(message, source)?;
+        let (text, pictures) = self.attached(message, source)?;
         let (messages, left_out) = (self.messages.len(), self.left_out);
+        self.gallery.wait(pictures);
+        let text = self.gallery.hang(messages, &text);
         self.messages.push(Message::new("user", text));
         let answered = self.answer();
         if answered.is_err() {
             self.messages.truncate(messages);
+            self.gallery.take_back(messages);
             self.left_out = left_out;
         }
         answered
     }
 
-    /// A message with the files that it names. A name without a file is told: the model would make up what is in it.
-    fn attached(&self, message: &str, source: Source) -> anyhow::Result<String> {
+    /// A message with the files that it names, and its pictures. A name without a file is told: the model would make up what is in it.
+    fn attached(&self, message: &str, source: Source) -> anyhow::Result<(String, Vec<Picture>)> {
         if source == Source::Paste {
-            return Ok(message.to_owned());
+            return Ok((message.to_owned(), Vec::new()));
         }
         let found = with_files(message)?;
         for missing in &found.missing {
@@ -216,14 +236,16 @@ impl Chat<'_> {
         if !found.names.is_empty() && is_watched() {
             say(&format!("with {}", found.names.join(", ")));
         }
-        Ok(found.text)
+        found.pictures.iter().try_for_each(|picture| self.needs_eyes(&picture.name))?;
+        Ok((found.text, found.pictures))
     }
 
     /// Has the last message answered.
     fn answer(&mut self) -> anyhow::Result<()> {
-        let prompt = self.fit()?;
-        let mut request =
-            self.arguments.sampling.request(prompt.parts.concat(), self.sampling.clone(), &self.loaded.setup.ends);
+        let (prompt, joined) = self.fit()?.join(self.loaded.eyes.as_mut())?;
+        let sampling = &self.arguments.sampling;
+        let mut request = sampling.request(joined.tokens, self.sampling.clone(), &self.loaded.setup.ends);
+        request.spans = joined.spans;
         request.limit = self.limit;
         request.show_special = prompt.show_special;
         request.constraint = self.arguments.sampling.constraint(&self.loaded.setup)?;
@@ -301,16 +323,18 @@ impl Chat<'_> {
         }
     }
 
-    fn prompt(&self) -> anyhow::Result<Prompt> {
+    fn prompt(&self) -> anyhow::Result<Asked> {
         let system = self.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Vec<Message> = system.into_iter().chain(self.messages[self.left_out..].iter().cloned()).collect();
         let rule = self.arguments.sampling.has_rule();
-        chat_prompt(&self.loaded.model, &self.loaded.setup, &messages, self.think, rule, None)
+        let between = self.gallery.between(self.left_out);
+        let prompt = chat_prompt(&self.loaded.model, &self.loaded.setup, &messages, self.think, rule, between)?;
+        self.arranged(prompt)
     }
 
     /// The prompt of the conversation. Where it outgrows the context the oldest turns are left out, never the system's
     /// message nor the last one of the user, and that is said.
-    fn fit(&mut self) -> anyhow::Result<Prompt> {
+    fn fit(&mut self) -> anyhow::Result<Asked> {
         let context = self.loaded.scheduler.context();
         // Room for an answer worth the name.
         let most = context - (context / 4).min(256);
@@ -332,7 +356,7 @@ impl Chat<'_> {
         }
         if self.left_out > before {
             let dropped = self.left_out - before;
-            let first = shown_within(&self.messages[before].content.to_text(), 40);
+            let first = shown_within(&self.gallery.words(&self.messages[before]), 40);
             say(&format!(
                 "note: the conversation is longer than the context of {context} tokens: the model no longer sees the oldest {} messages \
                  ({dropped} more than before, from \"{first}\" on)\nhint: --ctx-size sets a larger context, /clear starts over",

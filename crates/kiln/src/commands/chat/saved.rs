@@ -89,9 +89,13 @@ impl Chat<'_> {
         if let (Some(parent), false) = (path.parent(), name.contains(['.', '/'])) {
             std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
         }
-        let saved = Saved { system: self.system.clone(), messages: self.messages.clone() };
+        let messages = self.messages.iter().enumerate().map(|(number, message)| self.gallery.kept(number, message));
+        let saved = Saved { system: self.system.clone(), messages: messages.collect() };
         Output::write(&path, overwrite, serde_json::to_string_pretty(&saved)?.as_bytes())?;
         say(&format!("{} messages saved to {}", self.messages.len(), shown(&path.to_string_lossy())));
+        if self.gallery.count() > 0 {
+            say("note: pictures are not saved, only their names");
+        }
         Ok(())
     }
 
@@ -102,6 +106,7 @@ impl Chat<'_> {
         let saved = Saved::read(&place(name)?)?;
         (self.system, self.messages) = (saved.system, saved.messages);
         (self.left_out, self.last) = (0, None);
+        self.gallery.clear();
         say(&format!("{} messages loaded", self.messages.len()));
         Ok(())
     }

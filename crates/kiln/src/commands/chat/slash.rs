@@ -7,6 +7,7 @@ use base64::Engine as _;
 use kiln_engine::text::Message;
 
 use super::files::at_home;
+use super::pictures::Picture;
 use super::{Chat, Loaded};
 use crate::generate::name;
 use crate::output::say;
@@ -33,7 +34,7 @@ pub(super) enum Typed<'a> {
 }
 
 /// Every command, with its other names.
-const COMMANDS: [&[&str]; 15] = [
+const COMMANDS: [&[&str]; 16] = [
     &["help", "?"],
     &["system"],
     &["set"],
@@ -46,6 +47,7 @@ const COMMANDS: [&[&str]; 15] = [
     &["load"],
     &["list"],
     &["model"],
+    &["image"],
     &["stats"],
     &["thoughts"],
     &["quit", "exit", "bye"],
@@ -64,11 +66,12 @@ const HELP: &str = "\
 /load NAME            continue a saved conversation
 /list                 list the saved conversations
 /model [MODEL]        switch to another model; without MODEL: show which one this is
+/image [FILE]         show a picture with the next message; without FILE: say which will be shown
 /stats                speeds and the context used
 /thoughts             show the reasoning before the last answer
 /quit                 end, as Ctrl-D does
 \"\"\" begins and ends a message of several lines, and a backslash at the end of a line continues it.
-@path attaches a text file: @notes.txt, @\"my notes.txt\". \\@ is a plain @.
+@path attaches a text file or shows a picture: @notes.txt, @photo.jpg, @\"my notes.txt\". \\@ is a plain @.
 Only these words are commands: /usr/bin or /* are messages, //help sends \"/help\", and what is pasted or between \"\"\" is never a command.
 What you type during an answer is kept for the next message. Ctrl-C stops the answer.";
 
@@ -124,12 +127,14 @@ impl Chat<'_> {
             "clear" => {
                 (self.left_out, self.last) = (0, None);
                 self.messages.clear();
+                self.gallery.clear();
                 say("the conversation is forgotten");
             }
             "save" => self.save(rest)?,
             "load" => self.load(rest)?,
             "list" => self.list()?,
             "model" => self.change_model(rest)?,
+            "image" => self.image(rest)?,
             "stats" => self.stats(),
             "thoughts" => match self.last.as_ref().map(|answer| &answer.thoughts).filter(|text| !text.is_empty()) {
                 Some(text) => say(text),
@@ -148,40 +153,44 @@ impl Chat<'_> {
         say("the system prompt is changed, from the next message on");
     }
 
-    /// Takes the last answer back; gives the message that it answered.
-    fn take_back(&mut self) -> anyhow::Result<Message> {
+    /// Takes the last answer back; gives the message that it answered, with its pictures.
+    fn take_back(&mut self) -> anyhow::Result<(Message, Vec<Picture>)> {
         let Some(at) = self.messages.iter().rposition(|message| message.role == "user") else {
             bail!("nothing was said yet");
         };
         let message = self.messages[at].clone();
         self.messages.truncate(at);
         self.left_out = self.left_out.min(at);
-        Ok(message)
+        Ok((message, self.gallery.take_back(at)))
     }
 
     fn retry(&mut self) -> anyhow::Result<()> {
-        let message = self.take_back()?;
+        let (message, pictures) = self.take_back()?;
+        self.gallery.put_back(self.messages.len(), pictures);
         self.messages.push(message);
         self.answer()
     }
 
     fn edit(&mut self, text: &str) -> anyhow::Result<Next> {
-        let message = self.take_back()?;
+        let (message, pictures) = self.take_back()?;
         if !text.is_empty() {
+            self.gallery.wait(pictures);
             self.say_to_model(text, super::Source::Line)?;
             return Ok(Next::Go);
         }
         if !self.input.is_terminal() {
+            self.gallery.put_back(self.messages.len(), pictures);
             self.messages.push(message);
             bail!("/edit needs the new text where stdin is no terminal");
         }
-        Ok(Next::Edit(message.content.to_text()))
+        self.gallery.wait(pictures);
+        Ok(Next::Edit(self.gallery.words(&message)))
     }
 
     fn undo(&mut self) -> anyhow::Result<()> {
-        let message = self.take_back()?;
+        let (message, _) = self.take_back()?;
         self.last = None;
-        let first = kiln_system::text::shown_within(&message.content.to_text(), 40);
+        let first = kiln_system::text::shown_within(&self.gallery.words(&message), 40);
         say(&format!("removed \"{first}\" and its answer; {} messages are left", self.messages.len()));
         Ok(())
     }
@@ -207,7 +216,7 @@ impl Chat<'_> {
             return Ok(());
         }
         // The old one stays until the new one is there: a wrong name must not end the conversation.
-        let loaded = Loaded::open(Some(&at_home(path)), self.arguments)?;
+        let loaded = Loaded::open(Some(&at_home(path)), self.arguments, false)?;
         self.sampling.check(loaded.model.config.vocab)?;
         self.arguments.sampling.constraint(&loaded.setup)?;
         self.loaded = loaded;
