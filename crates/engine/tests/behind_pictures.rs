@@ -1,5 +1,5 @@
 //! Text behind pictures: models whose tokens have several positions, whose layers get parts of the vectors, or whose pictures see themselves in both
-//! directions. Logits are judged by those of `scripts/goldens-vision`; every other way to the same text must give the same.
+//! directions. Logits are judged by those of `scripts/goldens/vision`; every other way to the same text must give the same.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 

@@ -158,6 +158,36 @@ fn habits_of_other_programs_are_met() {
 }
 
 #[test]
+fn help_says_what_flags_do_in_the_words_of_the_field() {
+    for (command, words) in [
+        ("run", "Drop tokens less likely than this fraction of the top token's probability (0 = off)"),
+        ("run", "Subtract this from the logit of every token generated so far (0 = off)"),
+        ("run", "Bit-identical output regardless of batching"),
+        ("run", "Final timestep of the diffusion schedule (Dream uses 0.001)"),
+        ("run", "Context size in tokens"),
+        ("tokenize", "Do not add BOS/EOS tokens"),
+        ("convert", "Convert a Hugging Face model folder (safetensors) to GGUF"),
+        ("bench", "Benchmark a model (tokens/s), the device, or single operations"),
+    ] {
+        let help = text(&kiln(&[command, "--help"]).stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains(words), "{command}: {words:?} is not in: {help}");
+    }
+    // Every flag that is shown says what it does, under a heading that names its subject.
+    for command in ["run", "chat", "serve", "bench", "embed", "quantize", "convert", "perplexity", "pull"] {
+        let help = text(&kiln(&[command, "-h"]).stdout);
+        let mute = help.lines().zip(help.lines().skip(1).chain([""])).find(|(line, next)| {
+            // What a flag does stands two spaces behind it, or in the next line.
+            let flag = line.strip_prefix("      --").or(line.strip_prefix("  -"));
+            flag.is_some_and(|flag| !flag.contains("  ") && !next.starts_with("          "))
+        });
+        assert_eq!(mute, None, "{command}");
+        for heading in ["Models that fill in texts", "How tokens are chosen"] {
+            assert!(!help.contains(heading), "{command}: {heading}");
+        }
+    }
+}
+
+#[test]
 fn unknown_names_list_what_there_is() {
     let folder = Folder::new("names");
     let out = folder.file("x.gguf");

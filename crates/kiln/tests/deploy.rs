@@ -1,4 +1,4 @@
-//! The files of `deploy` say what the program knows: every flag of `kiln serve` in them is one.
+//! The files of `deploy` say what the program knows: every flag of `kiln serve` in them is one, and pods end after their answers.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,4 +20,26 @@ fn deployment_files_use_flags_that_there_are() {
         }
     }
     assert!(seen >= 12, "only {seen} flags were found");
+}
+
+/// The number behind some words of a text.
+fn number_after(text: &str, words: &str) -> u64 {
+    let rest = text.split_once(words).unwrap_or_else(|| panic!("there is no {words}")).1;
+    let digits: String = rest.chars().skip_while(|c| " \"[,".contains(*c)).take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no number follows {words}"))
+}
+
+/// A pod that is told to end refuses requests at once, so it waits until no endpoint leads to it, and is not killed before its answers end.
+#[test]
+fn pods_wait_for_their_endpoints_and_finish_their_answers() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes.yaml");
+    let text = std::fs::read_to_string(file).expect("a file of deploy");
+    let sleep = number_after(&text, "preStop: {exec: {command: [sleep, ");
+    let drain = number_after(&text, "--drain, ");
+    let grace = number_after(&text, "terminationGracePeriodSeconds: ");
+    assert!(sleep >= 5, "{sleep} s are too few for endpoints to follow");
+    assert!(grace > sleep + drain, "{sleep} s and {drain} s are more than the {grace} s that a pod has");
+    for image in text.lines().filter_map(|line| line.trim().strip_prefix("image: ")) {
+        assert!(image.contains(':') && !image.ends_with(":latest"), "{image} is another one tomorrow");
+    }
 }

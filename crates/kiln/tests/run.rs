@@ -442,6 +442,13 @@ fn what_a_conversation_outgrows_is_said() {
     assert!(!refused.contains("no longer sees"), "{refused}");
     let base = kiln(&folder, &["chat", "--cpu", "base.gguf"], b"hello\n");
     fails(&base, 1, &["no chat template", "kiln run"]);
+    // An answer that fills the context fills it and no more.
+    let full = text(&chat(&folder, &["-c", "96", "-n", "-1", "--ignore-eos"], "hello\n/stats\n").stderr);
+    assert!(full.contains("the context of 96 tokens is full") && full.contains("context: 96 of 96"), "{full}");
+    // Lines of a message are shown as such in a quote.
+    let lines = format!("\"\"\"\nhello\n\nworld\n\"\"\"\n{}", "hello and the world\n".repeat(6));
+    let notes = text(&chat(&folder, &["-c", "96"], &lines).stderr);
+    assert!(notes.contains(r#"from "hello\n\nworld" on"#), "{notes}");
 }
 
 #[test]

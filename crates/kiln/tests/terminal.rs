@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -122,4 +123,34 @@ fn notes_are_cut_at_words() {
     let help = screen.split("/help  ").nth(1).unwrap();
     let lines: Vec<&str> = help.split("\r\n").take_while(|line| !line.contains(">>>")).collect();
     assert!(lines.len() > 15 && lines.iter().all(|line| line.chars().count() <= 60), "{lines:?}");
+}
+
+/// A server that ends with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_view_of_a_server_ends_with_q_and_says_so() {
+    let folder = model();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    command.args(["serve", "m.gguf", "--cpu", "--port", "0"]).current_dir(folder.path());
+    command.env_remove("KILN_CONFIG").env_remove("KILN_API_KEY").stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut server = Server(command.spawn().unwrap());
+    let mut log = BufReader::new(server.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let line = log.find(|line| line.contains("listening on http://")).unwrap();
+    let address = line.split("://").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    std::thread::spawn(move || log.for_each(drop));
+    for key in ["q", "\u{3}"] {
+        let screen = at_terminal(&folder, &[("q quits", ""), ("memory", key)], &["top", &address]);
+        assert!(screen.contains("generation tok/s") && !screen.contains("error"), "{screen:?}");
+        // Nothing is cut off by the edge of the terminal and goes on in the next row.
+        let wide = screen.split(['\r', '\n']).find(|line| !line.contains('\u{1b}') && line.chars().count() > 60);
+        assert_eq!(wide, None, "{screen:?}");
+    }
 }

@@ -334,22 +334,73 @@ fn the_middle_is_filled_in_by_models_that_can() {
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_that_there_are() {
+fn the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() {
     let server = start();
     post(&server, "/v1/chat/completions", &ask("hello"));
     let metrics = get(&server, "/metrics").body;
-    let dashboard = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/grafana/kiln.json");
-    let dashboard = std::fs::read_to_string(dashboard).unwrap();
-    let names: Vec<&str> = dashboard
-        .match_indices("vllm:")
-        .map(|(at, _)| {
-            dashboard[at..].split(|c: char| c != ':' && c != '_' && !c.is_ascii_alphanumeric()).next().unwrap()
-        })
-        .collect();
-    assert!(names.len() > 8);
-    for name in names {
-        assert!(metrics.contains(&format!("\n{name}{{")), "{name} is not among\n{metrics}");
+    for (file, least) in [("grafana/kiln.json", 8), ("alerts.yml", 6)] {
+        let path = format!("{}/../../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let mut names: Vec<&str> = text
+            .split(|c: char| c != ':' && c != '_' && !c.is_ascii_alphanumeric())
+            .filter(|word| ["vllm:", "kiln:", "process_"].iter().any(|start| word.starts_with(start)))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        assert!(names.len() >= least, "{file}: {names:?}");
+        for name in names {
+            let is_there =
+                metrics.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+            assert!(is_there, "{file}: {name} is not among\n{metrics}");
+        }
     }
+    server.stop().unwrap();
+}
+
+#[test]
+fn requests_are_counted_by_route_and_status_and_connections_while_they_are_open() {
+    let alice = Key { name: "alice".into(), secret: "alice".into(), ..Key::default() };
+    let server = start_with(Settings { keys: vec![alice], open_metrics: true, ..settings() }, Some(CHATML));
+    let metrics = || get(&server, "/metrics").body;
+    let value = |metrics: &str, name: &str, labels: &[&str]| {
+        let mut lines = metrics.lines().filter(|line| {
+            let rest = line.strip_prefix(name).unwrap_or_default();
+            rest.starts_with(['{', ' ']) && labels.iter().all(|label| rest.contains(label))
+        });
+        let found = lines.next().map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+        assert!(lines.next().is_none(), "{name} {labels:?} is there twice:\n{metrics}");
+        found
+    };
+    let chat = |who: &str, body: &str| {
+        receive(send(server.address(), "POST", "/v1/chat/completions", &[("x-api-key", who)], body)).status
+    };
+    assert_eq!((chat("alice", &ask("hello").to_string()), chat("alice", &ask("again").to_string())), (200, 200));
+    assert_eq!((chat("eve", &ask("hello").to_string()), chat("alice", "{")), (401, 400));
+    for path in ["/none", "/none/at/all?of=these"] {
+        let reply = receive(send(server.address(), "GET", path, &[("x-api-key", "alice")], ""));
+        assert_eq!(reply.status, 404);
+    }
+    let told = metrics();
+    let counted = |method: &str, route: &str, status: u16| {
+        let labels = [format!("method=\"{method}\""), format!("route=\"{route}\""), format!("status=\"{status}\"")];
+        value(&told, "kiln:http_requests_total", &labels.each_ref().map(String::as_str))
+    };
+    for (status, want) in [(200, 2.0), (401, 1.0), (400, 1.0), (429, 0.0)] {
+        assert_eq!(counted("POST", "/v1/chat/completions", status), want, "{status}:\n{told}");
+    }
+    // Clients cannot make up labels.
+    assert_eq!(counted("GET", "other", 404), 2.0, "{told}");
+    assert!(!told.contains("/none"), "{told}");
+    // Connections that say nothing are seen, and go when they are closed.
+    let idle: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    let open = || value(&metrics(), "kiln:http_connections", &[]);
+    wait_until("three more connections", || open() >= 4.0);
+    drop(idle);
+    wait_until("only the one that asks", || open() <= 1.0);
+    let told = metrics();
+    assert!(value(&told, "kiln:http_connections_opened_total", &[]) >= 10.0, "{told}");
+    assert_eq!(value(&told, "kiln:preparation_queue", &[]), 0.0);
+    assert!(value(&told, "process_resident_memory_bytes", &[]) > 1e6, "{told}");
     server.stop().unwrap();
 }
 

@@ -226,19 +226,26 @@ fn ambiguous_requests_are_refused() {
 #[test]
 fn work_ends_with_its_client() {
     let server = start();
-    let prepared = |server: &Running| {
-        let metrics = get(server, "/metrics").body;
-        let line = metrics.lines().find(|line| line.starts_with("kiln:request_body_bytes ")).unwrap().to_owned();
+    let gauge = |name: &str| {
+        let metrics = get(&server, "/metrics").body;
+        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {metrics}"));
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
+    let prepared = || gauge("kiln:request_body_bytes ");
     // The client of a long text leaves while its tokens are counted.
     let body = json!({"content": "b".repeat(7 << 20)}).to_string();
     let stream = send(server.address(), "POST", "/tokenize", &[], &body);
-    wait_until("the text to be tokenised", || prepared(&server) > 1e6);
+    wait_until("the text to be tokenised", || prepared() > 1e6);
     drop(stream);
     let began = Instant::now();
-    wait_until("the end of the work", || prepared(&server) == 0.0);
+    wait_until("the end of the work", || prepared() == 0.0);
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     assert_eq!(writing(&server), 0);
+    // More of them than are tokenised at once are seen to wait, until they leave too.
+    let body = json!({"content": "b".repeat(2 << 20)}).to_string();
+    let crowd: Vec<TcpStream> = (0..12).map(|_| send(server.address(), "POST", "/tokenize", &[], &body)).collect();
+    wait_until("a queue", || gauge("kiln:preparation_queue ") >= 1.0);
+    drop(crowd);
+    wait_until("an empty queue", || gauge("kiln:preparation_queue ") == 0.0 && prepared() == 0.0);
     server.stop().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Tiny encoders of pictures and text models as `scripts/goldens-vision` describes them, and the pictures that they are shown.
+//! Tiny encoders of pictures and text models as `scripts/goldens/vision` describes them, and the pictures that they are shown.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test takes what it needs of it, and stops if it cannot go on")]
 

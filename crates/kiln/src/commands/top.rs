@@ -22,7 +22,7 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   kiln top
-  kiln top http://10.0.0.5:8080 --api-key KEY
+  kiln top 10.0.0.5:8080 --api-key KEY
   kiln top --json             # once, as JSON
 
 q or Ctrl-C ends it.")]
@@ -76,8 +76,14 @@ struct Memory {
     total: u64,
 }
 
+/// The address of a server as people type it: HTTP, unless they say otherwise.
+fn address(url: &str) -> String {
+    let scheme = if url.contains("://") { "" } else { "http://" };
+    format!("{scheme}{}", url.trim_end_matches('/'))
+}
+
 fn look(arguments: &Arguments, agent: &ureq::Agent) -> anyhow::Result<Value> {
-    let url = format!("{}/engine", arguments.url.trim_end_matches('/'));
+    let url = format!("{}/engine", address(&arguments.url));
     let mut request = agent.get(&url);
     if let Some(key) = &arguments.api_key {
         request = request.header("Authorization", format!("Bearer {key}"));
@@ -251,6 +257,17 @@ mod tests {
         assert_eq!(fitted("tokens/s  12.5 █████", 12), "tokens/s  12");
         assert_eq!(fitted("漢字漢字", 5), "漢字");
         assert_eq!(fitted("short", usize::MAX), "short");
+    }
+
+    #[test]
+    fn addresses_need_no_scheme() {
+        for (typed, want) in [
+            ("10.0.0.5:8080", "http://10.0.0.5:8080"),
+            ("http://localhost:1/", "http://localhost:1"),
+            ("https://host/kiln/", "https://host/kiln"),
+        ] {
+            assert_eq!(address(typed), want);
+        }
     }
 
     #[test]
