@@ -4,6 +4,7 @@ mod cache_flags;
 mod commands;
 mod config;
 mod device;
+mod draft_flags;
 mod generate;
 mod habits;
 mod kind;

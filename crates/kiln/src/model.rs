@@ -15,6 +15,7 @@ use kiln_kernels::probe::{Probe, host_read_rate};
 use kiln_system::environment;
 
 use crate::device::{DeviceFlag, Early, Wish};
+use crate::draft_flags::Drafting;
 use crate::kind::check_model;
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, is_verbose, say, size};
@@ -133,7 +134,7 @@ fn sums() -> anyhow::Result<Sums> {
 }
 
 /// Loads something with a progress bar.
-fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
+pub(crate) fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
     let bar = byte_progress(0, "loading");
     let loaded = load(&mut |done, total| {
         bar.set_length(total);
@@ -159,33 +160,6 @@ fn beats_cpu(device: &Arc<Device>) -> bool {
     yes
 }
 
-/// How a command drafts tokens.
-#[derive(clap::Args, Clone, Copy, Debug, Default)]
-pub(crate) struct LookupFlag {
-    /// Draft tokens by lookup in the prompt and the answer, where that is faster; the answer stays the same. auto: on the CPU
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
-    lookup: When,
-}
-
-/// When tokens are drafted.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
-enum When {
-    #[default]
-    Auto,
-    On,
-    Off,
-}
-
-impl From<LookupFlag> for run::Lookup {
-    fn from(flag: LookupFlag) -> run::Lookup {
-        match flag.lookup {
-            When::Auto => run::Lookup::Auto,
-            When::On => run::Lookup::On,
-            When::Off => run::Lookup::Off,
-        }
-    }
-}
-
 /// What a command that runs one sequence at a time needs of an engine.
 #[derive(Default)]
 pub(crate) struct OneSequence {
@@ -195,8 +169,8 @@ pub(crate) struct OneSequence {
     pub(crate) first: Option<First>,
     /// Tokens that the sequence will need at most, where the command knows.
     pub(crate) expected: Option<usize>,
-    /// Whether tokens are drafted.
-    pub(crate) lookup: run::Lookup,
+    /// How tokens are drafted.
+    pub(crate) drafting: Drafting,
 }
 
 impl ModelFlags {
@@ -233,13 +207,6 @@ impl ModelFlags {
     /// The requested memory layout for this many parallel sequences.
     pub(crate) fn wish(&self, sequences: usize) -> run::Wish {
         run::Wish { context: self.ctx_size, expected: None, sequences, caches: [self.cache_type_k, self.cache_type_v] }
-    }
-
-    /// Loads a model for this many parallel sequences, each with the requested context or what memory allows, with a progress bar.
-    pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
-        let executor = self.executor_for(model, &self.wish(sequences))?;
-        let room = run::fit(model, &*executor, &self.wish(sequences))?.room;
-        Ok(loading(|progress| Engine::new(Arc::clone(model), executor, room, progress))?)
     }
 
     /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.
@@ -350,14 +317,17 @@ impl ModelFlags {
 
     /// Loads a model for one sequence at a time, with a progress bar.
     pub(crate) fn scheduler(&self, model: &Arc<Model>, job: OneSequence) -> anyhow::Result<Scheduler> {
-        let OneSequence { spare, first, expected, lookup } = job;
+        let OneSequence { spare, first, expected, drafting } = job;
         let wish = run::Wish { expected, ..self.wish(1) };
+        let draft = drafting.load(self, model, 1)?;
         let executor = self.executor_for(model, &wish)?;
         let room = run::fit(model, &*executor, &wish)?.room.with_spare(spare, model.facts.window);
+        let room = drafting.widen(room, model, &*executor);
         let start = std::time::Instant::now();
-        let engine = loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?;
+        let mut engine = loading(|progress| Engine::expecting(Arc::clone(model), executor, room, first, progress))?;
+        draft.into_iter().for_each(|draft| engine.draft_with(draft));
         let (weights, seconds) = (size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());
         log::info!("{weights} of weights on {} in {seconds:.2} s; room for {} tokens", engine.describe(), room.context);
-        Ok(Scheduler::start(engine, Policy { lookup, ..Policy::default() }))
+        Ok(Scheduler::start(engine, drafting.policy(Policy::default())))
     }
 }

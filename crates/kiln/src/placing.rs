@@ -12,6 +12,8 @@ use kiln_engine::run::{self, Place, fit, fit_in, usable};
 use kiln_gpu::Device;
 use kiln_system::cores::cores;
 
+use crate::device::Early;
+use crate::lora::LoraFlags;
 use crate::model::ModelFlags;
 use crate::output::say;
 
@@ -228,6 +230,13 @@ impl ModelFlags {
         let place = PlaceFlags { memory_limit: self.place.memory_limit, ..PlaceFlags::default() };
         let device = self.device.that_open();
         ModelFlags { cpu: device.is_none(), device: device.unwrap_or_default(), place, ..self.clone() }
+    }
+
+    /// The flags of a draft model beside the model that these are for: adapters and the places of layers are that one's own.
+    pub(crate) fn for_draft(&self) -> ModelFlags {
+        let place = PlaceFlags { memory_limit: self.place.memory_limit, ..PlaceFlags::default() };
+        let (lora, early) = (LoraFlags::default(), Early::default());
+        ModelFlags { lora, early, place, reproducible: false, ..self.clone() }
     }
 
     /// Where everything goes.

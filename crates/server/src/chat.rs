@@ -208,6 +208,7 @@ impl Chat {
             choices: params.choices(loaded)?,
             owner: params.owner(caller),
             reuse: params.reuse(),
+            most_drafted: params.most_drafted(),
             scales: params.scales(loaded)?,
             show_special: marked || !options.tools.is_empty(),
             ..Request::new(tokens)

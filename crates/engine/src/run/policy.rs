@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::drafting::DraftLimits;
 use super::lookup::Lookup;
 
 /// How requests share an engine.
@@ -18,6 +19,8 @@ pub struct Policy {
     pub swap_bytes: usize,
     /// Whether tokens are drafted by lookup.
     pub lookup: Lookup,
+    /// How a draft model drafts, where the engine has one.
+    pub draft: DraftLimits,
 }
 
 impl Default for Policy {
@@ -28,6 +31,7 @@ impl Default for Policy {
             alone: None,
             swap_bytes: 4 << 30,
             lookup: Lookup::Auto,
+            draft: DraftLimits::default(),
         }
     }
 }

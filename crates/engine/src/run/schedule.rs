@@ -5,15 +5,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::acceptance::StepTimes;
 use super::active::{Active, Outcome, Text};
 use super::awaited::Awaited;
 use super::cache::{PageCount, Rank};
 use super::decode::{AHEAD, Going};
+use super::drafting::Drafts;
 use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use super::job::Job;
 use super::load::{Load, Tally};
-use super::lookup::{Drafts, StepTimes};
 use super::media::unknown;
 use super::part::Part;
 use super::policy::Policy;
@@ -222,14 +223,15 @@ impl Schedule {
         self.take_up();
         self.bring_back();
         let mut batch = self.batch();
-        self.add_drafts(&mut batch);
+        // A step for which drafts are wanted is made by the host, even if none come of it: otherwise no step would ever be made.
+        let wants_drafts = self.add_drafts(&mut batch);
         for (at, active) in self.active.iter_mut().enumerate() {
             active.is_stalled = !batch.iter().any(|part| part.active == at);
         }
         if batch.is_empty() {
             return;
         }
-        if self.begin_going_ahead(&batch) {
+        if !wants_drafts && self.begin_going_ahead(&batch) {
             return;
         }
         let (start, before) = (Instant::now(), self.engine.work);
@@ -291,7 +293,7 @@ impl Schedule {
 
     /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
     fn begin_going_ahead(&mut self, batch: &[Part]) -> bool {
-        if self.is_disturbed() || batch.iter().any(Part::has_draft) {
+        if self.is_disturbed() || !batch.iter().all(Part::is_one_token) {
             return false;
         }
         let mut going = Vec::with_capacity(batch.len());
@@ -584,8 +586,9 @@ impl Schedule {
         for (at, active) in self.active.iter().enumerate() {
             for (choice, text) in active.texts.iter().enumerate() {
                 if text.writer.is_writing() && !self.engine.is_swapped(text.sequence) {
-                    let (sequence, tokens) = (text.sequence, vec![text.next]);
-                    parts.push(Part { active: at, choice: Some(choice), sequence, tokens, wanted: Wanted::Last });
+                    let (sequence, tokens) = (text.sequence, [&text.pending[..], &[text.next]].concat());
+                    let choice = Some(choice);
+                    parts.push(Part { active: at, choice, sequence, tokens, wanted: Wanted::Last, draft: None });
                 }
             }
         }
@@ -622,7 +625,7 @@ impl Schedule {
         *budget -= tokens;
         let wanted = if tokens == left { Wanted::Last } else { Wanted::Nothing };
         let tokens = active.job.request.prompt[active.read..active.read + tokens].to_vec();
-        parts.push(Part { active: at, choice: None, sequence, tokens, wanted });
+        parts.push(Part { active: at, choice: None, sequence, tokens, wanted, draft: None });
     }
 
     /// Tokens of prompts for the next step. If nobody else would wait, as many as the engine likes at once.
@@ -712,7 +715,11 @@ impl Schedule {
         for (part, outcome) in batch.iter().zip(outcomes) {
             match part.choice {
                 Some(choice) if part.has_draft() => self.verify(part, choice, outcome),
-                Some(choice) => self.active[part.active].go_on(choice, outcome),
+                Some(choice) => {
+                    let active = &mut self.active[part.active];
+                    active.texts[choice].pending.clear();
+                    active.go_on(choice, outcome);
+                }
                 None => {
                     self.read(part, outcome);
                     // After the first token was told: reading a state back takes a while.
@@ -777,7 +784,13 @@ impl Schedule {
             };
             match writer {
                 Ok(writer) => {
-                    active.texts.push(Text { sequence, writer, next: 0, drafts: Drafts::default() });
+                    active.texts.push(Text {
+                        sequence,
+                        writer,
+                        next: 0,
+                        pending: Vec::new(),
+                        drafts: Drafts::default(),
+                    });
                     active.go_on(choice, outcome);
                 }
                 Err(error) => {

@@ -23,8 +23,9 @@ use super::pictures::open_encoder;
 use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
+use crate::draft_flags::{DraftFlags, Drafting};
 use crate::managed::Managed;
-use crate::model::{LookupFlag, ModelFlags, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
 
@@ -192,7 +193,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
-    lookup: LookupFlag,
+    draft: DraftFlags,
     #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
@@ -387,17 +388,19 @@ impl Arguments {
         let sequences = usize::from(self.parallel);
         // Before the engine, which takes what memory is left.
         let encoder = vision.map(|vision| self.flags.encoder(&vision)).transpose()?;
-        let mut engine = self.flags.fitted(&opened, sequences)?;
+        let drafting = self.draft.open(&opened)?;
+        let mut engine = self.flags.drafted(&opened, sequences, &drafting)?;
         self.cache.apply(&mut engine);
         say(&format!("{} on {}", model.name, engine.describe()));
         let (flags, cache, fallback) = (self.flags.clone(), self.cache.clone(), self.fallback);
         let name = model.name.clone();
+        let rules = policy(&drafting);
         let rebuild = move |tries: usize| {
-            let built = flags.fitted(&opened, sequences);
+            let built = flags.drafted(&opened, sequences, &drafting);
             let built = match built {
                 Err(why) if fallback && tries > 0 => {
                     log::warn!("{why:#}");
-                    flags.without_lost().fitted(&opened, sequences)
+                    flags.without_lost().drafted(&opened, sequences, &drafting)
                 }
                 built => built,
             };
@@ -409,7 +412,7 @@ impl Arguments {
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
-        let scheduler = Scheduler::start_lasting(engine, policy(self.lookup), Box::new(rebuild));
+        let scheduler = Scheduler::start_lasting(engine, rules, Box::new(rebuild));
         server.ready_with(LoadedEngine { scheduler, sequences, encoder });
         Ok(server)
     }
@@ -433,15 +436,16 @@ impl Arguments {
             let opened = self.flags.open(&path)?;
             self.has_tokens(opened.config.vocab)?;
             let vision = self.vision(&opened)?;
-            let bytes = opened.gguf.data_bytes() + vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
+            let drafting = self.draft.open(&opened)?;
+            let vision_bytes = vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
+            let bytes = opened.gguf.data_bytes() + vision_bytes + drafting.bytes();
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
-            let lookup = self.lookup;
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
                     let encoder = vision.as_ref().map(|vision| flags.encoder(vision)).transpose()?;
-                    let mut engine = flags.fitted(&flags.open(&path)?, sequences)?;
+                    let mut engine = flags.drafted(&flags.open(&path)?, sequences, &drafting)?;
                     cache.apply(&mut engine);
-                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy(lookup)), sequences, encoder })
+                    Ok(LoadedEngine { scheduler: Scheduler::start(engine, policy(&drafting)), sequences, encoder })
                 };
                 load().map_err(|error| format!("{error:#}"))
             };
@@ -455,10 +459,10 @@ impl Arguments {
 }
 
 /// The server counts requests itself, so that a refusal need not wait for the engine.
-fn policy(lookup: LookupFlag) -> Policy {
+fn policy(drafting: &Drafting) -> Policy {
     let request_defaults = Policy::default();
     // Others may come at any time, and should not wait for a whole piece of a long prompt.
-    Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), lookup: lookup.into(), ..request_defaults }
+    drafting.policy(Policy { queue: usize::MAX, alone: Some(request_defaults.stutter), ..request_defaults })
 }
 
 /// Runs the command.

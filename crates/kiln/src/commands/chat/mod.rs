@@ -30,8 +30,9 @@ use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
+use crate::draft_flags::DraftFlags;
 use crate::generate::{Answer, Piece, Prompt, Reading, answer, chat_prompt, name, turn_ends};
-use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
+use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 
 /// Flags of `kiln chat`.
@@ -57,7 +58,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
-    lookup: LookupFlag,
+    draft: DraftFlags,
     #[command(flatten)]
     cache: CacheFlags,
 }
@@ -86,9 +87,9 @@ impl Loaded {
         };
         let ends = turn_ends(&model, Some(&template))?;
         let first = First { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
-        let lookup = arguments.lookup.into();
-        let scheduler =
-            flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, lookup })?;
+        let drafting = arguments.draft.open(&model)?;
+        let job = OneSequence { spare: 1, first: Some(first), expected: None, drafting };
+        let scheduler = flags.scheduler(&model, job)?;
         arguments.cache.apply_to(&scheduler)?;
         Ok(Loaded { model, template, ends, scheduler })
     }
