@@ -82,6 +82,7 @@ impl Active {
 
     /// The next token of a text, from what a step gave.
     pub(super) fn go_on(&mut self, choice: usize, outcome: &Outcome) {
+        self.texts[choice].pending.clear();
         match outcome {
             Outcome::Logits(logits) => self.choose(choice, logits),
             Outcome::Token(token) => self.drawn(choice, *token),

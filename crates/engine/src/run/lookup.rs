@@ -142,7 +142,7 @@ mod tests {
     fn a_prediction_is_followed_from_its_beginning_and_found_again_behind_a_change() {
         let prediction = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 9];
         assert_eq!(predicted(&prediction, &[1], 3), [2, 3, 4]);
-        assert_eq!(predicted(&prediction, &[1, 2, 3], 99), prediction[3..]);
+        assert_eq!(predicted(&prediction, &[1, 2, 3], 99), &prediction[3..]);
         // The answer differs: nothing is known until four tokens are as predicted, then the nearer place counts.
         assert_eq!(predicted(&prediction, &[9], 3), [0u32; 0]);
         assert_eq!(predicted(&prediction, &[9, 1, 2, 3], 3), [0u32; 0]);

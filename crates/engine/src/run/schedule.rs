@@ -715,11 +715,7 @@ impl Schedule {
         for (part, outcome) in batch.iter().zip(outcomes) {
             match part.choice {
                 Some(choice) if part.has_draft() => self.verify(part, choice, outcome),
-                Some(choice) => {
-                    let active = &mut self.active[part.active];
-                    active.texts[choice].pending.clear();
-                    active.go_on(choice, outcome);
-                }
+                Some(choice) => self.active[part.active].go_on(choice, outcome),
                 None => {
                     self.read(part, outcome);
                     // After the first token was told: reading a state back takes a while.
