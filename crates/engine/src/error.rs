@@ -174,6 +174,8 @@ pub enum Error {
         "this model fills in texts as a whole and does not write them token by token\nhint: `kiln run MODEL PROMPT` fills in an answer"
     )]
     Fills,
+    #[error("the draft model cannot draft for this model: {why}\nhint: {hint}")]
+    Draft { why: String, hint: &'static str },
     #[error("a model of architecture \"{architecture}\" fills in nothing: it writes token by token")]
     FillsNothing { architecture: &'static str },
     #[error("the {what} is {value}; it must be {want}")]

@@ -58,8 +58,8 @@ use Meaning::{Always, Ignored, Is, Model, ModelFile, Refused};
 use Takes::{Maybe, Nothing, Value};
 
 const SWITCH: Takes = Maybe(&["on", "off", "auto", "0", "1", "true", "false"]);
-const NO_DRAFTS: Meaning =
-    Ignored("Kiln drafts by lookup alone (`--lookup`); the output is the same without a draft model");
+const DRAFTS_ITSELF: Meaning =
+    Ignored("the draft model runs where the model does, with its settings; the output is the same");
 const OWN_BATCHES: Meaning = Ignored("Kiln chooses batch sizes itself");
 const NO_PINNING: Meaning = Ignored("Kiln leaves scheduling to the system; -t sets the number of threads");
 const FILE_SAYS: Meaning = Refused("Kiln takes RoPE settings from the model file");
@@ -67,6 +67,9 @@ const TEXT_ONLY: Meaning = Refused(
     "`kiln run` and `kiln chat` take pictures (--mmproj and --image) and `kiln serve` takes --mmproj; no command takes sound or addresses of such files",
 );
 const NO_CONTROL: Meaning = Refused("Kiln has no control vectors; --lora applies adapters");
+
+/// Commands that generate text with drafts.
+const DRAFTING: &[&str] = &["run", "chat", "serve", "bench"];
 
 /// The first row that fits a command counts.
 #[rustfmt::skip]
@@ -116,10 +119,17 @@ const TABLE: &[Row] = &[
         "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast", "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], Value, FILE_SAYS),
     row(&["--control-vector", "--control-vector-scaled", "--control-vector-layer-range"], Value, NO_CONTROL),
     // Drafts.
-    row(&["-md", "--model-draft", "-hfd", "-hfrd", "--hf-repo-draft", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "-devd",
-        "--device-draft", "-cd", "--ctx-size-draft", "-ctkd", "-ctvd", "-td", "--threads-draft", "--draft", "--draft-n", "--draft-max",
-        "--draft-min", "--draft-n-min", "--draft-p-min", "--draft-p-split", "-lcs", "--lookup-cache-static", "-lcd",
-        "--lookup-cache-dynamic"], Value, NO_DRAFTS),
+    only(DRAFTING, &["-md", "--model-draft", "--spec-draft-model"], Value, Is("--draft-model")),
+    only(DRAFTING, &["-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"], Value, Refused("--draft-model hf:OWNER/REPO names it")),
+    only(DRAFTING, &["--draft", "--draft-n", "--spec-draft-n-max"], Value, Is("--draft-max")),
+    only(DRAFTING, &["--draft-n-min", "--spec-draft-n-min"], Value, Is("--draft-min")),
+    only(DRAFTING, &["--spec-draft-p-min"], Value, Is("--draft-p-min")),
+    row(&["-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--draft-model", "--draft", "--draft-n",
+        "--spec-draft-n-max", "--draft-max", "--draft-n-min", "--spec-draft-n-min", "--draft-min", "--spec-draft-p-min", "--draft-p-min"],
+        Value, Ignored("drafts are for commands that generate text")),
+    row(&["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl", "-devd", "--device-draft", "--spec-draft-device", "-cd",
+        "--ctx-size-draft", "-ctkd", "-ctvd", "-td", "--threads-draft", "--draft-p-split", "-lcs", "--lookup-cache-static", "-lcd",
+        "--lookup-cache-dynamic"], Value, DRAFTS_ITSELF),
     // Prompts and templates.
     row(&["-sys"], Value, Is("--system")),
     row(&["-sysf"], Value, Is("--system-file")),
@@ -332,6 +342,8 @@ mod tests {
             ("kiln chat -m m.gguf", "kiln chat m.gguf"),
             ("kiln serve --hf-repo a/b --hf-file x/y.gguf -np 4", "kiln serve hf:a/b:x/y.gguf --parallel 4"),
             ("kiln serve -hff y.gguf -hf a/b:Q8_0", "kiln serve hf:a/b:y.gguf"),
+            ("kiln serve m.gguf -md d.gguf --draft 8", "kiln serve m.gguf --draft-model d.gguf --draft-max 8"),
+            ("kiln run m.gguf hi --spec-draft-p-min 0.5", "kiln run m.gguf hi --draft-p-min 0.5"),
             ("kiln bench -m m.gguf -ngl 99 -p 64 -r 2", "kiln bench -m m.gguf --gpu-layers 99 -p 64 -r 2"),
             ("kiln run m -sys hi -no-cnv x", "kiln run m --system hi --raw x"),
             ("kiln chat m -sysf s.txt -r stop", "kiln chat m --system-file s.txt --stop stop"),
@@ -356,7 +368,7 @@ mod tests {
                 ("--flash-attn off", "flash attention", false),
                 ("-sm none", "--device 0,1", false),
                 ("-mg 0", "--device N", false),
-                ("-md x.gguf", "--lookup", false),
+                ("-ngld 99", "draft model", false),
                 ("--mlock", "lock", false),
                 ("--no-mmap", "map", false),
                 ("-b 2048", "batch", false),

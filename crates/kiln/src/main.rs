@@ -4,6 +4,7 @@ mod cache_flags;
 mod commands;
 mod config;
 mod device;
+mod draft_flags;
 mod generate;
 mod habits;
 mod lora;
@@ -74,7 +75,7 @@ enum Command {
     /// Print the execution plan of a model, or compare a device with the reference step by step
     Plan(commands::plan::Arguments),
     /// Benchmark a model (tokens/s), the device, or single operations
-    Bench(commands::bench::Arguments),
+    Bench(Box<commands::bench::Arguments>),
     /// List the Vulkan devices of this machine and their features
     Devices(commands::devices::Arguments),
     /// Diagnose GPU, driver and model store problems, and suggest fixes

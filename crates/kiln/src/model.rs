@@ -15,6 +15,7 @@ pub(crate) use kiln_llm::CACHE_TYPES;
 use kiln_llm::{DeviceChoice, DeviceError, Early, Error, Job, LoadError, Note, Opening, PlacingError, Watch};
 
 use crate::device::DeviceFlag;
+use crate::draft_flags::Drafting;
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, is_verbose, say, size};
 use crate::placing::PlaceFlags;
@@ -120,7 +121,7 @@ fn tell(note: Note) {
 }
 
 /// Loads something with a progress bar.
-fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
+pub(crate) fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
     let mut bar = None;
     let loaded = load(&mut |done, total| {
         let bar = bar.get_or_insert_with(|| byte_progress(total, "loading"));
@@ -131,31 +132,6 @@ fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
     loaded
 }
 
-/// How a command drafts tokens.
-#[derive(clap::Args, Clone, Copy, Debug, Default)]
-pub(crate) struct LookupFlag {
-    /// Draft tokens by lookup in the prompt and the answer, where that is faster; the answer stays the same. auto: on the CPU
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
-    lookup: When,
-}
-
-/// When tokens are drafted.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
-enum When {
-    #[default]
-    Auto,
-    On,
-    Off,
-}
-
-impl From<LookupFlag> for run::Lookup {
-    fn from(flag: LookupFlag) -> run::Lookup {
-        match flag.lookup {
-            When::Auto => run::Lookup::Auto,
-            When::On => run::Lookup::On,
-            When::Off => run::Lookup::Off,
-        }
-    }
 }
 
 /// What a command that runs one sequence at a time needs of an engine.
@@ -167,8 +143,8 @@ pub(crate) struct OneSequence {
     pub(crate) first: Option<First>,
     /// Tokens that the sequence will need at most, where the command knows.
     pub(crate) expected: Option<usize>,
-    /// Whether tokens are drafted.
-    pub(crate) lookup: run::Lookup,
+    /// How tokens are drafted.
+    pub(crate) drafting: Drafting,
 }
 
 impl OneSequence {
@@ -277,14 +253,8 @@ impl ModelFlags {
 
     /// Loads a model for one sequence at a time, with a progress bar.
     pub(crate) fn scheduler(&self, model: &Arc<Model>, job: OneSequence) -> anyhow::Result<Scheduler> {
-        let (opening, lookup) = (self.opening()?, job.lookup);
-        let engine = loading(|progress| opening.engine(model, job.job(), progress)).map_err(in_words)?;
-        Ok(Scheduler::start(engine, Policy { lookup, ..Policy::default() }))
+        let (opening, drafting) = (self.opening()?, job.drafting.clone());
+        let engine = drafting.engine(&opening, model, job.job())?;
+        Ok(Scheduler::start(engine, drafting.policy(Policy::default())))
     }
-}
-
-/// Loads a model for this many parallel sequences, with a progress bar.
-pub(crate) fn fitted(opening: &Opening, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
-    let job = Job { sequences, first: Some(First::Requests), ..Job::default() };
-    loading(|progress| opening.engine(model, job, progress)).map_err(in_words)
 }

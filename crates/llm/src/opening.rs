@@ -213,10 +213,22 @@ impl Opening {
 
     /// Loads a model for a job, with the requested context or what memory allows.
     pub fn engine(&self, model: &Arc<Model>, job: Job, progress: Progress<'_>) -> Result<Engine, Error> {
+        self.engine_within(model, job, |room, _| room, progress)
+    }
+
+    /// The same where the caller makes room for more.
+    pub fn engine_within(
+        &self,
+        model: &Arc<Model>,
+        job: Job,
+        widen: impl FnOnce(Room, &dyn Executor) -> Room,
+        progress: Progress<'_>,
+    ) -> Result<Engine, Error> {
         let Job { sequences, spare, first, expected } = job;
         let wish = run::Wish { expected, ..self.wish(sequences.max(1)) };
         let executor = self.executor_for(model, &wish)?;
         let room = fit(model, &*executor, &wish)?.room.with_spare(spare, model.facts.window);
+        let room = widen(room, &*executor);
         let start = std::time::Instant::now();
         let engine = Engine::expecting(Arc::clone(model), executor, room, first, progress)?;
         let (weights, seconds) = (kiln_system::memory::size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());

@@ -217,6 +217,13 @@ impl Opening {
         Opening { device: self.device.that_open(), placing, ..self.clone() }
     }
 
+    /// The same for a draft model beside the model that this opens: adapters and the places of layers are that one's own. A draft may be
+    /// wrong, so nothing of it need be reproducible.
+    pub fn for_draft(&self) -> Opening {
+        let placing = Placing { memory_limit: self.placing.memory_limit, ..Placing::default() };
+        Opening { adapters: Vec::new(), early: Early::default(), placing, context: None, reproducible: false, ..self.clone() }
+    }
+
     /// Where everything goes.
     fn placement(&self, model: &Model, gpus: &[Arc<Device>], wish: &run::Wish, ask: &Ask) -> Result<Placement, Error> {
         let [k_type, v_type] = wish.caches;

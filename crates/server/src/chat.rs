@@ -161,6 +161,7 @@ impl Chat {
             choices: params.choices(loaded)?,
             owner: params.owner(caller),
             reuse: params.reuse(),
+            most_drafted: params.most_drafted(),
             scales: params.scales(loaded)?,
             show_special: form.show_special,
             ..Request::new(tokens)

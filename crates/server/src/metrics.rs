@@ -222,12 +222,22 @@ impl Metrics {
             add(format!("kiln:prefix_cache_hit_tokens_total{{tier=\"{tier}\",{labels}}} {tokens}"));
         }
         for (what, help, tokens) in [
-            ("draft", "Drafted tokens", tally.drafted),
-            ("accepted", "Drafted tokens that were accepted", tally.accepted),
+            ("drafts", "Drafts that were verified", tally.drafts.rounds),
+            ("draft_tokens", "Drafted tokens", tally.drafts.drafted),
+            ("accepted_tokens", "Drafted tokens that were accepted", tally.drafts.accepted),
         ] {
-            add(format!("# HELP vllm:spec_decode_num_{what}_tokens {help}"));
-            add(format!("# TYPE vllm:spec_decode_num_{what}_tokens counter"));
-            add(format!("vllm:spec_decode_num_{what}_tokens_total{{{labels}}} {tokens}"));
+            for server in ["vllm", "llamacpp"] {
+                let name = format!("{server}:spec_decode_num_{what}");
+                add(format!("# HELP {name} {help}"));
+                add(format!("# TYPE {name} counter"));
+                add(format!("{name}_total{{{labels}}} {tokens}"));
+            }
+        }
+        let by_place = "vllm:spec_decode_num_accepted_tokens_per_pos";
+        add(format!("# HELP {by_place} Drafted tokens that were accepted, by their place in the draft"));
+        add(format!("# TYPE {by_place} counter"));
+        for (place, tokens) in tally.drafts.accepted_at.iter().enumerate() {
+            add(format!("{by_place}_total{{position=\"{place}\",{labels}}} {tokens}"));
         }
         add(format!("# HELP {name} Tokens per engine step"));
         add(format!("# TYPE {name} histogram"));

@@ -59,6 +59,9 @@ pub(crate) struct Params {
     logit_bias: Option<Value>,
     pub(crate) n: Option<i64>,
     cache_prompt: Option<bool>,
+    /// Tokens of a draft at most; 0 for no drafts.
+    #[serde(rename = "speculative.n_max")]
+    most_drafted: Option<u32>,
     /// Prompts share their beginnings only with those of the same salt.
     cache_salt: Option<String>,
     id_slot: Option<i64>,
@@ -190,6 +193,11 @@ impl Params {
     /// Whether the beginning of the prompt may come from the cache.
     pub(crate) fn reuse(&self) -> bool {
         self.cache_prompt.unwrap_or(true)
+    }
+
+    /// Tokens of a draft at most.
+    pub(crate) fn most_drafted(&self) -> usize {
+        self.most_drafted.map_or(usize::MAX, |most| most as usize)
     }
 
     /// Whom a prompt shares its beginning with: others of the same key, and of the same salt where there is one.

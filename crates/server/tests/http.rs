@@ -713,3 +713,29 @@ fn a_random_model_keeps_to_schemas_and_makes_the_calls_it_must() {
     assert_eq!(reply["content"][0]["input"], arguments);
     server.stop().unwrap();
 }
+
+#[test]
+fn a_prediction_is_tried_and_changes_nothing() {
+    let server = start();
+    let plain = with(ask("hello"), json!({"max_tokens": 40, "temperature": 0}));
+    let want = post(&server, "/v1/chat/completions", &plain).json();
+    let predicted = |content: Value| {
+        let body = with(plain.clone(), json!({"prediction": {"type": "content", "content": content}}));
+        post(&server, "/v1/chat/completions", &body)
+    };
+    for content in [json!(text_of(&want)), json!([{"type": "text", "text": text_of(&want)}]), json!("something else")] {
+        let got = predicted(content.clone());
+        assert_eq!(got.status, 200, "{}", got.body);
+        let got = got.json();
+        assert_eq!(text_of(&got), text_of(&want));
+        assert_eq!(got["usage"]["completion_tokens"], want["usage"]["completion_tokens"]);
+    }
+    for wrong in [json!(1), json!([{"type": "text"}]), Value::Null] {
+        let got = predicted(wrong);
+        assert_eq!((got.status, got.json()["error"]["param"].clone()), (400, json!("prediction")), "{}", got.body);
+    }
+    let none = post(&server, "/v1/chat/completions", &with(plain, json!({"speculative.n_max": 0}))).json();
+    assert_eq!(text_of(&none), text_of(&want));
+    assert!(none["timings"].get("draft_n").is_none(), "{none}");
+    server.stop().unwrap();
+}

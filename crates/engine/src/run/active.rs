@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::cache::{Rank, Stop};
+use super::drafting::{Drafts, Source};
 use super::engine::SequenceId;
 use super::job::Job;
-use super::lookup::Drafts;
 use super::request::{EndReason, Event};
 use super::writer::{Chosen, Writer};
 use crate::Error;
@@ -41,6 +41,8 @@ pub(super) struct Text {
     pub(super) writer: Writer,
     /// The token that was chosen last and goes into the engine next.
     pub(super) next: u32,
+    /// Tokens before that one which were accepted, and which its state has not taken in, because it went back.
+    pub(super) pending: Vec<u32>,
     /// How its drafts have fared.
     pub(super) drafts: Drafts,
 }
@@ -80,6 +82,7 @@ impl Active {
 
     /// The next token of a text, from what a step gave.
     pub(super) fn go_on(&mut self, choice: usize, outcome: &Outcome) {
+        self.texts[choice].pending.clear();
         match outcome {
             Outcome::Logits(logits) => self.choose(choice, logits),
             Outcome::Token(token) => self.drawn(choice, *token),
@@ -94,10 +97,10 @@ impl Active {
 
     /// The next tokens of a text, from the logits of its last token and of drafted ones: each draft that is what the text draws anyway
     /// gives one more. Tells how many drafted tokens were.
-    pub(super) fn verify(&mut self, choice: usize, draft: &[u32], logits: &[f32]) -> usize {
+    pub(super) fn verify(&mut self, choice: usize, source: Source, draft: &[u32], logits: &[f32]) -> usize {
         let vocab = logits.len() / (draft.len() + 1);
         let mut accepted = 0;
-        self.texts[choice].drafts.drafted += draft.len();
+        self.texts[choice].drafts.add(source, draft.len());
         for logits in logits.chunks_exact(vocab) {
             self.choose(choice, logits);
             let text = &mut self.texts[choice];
@@ -105,9 +108,9 @@ impl Active {
                 break;
             }
             accepted += 1;
-            text.drafts.accepted += 1;
+            text.drafts.accept(source);
         }
-        self.texts[choice].drafts.learn(draft.len(), accepted);
+        self.texts[choice].drafts.learn(source, draft.len(), accepted);
         accepted
     }
 
@@ -157,6 +160,8 @@ impl Active {
         super::request::Usage {
             drafted_tokens: drafts.drafted,
             accepted_tokens: drafts.accepted,
+            predicted_tokens: drafts.predicted,
+            accepted_predicted_tokens: drafts.accepted_predicted,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached,
             generated_tokens: self.texts.get(choice).map_or(0, |t| t.writer.made()),

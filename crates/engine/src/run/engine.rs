@@ -10,6 +10,7 @@ use super::batch::{Inputs, Taken};
 use super::cache::{CacheScope, KvCache, PageCount, SequenceCache, Swapped};
 use super::decode::{Decoding, Tail};
 use super::disk::DiskTier;
+use super::draft_model::DraftModel;
 use super::draw::{End, Tokens};
 use super::load::CacheHits;
 use super::making::{First, Key, Made, Warming, expected_keys, make};
@@ -113,6 +114,8 @@ pub struct Engine {
     pub(super) hits: CacheHits,
     /// Where finished sequences are kept beyond this process.
     pub(super) disk: Option<DiskTier>,
+    /// A smaller model that drafts what this one verifies.
+    pub(super) draft: Option<Box<DraftModel>>,
 }
 
 /// What runs cost.
@@ -216,12 +219,28 @@ impl Engine {
             work: Work::default(),
             hits: CacheHits::default(),
             disk: None,
+            draft: None,
         })
     }
 
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Has a smaller model draft for this one.
+    pub fn draft_with(&mut self, draft: DraftModel) {
+        self.draft = Some(Box::new(draft));
+    }
+
+    /// The model that drafts for this one.
+    pub fn draft_model(&self) -> Option<&DraftModel> {
+        self.draft.as_deref()
+    }
+
+    /// Whether there is such a sequence.
+    pub(super) fn is_open(&self, id: SequenceId) -> bool {
+        self.sequences.contains_key(&id)
     }
 
     /// Where it runs.
@@ -634,6 +653,7 @@ impl Engine {
             self.forget_plans();
         }
         self.executor.rest();
+        self.draft.iter_mut().for_each(|draft| draft.rest());
         kiln_system::allocator::give_back();
         kiln_system::code::give_back();
     }

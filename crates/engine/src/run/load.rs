@@ -58,10 +58,60 @@ pub struct Tally {
     pub plans: u64,
     /// Tokens of prompts that were found in the cache.
     pub hits: CacheHits,
+    /// How drafts have fared.
+    pub drafts: DraftTally,
+}
+
+/// Places of a draft that are told apart.
+pub const DRAFT_PLACES: usize = 16;
+
+/// How drafts have fared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftTally {
+    /// Drafts that were verified.
+    pub rounds: u64,
     /// Tokens that were drafted.
     pub drafted: u64,
     /// Drafted tokens that were accepted.
     pub accepted: u64,
+    /// The same by their place in the draft.
+    pub accepted_at: [u64; DRAFT_PLACES],
+}
+
+impl DraftTally {
+    /// A draft of so many tokens was verified, and so many were accepted.
+    pub(super) fn note(&mut self, drafted: usize, accepted: usize) {
+        self.rounds += 1;
+        self.drafted += drafted as u64;
+        self.accepted += accepted as u64;
+        self.accepted_at.iter_mut().take(accepted).for_each(|count| *count += 1);
+    }
+}
+
+impl std::ops::Add for DraftTally {
+    type Output = DraftTally;
+
+    fn add(self, other: DraftTally) -> DraftTally {
+        DraftTally {
+            rounds: self.rounds + other.rounds,
+            drafted: self.drafted + other.drafted,
+            accepted: self.accepted + other.accepted,
+            accepted_at: std::array::from_fn(|at| self.accepted_at[at] + other.accepted_at[at]),
+        }
+    }
+}
+
+impl std::ops::Sub for DraftTally {
+    type Output = DraftTally;
+
+    fn sub(self, before: DraftTally) -> DraftTally {
+        DraftTally {
+            rounds: self.rounds - before.rounds,
+            drafted: self.drafted - before.drafted,
+            accepted: self.accepted - before.accepted,
+            accepted_at: std::array::from_fn(|at| self.accepted_at[at] - before.accepted_at[at]),
+        }
+    }
 }
 
 impl Tally {

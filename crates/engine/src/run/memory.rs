@@ -38,9 +38,9 @@ impl Engine {
         self.sequences.get(&id).map_or(PageCount::default(), |sequence| of(&self.cache, &sequence.cache))
     }
 
-    /// Tokens that may be fed behind the next one of a sequence and taken back again.
-    pub(crate) fn revocable(&self, id: SequenceId) -> usize {
-        let revocable = |sequence: &super::engine::Sequence| self.cache.revocable(&sequence.cache);
+    /// Tokens that may be fed behind so many certain ones of a sequence and taken back again.
+    pub(crate) fn revocable(&self, id: SequenceId, certain: usize) -> usize {
+        let revocable = |sequence: &Sequence| self.cache.revocable(&sequence.cache, certain);
         self.sequences.get(&id).filter(|_| self.start().is_none()).map_or(0, revocable)
     }
 
@@ -233,6 +233,32 @@ impl Engine {
         let zeroed = self.executor.zero(&zero);
         sequence.broken = zeroed.is_err();
         zeroed
+    }
+
+    /// Keeps the state of a sequence as it is now, in models with recurrent layers, so that it can go back. `false`: there is no room.
+    pub(super) fn mark(&mut self, id: SequenceId) -> Result<bool, Error> {
+        let sequence = self.sequences.get_mut(&id).ok_or(CLOSED)?;
+        let Some(copies) = self.cache.mark(&mut sequence.cache) else { return Ok(false) };
+        let copied = self.executor.copy(&copies);
+        copied.inspect_err(|_| self.unmark(id)).map(|()| true)
+    }
+
+    /// Forgets where a sequence could have gone back to.
+    pub(super) fn unmark(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            self.cache.unmark(&mut sequence.cache);
+        }
+    }
+
+    /// Brings a sequence back to where it was marked.
+    pub(super) fn go_back(&mut self, id: SequenceId) -> Result<(), Error> {
+        let sequence = self.sequences.get_mut(&id).ok_or(CLOSED)?;
+        self.cache.go_back(&mut sequence.cache)
+    }
+
+    /// Whether going back needs a mark.
+    pub(super) fn has_states(&self) -> bool {
+        self.cache.has_states()
     }
 
     /// Everything that is cached of a sequence, page by page.

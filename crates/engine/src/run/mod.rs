@@ -1,6 +1,7 @@
 //! Running a model. A [`Scheduler`] serves requests from many threads; below it an [`Engine`] feeds tokens of any number of
 //! sequences at once; a [`Session`] is an engine with one sequence, for tools.
 
+mod acceptance;
 mod active;
 mod awaited;
 mod background;
@@ -9,6 +10,7 @@ mod batch_invariant;
 pub(crate) mod cache;
 mod decode;
 mod disk;
+mod draft_model;
 mod drafting;
 mod draw;
 mod embed;
@@ -37,11 +39,13 @@ mod stall;
 mod tiers;
 mod writer;
 
+pub use draft_model::DraftModel;
+pub use drafting::DraftLimits;
 pub use embed::EmbedRequest;
 pub use engine::{Engine, Entry, SequenceId, Wanted};
 pub use fit::{DeviceFit, Fit, Place, Wish, fit, fit_in, usable};
 pub use kiln_gpu::StepTime;
-pub use load::{CacheHits, Load, STEP_SIZES, Tally};
+pub use load::{CacheHits, DRAFT_PLACES, DraftTally, Load, STEP_SIZES, Tally};
 pub use lookup::Lookup;
 pub use making::First;
 pub use media::{Span, Vectors};

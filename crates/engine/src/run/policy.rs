@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::drafting::DraftLimits;
 use super::lookup::Lookup;
 
 /// How requests share an engine.
@@ -20,6 +21,8 @@ pub struct Policy {
     pub lookup: Lookup,
     /// Whether the kernels of all batch shapes are compiled in the background: where requests of many sizes will come.
     pub compiles_ahead: bool,
+    /// How a draft model drafts, where the engine has one.
+    pub draft: DraftLimits,
 }
 
 impl Default for Policy {
@@ -31,6 +34,7 @@ impl Default for Policy {
             swap_bytes: 4 << 30,
             lookup: Lookup::Auto,
             compiles_ahead: false,
+            draft: DraftLimits::default(),
         }
     }
 }

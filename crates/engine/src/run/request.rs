@@ -44,6 +44,10 @@ pub struct Request {
     ///
     /// [`Vectors::tokens`]: super::Vectors::tokens
     pub spans: Vec<Span>,
+    /// What the text will probably be, as far as somebody knows: drafts are taken from it.
+    pub prediction: Option<Vec<u32>>,
+    /// Tokens of a draft at most; 0 for no drafts at all.
+    pub most_drafted: usize,
 }
 
 impl Request {
@@ -66,6 +70,8 @@ impl Request {
             show_special: false,
             scales: None,
             spans: Vec::new(),
+            prediction: None,
+            most_drafted: usize::MAX,
         }
     }
 }
@@ -77,6 +83,12 @@ pub trait Constraint: Send {
 
     /// A token was chosen.
     fn accept(&mut self, token: u32) -> Result<(), String>;
+
+    /// Tokens that must come next, as far as that is known without asking the model. They are drafts: should others be allowed as well,
+    /// nothing is wrong but the time they take.
+    fn forced(&mut self) -> Vec<u32> {
+        Vec::new()
+    }
 
     /// Whether nothing more may come but an end token.
     fn is_complete(&mut self) -> bool;
@@ -158,6 +170,10 @@ pub struct Usage {
     pub drafted_tokens: usize,
     /// Drafted tokens that were accepted.
     pub accepted_tokens: usize,
+    /// Those of the drafted tokens that the request predicted.
+    pub predicted_tokens: usize,
+    /// Those of them that were accepted.
+    pub accepted_predicted_tokens: usize,
     /// From the request to its begin.
     pub waiting: Duration,
     /// From the begin to the first token.

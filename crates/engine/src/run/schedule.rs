@@ -5,15 +5,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::acceptance::StepTimes;
 use super::active::{Active, Outcome, Text};
 use super::awaited::Awaited;
 use super::cache::{PageCount, Rank};
 use super::decode::{AHEAD, Going};
+use super::drafting::Drafts;
 use super::embed::{EmbedJob, Embeds};
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use super::job::Job;
 use super::load::{Load, Tally};
-use super::lookup::{Drafts, StepTimes};
 use super::media::unknown;
 use super::part::Part;
 use super::places::uncut;
@@ -227,14 +228,15 @@ impl Schedule {
         self.take_up();
         self.bring_back();
         let mut batch = self.batch();
-        self.add_drafts(&mut batch);
+        // A step for which drafts are wanted is made by the host, even if none come of it: otherwise no step would ever be made.
+        let wants_drafts = self.add_drafts(&mut batch);
         for (at, active) in self.active.iter_mut().enumerate() {
             active.is_stalled = !batch.iter().any(|part| part.active == at);
         }
         if batch.is_empty() {
             return;
         }
-        if self.begin_going_ahead(&batch) {
+        if !wants_drafts && self.begin_going_ahead(&batch) {
             return;
         }
         let (start, before) = (Instant::now(), self.engine.work);
@@ -304,7 +306,7 @@ impl Schedule {
 
     /// Lets texts go on by themselves if a batch holds nothing else, and all of them can be drawn on the device.
     fn begin_going_ahead(&mut self, batch: &[Part]) -> bool {
-        if self.is_disturbed() || batch.iter().any(Part::has_draft) {
+        if self.is_disturbed() || !batch.iter().all(Part::is_one_token) {
             return false;
         }
         let mut going = Vec::with_capacity(batch.len());
@@ -597,8 +599,9 @@ impl Schedule {
         for (at, active) in self.active.iter().enumerate() {
             for (choice, text) in active.texts.iter().enumerate() {
                 if text.writer.is_writing() && !self.engine.is_swapped(text.sequence) {
-                    let (sequence, tokens) = (text.sequence, vec![text.next]);
-                    parts.push(Part { active: at, choice: Some(choice), sequence, tokens, wanted: Wanted::Last });
+                    let (sequence, tokens) = (text.sequence, [&text.pending[..], &[text.next]].concat());
+                    let choice = Some(choice);
+                    parts.push(Part { active: at, choice, sequence, tokens, wanted: Wanted::Last, draft: None });
                 }
             }
         }
@@ -636,7 +639,7 @@ impl Schedule {
         *budget = budget.saturating_sub(tokens);
         let wanted = if tokens == left { Wanted::Last } else { Wanted::Nothing };
         let tokens = active.job.request.prompt[active.read..active.read + tokens].to_vec();
-        parts.push(Part { active: at, choice: None, sequence, tokens, wanted });
+        parts.push(Part { active: at, choice: None, sequence, tokens, wanted, draft: None });
     }
 
     /// Tokens of prompts for the next step. If nobody else would wait, as many as the engine likes at once.
@@ -790,7 +793,13 @@ impl Schedule {
             };
             match writer {
                 Ok(writer) => {
-                    active.texts.push(Text { sequence, writer, next: 0, drafts: Drafts::default() });
+                    active.texts.push(Text {
+                        sequence,
+                        writer,
+                        next: 0,
+                        pending: Vec::new(),
+                        drafts: Drafts::default(),
+                    });
                     active.go_on(choice, outcome);
                 }
                 Err(error) => {

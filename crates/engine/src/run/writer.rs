@@ -57,13 +57,18 @@ impl Draw {
         Some(Draw { row, bias })
     }
 
-    /// The token, from logits that only allowed tokens have.
-    fn token(&self, position: usize, logits: &mut [f32]) -> Option<u32> {
+    /// Adds the biases.
+    pub(crate) fn favour(&self, logits: &mut [f32]) {
         for (id, value) in &self.bias {
             if let Some(logit) = logits.get_mut(*id as usize) {
                 *logit += value;
             }
         }
+    }
+
+    /// The token, from logits that only allowed tokens have.
+    pub(crate) fn token(&self, position: usize, logits: &mut [f32]) -> Option<u32> {
+        self.favour(logits);
         // Positions wrap as they do on a device.
         sample::draw(&self.row, position as u32, logits)
     }
@@ -186,6 +191,16 @@ impl Writer {
         let (logprobs, after_sampling) = (self.logprobs, self.after_sampling);
         let sampled = self.sampler.sample(logits, Step { mask: mask.as_deref(), logprobs, after_sampling })?;
         self.take(sampled.token, sampled.logprobs)
+    }
+
+    /// How a device would draw the next tokens if it could know all that has a say in it: a draft is drawn so.
+    pub(crate) fn draw(&self) -> Option<&Draw> {
+        self.draw.as_ref()
+    }
+
+    /// Tokens that the constraint leaves no choice about.
+    pub(crate) fn forced(&mut self) -> Vec<u32> {
+        self.constraint.as_mut().map_or_else(Vec::new, |constraint| constraint.forced())
     }
 
     /// How the next tokens are drawn on a device, where nothing that only the host knows has a say in it.

@@ -81,6 +81,14 @@ impl Constraint for ThoughtBudget {
         self.then.as_mut().map_or(Ok(()), |then| then.accept(token))
     }
 
+    fn forced(&mut self) -> Vec<u32> {
+        match (self.forced, &mut self.then) {
+            (Some(at), _) => self.close[at..].to_vec(),
+            (None, Some(then)) if self.reasoning.is_none() => then.forced(),
+            (None, _) => Vec::new(),
+        }
+    }
+
     fn is_complete(&mut self) -> bool {
         self.forced.is_none() && self.then.as_mut().is_some_and(|then| then.is_complete())
     }

@@ -23,8 +23,9 @@ use super::pictures::{PictureFlags, Pictures};
 use super::prompt::{PromptArgs, Resolved, asked};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
+use crate::draft_flags::DraftFlags;
 use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name};
-use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
+use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
 
 /// Flags of `kiln run`.
@@ -85,7 +86,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
-    lookup: LookupFlag,
+    draft: DraftFlags,
 }
 
 /// Tokens of an answer that memory is taken for where no limit is given.
@@ -215,7 +216,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Memory for a whole context would be taken for nothing: this command knows its prompt.
     let tokens = prompt.tokens.len() + arguments.sampling.limit().unwrap_or(USUAL_ANSWER) + 1;
     let expected = Some(tokens).filter(|_| !arguments.has_states());
-    let job = OneSequence { spare, first: Some(first), expected, lookup: arguments.lookup.into() };
+    let drafting = arguments.draft.open(&model)?;
+    let job = OneSequence { spare, first: Some(first), expected, drafting };
     let scheduler = arguments.flags.scheduler(&model, job)?;
     if is_watched() {
         say(&format!("{} on {}", name(&model), scheduler.describe()));
@@ -311,6 +313,9 @@ fn report(arguments: &Arguments, scheduler: &Scheduler, answer: &Answer) -> anyh
             "prompt: {} tokens, {reading:.1} tokens/s; generated: {} tokens, {writing:.1} tokens/s",
             usage.prompt_tokens, usage.generated_tokens,
         ));
+        if usage.drafted_tokens > 0 {
+            say(&format!("drafted: {} tokens, {} accepted", usage.drafted_tokens, usage.accepted_tokens));
+        }
     }
     if answer.reason == EndReason::Cancelled {
         return Err(interrupted().into());

@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use kiln_engine::embed::Pooling;
 use kiln_engine::model::Model;
-use kiln_engine::run::{Policy, Scheduler};
+use kiln_engine::run::{First, Policy, Scheduler};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Template;
 use kiln_engine::vision::Vision;
+use kiln_llm::Job;
 use kiln_server::{
     AfterHangUp, Key, LoadedEngine, MediaHost, ModelSpec, ModelStore, RequestDefaults, Running, Secrets, Server,
     Settings, Sharing, StoredResponses, ThinkingBudget, Tls, Tracing,
@@ -23,8 +24,9 @@ use super::pictures::open_encoder;
 use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
+use crate::draft_flags::{DraftFlags, Drafting};
 use crate::managed::Managed;
-use crate::model::{LookupFlag, ModelFlags, fitted, resolve};
+use crate::model::{ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
 
@@ -196,7 +198,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
-    lookup: LookupFlag,
+    draft: DraftFlags,
     #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
@@ -392,17 +394,21 @@ impl Arguments {
         let sequences = usize::from(self.parallel);
         // Before the engine, which takes what memory is left.
         let encoder = vision.map(|vision| self.flags.encoder(&vision)).transpose()?;
-        let mut engine = self.flags.fitted(&opened, sequences)?;
+        let drafting = self.draft.open(&opened)?;
+        let job = move || requests(sequences);
+        let mut engine = drafting.engine(&self.flags.opening()?, &opened, job())?;
         self.cache.apply(&mut engine);
         say(&format!("{} on {}", model.name, engine.describe()));
         let (flags, cache, fallback) = (self.flags.clone(), self.cache.clone(), self.fallback);
         let name = model.name.clone();
+        let rules = policy(&drafting);
         let rebuild = move |tries: usize| {
-            let built = flags.fitted(&opened, sequences);
+            let opening = flags.opening();
+            let built = opening.and_then(|opening| drafting.engine(&opening, &opened, job()));
             let built = match built {
                 Err(why) if fallback && tries > 0 => {
                     log::warn!("{why:#}");
-                    flags.opening().and_then(|opening| fitted(&opening.without_lost(), &opened, sequences))
+                    flags.opening().and_then(|opening| drafting.engine(&opening.without_lost(), &opened, job()))
                 }
                 built => built,
             };
@@ -414,7 +420,7 @@ impl Arguments {
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
         };
-        let scheduler = Scheduler::start_lasting(engine, policy(self.lookup), Box::new(rebuild));
+        let scheduler = Scheduler::start_lasting(engine, rules, Box::new(rebuild));
         server.ready_with(LoadedEngine { scheduler: Arc::new(scheduler), sequences, encoder });
         Ok(server)
     }
@@ -438,16 +444,17 @@ impl Arguments {
             let opened = self.flags.open(&path)?;
             self.has_tokens(opened.config.vocab)?;
             let vision = self.vision(&opened)?;
-            let bytes = opened.gguf.data_bytes() + vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
+            let drafting = self.draft.open(&opened)?;
+            let vision_bytes = vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
+            let bytes = opened.gguf.data_bytes() + vision_bytes + drafting.bytes();
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
-            let lookup = self.lookup;
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
                     let encoder = vision.as_ref().map(|vision| flags.encoder(vision)).transpose()?;
-                    let mut engine = flags.fitted(&flags.open(&path)?, sequences)?;
+                    let mut engine = drafting.engine(&flags.opening()?, &flags.open(&path)?, requests(sequences))?;
                     cache.apply(&mut engine);
                     Ok(LoadedEngine {
-                        scheduler: Arc::new(Scheduler::start(engine, policy(lookup))),
+                        scheduler: Arc::new(Scheduler::start(engine, policy(&drafting))),
                         sequences,
                         encoder,
                     })
@@ -463,12 +470,17 @@ impl Arguments {
     }
 }
 
+/// What the engine of a server is made for.
+fn requests(sequences: usize) -> Job {
+    Job { sequences, first: Some(First::Requests), ..Job::default() }
+}
+
 /// The server counts requests itself, so that a refusal need not wait for the engine.
-fn policy(lookup: LookupFlag) -> Policy {
+fn policy(drafting: &Drafting) -> Policy {
     let request_defaults = Policy::default();
     // Others may come at any time, and should not wait for a whole piece of a long prompt.
     let alone = Some(request_defaults.stutter);
-    Policy { queue: usize::MAX, alone, lookup: lookup.into(), compiles_ahead: true, ..request_defaults }
+    drafting.policy(Policy { queue: usize::MAX, alone, compiles_ahead: true, ..request_defaults })
 }
 
 /// Runs the command.

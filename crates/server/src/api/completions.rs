@@ -152,6 +152,7 @@ pub(crate) fn job(
         choices: params.choices(loaded)?,
         owner: params.owner(caller),
         reuse: params.reuse(),
+        most_drafted: params.most_drafted(),
         scales: params.scales(loaded)?,
         ..Request::new(prompt)
     };

@@ -34,6 +34,9 @@ pub(crate) struct Totals {
     pub(crate) cached: usize,
     pub(crate) generated: usize,
     pub(crate) reasoning: usize,
+    /// Tokens of the client's prediction that were tried, and those that were right.
+    predicted: usize,
+    accepted_predicted: usize,
     last: Usage,
 }
 
@@ -46,6 +49,8 @@ impl Totals {
         }
         self.generated += usage.generated_tokens;
         self.reasoning += reasoning_tokens;
+        self.predicted += usage.predicted_tokens;
+        self.accepted_predicted += usage.accepted_predicted_tokens;
         self.last = *usage;
     }
 
@@ -59,13 +64,19 @@ impl Totals {
 
     /// `usage` of the chat and completions APIs.
     pub(crate) fn openai(&self) -> Value {
-        json!({
+        let mut usage = json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
             "total_tokens": self.prompt + self.generated,
             "prompt_tokens_details": {"cached_tokens": self.cached},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
-        })
+        });
+        if self.predicted > 0 {
+            let details = &mut usage["completion_tokens_details"];
+            details["accepted_prediction_tokens"] = self.accepted_predicted.into();
+            details["rejected_prediction_tokens"] = (self.predicted - self.accepted_predicted).into();
+        }
+        usage
     }
 
     /// llama.cpp's times of the last text.

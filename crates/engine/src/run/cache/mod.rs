@@ -7,6 +7,7 @@ mod layout;
 mod lru;
 mod pool;
 mod reuse;
+mod rewind;
 mod staged;
 mod swap;
 mod table;
@@ -33,6 +34,7 @@ use hash::PrefixHasher;
 use layout::Layout;
 use lru::ByteLru;
 use pool::PagePool;
+use rewind::Mark;
 use staged::Staged;
 
 /// Kinds of caches.
@@ -134,6 +136,8 @@ pub(crate) struct SequenceCache {
     pub(crate) branch: usize,
     /// In encoder-decoder models: what the encoder left for it.
     pub(crate) encoder: Option<EncoderContext>,
+    /// Where it goes back to if drafted tokens are wrong, in models with recurrent layers.
+    mark: Option<Mark>,
 }
 
 /// The pools of a model and the rules by which sequences share them.
@@ -260,17 +264,6 @@ impl KvCache {
     fn first_seen(&self, kind: PageKind, tokens: usize) -> usize {
         let window = self.window.filter(|_| kind == PageKind::Window);
         window.map_or(0, |window| (tokens + 1).saturating_sub(window) / PAGE)
-    }
-
-    /// Tokens that a sequence may take in behind its next one so that it can be truncated to any length since without a page that it has
-    /// released or that others may find: those that complete no page and move no window by one.
-    pub(crate) fn revocable(&self, sequence: &SequenceCache) -> usize {
-        let next = sequence.tokens.len() + 1;
-        let within = PAGE - 1 - next % PAGE;
-        let stays = |more: &usize| {
-            PageKind::ALL.into_iter().all(|kind| self.first_seen(kind, next + more) == self.first_seen(kind, next))
-        };
-        if self.has_states() { 0 } else { (0..=within).rev().find(stays).unwrap_or(0) }
     }
 
     /// Pages that a new prompt takes, with the sequences of its choices that continue it.
@@ -436,7 +429,7 @@ impl KvCache {
             _ => Vec::new(),
         };
         let (tokens, tables, hashes) = (from.tokens.clone(), from.tables.clone(), from.hashes.clone());
-        Ok((SequenceCache { tokens, tables, hashes, state, scope: from.scope, branch: 0, encoder }, copies))
+        Ok((SequenceCache { tokens, tables, hashes, state, scope: from.scope, branch: 0, encoder, mark: None }, copies))
     }
 
     /// Shortens a sequence to `length` tokens; gives what must be zero then. A recurrent state has no way back but to the start, nor
@@ -448,6 +441,20 @@ impl KvCache {
         if sequence.state.is_some() && length > 0 {
             return Err(no_way("the model keeps no tokens, only a state"));
         }
+        self.shorten(sequence, length, earlier);
+        Ok(sequence.state.into_iter().flat_map(|state| self.layout.state(state)).collect())
+    }
+
+    /// Shortens all of a sequence but its state.
+    fn truncate_caches(&mut self, sequence: &mut SequenceCache, length: usize) -> Result<(), Error> {
+        let no_way =
+            Error::NoWayBack { length: sequence.tokens.len(), asked: length, why: "what a window saw there is gone" };
+        let earlier = self.released(sequence, length).ok_or(no_way)?;
+        self.shorten(sequence, length, earlier);
+        Ok(())
+    }
+
+    fn shorten(&mut self, sequence: &mut SequenceCache, length: usize, earlier: [Vec<Page>; KINDS]) {
         sequence.tokens.truncate(length);
         sequence.hashes.truncate(length / PAGE);
         for (kind, earlier) in PageKind::ALL.into_iter().zip(earlier) {
@@ -464,7 +471,6 @@ impl KvCache {
                 table.pages.push_front(page);
             }
         }
-        Ok(sequence.state.into_iter().flat_map(|state| self.layout.state(state)).collect())
     }
 
     /// Pages that were released and that the token at index `length` sees, by kind; none if one of them was evicted.
@@ -482,6 +488,8 @@ impl KvCache {
 
     /// Releases everything that a sequence holds.
     pub(crate) fn close(&mut self, sequence: SequenceCache) {
+        let mut sequence = sequence;
+        self.unmark(&mut sequence);
         self.release_tables(&sequence.tables);
         self.release_encoder(sequence.encoder);
         self.free_states.extend(sequence.state);

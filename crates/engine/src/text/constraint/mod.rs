@@ -371,6 +371,10 @@ impl crate::run::Constraint for Constraint {
         Self::accept(self, token).map_err(|error| error.to_string())
     }
 
+    fn forced(&mut self) -> Vec<u32> {
+        Self::forced(self)
+    }
+
     fn is_complete(&mut self) -> bool {
         self.is_done()
     }

@@ -7,6 +7,7 @@ mod model;
 mod ops;
 mod plot;
 mod sequences;
+mod speculative;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ use std::process::ExitCode;
   kiln bench smollm2 --plot speed.svg   # roofline, kernels, texts together
   kiln bench smollm2 --cold             # from empty caches to the first token
   kiln bench smollm2 --sequences 1,4,16
+  kiln bench smollm2 --speculative      # what drafts gain, by task
   kiln bench smollm2 --load 4x2:64+16   # 4 clients, 2 requests each
   kiln bench device
   kiln bench ops mul_mat_vec --device 0",

@@ -17,6 +17,7 @@ use serde_json::json;
 use super::load::Load;
 use super::plot::{Bar, Kind, Picture, Span, Test, plain, svg};
 use super::sequences::Texts;
+use crate::draft_flags::DraftFlags;
 use crate::model::ModelFlags;
 use crate::output::{print, progress, say, size};
 
@@ -50,6 +51,10 @@ pub(crate) struct ModelArguments {
     /// between, as in `--load 64x2:512+64,16x2:2048+32`; -r runs each several times [default: 3]
     #[arg(long, value_delimiter = ',', value_name = "LOADS", conflicts_with_all = ["sequences", "profile", "depth", "plot", "cold"])]
     pub(super) load: Vec<Load>,
+    /// Generate answers with and without drafts in turn instead, and show what drafts gain: an edit of a file of code, a question about it, a
+    /// story; -n tokens each, -r times [default: 3]
+    #[arg(long, conflicts_with_all = ["sequences", "profile", "depth", "plot", "cold", "load"])]
+    speculative: bool,
     /// Show where the time goes: one row for each kind of step, timed by the device's own clock
     #[arg(long)]
     pub(super) profile: bool,
@@ -70,6 +75,8 @@ pub(crate) struct ModelArguments {
     pub(super) json: bool,
     #[command(flatten)]
     pub(super) flags: ModelFlags,
+    #[command(flatten)]
+    pub(super) draft: DraftFlags,
 }
 
 impl ModelArguments {
@@ -145,6 +152,9 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     let picture = arguments.plot.as_ref().map(output).transpose()?;
     if !arguments.load.is_empty() {
         return super::load::run(arguments, &model);
+    }
+    if arguments.speculative {
+        return super::speculative::run(arguments, &model);
     }
     if !arguments.sequences.is_empty() && picture.is_none() {
         return super::sequences::run(arguments, &model);

@@ -33,8 +33,9 @@ use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
+use crate::draft_flags::DraftFlags;
 use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name};
-use crate::model::{LookupFlag, ModelFlags, OneSequence, resolve};
+use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 
 /// Flags of `kiln chat`.
@@ -63,7 +64,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
-    lookup: LookupFlag,
+    draft: DraftFlags,
     #[command(flatten)]
     cache: CacheFlags,
 }
@@ -94,7 +95,7 @@ impl Loaded {
             );
         }
         let first = First::Text { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
-        let lookup = arguments.lookup.into();
+        let drafting = arguments.draft.open(&model)?;
         let eyes = match arguments.eyes.open(&model, flags) {
             Err(why) if !is_first => {
                 say(&format!("note: no pictures are shown from here on: {why:#}"));
@@ -103,7 +104,7 @@ impl Loaded {
             eyes => eyes?,
         };
         let scheduler =
-            flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, lookup })?;
+            flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, drafting })?;
         arguments.cache.apply_to(&scheduler)?;
         Ok(Loaded { model, setup, scheduler, eyes })
     }
