@@ -28,13 +28,6 @@ pub(crate) struct Prompt {
     pub(crate) show_special: bool,
 }
 
-impl Prompt {
-    /// Tokens in all, without pictures.
-    pub(crate) fn length(&self) -> usize {
-        self.parts.iter().map(Vec::len).sum()
-    }
-}
-
 /// Brings a conversation into the form of the template. `think: false` asks the model not to. `between` stands for each picture.
 pub(crate) fn chat_prompt(
     model: &Model,

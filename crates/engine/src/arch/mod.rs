@@ -389,7 +389,7 @@ impl BatchShape {
         let all = |shape: &BatchShape| shape.outputs == shape.rows();
         let sizes = |shape: &BatchShape| [shape.decode, shape.prompt, shape.pieces, shape.outputs];
         let fits = |(mine, others): (usize, usize)| mine >= others && (mine == 0) == (others == 0);
-        let kinds = |shape: &BatchShape| (shape.expands, shape.shares, shape.vectors);
+        let kinds = |shape: &BatchShape| (shape.expands, shape.shares, shape.pictures);
         kinds(self) == kinds(other)
             && (all(self) == all(other) || other.prompt == 0)
             && sizes(self).into_iter().zip(sizes(other)).all(fits)

@@ -61,6 +61,7 @@ pub struct LatentSpec {
 }
 
 /// Which of the keys before it a token sees.
+#[allow(clippy::large_enum_variant, reason = "there is one for each kind of layer, while a model is loaded")]
 #[derive(Clone, Debug)]
 pub enum Sees {
     /// All, or those of the window.

@@ -145,7 +145,7 @@ const RUN: usize = 7;
 /// Positions of `tokens` from each of these on, and which key is the last that each of them sees: every other run of [`RUN`] tokens sees itself
 /// whole, others end where they stand. Without a first token all are padding.
 fn ahead(data: &mut Data, tokens: usize, firsts: &[Option<usize>]) -> Tensor {
-    let last = |n: usize| if n / RUN % 2 == 0 { ((n / RUN + 1) * RUN).min(tokens) - 1 } else { n };
+    let last = |n: usize| if (n / RUN).is_multiple_of(2) { ((n / RUN + 1) * RUN).min(tokens) - 1 } else { n };
     let all = |of: &dyn Fn(usize) -> usize| -> Vec<i32> {
         let at = |first: &Option<usize>, n: usize| first.map_or(-1, |first| (first + of(n)) as i32);
         firsts.iter().flat_map(|first| (0..tokens).map(move |n| (first, n))).map(|(first, n)| at(first, n)).collect()
