@@ -132,8 +132,7 @@ impl Drafting {
     pub(crate) fn engine(&self, opening: &Opening, model: &Arc<Model>, job: Job) -> anyhow::Result<Engine> {
         let draft = self.load(opening, model, job.sequences.max(1))?;
         let widen = |room: Room, executor: &dyn Executor| self.widen(room, model, executor);
-        let mut engine =
-            loading(|progress| opening.engine_within(model, job, widen, progress)).map_err(in_words)?;
+        let mut engine = loading(|progress| opening.engine_within(model, job, widen, progress)).map_err(in_words)?;
         draft.into_iter().for_each(|draft| engine.draft_with(draft));
         Ok(engine)
     }

@@ -132,8 +132,6 @@ pub(crate) fn loading<T>(load: impl FnOnce(Progress<'_>) -> T) -> T {
     loaded
 }
 
-}
-
 /// What a command that runs one sequence at a time needs of an engine.
 #[derive(Default)]
 pub(crate) struct OneSequence {
@@ -201,11 +199,6 @@ impl ModelFlags {
     /// The executor for a model: the GPU if everything fits, else as much of the model there as does.
     pub(crate) fn executor_for(&self, model: &Model, wish: &run::Wish) -> anyhow::Result<Box<dyn Executor>> {
         self.opening()?.executor_for(model, wish).map_err(in_words)
-    }
-
-    /// Loads a model for this many parallel sequences, each with the requested context or what memory allows, with a progress bar.
-    pub(crate) fn fitted(&self, model: &Arc<Model>, sequences: usize) -> anyhow::Result<Engine> {
-        fitted(&self.opening()?, model, sequences)
     }
 
     /// The executor asked for, of one device. Without a GPU and without a wish the CPU runs the model, and says so.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
+use kiln_engine::arch::Room;
 use kiln_engine::executor::{DequantCache, Executor, GpuExecutor, Options, Packing, Progress, Sums};
 use kiln_engine::model::{Adapter, Model};
 use kiln_engine::run::{self, Engine, First, fit};

@@ -11,6 +11,7 @@ use kiln_engine::run::{self, Place, fit, fit_in, usable};
 use kiln_gpu::Device;
 use kiln_system::cores::cores;
 
+use crate::device::Early;
 use crate::error::{Error, PlacingError};
 use crate::note::Note;
 use crate::opening::Opening;
@@ -221,7 +222,14 @@ impl Opening {
     /// wrong, so nothing of it need be reproducible.
     pub fn for_draft(&self) -> Opening {
         let placing = Placing { memory_limit: self.placing.memory_limit, ..Placing::default() };
-        Opening { adapters: Vec::new(), early: Early::default(), placing, context: None, reproducible: false, ..self.clone() }
+        Opening {
+            adapters: Vec::new(),
+            early: Early::default(),
+            placing,
+            context: None,
+            reproducible: false,
+            ..self.clone()
+        }
     }
 
     /// Where everything goes.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use kiln_engine::model::Model;
 use kiln_engine::run::{DraftTally, Event, Policy, Request, Scheduler, StopRule, Usage};
 use kiln_engine::sampler::Sampling;
-use kiln_engine::text::{Message, Template};
+use kiln_engine::text::Message;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use kiln_llm::Job;
+use kiln_llm::chat::ChatSetup;
 use serde_json::{Value, json};
 
 use super::model::ModelArguments;
@@ -166,11 +167,10 @@ pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Res
 
 /// The tokens that ask for something.
 fn prompt(model: &Model, text: &str) -> anyhow::Result<Vec<u32>> {
-    match Template::from_gguf(model.gguf.metadata(), &model.tokenizer).ok().flatten() {
-        Some(template) => {
-            Ok(chat_prompt(model, &template, &[Message::new("user", text)], false, false, None)?.parts.concat())
-        }
-        None => Ok(model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No)?),
+    let setup = ChatSetup::new(model, None);
+    match setup.template {
+        Ok(_) => Ok(chat_prompt(model, &setup, &[Message::new("user", text)], false, false, None)?.parts.concat()),
+        Err(_) => Ok(model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No)?),
     }
 }
 
