@@ -21,6 +21,10 @@ pub enum Error {
         "a step waited for the one before it in vain\nhint: KILN_DISABLE=dependent_launch lets barriers order them; it was noted for the next start"
     )]
     Stalled,
+    #[error(
+        "activations left the range of an f16 in a step that packs them for matrix units\nhint: run it again; Kiln has stopped packing them for this model"
+    )]
+    OutOfRange,
 
     #[error(
         "architecture \"{name}\" is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds", name = shown(name)

@@ -293,6 +293,69 @@ fn columns_that_are_left_ready_are_as_good_as_floats() {
     }
 }
 
+/// `tiny-llama-256` with blocks of Q8_0 of some tensors multiplied by powers of two.
+fn scaled(by: &[(&str, i32)]) -> Arc<Model> {
+    let synth = Synth::new(Preset::from_name("tiny-llama-256").unwrap(), Recipe::from_name("Q8_0").unwrap(), 5);
+    let mut bytes = synth.to_bytes().unwrap();
+    let gguf = Gguf::from_bytes(bytes.clone()).unwrap();
+    for (name, exponent) in by {
+        let data = gguf.data(gguf.tensor(name).unwrap()).unwrap();
+        let start = bytes.windows(64).position(|window| window == &data[..64]).unwrap();
+        for block in bytes[start..start + data.len()].chunks_exact_mut(34) {
+            // The exponent of the block's scale, an f16.
+            let scale = i32::from(block[1]) + (exponent << 2);
+            assert!((4..124).contains(&(scale & 127)), "{name} does not bear 2^{exponent}");
+            block[1] = u8::try_from(scale).unwrap();
+        }
+    }
+    Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap())
+}
+
+/// Logits of prompts and of a step of all sequences, then tokens that they continue with.
+fn batches(model: &Arc<Model>, executor: Box<dyn Executor>) -> (Vec<Vec<f32>>, Vec<Vec<u32>>) {
+    const TEXTS: usize = MAX_GEMV_N + 3;
+    let mut engine =
+        Engine::new(Arc::clone(model), executor, Room::for_sequences(TEXTS, 5000), &mut |_, _| {}).unwrap();
+    let ids: Vec<SequenceId> = (0..TEXTS).map(|_| engine.open(0).unwrap()).collect();
+    let mut logits: Vec<Vec<f32>> =
+        ids.iter().enumerate().map(|(i, id)| feed(&mut engine, *id, &text(5 + 3 * i, i))).collect();
+    let entry = |id: &SequenceId| Entry { sequence: *id, tokens: &[17], wanted: Wanted::Last };
+    logits.extend(engine.feed(&ids.iter().map(entry).collect::<Vec<_>>()).unwrap());
+    let next: Vec<(SequenceId, u32)> = ids.iter().map(|id| (*id, 9)).collect();
+    (logits, engine.go_on(&next, 4, Row::default()).unwrap())
+}
+
+/// Scales of packed activations are predicted by the layer before. Where a layer is far off, prompts, steps of several sequences and run-ahead decode are
+/// computed again without packing, and give what the reference gives.
+#[test]
+fn steps_whose_activations_leave_the_range_of_an_f16_run_again_without_packing() {
+    let far_off: [&[(&str, i32)]; 3] = [
+        // Gated activations 2^26 times as large as those of the layer before.
+        &[("blk.1.ffn_gate.weight", 13), ("blk.1.ffn_up.weight", 13), ("blk.1.ffn_down.weight", -6)],
+        // What a norm follows, likewise.
+        &[("blk.1.attn_v.weight", 12), ("blk.1.attn_output.weight", 13)],
+        // A small one.
+        &[("blk.1.ffn_gate.weight", 0)],
+    ];
+    for (at, by) in far_off.into_iter().enumerate() {
+        let model = scaled(by);
+        let want = batches(&model, cpu(Arithmetic::Reference, false).unwrap().0);
+        for order in [Order::Barriers, Order::DependentLaunch] {
+            let Some((executor, instance)) = gpu(Options { pack_b: PackB::Always, order, ..Options::default() }) else {
+                return;
+            };
+            let got = batches(&model, executor);
+            for (got, want) in got.0.iter().zip(&want.0) {
+                let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+                let error = squares(&mut got.iter().zip(want).map(|(g, w)| g - w)) / squares(&mut want.iter().copied());
+                assert!(error < 1e-6, "{at}, {order:?}: {error:.1e}");
+            }
+            assert_eq!(got.1, want.1, "{at}, {order:?}");
+            assert_eq!(instance.map(|instance| instance.validation_messages()), Some(Vec::new()));
+        }
+    }
+}
+
 /// Steps that leave columns ready are those of the reference one by one, with more columns than a matrix has and fewer than two have.
 #[test]
 fn steps_that_leave_columns_ready_are_the_references() {

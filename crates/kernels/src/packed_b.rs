@@ -6,7 +6,10 @@
 //! magnitude, of which activations use few.
 //!
 //! For GEMM -> RMSNorm -> GEMM the first kernel writes x * gamma and accumulates sum(x^2); the second applies 1/rms in its epilogue. The sum is
-//! accumulated in integers, so that it does not depend on the order of workgroups.
+//! a 64-bit fixed-point number, so that it does not depend on the order of workgroups.
+//!
+//! A prediction can be wrong. Kernels then set a flag ([`is_beyond`], [`adds_too_much`], [`is_too_small`]), and the caller computes the step again
+//! without packed activations.
 //!
 //! References write packed activations as defined here, but read the floats.
 
@@ -33,13 +36,15 @@ const MOST_PROBES: usize = 8;
 pub(crate) const GATED_ABOVE: u32 = 9;
 /// The same for activations that a norm follows, before they are multiplied by its weights.
 pub(crate) const NORMED_ABOVE: u32 = 6;
-/// The most that one tile adds to a sum of squares: that of an element 2^20 times as large as the mean was. Some tiles have such elements, in first
-/// tokens of sequences; many together would leave the 32 bits of a sum.
-pub(crate) const MOST_SQUARES: f64 = 536_870_912.0;
-/// Bits of the fraction of a sum of squares.
-pub(crate) const FRACTION: u32 = 22;
-/// Most tiles of rows of an activation vector whose squares are added up: each adds a fraction of up to 1, and the sum of all must not leave 32 bits.
-pub(crate) const MOST_TILES: usize = (1 << (32 - FRACTION)) - 1;
+/// Bits of the fraction of a sum of squares, as `mul_mm/fragment.comp` and `mul_mm/finish.glsl` have it. The other 28 hold that of an element 2^20 times as large as the mean was.
+pub(crate) const FRACTION: u32 = 36;
+/// One tile adds less than this to a sum of squares.
+pub(crate) const MOST_SQUARES: f64 = ((1_u32 << (64 - FRACTION)) - 16) as f64;
+/// Each tile rounds to a unit of the fraction. Smaller sums than this have lost too many bits by it: activations fell to less than a hundredth of
+/// their prediction.
+pub(crate) const LEAST_SQUARES: f64 = 1.0 / (1 << 14) as f64;
+/// The largest f16.
+const MOST_HALF: f64 = 65504.0;
 
 /// Activations in their memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +57,8 @@ pub struct PackedB {
     pub piece: usize,
     /// F32 `[n]`: the scale of each activation vector; none if all are 1.
     pub factors: Option<Tensor>,
-    /// I32 `[n, 2]`: sum of squares of each scaled vector for the norm that follows, as integer parts and then fractions in units of 2^-22.
+    /// I32 `[n, 2]`: sum of squares of each scaled vector for the norm that follows, a fixed-point number with 36 bits of fraction: low words, then
+    /// high words.
     pub squares: Option<Tensor>,
 }
 
@@ -209,15 +215,16 @@ impl PackedB {
         written
     }
 
-    /// Writes activations as kernels emit them, divided by their scales.
-    pub(crate) fn write(&self, floats: &[f64], factors: &[f32], memory: &mut HostMemory) {
+    /// Writes activations as kernels emit them, divided by their scales. Whether all of them are within the range of an f16.
+    pub(crate) fn write(&self, floats: &[f64], factors: &[f32], memory: &mut HostMemory) -> bool {
         let columns = factors.len();
         let k = floats.len() / columns.max(1);
-        let mut halves = memory.read(&self.halves);
+        let (mut halves, mut holds) = (memory.read(&self.halves), true);
         for (column, &factor) in factors.iter().enumerate() {
             for e in 0..k {
                 let x = floats[column * k + e] / f64::from(factor);
-                halves[self.place(k, column, e)] = if x.is_nan() { x } else { x.clamp(-65504.0, 65504.0) };
+                holds &= !is_beyond(x);
+                halves[self.place(k, column, e)] = if x.is_nan() { x } else { x.clamp(-MOST_HALF, MOST_HALF) };
                 if self.fills(column, columns) {
                     halves[self.place(k, column + 8, e)] = 0.0;
                 }
@@ -227,27 +234,76 @@ impl PackedB {
         if let Some(at) = self.factors {
             memory.write(&at, &factors.iter().map(|&factor| f64::from(factor)).collect::<Vec<_>>());
         }
+        holds
     }
 }
 
-/// The sums of squares of each activation vector: whole parts and fractions together.
-pub(crate) fn sums_of_squares(values: &[f64]) -> Vec<Vec<f64>> {
-    let (whole, fractions) = values.split_at(values.len() / 2);
-    whole.iter().zip(fractions).map(|(whole, fraction)| vec![whole + fraction / f64::from(1 << FRACTION)]).collect()
+/// Whether a scaled activation is beyond the range of an f16, or no number.
+pub(crate) fn is_beyond(x: f64) -> bool {
+    x.is_nan() || x.abs() > MOST_HALF
 }
 
-/// Adds the squares of these activations over their factors, tile by tile of this many rows, to the sums that are there.
-pub(crate) fn add_squares(sums: &Tensor, rows: usize, floats: &[f64], factors: &[f32], memory: &mut HostMemory) {
-    let (columns, mut all) = (factors.len(), memory.read(sums));
+/// Whether one tile's squares are too many for a sum, or no number.
+pub(crate) fn adds_too_much(tile: f64) -> bool {
+    tile.is_nan() || tile >= MOST_SQUARES
+}
+
+/// Whether a sum of squares has lost too many bits. One of zero is that of zeros, because each tile adds at least a unit.
+pub(crate) fn is_too_small(sum: f64) -> bool {
+    sum > 0.0 && sum < LEAST_SQUARES
+}
+
+/// Units of the fraction of a sum of squares in 1.
+const UNITS: f64 = (1_u64 << FRACTION) as f64;
+
+/// Fixed-point numbers from the low and high words that a tensor of I32 holds.
+fn fixed(values: &[f64]) -> Vec<u64> {
+    let word = |value: &f64| u64::from((*value as i32).cast_unsigned());
+    let (low, high) = values.split_at(values.len() / 2);
+    low.iter().zip(high).map(|(low, high)| word(high) << 32 | word(low)).collect()
+}
+
+/// Low and high words of fixed-point numbers, as a tensor of I32 holds them.
+fn words(fixed: &[u64]) -> Vec<f64> {
+    let words = |shift: u32| fixed.iter().map(move |sum| f64::from(((sum >> shift) as u32).cast_signed()));
+    words(0).chain(words(32)).collect()
+}
+
+/// The sums of squares of each activation vector, from their words.
+pub(crate) fn sums_of_squares(values: &[f64]) -> Vec<Vec<f64>> {
+    fixed(values).into_iter().map(|sum| vec![sum as f64 / UNITS]).collect()
+}
+
+/// The words of sums of squares.
+pub(crate) fn words_of_squares(sums: &[f64]) -> Vec<f64> {
+    words(&sums.iter().map(|sum| (sum * UNITS) as u64).collect::<Vec<_>>())
+}
+
+/// Adds the squares of these activations over their factors, tile by tile of this many rows, to the sums that are there. Whether they are within
+/// the range of a sum.
+pub(crate) fn add_squares(
+    sums: &Tensor,
+    rows: usize,
+    floats: &[f64],
+    factors: &[f32],
+    memory: &mut HostMemory,
+) -> bool {
+    let mut all = fixed(&memory.read(sums));
+    let mut holds = true;
     for (column, &factor) in factors.iter().enumerate() {
-        let m = floats.len() / columns;
+        let m = floats.len() / factors.len();
         for tile in floats[column * m..(column + 1) * m].chunks(rows) {
-            let sum: f64 = tile.iter().map(|x| (x / f64::from(factor)).powi(2)).sum::<f64>().min(MOST_SQUARES);
-            all[column] += sum.floor();
-            all[columns + column] += (sum.fract() * f64::from(1 << FRACTION) + 0.5).floor();
+            let sum: f64 = tile.iter().map(|x| (x / f64::from(factor)).powi(2)).sum();
+            holds &= !adds_too_much(sum);
+            // One that is not zero adds at least a unit.
+            let added = (sum.min(MOST_SQUARES) * UNITS) as u64;
+            let (total, is_beyond) = all[column].overflowing_add(added.max(u64::from(sum > 0.0)));
+            all[column] = total;
+            holds &= !is_beyond;
         }
     }
-    memory.write(sums, &all);
+    memory.write(sums, &words(&all));
+    holds
 }
 
 #[cfg(test)]

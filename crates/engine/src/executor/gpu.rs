@@ -19,7 +19,7 @@ use super::upload::{Pieces, group_bytes, upload};
 use super::warm::{Warmer, launching_dependent, picked, shaders, waits_by_itself};
 use super::{BATCH, Executor, FORGOTTEN, Fetched, INVARIANT_BATCH, Memory, PlanId, Progress, Range, Ticket};
 use crate::Error;
-use crate::lower::{Target, Weights};
+use crate::lower::{PackB, Target, Weights};
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
 use crate::weights;
 
@@ -328,6 +328,39 @@ impl GpuExecutor {
         Ok(true)
     }
 
+    /// Whether the results of a run that has ended are what they should be.
+    fn check_run(&mut self, plan: PlanId) -> Result<(), Error> {
+        // What a stalled step computed says nothing of ranges.
+        if self.has_stalled(plan)? {
+            return Err(Error::Stalled);
+        }
+        if self.is_out_of_range(plan) {
+            return Err(Error::OutOfRange);
+        }
+        Ok(())
+    }
+
+    /// Whether a step of the plan has set its flag. Then plans for this model no longer pack activations: one that was prepared before sets it
+    /// again.
+    fn is_out_of_range(&mut self, plan: PlanId) -> bool {
+        let prepared = self.prepared(plan);
+        let is_flag = |(slot, _): &&(Slot, Buffer)| prepared.plan.slots[slot.0 as usize].kind == SlotKind::Flag;
+        let mut flag = [0; 4];
+        prepared.results.iter().filter(is_flag).for_each(|(_, result)| result.read(0, &mut flag));
+        if flag == [0; 4] {
+            return false;
+        }
+        if self.options.pack_b != PackB::Never {
+            log::warn!(
+                "{}: activations left the range of an f16, so steps no longer pack them for matrix units from now on; \
+                 steps of several sequences take a little longer",
+                self.device.adapter.name
+            );
+            self.options.pack_b = PackB::Never;
+        }
+        true
+    }
+
     /// Takes memory for every slot and hands in what it is filled with.
     fn load_slots<'g>(
         &mut self,
@@ -511,12 +544,12 @@ impl Executor for GpuExecutor {
                 SlotKind::Input | SlotKind::Control => MemoryKind::Shared,
                 _ => MemoryKind::Device,
             };
-            if matches!(slot.kind, SlotKind::Output | SlotKind::Log) {
+            if matches!(slot.kind, SlotKind::Output | SlotKind::Log | SlotKind::Flag) {
                 let number = u32::try_from(buffers.len()).expect("slots are numbered with 32 bits");
                 results.push((Slot(number), self.device.allocate(MemoryKind::Readback, bytes)?));
             }
             let buffer = self.device.allocate(kind, bytes.max(4))?;
-            if matches!(slot.kind, SlotKind::Zeroed) {
+            if matches!(slot.kind, SlotKind::Zeroed | SlotKind::Flag) {
                 let mut uploader = Uploader::new(&self.device)?;
                 uploader.zero(&buffer)?;
                 uploader.finish()?;
@@ -590,7 +623,7 @@ impl Executor for GpuExecutor {
         let prepared = self.prepared_mut(plan);
         prepared.commands.run()?;
         prepared.copied = true;
-        if self.has_stalled(plan)? { Err(Error::Stalled) } else { Ok(()) }
+        self.check_run(plan)
     }
 
     fn submit(&mut self, plan: PlanId) -> Result<Ticket, Error> {
@@ -616,10 +649,7 @@ impl Executor for GpuExecutor {
             self.sent.retain(|(sent, _)| *sent > submission);
         }
         self.prepared_mut(ticket.plan).copied = true;
-        if self.has_stalled(ticket.plan)? {
-            return Err(Error::Stalled);
-        }
-        Ok(())
+        self.check_run(ticket.plan)
     }
 
     fn read(&mut self, plan: PlanId, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), Error> {

@@ -25,16 +25,18 @@ pub enum PackB {
     ByPath,
     /// All that can be.
     Always,
+    /// None: a model's activations left the range of an f16.
+    Never,
 }
 
 pub(super) fn run(plan: &mut Plan, target: &Target) {
     // Batch-invariant plans use the single-token kernels.
     let Some(caps) = target.caps.as_ref().filter(|_| !target.batch_invariant && target.fuses) else { return };
-    let Some(order) = caps.fragment_layout else { return };
+    let Some(order) = caps.fragment_layout.filter(|_| target.pack_b != PackB::Never) else { return };
     let steps: Vec<Option<Step>> = plan.steps.iter().cloned().map(Some).collect();
     // Steps keep their positions, so def-use chains stay valid: a step that reads less leaves no new reader behind.
     let def_use = DefUse::of(plan.slots.len(), &steps);
-    let mut passing = Passing { target, caps, order, gated: None, normed: None };
+    let mut passing = Passing { target, caps, order, gated: None, normed: None, overflow: None };
     for at in 0..plan.steps.len() {
         let Call::MulMm(product) = &plan.steps[at].call else { continue };
         if !passing.prefers_fragment(product) {
@@ -70,10 +72,23 @@ struct Passing<'t> {
     target: &'t Target,
     caps: &'t Caps,
     order: FragmentLayout,
-    /// Magnitudes of the gated activations of the last layer that left them.
-    gated: Option<MagnitudeProbe>,
-    /// The same of activations that a norm followed, and the sums of squares of the next such step.
-    normed: Option<(MagnitudeProbe, Tensor)>,
+    /// Magnitudes of the gated activations of the last layer that left them, and their extents.
+    gated: Option<(MagnitudeProbe, [usize; 2])>,
+    /// The same of activations that a norm followed.
+    normed: Option<Normed>,
+    /// What steps set where activations or sums of squares are out of range.
+    overflow: Option<Tensor>,
+}
+
+/// What the last product left that a norm followed.
+#[derive(Clone, Copy)]
+struct Normed {
+    /// Its magnitudes.
+    magnitude_probe: MagnitudeProbe,
+    /// Extents of its results. Those of others are of another stream, whose magnitudes say nothing of these.
+    extents: [usize; 2],
+    /// Where the next such step adds up squares.
+    sums: Tensor,
 }
 
 impl Passing<'_> {
@@ -162,7 +177,10 @@ impl Passing<'_> {
         let [m, n, ..] = both.product.d.shape;
         let d = plan.add(&format!("{label}.gated"), SlotKind::Scratch, TensorType::F32, both.product.d.shape);
         let magnitude_probe = self.magnitude_probe(plan, &label, [m, n]);
-        let scale_hint = self.gated.filter(|magnitude_probe| magnitude_probe.sums.shape[0] == n);
+        let scale_hint =
+            self.gated.filter(|(_, extents)| *extents == [m, n]).map(|(magnitude_probe, _)| magnitude_probe);
+        // It has one already where it applies a norm from squares.
+        let overflow = both.overflow.or_else(|| scale_hint.map(|_| self.flag(plan)));
         let mut gated = mul_mm::Call {
             product: Product { d, ..both.product },
             others: Vec::new(),
@@ -174,11 +192,12 @@ impl Passing<'_> {
         if scale_hint.is_some() {
             let factors = Some(plan.add(&format!("{label}.factors"), SlotKind::Scratch, TensorType::F32, [n, 1, 1, 1]));
             let packed_b = Some(PackedB { factors, ..self.memory(plan, &label, &taken) });
-            gated = mul_mm::Call { emit_packed_b: packed_b, scale_hint, ..gated };
+            gated = mul_mm::Call { emit_packed_b: packed_b, scale_hint, overflow, ..gated };
             taken = mul_mm::Call { packed_b, ..taken };
         }
         if self.replace(plan, vec![(first, gated.into()), (last, taken.into())]) {
-            self.gated = Some(magnitude_probe);
+            self.gated = Some((magnitude_probe, [m, n]));
+            self.overflow = self.overflow.or(overflow);
         } else {
             plan.slots.truncate(slots);
         }
@@ -191,7 +210,9 @@ impl Passing<'_> {
         };
         let (Some(weight), d) = (norm.weight, product.product.d) else { return };
         let bare = product.others.is_empty() && product.gate.is_none() && product.magnitude_probe.is_none();
-        let whole = bare && d.ty == TensorType::F32 && d.is_dense();
+        // Magnitudes of a layer tell those of the next one where both add to the same stream.
+        let is_of_stream = product.epilogue.residual.is_some();
+        let whole = bare && is_of_stream && d.ty == TensorType::F32 && d.is_dense();
         let aligned = weight.ty == TensorType::F32 && weight.is_dense() && weight.offset.is_multiple_of(16);
         if !(whole && aligned && weight.len() == d.shape[0] && d == taken.product.b && self.prefers_fragment(product)) {
             return;
@@ -200,9 +221,9 @@ impl Passing<'_> {
         let (slots, label, [m, n, ..]) = (plan.slots.len(), plan.steps[first].label.clone(), d.shape);
         let magnitude_probe = self.magnitude_probe(plan, &label, [m, n]);
         let mut calls = Vec::new();
-        let sums = if let Some((scale_hint, sums)) =
-            self.normed.filter(|(magnitude_probe, _)| magnitude_probe.sums.shape[0] == n)
-        {
+        let before = self.normed.filter(|normed| normed.extents == [m, n]);
+        let overflow = before.map(|_| self.flag(plan));
+        let sums = if let Some(Normed { magnitude_probe: scale_hint, sums, .. }) = before {
             // They were set to zero by the step before, and those of the next lie behind them.
             let factors = Some(plan.add(&format!("{label}.factors"), SlotKind::Scratch, TensorType::F32, [n, 1, 1, 1]));
             let packed_b = PackedB { factors, ..self.memory(plan, &label, &taken) };
@@ -215,10 +236,11 @@ impl Passing<'_> {
                     scale_hint: Some(scale_hint),
                     magnitude_probe: Some(magnitude_probe),
                     sums: Some(sums),
+                    overflow,
                     ..product
                 },
             ));
-            calls.push((last, mul_mm::Call { packed_b: Some(PackedB { squares, ..packed_b }), ..taken }));
+            calls.push((last, mul_mm::Call { packed_b: Some(PackedB { squares, ..packed_b }), overflow, ..taken }));
             sums
         } else {
             // As many as there could be.
@@ -228,10 +250,17 @@ impl Passing<'_> {
             sums
         };
         if self.replace(plan, calls.into_iter().map(|(at, call)| (at, call.into())).collect()) {
-            self.normed = Some((magnitude_probe, Tensor { offset: sums.offset + sums.stride[2], ..sums }));
+            let sums = Tensor { offset: sums.offset + sums.stride[2], ..sums };
+            self.normed = Some(Normed { magnitude_probe, extents: [m, n], sums });
+            self.overflow = self.overflow.or(overflow);
         } else {
             plan.slots.truncate(slots);
         }
+    }
+
+    /// The flag of the plan.
+    fn flag(&self, plan: &mut Plan) -> Tensor {
+        self.overflow.unwrap_or_else(|| plan.add("out of range", SlotKind::Flag, TensorType::I32, [1; 4]))
     }
 
     /// Memory for the magnitudes of activations of these extents.

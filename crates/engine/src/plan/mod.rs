@@ -36,6 +36,8 @@ pub enum SlotKind {
     State,
     /// Zero before every run and zero again after it.
     Zeroed,
+    /// A word that is zero at first. Steps set it where a result is out of range, and executors look at it after each run.
+    Flag,
     /// Written by the host before each run.
     Input,
     /// Written by the host before the first of several runs, and by each of them for the next.

@@ -19,7 +19,7 @@ impl Engine {
         self.answers_something(entries)?;
         self.admit(entries)?;
         let runs = runs(entries, self.cache.has_states());
-        let result = self.again_if_stalled(entries, |engine| {
+        let result = self.again_if_wrong(entries, |engine| {
             for entry in entries {
                 engine.make_room(entry.sequence, entry.tokens.len())?;
             }

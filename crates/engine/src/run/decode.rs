@@ -162,7 +162,7 @@ impl Engine {
     fn collect_step(&mut self, decoding: &mut Decoding) -> Result<Vec<Option<u32>>, Error> {
         let Some(ticket) = decoding.on_their_way.pop_front() else { return Ok(Vec::new()) };
         match self.executor.wait(ticket) {
-            Err(Error::Stalled) => self.repeat(decoding)?,
+            Err(wrong @ (Error::Stalled | Error::OutOfRange)) => self.repeat(decoding, &wrong)?,
             waited => waited?,
         }
         let mut history = vec![0i32; decoding.tail.history.len()];
@@ -180,12 +180,15 @@ impl Engine {
     }
 
     /// Runs the oldest step again, whose results are wrong. Those behind it are forgotten: they went on from these.
-    fn repeat(&mut self, decoding: &mut Decoding) -> Result<(), Error> {
+    fn repeat(&mut self, decoding: &mut Decoding, wrong: &Error) -> Result<(), Error> {
         for ticket in decoding.on_their_way.drain(..) {
-            self.executor.wait(ticket)?;
+            match self.executor.wait(ticket) {
+                Ok(()) | Err(Error::Stalled | Error::OutOfRange) => {}
+                Err(error) => return Err(error),
+            }
         }
         decoding.submitted = decoding.collected;
-        self.recover_from_stall(decoding.going.iter().map(|g| g.sequence))?;
+        self.recover(wrong, decoding.going.iter().map(|g| g.sequence))?;
         // Sequences have grown since they began, so this may be another plan.
         let (plan, ports, tail) = self.enter_decoding(&decoding.going, decoding.collected)?;
         (decoding.plan, decoding.ports, decoding.tail) = (plan, ports, tail);

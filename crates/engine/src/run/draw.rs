@@ -135,7 +135,7 @@ impl Engine {
     ) -> Result<Vec<Option<u32>>, Error> {
         debug_assert!(entries.iter().all(|e| e.wanted != Wanted::All), "one token is drawn of each sequence");
         let cuts = draws.iter().flatten().any(|draw| draw.row.cuts());
-        let result = self.again_if_stalled(entries, |engine| {
+        let result = self.again_if_wrong(entries, |engine| {
             let entered = engine.enter(entries, End::Tokens { cuts })?;
             Ok(engine.run_drawing(entries, draws, &entered))
         })?;

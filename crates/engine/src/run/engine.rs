@@ -457,7 +457,7 @@ impl Engine {
     }
 
     fn feed_until(&mut self, entries: &[Entry<'_>], end: End) -> Result<Vec<Vec<f32>>, Error> {
-        let result = self.again_if_stalled(entries, |engine| {
+        let result = self.again_if_wrong(entries, |engine| {
             let entered = engine.enter(entries, end)?;
             let ran = engine.executor.run(entered.plan);
             Ok(ran.and_then(|()| engine.logits(entries, &entered)))
@@ -472,7 +472,7 @@ impl Engine {
         self.answers_something(&entries)?;
         self.admit(&entries)?;
         self.make_room(sequence, tokens.len())?;
-        let result = self.run_some(&entries[0], rows);
+        let result = self.again_if_wrong(&entries, |engine| Ok(engine.run_some(&entries[0], rows)))?;
         self.leave(&entries, result.is_ok());
         result
     }
@@ -630,7 +630,7 @@ impl Engine {
         self.forget_plans();
     }
 
-    fn forget_plans(&mut self) {
+    pub(super) fn forget_plans(&mut self) {
         for (_, ready) in self.plans.drain() {
             self.executor.forget(ready.plan);
         }

@@ -15,7 +15,11 @@ impl Engine {
         let before = self.sequence_mut(id)?.cache.encoder.take();
         self.cache.release_encoder(before);
         let table = self.take_encoder_pages(tokens.len())?;
-        let read = self.run_source(id, tokens, &table);
+        let mut read = self.run_source(id, tokens, &table);
+        if matches!(read, Err(Error::OutOfRange)) {
+            self.forget_plans();
+            read = self.run_source(id, tokens, &table);
+        }
         let encoder = Some(EncoderContext { table, tokens: tokens.len() });
         if read.is_ok() {
             self.sequence_mut(id)?.cache.encoder = encoder;

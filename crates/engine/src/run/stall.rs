@@ -1,29 +1,35 @@
-//! What follows when kernels of a step waited for each other in vain: the executor orders them by barriers from then on, and the step runs
-//! again. Keys and values are written once more to the same rows. A recurrent state has no way back, so it is computed again from
-//! the sequence's tokens.
+//! What follows when the results of a step are wrong and the executor knows a slower way. Kernels waited for each other in vain: barriers
+//! order them from then on. Activations left the range of an f16: plans no longer pack them. Then the step runs again. Keys and values are written
+//! once more to the same rows. A recurrent state has no way back, so it is computed again from the sequence's tokens.
 
 use super::draw::End;
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use crate::Error;
 
 impl Engine {
-    /// Runs a batch, and once more if it stalled. The outer error of `once` is that of a batch that was not run.
-    pub(super) fn again_if_stalled<T>(
+    /// Runs a batch, and again if its results are wrong: once for each thing that can go wrong. The outer error of `once` is that of a batch
+    /// that was not run.
+    pub(super) fn again_if_wrong<T>(
         &mut self,
         entries: &[Entry<'_>],
         mut once: impl FnMut(&mut Engine) -> Result<Result<T, Error>, Error>,
     ) -> Result<Result<T, Error>, Error> {
-        match once(self)? {
-            Err(Error::Stalled) => {
-                self.recover_from_stall(entries.iter().map(|entry| entry.sequence))?;
-                once(self)
+        for _ in 0..2 {
+            match once(self)? {
+                Err(wrong @ (Error::Stalled | Error::OutOfRange)) => {
+                    self.recover(&wrong, entries.iter().map(|entry| entry.sequence))?;
+                }
+                result => return Ok(result),
             }
-            result => Ok(result),
         }
+        once(self)
     }
 
-    /// Brings sequences back to where they were before a step that stalled. Those that cannot be brought back are broken.
-    pub(super) fn recover_from_stall(&mut self, ids: impl Iterator<Item = SequenceId>) -> Result<(), Error> {
+    /// Brings sequences back to where they were before a step whose results are wrong. Those that cannot be brought back are broken.
+    pub(super) fn recover(&mut self, wrong: &Error, ids: impl Iterator<Item = SequenceId>) -> Result<(), Error> {
+        if matches!(wrong, Error::OutOfRange) {
+            self.forget_plans();
+        }
         if !self.cache.has_states() {
             return Ok(());
         }

@@ -60,6 +60,16 @@ impl Encoder {
 
     /// The vectors of one input.
     pub fn encode(&mut self, pixels: &Pixels) -> Result<Rows, Error> {
+        match self.encode_once(pixels) {
+            Err(Error::OutOfRange) => {
+                self.plans.drain(..).for_each(|ready| self.executor.forget(ready.plan));
+                self.encode_once(pixels)
+            }
+            result => result,
+        }
+    }
+
+    fn encode_once(&mut self, pixels: &Pixels) -> Result<Rows, Error> {
         let grid = self.vision.grid(pixels.size);
         self.prepare(grid)?;
         let Some(ready) = self.plans.last() else { return Err(Error::NoEncoder { why: "it has no plan".to_owned() }) };

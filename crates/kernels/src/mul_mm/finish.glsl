@@ -24,7 +24,9 @@ void prepare_finish() {
         // The factor is a power of two, so nothing is lost: pack_activations.comp divided by it.
 #if NORMED_PACKED_B
         // The norm of the activations, from the squares of what was divided by factors.
-        float factor = F32(p.factors).v[n], sum = float(U32(p.squares).v[n]) + float(U32(p.squares).v[p.n + n]) * (1.0 / float(1 << FRACTION));
+        uint low = U32(p.squares).v[n], high = U32(p.squares).v[p.n + n];
+        float factor = F32(p.factors).v[n], sum = float(high) / 16.0 + float(low) / 68719476736.0;
+        if (sum > 0 && sum < LEAST_SQUARES) overflow();
         column_scale[i] = inversesqrt(sum / float(p.k) + EPS / (factor * factor)) * p.scale;
 #elif FACTORS
         column_scale[i] = F32(p.factors).v[column_number(n)] * p.scale;

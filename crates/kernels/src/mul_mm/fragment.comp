@@ -29,6 +29,14 @@ layout(local_size_x = WG) in;
 #include "formats.glsl"
 #include "mul_mm/place.glsl"
 #define STORE_TENSOR 0
+#if OVERFLOW
+// The predicted scale was wrong: what is computed from here on is, too, and the caller has to know.
+void overflow() { atomicOr(U32(p.overflow).v[0], 1u); }
+// Whether one of these is beyond an f16, infinite or no number.
+bool is_beyond(vec4 x) {
+    return any(greaterThan(floatBitsToUint(x) & 0x7fffffffu, uvec4(floatBitsToUint(65504.0))));
+}
+#endif
 #include "mul_mm/finish.glsl"
 
 shared vec4 subgroup_sums[ROW_TILES * SPLIT_K * MM * MN / 4];
@@ -280,7 +288,9 @@ void leave(uint at, uint row, uint column, vec4 x) {
 #if EMIT_WEIGHT
     x *= F32x4(p.up).v[m / 4];
 #endif
-    store_quad(EMIT_PIECE, p.halves, first_n + column, p.n, m, p.m, clamp(x * emit_inverse[column], -65504.0, 65504.0));
+    x *= emit_inverse[column];
+    if (is_beyond(x)) overflow();
+    store_quad(EMIT_PIECE, p.halves, first_n + column, p.n, m, p.m, clamp(x, -65504.0, 65504.0));
 #endif
 }
 
@@ -298,12 +308,22 @@ void leave_sums(uint j) {
 #if SUMS && EMIT_PACKED_B
     float sum = 0;
     [[unroll]] for (uint i = 0; i < MM / 4; i++) sum += squares[c * (MM / 4) + i];
-    sum = min(sum, MOST_SQUARES);
-    atomicAdd(U32(p.squares).v[n], uint(sum), gl_ScopeQueueFamily, 0, 0);
-    atomicAdd(U32(p.squares).v[p.n + n], uint(fract(sum) * float(1 << FRACTION) + 0.5), gl_ScopeQueueFamily, 0, 0);
+    // A number that is no number fails every comparison.
+    if (!(sum < MOST_SQUARES)) {
+        overflow();
+        sum = MOST_SQUARES;
+    }
+    // A 64-bit number with FRACTION bits behind the point: 28 in front of it, and 4 of the high word and 32 of the low one behind.
+    float part = fract(sum) * 16.0;
+    uint high = uint(sum) << 4 | uint(part), low = uint(fract(part) * 4294967296.0);
+    if (sum > 0 && high == 0 && low == 0) low = 1;
+    uint before = atomicAdd(U32(p.squares).v[n], low, gl_ScopeQueueFamily, 0, 0);
+    high += uint(before > ~low);
+    before = high > 0 ? atomicAdd(U32(p.squares).v[p.n + n], high, gl_ScopeQueueFamily, 0, 0) : 0;
+    if (before > ~high) overflow();
 #endif
 #if SUMS
-    // The sums of the next step that adds any.
+    // The sums of the next step.
     if (tile == 0) {
         U32(p.squares).v[2 * p.n + n] = 0;
         U32(p.squares).v[3 * p.n + n] = 0;

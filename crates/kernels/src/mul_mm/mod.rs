@@ -73,6 +73,9 @@ pub struct Call {
     pub emit_packed_b: Option<PackedB>,
     /// F32 `[M]`: the weights of that norm.
     pub emit_weight: Option<Tensor>,
+    /// I32 `[1]`: set to 1 where emitted activations are beyond the range of an f16, or sums of squares beyond theirs. What this call or the
+    /// next one computed is wrong then. Nobody sets it back.
+    pub overflow: Option<Tensor>,
     /// I32 `[activations, 2, 2]`: where the squares of activations that are left are added up ([`PackedB::squares`]), and behind them the sums of the next step
     /// that does so, which are set to zero.
     pub sums: Option<Tensor>,
@@ -106,6 +109,7 @@ impl Call {
             packed_b: None,
             emit_packed_b: None,
             emit_weight: None,
+            overflow: None,
             sums: None,
             scale_hint: None,
             magnitude_probe: None,

@@ -4,6 +4,7 @@
 use kiln_gguf::TensorType;
 use kiln_gpu::{Caps, Shader};
 
+use super::params::LaneParams;
 use super::pick::unsupported;
 use super::{Call, NAME};
 use crate::glu::{self, Gate};
@@ -34,6 +35,11 @@ impl Call {
         self.gate.is_some() || self.magnitude_probe.is_some() || self.emit_packed_b.is_some() || self.sums.is_some()
     }
 
+    /// Whether something may be out of range: emitted activations, or the squares that a norm is applied from.
+    fn can_overflow(&self) -> bool {
+        self.emit_packed_b.is_some() || self.packed_b.is_some_and(|packed_b| packed_b.squares.is_some())
+    }
+
     /// Where squares are accumulated: only with emitted activations.
     fn squares(&self) -> Option<Tensor> {
         self.sums.filter(|_| self.emit_packed_b.is_some()).map(|sums| sums.narrow(2, 0, 1))
@@ -50,6 +56,8 @@ impl Call {
             .chain(more)
             .chain(packed_b)
             .chain(self.scale_hint.map(|magnitude_probe| magnitude_probe.sums))
+            // It may have been set before.
+            .chain(self.overflow)
             .collect()
     }
 
@@ -61,6 +69,7 @@ impl Call {
             .flat_map(PackedB::all)
             .chain(sums)
             .chain(self.magnitude_probe.map(|magnitude_probe| magnitude_probe.sums))
+            .chain(self.overflow)
             .collect()
     }
 
@@ -77,8 +86,16 @@ impl Call {
     }
 
     pub(super) fn check_packed_b(&self) -> Result<(), Invalid> {
-        if !(self.wants_fragments() || self.emit_packed_b.is_some() || self.scale_hint.is_some()) {
+        if !(self.wants_fragments() || self.scale_hint.is_some() || self.overflow.is_some()) {
             return Ok(());
+        }
+        let can = self.can_overflow();
+        require(can == self.overflow.is_some(), NAME, || {
+            format!("a flag for what is out of range: {}, and something that can be: {can}", self.overflow.is_some())
+        })?;
+        if let Some(overflow) = self.overflow {
+            let fits = overflow.ty == TensorType::I32 && overflow.shape == [1; 4];
+            require(fits, NAME, || format!("the flag for what is out of range is {overflow}, want I32[1]"))?;
         }
         let Product { a, b, d } = self.product;
         let plain = self.ids.is_none() && b.shape[2..] == [1, 1];
@@ -133,11 +150,6 @@ impl Call {
         require(known && self.gate.is_some() != self.sums.is_some(), NAME, || {
             "results are emitted packed with factors by a scale hint, behind a gate or with sums of squares".into()
         })?;
-        let tiles = d.shape[0].div_ceil(packed_b::rows(emit_packed_b.layout));
-        require(self.sums.is_none() || tiles <= packed_b::MOST_TILES, NAME, || {
-            let most = packed_b::MOST_TILES * packed_b::rows(emit_packed_b.layout);
-            format!("squares of {} rows are added up, at most {most}: their fractions would leave 32 bits", d.shape[0])
-        })?;
         emit_packed_b.check([d.shape[0], d.shape[1]], NAME)
     }
 
@@ -174,14 +186,19 @@ impl Call {
                 "a gate, or columns that are left, in tiles of {tile} rows, matrices have {rows}"
             ));
         }
+        let (room, bytes) = (caps.limits.max_push_bytes.min(256) as usize, size_of::<LaneParams>());
+        if bytes > room {
+            return unsupported(format!("{bytes} bytes of parameters, the device takes {room}"));
+        }
         let mut shader = shader
             .define("GATED", u32::from(self.gate.is_some()))
             .define("FACTORS", u32::from(self.packed_b.is_none_or(|packed_b| packed_b.factors.is_some())))
             .define("EMIT_PACKED_B", u32::from(self.emit_packed_b.is_some()))
             .define("EMIT_WEIGHT", u32::from(self.emit_weight.is_some()))
             .define("SUMS", u32::from(self.sums.is_some()))
-            .define("FRACTION", packed_b::FRACTION)
             .define("MOST_SQUARES", format!("{:.1}", packed_b::MOST_SQUARES))
+            .define("OVERFLOW", u32::from(self.overflow.is_some()))
+            .define("LEAST_SQUARES", format!("{:e}", packed_b::LEAST_SQUARES))
             .define(
                 "PROBES_APART",
                 self.magnitude_probe.map_or(1, |magnitude_probe| {
@@ -234,18 +251,29 @@ impl Call {
 
     /// Writes what is emitted besides d, once d is written.
     pub(super) fn leave(&self, memory: &mut HostMemory) {
-        if self.emit_packed_b.is_none() && self.magnitude_probe.is_none() && self.sums.is_none() {
+        if self.emit_packed_b.is_none()
+            && self.magnitude_probe.is_none()
+            && self.sums.is_none()
+            && self.overflow.is_none()
+        {
             return;
         }
+        let squares = self.packed_b.and_then(|packed_b| packed_b.squares);
+        let too_small = |sums: &[f64]| sums.iter().any(|sum| packed_b::is_too_small(*sum));
+        let mut holds = !squares.is_some_and(|at| too_small(&packed_b::sums_of_squares(&memory.read(&at)).concat()));
         let floats = memory.read(&self.product.d);
         if let (Some(emit_packed_b), Some(scale_hint)) = (&self.emit_packed_b, &self.scale_hint) {
             let factors = scale_hint.factors(self.above(), memory);
             let weight = self.emit_weight.map(|weight| memory.read(&weight));
             let weighed = |(i, x): (usize, &f64)| x * weight.as_ref().map_or(1.0, |weight| weight[i % weight.len()]);
-            emit_packed_b.write(&floats.iter().enumerate().map(weighed).collect::<Vec<_>>(), &factors, memory);
+            holds &= emit_packed_b.write(&floats.iter().enumerate().map(weighed).collect::<Vec<_>>(), &factors, memory);
             if let Some(squares) = self.squares() {
-                packed_b::add_squares(&squares, packed_b::rows(emit_packed_b.layout), &floats, &factors, memory);
+                let rows = packed_b::rows(emit_packed_b.layout);
+                holds &= packed_b::add_squares(&squares, rows, &floats, &factors, memory);
             }
+        }
+        if let Some(overflow) = self.overflow.filter(|_| !holds) {
+            memory.write(&overflow, &[1.0]);
         }
         if let Some(sums) = self.sums {
             let next = sums.narrow(2, 1, 1);
@@ -281,18 +309,22 @@ mod tests {
             scale_hint: magnitude_probe(),
             magnitude_probe: magnitude_probe(),
             sums: Some(dense(TensorType::I32, [n, 2, 2, 1])),
+            overflow: Some(dense(TensorType::I32, [1; 4])),
             ..Call::plain(product)
         }
     }
 
     #[test]
-    fn columns_whose_squares_would_leave_32_bits_are_refused() {
-        for (order, most) in [(FragmentLayout::Mma16x8, 16_128), (FragmentLayout::Row8, 7_936)] {
-            // The last whole chunks of 256 within 1,023 tiles.
-            assert_eq!(before_a_norm(most, order).check_packed_b(), Ok(()));
-            let reason = before_a_norm(most + 256, order).check_packed_b().unwrap_err().reason;
-            assert!(reason.contains(&format!("squares of {} rows", most + 256)), "{reason}");
-            assert!(u32::try_from(packed_b::MOST_TILES << packed_b::FRACTION).is_ok());
+    fn a_call_that_can_overflow_has_a_flag_and_no_other_one_has() {
+        for layout in [FragmentLayout::Mma16x8, FragmentLayout::Row8] {
+            let call = before_a_norm(256, layout);
+            assert_eq!(call.check_packed_b(), Ok(()));
+            let reason = |call: Call| call.check_packed_b().unwrap_err().reason;
+            assert!(reason(Call { overflow: None, ..call.clone() }).contains("a flag for what is out of range: false"));
+            let bare = Call { emit_packed_b: None, scale_hint: None, ..call.clone() };
+            assert!(reason(bare).contains("something that can be: false"));
+            let wide = call.overflow.map(|flag| Tensor::dense(flag.slot, TensorType::I32, [2, 1, 1, 1]));
+            assert!(reason(Call { overflow: wide, ..call }).contains("want I32[1]"));
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{Call, Gated, Prologue, piece};
 use crate::case::{Case, Data, Tolerance};
 use crate::glu::Gate;
 use crate::mul_mat::{Epilogue, FusedProduct, Norm, Product};
-use crate::packed_b::{FRACTION, MagnitudeProbe, PackedB, len, rows};
+use crate::packed_b::{MagnitudeProbe, PackedB, len, rows, words_of_squares};
 
 /// The errors of both products, and of halves one more rounding; large results, of which there are few, weigh most. Every activation vector is judged by itself:
 /// their magnitudes differ.
@@ -44,12 +44,17 @@ fn gated(ty: TensorType, kind: Gate, order: FragmentLayout, sizes: [usize; 3], l
                 });
                 let (halves, factors) = (data.output(F16, [len(m, n), 1, 1, 1]), Some(data.output(F32, [n, 1, 1, 1])));
                 let emit_packed_b = Some(PackedB { halves, layout: order, piece: piece(ty), factors, squares: None });
-                Call { emit_packed_b, scale_hint: magnitude_probe(sums), ..call }
+                Call { emit_packed_b, scale_hint: magnitude_probe(sums), overflow: Some(flag(data)), ..call }
             }
             None => call,
         };
         (with_scratch(data, call).into(), OF_BOTH)
     })
+}
+
+/// The flag for what is out of range, not set.
+fn flag(data: &mut Data) -> Tensor {
+    data.input_with(I32, [1; 4], |_, _| 0.0)
 }
 
 /// A product of activations that come packed. What they are is no chance: halves and floats are made apart.
@@ -85,17 +90,30 @@ fn before_a_norm(ty: TensorType, order: FragmentLayout, [k, m, n]: [usize; 3], f
     before_a_norm_with(name, ty, order, [k, m, n], first, |_| 1.0)
 }
 
-/// The same with single elements that are far larger than all others, as models have them in the first token of a sequence: 2^10 and 2^16 times the
-/// mean, and in another activation vector more than a half and the squares of a tile can hold.
-fn with_outliers(order: FragmentLayout) -> Case {
+/// Elements of activation vectors that are other than their prediction.
+#[derive(Clone, Copy, Debug)]
+enum Outliers {
+    /// 2^10 and 2^16 times the mean, as models have them in the first token of a sequence: within the range of an f16. A vector below its prediction.
+    Held,
+    /// One that neither an f16 nor a sum of squares holds.
+    Beyond,
+    /// A vector whose tiles are each within a sum of squares and all together are not.
+    BeyondTogether,
+    /// One that is infinite.
+    Infinite,
+}
+
+/// The same with single elements that are far larger than all others.
+fn with_outliers(order: FragmentLayout, outliers: Outliers) -> Case {
     let [k, m, n] = [256, 256, 16];
-    let name = format!("mul_mm k={k} m={m} n={n}, left for a norm of {order:?}, outliers");
-    before_a_norm_with(name, Q4_K, order, [k, m, n], false, move |i| match (i / m, i % m) {
-        (1, 7) => 1e4,
-        (4, 100 | 101) => -6e5,
-        (9, 33) => 1e9,
-        // An activation vector far below its reference.
-        (11, _) => 2f64.powi(-3),
+    let name = format!("mul_mm k={k} m={m} n={n}, left for a norm of {order:?}, outliers {outliers:?}");
+    before_a_norm_with(name, Q4_K, order, [k, m, n], false, move |i| match (outliers, i / m, i % m) {
+        (_, 1, 7) => 1e4,
+        (_, 4, 100 | 101) => -6e5,
+        (_, 11, _) => 2f64.powi(-3),
+        (Outliers::Beyond, 9, 33) => 1e9,
+        (Outliers::BeyondTogether, 9, _) => 2.2e6,
+        (Outliers::Infinite, 9, 33) => f64::INFINITY,
         _ => 1.0,
     })
 }
@@ -126,22 +144,28 @@ fn before_a_norm_with(
         let (halves, factors) = (data.output(F16, [len(m, n), 1, 1, 1]), Some(data.output(F32, [n, 1, 1, 1])));
         let emit_packed_b = Some(PackedB { halves, layout: order, piece: piece(Q4_K), factors, squares: None });
         let emit_weight = Some(data.input(F32, [m, 1, 1, 1]));
-        (with_scratch(data, Call { emit_packed_b, scale_hint, emit_weight, ..call }).into(), OF_BOTH)
+        let overflow = Some(flag(data));
+        (with_scratch(data, Call { emit_packed_b, scale_hint, emit_weight, overflow, ..call }).into(), OF_BOTH)
     })
 }
 
-/// Fused products of activations that come packed for a norm.
-fn normed(order: FragmentLayout, [k, n]: [usize; 2]) -> Case {
-    Case::new(format!("mul_mm fused products k={k} n={n}, packed activations of {order:?}, normed"), move |data| {
-        let value = |i: usize| (((i * 7919 + i / k * 13) % 127) as f64 / 16.0 - 4.0) * 3f64.powi((i / k) as i32 % 7);
+/// Fused products of activations that come packed for a norm. One vector may be far below its prediction: as far as its sum of squares has all its
+/// bits, or farther.
+fn normed(order: FragmentLayout, [k, n]: [usize; 2], fallen: i32) -> Case {
+    let name =
+        format!("mul_mm fused products k={k} n={n}, packed activations of {order:?}, normed, one fallen by 2^{fallen}");
+    Case::new(name, move |data| {
+        let fall = |column: usize| if column == 2 { 2f64.powi(-fallen) } else { 1.0 };
+        let value = move |i: usize| {
+            (((i * 7919 + i / k * 13) % 127) as f64 / 16.0 - 4.0) * 3f64.powi((i / k) as i32 % 7) * fall(i / k)
+        };
         let factor = |column: usize| 2f64.powi((3 * column % 11) as i32 - 3);
         let weight = |e: usize| 0.5 + (e % 7) as f64 / 8.0;
         let b = data.input_with(F32, [k, n, 1, 1], |_, i| value(i));
         let factors = Some(data.input_with(F32, [n, 1, 1, 1], |_, i| factor(i)));
         let sum = |column: usize| (0..k).map(|e| (value(column * k + e) / factor(column)).powi(2)).sum::<f64>();
-        let squares = data.input_with(I32, [n, 2, 1, 1], |_, i| {
-            if i < n { sum(i).floor() } else { (sum(i - n).fract() * f64::from(1 << FRACTION)).floor() }
-        });
+        let words = words_of_squares(&(0..n).map(sum).collect::<Vec<_>>());
+        let squares = data.input_with(I32, [n, 2, 1, 1], |_, i| words[i]);
         let packed_b = PackedB { halves: b, layout: order, piece: piece(Q4_K), factors, squares: Some(squares) };
         let mut halves = vec![0.0; len(k, n)];
         for (i, half) in packed_b.places(k, n) {
@@ -155,6 +179,7 @@ fn normed(order: FragmentLayout, [k, n]: [usize; 2]) -> Case {
             packed_b: Some(PackedB { halves, ..packed_b }),
             prologue: Some(Prologue::Norm(norm)),
             others: vec![FusedProduct { a: other, d: of_other, bias: Some(data.input(F32, [9, 1, 1, 1])) }],
+            overflow: Some(flag(data)),
             ..Call::plain(Product { a, b, d })
         };
         (with_scratch(data, call).into(), OF_ONE)
@@ -173,8 +198,10 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(taken(F16, order, [256, 16, 3], false));
         cases.push(before_a_norm(Q4_K, order, [256, 256, 16], false));
         cases.push(before_a_norm(Q8_0, order, [192, 77, 13], true));
-        cases.push(with_outliers(order));
-        cases.push(normed(order, [512, 21]));
+        for outliers in [Outliers::Held, Outliers::Beyond, Outliers::BeyondTogether, Outliers::Infinite] {
+            cases.push(with_outliers(order, outliers));
+        }
+        cases.extend([0, 12, 16].map(|fallen| normed(order, [512, 21], fallen)));
     }
     cases
 }

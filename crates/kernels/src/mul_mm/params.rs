@@ -45,6 +45,7 @@ kiln_gpu::params! {
         scale_hint: Address,
         magnitude_probe: Address,
         squares: Address,
+        overflow: Address,
         a_stride: [u32; 1],
         d_stride: [u32; 1],
         residual_stride: [u32; 1],
@@ -265,6 +266,7 @@ impl Call {
                     magnitude_probe: optional(&self.magnitude_probe.map(|magnitude_probe| magnitude_probe.sums)),
                     // Activations that a norm precedes are followed by none.
                     squares: optional(&self.sums.or(self.packed_b.and_then(|packed_b| packed_b.squares))),
+                    overflow: optional(&self.overflow),
                     a_stride: [row_strides(&a)[0]],
                     d_stride: [row_strides(&d)[0]],
                     residual_stride: [residual_stride[0]],
