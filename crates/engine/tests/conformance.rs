@@ -299,7 +299,7 @@ fn scaled(by: &[(&str, i32)]) -> Arc<Model> {
     let mut bytes = synth.to_bytes().unwrap();
     let gguf = Gguf::from_bytes(bytes.clone()).unwrap();
     for (name, exponent) in by {
-        let data = gguf.data(gguf.tensor(name).unwrap()).unwrap();
+        let data = gguf.data(gguf.tensor(name).unwrap());
         let start = bytes.windows(64).position(|window| window == &data[..64]).unwrap();
         for block in bytes[start..start + data.len()].chunks_exact_mut(34) {
             // The exponent of the block's scale, an f16.

@@ -9,6 +9,7 @@ use crate::case::{Case, Data, Tolerance};
 use crate::glu::Gate;
 use crate::mul_mat::{Epilogue, FusedProduct, Norm, Product};
 use crate::packed_b::{MagnitudeProbe, PackedB, len, rows, words_of_squares};
+use crate::tensor::Tensor;
 
 /// The errors of both products, and of halves one more rounding; large results, of which there are few, weigh most. Every activation vector is judged by itself:
 /// their magnitudes differ.
