@@ -8,7 +8,7 @@
 //! For GEMM -> RMSNorm -> GEMM the first kernel writes x * gamma and accumulates sum(x^2); the second applies 1/rms in its epilogue. The sum is
 //! a 64-bit fixed-point number, so that it does not depend on the order of workgroups.
 //!
-//! A prediction can be wrong. Kernels then set a flag ([`is_beyond`], [`adds_too_much`], [`is_too_small`]), and the caller computes the step again
+//! A prediction can be wrong. Kernels then set a flag (`is_beyond`, `adds_too_much`, `is_too_small`), and the caller computes the step again
 //! without packed activations.
 //!
 //! References write packed activations as defined here, but read the floats.
