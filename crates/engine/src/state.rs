@@ -282,7 +282,8 @@ mod tests {
         let model = model("Q8_0", 1);
         let bytes = write(&model, &[], &TOKENS, &remembered());
         assert_eq!(open(&model, &[], &bytes).unwrap(), (TOKENS.to_vec(), &remembered()[..]));
-        let outside = write(&model, &[], &[u32::MAX], &[]);
+        // Numbers from 2^31 on stand for rows of pictures.
+        let outside = write(&model, &[], &[(1 << 31) - 1], &[]);
         assert!(open(&model, &[], &outside).unwrap_err().to_string().contains("vocabulary"));
     }
 

@@ -391,7 +391,6 @@ mod tests {
             ("kiln run m -cnv", &["-cnv", "kiln chat"][..]),
             ("kiln chat m -no-cnv", &["kiln run"]),
             ("kiln serve m --image x", &["--image", "kiln run"]),
-            ("kiln chat m --image x.png", &["--image", "kiln run"]),
             ("kiln run m --audio x.wav hi", &["--audio", "sound"]),
             ("kiln serve m --rope-freq-base 1e6", &["RoPE"]),
             ("kiln chat m -p hi", &["kiln run"]),

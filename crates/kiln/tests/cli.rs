@@ -101,7 +101,7 @@ fn habits_of_other_programs_are_met() {
     for flags in [
         &["-fa", "on"][..],
         &["-sm", "none", "-mg", "0"],
-        &["-md", "x.gguf"],
+        &["-md", &model],
         &["--mlock", "--no-mmap"],
         &["-b", "512", "-ub", "64"],
         &["-ngl", "99", "-t", "64"],

@@ -4,11 +4,27 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use kiln_gguf::{Gguf, Writer};
 use tempfile::TempDir;
+
+/// Gives a model a context of 8,192 tokens, so that a client can leave before an answer ends.
+fn lengthen(path: &Path) {
+    let model = Gguf::open(path).unwrap();
+    let mut metadata = model.metadata().clone();
+    metadata.set("llama.context_length", 8192u32);
+    let mut writer = Writer::new(metadata);
+    for info in model.tensors() {
+        writer.add(&info.name, info.dims(), info.ty, model.data(info)).unwrap();
+    }
+    let bytes = writer.to_bytes().unwrap();
+    drop(model);
+    std::fs::write(path, bytes).unwrap();
+}
 
 /// A server that ends with the test.
 struct Server {
@@ -22,6 +38,7 @@ impl Server {
         let kiln = || Command::new(env!("CARGO_BIN_EXE_kiln"));
         let made = kiln().args(["synth", "tiny-llama", "F32", "m.gguf"]).current_dir(folder.path()).output().unwrap();
         assert!(made.status.success());
+        lengthen(&folder.path().join("m.gguf"));
         let mut command = kiln();
         command.args(["serve", "m.gguf", "--cpu", "--port", "0", "--parallel", "1"]).args(more);
         command.current_dir(folder.path()).env_remove("KILN_CONFIG").env_remove("KILN_API_KEY");
@@ -141,7 +158,7 @@ fn every_line_of_the_log_says_when_it_was_written() {
 fn an_answer_whose_client_left_is_logged_with_the_tokens_that_were_made() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&folder, &["-v"]);
-    let body = r#"{"prompt": "hello", "stream": true, "ignore_eos": true}"#;
+    let body = r#"{"prompt": "hello", "stream": true, "ignore_eos": true, "max_tokens": 8000}"#;
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
     write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();

@@ -74,7 +74,7 @@ pub struct Call {
     /// F32 `[M]`: the weights of that norm.
     pub emit_weight: Option<Tensor>,
     /// I32 `[1]`: set to 1 where emitted activations are beyond the range of an f16, or sums of squares beyond theirs. What this call or the
-    /// next one computed is wrong then. Nobody sets it back.
+    /// next one computed is wrong then. No kernel sets it back.
     pub overflow: Option<Tensor>,
     /// I32 `[activations, 2, 2]`: where the squares of activations that are left are added up ([`PackedB::squares`]), and behind them the sums of the next step
     /// that does so, which are set to zero.

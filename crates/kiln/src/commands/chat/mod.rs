@@ -44,7 +44,7 @@ use crate::output::{has_style, is_watched, print, print_piece, print_styled, say
   kiln chat                                        # the default model
   kiln chat smollm2 --system \"Answer in one sentence.\"
   printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
-  kiln chat smolvlm.gguf --mmproj mmproj.gguf        # @photo.jpg shows a picture
+  kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg: a picture
 
 In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
 @path attaches a text file, or with --mmproj a picture. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \

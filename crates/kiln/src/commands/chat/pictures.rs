@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(gallery.take_back(0).len(), 1);
         assert_eq!(gallery.count(), 0);
         // Who types a marker types text: another one is drawn for each program.
-        assert_ne!(Gallery::default().hang(0, &first), first);
+        assert_ne!(Gallery::new(vec![picture("a.png")]).hang(0, "what is it?"), first);
         assert!(gallery.words(&Message::new("user", "<__media__>")).contains("<__media__>"));
     }
 }
