@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
 use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -30,6 +31,7 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln plan smollm2 --estimates", "a GPU"),
     ("kiln inspect smollm2 --fit", "heads of more than 16 elements"),
     ("kiln serve", "somebody who ends it"),
+    ("kiln launch", "a server"),
     ("kiln top", "a server"),
     ("kiln synth llama-8b", "five gigabytes"),
     ("source <(kiln completions zsh)", "another shell"),
@@ -120,9 +122,23 @@ fn settle(folder: &Path, model: &[u8]) {
     fs::write(folder.join("here/titles.txt"), "A cat sits\nA dog runs\n").unwrap();
 }
 
+/// Runs what a user pasted. What it leaves in the background ends with it: a server would hold pipes open for ever, so output goes to files.
 fn paste(folder: &Path, example: &str, seconds: &str) -> Output {
+    let said = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
+    let [stdout, stderr] = said.each_ref().map(|file| file.try_clone().unwrap());
     let mut command = machine(folder, "timeout");
-    command.args([seconds, "bash", "-c", example]).output().unwrap()
+    let mut child = command.args([seconds, "bash", "-c", example]).stdout(stdout).stderr(stderr).spawn().unwrap();
+    let status = child.wait().unwrap();
+    // `timeout` leads a process group of its own.
+    let group = format!("kill -KILL -- -{}", child.id());
+    Command::new("bash").args(["-c", &group]).stderr(Stdio::null()).status().unwrap();
+    let [stdout, stderr] = said.map(|mut file| {
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_end(&mut bytes).unwrap();
+        bytes
+    });
+    Output { status, stdout, stderr }
 }
 
 /// A tiny Llama with random weights and room for more than a few words.
