@@ -637,7 +637,7 @@ mod tests {
         assert_eq!(path(prompt(64, 511), &nvidia), Path::Coopmat2, "fewer rows than were timed");
         assert_eq!(path(Call { batch_invariant: true, ..prompt(64, 512) }, &nvidia), Path::Coopmat2);
         let ragged = Call { sequences: Some(tensor(6, I32, [512, 1, 1, 1])), ..prompt(64, 512) };
-        assert_eq!(path(ragged, &nvidia), Path::Coopmat);
+        assert_eq!(path(ragged, &nvidia), Path::FragmentPrefill);
         let unknown = Caps { fragment_layout: None, ..nvidia.clone() };
         assert_eq!(path(prompt(64, 512), &unknown), Path::Coopmat2);
         let why = |call: Call| call.pick(&nvidia, Some(Path::FragmentPrefill)).unwrap_err().reason;

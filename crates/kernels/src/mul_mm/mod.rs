@@ -481,8 +481,11 @@ impl Operation for Call {
                 let mut reads: Vec<Tensor> =
                     list(&[Some(a), columns, epilogue.bias, epilogue.residual, lists, counters]);
                 let mut writes: Vec<Tensor> = list(&[d, counters, sums]);
-                reads.extend(self.takes());
-                writes.extend(self.leaves());
+                // Setting the flag is the same in any order. If each of several products said that it writes it, they would wait for each other.
+                let is_last = launch + 1 == choice.launches.len();
+                let is_ordered = |tensor: &Tensor| is_last || Some(*tensor) != self.overflow;
+                reads.extend(self.takes().into_iter().filter(is_ordered));
+                writes.extend(self.leaves().into_iter().filter(is_ordered));
                 (reads, writes)
             }
         };

@@ -288,6 +288,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operation::{Operation as _, Path};
     use kiln_gpu::FragmentLayout;
 
     /// A product of this many rows whose squares are added up for a norm.
@@ -326,5 +327,17 @@ mod tests {
             let wide = call.overflow.map(|flag| Tensor::dense(flag.slot, TensorType::I32, [2, 1, 1, 1]));
             assert!(reason(Call { overflow: wide, ..call }).contains("want I32[1]"));
         }
+    }
+
+    #[test]
+    fn fused_products_do_not_wait_for_each_other_because_of_the_flag() {
+        let is_normed =
+            |case: &crate::case::Case| case.name.contains("fused products") && case.name.contains("Mma16x8");
+        let case = super::super::packed_b_cases::cases().into_iter().find(is_normed).unwrap();
+        let (crate::Call::MulMm(call), ..) = case.build() else { panic!("{} is another operation", case.name) };
+        let choice = call.pick(&Caps::example_nvidia(), Some(Path::Fragment)).unwrap();
+        let sets_it = |launch: usize| call.touches(&choice, launch).writes.contains(&call.overflow.unwrap());
+        let launches: Vec<bool> = (0..choice.launches.len()).map(sets_it).collect();
+        assert_eq!(launches, [false, true]);
     }
 }
