@@ -131,6 +131,7 @@ impl Resolver for Outside {
     }
 }
 
+const NO_ADDRESS: &str = "is no address of the form https://HOST/PATH";
 const PRIVATE: &str = "its address is one of a private network";
 
 /// Fetches pictures.
@@ -203,10 +204,10 @@ impl RemoteMedia {
 
     /// An address of a host that was allowed.
     fn allowed(&self, url: &str) -> Result<Uri, String> {
-        let uri: Uri = url.parse().map_err(|_| "is no address".to_owned())?;
+        let uri: Uri = url.parse().map_err(|_| NO_ADDRESS.to_owned())?;
         let plain = uri.authority().is_some_and(|authority| !authority.as_str().contains('@'));
         if !plain || usual_port(&uri).is_none() {
-            return Err("is no address of the form https://HOST/PATH".to_owned());
+            return Err(NO_ADDRESS.to_owned());
         }
         match self.hosts.iter().any(|host| host.is_of(&uri)) {
             true => Ok(uri),
