@@ -652,7 +652,7 @@ impl Schedule {
             }
             _ => Some(self.policy.stutter),
         };
-        let rows = time.map_or(most, |time| self.rate.rows_in(time).min(most));
+        let rows = time.map_or(most, |time| self.rate.rows_in(time, most, writing));
         // Where the engine pads, a chunk ends where its shape is full: the rows behind that would be computed for nothing.
         let tokens = if self.engine.pads() { shapes::full_beside(writing, rows) } else { rows.saturating_sub(writing) };
         tokens.max(LEAST_CHUNK.min(most))

@@ -3,7 +3,7 @@
 use crate::arch::{BatchShape, Pictures};
 
 /// Rounds a number up to one of four in each power of two: 1 to 8, 10, 12, 14, 16, 20, 24, 28, 32, 40 and so on.
-fn fine(n: usize) -> usize {
+pub(super) fn fine(n: usize) -> usize {
     if n <= 8 { n } else { n.next_multiple_of(1 << ((n - 1).ilog2() - 2)) }
 }
 
@@ -13,7 +13,7 @@ pub(crate) fn full_beside(decode: usize, n: usize) -> usize {
 }
 
 /// The largest number up to `n` that [`fine`] leaves as it is: a chunk of a prompt that ends there has no padding.
-fn full(n: usize) -> usize {
+pub(super) fn full(n: usize) -> usize {
     if n <= 8 {
         return n;
     }
@@ -69,13 +69,8 @@ pub(super) fn expected(sequences: usize, batch: usize) -> Vec<BatchShape> {
     let of = |decode, prompt, chunks| shape([decode, prompt, chunks], false, false);
     let largest_beside = |decode| of(decode, full_beside(decode, batch).max(1), sequences);
     // The largest first: a batch whose own shape has no kernels yet takes them.
-    let mut all = vec![
-        largest_beside(coarse(sequences)),
-        of(0, batch, sequences),
-        of(coarse(sequences), 0, 0),
-        of(0, batch.min(USUAL_PROMPT), 1),
-        of(1, 0, 0),
-    ];
+    let mut all: Vec<BatchShape> = (sequences > 1).then(|| largest_beside(coarse(sequences))).into_iter().collect();
+    all.extend([of(0, batch, sequences), of(coarse(sequences), 0, 0), of(0, batch.min(USUAL_PROMPT), 1), of(1, 0, 0)]);
     all.extend(powers().map(|decode| of(decode, 0, 0)));
     let prompts: Vec<usize> = fines(2, batch).collect();
     all.extend(prompts.iter().rev().map(|prompt| of(0, *prompt, 1)));
