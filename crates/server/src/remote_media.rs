@@ -203,10 +203,11 @@ impl RemoteMedia {
 
     /// An address of a host that was allowed.
     fn allowed(&self, url: &str) -> Result<Uri, String> {
-        let uri: Uri = url.parse().map_err(|_| "is no address".to_owned())?;
+        let other_form = || "is no address of the form https://HOST/PATH".to_owned();
+        let uri: Uri = url.parse().map_err(|_| other_form())?;
         let plain = uri.authority().is_some_and(|authority| !authority.as_str().contains('@'));
         if !plain || usual_port(&uri).is_none() {
-            return Err("is no address of the form https://HOST/PATH".to_owned());
+            return Err(other_form());
         }
         match self.hosts.iter().any(|host| host.is_of(&uri)) {
             true => Ok(uri),
