@@ -8,7 +8,7 @@ mod device;
 use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room, graph};
-use kiln_engine::executor::{Arithmetic, CpuExecutor, DequantCache, Executor, Options, Packing};
+use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, DequantCache, Executor, Options, Packing};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
@@ -114,6 +114,19 @@ fn token_by_token_is_the_same_as_all_at_once() {
     let apart: Vec<f32> = TOKENS.iter().flat_map(|t| single.feed(&[*t], Wanted::All).unwrap()).collect();
     assert_eq!(single.length(), TOKENS.len());
     assert!(nmse(&apart, &whole) < 1e-10, "{}", nmse(&apart, &whole));
+}
+
+#[test]
+fn the_first_row_of_a_prompt_that_is_read_in_pieces_is_one_row() {
+    let preset = Preset { context: 1024, ..*Preset::from_name("tiny-llama").unwrap() };
+    let bytes = Synth::new(&preset, Recipe::from_name("F32").unwrap(), 7).to_bytes().unwrap();
+    let model = Arc::new(Model::new(Gguf::from_bytes(bytes).unwrap()).unwrap());
+    let tokens: Vec<u32> = TOKENS.iter().copied().cycle().take(BATCH + 8).collect();
+    let mut long = Session::new(Arc::clone(&model), cpu(Arithmetic::Fast), 1024, &mut |_, _| {}).unwrap();
+    let first = long.feed(&tokens, Wanted::First).unwrap();
+    let want = session(&model, cpu(Arithmetic::Fast)).feed(&TOKENS[..1], Wanted::Last).unwrap();
+    assert_eq!(first.len(), want.len());
+    assert!(nmse(&first, &want) < 1e-6);
 }
 
 #[test]

@@ -98,17 +98,21 @@ pub(crate) fn in_words(why: Error) -> anyhow::Error {
 
 /// Tells a note of the library with the flags that it is about.
 fn tell(note: Note) {
-    let words = match &note {
-        Note::NoGpu { only_software, .. } => {
-            // Once: a command may ask several times, as `/model` in a chat does.
-            static SAID: Once = Once::new();
-            let words = match (only_software, is_verbose()) {
-                // The same on every run of a machine without a GPU, so it is only shown with -v.
-                (true, false) => "running on the CPU: there is no GPU (-v says more)".to_owned(),
-                _ => note.to_string(),
-            };
-            SAID.call_once(|| say(&format!("note: {words}")));
-            return;
+    // Once: a command may ask several times, as `/model` in a chat does.
+    static SAID: Once = Once::new();
+    let say_it = || say(&format!("note: {}", in_flags(&note, is_verbose())));
+    match note {
+        Note::NoGpu { .. } => SAID.call_once(say_it),
+        _ => say_it(),
+    }
+}
+
+/// A note in words, with the flags that it is about.
+fn in_flags(note: &Note, verbose: bool) -> String {
+    match note {
+        // The same on every run of a machine without a GPU, so all of it is only shown with -v.
+        Note::NoGpu { only_software: true, .. } if !verbose => {
+            "running on the CPU: there is no GPU (-v says more)".to_owned()
         }
         Note::LayersIgnored { asked } => format!("--gpu-layers {asked} is ignored: the CPU alone runs the model"),
         Note::MoreLayersThan { asked, layers } => {
@@ -116,8 +120,7 @@ fn tell(note: Note) {
         }
         Note::RuleFitsNothing { rule } => format!("--place {rule:?} matches no tensor of the model"),
         _ => note.to_string(),
-    };
-    say(&format!("note: {words}"));
+    }
 }
 
 /// Loads something with a progress bar.
@@ -249,5 +252,20 @@ impl ModelFlags {
         let (opening, drafting) = (self.opening()?, job.drafting.clone());
         let engine = drafting.engine(&opening, model, job.job())?;
         Ok(Scheduler::start(engine, drafting.policy(Policy::default())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_software_gpu_is_told_of_in_few_words() {
+        let why = "the only Vulkan device is a software one (llvmpipe), which is slower than the CPU alone".to_owned();
+        let note = Note::NoGpu { why: why.clone(), only_software: true };
+        assert_eq!(in_flags(&note, false), "running on the CPU: there is no GPU (-v says more)");
+        assert!(in_flags(&note, true).contains(&why));
+        let missing = Note::NoGpu { why: "no Vulkan loader".into(), only_software: false };
+        assert!(in_flags(&missing, false).contains("no Vulkan loader"), "there may be a GPU");
     }
 }

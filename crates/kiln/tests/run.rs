@@ -427,6 +427,16 @@ fn commands_change_a_conversation() {
 }
 
 #[test]
+fn that_the_cpu_runs_a_model_is_said_once() {
+    let folder = models();
+    // Without --cpu, on a machine without a GPU: the model is opened three times.
+    let lines = b"/model chat.gguf\n/model chat.gguf\n";
+    let notes = |more: &[&str]| text(&kiln(&folder, &[&["chat", "chat.gguf"], more].concat(), lines).stderr);
+    assert_eq!(notes(&[]).matches("running on the CPU").count(), 1, "{}", notes(&[]));
+    assert!(!notes(&["--cpu"]).contains("running on the CPU"), "it was asked for");
+}
+
+#[test]
 fn what_a_conversation_outgrows_is_said() {
     let folder = models();
     let lines = "hello world\nhello the world\nhello and the world\nhello to the world\n";

@@ -108,7 +108,29 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<Vec<u8>, ApiError> {
         Ok(())
     };
     tokio::time::timeout(time, all).await.map_err(|_| late(time))??;
+    let count = if body.len() > LONG { tokio::task::block_in_place(|| values(&body)) } else { values(&body) };
+    let most = app.bodies.most_parsed() / size_of::<Value>();
+    if count > most {
+        let message = format!("the body has about {count} JSON values, this server takes {most}");
+        return Err(ApiError::new(Kind::TooLarge, message));
+    }
+    scope.take_parsed(&app.bodies, count * size_of::<Value>()).await?;
     Ok(body)
+}
+
+/// About as many values as JSON holds, keys among them: each takes far more memory than its two bytes of text.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b':' | b'[' | b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// How long a client may send nothing in the middle of a body.
@@ -232,6 +254,14 @@ impl Leftover {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_counted_and_texts_are_not_looked_into() {
+        assert_eq!(values(b"[5,5,5]"), 4);
+        assert_eq!(values(br#"{"a": "x,[{:\"y,", "b": [1, 2]}"#), 7);
+        assert_eq!(values(br#"{"a": "\\", "b": 1}"#), 5);
+        assert_eq!(values(b""), 1);
+    }
 
     #[derive(Debug, serde::Deserialize)]
     struct Inner {

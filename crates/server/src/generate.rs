@@ -18,6 +18,7 @@ use crate::app::{App, Permit, fresh_id};
 use crate::guard::{Caller, facts};
 use crate::metrics::{Watch, finish_reason};
 use crate::registry::Loaded;
+use crate::slots::SlotClaim;
 use crate::trace::Trace;
 
 /// How the text of an answer is to be understood.
@@ -127,7 +128,7 @@ pub(crate) struct Generation {
     open: usize,
     cached: Vec<usize>,
     /// The slot of each request's first text.
-    slots: Vec<usize>,
+    slots: Vec<SlotClaim>,
     ready: VecDeque<Part>,
     prefix: &'static str,
     /// A prompt has been begun.
@@ -172,8 +173,8 @@ impl Generation {
     }
 
     /// The slots of the requests' first texts.
-    pub(crate) fn slots(&self) -> &[usize] {
-        &self.slots
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().map(|claim| claim.at)
     }
 
     /// Hands requests in, all for one model and with the same number of choices. `prefix` begins the ids of tool calls.

@@ -12,13 +12,17 @@ use crate::api_error::{ApiError, Kind};
 pub(crate) const LONG: usize = 64 << 10;
 /// Bytes of short bodies, and of the beginnings of long ones, that the server holds at once.
 const SHORT_BYTES: usize = 64 << 20;
+/// Bytes that values of long bodies may take together, however small the limit of bodies is.
+const LEAST_PARSED: usize = 32 << 20;
 /// How long a body may wait for its share of the memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The memory that bodies of requests in flight may take together.
+/// The memory that bodies of requests in flight may take together. What is made of a long body by parsing it has a share of its own, so
+/// that bodies which hold all of the other cannot wait for each other.
 pub(crate) struct BodyBudget {
     short: Arc<Semaphore>,
     long: Arc<Semaphore>,
+    parsed: Arc<Semaphore>,
     long_bytes: usize,
 }
 
@@ -26,8 +30,18 @@ impl BodyBudget {
     /// A budget that holds two of the longest bodies.
     pub(crate) fn new(body_limit: usize) -> BodyBudget {
         let long_bytes = body_limit.saturating_mul(2).clamp(LONG, Semaphore::MAX_PERMITS);
-        let [short, long] = [SHORT_BYTES, long_bytes].map(|bytes| Arc::new(Semaphore::new(bytes)));
-        BodyBudget { short, long, long_bytes }
+        let budget = |bytes: usize| Arc::new(Semaphore::new(bytes));
+        BodyBudget {
+            short: budget(SHORT_BYTES),
+            long: budget(long_bytes),
+            parsed: budget(long_bytes.max(LEAST_PARSED)),
+            long_bytes,
+        }
+    }
+
+    /// Bytes that the values of one body may take.
+    pub(crate) fn most_parsed(&self) -> usize {
+        self.long_bytes.max(LEAST_PARSED)
     }
 
     /// Bytes of bodies that the server holds.
@@ -82,13 +96,29 @@ impl Scope {
     async fn take_within(&self, budget: &BodyBudget, bytes: usize, patience: Duration) -> Result<(), ApiError> {
         let before = self.body().bytes;
         let semaphore = if before + bytes > LONG { &budget.long } else { &budget.short };
+        self.acquire(budget, semaphore, bytes, patience).await?;
+        self.body().bytes += bytes;
+        Ok(())
+    }
+
+    /// Takes the share of the values that the body is parsed into: at most [`BodyBudget::most_parsed`] bytes.
+    pub(crate) async fn take_parsed(&self, budget: &BodyBudget, bytes: usize) -> Result<(), ApiError> {
+        let semaphore = if self.is_long() { &budget.parsed } else { &budget.short };
+        self.acquire(budget, semaphore, bytes, PATIENCE).await
+    }
+
+    async fn acquire(
+        &self,
+        budget: &BodyBudget,
+        semaphore: &Arc<Semaphore>,
+        bytes: usize,
+        patience: Duration,
+    ) -> Result<(), ApiError> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         let taken = Arc::clone(semaphore).acquire_many_owned(permits);
         match tokio::time::timeout(patience, taken).await {
             Ok(Ok(permit)) => {
-                let mut body = self.body();
-                body.permits.push(permit);
-                body.bytes += bytes;
+                self.body().permits.push(permit);
                 Ok(())
             }
             // The semaphore is never closed.
@@ -140,6 +170,15 @@ mod tests {
             assert!(second.take(&budget, LONG + 1).await.is_ok());
             drop((second, third));
             assert_eq!(budget.held(), 0);
+            // A body that holds all of the long share is still parsed.
+            let (first, second) = (Scope::default(), Scope::default());
+            assert!(first.take(&budget, 2 * LONG).await.is_ok());
+            assert!(first.take_parsed(&budget, budget.most_parsed()).await.is_ok());
+            assert!(second.take(&budget, 10).await.is_ok());
+            assert!(second.take_parsed(&budget, 1000).await.is_ok(), "a short body does not wait for long ones");
+            assert_eq!(budget.held(), 2 * LONG + 10 + 1000);
+            first.release();
+            assert_eq!(budget.parsed.available_permits(), budget.most_parsed());
         });
     }
 }

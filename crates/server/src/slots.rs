@@ -33,6 +33,13 @@ struct Slot {
     written: usize,
 }
 
+/// A text's claim to a slot. It ends when another text takes the slot, or when the slot is erased or restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotClaim {
+    pub(crate) at: usize,
+    number: u64,
+}
+
 /// What a text was asked for.
 #[derive(Clone)]
 pub(crate) struct Wish {
@@ -63,33 +70,34 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A text begins: under the number that is wanted, else under the one that was used the longest time ago.
-    pub(crate) fn begin(&self, wanted: Option<usize>, request: &Request) -> usize {
+    /// A text begins: under the number that is wanted, else under the one that was used the longest time ago, which is one of a text that
+    /// is over where there is any.
+    pub(crate) fn begin(&self, wanted: Option<usize>, request: &Request) -> SlotClaim {
         let mut slots = self.all();
-        let oldest = slots.iter().enumerate().min_by_key(|(_, slot)| slot.number).map_or(0, |(at, _)| at);
-        let at = wanted.filter(|at| *at < slots.len()).unwrap_or(oldest);
-        let number = slots.iter().map(|slot| slot.number).max().unwrap_or(0) + 1;
+        let oldest = slots.iter().enumerate().min_by_key(|(_, slot)| (slot.running, slot.number));
+        let at = wanted.filter(|at| *at < slots.len()).or(oldest.map(|(at, _)| at)).unwrap_or(0);
+        let number = next_number(&slots);
         if let Some(slot) = slots.get_mut(at) {
             let wish = Wish { sampling: request.sampling.clone(), limit: request.limit, stop: request.stop.clone() };
             let (owner, tokens) = (request.owner, request.prompt.clone());
             *slot = Slot { owner, tokens, number, wish: Some(wish), running: true, written: 0 };
         }
-        at
+        SlotClaim { at, number }
     }
 
-    /// A sequence continues.
-    pub(crate) fn push(&self, at: usize, token: u32) {
-        if let Some(slot) = self.all().get_mut(at) {
+    /// A sequence continues. Its tokens are kept while the slot is its own.
+    pub(crate) fn push(&self, claim: SlotClaim, token: u32) {
+        if let Some(slot) = self.all().get_mut(claim.at).filter(|slot| slot.number == claim.number) {
             slot.tokens.push(token);
             slot.written += 1;
         }
     }
 
     /// Texts are over, however they ended.
-    pub(crate) fn end(&self, numbers: &[usize]) {
+    pub(crate) fn end(&self, claims: &[SlotClaim]) {
         let mut slots = self.all();
-        for at in numbers {
-            if let Some(slot) = slots.get_mut(*at) {
+        for claim in claims {
+            if let Some(slot) = slots.get_mut(claim.at).filter(|slot| slot.number == claim.number) {
                 slot.running = false;
             }
         }
@@ -116,11 +124,18 @@ impl Slots {
         Ok(if slot.owner == owner { slot.tokens.clone() } else { Vec::new() })
     }
 
+    /// Puts other tokens into a slot. A text that is being written there loses it.
     fn set(&self, at: usize, owner: u64, tokens: Vec<u32>) {
-        if let Some(slot) = self.all().get_mut(at) {
-            (slot.owner, slot.tokens) = (owner, tokens);
+        let mut slots = self.all();
+        let number = next_number(&slots);
+        if let Some(slot) = slots.get_mut(at) {
+            *slot = Slot { owner, tokens, number, ..Slot::default() };
         }
     }
+}
+
+fn next_number(slots: &[Slot]) -> u64 {
+    slots.iter().map(|slot| slot.number).max().unwrap_or(0) + 1
 }
 
 /// Where the slots of one client are saved: clients with different keys have different folders, so that none can read or replace what
@@ -259,23 +274,52 @@ mod tests {
         assert_eq!(file(&Folder::of(None, None), "a").expect_err("refused").kind, Kind::CannotDo);
     }
 
+    fn begin(slots: &Slots, wanted: Option<usize>, owner: u64, token: u32) -> SlotClaim {
+        slots.begin(wanted, &Request { owner, ..Request::new(vec![token]) })
+    }
+
     #[test]
     fn texts_take_the_slot_they_want_or_the_oldest() {
         let slots = Slots::new(2);
-        let begin = |wanted, owner, token| slots.begin(wanted, &Request { owner, ..Request::new(vec![token]) });
-        assert_eq!(begin(None, 1, 1), 0);
-        assert_eq!(begin(None, 1, 2), 1);
-        assert_eq!(begin(None, 2, 3), 0);
-        assert_eq!(begin(Some(0), 1, 4), 0);
-        slots.push(0, 5);
-        assert_eq!(begin(Some(9), 1, 6), 1, "a number that there is not is no wish");
-        slots.end(&[0]);
+        assert_eq!(begin(&slots, None, 1, 1).at, 0);
+        let second = begin(&slots, None, 1, 2);
+        assert_eq!(second.at, 1);
+        assert_eq!(begin(&slots, None, 2, 3).at, 0, "both are in use");
+        slots.end(&[second]);
+        assert_eq!(begin(&slots, None, 2, 3).at, 1, "its text is over");
+        let wanted = begin(&slots, Some(0), 1, 4);
+        assert_eq!(wanted.at, 0);
+        slots.push(wanted, 5);
+        slots.end(&[wanted]);
+        assert_eq!(begin(&slots, Some(9), 1, 6).at, 0, "a number that there is not is no wish");
+        let wanted = begin(&slots, Some(0), 1, 4);
+        slots.push(wanted, 5);
+        slots.end(&[wanted]);
         let seen =
             |owner| slots.seen(owner).iter().map(|s| (s.running, s.written, s.wish.is_some())).collect::<Vec<_>>();
-        assert_eq!(seen(1), [(false, 1, true), (true, 0, true)]);
-        assert_eq!(seen(2), [(false, 1, false), (true, 0, false)], "of somebody else");
+        assert_eq!(seen(1), [(false, 1, true), (true, 0, false)], "the second is of somebody else");
+        assert_eq!(seen(2), [(false, 1, false), (true, 0, true)]);
         assert_eq!(slots.tokens(0, 1).expect("there"), [4, 5]);
         assert!(slots.tokens(0, 2).expect("there").is_empty(), "of somebody else");
         assert!(slots.tokens(2, 1).is_err());
+    }
+
+    #[test]
+    fn a_text_that_has_lost_its_slot_writes_nothing_into_it() {
+        let slots = Slots::new(1);
+        // More texts than slots, of two clients.
+        let (alice, bob) = (begin(&slots, None, 1, 10), begin(&slots, None, 2, 20));
+        assert_eq!((alice.at, bob.at), (0, 0));
+        slots.push(alice, 11);
+        slots.push(bob, 21);
+        slots.end(&[alice]);
+        let seen = slots.seen(2).remove(0);
+        assert!((seen.running, seen.written) == (true, 1), "bob's text goes on");
+        assert_eq!(slots.tokens(0, 2).expect("there"), [20, 21]);
+        // A slot that is restored meanwhile holds what was in the file.
+        slots.set(0, 2, vec![30, 31]);
+        slots.push(bob, 22);
+        slots.end(&[bob]);
+        assert_eq!(slots.tokens(0, 2).expect("there"), [30, 31]);
     }
 }

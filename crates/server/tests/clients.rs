@@ -163,6 +163,10 @@ fn ollamas_options_are_taken_as_its_clients_send_them() {
     assert_eq!(odd.header("x-kiln-ignored"), Some("options.nonsense, options.max_tokens"), "{}", odd.body);
     // Nothing of it lies on a GPU.
     assert_eq!(get(&server, "/api/ps").json()["models"][0]["size_vram"], 0);
+    // A model that stays is not said to go.
+    let go = post(&server, "/api/generate", &json!({"model": "tiny", "keep_alive": 0})).json();
+    assert_eq!(go["done_reason"], "load", "{go}");
+    assert!(get(&server, "/api/ps").body.contains("tiny"));
     server.stop().unwrap();
     let strict = start_with(Settings { strict: true, ..settings() }, Some(CHATML));
     let body = json!({"prompt": "hello", "stream": false, "options": {"num_predict": 1, "nonsense": 1}});

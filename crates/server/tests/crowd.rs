@@ -163,6 +163,20 @@ fn prompts_that_cannot_fit_are_refused_by_their_length() {
 }
 
 #[test]
+fn bodies_of_many_small_values_are_refused_before_they_are_parsed() {
+    let server = start();
+    let ids = |count: usize| format!(r#"{{"prompt":[{}5],"max_tokens":1}}"#, "5,".repeat(count));
+    let ask = |body: &str| receive(send(server.address(), "POST", "/v1/completions", &[], body));
+    // As many as any context has are counted as tokens; more than that would take a hundred bytes each.
+    let long = ask(&ids(200_000));
+    assert_eq!((long.status, long.json()["error"]["code"].as_str()), (400, Some("context_length_exceeded")));
+    let many = ask(&ids(2_000_000));
+    assert_eq!((many.status, many.json()["error"]["code"].as_str()), (413, Some("request_too_large")), "{}", many.body);
+    assert!(many.body.contains("JSON values"), "{}", many.body);
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_model_that_takes_long_to_load_keeps_nobody_from_another() {
     let (may_load, gate) = std::sync::mpsc::channel::<()>();
     let gate = std::sync::Mutex::new(gate);

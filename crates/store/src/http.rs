@@ -181,11 +181,17 @@ fn roots() -> Result<RootCerts> {
 
 fn passing_or_not(url: &str, why: ureq::Error) -> Failure {
     use ureq::Error as E;
+    let words = match &why {
+        // Without the library's own word before it.
+        E::Io(why) => why.to_string(),
+        why => why.to_string(),
+    };
+    let error = Error::Unreachable { host: host(url), why: words };
     match why {
         E::BadUri(_) | E::Http(_) | E::InvalidProxyUrl | E::Tls(_) | E::Rustls(_) | E::Pem(_) => {
-            Failure::Lasting(Error::Unreachable { host: host(url), why: why.to_string() })
+            Failure::Lasting(error)
         }
-        why => Failure::Passing(Error::Unreachable { host: host(url), why: why.to_string() }, None),
+        _ => Failure::Passing(error, None),
     }
 }
 

@@ -318,7 +318,7 @@ fn what_a_registry_does_not_show_is_told_with_what_to_do() {
     assert!(offline.registry.seen().is_empty());
     // Nothing listens there.
     let nowhere = Test::with(|s| (s.hub_endpoint, s.tries) = ("http://127.0.0.1:1".into(), 2));
-    failed(nowhere.get("hf:a/b"), &["127.0.0.1:1 cannot be reached", "network"]);
+    failed(nowhere.get("hf:a/b"), &["127.0.0.1:1 cannot be reached: Connection refused", "network"]);
 }
 
 #[test]

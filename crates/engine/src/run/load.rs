@@ -125,7 +125,51 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+    use crate::arch::Room;
+    use crate::executor::{Arithmetic, CpuExecutor};
+    use crate::model::Model;
+    use crate::quantise_recipe::Recipe;
+    use crate::run::engine::Engine;
+    use crate::run::job::Job;
+    use crate::run::policy::Policy;
+    use crate::run::request::{Event, Request};
+    use crate::run::schedule::Schedule;
+    use crate::synth::{Preset, Synth};
+
+    #[test]
+    fn choices_that_are_over_are_no_longer_written() {
+        let (preset, recipe) = (Preset::from_name("tiny-llama").unwrap(), Recipe::from_name("F32").unwrap());
+        let bytes = Synth::new(preset, recipe, 1).to_bytes().unwrap();
+        let model = Arc::new(Model::new(kiln_gguf::Gguf::from_bytes(bytes).unwrap()).unwrap());
+        let room = Room::for_sequences(3, 256);
+        let engine = Engine::new(model, Box::new(CpuExecutor::new(Arithmetic::Fast)), room, &mut |_, _| {}).unwrap();
+        let mut schedule = Schedule::new(engine, Policy::default());
+        let over = Arc::new(Mutex::new(0));
+        let seen = Arc::clone(&over);
+        let sink = Box::new(move |event| {
+            *seen.lock().unwrap() += usize::from(matches!(event, Event::End { .. }));
+            true
+        });
+        // Every tenth token ends a choice, so that the three end at different times.
+        let mut request = Request { choices: 3, limit: Some(200), ..Request::new(vec![40, 41, 42]) };
+        request.sampling.seed = Some(1);
+        request.stop.tokens = (0..10_000).step_by(10).collect();
+        schedule.add(Job::new(request, sink, Arc::default()));
+        let mut counts = Vec::new();
+        while !schedule.is_idle() {
+            schedule.step();
+            let (over, load) = (*over.lock().unwrap(), schedule.load());
+            if load.reading == 0 && load.waiting == 0 {
+                assert_eq!(load.writing, 3 - over, "{over} of 3 are over");
+                counts.push(over);
+            }
+        }
+        counts.dedup();
+        assert!(counts.contains(&1) && counts.contains(&2), "they end at different times: {counts:?}");
+    }
 
     #[test]
     fn steps_are_counted_by_their_size() {

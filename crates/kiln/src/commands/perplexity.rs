@@ -293,6 +293,7 @@ fn report(
         ));
         print(&format!("same top token    {:.3} % +/- {:.3} %", 100.0 * d.same.mean(), 100.0 * d.same.error()));
     }
-    say(&format!("{chunks} chunks of {chunk} tokens, {} scored, in {seconds:.1} s", estimate.losses.count()));
+    let plural = if chunks == 1 { "" } else { "s" };
+    say(&format!("{chunks} chunk{plural} of {chunk} tokens, {} scored, in {seconds:.1} s", estimate.losses.count()));
     Ok(ExitCode::SUCCESS)
 }

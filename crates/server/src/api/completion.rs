@@ -115,7 +115,7 @@ async fn answer(app: &Arc<App>, mut jobs: Vec<Job>, wishes: Wishes, several: boo
     }
     let mut texts: Vec<Text> = jobs.iter().map(Text::new).collect();
     let generation = Generation::start(app, jobs, "call_")?;
-    texts.iter_mut().zip(generation.slots()).for_each(|(text, slot)| text.slot = *slot);
+    texts.iter_mut().zip(generation.slots()).for_each(|(text, slot)| text.slot = slot);
     let head = Head { loaded: Arc::clone(generation.loaded()), wishes };
     if head.wishes.stream.unwrap_or(false) {
         return Ok(stream(generation, CompletionEncoder { head, texts }, Framing::Events, app.settings.keep_alive));

@@ -165,7 +165,7 @@ impl Constraints {
             Rule::JsonSchema(schema) => self.compile_schema(schema),
             Rule::Regex(regex) => {
                 limit("regex", regex.len(), MAX_REGEX)?;
-                self.matcher(TopLevelGrammar::from_regex(regex)).map_err(|what| grammar("regex", what))
+                self.matcher(TopLevelGrammar::from_regex(regex)).map_err(|what| grammar("regex", about_regex(what)))
             }
             Rule::Lark(lark) => {
                 limit("grammar", lark.len(), MAX_GRAMMAR)?;
@@ -210,6 +210,14 @@ impl Constraints {
             Err(ConstraintError::Broken(why)) if why.starts_with("NoExtension") => Err("no text fits it".into()),
             Err(error) => Err(error.to_string()),
         }
+    }
+}
+
+/// What is wrong with a regex, without its place in the grammar that was made of it, which nobody wrote.
+fn about_regex(what: String) -> String {
+    match what.rsplit_once("regex parse error: ") {
+        Some((_, why)) => why.to_owned(),
+        None => what,
     }
 }
 
