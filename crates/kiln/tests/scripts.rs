@@ -1,5 +1,6 @@
 //! The scripts that people run by hand, with programs that answer as the real ones do.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -192,6 +193,21 @@ fn sources(folder: &Path, into: &mut String) {
             into.push_str(&text.split("\\\n").map(str::trim_start).collect::<String>());
         }
     }
+}
+
+/// The page of environment variables has every one that the program reads under a name of Kiln's.
+#[test]
+fn the_page_of_variables_has_all_of_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/environment.md")).expect("the page");
+    let mut all = String::new();
+    for part in fs::read_dir(root.join("crates")).expect("the crates") {
+        sources(&part.expect("a crate").path().join("src"), &mut all);
+    }
+    let read: BTreeSet<&str> = all.split("\"KILN_").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(read.len() > 10, "{read:?}");
+    let lacks: Vec<_> = read.iter().filter(|name| !page.contains(&format!("`KILN_{name}`"))).collect();
+    assert!(lacks.is_empty(), "docs/environment.md lacks {lacks:?}");
 }
 
 /// The messages that the troubleshooting page quotes are those that the program prints.
