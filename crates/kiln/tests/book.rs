@@ -1,5 +1,6 @@
-//! Keeps the book in order: `docs/SUMMARY.md` names every page of `docs` once, and every relative link and anchor in the pages
-//! leads somewhere. Each check is a pure function from text to problems; the tests run it over the repository and over bad input.
+//! Keeps the book in order: `docs/SUMMARY.md` names every page of `docs` once, every relative link and anchor in the pages
+//! leads somewhere, what new users look for is two links away, and every speed has a source. Each check is a pure function from text to
+//! problems; the tests run it over the repository and over bad input.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -135,6 +136,62 @@ fn resolved(page: &str, relative: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
+/// Pages of measurements: their tables and entries name their commands once for many numbers.
+const MEASURED: [&str; 5] = ["docs/ladder/", "docs/notes/", "docs/results.md", "docs/amd.md", "docs/judged.md"];
+/// What follows the number in a claim about speed.
+const SPEEDS: [&str; 8] = ["tokens/s", "TB/s", "GB/s", "TFLOP/s", "us", "times as fast", "times faster", "% faster"];
+/// What the target of a link says that leads to a measurement.
+const SOURCES: [&str; 5] = ["results", "slower", "notes/", "ladder/", "quantisation"];
+
+/// Claims about speed whose paragraph, item or row names neither a command nor a page of measurements.
+fn claims_without_a_source(page: &str, text: &str) -> Vec<String> {
+    let (mut problems, mut made) = (Vec::new(), false);
+    let mut blocks: Vec<(usize, String)> = Vec::new();
+    for (at, line) in prose(text) {
+        made |= line.ends_with("made by scripts/docs/results -->");
+        let begins = line.is_empty() || line.starts_with("- ") || line.starts_with('|');
+        match blocks.last_mut() {
+            Some((_, block)) if !begins && !made => *block = format!("{block} {line}"),
+            _ if !made => blocks.push((at, line.to_owned())),
+            _ => {}
+        }
+        made &= !line.starts_with("<!-- end of ");
+    }
+    for (line, block) in blocks {
+        let sourced = links(&block).iter().any(|(_, target)| SOURCES.iter().any(|source| target.contains(source)));
+        let command =
+            block.split('`').skip(1).step_by(2).any(|code| ["kiln ", "scripts/"].iter().any(|c| code.starts_with(c)));
+        if let Some(speed) = SPEEDS.iter().find(|unit| claims(&block, unit)).filter(|_| !sourced && !command) {
+            problems.push(format!("{page}:{line}: a number of {speed} without the command or the page it is from"));
+        }
+    }
+    problems
+}
+
+/// Whether a number stands before this unit.
+fn claims(text: &str, unit: &str) -> bool {
+    let is_number = |before: &str| before.ends_with(|c: char| c.is_ascii_digit());
+    let is_whole = |behind: &str| !behind.starts_with(|c: char| c.is_alphanumeric());
+    text.match_indices(unit)
+        .any(|(at, _)| is_whole(&text[at + unit.len()..]) && text[..at].strip_suffix(' ').is_some_and(is_number))
+}
+
+/// All pages that are at most this many links away from a page.
+fn within_clicks(clicks: usize, from: &str, pages: &BTreeMap<String, String>) -> BTreeSet<String> {
+    let mut reached = BTreeSet::from([from.to_owned()]);
+    for _ in 0..clicks {
+        let next: Vec<String> = reached
+            .iter()
+            .filter_map(|page| Some((page, pages.get(page)?)))
+            .flat_map(|(page, text)| {
+                links(text).into_iter().filter_map(|(_, to)| resolved(page, to.split('#').next()?))
+            })
+            .collect();
+        reached.extend(next);
+    }
+    reached
+}
+
 // --- the repository -------------------------------------------------------------------------------------------------
 
 fn root() -> PathBuf {
@@ -178,6 +235,34 @@ fn every_link_and_anchor_leads_somewhere() {
     let pages = pages();
     let exists = |path: &str| root().join(path).exists();
     assert_none(pages.keys().flat_map(|page| broken_links(page, &pages, exists)).collect());
+}
+
+#[test]
+fn every_speed_has_its_command_or_its_page() {
+    let pages = pages();
+    let claimed = pages.iter().filter(|(page, _)| !MEASURED.iter().any(|measured| page.starts_with(measured)));
+    assert_none(claimed.flat_map(|(page, text)| claims_without_a_source(page, text)).collect());
+}
+
+#[test]
+fn what_new_users_look_for_is_two_links_away() {
+    let pages = pages();
+    for start in ["README.md", "docs/introduction.md"] {
+        let reached = within_clicks(2, start, &pages);
+        for (wanted, words) in [
+            ("installing", "cargo install --path crates/kiln"),
+            ("the first chat", "kiln chat\n"),
+            ("the first request", "curl http://127.0.0.1:8080/v1/chat/completions"),
+            ("an error message", "### \"the context holds\""),
+            ("the speed of a format", "### GEMV by format"),
+        ] {
+            let there = reached
+                .iter()
+                .filter(|page| *page != start)
+                .any(|page| pages.get(page).is_some_and(|text| text.contains(words)));
+            assert!(there, "{wanted}: no page within two links of {start} has {words:?}");
+        }
+    }
 }
 
 // --- the checks see what is wrong -----------------------------------------------------------------------------------
@@ -237,4 +322,36 @@ fn a_relative_link_of_an_included_page_is_seen() {
     let pages = book(&[("docs/in/c.md", "{{#include ../../ROOT.md}}"), ("ROOT.md", "\n[x](docs/in/c.md)")]);
     let problems = broken_links("docs/in/c.md", &pages, |_| true);
     assert!(problems.len() == 1 && problems[0].starts_with("ROOT.md:2: "), "{problems:?}");
+}
+
+#[test]
+fn a_speed_without_a_source_is_seen() {
+    for good in [
+        "- It gives 12 tokens/s (`kiln bench m.gguf`).\n",
+        "It gives 1,200 tokens/s,\nas the [results](results.md#x) say.",
+        "    12 tokens/s\n\nuse 3\n\ntokens/s are a unit",
+        "<!-- results: made by scripts/docs/results -->\n12 tokens/s\n<!-- end of results -->\n",
+    ] {
+        assert_none(claims_without_a_source("docs/a.md", good));
+    }
+    for bad in [
+        "fine\n\nIt gives 12 tokens/s.",
+        "- [results](results.md)\n- It is 2.5 times as fast (`--fast`).",
+        "fine\n\nA step takes 40\nus, [see](b.md).",
+        "<!-- results: made by scripts/docs/results -->\n1\n<!-- end of results -->\nIt is 2 % faster.",
+    ] {
+        assert_eq!(claims_without_a_source("docs/a.md", bad).len(), 1, "{bad}");
+    }
+}
+
+#[test]
+fn a_page_that_is_too_far_is_seen() {
+    let pages = book(&[
+        ("A.md", "[b](docs/b.md)"),
+        ("docs/b.md", "[c](c.md#x)"),
+        ("docs/c.md", "[d](d.md)"),
+        ("docs/d.md", ""),
+    ]);
+    let reached = within_clicks(2, "A.md", &pages);
+    assert!(reached.contains("docs/c.md") && !reached.contains("docs/d.md"), "{reached:?}");
 }

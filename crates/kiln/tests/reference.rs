@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 fn docs() -> PathBuf {
@@ -152,17 +153,67 @@ fn table_of_metrics(text: &str) -> String {
     rows.join("\n")
 }
 
-fn table_of_paths(description: &serde_json::Value) -> String {
+fn table_of_paths(description: &Value) -> String {
     let mut rows = Vec::new();
     for (path, methods) in description["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
             if let Some(summary) = operation["summary"].as_str() {
-                rows.push(format!("| `{} {path}` | {summary} |", method.to_uppercase()));
+                let mut parts = Vec::new();
+                named_parts(&operation["requestBody"], &mut parts);
+                let body: Vec<_> = parts.iter().map(|part| format!("[{part}](#{})", part.to_lowercase())).collect();
+                rows.push((path, method.to_uppercase(), summary, body.join(", ")));
             }
         }
     }
     assert!(rows.len() > 30, "{rows:?}");
-    rows.join("\n")
+    rows.sort_unstable();
+    let rows = rows.iter().map(|(path, method, summary, body)| format!("| `{method} {path}` | {summary} | {body} |"));
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+/// The names of the schemas that a schema refers to, in their order.
+fn named_parts<'a>(schema: &'a Value, into: &mut Vec<&'a str>) {
+    match schema {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str().and_then(|to| to.rsplit('/').next()).filter(|_| name == "$ref") {
+                    Some(part) => into.push(part),
+                    None => named_parts(value, into),
+                }
+            }
+        }
+        Value::Array(all) => all.iter().for_each(|value| named_parts(value, into)),
+        _ => {}
+    }
+}
+
+/// What a field may be, in few words.
+fn kind_of(schema: &Value) -> String {
+    let mut parts = Vec::new();
+    named_parts(schema, &mut parts);
+    let named = match &schema["type"] {
+        Value::String(one) => vec![one.as_str()],
+        Value::Array(all) => all.iter().filter_map(Value::as_str).filter(|kind| *kind != "null").collect(),
+        _ => Vec::new(),
+    };
+    match (named.is_empty(), parts.is_empty()) {
+        (false, _) => named.join(" or "),
+        (true, false) => parts.join(" or "),
+        (true, true) => "any".to_owned(),
+    }
+}
+
+/// A table for each part of requests, with the fields that it has.
+fn tables_of_fields(description: &Value) -> String {
+    let mut page = String::new();
+    for (name, schema) in description["components"]["schemas"].as_object().unwrap() {
+        writeln!(page, "\n### {name}\n\n| field | type | |\n| --- | --- | --- |").unwrap();
+        for (field, kind) in schema["properties"].as_object().unwrap() {
+            let meaning = kind["description"].as_str().unwrap_or_default().lines().collect::<Vec<_>>().join(" ");
+            writeln!(page, "| `{field}` | {} | {meaning} |", kind_of(kind)).unwrap();
+        }
+    }
+    page
 }
 
 #[test]
@@ -192,11 +243,15 @@ fn pages_of_metrics_and_paths_are_what_a_server_says_and_its_requests_are_answer
     let start = "# Metrics\n\n`GET /metrics` of `kiln serve`, for Prometheus. Names that begin with `vllm:` mean what they mean in vLLM, so that its dashboards \
                  work; a test keeps this page equal to what a server says.\n\n| name | kind | meaning |\n| --- | --- | --- |\n";
     is_page("metrics.md", &format!("{start}{metrics}\n"));
-    let description: serde_json::Value = serde_json::from_str(&server.get("/openapi.json")).unwrap();
+    let description: Value = serde_json::from_str(&server.get("/openapi.json")).unwrap();
     let start = "# Paths of the server\n\n`GET /openapi.json` describes all requests and answers, made from the types that requests are read into; \
                  [The APIs](../serving/api.md) says how they are meant. A test keeps this page equal to the description.\n\n\
-                 | path | does |\n| --- | --- |\n";
-    is_page("paths.md", &format!("{start}{}\n", table_of_paths(&description)));
+                 | path | does | fields |\n| --- | --- | --- |\n";
+    let fields = "\n## Fields of requests\n\nMost fields have the meaning that their API gives them. A request may have fields of all parts that its path names; one that Kiln knows and cannot serve, such as `audio`, is refused.\n";
+    is_page(
+        "paths.md",
+        &format!("{start}{}\n{fields}{}", table_of_paths(&description), tables_of_fields(&description)),
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The scripts that people run by hand, with programs that answer as the real ones do.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -194,13 +195,30 @@ fn sources(folder: &Path, into: &mut String) {
     }
 }
 
+/// The page of environment variables has every one that the program reads under a name of Kiln's.
+#[test]
+fn the_page_of_variables_has_all_of_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/environment.md")).expect("the page");
+    let mut all = String::new();
+    for part in fs::read_dir(root.join("crates")).expect("the crates") {
+        sources(&part.expect("a crate").path().join("src"), &mut all);
+    }
+    let read: BTreeSet<&str> = all.split("\"KILN_").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(read.len() > 10, "{read:?}");
+    let lacks: Vec<_> = read.iter().filter(|name| !page.contains(&format!("`KILN_{name}`"))).collect();
+    assert!(lacks.is_empty(), "docs/environment.md lacks {lacks:?}");
+}
+
 /// The messages that the troubleshooting page quotes are those that the program prints.
 #[test]
 fn troubleshooting_quotes_messages_as_they_are() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = fs::read_to_string(root.join("docs/troubleshooting.md")).expect("the page");
-    let quoted: Vec<&str> = page.split("**\"").skip(1).filter_map(|rest| rest.split("\"**").next()).collect();
-    assert!(quoted.len() > 10, "{quoted:?}");
+    // Every second piece between quotation marks.
+    let headings = page.lines().filter(|line| line.starts_with("### \""));
+    let quoted: Vec<&str> = headings.flat_map(|line| line.split('"').skip(1).step_by(2)).collect();
+    assert!(quoted.len() > 30, "{quoted:?}");
     let mut all = String::new();
     for part in fs::read_dir(root.join("crates")).expect("the crates") {
         sources(&part.expect("a crate").path().join("src"), &mut all);
