@@ -80,7 +80,15 @@ async function accessible(view, shown = page) {
   const has = await shown.evaluate("typeof window.axe");
   assert.equal(has, "object", "axe could not be brought in");
   const { violations } = await shown.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html} ${v.nodes[0].failureSummary}`), [], view);
+  const told = (found, where) => assert.deepEqual(found.map((v) => `${v.id}: ${v.nodes[0].html} ${v.nodes[0].failureSummary}`), [], where);
+  told(violations, view);
+  // The other colours must be readable as well.
+  const isDark = await shown.evaluate(() => matchMedia("(prefers-color-scheme: dark)").matches);
+  const colours = (dark) => shown.emulateMedia({ colorScheme: dark ? "dark" : "light" });
+  await colours(!isDark);
+  const others = await shown.evaluate(() => window.axe.run(document, { runOnly: ["color-contrast"], resultTypes: ["violations"] }));
+  await colours(isDark);
+  told(others.violations, `${view}, ${isDark ? "light" : "dark"}`);
 }
 const picture = (name) => page.screenshot({ path: join(folder, `${name}.png`) });
 const settled = () => page.waitForFunction(() => document.querySelector("#stop").hidden && !document.querySelector("[aria-busy=true]"));

@@ -80,10 +80,21 @@ export function modelChecks(tools) {
       assert.deepEqual(answer.body.messages[0], { role: "system", content: "You are a potter." });
       answer.end();
       await idle(page);
+      await page.check("#set-first");
       await page.selectOption("#set-preset", "");
       assert.equal(await page.inputValue("#set-system"), "");
-      await page.selectOption("#set-preset", "Potter <b>");
+      assert.ok(await page.locator("#set-first").isDisabled());
+      // A new chat with the model begins with it, also after a reload.
+      await page.reload();
+      await page.waitForFunction(() => document.querySelector("#model").value);
+      await page.click("#new");
+      assert.equal(await page.inputValue("#set-preset"), "Potter <b>");
+      await page.reload();
+      await page.waitForFunction(() => document.querySelector("#set-preset")?.value === "Potter <b>");
+      assert.ok(await page.isChecked("#set-first"));
+      await page.uncheck("#set-first");
       await page.locator("#settings").getByRole("button", { name: "Delete" }).click();
+      await page.click("#new");
       assert.deepEqual(await page.locator("#set-preset option").allInnerTexts(), ["none"]);
       assert.equal(await page.inputValue("#set-temperature"), "0.2", "the conversation keeps what it has");
       await page.evaluate(() => localStorage.setItem("kiln-presets", '[null, {"name": 3}, {"name": "x", "system": "y"}]'));

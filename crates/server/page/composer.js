@@ -55,9 +55,16 @@ export class Composer {
       this.weigh();
     });
     $("prompt").addEventListener("paste", (event) => this.paste(event));
-    document.addEventListener("dragover", (event) => event.preventDefault());
+    const over = (on) => document.body.classList.toggle("dropping", on);
+    document.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      over(event.dataTransfer.types.includes("Files"));
+    });
+    // Out of the window, and not from one element to the next.
+    document.addEventListener("dragleave", (event) => !event.relatedTarget && over(false));
     document.addEventListener("drop", (event) => {
       event.preventDefault();
+      over(false);
       this.add([...event.dataTransfer.files]);
     });
   }

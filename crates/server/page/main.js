@@ -12,6 +12,7 @@ import { openModels } from "./model_list.js";
 import * as models from "./models.js";
 import { askForKey, isSideOpen, openHelp, openSide, panel, toggleSide, wire as wirePanels } from "./panels.js";
 import { addressOf, idOf } from "./route.js";
+import { firstOf } from "./presets.js";
 import * as settings from "./settings.js";
 import { page } from "./state.js";
 import * as store from "./store.js";
@@ -106,22 +107,31 @@ function show() {
   document.title = talk.title ? `${talk.title} · Kiln` : "Kiln";
   models.show();
   messages.show(talk, () => (talk.missing ? missing(begin) : welcome(ask)));
-  settings.show(talk, page.defaults, () => keep(talk));
+  settings.show(talk, models.modelOf(talk), page.defaults, () => keep(talk));
   showList();
   showBusy();
 }
 
-/** A new conversation with the settings of the one that is shown. */
+/** A new conversation with the preset of its model, or with the settings of the one that is shown. */
 function another() {
   const talk = fresh($("model").value);
-  if (page.talk) Object.assign(talk, { system: page.talk.system, sampling: { ...page.talk.sampling } });
+  const from = firstOf(talk.model) ?? page.talk;
+  if (from) Object.assign(talk, { system: from.system, sampling: { ...from.sampling } });
   return talk;
+}
+
+/** Gives a conversation that has not begun the preset of its model. */
+function prepare(talk) {
+  const preset = firstOf(models.modelOf(talk));
+  if (preset && !hasMessages(talk)) Object.assign(talk, { system: preset.system, sampling: { ...preset.sampling } });
 }
 
 /** Lets another model answer in the conversation that is shown. */
 function useModel(id) {
-  page.talk.model = id;
-  keep(page.talk);
+  const { talk } = page;
+  talk.model = id;
+  prepare(talk);
+  keep(talk);
   show();
 }
 
@@ -395,6 +405,7 @@ async function connect() {
     page.defaults = { ...Object.fromEntries(Object.entries(params).map(([name, value]) => [name, plain(value)])), context: n_ctx };
     page.engine = engine;
     document.body.classList.remove("offline");
+    prepare(page.talk);
     show();
   } catch (error) {
     if (error.status === 401) return askForKey();

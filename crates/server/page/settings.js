@@ -45,10 +45,10 @@ function usual(name, defaults) {
 let shown = {};
 
 /** Builds the form. `defaults` are the server's, by llama.cpp's names. */
-export function show(talk, defaults, changed) {
+export function show(talk, model, defaults, changed) {
   // What somebody is writing here stays while an answer ends.
-  if (shown.talk === talk && shown.defaults === defaults) return;
-  shown = { talk, defaults };
+  if (shown.talk === talk && shown.defaults === defaults && shown.model === model) return;
+  shown = { talk, model, defaults };
   const set = (name, value) => {
     if (value === undefined || value === "") delete talk.sampling[name];
     else talk.sampling[name] = value;
@@ -59,9 +59,9 @@ export function show(talk, defaults, changed) {
   const again = () => {
     shown = {};
     changed();
-    show(talk, defaults, changed);
+    show(talk, model, defaults, changed);
   };
-  const preset = presetField(talk, again);
+  const preset = presetField(talk, model, again);
   const reset = h("button", { type: "button", id: "set-defaults", disabled: !Object.keys(talk.sampling).length, onclick: () => {
     talk.sampling = {};
     again();
