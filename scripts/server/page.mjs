@@ -305,7 +305,7 @@ const checks = {
     await page.keyboard.type("hostile");
     await page.waitForFunction(() => document.querySelectorAll("#conversations .open").length === 1);
     await page.locator("#conversations .open").click();
-    assert.match(await page.locator("#column").innerText(), /Clay remembers/);
+    await page.locator("#column", { hasText: "Clay remembers" }).waitFor();
     await page.fill("#find", "");
     await page.locator("#title").click();
     await page.evaluate(() => document.activeElement.blur());

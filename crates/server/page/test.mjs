@@ -1,6 +1,5 @@
 // Tests of what the page computes without a browser: node --test crates/server/page/test.mjs
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { Answers, canContinue, MOST_AT_ONCE } from "./answers.js";
@@ -335,17 +334,6 @@ test("pictures are told from other files, and why one is not sent", async () => 
   for (const other of [undefined, 7, "data:text/html;base64,QUJD", "data:image/svg+xml;base64,QUJD", "data:image/png;base64,<b>", "blob:x"]) assert.ok(!isData(other), String(other));
   const long = new Uint8Array(100_000).map((_, i) => i * 7);
   assert.equal(base64(long), Buffer.from(long).toString("base64"));
-});
-
-test("the page asks at once for all modules that it begins with", () => {
-  const read = (name) => readFileSync(new URL(name, import.meta.url), "utf8");
-  const needed = new Set();
-  const walk = (name) => {
-    for (const [, other] of read(name).matchAll(/^import .* from "\.\/([\w.]+)";$/gm)) if (!needed.has(other)) walk((needed.add(other), other));
-  };
-  walk("main.js");
-  const told = [...read("index.html").matchAll(/modulepreload" href="\/page\/([\w.]+)"/g)].map(([, name]) => name);
-  assert.deepEqual(told.sort(), [...needed].sort());
 });
 
 /** A PDF file of these objects. */
