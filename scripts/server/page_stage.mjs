@@ -5,7 +5,7 @@ import { readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { join } from "node:path";
 
-const KINDS = { js: "text/javascript", css: "text/css", svg: "image/svg+xml", html: "text/html", woff2: "font/woff2", txt: "text/plain" };
+const KINDS = { js: "text/javascript", css: "text/css", svg: "image/svg+xml", html: "text/html", woff2: "font/woff2", txt: "text/plain", webmanifest: "application/manifest+json" };
 
 /** An answer that a test writes. */
 class Answer {

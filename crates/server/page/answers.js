@@ -43,6 +43,11 @@ export function canContinue(node) {
   return Boolean(node.end && node.content && !node.calls?.length && !node.busy);
 }
 
+/** What a reader chose for one answer, as fields of a request. */
+function chosen({ model, temperature, thinking } = {}) {
+  return { ...(model && { model }), ...(temperature !== undefined && { temperature }), ...(thinking && { reasoning_effort: thinking }) };
+}
+
 /** What is said of an error. */
 function explain(error) {
   if (error.code !== "context_length_exceeded") return error.message;
@@ -76,9 +81,9 @@ export class Answers {
     return "";
   }
 
-  /** Lets the model answer a message. */
-  start(talk, to) {
-    const node = grow(talk, to.id, { role: "assistant", reasoning: "", calls: [] });
+  /** Lets the model answer a message, with another model or other settings where `by` says so. */
+  start(talk, to, by) {
+    const node = grow(talk, to.id, { role: "assistant", reasoning: "", calls: [], ...(by && { by }) });
     return this.run(talk, node, { messages: requestMessages(talk, to.id) });
   }
 
@@ -100,7 +105,7 @@ export class Answers {
     this.begun(talk, node);
     const saving = setInterval(() => this.save(talk), SAVE_EVERY);
     try {
-      await this.chat({ ...this.request(talk), ...fields }, run.stop.signal, (chunk) => {
+      await this.chat({ ...this.request(talk), ...chosen(node.by), ...fields }, run.stop.signal, (chunk) => {
         take(node, chunk, run);
         this.changed(talk, node);
       });

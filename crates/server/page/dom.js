@@ -36,6 +36,13 @@ const ICONS = {
   help: "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18M9.5 9.5a2.5 2.5 0 1 1 3.6 2.3c-.8.4-1.1 1-1.1 1.8M12 17v.01",
   theme: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18v18M12 8l5.5 5.5M12 13l4 4M12 4l6.5 6",
   file: "M7 3h7l5 5v13H7zM14 3v5h5",
+  more: "M5 12h.01M12 12h.01M19 12h.01",
+  pin: "M9 4h6l-1 6 3 3H7l3-3zM12 13v7",
+  spark: "M12 4l1.8 5.2L19 11l-5.2 1.8L12 18l-1.8-5.2L5 11l5.2-1.8zM19 17v4M17 19h4",
+  save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  wrap: "M4 6h16M4 12h12.5a3.5 3.5 0 0 1 0 7H12M14 16.5L11.5 19l2.5 2.5M4 18h4",
+  play: "M7 5l11 7-11 7z",
+  chip: "M7 7h10v10H7zM10 3v4M14 3v4M10 17v4M14 17v4M3 10h4M3 14h4M17 10h4M17 14h4",
   tool: "M14.5 6.5a4 4 0 0 1 5-1l-2.6 2.6 1 1L20.5 6.5a4 4 0 0 1-5.3 5.3L8 19a2 2 0 0 1-3-3l7.2-7.2a4 4 0 0 1 2.3-2.3z",
 };
 
@@ -56,16 +63,20 @@ export function announce(text) {
 }
 
 let toastTimer;
-/** Shows a short message for a while. */
-export function toast(text) {
+/** Shows a short message for a while; longer, where it has something to press. */
+export function toast(text, { label, work } = {}) {
   const box = $("toast");
-  box.textContent = text;
+  const pressed = () => {
+    box.hidePopover();
+    work();
+  };
+  box.replaceChildren(text, ...(label ? [" ", h("button", { type: "button", onclick: pressed }, label)] : []));
   // Shown anew, it lies above a dialog that was opened since.
   box.hidePopover();
   box.showPopover();
   announce(text);
   clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => box.hidePopover(), 4000);
+  toastTimer = setTimeout(() => box.hidePopover(), label ? 10_000 : 4000);
 }
 
 /** Copies a text; the button shows for a moment that it did. */
@@ -90,8 +101,8 @@ export async function copy(text, button) {
 }
 
 /** Gives a file to the user. */
-export function save(name, type, text) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
+export function save(name, type, ...parts) {
+  const url = URL.createObjectURL(new Blob(parts, { type }));
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }

@@ -1,28 +1,30 @@
 // The page: which conversation is shown, what is sent, and what the buttons and keys do.
 
+import { askHow } from "./again.js";
 import { Answers } from "./answers.js";
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
-import { $, announce, h, icon, save, toast } from "./dom.js";
+import { $, announce, icon, save, toast } from "./dom.js";
 import { List } from "./list.js";
+import * as menu from "./menu.js";
 import { Messages } from "./messages.js";
+import { openModels } from "./model_list.js";
 import * as models from "./models.js";
-import { askForKey, isSideOpen, openHelp, openSide, panel, wire as wirePanels } from "./panels.js";
-import { addressOf, idOf, isLoopback } from "./route.js";
+import { askForKey, isSideOpen, openHelp, openSide, panel, toggleSide, wire as wirePanels } from "./panels.js";
+import { addressOf, idOf } from "./route.js";
+import { firstOf } from "./presets.js";
 import * as settings from "./settings.js";
 import { page } from "./state.js";
 import * as store from "./store.js";
-import { fresh, grow, imported, leaf, markdown, path, prune, rename, retitle, stored, switchTo } from "./tree.js";
+import { titleIn, titleRequest } from "./titles.js";
+import { conversationsOf, exportParts } from "./transfer.js";
+import { fresh, grow, leaf, markdown, path, prune, rename, retitle, switchTo } from "./tree.js";
+import { missing, welcome } from "./welcome.js";
 
-const EXAMPLES = ["Explain what a kiln does, as if to a friend.", "Write a Python function that finds the primes below n.", "Compare tea and coffee in a table."];
-
-const messages = new Messages({ retry, resume, edit, show: showBranch, answerCalls });
+const { library } = page;
+const messages = new Messages({ retry, retryWith, resume, edit, show: showBranch, answerCalls });
 const composer = new Composer({ submit, up: editLast, sees: () => models.sees(page.talk) });
-const list = new List($("conversations"), { forget, rename: (talk, name) => {
-  rename(talk, name);
-  keep(talk);
-  show();
-} });
+const list = new List($("conversations"), { forget, menu: rowMenu, rename: (id, name) => change(id, (talk) => rename(talk, name)) });
 const answers = new Answers({
   chat: api.chat,
   request: (talk) => ({ ...settings.fields(talk), model: models.modelOf(talk) }),
@@ -38,24 +40,54 @@ const hasMessages = (talk) => Object.keys(talk.nodes).length > 0;
 
 /** Stores a conversation of the list; one that was deleted stays so. */
 function keep(talk) {
-  if (!page.talks.includes(talk)) return;
-  store.put(stored(talk)).catch(() => toast("This browser could not keep the conversation: is its storage full?"));
+  library.keep(talk).catch(() => toast("This browser could not keep the conversation: is its storage full?"));
 }
 
+/** Changes a conversation of the list, which need not be shown. */
+async function change(id, work) {
+  const talk = await library.get(id);
+  if (!talk) return;
+  work(talk);
+  keep(talk);
+  if (talk === page.talk) show();
+  else showList();
+}
+
+/** What is sought in the list, and what was found so far. */
+let sought = { text: "", ids: null, whole: true, stop: new AbortController() };
+
 function showList() {
-  const stateOf = (talk) => (answers.of(talk) ? "busy" : page.unread.has(talk.id) ? "unread" : "");
-  list.show(page.talks, page.talk, $("find").value.trim().toLowerCase(), stateOf);
+  const stateOf = (id) => (answers.of({ id }) ? "busy" : page.unread.has(id) ? "unread" : "");
+  const all = library.list();
+  const heads = sought.text ? all.filter((head) => sought.ids?.has(head.id)) : all;
+  const note = !sought.whole ? "Searching…" : heads.length ? "" : sought.text ? "Nothing found" : "Conversations will be listed here.";
+  list.show(heads, page.talk.id, stateOf, note);
+}
+
+function seek() {
+  const text = $("find").value.trim().toLowerCase();
+  sought.stop.abort();
+  sought = { text, ids: null, whole: !text, stop: new AbortController() };
+  $("conversations").scrollTop = 0;
+  const { signal } = sought.stop;
+  if (!text) showList();
+  else library.search(text, signal, (ids, whole) => {
+    Object.assign(sought, { ids, whole });
+    showList();
+  }).catch((error) => toast(error.message));
 }
 
 /** Shows a conversation, and its address. */
 function open(talk, { replace = false } = {}) {
-  const address = addressOf(talk);
+  const address = addressOf(hasMessages(talk) && talk.id);
   if (location.hash !== address && !talk.missing) history[replace ? "replaceState" : "pushState"](null, "", address);
   page.talk = talk;
   page.unread.delete(talk.id);
+  library.trim((known) => known === talk || answers.of(known));
   composer.open(hasMessages(talk) ? talk.id : "");
   openSide(false);
   show();
+  list.reveal(talk.id);
   $("prompt").focus({ preventScroll: true });
 }
 
@@ -63,14 +95,9 @@ function open(talk, { replace = false } = {}) {
 async function follow() {
   const id = idOf(location.hash);
   if (id === null) return open(another(), { replace: true });
-  let talk = page.talks.find((known) => known.id === id);
-  if (!talk) {
-    talk = await store.find(id).catch(() => null);
-    // The reader may have moved on meanwhile.
-    if (idOf(location.hash) !== id) return;
-    if (talk) page.talks.push(talk);
-  }
-  open(talk ?? { ...another(), missing: true });
+  const talk = await library.get(id).catch(() => null);
+  // The reader may have moved on meanwhile.
+  if (idOf(location.hash) === id) open(talk ?? { ...another(), missing: true });
 }
 
 function show() {
@@ -79,65 +106,82 @@ function show() {
   $("title").textContent = title;
   document.title = talk.title ? `${talk.title} · Kiln` : "Kiln";
   models.show();
-  messages.show(talk, talk.missing ? missing : welcome);
-  settings.show(talk, page.defaults, () => keep(talk));
+  messages.show(talk, () => (talk.missing ? missing(begin) : welcome(ask)));
+  settings.show(talk, models.modelOf(talk), page.defaults, () => keep(talk));
   showList();
   showBusy();
 }
 
-/** A new conversation with the settings of the one that is shown. */
+/** A new conversation with the preset of its model, or with the settings of the one that is shown. */
 function another() {
   const talk = fresh($("model").value);
-  if (page.talk) Object.assign(talk, { system: page.talk.system, sampling: { ...page.talk.sampling } });
+  const from = firstOf(talk.model) ?? page.talk;
+  if (from) Object.assign(talk, { system: from.system, sampling: { ...from.sampling } });
   return talk;
+}
+
+/** Gives a conversation that has not begun the preset of its model. */
+function prepare(talk) {
+  const preset = firstOf(models.modelOf(talk));
+  if (preset && !hasMessages(talk)) Object.assign(talk, { system: preset.system, sampling: { ...preset.sampling } });
+}
+
+/** Lets another model answer in the conversation that is shown. */
+function useModel(id) {
+  const { talk } = page;
+  talk.model = id;
+  prepare(talk);
+  keep(talk);
+  show();
 }
 
 const begin = () => open(another());
 
-async function forget(talk) {
+async function forget(id) {
+  const talk = await library.get(id);
+  if (!talk) return;
   answers.stop(talk);
-  page.talks.splice(page.talks.indexOf(talk), 1);
-  await store.remove(talk.id);
   const current = talk === page.talk;
+  const next = list.beside(id, 1);
+  const hadFocus = $("conversations").contains(document.activeElement);
+  await library.remove(id);
   if (current) open(another(), { replace: true });
   else showList();
-  const undo = h("button", { type: "button", onclick: () => {
-    page.talks.unshift(talk);
+  if (hadFocus) list.focus(next);
+  toast("Deleted.", { label: "Undo", work: () => {
+    library.add(talk);
     keep(talk);
     if (current) open(talk);
     else showList();
-    $("toast").hidePopover();
-  } }, "Undo");
-  toast("Deleted. ");
-  $("toast").append(undo);
+  } });
 }
 
-function welcome() {
-  const here = isLoopback(location.hostname);
-  const model = page.models.find((known) => known.id === $("model").value);
-  const context = models.contextOf(page.talk);
-  const facts = [page.engine?.model === model?.id && page.engine?.device, context && `${context.toLocaleString("en")} tokens of context`].filter(Boolean);
-  const runs = model && !models.isLoaded(model) ? "It is loaded when you ask. " : facts.length && `It runs ${facts.length > 1 ? "on" : "with"} ${facts.join(", ")}. `;
-  const privacy = here ? "Nothing you write leaves it, and conversations stay in this browser." : "What you write is sent there; conversations are kept in this browser.";
-  const example = (text) => h("li", {}, h("button", { type: "button", onclick: () => {
-    $("prompt").value = text;
-    submit();
-  } }, text));
-  return h("div", { class: "welcome" },
-    h("img", { src: "/page/icon.svg", alt: "", width: 56, height: 56 }),
-    h("h2", {}, "What shall we make?"),
-    h("p", {}, h("strong", {}, $("model").value || "The model"), " answers from ", here ? "this machine" : h("strong", {}, location.host), ". ", runs || "", privacy),
-    h("ul", {}, EXAMPLES.map(example)),
-    h("p", { class: "small" }, models.sees(page.talk) ? "Attach, paste or drop pictures and text files. " : "Attach or drop text files. ", "Edit a message to branch. ", h("button", { type: "button", class: "link", onclick: () => openHelp() }, "All keys, and the address for programs")));
+/** What can be done with a conversation of the list. */
+function rowMenu(row) {
+  const { id } = row;
+  const pinned = library.heads.get(id)?.pinned;
+  menu.openMenu(row.more, [
+    { label: pinned ? "Unpin" : "Pin", icon: "pin", work: () => change(id, (talk) => (talk.pinned = !pinned)) },
+    { label: "Rename", icon: "edit", work: () => row.edit() },
+    { label: "Title by the model", icon: "spark", work: async () => nameByModel(await library.get(id), toast) },
+    { label: "Save as Markdown", icon: "save", work: async () => saveOne(await library.get(id)) },
+    { label: "Delete", icon: "bin", work: () => forget(id) },
+  ]);
 }
 
-/** What stands where an address names no conversation of this browser. */
-function missing() {
-  return h("div", { class: "welcome" },
-    h("h2", {}, "This conversation is not here"),
-    h("p", {}, "The address names a conversation that this browser does not have. It was deleted, or it was held in another browser: conversations stay in the one that began them."),
-    h("p", {}, h("button", { type: "button", class: "main", onclick: begin }, "New chat")));
+/** Lets the model give a conversation its title; `told` hears why there is none. */
+async function nameByModel(talk, told) {
+  const last = path(talk).findLast((node) => node.role === "assistant" && node.content) ?? path(talk)[0];
+  try {
+    const title = titleIn(await api.post("/v1/chat/completions", titleRequest(talk, last, models.modelOf(talk))));
+    if (title) await change(talk.id, (named) => rename(named, title));
+    else told("The model gave no title.");
+  } catch (error) {
+    told(error.message);
+  }
 }
+
+const saveOne = (talk) => save(`${talk.title || "chat"}.md`, "text/markdown", markdown(talk));
 
 // --- asking -----------------------------------------------------------------------------------------------------------
 
@@ -148,6 +192,11 @@ function canAsk(talk) {
   return !refusal;
 }
 
+function ask(text) {
+  $("prompt").value = text;
+  submit();
+}
+
 function submit() {
   const { text, files } = composer;
   const { talk } = page;
@@ -156,22 +205,29 @@ function submit() {
   talk.model = $("model").value;
   const node = grow(talk, leaf(talk)?.id ?? "", { role: "user", content: text, files });
   retitle(talk, node);
-  if (!page.talks.includes(talk)) page.talks.unshift(talk);
-  history.replaceState(null, "", addressOf(talk));
+  if (!library.has(talk)) library.add(talk);
+  history.replaceState(null, "", addressOf(talk.id));
   composer.adopt(talk.id);
   composer.clear();
   messages.toEnd();
   answers.start(talk, node);
 }
 
-function retry(node) {
+function retry(node, by = node.by) {
   const { talk } = page;
   if (!canAsk(talk)) return;
   const to = talk.nodes[node.parent];
   // An answer without a word is no branch that anybody would look at again.
   if (!node.content && !node.reasoning && !node.calls?.length) prune(talk, node);
   messages.toEnd();
-  answers.start(talk, to);
+  answers.start(talk, to, by);
+}
+
+async function retryWith(node) {
+  const { talk } = page;
+  if (!canAsk(talk)) return;
+  const by = await askHow(talk, node);
+  if (by && page.talk === talk) retry(node, Object.keys(by).length ? by : undefined);
 }
 
 function resume(node) {
@@ -237,10 +293,12 @@ function answerChanged(talk, node) {
 function answerEnded(talk, node, error) {
   if (page.talk === talk) show();
   else {
-    if (page.talks.includes(talk)) page.unread.add(talk.id);
+    if (library.has(talk)) page.unread.add(talk.id);
     showList();
   }
   models.refresh();
+  const isFirst = path(talk).length === 2 && !node.end && !talk.named;
+  if (isFirst && settings.namesByModel() && library.has(talk)) nameByModel(talk, () => {});
   if (error?.status === 401) askForKey();
   const said = node.note || (node.end ? "The answer ended early" : "The answer is complete");
   announce(page.talk === talk ? said : `${talk.title}: ${said}`);
@@ -256,30 +314,27 @@ function showBusy() {
 
 async function importFile(file) {
   try {
-    const value = JSON.parse(await file.text());
-    const talks = (Array.isArray(value.conversations) ? value.conversations : [value]).map(imported).filter(Boolean);
-    if (!talks.length) throw new Error("there is no conversation in it");
-    for (const talk of talks) {
-      const known = page.talks.findIndex((other) => other.id === talk.id);
-      if (known >= 0) {
-        answers.stop(page.talks[known]);
-        page.talks.splice(known, 1);
-      }
-      page.talks.push(talk);
-      await store.put(talk);
-    }
+    const talks = conversationsOf(await file.text());
+    for (const talk of talks) answers.stop(talk);
+    await library.take(talks);
     toast(`Imported ${talks.length} conversation${talks.length > 1 ? "s" : ""}.`);
     $("help-dialog").close();
-    open(talks[0]);
+    open(await library.get(talks[0].id));
   } catch (error) {
     toast(`${file.name} could not be imported: ${error.message}`);
   }
 }
 
+/** Goes to the conversation above or below in the list. */
+async function step(by) {
+  const id = list.beside(page.talk.id, by) ?? (by > 0 && !library.heads.has(page.talk.id) && list.first());
+  if (id) open(await library.get(id));
+}
+
 function keys(event) {
   const command = event.ctrlKey || event.metaKey;
   const writing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
-  if (document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open], #menu:popover-open")) return;
   const does = (work) => {
     event.preventDefault();
     work();
@@ -294,6 +349,10 @@ function keys(event) {
     $("find").focus();
   });
   else if (command && event.shiftKey && event.key.toLowerCase() === "o") does(begin);
+  else if (event.altKey && !command && event.key === "ArrowUp") does(() => step(-1));
+  else if (event.altKey && !command && event.key === "ArrowDown") does(() => step(1));
+  else if (command && !event.shiftKey && event.key.toLowerCase() === "b") does(toggleSide);
+  else if (command && !event.shiftKey && event.key.toLowerCase() === "m") does(() => openModels(useModel));
   else if (command && event.key === ",") does(() => panel("settings"));
   else if (command && event.key === ".") does(() => panel("engine"));
   else if (!writing && !command && event.key === "/") does(() => $("prompt").focus());
@@ -303,6 +362,7 @@ function keys(event) {
 function wire() {
   for (const button of document.querySelectorAll("[data-icon]")) button.prepend(icon(button.dataset.icon));
   wirePanels(connect);
+  menu.wire();
   const click = (id, work) => $(id).addEventListener("click", work);
   click("new", begin);
   click("stop", () => answers.stop(page.talk));
@@ -311,8 +371,8 @@ function wire() {
     event.preventDefault();
     $("prompt").focus();
   });
-  click("export-one", () => save(`${page.talk.title || "chat"}.md`, "text/markdown", markdown(page.talk)));
-  click("export-all", () => save("kiln-conversations.json", "application/json", JSON.stringify({ kiln: 1, conversations: page.talks.map(stored) }, null, 1)));
+  click("export-one", () => saveOne(page.talk));
+  click("export-all", async () => save("kiln-conversations.json", "application/json", ...(await exportParts(store.batches()))));
   click("import", () => $("import-file").click());
   $("import-file").addEventListener("change", async (event) => {
     if (event.target.files[0]) await importFile(event.target.files[0]);
@@ -321,13 +381,14 @@ function wire() {
   });
   // On a phone the list closes also where the conversation is the one that is shown.
   $("conversations").addEventListener("click", (event) => event.target.closest("a") && openSide(false));
-  $("find").addEventListener("input", showList);
-  $("model").addEventListener("focus", models.refresh);
-  $("model").addEventListener("change", () => {
-    page.talk.model = $("model").value;
-    keep(page.talk);
-    show();
+  let typing;
+  $("find").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(seek, 120);
   });
+  $("model").addEventListener("focus", models.refresh);
+  $("model").addEventListener("change", () => useModel($("model").value));
+  click("show-models", () => openModels(useModel));
   document.addEventListener("keydown", keys);
   window.addEventListener("popstate", follow);
 }
@@ -344,6 +405,7 @@ async function connect() {
     page.defaults = { ...Object.fromEntries(Object.entries(params).map(([name, value]) => [name, plain(value)])), context: n_ctx };
     page.engine = engine;
     document.body.classList.remove("offline");
+    prepare(page.talk);
     show();
   } catch (error) {
     if (error.status === 401) return askForKey();
@@ -354,8 +416,10 @@ async function connect() {
 }
 
 wire();
-page.talks = await store.all();
+performance.mark("kiln-begin");
+await library.load().catch(() => toast("The conversations of this browser cannot be read."));
 await follow();
+performance.mark("kiln-list");
 const kept = localStorage.getItem("kiln-panel");
 if (kept) panel(kept);
 await connect();

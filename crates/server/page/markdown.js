@@ -5,6 +5,7 @@ import { h, copy } from "./dom.js";
 import { paint } from "./highlight.js";
 import { DEEPEST, inline, useFootnotes } from "./inline.js";
 import { mathml } from "./math.js";
+import { canPreview, preview } from "./preview.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$/;
@@ -215,10 +216,36 @@ function footnoteBlock(block) {
   return element;
 }
 
+const WRAP = "kiln-wrap";
+
+/** What can be done with a block of code: wrap it, look at what it draws, copy it. */
+function codeTools(block, code, figure) {
+  const wrap = h("button", { type: "button", class: "quiet", icon: "wrap", "aria-label": "Wrap long lines", title: "Wrap long lines", onclick: () => {
+    const on = figure.classList.toggle("wrapped");
+    wrap.setAttribute("aria-pressed", String(on));
+    localStorage.setItem(WRAP, on ? "on" : "");
+  } });
+  const on = localStorage.getItem(WRAP) === "on";
+  figure.classList.toggle("wrapped", on);
+  wrap.setAttribute("aria-pressed", String(on));
+  const copying = h("button", { type: "button", class: "quiet", icon: "copy", "aria-label": "Copy the code", title: "Copy", onclick: () => copy(block.text, copying) });
+  if (!block.whole || !canPreview(block.language, block.text)) return [wrap, copying];
+  let frame = null;
+  const look = h("button", { type: "button", class: "quiet", icon: "play", "aria-pressed": "false", onclick: () => {
+    if (frame) frame.replaceWith(code);
+    else code.replaceWith((frame = preview(block.language, block.text)));
+    if (!frame.isConnected) frame = null;
+    look.setAttribute("aria-pressed", String(Boolean(frame)));
+  } }, "Preview");
+  return [look, wrap, copying];
+}
+
 function codeBlock(block) {
-  const code = h("code", {}, paint(block.text, block.language));
-  const button = h("button", { type: "button", class: "quiet", icon: "copy", "aria-label": "Copy the code", onclick: () => copy(block.text, button) });
-  return h("figure", { class: "code" }, h("figcaption", {}, h("span", {}, block.language || "text"), button), h("pre", { tabIndex: 0, "aria-label": `Code, ${block.language || "text"}`, role: "region" }, code));
+  const name = block.language || "text";
+  const code = h("pre", { tabIndex: 0, dir: "ltr", "aria-label": `Code, ${name}`, role: "region" }, h("code", {}, paint(block.text, block.language)));
+  const figure = h("figure", { class: "code" });
+  figure.append(h("figcaption", {}, h("span", {}, name), h("span", { class: "tools" }, codeTools(block, code, figure))), code);
+  return figure;
 }
 
 function tableBlock(block) {
@@ -248,8 +275,14 @@ const BLOCKS = {
   footnote: footnoteBlock,
 };
 
+/** Scripts that are written from the right: Hebrew, Arabic, Syriac, Thaana and N'Ko, and their presentation forms. */
+const FROM_THE_RIGHT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+
 function block2dom(block) {
-  return BLOCKS[block.type](block);
+  const element = BLOCKS[block.type](block);
+  // Its first letter says which way a block is read; code and formulas have their own.
+  if (!["code", "math"].includes(block.type) && FROM_THE_RIGHT.test(/\p{L}/u.exec(element.textContent)?.[0] ?? "")) element.dir = "rtl";
+  return element;
 }
 
 /** An element that shows a text which grows. */

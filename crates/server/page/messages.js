@@ -140,9 +140,9 @@ class Message {
       const copying = button("copy", "Copy the message", () => copy(node.content, copying));
       parts.push(copying);
       if (node.role === "user") parts.push(button("edit", "Edit the message", () => this.edit()));
-      if (node.role === "assistant") parts.push(button("retry", "Answer again", () => actions.retry(node)));
+      if (node.role === "assistant") parts.push(button("retry", "Answer again", () => actions.retry(node)), button("sliders", "Answer with another model or settings", () => actions.retryWith(node)));
     }
-    if (node.stats?.tokens) parts.push(h("span", { class: "stats" }, told(node.stats)));
+    if (node.stats?.tokens) parts.push(h("span", { class: "stats" }, told(node)));
     const state = JSON.stringify([node.busy, node.stats, branches.map((b) => b.id), node.id]);
     // Buttons that are still right stay, so that a finger or the focus on one is not lost.
     if (state === this.footShown) return;
@@ -151,7 +151,7 @@ class Message {
   }
 
   edit() {
-    const area = h("textarea", { class: "editing", "aria-label": "Edit the message", value: this.node.content });
+    const area = h("textarea", { class: "editing", dir: "auto", "aria-label": "Edit the message", value: this.node.content });
     const done = () => {
       form.replaceWith(this.body);
       this.foot.hidden = false;
@@ -182,15 +182,19 @@ class Message {
 
 export const size = (text) => weight(new Blob([text]).size);
 export const weight = (bytes) => {
-  return bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+  if (bytes < 1000) return `${bytes} B`;
+  return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
 };
 const seconds = (ms) => (ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`);
 
-function told(stats) {
+function told({ stats, by }) {
   const parts = [`${stats.tokens} token${stats.tokens === 1 ? "" : "s"}`];
   if (stats.rate) parts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : Math.round(stats.rate)} tokens/s`);
   if (stats.first) parts.push(`first after ${seconds(stats.first)}`);
   if (stats.cached) parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
+  if (by?.model) parts.push(by.model);
+  if (by?.temperature !== undefined) parts.push(`temperature ${by.temperature}`);
+  if (by?.thinking) parts.push(`thinking ${by.thinking}`);
   return parts.join(" · ");
 }
 

@@ -26,7 +26,7 @@ export function show() {
     $("model").replaceChildren(...(page.models.length > 1 ? [...group("Loaded", loaded), ...group("Loaded when asked", others)] : page.models.map(option)));
   }
   $("model").value = modelOf(page.talk);
-  $("attach").ariaLabel = $("attach").title = sees(page.talk) ? "Attach pictures or text files" : "Attach text files";
+  $("attach").ariaLabel = $("attach").title = sees(page.talk) ? "Attach pictures, PDF or text files" : "Attach PDF or text files";
   showState();
   showGauge(page.talk);
 }

@@ -12,6 +12,14 @@ export function openSide(open) {
   if (open) $("new").focus();
 }
 
+/** Shows or hides the list: beside the conversation where there is room, above it where there is not. */
+export function toggleSide() {
+  if (innerWidth <= 800) return openSide(!isSideOpen());
+  const hidden = document.body.classList.toggle("side-hidden");
+  $("side-open").setAttribute("aria-expanded", String(!hidden));
+  localStorage.setItem("kiln-side", hidden ? "hidden" : "");
+}
+
 /** Shows a tab of the panel, or closes the panel where it is shown already. */
 export function panel(name) {
   const open = Boolean(name) && ($("panel").hidden || $(name).hidden);
@@ -63,8 +71,10 @@ async function describe(event) {
 /** Connects buttons that need nothing of conversations. `connect` is called when there is a new key. */
 export function wire(connect) {
   const click = (id, work) => $(id).addEventListener("click", work);
-  click("side-open", () => openSide(!isSideOpen()));
-  click("side-close", () => openSide(false));
+  click("side-open", toggleSide);
+  click("side-close", toggleSide);
+  if (localStorage.getItem("kiln-side") === "hidden") document.body.classList.add("side-hidden");
+  click("again-cancel", () => $("again-dialog").close());
   click("theme", () => useTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]));
   click("help", openHelp);
   click("openapi", describe);

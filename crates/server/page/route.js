@@ -2,10 +2,8 @@
 
 const CHAT = /^#\/chat\/(.+)$/;
 
-/** The address of a conversation. One without messages has none of its own. */
-export function addressOf(talk) {
-  return Object.keys(talk.nodes).length ? `#/chat/${encodeURIComponent(talk.id)}` : "#/";
-}
+/** The address of a conversation of the list; without an id, of a new one. */
+export const addressOf = (id) => (id ? `#/chat/${encodeURIComponent(id)}` : "#/");
 
 /** The id of the conversation that an address names. */
 export function idOf(hash) {

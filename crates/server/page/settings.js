@@ -1,17 +1,27 @@
 // System prompt, sampling and tools of the conversation that is shown.
 
 import { $, h } from "./dom.js";
+import { presetField } from "./presets.js";
 
 const NUMBERS = [
-  ["temperature", "Temperature", "0 takes the likeliest token always; more is more varied", { min: 0, max: 5, step: 0.05 }],
-  ["top_p", "Top p", "Only the likeliest tokens that make up this share", { min: 0, max: 1, step: 0.01 }],
-  ["top_k", "Top k", "Only so many likeliest tokens; 0 for all", { min: 0, step: 1 }],
-  ["min_p", "Min p", "Only tokens at least this likely beside the likeliest", { min: 0, max: 1, step: 0.01 }],
-  ["repeat_penalty", "Repeat penalty", "Above 1 what was said is less likely again", { min: 0.1, max: 3, step: 0.01 }],
-  ["max_tokens", "Longest answer", "In tokens; empty for as long as the context allows", { min: 1, step: 1 }],
-  ["seed", "Seed", "The same seed gives the same answer; empty for chance", { step: 1 }],
+  ["temperature", "Temperature", "Scales the logits: 0 is greedy, higher is more random", { min: 0, max: 5, step: 0.05 }],
+  ["top_p", "Top p", "Sample from the smallest set of tokens with this total probability", { min: 0, max: 1, step: 0.01 }],
+  ["top_k", "Top k", "Sample from this many of the likeliest tokens; 0 turns it off", { min: 0, step: 1 }],
+  ["min_p", "Min p", "Drop tokens less likely than this fraction of the top token's probability", { min: 0, max: 1, step: 0.01 }],
+  ["repeat_penalty", "Repeat penalty", "Above 1, recent tokens become less likely; 1 turns it off", { min: 0.1, max: 3, step: 0.01 }],
+  ["presence_penalty", "Presence penalty", "Subtracted once from the logit of every token that was generated", { min: -2, max: 2, step: 0.1 }],
+  ["frequency_penalty", "Frequency penalty", "Subtracted for each time that a token was generated", { min: -2, max: 2, step: 0.1 }],
+  ["max_tokens", "Max tokens", "The longest answer, in tokens; empty for as long as the context allows", { min: 1, step: 1 }],
+  ["seed", "Seed", "The same seed samples the same answer; empty for a random one", { step: 1 }],
 ];
 const EXAMPLE = '[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
+
+/** How much a model thinks, where it can. */
+export const THINKING = [["", "as the model likes"], ["none", "off"], ["low", "little"], ["medium", "some"], ["high", "much"]];
+
+const TITLES = "kiln-titles";
+/** Whether the model gives new conversations their titles. */
+export const namesByModel = () => localStorage.getItem(TITLES) === "model";
 
 /** What of the settings goes into a request. */
 export function fields(talk) {
@@ -35,21 +45,26 @@ function usual(name, defaults) {
 let shown = {};
 
 /** Builds the form. `defaults` are the server's, by llama.cpp's names. */
-export function show(talk, defaults, changed) {
+export function show(talk, model, defaults, changed) {
   // What somebody is writing here stays while an answer ends.
-  if (shown.talk === talk && shown.defaults === defaults) return;
-  shown = { talk, defaults };
+  if (shown.talk === talk && shown.defaults === defaults && shown.model === model) return;
+  shown = { talk, model, defaults };
   const set = (name, value) => {
     if (value === undefined || value === "") delete talk.sampling[name];
     else talk.sampling[name] = value;
     reset.disabled = !Object.keys(talk.sampling).length;
+    preset.refresh();
     changed();
   };
-  const reset = h("button", { type: "button", id: "set-defaults", disabled: !Object.keys(talk.sampling).length, onclick: () => {
-    talk.sampling = {};
+  const again = () => {
     shown = {};
     changed();
-    show(talk, defaults, changed);
+    show(talk, model, defaults, changed);
+  };
+  const preset = presetField(talk, model, again);
+  const reset = h("button", { type: "button", id: "set-defaults", disabled: !Object.keys(talk.sampling).length, onclick: () => {
+    talk.sampling = {};
+    again();
     $("settings").focus();
   } }, "Back to the defaults");
   const number = ([name, label, why, limits]) => {
@@ -66,9 +81,10 @@ export function show(talk, defaults, changed) {
   system.value = talk.system;
   system.addEventListener("input", () => {
     talk.system = system.value;
+    preset.refresh();
     changed();
   });
-  const thinking = h("select", { id: "set-thinking" }, [["", "as the model likes"], ["none", "off"], ["low", "little"], ["medium", "some"], ["high", "much"]].map(([value, text]) => h("option", { value }, text)));
+  const thinking = h("select", { id: "set-thinking" }, THINKING.map(([value, text]) => h("option", { value }, text)));
   thinking.value = talk.sampling.thinking ?? "";
   thinking.addEventListener("change", () => set("thinking", thinking.value));
   const tools = h("textarea", { id: "set-tools", rows: 3, placeholder: EXAMPLE, spellcheck: false, "aria-describedby": "why-tools" });
@@ -84,12 +100,16 @@ export function show(talk, defaults, changed) {
     $("why-tools").textContent = wrong || WHY_TOOLS;
     if (!wrong) set("tools", tools.value);
   });
+  const titles = h("input", { type: "checkbox", id: "set-titles", checked: namesByModel(), "aria-describedby": "why-titles" });
+  titles.addEventListener("change", () => localStorage.setItem(TITLES, titles.checked ? "model" : ""));
   $("settings").replaceChildren(
+    preset.element,
     h("div", { class: "setting wide" }, h("label", { htmlFor: "set-system" }, "System prompt"), system, h("p", {}, "Who the model is in this conversation.")),
     ...NUMBERS.map(number),
     h("div", { class: "setting broad" }, h("label", { htmlFor: "set-thinking" }, "Thinking"), thinking, h("p", {}, "For models that think before they answer")),
     h("div", { class: "setting wide" }, h("label", { htmlFor: "set-tools" }, "Tools"), tools, h("p", { id: "why-tools" }, WHY_TOOLS)),
     h("div", { class: "setting wide" }, reset),
+    h("div", { class: "setting" }, h("label", { htmlFor: "set-titles" }, "Titles by the model"), titles, h("p", { id: "why-titles" }, "After the first answer the model writes a title, in all conversations of this browser. It costs a short answer.")),
   );
 }
 

@@ -1,11 +1,13 @@
 // What the page knows, in one place that its parts share.
 
+import { Library } from "./library.js";
+
 export const page = {
   /** All conversations that are kept. */
-  talks: [],
-  /** The conversation that is shown; a new one is in `talks` as soon as it has a message. */
+  library: new Library(),
+  /** The conversation that is shown; a new one is in the library as soon as it has a message. */
   talk: null,
-  /** Conversations whose answer came while another one was shown. */
+  /** Ids of conversations whose answer came while another one was shown. */
   unread: new Set(),
   /** The server's models, as `/v1/models` lists them. */
   models: [],

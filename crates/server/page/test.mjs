@@ -4,6 +4,9 @@ import { test } from "node:test";
 
 import { Answers, canContinue, MOST_AT_ONCE } from "./answers.js";
 import { addressOf, idOf, isLoopback } from "./route.js";
+import { textOf } from "./pdf.js";
+import { cleaned } from "./titles.js";
+import { conversationsOf } from "./transfer.js";
 import { children, fresh, grow, imported, leaf, markdown, path, prune, rename, requestMessages, retitle, stored, switchTo } from "./tree.js";
 import { parse } from "./markdown.js";
 import { scan } from "./highlight.js";
@@ -164,15 +167,29 @@ test("events are read whatever the pieces they come in", () => {
 });
 
 test("a conversation has an address, and only loopback is this machine", () => {
-  const talk = fresh("m");
-  assert.equal(addressOf(talk), "#/");
-  grow(talk, "", { role: "user", content: "x" });
-  talk.id = "a/b %";
-  assert.equal(idOf(addressOf(talk)), "a/b %");
+  assert.equal(addressOf(""), "#/");
+  assert.equal(idOf(addressOf("a/b %")), "a/b %");
   for (const none of ["", "#/", "#prompt", "#/chat/", "#/other/x"]) assert.equal(idOf(none), null, none);
   assert.equal(idOf("#/chat/%zz"), "%zz");
   for (const host of ["localhost", "127.0.0.1", "127.1.2.3", "[::1]", "kiln.localhost"]) assert.ok(isLoopback(host), host);
   for (const host of ["10.0.0.2", "kiln.example", "localhost.example", "127.example", "[::2]"]) assert.ok(!isLoopback(host), host);
+});
+
+test("a title of the model's is a short line without its signs", () => {
+  assert.equal(cleaned('<think>Hm,\nwhat?</think>\n\n**Title:** "Night firing."\nIt fits.'), "Night firing");
+  assert.equal(cleaned("# Clay & *fire*"), "Clay & *fire");
+  assert.equal(cleaned("<think>never done"), "");
+  assert.equal(cleaned("x".repeat(99)).length, 60);
+});
+
+test("exports of others become conversations of this page, whatever is wrong in them", () => {
+  const [talk] = conversationsOf(JSON.stringify({ id: "o", title: "T", chat: { history: { currentId: "b", messages: { a: { id: "a", role: "user", content: "q", timestamp: 1_700_000_000 }, b: { id: "b", parentId: "a", role: "assistant", content: "x", timestamp: 3 }, c: { id: "c", parentId: "a", role: "assistant", content: "y", timestamp: 4 }, d: { id: "d", parentId: "nobody", role: "user", content: "z" } } } } }));
+  assert.deepEqual(path(talk).map((node) => node.content), ["q", "x"]);
+  assert.equal(talk.nodes.a.made, 1_700_000_000_000);
+  const flat = { conv: { id: "l" }, messages: [{ id: "0", role: "system", content: "S", parent: null }, { id: "1", role: "user", content: "q", parent: "0" }, null, { id: "2", role: "assistant", content: "x", parent: "1", toolCalls: "not JSON" }] };
+  assert.equal(conversationsOf(JSON.stringify([flat, { conv: {}, messages: 7 }, 3, null, []]))[0].system, "S");
+  assert.equal(conversationsOf(`${JSON.stringify(flat)}\n${JSON.stringify(flat)}\n`).length, 2);
+  for (const none of ["[]", "{}", "null", '{"chat": {"messages": [{}]}}', '{"conv": null, "messages": []}', '{"nodes": {"a": null}}']) assert.throws(() => conversationsOf(none), /no conversation/, none);
 });
 
 test("titles follow the first message until somebody gives one", () => {
@@ -317,4 +334,35 @@ test("pictures are told from other files, and why one is not sent", async () => 
   for (const other of [undefined, 7, "data:text/html;base64,QUJD", "data:image/svg+xml;base64,QUJD", "data:image/png;base64,<b>", "blob:x"]) assert.ok(!isData(other), String(other));
   const long = new Uint8Array(100_000).map((_, i) => i * 7);
   assert.equal(base64(long), Buffer.from(long).toString("base64"));
+});
+
+/** A PDF file of these objects. */
+const pdf = (...objects) => new TextEncoder().encode(`%PDF-1.4\n${objects.map((object, i) => `${i + 1} 0 obj\n${object}\nendobj\n`).join("")}`);
+const stream = (text) => `<< /Length ${text.length} >>\nstream\n${text}\nendstream`;
+
+test("the text of a PDF file is read as it stands on the page", async () => {
+  const page = "<< /Type /Catalog /Pages 2 0 R >>";
+  const pages = "<< /Kids [3 0 R] /Resources << /Font << /F 5 0 R >> >> >>";
+  const drawn = async (content, font = "<< /Subtype /Type1 /Encoding << /BaseEncoding /WinAnsiEncoding /Differences [65 /fi /eacute /uni20AC] >> >>") => (await textOf(pdf(page, pages, "<< /Type /Page /Contents 4 0 R >>", stream(content), font))).text;
+  assert.equal(await drawn("BT /F 10 Tf 50 700 Td (one) Tj 30 0 Td (two) Tj -30 -12 Td [(thr) 20 (ee) -400 (four)] TJ 0 -40 Td (\\(f\\151ve\\)) ' ET"), "one two\nthree four\n\n(five)");
+  assert.equal(await drawn("BT /F 10 Tf <414243> Tj ET"), "fié€");
+  assert.equal(await drawn("BT /F 10 Tf (a) Tj BI /W 1 ID (b) Tj\u00ff EI (c) Tj ET"), "ac");
+  for (const [text, why] of [["BT ET", /no text/], ["[".repeat(1000), /no text/], ["(".repeat(1000), /no text/]]) await assert.rejects(drawn(text), why);
+  // Pages that hold themselves, references that lead nowhere, numbers that are none.
+  await assert.rejects(textOf(pdf("<< /Type /Catalog /Pages 1 0 R /Kids [1 0 R 9 0 R] >>")), /no text/);
+  await assert.rejects(textOf(pdf("1 0 R")), /no text/);
+  await assert.rejects(textOf(new TextEncoder().encode("hello")), /no PDF/);
+});
+
+test("a damaged PDF file ends in words or in text, and soon", async () => {
+  const whole = pdf("<< /Type /Catalog /Pages 2 0 R >>", "<< /Kids [3 0 R] >>", "<< /Type /Page /Contents 4 0 R /Resources << /Font << /F 5 0 R >> >> >>", stream("BT /F 9 Tf [(a) -300 (b)] TJ ET"), "<< /Subtype /Type0 /DescendantFonts [<< /W [1 [2 3] 4 5 6] >>] >>");
+  let seed = 3;
+  const random = (n) => (seed = (seed * 1103515245 + 12345) % 2147483648) % n;
+  const start = performance.now();
+  for (let round = 0; round < 400; round += 1) {
+    const bytes = whole.slice();
+    for (let n = random(6); n >= 0; n -= 1) bytes[9 + random(bytes.length - 9)] = [0, 40, 60, 62, 91, 47, 57, 255][random(8)];
+    await textOf(bytes).catch((error) => assert.match(error.message, /^(has no text|is encrypted|is no PDF)/, error.stack));
+  }
+  assert.ok(performance.now() - start < 5000, `${performance.now() - start} ms`);
 });

@@ -9,12 +9,20 @@ import { isData } from "./pictures.js";
  */
 const ENDS = ["stopped", "length", "lost", "left", "failed"];
 
+/** What is known in numbers of how an answer was written. */
+const STATS = ["tokens", "prompt", "cached", "used", "first", "rate", "thought"];
+
 const id = () => [...crypto.getRandomValues(new Uint8Array(9))].map((b) => b.toString(36).padStart(2, "0")).join("");
 
 /** A conversation without messages. */
 export function fresh(model) {
   const now = Date.now();
   return { id: id(), title: "", made: now, changed: now, model, system: "", sampling: {}, nodes: {}, shown: {} };
+}
+
+/** What the list shows of a conversation. */
+export function headOf({ id, title, made, changed, pinned }) {
+  return { id, title, made, changed, pinned: Boolean(pinned) };
 }
 
 /** What follows a message; the first messages follow "". */
@@ -71,8 +79,7 @@ export function retitle(talk, changed) {
 /** Gives a conversation a name; an empty one lets the title follow the first message again. */
 export function rename(talk, name) {
   talk.named = Boolean(name.trim());
-  if (talk.named) talk.title = name.trim().slice(0, 200);
-  else talk.title = titleFrom(path(talk)[0]);
+  talk.title = talk.named ? name.trim().slice(0, 200) : titleFrom(path(talk)[0]);
 }
 
 /** A conversation as it is stored. An answer that is being written ends with the page; who comes back sees that it did. */
@@ -137,32 +144,51 @@ export function markdown(talk) {
   return `${parts.join("\n\n")}\n`;
 }
 
+const text = (value) => (typeof value === "string" ? value : "");
+const list = (value) => (Array.isArray(value) ? value : undefined);
+const isObject = (value) => typeof value === "object" && value !== null;
+
+/** The entries of `value` under these names that are numbers. */
+const numbers = (value, names) => Object.fromEntries(names.map((name) => [name, value?.[name]]).filter(([, number]) => Number.isFinite(number)));
+
+/** With which model and settings an answer was written, where the reader chose. */
+function choiceOf(by) {
+  const choice = { ...numbers(by, ["temperature"]), ...(text(by?.model) && { model: by.model }), ...(text(by?.thinking) && { thinking: by.thinking }) };
+  return Object.keys(choice).length ? choice : undefined;
+}
+
+/** A message of an import, as far as it is known what it holds. */
+function importedNode(node) {
+  if (!isObject(node) || !text(node.id) || node.id === "__proto__" || !["user", "assistant", "tool"].includes(node.role)) return null;
+  const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => (isData(f.picture) ? { name: f.name, picture: f.picture } : { name: f.name, text: text(f.text) }));
+  const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments) }));
+  const stats = isObject(node.stats) ? numbers(node.stats, STATS) : undefined;
+  return {
+    id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call),
+    name: text(node.name), note: text(node.note), end: ENDS.includes(node.end) ? node.end : undefined, files, calls, stats, by: choiceOf(node.by),
+  };
+}
+
 /** Whether something that was imported is a conversation; what is not known in it is dropped. */
 export function imported(value) {
-  if (typeof value !== "object" || !value || typeof value.nodes !== "object" || !value.nodes) return null;
+  if (!isObject(value) || !isObject(value.nodes)) return null;
   const talk = fresh(String(value.model ?? ""));
-  const text = (v) => (typeof v === "string" ? v : "");
-  Object.assign(talk, { title: text(value.title), system: text(value.system), made: Number(value.made) || talk.made, changed: Number(value.changed) || talk.changed });
+  Object.assign(talk, { title: text(value.title), system: text(value.system), made: Number(value.made) || talk.made, changed: Number(value.changed) || talk.changed, pinned: value.pinned === true });
   if (text(value.id)) talk.id = value.id;
-  if (typeof value.sampling === "object" && value.sampling) talk.sampling = value.sampling;
-  for (const node of Object.values(value.nodes)) {
-    if (typeof node !== "object" || !node || !text(node.id) || !["user", "assistant", "tool"].includes(node.role)) continue;
-    const list = (v) => (Array.isArray(v) ? v : undefined);
-    const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => (isData(f.picture) ? { name: f.name, picture: f.picture } : { name: f.name, text: text(f.text) }));
-    const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments) }));
-    talk.nodes[node.id] = { id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call), name: text(node.name), note: text(node.note), end: ENDS.includes(node.end) ? node.end : undefined, files, calls };
-  }
+  if (isObject(value.sampling)) talk.sampling = value.sampling;
+  for (const node of Object.values(value.nodes).map(importedNode)) if (node) talk.nodes[node.id] = node;
   for (const node of Object.values(talk.nodes)) {
     // A message whose way to the first one is broken, or goes round, would never be seen or never end.
     const seen = new Set();
     let at = node;
     while (at && at.parent && !seen.has(at.id)) {
       seen.add(at.id);
-      at = talk.nodes[at.parent];
+      at = Object.hasOwn(talk.nodes, at.parent) ? talk.nodes[at.parent] : null;
     }
     if (!at || at.parent) delete talk.nodes[node.id];
   }
   if (!Object.keys(talk.nodes).length) return null;
+  for (const [parent, child] of Object.entries(isObject(value.shown) ? value.shown : {})) if (Object.hasOwn(talk.nodes, child) && talk.nodes[child].parent === parent) talk.shown[parent] = child;
   // A title that is not the first message's was given by somebody.
   talk.named = value.named === true || (talk.title !== "" && talk.title !== titleFrom(path(talk)[0]));
   return talk;

@@ -217,6 +217,19 @@ fn browsers_get_the_page_whole_and_nothing_else_may_run_in_it() {
     let policy = page.header("content-security-policy").unwrap();
     assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
     assert!(policy.contains("font-src 'self'") && !policy.contains("data:"), "{policy}");
+    // What a model wrote may run in its frame, which has no origin and no way out, and only there.
+    let preview = fetch("/page/preview.html", &[]);
+    let preview = preview.header("content-security-policy").unwrap();
+    assert!(
+        preview.starts_with("sandbox allow-scripts; default-src 'none'") && !preview.contains("allow-same-origin"),
+        "{preview}"
+    );
+    assert!(
+        !preview.contains("connect-src") && !preview.contains("http") && preview.contains("frame-ancestors 'self'"),
+        "{preview}"
+    );
+    assert!(policy.contains("frame-src 'self';"), "{policy}");
+    assert_eq!(fetch("/page/kiln.webmanifest", &[]).header("content-type"), Some("application/manifest+json"));
     assert_eq!(fetch("/page/math.woff2", &[]).header("content-type"), Some("font/woff2"));
     assert!(!page.body.contains("http://") && !page.body.contains("https://"), "the page names another place");
     assert_eq!(fetch("/", &[]).body, "Ollama is running");

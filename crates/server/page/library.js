@@ -1,0 +1,114 @@
+// The conversations of this browser: the heads of all, for the list, and those in use as a whole.
+
+import * as store from "./store.js";
+import { headOf, stored } from "./tree.js";
+
+/** Conversations in use that are kept in memory; the oldest that nobody needs go first. */
+const MOST_IN_USE = 24;
+/** A word shorter than this is sought in titles alone. */
+const SHORTEST_SOUGHT = 2;
+
+/** Pinned ones first, then the newest. */
+const order = (a, b) => Boolean(b.pinned) - Boolean(a.pinned) || b.changed - a.changed;
+
+const holds = (talk, wanted) => Object.values(talk.nodes).some((node) => node.content.toLowerCase().includes(wanted));
+
+export class Library {
+  constructor() {
+    this.heads = new Map();
+    /** Conversations in use, by id, the one used last at the end. */
+    this.used = new Map();
+    this.sorted = null;
+  }
+
+  async load() {
+    for (const head of await store.heads()) this.heads.set(head.id, head);
+    this.sorted = null;
+  }
+
+  /** All heads in the order of the list. */
+  list() {
+    return (this.sorted ??= [...this.heads.values()].sort(order));
+  }
+
+  /** Whether this very conversation is in the list: after an import another one may have its id. */
+  has(talk) {
+    return this.heads.has(talk.id) && this.used.get(talk.id) === talk;
+  }
+
+  note(talk) {
+    this.heads.set(talk.id, headOf(talk));
+    this.sorted = null;
+  }
+
+  use(talk) {
+    this.used.delete(talk.id);
+    this.used.set(talk.id, talk);
+  }
+
+  /** Forgets what is in memory of conversations that `needed` does not want. */
+  trim(needed) {
+    for (const [id, talk] of this.used) {
+      if (this.used.size <= MOST_IN_USE) return;
+      if (!needed(talk)) this.used.delete(id);
+    }
+  }
+
+  /** A whole conversation; null where there is none. */
+  async get(id) {
+    const known = this.used.get(id);
+    const talk = known ?? (await store.find(id));
+    // Another call may have brought it meanwhile: there is one of each.
+    const same = this.used.get(id) ?? talk;
+    if (!same) return null;
+    if (!this.heads.has(id)) this.note(same);
+    this.use(same);
+    return same;
+  }
+
+  /** Takes a new conversation, or one that was deleted, into the list. */
+  add(talk) {
+    this.note(talk);
+    this.use(talk);
+  }
+
+  /** Stores a conversation of the list; one that was deleted stays so. */
+  async keep(talk) {
+    if (!this.has(talk)) return;
+    this.note(talk);
+    await store.put(stored(talk));
+  }
+
+  /** Takes in many at once; those with the same ids are replaced. */
+  async take(talks) {
+    await store.put(...talks);
+    for (const talk of talks) {
+      this.used.delete(talk.id);
+      this.note(talk);
+    }
+  }
+
+  async remove(id) {
+    this.heads.delete(id);
+    this.used.delete(id);
+    this.sorted = null;
+    await store.remove(id);
+  }
+
+  /**
+   * Seeks a text in titles, then in what was said; `found` hears of the ids so far, and whether all were looked at. What `signal` ended
+   * is not told.
+   */
+  async search(wanted, signal, found) {
+    const ids = new Set(this.list().filter((head) => head.title.toLowerCase().includes(wanted)).map((head) => head.id));
+    const whole = wanted.length < SHORTEST_SOUGHT;
+    found(ids, whole);
+    if (whole) return;
+    for await (const talks of store.batches()) {
+      if (signal.aborted) return;
+      for (const talk of talks) if (!ids.has(talk.id) && holds(this.used.get(talk.id) ?? talk, wanted)) ids.add(talk.id);
+      found(ids, false);
+    }
+    if (!signal.aborted) found(ids, true);
+  }
+}
