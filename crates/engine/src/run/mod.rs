@@ -22,6 +22,7 @@ mod lookup;
 mod making;
 mod media;
 mod memory;
+mod next_batch;
 mod part;
 mod places;
 mod policy;
