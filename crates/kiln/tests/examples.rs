@@ -33,6 +33,7 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln serve", "somebody who ends it"),
     ("kiln launch", "a server"),
     ("kiln top", "a server"),
+    ("kiln launch ", "a server"),
     ("kiln synth llama-8b", "five gigabytes"),
     ("source <(kiln completions zsh)", "another shell"),
     ("kiln man | man", "the program man"),
@@ -181,6 +182,7 @@ fn every_example_of_every_help_runs_as_it_is_pasted() {
             let lacks = NEEDS_MORE.iter().any(|(start, _)| example.starts_with(start));
             // The shell here is another one.
             let example = example.replace("fish | source", "fish > fish");
+            assert!(!example.contains(" & "), "{example:?} leaves a process behind, which this test would wait for");
             let output = paste(folder, &example, if lacks { "1" } else { "120" });
             let said = String::from_utf8_lossy(&output.stderr);
             let nonsense = output.status.code() == Some(2) || said.contains("panicked");

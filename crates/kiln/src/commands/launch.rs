@@ -15,7 +15,7 @@ use crate::output::{print, say};
 /// Flags of `kiln launch`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln serve smollm2 &                 # a server, here or in another terminal
+  kiln serve smollm2                   # a server, in another terminal
   kiln launch claude                   # writes ~/.claude/settings.json
   kiln launch codex --print            # shows what would be written
   kiln launch zed --url http://gpu-box:8080 --api-key s3cret
