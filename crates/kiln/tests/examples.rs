@@ -31,7 +31,6 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln plan smollm2 --estimates", "a GPU"),
     ("kiln inspect smollm2 --fit", "heads of more than 16 elements"),
     ("kiln serve", "somebody who ends it"),
-    ("kiln launch", "a server"),
     ("kiln top", "a server"),
     ("kiln launch ", "a server"),
     ("kiln synth llama-8b", "five gigabytes"),
