@@ -111,7 +111,7 @@ pub fn logits(
 /// What the host writes for the beginning of a sequence.
 fn inputs(plan: &Plan, shape: BatchShape, tokens: &[u32]) -> Inputs {
     let tables = [(); KINDS].map(|()| PageTable::identity(tokens.len()));
-    let taken = [Taken { tokens, start: 0, tables: &tables, encoder: None, state: Some(0), first: false }];
+    let taken = [Taken { tokens, start: 0, tables: &tables, encoder: None, state: Some(0), first: false, carry: None }];
     let (decode, prompts) = if shape.decode > 0 { (&taken[..], &[][..]) } else { (&[][..], &taken[..]) };
     Inputs::new(&shape, &plan.ports, decode, prompts)
 }

@@ -178,6 +178,10 @@ pub enum Error {
         "this model fills in texts as a whole and does not write them token by token\nhint: `kiln run MODEL PROMPT` fills in an answer"
     )]
     Fills,
+    #[error(
+        "the draft head of the file cannot be read: {why}\nhint: the model runs without its head; fetch or convert the file again to have it draft"
+    )]
+    Head { why: String },
     #[error("the draft model cannot draft for this model: {why}\nhint: {hint}")]
     Draft { why: String, hint: &'static str },
     #[error("a model of architecture \"{architecture}\" fills in nothing: it writes token by token")]

@@ -199,7 +199,9 @@ impl Sizes {
             let bytes = slot.bytes as u64;
             match (seen.layer, &slot.kind) {
                 (Some((layer, _)), SlotKind::Cache) => sizes.layers[layer].page += bytes / pages.max(1) as u64,
-                (Some((layer, _)), SlotKind::State | SlotKind::WindowCache) => sizes.layers[layer].states += bytes,
+                (Some((layer, _)), SlotKind::State | SlotKind::Carried | SlotKind::WindowCache) => {
+                    sizes.layers[layer].states += bytes
+                }
                 (Some((layer, true)), _) => sizes.layers[layer].experts += bytes,
                 (Some((layer, false)), _) => sizes.layers[layer].others += bytes,
                 (None, _) if seen.input && seen.output => sizes.tied += bytes,

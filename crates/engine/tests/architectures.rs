@@ -214,7 +214,8 @@ fn documented() -> String {
         "# Architectures\n\nWritten by a test from the table in `crates/engine/src/arch/mod.rs` \
          (`KILN_UPDATE_SNAPSHOTS=1 cargo test -p kiln-engine --test architectures documents`).\n\n\
          Every architecture runs on the CPU and on every Vulkan device: an architecture makes one plan, and devices lower it. \
-         Layers at the end of a file that only guess further tokens (`nextn_predict_layers`) are left out.\n\n\
+         Layers at the end of a file that only guess further tokens (`nextn_predict_layers`) draft where [Speculative decoding](speculative.md) names the architecture, \
+         and are left out elsewhere.\n\n\
          Judged by: tiny models that llama.cpp's tests make, with weights drawn so that every part counts. llama.cpp gives their \
          logits, of encoders the vectors (`scripts/oracle/archs`, `scripts/oracle/encoders`, `scripts/oracle/t5`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
          whole, in pieces and beside other texts.\n\n\

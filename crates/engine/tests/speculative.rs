@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
 mod device;
+mod heads_of_files;
+mod tiny;
 
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, Options};
 use kiln_engine::model::{Adapter, Model};
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{
-    Constraint, DraftLimits, DraftModel, EndReason, Engine, Event, Events, Lookup, Policy, Request, Scheduler,
+    Constraint, DraftLimits, DraftModel, EndReason, Engine, Event, Events, Heads, Lookup, Policy, Request, Scheduler,
     StopRule, Usage,
 };
 use kiln_engine::sampler::Sampling;
@@ -20,6 +22,7 @@ use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::{Gguf, Metadata, TensorType, Value, Writer};
 
 use device::gpu_with;
+use heads_of_files::{Weights, golden};
 
 fn model(preset: &str, seed: u64) -> Model {
     let synth = Synth::new(Preset::from_name(preset).unwrap(), Recipe::from_name("F32").unwrap(), seed);
@@ -61,6 +64,12 @@ impl<'a> Setup<'a> {
         let limits = DraftLimits { most: 5, always: true, ..DraftLimits::default() };
         let policy = Policy { draft: limits, ..self.policy };
         Setup { draft: Some(DraftModel::new(engine, self.model).unwrap()), policy, ..self }
+    }
+
+    /// The same with drafts of the head in the model's file.
+    fn with_head(self) -> Setup<'a> {
+        let limits = DraftLimits { most: 5, always: true, ..DraftLimits::default() };
+        Setup { policy: Policy { draft: limits, heads: Heads::On, ..self.policy }, ..self }
     }
 
     fn start(self) -> Scheduler {
@@ -447,4 +456,106 @@ fn a_draft_model_that_does_not_fit_is_refused_with_the_first_difference() {
     assert!(DraftModel::check(&model("tiny-qwen2", 2), &target).is_ok());
     let encoder = DraftModel::check(&target, &model("bert-tiny", 1)).unwrap_err().to_string();
     assert!(encoder.contains("the model itself gives vectors"), "{encoder}");
+}
+
+/// Models with a head that is right for the most part: attention alone, and states.
+const WITH_HEADS: [&str; 2] = ["glm4moe-shared-1", "qwen35-1"];
+
+/// The model of a golden with its head, and without.
+fn with_and_without(name: &str, weights: Weights) -> [Arc<Model>; 2] {
+    let golden = golden(name);
+    let without = heads_of_files::plain(&golden, &weights);
+    assert!(!without.facts.drafts);
+    let with = heads_of_files::model(&golden, &weights);
+    assert!(with.facts.drafts);
+    [with, without].map(Arc::new)
+}
+
+#[test]
+fn a_head_changes_nothing_and_is_right_or_only_costs_time() {
+    for name in WITH_HEADS {
+        let right = Weights::of_file(name).nearly_right();
+        let [with, without] = with_and_without(name, right);
+        let kinds = || (0..KINDS).filter(|i| *i != 11).map(request);
+        let want = run(Setup::new(&without, cpu(), 1), &mut kinds());
+        let rate = |got: &Outcome| got.accepted as f64 / got.drafted as f64;
+        let mut of_right = f64::INFINITY;
+        for together in [1, 4] {
+            let got = run(Setup::new(&with, cpu(), together).with_head(), &mut kinds());
+            assert_same(&got, &want, &format!("{name}, {together} at once"));
+            of_right = of_right.min(rate(&got));
+        }
+        // One that was not asked for drafts nothing.
+        let few = || [0, 2].into_iter().map(request);
+        let off = Setup {
+            policy: Policy { heads: Heads::Off, lookup: Lookup::Off, ..Policy::default() },
+            ..Setup::new(&with, cpu(), 2)
+        };
+        let off = run(off, &mut few());
+        assert_eq!((off.drafted, off.told), (0, run(Setup::new(&without, cpu(), 1), &mut few()).told));
+        let [wrong, without] = with_and_without(name, Weights::of_file(name));
+        let kinds = || [0, 1, 2, 5, 7].into_iter().map(request);
+        let want = run(Setup::new(&without, cpu(), 1), &mut kinds());
+        let got = run(Setup::new(&wrong, cpu(), 4).with_head(), &mut kinds());
+        assert_same(&got, &want, &format!("{name}, wrong weights"));
+        assert!(of_right > 0.5 && of_right > 1.2 * rate(&got), "{name}: {of_right:.2} against {:.2}", rate(&got));
+    }
+}
+
+#[test]
+fn a_head_changes_no_bit_of_reproducible_text() {
+    let reproducible = || Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(true));
+    for name in WITH_HEADS {
+        let [with, without] = with_and_without(name, Weights::of_file(name).nearly_right());
+        let kinds = || [0, 1, 3, 5, 7].into_iter().map(request);
+        let want = run(Setup::new(&without, reproducible(), 1), &mut kinds());
+        let got = run(Setup::new(&with, reproducible(), 5).with_head(), &mut kinds());
+        assert_same(&got, &want, name);
+        assert!(10 * got.accepted > 4 * got.drafted, "{name}: {} of {}", got.accepted, got.drafted);
+    }
+}
+
+#[test]
+fn a_head_changes_nothing_after_prefix_hits_and_swaps() {
+    for name in WITH_HEADS {
+        let [with, without] = with_and_without(name, Weights::of_file(name).nearly_right());
+        let kinds = || (0..6).map(|i| Request { choices: 1, ..request(i) });
+        let want = run(Setup::new(&without, cpu(), 1), &mut kinds().chain(kinds()));
+        // The second half finds its prompts; six sequences that grow to three pages have ten.
+        let few = Setup { pages: 10, ..Setup::new(&with, cpu(), 6).with_head().looking_up() };
+        let got = run(few, &mut kinds().chain(kinds()));
+        assert_same(&got, &want, name);
+    }
+}
+
+#[test]
+fn a_head_changes_nothing_on_a_gpu() {
+    for name in WITH_HEADS {
+        let [with, without] = with_and_without(name, Weights::of_file(name).nearly_right());
+        let kinds = || [0, 1, 2, 5].into_iter().map(request);
+        let (Some((plain, _a)), Some((drafting, _b))) = (gpu_with(Options::default()), gpu_with(Options::default()))
+        else {
+            return;
+        };
+        let want = run(Setup::new(&without, plain, 2), &mut kinds());
+        let got = run(Setup::new(&with, drafting, 2).with_head(), &mut kinds());
+        assert_same(&got, &want, name);
+        assert!(10 * got.accepted > 4 * got.drafted, "{name}: {} of {}", got.accepted, got.drafted);
+    }
+}
+
+#[test]
+fn a_head_keeps_to_its_limits() {
+    let [with, _] = with_and_without(WITH_HEADS[0], Weights::of_file(WITH_HEADS[0]).nearly_right());
+    let of = |limits: DraftLimits| {
+        let mut setup = Setup::new(&with, cpu(), 1).with_head();
+        setup.policy.draft = DraftLimits { always: true, ..limits };
+        run(setup, &mut [0, 1].into_iter().map(request))
+    };
+    let likely = of(DraftLimits { most: 4, least_probability: 1e-6, ..DraftLimits::default() });
+    assert!(likely.accepted > 40, "{} of {}", likely.accepted, likely.drafted);
+    let sure = of(DraftLimits { least_probability: 1.1, ..DraftLimits::default() });
+    assert_eq!((sure.drafted, &sure.told), (0, &likely.told));
+    let short = of(DraftLimits { most: 2, least: 3, ..DraftLimits::default() });
+    assert_eq!((short.drafted, &short.told), (0, &likely.told));
 }

@@ -1,4 +1,4 @@
-//! How tokens are drafted: by lookup, and by a second model. Flags of the commands that generate text.
+//! How tokens are drafted: by lookup, by a head in the model's file, and by a second model. Flags of the commands that generate text.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use kiln_engine::arch::Room;
 use kiln_engine::executor::Executor;
 use kiln_engine::model::Model;
-use kiln_engine::run::{DraftLimits, DraftModel, Engine, Lookup, Policy};
+use kiln_engine::run::{DraftLimits, DraftModel, Engine, Heads, Lookup, Policy};
 use kiln_llm::{Job, Opening};
 
 use crate::model::{in_words, loading, open, resolve};
@@ -22,18 +22,22 @@ pub(crate) struct DraftFlags {
     /// Draft tokens by lookup in the prompt and the answer, where that is faster; the answer stays the same. auto: on the CPU
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     lookup: When,
+    /// Draft tokens with the head in the model's file, where it has one (MTP, nextn); the answer stays the same, and where drafts do not pay, none are
+    /// made. auto: on the CPU. A head drafts where no --draft-model is named
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    mtp: When,
     /// Smaller model with the same vocabulary that drafts tokens (-md, --model-draft): a GGUF file or a name as `kiln pull` takes it. The answer
     /// stays the same; where drafts do not pay, none are made
     #[arg(long, value_name = "MODEL")]
     draft_model: Option<PathBuf>,
-    /// Most tokens of a draft of --draft-model; fewer are drafted where that is faster [default: 16]
-    #[arg(long, value_name = "N", requires = "draft_model", value_parser = clap::value_parser!(u32).range(0..=16))]
+    /// Most tokens of a draft of --draft-model or --mtp; fewer are drafted where that is faster [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16))]
     draft_max: Option<u32>,
-    /// Drop drafts of --draft-model that are shorter [default: 0]
-    #[arg(long, value_name = "N", requires = "draft_model", value_parser = clap::value_parser!(u32).range(0..=16))]
+    /// Drop drafts of --draft-model or --mtp that are shorter [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16))]
     draft_min: Option<u32>,
-    /// End a draft of --draft-model before a token that is less probable, among its ten likeliest [default: 0]
-    #[arg(long, value_name = "P", requires = "draft_model", value_parser = probability)]
+    /// End a draft of --draft-model or --mtp before a token that is less probable, among its ten likeliest [default: 0]
+    #[arg(long, value_name = "P", value_parser = probability)]
     draft_p_min: Option<f32>,
 }
 
@@ -59,6 +63,13 @@ impl DraftFlags {
             When::On => Lookup::On,
             When::Off => Lookup::Off,
         };
+        // Of two that compute drafts, the one that was named does.
+        let heads = match self.mtp {
+            _ if self.draft_model.is_some() => Heads::Off,
+            When::Auto => Heads::Auto,
+            When::On => Heads::On,
+            When::Off => Heads::Off,
+        };
         let usual = DraftLimits::default();
         let limits = DraftLimits {
             most: self.draft_max.map_or(usual.most, |most| most as usize),
@@ -72,7 +83,7 @@ impl DraftFlags {
             DraftModel::check(&model, target).with_context(|| format!("cannot draft with {}", path.display()))?;
             Ok(model)
         });
-        Ok(Drafting { lookup, limits, model: model.transpose()? })
+        Ok(Drafting { lookup, heads, limits, model: model.transpose()? })
     }
 }
 
@@ -80,6 +91,7 @@ impl DraftFlags {
 #[derive(Clone, Default)]
 pub(crate) struct Drafting {
     lookup: Lookup,
+    heads: Heads,
     limits: DraftLimits,
     model: Option<Arc<Model>>,
 }
@@ -87,7 +99,7 @@ pub(crate) struct Drafting {
 impl Drafting {
     /// The same rules for requests, with drafts.
     pub(crate) fn policy(&self, policy: Policy) -> Policy {
-        Policy { lookup: self.lookup, draft: self.limits, ..policy }
+        Policy { lookup: self.lookup, draft: self.limits, heads: self.heads, ..policy }
     }
 
     /// Bytes of the draft model's weights.
@@ -102,7 +114,8 @@ impl Drafting {
             Lookup::On => true,
             Lookup::Off => false,
         };
-        let goes_back = model.facts.has_state() && (looks_up || self.model.is_some());
+        let drafts = looks_up || self.model.is_some() || self.heads == Heads::On;
+        let goes_back = model.facts.has_state() && drafts;
         let marks = if goes_back { room.sequences.min(MOST_MARKS) } else { 0 };
         Room { states: room.states + marks, ..room }
     }
@@ -112,7 +125,7 @@ impl Drafting {
         let Some(model) = &self.model else { return Ok(None) };
         let context = opening.context.unwrap_or_else(|| target.usual_context()).min(model.usual_context());
         // A context that was asked for is had whole or not at all; drafts of shorter sequences are better than none.
-        let job = Job { sequences, expected: Some(context), ..Job::default() };
+        let job = Job { sequences, expected: Some(context), heads: Heads::Off, ..Job::default() };
         // A state cannot be shortened, and drafts are always taken back.
         let widen = |room: Room, _: &dyn Executor| {
             let marks = if model.facts.has_state() { room.sequences } else { 0 };
@@ -132,7 +145,13 @@ impl Drafting {
     pub(crate) fn engine(&self, opening: &Opening, model: &Arc<Model>, job: Job) -> anyhow::Result<Engine> {
         let draft = self.load(opening, model, job.sequences.max(1))?;
         let widen = |room: Room, executor: &dyn Executor| self.widen(room, model, executor);
+        let job = Job { heads: self.heads, ..job };
         let mut engine = loading(|progress| opening.engine_within(model, job, widen, progress)).map_err(in_words)?;
+        if self.heads == Heads::On && !engine.drafts() {
+            log::warn!(
+                "the model's file has no head that Kiln runs, or several devices run the model: --mtp does nothing"
+            );
+        }
         draft.into_iter().for_each(|draft| engine.draft_with(draft));
         Ok(engine)
     }

@@ -124,6 +124,7 @@ const TABLE: &[Row] = &[
     only(DRAFTING, &["--draft", "--draft-n", "--spec-draft-n-max"], Value, Is("--draft-max")),
     only(DRAFTING, &["--draft-n-min", "--spec-draft-n-min"], Value, Is("--draft-min")),
     only(DRAFTING, &["--spec-draft-p-min"], Value, Is("--draft-p-min")),
+    row(&["--spec-type"], Value, Ignored("--lookup, --mtp and --draft-model say who drafts; without them Kiln measures what pays")),
     row(&["-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--draft-model", "--draft", "--draft-n",
         "--spec-draft-n-max", "--draft-max", "--draft-n-min", "--spec-draft-n-min", "--draft-min", "--spec-draft-p-min", "--draft-p-min"],
         Value, Ignored("drafts are for commands that generate text")),

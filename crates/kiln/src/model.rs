@@ -150,7 +150,7 @@ pub(crate) struct OneSequence {
 
 impl OneSequence {
     fn job(self) -> Job {
-        Job { sequences: 1, spare: self.spare, first: self.first, expected: self.expected }
+        Job { sequences: 1, spare: self.spare, first: self.first, expected: self.expected, ..Job::default() }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Once};
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{DequantCache, Executor, GpuExecutor, Options, Packing, Progress, Sums};
 use kiln_engine::model::{Adapter, Model};
-use kiln_engine::run::{self, Engine, First, fit};
+use kiln_engine::run::{self, Engine, First, Heads, fit};
 use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::{AdapterKind, Device, Error as GpuError};
 use kiln_kernels::probe::{Probe, host_read_rate};
@@ -90,6 +90,8 @@ pub struct Job {
     pub first: Option<First>,
     /// Tokens that a sequence will need at most, where the caller knows.
     pub expected: Option<usize>,
+    /// Whether the head that drafts is loaded, where the file has one and one device runs the model.
+    pub heads: Heads,
 }
 
 /// Opens a model file; `mapped` is told of it before it is read.
@@ -163,6 +165,26 @@ fn beats_cpu(device: &Arc<Device>) -> bool {
     yes
 }
 
+/// The model with the head of its file, where that is to draft. A head that cannot be read is an error only where it was asked for.
+fn with_head(model: &Model, executor: &dyn Executor, heads: Heads) -> Result<Option<Arc<Model>>, Error> {
+    let wanted = match heads {
+        Heads::Off => false,
+        Heads::On => true,
+        Heads::Auto => executor.takes_any_shape(),
+    };
+    if !wanted || executor.shares().len() > 1 {
+        return Ok(None);
+    }
+    match model.with_head() {
+        Ok(model) => Ok(Some(model).filter(|model| model.facts.drafts).map(Arc::new)),
+        Err(why) if heads == Heads::On => Err(why.into()),
+        Err(why) => {
+            log::warn!("{why}");
+            Ok(None)
+        }
+    }
+}
+
 impl Opening {
     /// Opens a model file with the adapters that were asked for. Where a GPU is being opened meanwhile, which takes tenths of a second, the
     /// file's pages are brought into memory, from where they will be copied to the GPU.
@@ -225,13 +247,20 @@ impl Opening {
         widen: impl FnOnce(Room, &dyn Executor) -> Room,
         progress: Progress<'_>,
     ) -> Result<Engine, Error> {
-        let Job { sequences, spare, first, expected } = job;
+        let Job { sequences, spare, first, expected, heads } = job;
         let wish = run::Wish { expected, ..self.wish(sequences.max(1)) };
         let executor = self.executor_for(model, &wish)?;
-        let room = fit(model, &*executor, &wish)?.room.with_spare(spare, model.facts.window);
-        let room = widen(room, &*executor);
+        let fitted = match with_head(model, &*executor, heads)? {
+            Some(headed) => fit(&headed, &*executor, &wish).ok().map(|fit| (fit, headed)),
+            None => None,
+        };
+        let (fit, model) = match fitted {
+            Some(fitted) => fitted,
+            None => (fit(model, &*executor, &wish)?, Arc::clone(model)),
+        };
+        let room = widen(fit.room.with_spare(spare, model.facts.window), &*executor);
         let start = std::time::Instant::now();
-        let engine = Engine::expecting(Arc::clone(model), executor, room, first, progress)?;
+        let engine = Engine::expecting(Arc::clone(&model), executor, room, first, progress)?;
         let (weights, seconds) = (kiln_system::memory::size(model.gguf.data_bytes()), start.elapsed().as_secs_f64());
         log::info!("{weights} of weights on {} in {seconds:.2} s; room for {} tokens", engine.describe(), room.context);
         Ok(engine)

@@ -8,6 +8,7 @@ use super::{Architecture, experts};
 use crate::Error;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Layout, Spec};
+use crate::blocks::draft_head::Handed;
 use crate::blocks::mlp::Scaled;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
@@ -57,8 +58,11 @@ pub(super) fn load_moe(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Erro
     let moe = experts::keyed(l, &mut spec, Gate::Sigmoid)?;
     let shared = l.keys.count_opt("expert_shared_feed_forward_length", 1 << 20)?.or(moe.shared);
     spec.moe = Some(MoeSpec { shared, factor: 0.5, scaled: true, ..moe });
-    let first = spec.dense_layers;
+    let (first, plain) = (spec.dense_layers, spec.attention[0].clone());
     let mut spec = spec.with_windows(&windows, Rope::clone);
     spec.turned_where(|i| windows[i].is_some() || i < first);
+    // The head sees everything and is turned all the same.
+    spec.attention.push(plain);
+    spec.drafts = Some(Handed::Normed);
     Decoder::load(l, spec)
 }

@@ -8,6 +8,7 @@ use super::Architecture;
 use crate::Error;
 use crate::blocks::attention::HeadNorm;
 use crate::blocks::decoder::{Decoder, Place, Spec};
+use crate::blocks::draft_head::Handed;
 use crate::blocks::mlp::Scaled;
 use crate::blocks::moe::{Chunks, MoeSpec};
 use crate::blocks::norms::NormKind;
@@ -108,6 +109,7 @@ pub(super) fn hunyuan3(l: &mut Loader<'_>) -> Loaded {
     let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
     let mut spec = spec.with_head_norm(HeadNorm::Rms);
     spec.scaled = Scaled::All;
+    spec.drafts = Some(Handed::Normed);
     let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     let shared = l.keys.count_opt("expert_shared_feed_forward_length", 1 << 20)?.or(Some(moe.width));
     by_tensor(l, &mut spec, MoeSpec { shared, scaled: true, ..moe });
@@ -158,6 +160,7 @@ pub(super) fn glm4(l: &mut Loader<'_>) -> Loaded {
     let spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
     let mut spec = spec.with_sections(l, RopeStyle::Mrope)?.with_head_norm(HeadNorm::RmsMaybe);
     spec.ffn_norm = "post_attention_norm";
+    spec.drafts = Some(Handed::Normed);
     spec.moe = Some(keyed(l, &mut spec, Gate::Sigmoid)?);
     Decoder::load(l, spec)
 }

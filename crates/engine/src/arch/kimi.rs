@@ -10,6 +10,7 @@ use crate::Error;
 use crate::blocks::attend::ResultGate;
 use crate::blocks::decoder::{Decoder, Spec};
 use crate::blocks::delta_net::{KimiDecay, KimiDelta, KimiSpec};
+use crate::blocks::draft_head::Handed;
 use crate::blocks::latent::{Latent, LatentSpec};
 use crate::blocks::mixer::Mixer;
 use crate::blocks::moe::MoeSpec;
@@ -95,7 +96,13 @@ pub(super) fn ling3(l: &mut Loader<'_>) -> Loaded {
         (i >= dense).then_some(MoeSpec { activation, shared_activation, shared: Some(shared), ..moe })
     });
     let decay = KimiDecay::Bounded { bound, negated: false };
-    Decoder::load_with(l, spec, |l, spec, i| {
-        mixer(l, spec, i, (decay, None), |_, sizes| (sizes.gate, sizes.scaled) = (ResultGate::Sigmoid, false))
-    })
+    let change = |sizes: &mut LatentSpec| (sizes.gate, sizes.scaled) = (ResultGate::Sigmoid, false);
+    if spec.sizes.draft.is_some() {
+        // The head has latent attention, whatever the layers have.
+        let mut sizes = latent::sizes(l, &spec, layers - 1, "")?;
+        change(&mut sizes);
+        spec.latent = vec![sizes; layers + 1];
+        spec.drafts = Some(Handed::Normed);
+    }
+    Decoder::load_with(l, spec, |l, spec, i| mixer(l, spec, i, (decay, None), |_, sizes| change(sizes)))
 }

@@ -10,6 +10,7 @@ use super::experts::keyed;
 use crate::Error;
 use crate::blocks::attend::{ResultGate, Temperature};
 use crate::blocks::decoder::{Decoder, Spec};
+use crate::blocks::draft_head::Handed;
 use crate::blocks::indexer::IndexSpec;
 use crate::blocks::latent::{LatentSpec, Sees};
 use crate::blocks::mlp::{Activation, Scaled};
@@ -99,6 +100,7 @@ fn deepseek(l: &mut Loader<'_>, is_deepseek2: bool) -> Loaded {
         latent.iter_mut().for_each(|layer| layer.temperature = temperature);
     }
     spec.latent = latent;
+    spec.drafts = Some(Handed::Normed);
     if MoeSpec::counts(l)?.is_some() {
         let sigmoid = (blocks == 47 || blocks == 48) && vocab == 154_880;
         spec.moe = Some(keyed(l, &mut spec, if sigmoid { Gate::Sigmoid } else { Gate::Softmax })?);
@@ -184,6 +186,7 @@ fn chosen(
     stretched(&mut latent, factor, log, false);
     choosing.apply(l, &own(l, &spec)?, &mut latent)?;
     spec.latent = latent;
+    spec.drafts = Some(Handed::Normed);
     spec.scaled = Scaled::All;
     let moe = keyed(l, &mut spec, Gate::Sigmoid)?;
     spec.moe = Some(MoeSpec { scaled: true, ..moe });

@@ -308,6 +308,15 @@ pub enum Results {
     Vectors,
     /// Nothing: the text is one that another is written for, and caches keep what that needs of it.
     Source,
+    /// What the draft head of the model guesses for the token behind it.
+    Draft,
+}
+
+impl Results {
+    /// Whether they are logits.
+    pub fn are_logits(self) -> bool {
+        matches!(self, Results::Logits | Results::Draft)
+    }
 }
 
 impl Batch {
@@ -332,6 +341,12 @@ impl Batch {
 
 /// Rows of a page of the key-value caches.
 pub const PAGE: usize = 64;
+
+/// States of the last tokens of a sequence that are kept for a draft head: those of a draft that is verified, of what goes in before it, and
+/// of the token before that.
+pub const CARRIED_TOKENS: usize = 32;
+/// Rows that these take, with one for the state that the head itself handed on last.
+pub const CARRIED: usize = CARRIED_TOKENS + 1;
 
 /// Sizes of one plan. A batch holds `decode` rows of one token each, row i of sequence i, and behind them `prompt` rows: pieces
 /// of the prompts of `pieces` more sequences, one after the other.
@@ -581,6 +596,7 @@ impl Graph {
             Some(slot) => ports.with_vectors(&mut b, slot.shape[0] * (1 + self.facts.deepstack)),
             None => ports,
         };
+        let ports = if self.facts.drafts { ports.with_carried(&mut b) } else { ports };
         let ports = ports.with_places(&mut b, &shape);
         let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
         b.finish(ports, logits)
@@ -589,8 +605,14 @@ impl Graph {
 
 /// The graph of a model with this much room in its caches, where it has some.
 pub fn graph(config: &Config, gguf: &Gguf, room: &Room) -> Result<Graph, Error> {
+    graph_with(config, gguf, room, false)
+}
+
+/// The same with the draft head of the file, where it has one and that is wanted.
+pub(crate) fn graph_with(config: &Config, gguf: &Gguf, room: &Room, wants_head: bool) -> Result<Graph, Error> {
     let row = config.architecture;
     let mut loader = Loader::new(gguf, row.name, room);
+    loader.wants_head = wants_head;
     let architecture = (row.load)(&mut loader)?;
     let harmless = HARMLESS.iter().find(|(name, _)| *name == row.name).map_or(&[][..], |(_, parts)| parts);
     // What makes vectors of texts out of vectors of tokens is read elsewhere.

@@ -8,6 +8,7 @@ use crate::blocks::attend::ResultGate;
 use crate::blocks::attention::{Attention, HeadNorm};
 use crate::blocks::decoder::{Decoder, Spec};
 use crate::blocks::delta_net::{DeltaNet, DeltaSpec, OutputGate};
+use crate::blocks::draft_head::Handed;
 use crate::blocks::mlp::Scaled;
 use crate::blocks::moe::MoeSpec;
 use crate::blocks::norms::NormKind;
@@ -19,6 +20,7 @@ fn plain(l: &mut Loader<'_>) -> Result<Spec, Error> {
     let mut spec = spec.with_head_norm(HeadNorm::Rms).with_result_gate(ResultGate::InQueries);
     spec.ffn_norm = "post_attention_norm";
     spec.scaled = Scaled::All;
+    spec.drafts = Some(Handed::Normed);
     spec.each_attention(|_, attention| attention.output_bias = false);
     Ok(spec)
 }

@@ -189,15 +189,11 @@ enum Source {
 
 impl Mixer for Attention {
     fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
-        let Attended { heads, kv_heads, head_dim, .. } = self.spec.attended;
+        let Attended { heads, head_dim, .. } = self.spec.attended;
         let q = b.linear("q", x, &self.q);
         let made = self.own.as_ref().map(|own| own.products(b, x));
-        let clamped = |b: &mut Builder, name: &str, t: Tensor| match self.spec.clamp {
-            Some(most) => b.clamp(name, t, most),
-            None => t,
-        };
-        let q = clamped(b, "q_clamp", q);
-        let made = made.map(|[k, v]| [clamped(b, "k_clamp", k), clamped(b, "v_clamp", v)]);
+        let q = self.clamped(b, "q_clamp", q);
+        let made = made.map(|[k, v]| [self.clamped(b, "k_clamp", k), self.clamped(b, "v_clamp", v)]);
         let (q, inner_gate) = match self.spec.gate {
             ResultGate::InQueries => {
                 let both = by_head(q, 2 * head_dim, heads);
@@ -206,19 +202,13 @@ impl Mixer for Attention {
             _ => (by_head(q, head_dim, heads), None),
         };
         let q = self.heads(b, batch, ["q_norm", "q_rope"], q, self.q_norm.as_ref());
-        let made = made.map(|[k, v]| {
-            let norm = self.own.as_ref().and_then(|own| own.k_norm.as_ref());
-            let k = self.heads(b, batch, ["k_norm", "k_rope"], by_head(k, head_dim, kv_heads), norm);
-            [flat(k), self.values(b, v)]
-        });
+        let made = made.map(|made| self.placed(b, batch, made));
         let q = match self.temperature {
             Some(table) => super::attend::warmed(b, batch, q, table),
             None => q,
         };
-        let rows = batch.places(self.spec.kept()).rows;
-        if let Some([k, v]) = made {
-            b.store("k_write", k, rows, self.k_cache);
-            b.store("v_write", v, rows, self.v_cache);
+        if let Some(made) = made {
+            self.store(b, batch, made);
         }
         let caches = [self.k_cache, self.v_cache];
         let lists = self.indexer.as_ref().and_then(|indexer| indexer.build(b, batch, x, x).lists());
@@ -236,6 +226,14 @@ impl Mixer for Attention {
         let y = self.inner_norm.map_or(y, |norm| b.norm("inner_norm", y, &norm));
         let y = b.linear("output", y, &self.output);
         if self.spec.result_scale == 1.0 { y } else { b.scale("result", y, self.spec.result_scale) }
+    }
+
+    fn keep(&self, b: &mut Builder, batch: &Batch, x: Tensor) {
+        let Some(own) = &self.own else { return };
+        let [k, v] = own.products(b, x);
+        let made = [self.clamped(b, "k_clamp", k), self.clamped(b, "v_clamp", v)];
+        let made = self.placed(b, batch, made);
+        self.store(b, batch, made);
     }
 }
 
@@ -317,6 +315,27 @@ impl Attention {
             output,
             freqs,
         })
+    }
+
+    fn clamped(&self, b: &mut Builder, name: &str, t: Tensor) -> Tensor {
+        match self.spec.clamp {
+            Some(most) => b.clamp(name, t, most),
+            None => t,
+        }
+    }
+
+    /// Keys and values as they are kept.
+    fn placed(&self, b: &mut Builder, batch: &Batch, [k, v]: [Tensor; 2]) -> [Tensor; 2] {
+        let Attended { kv_heads, head_dim, .. } = self.spec.attended;
+        let norm = self.own.as_ref().and_then(|own| own.k_norm.as_ref());
+        let k = self.heads(b, batch, ["k_norm", "k_rope"], by_head(k, head_dim, kv_heads), norm);
+        [flat(k), self.values(b, v)]
+    }
+
+    fn store(&self, b: &mut Builder, batch: &Batch, [k, v]: [Tensor; 2]) {
+        let rows = batch.places(self.spec.kept()).rows;
+        b.store("k_write", k, rows, self.k_cache);
+        b.store("v_write", v, rows, self.v_cache);
     }
 
     /// Values `[width * heads, rows]` as they are kept.

@@ -7,6 +7,7 @@ use kiln_kernels::tensor::Tensor;
 
 use super::attend::ResultGate;
 use super::attention::{Attention, AttentionSpec, HeadNorm};
+use super::draft_head::{DraftHead, Handed};
 use super::latent::{Latent, LatentSpec};
 use super::mixer::Mixer;
 use super::mlp::{Activation, Mlp, MlpSpec, Scaled};
@@ -15,7 +16,7 @@ use super::norms::NormKind;
 use super::output::{Embedding, Head, Output};
 use super::per_layer::{Inject, PerLayer, PerLayerSpec, of_layer};
 use crate::Error;
-use crate::arch::{Architecture, Batch};
+use crate::arch::{Architecture, Batch, Results};
 use crate::model::Loader;
 use crate::model::parts::{Factors, Rope, Sizes, sections};
 use crate::plan::{Builder, Norm};
@@ -148,6 +149,8 @@ pub struct Spec {
     pub output_norm: &'static str,
     /// Tokens that text never draws: their logits are minus infinity.
     pub hidden_tokens: Vec<usize>,
+    /// Which state of a token the draft head of such models takes; none where there is no head that Kiln runs.
+    pub drafts: Option<Handed>,
 }
 
 impl Spec {
@@ -207,6 +210,7 @@ impl Spec {
             output_bias: true,
             output_norm: "output_norm",
             hidden_tokens: Vec::new(),
+            drafts: None,
         })
     }
 
@@ -332,6 +336,7 @@ pub struct Decoder {
     /// The norm between two times that the layers are run.
     between: Option<Norm>,
     output: Output,
+    head: Option<DraftHead>,
 }
 
 /// Reads what mixes the tokens of a layer; `None` where nothing does.
@@ -381,7 +386,8 @@ impl Decoder {
         (output.scale, output.softcap) = (spec.logit_scale, spec.logit_softcap);
         output.hide(l, &spec.hidden_tokens, spec.sizes.vocab);
         let output = if spec.output_bias { output } else { output.without_bias() };
-        Ok(Box::new(Decoder { spec, embedding, per_layer, layers, between, output }))
+        let head = DraftHead::load(l, &spec, &embedding, &output)?;
+        Ok(Box::new(Decoder { spec, embedding, per_layer, layers, between, output, head }))
     }
 }
 
@@ -536,6 +542,15 @@ impl Layer {
         Ok(Layer { mixer_norm, mixer, mixer_post, second, ffn_norm, ffn, ffn_post, skip, inject, output_scale })
     }
 
+    /// Adds the steps that keep what later tokens need of these in the first half, and no others.
+    pub fn keep(&self, b: &mut Builder, batch: &Batch, name: &str, x: Tensor) {
+        b.at(format!("{name}.attention"));
+        let x = self.mixer_norm.as_ref().map_or(x, |norm| b.norm("norm", x, norm));
+        if let Some(mixer) = &self.mixer {
+            mixer.keep(b, batch, x);
+        }
+    }
+
     /// The stream with what a half of the layer made, normed before or after, and that by itself.
     fn half(&self, b: &mut Builder, spec: &Spec, post: &Option<Norm>, x: [Tensor; 2], branch: Tensor) -> [Tensor; 2] {
         match post {
@@ -607,6 +622,9 @@ impl Layer {
 
 impl Architecture for Decoder {
     fn build(&self, b: &mut Builder, batch: &Batch) -> Tensor {
+        if let (Some(head), Results::Draft) = (&self.head, batch.results) {
+            return head.build(b, batch);
+        }
         let first = self.embedding.build(b, batch);
         let vectors = self.per_layer.as_ref().map(|own| own.build(b, batch, first));
         let mut x = first;
@@ -623,6 +641,14 @@ impl Architecture for Decoder {
                 x = b.add("deepstack", x, rows.values.narrow(0, (i + 1) * hidden, hidden));
             }
         }
-        self.output.build(b, batch, x)
+        match &self.head {
+            Some(head) if batch.results == Results::Logits => {
+                b.at("output");
+                let normed = self.output.normed(b, x);
+                head.catch_up(b, batch, [x, normed]);
+                self.output.build_normed(b, batch, normed)
+            }
+            _ => self.output.build(b, batch, x),
+        }
     }
 }

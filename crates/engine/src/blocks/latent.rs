@@ -115,7 +115,7 @@ impl LatentSpec {
 
 impl Mixer for Latent {
     fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
-        let LatentSpec { heads, rank, head_dim, turned, .. } = self.spec;
+        let LatentSpec { heads, head_dim, .. } = self.spec;
         let rows = x.shape[1];
         let from = match &self.query.low {
             Some((matrix, norm)) => {
@@ -134,18 +134,7 @@ impl Mixer for Latent {
         if let Some(table) = self.temperature {
             q = warmed(b, batch, q, table);
         }
-        let low = b.linear("latent", x, &self.down);
-        let latent = b.norm("latent.norm", low.narrow(0, 0, rank), &self.norm);
-        // One head for all.
-        let mut key = low.narrow(0, rank, turned).permute([0, 2, 1, 3]);
-        if let Some(norm) = &self.key_norm {
-            key = b.norm("k_norm", key, norm);
-        }
-        if turned > 0 && self.spec.rope.is_some() {
-            let y = b.like("k_rope", key);
-            self.turn(b, batch, "k_rope", [key, y], 0);
-            key = y;
-        }
+        let [latent, key] = self.latent(b, batch, x);
         let y = match &self.up {
             Up::Split { k, v, cache } => self.over_latents(b, batch, [q, latent, key], [*k, *v, *cache], chosen),
             Up::Whole { matrix, k_cache, v_cache } => {
@@ -157,6 +146,18 @@ impl Mixer for Latent {
             None => y,
         };
         b.linear("output", y, &self.output)
+    }
+
+    fn keep(&self, b: &mut Builder, batch: &Batch, x: Tensor) {
+        match self.up {
+            Up::Split { cache, .. } => {
+                let made = self.latent(b, batch, x);
+                self.store(b, batch, made, cache);
+            }
+            Up::Whole { .. } => {
+                self.build(b, batch, x);
+            }
+        }
     }
 }
 
@@ -224,6 +225,33 @@ impl Latent {
         })
     }
 
+    /// The latent and the key that all heads share.
+    fn latent(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> [Tensor; 2] {
+        let LatentSpec { rank, turned, .. } = self.spec;
+        let low = b.linear("latent", x, &self.down);
+        let latent = b.norm("latent.norm", low.narrow(0, 0, rank), &self.norm);
+        // One head for all.
+        let mut key = low.narrow(0, rank, turned).permute([0, 2, 1, 3]);
+        if let Some(norm) = &self.key_norm {
+            key = b.norm("k_norm", key, norm);
+        }
+        if turned > 0 && self.spec.rope.is_some() {
+            let y = b.like("k_rope", key);
+            self.turn(b, batch, "k_rope", [key, y], 0);
+            key = y;
+        }
+        [latent, key]
+    }
+
+    fn store(&self, b: &mut Builder, batch: &Batch, [latent, key]: [Tensor; 2], cache: Tensor) {
+        let LatentSpec { rank, turned, .. } = self.spec;
+        let ids = batch.places(self.spec.window).rows;
+        if turned > 0 {
+            b.store("k_write", key.permute([0, 2, 1, 3]), ids, cache.narrow(0, rank, turned));
+        }
+        b.store("latent_write", latent, ids, cache.narrow(0, 0, rank));
+    }
+
     fn turn(&self, b: &mut Builder, batch: &Batch, name: &str, [x, y]: [Tensor; 2], offset: usize) {
         if let (Some(rope), Some(freqs)) = (&self.spec.rope, self.freqs) {
             turned(b, batch, name, Turned { x, y, freqs, offset }, rope);
@@ -245,13 +273,9 @@ impl Latent {
         [k, v, cache]: [Tensor; 3],
         chosen: Option<Chosen>,
     ) -> Tensor {
-        let LatentSpec { heads, rank, turned, value_dim, .. } = self.spec;
+        let LatentSpec { heads, value_dim, .. } = self.spec;
         let rows = q.shape[2];
-        let ids = batch.places(self.spec.window).rows;
-        if turned > 0 {
-            b.store("k_write", key.permute([0, 2, 1, 3]), ids, cache.narrow(0, rank, turned));
-        }
-        b.store("latent_write", latent, ids, cache.narrow(0, 0, rank));
+        self.store(b, batch, [latent, key], cache);
         let out = b.fresh("v", TensorType::F32, [value_dim, heads, rows, 1]);
         let BatchShape { decode, prompt, expands, .. } = batch.shape;
         let lists = chosen.and_then(|chosen| chosen.lists());

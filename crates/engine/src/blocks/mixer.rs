@@ -12,6 +12,11 @@ use crate::plan::{Builder, Linear};
 pub trait Mixer: Send + Sync {
     /// Adds the steps; gives what is added to the residual stream.
     fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor;
+
+    /// Adds the steps that keep what later tokens need of these, and no others where they can be told apart.
+    fn keep(&self, b: &mut Builder, batch: &Batch, x: Tensor) {
+        self.build(b, batch, x);
+    }
 }
 
 /// A matrix in the place of attention.

@@ -6,6 +6,7 @@ pub mod attend;
 pub mod attention;
 pub mod decoder;
 pub mod delta_net;
+pub mod draft_head;
 pub mod indexer;
 pub mod latent;
 pub mod lightning;

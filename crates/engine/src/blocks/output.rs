@@ -5,7 +5,7 @@ use kiln_kernels::unary::Function;
 
 use super::norms::NormKind;
 use crate::Error;
-use crate::arch::{Batch, Results};
+use crate::arch::Batch;
 use crate::model::{Loader, names};
 use crate::plan::{Builder, Linear, Norm};
 
@@ -178,12 +178,34 @@ impl Output {
     pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
         b.at("output");
         // Only the wanted tokens go through the output matrix, the largest of all.
-        let x = if batch.shape.outputs == batch.shape.rows() { x } else { b.rows("rows", x, batch.ports.wanted) };
-        let x = match &self.norm {
+        let x = wanted(b, batch, x);
+        let x = self.normed(b, x);
+        self.product(b, batch, x)
+    }
+
+    /// Adds the steps that norm all rows.
+    pub fn normed(&self, b: &mut Builder, x: Tensor) -> Tensor {
+        match &self.norm {
             Some(norm) => b.norm("norm", x, norm),
             None => x,
-        };
-        let matrix = self.matrix.as_ref().filter(|_| batch.results == Results::Logits);
+        }
+    }
+
+    /// As [`Output::build`], of rows that are normed already.
+    pub fn build_normed(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        b.at("output");
+        let x = wanted(b, batch, x);
+        self.product(b, batch, x)
+    }
+
+    /// The same with another norm, and another matrix where there is one.
+    #[must_use]
+    pub fn with(self, norm: Norm, matrix: Option<Linear>) -> Output {
+        Output { norm: Some(norm), matrix: matrix.or(self.matrix), ..self }
+    }
+
+    fn product(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        let matrix = self.matrix.as_ref().filter(|_| batch.results.are_logits());
         let Some(matrix) = matrix else { return x };
         let mut logits = b.linear("", x, matrix);
         let cap = self.softcap;
@@ -208,4 +230,9 @@ impl Output {
             None => logits,
         }
     }
+}
+
+/// Those of all rows whose logits are wanted.
+fn wanted(b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+    if batch.shape.outputs == batch.shape.rows() { x } else { b.rows("rows", x, batch.ports.wanted) }
 }

@@ -10,7 +10,7 @@ use kiln_kernels::tensor::Tensor;
 
 use super::Keys;
 use crate::Error;
-use crate::arch::{PAGE, Room};
+use crate::arch::{CARRIED, PAGE, Room};
 use crate::plan::{Fixed, Linear, SlotKind};
 
 /// Endings of tensors that no architecture reads: factors of activations for formats that Kiln does not round to.
@@ -44,6 +44,8 @@ pub struct Facts {
     pub several_positions: bool,
     /// Layers behind which vectors of pictures have further parts that are added.
     pub deepstack: usize,
+    /// Whether the file has a head that drafts tokens, and it is read.
+    pub drafts: bool,
 }
 
 impl Facts {
@@ -88,6 +90,8 @@ pub struct Loader<'a> {
     constants: HashMap<String, Tensor>,
     /// Caches by name: other layers may read them.
     caches: HashMap<String, Tensor>,
+    /// Whether a draft head is read.
+    pub wants_head: bool,
 }
 
 impl<'a> Loader<'a> {
@@ -106,6 +110,7 @@ impl<'a> Loader<'a> {
             ignored: Vec::new(),
             constants: HashMap::new(),
             caches: HashMap::new(),
+            wants_head: false,
         }
     }
 
@@ -285,6 +290,11 @@ impl<'a> Loader<'a> {
         self.ignored.extend(layers);
     }
 
+    /// A layer that was to be ignored is read after all.
+    pub fn reads_layer(&mut self, layer: usize) {
+        self.ignored.retain(|ignored| *ignored != layer);
+    }
+
     /// F32 numbers that no file holds. Every layer that asks for a name gets the same tensor.
     pub fn constant(&mut self, name: &str, values: &[f32], shape: [usize; 4]) -> Tensor {
         if let Some(known) = self.constants.get(name) {
@@ -416,6 +426,12 @@ impl<'a> Loader<'a> {
         shape[one.len()] = self.room.states.max(1);
         self.facts.state_bytes += 4 * one.iter().product::<usize>();
         self.fixed.add(name, SlotKind::State, TensorType::F32, shape)
+    }
+
+    /// Kept states of this width, for a draft head: [`CARRIED`] rows for each sequence.
+    pub fn carried(&mut self, name: &str, width: usize) -> Tensor {
+        self.facts.drafts = true;
+        self.fixed.add(name, SlotKind::Carried, TensorType::F32, [width, CARRIED * self.room.states.max(1), 1, 1])
     }
 
     /// The slots, if every tensor of the file was read or is known to be harmless: one of `harmless`, a part of the name.

@@ -19,11 +19,12 @@ pub use keys::{Keys, MOST_LAYERS};
 pub use loader::{Cached, Facts, Loader};
 
 use crate::Error;
-use crate::arch::{BatchShape, Graph, Room, graph};
+use crate::arch::{BatchShape, Graph, Room, graph, graph_with};
 use crate::state;
 use crate::tokenizer::{LISTS, Tokenizer};
 
 /// An open model.
+#[derive(Clone)]
 pub struct Model {
     /// The file, without the lists of its vocabulary, which are in the tokenizer.
     pub gguf: Arc<Gguf>,
@@ -34,6 +35,7 @@ pub struct Model {
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     adapters: Vec<Adapter>,
+    wants_head: bool,
     keys_hash: Sha256,
 }
 
@@ -67,7 +69,7 @@ impl Model {
         let tokenizer = Arc::new(tokenizer(gguf.metadata(), config.vocab)?);
         let keys_hash = state::keys_hash(gguf.metadata());
         LISTS.iter().for_each(|list| drop(gguf.take(list)));
-        Ok(Model { gguf: Arc::new(gguf), config, facts, tokenizer, adapters: Vec::new(), keys_hash })
+        Ok(Model { gguf: Arc::new(gguf), config, facts, tokenizer, adapters: Vec::new(), wants_head: false, keys_hash })
     }
 
     /// The same model with adapters of it. One that changes a tensor in a way that Kiln does not compute is an error.
@@ -78,6 +80,13 @@ impl Model {
             graph.check_adapters(BatchShape::new(2, 1), &self.adapters)?;
         }
         Ok(self)
+    }
+
+    /// The same model with the head of its file that drafts tokens, where it has one that Kiln runs ([`Facts::drafts`]).
+    pub fn with_head(&self) -> Result<Model, Error> {
+        let model = Model { wants_head: true, ..self.clone() };
+        let facts = model.graph(&Room::one(1))?.facts();
+        Ok(Model { facts, ..model })
     }
 
     /// Tokens of context that it is good for: as many as it was trained with. Where only distances count, longer texts are as good.
@@ -103,7 +112,8 @@ impl Model {
 
     /// What is built of it, with this much room in its caches.
     pub fn graph(&self, room: &Room) -> Result<Graph, Error> {
-        Ok(graph(&self.config, &self.gguf, room)?.with_adapters(&self.adapters))
+        let graph = graph_with(&self.config, &self.gguf, room, self.wants_head)?;
+        Ok(graph.with_adapters(&self.adapters))
     }
 }
 

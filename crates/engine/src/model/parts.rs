@@ -27,10 +27,27 @@ pub struct Sizes {
     pub value_dim: usize,
     /// Width of the feed-forward layer of each layer; 0 where the file does not say it.
     pub feed_forward: Vec<usize>,
+    /// The block that only guesses further tokens, where the file says that it has one.
+    pub draft: Option<DraftBlock>,
+}
+
+/// Sizes of a block behind the layers that guesses further tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftBlock {
+    /// Its number.
+    pub block: usize,
+    /// Such blocks in all, this one included.
+    pub blocks: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of the feed-forward layer; 0 where the file does not say it.
+    pub feed_forward: usize,
 }
 
 impl Sizes {
-    /// Reads and checks them. Layers at the end that only guess further tokens are not run.
+    /// Reads and checks them. Layers at the end that only guess further tokens are not among the layers.
     pub fn read(l: &mut Loader<'_>) -> Result<Sizes, Error> {
         let keys = l.keys;
         let blocks = keys.count("block_count", MOST_LAYERS)?;
@@ -38,12 +55,14 @@ impl Sizes {
         let layers = blocks - guessing;
         l.ignore_layers(layers..blocks);
         let hidden = keys.count("embedding_length", 1 << 17)?;
-        let first = |values: Vec<usize>| values[..layers].to_vec();
-        let heads = keys.per_layer("attention.head_count", blocks, [0, 1 << 12])?;
-        let heads = first(heads.unwrap_or_else(|| vec![0; blocks]));
+        let first = |values: &[usize]| values[..layers].to_vec();
+        let all_heads =
+            keys.per_layer("attention.head_count", blocks, [0, 1 << 12])?.unwrap_or_else(|| vec![0; blocks]);
         // Files of models without grouped heads may say 0 for all layers.
-        let kv_heads = keys.per_layer("attention.head_count_kv", blocks, [0, 1 << 12])?.map(first);
-        let kv_heads = kv_heads.filter(|n| n.iter().any(|n| *n > 0)).unwrap_or_else(|| heads.clone());
+        let all_kv_heads = keys.per_layer("attention.head_count_kv", blocks, [0, 1 << 12])?;
+        let all_kv_heads =
+            all_kv_heads.filter(|n| n[..layers].iter().any(|n| *n > 0)).unwrap_or_else(|| all_heads.clone());
+        let (heads, kv_heads) = (first(&all_heads), first(&all_kv_heads));
         for (&heads, &kv_heads) in heads.iter().zip(&kv_heads) {
             let fits = kv_heads == 0 || heads.is_multiple_of(kv_heads);
             keys.require(fits, "attention.head_count_kv", kv_heads, &format!("a divisor of the {heads} heads"))?;
@@ -60,6 +79,14 @@ impl Sizes {
         };
         let value_dim = keys.count_opt("attention.value_length", 4096)?.unwrap_or(head_dim);
         let feed_forward = keys.per_layer("feed_forward_length", blocks, [0, 1 << 20])?;
+        let feed_forward = feed_forward.unwrap_or_else(|| vec![0; blocks]);
+        let draft = (guessing > 0).then(|| DraftBlock {
+            block: layers,
+            blocks: guessing,
+            heads: all_heads[layers],
+            kv_heads: all_kv_heads[layers],
+            feed_forward: feed_forward[layers],
+        });
         Ok(Sizes {
             layers,
             hidden,
@@ -69,7 +96,8 @@ impl Sizes {
             kv_heads,
             head_dim,
             value_dim,
-            feed_forward: first(feed_forward.unwrap_or_else(|| vec![0; blocks])),
+            feed_forward: first(&feed_forward),
+            draft,
         })
     }
 }

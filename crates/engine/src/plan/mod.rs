@@ -34,6 +34,8 @@ pub enum SlotKind {
     WindowCache,
     /// Kept from run to run: what recurrent layers remember of each sequence, states side by side.
     State,
+    /// Kept from run to run: states of the last tokens of each sequence, which a draft head takes, rows side by side.
+    Carried,
     /// Zero before every run and zero again after it.
     Zeroed,
     /// A word that is zero at first. Steps set it where a result is out of range, and executors look at it after each run.
@@ -175,6 +177,19 @@ pub struct Ports {
     pub coordinates: Option<Tensor>,
     /// `[prompt, 2]`: position of each prefill row and that of the last key that it sees, in plans where some see ahead.
     pub seen: Option<Tensor>,
+    /// Where states of tokens come from and go to, in models with a draft head.
+    pub carried: Option<CarriedRows>,
+}
+
+/// How states of tokens reach a draft head, which reads each token with the state of the one before. All are `[rows]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CarriedRows {
+    /// The row of the batch with the token before; -1 where that is not in the batch.
+    pub inside: Tensor,
+    /// The kept state of the token before; -1 where that is in the batch, or nowhere.
+    pub before: Tensor,
+    /// Where the state of the token is kept; -1 for nowhere.
+    pub keep: Tensor,
 }
 
 /// Rows that are vectors. Such a row has token -1, whose embedding is zeros; rows of tokens have zeros here.
@@ -211,6 +226,15 @@ impl Ports {
         let values = b.slot("vectors", SlotKind::Input, TensorType::F32, shape);
         let stand_ins = b.slot("vectors.stand_ins", SlotKind::Input, TensorType::I32, self.tokens.shape);
         Ports { vectors: Some(VectorRows { values, stand_ins }), ..self }
+    }
+
+    /// The same for a model with a draft head.
+    #[must_use]
+    pub fn with_carried(self, b: &mut Builder) -> Ports {
+        let mut ints = |name: &str| b.slot(name, SlotKind::Input, TensorType::I32, self.tokens.shape);
+        let carried =
+            CarriedRows { inside: ints("carried.inside"), before: ints("carried.before"), keep: ints("carried.keep") };
+        Ports { carried: Some(carried), ..self }
     }
 
     /// The same for a batch with rows that do not stand or see as their positions say.
@@ -257,6 +281,7 @@ impl Ports {
             vectors: None,
             coordinates: None,
             seen: None,
+            carried: None,
         }
     }
 }
@@ -282,6 +307,7 @@ impl Ports {
             vectors: None,
             coordinates: None,
             seen: None,
+            carried: None,
         }
     }
 }

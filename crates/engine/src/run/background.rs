@@ -18,7 +18,7 @@ fn kernels(end: End) -> End {
     match end {
         End::Logits | End::Tokens { .. } => End::Tokens { cuts: false },
         End::NextStep { .. } => End::NextStep { cuts: false },
-        End::Vectors | End::Source => end,
+        End::Vectors | End::Source | End::Draft | End::DraftTokens { .. } => end,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The inputs of one run: which token stands in which row, where it is written, and which keys its sequence has.
 
-use super::cache::{EncoderContext, KINDS, PageTable};
+use super::cache::{Carried, EncoderContext, KINDS, PageTable, Runs};
 use super::media::is_vector;
 use crate::arch::{BatchShape, PAGE};
 use crate::plan::{Ports, Source};
@@ -20,6 +20,50 @@ pub(crate) struct Taken<'a> {
     pub(crate) state: Option<u32>,
     /// Whether the result of the first of these tokens is wanted, where one is; else that of the last.
     pub(crate) first: bool,
+    /// How states reach the model's draft head, where it has one.
+    pub(crate) carry: Option<Carry>,
+}
+
+/// How states of tokens come from and go to what is kept for a draft head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Carry {
+    /// What is kept of the sequence.
+    pub(crate) carried: Carried,
+    /// Who runs.
+    pub(crate) runs: Runs,
+    /// Where the tokens begin that are read of the sequence, in this run and those before it.
+    pub(crate) start: usize,
+    /// Where the tokens end that this run takes of it.
+    pub(crate) end: usize,
+}
+
+/// The inputs of a draft head, row by row.
+struct CarriedInputs {
+    inside: Vec<i32>,
+    before: Vec<i32>,
+    keep: Vec<i32>,
+    /// The sequence and the position of the row before.
+    last: Option<(Carry, usize)>,
+}
+
+impl CarriedInputs {
+    fn new(rows: usize) -> CarriedInputs {
+        CarriedInputs { inside: vec![-1; rows], before: vec![-1; rows], keep: vec![-1; rows], last: None }
+    }
+
+    /// The token at `position` stands in this row.
+    fn set(&mut self, row: usize, carry: Option<Carry>, position: usize) {
+        let before = std::mem::replace(&mut self.last, carry.map(|carry| (carry, position)));
+        let Some(carry) = carry else { return };
+        let [before_row, keep] = carry.carried.rows(carry.runs, position, carry.start..carry.end);
+        let is_next = |(last, at): (Carry, usize)| last.carried == carry.carried && at + 1 == position;
+        if carry.runs == Runs::Model && before.is_some_and(is_next) {
+            self.inside[row] = int(row - 1);
+        } else {
+            self.before[row] = before_row.map_or(-1, int);
+        }
+        self.keep[row] = keep.map_or(-1, int);
+    }
 }
 
 /// The inputs as the executor takes them.
@@ -72,6 +116,7 @@ impl Inputs {
         let all = shape.outputs == rows;
         let mut wanted: Vec<i32> = (0..shape.outputs).map(|row| if all { int(row) } else { 0 }).collect();
         let mut first_row = Vec::with_capacity(decode.len() + prompts.len());
+        let mut carried = CarriedInputs::new(rows);
 
         let mut row = 0;
         for (i, taken) in decode.iter().chain(prompts).enumerate() {
@@ -88,6 +133,7 @@ impl Inputs {
                 tokens[row + k] = if is_vector(token) { -1 } else { int(token as usize) };
                 // A recurrence knows no positions, only draws do, and its sequence may be longer than they could count.
                 positions[row + k] = self::position(position);
+                carried.set(row + k, taken.carry, position);
                 for (table, rows) in taken.tables.iter().zip(&mut cache_rows) {
                     if let Some(page) = table.at(position / PAGE) {
                         rows[row + k] = int(page as usize * PAGE + position % PAGE);
@@ -139,6 +185,9 @@ impl Inputs {
         if let Some(Source { table, lengths }) = ports.source {
             let (tables, counts) = sources(shape, width, decode, prompts);
             values.extend([(table, tables), (lengths, counts)]);
+        }
+        if let Some(ports) = ports.carried {
+            values.extend([(ports.inside, carried.inside), (ports.before, carried.before), (ports.keep, carried.keep)]);
         }
         // Inputs without a use in this shape have a slot of one element all the same.
         values.retain(|(_, values)| !values.is_empty());

@@ -2,7 +2,7 @@
 //! up to itself. A text then has the same bits whatever else is in the batch, however its prompt is cut into pieces, and whoever
 //! computed the pages that it found. Prompts are read more slowly for it.
 
-use super::batch::{Inputs, Taken};
+use super::batch::{Carry, Inputs, Taken};
 use super::draw::End;
 use super::engine::{Engine, Entry, Ready, Wanted};
 use super::media::Placed;
@@ -44,8 +44,14 @@ impl Engine {
         shape.pictures = self.pictures(entries)?;
         let ready = self.prepared((shape, End::Logits, self.by_row(entries)))?;
         let Ready { plan, ports, .. } = ready;
-        let taken: Vec<Taken<'_>> =
-            rows.iter().map(|(entry, token)| self.part(&entries[*entry], *token..token + 1)).collect();
+        let part = |(entry, token): &Row| {
+            let taken = self.part(&entries[*entry], *token..token + 1);
+            // States are kept of what each run takes: the next one goes on from there.
+            let last = rows.iter().filter(|(other, _)| other == entry).map(|(_, token)| token + 1).max().unwrap_or(0);
+            let carry = taken.carry.map(|carry| Carry { end: carry.start + last, ..carry });
+            Taken { carry, ..taken }
+        };
+        let taken: Vec<Taken<'_>> = rows.iter().map(part).collect();
         let mut inputs = Inputs::new(&shape, &ports, &taken, &[]);
         if shape.outputs < shape.rows() {
             inputs.want(&ports, &wanted);

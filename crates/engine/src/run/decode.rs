@@ -171,7 +171,7 @@ impl Engine {
         decoding.collected += 1;
         let mut tokens = vec![None; decoding.going.len()];
         for (i, text) in decoding.going.iter_mut().enumerate() {
-            self.append(text.sequence, &[text.token]);
+            self.append_ahead(text.sequence, text.token);
             let token = u32::try_from(history[i * HISTORY + at]).ok();
             text.token = token.unwrap_or(text.token);
             tokens[decoding.begun[i]] = token;

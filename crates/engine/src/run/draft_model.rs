@@ -45,6 +45,25 @@ pub(super) struct Ask {
     pub(super) length: usize,
 }
 
+impl Ask {
+    /// How the draft is drawn: as the sequence's own tokens are, with the same noise; else the likeliest token.
+    pub(super) fn as_drawn(&self) -> Draw {
+        self.draw.clone().unwrap_or(Draw { row: Row::default(), bias: Vec::new() })
+    }
+}
+
+impl Engine {
+    /// Has a smaller model draft for this one.
+    pub fn draft_with(&mut self, draft: DraftModel) {
+        self.draft = Some(Box::new(draft));
+    }
+
+    /// The model that drafts for this one.
+    pub fn draft_model(&self) -> Option<&DraftModel> {
+        self.draft.as_deref()
+    }
+}
+
 /// A draft on the way.
 struct Going {
     /// Whose, by its number among those that asked.
@@ -267,9 +286,9 @@ impl DraftModel {
         Ok(going.iter().zip(drawn).map(|(going, token)| (going.ask, token.filter(known))).collect())
     }
 
-    /// How the draft of a sequence is drawn: as its own tokens are, with the same noise; else the likeliest token.
+    /// How the draft of a sequence is drawn.
     fn draw_of(&self, ask: &Ask) -> Draw {
-        let mut draw = ask.draw.clone().unwrap_or(Draw { row: Row::default(), bias: Vec::new() });
+        let mut draw = ask.as_drawn();
         draw.bias.retain(|(id, _)| (*id as usize) < self.vocab);
         draw
     }
@@ -282,7 +301,7 @@ impl DraftModel {
 }
 
 /// The probability of a token among the likeliest ones.
-fn probability(logits: &[f32], token: u32) -> f32 {
+pub(super) fn probability(logits: &[f32], token: u32) -> f32 {
     let mut best: Vec<f32> = logits.iter().copied().filter(|logit| !logit.is_nan()).collect();
     let kept = JUDGED.min(best.len());
     if kept == 0 {

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use super::acceptance::{self, Acceptance, Candidate, StepTimes};
 use super::active::Outcome;
 use super::draft_model::Ask;
-use super::engine::Wanted;
+use super::engine::{SequenceId, Wanted};
+use super::load::DRAFT_SOURCES;
 use super::lookup::{self, Lookup, Place};
 use super::part::Part;
 use super::schedule::Schedule;
@@ -16,7 +17,7 @@ const MOST_SEQUENCES: usize = 16;
 /// Tokens that a sequence takes in again, because its state went back, before it has another draft.
 const MOST_PENDING: usize = 8;
 
-/// Who drafted.
+/// Who drafted: [`DRAFT_SOURCES`] names them in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// The rule that the output keeps to allows nothing else.
@@ -27,10 +28,31 @@ pub(super) enum Source {
     Lookup,
     /// Another model.
     Model,
+    /// The head in the model's own file.
+    Head,
+}
+
+impl Source {
+    /// Whether it makes drafts of any length, each token at a cost.
+    fn computes(self) -> bool {
+        matches!(self, Source::Model | Source::Head)
+    }
 }
 
 /// Number of sources.
-const SOURCES: usize = 4;
+const SOURCES: usize = DRAFT_SOURCES.len();
+
+/// Whether the head in the model's file drafts, where that was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heads {
+    /// Where measured times say that it pays, and no device runs ahead: on the CPU.
+    #[default]
+    Auto,
+    /// Wherever measured times say that it pays.
+    On,
+    /// Never.
+    Off,
+}
 
 /// How a model drafts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,6 +129,21 @@ impl Schedule {
         }
     }
 
+    /// Who computes drafts for a sequence of so many tokens, and how many at most.
+    fn computes(&self, id: SequenceId, length: usize) -> Option<(Source, usize)> {
+        if let Some(model) = &self.engine.draft {
+            return Some((Source::Model, model.room(length))).filter(|(_, room)| *room > 0);
+        }
+        let wanted = match self.policy.heads {
+            Heads::Off => false,
+            Heads::On => true,
+            // As with lookup: what a draft costs a device that runs ahead has not been measured.
+            Heads::Auto => !self.engine.pads(),
+        };
+        let room = self.engine.context().saturating_sub(length);
+        (wanted && room > 0 && self.engine.has_head_for(id)).then_some((Source::Head, room))
+    }
+
     /// What could be drafted for a sequence.
     fn guess(&mut self, at: usize, choice: usize) -> Option<Guess> {
         let looks_up = self.looks_up();
@@ -138,21 +175,21 @@ impl Schedule {
         {
             return Some(guess);
         }
-        let length = held.len() + 1;
-        let model = self.engine.draft.as_ref().map(|model| model.room(length)).filter(|room| *room > 0);
         let place = text.drafts.place;
         let found = if looks_up { lookup::draft(&held, text.next, longest, place) } else { None };
         text.drafts.place = found.map(|(place, _)| place).or(place);
         let found = found.and_then(|(_, found)| guess(Source::Lookup, found));
+        let (sequence, length) = (text.sequence, held.len() + 1);
+        let computed = self.computes(sequence, length);
+        let text = &self.active[at].texts[choice];
         let rate = |source: Source| text.drafts.acceptance[source as usize].rate();
-        match (found, model) {
+        let lookup = rate(Source::Lookup);
+        match (found, computed) {
             (Some(found), None) => Some(found),
-            (Some(found), Some(_)) if rate(Source::Lookup) >= 0.5 || rate(Source::Lookup) >= rate(Source::Model) => {
-                Some(found)
-            }
-            (_, Some(room)) => {
+            (Some(found), Some((source, _))) if lookup >= 0.5 || lookup >= rate(source) => Some(found),
+            (_, Some((source, room))) => {
                 let most = most.min(self.policy.draft.most).min(room);
-                (most > 0).then_some(Guess { source: Source::Model, tokens: Vec::new(), most })
+                (most > 0).then_some(Guess { source, tokens: Vec::new(), most })
             }
             (None, None) => None,
         }
@@ -175,18 +212,21 @@ impl Schedule {
             let Some(guess) = guess else {
                 return Candidate { acceptance: Acceptance::default(), lengths: &[], most: 0 };
             };
-            let model = guess.source == Source::Model;
-            let lengths: &[usize] = if model { &MODEL_LENGTHS } else { &lookup::LENGTHS };
+            let lengths: &[usize] = if guess.source.computes() { &MODEL_LENGTHS } else { &lookup::LENGTHS };
             Candidate { acceptance: drafts(at).acceptance[guess.source as usize], lengths, most: guess.most }
         };
         let candidates: Vec<Candidate<'_>> = guesses.iter().enumerate().map(candidate).collect();
-        let of_model = |guess: &Option<Guess>| guess.as_ref().is_some_and(|guess| guess.source == Source::Model);
-        let cost = |lengths: &[usize]| match &self.engine.draft {
-            Some(model) if times.are_known() => {
-                let lengths = lengths.iter().zip(&guesses).filter(|(length, guess)| **length > 0 && of_model(guess));
-                model.cost(&lengths.map(|(length, _)| *length).collect::<Vec<_>>())
+        let computed = |guess: &Option<Guess>| guess.as_ref().is_some_and(|guess| guess.source.computes());
+        let cost = |lengths: &[usize]| {
+            if !times.are_known() {
+                return 0.0;
             }
-            _ => 0.0,
+            let lengths = lengths.iter().zip(&guesses).filter(|(length, guess)| **length > 0 && computed(guess));
+            let lengths: Vec<usize> = lengths.map(|(length, _)| *length).collect();
+            match &self.engine.draft {
+                Some(model) => model.cost(&lengths),
+                None => self.engine.head.cost(&lengths),
+            }
         };
         let rows = texts.iter().map(|(at, choice)| 1 + self.active[*at].texts[*choice].pending.len()).sum();
         let lengths = acceptance::lengths(&candidates, rows, &times, cost);
@@ -229,7 +269,7 @@ impl Schedule {
         if rows > self.engine.batch() || self.engine.room_for(needed).is_err() {
             return true;
         }
-        self.ask_model(batch, &mut guesses);
+        self.compute(batch, &mut guesses);
         for (part, guess) in batch.iter_mut().zip(guesses) {
             let Some(Guess { source, tokens, .. }) = guess.filter(|guess| !guess.tokens.is_empty()) else { continue };
             // A state cannot be shortened: a copy of it is the way back.
@@ -243,14 +283,13 @@ impl Schedule {
         true
     }
 
-    /// Has the draft model fill in the drafts that it is to make.
-    fn ask_model(&mut self, batch: &[Part], guesses: &mut [Option<Guess>]) {
-        let wanted = |guess: &Option<Guess>| guess.as_ref().is_some_and(|guess| guess.source == Source::Model);
+    /// Has the draft model or the head fill in the drafts that it is to make.
+    fn compute(&mut self, batch: &[Part], guesses: &mut [Option<Guess>]) {
+        let wanted = |guess: &Option<Guess>| guess.as_ref().is_some_and(|guess| guess.source.computes());
         let wanting: Vec<usize> = (0..guesses.len()).filter(|at| wanted(&guesses[*at])).collect();
         if wanting.is_empty() {
             return;
         }
-        let Some(mut model) = self.engine.draft.take() else { return };
         let ask = |at: &usize| {
             let part = &batch[*at];
             let active = &self.active[part.active];
@@ -261,19 +300,28 @@ impl Schedule {
         };
         let asks: Vec<Ask> = wanting.iter().map(ask).collect();
         let limits = self.policy.draft;
-        match model.draft(&asks, |id| self.engine.is_open(id), limits.least_probability) {
-            Ok(drafts) => {
-                for (at, draft) in wanting.into_iter().zip(drafts) {
-                    if let Some(guess) = &mut guesses[at]
-                        && draft.len() >= limits.least
-                    {
-                        guess.tokens = draft;
-                    }
-                }
-                self.engine.draft = Some(model);
+        let drafts = match self.engine.draft.take() {
+            Some(mut model) => {
+                let drafts = model.draft(&asks, |id| self.engine.is_open(id), limits.least_probability);
+                // Without its drafts everything is as it was, only slower.
+                let drafts = drafts.inspect_err(|error| log::warn!("the draft model is given up: {error}"));
+                self.engine.draft = drafts.is_ok().then_some(model);
+                drafts
             }
-            // Without its drafts everything is as it was, only slower.
-            Err(error) => log::warn!("the draft model is given up: {error}"),
+            None => {
+                let drafts = self.engine.draft_by_head(&asks, limits.least_probability);
+                drafts.inspect_err(|error| {
+                    log::warn!("the model's head drafts no more: {error}");
+                    self.policy.heads = Heads::Off;
+                })
+            }
+        };
+        for (at, draft) in wanting.into_iter().zip(drafts.unwrap_or_default()) {
+            if let Some(guess) = &mut guesses[at]
+                && draft.len() >= limits.least
+            {
+                guess.tokens = draft;
+            }
         }
     }
 
@@ -287,7 +335,7 @@ impl Schedule {
         let draft = &part.tokens[certain..];
         let active = &mut self.active[part.active];
         let accepted = active.verify(choice, source, draft, &logits[(certain - 1) * vocab..]);
-        self.tally.drafts.note(drafted, accepted);
+        self.tally.drafts.note(source as usize, drafted, accepted);
         let text = &mut active.texts[choice];
         text.pending.clear();
         let went_back = match (self.engine.has_states(), accepted == drafted) {

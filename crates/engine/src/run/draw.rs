@@ -27,6 +27,10 @@ pub(crate) enum End {
     Tokens { cuts: bool },
     /// The same, and the inputs of the next step.
     NextStep { cuts: bool },
+    /// Logits of the model's draft head for the host.
+    Draft,
+    /// A token for each row, by the draft head.
+    DraftTokens { cuts: bool },
 }
 
 /// The inputs of a draw that say how each row is drawn.
@@ -99,9 +103,9 @@ impl Settings {
 /// The tensors at the end of a plan that gives tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens {
-    settings: Settings,
-    positions: Tensor,
-    token: Tensor,
+    pub(super) settings: Settings,
+    pub(super) positions: Tensor,
+    pub(super) token: Tensor,
 }
 
 /// Lets a plan end with tokens instead of logits.

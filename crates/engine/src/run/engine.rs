@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::background::BackgroundKernels;
-use super::batch::{Inputs, Taken};
-use super::cache::{CacheScope, KvCache, PageCount, SequenceCache, Swapped};
+use super::batch::{Carry, Inputs, Taken};
+use super::cache::{CacheScope, KvCache, PageCount, Runs, SequenceCache, Swapped};
 use super::decode::{Decoding, Tail};
 use super::disk::DiskTier;
 use super::draft_model::DraftModel;
 use super::draw::{End, Tokens};
+use super::head::HeadTimes;
 use super::load::CacheHits;
 use super::making::{First, Key, Made, Warming, expected_keys, make};
 use super::media::{Placed, Span, unknown};
@@ -20,10 +21,10 @@ use super::pulse::Pulse;
 use super::shapes;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
-use crate::executor::{Executor, PlanId, Progress, Share};
-use crate::lower::{Target, lower};
+use crate::executor::{Executor, PlanId, Progress};
+use crate::lower::lower;
 use crate::model::Model;
-use crate::plan::{Fixed, Plan, Ports, SlotKind};
+use crate::plan::{Fixed, Plan, Ports};
 
 /// Prepared plans that stay, and the bytes that they may take beside the arena they share. The least recently used one goes when there are
 /// more. Where preparing one takes long, a server must find the plan of every size that its load meets.
@@ -116,6 +117,8 @@ pub struct Engine {
     pub(super) disk: Option<DiskTier>,
     /// A smaller model that drafts what this one verifies.
     pub(super) draft: Option<Box<DraftModel>>,
+    /// What is known of the head that drafts, in models with one.
+    pub(super) head: HeadTimes,
 }
 
 /// What runs cost.
@@ -156,7 +159,7 @@ pub(super) struct Ready {
     pub(super) plan: PlanId,
     pub(super) ports: Ports,
     tail: Option<Tail>,
-    tokens: Option<Tokens>,
+    pub(super) tokens: Option<Tokens>,
     /// Bytes of inputs and results that belong to this plan alone.
     bytes: usize,
     last_used: u64,
@@ -220,22 +223,13 @@ impl Engine {
             hits: CacheHits::default(),
             disk: None,
             draft: None,
+            head: HeadTimes::default(),
         })
     }
 
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
-    }
-
-    /// Has a smaller model draft for this one.
-    pub fn draft_with(&mut self, draft: DraftModel) {
-        self.draft = Some(Box::new(draft));
-    }
-
-    /// The model that drafts for this one.
-    pub fn draft_model(&self) -> Option<&DraftModel> {
-        self.draft.as_deref()
     }
 
     /// Whether there is such a sequence.
@@ -309,18 +303,6 @@ impl Engine {
         let prepared = self.plans.keys().filter(|key| (key.1, key.2) == (end, by_row)).map(|key| key.0);
         let ready = prepared.chain(background.ready(end, by_row)).filter(|larger| larger.holds(&shape));
         ready.min_by_key(BatchShape::rows).unwrap_or(shape)
-    }
-
-    /// Bytes of weights on GPUs.
-    pub fn gpu_bytes(&self) -> u64 {
-        let (shares, targets) = (self.executor.shares(), self.executor.targets());
-        let slots = &self.fixed().slots;
-        let on_gpu = |(share, target): (&Share, &Target)| {
-            let holds = |slot: usize| share.holds.as_ref().is_none_or(|holds| holds.get(slot) == Some(&true));
-            let weights = slots.iter().enumerate().filter(|(at, slot)| slot.kind == SlotKind::Weight && holds(*at));
-            if target.caps.is_some() { weights.map(|(_, slot)| slot.bytes as u64).sum::<u64>() } else { 0 }
-        };
-        shares.iter().zip(&targets).map(on_gpu).sum()
     }
 
     /// A new sequence. Prefixes are shared among sequences of the same cache scope.
@@ -506,16 +488,6 @@ impl Engine {
         Ok(logits)
     }
 
-    /// Bytes a second that the memory of where it runs can be read at, where that can be told.
-    pub fn read_ceiling(&mut self) -> Option<f64> {
-        self.executor.read_ceiling()
-    }
-
-    /// Operations a second that where it runs can do at best, by the name of what does them.
-    pub fn arithmetic_ceilings(&mut self) -> Vec<(String, f64)> {
-        self.executor.arithmetic_ceilings()
-    }
-
     /// Feeds tokens and gives the time of every step, by its label.
     pub fn profile(&mut self, entries: &[Entry<'_>]) -> Result<Vec<kiln_gpu::StepTime>, Error> {
         let entered = self.enter(entries, End::Logits)?;
@@ -552,7 +524,11 @@ impl Engine {
         shape = self.ready_shape(key);
         let ready = self.prepared((shape, key.1, key.2))?;
         let Ready { plan, ports, tail, tokens, .. } = ready;
-        let inputs = Inputs::new(&shape, &ports, &self.taken(&decode), &self.taken(&prompts));
+        let runs = if matches!(end, End::NextStep { .. }) { Runs::Ahead } else { Runs::Model };
+        if runs == Runs::Ahead {
+            self.carry_on(&ids)?;
+        }
+        let inputs = Inputs::new(&shape, &ports, &self.taken(&decode, runs), &self.taken(&prompts, runs));
         for (tensor, bytes) in inputs.bytes() {
             self.executor.write(plan, tensor, bytes)?;
         }
@@ -568,16 +544,19 @@ impl Engine {
         Ok(Entered { plan, ports, tail, tokens, first_row: inputs.first_row })
     }
 
-    fn taken<'a>(&'a self, entries: &[&Entry<'a>]) -> Vec<Taken<'a>> {
-        entries.iter().map(|entry| self.part(entry, 0..entry.tokens.len())).collect()
+    fn taken<'a>(&'a self, entries: &[&Entry<'a>], runs: Runs) -> Vec<Taken<'a>> {
+        let of = |taken: Taken<'a>| Taken { carry: taken.carry.map(|carry| Carry { runs, ..carry }), ..taken };
+        entries.iter().map(|entry| of(self.part(entry, 0..entry.tokens.len()))).collect()
     }
 
     /// Some of the tokens of an entry.
     pub(super) fn part<'a>(&'a self, entry: &Entry<'a>, tokens: std::ops::Range<usize>) -> Taken<'a> {
-        let SequenceCache { tables, state, encoder, .. } = &self.sequences[&entry.sequence].cache;
-        let start = self.length(entry.sequence) + tokens.start;
+        let SequenceCache { tables, state, encoder, carried, .. } = &self.sequences[&entry.sequence].cache;
+        let length = self.length(entry.sequence);
+        let (start, end) = (length + tokens.start, length + entry.tokens.len());
         let first = entry.wanted == Wanted::First;
-        Taken { tokens: &entry.tokens[tokens], start, tables, encoder: encoder.as_ref(), state: *state, first }
+        let carry = carried.map(|carried| Carry { carried, runs: Runs::Model, start: length, end });
+        Taken { tokens: &entry.tokens[tokens], start, tables, encoder: encoder.as_ref(), state: *state, first, carry }
     }
 
     /// Whether every entry makes sense: nothing has changed if one does not.

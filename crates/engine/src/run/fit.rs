@@ -277,7 +277,7 @@ fn needs(model: &Model, place: &Place<'_>, room: &Room) -> Result<Fit, Error> {
             weights: fixed(|kind| matches!(kind, SlotKind::Weight | SlotKind::Constant(_))),
             page: fixed(|kind| *kind == SlotKind::Cache),
             window_page: fixed(|kind| *kind == SlotKind::WindowCache),
-            states: fixed(|kind| *kind == SlotKind::State),
+            states: fixed(|kind| matches!(kind, SlotKind::State | SlotKind::Carried)),
             scratch: arena + parts().map(|part| part.plan.own_bytes() as u64).sum::<u64>(),
             memory: share.memory,
         }

@@ -65,6 +65,9 @@ pub struct Tally {
 /// Places of a draft that are told apart.
 pub const DRAFT_PLACES: usize = 16;
 
+/// Who makes drafts.
+pub const DRAFT_SOURCES: [&str; 5] = ["rule", "prediction", "lookup", "draft model", "head"];
+
 /// How drafts have fared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftTally {
@@ -76,12 +79,15 @@ pub struct DraftTally {
     pub accepted: u64,
     /// The same by their place in the draft.
     pub accepted_at: [u64; DRAFT_PLACES],
+    /// Drafts that were verified, by who made them, in the order of [`DRAFT_SOURCES`].
+    pub rounds_of: [u64; DRAFT_SOURCES.len()],
 }
 
 impl DraftTally {
-    /// A draft of so many tokens was verified, and so many were accepted.
-    pub(super) fn note(&mut self, drafted: usize, accepted: usize) {
+    /// A draft of so many tokens was verified, and so many were accepted; `source` is the number of who made it.
+    pub(super) fn note(&mut self, source: usize, drafted: usize, accepted: usize) {
         self.rounds += 1;
+        self.rounds_of[source] += 1;
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
         self.accepted_at.iter_mut().take(accepted).for_each(|count| *count += 1);
@@ -97,6 +103,7 @@ impl std::ops::Add for DraftTally {
             drafted: self.drafted + other.drafted,
             accepted: self.accepted + other.accepted,
             accepted_at: std::array::from_fn(|at| self.accepted_at[at] + other.accepted_at[at]),
+            rounds_of: std::array::from_fn(|at| self.rounds_of[at] + other.rounds_of[at]),
         }
     }
 }
@@ -110,6 +117,7 @@ impl std::ops::Sub for DraftTally {
             drafted: self.drafted - before.drafted,
             accepted: self.accepted - before.accepted,
             accepted_at: std::array::from_fn(|at| self.accepted_at[at] - before.accepted_at[at]),
+            rounds_of: std::array::from_fn(|at| self.rounds_of[at] - before.rounds_of[at]),
         }
     }
 }

@@ -52,6 +52,7 @@ pub(super) fn make(graph: &Graph, target: &Target, (shape, end, by_row): Key) ->
     let results = match end {
         End::Vectors => Results::Vectors,
         End::Source => Results::Source,
+        End::Draft | End::DraftTokens { .. } => Results::Draft,
         End::Logits | End::Tokens { .. } | End::NextStep { .. } => Results::Logits,
     };
     if results == Results::Logits && graph.facts().encodes {
@@ -63,8 +64,8 @@ pub(super) fn make(graph: &Graph, target: &Target, (shape, end, by_row): Key) ->
     let page = if has_caches(graph) { PAGE } else { i32::MAX as usize / plan.ports.table.shape[0] };
     let (mut tail, mut tokens) = (None, None);
     match end {
-        End::Logits | End::Vectors | End::Source => {}
-        End::Tokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
+        End::Logits | End::Vectors | End::Source | End::Draft => {}
+        End::Tokens { cuts } | End::DraftTokens { cuts } => tokens = Some(add_tokens(&mut plan, cuts)?),
         End::NextStep { cuts } => tail = Some(add_tail(&mut plan, cuts, page)?),
     }
     // Plans are kept, and passes leave room for the steps that they took out.

@@ -145,6 +145,23 @@ impl Engine {
         }
     }
 
+    /// A step that goes on by itself took in one token of a sequence.
+    pub(super) fn append_ahead(&mut self, id: SequenceId, token: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            self.cache.append_ahead(&mut sequence.cache, token);
+        }
+    }
+
+    /// Sequences will go on by themselves: where the state before the next token is not known that a draft head reads it with, it is zero.
+    pub(super) fn carry_on(&mut self, ids: &[SequenceId]) -> Result<(), Error> {
+        let mut zero = Vec::new();
+        for id in ids {
+            let sequence = self.sequences.get_mut(id).ok_or(CLOSED)?;
+            zero.extend(self.cache.carry_on(&mut sequence.cache));
+        }
+        if zero.is_empty() { Ok(()) } else { self.executor.zero(&zero) }
+    }
+
     /// Whether sequences share what is cached of a common prefix.
     pub(super) fn shares_prefixes(&self) -> bool {
         self.cache.shares_prefixes()

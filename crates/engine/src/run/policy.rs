@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::drafting::DraftLimits;
+use super::drafting::{DraftLimits, Heads};
 use super::lookup::Lookup;
 
 /// How requests share an engine.
@@ -21,8 +21,10 @@ pub struct Policy {
     pub lookup: Lookup,
     /// Whether the kernels of all batch shapes are compiled in the background: where requests of many sizes will come.
     pub compiles_ahead: bool,
-    /// How a draft model drafts, where the engine has one.
+    /// How a draft model or a head drafts, where the engine has one.
     pub draft: DraftLimits,
+    /// Whether the head in the model's file drafts, where it was read.
+    pub heads: Heads,
 }
 
 impl Default for Policy {
@@ -35,6 +37,7 @@ impl Default for Policy {
             lookup: Lookup::Auto,
             compiles_ahead: false,
             draft: DraftLimits::default(),
+            heads: Heads::default(),
         }
     }
 }

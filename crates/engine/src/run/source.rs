@@ -58,7 +58,8 @@ impl Engine {
         let by_row = self.by_row(&[Entry { sequence: id, tokens, wanted: super::Wanted::Nothing }]);
         let ready = self.prepared((shape, End::Source, by_row))?;
         let tables = [table.clone(), PageTable::default()];
-        let taken = [Taken { tokens, start: 0, tables: &tables, encoder: None, state: None, first: false }];
+        let taken =
+            [Taken { tokens, start: 0, tables: &tables, encoder: None, state: None, first: false, carry: None }];
         let (decode, prompts) = taken.split_at(counts[0]);
         let inputs = Inputs::new(&shape, &ready.ports, decode, prompts);
         for (tensor, bytes) in inputs.bytes() {

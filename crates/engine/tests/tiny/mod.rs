@@ -39,6 +39,11 @@ fn noise(name: &str) -> impl Iterator<Item = f64> {
 
 /// The values of a tensor, such that every part of a model counts.
 pub(crate) fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
+    drawn_by(name, name, shape)
+}
+
+/// The same with the noise of another name.
+pub(crate) fn drawn_by(name: &str, noise_of: &str, shape: &[usize]) -> Vec<u8> {
     let width = (shape[0] as f64).sqrt();
     let value = |x: f64| match name {
         _ if name.ends_with(".bias") => x * 0.3,
@@ -49,7 +54,7 @@ pub(crate) fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
         "token_embd.weight" => x,
         _ => x / width,
     };
-    let values = noise(name).take(shape.iter().product());
+    let values = noise(noise_of).take(shape.iter().product());
     values.flat_map(|x| (value(x) as f32).to_le_bytes()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use super::pool::Page;
 use super::{KINDS, PageKind};
-use crate::arch::{PAGE, Room};
+use crate::arch::{CARRIED, PAGE, Room};
 use crate::executor::Range;
 use crate::plan::{Fixed, SlotKind};
 
@@ -24,6 +24,9 @@ impl Part {
 pub(crate) struct Layout {
     pages: [Vec<Part>; KINDS],
     states: Vec<Part>,
+    /// Rings of states for a draft head.
+    carried: Vec<Part>,
+    rings: usize,
 }
 
 fn parts(fixed: &Fixed, kind: &SlotKind, count: usize) -> Vec<Part> {
@@ -36,7 +39,9 @@ impl Layout {
     pub(crate) fn new(fixed: &Fixed, room: &Room) -> Layout {
         let pages =
             [parts(fixed, &SlotKind::Cache, room.pages), parts(fixed, &SlotKind::WindowCache, room.window_pages)];
-        Layout { pages, states: parts(fixed, &SlotKind::State, room.states) }
+        let (carried, rings) = (parts(fixed, &SlotKind::Carried, room.states.max(1)), room.states.max(1));
+        let rings = if carried.is_empty() { 0 } else { rings };
+        Layout { pages, states: parts(fixed, &SlotKind::State, room.states), carried, rings }
     }
 
     /// Whether any layer has a cache of this kind.
@@ -62,6 +67,23 @@ impl Layout {
     /// Where a state lies.
     pub(crate) fn state(&self, slot: u32) -> impl Iterator<Item = Range> {
         self.states.iter().map(move |part| part.at(slot))
+    }
+
+    /// Rings of states for a draft head; none where there is no head.
+    pub(crate) fn rings(&self) -> usize {
+        self.rings
+    }
+
+    /// Where such a ring lies.
+    pub(crate) fn ring(&self, slot: u32) -> impl Iterator<Item = Range> {
+        self.carried.iter().map(move |part| part.at(slot))
+    }
+
+    /// Where one of the rows of all rings lies.
+    pub(crate) fn carried_row(&self, row: usize) -> Option<Range> {
+        let part = self.carried.first()?;
+        let bytes = part.bytes / CARRIED;
+        Some(Range::new(part.slot, bytes * row, bytes))
     }
 
     /// Bytes of `rows` rows in all caches of a kind.

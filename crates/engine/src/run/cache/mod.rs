@@ -1,6 +1,7 @@
 //! The KV cache: page pools, page tables, prefix hashes and state slots of all sequences. Nothing here touches a device: methods
 //! change tables and return the copies and ranges that the engine then executes.
 
+mod carried;
 mod checkpoints;
 mod hash;
 mod layout;
@@ -16,6 +17,7 @@ mod tests;
 
 use std::ops::Add;
 
+pub(crate) use carried::{Carried, Runs};
 pub(crate) use checkpoints::{Stop, stops};
 pub(crate) use hash::{CacheScope, PrefixHash};
 pub(crate) use lru::{Blob, Rank};
@@ -138,6 +140,8 @@ pub(crate) struct SequenceCache {
     pub(crate) encoder: Option<EncoderContext>,
     /// Where it goes back to if drafted tokens are wrong, in models with recurrent layers.
     mark: Option<Mark>,
+    /// What is kept of its last tokens for the draft head, where there is one and a place for it.
+    pub(crate) carried: Option<Carried>,
 }
 
 /// The pools of a model and the rules by which sequences share them.
@@ -148,6 +152,8 @@ pub(crate) struct KvCache {
     /// Tokens that layers with a window see.
     window: Option<usize>,
     free_states: Vec<u32>,
+    /// Rings of states for a draft head that no sequence holds.
+    free_rings: Vec<u32>,
     states: usize,
     context: usize,
     hasher: PrefixHasher,
@@ -174,6 +180,7 @@ impl KvCache {
             pools,
             window,
             free_states: if layout.has_states() { (0..states).rev().collect() } else { Vec::new() },
+            free_rings: (0..u32::try_from(layout.rings()).unwrap_or(0)).rev().collect(),
             states: room.states,
             context: if has_pages { room.context } else { usize::MAX },
             hasher: PrefixHasher::new(),
@@ -328,7 +335,28 @@ impl KvCache {
     pub(crate) fn open(&mut self, scope: CacheScope) -> Result<(SequenceCache, Vec<Range>), Error> {
         let state = self.take_state()?;
         let zero = state.into_iter().flat_map(|state| self.layout.state(state)).collect();
-        Ok((SequenceCache { state, scope, ..SequenceCache::default() }, zero))
+        let carried = self.take_ring(0);
+        Ok((SequenceCache { state, scope, carried, ..SequenceCache::default() }, zero))
+    }
+
+    /// A place for states of a sequence of so many tokens; those it has are not known.
+    fn take_ring(&mut self, length: usize) -> Option<Carried> {
+        self.free_rings.pop().map(|ring| Carried::new(ring, length))
+    }
+
+    /// A step that goes on by itself took in one token of a sequence.
+    pub(crate) fn append_ahead(&mut self, sequence: &mut SequenceCache, token: u32) {
+        let carried = sequence.carried;
+        self.append(sequence, &[token]);
+        sequence.carried = carried;
+        sequence.carried.iter_mut().for_each(Carried::fed_ahead);
+    }
+
+    /// What must be zero before a sequence goes on by itself: the state before its next token, where that is not known.
+    pub(crate) fn carry_on(&self, sequence: &mut SequenceCache) -> Option<Range> {
+        let length = sequence.tokens.len();
+        let carried = sequence.carried.as_mut().filter(|carried| !carried.precedes(length))?;
+        carried.assume(&self.layout, length)
     }
 
     /// Takes the pages that a sequence lacks for `more` tokens, at most those of its context.
@@ -387,6 +415,9 @@ impl KvCache {
     /// Tokens of a sequence went through the model. Pages that are full now are published; those that no later token sees are
     /// released, and stay published until they are evicted.
     pub(crate) fn append(&mut self, sequence: &mut SequenceCache, tokens: &[u32]) {
+        if let Some(carried) = &mut sequence.carried {
+            carried.fed(sequence.tokens.len(), tokens.len());
+        }
         sequence.tokens.extend(tokens);
         let shares = self.shares_prefixes();
         while shares && (sequence.hashes.len() + 1) * PAGE <= sequence.tokens.len() {
@@ -424,12 +455,22 @@ impl KvCache {
         for (pool, table) in self.pools.iter_mut().zip(&from.tables) {
             table.pages.iter().for_each(|page| pool.share(*page));
         }
-        let copies = match (from.state, state) {
+        let mut copies: Vec<Copy> = match (from.state, state) {
             (Some(from), Some(to)) => self.layout.state(from).zip(self.layout.state(to)).collect(),
             _ => Vec::new(),
         };
+        let carried = match (from.carried, self.free_rings.pop()) {
+            (Some(carried), Some(ring)) => {
+                copies.extend(self.layout.ring(carried.slot()).zip(self.layout.ring(ring)));
+                Some(carried.moved(ring))
+            }
+            (None, ring) => ring.map(|ring| Carried::new(ring, from.tokens.len())),
+            (Some(_), None) => None,
+        };
         let (tokens, tables, hashes) = (from.tokens.clone(), from.tables.clone(), from.hashes.clone());
-        Ok((SequenceCache { tokens, tables, hashes, state, scope: from.scope, branch: 0, encoder, mark: None }, copies))
+        let scope = from.scope;
+        let forked = SequenceCache { tokens, tables, hashes, state, scope, branch: 0, encoder, mark: None, carried };
+        Ok((forked, copies))
     }
 
     /// Shortens a sequence to `length` tokens; gives what must be zero then. A recurrent state has no way back but to the start, nor
@@ -442,6 +483,7 @@ impl KvCache {
             return Err(no_way("the model keeps no tokens, only a state"));
         }
         self.shorten(sequence, length, earlier);
+        sequence.carried.iter_mut().for_each(|carried| carried.shorten(length));
         Ok(sequence.state.into_iter().flat_map(|state| self.layout.state(state)).collect())
     }
 
@@ -493,6 +535,7 @@ impl KvCache {
         self.release_tables(&sequence.tables);
         self.release_encoder(sequence.encoder);
         self.free_states.extend(sequence.state);
+        self.free_rings.extend(sequence.carried.map(|carried| carried.slot()));
     }
 
     /// Releases pages, the last ones first: the pool evicts what came back first, and without its first page nothing of a prefix

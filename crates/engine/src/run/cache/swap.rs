@@ -59,6 +59,7 @@ impl KvCache {
         let cross = sequence.encoder.as_mut().map(|encoder| std::mem::take(&mut encoder.table));
         self.release_encoder(cross.map(|table| EncoderContext { table, tokens: 0 }));
         self.free_states.extend(sequence.state.take());
+        self.free_rings.extend(sequence.carried.take().map(|carried| carried.slot()));
         Swapped { pages, rest }
     }
 
@@ -66,6 +67,7 @@ impl KvCache {
     pub(crate) fn swap_in(&mut self, sequence: &mut SequenceCache, swapped: &Swapped) -> Result<Vec<Load>, Error> {
         self.room_for(self.pages_needed(sequence, 0))?;
         sequence.state = self.take_state()?;
+        sequence.carried = self.take_ring(sequence.tokens.len());
         let mut loads = Vec::new();
         for (kind, blobs) in PageKind::ALL.into_iter().zip(&swapped.pages) {
             let first = sequence.tables[kind as usize].first;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use kiln_engine::model::Model;
-use kiln_engine::run::{DraftTally, Event, Policy, Request, Scheduler, StopRule, Usage};
+use kiln_engine::run::{DRAFT_SOURCES, DraftTally, Event, Policy, Request, Scheduler, StopRule, Usage};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Message;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
@@ -92,10 +92,17 @@ impl Row {
         1.0 + self.drafts.accepted as f64 / self.drafts.rounds.max(1) as f64
     }
 
+    /// Who made drafts, with how many of them.
+    fn sources(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        DRAFT_SOURCES.into_iter().zip(self.drafts.rounds_of).filter(|(_, rounds)| *rounds > 0)
+    }
+
     fn line(&self) -> String {
         let DraftTally { rounds, drafted, accepted, .. } = self.drafts;
+        let sources: Vec<String> = self.sources().map(|(name, rounds)| format!("{name} {rounds}")).collect();
+        let sources = if sources.is_empty() { "none".to_owned() } else { sources.join(", ") };
         format!(
-            "{:>9} {:>10.1} {:>10.1} {:>8.2}x {rounds:>7} {drafted:>8} {accepted:>9} {:>10.2} {:>5}",
+            "{:>9} {:>10.1} {:>10.1} {:>8.2}x {rounds:>7} {drafted:>8} {accepted:>9} {:>10.2} {:>5}  {sources}",
             self.task,
             self.mean(0),
             self.mean(1),
@@ -106,10 +113,11 @@ impl Row {
     }
 
     fn json(&self) -> Value {
-        let DraftTally { rounds, drafted, accepted, accepted_at } = self.drafts;
+        let DraftTally { rounds, drafted, accepted, accepted_at, .. } = self.drafts;
         json!({
             "task": self.task, "tokens_per_second": self.rates, "gain": self.gain(), "rounds": rounds, "drafted": drafted,
             "accepted": accepted, "tokens_per_round": self.by_round(), "accepted_by_place": accepted_at, "same_text": self.same,
+            "rounds_by_source": self.sources().collect::<std::collections::BTreeMap<_, _>>(),
         })
     }
 }
@@ -155,8 +163,17 @@ pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Res
     }
     print(&format!("{} on {device}", name(model)));
     print(&format!(
-        "{:>9} {:>10} {:>10} {:>9} {:>7} {:>8} {:>9} {:>10} {:>5}",
-        "task", "plain/s", "drafted/s", "gain", "rounds", "drafted", "accepted", "per round", "same"
+        "{:>9} {:>10} {:>10} {:>9} {:>7} {:>8} {:>9} {:>10} {:>5}  {}",
+        "task",
+        "plain/s",
+        "drafted/s",
+        "gain",
+        "rounds",
+        "drafted",
+        "accepted",
+        "per round",
+        "same",
+        "rounds by source"
     ));
     rows.iter().for_each(|row| print(&row.line()));
     print(
