@@ -116,16 +116,16 @@ fn opened(engine: &mut Engine, text: &[u32]) -> SequenceId {
     sequence
 }
 
-/// Room for so many texts, and for as many that they answer.
-fn sized(sequences: usize) -> Room {
-    let room = Room::for_sequences(sequences, 64);
+/// Room for so many texts of up to so many tokens, and for as many that they answer.
+fn sized(sequences: usize, tokens: usize) -> Room {
+    let room = Room::for_sequences(sequences, tokens.next_multiple_of(64));
     Room { k_type: TensorType::F32, v_type: TensorType::F32, pages: 2 * room.pages, ..room }
 }
 
 /// What a model gives of every token of a text that is fed at once, with nothing beside it.
 fn alone(model: &Arc<Model>, text: &[u32]) -> Vec<f32> {
     let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
-    let mut engine = Engine::new(Arc::clone(model), executor, sized(1), &mut |_, _| {}).unwrap();
+    let mut engine = Engine::new(Arc::clone(model), executor, sized(1, text.len()), &mut |_, _| {}).unwrap();
     let sequence = opened(&mut engine, text);
     results(&mut engine, &[Entry { sequence, tokens: text, wanted: Wanted::All }]).remove(0)
 }
@@ -137,7 +137,7 @@ fn together(golden: &Gguf, executor: Box<dyn Executor>) -> f64 {
     let (tokens, positions) = (words(golden, "tokens"), words(golden, "positions"));
     let want: Vec<f32> = words(golden, "logits").into_iter().map(f32::from_bits).collect();
     let texts = [&tokens[..], &tokens[7..31], &tokens[3..8]];
-    let mut engine = Engine::new(Arc::clone(&model), executor, sized(3), &mut |_, _| {}).unwrap();
+    let mut engine = Engine::new(Arc::clone(&model), executor, sized(3, tokens.len()), &mut |_, _| {}).unwrap();
     let ids = texts.map(|text| opened(&mut engine, text));
     let mut fed = [0; 3];
     let whole = model.facts.sees_all;

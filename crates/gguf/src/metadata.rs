@@ -166,6 +166,8 @@ getters! {
     get_bool get_bool_or get_bool_opt: bool, "a bool", |v| if let Value::Bool(v) = v { Some(*v) } else { None };
     get_u32_array get_u32_array_or get_u32_array_opt: Vec<u32>, "an array of integers that fit u32",
         |v| v.as_array()?.to_ints();
+    get_u64_array get_u64_array_or get_u64_array_opt: Vec<u64>, "an array of integers that fit u64",
+        |v| v.as_array()?.to_ints();
     get_i32_array get_i32_array_or get_i32_array_opt: Vec<i32>, "an array of integers that fit i32",
         |v| v.as_array()?.to_ints();
     get_f32_array get_f32_array_or get_f32_array_opt: Vec<f32>, "an array of floats", |v| v.as_array()?.to_f32();

@@ -52,9 +52,12 @@ pub mod head_mix;
 pub mod key_mix;
 pub mod kv_write;
 pub mod l2_norm;
+pub mod list_blocks;
 pub mod mul_mat_vec;
 pub mod mul_mm;
+pub mod ngram_rows;
 pub mod norm;
+pub mod pool_keys;
 pub mod quantise_q8_1;
 pub mod rms_norm;
 pub mod rope;
@@ -127,6 +130,9 @@ operations! {
     sinkhorn => Sinkhorn,
     flash_attention => FlashAttention,
     choose_keys => ChooseKeys,
+    pool_keys => PoolKeys,
+    list_blocks => ListBlocks,
+    ngram_rows => NgramRows,
     topk_moe => TopkMoe,
     binary => Binary,
     scale => Scale,

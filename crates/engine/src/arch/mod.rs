@@ -5,6 +5,7 @@ mod apertus;
 mod bert;
 mod chameleon;
 mod cohere;
+mod deepseek4;
 mod diffusion;
 mod encoders;
 mod expert_windows;
@@ -40,6 +41,7 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3next;
+mod qwen4exp;
 mod refused;
 mod rwkv;
 mod rwkv6;
@@ -113,6 +115,7 @@ pub const TABLE: &[ArchEntry] = &[
     row("deepseek2", "DeepSeek 2, 3 and R1, Kimi K2, GLM 4.7 Flash", latent::deepseek2),
     row("deepseek2-ocr", "DeepSeek OCR (text)", experts::deepseek_ocr),
     row("deepseek32", "DeepSeek 3.2", latent::deepseek32),
+    row("deepseek4", "DeepSeek 4", deepseek4::load),
     row("dots1", "dots.llm1", experts::dots1),
     row("dots3note", "dots3", latent::dots3),
     row("dream", "Dream", diffusion::dream),
@@ -218,6 +221,7 @@ pub const TABLE: &[ArchEntry] = &[
     row("qwen3tts", "Qwen 3 TTS (language model)", qwen3::load_tts),
     row("qwen3vl", "Qwen 3 VL (text)", qwen3::load_vl),
     row("qwen3vlmoe", "Qwen 3 VL with experts (text)", qwen3::load_vl_moe),
+    row("qwen4exp", "Qwen 3.8 Flash Next", qwen4exp::load),
     row("refact", "Refact", variants::refact),
     row("rnd1", "RND1", diffusion::rnd1),
     row("rwkv6", "RWKV-6", rwkv6::load),

@@ -34,7 +34,8 @@ fn experts(l: &Loader<'_>, spec: &Spec) -> Result<MoeSpec, Error> {
 
 fn finish(l: &mut Loader<'_>, spec: Spec, grouped: bool) -> Result<Box<dyn Architecture>, Error> {
     let recurrent = recurrent_layers(l, spec.sizes.layers, 4)?;
-    let delta = DeltaSpec { hidden: spec.sizes.hidden, eps: spec.eps, grouped, output_gate: OutputGate::Silu };
+    let delta =
+        DeltaSpec { hidden: spec.sizes.hidden, eps: spec.eps, grouped, output_gate: OutputGate::Silu, adds: false };
     Decoder::load_with(l, spec, |l, spec, i| match recurrent[i] {
         true => Ok(Box::new(DeltaNet::load(l, &delta, i)?)),
         false => Ok(Box::new(Attention::load(l, &spec.attention[i], i)?)),

@@ -6,11 +6,9 @@ pub const REFUSED: &[(&str, &str)] = &[
         "clip",
         "it makes vectors of pictures or sound for another model; `kiln run` takes it beside that one, for pictures",
     ),
-    ("deepseek4", "attention over compressed keys and its residual streams are missing"),
     ("dflash", "it guesses tokens for another model and says nothing alone"),
     ("eagle3", "it guesses tokens for another model and says nothing alone"),
     ("gemma4-assistant", "it guesses tokens for another model and says nothing alone"),
-    ("qwen4exp", "its residual streams, n-grams and choice of blocks are missing"),
     ("wavtokenizer-dec", "it makes sound of codes; convolutions over time and the inverse of a spectrum are missing"),
 ];
 

@@ -322,8 +322,8 @@ pub enum FeedForward {
 }
 
 impl Mixer for FeedForward {
-    fn build(&self, b: &mut Builder, _: &Batch, x: Tensor) -> Tensor {
-        self.build(b, x, [x, x])
+    fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor) -> Tensor {
+        self.build(b, batch, x, [x, x])
     }
 }
 
@@ -478,14 +478,14 @@ impl FeedForward {
     }
 
     /// Adds the steps: of what is read, what the router reads, and what experts beside the feed-forward layer read before their norm.
-    fn build(&self, b: &mut Builder, read: Tensor, [routed, x]: [Tensor; 2]) -> Tensor {
+    fn build(&self, b: &mut Builder, batch: &Batch, read: Tensor, [routed, x]: [Tensor; 2]) -> Tensor {
         match self {
             FeedForward::Mlp(mlp) => mlp.build(b, read),
-            FeedForward::Moe(moe) => moe.build(b, read, routed),
+            FeedForward::Moe(moe) => moe.build(b, batch, read, routed),
             FeedForward::Both(mlp, moe, norm) => {
                 let dense = mlp.build(b, read);
                 let read = norm.map_or(read, |norm| b.norm("experts.norm", x, &norm));
-                let chosen = moe.build(b, read, read);
+                let chosen = moe.build(b, batch, read, read);
                 let both = b.add("both", dense, chosen);
                 if norm.is_some() { both } else { b.scale("halved", both, std::f32::consts::FRAC_1_SQRT_2) }
             }
@@ -494,7 +494,7 @@ impl FeedForward {
                 let dense = mlp.build(b, read);
                 let dense = b.norm("dense.norm", dense, dense_after);
                 let read = b.norm("experts.norm", x, before);
-                let chosen = moe.build(b, read, x);
+                let chosen = moe.build(b, batch, read, x);
                 let chosen = b.norm("chosen.norm", chosen, chosen_after);
                 b.add("both", dense, chosen)
             }
@@ -598,7 +598,7 @@ impl Layer {
             _ => normed(b, &self.ffn_norm, "norm", middle),
         };
         let beside = if spec.experts == Place::BesideNormed { middle } else { x };
-        let branch = ffn.build(b, read, [if spec.routes_input { x } else { read }, beside]);
+        let branch = ffn.build(b, batch, read, [if spec.routes_input { x } else { read }, beside]);
         let [x, _] = self.half(b, spec, &self.ffn_post, [middle, read], branch);
         self.finish(b, x, first, own)
     }

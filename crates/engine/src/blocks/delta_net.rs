@@ -36,6 +36,13 @@ enum Length {
     },
 }
 
+impl Length {
+    fn added(l: &mut Loader<'_>, eps: f32, size: usize) -> Length {
+        let each = vec![1.0 / (size as f32).sqrt(); size];
+        Length::Added { eps, weight: l.constant("delta.unit", &each, [size, 1, 1, 1]) }
+    }
+}
+
 /// The rows of a delta net that come from one token.
 struct Operands {
     /// Normed, as `k`.
@@ -123,6 +130,8 @@ pub struct DeltaSpec {
     pub grouped: bool,
     /// What gates the result.
     pub output_gate: OutputGate,
+    /// Whether queries and keys are divided by the root of the sum of their squares and what norms add, not by no less than that.
+    pub adds: bool,
 }
 
 /// Where queries, keys, values and gates of Qwen's delta net come from.
@@ -153,7 +162,7 @@ pub struct DeltaNet {
 impl DeltaNet {
     /// Reads it; `layer` names its states.
     pub fn load(l: &mut Loader<'_>, spec: &DeltaSpec, layer: usize) -> Result<DeltaNet, Error> {
-        let DeltaSpec { hidden, eps, grouped, output_gate } = *spec;
+        let DeltaSpec { hidden, eps, grouped, output_gate, adds } = *spec;
         let keys = l.keys;
         let size = keys.count("ssm.state_size", 1 << 12)?;
         let (key_heads, heads) = (keys.count("ssm.group_count", 1 << 12)?, keys.count("ssm.time_step_rank", 1 << 12)?);
@@ -187,7 +196,7 @@ impl DeltaNet {
             size,
             heads,
             grouped,
-            length: Length::AtLeast(eps),
+            length: if adds { Length::added(l, eps, size) } else { Length::AtLeast(eps) },
             decay: Gate::Softplus { a: l.vector("ssm_a", &[heads])?, bias: l.vector("ssm_dt.bias", &[heads])? },
             state: l.state(&format!("{layer}.delta.state"), &[size, size, heads]),
             norm: Norm::Rms { weight: Some(l.vector("ssm_norm.weight", &[size])?), eps },
@@ -306,10 +315,7 @@ impl KimiDelta {
         let size = l.keys.count("kda.head_dim", 1 << 12)?;
         let length = match added {
             None => Length::AtLeast(eps),
-            Some(eps) => {
-                let each = vec![1.0 / (size as f32).sqrt(); size];
-                Length::Added { eps, weight: l.constant("kda.unit", &each, [size, 1, 1, 1]) }
-            }
+            Some(eps) => Length::added(l, eps, size),
         };
         let (width, taps) = (heads * size, taps(l, "ssm.conv_kernel")?);
         let mut part = |name: &str| -> Result<(Linear, Convolution), Error> {

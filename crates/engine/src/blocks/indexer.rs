@@ -7,6 +7,7 @@ use kiln_kernels::flash_attention::Pages;
 use kiln_kernels::tensor::Tensor;
 
 use super::attend::{Turned, flat, turned};
+use super::blocks_of_tokens::{BlockSpec, Blocks, Shared, Turn};
 use super::pool::Pool;
 use crate::Error;
 use crate::arch::{Batch, BatchShape, PAGE};
@@ -39,8 +40,10 @@ pub struct Indexer {
     q: (Linear, Option<Norm>),
     /// The matrix and the norm of the keys.
     k: (Linear, Norm),
-    /// What makes the weights of heads. Without it every head chooses for itself.
+    /// What makes the weights of heads. Without it all have the same.
     weights: Option<Linear>,
+    /// Whether every head chooses for itself.
+    each: bool,
     freqs: Option<Tensor>,
     keys: Keys,
 }
@@ -52,6 +55,31 @@ enum Keys {
     Tokens(Tensor),
     /// One for each pool of tokens.
     Pools(Box<Pool>),
+    /// One for each block of tokens, the mean of theirs.
+    Means(Box<Means>),
+}
+
+/// Keys of blocks, which are normed and turned when their last token is there.
+#[derive(Clone, Debug)]
+struct Means {
+    blocks: Blocks,
+    size: usize,
+    /// `[width, blocks]`.
+    cache: Tensor,
+}
+
+impl Means {
+    fn load(l: &mut Loader<'_>, [width, size]: [usize; 2], layer: usize) -> Result<Means, Error> {
+        // Numbers of rows are divided by it in floating point, and blocks do not cross pages.
+        let fits = size.is_power_of_two() && size <= PAGE && width.is_multiple_of(size);
+        let want = format!("a power of two that divides {PAGE} and the width {width} of keys");
+        l.keys.require(fits, "attention.compress_ratios", size, &want)?;
+        let spec = BlockSpec { width, size, overlaps: false, weighed: false };
+        let blocks = Blocks::load(l, &format!("{layer}.index_tokens"), spec, None)?;
+        // Keys of blocks are as many times fewer: pages hold a part of one for each token.
+        let cache = l.cache(&format!("{layer}.index_cache"), Cached::Keys, width / size, None)?;
+        Ok(Means { blocks, size, cache: cache.reshape([width, cache.shape[1] / size, 1, 1]) })
+    }
 }
 
 impl Keys {
@@ -60,6 +88,7 @@ impl Keys {
         match self {
             Keys::Tokens(cache) => *cache,
             Keys::Pools(pool) => pool.cache,
+            Keys::Means(means) => means.cache,
         }
     }
 }
@@ -93,6 +122,7 @@ impl Indexer {
             q: (l.unscaled("indexer.attn_q_b", &[low, heads * width])?, None),
             k: (l.unscaled("indexer.attn_k", &[hidden, width])?, k_norm),
             weights,
+            each: false,
             freqs: freqs(l, spec)?,
             keys: match spec.rule.per_key {
                 1 => Keys::Tokens(l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?),
@@ -102,7 +132,7 @@ impl Indexer {
         })
     }
 
-    /// Reads one whose heads choose for themselves.
+    /// Reads one whose heads choose for themselves; together and by the mean of a block where keys are those of blocks of tokens.
     pub fn each(l: &mut Loader<'_>, spec: &IndexSpec, hidden: usize, layer: usize) -> Result<Indexer, Error> {
         let IndexSpec { heads, width, eps, .. } = *spec;
         let norm = |l: &mut Loader<'_>, name: &str| -> Result<Norm, Error> {
@@ -112,8 +142,12 @@ impl Indexer {
             q: (l.unscaled("indexer.q_proj", &[hidden, heads * width])?, Some(norm(l, "q_norm")?)),
             k: (l.unscaled("indexer.k_proj", &[hidden, width])?, norm(l, "k_norm")?),
             weights: None,
+            each: spec.rule.per_key == 1,
             freqs: freqs(l, spec)?,
-            keys: Keys::Tokens(l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?),
+            keys: match spec.rule.per_key {
+                1 => Keys::Tokens(l.cache(&format!("{layer}.index_cache"), Cached::Keys, width, None)?),
+                size => Keys::Means(Box::new(Means::load(l, [width, size], layer)?)),
+            },
             spec: spec.clone(),
         })
     }
@@ -123,11 +157,16 @@ impl Indexer {
     pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor, from: Tensor) -> Chosen {
         let IndexSpec { heads, width, rule, .. } = self.spec;
         let k = b.linear("index.k", x, &self.k.0);
-        let k = b.norm("index.k_norm", k, &self.k.1);
-        let k = self.turned(b, batch, "index.k_rope", k.reshape([width, 1, x.shape[1], 1]));
         match &self.keys {
-            Keys::Tokens(cache) => b.store("index.k_write", flat(k), batch.places(None).rows, *cache),
-            Keys::Pools(pool) => pool.build(b, batch, x, flat(k)),
+            Keys::Tokens(cache) => {
+                let k = self.normed(b, batch, k);
+                b.store("index.k_write", k, batch.places(None).rows, *cache);
+            }
+            Keys::Pools(pool) => {
+                let k = self.normed(b, batch, k);
+                pool.build(b, batch, x, k);
+            }
+            Keys::Means(means) => self.write_means(b, batch, means, k),
         }
         let BatchShape { decode, prompt, expands, .. } = batch.shape;
         let rows = if expands && prompt <= rule.room() { decode } else { decode + prompt };
@@ -139,11 +178,31 @@ impl Indexer {
                 let q = self.q.1.map_or(q, |norm| b.norm("index.q_norm", q, &norm));
                 let q = self.turned(b, batch, "index.q_rope", q);
                 let weights = self.weights.map(|matrix| b.linear("index.weights", x, &matrix));
-                self.choose(b, batch, q, weights)
+                let by = Choosing { q, weights, keys: self.keys.cache(), rule, each: self.each };
+                choose(b, batch, &by)
             }),
         };
         chosen.remember(b);
         chosen
+    }
+
+    /// Keys of tokens, normed and turned.
+    fn normed(&self, b: &mut Builder, batch: &Batch, k: Tensor) -> Tensor {
+        let k = b.norm("index.k_norm", k, &self.k.1);
+        flat(self.turned(b, batch, "index.k_rope", k.reshape([self.spec.width, 1, k.shape[1], 1])))
+    }
+
+    /// Keys of the blocks that tokens with these products finish, turned by where the blocks begin.
+    fn write_means(&self, b: &mut Builder, batch: &Batch, means: &Means, k: Tensor) {
+        let mean = means.blocks.build(b, batch, k, None);
+        let mut key = b.norm("index.k_norm", mean, &self.k.1).reshape([self.spec.width, 1, k.shape[1], 1]);
+        if let (Some(rope), Some(freqs)) = (&self.spec.rope, self.freqs) {
+            let positions = Shared { block: means.size, spare: 0 }.starts(b, batch);
+            let turn = Turn { positions, freqs, offset: self.spec.offset, backward: false };
+            key = turn.build(b, "index.k_rope", key, rope);
+        }
+        let ids = super::pool::ids(b, batch, means.size);
+        b.store("index.k_write", flat(key), ids, means.cache);
     }
 
     fn turned(&self, b: &mut Builder, batch: &Batch, name: &str, x: Tensor) -> Tensor {
@@ -155,51 +214,64 @@ impl Indexer {
         turned(b, &batch, name, Turned { x, y, freqs, offset: self.spec.offset }, rope);
         y
     }
+}
 
-    /// The lists of the first rows of a batch.
-    fn choose(&self, b: &mut Builder, batch: &Batch, q: Tensor, weights: Option<Tensor>) -> [Tensor; 2] {
-        let (rows, ports, rule) = (q.shape[2], &batch.ports, self.spec.rule);
-        let table = batch.places(None).table;
-        let each = weights.is_none();
-        let groups = if each { self.spec.heads } else { 1 };
-        let tokens = table.shape[0] * PAGE;
-        let list = b.fresh("index.list", TensorType::I32, [rule.room().min(tokens), groups * rows, 1, 1]);
-        let counts = b.fresh("index.counts", TensorType::I32, [groups * rows, 1, 1, 1]);
-        let BatchShape { decode, pieces, .. } = batch.shape;
-        let run = (MOST_SCORES / (tokens / rule.per_key * groups)).max(1);
-        let mut first = 0;
-        while first < rows {
-            let goes_on = first < decode;
-            let n = run.min(if goes_on { decode } else { rows } - first);
-            let columns = |t: Tensor, d: usize| t.narrow(d, first * groups, n * groups);
-            // Rows that go on are sequences of their own; those of prompts say whose they are.
-            let (own, sequences) = match goes_on {
-                true => (table.narrow(1, first, n), None),
-                false => {
-                    (table.narrow(1, decode, pieces), (pieces > 1).then(|| ports.owners.narrow(0, first - decode, n)))
-                }
-            };
-            let scratch = b.fresh("index.scores", TensorType::F32, [tokens / rule.per_key * groups * n, 1, 1, 1]);
-            b.step(
-                "index",
-                choose_keys::Call {
-                    q: q.narrow(2, first, n),
-                    k: self.keys.cache(),
-                    weights: weights.map(|w| w.narrow(1, first, n)),
-                    each,
-                    positions: ports.positions.narrow(0, first, n),
-                    pages: Pages { table: own, size: PAGE },
-                    sequences,
-                    rule,
-                    list: columns(list, 1),
-                    counts: columns(counts, 0),
-                    scratch,
-                },
-            );
-            first += n;
-        }
-        [list, counts]
+/// What is chosen by, for the first rows of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choosing {
+    /// Queries `[width, heads, rows]`.
+    pub q: Tensor,
+    /// Weights of heads `[heads, rows]`.
+    pub weights: Option<Tensor>,
+    /// The cache of the keys.
+    pub keys: Tensor,
+    /// What is chosen.
+    pub rule: Rule,
+    /// Whether every head chooses for itself.
+    pub each: bool,
+}
+
+/// The lists of the first rows of a batch, and how long they are.
+pub(super) fn choose(b: &mut Builder, batch: &Batch, by: &Choosing) -> [Tensor; 2] {
+    let Choosing { q, weights, keys, rule, each } = *by;
+    let ([_, heads, rows, _], ports) = (q.shape, &batch.ports);
+    let table = batch.places(None).table;
+    let groups = if each { heads } else { 1 };
+    let tokens = table.shape[0] * PAGE;
+    let list = b.fresh("index.list", TensorType::I32, [rule.room().min(tokens), groups * rows, 1, 1]);
+    let counts = b.fresh("index.counts", TensorType::I32, [groups * rows, 1, 1, 1]);
+    let BatchShape { decode, pieces, .. } = batch.shape;
+    let run = (MOST_SCORES / (tokens / rule.per_key * groups)).max(1);
+    let mut first = 0;
+    while first < rows {
+        let goes_on = first < decode;
+        let n = run.min(if goes_on { decode } else { rows } - first);
+        let columns = |t: Tensor, d: usize| t.narrow(d, first * groups, n * groups);
+        // Rows that go on are sequences of their own; those of prompts say whose they are.
+        let (own, sequences) = match goes_on {
+            true => (table.narrow(1, first, n), None),
+            false => (table.narrow(1, decode, pieces), (pieces > 1).then(|| ports.owners.narrow(0, first - decode, n))),
+        };
+        let scratch = b.fresh("index.scores", TensorType::F32, [tokens / rule.per_key * groups * n, 1, 1, 1]);
+        b.step(
+            "index",
+            choose_keys::Call {
+                q: q.narrow(2, first, n),
+                k: keys,
+                weights: weights.map(|w| w.narrow(1, first, n)),
+                each,
+                positions: ports.positions.narrow(0, first, n),
+                pages: Pages { table: own, size: PAGE },
+                sequences,
+                rule,
+                list: columns(list, 1),
+                counts: columns(counts, 0),
+                scratch,
+            },
+        );
+        first += n;
     }
+    [list, counts]
 }
 
 fn freqs(l: &mut Loader<'_>, spec: &IndexSpec) -> Result<Option<Tensor>, Error> {

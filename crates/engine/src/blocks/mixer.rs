@@ -69,6 +69,31 @@ impl Convolution {
         Ok(Convolution { weight, bias, state, silu })
     }
 
+    /// Reads `NAME.weight` of so many taps that lie `apart` tokens from each other, without a bias; silu of the result.
+    pub fn spread(
+        l: &mut Loader<'_>,
+        name: &str,
+        layer: usize,
+        [taps, channels]: [usize; 2],
+        apart: usize,
+    ) -> Result<Convolution, Error> {
+        let weight = format!("{name}.weight");
+        let missing = || Error::MissingTensor { name: l.full(&weight) };
+        let shape = l.shape(&weight).ok_or_else(missing)?;
+        if shape.iter().product::<usize>() != taps * channels || shape[0] != taps {
+            let (got, want) = (shape.to_vec(), vec![taps, channels]);
+            return Err(Error::TensorShape { name: l.full(&weight), got, want });
+        }
+        let values = l.values(&weight)?.unwrap_or_default();
+        let all = (taps - 1) * apart + 1;
+        let tap =
+            |i: usize| if (i % all).is_multiple_of(apart) { values[i / all * taps + i % all / apart] } else { 0.0 };
+        let wide: Vec<f32> = (0..all * channels).map(tap).collect();
+        let weight = l.constant(&format!("{layer}.{name}.spread"), &wide, [all, channels, 1, 1]);
+        let state = l.state(&format!("{layer}.{name}.state"), &[channels, all - 1]);
+        Ok(Convolution { weight, bias: None, state, silu: true })
+    }
+
     /// One that gives each token and those before it: of `[width, taps]` columns, part j becomes that of the token `taps - 1 - j` before.
     pub fn delays(l: &mut Loader<'_>, name: &str, [taps, width]: [usize; 2]) -> Convolution {
         let channels = width * taps;

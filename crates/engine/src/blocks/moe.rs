@@ -10,6 +10,7 @@ use kiln_kernels::{get_rows, soft_max};
 
 use super::mlp::{Activation, Mlp, MlpSpec};
 use crate::Error;
+use crate::arch::Batch;
 use crate::model::Loader;
 use crate::plan::{Builder, Linear, Norm};
 
@@ -58,6 +59,9 @@ pub struct MoeSpec {
     pub chunks: Option<Chunks>,
     /// The router norms what it reads with this added, times `ffn_gate_inp.scale` over the root of the width.
     pub router_norm: Option<f32>,
+    /// Whether a table says which experts a token has (`ffn_gate_tid2eid`), and the router only how they are weighed: the size of the vocabulary
+    /// then.
+    pub by_token: Option<usize>,
 }
 
 /// Smaller experts (`ffn_*_chexps`), one for each group of neighbours among the experts.
@@ -94,6 +98,7 @@ impl MoeSpec {
             routed: None,
             chunks: None,
             router_norm: None,
+            by_token: None,
         }
     }
 
@@ -150,6 +155,8 @@ pub struct Moe {
     router_norm: Option<Norm>,
     /// Added to the gates for the choice alone.
     choice_bias: Option<Tensor>,
+    /// `[used, vocabulary]`: the experts of each token.
+    by_token: Option<Tensor>,
     groups: Option<Groups>,
     matrices: Matrices,
     /// Into and out of the space that experts live in.
@@ -216,7 +223,14 @@ impl Moe {
             spec: *spec,
             router,
             router_norm,
-            choice_bias: l.vector_opt(bias, &[experts])?,
+            choice_bias: match spec.by_token {
+                Some(_) => None,
+                None => l.vector_opt(bias, &[experts])?,
+            },
+            by_token: match spec.by_token {
+                Some(vocab) => Some(l.tensor("ffn_gate_tid2eid.weight", &[spec.used, vocab])?),
+                None => None,
+            },
             groups: spec.groups(l)?,
             matrices: Matrices::load(l, "exps", [space, width, experts], spec)?,
             latent: match (spec.latent, spec.routed) {
@@ -242,10 +256,13 @@ impl Moe {
     }
 
     /// Adds the steps; gives what is added to the residual stream. The router reads `routed`, mostly `x` itself.
-    pub fn build(&self, b: &mut Builder, x: Tensor, routed: Tensor) -> Tensor {
+    pub fn build(&self, b: &mut Builder, batch: &Batch, x: Tensor, routed: Tensor) -> Tensor {
         let routed = self.router_norm.map_or(routed, |norm| b.norm("router.norm", routed, &norm));
         let logits = b.linear("router", routed, &self.router);
-        let chosen = self.choose(b, logits);
+        let chosen = match self.by_token {
+            Some(table) => self.looked_up(b, batch, table, logits),
+            None => self.choose(b, logits),
+        };
         let inner = match &self.latent {
             Some([down, _]) => b.linear("latent_down", x, down),
             None => x,
@@ -283,6 +300,29 @@ impl Moe {
         };
         b.step("choose", call);
         Chosen { ids: call.ids, weights: call.weights }
+    }
+
+    /// The experts that the table has for each token, weighed by the router.
+    fn looked_up(&self, b: &mut Builder, batch: &Batch, table: Tensor, logits: Tensor) -> Chosen {
+        let MoeSpec { used, experts, gating: gate, shares, scale, .. } = self.spec;
+        let rows = logits.shape[1];
+        let whole = |b: &mut Builder, name: &str, numbers: Tensor| {
+            let ids = b.fresh(name, TensorType::I32, [used, rows, 1, 1]);
+            b.copy(name, numbers.reshape([used, rows, 1, 1]), ids);
+            ids
+        };
+        let numbers = b.rows("looked_up", table, batch.ports.tokens);
+        let ids = whole(b, "looked_up.ids", numbers);
+        let at = b.fresh("looked_up.logits", TensorType::F32, [1, used, rows, 1]);
+        let src = logits.reshape([1, experts, rows, 1]);
+        b.step("looked_up.logits", get_rows::Call { src, ids, dst: at });
+        // A choice of all of them, which only weighs; they come in its order.
+        let call = topk_moe::Call { gate, shares, scale, ..choice(b, at.reshape([used, rows, 1, 1]), used) };
+        b.step("choose", call);
+        let ordered = b.fresh("looked_up.ordered", TensorType::F32, [1, used, rows, 1]);
+        let src = numbers.reshape([1, used, rows, 1]);
+        b.step("looked_up.ordered", get_rows::Call { src, ids: call.ids, dst: ordered });
+        Chosen { ids: whole(b, "looked_up.chosen", ordered), weights: call.weights }
     }
 }
 

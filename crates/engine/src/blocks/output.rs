@@ -145,6 +145,15 @@ impl Output {
         Ok(Output { norm, matrix: Some(matrix), front, hidden: None, scale: 1.0, softcap: 0.0 })
     }
 
+    /// The same without a norm: what is read is normed already.
+    pub fn load_bare(l: &mut Loader<'_>, embedding: &Embedding) -> Result<Output, Error> {
+        l.whole();
+        let [hidden, vocab, ..] = embedding.weight.shape;
+        let own = l.linear_opt("output", &[hidden, vocab])?;
+        let matrix = Linear { scale: 1.0, ..own.unwrap_or_else(|| Linear::plain(embedding.weight)) };
+        Ok(Output { norm: None, matrix: Some(matrix), front: None, hidden: None, scale: 1.0, softcap: 0.0 })
+    }
+
     /// Nothing at all: the stream is normed already, and the model gives vectors.
     pub fn nothing(l: &mut Loader<'_>) -> Output {
         l.encodes();

@@ -72,34 +72,34 @@ impl Pool {
         b.step("pool.weights", call);
         let weighed = b.multiply("pool.weighed", weights, late.narrow(1, 0, width));
         let keys = b.sum("pool.keys", weighed).reshape([width, rows, 1, 1]);
-        let ids = self.ids(b, batch);
+        let ids = ids(b, batch, self.size);
         b.store("pool.write", keys, ids, self.cache);
     }
+}
 
-    /// The row of each token's pool where the token finishes it, a number below 0 elsewhere. All layers have the same.
-    fn ids(&self, b: &mut Builder, batch: &Batch) -> Tensor {
-        if let Some((size, [known])) = b.remembered(NOTE)
-            && size == self.size
-        {
-            return *known;
-        }
-        let rows = batch.places(None).rows;
-        let part = 1.0 / self.size as f32;
-        let numbers = b.like("pool.rows", rows);
-        b.copy("pool.rows", rows, numbers);
-        // Pools lie in pages as tokens do, so that a row says how many are finished, and whether one just is.
-        let pools = b.affine("pool.finished", numbers, part, part);
-        let whole = b.fresh("pool.whole", TensorType::I32, rows.shape);
-        b.copy("pool.whole", pools, whole);
-        let whole_number = b.like("pool.number", rows);
-        b.copy("pool.number", whole, whole_number);
-        let rest = b.subtract("pool.rest", pools, whole_number);
-        let open = b.function("pool.open", rest, Function::Step);
-        let far = b.affine("pool.far", open, FAR, 1.0);
-        let row = b.subtract("pool.row", whole_number, far);
-        let ids = b.fresh("pool.ids", TensorType::I32, rows.shape);
-        b.copy("pool.ids", row, ids);
-        b.remember(NOTE, self.size, vec![ids]);
-        ids
+/// The row of each token's pool of so many where the token finishes it, a number below 0 elsewhere. All layers have the same.
+pub(super) fn ids(b: &mut Builder, batch: &Batch, size: usize) -> Tensor {
+    if let Some((known_size, [known])) = b.remembered(NOTE)
+        && known_size == size
+    {
+        return *known;
     }
+    let rows = batch.places(None).rows;
+    let part = 1.0 / size as f32;
+    let numbers = b.like("pool.rows", rows);
+    b.copy("pool.rows", rows, numbers);
+    // Pools lie in pages as tokens do, so that a row says how many are finished, and whether one just is.
+    let pools = b.affine("pool.finished", numbers, part, part);
+    let whole = b.fresh("pool.whole", TensorType::I32, rows.shape);
+    b.copy("pool.whole", pools, whole);
+    let whole_number = b.like("pool.number", rows);
+    b.copy("pool.number", whole, whole_number);
+    let rest = b.subtract("pool.rest", pools, whole_number);
+    let open = b.function("pool.open", rest, Function::Step);
+    let far = b.affine("pool.far", open, FAR, 1.0);
+    let row = b.subtract("pool.row", whole_number, far);
+    let ids = b.fresh("pool.ids", TensorType::I32, rows.shape);
+    b.copy("pool.ids", row, ids);
+    b.remember(NOTE, size, vec![ids]);
+    ids
 }

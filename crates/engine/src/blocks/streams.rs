@@ -74,10 +74,15 @@ impl StreamSpec {
 
     /// All streams at the beginning: the embeddings.
     pub fn begin(self, b: &mut Builder, x: Tensor) -> Tensor {
-        let all = b.fresh("streams", TensorType::F32, [self.hidden, self.count, x.shape[1], 1]);
-        b.copy("streams", same(x, self.count), all);
-        all
+        all_alike(b, x, self.count)
     }
+}
+
+/// So many streams, each of which is `x`.
+pub fn all_alike(b: &mut Builder, x: Tensor, count: usize) -> Tensor {
+    let all = b.fresh("streams", TensorType::F32, [x.shape[0], count, x.shape[1], 1]);
+    b.copy("streams", same(x, count), all);
+    all
 }
 
 /// Each stream a weighed sum of all: `weights [count, count, rows]`.

@@ -147,6 +147,13 @@ impl<'a> Keys<'a> {
         values.into_iter().map(whole).collect()
     }
 
+    /// Exactly so many whole numbers of 64 bits.
+    pub fn long_array(&self, suffix: &str, len: usize) -> Result<Vec<u64>, Error> {
+        let values = self.metadata.get_u64_array(&self.name(suffix))?;
+        self.require(values.len() == len, suffix, values.len(), &format!("{len} numbers"))?;
+        Ok(values)
+    }
+
     /// Numbers of tokens of an array; none where the key is missing.
     pub fn tokens(&self, suffix: &str, vocab: usize) -> Result<Vec<usize>, Error> {
         let tokens = self.list(suffix, vocab)?;

@@ -306,6 +306,17 @@ impl<'a> Loader<'a> {
         tensor
     }
 
+    /// The same of I32 numbers.
+    pub fn whole_constant(&mut self, name: &str, values: &[i32], shape: [usize; 4]) -> Tensor {
+        if let Some(known) = self.constants.get(name) {
+            return *known;
+        }
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = self.fixed.add(name, SlotKind::Constant(bytes), TensorType::I32, shape);
+        self.constants.insert(name.to_owned(), tensor);
+        tensor
+    }
+
     /// The matrix `NAME.weight` with its optional `NAME.bias` and `NAME.scale`.
     pub fn linear(&mut self, name: &str, shape: &[usize]) -> Result<Linear, Error> {
         let weight = self.tensor(&format!("{name}.weight"), shape)?;

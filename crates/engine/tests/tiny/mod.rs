@@ -44,6 +44,12 @@ pub(crate) fn drawn(name: &str, shape: &[usize]) -> Vec<u8> {
 
 /// The same with the noise of another name.
 pub(crate) fn drawn_by(name: &str, noise_of: &str, shape: &[usize]) -> Vec<u8> {
+    if name.ends_with("tid2eid.weight") {
+        // Neighbouring experts from any of eight on.
+        let first = noise(name).map(|x| ((x / 3f64.sqrt() + 1.0) * 4.0) as usize).step_by(shape[0]);
+        let ids = first.take(shape[1]).flat_map(|first| (0..shape[0]).map(move |i| ((first + i) % 8) as f32));
+        return ids.flat_map(f32::to_le_bytes).collect();
+    }
     let width = (shape[0] as f64).sqrt();
     let value = |x: f64| match name {
         _ if name.ends_with(".bias") => x * 0.3,
