@@ -22,7 +22,7 @@ const STARTS: [&str; 2] = ["block starts within pages", "block starts across pag
 
 /// Rows of a batch whose sequences are known the same way.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows {
+pub struct BatchRows {
     /// The first one, and how many.
     pub range: [usize; 2],
     /// Where the tokens of their sequences lie.
@@ -32,13 +32,13 @@ pub struct Rows {
 }
 
 /// The rows that go on by one token, and those of prompts, in caches of the last tokens or of all.
-pub fn rows_of(batch: &Batch, window: Option<usize>) -> Vec<Rows> {
+pub fn rows_of(batch: &Batch, window: Option<usize>) -> Vec<BatchRows> {
     let BatchShape { decode, prompt, pieces, .. } = batch.shape;
     let table = batch.places(window).table;
     let pages = |first: usize, n: usize| Pages { table: table.narrow(1, first, n), size: PAGE };
-    let going_on = Rows { range: [0, decode], pages: pages(0, decode), sequences: None };
+    let going_on = BatchRows { range: [0, decode], pages: pages(0, decode), sequences: None };
     let owners = (pieces > 1).then_some(batch.ports.owners);
-    let prompts = Rows { range: [decode, prompt], pages: pages(decode, pieces), sequences: owners };
+    let prompts = BatchRows { range: [decode, prompt], pages: pages(decode, pieces), sequences: owners };
     [going_on, prompts].into_iter().filter(|rows| rows.range[1] > 0).collect()
 }
 
@@ -96,7 +96,7 @@ impl Blocks {
             self.cache.narrow(0, wide, wide)
         });
         let y = b.fresh("blocks", TensorType::F32, [self.spec.width, values.shape[1], 1, 1]);
-        for Rows { range: [first, n], pages, sequences } in rows_of(batch, window) {
+        for BatchRows { range: [first, n], pages, sequences } in rows_of(batch, window) {
             let call = pool_keys::Call {
                 values: self.cache.narrow(0, 0, wide),
                 weights: kept,

@@ -9,7 +9,7 @@ use kiln_kernels::mul_mat_vec;
 use kiln_kernels::tensor::Tensor;
 
 use super::attend::{Attended, Extras, flat};
-use super::blocks_of_tokens::{BlockSpec, Blocks, Rows, Shared, Turn, rows_of};
+use super::blocks_of_tokens::{BatchRows, BlockSpec, Blocks, Shared, Turn, rows_of};
 use super::indexer::{Choosing, choose};
 use super::mixer::Mixer;
 use crate::Error;
@@ -265,7 +265,7 @@ impl Compressed {
         let room = all.iter().map(|rows| list_blocks::Call::room(rows.pages, layout, of_chosen)).max().unwrap_or(1);
         let list = b.fresh("seen.list", TensorType::I32, [room, rows, 1, 1]);
         let counts = b.fresh("seen.counts", TensorType::I32, [rows, 1, 1, 1]);
-        for Rows { range: [first, n], pages, sequences } in all {
+        for BatchRows { range: [first, n], pages, sequences } in all {
             let call = list_blocks::Call {
                 positions: batch.ports.positions.narrow(0, first, n),
                 pages,

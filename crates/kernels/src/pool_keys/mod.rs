@@ -26,7 +26,7 @@ pub struct Call {
     /// What is averaged: rows of a cache, `[width, rows of the cache]`, any format, dense rows. With `overlaps` the first half of a row counts
     /// for the block behind the token's own, the second half for the token's own.
     pub values: Tensor,
-    /// The weights before the softmax, as `values`, and of the same format. Without them all tokens count alike.
+    /// The weights before the softmax, as `values`, and of the same format. Without them all tokens count the same.
     pub weights: Option<Tensor>,
     /// F32 `[width, size]`, dense: added to the weights by the place of a token in its block. Only with `weights`.
     pub places: Option<Tensor>,
@@ -106,8 +106,8 @@ impl Operation for Call {
         require(fits && size > 0, NAME, || format!("y is {y} of blocks of {size} tokens, want F32[width, rows]"))?;
         let fits = values.shape == [halves * width, values.shape[1], 1, 1] && values.has_dense_rows();
         require(fits, NAME, || format!("values are {values}, want rows of {}", halves * width))?;
-        let alike = |t: Tensor| t.shape == values.shape && t.ty == values.ty && t.stride == values.stride;
-        require(weights.is_none_or(alike), NAME, || format!("weights are {weights:?}, values {values}: not alike"))?;
+        let same = |t: Tensor| t.shape == values.shape && t.ty == values.ty && t.stride == values.stride;
+        require(weights.is_none_or(same), NAME, || format!("weights are {weights:?}, values {values}: not the same"))?;
         let fits = |t: Tensor| t.ty == TensorType::F32 && t.is_dense() && t.shape == [halves * width, size, 1, 1];
         require(places.is_none_or(|t| fits(t) && weights.is_some()), NAME, || {
             format!("places are {places:?}, want F32[{}, {size}] beside weights", halves * width)
