@@ -9,7 +9,8 @@ fn deployment_files_use_flags_that_there_are() {
     let help = String::from_utf8(output.stdout).expect("UTF-8");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
     let mut seen = 0;
-    for name in ["kiln.service", "Dockerfile", "compose.yaml", "kubernetes.yaml"] {
+    let names = ["kiln.service", "Dockerfile", "compose.yaml", "kubernetes.yaml", "gateways/haproxy.cfg"];
+    for name in names.into_iter().chain(["gateways/nginx.conf", "gateways/envoy.yaml", "gateways/smg.sh"]) {
         let text = std::fs::read_to_string(folder.join(name)).expect("a file of deploy");
         let lines = text.lines().filter_map(|line| line.split_once("serve")).filter(|(_, rest)| rest.contains("gguf"));
         for (_, flags) in lines {
@@ -20,6 +21,31 @@ fn deployment_files_use_flags_that_there_are() {
         }
     }
     assert!(seen >= 12, "only {seen} flags were found");
+}
+
+/// Flags of the chart stand one by one, on lines of a list.
+#[test]
+fn the_chart_uses_flags_that_there_are() {
+    let output = Command::new(env!("CARGO_BIN_EXE_kiln")).args(["serve", "--help"]).output().expect("kiln runs");
+    let help = String::from_utf8(output.stdout).expect("UTF-8");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/kiln/templates/deployment.yaml");
+    let chart = std::fs::read_to_string(file).expect("a file of deploy");
+    let flags: Vec<&str> =
+        chart.lines().filter_map(|line| line.trim().strip_prefix("- --")?.split('=').next()).collect();
+    assert!(flags.len() >= 8, "{flags:?}");
+    for flag in flags {
+        let stands = |end| help.contains(&format!("--{flag}{end}"));
+        assert!(stands(" ") || stands("\n"), "`kiln serve` has no --{flag}");
+    }
+}
+
+/// What the simulation of many servers says of cases that can be computed by hand.
+#[test]
+fn the_simulation_holds_what_can_be_computed() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/simulate.py");
+    let output = Command::new("python3").arg(script).arg("--check").output().expect("python3");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.starts_with("checked"), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// The number behind some words of a text.
