@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::engine::Work;
+use super::work::Work;
 
 /// A step with fewer rows tells more about what every step costs than about rows.
 const LEAST_ROWS: u64 = 32;
