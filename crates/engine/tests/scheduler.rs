@@ -12,7 +12,8 @@ use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor, GpuExecutor};
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{
-    Constraint, EndReason, Engine, Entry, Event, Events, First, Policy, Request, Scheduler, StopRule, Usage, Wanted,
+    Constraint, EndReason, Engine, Entry, Event, Events, First, Policy, Request, Scheduler, StopRule, Tally, Usage,
+    Wanted,
 };
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
@@ -433,4 +434,58 @@ fn kernels_of_the_first_text_are_there_when_it_comes() {
     assert!(unexpected > 0, "a text that nobody expected should have asked for kernels");
     let expected = asked_for(Some(First::Text { prompt: prompt.len(), cuts: false, goes_on: true }));
     assert_eq!(expected, Some(0), "kernels that were not made beforehand");
+}
+
+/// What a scheduler has done, once it has nothing to do.
+fn tally(scheduler: &Scheduler) -> Tally {
+    scheduler.with_engine(|_| ()).unwrap();
+    scheduler.load().tally
+}
+
+/// Requests that are all there before the first of them begins, so that they meet the same steps each time.
+fn at_once(scheduler: &Scheduler, requests: Vec<Request>) -> Vec<Result> {
+    let (here, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    std::thread::scope(|scope| {
+        let (there, wait) = (Arc::clone(&here), Arc::clone(&go_on));
+        scope.spawn(move || scheduler.with_engine(move |_| (there.wait(), wait.wait()).0.is_leader()));
+        here.wait();
+        let all: Vec<Events> = requests.into_iter().map(|request| scheduler.generate(request)).collect();
+        go_on.wait();
+        all.into_iter().map(one).collect()
+    })
+}
+
+/// The small form of `kiln bench --load`: counts, not times.
+#[test]
+fn a_load_that_was_met_before_makes_no_plans_has_little_padding_and_finds_its_prefix() {
+    const PREFIX: u32 = 128;
+    let model = model();
+    let cpu: Box<dyn Executor> = Box::new(CpuExecutor::new(Arithmetic::Fast));
+    for executor in [Some(cpu), gpu().map(|(gpu, _)| gpu)].into_iter().flatten() {
+        let pads = !executor.takes_any_shape();
+        // However slow this machine is, chunks are as large as a batch.
+        let policy = Policy { stutter: std::time::Duration::from_secs(3600), ..Policy::default() };
+        let scheduler = on(&model, executor, 40, 3, policy);
+        for round in 0..3 {
+            let before = tally(&scheduler);
+            let prompt = |i: u32| [text(PREFIX, 0), text(9 + 11 * i, 1 + i + 10 * round)].concat();
+            let requests = (0..5).map(|i| greedy(prompt(i), 6)).collect();
+            let cached: Vec<usize> =
+                at_once(&scheduler, requests).into_iter().map(|result| result.end.unwrap().1.cached_tokens).collect();
+            let after = tally(&scheduler);
+            let (rows, tokens) = (after.rows - before.rows, after.row_tokens - before.row_tokens);
+            let (plans, hits) = (after.plans - before.plans, after.hits.device - before.hits.device);
+            let what = format!("round {round}: {plans} plans, {rows} rows for {tokens} tokens, {cached:?} cached");
+            match pads {
+                true => assert!(rows >= tokens && 2 * rows <= 3 * tokens, "{what}"),
+                false => assert_eq!(rows, tokens, "{what}"),
+            }
+            let computed = usize::from(round == 0);
+            assert!(cached[computed..].iter().all(|cached| *cached == PREFIX as usize), "{what}");
+            assert_eq!(hits as usize, cached.iter().sum::<usize>(), "{what}");
+            if pads && round == 2 {
+                assert_eq!(plans, 0, "{what}");
+            }
+        }
+    }
 }

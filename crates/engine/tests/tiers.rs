@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
 mod device;
+mod tiny;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -237,5 +238,63 @@ fn damaged_files_and_those_of_other_caches_are_not_taken() {
     // Each lookup ends with the first damaged page, which is computed and kept anew.
     for healed in 0..=3 {
         assert_eq!(answer(&start(TensorType::F16), 1, &prompt), (want.clone(), healed * PAGE));
+    }
+}
+
+/// Synthetic models with states, and architectures with states that goldens describe: those whose names begin as `KILN_ARCHITECTURES` says,
+/// with commas between; an empty one means every architecture. Without it some stand for all.
+fn models_with_states() -> Vec<(String, Arc<Model>)> {
+    let begin = std::env::var("KILN_ARCHITECTURES").unwrap_or_else(|_| "granitehybrid,lfm2-".to_owned());
+    let is_meant = |name: &str| begin.split(',').any(|begin| name.starts_with(begin));
+    let presets = ["tiny-rwkv7", "tiny-mamba2", "tiny-qwen3next"].map(|name| (name.to_owned(), model(name)));
+    let goldens = tiny::goldens().into_iter().filter(|(name, _)| is_meant(name));
+    let goldens = goldens.map(|(name, golden)| (name, Arc::new(tiny::model(&golden))));
+    presets.into_iter().chain(goldens.filter(|(_, model)| model.facts.has_state())).collect()
+}
+
+fn text_of(model: &Model, n: usize, salt: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 7 + i * 37 + 11 + salt * 101) % model.config.vocab) as u32).collect()
+}
+
+/// The logits of a second turn after its first one left the device, and after a restart: those of an uncached run, and where bits count
+/// the same bits.
+#[test]
+fn second_turns_of_every_model_with_states_continue_from_host_memory_and_from_disk() {
+    for (name, model) in models_with_states() {
+        // Bits take a row at a time: the synthetic models stand for all.
+        for reproducible in [false, true].into_iter().filter(|wanted| !wanted || name.starts_with("tiny-")) {
+            let cpu =
+                || -> Box<dyn Executor> { Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(reproducible)) };
+            let is_same = |got: &[f32], want: &[f32]| if reproducible { got == want } else { close(got, want) };
+            let (first, rest) = (text_of(&model, 2 * PAGE + 9, 1), text_of(&model, 20, 2));
+            let second = [&first[..], &rest].concat();
+            let mut engine = engine(&model, cpu(), 64 << 20);
+            let id = engine.open(7).unwrap();
+            let want = last(&mut engine, id, &second);
+            engine.close(id);
+            read(&mut engine, 1, &first);
+            // All eight pages go to others.
+            read(&mut engine, 2, &text_of(&model, 7 * PAGE + 9, 3));
+            let (got, found) = read(&mut engine, 1, &second);
+            assert_eq!(found, 2 * PAGE, "{name}");
+            assert!(is_same(&got, &want), "{name}, reproducible: {reproducible}, from host memory");
+            drop(engine);
+
+            let folder = tempfile::tempdir().unwrap();
+            let start = || server(&model, cpu(), folder.path(), TensorType::F16);
+            answer(&start(), 1, &first);
+            let restarted = start();
+            let (engine_found, got) = restarted
+                .with_engine(move |engine| {
+                    let id = engine.open(1).unwrap();
+                    let found = engine.reuse(id, &second).unwrap();
+                    let got = last(engine, id, &second[found..]);
+                    engine.close(id);
+                    (found, got)
+                })
+                .unwrap();
+            assert_eq!(engine_found, 2 * PAGE + 9, "{name}: the state at the end of the prompt");
+            assert!(is_same(&got, &want), "{name}, reproducible: {reproducible}, from disk");
+        }
     }
 }

@@ -31,6 +31,8 @@ struct Server {
     child: Child,
     port: u16,
     log: Receiver<String>,
+    /// Lines of the log before it listened.
+    begun: Vec<String>,
 }
 
 impl Server {
@@ -39,28 +41,50 @@ impl Server {
         let made = kiln().args(["synth", "tiny-llama", "F32", "m.gguf"]).current_dir(folder.path()).output().unwrap();
         assert!(made.status.success());
         lengthen(&folder.path().join("m.gguf"));
-        let mut command = kiln();
+        Server::again(folder, more)
+    }
+
+    /// A server for the model that an earlier one of this folder served.
+    fn again(folder: &TempDir, more: &[&str]) -> Server {
+        Server::spawn(Command::new(env!("CARGO_BIN_EXE_kiln")), folder, more)
+    }
+
+    /// The same where no file can grow beyond a kilobyte, as on a disk that is full.
+    #[cfg(target_os = "linux")]
+    fn on_a_full_disk(folder: &TempDir, more: &[&str]) -> Server {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kiln")]);
+        Server::spawn(shell, folder, more)
+    }
+
+    fn spawn(mut command: Command, folder: &TempDir, more: &[&str]) -> Server {
         command.args(["serve", "m.gguf", "--cpu", "--port", "0", "--parallel", "1"]).args(more);
         command.current_dir(folder.path()).env_remove("KILN_CONFIG").env_remove("KILN_API_KEY");
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (tell, log) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let mut server = Server { child, port: 0, log };
-        let line = server.line("listening on http");
+        let mut server = Server { child, port: 0, log, begun: Vec::new() };
+        let (begun, line) = server.until("listening on http");
+        server.begun = begun;
         server.port = line.split("://127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
         server
     }
 
     /// The next line of the log that holds these words.
     fn line(&self, words: &str) -> String {
+        self.until(words).1
+    }
+
+    /// The lines of the log before the next one that holds these words, and that one.
+    fn until(&self, words: &str) -> (Vec<String>, String) {
         let mut before = Vec::new();
         loop {
             let Ok(line) = self.log.recv_timeout(Duration::from_secs(60)) else {
                 panic!("{words:?} did not come: {before:?}");
             };
             if line.contains(words) {
-                return line;
+                return (before, line);
             }
             before.push(line);
         }
@@ -77,6 +101,30 @@ impl Server {
         let mut reply = String::new();
         stream.read_to_string(&mut reply).unwrap();
         reply.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    /// What the model says behind a prompt, and how many tokens of the prompt were cached.
+    fn answer(&self, prompt: &str) -> (String, u64) {
+        let body = serde_json::json!({
+            "prompt": prompt, "temperature": 0, "max_tokens": 8, "ignore_eos": true, "return_token_ids": true,
+        });
+        let body = body.to_string();
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+        write!(stream, "{head}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+        let reply: serde_json::Value = serde_json::from_str(reply.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (reply["choices"][0].to_string(), cached)
+    }
+
+    /// The lines of the log that hold these words, once the server has ended.
+    fn lines(mut self, words: &str) -> Vec<String> {
+        self.signal("TERM");
+        assert!(self.ended().success());
+        self.begun.iter().cloned().chain(self.log.iter()).filter(|line| line.contains(words)).collect()
     }
 
     fn signal(&self, name: &str) {
@@ -185,4 +233,67 @@ fn a_port_that_is_taken_is_told_before_the_hint() {
     let (error, hint) = said.split_once("\nhint: ").unwrap();
     assert!(error.contains(&format!("cannot listen on 127.0.0.1:{port}: Address already in use")), "{said}");
     assert!(!hint.contains("os error"), "{said}");
+}
+
+/// A prompt of many pages.
+fn story(number: usize) -> String {
+    (0..60).map(|i| format!("{} and then {number}, ", i * i)).collect()
+}
+
+const FOLDER: [&str; 2] = ["--cache-disk", "cache"];
+
+#[test]
+fn a_server_that_is_killed_while_it_writes_its_cache_loses_nothing_that_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = Server::start(&folder, &[]);
+    let stories: Vec<String> = (0..3).map(story).collect();
+    let want: Vec<String> = stories.iter().map(|story| plain.answer(story).0).collect();
+    drop(plain);
+    for (at, story) in stories.iter().enumerate() {
+        let server = Server::again(&folder, &FOLDER);
+        assert_eq!(server.answer(story), (want[at].clone(), 0));
+        // What was read is being written now.
+        std::thread::sleep(Duration::from_millis(at as u64));
+        server.signal("KILL");
+    }
+    let after = Server::again(&folder, &FOLDER);
+    stories.iter().zip(&want).for_each(|(story, want)| assert_eq!(after.answer(story).0, *want));
+    assert_eq!(after.lines("cache").len(), 0, "nothing is wrong with what was left");
+    let last = Server::again(&folder, &FOLDER);
+    for (story, want) in stories.iter().zip(&want) {
+        let (got, cached) = last.answer(story);
+        assert!(got == *want && cached >= 128, "{cached} tokens were kept");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_costs_what_would_have_been_kept_and_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = Server::start(&folder, &[]);
+    let want = [0, 1].map(|number| plain.answer(&story(number)).0);
+    drop(plain);
+    let full = Server::on_a_full_disk(&folder, &FOLDER);
+    for (number, want) in want.iter().enumerate() {
+        assert_eq!(full.answer(&story(number)), (want.clone(), 0));
+    }
+    assert!(full.answer(&story(1)).1 >= 128, "memory keeps it as before");
+    let said = full.lines("no more prefixes are kept on disk");
+    assert_eq!(said.len(), 1, "{said:?}");
+    let files = std::fs::read_dir(folder.path().join("cache")).unwrap().flatten().map(|entry| entry.path());
+    let left: Vec<_> = files.filter(|path| path.is_dir()).flat_map(|path| std::fs::read_dir(path).unwrap()).collect();
+    assert!(left.is_empty(), "no piece of a file is left: {left:?}");
+    // With room again all is kept.
+    let server = Server::again(&folder, &FOLDER);
+    assert_eq!(server.answer(&story(0)), (want[0].clone(), 0));
+}
+
+#[test]
+fn a_cache_folder_that_cannot_be_used_is_said_once_and_gone_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder, &["--cache-disk", "m.gguf"]);
+    server.answer(&story(0));
+    assert!(server.answer(&story(0)).1 >= 128);
+    let said = server.lines("nothing is kept on disk");
+    assert!(said.len() == 1 && said[0].contains("m.gguf"), "{said:?}");
 }

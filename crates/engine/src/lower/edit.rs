@@ -3,7 +3,7 @@
 
 use kiln_kernels::tensor::Slot;
 
-use crate::plan::def_use::{DefUse, depend};
+use crate::plan::def_use::{Accesses, DefUse};
 use crate::plan::{Plan, SlotKind, Step};
 
 /// Steps of a plan with their uses.
@@ -40,8 +40,9 @@ impl<'p> Edit<'p> {
     pub(super) fn can_move_with(&self, from: usize, to: usize, along: &[usize]) -> bool {
         let Some(step) = &self.steps[from] else { return false };
         let mut between = if from < to { from + 1..to } else { to + 1..from };
+        let moved = Accesses::of(step);
         between.all(|other| match &self.steps[other] {
-            Some(other_step) if !along.contains(&other) => !depend(step, other_step) && !depend(other_step, step),
+            Some(other_step) if !along.contains(&other) => !moved.conflict(&Accesses::of(other_step)),
             _ => true,
         })
     }

@@ -7,7 +7,7 @@ use kiln_kernels::Call;
 use kiln_kernels::tensor::Tensor;
 
 use super::Target;
-use crate::plan::def_use::depend;
+use crate::plan::def_use::Accesses;
 use crate::plan::{Plan, SlotInfo, SlotKind};
 
 /// Places begin at multiples of this many bytes: kernels ask for 16, formats for up to 256.
@@ -80,12 +80,11 @@ fn live_ranges(plan: &Plan) -> Vec<LiveRange> {
     let mut run = 0;
     let mut start = 0;
     let mut decoding: Option<usize> = None;
-    for at in 0..plan.steps.len() {
-        let step = &plan.steps[at];
-        if plan.steps[start..at].iter().any(|before| depend(before, step)) {
+    let accesses: Vec<Accesses> = plan.steps.iter().map(Accesses::of).collect();
+    for (at, step) in plan.steps.iter().enumerate() {
+        if accesses[start..at].iter().any(|before| before.conflict(&accesses[at])) {
             (run, start) = (run + 1, at);
         }
-        let operation = step.call.operation();
         let mut enter = |t: &Tensor, run: usize| {
             let slot = &plan.slots[t.slot.0 as usize];
             // What is kept from part to part has its place already.
@@ -100,9 +99,7 @@ fn live_ranges(plan: &Plan) -> Vec<LiveRange> {
                 live_ranges[t.slot.0 as usize].get_or_insert(new).last = run;
             }
         };
-        for tensor in operation.reads().iter().chain(&operation.writes()).chain(&operation.scratch()) {
-            enter(tensor, run);
-        }
+        accesses[at].reads.iter().chain(&accesses[at].writes).for_each(|tensor| enter(tensor, run));
         // Weights of the next product are decoded while this one still multiplies: their memory must differ.
         if let Call::MulMm(call) = &step.call {
             let before = decoding.and_then(|n| plan.steps[n].call.operation().scratch().first().copied());

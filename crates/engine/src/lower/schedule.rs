@@ -3,70 +3,55 @@
 
 use std::collections::VecDeque;
 
-use kiln_kernels::tensor::Tensor;
-
 use super::Target;
-use crate::plan::def_use::overlap;
+use crate::plan::def_use::Accesses;
 use crate::plan::{Plan, Step};
 
 /// Steps behind a barrier that are looked at: further ones belong to the next layer, and results that are made too early take memory.
 const FAR: usize = 12;
-
-/// A step with what it touches.
-struct Touching {
-    step: Step,
-    reads: Vec<Tensor>,
-    writes: Vec<Tensor>,
-}
-
-impl Touching {
-    fn new(step: Step) -> Touching {
-        let operation = step.call.operation();
-        let (reads, mut writes) = (operation.reads(), operation.writes());
-        writes.extend(operation.scratch());
-        Touching { step, reads, writes }
-    }
-
-    /// Whether a step must stay behind this one.
-    fn holds_up(&self, other: &Touching) -> bool {
-        let meet = |a: &[Tensor], b: &[Tensor]| a.iter().any(|a| b.iter().any(|b| overlap(a, b)));
-        meet(&self.writes, &other.reads) || meet(&self.writes, &other.writes) || meet(&self.reads, &other.writes)
-    }
-}
 
 pub(super) fn run(plan: &mut Plan, target: &Target) {
     // The CPU runs one step at a time.
     if target.caps.is_none() {
         return;
     }
-    let mut left: VecDeque<Touching> = std::mem::take(&mut plan.steps).into_iter().map(Touching::new).collect();
+    let accesses: Vec<Accesses> = plan.steps.iter().map(Accesses::of).collect();
+    let mut steps: Vec<Option<Step>> = std::mem::take(&mut plan.steps).into_iter().map(Some).collect();
+    plan.steps = order(&accesses).into_iter().filter_map(|at| steps[at].take()).collect();
+}
+
+/// The numbers of steps in their new order.
+fn order(accesses: &[Accesses]) -> Vec<usize> {
+    let holds_up = |before: &usize, step: usize| accesses[*before].conflict(&accesses[step]);
+    let mut left: VecDeque<usize> = (0..accesses.len()).collect();
+    let mut order = Vec::with_capacity(accesses.len());
     // Steps since the last barrier.
-    let mut side_by_side: Vec<Touching> = Vec::new();
+    let mut side_by_side: Vec<usize> = Vec::new();
     while let Some(step) = left.pop_front() {
-        if side_by_side.iter().any(|before| before.holds_up(&step)) {
+        if side_by_side.iter().any(|before| holds_up(before, step)) {
             let mut at = 0;
             while at < left.len().min(FAR) {
-                let next = &left[at];
+                let next = left[at];
                 let before = side_by_side.iter().chain([&step]).chain(left.iter().take(at));
-                let waits = before.into_iter().any(|before| before.holds_up(next));
-                if waits {
+                if before.into_iter().any(|before| holds_up(before, next)) {
                     at += 1;
                 } else {
                     side_by_side.extend(left.remove(at));
                 }
             }
-            plan.steps.extend(side_by_side.drain(..).map(|t| t.step));
+            order.append(&mut side_by_side);
         }
         side_by_side.push(step);
     }
-    plan.steps.extend(side_by_side.into_iter().map(|t| t.step));
+    order.append(&mut side_by_side);
+    order
 }
 
 #[cfg(test)]
 mod tests {
     use kiln_gguf::TensorType;
     use kiln_gpu::Caps;
-    use kiln_kernels::tensor::Slot;
+    use kiln_kernels::tensor::{Slot, Tensor};
     use kiln_kernels::{Call, scale};
 
     use super::*;

@@ -67,16 +67,59 @@ impl DefUse {
 
 /// Whether two tensors have bytes in common. Spans decide: two views whose elements interleave count as overlapping.
 pub fn overlap(a: &Tensor, b: &Tensor) -> bool {
+    if a.slot != b.slot {
+        return false;
+    }
     let ((a_first, a_bytes), (b_first, b_bytes)) = (a.span(), b.span());
-    a.slot == b.slot && a_first < b_first + b_bytes && b_first < a_first + a_bytes
+    a_first < b_first + b_bytes && b_first < a_first + a_bytes
 }
 
-/// Whether two steps must stay in their order: one writes what the other reads or writes.
+/// Slots by their numbers modulo 64: two sets without a number in common have no slot in common.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotSet(u64);
+
+impl SlotSet {
+    fn of(tensors: &[Tensor]) -> SlotSet {
+        SlotSet(tensors.iter().fold(0, |set, tensor| set | 1 << (tensor.slot.0 % 64)))
+    }
+
+    fn may_meet(self, other: SlotSet) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+/// What a step reads and writes. Passes compare each step with many others.
+#[derive(Clone, Debug)]
+pub struct Accesses {
+    /// What it reads.
+    pub reads: Vec<Tensor>,
+    /// What it writes, scratch memory included.
+    pub writes: Vec<Tensor>,
+    read_slots: SlotSet,
+    written_slots: SlotSet,
+}
+
+impl Accesses {
+    /// Those of a step.
+    pub fn of(step: &Step) -> Accesses {
+        let operation = step.call.operation();
+        let (reads, mut writes) = (operation.reads(), operation.writes());
+        writes.extend(operation.scratch());
+        let (read_slots, written_slots) = (SlotSet::of(&reads), SlotSet::of(&writes));
+        Accesses { reads, writes, read_slots, written_slots }
+    }
+
+    /// Whether two steps must stay in their order: one writes what the other reads or writes.
+    pub fn conflict(&self, other: &Accesses) -> bool {
+        let meet = |x: &[Tensor], y: &[Tensor]| x.iter().any(|x| y.iter().any(|y| overlap(x, y)));
+        let (written, others) = (self.written_slots, other.written_slots);
+        (written.may_meet(other.read_slots) && meet(&self.writes, &other.reads))
+            || (written.may_meet(others) && meet(&self.writes, &other.writes))
+            || (self.read_slots.may_meet(others) && meet(&self.reads, &other.writes))
+    }
+}
+
+/// Whether two steps must stay in their order.
 pub fn depend(first: &Step, second: &Step) -> bool {
-    let (a, b) = (first.call.operation(), second.call.operation());
-    let meet = |x: &[Tensor], y: &[Tensor]| x.iter().any(|x| y.iter().any(|y| overlap(x, y)));
-    let scratch =
-        |writes: Vec<Tensor>, scratch: Vec<Tensor>| -> Vec<Tensor> { writes.into_iter().chain(scratch).collect() };
-    let (a_writes, b_writes) = (scratch(a.writes(), a.scratch()), scratch(b.writes(), b.scratch()));
-    meet(&a_writes, &b.reads()) || meet(&a_writes, &b_writes) || meet(&a.reads(), &b_writes)
+    Accesses::of(first).conflict(&Accesses::of(second))
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::background::BackgroundKernels;
 use super::batch::{Carry, Inputs, Taken};
@@ -19,6 +19,7 @@ use super::media::{Placed, Span, unknown};
 use super::memory::CLOSED;
 use super::pulse::Pulse;
 use super::shapes;
+use super::work::Work;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
 use crate::executor::{Executor, PlanId, Progress};
@@ -119,29 +120,6 @@ pub struct Engine {
     pub(super) draft: Option<Box<DraftModel>>,
     /// What is known of the head that drafts, in models with one.
     pub(super) head: HeadTimes,
-}
-
-/// What runs cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Work {
-    /// Rows that were computed, padding included. Steps of run-ahead decode are not among them.
-    pub(super) rows: u64,
-    /// Time that went into preparing plans: mostly into compiling kernels.
-    pub(super) preparing: Duration,
-    /// Plans that were prepared.
-    pub(super) plans: u64,
-}
-
-impl std::ops::Sub for Work {
-    type Output = Work;
-
-    fn sub(self, before: Work) -> Work {
-        Work {
-            rows: self.rows - before.rows,
-            preparing: self.preparing.saturating_sub(before.preparing),
-            plans: self.plans - before.plans,
-        }
-    }
 }
 
 /// A batch that is ready to run.
@@ -683,7 +661,9 @@ impl Engine {
 
     pub(super) fn prepared(&mut self, key: Key) -> Result<Ready, Error> {
         self.count_run(key.0.prompt > 0);
-        self.work.rows += key.0.rows() as u64;
+        if !matches!(key.1, End::NextStep { .. }) {
+            self.work.rows += key.0.rows() as u64;
+        }
         self.clock += 1;
         let now = self.clock;
         if let Some(ready) = self.plans.get_mut(&key) {

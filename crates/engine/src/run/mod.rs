@@ -3,6 +3,7 @@
 
 mod acceptance;
 mod active;
+mod admission;
 mod awaited;
 mod background;
 pub(crate) mod batch;
@@ -39,6 +40,7 @@ mod sharing;
 mod source;
 mod stall;
 mod tiers;
+mod work;
 mod writer;
 
 pub use draft_model::DraftModel;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::engine::Work;
 use super::shapes::{fine, full};
+use super::work::Work;
 
 /// A step with fewer rows tells more about what every step costs than about rows.
 const LEAST_ROWS: usize = 32;
