@@ -25,7 +25,7 @@ pub(super) fn reference(call: &Call, memory: &mut HostMemory) {
             }
             _ => (1..=seen / block).map(|j| at(j * block - 1)).map(|(page, i)| of_block(page, i)).collect(),
         };
-        let last = (seen.saturating_sub(window)..seen).map(|t| at(t)).map(|(page, i)| token(page, i));
+        let last = (seen.saturating_sub(window)..seen).map(at).map(|(page, i)| token(page, i));
         let all: Vec<usize> = blocks.into_iter().chain(last).collect();
         list.iter_mut().zip(&all).for_each(|(to, row)| *to = *row as f64);
         counts.push(all.len() as f64);
