@@ -31,7 +31,7 @@ impl Place {
         };
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/gpu/lost-layer/layer.c");
-        let flags = ["-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete", "-o"];
+        let flags = ["-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wl,-z,nodelete", "-o"];
         let built = Command::new("cc").args(flags).arg(folder.path().join("liblost_layer.so")).arg(source).output();
         let Ok(built) = built else {
             println!("no C compiler, test passed over");

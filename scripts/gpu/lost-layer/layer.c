@@ -1,10 +1,11 @@
 // A Vulkan layer that takes the device away in the middle of its work, as a cable does that is pulled out. The driver below it works as long
 // as there is no file of the name that LOST_LAYER_FILE has. While there is one, submits and waits end with VK_ERROR_DEVICE_LOST, no device can
-// be made, and none is listed; devices that were lost stay so. crates/kiln/tests/lost.rs builds it and runs Kiln with it.
+// be made, and none is listed; devices that were lost stay so, and have ended all work by then. crates/kiln/tests/lost.rs builds it and runs Kiln with it.
 //
-//     cc -O1 -fPIC -shared -fvisibility=hidden -Wl,-z,nodelete -o liblost_layer.so layer.c
+//     cc -O1 -fPIC -shared -fvisibility=hidden -pthread -Wl,-z,nodelete -o liblost_layer.so layer.c
 //
 // It needs no header: the few types it uses stand here. Static state must last longer than one instance, therefore `nodelete`.
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,7 @@ static struct {
   int lost;
 } known[256];
 static int count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int is_gone(void) {
   const char *file = getenv("LOST_LAYER_FILE");
@@ -55,11 +57,13 @@ static int is_gone(void) {
 }
 
 static void remember(void *handle, GetProcAddr proc) {
+  pthread_mutex_lock(&lock);
   int at = 0;
   while (at < count && known[at].key != *(void **)handle) at++;
   if (at == 256) abort();
   if (at == count) count++;
   known[at].key = *(void **)handle, known[at].handle = handle, known[at].proc = proc, known[at].lost = 0;
+  pthread_mutex_unlock(&lock);
 }
 
 static Function next(void *handle, const char *name) {
@@ -68,11 +72,22 @@ static Function next(void *handle, const char *name) {
   abort();
 }
 
-// Whether the device that a handle belongs to is lost; it is from the first time on that it is gone.
+// Whether the device that a handle belongs to is lost; it is from the first time on that it is gone. A lost device runs nothing any more, and a
+// program may free what it used at once. The driver below is well: what was submitted ends before the program learns of the loss.
 static int is_lost(void *handle) {
+  int lost = 0;
+  pthread_mutex_lock(&lock);
   for (int at = count - 1; at >= 0; at--)
-    if (known[at].key == *(void **)handle) return known[at].lost = known[at].lost || is_gone();
-  return 0;
+    if (known[at].key == *(void **)handle) {
+      if (!known[at].lost && is_gone()) {
+        ((Result(*)(void *))known[at].proc(known[at].handle, "vkDeviceWaitIdle"))(known[at].handle);
+        known[at].lost = 1;
+      }
+      lost = known[at].lost;
+      break;
+    }
+  pthread_mutex_unlock(&lock);
+  return lost;
 }
 
 static Info *link_info(const Info *info, int32_t type) {
@@ -125,10 +140,9 @@ static Result semaphore_value(void *device, uint64_t semaphore, uint64_t *value)
   return ((Result(*)(void *, uint64_t, uint64_t *))next(device, "vkGetSemaphoreCounterValue"))(device, semaphore, value);
 }
 
-// The driver below is well: what was submitted must end before its memory goes, whatever the program is told.
 static Result wait_idle(void *device) {
-  Result waited = ((Result(*)(void *))next(device, "vkDeviceWaitIdle"))(device);
-  return is_lost(device) ? DEVICE_LOST : waited;
+  if (is_lost(device)) return DEVICE_LOST;
+  return ((Result(*)(void *))next(device, "vkDeviceWaitIdle"))(device);
 }
 
 static Function own(const char *name);
