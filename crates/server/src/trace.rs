@@ -73,6 +73,8 @@ fn fresh() -> u128 {
 struct Facts {
     model: Option<String>,
     usage: Option<[usize; 3]>,
+    /// Tokens of texts that were only read: vectors or scores were made of them.
+    read: Option<usize>,
     first_token: Option<Duration>,
     finish: Vec<&'static str>,
     status: u16,
@@ -128,6 +130,11 @@ impl Trace {
         });
     }
 
+    /// Vectors or scores were made of texts of so many tokens.
+    pub(crate) fn embedded(&self, tokens: usize) {
+        self.with(|facts| facts.read = Some(tokens));
+    }
+
     /// It failed after the answer had begun.
     pub(crate) fn failed(&self, what: &'static str) {
         self.with(|facts| facts.error = Some(what));
@@ -161,6 +168,7 @@ impl Trace {
             attributes.push(count("gen_ai.usage.cache_read.input_tokens", cached));
             attributes.push(count("gen_ai.usage.output_tokens", made));
         }
+        attributes.extend(facts.read.map(|tokens| count("gen_ai.usage.input_tokens", tokens)));
         if let Some(first) = facts.first_token {
             let value = json!({"doubleValue": first.as_secs_f64()});
             attributes.push(json!({"key": "gen_ai.latency.time_to_first_token", "value": value}));

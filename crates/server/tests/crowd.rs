@@ -6,9 +6,12 @@ mod client;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use client::*;
+use kiln_engine::run::{Events, LogitsHook, Request, Scheduler};
 use kiln_server::{LoadEngine, LoadedEngine, ModelSpec, Running, Server, Settings, Sharing};
 use serde_json::json;
 
@@ -208,6 +211,69 @@ fn a_model_that_takes_long_to_load_keeps_nobody_from_another() {
     let statuses: Vec<u16> = crowd.into_iter().map(|stream| receive(stream).status).collect();
     assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200));
+    server.stop().unwrap();
+}
+
+/// A server of two models. A step of the first one's engine lasts until the sender is dropped.
+fn with_a_held_engine() -> (Running, Sender<()>, Events) {
+    let engine = Arc::new(OnceLock::new());
+    let known: Arc<OnceLock<Weak<Scheduler>>> = Arc::clone(&engine);
+    let opened = || Arc::new(scheduler(&model(Some(CHATML))));
+    let loaded = |scheduler| Ok(LoadedEngine { scheduler, sequences: SEQUENCES, encoder: None });
+    let held = move || {
+        let scheduler = opened();
+        let _ = known.set(Arc::downgrade(&scheduler));
+        loaded(scheduler)
+    };
+    let offer = |name: &str, load: LoadEngine| ModelSpec { name: name.into(), aliases: Vec::new(), bytes: 1, load };
+    let specs = vec![offer("held", Box::new(held)), offer("free", Box::new(move || loaded(opened())))];
+    let sharing = Sharing { keep: Some(Duration::from_secs(600)), budget: None };
+    let server = Server::offer("127.0.0.1", 0, settings(), specs, sharing).unwrap();
+    for name in ["held", "free"] {
+        let reply = post(&server, "/v1/chat/completions", &with(ask("hello"), json!({"model": name})));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+    let (go_on, gate) = channel::<()>();
+    let (begun, begins) = channel();
+    let hook = LogitsHook::new(move |_, _| {
+        let _ = begun.send(());
+        let _ = gate.recv();
+        None
+    });
+    let request = Request { hook: Some(hook), limit: Some(1), ..Request::new(vec![40]) };
+    let events = engine.get().and_then(Weak::upgrade).unwrap().generate(request);
+    begins.recv_timeout(Duration::from_secs(20)).unwrap();
+    (server, go_on, events)
+}
+
+#[test]
+fn a_model_that_takes_long_to_end_keeps_nobody_waiting() {
+    let (server, go_on, _events) = with_a_held_engine();
+    // Its end waits for the step, and holds no lock that others need.
+    let end = json!({"model": "held", "keep_alive": 0}).to_string();
+    let ended = send(server.address(), "POST", "/api/generate", &[], &end);
+    let state = || get(&server, "/v1/models").json()["data"][0]["status"]["value"].clone();
+    wait_until("the end of the model", || state() == "unloaded");
+    assert_eq!((get(&server, "/livez").status, get(&server, "/readyz").status), (200, 200));
+    let free = with(ask("hello"), json!({"model": "free"}));
+    assert_eq!(post(&server, "/v1/chat/completions", &free).status, 200);
+    drop(go_on);
+    assert_eq!(receive(ended).json()["done_reason"], "unload");
+    server.stop().unwrap();
+}
+
+#[test]
+fn looking_at_a_busy_engine_takes_no_place_from_requests() {
+    let (server, go_on, _events) = with_a_held_engine();
+    // More of them than requests are prepared at once; each waits until the engine tells its memory.
+    let looks: Vec<TcpStream> = (0..24).map(|_| send(server.address(), "GET", "/engine?model=held", &[], "")).collect();
+    std::thread::sleep(Duration::from_millis(500));
+    let began = Instant::now();
+    let free = with(ask("hello"), json!({"model": "free"}));
+    assert_eq!(post(&server, "/v1/chat/completions", &free).status, 200);
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    drop(go_on);
+    assert!(looks.into_iter().all(|look| receive(look).status == 200));
     server.stop().unwrap();
 }
 

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use client::*;
-use kiln_server::{Settings, Tracing};
+use kiln_server::{Server, Settings, Tracing};
 use serde_json::{Value, json};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -49,6 +49,20 @@ fn traced(url: String) -> Settings {
     Settings { strict_model: true, tracing: Some(Tracing { url, headers, service: "kiln here".into() }), ..settings() }
 }
 
+/// The spans that came, each with the resource that it is of checked.
+fn spans_of(from: &Receiver<(String, String)>) -> Vec<Value> {
+    let mut spans = Vec::new();
+    while let Ok((head, body)) = from.recv_timeout(Duration::from_millis(500)) {
+        assert!(head.starts_with("POST /v1/traces ") && head.to_ascii_lowercase().contains("x-team: kilns"), "{head}");
+        assert!(!body.contains("a-secret-word"), "{body}");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        let resource = &body["resourceSpans"][0];
+        assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "kiln here");
+        spans.extend(resource["scopeSpans"][0]["spans"].as_array().unwrap().clone());
+    }
+    spans
+}
+
 fn attribute<'a>(span: &'a Value, key: &str) -> &'a Value {
     let found = span["attributes"].as_array().unwrap().iter().find(|attribute| attribute["key"] == key);
     found.map_or(&Value::Null, |attribute| attribute["value"].as_object().unwrap().values().next().unwrap())
@@ -72,15 +86,7 @@ fn a_collector_gets_one_span_a_request_and_nothing_of_what_was_said() {
     assert_eq!(get(&server, "/v1/models").status, 200);
     // What waits is sent before the server ends.
     server.stop().unwrap();
-    let mut spans = Vec::new();
-    while let Ok((head, body)) = from.recv_timeout(Duration::from_millis(500)) {
-        assert!(head.starts_with("POST /v1/traces ") && head.to_ascii_lowercase().contains("x-team: kilns"), "{head}");
-        assert!(!body.contains("a-secret-word"), "{body}");
-        let body: Value = serde_json::from_str(&body).unwrap();
-        let resource = &body["resourceSpans"][0];
-        assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "kiln here");
-        spans.extend(resource["scopeSpans"][0]["spans"].as_array().unwrap().clone());
-    }
+    let spans = spans_of(&from);
     let [first, second, third] = spans.as_slice() else { panic!("{spans:?}") };
     assert_eq!((&first["traceId"], &first["parentSpanId"]), (&json!(TRACE), &json!(PARENT)));
     assert_eq!((&first["name"], &first["kind"]), (&json!("chat tiny"), &json!(2)));
@@ -99,6 +105,24 @@ fn a_collector_gets_one_span_a_request_and_nothing_of_what_was_said() {
         (attribute(third, "http.response.status_code"), attribute(third, "error.type")),
         (&json!("404"), &json!("404"))
     );
+}
+
+#[test]
+fn spans_of_embeddings_and_ranks_name_the_model_and_count_what_was_read() {
+    let (url, from) = collector();
+    let server = Server::listen("127.0.0.1", 0, traced(url)).unwrap();
+    server.ready(scheduler(&embedder()), SEQUENCES);
+    let made = post(&server, "/v1/embeddings", &json!({"input": ["a-secret-word", "and more of them"]})).json();
+    let ranked = json!({"query": "a-secret-word", "documents": ["one", "another"]});
+    assert_eq!(post(&server, "/v1/rerank", &ranked).status, 200);
+    server.stop().unwrap();
+    let spans = spans_of(&from);
+    let [embedded, ranked] = spans.as_slice() else { panic!("{spans:?}") };
+    assert_eq!((&embedded["name"], &ranked["name"]), (&json!("embeddings tiny"), &json!("rerank tiny")));
+    let read = |span| attribute(span, "gen_ai.usage.input_tokens").as_str().unwrap().parse::<u64>().unwrap();
+    assert_eq!(read(embedded), made["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert!(read(ranked) > 8, "{ranked}");
+    assert!(attribute(embedded, "gen_ai.usage.output_tokens").is_null(), "{embedded}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use kiln_engine::model::Model;
-use kiln_engine::run::{EndReason, Engine, Entry, First, Request, Scheduler, SequenceId, Usage, Wanted};
+use kiln_engine::run::{Constraint, EndReason, Engine, Entry, First, Request, Scheduler, SequenceId, Usage, Wanted};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Message;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
@@ -98,6 +98,8 @@ struct Prepared {
     parts: Vec<Vec<u32>>,
     reader: Option<AnswerReader>,
     show_special: bool,
+    /// Ends thoughts that become too long.
+    thoughts: Option<Box<dyn Constraint>>,
     /// Tokens that end a turn, the file's sampling settings, and what compiles rules.
     setup: ChatSetup,
     /// The text is continued: a terminal shows it before what comes.
@@ -122,9 +124,9 @@ impl Arguments {
         if setup.template.is_ok() {
             let system = system.map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
-            let chat = chat_prompt(model, &setup, &messages, self.talk.thinks(), self.sampling.has_rule(), marker)?;
-            let (parts, show_special) = (chat.parts, chat.show_special);
-            return Ok(Prepared { parts, reader: Some(chat.reader), show_special, setup, continues: false });
+            let chat = chat_prompt(model, &setup, &messages, self.talk.thinking(), self.sampling.has_rule(), marker)?;
+            let (parts, show_special, thoughts) = (chat.parts, chat.show_special, chat.constraint);
+            return Ok(Prepared { parts, reader: Some(chat.reader), show_special, thoughts, setup, continues: false });
         }
         if system.is_some() {
             bail!(
@@ -144,7 +146,7 @@ impl Arguments {
             parts.push(model.tokenizer.encode(part, special, ParseSpecial::Yes)?);
             special = AddSpecial::No;
         }
-        Ok(Prepared { parts, reader: None, show_special: false, setup, continues })
+        Ok(Prepared { parts, reader: None, show_special: false, thoughts: None, setup, continues })
     }
 
     /// An answer of a model that fills in texts.
@@ -194,7 +196,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "the model reads one text and writes another, and a saved state holds one\nhint: give the prompt again: it is read at once"
         );
     }
-    let constraint = arguments.sampling.constraint(&prepared.setup)?;
+    let constraint = arguments.sampling.constraint(&prepared.setup)?.or(prepared.thoughts);
     let inputs: Vec<&Path> = model.gguf.paths().chain(arguments.load_state.as_deref()).collect();
     let save = |path: &PathBuf| Output::create(path, Overwrite::if_forced(arguments.force), &inputs);
     let output = arguments.save_state.as_ref().map(save).transpose()?;

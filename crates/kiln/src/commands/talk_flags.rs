@@ -8,6 +8,7 @@ use kiln_engine::text::Template;
 use kiln_llm::chat::{ChatSetup, NoTemplate};
 
 use super::prompt::file_text;
+use crate::generate::Thinking;
 
 /// Flags of commands that talk with a model.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -25,6 +26,9 @@ pub(crate) struct TalkFlags {
     /// Ask the model not to think before it answers, if its template allows it
     #[arg(long)]
     no_think: bool,
+    /// Tokens that the model may think before it answers; then its thought is closed. -1 for as many as it likes
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    reasoning_budget: Option<i64>,
 }
 
 impl TalkFlags {
@@ -36,9 +40,9 @@ impl TalkFlags {
         }
     }
 
-    /// Whether the model may think before it answers.
-    pub(crate) fn thinks(&self) -> bool {
-        !self.no_think
+    /// How the model may think before it answers.
+    pub(crate) fn thinking(&self) -> Thinking {
+        Thinking { on: !self.no_think, budget: self.reasoning_budget.and_then(|most| usize::try_from(most).ok()) }
     }
 
     /// How conversations with the model are written, by the template that was named, else by the model's own; one clear line where it

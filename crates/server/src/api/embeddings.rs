@@ -99,6 +99,10 @@ impl Asked {
     /// Hands the texts to the engine and waits for what it makes of them.
     async fn run(self, app: &Arc<App>, caller: &Caller) -> Result<Made, ApiError> {
         let Asked { loaded, texts, pooling, length, dimensions } = self;
+        let trace = caller.trace.as_deref();
+        if let Some(trace) = trace {
+            trace.model(&loaded.name);
+        }
         let _permit = app.permit(&loaded, caller)?;
         let counts: Vec<usize> = texts.iter().map(Vec::len).collect();
         let (to, from) = tokio::sync::oneshot::channel();
@@ -117,6 +121,9 @@ impl Asked {
         let rows = result.map_err(|_| kiln_engine::Error::Stopped)?;
         loaded.metrics.embedded(counts.iter().sum(), came.elapsed(), rows.is_ok());
         let mut rows = rows?;
+        if let Some(trace) = trace {
+            trace.embedded(counts.iter().sum());
+        }
         for (row, count) in rows.iter_mut().zip(&counts).filter(|_| pooling != Pooling::Rank) {
             let mut width = if pooling == Pooling::None { row.len() / count } else { row.len() };
             if let Some(kept) = dimensions {

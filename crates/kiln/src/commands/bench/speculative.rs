@@ -13,7 +13,7 @@ use kiln_llm::chat::ChatSetup;
 use serde_json::{Value, json};
 
 use super::model::ModelArguments;
-use crate::generate::{chat_prompt, name};
+use crate::generate::{Thinking, chat_prompt, name};
 use crate::output::{print, progress};
 
 /// How often each answer is timed.
@@ -186,7 +186,10 @@ pub(super) fn run(arguments: &ModelArguments, model: &Arc<Model>) -> anyhow::Res
 fn prompt(model: &Model, text: &str) -> anyhow::Result<Vec<u32>> {
     let setup = ChatSetup::new(model, None);
     match setup.template {
-        Ok(_) => Ok(chat_prompt(model, &setup, &[Message::new("user", text)], false, false, None)?.parts.concat()),
+        Ok(_) => {
+            let message = [Message::new("user", text)];
+            Ok(chat_prompt(model, &setup, &message, Thinking::default(), false, None)?.parts.concat())
+        }
         Err(_) => Ok(model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No)?),
     }
 }

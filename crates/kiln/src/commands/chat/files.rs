@@ -1,5 +1,6 @@
 //! Files that a message names as `@path`.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
@@ -37,7 +38,8 @@ pub(super) struct Missing {
 /// Characters that end a sentence and seldom a file's name.
 const PUNCTUATION: [char; 8] = [',', '.', ':', ';', '?', '!', ')', ']'];
 
-/// Puts the files that a message names behind it. `@"a b.txt"` and `@a\ b.txt` name files with spaces; `\@` is a plain `@`.
+/// Puts the files that a message names behind it. `@"a b.txt"` and `@a\ b.txt` name files with spaces, `@a.txt:1-200` lines of one; `\@` is a
+/// plain `@`.
 pub(super) fn with_files(message: &str) -> anyhow::Result<WithFiles> {
     let mut found = WithFiles::default();
     let (mut contents, mut rest, mut at_start) = (String::new(), message, true);
@@ -60,22 +62,30 @@ pub(super) fn with_files(message: &str) -> anyhow::Result<WithFiles> {
         if found.names.contains(&name) || found.missing.iter().any(|missing| missing.name == name) {
             continue;
         }
-        let path = at_home(&name);
+        let (file, lines) = part_of(&name);
+        let path = at_home(file);
         if !path.is_file() {
-            if path.is_dir() && word.is_path(&name) {
+            if path.is_dir() && word.is_path(file) {
                 bail!("{name} is a folder\nhint: name the files in it");
             }
-            found.missing.push(Missing { surely: word.is_path(&name), name });
+            found.missing.push(Missing { surely: word.is_path(file), name });
             continue;
         }
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {name}"))?;
         if kiln_media::is_picture(&bytes) {
+            if lines.is_some() {
+                bail!("{file} is a picture, which has no lines");
+            }
             found.pictures.push(Picture::of(&name, bytes)?);
             found.names.push(name);
             continue;
         }
         let Ok(content) = String::from_utf8(bytes) else {
             bail!("{name} is neither UTF-8 text nor a picture, so it cannot be attached")
+        };
+        let content = match lines {
+            Some(lines) => lines_of(&content, file, lines)?,
+            None => &content,
         };
         // More backticks than the file has in a row.
         let most = content.split(|c| c != '`').map(str::len).max().unwrap_or(0);
@@ -85,6 +95,32 @@ pub(super) fn with_files(message: &str) -> anyhow::Result<WithFiles> {
     }
     found.text += &contents;
     Ok(found)
+}
+
+/// The file that a name means, and its lines where it names some: `a.txt:1-200`, `a.txt:7`.
+fn part_of(name: &str) -> (&str, Option<RangeInclusive<usize>>) {
+    let part = || {
+        let (file, lines) = name.rsplit_once(':')?;
+        let (first, last) = lines.split_once('-').unwrap_or((lines, lines));
+        Some((file, first.parse().ok()?..=last.parse().ok()?))
+    };
+    match part() {
+        Some((file, lines)) if !at_home(name).is_file() => (file, Some(lines)),
+        _ => (name, None),
+    }
+}
+
+/// Lines of a text, counted from 1.
+fn lines_of<'a>(text: &'a str, file: &str, lines: RangeInclusive<usize>) -> anyhow::Result<&'a str> {
+    let (first, last) = lines.into_inner();
+    let ends =
+        || std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).filter(|at| *at < text.len());
+    let count = ends().count();
+    if first == 0 || last < first || first > count {
+        bail!("{file} has {count} lines, which lines {first} to {last} are not among");
+    }
+    let start = ends().nth(first - 1).unwrap_or_default();
+    Ok(&text[start..ends().nth(last).unwrap_or(text.len())])
 }
 
 /// What stands behind an `@`.
@@ -159,6 +195,19 @@ mod tests {
             assert_eq!((found.names, found.missing), (vec![spaced.clone()], vec![]), "{word}");
             assert!(found.text.starts_with(&format!("see {word}!\n\n{spaced}:\n")), "{}", found.text);
         }
+        // Some of its lines; a name that is a file's as it stands is that file.
+        std::fs::write(path("long.txt"), "one\ntwo\nthree\nfour").unwrap();
+        let long = path("long.txt");
+        for (lines, content) in [("1-2", "one\ntwo"), ("2", "two"), ("3-99", "three\nfour")] {
+            let found = with_files(&format!("see @{long}:{lines}.")).unwrap();
+            assert_eq!(found.text, format!("see @{long}:{lines}.\n\n{long}:{lines}:\n```\n{content}\n```"));
+        }
+        for lines in ["0-1", "5", "3-2"] {
+            let why = with_files(&format!("see @{long}:{lines}")).unwrap_err().to_string();
+            assert!(why.contains("has 4 lines"), "{why}");
+        }
+        std::fs::write(path("long.txt:2"), "another").unwrap();
+        assert!(with_files(&format!("@{long}:2")).unwrap().text.ends_with("```\nanother\n```"));
         std::fs::write(path("a.txt"), b"\xff").unwrap();
         assert!(with_files(&message).unwrap_err().to_string().contains("UTF-8"));
         // Pictures stand beside the text, and are looked at at once.
@@ -183,6 +232,7 @@ mod tests {
         for (message, name, surely) in [
             ("see @./nowhere.txt", "./nowhere.txt", true),
             ("look @note.txtt", "note.txtt", true),
+            ("look @note.txtt:1-20", "note.txtt:1-20", true),
             ("look @\"my note\"", "my note", true),
             ("ask @types/node", "types/node", false),
             ("and @me.", "me", false),

@@ -34,7 +34,7 @@ use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
 use crate::draft_flags::DraftFlags;
-use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name};
+use crate::generate::{Answer, Piece, Reading, Thinking, answer, chat_prompt, name};
 use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
 
@@ -47,7 +47,7 @@ use crate::output::{has_style, is_watched, print, print_piece, print_styled, say
   kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg: a picture
 
 In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
-@path attaches a text file, or with --mmproj a picture. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
+@path attaches a text file, @path:1-200 these lines of it, and with --mmproj a picture. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
 conversation.")]
 pub(crate) struct Arguments {
     /// Model: a GGUF file or a name as in `kiln pull`; SmolLM2-135M-Instruct if omitted, downloaded on first use
@@ -127,7 +127,7 @@ struct Chat<'a> {
     loaded: Loaded,
     sampling: Sampling,
     limit: Option<usize>,
-    think: bool,
+    thinking: Thinking,
     system: Option<String>,
     /// Turns of both sides.
     messages: Vec<Message>,
@@ -159,7 +159,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         loaded,
         sampling,
         limit: arguments.sampling.limit(),
-        think: arguments.talk.thinks(),
+        thinking: arguments.talk.thinking(),
         system,
         messages: Vec::new(),
         left_out: 0,
@@ -249,7 +249,7 @@ impl Chat<'_> {
         request.spans = joined.spans;
         request.limit = self.limit;
         request.show_special = prompt.show_special;
-        request.constraint = self.arguments.sampling.constraint(&self.loaded.setup)?;
+        request.constraint = self.arguments.sampling.constraint(&self.loaded.setup)?.or(prompt.constraint);
         let mut reading = Reading::new(request.prompt.len());
         let quiet = self.arguments.json;
         let mut thoughts = Thoughts::new(self.input.size().filter(|_| !quiet));
@@ -329,7 +329,7 @@ impl Chat<'_> {
         let messages: Vec<Message> = system.into_iter().chain(self.messages[self.left_out..].iter().cloned()).collect();
         let rule = self.arguments.sampling.has_rule();
         let between = self.gallery.between(self.left_out);
-        let prompt = chat_prompt(&self.loaded.model, &self.loaded.setup, &messages, self.think, rule, between)?;
+        let prompt = chat_prompt(&self.loaded.model, &self.loaded.setup, &messages, self.thinking, rule, between)?;
         self.arranged(prompt)
     }
 
@@ -351,7 +351,7 @@ impl Chat<'_> {
         if prompt.length() > context {
             self.left_out = before;
             bail!(
-                "the message and the system prompt have {} tokens, the context holds {context}\nhint: shorten the message, or raise --ctx-size",
+                "the message and the system prompt have {} tokens, the context holds {context}\nhint: shorten the message (@file:1-200 attaches these lines alone), or raise --ctx-size",
                 prompt.length(),
             );
         }

@@ -22,7 +22,7 @@ impl Chat<'_> {
                 };
             }
             "think" => {
-                self.think = match value {
+                self.thinking.on = match value {
                     "on" => true,
                     "off" => false,
                     _ => bail!("think must be on or off, not {}", shown(value)),
@@ -43,7 +43,7 @@ impl Chat<'_> {
         let all = serde_json::to_value(&self.sampling)?;
         let sampler = all.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), plain(value)));
         let limit = self.limit.map_or("none".to_owned(), |limit| limit.to_string());
-        let think = if self.think { "on" } else { "off" };
+        let think = if self.thinking.on { "on" } else { "off" };
         let own = [("limit".to_owned(), limit), ("think".to_owned(), think.to_owned())];
         let lines: Vec<String> = sampler
             .chain(own)

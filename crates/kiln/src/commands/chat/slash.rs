@@ -71,7 +71,7 @@ const HELP: &str = "\
 /thoughts             show the reasoning before the last answer
 /quit                 end, as Ctrl-D does
 \"\"\" begins and ends a message of several lines, and a backslash at the end of a line continues it.
-@path attaches a text file or shows a picture: @notes.txt, @photo.jpg, @\"my notes.txt\". \\@ is a plain @.
+@path attaches a text file or shows a picture: @notes.txt, @photo.jpg, @\"my notes.txt\", @main.c:1-200 (these lines). \\@ is a plain @.
 Only these words are commands: /usr/bin or /* are messages, //help sends \"/help\", and what is pasted or between \"\"\" is never a command.
 What you type during an answer is kept for the next message. Ctrl-C stops the answer.";
 
