@@ -96,7 +96,6 @@ fn library_folder() -> PathBuf {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn the_example_compiles_and_runs() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("tiny.gguf");

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use kiln_gguf::TensorType;
@@ -121,7 +120,7 @@ impl Weights {
         let width = ty.block_bytes();
         let mut bytes = vec![0; (to - from) * width];
         debug_assert!((to * width) as u64 <= stored.bytes);
-        file.read_exact_at(&mut bytes, stored.at + (from * width) as u64)
+        kiln_system::os::read_exact_at(file, &mut bytes, stored.at + (from * width) as u64)
             .map_err(|why| Error::Io { path: path.clone(), why })?;
         let mut values = vec![0.0; to - from];
         let read = kiln_gguf::quant::dequantise(ty, &bytes, &mut values);

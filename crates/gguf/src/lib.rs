@@ -33,7 +33,6 @@ mod writer;
 
 pub use error::{Error, Result, ShapeError};
 pub use header::Header;
-pub use map::end_on_cut_files;
 pub use metadata::Metadata;
 pub use reader::{Gguf, Shared, check_file};
 pub use tensor::{MAX_DIMS, TensorInfo};

@@ -2,10 +2,12 @@
 //! is made of, and what error messages quote.
 
 use std::borrow::Cow;
+#[cfg(feature = "compiler")]
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[cfg(feature = "compiler")]
 use glslang::{
     Compiler, CompilerOptions, ShaderInput, ShaderSource, ShaderStage, SourceLanguage, SpirvVersion, Target,
     VulkanVersion,
@@ -161,6 +163,7 @@ fn shader_files(root: &Path, below: &Path, files: &mut Vec<String>) {
 /// A shader's whole text, and for each line where it comes from.
 pub(crate) struct Text {
     pub(crate) body: String,
+    #[cfg_attr(not(feature = "compiler"), allow(dead_code, reason = "messages of the compiler quote it"))]
     origin: Vec<(String, usize)>,
 }
 
@@ -172,6 +175,7 @@ impl Text {
     }
 
     /// The compiler's messages, each with the file and the line it speaks of.
+    #[cfg(feature = "compiler")]
     fn annotate(&self, log: &str) -> String {
         let lines: Vec<&str> = self.body.lines().collect();
         let mut out = String::new();
@@ -196,7 +200,14 @@ impl Text {
     }
 }
 
+/// There is no compiler where there are no GPUs to compile for.
+#[cfg(not(feature = "compiler"))]
+pub(crate) fn compile(_: &str, _: &Text, _: bool) -> Result<Vec<u32>, Error> {
+    Err(Error::CpuOnly)
+}
+
 /// Compiles a text for a device of Vulkan 1.3 (or 1.2).
+#[cfg(feature = "compiler")]
 pub(crate) fn compile(name: &str, text: &Text, vulkan_1_3: bool) -> Result<Vec<u32>, Error> {
     let failed = |log: String| Error::Compile { name: name.to_owned(), messages: text.annotate(&log) };
     let compiler = Compiler::acquire().ok_or_else(|| failed("the GLSL compiler did not start".into()))?;
@@ -240,7 +251,7 @@ pub fn compile_offline(sources: &Sources, shader: &Shader) -> Result<Vec<u32>, E
     compile(&shader.name, &sources.expand(shader)?, true)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "compiler"))]
 mod tests {
     use super::*;
 

@@ -1,5 +1,6 @@
 //! An opened device: one compute queue, one timeline that counts submissions, memory and pipelines.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -367,6 +368,9 @@ impl Drop for Device {
     }
 }
 
+/// What drivers offer that are a layer above another interface. The bindings have it behind a feature, because its structures may change.
+const PORTABILITY_SUBSET: &CStr = c"VK_KHR_portability_subset";
+
 /// Creates the logical device with every feature Kiln can use that the driver offers.
 fn create(instance: &Instance, adapter: &Adapter, queue_family: u32, tells: bool) -> Result<vulkanalia::Device, Error> {
     let (major, minor, patch) = adapter.api_version;
@@ -390,6 +394,10 @@ fn create(instance: &Instance, adapter: &Adapter, queue_family: u32, tells: bool
     want(offers.bfloat16, &vk::KHR_SHADER_BFLOAT16_EXTENSION);
     want(adapter.has(&vk::EXT_MEMORY_BUDGET_EXTENSION), &vk::EXT_MEMORY_BUDGET_EXTENSION);
     want(tells, &statistics::EXTENSION);
+    // A driver that offers this one demands that it is enabled.
+    if adapter.extensions.iter().any(|name| name.as_bytes() == PORTABILITY_SUBSET.to_bytes()) {
+        extensions.push(PORTABILITY_SUBSET.as_ptr());
+    }
 
     let priorities = [1.0];
     let queues = [vk::DeviceQueueCreateInfo::builder().queue_family_index(queue_family).queue_priorities(&priorities)];

@@ -15,6 +15,9 @@ pub enum Error {
         /// What the dynamic linker said.
         detail: String,
     },
+    /// The program was built without what GPUs need.
+    #[error("this program was built for the CPU alone\nhint: build it with its feature `gpu` to use GPUs")]
+    CpuOnly,
     /// The loader is there but no driver offers a device.
     #[error("no Vulkan device found\nhint: `kiln doctor` tells what is missing; Kiln runs on the CPU without one")]
     NoDevice,

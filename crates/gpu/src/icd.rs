@@ -64,12 +64,6 @@ pub fn help_headless_nvidia(cache: &Cache) -> Option<PathBuf> {
     written
 }
 
-/// Threads of this process.
-fn threads() -> Option<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok())
-}
-
 fn write_manifest(cache: &Cache) -> Option<PathBuf> {
     if OVERRIDES.iter().any(|v| environment::variable(v).is_some()) || manifests().iter().any(is_nvidia) {
         return None;
@@ -90,7 +84,7 @@ fn write_manifest(cache: &Cache) -> Option<PathBuf> {
     let files: Vec<PathBuf> = manifests().into_iter().chain([path.clone()]).collect();
     let joined = std::env::join_paths(files).ok()?;
     // VK_DRIVER_FILES is unknown to loaders before 1.3.207; the older name works with all.
-    if threads() != Some(1) {
+    if kiln_system::process::threads() != Some(1) {
         let path = path.display();
         log::warn!("no manifest names the NVIDIA driver; VK_ICD_FILENAMES={path} shows it to the loader");
         return None;

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kiln_system::os::PORTABILITY_DRIVERS;
 use vulkanalia::Version;
-use vulkanalia::loader::{LIBRARY, LibloadingLoader};
 use vulkanalia::prelude::v1_2::*;
 use vulkanalia::vk::ExtDebugUtilsExtensionInstanceCommands as _;
 
@@ -45,12 +45,12 @@ impl std::fmt::Debug for Instance {
 impl Instance {
     /// Loads Vulkan. With `KILN_VALIDATION` set (not `0`) the validation layer is switched on and its messages kept.
     pub fn new(cache: &Cache) -> Result<Arc<Instance>, Error> {
+        if cfg!(not(feature = "compiler")) {
+            return Err(Error::CpuOnly);
+        }
         icd::help_headless_nvidia(cache);
         let no_loader = |detail: String| Error::NoLoader { detail };
-        // SAFETY: the library is the system's Vulkan loader, whose initialisers are safe to run.
-        let loader = unsafe { LibloadingLoader::new(LIBRARY) }.map_err(|e| no_loader(e.to_string()))?;
-        // SAFETY: the loader's library offers Vulkan's entry points.
-        let entry = unsafe { Entry::new(loader) }.map_err(|e| no_loader(e.to_string()))?;
+        let entry = crate::loader::open().map_err(no_loader)?;
         let validate = kiln_system::environment::is_on("KILN_VALIDATION");
         let messages = Box::new(Messages::default());
 
@@ -68,8 +68,14 @@ impl Instance {
             layers.push(VALIDATION.as_ptr());
             extensions.push(vk::EXT_DEBUG_UTILS_EXTENSION.name.as_ptr());
         }
+        let mut flags = vk::InstanceCreateFlags::empty();
+        if PORTABILITY_DRIVERS && offers(&entry, &vk::KHR_PORTABILITY_ENUMERATION_EXTENSION)? {
+            extensions.push(vk::KHR_PORTABILITY_ENUMERATION_EXTENSION.name.as_ptr());
+            flags |= vk::InstanceCreateFlags::ENUMERATE_PORTABILITY_KHR;
+        }
         let mut debug = messenger_info(&messages);
         let mut info = vk::InstanceCreateInfo::builder()
+            .flags(flags)
             .application_info(&application)
             .enabled_layer_names(&layers)
             .enabled_extension_names(&extensions);
@@ -113,6 +119,14 @@ impl Drop for Instance {
             self.raw.destroy_instance(None);
         }
     }
+}
+
+/// Whether the loader offers an extension of instances.
+fn offers(entry: &Entry, extension: &vk::Extension) -> Result<bool, Error> {
+    // SAFETY: no requirements beyond a loaded entry.
+    let offered = unsafe { entry.enumerate_instance_extension_properties(None) };
+    let offered = offered.map_err(vulkan("vkEnumerateInstanceExtensionProperties"))?;
+    Ok(offered.iter().any(|one| one.extension_name == extension.name))
 }
 
 fn messenger_info(messages: &Messages) -> vk::DebugUtilsMessengerCreateInfoEXTBuilder<'static> {

@@ -223,7 +223,7 @@ fn main() -> ExitCode {
         let resumes = if kiln_store::is_resumable() { " The same command resumes the download." } else { "" };
         output::say_beside_key(&format!("Interrupted.{resumes}"));
     });
-    kiln_gguf::end_on_cut_files(|| {
+    kiln_system::os::end_on_cut_files(|| {
         kiln_system::files::end_at_once(
             "\nerror: the model file was cut short while it was being read\n\
              hint: another program is writing to it, or its disk is failing; fetch it again\n",

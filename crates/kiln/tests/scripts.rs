@@ -80,7 +80,6 @@ fn a_report_holds_what_every_step_said_and_names_those_that_failed() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn resident_memory_is_held_against_file_and_cache() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("resident");
     fs::create_dir_all(&folder).unwrap();

@@ -50,7 +50,6 @@ impl Server {
     }
 
     /// The same where no file can grow beyond a kilobyte, as on a disk that is full.
-    #[cfg(target_os = "linux")]
     fn on_a_full_disk(folder: &TempDir, more: &[&str]) -> Server {
         let mut shell = Command::new("sh");
         shell.args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kiln")]);
@@ -266,7 +265,6 @@ fn a_server_that_is_killed_while_it_writes_its_cache_loses_nothing_that_counts()
     }
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_costs_what_would_have_been_kept_and_is_said_once() {
     let folder = tempfile::tempdir().unwrap();

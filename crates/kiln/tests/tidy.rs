@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crate folders with their level: a crate may use only crates of lower levels.
-const LEVELS: [(&str, u32); 13] = [
+const LEVELS: [(&str, u32); 14] = [
     ("system", 0),
     ("gguf", 1),
     ("gpu", 1),
@@ -18,6 +18,7 @@ const LEVELS: [(&str, u32); 13] = [
     ("engine", 3),
     ("llm", 4),
     ("capi", 5),
+    ("python", 5),
     ("server", 5),
     ("kiln", 6),
     // Makes packages of the binary, and uses none of the crates.
@@ -170,8 +171,8 @@ fn forbidden_words(file: &str, text: &str) -> Vec<String> {
         "crates/system/src/allocator.rs",
         "crates/system/src/code.rs",
     ];
-    let unsafe_allowed =
-        file.starts_with("crates/gpu/") || file.starts_with("crates/capi/") || unsafe_files.contains(&file);
+    let unsafe_folders = ["crates/gpu/", "crates/capi/", "crates/system/src/os/"];
+    let unsafe_allowed = unsafe_folders.iter().any(|folder| file.starts_with(folder)) || unsafe_files.contains(&file);
     let mut problems = Vec::new();
     for (number, line) in numbered(&code_only(text)) {
         let words = words(line);
@@ -182,7 +183,7 @@ fn forbidden_words(file: &str, text: &str) -> Vec<String> {
         };
         forbid(
             words.contains("unsafe") && !unsafe_allowed,
-            "`unsafe` belongs in crates/gpu, crates/capi, crates/gguf/src/map.rs or crates/system/src/{instructions,allocator,code}.rs",
+            "`unsafe` belongs in crates/gpu, crates/capi, crates/gguf/src/map.rs or crates/system/src/{instructions,allocator,code,os}",
         );
         forbid(words.contains("todo") && line.contains("todo!"), "`todo!` is not finished work");
         forbid(
@@ -195,6 +196,32 @@ fn forbidden_words(file: &str, text: &str) -> Vec<String> {
         );
     }
     problems
+}
+
+/// Places outside `crates/system` that ask which operating system they are built for. Tests do not count: they run where the project is
+/// developed.
+fn systems_told_apart(file: &str, text: &str) -> Vec<String> {
+    let asks = [
+        "target_os",
+        "target_family",
+        "target_vendor",
+        "cfg(unix",
+        "cfg(windows",
+        "os::unix::",
+        "os::windows::",
+        "os::fd::",
+        "libc::",
+        "rustix::",
+    ];
+    if !file.starts_with("crates/") || file.starts_with("crates/system/") || file.contains("/tests/") {
+        return Vec::new();
+    }
+    let code = code_only(text);
+    let tested = code.find("#[cfg(test)]").unwrap_or(code.len());
+    let found = numbered(&code[..tested]).filter(|(_, line)| asks.iter().any(|ask| line.contains(ask)));
+    found
+        .map(|(number, _)| format!("{file}:{number}: operating systems are told apart in crates/system/src/os alone"))
+        .collect()
 }
 
 /// Kernel folders (those with a shader) that lack a file or are not named in the crate's lib.rs.
@@ -542,6 +569,11 @@ fn no_unsafe_outside_the_gpu_border_and_nothing_unfinished() {
 }
 
 #[test]
+fn operating_systems_are_told_apart_in_one_folder() {
+    assert_none(rust_files().iter().flat_map(|file| systems_told_apart(file, &read(file))).collect());
+}
+
+#[test]
 fn kernel_folders_are_complete_and_registered() {
     assert_none(incomplete_rooms(&repository_files(), &read("crates/kernels/src/lib.rs")));
 }
@@ -659,6 +691,22 @@ fn forbidden_words_are_seen_only_in_code() {
     assert_none(forbidden_words("crates/gpu/src/x.rs", "unsafe {}"));
     assert_none(forbidden_words("crates/gguf/src/map.rs", "unsafe {}"));
     assert_one(forbidden_words("crates/gguf/src/lib.rs", "unsafe {}"), "crates/gguf/src/lib.rs:1");
+}
+
+#[test]
+fn a_question_for_the_operating_system_is_seen() {
+    let file = "crates/store/src/x.rs";
+    let check = |text: &str| systems_told_apart(file, text);
+    for line in [
+        "#[cfg(unix)]",
+        "use std::os::unix::fs::symlink;",
+        "#[cfg(any(test, target_os = \"linux\"))]",
+        "libc::getpid();",
+    ] {
+        assert_one(check(&format!("fn a() {{}}\n{line}\nfn b() {{}}")), &format!("{file}:2"));
+    }
+    assert!(check("// cfg(unix)\nfn a() {}\n#[cfg(test)]\nmod tests { use std::os::unix::fs::symlink; }").is_empty());
+    assert!(systems_told_apart("crates/system/src/os/mod.rs", "#[cfg(unix)]").is_empty());
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub use kiln_engine::placement::{CpuExperts, GpuLayers};
 pub use kiln_engine::run::{Cancel, Constraint, Lookup, Scheduler, Usage};
 pub use kiln_engine::sampler::{Logprobs, Sampling};
 pub use kiln_engine::text::{Content, Message};
-pub use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
+pub use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, ShowSpecial};
 pub use kiln_gguf::TensorType;
 pub use kind::check_model;
 pub use llm::{Builder, EmbedOptions, Llm, Messages};

@@ -290,7 +290,12 @@ impl Llm {
 
     /// The bytes of tokens; control tokens have none.
     pub fn detokenize_bytes(&self, tokens: &[u32]) -> Result<Vec<u8>, Error> {
-        Ok(self.model().tokenizer.decode_bytes(tokens, ShowSpecial::No).map_err(kiln_engine::Error::from)?)
+        self.detokenize_bytes_with(tokens, ShowSpecial::No)
+    }
+
+    /// The bytes of tokens, with the spellings of control tokens or without them.
+    pub fn detokenize_bytes_with(&self, tokens: &[u32], show: ShowSpecial) -> Result<Vec<u8>, Error> {
+        Ok(self.model().tokenizer.decode_bytes(tokens, show).map_err(kiln_engine::Error::from)?)
     }
 
     /// The text of tokens; control tokens have none. Bytes that are no characters become U+FFFD.

@@ -317,9 +317,12 @@ impl Opening {
         }
         match open(&self.device) {
             Ok(opened) => Ok(Some(opened)),
-            Err(why @ (GpuError::NoLoader { .. } | GpuError::NoDevice | GpuError::OnlySoftware { .. }))
-                if self.device == DeviceChoice::Any =>
-            {
+            Err(
+                why @ (GpuError::CpuOnly
+                | GpuError::NoLoader { .. }
+                | GpuError::NoDevice
+                | GpuError::OnlySoftware { .. }),
+            ) if self.device == DeviceChoice::Any => {
                 let only_software = matches!(why, GpuError::OnlySoftware { .. });
                 self.watch.note(Note::NoGpu { why: why.to_string(), only_software });
                 Ok(None)

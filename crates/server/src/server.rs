@@ -10,6 +10,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use kiln_engine::run::Scheduler;
+use kiln_system::os;
+use kiln_system::os::tasks::HangUps;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::runtime::Runtime;
@@ -154,7 +156,7 @@ impl Running {
         self.runtime.block_on(async {
             let Some(hang_up) = hang_up else { return asked_to_end().await };
             let mut end = std::pin::pin!(asked_to_end());
-            let mut hang_ups = HangUps::new();
+            let mut hang_ups = hang_ups();
             loop {
                 tokio::select! {
                     () = &mut end => return,
@@ -221,9 +223,10 @@ async fn bind(host: &str, port: u16) -> std::io::Result<TcpListener> {
     for address in lookup_host((host, port)).await? {
         let bound = || {
             let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            // A server that was ended and started again gets its port back at once. On Windows the option means another thing.
-            #[cfg(unix)]
-            socket.set_reuseaddr(true)?;
+            // A server that was ended and started again gets its port back at once.
+            if os::REUSE_ADDRESSES {
+                socket.set_reuseaddr(true)?;
+            }
             socket.bind(address)?;
             socket.listen(BACKLOG)
         };
@@ -484,50 +487,14 @@ async fn tidy(app: Arc<App>) {
     }
 }
 
-/// SIGHUP, as often as it comes.
-struct HangUps {
-    #[cfg(unix)]
-    signal: Option<tokio::signal::unix::Signal>,
-}
-
-impl HangUps {
-    fn new() -> HangUps {
-        #[cfg(unix)]
-        {
-            use tokio::signal::unix::{SignalKind, signal};
-            let signal = signal(SignalKind::hangup()).inspect_err(|why| log::warn!("SIGHUP cannot be seen: {why}"));
-            HangUps { signal: signal.ok() }
-        }
-        #[cfg(not(unix))]
-        HangUps {}
+fn hang_ups() -> HangUps {
+    let (hang_ups, failed) = HangUps::new();
+    if let Some(why) = failed {
+        log::warn!("SIGHUP cannot be seen: {why}");
     }
-
-    async fn next(&mut self) {
-        #[cfg(unix)]
-        if let Some(signal) = &mut self.signal
-            && signal.recv().await.is_some()
-        {
-            return;
-        }
-        std::future::pending().await
-    }
+    hang_ups
 }
 
 async fn asked_to_end() {
-    let interrupted = tokio::signal::ctrl_c();
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminated) => {
-                tokio::select! {
-                    _ = interrupted => {}
-                    _ = terminated.recv() => {}
-                }
-                return;
-            }
-            Err(error) => log::warn!("SIGTERM cannot be seen: {error}"),
-        }
-    }
-    let _ = interrupted.await;
+    os::tasks::asked_to_end(|why| log::warn!("SIGTERM cannot be seen: {why}")).await;
 }

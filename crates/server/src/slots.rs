@@ -8,6 +8,7 @@ use std::time::Instant;
 use kiln_engine::run::{Engine, Entry, Request, StopRule, Wanted};
 use kiln_engine::sampler::Sampling;
 use kiln_system::files::{Output, Overwrite};
+use kiln_system::os;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -160,10 +161,7 @@ impl Folder {
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), ApiError> {
         let failed = |error: &dyn std::fmt::Display| ApiError::internal(error);
         let Some(folder) = &self.0 else { return Err(ApiError::internal(&"slots are saved nowhere")) };
-        let mut maker = std::fs::DirBuilder::new();
-        #[cfg(unix)]
-        std::os::unix::fs::DirBuilderExt::mode(&mut maker, 0o700);
-        maker.recursive(true).create(folder).map_err(|error| failed(&error))?;
+        os::make_private_folder(folder).map_err(|error| failed(&error))?;
         let files = std::fs::read_dir(folder).map_err(|error| failed(&error))?;
         let others = files.flatten().filter(|file| file.path() != path && file.path().is_file()).count();
         if others >= MOST_FILES {
@@ -171,12 +169,7 @@ impl Folder {
             return Err(ApiError::invalid("filename", format!("{message}; save over one of them")));
         }
         Output::write(path, Overwrite::Yes, bytes).map_err(|error| failed(&error))?;
-        #[cfg(unix)]
-        {
-            let only_own = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-            std::fs::set_permissions(path, only_own).map_err(|error| failed(&error))?;
-        }
-        Ok(())
+        os::make_private(path).map_err(|error| failed(&error))
     }
 }
 

@@ -435,7 +435,6 @@ fn saved_slots_belong_to_their_key() {
     assert_eq!(call("bob", "/slots/2?action=save", saved("story")).status, 200);
     let again = call("alice", "/slots/3?action=restore", saved("story")).json();
     assert_eq!(again["n_restored"], first["n_saved"], "bob's file has not replaced it");
-    #[cfg(unix)]
     for own in std::fs::read_dir(&folder).unwrap() {
         let mode = |path: &std::path::Path| {
             std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions()) & 0o777

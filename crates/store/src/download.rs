@@ -5,12 +5,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kiln_system::files::{Output, Overwrite};
+use kiln_system::os;
 use serde::{Deserialize, Serialize};
 
 use crate::Watch;
@@ -252,13 +252,14 @@ impl Downloader<'_> {
         loop {
             let open = File::options().create(true).read(true).write(true).truncate(false).open(part);
             let file = open.map_err(Error::io(part))?;
-            if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
+            // Best effort: not every file system knows locks.
+            if let Ok(false) = os::try_lock(&file) {
                 self.watch.say(&format!("another process fetches {}; waiting for it", remote.name));
-                let _ = file.lock();
+                let _ = os::lock(&file);
                 waited = true;
             }
             // The other one may have given the file its name, or thrown it away.
-            let same = fs::metadata(part).is_ok_and(|m| file.metadata().is_ok_and(|own| own.ino() == m.ino()));
+            let same = os::is_open_as(&file, part);
             if (waited || !same)
                 && let Some(fetched) = self.there(remote, to)?
             {
@@ -409,7 +410,7 @@ impl Downloader<'_> {
             };
             // More than was asked for is not written over the next piece.
             let n = n.min(usize::try_from(to - *from).unwrap_or(usize::MAX));
-            file.write_all_at(&buffer[..n], *from).map_err(|why| self.disk(why))?;
+            os::write_all_at(file, &buffer[..n], *from).map_err(|why| self.disk(why))?;
             *from += n as u64;
             self.watch.advance(n as u64);
         }
@@ -479,8 +480,7 @@ impl Downloader<'_> {
 /// Refuses what the disk of a folder has no space for.
 pub(crate) fn check_room(name: &str, folder: &Path, needed: u64, variable: &'static str) -> Result<()> {
     // Best effort: a disk that does not tell fails when it is full.
-    let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let Some(free) = os::free_bytes(folder) else { return Ok(()) };
     if free < needed {
         let (name, folder) = (name.to_owned(), folder.to_owned());
         return Err(Error::NoRoom { name, folder, free, needed, variable });

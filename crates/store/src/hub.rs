@@ -2,11 +2,11 @@
 //! `snapshots`).
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use kiln_system::files::{Output, Overwrite};
+use kiln_system::os;
 use kiln_system::text::shown;
 use serde::Deserialize;
 
@@ -215,7 +215,7 @@ fn link(path: &Path, blob: &Path, depth: usize) -> Result<()> {
     }
     // A dead link is in the way.
     let _ = fs::remove_file(path);
-    match symlink(&to, path) {
+    match os::link(&to, path) {
         Err(why) if why.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::Io { path: path.into(), why }),
         _ => Ok(()),
     }

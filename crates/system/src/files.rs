@@ -8,15 +8,15 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tempfile::NamedTempFile;
+
+use crate::os::{self, Ending, Heard};
 
 /// How the names of incomplete files begin and end.
 const PREFIX: &str = ".kiln-";
@@ -107,15 +107,13 @@ impl Output {
             Err(e) => return Err(failed(e)),
             Ok(there) => {
                 let kind = there.file_type();
-                let same = |input: &&Path| fs::metadata(input).is_ok_and(|m| id(&m) == id(&there));
-                if kind.is_file() && inputs.iter().any(same) {
+                if kind.is_file() && inputs.iter().any(|input| os::same_file(input, path)) {
                     return Err(WriteError::IsInput { path: name });
                 }
                 if kind.is_dir() {
                     return Err(WriteError::Folder { path: name });
                 }
-                if kind.is_block_device() || kind.is_socket() {
-                    let what = if kind.is_socket() { "a socket" } else { "a disk" };
+                if let Some(what) = os::special_kind(&there) {
                     return Err(WriteError::Special { path: name, what });
                 }
                 if !kind.is_file() {
@@ -214,26 +212,18 @@ impl Write for Output {
     }
 }
 
-/// What makes two names the same file.
-fn id(metadata: &fs::Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
-}
-
 /// An incomplete file, known to [`remove_on_signals`] as long as it is there.
 #[derive(Debug)]
 struct Temporary(Option<NamedTempFile>);
 
 impl Temporary {
     fn in_folder(folder: &Path) -> io::Result<Temporary> {
-        use std::os::unix::fs::PermissionsExt as _;
         // Held while the file is made: a signal that comes between would miss it.
         let mut incomplete = incomplete();
         let mut builder = tempfile::Builder::new();
-        // The user's umask takes away from this what it takes from every file.
-        let file = builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(16).permissions(fs::Permissions::from_mode(0o666));
-        let file = file.tempfile_in(folder)?;
+        let file = os::with_usual_rights(builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(16)).tempfile_in(folder)?;
         // Best effort: not every file system knows locks.
-        let _ = file.as_file().try_lock();
+        let _ = os::try_lock(file.as_file());
         incomplete.insert(file.path().to_owned());
         Ok(Temporary(Some(file)))
     }
@@ -313,26 +303,23 @@ fn incomplete() -> MutexGuard<'static, HashSet<PathBuf>> {
 /// From now on Ctrl-C, `kill` and a closed terminal remove incomplete files before they end the process as usual. `tell` says
 /// that it was Ctrl-C. Starts a thread. Signals that the process was told to ignore (`nohup`) stay ignored.
 pub fn remove_on_signals(tell: fn()) {
-    let wanted = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
-    let Ok(mut signals) = signal_hook::iterator::Signals::new(wanted) else { return };
-    let wait = move || {
-        let ends = |signal: &i32| {
-            let left = LEFT.load(Ordering::Relaxed) && [SIGINT, SIGTERM].contains(signal)
-                || HANG_UPS_LEFT.load(Ordering::Relaxed) && *signal == SIGHUP;
-            let caught = !left && *signal == SIGINT && crate::interrupt::note();
-            !(left || caught)
-        };
-        let Some(signal) = signals.forever().find(ends) else { return };
+    let hear = |ending| {
+        let left = if ending == Ending::HangUp { &HANG_UPS_LEFT } else { &LEFT };
+        match ending {
+            _ if left.load(Ordering::Relaxed) => Heard::Left,
+            Ending::Interrupt if crate::interrupt::note() => Heard::Caught,
+            _ => Heard::Ends,
+        }
+    };
+    os::on_endings(hear, move |ending| {
         ENDING.store(true, Ordering::Relaxed);
         end_helpers();
         remove_incomplete();
         crate::terminal::restore();
-        if signal == SIGINT {
+        if ending == Ending::Interrupt {
             tell_at_most(tell);
         }
-        let _ = signal_hook::low_level::emulate_default_handler(signal);
-    };
-    let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+    });
 }
 
 /// Writes a message unless that would block: a terminal that was stopped must not keep the process alive.
@@ -347,14 +334,11 @@ fn tell_at_most(tell: fn()) {
     }
 }
 
-/// Ends the process as Ctrl-C does, without incomplete files. Shells tell by the signal that a loop is to end as well: an
-/// exit code would let it go on.
+/// Ends the process as Ctrl-C does, without incomplete files. Shells tell by it that a loop is to end as well.
 pub fn end_by_interrupt() -> ! {
     remove_incomplete();
     crate::terminal::restore();
-    let _ = signal_hook::low_level::emulate_default_handler(SIGINT);
-    // Where the signal is blocked.
-    std::process::exit(130)
+    os::end_by_interrupt()
 }
 
 type Helpers = Vec<Arc<Mutex<Child>>>;
@@ -432,7 +416,7 @@ pub fn end_at_once(message: &str) {
     remove_incomplete();
     crate::terminal::restore();
     let _ = io::stderr().write_all(message.as_bytes());
-    signal_hook::low_level::exit(1);
+    os::exit_at_once(1);
 }
 
 static LEFT: AtomicBool = AtomicBool::new(false);
@@ -446,14 +430,6 @@ pub fn leave_endings_to_the_program() {
 /// From now on SIGHUP does not end the process: a program that reads its files again then sees to it itself.
 pub fn leave_hang_ups_to_the_program() {
     HANG_UPS_LEFT.store(true, Ordering::Relaxed);
-}
-
-/// Whether the process was started with this signal ignored.
-fn is_ignored(signal: i32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
-    mask >> (signal - 1) & 1 == 1
 }
 
 /// Incomplete files in a folder that no process writes any more, with their sizes: killed processes left them.
@@ -474,8 +450,9 @@ pub fn stale(folder: &Path) -> Vec<(PathBuf, u64)> {
         if !metadata.is_file() {
             return None;
         }
-        let locked = File::open(&path).ok()?.try_lock().is_err_and(|e| matches!(e, fs::TryLockError::WouldBlock));
-        (!locked).then_some((path, metadata.len()))
+        // Where files cannot be locked, nothing tells that they are being written.
+        let free = os::try_lock(&File::open(&path).ok()?).unwrap_or(true);
+        free.then_some((path, metadata.len()))
     };
     let mut found: Vec<_> = entries.filter(is_ours).filter_map(size).collect();
     found.sort();
@@ -520,6 +497,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
     fn nothing_is_replaced_unless_told() {
         let folder = tempfile::tempdir().unwrap();
         let (path, link) = (folder.path().join("x"), folder.path().join("link"));
@@ -559,7 +537,9 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
     fn what_is_no_regular_file_is_written_through_or_refused() {
+        use std::os::unix::fs::FileTypeExt as _;
         let folder = tempfile::tempdir().unwrap();
         Output::write(Path::new("/dev/null"), Overwrite::Yes, b"x").unwrap();
         assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
@@ -580,6 +560,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
     fn rights_follow_the_umask_and_the_file_that_is_replaced() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();

@@ -84,7 +84,7 @@ fn is_prompt(word: &str) -> bool {
 
 /// A prompt with what is piped or redirected to stdin behind it, after an empty line.
 fn with_stdin(prompt: String) -> anyhow::Result<String> {
-    if !has_data() {
+    if !kiln_system::os::stdin_has_data() {
         return Ok(prompt);
     }
     // If the other end stays open and silent, say what Kiln waits for.
@@ -101,12 +101,6 @@ fn with_stdin(prompt: String) -> anyhow::Result<String> {
 
 fn joined(prompt: String, more: &str) -> String {
     if more.trim().is_empty() { prompt } else { format!("{prompt}\n\n{more}") }
-}
-
-/// Whether stdin is a file, a pipe or a socket: a terminal or `/dev/null` has nothing to add.
-fn has_data() -> bool {
-    let kind = rustix::fs::fstat(rustix::stdio::stdin()).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode));
-    kind.is_ok_and(|kind| kind.is_file() || kind.is_fifo() || kind.is_socket())
 }
 
 /// The text of a file; `-` is stdin.

@@ -292,6 +292,7 @@ impl Arguments {
             );
         }
         let request_defaults = Settings::new(name);
+        let open_files = kiln_system::process::most_files().and_then(|most| usize::try_from(most).ok());
         let mut hosts = self.allow_host.clone();
         if loopback {
             hosts.extend(request_defaults.hosts.iter().cloned().chain(self.hosts().map(str::to_owned)));
@@ -323,9 +324,7 @@ impl Arguments {
             stall: self.stall_timeout,
             drain: Duration::from_secs(self.drain),
             // Every connection is an open file.
-            connections: self
-                .connections
-                .map_or(connections(open_files(), request_defaults.connections), |n| n as usize),
+            connections: self.connections.map_or(connections(open_files, request_defaults.connections), |n| n as usize),
             connections_per_address: self.connections_per_address.map(|n| n as usize),
             idle_timeout: self.idle_timeout,
             ..request_defaults
@@ -529,13 +528,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Connections that a process with this limit of open files can have besides its other files, at most `most`.
 fn connections(files: Option<usize>, most: usize) -> usize {
     files.map_or(most, |files| most.min(files / 4 * 3)).max(16)
-}
-
-/// Files that this process may have open, where the system tells.
-fn open_files() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
 }
 
 /// `NAME=FILE`, unless there is a file of that whole name.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use kiln_system::files::stale;
+use kiln_system::os;
 use sha2::{Digest as _, Sha256};
 
 use super::cache::{Blob, PrefixHash};
@@ -58,10 +59,10 @@ enum Job {
 impl DiskTier {
     /// Opens a folder for at most `limit` bytes, for the model of this fingerprint.
     pub(super) fn open(folder: &Path, limit: u64, fingerprint: &[u8; 32]) -> io::Result<DiskTier> {
-        make_folder(folder)?;
+        os::make_private_folder(folder)?;
         let secret = secret(folder)?;
         let own = folder.join(fingerprint.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>());
-        make_folder(&own)?;
+        os::make_private_folder(&own)?;
         // Processes that were killed while they wrote left these.
         let folders = std::fs::read_dir(folder)?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
         folders.flat_map(|folder| stale(&folder)).for_each(|(path, _)| drop(std::fs::remove_file(path)));
@@ -205,21 +206,11 @@ impl Writer {
     }
 }
 
-/// Makes a folder that only its user can look into, if it is not there.
-fn make_folder(folder: &Path) -> io::Result<()> {
-    let mut maker = std::fs::DirBuilder::new();
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut maker, 0o700);
-    maker.recursive(true).create(folder)
-}
-
 /// Writes a secret that only its user can read, whole or not at all. Where another process was faster, its secret counts.
 fn write_secret(folder: &Path, path: &Path, secret: &[u8; 32]) -> io::Result<()> {
     let unfinished = folder.join(format!(".secret-{}", std::process::id()));
     let mut options = std::fs::OpenOptions::new();
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.write(true).create(true).truncate(true).open(&unfinished)?;
+    let mut file = os::private_file(&mut options).write(true).create(true).truncate(true).open(&unfinished)?;
     let named = file.write_all(secret).and_then(|()| file.sync_all()).and_then(|()| match path.try_exists()? {
         true => Ok(()),
         false => std::fs::hard_link(&unfinished, path).or_else(|why| match why.kind() {
@@ -239,8 +230,7 @@ fn secret(folder: &Path) -> io::Result<[u8; 32]> {
         getrandom::fill(&mut fresh).map_err(io::Error::other)?;
         write_secret(folder, &path, &fresh)?;
     }
-    #[cfg(unix)]
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    os::make_private(&path)?;
     let bytes = std::fs::read(&path)?;
     bytes.try_into().map_err(|_| {
         let why = format!("{} is not the secret of a cache; remove the folder to start anew", path.display());

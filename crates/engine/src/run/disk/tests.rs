@@ -49,7 +49,6 @@ fn what_is_written_is_found_by_the_next_process_with_the_same_model() {
     let mut other = DiskTier::open(folder.path(), 1 << 20, &[2; 32]).unwrap();
     assert_eq!(other.read(&page(1)), None, "another model");
     assert_ne!(other.key(), disk.key());
-    #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
         let mode = std::fs::metadata(folder.path().join(SECRET)).unwrap().permissions().mode();

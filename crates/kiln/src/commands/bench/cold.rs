@@ -94,8 +94,7 @@ pub(super) fn run(arguments: &ModelArguments, path: &Path, context: usize) -> an
 
 /// Asks the system to forget what it holds of a file.
 fn forget(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else { return false };
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).is_ok()
+    File::open(path).is_ok_and(|file| kiln_system::os::forget_file(&file))
 }
 
 fn seconds(told: &Value, phase: &str) -> f64 {
