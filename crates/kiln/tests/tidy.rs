@@ -12,6 +12,7 @@ const LEVELS: [(&str, u32); 14] = [
     ("gguf", 1),
     ("gpu", 1),
     ("media", 1),
+    ("tools", 1),
     ("convert", 2),
     ("kernels", 2),
     ("store", 2),
@@ -82,7 +83,7 @@ fn wrong_dependencies(folder: &str, manifest: &str) -> Vec<String> {
             if in_dependencies && names_crate(line, used) && used_level >= level {
                 problems.push(format!(
                     "crates/{folder}/Cargo.toml:{number}: {folder} may not use {used}; \
-                     the arrows are system <- gguf, gpu, media <- kernels, convert, store <- engine <- llm <- server, capi <- kiln"
+                     the arrows are system <- gguf, gpu, media, tools <- kernels, convert, store <- engine <- llm <- server, capi <- kiln"
                 ));
             }
         }

@@ -1,5 +1,6 @@
 // Answers as they are written: one at a time in each conversation, any conversations at once.
 
+import { REFUSED, resultNode, stateOf, turns } from "./calls.js";
 import { grow, requestMessages } from "./tree.js";
 
 /** Browsers open six connections to a server without TLS; the page keeps one for everything else. */
@@ -58,10 +59,10 @@ function explain(error) {
 export class Answers {
   /**
    * `chat` asks the server; `request` gives the fields of a request beside its messages; `changed` hears of every piece, `begun` and
-   * `ended` of the beginning and the end, `save` that a conversation is to be stored.
+   * `ended` of the beginning and the end, `save` that a conversation is to be stored. `tools` are the server's, and `call` makes a call of one.
    */
-  constructor({ chat, request, begun, changed, ended, save }) {
-    Object.assign(this, { chat, request, begun, changed, ended, save });
+  constructor({ chat, request, begun, changed, ended, save, tools, call }) {
+    Object.assign(this, { chat, request, begun, changed, ended, save, tools, call });
     this.running = new Map();
   }
 
@@ -84,7 +85,67 @@ export class Answers {
   /** Lets the model answer a message, with another model or other settings where `by` says so. */
   start(talk, to, by) {
     const node = grow(talk, to.id, { role: "assistant", reasoning: "", calls: [], ...(by && { by }) });
-    return this.run(talk, node, { messages: requestMessages(talk, to.id) });
+    const most = this.tools?.limits?.turns;
+    // A model that calls without end must answer at last.
+    const last = most && turns(talk, to.id) >= most ? { tool_choice: "none" } : {};
+    return this.run(talk, node, { messages: requestMessages(talk, to.id), ...last });
+  }
+
+  /** Makes the calls of an answer that may be made, and lets the model go on when all have a result. Those that wait for the reader keep it waiting. */
+  async goOn(talk, node) {
+    const { calls, by } = node;
+    if (!calls?.length || node.end || !calls.some((call) => this.tools?.find(call.name))) return;
+    const make = calls.filter((call) => stateOf(call, this.tools) === "make");
+    if (make.length && !calls.some((call) => stateOf(call, this.tools) === "ask")) {
+      const run = { node, stop: new AbortController() };
+      this.running.set(talk.id, run);
+      this.begun(talk, node);
+      for (const call of make) {
+        const most = this.tools.limits?.calls;
+        if (most && calls.indexOf(call) >= most) call.result = { text: `Error:\nonly ${most} calls of one answer are made`, is_error: true };
+        else await this.make(talk, node, call, run);
+        if (run.stop.signal.aborted) break;
+      }
+      this.running.delete(talk.id);
+      this.save(talk);
+      this.ended(talk, node, run.error, { calls: true });
+      if (run.stop.signal.aborted || run.error) return;
+    }
+    if (!calls.every((call) => call.result)) return;
+    let last = node;
+    for (const call of calls) {
+      last = grow(talk, last.id, resultNode(call));
+      delete call.result;
+      call.made = true;
+    }
+    this.save(talk);
+    this.start(talk, last, by);
+  }
+
+  async make(talk, node, call, run) {
+    const tool = this.tools.find(call.name);
+    call.running = true;
+    this.changed(talk, node);
+    try {
+      call.result = await this.call({ name: call.name, arguments: call.arguments, fingerprint: tool.fingerprint }, run.stop.signal);
+    } catch (error) {
+      // A call that was stopped may be made again; one that cannot be made is a result as any other.
+      if (error.name === "AbortError") delete call.said;
+      else if (error.status === 401) run.error = error;
+      else call.result = { text: `Error:\n${error.message}`, is_error: true };
+    }
+    delete call.running;
+    this.changed(talk, node);
+  }
+
+  /** Takes what the reader says to a call: yes, always, or no. */
+  decide(talk, node, call, said) {
+    if (said === "always") this.tools.allow(this.tools.find(call.name));
+    if (said === "no") call.result = { text: REFUSED, is_error: true };
+    else call.said = "yes";
+    this.save(talk);
+    this.changed(talk, node);
+    return this.goOn(talk, node);
   }
 
   /** Lets the model go on with an answer that broke off. */
@@ -122,6 +183,7 @@ export class Answers {
     this.running.delete(talk.id);
     this.save(talk);
     this.ended(talk, node, run.error);
+    return this.goOn(talk, node);
   }
 
   finish(node, run) {

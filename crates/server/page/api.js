@@ -54,6 +54,9 @@ export const get = async (path) => (await request(path)).json();
 /** Sends a value, and gives the answer's. */
 export const post = async (path, body, signal) => (await request(path, { method: "POST", body: JSON.stringify(body), signal })).json();
 
+/** Sends any request, and gives the answer's value. */
+export const json = async (method, path, body) => (await request(path, { method, ...(body && { body: JSON.stringify(body) }) })).json();
+
 /** Asks for an answer, and hands its pieces to `piece` as they come. */
 export async function chat(body, signal, piece) {
   const whole = { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };

@@ -17,8 +17,9 @@ class Row {
   constructor(id, actions) {
     Object.assign(this, { id, actions, shown: "" });
     this.label = h("span", { class: "label", dir: "auto" });
+    this.tags = h("span", { class: "tags" });
     this.mark = h("span", { class: "mark", hidden: true });
-    this.link = h("a", { class: "open", href: addressOf(id), onkeydown: (event) => this.key(event) }, this.label, this.mark);
+    this.link = h("a", { class: "open", href: addressOf(id), onkeydown: (event) => this.key(event) }, this.label, this.tags, this.mark);
     this.more = h("button", { type: "button", class: "quiet more", icon: "more", title: "More", "aria-haspopup": "menu", onclick: () => actions.menu(this) });
     this.element = h("li", { class: "row" }, this.link, this.more);
   }
@@ -26,7 +27,7 @@ class Row {
   /** Brings the row up to date. `state` is "busy", "unread" or nothing. */
   show(head, current, state) {
     const title = head.title || "Untitled";
-    const wanted = JSON.stringify([title, current, state, head.pinned]);
+    const wanted = JSON.stringify([title, current, state, head.pinned, head.tags]);
     if (wanted === this.shown) return;
     this.shown = wanted;
     this.title = head.title;
@@ -34,6 +35,7 @@ class Row {
     if (current) this.link.setAttribute("aria-current", "page");
     else this.link.removeAttribute("aria-current");
     this.label.textContent = title;
+    this.tags.textContent = (head.tags ?? []).map((tag) => `#${tag}`).join(" ");
     this.mark.hidden = !state;
     this.mark.className = `mark ${state}`;
     this.mark.replaceChildren(...(state ? [h("span", { class: "unseen" }, state === "busy" ? ", is being answered" : ", has a new answer")] : []));
@@ -49,14 +51,24 @@ class Row {
 
   /** Lets the reader write another title. */
   edit() {
+    this.write("Title of the conversation", this.title, (name) => this.actions.rename(this.id, name));
+  }
+
+  /** Lets the reader write tags. */
+  editTags() {
+    this.write("Tags, with spaces between", this.tags.textContent, (text) => this.actions.tag(this.id, text));
+  }
+
+  /** Lets the reader write something in the row's place; `take` gets it, where it is something else than before. */
+  write(label, before, take) {
     if (this.input) return;
-    const input = h("input", { type: "text", class: "title", value: this.title, maxLength: 200, "aria-label": "Title of the conversation", autocomplete: "off" });
+    const input = h("input", { type: "text", class: "title", value: before, maxLength: 200, "aria-label": label, placeholder: label, autocomplete: "off" });
     this.input = input;
     const done = (name) => {
       if (!this.input) return;
       this.input = null;
       input.replaceWith(this.link);
-      if (name !== null && name !== this.title) this.actions.rename(this.id, name);
+      if (name !== null && name !== before) take(name);
     };
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
@@ -75,7 +87,7 @@ class Row {
 }
 
 export class List {
-  /** `actions` are `rename(id, name)`, `forget(id)` and `menu(row)`. */
+  /** `actions` are `rename(id, name)`, `tag(id, text)`, `forget(id)` and `menu(row)`. */
   constructor(element, actions) {
     this.element = element;
     this.actions = { ...actions, step: (row, by) => this.step(row, by) };

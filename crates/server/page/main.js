@@ -3,6 +3,7 @@
 import { askHow } from "./again.js";
 import { Answers } from "./answers.js";
 import * as api from "./api.js";
+import { resultNode, stateOf } from "./calls.js";
 import { Composer } from "./composer.js";
 import { $, announce, icon, save, toast } from "./dom.js";
 import { List } from "./list.js";
@@ -13,18 +14,19 @@ import * as models from "./models.js";
 import { askForKey, isSideOpen, openHelp, openSide, panel, toggleSide, wire as wirePanels } from "./panels.js";
 import { addressOf, idOf } from "./route.js";
 import { firstOf } from "./presets.js";
+import { Remote } from "./remote.js";
 import * as settings from "./settings.js";
 import { page } from "./state.js";
-import * as store from "./store.js";
 import { titleIn, titleRequest } from "./titles.js";
 import { conversationsOf, exportParts } from "./transfer.js";
-import { fresh, grow, leaf, markdown, path, prune, rename, retitle, switchTo } from "./tree.js";
+import { fresh, grow, leaf, markdown, path, prune, rename, retitle, switchTo, tagsIn } from "./tree.js";
 import { missing, welcome } from "./welcome.js";
 
 const { library } = page;
-const messages = new Messages({ retry, retryWith, resume, edit, show: showBranch, answerCalls });
+library.remote = new Remote({ ask: api.json, told: toast });
+const messages = new Messages({ retry, retryWith, resume, edit, show: showBranch, answerCalls, decide });
 const composer = new Composer({ submit, up: editLast, sees: () => models.sees(page.talk) });
-const list = new List($("conversations"), { forget, menu: rowMenu, rename: (id, name) => change(id, (talk) => rename(talk, name)) });
+const list = new List($("conversations"), { forget, menu: rowMenu, rename: (id, name) => change(id, (talk) => rename(talk, name)), tag: (id, text) => change(id, (talk) => (talk.tags = tagsIn(text))) });
 const answers = new Answers({
   chat: api.chat,
   request: (talk) => ({ ...settings.fields(talk), model: models.modelOf(talk) }),
@@ -32,6 +34,8 @@ const answers = new Answers({
   begun: answerBegun,
   changed: answerChanged,
   ended: answerEnded,
+  tools: page.tools,
+  call: (call, signal) => api.post("/tools/call", call, signal),
 });
 
 // --- conversations ----------------------------------------------------------------------------------------------------
@@ -163,6 +167,7 @@ function rowMenu(row) {
   menu.openMenu(row.more, [
     { label: pinned ? "Unpin" : "Pin", icon: "pin", work: () => change(id, (talk) => (talk.pinned = !pinned)) },
     { label: "Rename", icon: "edit", work: () => row.edit() },
+    { label: "Tags", icon: "tag", work: () => row.editTags() },
     { label: "Title by the model", icon: "spark", work: async () => nameByModel(await library.get(id), toast) },
     { label: "Save as Markdown", icon: "save", work: async () => saveOne(await library.get(id)) },
     { label: "Delete", icon: "bin", work: () => forget(id) },
@@ -256,10 +261,31 @@ function editLast() {
 function answerCalls(node, results) {
   const { talk } = page;
   if (!canAsk(talk)) return;
-  let parent = node;
-  for (const result of results) parent = grow(talk, parent.id, { role: "tool", ...result });
   messages.toEnd();
-  answers.start(talk, parent);
+  for (const { call, content } of results) node.calls.find((one) => one.id === call).result = { text: content };
+  // Calls of the server's tools beside them have to have theirs, too.
+  if (!node.calls.every((call) => call.result)) {
+    keep(talk);
+    show();
+    answers.goOn(talk, node);
+    return;
+  }
+  let parent = node;
+  for (const call of node.calls) {
+    const { text, content } = call.result;
+    parent = grow(talk, parent.id, content ? resultNode(call) : { role: "tool", call: call.id, name: call.name, content: text });
+    delete call.result;
+  }
+  answers.start(talk, parent, node.by);
+}
+
+/** Takes what the reader says to a call of a server's tool. */
+function decide(node, call, said) {
+  const { talk } = page;
+  if (!canAsk(talk)) return;
+  messages.toEnd();
+  answers.decide(talk, node, call, said);
+  announce(said === "no" ? "The call is not made" : "The call is made");
 }
 
 function showBranch(node) {
@@ -290,7 +316,7 @@ function answerChanged(talk, node) {
   });
 }
 
-function answerEnded(talk, node, error) {
+function answerEnded(talk, node, error, { calls = false } = {}) {
   if (page.talk === talk) show();
   else {
     if (library.has(talk)) page.unread.add(talk.id);
@@ -300,7 +326,8 @@ function answerEnded(talk, node, error) {
   const isFirst = path(talk).length === 2 && !node.end && !talk.named;
   if (isFirst && settings.namesByModel() && library.has(talk)) nameByModel(talk, () => {});
   if (error?.status === 401) askForKey();
-  const said = node.note || (node.end ? "The answer ended early" : "The answer is complete");
+  const waits = node.calls?.some((call) => stateOf(call, page.tools) === "ask") && !node.end;
+  const said = calls ? "The tools have answered" : waits ? "The model wants to call a tool, and waits for you" : node.note || (node.end ? "The answer ended early" : "The answer is complete");
   announce(page.talk === talk ? said : `${talk.title}: ${said}`);
 }
 
@@ -372,7 +399,7 @@ function wire() {
     $("prompt").focus();
   });
   click("export-one", () => saveOne(page.talk));
-  click("export-all", async () => save("kiln-conversations.json", "application/json", ...(await exportParts(store.batches()))));
+  click("export-all", async () => save("kiln-conversations.json", "application/json", ...(await exportParts(library.batches()))));
   click("import", () => $("import-file").click());
   $("import-file").addEventListener("change", async (event) => {
     if (event.target.files[0]) await importFile(event.target.files[0]);
@@ -404,6 +431,11 @@ async function connect() {
     const plain = (value) => (typeof value === "number" ? String(Math.round(value * 1000) / 1000) : value);
     page.defaults = { ...Object.fromEntries(Object.entries(params).map(([name, value]) => [name, plain(value)])), context: n_ctx };
     page.engine = engine;
+    sync();
+    api.get("/tools").then((listed) => {
+      page.tools.take(listed);
+      show();
+    }).catch((error) => toast(`The server's tools are not known: ${error.message}`));
     document.body.classList.remove("offline");
     prepare(page.talk);
     show();
@@ -415,7 +447,22 @@ async function connect() {
   }
 }
 
+/** Brings what the server keeps into the list. */
+async function sync() {
+  try {
+    if (!(await library.sync((id) => answers.of({ id })))) return;
+    $("keeps").textContent = "Conversations are kept in this browser and on this server.";
+    const { talk } = page;
+    // The address may name one that only the server has, and the one that is shown may be newer there.
+    if (talk.missing || (hasMessages(talk) && !library.has(talk))) await follow();
+    else showList();
+  } catch (error) {
+    if (error.status !== 401) toast(`The conversations of the server cannot be read: ${error.message}`);
+  }
+}
+
 wire();
+document.addEventListener("visibilitychange", () => !document.hidden && library.remote.isOn && sync());
 performance.mark("kiln-begin");
 await library.load().catch(() => toast("The conversations of this browser cannot be read."));
 await follow();

@@ -1,10 +1,12 @@
 // The messages of a conversation on the screen.
 
 import { canContinue } from "./answers.js";
+import { stateOf, visible } from "./calls.js";
 import { $, copy, h } from "./dom.js";
 import { arrange } from "./list.js";
 import { Live } from "./markdown.js";
 import * as pictures from "./pictures.js";
+import { page } from "./state.js";
 import { children, path } from "./tree.js";
 
 /** A JSON text with line ends, if it is one. */
@@ -39,6 +41,7 @@ class Message {
     this.element = h("article", { class: node.role, "aria-label": who }, h("h2", { class: "unseen" }, who), this.body, this.foot);
     this.element.dataset.id = node.id;
     if (node.role === "assistant") this.assistant();
+    else if (node.role === "tool" && node.parts) this.result();
     else this.person();
     this.refresh();
   }
@@ -49,6 +52,28 @@ class Message {
     const files = all.filter((file) => !file.picture).map((file) => h("details", { class: "file" }, h("summary", { icon: "file" }, h("span", {}, file.name), h("small", {}, size(file.text))), h("pre", { tabIndex: 0, role: "region", "aria-label": file.name }, file.text)));
     if (shown.length) this.body.append(h("div", { class: "pictures" }, shown));
     this.body.append(...files, ...(this.node.content ? [h("div", { class: "words" }, this.node.content)] : []));
+  }
+
+  /** What a tool of the server gave: texts as they are, pictures, links that say where they lead. */
+  result() {
+    const { node } = this;
+    const name = visible(node.name);
+    const shown = node.parts.map((part) => {
+      if (part.type === "picture" && pictures.isResultPicture(part)) {
+        const file = { picture: `data:${part.mime};base64,${part.data}` };
+        return h("div", { class: "pictures" }, h("img", { src: pictures.address(file), alt: `A picture of ${name}` }));
+      }
+      if (part.type === "link" && /^https?:/.test(part.url)) {
+        const link = h("a", { href: part.url, target: "_blank", rel: "noopener noreferrer" }, visible(part.url));
+        return h("p", { class: "lead" }, part.name && `${visible(part.name)}: `, link);
+      }
+      const text = visible(part.text ?? "");
+      return h("pre", { tabIndex: 0, role: "region", dir: "ltr", "aria-label": `Result of ${name}` }, text);
+    });
+    const facts = [node.failed && "failed", Number.isFinite(node.seconds) && seconds(Math.round(node.seconds * 1000))].filter(Boolean).join(", ");
+    const cut = node.cut && h("p", { class: "mark-end" }, `Cut: ${visible(node.cut)}.`);
+    const open = node.parts.length > 0;
+    this.body.append(h("details", { class: node.failed ? "call failed" : "call", open }, h("summary", { icon: "tool" }, h("span", {}, "Result of ", h("code", {}, name)), h("small", {}, facts)), shown, cut));
   }
 
   assistant() {
@@ -101,19 +126,44 @@ class Message {
 
   showCalls() {
     const calls = this.node.calls ?? [];
-    const last = this.isLast;
-    const state = JSON.stringify([calls, last]);
+    const last = this.isLast && !this.node.end;
+    const states = calls.map((call) => stateOf(call, page.tools));
+    const state = JSON.stringify([calls, states, last]);
     if (state === this.callsShown) return;
     this.callsShown = state;
-    this.calls.replaceChildren(...calls.map((call) => this.call(call)));
-    if (calls.length && last) this.calls.append(this.results(calls));
+    const focused = document.activeElement?.dataset?.say;
+    this.calls.replaceChildren(...calls.map((call, i) => this.call(call, last ? states[i] : "")));
+    // The reader's own tools: who answers for them says what they gave.
+    const own = calls.filter((_, i) => states[i] === "write");
+    if (own.length && last) this.calls.append(this.results(own));
+    if (focused) this.calls.querySelector(`[data-say="${focused}"]`)?.focus();
   }
 
-  call(call) {
-    return h("details", { class: "call", open: true }, h("summary", { icon: "tool" }, h("span", {}, "Calls ", h("code", {}, call.name))), h("pre", { tabIndex: 0, role: "region", "aria-label": `Arguments of ${call.name}` }, pretty(call.arguments)));
+  call(call, state) {
+    const tool = page.tools.find(call.name);
+    const name = visible(call.name);
+    const said = call.running ? "running…" : state === "ask" ? "waits for you" : state === "done" ? "has its result" : "";
+    const parts = [
+      h("summary", { icon: "tool" }, h("span", {}, "Calls ", h("code", {}, name)), said && h("small", {}, said)),
+      tool?.server && h("p", { class: "of" }, "A tool of the MCP server ", h("code", {}, visible(tool.server)), tool.description && `, which says of it: “${visible(tool.description).slice(0, 600)}”`),
+      h("pre", { tabIndex: 0, role: "region", dir: "ltr", "aria-label": `Arguments of ${name}` }, visible(pretty(call.arguments))),
+    ];
+    if ((state === "ask" || state === "make") && tool && !call.running) parts.push(this.question(call, tool));
+    return h("details", { class: call.running ? "call running" : "call", open: true }, parts);
   }
 
-  /** Nobody runs tools here but the reader, who may say what they gave. */
+  /** Whether a call may be made. */
+  question(call, tool) {
+    const choice = (say, label, main) => {
+      const pressed = h("button", { type: "button", class: main ? "main" : "", onclick: () => this.actions.decide(this.node, call, say) }, label);
+      pressed.dataset.say = say;
+      return pressed;
+    };
+    const always = tool.approval !== "always" && choice("always", "Always allow");
+    return h("div", { class: "buttons ask", role: "group", "aria-label": `May ${visible(call.name)} be called?` }, choice("no", "Do not allow"), always, choice("yes", "Allow once", true));
+  }
+
+  /** Nobody runs these tools but the reader, who may say what they gave. */
   results(calls) {
     const fields = calls.map((call) => h("textarea", { rows: 2, "aria-label": `Result of ${call.name}`, placeholder: `What ${call.name} gives` }));
     const form = h("form", { class: "results", onsubmit: (event) => {

@@ -33,6 +33,12 @@ const DATA = /^data:(image\/[a-z]+);base64,([A-Za-z0-9+/]+=*)$/;
 /** Whether a text is a picture of a kind that is known: what was imported may be anything. */
 export const isData = (text) => typeof text === "string" && KINDS.includes(DATA.exec(text)?.[1]);
 
+/** What a tool may show. */
+const SHOWN = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+
+/** Whether a piece of a tool's result is a picture that can be shown. */
+export const isResultPicture = ({ mime, data }) => SHOWN.includes(mime) && typeof data === "string" && isData(`data:${mime};base64,${data}`);
+
 /** Bytes of a picture. */
 export const bytesOf = ({ picture }) => Math.floor(((picture.length - picture.indexOf(",") - 1) * 3) / 4);
 

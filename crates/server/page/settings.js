@@ -2,6 +2,8 @@
 
 import { $, h } from "./dom.js";
 import { presetField } from "./presets.js";
+import { page } from "./state.js";
+import { toolsField } from "./tool_list.js";
 
 const NUMBERS = [
   ["temperature", "Temperature", "Scales the logits: 0 is greedy, higher is more random", { min: 0, max: 5, step: 0.05 }],
@@ -28,7 +30,9 @@ export function fields(talk) {
   const out = {};
   for (const [name] of NUMBERS) if (talk.sampling[name] !== undefined) out[name] = talk.sampling[name];
   if (talk.sampling.thinking) out.reasoning_effort = talk.sampling.thinking;
-  if (talk.sampling.tools?.trim()) out.tools = JSON.parse(talk.sampling.tools);
+  const own = talk.sampling.tools?.trim() ? JSON.parse(talk.sampling.tools) : [];
+  const all = [...page.tools.fields(talk), ...own];
+  if (all.length) out.tools = all;
   return out;
 }
 
@@ -47,8 +51,9 @@ let shown = {};
 /** Builds the form. `defaults` are the server's, by llama.cpp's names. */
 export function show(talk, model, defaults, changed) {
   // What somebody is writing here stays while an answer ends.
-  if (shown.talk === talk && shown.defaults === defaults && shown.model === model) return;
-  shown = { talk, model, defaults };
+  const tools = page.tools.list;
+  if (shown.talk === talk && shown.defaults === defaults && shown.model === model && shown.tools === tools) return;
+  shown = { talk, model, defaults, tools };
   const set = (name, value) => {
     if (value === undefined || value === "") delete talk.sampling[name];
     else talk.sampling[name] = value;
@@ -87,30 +92,31 @@ export function show(talk, model, defaults, changed) {
   const thinking = h("select", { id: "set-thinking" }, THINKING.map(([value, text]) => h("option", { value }, text)));
   thinking.value = talk.sampling.thinking ?? "";
   thinking.addEventListener("change", () => set("thinking", thinking.value));
-  const tools = h("textarea", { id: "set-tools", rows: 3, placeholder: EXAMPLE, spellcheck: false, "aria-describedby": "why-tools" });
-  tools.value = talk.sampling.tools ?? "";
-  tools.addEventListener("input", () => {
+  const own = h("textarea", { id: "set-tools", rows: 3, placeholder: EXAMPLE, spellcheck: false, "aria-describedby": "why-tools" });
+  own.value = talk.sampling.tools ?? "";
+  own.addEventListener("input", () => {
     let wrong = "";
     try {
-      if (tools.value.trim() && !Array.isArray(JSON.parse(tools.value))) wrong = "This must be a list of tools";
+      if (own.value.trim() && !Array.isArray(JSON.parse(own.value))) wrong = "This must be a list of tools";
     } catch (error) {
       wrong = error.message;
     }
-    tools.setCustomValidity(wrong);
+    own.setCustomValidity(wrong);
     $("why-tools").textContent = wrong || WHY_TOOLS;
-    if (!wrong) set("tools", tools.value);
+    if (!wrong) set("tools", own.value);
   });
   const titles = h("input", { type: "checkbox", id: "set-titles", checked: namesByModel(), "aria-describedby": "why-titles" });
   titles.addEventListener("change", () => localStorage.setItem(TITLES, titles.checked ? "model" : ""));
-  $("settings").replaceChildren(
+  $("settings").replaceChildren(...[
     preset.element,
     h("div", { class: "setting wide" }, h("label", { htmlFor: "set-system" }, "System prompt"), system, h("p", {}, "Who the model is in this conversation.")),
     ...NUMBERS.map(number),
     h("div", { class: "setting broad" }, h("label", { htmlFor: "set-thinking" }, "Thinking"), thinking, h("p", {}, "For models that think before they answer")),
-    h("div", { class: "setting wide" }, h("label", { htmlFor: "set-tools" }, "Tools"), tools, h("p", { id: "why-tools" }, WHY_TOOLS)),
+    toolsField(talk, set),
+    h("div", { class: "setting wide" }, h("label", { htmlFor: "set-tools" }, "Tools of your own"), own, h("p", { id: "why-tools" }, WHY_TOOLS)),
     h("div", { class: "setting wide" }, reset),
     h("div", { class: "setting" }, h("label", { htmlFor: "set-titles" }, "Titles by the model"), titles, h("p", { id: "why-titles" }, "After the first answer the model writes a title, in all conversations of this browser. It costs a short answer.")),
-  );
+  ].filter(Boolean));
 }
 
 const WHY_TOOLS = "A JSON list as OpenAI's API has it. Calls are shown, and you say what they gave.";

@@ -1,5 +1,6 @@
 // What the page knows, in one place that its parts share.
 
+import { Tools } from "./calls.js";
 import { Library } from "./library.js";
 
 export const page = {
@@ -11,6 +12,8 @@ export const page = {
   unread: new Set(),
   /** The server's models, as `/v1/models` lists them. */
   models: [],
+  /** The tools that the server has. */
+  tools: new Tools(),
   /** What the server does where a request says nothing. */
   defaults: {},
   /** The engine of the model that was loaded first, as `/engine` told it. */

@@ -3,11 +3,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Answers, canContinue, MOST_AT_ONCE } from "./answers.js";
+import { REFUSED, stateOf, Tools, turns, visible } from "./calls.js";
+import { difference, Remote } from "./remote.js";
 import { addressOf, idOf, isLoopback } from "./route.js";
 import { textOf } from "./pdf.js";
 import { cleaned } from "./titles.js";
 import { conversationsOf } from "./transfer.js";
-import { children, fresh, grow, imported, leaf, markdown, path, prune, rename, requestMessages, retitle, stored, switchTo } from "./tree.js";
+import { children, fresh, grow, imported, leaf, markdown, path, prune, rename, requestMessages, retitle, stored, switchTo, tagsIn } from "./tree.js";
 import { parse } from "./markdown.js";
 import { scan } from "./highlight.js";
 import { plainRoots, tree } from "./math.js";
@@ -365,4 +367,167 @@ test("a damaged PDF file ends in words or in text, and soon", async () => {
     await textOf(bytes).catch((error) => assert.match(error.message, /^(has no text|is encrypted|is no PDF)/, error.stack));
   }
   assert.ok(performance.now() - start < 5000, `${performance.now() - start} ms`);
+});
+
+/** Storage of a browser, as far as the page's modules without a browser need it. */
+function storage() {
+  const kept = new Map();
+  globalThis.localStorage = { getItem: (name) => kept.get(name) ?? null, setItem: (name, value) => kept.set(name, String(value)) };
+}
+
+function toolbox(changes = {}) {
+  const tools = new Tools();
+  const tool = { name: "s__echo", server: "s", tool: "echo", description: "Says it.", parameters: {}, approval: "ask", fingerprint: "f1", ...changes };
+  tools.take({ data: [tool, { ...tool, name: "sum", server: "", tool: "sum", approval: "always", fingerprint: "f2" }], problems: [{ server: "gone", why: "x" }], limits: { turns: 2, calls: 2 } });
+  return tools;
+}
+
+test("what a server says is seen as it is", () => {
+  assert.equal(visible("a\u001b[2J\u0007\u007fb"), "a␛[2J␇␡b");
+  assert.equal(visible("txt\u202egnp.\u2066x\u2069"), "txt⟨U+202E⟩gnp.⟨U+2066⟩x⟨U+2069⟩");
+  assert.equal(visible("two\r\nlines\tand <|im_end|> <b>"), "two\nlines\tand <|im_end|> <b>");
+});
+
+test("a call is made when the reader or the server allows it, and a changed tool asks again", () => {
+  storage();
+  const tools = toolbox();
+  assert.deepEqual(tools.servers(), ["s", "", "gone"]);
+  assert.deepEqual(tools.fields({ sampling: { off: ["s"] } }).map((tool) => tool.function.name), ["sum"]);
+  assert.equal(stateOf({ name: "s__echo" }, tools), "ask");
+  assert.equal(stateOf({ name: "sum" }, tools), "make");
+  assert.equal(stateOf({ name: "own" }, tools), "write");
+  assert.equal(stateOf({ name: "s__echo", said: "yes" }, tools), "make");
+  assert.equal(stateOf({ name: "s__echo", result: {} }, tools), "done");
+  tools.allow(tools.find("s__echo"));
+  assert.equal(stateOf({ name: "s__echo" }, tools), "make");
+  assert.equal(tools.forGood().length, 1);
+  assert.equal(stateOf({ name: "s__echo" }, toolbox({ fingerprint: "f3" })), "ask");
+  tools.forget();
+  assert.equal(stateOf({ name: "s__echo" }, tools), "ask");
+});
+
+/** A model that says what a test wants it to, and what it was asked. */
+function scripted(says, result, tools = toolbox()) {
+  const asked = [];
+  const made = [];
+  const none = () => {};
+  const answers = new Answers({
+    chat: async (body, _, piece) => {
+      asked.push(body);
+      const said = body.tool_choice === "none" ? { content: "Done." } : says(asked.length);
+      piece({ choices: [{ delta: said, finish_reason: "stop" }] });
+    },
+    request: () => ({}),
+    begun: none,
+    changed: none,
+    ended: none,
+    save: none,
+    tools,
+    call: async (call, signal) => {
+      made.push(call);
+      return result(call, signal);
+    },
+  });
+  return { answers, asked, made };
+}
+const calling = (...names) => ({ tool_calls: names.map((name, index) => ({ index, id: `c${index}`, function: { name, arguments: "{}" } })) });
+
+test("calls of the server's tools are made, and the model goes on with what they gave", async () => {
+  storage();
+  const talk = fresh("m");
+  const { answers, asked, made } = scripted((turn) => (turn === 1 ? calling("sum", "sum") : { content: "It is 42." }), () => ({ text: "42", content: [{ type: "text", text: "42" }], is_error: false, seconds: 0.1 }));
+  await answers.start(talk, grow(talk, "", { role: "user", content: "?" }));
+  await new Promise((done) => setTimeout(done, 10));
+  assert.deepEqual(made.map((call) => [call.name, call.fingerprint]), [["sum", "f2"], ["sum", "f2"]]);
+  assert.deepEqual(asked[1].messages.map((message) => message.role), ["user", "assistant", "tool", "tool"]);
+  assert.equal(asked[1].messages[3].content, "42");
+  assert.equal(leaf(talk).content, "It is 42.");
+  assert.deepEqual(path(talk)[2].parts, [{ type: "text", text: "42" }]);
+});
+
+test("a call waits for the reader, who may refuse it", async () => {
+  storage();
+  const talk = fresh("m");
+  const { answers, asked, made } = scripted((turn) => (turn === 1 ? calling("s__echo") : { content: "As you wish." }), () => ({ text: "x", content: [] }));
+  await answers.start(talk, grow(talk, "", { role: "user", content: "?" }));
+  assert.equal(made.length, 0);
+  const node = leaf(talk);
+  await answers.decide(talk, node, node.calls[0], "no");
+  await new Promise((done) => setTimeout(done, 10));
+  assert.equal(made.length, 0);
+  assert.equal(asked[1].messages.at(-1).content, REFUSED);
+  const other = fresh("m");
+  const second = scripted((turn) => (turn === 1 ? calling("s__echo") : { content: "Thanks." }), () => { throw Object.assign(new Error("the tool has changed"), { status: 400 }); });
+  await second.answers.start(other, grow(other, "", { role: "user", content: "?" }));
+  await second.answers.decide(other, leaf(other), leaf(other).calls[0], "yes");
+  await new Promise((done) => setTimeout(done, 10));
+  assert.match(second.asked[1].messages.at(-1).content, /the tool has changed/, "what fails is told to the model");
+});
+
+test("a model that calls without end is stopped", async () => {
+  storage();
+  const talk = fresh("m");
+  const { answers, asked } = scripted(() => calling("sum"), () => ({ text: "1", content: [] }));
+  await answers.start(talk, grow(talk, "", { role: "user", content: "?" }));
+  await new Promise((done) => setTimeout(done, 20));
+  assert.deepEqual(asked.map((body) => body.tool_choice), [undefined, undefined, "none"]);
+  assert.equal(leaf(talk).content, "Done.");
+  assert.equal(turns(talk, leaf(talk).id), 2);
+});
+
+test("results of an import hold nothing that does something, and allow nothing", () => {
+  const node = { id: "n", role: "tool", parts: [{ type: "picture", mime: "image/svg+xml", data: "AAAA" }, { type: "picture", mime: "image/png", data: "'><script>" }, { type: "link", url: "javascript:alert(1)", name: "x" }, { type: "html", text: "x" }, { type: "picture", mime: "image/png", data: "AAAA" }, { type: "link", url: "https://a.example/", name: "x" }, null] };
+  const calls = [{ id: "c", name: "s__echo", arguments: "{}", said: "yes", result: { text: "x" } }];
+  const talk = imported({ nodes: { n: node, a: { id: "a", role: "assistant", calls } } });
+  assert.deepEqual(talk.nodes.n.parts.map((part) => part.type), ["picture", "link"]);
+  assert.deepEqual(talk.nodes.a.calls, [{ id: "c", name: "s__echo", arguments: "{}" }]);
+});
+
+test("the browser's list and the server's become one", () => {
+  const own = [{ id: "old", changed: 1 }, { id: "same", changed: 5, shelf: "s" }, { id: "mine", changed: 9, shelf: "s" }, { id: "gone", changed: 2, shelf: "s" }, { id: "other", changed: 2, shelf: "of another key" }];
+  const there = [{ id: "same", changed: 5 }, { id: "mine", changed: 7 }, { id: "new", changed: 3 }, { id: "old", changed: 4 }];
+  const { fetch, send, drop } = difference(own, there, "s");
+  assert.deepEqual([fetch.map(({ id }) => id), send, drop], [["new", "old"], ["mine"], ["gone"]]);
+});
+
+test("changes are sent when they rest, and what fails is told once", async () => {
+  const asked = [];
+  const told = [];
+  let works = true;
+  const ask = async (method, where, body) => {
+    asked.push([method, where, body?.title]);
+    if (!works) throw new Error("no");
+    return method === "GET" ? { kept: true, shelf: "s", data: [] } : { kept: true };
+  };
+  const remote = new Remote({ ask, told: (text) => told.push(text), wait: 5 });
+  const rest = () => new Promise((done) => setTimeout(done, 30));
+  const talk = { ...fresh("m"), id: "a/b", title: "1" };
+  remote.keep(talk);
+  await rest();
+  assert.deepEqual(asked, [], "nothing is sent to a server that keeps nothing");
+  await remote.list();
+  let arrived = 0;
+  remote.keep(talk, () => (arrived += 1));
+  talk.title = "2";
+  remote.keep(talk, () => (arrived += 1));
+  await rest();
+  assert.deepEqual(asked.slice(1), [["PUT", "/conversations/a%2Fb", "2"]]);
+  assert.equal(arrived, 1);
+  works = false;
+  remote.keep(talk);
+  await rest();
+  remote.keep(talk);
+  await rest();
+  assert.equal(told.length, 1);
+  remote.keep(talk);
+  await remote.remove(talk.id);
+  await rest();
+  assert.equal(asked.at(-1)[0], "DELETE", "what was to be sent of it is not");
+});
+
+test("tags are words, each once", () => {
+  assert.deepEqual(tagsIn("#Clay glaze, clay  #Fire"), ["clay", "glaze", "fire"]);
+  assert.deepEqual(tagsIn(" ,# "), []);
+  assert.equal(tagsIn("a b c d e f g h i j").length, 8);
+  assert.deepEqual(imported({ nodes: { a: { id: "a", role: "user", content: "x" } }, tags: ["Work", 7, "<b>"] }).tags, ["work", "<b>"]);
 });

@@ -1,7 +1,7 @@
 // A conversation is a tree: who edits a message or asks for another answer adds a branch, and nothing is lost. `shown` says for each
 // message which of those behind it is looked at.
 
-import { isData } from "./pictures.js";
+import { isData, isResultPicture } from "./pictures.js";
 
 /**
  * How an answer ended, where it is not complete:
@@ -20,9 +20,19 @@ export function fresh(model) {
   return { id: id(), title: "", made: now, changed: now, model, system: "", sampling: {}, nodes: {}, shown: {} };
 }
 
+/** Tags of a conversation, and letters of one, at most. */
+const MOST_TAGS = 8;
+const LONGEST_TAG = 30;
+
+/** The tags in a text: its words, each once, with or without the sign that they are sought by. */
+export function tagsIn(text) {
+  const words = text.split(/[\s,#]+/).map((word) => word.toLowerCase().slice(0, LONGEST_TAG)).filter(Boolean);
+  return [...new Set(words)].slice(0, MOST_TAGS);
+}
+
 /** What the list shows of a conversation. */
-export function headOf({ id, title, made, changed, pinned }) {
-  return { id, title, made, changed, pinned: Boolean(pinned) };
+export function headOf({ id, title, made, changed, pinned, shelf, tags }) {
+  return { id, title, made, changed, pinned: Boolean(pinned), ...(shelf && { shelf }), ...(tags?.length && { tags }) };
 }
 
 /** What follows a message; the first messages follow "". */
@@ -84,7 +94,8 @@ export function rename(talk, name) {
 
 /** A conversation as it is stored. An answer that is being written ends with the page; who comes back sees that it did. */
 export function stored(talk) {
-  const nodes = Object.entries(talk.nodes).map(([id, { busy, ...node }]) => [id, busy ? { ...node, end: "left" } : node]);
+  const still = (calls) => calls?.map(({ running, ...call }) => call);
+  const nodes = Object.entries(talk.nodes).map(([id, { busy, ...node }]) => [id, { ...node, ...(node.calls && { calls: still(node.calls) }), ...(busy && { end: "left" }) }]);
   return { ...talk, nodes: Object.fromEntries(nodes) };
 }
 
@@ -151,6 +162,14 @@ const isObject = (value) => typeof value === "object" && value !== null;
 /** The entries of `value` under these names that are numbers. */
 const numbers = (value, names) => Object.fromEntries(names.map((name) => [name, value?.[name]]).filter(([, number]) => Number.isFinite(number)));
 
+/** A piece of a tool's result: what is not known is dropped, and nothing is an address that does something. */
+function partOf(part) {
+  if (part?.type === "text") return { type: "text", text: text(part.text) };
+  if (part?.type === "picture" && isResultPicture(part)) return { type: "picture", mime: part.mime, data: part.data };
+  if (part?.type === "link" && /^https?:\/\/[^\s]+$/.test(text(part.url))) return { type: "link", url: part.url, name: text(part.name) };
+  return null;
+}
+
 /** With which model and settings an answer was written, where the reader chose. */
 function choiceOf(by) {
   const choice = { ...numbers(by, ["temperature"]), ...(text(by?.model) && { model: by.model }), ...(text(by?.thinking) && { thinking: by.thinking }) };
@@ -161,11 +180,14 @@ function choiceOf(by) {
 function importedNode(node) {
   if (!isObject(node) || !text(node.id) || node.id === "__proto__" || !["user", "assistant", "tool"].includes(node.role)) return null;
   const files = list(node.files)?.filter((f) => text(f?.name)).map((f) => (isData(f.picture) ? { name: f.name, picture: f.picture } : { name: f.name, text: text(f.text) }));
-  const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments) }));
+  // What was allowed on another page is not allowed here.
+  const calls = list(node.calls)?.filter((c) => text(c?.name)).map((c) => ({ id: text(c.id), name: c.name, arguments: text(c.arguments), ...(c.made === true && { made: true }) }));
+  const parts = list(node.parts)?.map(partOf).filter(Boolean);
   const stats = isObject(node.stats) ? numbers(node.stats, STATS) : undefined;
   return {
     id: node.id, parent: text(node.parent), role: node.role, made: Number(node.made) || 0, content: text(node.content), reasoning: text(node.reasoning), call: text(node.call),
-    name: text(node.name), note: text(node.note), end: ENDS.includes(node.end) ? node.end : undefined, files, calls, stats, by: choiceOf(node.by),
+    name: text(node.name), note: text(node.note), end: ENDS.includes(node.end) ? node.end : undefined, files, calls, parts, stats, by: choiceOf(node.by),
+    failed: node.failed === true || undefined, cut: text(node.cut) || undefined, seconds: Number.isFinite(node.seconds) ? node.seconds : undefined,
   };
 }
 
@@ -174,6 +196,8 @@ export function imported(value) {
   if (!isObject(value) || !isObject(value.nodes)) return null;
   const talk = fresh(String(value.model ?? ""));
   Object.assign(talk, { title: text(value.title), system: text(value.system), made: Number(value.made) || talk.made, changed: Number(value.changed) || talk.changed, pinned: value.pinned === true });
+  const tags = tagsIn(list(value.tags)?.map(text).join(" ") ?? "");
+  if (tags.length) talk.tags = tags;
   if (text(value.id)) talk.id = value.id;
   if (isObject(value.sampling)) talk.sampling = value.sampling;
   for (const node of Object.values(value.nodes).map(importedNode)) if (node) talk.nodes[node.id] = node;

@@ -7,12 +7,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kiln_engine::embed::Pooling;
 use kiln_engine::sampler::Sampling;
+use kiln_tools::Toolbox;
 use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
 
 use crate::api::ollama_store::ModelStore;
+use crate::api::response_tools::MOST_TALKS;
 use crate::api_error::{ApiError, Kind};
 use crate::chat::ThinkingBudget;
 use crate::connections::{Connections, Limits};
+use crate::conversations::{ConversationLimits, Conversations};
 use crate::guard::Caller;
 use crate::http_metrics::HttpMetrics;
 use crate::keys::{Counted, Key, Keys};
@@ -103,6 +107,12 @@ pub struct Settings {
     pub pooling: Option<Pooling>,
     /// Models that clients may fetch and remove; none where they may not.
     pub store: Option<Arc<dyn ModelStore>>,
+    /// The folder that the page keeps conversations in; none for the browsers of readers alone.
+    pub conversations: Option<PathBuf>,
+    /// How much of them is kept for each key.
+    pub conversation_limits: ConversationLimits,
+    /// Tools that models may call on this machine; none where they may not.
+    pub tools: Option<Arc<Toolbox>>,
     /// How much is kept of responses that clients may come back to.
     pub responses: StoredResponses,
     /// What holds where a request says nothing.
@@ -151,6 +161,9 @@ impl Settings {
             keep_alive: Duration::from_secs(10),
             pooling: None,
             store: None,
+            conversations: None,
+            conversation_limits: ConversationLimits::default(),
+            tools: None,
             responses: StoredResponses::default(),
             request_defaults: RequestDefaults::default(),
             tracing: None,
@@ -171,6 +184,10 @@ pub(crate) struct App {
     pub(crate) registry: ModelRegistry,
     pub(crate) tracer: Option<Tracer>,
     pub(crate) prep_pool: PrepPool,
+    /// What the page keeps here.
+    pub(crate) conversations: Option<Conversations>,
+    /// Places for conversations with tools.
+    pub(crate) tool_talks: Arc<Semaphore>,
     /// A model is being fetched.
     pub(crate) pulling: AtomicBool,
     /// Responses that clients may come back to.
@@ -208,6 +225,11 @@ impl App {
             bodies: BodyBudget::new(settings.body_limit),
             connections: Arc::new(Connections::new(Limits { all, per_address })),
             keys: Keys::new(settings.keys.clone()),
+            conversations: settings
+                .conversations
+                .as_deref()
+                .map(|folder| Conversations::new(folder, settings.conversation_limits)),
+            tool_talks: Arc::new(Semaphore::new(MOST_TALKS)),
             pulling: AtomicBool::new(false),
             responses: ResponseStore::new(settings.responses),
             settings,

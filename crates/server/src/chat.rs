@@ -41,7 +41,7 @@ impl ThinkingBudget {
 }
 
 /// A conversation to be continued.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Chat {
     pub(crate) messages: Vec<Message>,
     /// Tools as `{"type": "function", "function": {...}}`.

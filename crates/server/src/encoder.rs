@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
+use tokio::sync::mpsc::Receiver;
 
 use crate::generate::{Generation, Part};
 
@@ -60,6 +61,11 @@ impl Frames {
     /// The end of OpenAI's streams.
     pub(crate) fn done(&mut self) {
         self.bytes.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    /// What was said so far.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
     }
 
     /// What was said, as all of an answer.
@@ -130,6 +136,18 @@ pub(crate) fn stream(
     let streaming = Streaming { generation, encoder, frames, keep_alive, over: false };
     let body = Body::from_stream(futures_util::stream::unfold(streaming, Streaming::next));
     with_headers(body.into_response(), framing)
+}
+
+/// Bytes that a thread makes, with signs of life while it has nothing to say.
+pub(crate) fn relay(from: Receiver<Vec<u8>>, framing: Framing, keep_alive: Duration) -> Response {
+    let next = move |mut from: Receiver<Vec<u8>>| async move {
+        let bytes = match tokio::time::timeout(keep_alive, from.recv()).await {
+            Ok(bytes) => bytes?,
+            Err(_) => b":\n\n".to_vec(),
+        };
+        Some((Ok::<_, Infallible>(bytes), from))
+    };
+    with_headers(Body::from_stream(futures_util::stream::unfold(from, next)).into_response(), framing)
 }
 
 /// The headers of a stream.

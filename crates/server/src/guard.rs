@@ -30,6 +30,8 @@ pub(crate) struct Caller {
     pub(crate) request: String,
     /// Its span, where requests are traced.
     pub(crate) trace: Option<Arc<Trace>>,
+    /// No page of a browser asks, or one of this server, or one that the operator named.
+    pub(crate) is_own_page: bool,
 }
 
 /// Paths that tell nothing but the state of the server. They are answered however full it is.
@@ -53,7 +55,9 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
             caller_key = key.clone();
             let own = key.as_ref().filter(|_| !app.settings.shared_cache);
             let owner = own.map_or(0, |holder| holder.owner);
-            request.extensions_mut().insert(Caller { key, owner, request: id.clone(), trace: trace.clone() });
+            let is_own_page = is_own_page(&app, &request);
+            let (request_id, trace) = (id.clone(), trace.clone());
+            request.extensions_mut().insert(Caller { key, owner, request: request_id, trace, is_own_page });
             if is_preflight(&request) {
                 StatusCode::NO_CONTENT.into_response()
             } else {
@@ -161,6 +165,14 @@ fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
     }
     let message = format!("Host {host:?} is not a name of this server\nhint: --allow-host adds one");
     Err(ApiError::new(Kind::Forbidden, message))
+}
+
+/// Whether the page that asks, if one does, is one of this server or was named by the operator.
+fn is_own_page(app: &App, request: &Request) -> bool {
+    let Some(origin) = request.headers().get(header::ORIGIN) else { return true };
+    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
+    let named = app.settings.origins.iter().any(|known| known == "*" || known.as_bytes() == origin.as_bytes());
+    named || (own.is_some() && own == host(request))
 }
 
 fn allowed_origin(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {

@@ -119,7 +119,7 @@ pub(crate) fn client_gone() -> Option<Arc<AtomicBool>> {
 }
 
 /// Sets its flag when it is dropped, as the future of a request is when its client goes.
-struct SetWhenDropped(Arc<AtomicBool>);
+pub(crate) struct SetWhenDropped(pub(crate) Arc<AtomicBool>);
 
 impl Drop for SetWhenDropped {
     fn drop(&mut self) {

@@ -7,8 +7,8 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{any, delete, get, post};
 
 use crate::api::{
-    anthropic, chat_completions, completion, completions, embeddings, engine, health, infill, llama, lora, models,
-    ollama, ollama_store, openapi, page, responses, stored_responses, tokens,
+    anthropic, chat_completions, completion, completions, conversations, embeddings, engine, health, infill, llama,
+    lora, models, ollama, ollama_store, openapi, page, responses, stored_responses, tokens, tools,
 };
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
@@ -44,6 +44,10 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/loads", get(health::loads))
         .route("/tokenize", post(tokens::tokenize))
         .route("/tokenizer_info", get(tokens::info))
+        .route("/conversations", get(conversations::list))
+        .route("/conversations/{id}", get(conversations::find).put(conversations::keep).delete(conversations::remove))
+        .route("/tools", get(tools::list))
+        .route("/tools/call", post(tools::call))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(tokens::apply_template))
         .route("/props", get(llama::props))

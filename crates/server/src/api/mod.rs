@@ -4,6 +4,7 @@ pub(crate) mod anthropic;
 pub(crate) mod chat_completions;
 pub(crate) mod completion;
 pub(crate) mod completions;
+pub(crate) mod conversations;
 pub(crate) mod embeddings;
 pub(crate) mod engine;
 pub(crate) mod health;
@@ -15,9 +16,12 @@ pub(crate) mod ollama;
 pub(crate) mod ollama_store;
 pub(crate) mod openapi;
 pub(crate) mod page;
+pub(crate) mod response_items;
+pub(crate) mod response_tools;
 pub(crate) mod responses;
 pub(crate) mod stored_responses;
 pub(crate) mod tokens;
+pub(crate) mod tools;
 
 use std::time::Instant;
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     anthropic, chat_completions, completion, completions, embeddings, infill, lora, ollama, ollama_store, responses,
-    tokens,
+    tokens, tools,
 };
 use crate::api_error::Dialect;
 use crate::app::App;
@@ -80,6 +80,14 @@ fn looked_at() -> Vec<Entry> {
         get("/api/ps", "The models that are loaded, in Ollama's words", Kind::Json, &["models"]),
         get("/v1/responses/{id}", "A response that was kept", Kind::Json, RESPONSE),
         get("/v1/responses/{id}/input_items", "What a response was made from", Kind::Json, &["object", "data"]),
+        get("/conversations", "What the page keeps on this server", Kind::Json, &["object", "kept", "shelf", "data"]),
+        get("/conversations/{id}", "A conversation of the page", Kind::Json, &[]),
+        get(
+            "/tools",
+            "The tools that the operator gave to this server",
+            Kind::Json,
+            &["object", "data", "problems", "limits"],
+        ),
         get("/openapi.json", "This document", Kind::Json, &["openapi", "paths"]),
     ]
 }
@@ -89,6 +97,7 @@ fn removed(schemas: &mut SchemaGenerator) -> Vec<Entry> {
     let delete = |path, summary, body, answer| Entry { path, summary, kind: Kind::Json, body, answer };
     vec![
         delete("/v1/responses/{id}", "Forgets a response", Vec::new(), &["id", "deleted"]),
+        delete("/conversations/{id}", "Forgets a conversation of the page", Vec::new(), &["deleted"]),
         delete(
             "/api/delete",
             "Removes a model, where clients may",
@@ -190,6 +199,13 @@ fn asked(schemas: &mut SchemaGenerator) -> Vec<Entry> {
             LLAMA,
         ),
         post("/tokenize", "Text to tokens", Kind::Json, &[&tokenize, &chat], &["tokens"]),
+        post(
+            "/tools/call",
+            "Calls a tool of this server",
+            Kind::Json,
+            &[&of::<tools::Fields>(schemas)],
+            &["content", "text", "is_error", "cut", "seconds"],
+        ),
         post("/detokenize", "Tokens to text", Kind::Json, &[&detokenize], &["content"]),
         post("/apply-template", "A conversation as the prompt that it becomes", Kind::Json, &[&chat], &["prompt"]),
     ]

@@ -24,11 +24,11 @@ const FILES: &[(&str, &str, &[u8])] = files! {
     // The font of formulas, and the licence that it comes under. scripts/server/math-font.py makes it.
     "font/woff2": "math.woff2";
     "text/plain; charset=utf-8": "math.OFL.txt";
-    "text/javascript; charset=utf-8": "main.js" "again.js" "answers.js" "api.js" "composer.js" "dom.js" "engine.js"
+    "text/javascript; charset=utf-8": "main.js" "again.js" "answers.js" "api.js" "calls.js" "composer.js" "dom.js" "engine.js"
         "entities.js" "events.js" "highlight.js" "inline.js" "library.js" "list.js" "markdown.js" "math.js"
         "menu.js" "messages.js" "model_list.js" "models.js" "panels.js" "pdf.js" "pdf_objects.js" "pictures.js"
-        "presets.js" "preview.js" "route.js" "settings.js" "state.js" "store.js" "titles.js" "tokens.js"
-        "transfer.js" "tree.js" "welcome.js";
+        "presets.js" "preview.js" "remote.js" "route.js" "settings.js" "state.js" "store.js" "titles.js" "tokens.js"
+        "tool_list.js" "transfer.js" "tree.js" "welcome.js";
 };
 
 /// The page may load and ask what is here, and nothing else; text can never become a program. Pictures that the reader chose have addresses

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use kiln_engine::text::{Content, Function, Message, ToolCall};
+use kiln_engine::text::Message;
 use kiln_engine::tokenizer::Tokenizer;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::chat_completions::WithoutEffect;
+use super::response_items::{allowed_calls, item, sealed};
+use super::response_tools::{Begin, Offered};
 use super::stored_responses::owner;
 use super::{Totals, chat_logprobs};
 use crate::api_error::ApiError;
@@ -21,11 +21,11 @@ use crate::app::{App, fresh_id, now};
 use crate::body::Body;
 use crate::chat::{self, Chat, ToolChoice};
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
-use crate::generate::{Answer, Generation, Part, Stop, Token};
+use crate::generate::{Answer, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
 use crate::params::Params;
-use crate::pictures;
 use crate::prep_pool::blocking;
+use crate::registry::Loaded;
 use crate::response_format;
 use crate::response_store::{Owner, Turn};
 
@@ -68,6 +68,9 @@ pub(crate) struct Fields {
     /// Items of the responses before.
     #[serde(skip)]
     before: Vec<Value>,
+    /// Tools of this server that the model may call.
+    #[serde(skip)]
+    offered: Vec<Value>,
 }
 
 impl Fields {
@@ -171,9 +174,14 @@ impl Fields {
     fn tools(&self) -> Result<(Vec<Value>, ToolChoice), ApiError> {
         let mut tools = Vec::new();
         for tool in self.tools.iter().flatten() {
-            if tool.get("type").and_then(Value::as_str) != Some("function") {
-                log::info!("a tool of type {} is left out", tool.get("type").unwrap_or(&Value::Null));
-                continue;
+            match tool.get("type").and_then(Value::as_str) {
+                Some("function") => {}
+                // Its tools are among those that are offered.
+                Some("mcp") => continue,
+                _ => {
+                    log::info!("a tool of type {} is left out", tool.get("type").unwrap_or(&Value::Null));
+                    continue;
+                }
             }
             let mut function = tool.clone();
             if let Some(function) = function.as_object_mut() {
@@ -181,9 +189,24 @@ impl Fields {
             }
             tools.push(json!({"type": "function", "function": function}));
         }
+        for tool in &self.offered {
+            let name = &tool["function"]["name"];
+            if tools.iter().any(|other: &Value| other["function"]["name"] == *name) {
+                let message = format!("the function {name} has the name of a tool of this server");
+                return Err(ApiError::invalid("tools", message));
+            }
+        }
+        tools.extend(self.offered.iter().cloned());
         // Without tools a wish for none of them or any of them means nothing.
         let choice = self.tool_choice.as_ref().filter(|c| !(tools.is_empty() && c.is_string()));
         super::chat_completions::tools(&tools, choice)
+    }
+
+    /// The names of the functions that the client calls.
+    fn functions(&self) -> Vec<String> {
+        let functions =
+            self.tools.iter().flatten().filter(|tool| tool.get("type").and_then(Value::as_str) == Some("function"));
+        functions.filter_map(|tool| tool.get("name")?.as_str().map(str::to_owned)).collect()
     }
 
     fn params(&self, params: &mut Params) {
@@ -194,82 +217,6 @@ impl Fields {
     }
 }
 
-/// An item of the input. Thoughts, words and calls that follow each other are one message.
-fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), ApiError> {
-    let param = format!("input[{index}]");
-    let text = |field: &str| {
-        let text = value.get(field).and_then(Value::as_str).map(str::to_owned);
-        text.ok_or_else(|| ApiError::invalid(format!("{param}.{field}"), format!("`{param}.{field}` must be a string")))
-    };
-    let kind = value.get("type").and_then(Value::as_str);
-    match kind {
-        None | Some("message") => {
-            let role = text("role")?;
-            let content = chat::content(&format!("{param}.content"), value.get("content"))?;
-            if role == "assistant" {
-                let last = assistant(out, |m| m.content == Content::None && m.tool_calls.is_empty());
-                last.content = content;
-            } else if ["user", "system", "developer"].contains(&role.as_str()) {
-                out.push(Message { role, content, ..Message::default() });
-            } else {
-                let message = format!("`{param}.role` is {role:?}; it must be user, assistant, system or developer");
-                return Err(ApiError::invalid(format!("{param}.role"), message));
-            }
-        }
-        Some("reasoning") => {
-            let parts = value.get("content").and_then(Value::as_array).into_iter().flatten();
-            let texts: Vec<&str> = parts.filter_map(|part| part.get("text").and_then(Value::as_str)).collect();
-            // Clients that keep nothing send back what they were given in the place of the text.
-            let sealed = value.get("encrypted_content").and_then(Value::as_str).filter(|_| texts.is_empty());
-            // What another server has sealed is lost, as it would be there.
-            let text = sealed.map_or_else(|| texts.join("\n"), |sealed| unsealed(sealed).unwrap_or_default());
-            assistant(out, |m| m.content == Content::None && m.tool_calls.is_empty()).reasoning_content =
-                Some(text).filter(|text| !text.is_empty());
-        }
-        Some("function_call") => {
-            let (id, name) = (text("call_id")?, text("name")?);
-            let arguments = value.get("arguments").cloned().unwrap_or(Value::Null);
-            let function = Function { name, arguments };
-            let call = ToolCall { id: Some(id), kind: "function".into(), function };
-            assistant(out, |_| true).tool_calls.push(call);
-        }
-        Some("function_call_output") => {
-            let output = chat::content(&format!("{param}.output"), value.get("output"))?;
-            let content = if pictures::are_in(&output) { output } else { output.to_text().into() };
-            out.push(Message { tool_call_id: Some(text("call_id")?), content, ..Message::new("tool", "") });
-        }
-        Some(other) => {
-            return Err(ApiError::unsupported(
-                format!("{param}.type"),
-                format!("`{param}` is of type {other:?}, which is not served"),
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// What begins reasoning that a client carries for the server.
-const SEAL: &[u8] = b"kiln1:";
-
-/// Reasoning as clients carry it to the next request without looking at it. It is theirs: nothing in it is secret.
-fn sealed(text: &str) -> String {
-    STANDARD.encode([SEAL, text.as_bytes()].concat())
-}
-
-fn unsealed(text: &str) -> Option<String> {
-    let bytes = STANDARD.decode(text).ok()?;
-    String::from_utf8(bytes.strip_prefix(SEAL)?.to_vec()).ok()
-}
-
-/// The assistant's message at the end, if it can take more, else a new one.
-fn assistant(out: &mut Vec<Message>, takes: impl Fn(&Message) -> bool) -> &mut Message {
-    if !out.last().is_some_and(|m| m.role == "assistant" && takes(m)) {
-        out.push(Message { role: "assistant".into(), ..Message::default() });
-    }
-    let last = out.len() - 1;
-    &mut out[last]
-}
-
 /// How many tokens an input is.
 pub(crate) async fn count(
     State(app): State<Arc<App>>,
@@ -277,6 +224,8 @@ pub(crate) async fn count(
     mut body: Body,
 ) -> Result<Response, ApiError> {
     let mut fields = body.get::<Fields>()?;
+    let offered = Offered::of(&app, &caller, fields.tools.as_deref().unwrap_or_default()).await?;
+    fields.offered = offered.as_ref().map(Offered::schemas).unwrap_or_default();
     let tokens = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.recall(app, owner(app, &caller))?;
@@ -297,40 +246,73 @@ pub(crate) async fn create(
     body.get::<MoreWithoutEffect>()?;
     let leftover = body.leftover(&app)?;
     let stores = fields.store.unwrap_or(true) && app.responses.keeps();
-    let (whose, keeper) = (owner(&app, &caller), Arc::clone(&app));
-    let (fields, params, job, input) = blocking(&app, move |app| {
+    let offered = Offered::of(&app, &caller, fields.tools.as_deref().unwrap_or_default()).await?;
+    fields.offered = offered.as_ref().map(Offered::schemas).unwrap_or_default();
+    let (whose, keeper, of_caller, has_tools) =
+        (owner(&app, &caller), Arc::clone(&app), caller.clone(), offered.is_some());
+    let (fields, params, prepared) = blocking(&app, move |app| {
         let loaded = app.model(fields.model.as_deref())?;
         fields.params(&mut params);
         let input = fields.recall(app, whose)?;
-        let job = fields.chat()?.job(&loaded, &params, &caller)?;
-        Ok((fields, params, job, input))
+        let chat = fields.chat()?;
+        let waits = !allowed_calls(&chat.messages).is_empty();
+        if waits && !has_tools {
+            let message = "the input allows a call of a server that is not among `tools`";
+            return Err(ApiError::invalid("tools", message));
+        }
+        let again = has_tools.then(|| chat.clone());
+        // A call that was allowed is made before the model goes on.
+        let job = if waits { None } else { Some(chat.job(&loaded, &params, &caller)?) };
+        Ok((fields, params, Prepared { loaded, input, again, job }))
     })
     .await?;
-    let generation = Generation::start(&app, vec![job], "call_")?;
+    let Prepared { loaded, input, again, job } = prepared;
+    let generation = job.map(|job| Generation::start(&app, vec![job], "call_")).transpose()?;
+    let (model, functions, streams) = (fields.model.clone(), fields.functions(), fields.stream.unwrap_or(false));
     let frame = Frame {
         fields,
         temperature: params.temperature,
         top_p: params.top_p,
         id: fresh_id("resp_"),
         created: now(),
-        model: generation.loaded().name.clone(),
-        tokenizer: Some(Arc::clone(&generation.loaded().scheduler.model().tokenizer)),
+        model: loaded.name.clone(),
+        tokenizer: Some(Arc::clone(&loaded.scheduler.model().tokenizer)),
         keeps: stores.then_some(Keeps { app: keeper, owner: whose, input }),
     };
-    let response = if frame.fields.stream.unwrap_or(false) {
-        let encoder = ResponsesEncoder { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
-        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
-    } else {
-        let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
-        let response = frame.whole(&answer);
-        frame.keep(&response);
-        reply(&response)
+    drop(loaded);
+    let response = match (offered, again, generation) {
+        (Some(offered), Some(chat), first) => {
+            let encoder = ResponsesEncoder::new(frame);
+            let begin = Begin { app, caller: of_caller, chat, params, model, offered, encoder, functions, first };
+            if streams { begin.stream()? } else { reply(&begin.whole().await?) }
+        }
+        (_, _, Some(generation)) if streams => {
+            stream(generation, ResponsesEncoder::new(frame), Framing::Events, app.settings.keep_alive)
+        }
+        (_, _, Some(generation)) => {
+            let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
+            let response = frame.whole(&answer);
+            frame.keep(&response);
+            reply(&response)
+        }
+        (_, _, None) => return Err(ApiError::internal(&"a response without anything to do")),
     };
     Ok(leftover.tell(response))
 }
 
+/// What is made of a request off the threads that serve connections.
+struct Prepared {
+    loaded: Arc<Loaded>,
+    /// The items that the request brought.
+    input: Vec<Value>,
+    /// The conversation, where it may be gone on with after calls.
+    again: Option<Chat>,
+    /// The first answer; none where something is to be called before it.
+    job: Option<Job>,
+}
+
 /// What a response says of its request.
-struct Frame {
+pub(super) struct Frame {
     fields: Fields,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -352,6 +334,14 @@ struct Keeps {
 }
 
 impl Frame {
+    /// Whether the conversation has the tools of a server already.
+    pub(super) fn has_listed(&self, label: &str) -> bool {
+        let input = self.fields.input.as_ref().and_then(Value::as_array).into_iter().flatten();
+        let is_list = |item: &Value| item.get("type").and_then(Value::as_str) == Some("mcp_list_tools");
+        let mut items = self.fields.before.iter().chain(input);
+        items.any(|item| is_list(item) && item.get("server_label").and_then(Value::as_str) == Some(label))
+    }
+
     /// Stores the response for later requests.
     fn keep(&self, response: &Value) {
         if let Some(keeps) = &self.keeps {
@@ -487,16 +477,32 @@ impl Item {
     }
 }
 
-struct ResponsesEncoder {
-    frame: Frame,
+pub(crate) struct ResponsesEncoder {
+    pub(super) frame: Frame,
     number: usize,
-    items: Vec<Value>,
+    pub(super) items: Vec<Value>,
     open: Option<Item>,
-    totals: Totals,
+    pub(super) totals: Totals,
+    /// The item of the call that is being made.
+    pub(super) calling: Option<String>,
+    /// The response, when it is whole.
+    pub(super) finished: Option<Value>,
 }
 
 impl ResponsesEncoder {
-    fn send(&mut self, name: &str, mut event: Value, out: &mut Frames) {
+    fn new(frame: Frame) -> ResponsesEncoder {
+        ResponsesEncoder {
+            frame,
+            number: 0,
+            items: Vec::new(),
+            open: None,
+            totals: Totals::default(),
+            calling: None,
+            finished: None,
+        }
+    }
+
+    pub(super) fn send(&mut self, name: &str, mut event: Value, out: &mut Frames) {
         let kind = format!("response.{name}");
         event["type"] = json!(kind);
         event["sequence_number"] = json!(self.number);
@@ -504,7 +510,7 @@ impl ResponsesEncoder {
         out.event(&kind, &event);
     }
 
-    fn close(&mut self, status: &str, out: &mut Frames) {
+    pub(super) fn close(&mut self, status: &str, out: &mut Frames) {
         let Some(item) = self.open.take() else { return };
         let (id, index) = (item.id.clone(), self.items.len());
         let place = json!({"item_id": id, "output_index": index});
@@ -611,6 +617,7 @@ impl ResponseEncoder for ResponsesEncoder {
                 let response = self.frame.response(&self.items, Some((&stop, &self.totals)));
                 self.frame.keep(&response);
                 self.send(if cut { "incomplete" } else { "completed" }, json!({"response": response}), out);
+                self.finished = Some(response);
             }
             Part::Failed(refusal) => {
                 let mut response = self.frame.response(&self.items, None);
@@ -632,33 +639,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thoughts_words_and_calls_become_one_message() {
-        let items = json!([
-            {"role": "user", "content": "Hi"},
-            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
-            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-            {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c1", "output": "1"},
-        ]);
-        let mut messages = Vec::new();
-        for (i, value) in items.as_array().into_iter().flatten().enumerate() {
-            item(i, value, &mut messages).expect("it is sound");
-        }
-        assert_eq!(messages.iter().map(|m| m.role.as_str()).collect::<Vec<_>>(), ["user", "assistant", "tool"]);
-        assert_eq!(messages[1].reasoning_content.as_deref(), Some("hm"));
-        assert_eq!(messages[1].tool_calls.len(), 2);
-        assert!(item(7, &json!({"type": "item_reference"}), &mut messages).is_err());
-        // Reasoning that the client carried, and some that it has from elsewhere.
-        let carried = json!({"type": "reasoning", "summary": [], "encrypted_content": sealed("I know")});
-        item(8, &carried, &mut messages).expect("it is sound");
-        assert_eq!(messages.last().and_then(|m| m.reasoning_content.as_deref()), Some("I know"));
-        let foreign = json!({"type": "reasoning", "summary": [], "encrypted_content": "Zm9yZWlnbg=="});
-        item(9, &foreign, &mut messages).expect("it is another server's");
-        assert_eq!(messages.last().and_then(|m| m.reasoning_content.as_deref()), None);
-    }
-
-    #[test]
     fn events_count_up_and_every_item_is_done_before_the_end() {
         let fields = Fields::default();
         let frame = Frame {
@@ -671,8 +651,7 @@ mod tests {
             tokenizer: None,
             keeps: None,
         };
-        let mut encoder =
-            ResponsesEncoder { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
+        let mut encoder = ResponsesEncoder::new(frame);
         let mut out = Frames::new(Framing::Events);
         encoder.begin(&mut out);
         encoder.part(Part::Reasoning { choice: 0, text: "hm".into(), tokens: Vec::new() }, &mut out);
