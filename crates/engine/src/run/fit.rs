@@ -331,12 +331,14 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     };
     let lowered = |shape| {
         let mut plan = graph.plan(shape)?;
-        if place.shares.len() > 1 && shape == decode {
+        let in_parts = place.shares.len() > 1;
+        if in_parts && shape == decode {
             // The draw is part of the plan that is cut.
             add_tail(&mut plan, true, PAGE)?;
         }
         let mut parts = (place.parts)(plan)?;
         if let [Part { plan, .. }] = &mut parts[..]
+            && !in_parts
             && shape == decode
             && !graph.facts().encodes
         {
@@ -398,6 +400,10 @@ pub(crate) fn arena_of_part(
         let own = parts(plan)?.into_iter();
         own.map(|(_, plan)| Ok(Part { device: 0, plan: lower(plan, &target)? })).collect()
     };
-    let place = Place { parts: Box::new(lowered), ..Place::thought(target.clone(), executor.batch(), None) };
+    let thought = Place::thought(target.clone(), executor.batch(), None);
+    // The model has other devices beside this one.
+    let shares = [thought.shares.clone(), thought.shares].concat();
+    let place =
+        Place { shares, parts: Box::new(lowered), batch: thought.batch, batch_invariant: thought.batch_invariant };
     Ok(arenas_of(graph, &place, room)?.into_iter().max().unwrap_or(0))
 }

@@ -319,7 +319,7 @@ pub(crate) async fn create(
     };
     let response = if frame.fields.stream.unwrap_or(false) {
         let encoder = ResponsesEncoder { frame, number: 0, items: Vec::new(), open: None, totals: Totals::default() };
-        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
+        stream(&app, generation, encoder, Framing::Events).await?
     } else {
         let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
         let response = frame.whole(&answer);
