@@ -2,7 +2,7 @@
 # smg (Shepherd Model Gateway) before several Kiln servers: a router that knows which server holds which beginning of a conversation.
 #
 #   pip install smg       # alone: sglang-router in the same environment overwrites the command `smg`
-#   kiln serve model.gguf --port 18101       # and the same with 18102
+#   kiln serve model.gguf --port 18101 --late-headers 30s       # and the same with 18102
 #   deploy/gateways/smg.sh http://127.0.0.1:18101 http://127.0.0.1:18102
 #
 # Both addresses are named, since smg listens everywhere unless it is told otherwise, and without any key. Servers with keys: let clients send

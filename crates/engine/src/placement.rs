@@ -362,6 +362,24 @@ pub fn place(sizes: &Sizes, gpus: &[Candidate], pages: u64, ask: &Ask) -> Result
     }
 }
 
+/// Places all layers on these devices, in their order: hosts that share a model. The first has what comes before the layers, the last that has
+/// any what comes behind. Without a split, by free memory.
+pub fn spread(sizes: &Sizes, devices: &[Candidate], pages: u64, split: &[f64]) -> Result<Placement, Error> {
+    let layers = sizes.layers.len();
+    let mut placement = arrange(sizes, devices, pages, split, layers + 1, 0);
+    placement.input = placement.layer(0);
+    match lacking(sizes, devices, pages, &placement) {
+        None => Ok(placement),
+        Some((device, needed)) => refuse(format!(
+            "{} of {} needs {}, {} are there\nhint: another host, a split that gives it less, or a smaller context",
+            placement.describe(device),
+            devices[device].name,
+            bytes(needed),
+            bytes(devices[device].usable)
+        )),
+    }
+}
+
 fn refuse<T>(why: String) -> Result<T, Error> {
     Err(Error::Placement { why })
 }

@@ -226,6 +226,11 @@ pub(crate) fn fingerprint(model: &Model, scales: &[f32]) -> [u8; 32] {
     hash.finalize().into()
 }
 
+/// The same, as it was opened: hosts that share a model compare it.
+pub fn of_model(model: &Model) -> [u8; 32] {
+    fingerprint(model, &model.scales())
+}
+
 /// The same of a file that is no model of its own.
 pub(crate) fn file_hash(gguf: &Gguf) -> [u8; 32] {
     let mut hash = keys_hash(gguf.metadata());

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use anyhow::Context as _;
 use kiln_llm::AdapterFile;
+use kiln_server::NamedAdapter;
 
 use crate::store::resolve;
 
@@ -16,12 +18,24 @@ pub(crate) struct LoraFlags {
     /// The same in llama.cpp's form
     #[arg(long, value_name = "FILE:SCALE")]
     lora_scaled: Vec<String>,
+    /// Load an adapter that counts only for requests whose `model` is this name, in `kiln serve`; may be given several times, or as a list
+    /// with commas
+    #[arg(long, value_name = "NAME=FILE", value_delimiter = ',')]
+    lora_modules: Vec<String>,
+}
+
+/// `NAME=FILE`.
+fn module(words: &str) -> anyhow::Result<(&str, &str)> {
+    let parts = words.split_once('=').filter(|(name, file)| !name.is_empty() && !file.is_empty());
+    parts.with_context(|| {
+        format!("--lora-modules {words:?} names no file\nhint: write NAME=FILE, as sql=sql-adapter.gguf")
+    })
 }
 
 impl LoraFlags {
     /// Whether there are any.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lora.is_empty() && self.lora_scaled.is_empty()
+        self.lora.is_empty() && self.lora_scaled.is_empty() && self.lora_modules.is_empty()
     }
 
     /// The files of the adapters: names are looked up in the store.
@@ -29,6 +43,20 @@ impl LoraFlags {
         let is_file = |name: &str| Path::new(name).exists();
         let found = |asked: AdapterFile| Ok(AdapterFile { path: resolve(Some(&asked.path))?, ..asked });
         self.asked(is_file)?.into_iter().map(found).collect()
+    }
+
+    /// The adapters that requests pick by name, by their numbers: they stand behind all others.
+    pub(crate) fn named(&self) -> anyhow::Result<Vec<NamedAdapter>> {
+        let first = self.asked(|name| Path::new(name).exists())?.len() - self.lora_modules.len();
+        let mut named: Vec<NamedAdapter> = Vec::new();
+        for (number, words) in self.lora_modules.iter().enumerate() {
+            let (name, _) = module(words)?;
+            if named.iter().any(|other| other.name == name) {
+                anyhow::bail!("two adapters are called {name:?}\nhint: --lora-modules NAME=FILE wants a name for each");
+            }
+            named.push(NamedAdapter { name: name.to_owned(), number: first + number });
+        }
+        Ok(named)
     }
 
     /// What was asked for, in the order in which adapters are numbered: first all of --lora.
@@ -45,7 +73,12 @@ impl LoraFlags {
             };
             scaled(file, scale)
         });
-        plain.chain(others).collect()
+        // They do not count where no request says so.
+        let modules = self.lora_modules.iter().map(|words| {
+            let (_, file) = module(words)?;
+            Ok(AdapterFile { path: file.into(), scale: 0.0 })
+        });
+        plain.chain(others).chain(modules).collect()
     }
 }
 
@@ -67,10 +100,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn adapters_with_names_stand_behind_all_others() {
+        let text = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let flags = |modules: &[&str]| LoraFlags {
+            lora: text(&["a.gguf,b.gguf"]),
+            lora_scaled: text(&["c.gguf:2"]),
+            lora_modules: text(modules),
+        };
+        let named = flags(&["sql=x.gguf", "law=y=z.gguf"]).named().unwrap();
+        assert_eq!(named.iter().map(|n| (n.name.as_str(), n.number)).collect::<Vec<_>>(), [("sql", 3), ("law", 4)]);
+        let asked = flags(&["sql=x.gguf"]).asked(|_| false).unwrap();
+        assert_eq!(asked.last().map(|a| (a.path.display().to_string(), a.scale)), Some(("x.gguf".into(), 0.0)));
+        for wrong in [&["sql"][..], &["=x"], &["sql="], &["a=x", "a=y"]] {
+            assert!(flags(wrong).named().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn adapters_are_named_as_people_do() {
         let text = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let asked = |lora: &[&str], scaled: &[&str]| {
-            let flags = LoraFlags { lora: text(lora), lora_scaled: text(scaled) };
+            let flags = LoraFlags { lora: text(lora), lora_scaled: text(scaled), lora_modules: Vec::new() };
             let found = flags.asked(|name| name == "odd=1,name.gguf");
             found.map(|all| all.into_iter().map(|a| (a.path.display().to_string(), a.scale)).collect::<Vec<_>>())
         };

@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod device;
 mod draft_flags;
+mod fleet_flags;
 mod generate;
 mod habits;
 mod lora;
@@ -12,6 +13,7 @@ mod managed;
 mod model;
 mod output;
 mod placing;
+mod stage_flags;
 mod store;
 
 use std::process::ExitCode;
@@ -94,6 +96,8 @@ enum Command {
     Merge(commands::parts::MergeArguments),
     /// Serve models over HTTP with the OpenAI, Anthropic and Ollama APIs
     Serve(Box<commands::serve::Arguments>),
+    /// Run layers of a model for `kiln serve --stage` on another host
+    Stage(Box<commands::stage::Arguments>),
     /// Set up another program (Claude Code, Codex, OpenCode, Aider, Zed, Continue) to use a running server
     Launch(commands::launch::Arguments),
     /// Test every kernel on this device against its reference
@@ -254,6 +258,7 @@ fn main() -> ExitCode {
         Command::Split(a) => commands::parts::split(&a),
         Command::Merge(a) => commands::parts::run_merge(&a),
         Command::Serve(a) => commands::serve::run(&a),
+        Command::Stage(a) => commands::stage::run(&a),
         Command::Launch(a) => commands::launch::run(&a),
         Command::Selftest(a) => commands::selftest::run(&a),
         Command::Synth(a) => commands::synth::run(&a),

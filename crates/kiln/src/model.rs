@@ -19,6 +19,7 @@ use crate::draft_flags::Drafting;
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, is_verbose, say, size};
 use crate::placing::PlaceFlags;
+use crate::stage_flags::StageFlags;
 
 /// Where a model runs and how much memory it takes: flags of every command that runs one.
 #[derive(clap::Args, Clone, Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct ModelFlags {
     pub(crate) lora: LoraFlags,
     #[command(flatten)]
     pub(crate) place: PlaceFlags,
+    #[command(flatten)]
+    pub(crate) stages: StageFlags,
     #[arg(skip)]
     pub(crate) early: Early,
 }
@@ -87,6 +90,10 @@ pub(crate) fn in_words(why: Error) -> anyhow::Error {
                 "--place {rule:?}: there is no device {device:?} here, only {there}\nhint: `kiln devices` lists all, --device 0,1 takes several"
             ),
             PlacingError::LayersNeedGpu => format!("--gpu-layers all {NO_GPU}"),
+            PlacingError::NotWithStages => {
+                "--stage and flags that place layers on devices of this machine exclude each other\nhint: --stage-split shares the layers out".to_owned()
+            }
+            PlacingError::StageShares { .. } => format!("--stage-split: {placing}"),
             PlacingError::SplitNeedsGpu => format!("--tensor-split {NO_GPU}"),
             PlacingError::RuleNeedsGpu { rule } => format!("--place {rule:?} {NO_GPU}"),
             _ => return why.into(),
@@ -164,6 +171,7 @@ impl ModelFlags {
             caches: [self.cache_type_k, self.cache_type_v],
             reproducible: self.reproducible,
             placing: self.place.placing().map_err(|why| in_words(why.into()))?,
+            stages: self.stages.stages()?,
             adapters: Vec::new(),
             early: self.early.clone(),
             watch: Watch::new(tell),

@@ -37,7 +37,7 @@ fn gpu_layers(text: &str) -> Result<GpuLayers, String> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+pub(crate) fn share(text: &str) -> Result<f64, String> {
     let share = text.trim().parse().ok().filter(|share: &f64| share.is_finite() && *share >= 0.0);
     share.ok_or_else(|| "want numbers that are not negative, as 3,1".to_owned())
 }

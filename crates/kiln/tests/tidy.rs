@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crate folders with their level: a crate may use only crates of lower levels.
-const LEVELS: [(&str, u32); 14] = [
+const LEVELS: [(&str, u32); 16] = [
     ("system", 0),
     ("gguf", 1),
     ("gpu", 1),
@@ -18,6 +18,7 @@ const LEVELS: [(&str, u32); 14] = [
     ("store", 2),
     ("engine", 3),
     ("llm", 4),
+    ("stage", 4),
     ("capi", 5),
     ("python", 5),
     ("server", 5),
@@ -83,7 +84,7 @@ fn wrong_dependencies(folder: &str, manifest: &str) -> Vec<String> {
             if in_dependencies && names_crate(line, used) && used_level >= level {
                 problems.push(format!(
                     "crates/{folder}/Cargo.toml:{number}: {folder} may not use {used}; \
-                     the arrows are system <- gguf, gpu, media, tools <- kernels, convert, store <- engine <- llm <- server, capi <- kiln"
+                     the arrows are system <- gguf, gpu, media, tools <- kernels, convert, store <- engine <- llm, stage <- server, capi <- kiln"
                 ));
             }
         }

@@ -145,6 +145,17 @@ pub enum PlacingError {
     /// Shares were given, and there is no GPU.
     #[error("a split needs a GPU, and the CPU alone would run this model")]
     SplitNeedsGpu,
+    /// Layers of other hosts are shared out by their own split.
+    #[error("layers that lie on several hosts are placed by the split of the hosts alone")]
+    NotWithStages,
+    /// Shares for another number of devices than there are.
+    #[error("{given} shares were given for {devices} devices: those of this machine, then one for each stage")]
+    StageShares {
+        /// Shares.
+        given: usize,
+        /// Devices.
+        devices: usize,
+    },
     /// A rule names a GPU, and there is none.
     #[error("the placing rule {rule:?} needs a GPU, and the CPU alone would run this model")]
     RuleNeedsGpu {

@@ -50,6 +50,7 @@ mod note;
 mod opening;
 mod placing;
 mod request;
+mod stages;
 mod stream;
 
 pub use device::{DeviceChoice, Early, all_adapters, tuning_file};
@@ -69,6 +70,7 @@ pub use note::{Note, Watch};
 pub use opening::{AdapterFile, CACHE_TYPES, Job, Opening};
 pub use placing::{Home, PlaceRule, Placing};
 pub use request::{Prompt, Request};
+pub use stages::{Host, Stages};
 pub use stream::{Answer, AsyncStream, Call, Piece, Stream, Token};
 
 /// A message of the user.

@@ -17,6 +17,7 @@ use crate::error::{DeviceError, Error, LoadError};
 use crate::kind::check_model;
 use crate::note::{Note, Watch};
 use crate::placing::Placing;
+use crate::stages::Stages;
 
 /// Types that KV caches can have.
 pub const CACHE_TYPES: [TensorType; 9] = [
@@ -46,6 +47,8 @@ pub struct Opening {
     pub reproducible: bool,
     /// Which device holds what.
     pub placing: Placing,
+    /// Other hosts that have layers of it.
+    pub stages: Stages,
     /// Adapters that go on top of the model.
     pub adapters: Vec<AdapterFile>,
     /// Devices that are being opened meanwhile.
@@ -63,6 +66,7 @@ impl Default for Opening {
             caches: [TensorType::F16; 2],
             reproducible: false,
             placing: Placing::default(),
+            stages: Stages::default(),
             adapters: Vec::new(),
             early: Early::default(),
             watch: Watch::default(),

@@ -15,6 +15,7 @@ use crate::device::Early;
 use crate::error::{Error, PlacingError};
 use crate::note::Note;
 use crate::opening::Opening;
+use crate::stages::Stages;
 
 /// Which device holds what.
 #[derive(Clone, Debug, Default)]
@@ -65,11 +66,11 @@ impl PlaceRule {
 /// Default context for which layers are moved off the GPU to make room.
 const LEAST_CONTEXT: usize = 4096;
 /// Pages that each further sequence should find.
-const PAGES_OF_OTHERS: usize = 16;
+pub(crate) const PAGES_OF_OTHERS: usize = 16;
 
 impl Placing {
     /// Whether anything was said.
-    fn says_anything(&self) -> bool {
+    pub(crate) fn says_anything(&self) -> bool {
         let Placing { gpu_layers, cpu_experts, split, rules, memory_limit: _ } = self;
         *gpu_layers != GpuLayers::Auto || *cpu_experts != CpuExperts::Auto || !split.is_empty() || !rules.is_empty()
     }
@@ -110,13 +111,13 @@ fn gpu_named(gpus: &[Arc<Device>], device: &str) -> Option<usize> {
 }
 
 /// Tokens of context for which layers leave the GPU where it is short of memory.
-fn least_context(model: &Model, wish: &run::Wish) -> usize {
+pub(crate) fn least_context(model: &Model, wish: &run::Wish) -> usize {
     let usual = || LEAST_CONTEXT.min(model.config.context).min(wish.expected.unwrap_or(usize::MAX)).max(1);
     wish.context.unwrap_or_else(usual)
 }
 
 /// Plain plans of a model, of one token and of several: what is known of its shared slots comes from them.
-fn plain(model: &Model, room: &Room) -> Result<Vec<Plan>, kiln_engine::Error> {
+pub(crate) fn plain(model: &Model, room: &Room) -> Result<Vec<Plan>, kiln_engine::Error> {
     // With the adapters that the engine will load: both must number slots the same way.
     let graph = model.graph(room)?;
     [1, 9].map(|tokens| graph.plan(BatchShape::new(tokens, 1))).into_iter().collect()
@@ -160,12 +161,15 @@ impl Opening {
         Ok(Box::new(CpuExecutor::new(Arithmetic::Fast).reproducible(self.reproducible).threads(threads)?))
     }
 
-    fn gpu_executor(&self, device: &Arc<Device>) -> Result<Box<dyn Executor>, Error> {
+    pub(crate) fn gpu_executor(&self, device: &Arc<Device>) -> Result<Box<dyn Executor>, Error> {
         Ok(Box::new(GpuExecutor::with_options(Arc::clone(device), self.options()?)))
     }
 
     /// The executor for a model: the GPU if everything fits, else as much of the model there as does.
     pub fn executor_for(&self, model: &Model, wish: &run::Wish) -> Result<Box<dyn Executor>, Error> {
+        if !self.stages.hosts.is_empty() {
+            return self.over_hosts(model, wish);
+        }
         let gpus = self.open_gpus()?;
         self.check_patterns(model)?;
         let Some(first) = gpus.first() else {
@@ -228,6 +232,7 @@ impl Opening {
             placing,
             context: None,
             reproducible: false,
+            stages: Stages::default(),
             ..self.clone()
         }
     }

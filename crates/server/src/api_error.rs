@@ -62,8 +62,10 @@ pub(crate) enum Kind {
     KeyLimit { seconds: u64 },
     /// It took longer than it may.
     TooSlow,
-    /// Not now: loading or going.
+    /// Not now: loading or lost.
     Unavailable,
+    /// Not here any more: the server goes down, and another one may serve the request at once.
+    Leaving,
     /// The model cannot do this.
     CannotDo,
     /// Our fault.
@@ -120,7 +122,9 @@ impl ApiError {
             (Kind::KeyLimit { .. }, _) | (Kind::QueueFull, Dialect::OpenAi) => StatusCode::TOO_MANY_REQUESTS,
             // "Overloaded", which Anthropic's clients know.
             (Kind::QueueFull, Dialect::Anthropic) => StatusCode::from_u16(529).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-            (Kind::QueueFull, Dialect::Ollama) | (Kind::Unavailable, _) => StatusCode::SERVICE_UNAVAILABLE,
+            (Kind::QueueFull, Dialect::Ollama) | (Kind::Unavailable | Kind::Leaving, _) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             (Kind::TooSlow, _) => StatusCode::GATEWAY_TIMEOUT,
             (Kind::CannotDo, Dialect::OpenAi | Dialect::Ollama) => StatusCode::NOT_IMPLEMENTED,
             (Kind::Internal, _) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -146,7 +150,7 @@ impl ApiError {
             Kind::QueueFull => ("rate_limit_error", Some("queue_full")),
             Kind::KeyLimit { .. } => ("rate_limit_error", Some("rate_limit_exceeded")),
             Kind::TooSlow => ("timeout_error", Some("timeout")),
-            Kind::Unavailable => ("unavailable_error", None),
+            Kind::Unavailable | Kind::Leaving => ("unavailable_error", None),
             Kind::CannotDo => ("not_supported_error", None),
             Kind::Internal => ("server_error", None),
         }
@@ -166,7 +170,7 @@ impl ApiError {
             Kind::QueueFull => "overloaded_error",
             Kind::KeyLimit { .. } => "rate_limit_error",
             Kind::TooSlow => "timeout_error",
-            Kind::Unavailable | Kind::Internal => "api_error",
+            Kind::Unavailable | Kind::Leaving | Kind::Internal => "api_error",
             _ => "invalid_request_error",
         }
     }
@@ -216,6 +220,7 @@ impl ApiError {
             Kind::QueueFull => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1")),
             Kind::KeyLimit { seconds } => headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds)),
             Kind::Unavailable => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5")),
+            Kind::Leaving => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1")),
             // Trying again would not help.
             Kind::CannotDo | Kind::Internal | Kind::TooSlow => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"))

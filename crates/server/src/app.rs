@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::http::HeaderValue;
 use kiln_engine::embed::Pooling;
 use kiln_engine::sampler::Sampling;
 use kiln_tools::Toolbox;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
+use crate::adapters::NamedAdapter;
 use crate::api::ollama_store::ModelStore;
 use crate::api::response_tools::MOST_TALKS;
 use crate::api_error::{ApiError, Kind};
@@ -25,6 +27,8 @@ use crate::registry::{Loaded, ModelRegistry};
 use crate::remote_media::MediaHost;
 use crate::response_store::{ResponseStore, StoredResponses};
 use crate::scope::BodyBudget;
+use crate::shutdown::Shutdown;
+use crate::tenants::TrustedProxy;
 use crate::trace::{Tracer, Tracing};
 
 /// A certificate and its key, as PEM.
@@ -58,6 +62,8 @@ pub struct RequestDefaults {
     pub thinking_budget: Option<ThinkingBudget>,
     /// Hosts that pictures may be fetched from.
     pub media_hosts: Vec<MediaHost>,
+    /// Adapters that requests pick by name. Such an adapter counts for those requests alone.
+    pub adapters: Vec<NamedAdapter>,
 }
 
 /// How the server behaves.
@@ -101,8 +107,16 @@ pub struct Settings {
     pub strict_model: bool,
     /// How long answers may go on after the server was told to end.
     pub drain: Duration,
+    /// How long probes say that the server goes down, while new requests are still served.
+    pub drain_delay: Duration,
     /// How long a stream is silent before a sign of life.
     pub keep_alive: Duration,
+    /// How long the status of a stream may wait for its first token, so that a gateway can ask another server; zero for not at all.
+    pub late_headers: Duration,
+    /// What this server calls itself in answers; empty for nothing.
+    pub replica: String,
+    /// Gateways that say which of their clients asks.
+    pub trusted_proxies: Vec<TrustedProxy>,
     /// How the vectors of tokens become one of a text, where it is not what the model was made for.
     pub pooling: Option<Pooling>,
     /// Models that clients may fetch and remove; none where they may not.
@@ -158,7 +172,11 @@ impl Settings {
             strict: false,
             strict_model: false,
             drain: Duration::from_secs(30),
+            drain_delay: Duration::ZERO,
             keep_alive: Duration::from_secs(10),
+            late_headers: Duration::ZERO,
+            replica: String::new(),
+            trusted_proxies: Vec::new(),
             pooling: None,
             store: None,
             conversations: None,
@@ -196,7 +214,9 @@ pub(crate) struct App {
     pub(crate) http: HttpMetrics,
     pub(crate) connections: Arc<Connections>,
     pub(crate) keys: Keys,
-    draining: AtomicBool,
+    pub(crate) shutdown: Shutdown,
+    /// What the server calls itself in answers.
+    pub(crate) replica: Option<HeaderValue>,
     pub(crate) started: Instant,
     /// The same, in seconds since 1970.
     pub(crate) created: u64,
@@ -219,9 +239,11 @@ impl App {
         registry.request_defaults = settings.request_defaults.clone();
         registry.strict_names = settings.strict_model;
         let all = settings.connections.max(1);
+        let replica = Some(&settings.replica).filter(|name| !name.is_empty());
+        let replica = replica.and_then(|name| HeaderValue::from_str(name).ok());
         let per_address = settings.connections_per_address.unwrap_or(all - all / 4).max(1);
         App {
-            http: HttpMetrics::default(),
+            http: HttpMetrics::new(&settings.replica),
             bodies: BodyBudget::new(settings.body_limit),
             connections: Arc::new(Connections::new(Limits { all, per_address })),
             keys: Keys::new(settings.keys.clone()),
@@ -236,15 +258,11 @@ impl App {
             registry,
             tracer,
             prep_pool: PrepPool::default(),
-            draining: AtomicBool::new(false),
+            shutdown: Shutdown::default(),
+            replica,
             started: Instant::now(),
             created: now(),
         }
-    }
-
-    /// No new requests; those that run may finish.
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
     }
 
     /// A model that is loaded, for those who look at the server and must not wake one.
@@ -255,7 +273,7 @@ impl App {
 
     /// Why no request can be served now, if that is so.
     pub(crate) fn not_ready(&self) -> Option<&'static str> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.shutdown.is_leaving() {
             return Some("The server is going down");
         }
         self.registry.is_ready().err()
@@ -264,8 +282,8 @@ impl App {
     /// The model for a request; any of its names will do, and none at all. It is loaded now if need be, so this belongs off the
     /// threads that serve connections.
     pub(crate) fn model(&self, named: Option<&str>) -> Result<Arc<Loaded>, ApiError> {
-        if self.draining.load(Ordering::Relaxed) {
-            return Err(ApiError::new(Kind::Unavailable, "The server is going down"));
+        if self.shutdown.is_draining() {
+            return Err(ApiError::new(Kind::Leaving, "The server is going down"));
         }
         let loaded = self.registry.get(named)?;
         if !loaded.scheduler.is_running() {

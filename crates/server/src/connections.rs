@@ -95,6 +95,11 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where it comes from.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
     pub(crate) fn is_reserved(&self) -> bool {
         self.place == Place::Reserved
     }

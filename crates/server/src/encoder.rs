@@ -1,6 +1,7 @@
 //! Answers on the wire: server-sent events and lines of JSON, with signs of life while nothing else is to be said.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,6 +10,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 
+use crate::api_error::ApiError;
+use crate::app::App;
 use crate::generate::{Generation, Part};
 
 /// How one API writes what happens. Everything it says is a pure function of the parts it sees.
@@ -80,10 +83,10 @@ impl Frames {
 }
 
 struct Streaming<W> {
+    app: Arc<App>,
     generation: Generation,
     encoder: W,
     frames: Frames,
-    keep_alive: Duration,
     over: bool,
 }
 
@@ -94,7 +97,13 @@ impl<W: ResponseEncoder> Streaming<W> {
             if self.over {
                 return None;
             }
-            match tokio::time::timeout(self.keep_alive, self.generation.next()).await {
+            let next = tokio::time::timeout(self.app.settings.keep_alive, self.generation.next());
+            let next = tokio::select! {
+                biased;
+                next = next => next,
+                refusal = self.app.shutdown.over() => Ok(Some(Part::Failed(refusal))),
+            };
+            match next {
                 Ok(part) => {
                     self.take(part);
                     while let Some(part) = self.generation.try_next() {
@@ -124,18 +133,38 @@ impl<W: ResponseEncoder> Streaming<W> {
     }
 }
 
+/// What happens up to the first token, or its time is over: a gateway may still ask another server. A failure within is a plain answer.
+async fn before_headers(generation: &mut Generation, most: Duration) -> Result<Vec<Part>, ApiError> {
+    let (mut early, end) = (Vec::new(), tokio::time::Instant::now() + most);
+    while !most.is_zero()
+        && let Ok(Some(part)) = tokio::time::timeout_at(end, generation.next()).await
+    {
+        if let Part::Failed(refusal) = part {
+            return Err(refusal);
+        }
+        let waits = matches!(part, Part::Progress { .. });
+        early.push(part);
+        if !waits {
+            break;
+        }
+    }
+    Ok(early)
+}
+
 /// An answer that is written while it is made. The generation ends when the client goes.
-pub(crate) fn stream(
-    generation: Generation,
+pub(crate) async fn stream(
+    app: &Arc<App>,
+    mut generation: Generation,
     mut encoder: impl ResponseEncoder,
     framing: Framing,
-    keep_alive: Duration,
-) -> Response {
+) -> Result<Response, ApiError> {
+    let early = before_headers(&mut generation, app.settings.late_headers).await?;
     let mut frames = Frames::new(framing);
     encoder.begin(&mut frames);
-    let streaming = Streaming { generation, encoder, frames, keep_alive, over: false };
+    early.into_iter().for_each(|part| encoder.part(part, &mut frames));
+    let streaming = Streaming { app: Arc::clone(app), generation, encoder, frames, over: false };
     let body = Body::from_stream(futures_util::stream::unfold(streaming, Streaming::next));
-    with_headers(body.into_response(), framing)
+    Ok(with_headers(body.into_response(), framing))
 }
 
 /// Bytes that a thread makes, with signs of life while it has nothing to say.

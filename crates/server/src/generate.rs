@@ -195,7 +195,8 @@ impl Generation {
             slots.push(loaded.slots.begin(job.slot, &job.request));
             job.request.stop.tokens.extend(&job.ends);
             job.request.limit = job.request.limit.map(|limit| limit.max(1));
-            let (to, mut watch) = (to.clone(), Watch::new(&loaded.metrics, &job.request));
+            let adapter = loaded.adapter_of(job.request.scales.as_deref());
+            let (to, mut watch) = (to.clone(), Watch::new(&loaded.metrics, &job.request, adapter));
             cancels.push(loaded.scheduler.submit(job.request, move |event| {
                 watch.see(&event);
                 to.send((number, event)).is_ok()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt as _;
@@ -17,6 +17,7 @@ use crate::app::{App, fresh_id};
 use crate::connections::Connection;
 use crate::keys::Holder;
 use crate::scope::scoped;
+use crate::tenants::tenant;
 use crate::trace::{Trace, Tracer};
 
 /// Who asks.
@@ -35,16 +36,16 @@ pub(crate) struct Caller {
 }
 
 /// Paths that tell nothing but the state of the server. They are answered however full it is.
-const PROBES: [&str; 4] = ["/health", "/v1/health", "/livez", "/readyz"];
+const PROBES: [&str; 6] = ["/health", "/v1/health", "/livez", "/readyz", "/ping", "/health_generate"];
 
 /// Headers of answers that pages of other origins may read.
-const EXPOSED: &str = "x-request-id, request-id, retry-after, x-should-retry, x-kiln-ignored";
+const EXPOSED: &str = "x-request-id, request-id, retry-after, x-should-retry, x-kiln-ignored, x-kiln-replica";
 
 /// The outermost layer.
 pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let (id, came, mut caller_key) = (fresh_id("req_"), Instant::now(), None);
     let path = request.uri().path().to_owned();
-    let method = request.method().clone();
+    let (method, version) = (request.method().clone(), request.version());
     let origin = allowed_origin(&app, request.headers());
     let begin = |tracer: &Tracer| tracer.begin(&path, text(request.headers(), "traceparent"), &id);
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -52,6 +53,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
     let trace = app.tracer.as_ref().filter(|_| method == Method::POST).and_then(begin);
     let mut response = match check(&app, &request) {
         Ok(key) => {
+            let key = tenant_of(&app, &request, key);
             caller_key = key.clone();
             let own = key.as_ref().filter(|_| !app.settings.shared_cache);
             let owner = own.map_or(0, |holder| holder.owner);
@@ -62,7 +64,12 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
                 StatusCode::NO_CONTENT.into_response()
             } else {
                 // A defect costs the request that meets it and no other.
-                let served = AssertUnwindSafe(scoped(next.run(request))).catch_unwind().await;
+                let served = AssertUnwindSafe(scoped(next.run(request))).catch_unwind();
+                let served = tokio::select! {
+                    biased;
+                    served = served => served,
+                    refusal = app.shutdown.over() => Ok(refusal.into_response()),
+                };
                 served.unwrap_or_else(|_| ApiError::internal(&format!("a panic while serving {path}")).into_response())
             }
         }
@@ -83,8 +90,12 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, mut request: Request, nex
         &json!({"id": id, "method": method.as_str(), "path": path, "status": status, "seconds": seconds, "key": key}),
     );
     let headers = response.headers_mut();
-    if crowded {
+    // HTTP/2 says so in its own words.
+    if crowded || (app.shutdown.is_leaving() && version < Version::HTTP_2) {
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    if let Some(replica) = &app.replica {
+        headers.insert("x-kiln-replica", replica.clone());
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert("x-request-id", value.clone());
@@ -116,10 +127,13 @@ fn check(app: &App, request: &Request) -> Result<Option<Arc<Holder>>, ApiError> 
     if headers.get_all(header::HOST).iter().nth(1).is_some() {
         return Err(ApiError::new(Kind::Invalid, "the request has more than one Host header"));
     }
-    check_host(app, request)?;
-    check_origin(app, request)?;
     let path = request.uri().path();
     let is_probe = PROBES.contains(&path);
+    // Gateways probe by address, and some in HTTP/1.0 without a name. There is nothing in the answer that a page could not guess.
+    if !(is_probe && request.method() == Method::GET) {
+        check_host(app, request)?;
+    }
+    check_origin(app, request)?;
     if is_crowded(request) && !is_probe {
         let message = "the server has as many connections as it takes, and every one is in use";
         return Err(ApiError::new(Kind::Unavailable, message));
@@ -130,6 +144,16 @@ fn check(app: &App, request: &Request) -> Result<Option<Arc<Holder>>, ApiError> 
         return Ok(None);
     }
     check_key(app, headers)
+}
+
+/// Whose request it is, by the word of a gateway that is trusted; else whose key it brings.
+fn tenant_of(app: &App, request: &Request, key: Option<Arc<Holder>>) -> Option<Arc<Holder>> {
+    let from = request.extensions().get::<Arc<Connection>>().map(|connection| connection.address());
+    let trusted = from.is_some_and(|from| app.settings.trusted_proxies.iter().any(|proxy| proxy.has(from)));
+    match tenant(request.headers()).filter(|_| trusted) {
+        Some(name) => Some(app.keys.tenant(key.as_ref(), name)),
+        None => key,
+    }
 }
 
 /// Whether the request came on a connection for which there was no regular place.

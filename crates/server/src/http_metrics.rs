@@ -7,6 +7,7 @@ use axum::http::{Method, StatusCode};
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use crate::app::App;
@@ -24,15 +25,19 @@ pub(crate) struct HttpMetrics {
     requests: Family<Answered, Counter>,
 }
 
-impl Default for HttpMetrics {
-    fn default() -> HttpMetrics {
+impl HttpMetrics {
+    /// Nothing was asked yet of the server of this name.
+    pub(crate) fn new(replica: &str) -> HttpMetrics {
         let (mut registry, requests) = (Registry::default(), Family::default());
+        let mut build = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+        if !replica.is_empty() {
+            build.push(("replica", replica.to_owned()));
+        }
+        registry.register("kiln:build", "The program, and which of several servers this is", Info::new(build));
         registry.register("kiln:http_requests", "Requests by route and status", Family::clone(&requests));
         HttpMetrics { registry, requests }
     }
-}
 
-impl HttpMetrics {
     /// A request was answered. `route` is the pattern that its path fits; clients must not be able to make up labels.
     pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: StatusCode) {
         let method = match *method {

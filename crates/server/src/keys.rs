@@ -1,6 +1,7 @@
 //! Keys that open the server: whose secret a request brings, and what each key has under way. Other keys may take their place while
 //! requests run.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
@@ -54,6 +55,15 @@ impl Drop for Counted {
 }
 
 impl Holder {
+    /// A key that begins with nothing under way, or goes on with what there is.
+    fn new(key: Key, owner: u64, account: Option<Arc<Account>>) -> Arc<Holder> {
+        let account = account.unwrap_or_else(|| {
+            let left = Mutex::new((f64::from(key.per_minute.unwrap_or(0)), Instant::now()));
+            Arc::new(Account { running: AtomicUsize::new(0), left })
+        });
+        Arc::new(Holder { key, owner, account })
+    }
+
     /// Counts one more request of this key, if its limits allow one.
     pub(crate) fn count(&self) -> Result<Counted, ApiError> {
         let running = self.account.running.fetch_add(1, Ordering::Relaxed);
@@ -88,19 +98,33 @@ impl Holder {
 /// The cache scope of a key. Keys may change their order and names; the secret is what makes a client the same, also after a restart.
 /// Half of the numbers are left to those that say more ([`crate::params`]).
 fn scope_of(secret: &str) -> u64 {
-    let hash = Sha256::digest([b"kiln cache scope ", secret.as_bytes()].concat());
+    scope(&[b"kiln cache scope ", secret.as_bytes()].concat())
+}
+
+/// The cache scope of a gateway's client.
+fn tenant_scope(owner: u64, name: &str) -> u64 {
+    scope(&[&b"kiln tenant "[..], &owner.to_le_bytes(), name.as_bytes()].concat())
+}
+
+fn scope(bytes: &[u8]) -> u64 {
+    let hash = Sha256::digest(bytes);
     let number = hash.iter().take(8).fold(0u64, |number, byte| number << 8 | u64::from(*byte));
     (number >> 1).max(1)
 }
 
+/// Clients of gateways that are remembered; those of them that have nothing under way are forgotten first.
+const MOST_TENANTS: usize = 4096;
+
 /// All keys.
 pub(crate) struct Keys {
     known: RwLock<Arc<[Arc<Holder>]>>,
+    /// Clients of trusted gateways, by the owner of the key that came with them and their name.
+    tenants: Mutex<HashMap<(u64, String), Arc<Holder>>>,
 }
 
 impl Keys {
     pub(crate) fn new(keys: Vec<Key>) -> Keys {
-        let all = Keys { known: RwLock::default() };
+        let all = Keys { known: RwLock::default(), tenants: Mutex::default() };
         all.replace(keys);
         all
     }
@@ -119,17 +143,29 @@ impl Keys {
         let before = self.known();
         let hold = |key: Key| {
             let same = before.iter().find(|holder| holder.key.secret == key.secret);
-            let account = match same {
-                Some(holder) => Arc::clone(&holder.account),
-                None => {
-                    let left = Mutex::new((f64::from(key.per_minute.unwrap_or(0)), Instant::now()));
-                    Arc::new(Account { running: AtomicUsize::new(0), left })
-                }
-            };
-            Arc::new(Holder { owner: scope_of(&key.secret), key, account })
+            let owner = scope_of(&key.secret);
+            Holder::new(key, owner, same.map(|holder| Arc::clone(&holder.account)))
         };
         let now = keys.into_iter().map(hold).collect();
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    /// The client of a trusted gateway: it has the limits of the gateway's key for itself, and shares nothing with other clients.
+    pub(crate) fn tenant(&self, key: Option<&Arc<Holder>>, name: &str) -> Arc<Holder> {
+        let (limits, owner) = key.map_or((Key::default(), 0), |holder| (holder.key.clone(), holder.owner));
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if tenants.len() >= MOST_TENANTS {
+            tenants.retain(|_, tenant| tenant.account.running.load(Ordering::Relaxed) > 0);
+        }
+        let new = || Holder::new(Key { name: name.to_owned(), ..limits.clone() }, tenant_scope(owner, name), None);
+        let tenant = tenants.entry((owner, name.to_owned())).or_insert_with(new);
+        let Key { at_once, per_minute, .. } = tenant.key;
+        if (at_once, per_minute) != (limits.at_once, limits.per_minute) {
+            // The keys were read again: the limits are others, what is under way still counts.
+            *tenant =
+                Holder::new(Key { name: name.to_owned(), ..limits }, tenant.owner, Some(Arc::clone(&tenant.account)));
+        }
+        Arc::clone(tenant)
     }
 
     /// The key with this secret.

@@ -4,6 +4,7 @@
 //! `generate` turns the engine's events into parts, and `encoder` writes them as the API wants. Nothing below this crate knows
 //! HTTP.
 
+mod adapters;
 mod api;
 mod api_error;
 mod app;
@@ -29,9 +30,12 @@ mod response_store;
 mod routes;
 mod scope;
 mod server;
+mod shutdown;
 mod slots;
+mod tenants;
 mod trace;
 
+pub use adapters::NamedAdapter;
 pub use api::ollama_store::{ModelStore, PullProgress};
 pub use app::{Change, RequestDefaults, Settings, Tls};
 pub use chat::ThinkingBudget;
@@ -41,4 +45,5 @@ pub use registry::{LoadEngine, LoadedEngine, ModelSpec, Sharing};
 pub use remote_media::MediaHost;
 pub use response_store::StoredResponses;
 pub use server::{AfterHangUp, Error, Running, Secrets, Server};
+pub use tenants::TrustedProxy;
 pub use trace::Tracing;

@@ -2,7 +2,7 @@
 //! thread, where tokens are made, not where they are sent.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kiln_engine::run::{EndReason, Event, Load, Request, STEP_SIZES, Scheduler, Tally};
@@ -11,8 +11,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::adapters::{AdapterUse, InUse, NamedAdapter};
 
 const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -62,6 +63,9 @@ pub(crate) struct Metrics {
     computed: Histogram,
     by_source: Family<Source, Counter>,
     by_reason: Family<Reason, Gauge>,
+    /// Adapters in use, and how many have names.
+    adapters: Arc<AdapterUse>,
+    named_adapters: AtomicUsize,
     /// Names the model and the engine in what is written by hand.
     labels: String,
     /// Tells how large the cache is, once the model is there.
@@ -87,7 +91,6 @@ struct RoomLabels {
 impl Metrics {
     pub(crate) fn new(model: &str) -> Metrics {
         let mut all = Registry::default();
-        all.register("kiln:build", "The program", Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]));
         let labels = [("model_name".into(), model.to_owned().into()), ("engine".into(), "0".into())];
         let registry = all.sub_registry_with_labels(labels.into_iter());
         let mut metrics = Metrics {
@@ -117,6 +120,8 @@ impl Metrics {
             computed: Histogram::new(TOKENS),
             by_source: Family::default(),
             by_reason: Family::default(),
+            adapters: Arc::default(),
+            named_adapters: AtomicUsize::new(0),
             labels: format!("model_name=\"{}\",engine=\"0\"", escaped(model)),
             room: Family::default(),
         };
@@ -164,7 +169,9 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) fn model_is_there(&self, scheduler: &Scheduler) {
+    /// A model that is loaded with so many adapters that requests pick by name.
+    pub(crate) fn model_is_there(&self, scheduler: &Scheduler, named_adapters: usize) {
+        self.named_adapters.store(named_adapters, Ordering::Relaxed);
         let pages = scheduler.load().pages;
         let labels = RoomLabels { block_size: kiln_engine::arch::PAGE as u64, num_gpu_blocks: pages as u64 };
         self.room.get_or_create(&labels).set(1);
@@ -202,6 +209,10 @@ impl Metrics {
         let end = text.trim_end().trim_end_matches("# EOF").len();
         text.truncate(end);
         self.steps(&mut text, &load.tally);
+        let named = self.named_adapters.load(Ordering::Relaxed);
+        if named > 0 {
+            self.adapters.tell(&mut text, &self.labels, named);
+        }
         text.push_str("# EOF\n");
         text
     }
@@ -256,7 +267,7 @@ impl Metrics {
 }
 
 /// A value of a label.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -313,10 +324,11 @@ pub(crate) struct Watch {
     /// Sequences still running, and tokens of the longest finished one.
     open: usize,
     longest: usize,
+    adapter: Option<InUse>,
 }
 
 impl Watch {
-    pub(crate) fn new(metrics: &Arc<Metrics>, request: &Request) -> Watch {
+    pub(crate) fn new(metrics: &Arc<Metrics>, request: &Request, adapter: Option<&NamedAdapter>) -> Watch {
         metrics.choices.observe(request.choices as f64);
         if let Some(limit) = request.limit {
             metrics.limits.observe(limit as f64);
@@ -330,6 +342,7 @@ impl Watch {
             reuse: request.reuse,
             open: request.choices,
             longest: 0,
+            adapter: adapter.map(|adapter| metrics.adapters.begin(&adapter.name)),
         }
     }
 
@@ -337,6 +350,7 @@ impl Watch {
         let metrics = &self.metrics;
         match event {
             Event::Started { cached_tokens } => {
+                self.adapter.iter_mut().for_each(InUse::run);
                 let cached = *cached_tokens as u64;
                 metrics.prompt_tokens.inc_by(self.prompt as u64);
                 metrics.cached_tokens.inc_by(cached);

@@ -66,6 +66,9 @@ pub(crate) struct Params {
     cache_salt: Option<String>,
     id_slot: Option<i64>,
     lora: Option<Vec<lora::Scale>>,
+    /// Read here for adapters that have the name of a model.
+    #[schemars(skip)]
+    model: Option<String>,
     guided_json: Option<Value>,
     guided_regex: Option<Value>,
     guided_choice: Option<Value>,
@@ -213,7 +216,10 @@ impl Params {
     pub(crate) fn scales(&self, loaded: &Loaded) -> Result<Option<Vec<f32>>, ApiError> {
         match &self.lora {
             Some(list) => lora::scales(loaded, "lora", list).map(Some),
-            None => Ok(loaded.scales.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+            None => match loaded.adapter(self.model.as_deref()) {
+                Some(adapter) => Ok(Some(lora::with_one(loaded, adapter.number))),
+                None => Ok(loaded.scales.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+            },
         }
     }
 

@@ -12,6 +12,7 @@ use kiln_llm::Llm;
 use kiln_llm::chat::ChatSetup;
 use tokio::sync::watch;
 
+use crate::adapters::NamedAdapter;
 use crate::api_error::{ApiError, Kind};
 use crate::app::{RequestDefaults, now};
 use crate::chat::{ThinkingBudget, no_template};
@@ -89,6 +90,8 @@ pub(crate) struct Loaded {
     pub(crate) slots: Slots,
     /// How strongly adapters count where a request does not say, if that was changed since the model was loaded.
     pub(crate) scales: Mutex<Option<Vec<f32>>>,
+    /// Adapters with names of their own.
+    pub(crate) adapters: Vec<NamedAdapter>,
 }
 
 impl Loaded {
@@ -101,7 +104,7 @@ impl Loaded {
             let why = no_template(why);
             log::warn!("chat is not served: {}", why.lines().next().unwrap_or_default());
         }
-        metrics.model_is_there(&scheduler);
+        metrics.model_is_there(&scheduler, request_defaults.adapters.len());
         if let Some(change) = &request_defaults.sampling {
             change(&mut setup.sampling);
         }
@@ -118,6 +121,7 @@ impl Loaded {
             in_flight: AtomicUsize::new(0),
             slots: Slots::new(sequences),
             scales: Mutex::new(None),
+            adapters: request_defaults.adapters.clone(),
             pictures: encoder.map(|encoder| Pictures::new(encoder, &request_defaults.media_hosts)),
             scheduler,
         }
@@ -125,6 +129,17 @@ impl Loaded {
 }
 
 impl Loaded {
+    /// The adapter that this name means.
+    pub(crate) fn adapter(&self, name: Option<&str>) -> Option<&NamedAdapter> {
+        self.adapters.iter().find(|adapter| Some(adapter.name.as_str()) == name)
+    }
+
+    /// The named adapter that counts with these scales.
+    pub(crate) fn adapter_of(&self, scales: Option<&[f32]>) -> Option<&NamedAdapter> {
+        let counts = |adapter: &&NamedAdapter| scales.is_some_and(|s| s.get(adapter.number).is_some_and(|s| *s != 0.0));
+        self.adapters.iter().find(counts)
+    }
+
     /// Requests that run or wait.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
@@ -345,9 +360,14 @@ impl ModelRegistry {
     /// for what they ask, so where there is one model, every name means it, unless the server is strict.
     pub(crate) fn place(&self, named: Option<&str>) -> Result<&ModelEntry, ApiError> {
         match self.places.as_slice() {
-            [one] if !self.strict_names => Ok(one),
+            [one] if !self.strict_names || self.names_adapter(named) => Ok(one),
             _ => self.place_named(named),
         }
+    }
+
+    /// Whether an adapter is meant, which belongs to the only model.
+    fn names_adapter(&self, named: Option<&str>) -> bool {
+        self.request_defaults.adapters.iter().any(|adapter| Some(adapter.name.as_str()) == named)
     }
 
     /// The place of a model by any of its names; the first one where none is said.

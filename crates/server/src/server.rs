@@ -50,6 +50,15 @@ pub enum Error {
     NoKey,
     #[error("the server failed: {0}")]
     Serve(String),
+    #[error(
+        "{} ended before the answer was finished, and the client was told so\nhint: a longer time to drain lets more of them finish", requests(*.0)
+    )]
+    CutOff(usize),
+}
+
+/// So many requests, in words.
+fn requests(count: usize) -> String {
+    if count == 1 { "1 request was".to_owned() } else { format!("{count} requests were") }
 }
 
 /// A server that is being set up.
@@ -185,33 +194,53 @@ impl Running {
         Ok(())
     }
 
-    /// Takes no new requests, lets those that run finish for as long as the settings allow, and ends.
+    /// Says that it goes down and serves on for as long as the settings say, then takes no new requests, lets those that run finish for as
+    /// long as the settings allow, ends the others with an answer, and ends.
     pub fn stop(self) -> Result<(), Error> {
         let Running { runtime, app, stop, tls: _tls, mut served, traced, .. } = self;
-        app.drain();
-        // The receiver is gone if the server has failed already.
-        let _ = stop.send(true);
-        let drain = app.settings.drain;
         let ended = runtime.block_on(async {
-            tokio::select! {
-                ended = &mut served => Some(ended),
-                () = tokio::time::sleep(drain) => None,
-                // A second wish to end is a wish to end now.
-                () = asked_to_end() => None,
+            // A second wish to end is a wish to end now.
+            let mut now = std::pin::pin!(asked_to_end());
+            app.shutdown.leave();
+            let delay = app.settings.drain_delay;
+            let mut hurries = false;
+            if !delay.is_zero() {
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => {}
+                    () = now.as_mut() => hurries = true,
+                }
             }
+            app.shutdown.drain();
+            // The receiver is gone if the server has failed already.
+            let _ = stop.send(true);
+            if !hurries {
+                tokio::select! {
+                    ended = &mut served => return Some(ended),
+                    () = tokio::time::sleep(app.settings.drain) => {}
+                    () = now => {}
+                }
+            }
+            app.shutdown.end();
+            // Clients that read are told; those that do not have no more time.
+            tokio::time::timeout(LAST_ANSWERS, &mut served).await.ok()
         });
         runtime.shutdown_timeout(Duration::from_millis(200));
+        let cut_off = app.shutdown.cut_off();
         drop(app);
         if let Some(traced) = traced {
             // It never says anything: the channel ends with the thread.
             let _ = traced.recv_timeout(Duration::from_secs(2));
         }
         match ended {
+            None | Some(Ok(())) if cut_off > 0 => Err(Error::CutOff(cut_off)),
             None | Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(Error::Serve(error.to_string())),
         }
     }
 }
+
+/// How long answers to requests that are ended may take.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// Connections that the system holds until the server takes them; it may bound them further (`net.core.somaxconn` of Linux). A client that
 /// comes when they are full believes that it is connected, and sees its connection reset after a minute.

@@ -6,6 +6,7 @@ mod crossings;
 mod gpu;
 mod options;
 mod pipeline;
+mod stage;
 mod staging;
 mod threads;
 mod upload;
@@ -22,6 +23,7 @@ pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, batch_on};
 pub use options::{Options, Order, Sums};
 pub use pipeline::PipelineExecutor;
+pub use stage::{About, FromStage, Link, Make, PIECE, PartKey, Piece, RemoteExecutor, Seat, StageHost, ToStage};
 pub use threads::Threads;
 pub use warm::Warmer;
 
@@ -145,6 +147,19 @@ pub trait Executor: Send {
 
     /// Makes a plan ready to run again and again.
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error>;
+
+    /// The same for a plan that others could make by themselves of this key, as stages do.
+    fn prepare_keyed(&mut self, plan: Plan, _key: &PartKey) -> Result<PlanId, Error> {
+        self.prepare(plan)
+    }
+
+    /// Says what all plans will stand on, before anything is loaded. Stages load by it.
+    fn seat(&mut self, _seat: &Seat) {}
+
+    /// Whether it is on another host: it makes its plans by itself and has its own copy of the model.
+    fn is_remote(&self) -> bool {
+        false
+    }
 
     /// Makes kernels of plans that will be asked for, on any thread, while weights are loaded; none where kernels take no time.
     fn warmer(&self) -> Option<Warmer> {

@@ -11,15 +11,16 @@ use kiln_gguf::{Gguf, Shared, TensorType};
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::{Slot, Tensor};
 
+use super::stage::mark;
 use super::staging::{Inputs, StagedCache, inputs};
-use super::{Executor, FORGOTTEN, Fetched, Memory, PlanId, Progress, Range, Share, Ticket, keep};
+use super::{Executor, FORGOTTEN, Fetched, Memory, PartKey, PlanId, Progress, Range, Seat, Share, Ticket, keep};
 use crate::Error;
 use crate::lower::cut::{Part, cut, holders, layer};
 use crate::lower::streams::{Streams, staging};
 use crate::lower::{Target, lower_until};
 use crate::placement::Placement;
 use crate::plan::{Fixed, Plan, SlotInfo, SlotKind};
-use crate::run::Pulse;
+use crate::run::{PlanKey, Pulse};
 
 /// Runs plans of one model on several devices.
 pub struct PipelineExecutor {
@@ -435,8 +436,51 @@ impl PipelineExecutor {
         sorted
     }
 
+    /// Which devices have memory that stays as it is between parts.
+    fn keeps(&self) -> Vec<bool> {
+        self.devices.iter().map(|device| device.target().caps.is_some()).collect()
+    }
+
+    /// The parts of a plan, not lowered yet.
+    fn cut(&self, plan: &Plan) -> Result<Vec<Part>, Error> {
+        let streams = self.streaming.as_ref().map(Streaming::streams);
+        cut(plan, &self.placement, streams.as_ref(), &self.keeps())
+    }
+
+    fn lowered(&self, part: Part, last: Option<&str>) -> Result<Part, Error> {
+        Ok(Part { plan: lower_until(part.plan, &self.devices[part.device].target(), last)?, ..part })
+    }
+
+    /// Makes a plan ready; parts of stages are made there of the same key.
+    fn prepare_of(&mut self, plan: Plan, key: Option<PlanKey>) -> Result<PlanId, Error> {
+        let inputs = inputs(&plan).into_iter().map(|slot| (slot, Vec::new())).collect();
+        let parts = self.cut(&lower_until(plan, &self.target(), None)?)?;
+        let keyed = |(number, part): (usize, &Part)| {
+            let plan = key.filter(|_| self.devices[part.device].is_remote())?;
+            Some(PartKey { plan, part: number, mark: mark(&part.plan) })
+        };
+        let keys: Vec<Option<PartKey>> = parts.iter().enumerate().map(keyed).collect();
+        let parts = parts.into_iter().map(|part| self.lowered(part, None)).collect::<Result<Vec<_>, _>>()?;
+        let mut ready = Vec::with_capacity(parts.len());
+        if let Err(why) = self.ready(parts, &keys, &mut ready) {
+            ready.iter().for_each(|part| self.devices[part.device].forget(part.plan));
+            return Err(why);
+        }
+        let mut carried = Vec::new();
+        for (from, part) in ready.iter().enumerate() {
+            for slot in &part.written {
+                let reads = |other: &usize| *other != from && has(&ready[*other].open, slot);
+                let to: Vec<usize> = (0..ready.len()).filter(reads).collect();
+                if !to.is_empty() {
+                    carried.push(Carried { tensor: *slot, from, to });
+                }
+            }
+        }
+        Ok(keep(&mut self.plans, Prepared { parts: ready, carried, due: false, inputs }))
+    }
+
     /// Makes the parts of a plan ready.
-    fn ready(&mut self, parts: Vec<Part>, made: &mut Vec<Ready>) -> Result<(), Error> {
+    fn ready(&mut self, parts: Vec<Part>, keys: &[Option<PartKey>], made: &mut Vec<Ready>) -> Result<(), Error> {
         // Parts of a device find what others left there: all of them should compute in the same memory.
         for (device, executor) in self.devices.iter_mut().enumerate() {
             let arenas = parts.iter().filter(|part| part.device == device).map(|part| part.plan.arena);
@@ -471,7 +515,10 @@ impl PipelineExecutor {
             let staging = self.streaming.as_ref().filter(|streaming| streaming.to == device);
             let staged = staging.map_or_else(Vec::new, |streaming| StagedCache::of(&plan, &streaming.staging));
             let steps = plan.len();
-            let plan = self.devices[device].prepare(plan)?;
+            let plan = match &keys[number] {
+                Some(key) => self.devices[device].prepare_keyed(plan, key)?,
+                None => self.devices[device].prepare(plan)?,
+            };
             made.push(Ready { device, plan, steps, arriving, streamed, staged, leaving, open, written, repeats });
         }
         Ok(())
@@ -531,32 +578,23 @@ impl Executor for PipelineExecutor {
 
     fn parts(&self, plan: Plan, last: Option<&str>) -> Result<Vec<Part>, Error> {
         let plan = lower_until(plan, &self.target(), last)?;
-        let lowered =
-            |part: Part| Ok(Part { plan: lower_until(part.plan, &self.devices[part.device].target(), last)?, ..part });
-        let streams = self.streaming.as_ref().map(Streaming::streams);
-        let keeps: Vec<bool> = self.devices.iter().map(|device| device.target().caps.is_some()).collect();
-        cut(&plan, &self.placement, streams.as_ref(), &keeps)?.into_iter().map(lowered).collect()
+        self.cut(&plan)?.into_iter().map(|part| self.lowered(part, last)).collect()
+    }
+
+    fn seat(&mut self, seat: &Seat) {
+        let (keeps, batch_invariant) = (self.keeps(), self.target().batch_invariant);
+        for (device, executor) in self.devices.iter_mut().enumerate() {
+            let (keeps, placement) = (keeps.clone(), self.placement.clone());
+            executor.seat(&Seat { room: seat.room, placement, device, keeps, batch_invariant });
+        }
     }
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
-        let inputs = inputs(&plan).into_iter().map(|slot| (slot, Vec::new())).collect();
-        let parts = self.parts(plan, None)?;
-        let mut ready = Vec::with_capacity(parts.len());
-        if let Err(why) = self.ready(parts, &mut ready) {
-            ready.iter().for_each(|part| self.devices[part.device].forget(part.plan));
-            return Err(why);
-        }
-        let mut carried = Vec::new();
-        for (from, part) in ready.iter().enumerate() {
-            for slot in &part.written {
-                let reads = |other: &usize| *other != from && has(&ready[*other].open, slot);
-                let to: Vec<usize> = (0..ready.len()).filter(reads).collect();
-                if !to.is_empty() {
-                    carried.push(Carried { tensor: *slot, from, to });
-                }
-            }
-        }
-        Ok(keep(&mut self.plans, Prepared { parts: ready, carried, due: false, inputs }))
+        self.prepare_of(plan, None)
+    }
+
+    fn prepare_keyed(&mut self, plan: Plan, key: &PartKey) -> Result<PlanId, Error> {
+        self.prepare_of(plan, Some(key.plan))
     }
 
     fn write(&mut self, plan: PlanId, tensor: &Tensor, bytes: &[u8]) -> Result<(), Error> {

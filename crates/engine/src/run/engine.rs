@@ -14,7 +14,7 @@ use super::draft_model::DraftModel;
 use super::draw::{End, Tokens};
 use super::head::HeadTimes;
 use super::load::CacheHits;
-use super::making::{First, Key, Made, Warming, expected_keys, make};
+use super::making::{First, Key, Made, PlanKey, Warming, expected_keys, make};
 use super::media::{Placed, Span, unknown};
 use super::memory::CLOSED;
 use super::pulse::Pulse;
@@ -22,7 +22,7 @@ use super::shapes;
 use super::work::Work;
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
-use crate::executor::{Executor, PlanId, Progress};
+use crate::executor::{Executor, PartKey, PlanId, Progress, Seat};
 use crate::lower::lower;
 use crate::model::Model;
 use crate::plan::{Fixed, Plan, Ports};
@@ -166,6 +166,7 @@ impl Engine {
         if graph.facts().start.is_some() && executor.shares().len() > 1 {
             return Err(Error::SeveralDevices { architecture: model.config.architecture.name });
         }
+        executor.seat(&Seat::of_one(room, executor.target().batch_invariant));
         let arenas = super::fit::arenas(&graph, &*executor, &room)?;
         let warming = first.and_then(|first| Warming::new(&graph, &*executor, &room, first));
         std::thread::scope(|scope| {
@@ -674,7 +675,7 @@ impl Engine {
         let Made { plan, tail, tokens } = make(&self.graph, &self.executor.target(), key)?;
         let (ports, bytes, lowered) = (plan.ports, plan.own_bytes(), start.elapsed());
         self.evict_plans(bytes);
-        let plan = self.executor.prepare(plan)?;
+        let plan = self.executor.prepare_keyed(plan, &PartKey::whole(PlanKey(key)))?;
         self.work.preparing += start.elapsed();
         self.work.plans += 1;
         log::debug!(

@@ -331,12 +331,14 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
     };
     let lowered = |shape| {
         let mut plan = graph.plan(shape)?;
-        if place.shares.len() > 1 && shape == decode {
+        let in_parts = place.shares.len() > 1;
+        if in_parts && shape == decode {
             // The draw is part of the plan that is cut.
             add_tail(&mut plan, true, PAGE)?;
         }
         let mut parts = (place.parts)(plan)?;
         if let [Part { plan, .. }] = &mut parts[..]
+            && !in_parts
             && shape == decode
             && !graph.facts().encodes
         {
@@ -369,7 +371,11 @@ fn largest(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<Vec<Part
 
 /// Bytes that the steps of any plan compute in on each device, but for those that want the logits of every token.
 pub(super) fn arenas(graph: &Graph, executor: &dyn Executor, room: &Room) -> Result<Vec<usize>, Error> {
-    let plans = largest(graph, &Place::of(executor), room)?;
+    arenas_of(graph, &Place::of(executor), room)
+}
+
+fn arenas_of(graph: &Graph, place: &Place<'_>, room: &Room) -> Result<Vec<usize>, Error> {
+    let plans = largest(graph, place, room)?;
     let of = |device: usize| {
         let arena = |parts: &Vec<Part>| {
             let here = parts.iter().filter(|part| part.device == device);
@@ -379,5 +385,25 @@ pub(super) fn arenas(graph: &Graph, executor: &dyn Executor, room: &Room) -> Res
         let both = plans.iter().take(2).map(arena).sum::<usize>();
         plans.iter().skip(2).map(arena).fold(both, usize::max)
     };
-    Ok((0..executor.shares().len()).map(of).collect())
+    Ok((0..place.shares.len()).map(of).collect())
+}
+
+/// Bytes that the parts of a stage compute in: `parts` has those of a plan that are its own, by their numbers.
+pub(crate) fn arena_of_part(
+    graph: &Graph,
+    executor: &dyn Executor,
+    room: &Room,
+    parts: &dyn Fn(Plan) -> Result<Vec<(usize, Plan)>, Error>,
+) -> Result<usize, Error> {
+    let target = executor.target();
+    let lowered = |plan: Plan| {
+        let own = parts(plan)?.into_iter();
+        own.map(|(_, plan)| Ok(Part { device: 0, plan: lower(plan, &target)? })).collect()
+    };
+    let thought = Place::thought(target.clone(), executor.batch(), None);
+    // The model has other devices beside this one.
+    let shares = [thought.shares.clone(), thought.shares].concat();
+    let place =
+        Place { shares, parts: Box::new(lowered), batch: thought.batch, batch_invariant: thought.batch_invariant };
+    Ok(arenas_of(graph, &place, room)?.into_iter().max().unwrap_or(0))
 }

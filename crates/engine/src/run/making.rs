@@ -6,13 +6,88 @@ use super::decode::{Tail, add_tail};
 use super::draw::{End, Tokens, add_tokens};
 use super::shapes;
 use crate::Error;
-use crate::arch::{BatchShape, Graph, PAGE, Results, Room};
+use crate::arch::{BatchShape, Coordinates, Graph, PAGE, Pictures, Results, Room};
 use crate::executor::{Executor, Warmer};
 use crate::lower::{Target, lower};
 use crate::plan::{Plan, SlotKind};
 
 /// What a plan is made for: a shape, what it ends with, and whether adapters count differently for its rows.
 pub(super) type Key = (BatchShape, End, bool);
+
+/// What a plan is made for, to be told to others who have the same model: they make the same plan of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanKey(pub(super) Key);
+
+/// Rows of the largest plans that anybody is told of.
+const MOST_ROWS: u64 = 1 << 24;
+
+impl PlanKey {
+    /// How many numbers it is.
+    pub const NUMBERS: usize = 7;
+
+    /// As numbers.
+    pub fn numbers(&self) -> [u64; PlanKey::NUMBERS] {
+        let PlanKey((shape, end, by_row)) = self;
+        let BatchShape { decode, prompt, pieces, outputs, expands, shares, pictures } = *shape;
+        let (end, cuts) = match *end {
+            End::Logits => (0, false),
+            End::Vectors => (1, false),
+            End::Source => (2, false),
+            End::Tokens { cuts } => (3, cuts),
+            End::NextStep { cuts } => (4, cuts),
+            End::Draft => (5, false),
+            End::DraftTokens { cuts } => (6, cuts),
+        };
+        let said = [expands, shares, pictures.vectors, pictures.sees_ahead, *by_row, cuts];
+        let said = said.into_iter().enumerate().map(|(at, yes)| u64::from(yes) << at).sum();
+        let [decode, prompt, pieces, outputs] = [decode, prompt, pieces, outputs].map(|n| n as u64);
+        [decode, prompt, pieces, outputs, said, pictures.coordinates as u64, end]
+    }
+
+    /// The key that has these numbers, if one does.
+    pub fn from_numbers(numbers: &[u64]) -> Option<PlanKey> {
+        let &[decode, prompt, pieces, outputs, said, coordinates, end] = numbers else { return None };
+        let said: Vec<bool> = (0..6).map(|at| said >> at & 1 == 1).collect();
+        let coordinates = match coordinates {
+            0 => Coordinates::Positions,
+            1 => Coordinates::Each,
+            2 => Coordinates::Four,
+            _ => return None,
+        };
+        let end = match (end, said[5]) {
+            (0, _) => End::Logits,
+            (1, _) => End::Vectors,
+            (2, _) => End::Source,
+            (3, cuts) => End::Tokens { cuts },
+            (4, cuts) => End::NextStep { cuts },
+            (5, _) => End::Draft,
+            (6, cuts) => End::DraftTokens { cuts },
+            _ => return None,
+        };
+        if [decode, prompt, pieces, outputs].iter().any(|n| *n > MOST_ROWS) {
+            return None;
+        }
+        let [decode, prompt, pieces, outputs] = [decode, prompt, pieces, outputs].map(|n| n as usize);
+        let pictures = Pictures { vectors: said[2], sees_ahead: said[3], coordinates };
+        let shape = BatchShape { decode, prompt, pieces, outputs, expands: said[0], shares: said[1], pictures };
+        let key = PlanKey((shape, end, said[4]));
+        (key.numbers()[..] == *numbers).then_some(key)
+    }
+}
+
+/// The plan of a key that somebody else told, before it is cut; its rows are at most so many.
+pub(crate) fn made_for(graph: &Graph, target: &Target, key: &PlanKey, most: usize) -> Result<Plan, Error> {
+    let shape = key.0.0;
+    let sound = shape.rows() > 0
+        && shape.rows() <= most
+        && shape.outputs <= shape.rows()
+        && shape.pieces <= shape.prompt
+        && (shape.pieces == 0) == (shape.prompt == 0);
+    if !sound {
+        return Err(Error::Run { why: format!("no plan has {} rows in this room", shape.rows()) });
+    }
+    Ok(make(graph, target, key.0)?.plan)
+}
 
 /// A lowered plan.
 pub(super) struct Made {

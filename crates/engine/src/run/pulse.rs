@@ -35,6 +35,11 @@ impl Pulse {
         self.last.store(RESTING, Ordering::Relaxed);
     }
 
+    /// Whether it got on within this time, or has nothing that it would beat for.
+    pub fn got_on_within(&self, time: Duration) -> bool {
+        self.silent().is_none_or(|silent| silent < time)
+    }
+
     /// For how long there was no beat, where there is work.
     pub(super) fn silent(&self) -> Option<Duration> {
         let last = self.last.load(Ordering::Relaxed);

@@ -31,6 +31,7 @@ pub(crate) mod sampling_flags;
 pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod show;
+pub(crate) mod stage;
 pub(crate) mod synth;
 pub(crate) mod talk_flags;
 pub(crate) mod tokenize;

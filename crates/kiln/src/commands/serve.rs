@@ -25,6 +25,7 @@ use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
 use crate::draft_flags::{DraftFlags, Drafting};
+use crate::fleet_flags::FleetFlags;
 use crate::managed::Managed;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
@@ -196,6 +197,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST")]
     allow_media_host: Vec<MediaHost>,
     #[command(flatten)]
+    fleet: FleetFlags,
+    #[command(flatten)]
     flags: ModelFlags,
     #[command(flatten)]
     draft: DraftFlags,
@@ -267,6 +270,7 @@ impl Arguments {
             reasoning_field: if self.reasoning_field == "reasoning" { "reasoning" } else { "reasoning_content" },
             thinking_budget: self.reasoning_budget.map(ThinkingBudget::from_number),
             media_hosts: self.allow_media_host.clone(),
+            adapters: self.flags.lora.named()?,
         })
     }
 
@@ -297,7 +301,7 @@ impl Arguments {
         if loopback {
             hosts.extend(request_defaults.hosts.iter().cloned().chain(self.hosts().map(str::to_owned)));
         }
-        Ok(Settings {
+        Ok(self.fleet.apply(Settings {
             aliases,
             tags: self.tags.iter().map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect(),
             hides_slots: self.no_slots,
@@ -328,7 +332,7 @@ impl Arguments {
             connections_per_address: self.connections_per_address.map(|n| n as usize),
             idle_timeout: self.idle_timeout,
             ..request_defaults
-        })
+        }))
     }
 }
 
@@ -584,7 +588,7 @@ fn key(line: &str, number: usize) -> anyhow::Result<Key> {
 }
 
 /// A time with its unit: seconds where none is written.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "" | "s" => 1.0,

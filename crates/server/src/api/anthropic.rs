@@ -295,7 +295,7 @@ pub(crate) async fn create(
     let (id, model) = (fresh_id("msg_"), generation.loaded().name.clone());
     let response = if streams {
         let encoder = MessageEncoder { id, model, request, prompt, open: None, blocks: 0, called: false };
-        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
+        stream(&app, generation, encoder, Framing::Events).await?
     } else {
         let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
         reply(&whole(&id, &model, &answer))

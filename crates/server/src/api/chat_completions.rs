@@ -297,7 +297,7 @@ pub(crate) async fn create(
             called: vec![false; choices],
             totals: Totals::default(),
         };
-        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
+        stream(&app, generation, encoder, Framing::Events).await?
     } else {
         reply(&head.whole(&generation.collect().await?, choices))
     };

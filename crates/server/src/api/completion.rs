@@ -118,7 +118,7 @@ async fn answer(app: &Arc<App>, mut jobs: Vec<Job>, wishes: Wishes, several: boo
     texts.iter_mut().zip(generation.slots()).for_each(|(text, slot)| text.slot = slot);
     let head = Head { loaded: Arc::clone(generation.loaded()), wishes };
     if head.wishes.stream.unwrap_or(false) {
-        return Ok(stream(generation, CompletionEncoder { head, texts }, Framing::Events, app.settings.keep_alive));
+        return stream(app, generation, CompletionEncoder { head, texts }, Framing::Events).await;
     }
     let answers = generation.collect().await?;
     let whole = |(index, (mut text, answer)): (usize, (Text, crate::generate::Answer))| {

@@ -347,7 +347,7 @@ pub(crate) async fn create(
             pace,
             totals: Totals::default(),
         };
-        stream(generation, encoder, Framing::Events, app.settings.keep_alive)
+        stream(&app, generation, encoder, Framing::Events).await?
     } else {
         let generation = Generation::start(&app, std::mem::take(&mut plan.jobs), "call_")?;
         let answers = generation.collect().await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api_error::{ApiError, Kind};
 use crate::app::App;
@@ -22,7 +22,8 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
             let error = json!({"error": {"code": 503, "message": why, "type": "unavailable_error"}});
             let mut response = reply(&error);
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("5"));
+            let seconds = if app.shutdown.is_leaving() { "1" } else { "5" };
+            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static(seconds));
             response
         }
     }
@@ -32,6 +33,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     match app.not_ready() {
         None => Ok(reply(&json!({"status": "ready"}))),
+        Some(why) if app.shutdown.is_leaving() => Err(ApiError::new(Kind::Leaving, why)),
         Some(why) => Err(ApiError::new(Kind::Unavailable, why)),
     }
 }
@@ -87,14 +89,42 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Result<Response,
 }
 
 /// How busy this worker is.
-pub(crate) async fn loads(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+fn load_of(app: &App) -> Result<Value, ApiError> {
     let load = app.loaded()?.scheduler.load();
     let awaiting: usize = app.registry.places().iter().map(ModelEntry::awaiting).sum();
-    Ok(reply(&json!({
+    Ok(json!({
         "num_running_reqs": load.reading + load.writing + load.swapped,
         "num_waiting_reqs": load.waiting + app.prep_pool.waiting() + awaiting,
         "num_free_pages": load.free_pages,
         "num_pages": load.pages,
         "uptime_seconds": app.started.elapsed().as_secs(),
-    })))
+    }))
+}
+
+/// The same as an answer.
+pub(crate) async fn loads(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    Ok(reply(&load_of(&app)?))
+}
+
+/// The same in SGLang's shape: a list of workers, with tokens in place of pages.
+pub(crate) async fn loads_of_workers(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let mut load = load_of(&app)?;
+    let pages = |name: &str| load[name].as_u64().unwrap_or(0);
+    let (all, free) = (pages("num_pages"), pages("num_free_pages"));
+    let (used, page) = (all.saturating_sub(free), kiln_engine::arch::PAGE as u64);
+    let [running, waiting] = ["num_running_reqs", "num_waiting_reqs"].map(|name| load[name].as_u64().unwrap_or(0));
+    load["dp_rank"] = json!(0);
+    load["num_total_reqs"] = json!(running + waiting);
+    load["num_used_tokens"] = json!(used * page);
+    load["max_total_num_tokens"] = json!(all * page);
+    load["token_usage"] = json!(if all == 0 { 0.0 } else { used as f64 / all as f64 });
+    let loaded = app.loaded()?;
+    Ok(reply(&json!({"version": env!("CARGO_PKG_VERSION"), "model": loaded.name, "dp_rank_count": 1, "loads": [load]})))
+}
+
+/// How many requests there are, in vLLM's words.
+pub(crate) async fn server_load(State(app): State<Arc<App>>) -> Response {
+    let in_flight = |place: &ModelEntry| place.awaiting() + place.peek().map_or(0, |loaded| loaded.in_flight());
+    let all: usize = app.registry.places().iter().map(in_flight).sum();
+    reply(&json!({"server_load": all}))
 }

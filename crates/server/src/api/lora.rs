@@ -45,6 +45,13 @@ fn request_defaults(loaded: &Loaded) -> Vec<f32> {
     set.clone().unwrap_or_else(|| loaded.scheduler.model().scales())
 }
 
+/// The scales of a request that picks this adapter: the others count as for all requests.
+pub(crate) fn with_one(loaded: &Loaded, number: usize) -> Vec<f32> {
+    let mut scales = request_defaults(loaded);
+    scales.iter_mut().skip(number).take(1).for_each(|scale| *scale = 1.0);
+    scales
+}
+
 /// The adapters there are.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;

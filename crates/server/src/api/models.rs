@@ -52,7 +52,15 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiErr
         return Err(ApiError::new(Kind::Unavailable, why));
     }
     let places = app.registry.places();
-    let entries: Vec<Value> = places.iter().map(|place| entry(&app, place)).collect();
+    let mut entries: Vec<Value> = places.iter().map(|place| entry(&app, place)).collect();
+    // Adapters with names are models of their own to clients.
+    for adapter in &app.settings.request_defaults.adapters {
+        let parent = places.first().map(|place| &place.name);
+        entries.push(json!({
+            "id": adapter.name, "object": "model", "type": "model", "created": app.created, "created_at": rfc3339(app.created),
+            "display_name": adapter.name, "owned_by": "kiln", "parent": parent, "root": adapter.name,
+        }));
+    }
     let [first, last] = [places.first(), places.last()].map(|place| place.map(|place| &place.name));
     Ok(reply(
         &json!({"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": false, "models": []}),

@@ -432,7 +432,7 @@ async fn answer(app: &Arc<App>, job: Job, streams: bool, chat: bool, came: Insta
     let tokenizer = Arc::clone(&generation.loaded().scheduler.model().tokenizer);
     let encoder = OllamaEncoder { model: generation.loaded().name.clone(), chat, came, call: None, tokenizer };
     if streams {
-        return Ok(stream(generation, encoder, Framing::Lines, app.settings.keep_alive));
+        return stream(app, generation, encoder, Framing::Lines).await;
     }
     let answer = generation.collect().await?.into_iter().next().unwrap_or_default();
     Ok(reply(&encoder.whole(&answer)))

@@ -64,6 +64,10 @@ fn looked_at() -> Vec<Entry> {
         get("/metrics", "Metrics for Prometheus, under vLLM's names", Kind::Text, &[]),
         get("/server_info", "The model and its sizes", Kind::Json, &["model_path", "max_model_len"]),
         get("/loads", "How busy the server is", Kind::Json, &["num_running_reqs", "num_waiting_reqs"]),
+        get("/v1/loads", "The same in SGLang's words", Kind::Json, &["loads"]),
+        get("/load", "How many requests there are, in vLLM's words", Kind::Json, &["server_load"]),
+        get("/ping", "As `/health`, for gateways that ask there", Kind::Json, &["status"]),
+        get("/health_generate", "As `/health`, for gateways that ask there", Kind::Json, &["status"]),
         get("/engine", "The engine as it runs", Kind::Json, &["model", "device", "load", "tokens"]),
         get("/engine/kernels", "Runs one step, and tells the time of each kernel", Kind::Json, &["kernels"]),
         get(

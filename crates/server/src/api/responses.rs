@@ -287,7 +287,7 @@ pub(crate) async fn create(
             if streams { begin.stream()? } else { reply(&begin.whole().await?) }
         }
         (_, _, Some(generation)) if streams => {
-            stream(generation, ResponsesEncoder::new(frame), Framing::Events, app.settings.keep_alive)
+            stream(&app, generation, ResponsesEncoder::new(frame), Framing::Events).await?
         }
         (_, _, Some(generation)) => {
             let answer = generation.collect().await?.into_iter().next().unwrap_or_default();

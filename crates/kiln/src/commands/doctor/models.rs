@@ -119,6 +119,7 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
         cache_type_v: f16,
         reproducible: false,
         lora: LoraFlags::default(),
+        stages: Default::default(),
         place: PlaceFlags::default(),
         early: kiln_llm::Early::default(),
     };
