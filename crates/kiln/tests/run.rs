@@ -321,7 +321,8 @@ fn templates_and_system_prompts_come_from_files_too() {
 fn thoughts_end_when_their_tokens_are_used_up() {
     let folder = models();
     // The prompt opens a thought that the model, which writes anything, would hardly ever close.
-    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n";
+    let template =
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}";
     change(&folder.path().join("base.gguf"), &folder.path().join("thinks.gguf"), Some(template));
     let flags = ["--cpu", "--temp", "0", "-n", "24", "--ignore-eos", "--json"];
     let parts = |told: &Value| {
