@@ -58,7 +58,7 @@ impl Opening {
         let batch = devices.iter().map(|device| device.batch()).min().unwrap_or_default();
         let room = Room { pages, ..one }.with_windows(model.facts.window, batch);
         let sizes = Sizes::of(&plain(model, &room)?, room.pages);
-        let candidate = |device: &Box<dyn Executor>| {
+        let candidate = |device: &dyn Executor| {
             let thought = Place::thought(device.target(), device.batch(), None);
             Ok(Candidate {
                 name: device.describe(),
@@ -66,7 +66,7 @@ impl Opening {
                 scratch: fit_in(model, &thought, wish)?.scratch(),
             })
         };
-        let candidates = devices.iter().map(candidate).collect::<Result<Vec<_>, Error>>()?;
+        let candidates = devices.iter().map(|device| candidate(&**device)).collect::<Result<Vec<_>, Error>>()?;
         let placement = spread(&sizes, &candidates, pages as u64, split)?;
         let plans = plain(model, &Room::one(64))?;
         Ok(Box::new(PipelineExecutor::new(devices, placement, &plans).without_streaming()))
