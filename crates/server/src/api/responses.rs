@@ -23,8 +23,8 @@ use crate::chat::{self, Chat, ToolChoice};
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Part, Stop, Token};
 use crate::guard::Caller;
+use crate::media;
 use crate::params::Params;
-use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::response_format;
 use crate::response_store::{Owner, Turn};
@@ -235,7 +235,7 @@ fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), ApiEr
         }
         Some("function_call_output") => {
             let output = chat::content(&format!("{param}.output"), value.get("output"))?;
-            let content = if pictures::are_in(&output) { output } else { output.to_text().into() };
+            let content = if media::are_in(&output) { output } else { output.to_text().into() };
             out.push(Message { tool_call_id: Some(text("call_id")?), content, ..Message::new("tool", "") });
         }
         Some(other) => {
