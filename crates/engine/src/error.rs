@@ -61,23 +61,27 @@ pub enum Error {
     #[error(transparent)]
     Media(#[from] kiln_media::Error),
     #[error(
-        "the file is no encoder of pictures: {why}\nhint: the file beside a model that sees is usually called mmproj-*.gguf; `kiln inspect` shows what a file holds"
+        "the file is no encoder of pictures or sounds: {why}\nhint: the file beside a model that sees or hears is usually called mmproj-*.gguf; `kiln inspect` shows what a file holds"
     )]
     NoEncoder { why: String },
     #[error(
-        "pictures of {projector} cannot be put before a model of architecture \"{architecture}\": {why}\nhint: the model itself runs without pictures"
+        "the file encodes no {of}\nhint: `kiln inspect` shows what it encodes; a model that takes {of} has a file that does"
     )]
-    NoPictures { architecture: &'static str, projector: &'static str, why: &'static str },
+    LacksEncoder { of: &'static str },
     #[error(
-        "{given} pictures were given, {found} have a place in the prompt\nhint: the chat template drops or repeats what a message says; another one can be named"
+        "{of} of {projector} cannot be put before a model of architecture \"{architecture}\": {why}\nhint: the model itself runs without {of}"
     )]
-    LostPictures { found: usize, given: usize },
+    Misplaced { of: &'static str, architecture: &'static str, projector: &'static str, why: &'static str },
+    #[error(
+        "{given} pictures and sounds were given, {found} have a place in the prompt\nhint: the chat template drops or repeats what a message says; another one can be named"
+    )]
+    LostMedia { found: usize, given: usize },
     #[error(
         "the vectors have {width} numbers each, the model takes {hidden}\nhint: the encoder belongs to another model; each has its own"
     )]
     VectorWidth { width: usize, hidden: usize },
     #[error(
-        "encoders with the projector \"{}\" are not run; Kiln knows {known}\nhint: the model itself runs without pictures",
+        "encoders with the projector \"{}\" are not run; Kiln knows {known}\nhint: the model itself runs without pictures and sounds",
         shown(name)
     )]
     Projector { name: String, known: String },

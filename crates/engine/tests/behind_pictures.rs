@@ -13,10 +13,11 @@ use std::time::Duration;
 use kiln_engine::Error;
 use kiln_engine::arch::{PAGE, Room};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
+use kiln_engine::media::{Encoder, Input, Mmproj, Rows};
 use kiln_engine::model::Model;
 use kiln_engine::run::{Engine, Entry, Event, Policy, Request, Scheduler, SequenceId, Span, Standing, Vectors, Wanted};
 use kiln_engine::sampler::Sampling;
-use kiln_engine::vision::{Encoder, Grid, Rows, Vision};
+use kiln_engine::vision::Grid;
 use kiln_gguf::TensorType;
 use serde_json::Value as Json;
 
@@ -45,12 +46,13 @@ impl Shown {
     /// The prompt with its picture encoded by the family's own encoder.
     fn new(name: &str, golden: &Json) -> Shown {
         let (_, of_encoder) = goldens("vision").into_iter().find(|(known, _)| known == name).unwrap();
-        let vision = Arc::new(Vision::new(file(&of_encoder, None, &[])).unwrap());
+        let mmproj = Arc::new(Mmproj::new(file(&of_encoder, None, &[])).unwrap());
+        let vision = mmproj.vision().unwrap();
         let model = Arc::new(text(golden));
-        vision.check_model(&model).unwrap_or_else(|e| panic!("{name}: {e}"));
+        mmproj.check_model(&model).unwrap_or_else(|e| panic!("{name}: {e}"));
         let prepared = vision.prepare(&drawn(&of_encoder)).unwrap();
         let input = prepared.tiles.iter().chain(&prepared.overview).next().unwrap();
-        let rows = Encoder::new(vision.clone(), cpu(), &mut |_, _| {}).unwrap().encode(input).unwrap();
+        let rows = Encoder::new(mmproj.clone(), cpu(), &mut |_, _| {}).unwrap().encode(Input::Picture(input)).unwrap();
         let standing = vision.standing(vision.grid(input.size));
         assert_eq!(rows.values.len(), number(&golden["rows"]) * rows.width, "{name}");
         if model.facts.several_positions {

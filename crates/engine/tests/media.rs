@@ -12,12 +12,12 @@ use std::sync::mpsc::channel;
 use kiln_engine::Error;
 use kiln_engine::arch::{PAGE, Room};
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
+use kiln_engine::media::Rows;
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{Engine, Entry, Event, Policy, Request, Scheduler, SequenceId, Span, Vectors, Wanted};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
-use kiln_engine::vision::Rows;
 use kiln_gguf::{Gguf, quant};
 
 fn model(preset: &str) -> Arc<Model> {

@@ -10,8 +10,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
-use kiln_engine::vision::prompt::PicturePart;
-use kiln_engine::vision::{Encoder, TABLE, Vision};
+use kiln_engine::media::{Encoder, Input, Mmproj, Part};
+use kiln_engine::vision::TABLE;
 use kiln_media::Pixels;
 use serde_json::Value as Json;
 
@@ -21,16 +21,17 @@ use encoder::{drawn, file, goldens, nmse, number};
 fn judge(executor: impl Fn() -> Box<dyn Executor>) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, golden) in goldens("vision") {
-        let vision = Arc::new(Vision::new(file(&golden, None, &[])).unwrap_or_else(|e| panic!("{name}: {e}")));
+        let mmproj = Arc::new(Mmproj::new(file(&golden, None, &[])).unwrap_or_else(|e| panic!("{name}: {e}")));
+        let vision = mmproj.vision().unwrap();
         let prepared = vision.prepare(&drawn(&golden)).unwrap();
         let inputs: Vec<&Pixels> = prepared.tiles.iter().chain(&prepared.overview).collect();
         assert_eq!(inputs.len(), number(&golden["inputs"]), "{name}");
-        let mut encoder = Encoder::new(vision.clone(), executor(), &mut |_, _| {}).unwrap();
+        let mut encoder = Encoder::new(mmproj.clone(), executor(), &mut |_, _| {}).unwrap();
         for chunk in golden["chunks"].as_array().unwrap() {
             let input = inputs[number(&chunk["input"])];
-            let rows = encoder.encode(input).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let rows = encoder.encode(Input::Picture(input)).unwrap_or_else(|e| panic!("{name}: {e}"));
             let sums: Vec<f32> = chunk["sums"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect();
-            assert_eq!(rows.values.len(), sums.len() * vision.width(), "{name}: rows");
+            assert_eq!(rows.values.len(), sums.len() * mmproj.width(), "{name}: rows");
             assert_eq!(vision.rows(vision.grid(input.size)), sums.len(), "{name}: rows that are counted");
             let got: Vec<f32> = rows.values.chunks_exact(rows.width).map(|row| row.iter().sum()).collect();
             let by_sums = nmse(&got, &sums);
@@ -64,20 +65,21 @@ fn rows_are_those_of_the_reference_on_a_device() {
 #[test]
 fn the_words_around_pictures_are_those_of_the_reference() {
     /// Words that follow each other are one text.
-    fn shown(pieces: impl Iterator<Item = PicturePart<usize>>) -> String {
+    fn shown(pieces: impl Iterator<Item = Part<usize>>) -> String {
         pieces
             .map(|piece| match piece {
-                PicturePart::Words(text) => text,
-                PicturePart::Input(input) => format!("\u{1}{input}\u{1}"),
+                Part::Words(text) => text,
+                Part::Input(input) => format!("\u{1}{input}\u{1}"),
             })
             .collect()
     }
     for (name, golden) in goldens("vision") {
-        let vision = Vision::new(file(&golden, None, &[])).unwrap();
+        let mmproj = Mmproj::new(file(&golden, None, &[])).unwrap();
+        let vision = mmproj.vision().unwrap();
         let prepared = vision.prepare(&drawn(&golden)).unwrap();
         let want = golden["layout"].as_array().unwrap().iter().map(|piece| match piece.as_str() {
-            Some(text) => PicturePart::Words(text.to_owned()),
-            None => PicturePart::Input(number(piece)),
+            Some(text) => Part::Words(text.to_owned()),
+            None => Part::Input(number(piece)),
         });
         assert_eq!(shown(vision.pieces(&prepared, 0).into_iter()), shown(want), "{name}");
     }
@@ -87,7 +89,7 @@ fn the_words_around_pictures_are_those_of_the_reference() {
 fn models_that_pictures_cannot_be_put_before_are_refused() {
     let vision = |name: &str| {
         let (_, golden) = goldens("vision").into_iter().find(|(known, _)| known == name).unwrap();
-        Vision::new(file(&golden, None, &[])).unwrap()
+        Mmproj::new(file(&golden, None, &[])).unwrap()
     };
     for (encoder, model, part) in [
         ("llava", "llama-dense", "belongs to another model"),
@@ -106,7 +108,7 @@ fn models_that_pictures_cannot_be_put_before_are_refused() {
 fn every_family_has_a_golden() {
     let judged: HashSet<String> = goldens("vision")
         .iter()
-        .map(|(_, golden)| Vision::new(file(golden, None, &[])).unwrap().row.projector.to_owned())
+        .map(|(_, golden)| Mmproj::new(file(golden, None, &[])).unwrap().vision().unwrap().row.projector.to_owned())
         .collect();
     let missing: Vec<&str> = TABLE.iter().map(|row| row.projector).filter(|name| !judged.contains(*name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -118,7 +120,7 @@ fn files_that_do_not_fit_are_refused_by_name() {
         // Every tensor that a family needs is missed by name; those that may be missing change the plan and break nothing.
         for tensor in golden["tensors"].as_array().unwrap() {
             let without = tensor[0].as_str().unwrap();
-            if let Err(error) = Vision::new(file(&golden, Some(without), &[])) {
+            if let Err(error) = Mmproj::new(file(&golden, Some(without), &[])) {
                 let message = error.to_string();
                 assert!(message.contains('`') || message.contains("keys of"), "{name} without {without}: {message}");
             }
@@ -130,9 +132,9 @@ fn files_that_do_not_fit_are_refused_by_name() {
             ("clip.vision.attention.head_count", Json::from(7), "clip.vision.attention.head_count"),
             ("clip.projector_type", Json::from("hologram"), "hologram"),
             ("general.architecture", Json::from("llama"), "llama"),
-            ("clip.has_vision_encoder", Json::from(false), "no pictures"),
+            ("clip.has_vision_encoder", Json::from(false), "neither"),
         ] {
-            let error = Vision::new(file(&golden, None, &[(key, value)])).unwrap_err().to_string();
+            let error = Mmproj::new(file(&golden, None, &[(key, value)])).unwrap_err().to_string();
             assert!(error.contains(part), "{name} with {key}: {error}");
         }
     }

@@ -20,7 +20,7 @@ pub(crate) fn name(model: &Model) -> String {
 
 /// A conversation as the model reads it.
 pub(crate) struct Prompt {
-    /// The tokens: one part more than there are pictures.
+    /// The tokens: one part more than there are pictures and sounds.
     pub(crate) parts: Vec<Vec<u32>>,
     /// Tells thoughts from words in what the model makes of it.
     pub(crate) reader: AnswerReader,
@@ -39,7 +39,7 @@ pub(crate) struct Thinking {
     pub(crate) budget: Option<usize>,
 }
 
-/// Brings a conversation into the form of the template. `between` stands for each picture.
+/// Brings a conversation into the form of the template. `between` stands for each picture and sound.
 pub(crate) fn chat_prompt(
     model: &Model,
     setup: &ChatSetup,

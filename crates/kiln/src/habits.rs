@@ -64,7 +64,7 @@ const OWN_BATCHES: Meaning = Ignored("Kiln chooses batch sizes itself");
 const NO_PINNING: Meaning = Ignored("Kiln leaves scheduling to the system; -t sets the number of threads");
 const FILE_SAYS: Meaning = Refused("Kiln takes RoPE settings from the model file");
 const TEXT_ONLY: Meaning = Refused(
-    "`kiln run` and `kiln chat` take pictures (--mmproj and --image) and `kiln serve` takes --mmproj; no command takes sound or addresses of such files",
+    "`kiln run` and `kiln chat` take pictures and sounds (--mmproj, --image and --audio) and `kiln serve` takes --mmproj; no command takes addresses of such files",
 );
 const NO_CONTROL: Meaning = Refused("Kiln has no control vectors; --lora applies adapters");
 
@@ -392,7 +392,7 @@ mod tests {
             ("kiln run m -cnv", &["-cnv", "kiln chat"][..]),
             ("kiln chat m -no-cnv", &["kiln run"]),
             ("kiln serve m --image x", &["--image", "kiln run"]),
-            ("kiln run m --audio x.wav hi", &["--audio", "sound"]),
+            ("kiln serve m --audio x.wav", &["--audio", "sound", "kiln run"]),
             ("kiln serve m --rope-freq-base 1e6", &["RoPE"]),
             ("kiln chat m -p hi", &["kiln run"]),
             ("kiln run m -hf", &["-hf needs a value"]),

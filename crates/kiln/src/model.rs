@@ -6,9 +6,9 @@ use std::sync::{Arc, Once};
 use kiln_engine::Session;
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Executor, Progress};
+use kiln_engine::media::{Encoder, Mmproj};
 use kiln_engine::model::Model;
 use kiln_engine::run::{self, Engine, First, Policy, Scheduler};
-use kiln_engine::vision::{Encoder, Vision};
 use kiln_gguf::TensorType;
 use kiln_gpu::Adapter;
 pub(crate) use kiln_llm::CACHE_TYPES;
@@ -217,10 +217,10 @@ impl ModelFlags {
         self.opening()?.executor().map_err(in_words)
     }
 
-    /// Loads an encoder of pictures where the model will run, or the first part of it.
-    pub(crate) fn encoder(&self, vision: &Arc<Vision>) -> anyhow::Result<Encoder> {
+    /// Loads encoders of pictures and sounds where the model will run, or the first part of it.
+    pub(crate) fn encoder(&self, mmproj: &Arc<Mmproj>) -> anyhow::Result<Encoder> {
         let executor = self.executor()?;
-        Ok(loading(|progress| Encoder::new(Arc::clone(vision), executor, progress))?)
+        Ok(loading(|progress| Encoder::new(Arc::clone(mmproj), executor, progress))?)
     }
 
     /// The first device asked for, not opened: one without hardware will do. None for the CPU.

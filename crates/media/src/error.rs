@@ -1,10 +1,14 @@
-//! What can be wrong with a picture.
+//! What can be wrong with a picture or a sound.
 
 use crate::sizes::Size;
+use crate::sound::SoundError;
 
-/// Why a picture cannot be used.
+/// Why a picture or a sound cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// It is a sound.
+    #[error(transparent)]
+    Sound(#[from] SoundError),
     /// There are no bytes.
     #[error("the picture is empty: it has no bytes")]
     Empty,

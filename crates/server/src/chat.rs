@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use kiln_engine::media::{Arranged, Joined};
 use kiln_engine::run::Request;
 use kiln_engine::text::{ConstraintError, Content, Function, Message, Rendered, TemplateError};
-use kiln_engine::vision::{Arranged, Joined};
 pub(crate) use kiln_llm::chat::ToolChoice;
 use kiln_llm::chat::{ChatError, Conversation, Format, NoTemplate};
 use serde_json::{Map, Value};
@@ -13,8 +13,8 @@ use crate::api_error::{ApiError, Kind};
 use crate::encode::{Purpose, check_messages, encode_rendered, most_rows};
 use crate::generate::{Form, Job};
 use crate::guard::Caller;
+use crate::media::{self, Taken};
 use crate::params::Params;
-use crate::pictures::{self, Taken};
 use crate::registry::Loaded;
 
 /// How long a model may think.
@@ -84,7 +84,7 @@ impl Default for Chat {
 }
 
 impl Chat {
-    /// The prompt as text for people: pictures are named.
+    /// The prompt as text for people: pictures and sounds are named.
     pub(crate) fn shown(&self, loaded: &Loaded) -> Result<String, ApiError> {
         let taken = Taken::from(&self.messages);
         Ok(self.render(loaded, &taken)?.plain().replace(taken.marker.text(), "<__media__>"))
@@ -112,17 +112,17 @@ impl Chat {
         Ok(loaded.setup.render(&self.conversation(loaded, taken.messages.clone()))?)
     }
 
-    /// How many tokens the prompt is, rows of pictures among them.
+    /// How many tokens the prompt is, rows of pictures and sounds among them.
     pub(crate) fn count(&self, loaded: &Loaded) -> Result<usize, ApiError> {
         Ok(self.tokens(loaded)?.len())
     }
 
-    /// The tokens of the prompt; numbers above the vocabulary stand for rows of pictures.
+    /// The tokens of the prompt; numbers above the vocabulary stand for rows of pictures and sounds.
     pub(crate) fn tokens(&self, loaded: &Loaded) -> Result<Vec<u32>, ApiError> {
         Ok(self.prompt(loaded, Purpose::Count)?.0.tokens)
     }
 
-    /// The prompt: its tokens, and the pictures that are to be encoded.
+    /// The prompt: its tokens, and the pictures and sounds that are to be encoded.
     fn prompt(&self, loaded: &Loaded, purpose: Purpose) -> Result<(Arranged, Rendered), ApiError> {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "`messages` must hold at least one message"));
@@ -133,7 +133,7 @@ impl Chat {
         let rendered = self.render(loaded, &taken)?;
         let parts = encode_rendered(loaded, purpose, &rendered, &taken)?;
         let arranged = Arranged::new(&loaded.scheduler.model().tokenizer, parts, shown).map_err(|why| match why {
-            kiln_engine::Error::LostPictures { .. } => ApiError::new(Kind::Template, why.to_string()),
+            kiln_engine::Error::LostMedia { .. } => ApiError::new(Kind::Template, why.to_string()),
             other => other.into(),
         })?;
         Ok((arranged, rendered))
@@ -150,7 +150,7 @@ impl Chat {
         // The messages are in the prompt already.
         let mut form = loaded.setup.form(&self.conversation(loaded, Vec::new()), &rendered, allowed)?;
         // What can be refused was: encoding takes the longest.
-        let Joined { tokens, spans } = pictures::join(loaded, arranged)?;
+        let Joined { tokens, spans } = media::join(loaded, arranged)?;
         let request = Request {
             spans,
             limit: params.limit()?.or(loaded.limit),
@@ -292,7 +292,7 @@ fn tool_call(call: &Value) -> Option<kiln_engine::text::ToolCall> {
     })
 }
 
-/// What a message says: a text, or parts of text and pictures.
+/// What a message says: a text, or parts of text, pictures and sounds.
 pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(Content::None),
@@ -304,14 +304,15 @@ pub(crate) fn content(param: &str, value: Option<&Value>) -> Result<Content, Api
                     let text = part.get(field).and_then(Value::as_str);
                     text.ok_or_else(|| ApiError::invalid(format!("{param}.{field}"), format!("`{param}` has no text")))
                 };
-                if let Some(picture) = pictures::part(&param, part) {
-                    return picture;
+                if let Some(medium) = media::part(&param, part) {
+                    return medium;
                 }
                 let text = match part.get("type").and_then(Value::as_str) {
                     Some("text" | "input_text" | "output_text") => text("text")?,
                     Some("refusal") => text("refusal")?,
                     Some(kind) => {
-                        let message = format!("`{param}` is of type {kind:?}; only text and pictures are taken");
+                        let message =
+                            format!("`{param}` is of type {kind:?}; only text, pictures and sounds are taken");
                         return Err(ApiError { kind: Kind::UnsupportedValue, message, param: Some(param) });
                     }
                     None => return Err(ApiError::invalid(param.clone(), format!("`{param}` has no type"))),

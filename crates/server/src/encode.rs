@@ -5,7 +5,7 @@ use kiln_engine::text::{Content, Message, Rendered};
 use kiln_engine::tokenizer::{AddSpecial, EncodeLimit, ParseSpecial, TokenizerError};
 
 use crate::api_error::{AT_LEAST, ApiError, Kind};
-use crate::pictures::Taken;
+use crate::media::Taken;
 use crate::prep_pool::client_gone;
 use crate::registry::Loaded;
 
@@ -79,7 +79,7 @@ pub(crate) fn encode(
     bound.tokens(loaded.scheduler.model().tokenizer.encode_within(text, add, parse, &bound.limit))
 }
 
-/// The tokens of a prompt that a template has made: its parts, which the pictures stand between.
+/// The tokens of a prompt that a template has made: its parts, which pictures and sounds stand between.
 pub(crate) fn encode_rendered(
     loaded: &Loaded,
     purpose: Purpose,
@@ -95,7 +95,7 @@ pub(crate) fn encode_rendered(
     bound.tokens(rendered.encode_parts(tokenizer, taken.marker.text(), &bound.limit))
 }
 
-/// Rows that the pictures of a prompt may take.
+/// Rows that the pictures and sounds of a prompt may take.
 pub(crate) fn most_rows(loaded: &Loaded, purpose: Purpose) -> usize {
     let context = loaded.scheduler.context();
     if purpose == Purpose::Count { context.saturating_mul(COUNTED_CONTEXTS) } else { context }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kiln_engine::executor::Memory;
+use kiln_engine::media::Encoder;
 use kiln_engine::run::Scheduler;
-use kiln_engine::vision::Encoder;
 use kiln_llm::Llm;
 use kiln_llm::chat::ChatSetup;
 use tokio::sync::watch;
@@ -16,8 +16,8 @@ use crate::adapters::NamedAdapter;
 use crate::api_error::{ApiError, Kind};
 use crate::app::{RequestDefaults, now};
 use crate::chat::{ThinkingBudget, no_template};
+use crate::media::Media;
 use crate::metrics::Metrics;
-use crate::pictures::Pictures;
 use crate::prep_pool::{Queue, release};
 use crate::slots::Slots;
 
@@ -27,7 +27,7 @@ pub struct LoadedEngine {
     pub scheduler: Arc<Scheduler>,
     /// Texts at once at most.
     pub sequences: usize,
-    /// What pictures are encoded with, where the model can be shown some.
+    /// What pictures and sounds are encoded with, where the model takes some.
     pub encoder: Option<Encoder>,
 }
 
@@ -67,8 +67,8 @@ pub(crate) struct Loaded {
     /// The name that it is served under.
     pub(crate) name: String,
     pub(crate) scheduler: Arc<Scheduler>,
-    /// Encodes pictures, where the model can be shown some.
-    pub(crate) pictures: Option<Pictures>,
+    /// Encodes pictures and sounds, where the model takes some.
+    pub(crate) media: Option<Media>,
     /// How its conversations are written, and what is not said in a request.
     pub(crate) setup: ChatSetup,
     /// Tokens of an answer where a request does not say.
@@ -122,7 +122,7 @@ impl Loaded {
             slots: Slots::new(sequences),
             scales: Mutex::new(None),
             adapters: request_defaults.adapters.clone(),
-            pictures: encoder.map(|encoder| Pictures::new(encoder, &request_defaults.media_hosts)),
+            media: encoder.map(|encoder| Media::new(encoder, &request_defaults.media_hosts)),
             scheduler,
         }
     }

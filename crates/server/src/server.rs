@@ -154,7 +154,7 @@ impl Running {
         self.ready_with(LoadedEngine { scheduler: Arc::new(scheduler), sequences, encoder: None });
     }
 
-    /// The same for a model that may be shown pictures.
+    /// The same for a model that may be given pictures and sounds.
     pub fn ready_with(&self, opened: LoadedEngine) {
         self.app.registry.put(opened);
     }

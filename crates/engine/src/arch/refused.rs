@@ -2,10 +2,7 @@
 
 /// Names of architectures in files, and what is missing.
 pub const REFUSED: &[(&str, &str)] = &[
-    (
-        "clip",
-        "it makes vectors of pictures or sound for another model; `kiln run` takes it beside that one, for pictures",
-    ),
+    ("clip", "it makes vectors of pictures or sounds for another model; `kiln run` takes it beside that one"),
     ("dflash", "it guesses tokens for another model and says nothing alone"),
     ("eagle3", "it guesses tokens for another model and says nothing alone"),
     ("gemma4-assistant", "it guesses tokens for another model and says nothing alone"),

@@ -10,8 +10,8 @@ use super::engine::{Engine, Entry, Ready, Sequence, SequenceId};
 use super::places::{Seen, Standing};
 use crate::Error;
 use crate::arch::Pictures;
+use crate::media::Rows;
 use crate::plan::VectorRows;
-use crate::vision::Rows;
 
 /// Numbers from here on stand for vectors; no vocabulary is as large.
 const FIRST: u32 = 1 << 31;
@@ -123,7 +123,9 @@ impl Engine {
         if self.reads_whole() {
             return Err(Error::NoSequence { why: "the model reads a text as a whole, and takes no vectors" });
         }
-        if let Some(span) = spans.iter().find(|span| span.vectors.rows.width != width) {
+        // Vectors of sounds have no parts for further layers, which get zeros.
+        let fits = |span: &&Span| [width, model.config.hidden].contains(&span.vectors.rows.width);
+        if let Some(span) = spans.iter().find(|span| !fits(span)) {
             return Err(Error::VectorWidth { width: span.vectors.rows.width, hidden: width });
         }
         if self.batch_invariant && spans.iter().any(|span| span.vectors.standing.both_ways) {
@@ -223,7 +225,7 @@ impl Engine {
             let spans = &self.sequence(part.sequence)?.spans;
             for (k, token) in part.tokens.iter().enumerate() {
                 if let Some(vector) = find(spans, part.position + k, *token) {
-                    values[(part.row + k) * width..][..width].copy_from_slice(vector);
+                    values[(part.row + k) * width..][..vector.len()].copy_from_slice(vector);
                 } else {
                     tokens[part.row + k] = i32::try_from(*token).unwrap_or(0);
                 }

@@ -137,8 +137,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::media::Rows;
     use crate::run::Vectors;
-    use crate::vision::Rows;
 
     fn span(start: usize, rows: usize, columns: usize, both_ways: bool) -> Span {
         let count = rows * columns;

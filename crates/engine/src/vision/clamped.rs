@@ -13,7 +13,7 @@ type Limits = [Option<f32>; 2];
 
 /// A matrix with its bias and limits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clamped {
+pub(crate) struct Clamped {
     linear: Linear,
     input: Limits,
     output: Limits,
@@ -21,7 +21,7 @@ pub(super) struct Clamped {
 
 impl Clamped {
     /// Reads the matrix `NAME` with what the file has beside it.
-    pub(super) fn load(l: &mut Loader<'_>, name: &str, shape: [usize; 2]) -> Result<Clamped, Error> {
+    pub(crate) fn load(l: &mut Loader<'_>, name: &str, shape: [usize; 2]) -> Result<Clamped, Error> {
         let linear = l.linear(name, &shape)?;
         let mut limit = |kind: &str| {
             let name = format!("{name}.{kind}");
@@ -33,7 +33,7 @@ impl Clamped {
     }
 
     /// Adds the product.
-    pub(super) fn build(&self, s: &mut Sheet, name: &str, x: Tensor) -> Tensor {
+    pub(crate) fn build(&self, s: &mut Sheet, name: &str, x: Tensor) -> Tensor {
         let x = within(s, &format!("{name}.input"), x, self.input);
         let bare = Linear { bias: None, ..self.linear };
         // The limits are those of the product; the bias comes behind them.

@@ -1,42 +1,33 @@
-//! Encoders of pictures, in files of their own beside a model's (`mmproj`): one table, one row and one short file a family, put
-//! together from one transformer (`vit.rs`). They make plain plans as architectures do, and rows of the model's width come out.
+//! Encoders of pictures: one table, one row and one short file a family, put together from one transformer (`vit.rs`). They make plain plans
+//! as architectures do, and rows of the model's width come out. [`crate::media`] opens their files and runs them.
 
-mod arrange;
-mod clamped;
+pub(crate) mod clamped;
 mod clip;
-mod encode;
 mod gemma;
 mod glm;
 mod grids;
 mod idefics;
 mod internvl;
-mod kept;
 mod kimi;
 mod llama4;
 mod minicpm;
-mod parts;
+pub(crate) mod parts;
 mod pixtral;
-pub mod prompt;
+pub(crate) mod prompt;
 mod qwen;
-mod sheet;
-mod vit;
+pub(crate) mod sheet;
+pub(crate) mod vit;
 
-use std::path::Path;
-use std::sync::Arc;
-
-use kiln_gguf::Gguf;
+use kiln_gguf::Metadata;
 use kiln_kernels::tensor::Tensor;
 use kiln_media::{Keys, Picture, Prepared, Preprocessing, Size};
 
-pub use arrange::{Arranged, Joined, Shown};
-pub use encode::{Encoder, Rows};
 pub use sheet::Grid;
 
 use crate::Error;
-use crate::arch::Room;
 use crate::model::Loader;
-use crate::plan::{Fixed, Plan, Ports};
-use sheet::{Given, Sheet};
+use crate::plan::Fixed;
+use sheet::Sheet;
 
 /// One family.
 pub struct Row {
@@ -52,26 +43,26 @@ type Load = fn(&mut Loader<'_>, &Keys) -> Result<Box<dyn Family>, Error>;
 
 /// Every family whose pictures are encoded.
 pub const TABLE: &[Row] = &[
-    row("gemma3", "Gemma 3", gemma::load3),
-    row("gemma4v", "Gemma 4", gemma::load4),
-    row("glm4v", "GLM 4.1V, GLM 4.5V, GLM-OCR", glm::load),
-    row("idefics3", "Idefics 3, SmolVLM, Granite Docling", idefics::load),
-    row("internvl", "InternVL", internvl::load),
-    row("kimik25", "Kimi K2.5", kimi::load25),
-    row("kimivl", "Kimi VL", kimi::load),
-    row("lightonocr", "LightOnOCR", pixtral::load_plain),
-    row("llama4", "Llama 4", llama4::load),
-    row("minicpmv4_6", "MiniCPM-V 4.6", minicpm::load46),
-    row("mlp", "LLaVA 1.5 and 1.6, Granite Vision 3", clip::load),
-    row("mlp_norm", "Yi-VL", clip::load_normed),
-    row("pixtral", "Pixtral, Mistral Small 3, Ministral 3", pixtral::load),
-    row("qwen2.5vl_merger", "Qwen 2.5 VL", qwen::load25),
-    row("qwen2vl_merger", "Qwen 2 VL", qwen::load2),
-    row("qwen3vl_merger", "Qwen 3 VL, Qwen 3.5", qwen::load3),
-    row("resampler", "MiniCPM-V up to 4.5", minicpm::load),
+    of("gemma3", "Gemma 3", gemma::load3),
+    of("gemma4v", "Gemma 4", gemma::load4),
+    of("glm4v", "GLM 4.1V, GLM 4.5V, GLM-OCR", glm::load),
+    of("idefics3", "Idefics 3, SmolVLM, Granite Docling", idefics::load),
+    of("internvl", "InternVL", internvl::load),
+    of("kimik25", "Kimi K2.5", kimi::load25),
+    of("kimivl", "Kimi VL", kimi::load),
+    of("lightonocr", "LightOnOCR", pixtral::load_plain),
+    of("llama4", "Llama 4", llama4::load),
+    of("minicpmv4_6", "MiniCPM-V 4.6", minicpm::load46),
+    of("mlp", "LLaVA 1.5 and 1.6, Granite Vision 3", clip::load),
+    of("mlp_norm", "Yi-VL", clip::load_normed),
+    of("pixtral", "Pixtral, Mistral Small 3, Ministral 3", pixtral::load),
+    of("qwen2.5vl_merger", "Qwen 2.5 VL", qwen::load25),
+    of("qwen2vl_merger", "Qwen 2 VL", qwen::load2),
+    of("qwen3vl_merger", "Qwen 3 VL, Qwen 3.5", qwen::load3),
+    of("resampler", "MiniCPM-V up to 4.5", minicpm::load),
 ];
 
-const fn row(projector: &'static str, models: &'static str, load: Load) -> Row {
+const fn of(projector: &'static str, models: &'static str, load: Load) -> Row {
     Row { projector, models, load }
 }
 
@@ -84,57 +75,20 @@ trait Family: Send + Sync {
     fn rows(&self, grid: Grid) -> usize;
 }
 
-/// An open encoder.
+/// An encoder of pictures.
 pub struct Vision {
-    /// The file.
-    pub gguf: Arc<Gguf>,
     /// Its family.
     pub row: &'static Row,
     keys: Keys,
     preprocessing: Preprocessing,
-    /// Width of the rows that come out.
-    width: usize,
-    fixed: Fixed,
     family: Box<dyn Family>,
-    identity: [u8; 32],
+    /// Whether slices stand as those of the first MiniCPM-V do.
+    old_slices: bool,
 }
 
-impl std::fmt::Debug for Vision {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Vision({}, width {})", self.row.projector, self.width)
-    }
-}
-
-/// A plan for pictures of one size.
-pub struct Drawing {
-    /// The plan, not lowered yet; its result is the port of logits: `[width, rows]`.
-    pub plan: Plan,
-    /// F32 `[3 * patch * patch, patches]`: where the host writes each picture.
-    pub patches: Tensor,
-    order: Vec<usize>,
-    given: Vec<Given>,
-}
-
-/// The projector that the file names for pictures.
-fn projector(gguf: &Gguf) -> Result<String, Error> {
-    let metadata = gguf.metadata();
-    let missing = |why: &str| Error::NoEncoder { why: why.to_owned() };
-    let architecture = metadata.get_str_opt("general.architecture")?.unwrap_or("nothing");
-    if architecture != "clip" {
-        let named = kiln_system::text::shown(architecture);
-        return Err(Error::NoEncoder { why: format!("its architecture is {named}, where encoders have clip") });
-    }
-    if !metadata.get_bool_or("clip.has_vision_encoder", false)? {
-        return Err(missing("it encodes sound and no pictures"));
-    }
-    let both = metadata.get_str_opt("clip.projector_type")?;
-    let own = metadata.get_str_opt("clip.vision.projector_type")?;
-    let name = both.or(own).ok_or_else(|| missing("it does not name its projector"))?;
-    Ok(match name {
-        "qwen2.5o" => "qwen2.5vl_merger".to_owned(),
-        "mlp" if gguf.find("mm.3.weight").is_some() => "mlp_norm".to_owned(),
-        other => other.to_owned(),
-    })
+/// The row of a projector.
+pub(crate) fn row(projector: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.projector == projector)
 }
 
 /// What the file says about its pictures, bounded.
@@ -166,44 +120,23 @@ fn keys(l: &Loader<'_>) -> Result<Keys, Error> {
 }
 
 impl Vision {
-    /// Opens a file and reads everything but the weights.
-    pub fn open(path: impl AsRef<Path>) -> Result<Vision, Error> {
-        Vision::new(Gguf::open(path)?)
-    }
-
-    /// The same from a file that is already open.
-    pub fn new(gguf: Gguf) -> Result<Vision, Error> {
-        let name = projector(&gguf)?;
-        let known = || TABLE.iter().map(|row| row.projector).collect::<Vec<_>>().join(", ");
-        let row = TABLE.iter().find(|row| row.projector == name);
-        let row = row.ok_or_else(|| Error::Projector { name: name.clone(), known: known() })?;
-        let mut l = Loader::new(&gguf, "clip", &Room::one(1));
-        // A file may have an encoder of sound beside this one.
-        let of_sound = |name: &str| name.starts_with("a.") || name.starts_with("mm.a.");
-        l.names().into_iter().filter(|name| of_sound(name)).for_each(|name| l.ignore(&name));
-        let keys = keys(&l)?;
+    /// Reads the keys and tensors of pictures.
+    pub(crate) fn load(l: &mut Loader<'_>, row: &'static Row, metadata: &Metadata) -> Result<Vision, Error> {
+        let keys = keys(l)?;
         let preprocessing = keys.preprocessing(row.projector);
+        let name = row.projector;
         let incomplete =
             || Error::NoEncoder { why: format!("keys of {name} that say how pictures are prepared are missing") };
         let preprocessing = preprocessing.ok_or_else(incomplete)?;
-        let family = (row.load)(&mut l, &keys)?;
-        let (fixed, _) = l.finish(&[])?;
-        let identity = crate::state::file_hash(&gguf);
-        let mut vision = Vision { row, keys, preprocessing, width: 0, fixed, family, identity, gguf: Arc::new(gguf) };
-        // One plan is built now, so that what does not fit is said before anything is loaded.
-        let usual = vision.grid(Size::square(vision.keys.image_size));
-        vision.width = vision.draw(usual)?.plan.ports.logits.shape[0];
-        Ok(vision)
+        let family = (row.load)(l, &keys)?;
+        let version = metadata.get_i32_or("clip.minicpmv_version", 2);
+        let old_slices = name == "resampler" && matches!(version, Ok(0 | 2));
+        Ok(Vision { row, keys, preprocessing, family, old_slices })
     }
 
-    /// Width of the rows that come out: that of the model, times one more for each deepstack layer.
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
-    /// A hash of what makes the file this one: pages of prompts outlive the process, and another file makes other vectors.
-    fn identity(&self) -> &[u8; 32] {
-        &self.identity
+    /// The patches of a picture of the size that the file names.
+    pub(crate) fn usual(&self) -> Grid {
+        self.grid(Size::square(self.keys.image_size))
     }
 
     /// Side of a patch in pixels.
@@ -237,19 +170,10 @@ impl Vision {
         Ok(prepared.tiles.iter().chain(&prepared.overview).map(|input| self.rows(self.grid(input.size))).collect())
     }
 
-    /// The slots that all plans share.
-    pub fn fixed(&self) -> &Fixed {
-        &self.fixed
-    }
-
-    /// The plan for a grid of patches.
-    pub fn draw(&self, grid: Grid) -> Result<Drawing, Error> {
-        let mut s = Sheet::new(&self.fixed, grid, self.keys.patch);
+    /// The plan for a grid of patches on its way, and its result.
+    pub(crate) fn build(&self, fixed: &Fixed, grid: Grid) -> (Sheet, Tensor) {
+        let mut s = Sheet::new(fixed, grid, self.keys.patch);
         let rows = self.family.build(&mut s);
-        let none = || Error::NoEncoder { why: "its plan reads no patches".to_owned() };
-        let patches = s.port().ok_or_else(none)?;
-        let Sheet { b, order, given, .. } = s;
-        let plan = b.finish(Ports::all(patches), rows)?;
-        Ok(Drawing { plan, patches, order, given })
+        (s, rows)
     }
 }

@@ -106,7 +106,7 @@ pub(super) fn own_patches(keys: &Keys) -> usize {
 }
 
 /// Two matrices with an activation between them.
-pub(super) struct Projector {
+pub(crate) struct Projector {
     first: Linear,
     second: Linear,
     activation: Function,
@@ -114,7 +114,7 @@ pub(super) struct Projector {
 
 impl Projector {
     /// Reads the matrices of these names, for rows of this width.
-    pub(super) fn load(
+    pub(crate) fn load(
         l: &mut Loader<'_>,
         [first, second]: [&str; 2],
         width: usize,
@@ -130,7 +130,7 @@ impl Projector {
     }
 
     /// Adds both.
-    pub(super) fn build(&self, s: &mut Sheet, x: Tensor) -> Tensor {
+    pub(crate) fn build(&self, s: &mut Sheet, x: Tensor) -> Tensor {
         s.b.at("projector");
         self.at(s, x)
     }

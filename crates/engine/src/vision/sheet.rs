@@ -1,5 +1,7 @@
-//! The plan of one input size while it is built: the grid of patches, the steps, and what the host writes once before the plan runs.
+//! The plan of one input size while it is built: the grid of patches of a picture, the steps, and what the host writes once before the plan
+//! runs.
 
+use half::f16;
 use kiln_gguf::TensorType;
 use kiln_kernels::concat;
 use kiln_kernels::sum_rows;
@@ -42,10 +44,10 @@ impl Grid {
 }
 
 /// Bytes that the host writes to an input before the first run.
-pub(super) type Given = (Tensor, Vec<u8>);
+pub(crate) type Given = (Tensor, Vec<u8>);
 
 /// A plan on its way.
-pub(super) struct Sheet {
+pub(crate) struct Sheet {
     /// Its steps.
     pub b: Builder,
     /// The patches of the input.
@@ -56,48 +58,61 @@ pub(super) struct Sheet {
     pub order: Vec<usize>,
     /// What the host writes once.
     pub given: Vec<Given>,
-    patches: Option<Tensor>,
+    input: Option<Tensor>,
 }
 
 impl Sheet {
-    pub(super) fn new(fixed: &Fixed, grid: Grid, patch: usize) -> Sheet {
-        Sheet { b: Builder::new(fixed), grid, patch, order: Vec::new(), given: Vec::new(), patches: None }
+    pub(crate) fn new(fixed: &Fixed, grid: Grid, patch: usize) -> Sheet {
+        Sheet { b: Builder::new(fixed), grid, patch, order: Vec::new(), given: Vec::new(), input: None }
     }
 
-    /// The patches as they go in, `[3 * patch * patch, patches]`: planes of channels, each row by row. All encoders ask for them once.
-    pub(super) fn patches(&mut self, order: Vec<usize>) -> Tensor {
-        let features = 3 * self.patch * self.patch;
-        let x = self.b.slot("patches", SlotKind::Input, TensorType::F32, [features, order.len(), 1, 1]);
-        (self.order, self.patches) = (order, Some(x));
+    /// What the host writes for each input, `[features, columns]`. All encoders ask for it once.
+    pub(crate) fn input(&mut self, features: usize, columns: usize) -> Tensor {
+        let x = self.b.slot("input", SlotKind::Input, TensorType::F32, [features, columns, 1, 1]);
+        self.input = Some(x);
+        x
+    }
+
+    /// The patches as they go in, `[3 * patch * patch, patches]`: planes of channels, each row by row.
+    pub(crate) fn patches(&mut self, order: Vec<usize>) -> Tensor {
+        let x = self.input(3 * self.patch * self.patch, order.len());
+        self.order = order;
         x
     }
 
     /// The same in raster order.
-    pub(super) fn raster(&mut self) -> Tensor {
+    pub(crate) fn raster(&mut self) -> Tensor {
         self.patches((0..self.grid.patches()).collect())
     }
 
-    /// Where the host writes the patches of each picture.
-    pub(super) fn port(&self) -> Option<Tensor> {
-        self.patches
+    /// Where the host writes each input.
+    pub(crate) fn port(&self) -> Option<Tensor> {
+        self.input
     }
 
     /// Whole numbers of this plan.
-    pub(super) fn ints(&mut self, name: &str, values: &[i32], [n, m]: [usize; 2]) -> Tensor {
+    pub(crate) fn ints(&mut self, name: &str, values: &[i32], [n, m]: [usize; 2]) -> Tensor {
         let t = self.b.slot(name, SlotKind::Input, TensorType::I32, [n, m, 1, 1]);
         self.given.push((t, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
         t
     }
 
     /// Floats of this plan.
-    pub(super) fn floats(&mut self, name: &str, values: &[f32], [n, m]: [usize; 2]) -> Tensor {
+    pub(crate) fn floats(&mut self, name: &str, values: &[f32], [n, m]: [usize; 2]) -> Tensor {
         let t = self.b.slot(name, SlotKind::Input, TensorType::F32, [n, m, 1, 1]);
         self.given.push((t, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
         t
     }
 
+    /// Halves of this plan, dense.
+    pub(crate) fn halves(&mut self, name: &str, values: &[f16], shape: [usize; 4]) -> Tensor {
+        let t = self.b.slot(name, SlotKind::Input, TensorType::F16, shape);
+        self.given.push((t, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
+        t
+    }
+
     /// Rows of `x [width, rows]` by their numbers; rows of zeros where there is none.
-    pub(super) fn gather(&mut self, name: &str, x: Tensor, rows: impl Iterator<Item = Option<usize>>) -> Tensor {
+    pub(crate) fn gather(&mut self, name: &str, x: Tensor, rows: impl Iterator<Item = Option<usize>>) -> Tensor {
         let ids: Vec<i32> = rows.map(|row| row.map_or(-1, |row| row as i32)).collect();
         let ids = self.ints(&format!("{name}.ids"), &ids, [ids.len(), 1]);
         self.b.rows(name, x, ids)
@@ -105,7 +120,7 @@ impl Sheet {
 
     /// Blocks of `side` patches as one row each, `[side * side * width, blocks]`: the patches of a block one after the other. `x` is in
     /// raster order.
-    pub(super) fn merged(&mut self, x: Tensor, side: usize) -> Tensor {
+    pub(crate) fn merged(&mut self, x: Tensor, side: usize) -> Tensor {
         let (grid, width) = (self.grid, x.shape[0]);
         let blocks = grid.blocks(side).patches();
         let ordered = self.gather("merge", x, grid.by_blocks(side));
@@ -113,13 +128,13 @@ impl Sheet {
     }
 
     /// The same with the channels slowest: number `c * side * side + patch`.
-    pub(super) fn merged_by_channel(&mut self, x: Tensor, side: usize) -> Tensor {
+    pub(crate) fn merged_by_channel(&mut self, x: Tensor, side: usize) -> Tensor {
         let (width, merged) = (x.shape[0], self.merged(x, side));
         self.by_channel(merged, width)
     }
 
     /// Joined rows of patches, `[patches * width, blocks]`, with the channels slowest.
-    pub(super) fn by_channel(&mut self, joined: Tensor, width: usize) -> Tensor {
+    pub(crate) fn by_channel(&mut self, joined: Tensor, width: usize) -> Tensor {
         let [all, blocks, ..] = joined.shape;
         let (patches, shape) = (all / width, [all / width, width, blocks, 1]);
         let dst = self.b.fresh("by_channel", TensorType::F32, shape);
@@ -128,7 +143,7 @@ impl Sheet {
     }
 
     /// The sum of the patches of each whole block, `[width, blocks]`; `x` is in raster order.
-    pub(super) fn block_sums(&mut self, x: Tensor, side: usize) -> Tensor {
+    pub(crate) fn block_sums(&mut self, x: Tensor, side: usize) -> Tensor {
         let (width, whole) = (x.shape[0], Grid { rows: self.grid.rows / side, columns: self.grid.columns / side });
         let columns = self.grid.columns;
         let inside = |i: usize| i / columns < whole.rows * side && i % columns < whole.columns * side;
@@ -138,7 +153,7 @@ impl Sheet {
     }
 
     /// The sum of every `count` rows of `x [width, rows]`.
-    pub(super) fn sums(&mut self, x: Tensor, count: usize, width: usize) -> Tensor {
+    pub(crate) fn sums(&mut self, x: Tensor, count: usize, width: usize) -> Tensor {
         let rows = x.shape[1] / count;
         let dst = self.b.fresh("pool.sum", TensorType::F32, [1, width, rows, 1]);
         let x = x.reshape([width, count, rows, 1]).permute([1, 0, 2, 3]);
@@ -147,7 +162,7 @@ impl Sheet {
     }
 
     /// The rows of `a`, then those of `b`.
-    pub(super) fn below(&mut self, name: &str, a: Tensor, b: Tensor) -> Tensor {
+    pub(crate) fn below(&mut self, name: &str, a: Tensor, b: Tensor) -> Tensor {
         let dst = self.b.fresh(name, TensorType::F32, [a.shape[0], a.shape[1] + b.shape[1], 1, 1]);
         self.b.step(name, concat::Call { a, b, dst, dim: 1 });
         dst

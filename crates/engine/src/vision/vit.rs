@@ -1,4 +1,4 @@
-//! The base of all encoders of pictures: a transformer whose patches see each other. What a family does differently is a switch of
+//! The base of all encoders of pictures, and of many of sounds: a transformer whose patches, or moments, see each other. What a family does differently is a switch of
 //! [`Spec`]; tensors that a file may or may not have count where they are there.
 
 use kiln_gguf::TensorType;
@@ -19,7 +19,7 @@ const MOST_WIDTH: usize = 1 << 16;
 
 /// Sizes of an encoder, checked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub(crate) struct Sizes {
     /// Width of a patch's vector.
     pub width: usize,
     /// Heads of queries.
@@ -39,19 +39,26 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Reads and checks them.
+    /// Reads and checks those of an encoder of pictures.
     pub(super) fn read(l: &Loader<'_>) -> Result<Sizes, Error> {
+        let patch = l.keys.count("vision.patch_size", 1 << 10)?;
+        Ok(Sizes { patch, ..Sizes::of(l, "vision")? })
+    }
+
+    /// The same of an encoder of either kind, which keys name.
+    pub(crate) fn of(l: &Loader<'_>, kind: &str) -> Result<Sizes, Error> {
         let keys = l.keys;
-        let width = keys.count("vision.embedding_length", MOST_WIDTH)?;
-        let heads = keys.count("vision.attention.head_count", 1 << 12)?;
-        let kv_heads = keys.count_opt("vision.attention.head_count_kv", 1 << 12)?.unwrap_or(heads);
+        let key = |suffix: &str| format!("{kind}.{suffix}");
+        let width = keys.count(&key("embedding_length"), MOST_WIDTH)?;
+        let heads = keys.count(&key("attention.head_count"), 1 << 12)?;
+        let kv_heads = keys.count_opt(&key("attention.head_count_kv"), 1 << 12)?.unwrap_or(heads);
         let fits = heads.is_multiple_of(kv_heads);
-        keys.require(fits, "vision.attention.head_count_kv", kv_heads, &format!("a divisor of the {heads} heads"))?;
-        let head = match keys.count_opt("vision.attention.head_dim", 4096)? {
+        keys.require(fits, &key("attention.head_count_kv"), kv_heads, &format!("a divisor of the {heads} heads"))?;
+        let head = match keys.count_opt(&key("attention.head_dim"), 4096)? {
             Some(head) => head,
             None => {
                 let want = format!("a divisor of the width {width}");
-                keys.require(width.is_multiple_of(heads), "vision.attention.head_count", heads, &want)?;
+                keys.require(width.is_multiple_of(heads), &key("attention.head_count"), heads, &want)?;
                 width / heads
             }
         };
@@ -67,17 +74,17 @@ impl Sizes {
             heads,
             kv_heads,
             head,
-            layers: keys.count_opt("vision.block_count", MOST_LAYERS)?.unwrap_or(0),
-            eps: keys.eps("vision.attention.layer_norm_epsilon")?,
+            layers: keys.count_opt(&key("block_count"), MOST_LAYERS)?.unwrap_or(0),
+            eps: keys.eps(&key("attention.layer_norm_epsilon"))?,
             activation,
-            patch: keys.count("vision.patch_size", 1 << 10)?,
+            patch: 1,
         })
     }
 }
 
 /// Which norm a family has at all places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NormKind {
+pub(crate) enum NormKind {
     /// To mean 0 and variance 1.
     Layer,
     /// By the mean square.
@@ -86,7 +93,7 @@ pub(super) enum NormKind {
 
 /// How patches are turned by their place.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Turning {
+pub(crate) enum Turning {
     /// Not at all.
     Still,
     /// The first half of the pairs by the row, the second by the column.
@@ -106,7 +113,7 @@ pub(super) enum Turning {
 
 /// A coordinate of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Axis {
+pub(crate) enum Axis {
     /// Its row.
     Row,
     /// Its column.
@@ -115,7 +122,7 @@ pub(super) enum Axis {
 
 /// What a family does differently.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spec {
+pub(crate) struct Spec {
     /// Its norm.
     pub norm: NormKind,
     /// How patches are turned.
@@ -132,7 +139,7 @@ pub(super) struct Spec {
 
 impl Spec {
     /// All layers, scores by the root of the head's width, nothing turned.
-    pub(super) fn plain(sizes: &Sizes, norm: NormKind) -> Spec {
+    pub(crate) fn plain(sizes: &Sizes, norm: NormKind) -> Spec {
         let scale = 1.0 / (sizes.head as f32).sqrt();
         Spec { norm, turning: Turning::Still, layers: sizes.layers, swapped: false, scale, normed_values: false }
     }
@@ -160,7 +167,7 @@ impl Places {
 
 /// The coordinates as a plan has them.
 #[derive(Clone, Copy)]
-pub(super) enum Coordinates {
+pub(crate) enum Coordinates {
     Still,
     /// `[tokens, 4]`: rows, columns.
     Pairs(Tensor),
@@ -208,8 +215,8 @@ enum Projection {
 }
 
 /// The layers of an encoder.
-pub(super) struct Vit {
-    pub(super) sizes: Sizes,
+pub(crate) struct Vit {
+    pub(crate) sizes: Sizes,
     spec: Spec,
     pre: Option<Norm>,
     post: Option<Norm>,
@@ -218,7 +225,7 @@ pub(super) struct Vit {
 }
 
 /// Reads the norm `NAME`, where the file has it.
-pub(super) fn norm_opt(
+pub(crate) fn norm_opt(
     l: &mut Loader<'_>,
     name: &str,
     width: usize,
@@ -235,12 +242,12 @@ pub(super) fn norm_opt(
 }
 
 /// The same where it must be there.
-pub(super) fn norm(l: &mut Loader<'_>, name: &str, width: usize, kind: NormKind, eps: f32) -> Result<Norm, Error> {
+pub(crate) fn norm(l: &mut Loader<'_>, name: &str, width: usize, kind: NormKind, eps: f32) -> Result<Norm, Error> {
     norm_opt(l, name, width, kind, eps)?.ok_or_else(|| Error::MissingTensor { name: l.full(&format!("{name}.weight")) })
 }
 
 /// The second extent of a matrix: the width of its results.
-pub(super) fn width_of(l: &Loader<'_>, name: &str) -> Result<usize, Error> {
+pub(crate) fn width_of(l: &Loader<'_>, name: &str) -> Result<usize, Error> {
     let name = format!("{name}.weight");
     let shape = l.shape(&name).ok_or_else(|| Error::MissingTensor { name: l.full(&name) })?;
     Ok(shape[1])
@@ -305,12 +312,17 @@ impl Block {
 impl Vit {
     /// Reads the layers that run; the others may be there.
     pub(super) fn load(l: &mut Loader<'_>, sizes: Sizes, spec: Spec) -> Result<Vit, Error> {
+        Vit::load_of(l, "v", sizes, spec)
+    }
+
+    /// The same of tensors whose names begin with this letter.
+    pub(crate) fn load_of(l: &mut Loader<'_>, letter: &str, sizes: Sizes, spec: Spec) -> Result<Vit, Error> {
         l.whole();
-        let pre = norm_opt(l, "v.pre_ln", sizes.width, spec.norm, sizes.eps)?;
-        let post = norm_opt(l, "v.post_ln", sizes.width, spec.norm, sizes.eps)?;
+        let pre = norm_opt(l, &format!("{letter}.pre_ln"), sizes.width, spec.norm, sizes.eps)?;
+        let post = norm_opt(l, &format!("{letter}.post_ln"), sizes.width, spec.norm, sizes.eps)?;
         let mut blocks = Vec::with_capacity(spec.layers);
         for layer in 0..spec.layers {
-            l.part(format!("v.blk.{layer}."));
+            l.part(format!("{letter}.blk.{layer}."));
             blocks.push(Block::load(l, &sizes, &spec)?);
         }
         l.whole();
@@ -347,7 +359,7 @@ impl Vit {
     }
 
     /// What comes behind the last one.
-    pub(super) fn end(&self, s: &mut Sheet, x: Tensor) -> Tensor {
+    pub(crate) fn end(&self, s: &mut Sheet, x: Tensor) -> Tensor {
         s.b.at("post");
         self.post.map_or(x, |norm| s.b.norm("norm", x, &norm))
     }
@@ -355,11 +367,17 @@ impl Vit {
     /// All layers that run, between what comes before and behind them.
     pub(super) fn build(&self, s: &mut Sheet, x: Tensor, places: &Places) -> Tensor {
         let at = self.coordinates(s, places);
+        let x = self.before_end(s, x, &at);
+        self.end(s, x)
+    }
+
+    /// All layers that run, and what comes before them.
+    pub(crate) fn before_end(&self, s: &mut Sheet, x: Tensor, at: &Coordinates) -> Tensor {
         let mut x = self.begin(s, x);
         for layer in 0..self.layers() {
-            x = self.layer(s, layer, x, &at, None);
+            x = self.layer(s, layer, x, at, None);
         }
-        self.end(s, x)
+        x
     }
 
     /// One layer.

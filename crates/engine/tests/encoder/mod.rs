@@ -120,6 +120,20 @@ pub(crate) fn drawn(golden: &Json) -> Picture {
     Picture::new(size, rgb)
 }
 
+/// A file of sound: one channel of 16 bits.
+pub(crate) fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
+    let bytes = 2 * samples.len() as u32;
+    let mut out = b"RIFF".to_vec();
+    out.extend((36 + bytes).to_le_bytes());
+    out.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    out.extend(rate.to_le_bytes());
+    out.extend((2 * rate).to_le_bytes());
+    out.extend(b"\x02\0\x10\0data");
+    out.extend(bytes.to_le_bytes());
+    out.extend(samples.iter().flat_map(|v| v.to_le_bytes()));
+    out
+}
+
 pub(crate) fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let (mut off, mut all) = (0.0, 0.0);

@@ -1,7 +1,10 @@
-//! What `kiln inspect` tells of an encoder of pictures: its family, the width of its rows, and how many rows pictures become.
+//! What `kiln inspect` tells of encoders of pictures and sounds: their families, the width of their rows, and how many rows pictures and sounds
+//! become.
 
 use std::path::Path;
 
+use kiln_engine::media::Mmproj;
+use kiln_engine::sound::Audio;
 use kiln_engine::vision::Vision;
 use kiln_media::Size;
 use serde_json::{Value, json};
@@ -11,53 +14,74 @@ use crate::output::print;
 /// Pictures that rows are counted for: a thumbnail, a screen, a photograph, a tall page.
 const PICTURES: [[usize; 2]; 4] = [[224, 224], [1280, 720], [1600, 1200], [850, 1700]];
 
-/// An encoder, or why it does not run.
+/// Seconds of sounds that rows are counted for: a question, a short message, a piece of talk.
+const SOUNDS: [usize; 3] = [5, 25, 120];
+
+/// A file of encoders, or why it does not run.
 pub(super) struct Encoder {
-    vision: Result<Vision, String>,
+    mmproj: Result<Mmproj, String>,
 }
 
 impl Encoder {
-    /// Reads the file again as an encoder, where it says that it is one.
+    /// Reads the file again as one of encoders, where it says that it is one.
     pub(super) fn open(architecture: &str, path: &Path) -> Option<Encoder> {
         (architecture == "clip")
-            .then(|| Encoder { vision: Vision::open(path).map_err(|error| first_line(&error.to_string())) })
+            .then(|| Encoder { mmproj: Mmproj::open(path).map_err(|error| first_line(&error.to_string())) })
     }
 
     /// For people.
     pub(super) fn describe(&self) {
         print("");
-        let vision = match &self.vision {
-            Ok(vision) => vision,
+        let mmproj = match &self.mmproj {
+            Ok(mmproj) => mmproj,
             Err(why) => return print(&format!("encoder: {why}")),
         };
-        print(&format!(
-            "encoder of pictures: {} ({}), rows of {} numbers for a model of that width",
-            vision.row.projector,
-            vision.row.models,
-            vision.width()
-        ));
-        for (size, rows) in counted(vision) {
-            let parts = if rows.len() == 1 { "1 input".to_owned() } else { format!("{} inputs", rows.len()) };
+        let line = |of: &str, projector: &str, models: &str| {
+            let width = mmproj.width();
             print(&format!(
-                "  a picture of {:>11} pixels {:>6} rows  ({parts})",
-                size.to_string(),
-                rows.iter().sum::<usize>()
+                "encoder of {of}: {projector} ({models}), rows of {width} numbers for a model of that width"
             ));
+        };
+        let parts =
+            |rows: &[usize]| if rows.len() == 1 { "1 input".to_owned() } else { format!("{} inputs", rows.len()) };
+        if let Some(vision) = mmproj.vision() {
+            line("pictures", vision.row.projector, vision.row.models);
+            for (size, rows) in pictures(vision) {
+                let (size, sum) = (size.to_string(), rows.iter().sum::<usize>());
+                print(&format!("  a picture of {size:>11} pixels {sum:>6} rows  ({})", parts(&rows)));
+            }
+        }
+        if let Some(audio) = mmproj.audio() {
+            line("sounds", audio.row.projector, audio.row.models);
+            for (seconds, rows) in sounds(audio) {
+                let sum = rows.iter().sum::<usize>();
+                print(&format!("  a sound of {seconds:>3} seconds {sum:>6} rows  ({})", parts(&rows)));
+            }
         }
     }
 
     /// For programs.
     pub(super) fn json(&self) -> Value {
-        match &self.vision {
-            Err(why) => json!({"runs": false, "why": why}),
-            Ok(vision) => {
-                let pictures: Vec<Value> = counted(vision)
-                    .map(|(size, rows)| json!({"width": size.width, "height": size.height, "rows": rows}))
-                    .collect();
-                let row = vision.row;
-                json!({"runs": true, "projector": row.projector, "models": row.models, "width": vision.width(), "pictures": pictures})
-            }
+        let mmproj = match &self.mmproj {
+            Err(why) => return json!({"runs": false, "why": why}),
+            Ok(mmproj) => mmproj,
+        };
+        let mut told = json!({"runs": true});
+        if let Some(vision) = mmproj.vision() {
+            let counted: Vec<Value> = pictures(vision)
+                .map(|(size, rows)| json!({"width": size.width, "height": size.height, "rows": rows}))
+                .collect();
+            told["projector"] = json!(vision.row.projector);
+            told["models"] = json!(vision.row.models);
+            told["pictures"] = json!(counted);
         }
+        if let Some(audio) = mmproj.audio() {
+            let counted: Vec<Value> =
+                sounds(audio).map(|(seconds, rows)| json!({"seconds": seconds, "rows": rows})).collect();
+            told["audio"] = json!({"projector": audio.row.projector, "models": audio.row.models, "sounds": counted});
+        }
+        told["width"] = json!(mmproj.width());
+        told
     }
 }
 
@@ -67,7 +91,12 @@ fn first_line(message: &str) -> String {
 }
 
 /// The rows of each input that a picture becomes, where its size can be encoded.
-fn counted(vision: &Vision) -> impl Iterator<Item = (Size, Vec<usize>)> {
+fn pictures(vision: &Vision) -> impl Iterator<Item = (Size, Vec<usize>)> {
     let sizes = PICTURES.into_iter().map(|[width, height]| Size { width, height });
     sizes.filter_map(|size| vision.rows_of(size).ok().map(|rows| (size, rows)))
+}
+
+/// The rows of each input that a sound becomes.
+fn sounds(audio: &Audio) -> impl Iterator<Item = (usize, Vec<usize>)> {
+    SOUNDS.into_iter().map(|seconds| (seconds, audio.rows_of(seconds)))
 }

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::bail;
+use kiln_engine::media::Joined;
 use kiln_engine::model::Model;
 use kiln_engine::run::{Constraint, EndReason, Engine, Entry, First, Request, Scheduler, SequenceId, Usage, Wanted};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Message;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
-use kiln_engine::vision::Joined;
 use kiln_engine::{Error, state};
 use kiln_llm::chat::{AnswerReader, ChatSetup};
 use kiln_system::files::{Output, Overwrite};
@@ -19,7 +19,7 @@ use kiln_system::interrupt::{Catch, Interrupted};
 use serde_json::{Value, json};
 
 use super::diffusion::{self, DiffusionFlags};
-use super::pictures::{PictureFlags, Pictures};
+use super::media::{Media, MediaFlags};
 use super::prompt::{PromptArgs, Resolved, asked};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
@@ -39,6 +39,7 @@ use crate::output::{is_watched, print, print_piece, print_styled, progress, say}
   kiln run smollm2 --raw -f book.txt -n 0 --save-state book.state
   kiln run smollm2 -p \" The end came when\" --load-state book.state
   kiln run smolvlm.gguf \"What is this?\" --mmproj mm.gguf --image photo.jpg
+  kiln run voxtral.gguf \"What do they say?\" --mmproj mm.gguf --audio talk.mp3
   kiln run t5.gguf \"translate English to German: That is good.\"
   kiln run dream.gguf \"Why is the sky blue?\" --diffusion-steps 64 -n 64")]
 pub(crate) struct Arguments {
@@ -60,7 +61,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     talk: TalkFlags,
     #[command(flatten)]
-    pictures: PictureFlags,
+    media: MediaFlags,
     /// Continue the prompt as plain text, without the chat template
     #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template"])]
     raw: bool,
@@ -94,7 +95,7 @@ const USUAL_ANSWER: usize = 8192;
 
 /// What the model gets.
 struct Prepared {
-    /// Its tokens: one part more than there are pictures.
+    /// Its tokens: one part more than there are pictures and sounds.
     parts: Vec<Vec<u32>>,
     reader: Option<AnswerReader>,
     show_special: bool,
@@ -182,9 +183,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     arguments.flags.open_early();
     let model = arguments.flags.open(&path)?;
     // All before the weights are loaded: a wrong word should not cost a minute.
-    let pictures = arguments.pictures.open(&model)?;
-    let shown = pictures.as_ref().map(|pictures| pictures.before(&text));
-    let marker = pictures.as_ref().map(Pictures::marker);
+    let media = arguments.media.open(&model)?;
+    let shown = media.as_ref().map(|media| media.before(&text));
+    let marker = media.as_ref().map(Media::marker);
     let prepared = arguments.prepare(&model, shown.as_deref().unwrap_or(&text), marker)?;
     let sampling = arguments.sampling.sampling(&model, &prepared.setup)?;
     if model.facts.fills {
@@ -208,8 +209,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         })
     };
     let state = arguments.load_state.as_ref().map(from).transpose()?;
-    let mut prompt = match &pictures {
-        Some(pictures) => pictures.join(&model, &arguments.flags, prepared.parts)?,
+    let mut prompt = match &media {
+        Some(media) => media.join(&model, &arguments.flags, prepared.parts)?,
         None => Joined { tokens: prepared.parts.concat(), ..Joined::default() },
     };
     let goes_on = arguments.sampling.limit().is_none_or(|limit| limit > 1);

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kiln_engine::embed::Pooling;
+use kiln_engine::media::Mmproj;
 use kiln_engine::model::Model;
 use kiln_engine::run::{First, Policy, Scheduler};
 use kiln_engine::sampler::Sampling;
 use kiln_engine::text::Template;
-use kiln_engine::vision::Vision;
 use kiln_llm::Job;
 use kiln_server::{
     AfterHangUp, Key, LoadedEngine, MediaHost, ModelSpec, ModelStore, RequestDefaults, Running, Secrets, Server,
@@ -20,7 +20,7 @@ use kiln_server::{
 };
 
 use super::embed::pooling;
-use super::pictures::open_encoder;
+use super::media::open_encoder;
 use super::sampling_flags::SamplerFlags;
 use super::talk_flags::template_source;
 use crate::cache_flags::CacheFlags;
@@ -186,7 +186,7 @@ pub(crate) struct Arguments {
     /// If a device is lost and cannot be opened again, move its layers to what is left
     #[arg(long)]
     fallback: bool,
-    /// Encoder of pictures that belongs to the model, usually called mmproj-*.gguf: requests may show pictures then
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf: requests may have them then
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Serve text alone, also where --mmproj stands before it or in the config file
@@ -378,8 +378,8 @@ impl Arguments {
         }
     }
 
-    /// The encoder of pictures that was named, if the model can be shown some.
-    fn vision(&self, model: &Model) -> anyhow::Result<Option<Arc<Vision>>> {
+    /// The encoders that were named, if the model can be given what they encode.
+    fn mmproj(&self, model: &Model) -> anyhow::Result<Option<Arc<Mmproj>>> {
         let path = self.mmproj.as_ref().filter(|_| !self.no_mmproj);
         path.map(|path| open_encoder(path, model)).transpose()
     }
@@ -391,12 +391,12 @@ impl Arguments {
         let settings = Settings { shown_path: self.show_path.then(|| model.path.clone()), store, ..settings };
         let opened = self.flags.open(&model.path)?;
         self.has_tokens(opened.config.vocab)?;
-        let vision = self.vision(&opened)?;
+        let mmproj = self.mmproj(&opened)?;
         // Probes get an answer while the weights are loaded.
         let server = Server::listen(&self.host, self.port, settings)?;
         let sequences = usize::from(self.parallel);
         // Before the engine, which takes what memory is left.
-        let encoder = vision.map(|vision| self.flags.encoder(&vision)).transpose()?;
+        let encoder = mmproj.map(|mmproj| self.flags.encoder(&mmproj)).transpose()?;
         let drafting = self.draft.open(&opened)?;
         let job = move || requests(sequences);
         let mut engine = drafting.engine(&self.flags.opening()?, &opened, job())?;
@@ -446,14 +446,14 @@ impl Arguments {
             // What is no model is found now, not by the first client.
             let opened = self.flags.open(&path)?;
             self.has_tokens(opened.config.vocab)?;
-            let vision = self.vision(&opened)?;
+            let mmproj = self.mmproj(&opened)?;
             let drafting = self.draft.open(&opened)?;
-            let vision_bytes = vision.as_ref().map_or(0, |vision| vision.gguf.data_bytes());
-            let bytes = opened.gguf.data_bytes() + vision_bytes + drafting.bytes();
+            let mmproj_bytes = mmproj.as_ref().map_or(0, |mmproj| mmproj.gguf.data_bytes());
+            let bytes = opened.gguf.data_bytes() + mmproj_bytes + drafting.bytes();
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
-                    let encoder = vision.as_ref().map(|vision| flags.encoder(vision)).transpose()?;
+                    let encoder = mmproj.as_ref().map(|mmproj| flags.encoder(mmproj)).transpose()?;
                     let mut engine = drafting.engine(&flags.opening()?, &flags.open(&path)?, requests(sequences))?;
                     cache.apply(&mut engine);
                     Ok(LoadedEngine {

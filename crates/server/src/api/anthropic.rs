@@ -18,8 +18,8 @@ use crate::chat::{Chat, ThinkingBudget, ToolChoice, check_tool_name, effort, thi
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Generation, Part, Stop};
 use crate::guard::Caller;
+use crate::media;
 use crate::params::{Params, stop_strings};
-use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::response_format;
 
@@ -208,7 +208,7 @@ fn message(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), Ap
             }
             Some("document") => texts.push(text_part(&document(&param, block)?)),
             Some(kind) => {
-                if let Some(picture) = pictures::part(&param, block) {
+                if let Some(picture) = media::part(&param, block) {
                     texts.push(picture?);
                     continue;
                 }
@@ -237,13 +237,13 @@ fn text_part(text: &str) -> Value {
 /// Parts as they are where pictures are among them, else one text.
 fn joined(parts: Vec<Value>) -> Content {
     let parts = Content::Parts(parts);
-    if pictures::are_in(&parts) { parts } else { parts.to_text().into() }
+    if media::are_in(&parts) { parts } else { parts.to_text().into() }
 }
 
 /// A tool's answer.
 fn tool_answer(param: &str, value: Option<&Value>, failed: bool) -> Result<Content, ApiError> {
     Ok(match crate::chat::content(param, value)? {
-        shown @ Content::Parts(_) if pictures::are_in(&shown) => shown,
+        shown @ Content::Parts(_) if media::are_in(&shown) => shown,
         told if failed => format!("Error: {}", told.to_text()).into(),
         told => told.to_text().into(),
     })

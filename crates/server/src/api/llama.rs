@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
+use kiln_engine::media::Medium;
 use kiln_engine::run::StopRule;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -57,7 +58,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiEr
         "model_path": app.settings.shown_path.as_ref().map_or(loaded.name.clone(), |path| path.display().to_string()),
         "chat_template": template.map(|t| t.source()).unwrap_or_default(),
         "chat_template_caps": caps,
-        "modalities": {"vision": loaded.pictures.is_some(), "audio": false},
+        "modalities": {"vision": loaded.takes(Medium::Picture), "audio": loaded.takes(Medium::Sound)},
         "bos_token": text(tokenizer.vocab().bos),
         "eos_token": text(tokenizer.vocab().eos),
         "build_info": format!("kiln {}", env!("CARGO_PKG_VERSION")),

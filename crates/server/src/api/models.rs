@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::Response;
+use kiln_engine::media::Medium;
 use serde_json::{Value, json};
 
 use crate::api_error::{ApiError, Kind};
@@ -32,11 +33,12 @@ fn entry(app: &App, place: &ModelEntry) -> Value {
     });
     if let Some(loaded) = loaded {
         let model = loaded.scheduler.model();
-        let sees = loaded.pictures.is_some();
-        entry["architecture"] = json!({
-            "input_modalities": if sees { vec!["text", "image"] } else { vec!["text"] }, "output_modalities": ["text"],
-        });
-        entry["capabilities"] = json!(if sees { vec!["completion", "multimodal"] } else { vec!["completion"] });
+        let more = [(Medium::Picture, "image"), (Medium::Sound, "audio")].into_iter();
+        let more = more.filter(|(medium, _)| loaded.takes(*medium)).map(|(_, name)| name);
+        let input: Vec<&str> = std::iter::once("text").chain(more).collect();
+        let multimodal = (input.len() > 1).then_some("multimodal");
+        entry["architecture"] = json!({"input_modalities": input, "output_modalities": ["text"]});
+        entry["capabilities"] = json!(std::iter::once("completion").chain(multimodal).collect::<Vec<_>>());
         entry["max_model_len"] = json!(loaded.scheduler.context());
         entry["meta"] = json!({
             "n_ctx_train": model.config.context, "n_vocab": model.config.vocab, "n_embd": model.config.hidden,

@@ -6,6 +6,7 @@ use std::time::Instant;
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use kiln_engine::media::Medium;
 use kiln_engine::text::Content;
 use kiln_engine::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 use kiln_llm::chat::Format;
@@ -23,8 +24,8 @@ use crate::encode::{Purpose, encode};
 use crate::encoder::{Frames, Framing, ResponseEncoder, json as reply, stream};
 use crate::generate::{Answer, Call, Generation, Job, Part, Stop, Token};
 use crate::guard::Caller;
+use crate::media;
 use crate::params::Params;
-use crate::pictures;
 use crate::prep_pool::blocking;
 use crate::registry::{Loaded, ModelEntry};
 use crate::response_format::ResponseFormatFields;
@@ -135,8 +136,10 @@ pub(crate) async fn show(State(app): State<Arc<App>>, mut body: Body) -> Result<
     if app.settings.pooling.or(own).is_some() {
         capabilities.push("embedding");
     }
-    if loaded.pictures.is_some() {
-        capabilities.push("vision");
+    for (medium, capability) in [(Medium::Picture, "vision"), (Medium::Sound, "audio")] {
+        if loaded.takes(medium) {
+            capabilities.push(capability);
+        }
     }
     if infill::can(loaded) {
         capabilities.push("insert");
@@ -309,7 +312,7 @@ fn with_images(param: &str, images: &[Value], text: &str) -> Result<Vec<Value>, 
         let data = image.as_str();
         let data = data.ok_or_else(|| ApiError::invalid(param.clone(), format!("`{param}` must be base64")))?;
         // Ollama's clients send base64 alone, and some send data URLs.
-        pictures::of_url(&param, data)
+        media::of_url(&param, data)
     };
     let mut parts = images.iter().enumerate().map(part).collect::<Result<Vec<Value>, ApiError>>()?;
     parts.push(json!({"type": "text", "text": text}));

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::api_error::ApiError;
 use crate::chat;
-use crate::pictures;
+use crate::media;
 
 /// An item of the input. Thoughts, words and calls that follow each other are one message.
 pub(crate) fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Result<(), ApiError> {
@@ -50,7 +50,7 @@ pub(crate) fn item(index: usize, value: &Value, out: &mut Vec<Message>) -> Resul
         }
         Some("function_call_output") => {
             let output = chat::content(&format!("{param}.output"), value.get("output"))?;
-            let content = if pictures::are_in(&output) { output } else { output.to_text().into() };
+            let content = if media::are_in(&output) { output } else { output.to_text().into() };
             out.push(Message { tool_call_id: Some(text("call_id")?), content, ..Message::new("tool", "") });
         }
         // The tools are asked for anew.

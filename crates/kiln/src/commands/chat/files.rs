@@ -4,8 +4,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
+use kiln_engine::media::Medium;
 
-use super::pictures::Picture;
+use super::media::Attached;
 
 /// A path as people type it: no shell replaces `~` by the home folder here.
 pub(super) fn at_home(name: &str) -> PathBuf {
@@ -20,8 +21,8 @@ pub(super) struct WithFiles {
     pub(super) text: String,
     /// The files, as they were named.
     pub(super) names: Vec<String>,
-    /// Those that are pictures.
-    pub(super) pictures: Vec<Picture>,
+    /// Those that are pictures or sounds.
+    pub(super) media: Vec<Attached>,
     /// Names without a file.
     pub(super) missing: Vec<Missing>,
 }
@@ -72,16 +73,16 @@ pub(super) fn with_files(message: &str) -> anyhow::Result<WithFiles> {
             continue;
         }
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {name}"))?;
-        if kiln_media::is_picture(&bytes) {
+        if let Some(medium) = Medium::of(&bytes) {
             if lines.is_some() {
-                bail!("{file} is a picture, which has no lines");
+                bail!("{file} is a picture or a sound, which has no lines");
             }
-            found.pictures.push(Picture::of(&name, bytes)?);
+            found.media.push(Attached::of(medium, &name, bytes)?);
             found.names.push(name);
             continue;
         }
         let Ok(content) = String::from_utf8(bytes) else {
-            bail!("{name} is neither UTF-8 text nor a picture, so it cannot be attached")
+            bail!("{name} is neither UTF-8 text nor a picture nor a sound, so it cannot be attached")
         };
         let content = match lines {
             Some(lines) => lines_of(&content, file, lines)?,
@@ -210,7 +211,7 @@ mod tests {
         assert!(with_files(&format!("@{long}:2")).unwrap().text.ends_with("```\nanother\n```"));
         std::fs::write(path("a.txt"), b"\xff").unwrap();
         assert!(with_files(&message).unwrap_err().to_string().contains("UTF-8"));
-        // Pictures stand beside the text, and are looked at at once.
+        // Pictures and sounds stand beside the text, and are looked at at once.
         let bmp = {
             let mut bytes = b"BM".to_vec();
             bytes.extend([58u32, 0, 54, 40, 1, 1, 24 << 16 | 1, 0, 4, 0, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()));
@@ -219,12 +220,12 @@ mod tests {
         };
         std::fs::write(path("a.txt"), &bmp).unwrap();
         let found = with_files(&message).unwrap();
-        assert_eq!((found.text.as_str(), found.pictures.len()), (message.as_str(), 1));
-        assert_eq!((&found.pictures[0].name, &**found.pictures[0].bytes), (&name, &bmp[..]));
+        assert_eq!((found.text.as_str(), found.media.len()), (message.as_str(), 1));
+        assert_eq!((&found.media[0].name, &**found.media[0].bytes), (&name, &bmp[..]));
         std::fs::write(path("a.txt"), &bmp[..40]).unwrap();
         assert!(format!("{:#}", with_files(&message).unwrap_err()).contains("BMP"));
         std::fs::write(path("a.txt"), "BM is how bitmaps begin").unwrap();
-        assert!(with_files(&message).unwrap().pictures.is_empty());
+        assert!(with_files(&message).unwrap().media.is_empty());
     }
 
     #[test]

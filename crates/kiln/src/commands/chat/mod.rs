@@ -3,7 +3,7 @@
 mod files;
 mod input;
 mod markdown;
-mod pictures;
+mod media;
 mod saved;
 mod settings;
 mod slash;
@@ -26,7 +26,7 @@ use kiln_system::text::{shown, shown_within};
 use self::files::with_files;
 use self::input::{Input, Turn};
 use self::markdown::Markdown;
-use self::pictures::{Asked, Eyes, EyesFlags, Gallery, Picture};
+use self::media::{Asked, Attached, Gallery, SenseFlags, Senses};
 use self::slash::{Next, Typed, unknown};
 use self::thoughts::Thoughts;
 use super::run::{as_json, interrupted};
@@ -44,10 +44,10 @@ use crate::output::{has_style, is_watched, print, print_piece, print_styled, say
   kiln chat                                        # the default model
   kiln chat smollm2 --system \"Answer in one sentence.\"
   printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
-  kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg: a picture
+  kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg: a picture, @talk.mp3: a sound
 
 In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
-@path attaches a text file, @path:1-200 these lines of it, and with --mmproj a picture. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
+@path attaches a text file, @path:1-200 these lines of it, and with --mmproj a picture or a sound. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
 conversation.")]
 pub(crate) struct Arguments {
     /// Model: a GGUF file or a name as in `kiln pull`; SmolLM2-135M-Instruct if omitted, downloaded on first use
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     talk: TalkFlags,
     #[command(flatten)]
-    eyes: EyesFlags,
+    senses: SenseFlags,
     /// Print each answer as one line of JSON, with the fields of `kiln run --json`
     #[arg(long)]
     json: bool,
@@ -77,12 +77,12 @@ struct Loaded {
     model: Arc<Model>,
     setup: ChatSetup,
     scheduler: Scheduler,
-    /// What it is shown pictures by.
-    eyes: Option<Eyes>,
+    /// What it sees and hears by.
+    senses: Option<Senses>,
 }
 
 impl Loaded {
-    /// Opens a model. The encoder of pictures belongs to one: another model that is talked to later is shown none.
+    /// Opens a model. Encoders belong to one: another model that is talked to later sees and hears nothing.
     fn open(path: Option<&std::path::Path>, arguments: &Arguments, is_first: bool) -> anyhow::Result<Loaded> {
         let (flags, path) = (&arguments.flags, resolve(path)?);
         flags.open_early();
@@ -96,17 +96,17 @@ impl Loaded {
         }
         let first = First::Text { prompt: USUAL_PROMPT, cuts: true, goes_on: true };
         let drafting = arguments.draft.open(&model)?;
-        let eyes = match arguments.eyes.open(&model, flags) {
+        let senses = match arguments.senses.open(&model, flags) {
             Err(why) if !is_first => {
-                say(&format!("note: no pictures are shown from here on: {why:#}"));
+                say(&format!("note: no pictures are shown and no sounds played from here on: {why:#}"));
                 None
             }
-            eyes => eyes?,
+            senses => senses?,
         };
         let scheduler =
             flags.scheduler(&model, OneSequence { spare: 1, first: Some(first), expected: None, drafting })?;
         arguments.cache.apply_to(&scheduler)?;
-        Ok(Loaded { model, setup, scheduler, eyes })
+        Ok(Loaded { model, setup, scheduler, senses })
     }
 }
 
@@ -140,7 +140,7 @@ struct Chat<'a> {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (input, system, first) = (Input::new()?, arguments.talk.system()?, arguments.eyes.first()?);
+    let (input, system, first) = (Input::new()?, arguments.talk.system()?, arguments.senses.first()?);
     // What is typed while the model is loaded is kept for the first prompt.
     let quiet = input.is_terminal().then(Quiet::begin).flatten();
     let loaded = Loaded::open(arguments.model.as_deref(), arguments, true)?;
@@ -207,9 +207,9 @@ impl Chat<'_> {
 
     /// One turn of the user and its answer.
     fn say_to_model(&mut self, message: &str, source: Source) -> anyhow::Result<()> {
-        let (text, pictures) = self.attached(message, source)?;
+        let (text, media) = self.attached(message, source)?;
         let (messages, left_out) = (self.messages.len(), self.left_out);
-        self.gallery.wait(pictures);
+        self.gallery.wait(media);
         let text = self.gallery.hang(messages, &text);
         self.messages.push(Message::new("user", text));
         let answered = self.answer();
@@ -221,8 +221,8 @@ impl Chat<'_> {
         answered
     }
 
-    /// A message with the files that it names, and its pictures. A name without a file is told: the model would make up what is in it.
-    fn attached(&self, message: &str, source: Source) -> anyhow::Result<(String, Vec<Picture>)> {
+    /// A message with the files that it names, and its pictures and sounds. A name without a file is told: the model would make up what is in it.
+    fn attached(&self, message: &str, source: Source) -> anyhow::Result<(String, Vec<Attached>)> {
         if source == Source::Paste {
             return Ok((message.to_owned(), Vec::new()));
         }
@@ -237,13 +237,13 @@ impl Chat<'_> {
         if !found.names.is_empty() && is_watched() {
             say(&format!("with {}", found.names.join(", ")));
         }
-        found.pictures.iter().try_for_each(|picture| self.needs_eyes(&picture.name))?;
-        Ok((found.text, found.pictures))
+        found.media.iter().try_for_each(|one| self.needs_encoder(one.medium, &one.name))?;
+        Ok((found.text, found.media))
     }
 
     /// Has the last message answered.
     fn answer(&mut self) -> anyhow::Result<()> {
-        let (prompt, joined) = self.fit()?.join(self.loaded.eyes.as_mut())?;
+        let (prompt, joined) = self.fit()?.join(self.loaded.senses.as_mut())?;
         let sampling = &self.arguments.sampling;
         let mut request = sampling.request(joined.tokens, self.sampling.clone(), &self.loaded.setup.ends);
         request.spans = joined.spans;

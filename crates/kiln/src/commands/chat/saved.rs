@@ -94,7 +94,7 @@ impl Chat<'_> {
         Output::write(&path, overwrite, serde_json::to_string_pretty(&saved)?.as_bytes())?;
         say(&format!("{} messages saved to {}", self.messages.len(), shown(&path.to_string_lossy())));
         if self.gallery.count() > 0 {
-            say("note: pictures are not saved, only their names");
+            say("note: pictures and sounds are not saved, only their names");
         }
         Ok(())
     }

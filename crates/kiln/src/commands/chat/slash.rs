@@ -4,10 +4,11 @@ use std::io::{IsTerminal as _, Write as _};
 
 use anyhow::{Context as _, bail};
 use base64::Engine as _;
+use kiln_engine::media::Medium;
 use kiln_engine::text::Message;
 
 use super::files::at_home;
-use super::pictures::Picture;
+use super::media::Attached;
 use super::{Chat, Loaded};
 use crate::generate::name;
 use crate::output::say;
@@ -34,7 +35,7 @@ pub(super) enum Typed<'a> {
 }
 
 /// Every command, with its other names.
-const COMMANDS: [&[&str]; 16] = [
+const COMMANDS: [&[&str]; 17] = [
     &["help", "?"],
     &["system"],
     &["set"],
@@ -48,6 +49,7 @@ const COMMANDS: [&[&str]; 16] = [
     &["list"],
     &["model"],
     &["image"],
+    &["audio"],
     &["stats"],
     &["thoughts"],
     &["quit", "exit", "bye"],
@@ -66,12 +68,13 @@ const HELP: &str = "\
 /load NAME            continue a saved conversation
 /list                 list the saved conversations
 /model [MODEL]        switch to another model; without MODEL: show which one this is
-/image [FILE]         show a picture with the next message; without FILE: say which will be shown
+/image [FILE]         show a picture with the next message; without FILE: say what it will have
+/audio [FILE]         play a sound with the next message; without FILE: say what it will have
 /stats                speeds and the context used
 /thoughts             show the reasoning before the last answer
 /quit                 end, as Ctrl-D does
 \"\"\" begins and ends a message of several lines, and a backslash at the end of a line continues it.
-@path attaches a text file or shows a picture: @notes.txt, @photo.jpg, @\"my notes.txt\", @main.c:1-200 (these lines). \\@ is a plain @.
+@path attaches a text file, a picture or a sound: @notes.txt, @photo.jpg, @talk.mp3, @\"my notes.txt\", @main.c:1-200 (these lines). \\@ is a plain @.
 Only these words are commands: /usr/bin or /* are messages, //help sends \"/help\", and what is pasted or between \"\"\" is never a command.
 What you type during an answer is kept for the next message. Ctrl-C stops the answer.";
 
@@ -134,7 +137,8 @@ impl Chat<'_> {
             "load" => self.load(rest)?,
             "list" => self.list()?,
             "model" => self.change_model(rest)?,
-            "image" => self.image(rest)?,
+            "image" => self.attach(Medium::Picture, rest)?,
+            "audio" => self.attach(Medium::Sound, rest)?,
             "stats" => self.stats(),
             "thoughts" => match self.last.as_ref().map(|answer| &answer.thoughts).filter(|text| !text.is_empty()) {
                 Some(text) => say(text),
@@ -153,8 +157,8 @@ impl Chat<'_> {
         say("the system prompt is changed, from the next message on");
     }
 
-    /// Takes the last answer back; gives the message that it answered, with its pictures.
-    fn take_back(&mut self) -> anyhow::Result<(Message, Vec<Picture>)> {
+    /// Takes the last answer back; gives the message that it answered, with its pictures and sounds.
+    fn take_back(&mut self) -> anyhow::Result<(Message, Vec<Attached>)> {
         let Some(at) = self.messages.iter().rposition(|message| message.role == "user") else {
             bail!("nothing was said yet");
         };

@@ -1,4 +1,4 @@
-//! Vectors that were made of pictures, kept by what they were made of: the oldest go when there are too many.
+//! Vectors that were made of pictures and sounds, kept by what they were made of: the oldest go when there are too many.
 
 use std::sync::Arc;
 

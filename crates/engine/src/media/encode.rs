@@ -1,17 +1,18 @@
-//! Runs an encoder: pictures in, rows of vectors out. Plans of the sizes that were met last stay ready.
+//! Runs encoders: pictures and sounds in, rows of vectors out. Plans of the sizes that were met last stay ready.
 
 use std::sync::Arc;
 
-use kiln_media::Pixels;
+use kiln_media::{Pixels, Spectrogram};
 
 use super::kept::Kept;
-use super::{Drawing, Grid, Vision};
+use super::{Drawing, Extent, Mmproj};
 use crate::Error;
 use crate::executor::{Executor, PlanId, Progress};
 use crate::lower::lower;
+use crate::vision::Grid;
 use kiln_kernels::tensor::Tensor;
 
-/// Plans that stay ready: most pictures of a conversation have one of few sizes, and plans hold memory.
+/// Plans that stay ready: most pictures and sounds of a conversation have one of few sizes, and plans hold memory.
 const MOST_PLANS: usize = 4;
 
 /// Vectors, one after the other.
@@ -23,18 +24,27 @@ pub struct Rows {
     pub values: Vec<f32>,
 }
 
+/// One input of an encoder.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'i> {
+    /// A picture, or a tile of one.
+    Picture(&'i Pixels),
+    /// A sound, or a piece of one.
+    Sound(&'i Spectrogram),
+}
+
 /// A plan that is ready.
 struct Ready {
-    grid: Grid,
+    extent: Extent,
     plan: PlanId,
-    patches: Tensor,
+    input: Tensor,
     rows: Tensor,
     order: Vec<usize>,
 }
 
-/// An encoder with its weights loaded.
+/// The encoders of a file with their weights loaded.
 pub struct Encoder {
-    vision: Arc<Vision>,
+    mmproj: Arc<Mmproj>,
     executor: Box<dyn Executor>,
     /// The one that was used last stands at the end.
     plans: Vec<Ready>,
@@ -43,14 +53,14 @@ pub struct Encoder {
 
 impl Encoder {
     /// Loads the weights.
-    pub fn new(vision: Arc<Vision>, mut executor: Box<dyn Executor>, progress: Progress<'_>) -> Result<Encoder, Error> {
-        executor.load(vision.fixed(), &vision.gguf, progress)?;
-        Ok(Encoder { vision, executor, plans: Vec::new(), kept: Kept::default() })
+    pub fn new(mmproj: Arc<Mmproj>, mut executor: Box<dyn Executor>, progress: Progress<'_>) -> Result<Encoder, Error> {
+        executor.load(mmproj.fixed(), &mmproj.gguf, progress)?;
+        Ok(Encoder { mmproj, executor, plans: Vec::new(), kept: Kept::default() })
     }
 
     /// What it encodes with.
-    pub fn vision(&self) -> &Arc<Vision> {
-        &self.vision
+    pub fn mmproj(&self) -> &Arc<Mmproj> {
+        &self.mmproj
     }
 
     /// Vectors that were made before.
@@ -59,22 +69,35 @@ impl Encoder {
     }
 
     /// The vectors of one input.
-    pub fn encode(&mut self, pixels: &Pixels) -> Result<Rows, Error> {
-        match self.encode_once(pixels) {
+    pub fn encode(&mut self, input: Input<'_>) -> Result<Rows, Error> {
+        match self.encode_once(input) {
             Err(Error::OutOfRange) => {
                 self.plans.drain(..).for_each(|ready| self.executor.forget(ready.plan));
-                self.encode_once(pixels)
+                self.encode_once(input)
             }
             result => result,
         }
     }
 
-    fn encode_once(&mut self, pixels: &Pixels) -> Result<Rows, Error> {
-        let grid = self.vision.grid(pixels.size);
-        self.prepare(grid)?;
+    fn encode_once(&mut self, input: Input<'_>) -> Result<Rows, Error> {
+        let mmproj = Arc::clone(&self.mmproj);
+        let extent = match input {
+            Input::Picture(pixels) => Extent::Picture(mmproj.needs_vision()?.grid(pixels.size)),
+            Input::Sound(heard) => Extent::Sound(heard.frames()),
+        };
+        self.prepare(extent)?;
         let Some(ready) = self.plans.last() else { return Err(Error::NoEncoder { why: "it has no plan".to_owned() }) };
-        let patches = unfolded(pixels, self.vision.patch(), grid, &ready.order);
-        self.executor.write(ready.plan, &ready.patches, bytemuck::cast_slice(&patches))?;
+        let values = match input {
+            Input::Picture(pixels) => {
+                let vision = mmproj.needs_vision()?;
+                unfolded(pixels, vision.patch(), vision.grid(pixels.size), &ready.order)
+            }
+            Input::Sound(heard) => mmproj.needs_audio()?.unfolded(heard),
+        };
+        if values.len() != ready.input.len() {
+            return Err(Error::NoEncoder { why: "it takes inputs of another size".to_owned() });
+        }
+        self.executor.write(ready.plan, &ready.input, bytemuck::cast_slice(&values))?;
         self.executor.run(ready.plan)?;
         let mut values = vec![0.0_f32; ready.rows.len()];
         self.executor.read(ready.plan, &ready.rows, bytemuck::cast_slice_mut(&mut values))?;
@@ -84,9 +107,9 @@ impl Encoder {
         Ok(Rows { width: ready.rows.shape[0], values })
     }
 
-    /// Brings the plan of a grid to the end of the list.
-    fn prepare(&mut self, grid: Grid) -> Result<(), Error> {
-        if let Some(at) = self.plans.iter().position(|ready| ready.grid == grid) {
+    /// Brings the plan of a size to the end of the list.
+    fn prepare(&mut self, extent: Extent) -> Result<(), Error> {
+        if let Some(at) = self.plans.iter().position(|ready| ready.extent == extent) {
             let ready = self.plans.remove(at);
             self.plans.push(ready);
             return Ok(());
@@ -94,14 +117,14 @@ impl Encoder {
         if self.plans.len() == MOST_PLANS {
             self.executor.forget(self.plans.remove(0).plan);
         }
-        let Drawing { plan, patches, order, given } = self.vision.draw(grid)?;
+        let Drawing { plan, input, order, given } = self.mmproj.draw(extent)?;
         let plan = lower(plan, &self.executor.target())?;
         let rows = plan.ports.logits;
         let plan = self.executor.prepare(plan)?;
         for (tensor, bytes) in &given {
             self.executor.write(plan, tensor, bytes)?;
         }
-        self.plans.push(Ready { grid, plan, patches, rows, order });
+        self.plans.push(Ready { extent, plan, input, rows, order });
         Ok(())
     }
 }

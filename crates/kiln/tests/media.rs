@@ -1,4 +1,4 @@
-//! Pictures on the command line: shown to a model, told of by `kiln inspect`, and refused in one sentence where they cannot be used. No
+//! Pictures and sounds on the command line: given to a model, told of by `kiln inspect`, and refused in one sentence where they cannot be used. No
 //! GPU is needed.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
@@ -58,12 +58,34 @@ fn bmp(width: u32, height: u32, salt: u32) -> Vec<u8> {
     bytes
 }
 
-/// A small LLaVA whose rows have this width.
-fn encoder(width: usize, path: &Path) {
+/// A sound of so many samples.
+fn wav(samples: u32, salt: u32) -> Vec<u8> {
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((36 + 2 * samples).to_le_bytes());
+    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    bytes.extend([16_000_u32, 32_000].iter().flat_map(|rate| rate.to_le_bytes()));
+    bytes.extend(b"\x02\0\x10\0data");
+    bytes.extend((2 * samples).to_le_bytes());
+    bytes.extend((0..samples).flat_map(|i| ((i * i * salt / 7) as i16 / 4).to_le_bytes()));
+    bytes
+}
+
+/// What an encoder of a test makes rows of.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    Pictures,
+    Both,
+}
+
+/// A small LLaVA whose rows have this width, which may hear as well: a row for 640 samples.
+fn encoder(width: usize, of: Of, path: &Path) {
     let mut m = Metadata::new();
     m.set("general.architecture", "clip");
     m.set("clip.has_vision_encoder", true);
-    m.set("clip.projector_type", "mlp");
+    m.set("clip.vision.projector_type", "mlp");
+    m.set("clip.has_audio_encoder", of == Of::Both);
+    m.set("clip.audio.projector_type", "gemma4ua");
+    m.set("clip.audio.num_mel_bins", 128_u32);
     m.set("clip.use_gelu", true);
     let keys = [("image_size", 8_u32), ("patch_size", 4), ("embedding_length", 16), ("feed_forward_length", 24)];
     let more = [("block_count", 2), ("attention.head_count", 2), ("projection_dim", width as u32)];
@@ -93,6 +115,9 @@ fn encoder(width: usize, path: &Path) {
     put("mm.0.bias", &[24]);
     put("mm.2.weight", &[24, width]);
     put("mm.2.bias", &[width]);
+    if of == Of::Both {
+        put("mm.a.input_projection.weight", &[640, width]);
+    }
     std::fs::write(path, writer.to_bytes().unwrap()).unwrap();
 }
 
@@ -108,12 +133,16 @@ impl Scene {
         let made = kiln(&["synth", "tiny-llama", "F32", &model]);
         assert_eq!(made.status.code(), Some(0), "{}", told(&made));
         let width = Gguf::open(&model).unwrap().metadata().get_usize("llama.embedding_length").unwrap();
-        encoder(width, Path::new(&scene.file("mmproj.gguf")));
-        encoder(width + 8, Path::new(&scene.file("other.gguf")));
+        encoder(width, Of::Both, Path::new(&scene.file("mmproj.gguf")));
+        encoder(width, Of::Pictures, Path::new(&scene.file("deaf.gguf")));
+        encoder(width + 8, Of::Both, Path::new(&scene.file("other.gguf")));
         for (name, bytes) in [("a.bmp", bmp(20, 14, 5)), ("b.bmp", bmp(40, 9, 11)), ("long.bmp", bmp(1, 300, 3))] {
             std::fs::write(scene.file(name), bytes).unwrap();
         }
         std::fs::write(scene.file("cut.bmp"), &bmp(20, 14, 5)[..70]).unwrap();
+        std::fs::write(scene.file("a.wav"), wav(3_200, 3)).unwrap();
+        std::fs::write(scene.file("b.wav"), wav(1_700, 5)).unwrap();
+        std::fs::write(scene.file("cut.wav"), &wav(3_200, 3)[..30]).unwrap();
         std::fs::write(scene.file("words.png"), "these are words").unwrap();
         std::fs::write(scene.file("empty.png"), "").unwrap();
         scene
@@ -129,7 +158,8 @@ impl Scene {
         let pictures: Vec<String> = pictures.iter().map(|name| self.file(name)).collect();
         let mut words = vec!["run", &model, "What is this?", "--cpu", "--temp", "0", "-n", "4"];
         mmproj.iter().for_each(|path| words.extend(["--mmproj", path]));
-        pictures.iter().for_each(|path| words.extend(["--image", path]));
+        let flag = |path: &str| if path.ends_with(".wav") { "--audio" } else { "--image" };
+        pictures.iter().for_each(|path| words.extend([flag(path), path]));
         kiln(&[&words, more].concat())
     }
 
@@ -158,6 +188,34 @@ fn pictures_are_part_of_the_prompt() {
         assert_eq!(first(&answered(&["a.bmp"], more)), first(&counts[1]), "the same picture says the same");
         assert_ne!(first(&answered(&["b.bmp"], more)), first(&counts[1]), "another picture says something else");
     }
+}
+
+#[test]
+fn sounds_are_part_of_the_prompt() {
+    let scene = Scene::new();
+    let answered = |files: &[&str]| {
+        let mmproj = Some("mmproj.gguf").filter(|_| !files.is_empty());
+        json(&scene.run(mmproj, files, &["--json", "--logprobs", "3"]))
+    };
+    let all = [&[][..], &["a.wav"], &["a.wav", "b.wav"], &["a.bmp", "a.wav"]].map(answered);
+    let tokens = all.each_ref().map(|told| told["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(tokens.map(|n| n - tokens[0]), [0, 5, 5 + 3, 4 + 5]);
+    let first = |told: &Value| told["tokens"][0]["top_logprobs"].clone();
+    assert_eq!(first(&answered(&["a.wav"])), first(&all[1]), "the same sound says the same");
+    assert_ne!(first(&answered(&["b.wav"])), first(&all[1]), "another sound says something else");
+}
+
+#[test]
+fn what_cannot_be_heard_is_refused_in_one_sentence() {
+    let scene = Scene::new();
+    scene.refused(None, &["a.wav"], &[], &["--audio needs", "--mmproj"]);
+    scene.refused(Some("deaf.gguf"), &["a.wav"], &[], &["deaf.gguf", "encodes no sounds"]);
+    scene.refused(Some("mmproj.gguf"), &["missing.wav"], &[], &["missing.wav"]);
+    scene.refused(Some("mmproj.gguf"), &["cut.wav"], &[], &["cut.wav", "cannot be decoded"]);
+    let words = scene.file("words.png");
+    scene.refused(Some("mmproj.gguf"), &[], &["--audio", &words], &["words.png", "WAV, MP3"]);
+    let picture = scene.file("a.bmp");
+    scene.refused(Some("mmproj.gguf"), &[], &["--audio", &picture], &["a.bmp", "no sound"]);
 }
 
 #[test]
@@ -219,6 +277,15 @@ fn conversations_show_pictures() {
         (&plain[0]["text"], tokens(&plain[0])),
         "taken back with its pictures"
     );
+    // Sounds are heard by the command, by the flag and where a message names them.
+    let sound = scene.file("a.wav");
+    let heard = answers(&[], &format!("/audio {sound}\n{words}\n/undo\n{words}\n"));
+    assert_eq!([tokens(&heard[0]) - tokens(&plain[0]), tokens(&heard[1])], [5, tokens(&plain[0])]);
+    assert_eq!(answers(&["--audio", &sound], &format!("{words}\n"))[0], heard[0]);
+    let named = answers(&[], &format!("what is @\"{sound}\"?\n/undo\n{words}\n"));
+    assert_eq!(tokens(&named[1]), tokens(&plain[0]));
+    let both = answers(&["--audio", &sound, "--image", &a], &format!("{words}\n"));
+    assert_eq!(tokens(&both[0]) - tokens(&plain[0]), 9);
     // What is saved names the pictures, and does not hold them.
     let saved = scene.file("talk.json");
     answers(&["--image", &a], &format!("{words}\n/save {saved}\n"));
@@ -232,6 +299,10 @@ fn conversations_show_pictures() {
     };
     let ask = format!("what is @{a}?\n");
     refused(chat(&["--no-mmproj"], &ask), &["a.bmp is a picture", "--mmproj"]);
+    refused(chat(&["--no-mmproj"], &format!("/audio {sound}\n")), &["a.wav is a sound", "--mmproj"]);
+    let deaf = scene.file("deaf.gguf");
+    refused(chat(&["--mmproj", &deaf], &format!("what is @{sound}?\n")), &["a.wav", "encodes no sounds"]);
+    refused(chat(&[], &format!("/audio {a}\n")), &["a.bmp", "no sound"]);
     refused(chat(&[], &format!("what is @{}?\n", scene.file("cut.bmp"))), &["cut.bmp", "cannot be decoded"]);
     refused(chat(&[], &format!("/image {}\n", scene.file("words.png"))), &["words.png", "PNG, JPEG"]);
     refused(chat(&["--mmproj", &scene.file("other.gguf")], &ask), &["other.gguf", "belongs to another model"]);
@@ -245,8 +316,11 @@ fn inspect_tells_what_an_encoder_makes_of_pictures() {
     let encoder = &json(&kiln(&["inspect", &path, "--json"]))["encoder"];
     assert_eq!((&encoder["runs"], &encoder["projector"]), (&Value::from(true), &Value::from("mlp")));
     assert_eq!(encoder["pictures"][1]["rows"], serde_json::json!([4]));
+    assert_eq!(encoder["audio"]["projector"], Value::from("gemma4ua"));
+    assert_eq!(encoder["audio"]["sounds"][0], serde_json::json!({"seconds": 5, "rows": [125]}));
     let plain = kiln(&["inspect", &path]);
     assert!(String::from_utf8_lossy(&plain.stdout).contains("encoder of pictures: mlp (LLaVA"));
+    assert!(String::from_utf8_lossy(&plain.stdout).contains("encoder of sounds: gemma4ua (Gemma 4"));
     let told = json(&kiln(&["inspect", &scene.file("model.gguf"), "--json"]));
     assert!(told.get("encoder").is_none());
 }

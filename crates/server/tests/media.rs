@@ -1,4 +1,4 @@
-//! Pictures by every API: the same text for the same picture, other texts for others, pages found again, and refusals.
+//! Pictures and sounds by every API: the same text for the same picture, other texts for others, pages found again, and refusals.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -12,11 +12,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use client::{CHATML, SEQUENCES, get, model, post, scheduler, settings, start, text_of, with};
 use kiln_engine::executor::{Arithmetic, CpuExecutor};
+use kiln_engine::media::{Arranged, Encoder, Marker, Medium, Mmproj};
 use kiln_engine::run::{Event, Request};
 use kiln_engine::text::{ChatInput, Message, Template};
 use kiln_engine::tokenizer::EncodeLimit;
-use kiln_engine::vision::prompt::Marker;
-use kiln_engine::vision::{Arranged, Encoder, Vision};
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
 use kiln_server::{LoadedEngine, RequestDefaults, Running, Server, Settings};
 use serde_json::{Value, json};
@@ -40,12 +39,31 @@ fn bmp(width: u32, height: u32, salt: u32) -> Vec<u8> {
     bytes
 }
 
-/// A small LLaVA whose rows have this width.
+/// Rows of a sound: bare samples, 640 a row.
+const HEARD: u64 = 5;
+
+/// A sound of two tenths of a second whose samples depend on `salt`.
+fn wav(salt: u32) -> Vec<u8> {
+    let samples: Vec<u8> = (0..3_200_u32).flat_map(|i| ((i * i * salt / 7) as i16 / 4).to_le_bytes()).collect();
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((36 + samples.len() as u32).to_le_bytes());
+    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    bytes.extend([16_000_u32, 32_000].iter().flat_map(|rate| rate.to_le_bytes()));
+    bytes.extend(b"\x02\0\x10\0data");
+    bytes.extend((samples.len() as u32).to_le_bytes());
+    bytes.extend(samples);
+    bytes
+}
+
+/// A small LLaVA whose rows have this width, with ears beside its eyes.
 fn encoder(width: usize) -> Encoder {
     let mut m = Metadata::new();
     m.set("general.architecture", "clip");
     m.set("clip.has_vision_encoder", true);
-    m.set("clip.projector_type", "mlp");
+    m.set("clip.vision.projector_type", "mlp");
+    m.set("clip.has_audio_encoder", true);
+    m.set("clip.audio.projector_type", "gemma4ua");
+    m.set("clip.audio.num_mel_bins", 128_u32);
     m.set("clip.use_gelu", true);
     let keys = [("image_size", 32_u32), ("patch_size", 4), ("embedding_length", 16), ("feed_forward_length", 24)];
     let more = [("block_count", 2), ("attention.head_count", 2), ("projection_dim", width as u32)];
@@ -73,8 +91,9 @@ fn encoder(width: usize) -> Encoder {
     put("mm.0.bias", &[24]);
     put("mm.2.weight", &[24, width]);
     put("mm.2.bias", &[width]);
-    let vision = Vision::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap();
-    Encoder::new(Arc::new(vision), Box::new(CpuExecutor::new(Arithmetic::Fast)), &mut |_, _| {}).unwrap()
+    put("mm.a.input_projection.weight", &[640, width]);
+    let mmproj = Mmproj::new(Gguf::from_bytes(writer.to_bytes().unwrap()).unwrap()).unwrap();
+    Encoder::new(Arc::new(mmproj), Box::new(CpuExecutor::new(Arithmetic::Fast)), &mut |_, _| {}).unwrap()
 }
 
 fn seeing() -> Running {
@@ -114,16 +133,23 @@ fn asked(pictures: &[Vec<u8>], question: &str) -> Value {
 
 /// What the engine says without a server, by the way that `kiln run` takes.
 fn directly(pictures: &[Vec<u8>]) -> String {
+    let pictures: Vec<(Medium, Vec<u8>)> = pictures.iter().map(|bytes| (Medium::Picture, bytes.clone())).collect();
+    directly_of(&pictures)
+}
+
+/// The same with sounds.
+fn directly_of(media: &[(Medium, Vec<u8>)]) -> String {
     let model = model(Some(CHATML));
     let (mut encoder, marker) = (encoder(model.config.hidden), Marker::default());
     let template = Template::from_gguf(model.gguf.metadata(), &model.tokenizer).unwrap().unwrap();
-    let text = marker.text().repeat(pictures.len()) + QUESTION;
+    let text = marker.text().repeat(media.len()) + QUESTION;
     let messages = vec![Message::new("user", text)];
     let input = ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() };
     let rendered = template.render_for(&input, Some(&model.tokenizer)).unwrap();
     let parts = rendered.encode_parts(&model.tokenizer, marker.text(), &EncodeLimit::default()).unwrap();
-    let vision = Arc::clone(encoder.vision());
-    let shown = pictures.iter().enumerate().map(|(number, bytes)| vision.show(bytes, number).unwrap()).collect();
+    let mmproj = Arc::clone(encoder.mmproj());
+    let shown = media.iter().enumerate().map(|(number, (medium, bytes))| mmproj.take(*medium, bytes, number).unwrap());
+    let shown = shown.collect();
     let arranged = Arranged::new(&model.tokenizer, parts, shown).unwrap();
     let joined = arranged.join(|picture, input| encoder.vectors(picture, input)).unwrap();
     let mut request = Request { limit: Some(12), spans: joined.spans, ..Request::new(joined.tokens) };
@@ -181,6 +207,81 @@ fn every_api_says_what_the_engine_says() {
     server.stop().unwrap();
 }
 
+/// A question about sounds, and pictures before them, in OpenAI's words.
+fn asked_of(media: &[(Medium, Vec<u8>)]) -> Value {
+    let part = |(medium, bytes): &(Medium, Vec<u8>)| match medium {
+        Medium::Picture => json!({"type": "image_url", "image_url": {"url": url(bytes)}}),
+        Medium::Sound => json!({"type": "input_audio", "input_audio": {"data": base64(bytes), "format": "wav"}}),
+    };
+    let mut parts: Vec<Value> = media.iter().map(part).collect();
+    parts.push(json!({"type": "text", "text": QUESTION}));
+    json!([{"role": "user", "content": parts}])
+}
+
+#[test]
+fn sounds_are_heard_and_found_again() {
+    let server = seeing();
+    let both = vec![(Medium::Picture, bmp(40, 32, 3)), (Medium::Sound, wav(5))];
+    let sounds = |salts: &[u32]| salts.iter().map(|salt| (Medium::Sound, wav(*salt))).collect::<Vec<_>>();
+    for media in [sounds(&[3]), sounds(&[5, 3]), both] {
+        let want = directly_of(&media);
+        let body = json!({"messages": asked_of(&media), "max_tokens": 12, "temperature": 0});
+        assert_eq!(text_of(&post(&server, "/v1/chat/completions", &body).json()), want);
+        let body = json!({"input": asked_of(&media), "max_output_tokens": 12, "temperature": 0});
+        let told = post(&server, "/v1/responses", &body).json();
+        let message = told["output"].as_array().unwrap().last().unwrap();
+        assert_eq!(message["content"][0]["text"], json!(want), "{told}");
+    }
+    // Enough rows for a page: the same sounds are not read again, another one is.
+    let ask = |salts: &[u32]| {
+        let body = json!({"messages": asked_of(&sounds(salts)), "max_tokens": 2, "logprobs": true, "top_logprobs": 3});
+        let told = post(&server, "/v1/chat/completions", &with(body, json!({"temperature": 0}))).json();
+        let usage = told["usage"].clone();
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_else(|| panic!("{told}"));
+        (usage["prompt_tokens"].as_u64().unwrap(), cached, told["choices"][0]["logprobs"]["content"][0].clone())
+    };
+    let many = [7; 16];
+    let (tokens, cached, first) = ask(&many);
+    assert_eq!((tokens - ask(&many[..15]).0, cached), (HEARD, 0));
+    let (_, cached, again) = ask(&many);
+    assert!(cached >= 64 && again == first, "{cached} rows are found again");
+    let (_, cached, other) = ask(&[9; 16]);
+    assert!(cached == 0 && other != first, "another sound shares nothing");
+    server.stop().unwrap();
+}
+
+#[test]
+fn what_cannot_be_heard_is_refused() {
+    let (server, deaf) = (seeing(), start());
+    let refused = |server: &Running, data: &str, words: &[&str]| {
+        let part = json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}});
+        let body = json!({"messages": [{"role": "user", "content": [part]}], "max_tokens": 4});
+        let reply = post(server, "/v1/chat/completions", &body);
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        words.iter().for_each(|word| assert!(message.contains(word), "{word:?} is not in: {message}"));
+    };
+    refused(
+        &deaf,
+        &base64(&wav(3)),
+        &["messages[0].content[0].input_audio", "is a sound", "without an encoder of sounds"],
+    );
+    refused(&server, "%%%", &["not base64"]);
+    refused(&server, "", &["no bytes"]);
+    refused(&server, &base64(b"no sound"), &["WAV, MP3, FLAC or OGG"]);
+    refused(&server, &base64(&bmp(8, 8, 1)), &["WAV, MP3, FLAC or OGG"]);
+    refused(&server, &base64(&wav(3)[..30]), &["WAV sound cannot be decoded"]);
+    let mut loud = wav(3);
+    loud.truncate(44 + 64);
+    loud[20] = 3;
+    loud[32..36].copy_from_slice(&[4, 0, 32, 0]);
+    loud[44..48].copy_from_slice(&f32::NAN.to_le_bytes());
+    refused(&server, &base64(&loud), &["sample 0 of the sound is NaN"]);
+    assert_eq!(get(&deaf, "/props").json()["modalities"]["audio"], json!(false));
+    server.stop().unwrap();
+    deaf.stop().unwrap();
+}
+
 #[test]
 fn pages_are_found_again_by_the_picture() {
     let server = seeing();
@@ -220,11 +321,12 @@ fn pictures_count_and_are_told_of() {
     assert_eq!([counts[1] - counts[0], counts[2] - counts[0]], [ROWS, 3 * ROWS]);
     let long = post(&server, "/v1/messages", &blocks(9));
     assert!(long.status == 400 && long.body.contains("512"), "{}", long.body);
-    assert_eq!(get(&server, "/props").json()["modalities"]["vision"], json!(true));
+    assert_eq!(get(&server, "/props").json()["modalities"], json!({"vision": true, "audio": true}));
     let models = get(&server, "/v1/models").json();
-    assert_eq!(models["data"][0]["architecture"]["input_modalities"], json!(["text", "image"]));
+    assert_eq!(models["data"][0]["architecture"]["input_modalities"], json!(["text", "image", "audio"]));
     let shown = post(&server, "/api/show", &json!({"model": "tiny"})).json();
     assert!(shown["capabilities"].as_array().unwrap().contains(&json!("vision")), "{shown}");
+    assert!(shown["capabilities"].as_array().unwrap().contains(&json!("audio")), "{shown}");
     // What a user writes is text, whatever stands for pictures elsewhere.
     let written = post(&server, "/v1/chat/completions", &asked(&[], "<__media__> <image>"));
     assert_eq!(written.status, 200, "{}", written.body);
