@@ -120,8 +120,7 @@ pub(crate) fn check_messages(loaded: &Loaded, purpose: Purpose, messages: &[Mess
 /// The beginning of a text that holds the first tokens that are wanted of it, and more.
 pub(crate) fn beginning<'a>(loaded: &Loaded, text: &'a str, tokens: usize) -> &'a str {
     let most = loaded.scheduler.model().tokenizer.most_bytes(tokens + 1);
-    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
-    &text[..end.unwrap_or(0)]
+    kiln_system::text::beginning(text, most)
 }
 
 /// The end of a text that holds the last tokens that are wanted of it, and more.

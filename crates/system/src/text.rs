@@ -39,6 +39,15 @@ pub fn shown_bytes(bytes: &[u8]) -> String {
     format!("{}... ({} bytes)", shown(&start), bytes.len())
 }
 
+/// The first bytes of a text, at most so many; no character is cut in two. (`str::floor_char_boundary` needs Rust 1.91.)
+pub fn beginning(text: &str, most: usize) -> &str {
+    let mut end = most.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// Whether a terminal would not show this character but do something: controls of ASCII and of Latin-1, and those that
 /// turn the direction of writing or end a line.
 fn is_command(c: char) -> bool {
@@ -93,6 +102,13 @@ mod tests {
         assert!(shown_bytes(long.as_bytes()).ends_with("... (10000000 bytes)"));
         assert_eq!(shown_bytes(b"a\xff\x1b"), "a\u{fffd}\\u{1b}");
         assert_eq!(shown_within("abc", 3), "abc");
+    }
+
+    #[test]
+    fn a_beginning_ends_between_two_characters() {
+        for (most, want) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aé"), (5, "aé"), (6, "aé漢"), (99, "aé漢")] {
+            assert_eq!(beginning("aé漢", most), want, "{most} bytes");
+        }
     }
 
     #[test]

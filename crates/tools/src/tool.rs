@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use kiln_system::text::shown;
+use kiln_system::text::{beginning, shown};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -116,7 +116,7 @@ impl Output {
             left = left.saturating_sub(length(part));
             match part {
                 OutputPart::Text { text } => {
-                    text.truncate(text.floor_char_boundary(before));
+                    text.truncate(beginning(text, before).len());
                     !text.is_empty()
                 }
                 OutputPart::Link { .. } => length(part) <= before,

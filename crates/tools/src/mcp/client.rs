@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kiln_system::text::shown;
+use kiln_system::text::{beginning, shown};
 use serde_json::{Value, json};
 
 use super::content;
@@ -189,7 +189,7 @@ impl Client {
         let text = |name: &str| value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
         let mut description = text("description").or(text("title")).unwrap_or_default().to_owned();
         if description.len() > MOST_DESCRIPTION {
-            description.truncate(description.floor_char_boundary(MOST_DESCRIPTION));
+            description.truncate(beginning(&description, MOST_DESCRIPTION).len());
             description += "...";
         }
         Ok(Some(Tool {
