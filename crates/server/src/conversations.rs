@@ -125,11 +125,7 @@ impl Conversations {
             return Ok(Arc::clone(known));
         }
         let folder = self.folder.join(&name);
-        let mut maker = std::fs::DirBuilder::new();
-        std::os::unix::fs::DirBuilderExt::mode(&mut maker, 0o700);
-        maker
-            .recursive(true)
-            .create(&folder)
+        kiln_system::os::make_private_folder(&folder)
             .map_err(|why| ApiError::internal(&format!("{}: {why}", folder.display())))?;
         let files =
             std::fs::read_dir(&folder).map_err(|why| ApiError::internal(&format!("{}: {why}", folder.display())))?;
