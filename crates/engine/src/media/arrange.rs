@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::Mmproj;
 use super::encode::{Encoder, Input};
-use super::prompt::Part;
+use super::prompt::PromptPart;
 use crate::Error;
 use crate::run::{Span, Standing, Vectors, numbers};
 use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
@@ -70,7 +70,7 @@ impl Ready {
 #[derive(Clone, Debug)]
 pub struct Shown {
     ready: Ready,
-    parts: Vec<Part<usize>>,
+    parts: Vec<PromptPart<usize>>,
     inputs: Vec<Of>,
 }
 
@@ -116,7 +116,7 @@ impl Mmproj {
         }
     }
 
-    fn shown(&self, bytes: &[u8], ready: Ready, parts: Vec<Part<usize>>) -> Result<Shown, Error> {
+    fn shown(&self, bytes: &[u8], ready: Ready, parts: Vec<PromptPart<usize>>) -> Result<Shown, Error> {
         let content = Sha256::new_with_prefix(self.identity()).chain_update(Sha256::digest(bytes));
         let of = |(at, input): (usize, &Input<'_>)| -> Result<Of, Error> {
             let key = content.clone().chain_update((at as u64).to_le_bytes()).finalize().into();
@@ -190,10 +190,10 @@ impl Arranged {
             let Some(one) = shown.get(number) else { continue };
             for piece in &one.parts {
                 match piece {
-                    Part::Words(text) => {
+                    PromptPart::Words(text) => {
                         tokens.extend(tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes)?);
                     }
-                    Part::Input(input) => {
+                    PromptPart::Input(input) => {
                         places.push(Place { start: tokens.len(), shown: number, input: *input });
                         let Of { key, rows, .. } = &one.inputs[*input];
                         tokens.extend(numbers(key, *rows));
