@@ -94,7 +94,7 @@ pub enum Ended {
     Status(i32),
     /// By a signal.
     Signal(i32),
-    /// Nobody can say any more.
+    /// The system does not know any more.
     Unknown,
 }
 

@@ -43,7 +43,7 @@ impl Program {
         &mut self.child
     }
 
-    /// How it has ended, if it has. It stays with the system until [`Program::end`], so that its number belongs to nobody else yet.
+    /// How it has ended, if it has. It stays with the system until [`Program::end`], so that its number goes to no other process yet.
     pub fn ended(&mut self) -> Option<Ended> {
         if let Some(status) = self.over {
             return Some(

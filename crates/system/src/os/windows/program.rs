@@ -46,7 +46,7 @@ fn new_job() -> io::Result<OwnedHandle> {
     if job.is_null() {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the handle was just made, and nobody else closes it.
+    // SAFETY: the handle was just made, and nothing else closes it.
     let job = unsafe { OwnedHandle::from_raw_handle(job) };
     // SAFETY: all of the structure's fields are numbers, for which zeros are right.
     let mut limits: JOBOBJECT_EXTENDED_LIMIT_INFORMATION = unsafe { std::mem::zeroed() };
@@ -86,7 +86,7 @@ impl Program {
         &mut self.child
     }
 
-    /// How it has ended, if it has. Its number belongs to nobody else as long as this is there.
+    /// How it has ended, if it has. Its number goes to no other process as long as this is there.
     pub fn ended(&mut self) -> Option<Ended> {
         match self.child.try_wait() {
             Ok(status) => Some(status?.code().map_or(Ended::Unknown, Ended::Status)),

@@ -1,5 +1,5 @@
-//! What lies beneath a folder. Files are opened by their whole name here; so every folder on the way is held open, by which nobody can rename
-//! or remove it meanwhile, and what is a link of any kind is not opened.
+//! What lies beneath a folder. Files are opened by their whole name here; so every folder on the way is held open, so that it cannot be renamed
+//! or removed meanwhile, and what is a link of any kind is not opened.
 //!
 //! One thing is left: who may change the attributes of an empty folder can make a junction of it while it is held. That is looked for once
 //! more when everything is open; it goes unseen only where it is made and taken back within that time.
