@@ -240,6 +240,11 @@ impl Schedule {
         }
     }
 
+    /// Tells whoever watches what has become of cached pages. Steps that are on their way stay there.
+    pub(super) fn tell_cache_events(&mut self) {
+        self.engine.tell_cache_events();
+    }
+
     /// How the device draws the tokens of a step, if it can draw all of them: no logits come back then.
     fn draws(&mut self, batch: &[Part]) -> Option<Vec<Option<Draw>>> {
         if !self.engine.draws_beside_prompts() || batch.iter().any(Part::has_draft) {

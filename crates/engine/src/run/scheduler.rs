@@ -361,6 +361,7 @@ fn run(mut schedule: Schedule, from: &Receiver<Message>, seen: &Seen, until_lost
             message = from.try_recv().ok();
         }
         schedule.step();
+        schedule.tell_cache_events();
         let load = schedule.load();
         // Whoever asks from now on learns that the engine will be there again.
         seen.tell(Load { rebuilding: until_lost && load.lost, ..load });
