@@ -204,7 +204,10 @@ fn an_encoder_is_named_as_models_are() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
         command.args(["run", &scene.file("model.gguf"), "What is this?", "--cpu", "--temp", "0", "-n", "4"]);
         command.args(["--mmproj", mmproj, "--image", &scene.file("a.bmp")]);
-        command.env("HF_ENDPOINT", &registry.address).env("KILN_MODELS", scene.file("store")).env("HF_HOME", scene.file("hf"));
+        command
+            .env("HF_ENDPOINT", &registry.address)
+            .env("KILN_MODELS", scene.file("store"))
+            .env("HF_HOME", scene.file("hf"));
         command.envs(["ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy"].map(|name| (name, "")));
         command.stdin(Stdio::null()).output().unwrap()
     };
