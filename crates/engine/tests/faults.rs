@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use kiln_engine::Error;
 use kiln_engine::arch::{Room, pages_of_window};
+use kiln_engine::embed::Pooling;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Memory};
 use kiln_engine::lower::Target;
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{
-    Engine, Entry, Event, Events, Place, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit, fit_in,
+    EmbedRequest, Engine, Entry, Event, Events, Place, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit, fit_in,
 };
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
@@ -431,6 +432,31 @@ fn decode_runs_ahead_beside_a_request_that_waits_for_pages() {
     // All pages but one are held, and a sequence is free: this one cannot begin before the other ends.
     let waits = scheduler.generate(request(200, 4));
     assert_eq!((end(long), end(waits)), (Ok(100), Ok(4)));
+    let Counts { runs, submits, .. } = *held.lock().unwrap();
+    assert!(submits > 90 && runs < 12, "{submits} steps were submitted ahead, {runs} made by the host");
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn decode_runs_ahead_beside_a_sequence_that_has_no_room_to_return() {
+    let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [5, 2]);
+    // Both need four pages in the end: the younger one is swapped out for about a hundred steps.
+    let (older, younger) = (scheduler.generate(request(120, 130)), scheduler.generate(request(100, 150)));
+    assert_eq!((end(older), end(younger)), (Ok(130), Ok(150)));
+    let Counts { runs, submits, .. } = *held.lock().unwrap();
+    assert!(submits > 180 && runs < 60, "{submits} steps were submitted ahead, {runs} made by the host");
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn decode_runs_ahead_beside_a_text_that_waits_for_pages_to_be_embedded() {
+    let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [4, 3]);
+    let long = scheduler.generate(request(100, 100));
+    let texts = EmbedRequest { texts: vec![request(200, 0).prompt], pooling: Pooling::Mean };
+    let (to, vectors) = std::sync::mpsc::channel();
+    scheduler.submit_embed(texts, move |result| to.send(result.map(|vectors| vectors.len())).unwrap());
+    assert_eq!(end(long), Ok(100));
+    assert_eq!(vectors.recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), 1);
     let Counts { runs, submits, .. } = *held.lock().unwrap();
     assert!(submits > 90 && runs < 12, "{submits} steps were submitted ahead, {runs} made by the host");
     nothing_is_left(&scheduler, &held);

@@ -12,8 +12,8 @@ use std::time::Duration;
 use kiln_engine::Error;
 use kiln_engine::arch::{BatchShape, Room};
 use kiln_engine::executor::{
-    Arithmetic, CpuExecutor, Executor, FromStage, Link, Make, PartKey, Piece, PipelineExecutor, Range, RemoteExecutor,
-    Seat, StageHost, ToStage,
+    Arithmetic, CpuExecutor, Executor, FromStage, Link, Make, PartKey, PipelineExecutor, Range, RemoteExecutor, Seat,
+    SlotRange, StageHost, ToStage,
 };
 use kiln_engine::model::Model;
 use kiln_engine::placement::Placement;
@@ -278,7 +278,7 @@ impl Chance {
 fn any(chance: &mut Chance, seat: &Seat, fingerprint: [u8; 32], known: &[PartKey]) -> ToStage {
     let piece = |chance: &mut Chance| {
         let slot = if chance.below(8) == 0 { chance.size() } else { chance.below(90) };
-        Piece { plan: chance.below(5), slot, offset: chance.size() }
+        SlotRange { plan: chance.below(5), slot, offset: chance.size() }
     };
     let range =
         |chance: &mut Chance| Range::new(u32::try_from(chance.below(40)).unwrap(), chance.size(), chance.size());

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kiln_engine::Error;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
-use kiln_engine::media::{Encoder, Input, Mmproj, Part, Shown};
+use kiln_engine::media::{Encoder, Input, Mmproj, PromptPart, Shown};
 use kiln_engine::vision::TABLE;
 use kiln_media::Pixels;
 use serde_json::Value as Json;
@@ -68,11 +68,11 @@ fn rows_are_those_of_the_reference_on_a_device() {
 #[test]
 fn the_words_around_pictures_are_those_of_the_reference() {
     /// Words that follow each other are one text.
-    fn shown(pieces: impl Iterator<Item = Part<usize>>) -> String {
+    fn shown(pieces: impl Iterator<Item = PromptPart<usize>>) -> String {
         pieces
             .map(|piece| match piece {
-                Part::Words(text) => text,
-                Part::Input(input) => format!("\u{1}{input}\u{1}"),
+                PromptPart::Words(text) => text,
+                PromptPart::Input(input) => format!("\u{1}{input}\u{1}"),
             })
             .collect()
     }
@@ -81,8 +81,8 @@ fn the_words_around_pictures_are_those_of_the_reference() {
         let vision = mmproj.vision().unwrap();
         let prepared = vision.prepare(&drawn(&golden)).unwrap();
         let want = golden["layout"].as_array().unwrap().iter().map(|piece| match piece.as_str() {
-            Some(text) => Part::Words(text.to_owned()),
-            None => Part::Input(number(piece)),
+            Some(text) => PromptPart::Words(text.to_owned()),
+            None => PromptPart::Input(number(piece)),
         });
         assert_eq!(shown(vision.pieces(&prepared, 0).into_iter()), shown(want), "{name}");
     }

@@ -2,7 +2,7 @@
 //! engine to judge, which knows the model.
 
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{About, FromStage, PIECE, PartKey, Piece, Range, Seat, ToStage, Wrong};
+use kiln_engine::executor::{About, FromStage, PIECE, PartKey, Range, Seat, SlotRange, ToStage, Wrong};
 use kiln_engine::placement::Placement;
 use kiln_engine::run::PlanKey;
 use kiln_gguf::TensorType;
@@ -229,13 +229,13 @@ impl OpenWire {
 }
 
 impl PieceWire {
-    fn of(piece: Piece, length: usize, bytes: Vec<u8>) -> PieceWire {
+    fn of(piece: SlotRange, length: usize, bytes: Vec<u8>) -> PieceWire {
         let [plan, slot, offset, length] = [piece.plan, piece.slot, piece.offset, length].map(|n| n as u64);
         PieceWire { plan, slot, offset, length, bytes }
     }
 
-    fn piece(&self) -> Option<Piece> {
-        Some(Piece { plan: index(self.plan)?, slot: index(self.slot)?, offset: index(self.offset)? })
+    fn piece(&self) -> Option<SlotRange> {
+        Some(SlotRange { plan: index(self.plan)?, slot: index(self.slot)?, offset: index(self.offset)? })
     }
 }
 

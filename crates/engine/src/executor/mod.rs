@@ -23,7 +23,9 @@ pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, batch_on};
 pub use options::{Options, Order, Sums};
 pub use pipeline::PipelineExecutor;
-pub use stage::{About, FromStage, Link, Make, PIECE, PartKey, Piece, RemoteExecutor, Seat, StageHost, ToStage, Wrong};
+pub use stage::{
+    About, FromStage, Link, Make, PIECE, PartKey, RemoteExecutor, Seat, SlotRange, StageHost, ToStage, Wrong,
+};
 pub use threads::Threads;
 pub use warm::Warmer;
 

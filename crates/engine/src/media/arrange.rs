@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::Mmproj;
 use super::budget::{Budget, Held};
 use super::encode::{Encoder, Input};
-use super::prompt::Part;
+use super::prompt::PromptPart;
 use crate::Error;
 use crate::run::{Span, Standing, Vectors, numbers};
 use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
@@ -87,7 +87,7 @@ pub struct Shown {
     bytes: Arc<[u8]>,
     /// Decoded, resized and cut, or turned into spectrograms, where there was room for that.
     ready: Option<Arc<(Ready, Held)>>,
-    parts: Vec<Part<usize>>,
+    parts: Vec<PromptPart<usize>>,
     inputs: Vec<Of>,
 }
 
@@ -231,10 +231,10 @@ impl Arranged {
             let Some(one) = shown.get(number) else { continue };
             for piece in &one.parts {
                 match piece {
-                    Part::Words(text) => {
+                    PromptPart::Words(text) => {
                         tokens.extend(tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes)?);
                     }
-                    Part::Input(input) => {
+                    PromptPart::Input(input) => {
                         places.push(Place { start: tokens.len(), shown: number, input: *input });
                         let Of { key, rows, .. } = &one.inputs[*input];
                         tokens.extend(numbers(key, *rows));

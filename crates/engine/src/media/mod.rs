@@ -15,7 +15,7 @@ use kiln_kernels::tensor::Tensor;
 
 pub use arrange::{Arranged, Joined, Medium, Shown};
 pub use encode::{Encoder, Input, Reopen, Rows};
-pub use prompt::{Marker, Part};
+pub use prompt::{Marker, PromptPart};
 
 use crate::Error;
 use crate::arch::Room;

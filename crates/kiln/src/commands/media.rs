@@ -26,10 +26,11 @@ pub(crate) fn open_encoder(named: &Path, model: &Model) -> anyhow::Result<Arc<Mm
 
 /// Refuses what a file of encoders does not encode.
 pub(crate) fn check_encodes(mmproj: &Mmproj, medium: Medium) -> anyhow::Result<()> {
-    Ok(match medium {
+    match medium {
         Medium::Picture => mmproj.needs_vision().map(|_| ())?,
         Medium::Sound => mmproj.needs_audio().map(|_| ())?,
-    })
+    }
+    Ok(())
 }
 
 /// Looks whether bytes can be decoded.

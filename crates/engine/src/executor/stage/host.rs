@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kiln_gguf::TensorType;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::messages::{About, FromStage, PIECE, PartKey, Piece, Seat, ToStage, mark, returned};
+use super::messages::{About, FromStage, PIECE, PartKey, Seat, SlotRange, ToStage, mark, returned};
 use super::remote::{is_read, is_written};
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
@@ -221,8 +221,8 @@ impl Opened {
     }
 
     /// A piece of a slot of a plan that may be touched so.
-    fn piece(&self, piece: Piece, bytes: usize, may: fn(&SlotKind) -> bool) -> Result<(PlanId, Tensor), Error> {
-        let Piece { plan, slot, offset } = piece;
+    fn piece(&self, piece: SlotRange, bytes: usize, may: fn(&SlotKind) -> bool) -> Result<(PlanId, Tensor), Error> {
+        let SlotRange { plan, slot, offset } = piece;
         let ready = self.ready(plan)?;
         match ready.slots.get(slot) {
             Some((kind, length)) if may(kind) && lies_in(offset, bytes, *length) => {

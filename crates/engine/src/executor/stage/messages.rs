@@ -112,7 +112,7 @@ pub(crate) fn returned(plan: &Plan) -> Vec<usize> {
 
 /// A piece of a slot of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct SlotRange {
     /// The plan, as the leader numbers them.
     pub plan: usize,
     /// The slot.
@@ -144,14 +144,14 @@ pub enum ToStage {
         plan: usize,
     },
     /// Writes to a slot of a plan.
-    Write(Piece, Vec<u8>),
+    Write(SlotRange, Vec<u8>),
     /// Runs a plan; answered by [`FromStage::Done`] and the returned slots in pieces.
     Run {
         /// Its number.
         plan: usize,
     },
     /// Reads from a slot of a plan; answered by its bytes in pieces.
-    Read(Piece, usize),
+    Read(SlotRange, usize),
     /// Reads pieces of shared slots; answered by their bytes, one after the other, in pieces.
     Gather(Vec<Range>),
     /// Writes a piece of a shared slot.

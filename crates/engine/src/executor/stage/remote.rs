@@ -8,7 +8,7 @@ use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::Tensor;
 
-use super::messages::{About, FromStage, PIECE, PartKey, Piece, Seat, ToStage, returned};
+use super::messages::{About, FromStage, PIECE, PartKey, Seat, SlotRange, ToStage, returned};
 use crate::Error;
 use crate::executor::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket, keep};
 use crate::lower::Target;
@@ -214,7 +214,7 @@ impl Executor for RemoteExecutor {
         let slot = tensor.slot.0;
         self.plans[plan.0].as_mut().expect(FORGOTTEN).held.remove(&slot);
         for (number, piece) in bytes.chunks(PIECE).enumerate() {
-            let piece_at = Piece { plan: plan.0, slot: slot as usize, offset: tensor.offset + number * PIECE };
+            let piece_at = SlotRange { plan: plan.0, slot: slot as usize, offset: tensor.offset + number * PIECE };
             self.tell(ToStage::Write(piece_at, piece.to_vec()))?;
         }
         Ok(())
@@ -248,7 +248,7 @@ impl Executor for RemoteExecutor {
             bytes.copy_from_slice(held);
             return Ok(());
         }
-        let piece = Piece { plan: plan.0, slot: slot as usize, offset: tensor.offset };
+        let piece = SlotRange { plan: plan.0, slot: slot as usize, offset: tensor.offset };
         self.tell(ToStage::Read(piece, bytes.len()))?;
         self.bytes(bytes)?
     }
