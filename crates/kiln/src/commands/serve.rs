@@ -192,7 +192,7 @@ pub(crate) struct Arguments {
     /// If a device is lost and cannot be opened again, move its layers to what is left
     #[arg(long)]
     fallback: bool,
-    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf: requests may have them then
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf, named as models are: requests may have them then
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Serve text alone, also where --mmproj stands before it or in the config file
