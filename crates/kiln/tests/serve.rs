@@ -310,6 +310,79 @@ fn a_cache_folder_that_cannot_be_used_is_said_once_and_gone_without() {
     assert!(said.len() == 1 && said[0].contains("m.gguf"), "{said:?}");
 }
 
+/// The headers of an answer to `GET /livez`.
+fn headers(server: &Server) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    write!(stream, "GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+#[test]
+fn a_server_has_the_name_of_its_host_unless_it_is_given_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut kiln = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    kiln.env("HOSTNAME", "pod-7");
+    let plain = Server::start(&folder, &[]);
+    let name = |server: &Server| {
+        let reply = headers(server);
+        reply
+            .split("x-kiln-replica: ")
+            .nth(1)
+            .unwrap_or_else(|| panic!("{reply}"))
+            .split('\r')
+            .next()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(!name(&plain).is_empty());
+    assert_eq!(name(&Server::spawn(kiln, &folder, &[])), "pod-7");
+    assert_eq!(name(&Server::again(&folder, &["--replica-name", "a"])), "a");
+}
+
+#[test]
+fn who_is_cut_off_by_the_end_of_the_drain_shows_in_the_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&folder, &["--drain", "0"]);
+    let body = r#"{"prompt": "hello", "stream": true, "ignore_eos": true, "max_tokens": 8000}"#;
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+    write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+    assert!(lines.by_ref().any(|line| line.starts_with("data: ")));
+    server.signal("TERM");
+    let rest: Vec<String> = lines.collect();
+    assert!(rest.iter().any(|line| line.contains("error")), "the client is told: {rest:?}");
+    assert!(!rest.iter().any(|line| line.contains("[DONE]")), "half an answer is not whole");
+    assert_eq!(server.ended().code(), Some(1));
+    // Without anybody to cut off it ends well.
+    let mut idle = Server::again(&folder, &["--drain", "0"]);
+    idle.signal("TERM");
+    assert_eq!(idle.ended().code(), Some(0));
+}
+
+#[test]
+fn events_of_the_cache_stay_on_the_machine_unless_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let server =
+        Server::start(&folder, &["--kv-events", "tcp://127.0.0.1:0", "--kv-events-replay", "tcp://127.0.0.1:0"]);
+    assert!(server.begun.iter().any(|line| line.contains("events of the prefix cache at tcp://127.0.0.1:")));
+    let refused = |more: &[&str]| {
+        let given = [&["serve", "m.gguf", "--cpu", "--port", "0"], more].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_kiln")).args(given).current_dir(folder.path()).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let open = refused(&["--kv-events", "tcp://*:0"]);
+    assert!(
+        open.contains("tcp://0.0.0.0:0 can be reached by other machines") && open.contains("--allow-open-kv-events"),
+        "{open}"
+    );
+    let replay = refused(&["--kv-events", "tcp://127.0.0.1:0", "--kv-events-replay", "tcp://*:0"]);
+    assert!(replay.contains("tcp://0.0.0.0:0 can be reached"), "{replay}");
+    assert!(refused(&["--kv-events", "5557"]).contains("it looks like tcp://127.0.0.1:5557"));
+
 /// Shows tools, calls and what they gave.
 const TEMPLATE: &str = "{# <tool_call> #}{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";

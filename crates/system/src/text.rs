@@ -39,7 +39,7 @@ pub fn shown_bytes(bytes: &[u8]) -> String {
     format!("{}... ({} bytes)", shown(&start), bytes.len())
 }
 
-/// The first bytes of a text, at most so many; no character is cut in two. (`str::floor_char_boundary` needs Rust 1.91.)
+/// The first bytes of a text, at most this many; no character is cut in two. (`str::floor_char_boundary` needs Rust 1.91.)
 pub fn beginning(text: &str, most: usize) -> &str {
     let mut end = most.min(text.len());
     while !text.is_char_boundary(end) {
@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn a_beginning_ends_between_two_characters() {
-        for (most, want) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aé"), (5, "aé"), (6, "aé漢"), (99, "aé漢")] {
+        for (most, want) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aé"), (5, "aé"), (6, "aé漢"), (99, "aé漢")]
+        {
             assert_eq!(beginning("aé漢", most), want, "{most} bytes");
         }
     }

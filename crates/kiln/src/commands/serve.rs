@@ -192,7 +192,7 @@ pub(crate) struct Arguments {
     /// If a device is lost and cannot be opened again, move its layers to what is left
     #[arg(long)]
     fallback: bool,
-    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf: requests may have them then
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf, named as models are: requests may have them then
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Serve text alone, also where --mmproj stands before it or in the config file
@@ -417,8 +417,10 @@ impl Arguments {
         let encoder = mmproj.map(|mmproj| self.flags.encoder(&mmproj)).transpose()?;
         let drafting = self.draft.open(&opened)?;
         let job = move || requests(sequences);
+        let teller = self.fleet.teller()?;
         let mut engine = drafting.engine(&self.flags.opening()?, &opened, job())?;
         self.cache.apply(&mut engine);
+        teller.iter().for_each(|teller| teller.watch(&model.name, &mut engine));
         say(&format!("{} on {}", model.name, engine.describe()));
         let (flags, cache, fallback) = (self.flags.clone(), self.cache.clone(), self.fallback);
         let name = model.name.clone();
@@ -437,6 +439,7 @@ impl Arguments {
             let built = built.inspect(|engine| say(&format!("{name} on {}", engine.describe())));
             let built = built.map(|mut engine| {
                 cache.apply(&mut engine);
+                teller.iter().for_each(|teller| teller.watch(&name, &mut engine));
                 engine
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
@@ -459,6 +462,7 @@ impl Arguments {
         }
         let store = self.managed(models.iter().map(|model| model.path.clone()).collect())?;
         let settings = Settings { store, ..self.settings(&models[0].name, Vec::new())? };
+        let teller = self.fleet.teller()?;
         let mut specs = Vec::new();
         for Named { name, aliases, path } in models {
             // What is no model is found now, not by the first client.
@@ -469,11 +473,13 @@ impl Arguments {
             let mmproj_bytes = mmproj.as_ref().map_or(0, |mmproj| mmproj.gguf.data_bytes());
             let bytes = opened.gguf.data_bytes() + mmproj_bytes + drafting.bytes();
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
+            let (teller, told) = (teller.clone(), name.clone());
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
                     let encoder = mmproj.as_ref().map(|mmproj| flags.encoder(mmproj)).transpose()?;
                     let mut engine = drafting.engine(&flags.opening()?, &flags.open(&path)?, requests(sequences))?;
                     cache.apply(&mut engine);
+                    teller.iter().for_each(|teller| teller.watch(&told, &mut engine));
                     Ok(LoadedEngine {
                         scheduler: Arc::new(Scheduler::start(engine, policy(&drafting))),
                         sequences,
