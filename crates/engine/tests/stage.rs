@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
+mod frail;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -10,7 +12,7 @@ use std::time::Duration;
 use kiln_engine::Error;
 use kiln_engine::arch::{BatchShape, Room};
 use kiln_engine::executor::{
-    Arithmetic, CpuExecutor, Executor, FromStage, Link, PartKey, PipelineExecutor, Range, RemoteExecutor, Seat,
+    Arithmetic, CpuExecutor, Executor, FromStage, Link, Make, PartKey, PipelineExecutor, Range, RemoteExecutor, Seat,
     SlotRange, StageHost, ToStage,
 };
 use kiln_engine::model::Model;
@@ -22,6 +24,8 @@ use kiln_engine::sampler::Sampling;
 use kiln_engine::state::of_model;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::{Gguf, TensorType};
+
+use crate::frail::{Fault, Frail, Trigger};
 
 const LAYERS: usize = 3;
 /// A dense model, a mixture, one with windows, one with states.
@@ -42,7 +46,11 @@ fn cpu(reproducible: bool) -> Box<dyn Executor> {
 }
 
 fn host(model: &Arc<Model>) -> StageHost {
-    StageHost::new(Arc::clone(model), Box::new(|reproducible| Ok(cpu(reproducible)))).unwrap()
+    host_over(model, Box::new(|reproducible| Ok(cpu(reproducible))))
+}
+
+fn host_over(model: &Arc<Model>, make: Make) -> StageHost {
+    StageHost::new(Arc::clone(model), make).unwrap()
 }
 
 /// A link to a stage on a thread of this process.
@@ -67,9 +75,12 @@ impl Link for Near {
 
 /// A stage with its own copy of the model. After so many messages it is gone.
 fn stage_for(model: &Arc<Model>, copy: &Arc<Model>, messages: usize) -> Box<dyn Executor> {
+    stage_of(model, host(copy), messages)
+}
+
+fn stage_of(model: &Arc<Model>, mut host: StageHost, messages: usize) -> Box<dyn Executor> {
     let (to, asked) = channel::<ToStage>();
     let (answers, from) = channel();
-    let mut host = host(copy);
     let about = host.about();
     std::thread::spawn(move || {
         for message in asked.iter().take(messages) {
@@ -182,6 +193,29 @@ fn reproducible_bits_are_the_bits_of_one_process() {
         let got = logits(&model, pipeline(&model, devices, &in_three()));
         let same = got.iter().zip(&want).filter(|(got, want)| got.to_bits() == want.to_bits()).count();
         assert_eq!((same, got.len()), (want.len(), want.len()), "{preset}");
+    }
+}
+
+/// A step whose results are wrong on a stage is run again as it would be here: kernels that stall, and activations that leave their range, where
+/// the stage makes its plans again. The device before it may say the same of the same step.
+#[test]
+fn steps_that_go_wrong_on_a_stage_run_again() {
+    let frail = |trigger: &Trigger| -> Box<dyn Executor> { Box::new(Frail::new(trigger)) };
+    for preset in ["tiny-llama", "tiny-rwkv7"] {
+        let model = model(preset);
+        let written = |fault, [here, there]: [isize; 2]| {
+            let [here, there] = [here, there].map(|steps| Trigger::after(fault, steps));
+            let host = host_over(&model, Box::new(move |_| Ok(frail(&there))));
+            let devices = vec![frail(&here), stage_of(&model, host, usize::MAX)];
+            texts(&model, pipeline(&model, devices, &cut_at(1)))
+        };
+        const NEVER: isize = isize::MAX;
+        let want = written(Fault::Range, [NEVER; 2]);
+        for fault in [Fault::Range, Fault::Stall] {
+            for steps in [[NEVER, 0], [NEVER, 2], [NEVER, 11], [4, 4], [11, 11]] {
+                assert_eq!(written(fault, steps), want, "{preset} after {steps:?} steps");
+            }
+        }
     }
 }
 

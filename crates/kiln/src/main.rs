@@ -15,6 +15,7 @@ mod output;
 mod placing;
 mod stage_flags;
 mod store;
+mod tool_flags;
 
 use std::process::ExitCode;
 

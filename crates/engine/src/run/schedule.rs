@@ -153,6 +153,16 @@ impl Schedule {
         }
     }
 
+    /// Ends everything with an error after a panic. The engine is not asked for anything: nobody knows what state it is in.
+    pub(crate) fn give_up(mut self, why: &str) {
+        let lost = || Error::Lost { why: why.to_owned() };
+        self.embeds.fail_all(lost);
+        let active = std::mem::take(&mut self.active).into_iter().map(|active| active.job);
+        for mut job in self.waiting.drain(..).chain(active) {
+            job.tell(Event::Failed(lost()));
+        }
+    }
+
     fn end_sequences(&mut self, active: &Active) {
         active.sequences().into_iter().for_each(|id| self.engine.close(id));
     }
@@ -238,6 +248,11 @@ impl Schedule {
             }
             Err(error) => self.fail(&batch, &error),
         }
+    }
+
+    /// Tells whoever watches what has become of cached pages. Steps that are on their way stay there.
+    pub(super) fn tell_cache_events(&mut self) {
+        self.engine.tell_cache_events();
     }
 
     /// How the device draws the tokens of a step, if it can draw all of them: no logits come back then.

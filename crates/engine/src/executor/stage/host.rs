@@ -12,6 +12,7 @@ use super::messages::{About, FromStage, PIECE, PartKey, Seat, SlotRange, ToStage
 use super::remote::{is_read, is_written};
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
+use crate::executor::pipeline::repeats;
 use crate::executor::{Executor, PlanId, Range};
 use crate::lower::cut::{Part, cut, holders};
 use crate::lower::{Target, lower};
@@ -340,8 +341,7 @@ impl Opened {
         let slots = plan.slots[..bounded].iter().map(|slot| (slot.kind.clone(), slot.bytes));
         let slots = slots.enumerate().map(|(at, slot)| if at < plan.n_fixed { (SlotKind::Remote, 0) } else { slot });
         let slots = slots.collect();
-        let changes = |t: &Tensor| matches!(plan.kind(t), SlotKind::State | SlotKind::Control | SlotKind::Log);
-        let repeats = !plan.steps.iter().flat_map(|step| step.call.operation().writes()).any(|t| changes(&t));
+        let repeats = repeats(&plan);
         self.executor.reserve(plan.arena)?;
         Ok(Ready { id: self.executor.prepare(plan)?, slots, returned, repeats })
     }
@@ -357,7 +357,7 @@ impl Opened {
             // A device that is gone takes the stage's part with it.
             Err(why) if why.is_lost() => return Err(why),
             Err(why) => {
-                answer(FromStage::Failed(why.to_string()));
+                answer(FromStage::of(&why));
                 return Ok(());
             }
         }
