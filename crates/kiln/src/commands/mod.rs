@@ -37,4 +37,5 @@ pub(crate) mod talk_flags;
 pub(crate) mod tokenize;
 pub(crate) mod top;
 pub(crate) mod tune;
+pub(crate) mod update;
 pub(crate) mod verify;

@@ -30,6 +30,7 @@ use crate::managed::Managed;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
+use crate::tool_flags::ToolFlags;
 
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
@@ -38,6 +39,7 @@ use crate::store::store;
   kiln serve smollm2 --parallel 16 --ctx-size 2048
   kiln serve small=smollm2 large=hf:owner/repo --keep-alive 10m
   kiln serve smollm2 --host 0.0.0.0 --api-key-file keys.txt
+  kiln serve smollm2 --tool-calculator --mcp 'files=npx -y @modelcontextprotocol/server-filesystem /my/notes'
 
 Then, with any client of OpenAI's API:
   curl http://127.0.0.1:8080/v1/chat/completions \\
@@ -106,6 +108,10 @@ pub(crate) struct Arguments {
     /// Folder that `/slots/ID?action=save` writes to; without one slots are not saved
     #[arg(long, value_name = "FOLDER")]
     slot_save_path: Option<PathBuf>,
+    /// Folder that the page keeps conversations in, apart for each key; without one they stay in the readers' browsers. They lie there as plain
+    /// files that only this server's user can read
+    #[arg(long, value_name = "FOLDER")]
+    conversations: Option<PathBuf>,
     /// Let all keys share what was computed of the beginnings of prompts. By the clock, each can then find out what others have
     /// asked
     #[arg(long)]
@@ -186,7 +192,7 @@ pub(crate) struct Arguments {
     /// If a device is lost and cannot be opened again, move its layers to what is left
     #[arg(long)]
     fallback: bool,
-    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf: requests may have them then
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf, named as models are: requests may have them then
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Serve text alone, also where --mmproj stands before it or in the config file
@@ -196,6 +202,8 @@ pub(crate) struct Arguments {
     /// requests must bring the pictures themselves
     #[arg(long, value_name = "HOST")]
     allow_media_host: Vec<MediaHost>,
+    #[command(flatten)]
+    tools: ToolFlags,
     #[command(flatten)]
     fleet: FleetFlags,
     #[command(flatten)]
@@ -274,6 +282,14 @@ impl Arguments {
         })
     }
 
+    /// The folder of conversations, which is there from now on: one that cannot be made is found now, not by the first reader.
+    fn conversations(&self) -> anyhow::Result<Option<PathBuf>> {
+        let Some(folder) = &self.conversations else { return Ok(None) };
+        kiln_system::os::make_private_folder(folder)
+            .with_context(|| format!("--conversations: cannot make the folder {}", folder.display()))?;
+        Ok(Some(folder.clone()))
+    }
+
     /// The addresses to listen on.
     fn hosts(&self) -> impl Iterator<Item = &str> {
         self.host.split(',').map(str::trim)
@@ -312,6 +328,8 @@ impl Arguments {
             shared_cache: self.shared_cache,
             tls: self.tls()?,
             slots_folder: self.slot_save_path.clone(),
+            conversations: self.conversations()?,
+            tools: self.tools.toolbox()?.map(Arc::new),
             queue: self.queue,
             queue_limit: self.queue_timeout,
             total_limit: self.request_timeout,
