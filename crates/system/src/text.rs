@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn a_beginning_ends_between_two_characters() {
-        for (most, want) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aé"), (5, "aé"), (6, "aé漢"), (99, "aé漢")] {
+        for (most, want) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aé"), (5, "aé"), (6, "aé漢"), (99, "aé漢")]
+        {
             assert_eq!(beginning("aé漢", most), want, "{most} bytes");
         }
     }

@@ -37,4 +37,5 @@ pub(crate) mod talk_flags;
 pub(crate) mod tokenize;
 pub(crate) mod top;
 pub(crate) mod tune;
+mod unknown;
 pub(crate) mod verify;
