@@ -51,8 +51,9 @@ check_system() {
   system=$(uname -s) machine=$(uname -m)
   [ "$system" = Linux ] || fail "there is no archive for $system, only for Linux" 'build Kiln from source: docs/install.md'
   case $machine in
-    x86_64 | amd64) ;;
-    *) fail "there is no archive for $machine, only for x86_64" 'build Kiln from source: docs/install.md' ;;
+    x86_64 | amd64) machine=x86_64 ;;
+    aarch64 | arm64) machine=aarch64 ;;
+    *) fail "there is no archive for $machine, only for x86_64 and aarch64" 'build Kiln from source: docs/install.md' ;;
   esac
   libc=$(getconf GNU_LIBC_VERSION 2> /dev/null || true)
   [ -n "$libc" ] || fail 'this system has no glibc (Alpine has musl)' 'use the container of deploy/Dockerfile'
@@ -75,9 +76,9 @@ remove() {
 install() {
   check_system
   fetch SHA256SUMS "$work/SHA256SUMS"
-  line=$(grep -E '^[0-9a-f]{64}  kiln-[0-9][^ /]*-x86_64-linux\.tar\.xz$' "$work/SHA256SUMS" || true)
+  line=$(grep -E "^[0-9a-f]{64}  kiln-[0-9][^ /]*-$machine-linux\.tar\.xz\$" "$work/SHA256SUMS" || true)
   [ "$(printf '%s\n' "$line" | grep -c .)" = 1 ] ||
-    fail "SHA256SUMS of $from does not name exactly one kiln-VERSION-x86_64-linux.tar.xz"
+    fail "SHA256SUMS of $from does not name exactly one kiln-VERSION-$machine-linux.tar.xz"
   want=${line%% *} name=${line##* }
   fetch "$name" "$work/$name"
   got=$(sum "$work/$name")

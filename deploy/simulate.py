@@ -5,7 +5,7 @@ A discrete-event simulation. A replica is its measured curve: the time of a step
 token of context costs, room for the cache. Between two events (a prompt is processed, a sequence ends, a request comes) the sequences of a replica
 do not change, so all their steps are passed over at once: a run costs some events for each request and not one for each step. Needs python3 alone.
 
-    kiln bench model.gguf --sequences 1,2,4,8,16   # times of steps, on the machine that will serve; CURVES below has the form of mine.json
+    kiln bench model.gguf --curve mine.json        # on the machine that will serve, with the flags that it will have
     deploy/simulate.py --curve mine.json           # hits, time to the first token and inter-token latency, by router and number of replicas
     deploy/simulate.py --work agent --replicas 1,8,64 --policy rr,prefix --load 0.8
     deploy/simulate.py --capacity                  # the highest load with p95 of the time to the first token under --slo

@@ -4,9 +4,13 @@
 # Programs run under the tree's own loader, and start each other by name (the compiler its assembler): each becomes a script of the same name
 # that starts the program beside it. What follows the root are patterns of names that stay as they are.
 wrap_programs() {
-  local program kept=()
+  local program folder kept=() folders=()
   for program in "$@"; do kept+=(! -name "$program"); done
-  find "$root/usr/bin" "$root/usr/libexec" "$root"/usr/lib/gcc -type f ! -name '*.so*' ! -name '*.elf' "${kept[@]}" 2> /dev/null |
+  # Not every tree has all of them, and `find` would fail for one.
+  for folder in "$root"/usr/{bin,libexec,lib/gcc}; do
+    if [[ -d $folder ]]; then folders+=("$folder"); fi
+  done
+  find "${folders[@]}" -type f ! -name '*.so*' ! -name '*.elf' "${kept[@]}" 2> /dev/null |
     while IFS= read -r program; do
       [[ $(LC_ALL=C head -c 4 "$program" | tr -d '\0') == $'\x7fELF' ]] || continue
       mv "$program" "$program.elf"

@@ -129,3 +129,20 @@ fn the_example_compiles_and_runs() {
     let err = String::from_utf8_lossy(&missing.stderr);
     assert!(!missing.status.success() && err.contains("open: ") && err.contains("no-such.gguf"), "{err}");
 }
+
+/// The program of the book, which is to be pasted.
+#[test]
+fn the_program_of_the_book_compiles() {
+    let page = std::fs::read_to_string(here("../../docs/c.md")).unwrap();
+    let programs: Vec<&str> =
+        page.split("```c\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(code, _)| code).collect();
+    assert_eq!(programs.len(), 1, "each program of the page is compiled");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("book.c");
+    std::fs::write(&file, programs[0]).unwrap();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    // `show` has no use for what it is handed, and says so by no word.
+    let flags = ["-std=c11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-fsyntax-only", "-I"];
+    let compiled = Command::new(compiler).args(flags).arg(here("include")).arg(&file).output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use kiln_engine::Error;
 use kiln_engine::arch::{Room, pages_of_window};
+use kiln_engine::embed::Pooling;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Memory};
 use kiln_engine::lower::Target;
 use kiln_engine::model::Model;
 use kiln_engine::quantise_recipe::Recipe;
 use kiln_engine::run::{
-    Engine, Entry, Event, Events, Place, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit, fit_in,
+    EmbedRequest, Engine, Entry, Event, Events, Place, Policy, Request, Scheduler, StopRule, Wanted, Wish, fit, fit_in,
 };
 use kiln_engine::sampler::Sampling;
 use kiln_engine::synth::{Preset, Synth};
@@ -312,8 +313,8 @@ fn sequences_that_ask_for_a_context_share_one_pool() {
 }
 
 /// The tokens of all requests of an engine whose device stalls after so many steps.
-fn tokens_with_a_stall(preset: &str, steps: isize) -> Vec<Vec<u32>> {
-    let trigger = Trigger::after(Fault::Stall, steps);
+fn tokens_with(fault: Fault, preset: &str, steps: isize) -> Vec<Vec<u32>> {
+    let trigger = Trigger::after(fault, steps);
     let (scheduler, held) = scheduler(preset, &trigger, [64, 4]);
     let all: Vec<Events> = (0..4).map(|i| scheduler.generate(request(3 + 20 * i, 24))).collect();
     let tokens = all.into_iter().map(|events| {
@@ -332,13 +333,64 @@ fn tokens_with_a_stall(preset: &str, steps: isize) -> Vec<Vec<u32>> {
 #[test]
 fn a_step_that_stalls_runs_again_and_nobody_notices_also_where_states_were_written_over() {
     for preset in ["tiny-llama", "tiny-gemma2", "tiny-rwkv6", "tiny-mamba2", "tiny-qwen3next"] {
-        let want = tokens_with_a_stall(preset, isize::MAX);
+        let want = tokens_with(Fault::Stall, preset, isize::MAX);
         assert!(want.iter().all(|tokens| tokens.len() == 24));
         // While prompts are prefilled, while they are mixed with decode steps, and in run-ahead decode.
         for steps in [0, 1, 3, 9, 17] {
-            assert_eq!(tokens_with_a_stall(preset, steps), want, "{preset} stalled after {steps} steps");
+            assert_eq!(tokens_with(Fault::Stall, preset, steps), want, "{preset} stalled after {steps} steps");
         }
     }
+}
+
+#[test]
+fn a_step_whose_activations_leave_their_range_runs_again_with_plans_that_were_made_again() {
+    for preset in ["tiny-llama", "tiny-rwkv6", "tiny-qwen3next"] {
+        let want = tokens_with(Fault::Range, preset, isize::MAX);
+        for steps in [0, 3, 9, 17] {
+            assert_eq!(tokens_with(Fault::Range, preset, steps), want, "{preset} after {steps} steps");
+        }
+    }
+}
+
+/// A mistake in Kiln ends the requests that run. It must not end the server, nor let it say that it is ready where it is not.
+#[test]
+fn an_engine_that_panics_is_built_again_and_serves_on_or_says_that_it_is_gone() {
+    let (room, model) = (Room { pages: 64, sequences: 4, ..Room::one(256) }, model("tiny-llama"));
+    let make = |steps| {
+        let (executor, _) = Frail::counted(&Trigger::after(Fault::Panic, steps));
+        Engine::new(Arc::clone(&model), executor, room, &mut |_, _| {}).unwrap()
+    };
+    for steps in [0, 1, 5, 20] {
+        let (again, tries) = (Arc::clone(&model), Arc::new(AtomicIsize::new(0)));
+        let tried = Arc::clone(&tries);
+        let rebuild = move |_| {
+            // Building it panics at first, too.
+            assert!(tried.fetch_add(1, Ordering::Relaxed) > 0, "building panics, as the test wants it");
+            let executor = Box::new(CpuExecutor::new(Arithmetic::Fast));
+            Engine::new(Arc::clone(&again), executor, room, &mut |_, _| {})
+        };
+        let scheduler = Scheduler::start_lasting(make(steps), Policy::default(), Box::new(rebuild));
+        let all: Vec<Events> = (0..6).map(|i| scheduler.generate(request(3 + i, 100))).collect();
+        for events in all {
+            let why = end(events).unwrap_err();
+            assert!(why.contains("the engine panicked"), "{why}");
+        }
+        let start = std::time::Instant::now();
+        while !scheduler.is_running() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it is not built again");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(end(scheduler.generate(request(5, 7))), Ok(7), "after {steps} steps");
+        assert_eq!(tries.load(Ordering::Relaxed), 2);
+    }
+    // Where nobody builds it again, everybody learns so, now and later.
+    let scheduler = Scheduler::start(make(5), Policy::default());
+    for tokens in [4, 5] {
+        let why = end(scheduler.generate(request(tokens, 100))).unwrap_err();
+        assert!(why.contains("the engine panicked"), "{why}");
+        assert!(!scheduler.is_running() && scheduler.load().lost && !scheduler.load().rebuilding);
+    }
+    assert!(scheduler.with_engine(|engine| engine.pages()).is_err());
 }
 
 /// Sequences that grow beyond the prefix they share are bound to another plan when a step of them is repeated.
@@ -380,6 +432,31 @@ fn decode_runs_ahead_beside_a_request_that_waits_for_pages() {
     // All pages but one are held, and a sequence is free: this one cannot begin before the other ends.
     let waits = scheduler.generate(request(200, 4));
     assert_eq!((end(long), end(waits)), (Ok(100), Ok(4)));
+    let Counts { runs, submits, .. } = *held.lock().unwrap();
+    assert!(submits > 90 && runs < 12, "{submits} steps were submitted ahead, {runs} made by the host");
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn decode_runs_ahead_beside_a_sequence_that_has_no_room_to_return() {
+    let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [5, 2]);
+    // Both need four pages in the end: the younger one is swapped out for about a hundred steps.
+    let (older, younger) = (scheduler.generate(request(120, 130)), scheduler.generate(request(100, 150)));
+    assert_eq!((end(older), end(younger)), (Ok(130), Ok(150)));
+    let Counts { runs, submits, .. } = *held.lock().unwrap();
+    assert!(submits > 180 && runs < 60, "{submits} steps were submitted ahead, {runs} made by the host");
+    nothing_is_left(&scheduler, &held);
+}
+
+#[test]
+fn decode_runs_ahead_beside_a_text_that_waits_for_pages_to_be_embedded() {
+    let (scheduler, held) = scheduler("tiny-llama", &Trigger::after(Fault::Once, isize::MAX), [4, 3]);
+    let long = scheduler.generate(request(100, 100));
+    let texts = EmbedRequest { texts: vec![request(200, 0).prompt], pooling: Pooling::Mean };
+    let (to, vectors) = std::sync::mpsc::channel();
+    scheduler.submit_embed(texts, move |result| to.send(result.map(|vectors| vectors.len())).unwrap());
+    assert_eq!(end(long), Ok(100));
+    assert_eq!(vectors.recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), 1);
     let Counts { runs, submits, .. } = *held.lock().unwrap();
     assert!(submits > 90 && runs < 12, "{submits} steps were submitted ahead, {runs} made by the host");
     nothing_is_left(&scheduler, &held);

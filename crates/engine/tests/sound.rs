@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
-use kiln_engine::media::{Encoder, Input, Medium, Mmproj, Part};
+use kiln_engine::media::{Encoder, Input, Medium, Mmproj, PromptPart};
 use kiln_engine::run::{Engine, Entry, Span, Vectors, Wanted};
 use kiln_engine::sound::TABLE;
 use kiln_gguf::TensorType;
@@ -102,8 +102,8 @@ fn the_words_around_sounds_are_those_of_the_reference() {
     for (name, golden) in goldens("sound") {
         let mmproj = open(&golden);
         let got = mmproj.audio().unwrap().pieces(number(&golden["inputs"])).into_iter().map(|piece| match piece {
-            Part::Words(text) => Json::from(text),
-            Part::Input(input) => Json::from(input),
+            PromptPart::Words(text) => Json::from(text),
+            PromptPart::Input(input) => Json::from(input),
         });
         let want = golden["layout"].as_array().unwrap().iter().filter(|piece| piece.as_str() != Some("")).cloned();
         assert_eq!(got.collect::<Vec<_>>(), want.collect::<Vec<_>>(), "{name}");

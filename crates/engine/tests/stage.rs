@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
+mod frail;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -10,8 +12,8 @@ use std::time::Duration;
 use kiln_engine::Error;
 use kiln_engine::arch::{BatchShape, Room};
 use kiln_engine::executor::{
-    Arithmetic, CpuExecutor, Executor, FromStage, Link, PartKey, Piece, PipelineExecutor, Range, RemoteExecutor, Seat,
-    StageHost, ToStage,
+    Arithmetic, CpuExecutor, Executor, FromStage, Link, Make, PartKey, PipelineExecutor, Range, RemoteExecutor, Seat,
+    SlotRange, StageHost, ToStage,
 };
 use kiln_engine::model::Model;
 use kiln_engine::placement::Placement;
@@ -22,6 +24,8 @@ use kiln_engine::sampler::Sampling;
 use kiln_engine::state::of_model;
 use kiln_engine::synth::{Preset, Synth};
 use kiln_gguf::{Gguf, TensorType};
+
+use crate::frail::{Fault, Frail, Trigger};
 
 const LAYERS: usize = 3;
 /// A dense model, a mixture, one with windows, one with states.
@@ -42,7 +46,11 @@ fn cpu(reproducible: bool) -> Box<dyn Executor> {
 }
 
 fn host(model: &Arc<Model>) -> StageHost {
-    StageHost::new(Arc::clone(model), Box::new(|reproducible| Ok(cpu(reproducible)))).unwrap()
+    host_over(model, Box::new(|reproducible| Ok(cpu(reproducible))))
+}
+
+fn host_over(model: &Arc<Model>, make: Make) -> StageHost {
+    StageHost::new(Arc::clone(model), make).unwrap()
 }
 
 /// A link to a stage on a thread of this process.
@@ -67,9 +75,12 @@ impl Link for Near {
 
 /// A stage with its own copy of the model. After so many messages it is gone.
 fn stage_for(model: &Arc<Model>, copy: &Arc<Model>, messages: usize) -> Box<dyn Executor> {
+    stage_of(model, host(copy), messages)
+}
+
+fn stage_of(model: &Arc<Model>, mut host: StageHost, messages: usize) -> Box<dyn Executor> {
     let (to, asked) = channel::<ToStage>();
     let (answers, from) = channel();
-    let mut host = host(copy);
     let about = host.about();
     std::thread::spawn(move || {
         for message in asked.iter().take(messages) {
@@ -185,6 +196,29 @@ fn reproducible_bits_are_the_bits_of_one_process() {
     }
 }
 
+/// A step whose results are wrong on a stage is run again as it would be here: kernels that stall, and activations that leave their range, where
+/// the stage makes its plans again. The device before it may say the same of the same step.
+#[test]
+fn steps_that_go_wrong_on_a_stage_run_again() {
+    let frail = |trigger: &Trigger| -> Box<dyn Executor> { Box::new(Frail::new(trigger)) };
+    for preset in ["tiny-llama", "tiny-rwkv7"] {
+        let model = model(preset);
+        let written = |fault, [here, there]: [isize; 2]| {
+            let [here, there] = [here, there].map(|steps| Trigger::after(fault, steps));
+            let host = host_over(&model, Box::new(move |_| Ok(frail(&there))));
+            let devices = vec![frail(&here), stage_of(&model, host, usize::MAX)];
+            texts(&model, pipeline(&model, devices, &cut_at(1)))
+        };
+        const NEVER: isize = isize::MAX;
+        let want = written(Fault::Range, [NEVER; 2]);
+        for fault in [Fault::Range, Fault::Stall] {
+            for steps in [[NEVER, 0], [NEVER, 2], [NEVER, 11], [4, 4], [11, 11]] {
+                assert_eq!(written(fault, steps), want, "{preset} after {steps:?} steps");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_stage_of_another_file_is_refused() {
     let (model, other) = (model("tiny-llama"), model_of("tiny-llama", 12));
@@ -244,7 +278,7 @@ impl Chance {
 fn any(chance: &mut Chance, seat: &Seat, fingerprint: [u8; 32], known: &[PartKey]) -> ToStage {
     let piece = |chance: &mut Chance| {
         let slot = if chance.below(8) == 0 { chance.size() } else { chance.below(90) };
-        Piece { plan: chance.below(5), slot, offset: chance.size() }
+        SlotRange { plan: chance.below(5), slot, offset: chance.size() }
     };
     let range =
         |chance: &mut Chance| Range::new(u32::try_from(chance.below(40)).unwrap(), chance.size(), chance.size());

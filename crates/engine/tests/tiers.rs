@@ -218,6 +218,25 @@ fn a_chat_goes_on_after_a_restart() {
 }
 
 #[test]
+fn servers_that_share_a_folder_find_what_the_other_computed() {
+    for preset in ["tiny-llama", "tiny-gemma2"] {
+        let model = model(preset);
+        let cpu = || Box::new(CpuExecutor::new(Arithmetic::Fast));
+        let folder = tempfile::tempdir().unwrap();
+        let start = || server(&model, cpu(), folder.path(), TensorType::F16);
+        let prompt = text(3 * PAGE as u32 + 9, 1);
+        // Both have looked through the folder before anything is in it.
+        let (reads, writes) = (start(), start());
+        let (want, _) = answer(&reads, 1, &prompt);
+        // What it keeps is written when it ends.
+        drop(reads);
+        assert_eq!(answer(&writes, 1, &prompt), (want, 3 * PAGE), "{preset}");
+        assert!(writes.load().tally.hits.disk as usize >= 3 * PAGE, "{preset}: {:?}", writes.load().tally);
+        assert_eq!(answer(&writes, 2, &prompt).1, 0, "{preset}: another key");
+    }
+}
+
+#[test]
 fn damaged_files_and_those_of_other_caches_are_not_taken() {
     let model = model("tiny-llama");
     let cpu = || Box::new(CpuExecutor::new(Arithmetic::Fast));

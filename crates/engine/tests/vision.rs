@@ -4,18 +4,21 @@
 
 mod device;
 mod encoder;
+mod frail;
 mod tiny;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use kiln_engine::Error;
 use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
-use kiln_engine::media::{Encoder, Input, Mmproj, Part};
+use kiln_engine::media::{Encoder, Input, Mmproj, PromptPart, Shown};
 use kiln_engine::vision::TABLE;
 use kiln_media::Pixels;
 use serde_json::Value as Json;
 
 use encoder::{drawn, file, goldens, nmse, number};
+use frail::{Fault, Frail, Trigger};
 
 /// How far the rows of each golden are off, at worst.
 fn judge(executor: impl Fn() -> Box<dyn Executor>) -> Vec<String> {
@@ -65,11 +68,11 @@ fn rows_are_those_of_the_reference_on_a_device() {
 #[test]
 fn the_words_around_pictures_are_those_of_the_reference() {
     /// Words that follow each other are one text.
-    fn shown(pieces: impl Iterator<Item = Part<usize>>) -> String {
+    fn shown(pieces: impl Iterator<Item = PromptPart<usize>>) -> String {
         pieces
             .map(|piece| match piece {
-                Part::Words(text) => text,
-                Part::Input(input) => format!("\u{1}{input}\u{1}"),
+                PromptPart::Words(text) => text,
+                PromptPart::Input(input) => format!("\u{1}{input}\u{1}"),
             })
             .collect()
     }
@@ -78,8 +81,8 @@ fn the_words_around_pictures_are_those_of_the_reference() {
         let vision = mmproj.vision().unwrap();
         let prepared = vision.prepare(&drawn(&golden)).unwrap();
         let want = golden["layout"].as_array().unwrap().iter().map(|piece| match piece.as_str() {
-            Some(text) => Part::Words(text.to_owned()),
-            None => Part::Input(number(piece)),
+            Some(text) => PromptPart::Words(text.to_owned()),
+            None => PromptPart::Input(number(piece)),
         });
         assert_eq!(shown(vision.pieces(&prepared, 0).into_iter()), shown(want), "{name}");
     }
@@ -137,5 +140,80 @@ fn files_that_do_not_fit_are_refused_by_name() {
             let error = Mmproj::new(file(&golden, None, &[(key, value)])).unwrap_err().to_string();
             assert!(error.contains(part), "{name} with {key}: {error}");
         }
+    }
+}
+
+/// A picture of one colour, in bytes of a file.
+fn bmp(side: u32, colour: u32) -> Vec<u8> {
+    let row = (3 * side).next_multiple_of(4);
+    let mut bytes = b"BM".to_vec();
+    for word in [54 + row * side, 0, 54, 40, side, side, 1 | 24 << 16, 0, row * side, 2835, 2835, 0, 0] {
+        bytes.extend(word.to_le_bytes());
+    }
+    let line = colour.to_le_bytes()[..3].repeat(side as usize);
+    (0..side).for_each(|_| bytes.extend(line.iter().copied().chain(std::iter::repeat_n(0, row as usize - line.len()))));
+    bytes
+}
+
+fn one_of(name: &str) -> Arc<Mmproj> {
+    let (_, golden) = goldens("vision").into_iter().find(|(found, _)| found == name).unwrap();
+    Arc::new(Mmproj::new(file(&golden, None, &[])).unwrap())
+}
+
+fn cpu() -> Box<dyn Executor> {
+    Box::new(CpuExecutor::new(Arithmetic::Fast))
+}
+
+/// Many small pictures hold no more memory than few, and what was prepared again when it was encoded gives the same rows.
+#[test]
+fn a_prompt_of_many_small_pictures_holds_little_memory() {
+    const MOST: usize = 128 << 20;
+    let mmproj = one_of("qwen2vl");
+    let (mut all, mut held): (Vec<Shown>, usize) = (Vec::new(), 0);
+    let small = bmp(4, 0x40_80_C0);
+    while all.last().is_none_or(|shown| shown.held() > 0) {
+        all.push(mmproj.show(&small, 0).unwrap());
+        held += all.last().unwrap().held();
+        assert!(held <= MOST, "{} pictures hold {held} bytes", all.len());
+    }
+    assert!(all.len() > 10);
+    let rows =
+        |shown: &Shown| Encoder::new(Arc::clone(&mmproj), cpu(), &mut |_, _| {}).unwrap().vectors(shown, 0).unwrap();
+    let (first, last) = (all.first().unwrap(), all.last().unwrap());
+    assert_eq!((last.held(), last.rows()), (0, first.rows()));
+    assert_eq!(rows(first).values(), rows(last).values());
+    // What is dropped makes room.
+    all.truncate(1);
+    assert!(mmproj.show(&small, 0).unwrap().held() > 0);
+}
+
+/// What goes wrong once on a device is mended, also where the device has to be opened again.
+#[test]
+fn an_encoder_outlives_what_happens_to_its_device() {
+    let mmproj = one_of("gemma3");
+    let pictures = [1, 2, 3].map(|colour| mmproj.show(&bmp(8, colour), 0).unwrap());
+    let encode = |encoder: &mut Encoder| -> Result<Vec<Vec<f32>>, Error> {
+        pictures.iter().map(|shown| Ok(encoder.vectors(shown, 0)?.values().to_vec())).collect()
+    };
+    let on = |fault| {
+        let executor = Box::new(Frail::new(&Trigger::after(fault, 1)));
+        Encoder::new(Arc::clone(&mmproj), executor, &mut |_, _| {}).unwrap()
+    };
+    let want = encode(&mut Encoder::new(Arc::clone(&mmproj), cpu(), &mut |_, _| {}).unwrap()).unwrap();
+    for fault in [Fault::Stall, Fault::Range] {
+        assert_eq!(encode(&mut on(fault)).unwrap(), want);
+    }
+    for fault in [Fault::Lost, Fault::Hung] {
+        assert!(encode(&mut on(fault)).unwrap_err().is_lost(), "nobody can open it again");
+        assert_eq!(encode(&mut on(fault).lasting(Box::new(|| Ok(cpu())))).unwrap(), want);
+        // It is not there again at once: that picture fails, the next one does not.
+        let tries = std::sync::atomic::AtomicUsize::new(0);
+        let later = move || match tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            0 => Err(kiln_gpu::Error::NoDevice.into()),
+            _ => Ok(cpu()),
+        };
+        let mut encoder = on(fault).lasting(Box::new(later));
+        assert!(encode(&mut encoder).unwrap_err().is_lost());
+        assert_eq!(encode(&mut encoder).unwrap(), want);
     }
 }

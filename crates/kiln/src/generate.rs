@@ -9,9 +9,11 @@ use kiln_engine::run::{Constraint, EndReason, Event, Request, Scheduler, Usage};
 use kiln_engine::sampler::Logprobs;
 use kiln_engine::text::{self, Message};
 use kiln_engine::tokenizer::EncodeLimit;
-use kiln_llm::chat::{AnswerReader, ChatSetup, Conversation};
+use kiln_llm::chat::{AnswerReader, ChatSetup, Conversation, ToolChoice};
 use kiln_system::interrupt::Catch;
 use kiln_system::text::shown;
+use kiln_tools::Call;
+use serde_json::Value;
 
 /// The name of a model, for people.
 pub(crate) fn name(model: &Model) -> String {
@@ -39,23 +41,34 @@ pub(crate) struct Thinking {
     pub(crate) budget: Option<usize>,
 }
 
-/// Brings a conversation into the form of the template. `between` stands for each picture and sound.
-pub(crate) fn chat_prompt(
-    model: &Model,
-    setup: &ChatSetup,
-    messages: &[Message],
-    thinking: Thinking,
-    constrained: bool,
-    between: Option<&str>,
-) -> anyhow::Result<Prompt> {
+/// A conversation that is to be continued.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Talk<'a> {
+    pub(crate) messages: &'a [Message],
+    pub(crate) thinking: Thinking,
+    /// A rule holds for the whole answer.
+    pub(crate) has_rule: bool,
+    /// Stands for each picture and sound.
+    pub(crate) between: Option<&'a str>,
+    /// Tools, as templates have them.
+    pub(crate) tools: &'a [Value],
+    /// The model may call none of them: it has called enough.
+    pub(crate) no_calls: bool,
+}
+
+/// Brings a conversation into the form of the template.
+pub(crate) fn chat_prompt(model: &Model, setup: &ChatSetup, talk: Talk<'_>) -> anyhow::Result<Prompt> {
+    let Talk { messages, thinking, has_rule, between, tools, no_calls } = talk;
     // A rule holds for the whole text: nothing in it is a thought.
     let mut conversation = Conversation {
         messages: messages.to_vec(),
-        keep_reasoning: constrained,
-        thinking_budget: thinking.budget.filter(|_| !constrained),
+        tools: tools.to_vec(),
+        tool_choice: if no_calls { ToolChoice::None } else { ToolChoice::Auto },
+        keep_reasoning: has_rule,
+        thinking_budget: thinking.budget.filter(|_| !has_rule),
         ..Conversation::default()
     };
-    if !thinking.on || constrained {
+    if !thinking.on || has_rule {
         conversation.kwargs.insert("enable_thinking".into(), false.into());
     }
     let rendered = setup.render(&conversation)?;
@@ -66,7 +79,8 @@ pub(crate) fn chat_prompt(
             None => vec![rendered.encode(&model.tokenizer)?],
         },
         reader: form.reader(&setup.ends),
-        show_special: form.show_special && !constrained,
+        // Marks of calls are control tokens in some vocabularies.
+        show_special: form.show_special && (!has_rule || !tools.is_empty()),
         constraint: form.constraint,
     })
 }
@@ -91,6 +105,8 @@ pub(crate) struct GeneratedToken {
 pub(crate) struct Answer {
     pub(crate) words: String,
     pub(crate) thoughts: String,
+    /// Tools that it calls. What was cut off is no call.
+    pub(crate) calls: Vec<Call>,
     pub(crate) tokens: Vec<GeneratedToken>,
     pub(crate) reason: EndReason,
     pub(crate) usage: Usage,
@@ -124,6 +140,7 @@ pub(crate) fn answer(
         reader: reader.unwrap_or_else(AnswerReader::plain),
         words: String::new(),
         thoughts: String::new(),
+        calls: Vec::new(),
         tell,
     };
     let mut tokens = Vec::new();
@@ -145,8 +162,11 @@ pub(crate) fn answer(
             }
             Event::End { text, reason, usage, .. } => {
                 listener.finish(&text, &reason);
-                let Listener { words, thoughts, .. } = listener;
-                return Ok(Answer { words, thoughts, tokens, reason, usage });
+                let Listener { words, thoughts, mut calls, .. } = listener;
+                if matches!(reason, EndReason::Limit | EndReason::Context | EndReason::Cancelled) {
+                    calls.clear();
+                }
+                return Ok(Answer { words, thoughts, calls, tokens, reason, usage });
             }
             Event::Failed(error) => return Err(error.into()),
         }
@@ -158,6 +178,7 @@ struct Listener<'t> {
     reader: AnswerReader,
     words: String,
     thoughts: String,
+    calls: Vec<Call>,
     tell: &'t mut dyn FnMut(Piece<'_>),
 }
 
@@ -183,8 +204,15 @@ impl Listener<'_> {
                     (self.tell)(Piece::Thought(&text));
                     self.thoughts.push_str(&text);
                 }
-                // No tools are offered, so that none are called.
-                _ => {}
+                text::Event::CallStart { id, name, .. } => {
+                    self.calls.push(Call { id: id.unwrap_or_default(), name, arguments: String::new() });
+                }
+                text::Event::CallArguments { index, text } => {
+                    if let Some(call) = self.calls.get_mut(index) {
+                        call.arguments += &text;
+                    }
+                }
+                text::Event::CallEnd { .. } => {}
             }
         }
     }

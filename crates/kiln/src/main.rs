@@ -16,6 +16,7 @@ mod output;
 mod placing;
 mod stage_flags;
 mod store;
+mod tool_flags;
 
 use std::process::ExitCode;
 
@@ -115,6 +116,8 @@ enum Command {
     Top(commands::top::Arguments),
     /// Tune kernels for this device and keep the result for later runs
     Tune(commands::tune::Arguments),
+    /// Say whether there is a newer release of Kiln
+    Update(commands::update::Arguments),
 }
 
 impl Command {
@@ -124,7 +127,7 @@ impl Command {
             Command::Inspect(arguments) => arguments.asks_a_device(),
             Command::Quantize(_) | Command::Synth(_) | Command::Tokenize(_) | Command::Detokenize(_) => false,
             Command::Top(_) | Command::Launch(_) => false,
-            Command::Config(_) | Command::Completions(_) | Command::Man(_) => false,
+            Command::Config(_) | Command::Completions(_) | Command::Man(_) | Command::Update(_) => false,
             Command::Convert(_) | Command::Split(_) | Command::Merge(_) => false,
             Command::Pull(_) | Command::List(_) | Command::Show(_) | Command::Rm(_) | Command::Verify(_) => false,
             _ => true,
@@ -268,6 +271,7 @@ fn main() -> ExitCode {
         Command::Man(a) => commands::manual::man(&a, Arguments::command()),
         Command::Top(a) => commands::top::run(&a),
         Command::Tune(a) => commands::tune::run(&a),
+        Command::Update(a) => commands::update::run(&a),
     };
     match result {
         Ok(code) => code,

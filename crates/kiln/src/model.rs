@@ -224,7 +224,10 @@ impl ModelFlags {
     /// Loads encoders of pictures and sounds where the model will run, or the first part of it.
     pub(crate) fn encoder(&self, mmproj: &Arc<Mmproj>) -> anyhow::Result<Encoder> {
         let executor = self.executor()?;
-        Ok(loading(|progress| Encoder::new(Arc::clone(mmproj), executor, progress))?)
+        let encoder = loading(|progress| Encoder::new(Arc::clone(mmproj), executor, progress))?;
+        let flags = self.clone();
+        let reopen = move || flags.executor().map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") });
+        Ok(encoder.lasting(Box::new(reopen)))
     }
 
     /// The first device asked for, not opened: one without hardware will do. None for the CPU.

@@ -33,6 +33,7 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln serve", "somebody who ends it"),
     ("kiln top", "a server"),
     ("kiln launch ", "a server"),
+    ("kiln update ", "a network"),
     ("kiln synth llama-8b", "five gigabytes"),
     ("source <(kiln completions zsh)", "another shell"),
     ("kiln man | man", "the program man"),

@@ -1,5 +1,5 @@
 //! Ctrl-C at every moment: one line, nothing half-written, and the end that shells know. A new command is one line of
-//! [`COMMANDS`].
+//! [`COMMANDS`]. The same by SIGKILL, for those that write files.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
@@ -190,6 +190,11 @@ fn wait_until_it_listens(child: &mut Child) {
 
 /// Starts a command and presses Ctrl-C, which the whole group hears.
 fn interrupted(command: &mut Command, moment: Moment, folder: &Path) -> Output {
+    ended_by("INT", command, moment, folder)
+}
+
+/// Starts a command and sends a signal to it and its group.
+fn ended_by(signal: &str, command: &mut Command, moment: Moment, folder: &Path) -> Output {
     let before = paths(folder).len();
     let mut child = command.spawn().unwrap();
     wait_until_it_listens(&mut child);
@@ -205,7 +210,8 @@ fn interrupted(command: &mut Command, moment: Moment, folder: &Path) -> Output {
     let start = Instant::now();
     // It may have ended: then there is nobody to hear it.
     let group = format!("-{}", child.id());
-    let _ = Command::new("kill").args(["-INT", "--", &group]).stderr(Stdio::null()).status().unwrap();
+    let signal = format!("-{signal}");
+    let _ = Command::new("kill").args([&signal, "--", &group]).stderr(Stdio::null()).status().unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(start.elapsed().as_secs() < 20, "{command:?} goes on {moment:?}");
     output
@@ -246,6 +252,80 @@ fn ctrl_c_ends_every_command_at_every_moment() {
         }
         assert!(stopped >= 2, "{line} has too little to do: stopped {stopped} times");
     }
+}
+
+/// What a program was writing that was killed is absent or whole; its inputs are as they were, and the same command works afterwards.
+#[test]
+fn a_command_that_is_killed_leaves_what_is_whole() {
+    let bench = Bench::with_work();
+    fs::write(bench.path("short.txt"), "many words ".repeat(60)).unwrap();
+    let before = paths(bench.folder.path());
+    let inputs: Vec<(PathBuf, Vec<u8>)> = ["large.gguf", "tiny.gguf", "folder/config.json"]
+        .map(|name| (bench.path(name), fs::read(bench.path(name)).unwrap()))
+        .into();
+    for line in [
+        "quantize large.gguf out.gguf Q4_K",
+        "convert folder out.gguf --type Q8_0",
+        "run tiny.gguf --raw -f short.txt --cpu -c 2048 -n 0 --save-state out",
+    ] {
+        let mut killed = 0;
+        for moment in MOMENTS {
+            let output = ended_by("KILL", bench.kiln().args(line.split(' ')), moment, bench.folder.path());
+            let was = output.status.signal() == Some(9);
+            killed += usize::from(was);
+            assert!(was || output.status.success(), "{line}, {moment:?}: {output:?}");
+            for path in paths(bench.folder.path()).iter().filter(|path| !before.contains(path)) {
+                let name = path.file_name().unwrap().to_string_lossy();
+                // What it was writing to has a name that says so; nobody takes it for anything.
+                let is_rest = name.starts_with(".kiln-") && name.ends_with(".tmp");
+                let is_whole = name == "out.gguf" && Gguf::open(path).is_ok() || name == "out";
+                assert!(is_rest || is_whole, "{line}, {moment:?}: {name} is left");
+                if name == "out" {
+                    let load =
+                        ["run", "tiny.gguf", "--raw", "x", "--cpu", "-c", "2048", "-n", "1", "--load-state", "out"];
+                    let taken = bench.kiln().args(load).output().unwrap();
+                    assert!(taken.status.success(), "{}", String::from_utf8_lossy(&taken.stderr));
+                }
+                if !is_rest {
+                    fs::remove_file(path).unwrap();
+                }
+            }
+            inputs.iter().for_each(|(path, bytes)| assert!(fs::read(path).unwrap() == *bytes, "{line}: {path:?}"));
+        }
+        assert!(killed >= 2, "{line} has too little to do: killed {killed} times");
+        // What is left of it stands in nobody's way.
+        let output = bench.kiln().args(line.split(' ')).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        let made = bench.path(line.split(' ').find(|word| word.starts_with("out")).unwrap());
+        assert!(!made.ends_with("out.gguf") || Gguf::open(&made).is_ok());
+        fs::remove_file(made).unwrap();
+    }
+}
+
+/// A download that was killed goes on where it was, as often as it is killed.
+#[test]
+fn a_download_that_was_killed_goes_on() {
+    let bench = Bench::new();
+    let registry = Registry::start();
+    let mut body = fs::read(bench.path("tiny.gguf")).unwrap();
+    body.resize(4 << 20, 0);
+    registry.put("/model.gguf", File { slow: true, ..File::new(body.clone()) });
+    let url = format!("{}/model.gguf", registry.address);
+    let mut killed = 0;
+    for moment in MOMENTS {
+        let output = ended_by("KILL", bench.kiln().args(["pull", &url]), moment, bench.folder.path());
+        killed += usize::from(output.status.signal() == Some(9));
+        for path in paths(&bench.path("store")).into_iter().filter(|path| path.is_file()) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let is_part = name.contains(".kiln-part") || name.starts_with(".kiln-");
+            assert!(is_part, "{moment:?}: {name} is left");
+        }
+    }
+    assert!(killed >= 4, "killed {killed} times");
+    let done = bench.kiln().args(["pull", &url]).stdout(Stdio::piped()).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let path = PathBuf::from(String::from_utf8(done.stdout).unwrap().trim());
+    assert_eq!(fs::read(path).unwrap(), body);
 }
 
 #[test]

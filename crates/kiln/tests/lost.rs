@@ -86,6 +86,26 @@ impl Place {
     fn plug_in(&self) {
         std::fs::remove_file(self.unplugged()).unwrap();
     }
+
+    fn beside(&self, what: &str) -> PathBuf {
+        self.folder.path().join(format!("unplugged-{what}"))
+    }
+
+    /// Has a fault come: `number` counts the calls from now on until it does.
+    fn inject(&self, fault: &str, number: usize) {
+        // Under its name it is whole.
+        let whole = self.beside("new");
+        std::fs::write(&whole, number.to_string()).unwrap();
+        std::fs::rename(whole, self.beside(fault)).unwrap();
+    }
+
+    /// How many faults have come since somebody asked.
+    fn injected(&self) -> usize {
+        let log = std::fs::read(self.beside("log")).unwrap_or_default();
+        // There is none where nothing has come.
+        let _ = std::fs::remove_file(self.beside("log"));
+        log.len()
+    }
 }
 
 /// The lines of a stream as they come.
@@ -200,7 +220,7 @@ fn a_server_waits_for_its_device_to_come_back() {
     let (status, answer) = server.write().unwrap_err();
     assert!(status >= 500 && answer.contains("lost"), "{status}: {answer}");
     let (status, answer) = server.ask("GET /readyz", "");
-    assert!(status == 503 && answer.contains("The device was lost"), "{status}: {answer}");
+    assert!(status == 503 && answer.contains("lost its device"), "{status}: {answer}");
     assert_eq!(server.ask("GET /livez", "").0, 200);
     std::thread::sleep(Duration::from_millis(1500));
     assert!(server.write().is_err(), "{}", server.said());
@@ -239,4 +259,107 @@ fn a_text_that_is_written_ends_with_one_error() {
     let output = place.kiln(&run).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && error.contains("hint:"), "{error}");
+}
+
+/// A program whose n-th allocation or pipeline fails says so once, or gets on without: it never panics, and never writes anything else.
+#[test]
+fn a_program_whose_memory_or_pipelines_fail_says_so() {
+    let Some(place) = Place::new() else { return };
+    let model = place.model();
+    let run = ["run", &model, "--raw", "The", "-n", "6", "--temp", "0", "--ignore-eos", "--device", "0", "-c", "256"];
+    let whole = place.kiln(&run).output().unwrap();
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    for (fault, numbers) in [("alloc", &[1, 2, 3, 5, 8, 12, 17][..]), ("pipeline", &[1, 2, 5, 11])] {
+        let mut came = 0;
+        for number in numbers {
+            place.inject(fault, *number);
+            let output = place.kiln(&run).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let injected = place.injected();
+            came += injected;
+            match output.status.success() {
+                true => assert_eq!(output.stdout, whole.stdout, "{fault} {number}: {said}"),
+                false => {
+                    assert_eq!(injected, 1, "{fault} {number}: {said}");
+                    let is_told = said.matches("error:").count() == 1 && !said.contains("panicked");
+                    assert!(
+                        output.status.code() == Some(1) && is_told,
+                        "{fault} {number}: {:?}: {said}",
+                        output.status
+                    );
+                }
+            }
+        }
+        // Later ones may find a program that has all it wants.
+        assert!(came >= 3, "{fault}: {came} faults came");
+        let _ = std::fs::remove_file(place.beside(fault));
+    }
+}
+
+/// A server of which a request fails for want of memory, of a pipeline or of its device answers the next one as ever.
+#[test]
+fn a_server_survives_single_faults() {
+    let Some(place) = Place::new() else { return };
+    let mut server = Server::start(&place, &["--ctx-size", "4096"]);
+    let text = server.write().unwrap();
+    let (mut came, mut failed) = (0, 0);
+    let faults =
+        [("alloc", 1), ("pipeline", 1), ("submit", 1), ("alloc", 2), ("submit", 3), ("alloc", 3), ("submit", 9)];
+    for (round, (fault, number)) in faults.into_iter().enumerate() {
+        place.inject(fault, number);
+        // Prompts of other lengths want other plans.
+        let prompt = "The end of it ".repeat(3 << round);
+        let body = serde_json::json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true});
+        let (status, answer) = server.ask("POST /v1/completions", &body.to_string());
+        let injected = place.injected();
+        // What did not come must not come later.
+        let _ = std::fs::remove_file(place.beside(fault));
+        came += injected;
+        if status != 200 {
+            failed += 1;
+            let error: Value = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{answer}"));
+            assert!(
+                status >= 500 && injected == 1 && error["error"]["message"].is_string(),
+                "{fault}: {status}: {answer}"
+            );
+        }
+        assert_eq!(server.write_again(), text, "{fault} {number}: {}", server.said());
+        assert_eq!(server.ask("GET /readyz", "").0, 200);
+    }
+    // A request that has all the memory and kernels it wants meets the faults of submits alone.
+    assert!(came >= 3 && failed >= 2, "{came} faults came, {failed} requests failed");
+    assert!(!server.said().contains("panicked"), "{}", server.said());
+    // A device that takes its time is no lost one.
+    place.inject("slow", 20);
+    assert_eq!(server.write().unwrap(), text);
+}
+
+/// What a killed program leaves of its caches is right, or as if it were not there.
+#[test]
+fn caches_of_a_program_that_was_killed_are_right() {
+    let Some(place) = Place::new() else { return };
+    let (model, cache) = (place.model(), place.folder.path().join("cache"));
+    let run = ["run", &model, "--raw", "The", "-n", "6", "--temp", "0", "--ignore-eos", "--device", "0", "-c", "256"];
+    let kiln = || {
+        let mut command = place.kiln(&run);
+        command.env("KILN_CACHE_DIR", &cache);
+        command
+    };
+    let mut killed = 0;
+    for milliseconds in [100, 300, 600, 1000, 1500, 2200] {
+        let mut child = kiln().spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        killed += usize::from(child.try_wait().unwrap().is_none());
+        // The runner becomes the program, so this is the program. It may have ended.
+        let _ = child.kill();
+        child.wait().unwrap();
+    }
+    assert!(killed >= 3, "{killed} were killed");
+    let clean = place.kiln(&run).env("KILN_CACHE_DIR", place.folder.path().join("other")).output().unwrap();
+    for _ in 0..2 {
+        let output = kiln().output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("warning"), "{said}");
+        assert_eq!(output.stdout, clean.stdout, "{said}");
+    }
 }

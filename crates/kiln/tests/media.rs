@@ -3,11 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by it, in its helping functions too")]
 
+#[path = "../../store/tests/registry/mod.rs"]
+mod registry;
+
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use kiln_gguf::{Gguf, Metadata, TensorType, Writer};
+use registry::Registry;
 use serde_json::Value;
 
 fn kiln(arguments: &[&str]) -> Output {
@@ -188,6 +192,35 @@ fn pictures_are_part_of_the_prompt() {
         assert_eq!(first(&answered(&["a.bmp"], more)), first(&counts[1]), "the same picture says the same");
         assert_ne!(first(&answered(&["b.bmp"], more)), first(&counts[1]), "another picture says something else");
     }
+}
+
+/// An encoder is fetched by the name that `kiln pull` says, and found again by it.
+#[test]
+fn an_encoder_is_named_as_models_are() {
+    let (scene, registry) = (Scene::new(), Registry::start());
+    let bytes = std::fs::read(scene.file("mmproj.gguf")).unwrap();
+    registry.hub("owner/repo", &"c".repeat(40), &[("mmproj-F16.gguf", &bytes)]);
+    let run = |mmproj: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.args(["run", &scene.file("model.gguf"), "What is this?", "--cpu", "--temp", "0", "-n", "4"]);
+        command.args(["--mmproj", mmproj, "--image", &scene.file("a.bmp")]);
+        command
+            .env("HF_ENDPOINT", &registry.address)
+            .env("KILN_MODELS", scene.file("store"))
+            .env("HF_HOME", scene.file("hf"));
+        command.envs(["ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy"].map(|name| (name, "")));
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let want = scene.run(Some("mmproj.gguf"), &["a.bmp"], &[]);
+    for _ in 0..2 {
+        let got = run("hf:owner/repo:mmproj-F16.gguf");
+        assert_eq!(got.status.code(), Some(0), "{}", told(&got));
+        assert_eq!(got.stdout, want.stdout);
+    }
+    let fetched = registry.seen().iter().filter(|seen| seen.path.ends_with("mmproj-F16.gguf")).count();
+    assert!(fetched >= 1);
+    let missing = run("no-such-encoder");
+    assert!(missing.status.code() == Some(1) && told(&missing).contains("no-such-encoder"), "{}", told(&missing));
 }
 
 #[test]

@@ -154,3 +154,128 @@ fn a_view_of_a_server_ends_with_q_and_says_so() {
         assert_eq!(wide, None, "{screen:?}");
     }
 }
+
+/// Shows tools, calls and what they gave.
+const TEMPLATE: &str = "{# <tool_call> #}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+/// A model that knows nothing can say nothing but this.
+const CALL: &str = r#"root ::= "<tool_call>{\"name\": \"oven__heat\", \"arguments\": {\"unit\": \"C\"}}</tool_call>""#;
+/// An MCP server of which Python's standard library is enough.
+const MCP_SERVER: &str = r#"
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    if asked["method"] == "tools/call" and "slow" in sys.argv:
+        time.sleep(3600)
+    result = {
+        "initialize": {"protocolVersion": (asked.get("params") or {}).get("protocolVersion"), "capabilities": {}, "serverInfo": {"name": "o", "version": "1"}},
+        "tools/list": {"tools": [{"name": "heat", "description": "How hot \u001b[2J it is.", "inputSchema": {"type": "object"}}]},
+        "tools/call": {"content": [{"type": "text", "text": "1300 \u001b[2J degrees"}]},
+    }[asked["method"]]
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"#;
+
+const TOOLS: [&str; 14] = [
+    "chat",
+    "m.gguf",
+    "--cpu",
+    "--temp",
+    "0",
+    "-n",
+    "120",
+    "--chat-template",
+    "template.jinja",
+    "--grammar-file",
+    "call.gbnf",
+    "--tool-turns",
+    "1",
+    "--mcp",
+];
+
+/// A model that calls one tool in every answer.
+fn caller() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let made = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args(["synth", "tiny-llama", "F32", "m.gguf"])
+        .current_dir(folder.path())
+        .output();
+    assert!(made.unwrap().status.success());
+    for (name, text) in [("template.jinja", TEMPLATE), ("call.gbnf", CALL), ("mcp.py", MCP_SERVER)] {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn the_user_is_asked_before_a_tool_is_called() {
+    let folder = caller();
+    let question = "allow this call of oven? once, always (this tool), or no: ";
+    let steps = [
+        (">>> ", "/tools\r"),
+        ("oven__heat  (asks) How hot", ""),
+        (">>> ", "first\r"),
+        ("\"unit\": \"C\"", ""),
+        // What is no answer is the beginning of the next message.
+        (question, "zebra\r"),
+        (question, "no\r"),
+        ("does not allow this call", ""),
+        ("called enough", ""),
+        (">>> ", ""),
+        ("zebra", "\r"),
+        (question, "once\r"),
+        ("1300 ", ""),
+        (">>> ", "third\r"),
+        (question, "always\r"),
+        ("1300 ", ""),
+        (">>> ", "fourth\r"),
+        ("[calls heat of the MCP server oven]", ""),
+        ("1300 ", ""),
+        (">>> ", "/tools\r"),
+        ("oven__heat  (allowed)", ""),
+        (">>> ", "/quit\r"),
+    ];
+    let screen = at_terminal(&folder, &steps, &[&TOOLS[..], &["oven=python3 mcp.py"]].concat());
+    assert!(!screen.contains("\u{1b}[2J"), "a server does not clear the screen: {screen:?}");
+}
+
+#[test]
+fn ctrl_c_ends_a_call_and_not_the_conversation() {
+    let folder = caller();
+    let steps = [
+        (">>> ", "first\r"),
+        ("allow this call", ""),
+        ("or no: ", "once\r"),
+        // Pastes are marked when the terminal grows quiet: the call has begun.
+        ("\u{1b}[?2004h", "\u{3}"),
+        ("the calls were stopped", ""),
+        (">>> ", "/quit\r"),
+    ];
+    at_terminal(&folder, &steps, &[&TOOLS[..], &["oven=python3 mcp.py slow"]].concat());
+}
+
+#[test]
+fn through_a_pipe_only_calls_that_need_no_approval_are_made() {
+    let folder = caller();
+    let say = |more: &[&str]| {
+        std::fs::write(folder.path().join("input"), "first\n").unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_kiln"))
+            .args([&TOOLS[..], &["oven=python3 mcp.py", "--json"], more].concat())
+            .env_remove("KILN_CONFIG")
+            .current_dir(folder.path())
+            .stdin(std::fs::File::open(folder.path().join("input")).unwrap())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (_, said) = say(&[]);
+    assert!(said.contains("nobody can be asked here") && !said.contains("1300"), "{said}");
+    let (answers, said) = say(&["--tool-approval", "always"]);
+    assert!(said.contains("[calls heat of the MCP server oven]") && said.contains("1300 "), "{said}");
+    let answers: Vec<serde_json::Value> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(answers.len(), 2, "{answers:?}");
+    assert_eq!(answers[0]["tool_calls"], serde_json::json!([{"name": "oven__heat", "arguments": "{\"unit\": \"C\"}"}]));
+    assert!(answers[1].get("tool_calls").is_none(), "after one turn no more calls are made");
+}

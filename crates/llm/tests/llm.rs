@@ -226,3 +226,49 @@ fn what_is_wrong_is_told_by_whom_it_concerns() {
     assert!(matches!(no_template, Error::Request(RequestError::Chat(_))), "{no_template:?}");
     assert!(broken.generate("x").max_tokens(1).text().is_ok(), "texts are continued without one");
 }
+
+/// The programs of docs/library.md, word by word: that they compile is the test.
+mod book {
+    use kiln_llm::{Error, Llm, TensorType};
+
+    #[allow(clippy::print_stdout, reason = "the book's reader wants to see something")]
+    pub(super) fn chat() -> Result<(), Error> {
+        use kiln_llm::Llm;
+
+        let llm = Llm::open("model.gguf")?;
+        for piece in llm.chat("What is a kiln?").max_tokens(200).stream()? {
+            print!("{}", piece?.text());
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::print_stderr, reason = "likewise")]
+    pub(super) fn build() -> Result<Llm, Error> {
+        let llm = Llm::builder()
+            .device("0,1") // or .cpu(); KILN_DEVICE is heeded where nothing is said
+            .context(16_384)
+            .parallel(8) // sequences at once; more requests wait for their turn
+            .cache_types(TensorType::Q8_0, TensorType::Q8_0)
+            .adapter("style.gguf", 0.8)
+            .fallback(true) // a lost device's layers move to what is left
+            .on_note(|note| eprintln!("{note}"))
+            .open("model.gguf")?;
+        Ok(llm)
+    }
+}
+
+#[test]
+fn programs_of_the_book_are_those_that_compile_here() {
+    // Without a model they end by an error.
+    let ends: [bool; 2] = [book::chat().is_err(), book::build().is_err()];
+    assert_eq!(ends, [true; 2]);
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/library.md")).unwrap();
+    let here = words(include_str!("llm.rs"));
+    let programs: Vec<&str> =
+        page.split("```rust\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(code, _)| code).collect();
+    assert_eq!(programs.len(), 2);
+    for program in programs {
+        assert!(here.contains(&words(program)), "docs/library.md has a program that is not in `book`:\n{program}");
+    }
+}

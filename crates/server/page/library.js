@@ -33,13 +33,13 @@ export class Library {
   async sync(isBusy) {
     const there = await this.remote.list();
     if (!there) return false;
-    const { shelf } = this.remote;
-    const { fetch, send, drop } = difference([...this.heads.values()], there, shelf);
+    const { folder } = this.remote;
+    const { fetch, send, drop } = difference([...this.heads.values()], there, folder);
     for (const { id, title, made, changed, pinned, tags: given } of fetch) {
       const tags = tagsIn(Array.isArray(given) ? given.join(" ") : "");
       if (isBusy(id) || typeof id !== "string" || !id) continue;
       this.used.delete(id);
-      this.heads.set(id, { id, title: String(title ?? ""), made: Number(made) || 0, changed: Number(changed) || 0, pinned: pinned === true, ...(tags?.length && { tags }), shelf, away: true });
+      this.heads.set(id, { id, title: String(title ?? ""), made: Number(made) || 0, changed: Number(changed) || 0, pinned: pinned === true, ...(tags?.length && { tags }), folder, away: true });
     }
     for (const id of drop) {
       if (isBusy(id)) continue;
@@ -55,10 +55,10 @@ export class Library {
   /** Sends a conversation to the server; it is marked when it is there, so that one that is deleted elsewhere goes here, too. */
   send(talk) {
     if (!talk) return;
-    const { shelf } = this.remote ?? {};
+    const { folder } = this.remote ?? {};
     const arrived = async () => {
-      if (talk.shelf === shelf || !this.has(talk)) return;
-      talk.shelf = shelf;
+      if (talk.folder === folder || !this.has(talk)) return;
+      talk.folder = folder;
       this.note(talk);
       await store.put(stored(talk));
     };
@@ -69,7 +69,7 @@ export class Library {
   async fetch(id) {
     const talk = await this.remote.find(id);
     if (!talk) return null;
-    talk.shelf = this.remote.shelf;
+    talk.folder = this.remote.folder;
     await store.put(stored(talk));
     this.note(talk);
     return talk;

@@ -9,17 +9,17 @@ const WAIT = 1200;
 export class Remote {
   /** `ask` sends a request (method, path, body) and gives the answer's JSON; `told` hears once of what goes wrong. */
   constructor({ ask, told, wait = WAIT }) {
-    Object.assign(this, { ask, told, wait, shelf: null, waiting: new Map(), failed: false });
+    Object.assign(this, { ask, told, wait, folder: null, waiting: new Map(), failed: false });
   }
 
   get isOn() {
-    return Boolean(this.shelf);
+    return Boolean(this.folder);
   }
 
   /** What is there; null where nothing is kept. */
   async list() {
-    const { kept, shelf, data } = await this.ask("GET", "/conversations");
-    this.shelf = kept ? shelf : null;
+    const { kept, folder, data } = await this.ask("GET", "/conversations");
+    this.folder = kept ? folder : null;
     return kept ? data : null;
   }
 
@@ -66,13 +66,13 @@ export class Remote {
  * What is to be done so that the browser's list and the server's are the same. `fetch`: heads whose conversation the server has newer; `send`: ids
  * that the browser has newer; `drop`: ids that were there and are no more, so that somebody deleted them. What was never there stays where it is.
  */
-export function difference(own, there, shelf) {
+export function difference(own, there, folder) {
   const known = new Map(own.map((head) => [head.id, head]));
   const ids = new Set(there.map(({ id }) => id));
   const isNewer = (head) => !known.has(head.id) || known.get(head.id).changed < head.changed;
   return {
     fetch: there.filter(isNewer),
     send: there.filter((head) => known.get(head.id)?.changed > head.changed && !known.get(head.id).away).map(({ id }) => id),
-    drop: own.filter((head) => head.shelf === shelf && !ids.has(head.id)).map(({ id }) => id),
+    drop: own.filter((head) => head.folder === folder && !ids.has(head.id)).map(({ id }) => id),
   };
 }

@@ -484,7 +484,7 @@ test("results of an import hold nothing that does something, and allow nothing",
 });
 
 test("the browser's list and the server's become one", () => {
-  const own = [{ id: "old", changed: 1 }, { id: "same", changed: 5, shelf: "s" }, { id: "mine", changed: 9, shelf: "s" }, { id: "gone", changed: 2, shelf: "s" }, { id: "other", changed: 2, shelf: "of another key" }];
+  const own = [{ id: "old", changed: 1 }, { id: "same", changed: 5, folder: "s" }, { id: "mine", changed: 9, folder: "s" }, { id: "gone", changed: 2, folder: "s" }, { id: "other", changed: 2, folder: "of another key" }];
   const there = [{ id: "same", changed: 5 }, { id: "mine", changed: 7 }, { id: "new", changed: 3 }, { id: "old", changed: 4 }];
   const { fetch, send, drop } = difference(own, there, "s");
   assert.deepEqual([fetch.map(({ id }) => id), send, drop], [["new", "old"], ["mine"], ["gone"]]);
@@ -497,7 +497,7 @@ test("changes are sent when they rest, and what fails is told once", async () =>
   const ask = async (method, where, body) => {
     asked.push([method, where, body?.title]);
     if (!works) throw new Error("no");
-    return method === "GET" ? { kept: true, shelf: "s", data: [] } : { kept: true };
+    return method === "GET" ? { kept: true, folder: "s", data: [] } : { kept: true };
   };
   const remote = new Remote({ ask, told: (text) => told.push(text), wait: 5 });
   const rest = () => new Promise((done) => setTimeout(done, 30));

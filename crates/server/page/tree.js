@@ -31,8 +31,8 @@ export function tagsIn(text) {
 }
 
 /** What the list shows of a conversation. */
-export function headOf({ id, title, made, changed, pinned, shelf, tags }) {
-  return { id, title, made, changed, pinned: Boolean(pinned), ...(shelf && { shelf }), ...(tags?.length && { tags }) };
+export function headOf({ id, title, made, changed, pinned, folder, tags }) {
+  return { id, title, made, changed, pinned: Boolean(pinned), ...(folder && { folder }), ...(tags?.length && { tags }) };
 }
 
 /** What follows a message; the first messages follow "". */

@@ -285,7 +285,10 @@ impl From<kiln_engine::Error> for ApiError {
             Error::Tokenizer(ref why) => ApiError::new(Kind::Invalid, why.to_string()),
             lost if lost.is_lost() => {
                 log::error!("{lost}");
-                ApiError::new(Kind::Unavailable, "the device that this model runs on was lost; send the request again")
+                ApiError::new(
+                    Kind::Unavailable,
+                    "the engine of this model failed or lost its device; send the request again",
+                )
             }
             other => ApiError::internal(&other),
         }

@@ -93,7 +93,8 @@ async fn bytes(request: Request, app: &Arc<App>) -> Result<Vec<u8>, ApiError> {
     let late = |time: Duration| ApiError::new(Kind::Late, format!("the body did not come within {} s", time.as_secs()));
     let receiving = request.extensions().get::<Arc<Connection>>().map(Connection::receive);
     let (scope, stall) = (scope::current(), app.settings.header_timeout.min(STALL));
-    let mut body = Vec::with_capacity(length.map_or(0, |length| length as usize));
+    // No more is reserved than has come and been counted: a client may announce much and send nothing.
+    let mut body = Vec::new();
     let all = async {
         let mut pieces = request.into_body().into_data_stream();
         while let Some(piece) = tokio::time::timeout(stall, pieces.next()).await.map_err(|_| late(stall))? {

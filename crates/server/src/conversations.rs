@@ -48,7 +48,7 @@ impl Head {
 }
 
 /// The conversations of one key.
-struct Shelf {
+struct KeyFolder {
     folder: PathBuf,
     heads: HashMap<String, Head>,
     bytes: u64,
@@ -58,7 +58,7 @@ struct Shelf {
 pub(crate) struct Conversations {
     folder: PathBuf,
     limits: ConversationLimits,
-    shelves: Mutex<HashMap<String, Arc<Mutex<Shelf>>>>,
+    by_key: Mutex<HashMap<String, Arc<Mutex<KeyFolder>>>>,
 }
 
 /// What became of a conversation that was to be kept.
@@ -114,46 +114,42 @@ fn read_head(path: &Path) -> Option<(String, Head)> {
 
 impl Conversations {
     pub(crate) fn new(folder: &Path, limits: ConversationLimits) -> Conversations {
-        Conversations { folder: folder.to_owned(), limits, shelves: Mutex::default() }
+        Conversations { folder: folder.to_owned(), limits, by_key: Mutex::default() }
     }
 
     /// The folder of a key, by a number made of its secret; without keys there is one.
-    fn shelf(&self, owner: Option<u64>) -> Result<Arc<Mutex<Shelf>>, ApiError> {
+    fn of_key(&self, owner: Option<u64>) -> Result<Arc<Mutex<KeyFolder>>, ApiError> {
         let name = owner.map_or_else(|| "everybody".to_owned(), |owner| format!("key-{owner:016x}"));
-        let mut shelves = lock(&self.shelves);
-        if let Some(known) = shelves.get(&name) {
+        let mut by_key = lock(&self.by_key);
+        if let Some(known) = by_key.get(&name) {
             return Ok(Arc::clone(known));
         }
         let folder = self.folder.join(&name);
-        let mut maker = std::fs::DirBuilder::new();
-        std::os::unix::fs::DirBuilderExt::mode(&mut maker, 0o700);
-        maker
-            .recursive(true)
-            .create(&folder)
+        kiln_system::os::make_private_folder(&folder)
             .map_err(|why| ApiError::internal(&format!("{}: {why}", folder.display())))?;
         let files =
             std::fs::read_dir(&folder).map_err(|why| ApiError::internal(&format!("{}: {why}", folder.display())))?;
         let heads: HashMap<String, Head> = files.flatten().filter_map(|file| read_head(&file.path())).collect();
         let bytes = heads.values().map(|head| head.bytes).sum();
-        let shelf = Arc::new(Mutex::new(Shelf { folder, heads, bytes }));
-        shelves.insert(name, Arc::clone(&shelf));
-        Ok(shelf)
+        let kept = Arc::new(Mutex::new(KeyFolder { folder, heads, bytes }));
+        by_key.insert(name, Arc::clone(&kept));
+        Ok(kept)
     }
 
     /// What the list shows of all conversations of a key.
     pub(crate) fn list(&self, owner: Option<u64>) -> Result<Vec<Value>, ApiError> {
-        let shelf = self.shelf(owner)?;
-        Ok(lock(&shelf).heads.values().map(|head| head.shown.clone()).collect())
+        let kept = self.of_key(owner)?;
+        Ok(lock(&kept).heads.values().map(|head| head.shown.clone()).collect())
     }
 
     /// A whole conversation, as JSON.
     pub(crate) fn find(&self, owner: Option<u64>, id: &str) -> Result<Option<String>, ApiError> {
-        let shelf = self.shelf(owner)?;
-        let shelf = lock(&shelf);
-        if !shelf.heads.contains_key(id) {
+        let kept = self.of_key(owner)?;
+        let kept = lock(&kept);
+        if !kept.heads.contains_key(id) {
             return Ok(None);
         }
-        let path = shelf.folder.join(file_name(id));
+        let path = kept.folder.join(file_name(id));
         let text =
             std::fs::read_to_string(&path).map_err(|why| ApiError::internal(&format!("{}: {why}", path.display())))?;
         Ok(text.split_once('\n').map(|(_, talk)| talk.to_owned()))
@@ -170,45 +166,45 @@ impl Conversations {
         let head = Head { shown: head_of(id, talk), bytes: 0 };
         let text = format!("{}\n{talk}", head.shown);
         let head = Head { bytes: text.len() as u64, ..head };
-        let shelf = self.shelf(owner)?;
-        let mut shelf = lock(&shelf);
-        let before = shelf.heads.get(id);
+        let kept = self.of_key(owner)?;
+        let mut kept = lock(&kept);
+        let before = kept.heads.get(id);
         if before.is_some_and(|before| before.changed() > head.changed()) {
             return Ok(Kept::Newer);
         }
         let freed = before.map_or(0, |before| before.bytes);
-        let (count, bytes) = (shelf.heads.len() + usize::from(before.is_none()), shelf.bytes - freed + head.bytes);
+        let (count, bytes) = (kept.heads.len() + usize::from(before.is_none()), kept.bytes - freed + head.bytes);
         if count > self.limits.count || bytes > self.limits.bytes {
             let message = format!(
                 "the conversations of this key are {} with {} bytes, and may be {} with {}; delete some",
-                shelf.heads.len(),
-                shelf.bytes,
+                kept.heads.len(),
+                kept.bytes,
                 self.limits.count,
                 self.limits.bytes
             );
             return Err(ApiError::new(Kind::TooLarge, message));
         }
-        let path = shelf.folder.join(file_name(id));
+        let path = kept.folder.join(file_name(id));
         Output::write(&path, Overwrite::Yes, text.as_bytes()).map_err(|why| ApiError::internal(&why))?;
-        shelf.bytes = bytes;
-        shelf.heads.insert(id.to_owned(), head);
+        kept.bytes = bytes;
+        kept.heads.insert(id.to_owned(), head);
         Ok(Kept::Yes)
     }
 
     /// Removes a conversation; says whether it was there.
     pub(crate) fn remove(&self, owner: Option<u64>, id: &str) -> Result<bool, ApiError> {
-        let shelf = self.shelf(owner)?;
-        let mut shelf = lock(&shelf);
-        let Some(head) = shelf.heads.get(id) else { return Ok(false) };
-        let (bytes, path) = (head.bytes, shelf.folder.join(file_name(id)));
+        let kept = self.of_key(owner)?;
+        let mut kept = lock(&kept);
+        let Some(head) = kept.heads.get(id) else { return Ok(false) };
+        let (bytes, path) = (head.bytes, kept.folder.join(file_name(id)));
         match std::fs::remove_file(&path) {
             Err(why) if why.kind() != std::io::ErrorKind::NotFound => {
                 return Err(ApiError::internal(&format!("{}: {why}", path.display())));
             }
             _ => {}
         }
-        shelf.heads.remove(id);
-        shelf.bytes -= bytes;
+        kept.heads.remove(id);
+        kept.bytes -= bytes;
         Ok(true)
     }
 }

@@ -18,6 +18,9 @@ use crate::remote_media::{MediaHost, RemoteMedia};
 /// The type of parts that hold a picture or a sound, as `medium` says: `data` is base64, `param` the field that it came in.
 const PART: &str = "kiln_media";
 
+/// Bytes of pictures that are fetched for one request. Those that come with it are counted as its body is.
+const MOST_FETCHED: usize = 100 << 20;
+
 /// The encoders of a model.
 pub(crate) struct Media {
     mmproj: Arc<Mmproj>,
@@ -187,7 +190,7 @@ impl Taken {
 
     /// The pictures and sounds, ready to be encoded, which take so many rows at most.
     pub(crate) fn shown(&self, loaded: &Loaded, most: usize) -> Result<Vec<Shown>, ApiError> {
-        let (mut shown, mut rows) = (Vec::with_capacity(self.media.len()), 0);
+        let (mut shown, mut rows, mut fetched) = (Vec::with_capacity(self.media.len()), 0, 0);
         // Pictures are counted: a family may write which one it is.
         let mut pictures = 0;
         for part in &self.media {
@@ -195,6 +198,15 @@ impl Taken {
             let media = loaded.media.as_ref().filter(|media| media.takes(medium));
             let media = media.ok_or_else(|| lacking(loaded, param, medium))?;
             let bytes = media.bytes(param, part)?;
+            if part["url"].is_string() {
+                fetched += bytes.len();
+            }
+            if fetched > MOST_FETCHED {
+                let most = MOST_FETCHED >> 20;
+                let message =
+                    format!("`{param}`: the pictures that a request names by addresses have {most} MB at most");
+                return Err(ApiError::invalid(param, message));
+            }
             go_on()?;
             let one = {
                 let _one = media.decoding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +253,11 @@ pub(crate) fn join(loaded: &Loaded, arranged: Arranged) -> Result<Joined, ApiErr
         go_on()?;
         let Some(media) = &loaded.media else { return Err(ApiError::internal(&"a picture without an encoder")) };
         let mut encoder = media.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        encoder.vectors(shown, input).map_err(|why| ApiError::internal(&why))
+        encoder.vectors(shown, input).map_err(|why| match why.is_lost() {
+            // It will be there again, as the engine will.
+            true => why.into(),
+            false => ApiError::internal(&why),
+        })
     })
 }
 

@@ -221,7 +221,7 @@ fn conversations_are_kept_for_a_key_and_for_no_other() {
     assert_eq!((&list["kept"], &list["data"][0]["title"]), (&json!(true), &json!("Clay")));
     assert_eq!(ask(&server, "GET", "/conversations/a%20b", "bob", "").status, 404);
     assert_eq!(ask(&server, "GET", "/conversations", "bob", "").json()["data"], json!([]));
-    assert_ne!(list["shelf"], ask(&server, "GET", "/conversations", "bob", "").json()["shelf"]);
+    assert_ne!(list["folder"], ask(&server, "GET", "/conversations", "bob", "").json()["folder"]);
     let foreign = [("Authorization", "Bearer secret of alice"), ("Origin", "http://localhost:3000")];
     assert_eq!(get(&server, "/conversations", &foreign).status, 403, "a page of another origin reads nothing");
     server.stop().unwrap();

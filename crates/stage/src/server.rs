@@ -100,18 +100,8 @@ impl Listening {
 
     /// Waits for Ctrl-C or SIGTERM, and ends.
     pub fn wait(self) {
-        self.runtime.block_on(async {
-            let interrupted = tokio::signal::ctrl_c();
-            #[cfg(unix)]
-            if let Ok(mut terminated) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-                tokio::select! {
-                    _ = interrupted => {}
-                    _ = terminated.recv() => {}
-                }
-                return;
-            }
-            let _ = interrupted.await;
-        });
+        let failed = |why| log::warn!("SIGTERM cannot be seen: {why}");
+        self.runtime.block_on(kiln_system::os::tasks::asked_to_end(failed));
         self.stop();
     }
 

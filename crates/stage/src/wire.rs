@@ -2,7 +2,7 @@
 //! engine to judge, which knows the model.
 
 use kiln_engine::arch::Room;
-use kiln_engine::executor::{About, FromStage, PIECE, PartKey, Piece, Range, Seat, ToStage};
+use kiln_engine::executor::{About, FromStage, PIECE, PartKey, Range, Seat, SlotRange, ToStage, Wrong};
 use kiln_engine::placement::Placement;
 use kiln_engine::run::PlanKey;
 use kiln_gguf::TensorType;
@@ -116,7 +116,7 @@ struct ScatterWire {
 /// What a stage says.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Down {
-    #[prost(oneof = "DownKind", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "DownKind", tags = "1, 2, 3, 4, 5, 6, 7")]
     kind: Option<DownKind>,
 }
 
@@ -132,6 +132,10 @@ enum DownKind {
     Bytes(Vec<u8>),
     #[prost(string, tag = "5")]
     Failed(String),
+    #[prost(bool, tag = "6")]
+    Stalled(bool),
+    #[prost(bool, tag = "7")]
+    OutOfRange(bool),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -225,13 +229,13 @@ impl OpenWire {
 }
 
 impl PieceWire {
-    fn of(piece: Piece, length: usize, bytes: Vec<u8>) -> PieceWire {
+    fn of(piece: SlotRange, length: usize, bytes: Vec<u8>) -> PieceWire {
         let [plan, slot, offset, length] = [piece.plan, piece.slot, piece.offset, length].map(|n| n as u64);
         PieceWire { plan, slot, offset, length, bytes }
     }
 
-    fn piece(&self) -> Option<Piece> {
-        Some(Piece { plan: index(self.plan)?, slot: index(self.slot)?, offset: index(self.offset)? })
+    fn piece(&self) -> Option<SlotRange> {
+        Some(SlotRange { plan: index(self.plan)?, slot: index(self.slot)?, offset: index(self.offset)? })
     }
 }
 
@@ -315,6 +319,8 @@ impl Down {
             Said::Answer(FromStage::Done) => DownKind::Done(true),
             Said::Answer(FromStage::Bytes(bytes)) => DownKind::Bytes(bytes),
             Said::Answer(FromStage::Failed(why)) => DownKind::Failed(why),
+            Said::Answer(FromStage::Wrong(Wrong::Stalled)) => DownKind::Stalled(true),
+            Said::Answer(FromStage::Wrong(Wrong::OutOfRange)) => DownKind::OutOfRange(true),
         };
         Down { kind: Some(kind) }
     }
@@ -335,6 +341,8 @@ impl Down {
             DownKind::Done(_) => Said::Answer(FromStage::Done),
             DownKind::Bytes(bytes) => Said::Answer(FromStage::Bytes(bytes)),
             DownKind::Failed(why) => Said::Answer(FromStage::Failed(why)),
+            DownKind::Stalled(_) => Said::Answer(FromStage::Wrong(Wrong::Stalled)),
+            DownKind::OutOfRange(_) => Said::Answer(FromStage::Wrong(Wrong::OutOfRange)),
         })
     }
 }

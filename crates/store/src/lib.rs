@@ -27,6 +27,12 @@ pub use record::{Kept, Record};
 pub use settings::Settings;
 pub use store::{Checked, DEFAULT_NAME, Left, Removed, Stays, Store, is_default};
 
+/// The text at an address: a short one, as servers list what they have.
+pub fn text_at(url: &str) -> Result<String> {
+    let client = http::Client::new(&Settings { tries: 2, ..Settings::from_environment()? })?;
+    client.text(&http::Request::new(url))
+}
+
 /// Receives the progress of a download: a progress bar, or [`Silent`].
 pub trait Watch: Sync {
     /// One line for the user.

@@ -39,7 +39,7 @@ pub fn shown_bytes(bytes: &[u8]) -> String {
     format!("{}... ({} bytes)", shown(&start), bytes.len())
 }
 
-/// The first bytes of a text, at most so many; no character is cut in two. (`str::floor_char_boundary` needs Rust 1.91.)
+/// The first bytes of a text, at most this many; no character is cut in two. (`str::floor_char_boundary` needs Rust 1.91.)
 pub fn beginning(text: &str, most: usize) -> &str {
     let mut end = most.min(text.len());
     while !text.is_char_boundary(end) {

@@ -11,11 +11,12 @@ use crate::project::Project;
 pub(crate) fn package(project: &Project, elf: &Elf, files: &Files, level: u32) -> anyhow::Result<Vec<u8>> {
     let kilobytes: usize = files.values().map(|entry| entry.bytes.len().div_ceil(1024)).sum();
     let control = format!(
-        "Package: kiln\nVersion: {}\nArchitecture: amd64\nMaintainer: Kiln contributors <kiln@localhost>\n\
+        "Package: kiln\nVersion: {}\nArchitecture: {}\nMaintainer: Kiln contributors <kiln@localhost>\n\
          Installed-Size: {kilobytes}\nDepends: {}\nRecommends: libvulkan1, mesa-vulkan-drivers, ca-certificates\n\
-         Section: science\nPriority: optional\nDescription: runs large language models\n \
+         Section: science\nPriority: optional\nDescription: runs large language models (not Kiln AI)\n \
          {}.\n One binary: chat, server, conversion and benchmarks.\n",
         debian_version(&project.version),
+        project.machine.debian(),
         elf.debian_depends()?.join(", "),
         project.description,
     );

@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
+use crate::machine::Machine;
+
 /// Versions of libstdc++'s symbols and the GCC that brought them (GCC's "ABI policy and guidelines").
 const LIBSTDCXX: [(Version, &str); 11] = [
     (Version([3, 4, 21]), "5"),
@@ -62,7 +64,7 @@ pub(crate) struct Elf {
 
 impl Elf {
     /// Asks `readelf` about a file.
-    pub(crate) fn read(file: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn read(file: &Path, machine: Machine) -> anyhow::Result<Self> {
         let output = Command::new("readelf")
             .args(["--wide", "--file-header", "--dynamic", "--version-info"])
             .arg(file)
@@ -73,11 +75,12 @@ impl Elf {
             bail!("readelf cannot read {}: {}", file.display(), String::from_utf8_lossy(&output.stderr).trim());
         }
         let elf = Self::parse(&String::from_utf8_lossy(&output.stdout));
-        if !elf.machine.contains("X86-64") {
+        if !elf.machine.contains(machine.elf()) {
             bail!(
-                "{} is for {:?}; packages are made for Linux on x86-64 only",
+                "{} is for {:?}, and the packages are for Linux on {}\nhint: --arch names the machine of a binary",
                 file.display(),
-                if elf.machine.is_empty() { "an unknown machine" } else { &elf.machine }
+                if elf.machine.is_empty() { "an unknown machine" } else { &elf.machine },
+                machine.words()
             );
         }
         Ok(elf)
@@ -134,7 +137,8 @@ impl Elf {
                 | "libdl.so.2"
                 | "libpthread.so.0"
                 | "librt.so.1"
-                | "ld-linux-x86-64.so.2" => {}
+                | "ld-linux-x86-64.so.2"
+                | "ld-linux-aarch64.so.1" => {}
                 "libgcc_s.so.1" => {
                     let Version([major, minor, _]) = self.highest("GCC").unwrap_or_default();
                     depends.insert(format!("libgcc-s1 (>= {major}.{minor})"));
@@ -168,7 +172,7 @@ impl Elf {
     }
 
     /// The tag of a wheel that holds the binary (PEP 600): the oldest glibc that has all symbols, and a libstdc++ of that time.
-    pub(crate) fn manylinux(&self) -> anyhow::Result<String> {
+    pub(crate) fn manylinux(&self, machine: Machine) -> anyhow::Result<String> {
         let Version([major, minor, _]) = self.glibc()?;
         let asked = self.highest("GLIBCXX").unwrap_or_default();
         let found = MANYLINUX.iter().find(|(version, _)| *version >= asked);
@@ -177,7 +181,7 @@ impl Elf {
                 "no manylinux tag is known for GLIBCXX {asked:?}\nhint: add it to MANYLINUX in crates/xtask/src/elf.rs"
             )
         })?;
-        Ok(format!("manylinux_{major}_{}_x86_64", minor.max(*least)))
+        Ok(format!("manylinux_{major}_{}_{}", minor.max(*least), machine.uname()))
     }
 }
 
@@ -209,7 +213,8 @@ Version needs section '.gnu.version_r' contains 3 entries:
         assert!(elf.rpm_requires().contains(&"libc.so.6(GLIBC_2.28)(64bit)".to_owned()));
         assert!(elf.rpm_requires().contains(&"libgcc_s.so.1()(64bit)".to_owned()));
         // glibc alone would allow 2.28, but libstdc++ of GCC 11 came with the systems of glibc 2.34.
-        assert_eq!(elf.manylinux().unwrap(), "manylinux_2_34_x86_64");
+        assert_eq!(elf.manylinux(Machine::X86).unwrap(), "manylinux_2_34_x86_64");
+        assert_eq!(elf.manylinux(Machine::Arm).unwrap(), "manylinux_2_34_aarch64");
     }
 
     #[test]
@@ -217,8 +222,8 @@ Version needs section '.gnu.version_r' contains 3 entries:
         let elf = Elf::parse(&TEXT.replace("[libc.so.6]", "[libfoo.so.1]"));
         assert!(elf.debian_depends().unwrap_err().to_string().contains("libfoo.so.1"));
         let elf = Elf::parse(&TEXT.replace("GLIBC_2.9 ", "GLIBC_ABI_DT_RELR "));
-        assert_eq!(elf.manylinux().unwrap(), "manylinux_2_36_x86_64");
+        assert_eq!(elf.manylinux(Machine::X86).unwrap(), "manylinux_2_36_x86_64");
         let elf = Elf::parse(&TEXT.replace("GLIBCXX_3.4.29", "GLIBCXX_3.4.99"));
-        assert!(elf.debian_depends().is_err() && elf.manylinux().is_err());
+        assert!(elf.debian_depends().is_err() && elf.manylinux(Machine::X86).is_err());
     }
 }

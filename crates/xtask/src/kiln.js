@@ -10,10 +10,10 @@ try {
   binary = require.resolve(`@kiln-llm/${system}/bin/kiln`);
 } catch {
   console.error(
-    system === 'linux-x64'
-      ? 'error: the package @kiln-llm/linux-x64 is not installed\n' +
+    ['linux-x64', 'linux-arm64'].includes(system)
+      ? `error: the package @kiln-llm/${system} is not installed\n` +
           'hint: install kiln-llm again without --no-optional (--omit=optional); it needs glibc, so not Alpine'
-      : `error: kiln-llm has no binary for ${system}, only for linux-x64\nhint: build Kiln from source`
+      : `error: kiln-llm has no binary for ${system}, only for linux-x64 and linux-arm64\nhint: build Kiln from source`
   );
   process.exit(1);
 }

@@ -13,6 +13,8 @@ mod elf;
 #[cfg(feature = "release")]
 mod licences;
 #[cfg(feature = "release")]
+mod machine;
+#[cfg(feature = "release")]
 mod npm;
 #[cfg(feature = "release")]
 mod project;
@@ -52,7 +54,7 @@ fn release(_words: &[&str]) -> ExitCode {
     #[derive(clap::Parser)]
     #[command(name = "cargo xtask")]
     enum Chore {
-        /// Build Kiln, and make its packages for Linux on x86-64
+        /// Build Kiln, and make its packages for Linux
         Release(release::Arguments),
     }
 

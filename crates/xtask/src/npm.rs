@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::archive::{Entry, Files, below, gzip, tar};
+use crate::machine::Machine;
 use crate::project::Project;
 
 /// The script that starts the binary.
@@ -17,6 +18,9 @@ pub(crate) fn packages(
 ) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let version = &project.version;
     let readme = Entry::plain(project.file("README.md")?);
+    let machine = project.machine;
+    let optional: serde_json::Map<String, serde_json::Value> =
+        Machine::ALL.iter().map(|machine| (format!("@kiln-llm/linux-{}", machine.node()), json!(version))).collect();
     let mut main = licences.clone();
     let about = json!({
         "name": "kiln-llm",
@@ -26,20 +30,20 @@ pub(crate) fn packages(
         "bin": {"kiln": "bin/kiln.js"},
         "files": ["bin/kiln.js"],
         "engines": {"node": ">=16"},
-        "optionalDependencies": {"@kiln-llm/linux-x64": version},
+        "optionalDependencies": optional,
     });
     main.insert("package.json".into(), Entry::plain(pretty(&about)?));
     main.insert("bin/kiln.js".into(), Entry::program(SHIM));
     main.insert("README.md".into(), readme);
     let mut linux = licences.clone();
     let about = json!({
-        "name": "@kiln-llm/linux-x64",
+        "name": format!("@kiln-llm/linux-{}", machine.node()),
         "version": version,
-        "description": "The binary of kiln-llm for Linux on x86-64",
+        "description": format!("The binary of kiln-llm for Linux on {} (not Kiln AI)", machine.words()),
         "license": project.licence,
         "files": ["bin/kiln"],
         "os": ["linux"],
-        "cpu": ["x64"],
+        "cpu": [machine.node()],
         "libc": ["glibc"],
     });
     linux.insert("package.json".into(), Entry::plain(pretty(&about)?));
@@ -47,7 +51,7 @@ pub(crate) fn packages(
     let pack = |files: &Files| gzip(&tar(&below("package", files), "", false, project.time)?, level);
     Ok(vec![
         (format!("kiln-llm-{version}.tgz"), pack(&main)?),
-        (format!("kiln-llm-linux-x64-{version}.tgz"), pack(&linux)?),
+        (format!("kiln-llm-linux-{}-{version}.tgz", machine.node()), pack(&linux)?),
     ])
 }
 

@@ -7,7 +7,8 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
+use crate::machine::Machine;
+
 /// The crate of the binary, and the binary.
 pub(crate) const BINARY: &str = "kiln";
 
@@ -32,6 +33,8 @@ pub(crate) struct Project {
     pub(crate) version: String,
     pub(crate) description: String,
     pub(crate) licence: String,
+    /// The one that packages are made for.
+    pub(crate) machine: Machine,
     /// Of every file in every archive, in seconds since 1970: SOURCE_DATE_EPOCH, or that of the commit.
     pub(crate) time: u64,
     /// In order of their names; the binary's own crate is among them.
@@ -40,9 +43,9 @@ pub(crate) struct Project {
 
 impl Project {
     /// Asks cargo and git.
-    pub(crate) fn read() -> anyhow::Result<Self> {
+    pub(crate) fn read(machine: Machine) -> anyhow::Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).context("xtask lies in crates/xtask")?;
-        let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET];
+        let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", machine.target()];
         let text = output(Command::new(cargo()).args(arguments).current_dir(root))?;
         let metadata: Value = serde_json::from_str(&text).context("cargo metadata is no JSON")?;
         let lock = std::fs::read_to_string(root.join("Cargo.lock")).context("cannot read Cargo.lock")?;
@@ -56,6 +59,7 @@ impl Project {
             version: own.version.clone(),
             description: text_of(&package["description"])?,
             licence: text_of(&package["license"])?,
+            machine,
             time: time(root)?,
             crates,
         })
@@ -165,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_binary_is_linked_from_its_crates_and_not_from_those_of_tests_and_macros() {
-        let project = Project::read().unwrap();
+        let project = Project::read(Machine::X86).unwrap();
         let named = |name: &str| project.crates.iter().find(|one| one.name == name);
         assert!(named("kiln-engine").is_some_and(|one| one.is_own && one.checksum.is_none()));
         assert!(named("glslang-sys").is_some_and(|one| !one.is_own && one.checksum.is_some()));

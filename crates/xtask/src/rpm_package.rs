@@ -14,8 +14,8 @@ pub(crate) fn package(project: &Project, elf: &Elf, files: &Files, level: u32) -
     // Version 4 of the format: the one that rpm reads everywhere.
     let config = BuildConfig::v4().source_date(time).compression(CompressionWithLevel::Gzip(level));
     let version = debian_version(&project.version);
-    let summary = "Runs large language models";
-    let mut builder = PackageBuilder::new("kiln", &version, &project.licence, "x86_64", summary);
+    let summary = "Runs large language models (not Kiln AI)";
+    let mut builder = PackageBuilder::new("kiln", &version, &project.licence, project.machine.uname(), summary);
     builder.using_config(config).release("1").description(format!("{}.", project.description)).build_host("localhost");
     for name in elf.rpm_requires() {
         builder.requires(Dependency::any(name));

@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn every_dependency_of_the_bill_is_one_of_its_components() {
-        let project = Project::read().unwrap();
+        let project = Project::read(crate::machine::Machine::X86).unwrap();
         let bytes = bill(&project, "00").unwrap();
         assert_eq!(bytes, bill(&project, "00").unwrap());
         let bill: Value = serde_json::from_slice(&bytes).unwrap();

@@ -2,11 +2,18 @@
 // as there is no file of the name that LOST_LAYER_FILE has. While there is one, submits and waits end with VK_ERROR_DEVICE_LOST, no device can
 // be made, and none is listed; devices that were lost stay so, and have ended all work by then. crates/kiln/tests/lost.rs builds it and runs Kiln with it.
 //
+// Files whose names go on behind that one inject single faults. Each holds a number n, and is taken away when it is seen:
+//     -alloc      the n-th allocation from then on finds no memory
+//     -pipeline   the n-th pipeline from then on cannot be made
+//     -submit     at the n-th submit from then on the device is lost; it can be opened again at once
+// With the file -slow each submit waits for so many milliseconds first. What was injected is appended to the file -log, one letter each.
+//
 //     cc -O1 -fPIC -shared -fvisibility=hidden -pthread -Wl,-z,nodelete -o liblost_layer.so layer.c
 //
 // It needs no header: the few types it uses stand here. Static state must last longer than one instance, therefore `nodelete`.
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +24,7 @@ typedef int32_t Result;
 typedef void (*Function)(void);
 typedef Function (*GetProcAddr)(void *, const char *);
 
-enum { SUCCESS = 0, INITIALIZATION_FAILED = -3, DEVICE_LOST = -4, INSTANCE_INFO = 47, DEVICE_INFO = 48, LINK = 0 };
+enum { SUCCESS = 0, OUT_OF_DEVICE_MEMORY = -2, INITIALIZATION_FAILED = -3, DEVICE_LOST = -4, INSTANCE_INFO = 47, DEVICE_INFO = 48, LINK = 0 };
 
 typedef struct Link {
   struct Link *next;
@@ -56,6 +63,35 @@ static int is_gone(void) {
   return file && !access(file, F_OK);
 }
 
+// The number in the file of a fault; 0 where there is none.
+static int number_in(const char *fault, int take) {
+  const char *file = getenv("LOST_LAYER_FILE");
+  char name[4096];
+  if (!file || snprintf(name, sizeof name, "%s-%s", file, fault) >= (int)sizeof name || access(name, F_OK)) return 0;
+  int n = 0;
+  FILE *from = fopen(name, "r");
+  if (from && fscanf(from, "%d", &n) != 1) n = 0;
+  if (from) fclose(from);
+  if (take && n) unlink(name);
+  return n;
+}
+
+// Whether this call is the one that fails.
+static int is_due(const char *fault, int *left) {
+  pthread_mutex_lock(&lock);
+  int n = number_in(fault, 1);
+  if (n) *left = n;
+  int due = *left > 0 && --*left == 0;
+  pthread_mutex_unlock(&lock);
+  const char *file = getenv("LOST_LAYER_FILE");
+  char name[4096];
+  if (due && file && snprintf(name, sizeof name, "%s-log", file) < (int)sizeof name) {
+    FILE *log = fopen(name, "a");
+    if (log) fputc(*fault, log), fclose(log);
+  }
+  return due;
+}
+
 static void remember(void *handle, GetProcAddr proc) {
   pthread_mutex_lock(&lock);
   int at = 0;
@@ -88,6 +124,18 @@ static int is_lost(void *handle) {
     }
   pthread_mutex_unlock(&lock);
   return lost;
+}
+
+// From now on the device that a handle belongs to is lost, if that is due.
+static void lose(void *handle, int due) {
+  pthread_mutex_lock(&lock);
+  for (int at = count - 1; due && at >= 0; at--)
+    if (known[at].key == *(void **)handle) {
+      ((Result(*)(void *))known[at].proc(known[at].handle, "vkDeviceWaitIdle"))(known[at].handle);
+      known[at].lost = 1;
+      break;
+    }
+  pthread_mutex_unlock(&lock);
 }
 
 static Info *link_info(const Info *info, int32_t type) {
@@ -125,8 +173,29 @@ static Result enumerate(void *instance, uint32_t *devices, void **out) {
   return ((Result(*)(void *, uint32_t *, void **))next(instance, "vkEnumeratePhysicalDevices"))(instance, devices, out);
 }
 
+static Result allocate_memory(void *device, const void *info, const void *allocator, uint64_t *memory) {
+  static int left;
+  if (is_due("alloc", &left)) return OUT_OF_DEVICE_MEMORY;
+  return ((Result(*)(void *, const void *, const void *, uint64_t *))next(device, "vkAllocateMemory"))(device, info, allocator,
+                                                                                                       memory);
+}
+
+static Result create_pipelines(void *device, uint64_t cache, uint32_t n, const void *infos, const void *allocator, uint64_t *out) {
+  static int left;
+  if (is_due("pipeline", &left)) {
+    memset(out, 0, n * sizeof *out);
+    return OUT_OF_DEVICE_MEMORY;
+  }
+  return ((Result(*)(void *, uint64_t, uint32_t, const void *, const void *, uint64_t *))next(device, "vkCreateComputePipelines"))(
+      device, cache, n, infos, allocator, out);
+}
+
 static Result submit(void *queue, uint32_t n, const void *infos, uint64_t fence) {
+  static int left;
+  lose(queue, is_due("submit", &left));
   if (is_lost(queue)) return DEVICE_LOST;
+  int milliseconds = number_in("slow", 0);
+  if (milliseconds) usleep(1000 * milliseconds);
   return ((Result(*)(void *, uint32_t, const void *, uint64_t))next(queue, "vkQueueSubmit"))(queue, n, infos, fence);
 }
 
@@ -167,7 +236,8 @@ static Function own(const char *name) {
       {"vkCreateInstance", (Function)create_instance},    {"vkCreateDevice", (Function)create_device},
       {"vkEnumeratePhysicalDevices", (Function)enumerate}, {"vkQueueSubmit", (Function)submit},
       {"vkWaitSemaphores", (Function)wait_semaphores},    {"vkGetSemaphoreCounterValue", (Function)semaphore_value},
-      {"vkDeviceWaitIdle", (Function)wait_idle},
+      {"vkDeviceWaitIdle", (Function)wait_idle},          {"vkAllocateMemory", (Function)allocate_memory},
+      {"vkCreateComputePipelines", (Function)create_pipelines},
   };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (!strcmp(all[i].name, name)) return all[i].function;

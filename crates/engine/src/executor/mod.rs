@@ -23,7 +23,9 @@ pub use cpu::{Arithmetic, CpuExecutor};
 pub use gpu::{GpuExecutor, batch_on};
 pub use options::{Options, Order, Sums};
 pub use pipeline::PipelineExecutor;
-pub use stage::{About, FromStage, Link, Make, PIECE, PartKey, Piece, RemoteExecutor, Seat, StageHost, ToStage};
+pub use stage::{
+    About, FromStage, Link, Make, PIECE, PartKey, RemoteExecutor, Seat, SlotRange, StageHost, ToStage, Wrong,
+};
 pub use threads::Threads;
 pub use warm::Warmer;
 
@@ -69,6 +71,13 @@ pub struct Ticket {
     plan: PlanId,
     /// Where there is a device: its point in time.
     submission: Option<kiln_gpu::Submission>,
+}
+
+impl Ticket {
+    /// The plan that is on its way.
+    pub fn plan(&self) -> PlanId {
+        self.plan
+    }
 }
 
 /// What holds of every plan that an executor is asked for.

@@ -132,7 +132,7 @@ struct Ready {
     open: Vec<Tensor>,
     /// Of those, the ones that steps write.
     written: Vec<Tensor>,
-    /// Whether it may run again from the same inputs: it changes nothing that lasts.
+    /// Whether it may run again from the same inputs.
     repeats: bool,
 }
 
@@ -509,8 +509,7 @@ impl PipelineExecutor {
             }
             let writes = plan.steps.iter().flat_map(|step| step.call.operation().writes());
             let writes: Vec<Tensor> = writes.collect();
-            let lasts = |t: &Tensor| matches!(plan.kind(t), SlotKind::State | SlotKind::Control | SlotKind::Log);
-            let repeats = !writes.iter().any(lasts);
+            let repeats = repeats(&plan);
             let written = open.iter().filter(|open| writes.iter().any(|t| t.slot == open.slot)).copied().collect();
             let staging = self.streaming.as_ref().filter(|streaming| streaming.to == device);
             let staged = staging.map_or_else(Vec::new, |streaming| StagedCache::of(&plan, &streaming.staging));
@@ -523,6 +522,15 @@ impl PipelineExecutor {
         }
         Ok(())
     }
+}
+
+/// Whether a part may run again at once when it has stalled. What it remembers must not have changed, nor what it was given: steps work in place on
+/// what came from another device, and that is sent once.
+pub(super) fn repeats(plan: &Plan) -> bool {
+    use SlotKind::{Control, Input, Log, Recv, State};
+    let changes = |t: &Tensor| matches!(plan.kind(t), State | Control | Log | Input);
+    let receives = plan.slots.iter().any(|slot| matches!(slot.kind, Recv));
+    !receives && !plan.steps.iter().flat_map(|step| step.call.operation().writes()).any(|t| changes(&t))
 }
 
 impl Executor for PipelineExecutor {

@@ -7,8 +7,9 @@ use kiln_media::{Limits, Prepared, Spectrogram, decode, decode_sound, is_picture
 use sha2::{Digest as _, Sha256};
 
 use super::Mmproj;
+use super::budget::{Budget, Held};
 use super::encode::{Encoder, Input};
-use super::prompt::Part;
+use super::prompt::PromptPart;
 use crate::Error;
 use crate::run::{Span, Standing, Vectors, numbers};
 use crate::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
@@ -50,13 +51,22 @@ impl Medium {
 }
 
 /// What is ready to be encoded.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Ready {
     Picture(Prepared),
     Sound(Vec<Spectrogram>),
 }
 
 impl Ready {
+    /// Bytes of the numbers in it.
+    fn bytes(&self) -> usize {
+        let one = |input: &Input<'_>| match input {
+            Input::Picture(pixels) => size_of_val(&pixels.values[..]),
+            Input::Sound(heard) => size_of_val(&heard.values[..]),
+        };
+        self.inputs().iter().map(one).sum()
+    }
+
     /// Its inputs: tiles before the overview, pieces in their order.
     fn inputs(&self) -> Vec<Input<'_>> {
         match self {
@@ -66,11 +76,18 @@ impl Ready {
     }
 }
 
-/// A picture that is decoded, resized and cut, or a sound that is decoded and turned into spectrograms, and not encoded yet.
+/// Prepared inputs that all prompts of the process hold before they are encoded. A picture of a hundred bytes becomes megabytes, and a prompt may
+/// have hundreds: what finds no room here is prepared again when it is encoded.
+static PREPARED: Budget = Budget::new(128 << 20);
+
+/// A picture or a sound that can be decoded, and is not encoded yet.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    ready: Ready,
-    parts: Vec<Part<usize>>,
+    medium: Medium,
+    bytes: Arc<[u8]>,
+    /// Decoded, resized and cut, or turned into spectrograms, where there was room for that.
+    ready: Option<Arc<(Ready, Held)>>,
+    parts: Vec<PromptPart<usize>>,
     inputs: Vec<Of>,
 }
 
@@ -88,35 +105,43 @@ impl Shown {
     pub fn rows(&self) -> usize {
         self.inputs.iter().map(|input| input.rows).sum()
     }
+
+    /// Bytes that it holds until it is encoded, beside those that it came in.
+    pub fn held(&self) -> usize {
+        self.ready.as_ref().map_or(0, |ready| ready.1.bytes())
+    }
 }
 
 impl Mmproj {
     /// The picture in these bytes, the one of this number in its prompt, from 0.
     pub fn show(&self, bytes: &[u8], number: usize) -> Result<Shown, Error> {
-        let vision = self.needs_vision()?;
-        let prepared = vision.prepare(&decode(bytes, &Limits::default())?)?;
-        let parts = vision.pieces(&prepared, number);
-        self.shown(bytes, Ready::Picture(prepared), parts)
+        self.take(Medium::Picture, bytes, number)
     }
 
     /// The sound in these bytes.
     pub fn hear(&self, bytes: &[u8]) -> Result<Shown, Error> {
-        let audio = self.needs_audio()?;
-        let sound = decode_sound(bytes, &audio.limits()).map_err(kiln_media::Error::from)?;
-        let pieces = audio.prepare(sound);
-        let parts = audio.pieces(pieces.len());
-        self.shown(bytes, Ready::Sound(pieces), parts)
+        self.take(Medium::Sound, bytes, 0)
     }
 
-    /// The picture or the sound in these bytes.
+    /// Decodes bytes, and makes what an encoder takes of them.
+    fn ready(&self, medium: Medium, bytes: &[u8]) -> Result<Ready, Error> {
+        Ok(match medium {
+            Medium::Picture => Ready::Picture(self.needs_vision()?.prepare(&decode(bytes, &Limits::default())?)?),
+            Medium::Sound => {
+                let audio = self.needs_audio()?;
+                let sound = decode_sound(bytes, &audio.limits()).map_err(kiln_media::Error::from)?;
+                Ready::Sound(audio.prepare(sound))
+            }
+        })
+    }
+
+    /// The picture or the sound in these bytes, the one of this number among the pictures of its prompt, from 0.
     pub fn take(&self, medium: Medium, bytes: &[u8], number: usize) -> Result<Shown, Error> {
-        match medium {
-            Medium::Picture => self.show(bytes, number),
-            Medium::Sound => self.hear(bytes),
-        }
-    }
-
-    fn shown(&self, bytes: &[u8], ready: Ready, parts: Vec<Part<usize>>) -> Result<Shown, Error> {
+        let ready = self.ready(medium, bytes)?;
+        let parts = match &ready {
+            Ready::Picture(prepared) => self.needs_vision()?.pieces(prepared, number),
+            Ready::Sound(pieces) => self.needs_audio()?.pieces(pieces.len()),
+        };
         let content = Sha256::new_with_prefix(self.identity()).chain_update(Sha256::digest(bytes));
         let of = |(at, input): (usize, &Input<'_>)| -> Result<Of, Error> {
             let key = content.clone().chain_update((at as u64).to_le_bytes()).finalize().into();
@@ -131,7 +156,9 @@ impl Mmproj {
             Ok(Of { key, rows, standing })
         };
         let inputs = ready.inputs().iter().enumerate().map(of).collect::<Result<_, _>>()?;
-        Ok(Shown { ready, parts, inputs })
+        let held = PREPARED.hold(ready.bytes());
+        let ready = held.map(|held| Arc::new((ready, held)));
+        Ok(Shown { medium, bytes: bytes.into(), ready, parts, inputs })
     }
 }
 
@@ -142,11 +169,25 @@ impl Encoder {
         if let Some(rows) = self.kept().find(&key) {
             return Ok(Vectors::new(&key, rows).standing_as(standing));
         }
-        let inputs = shown.ready.inputs();
+        let prepared;
+        let ready = match &shown.ready {
+            Some(ready) => &ready.0,
+            None => {
+                prepared = self.mmproj().ready(shown.medium, &shown.bytes)?;
+                &prepared
+            }
+        };
         let none = || Error::NoEncoder { why: format!("there is no input {input}") };
-        let rows = Arc::new(self.encode(*inputs.get(input).ok_or_else(none)?)?);
-        self.kept().keep(key, Arc::clone(&rows));
-        Ok(Vectors::new(&key, rows).standing_as(standing))
+        // What was prepared for this is dropped after it, so the inputs behind this one are encoded, too.
+        let all = if shown.ready.is_some() { input..input + 1 } else { input..shown.inputs.len() };
+        let inputs = ready.inputs();
+        let mut rows = None;
+        for at in all {
+            let made = Arc::new(self.encode(*inputs.get(at).ok_or_else(none)?)?);
+            self.kept().keep(shown.inputs[at].key, Arc::clone(&made));
+            rows = if at == input { Some(made) } else { rows };
+        }
+        Ok(Vectors::new(&key, rows.ok_or_else(none)?).standing_as(standing))
     }
 }
 
@@ -190,10 +231,10 @@ impl Arranged {
             let Some(one) = shown.get(number) else { continue };
             for piece in &one.parts {
                 match piece {
-                    Part::Words(text) => {
+                    PromptPart::Words(text) => {
                         tokens.extend(tokenizer.encode(text, AddSpecial::No, ParseSpecial::Yes)?);
                     }
-                    Part::Input(input) => {
+                    PromptPart::Input(input) => {
                         places.push(Place { start: tokens.len(), shown: number, input: *input });
                         let Of { key, rows, .. } = &one.inputs[*input];
                         tokens.extend(numbers(key, *rows));

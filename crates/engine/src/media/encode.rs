@@ -42,10 +42,16 @@ struct Ready {
     order: Vec<usize>,
 }
 
+/// Opens the device of an encoder again.
+pub type Reopen = Box<dyn Fn() -> Result<Box<dyn Executor>, Error> + Send>;
+
 /// The encoders of a file with their weights loaded.
 pub struct Encoder {
     mmproj: Arc<Mmproj>,
     executor: Box<dyn Executor>,
+    /// Whether the executor is gone for good.
+    lost: bool,
+    reopen: Option<Reopen>,
     /// The one that was used last stands at the end.
     plans: Vec<Ready>,
     kept: Kept,
@@ -55,7 +61,13 @@ impl Encoder {
     /// Loads the weights.
     pub fn new(mmproj: Arc<Mmproj>, mut executor: Box<dyn Executor>, progress: Progress<'_>) -> Result<Encoder, Error> {
         executor.load(mmproj.fixed(), &mmproj.gguf, progress)?;
-        Ok(Encoder { mmproj, executor, plans: Vec::new(), kept: Kept::default() })
+        Ok(Encoder { mmproj, executor, lost: false, reopen: None, plans: Vec::new(), kept: Kept::default() })
+    }
+
+    /// The same encoder, which outlives its device: where that is lost, another one is opened and the weights are loaded again.
+    #[must_use]
+    pub fn lasting(self, reopen: Reopen) -> Encoder {
+        Encoder { reopen: Some(reopen), ..self }
     }
 
     /// What it encodes with.
@@ -68,15 +80,46 @@ impl Encoder {
         &mut self.kept
     }
 
-    /// The vectors of one input.
+    /// The vectors of one input. A lost device is opened again once for it, where that was provided for; where this fails, the next input tries
+    /// again.
     pub fn encode(&mut self, input: Input<'_>) -> Result<Rows, Error> {
-        match self.encode_once(input) {
-            Err(Error::OutOfRange) => {
-                self.plans.drain(..).for_each(|ready| self.executor.forget(ready.plan));
-                self.encode_once(input)
+        if !self.lost {
+            match self.encode_right(input) {
+                Err(why) if why.is_lost() && self.reopen.is_some() => {
+                    log::warn!("{why}; the encoder is loaded again");
+                    self.lost = true;
+                }
+                result => return result,
             }
-            result => result,
         }
+        self.reload()?;
+        let result = self.encode_right(input);
+        self.lost = result.as_ref().is_err_and(Error::is_lost);
+        result
+    }
+
+    /// Another executor in place of the one that was lost.
+    fn reload(&mut self) -> Result<(), Error> {
+        let Some(reopen) = &self.reopen else { return Ok(()) };
+        let again = |why: Error| Error::Lost { why: format!("the encoder cannot be loaded again yet: {why}") };
+        let mut executor = reopen().map_err(again)?;
+        executor.load(self.mmproj.fixed(), &self.mmproj.gguf, &mut |_, _| {}).map_err(again)?;
+        self.plans.clear();
+        (self.executor, self.lost) = (executor, false);
+        Ok(())
+    }
+
+    /// The vectors of one input. Where they are wrong and the executor knows a slower way it is run again, once for each thing that can go
+    /// wrong. Nothing is left of a run, so that it begins as the first one did.
+    fn encode_right(&mut self, input: Input<'_>) -> Result<Rows, Error> {
+        for _ in 0..2 {
+            match self.encode_once(input) {
+                Err(Error::OutOfRange) => self.plans.drain(..).for_each(|ready| self.executor.forget(ready.plan)),
+                Err(Error::Stalled) => {}
+                result => return result,
+            }
+        }
+        self.encode_once(input)
     }
 
     fn encode_once(&mut self, input: Input<'_>) -> Result<Rows, Error> {

@@ -2,6 +2,7 @@
 //! memory, one executor and one prompt. Families are in [`crate::vision`] and [`crate::sound`].
 
 mod arrange;
+mod budget;
 mod encode;
 mod kept;
 pub(crate) mod prompt;
@@ -13,8 +14,8 @@ use kiln_gguf::Gguf;
 use kiln_kernels::tensor::Tensor;
 
 pub use arrange::{Arranged, Joined, Medium, Shown};
-pub use encode::{Encoder, Input, Rows};
-pub use prompt::{Marker, Part};
+pub use encode::{Encoder, Input, Reopen, Rows};
+pub use prompt::{Marker, PromptPart};
 
 use crate::Error;
 use crate::arch::Room;

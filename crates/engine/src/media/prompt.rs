@@ -9,7 +9,7 @@ use crate::vision::prompt::BOTH_WAYS;
 
 /// A part of what a picture or a sound becomes in a prompt.
 #[derive(Clone, Debug)]
-pub enum Part<T> {
+pub enum PromptPart<T> {
     /// Words of the family, control tokens among them.
     Words(String),
     /// One of its inputs.

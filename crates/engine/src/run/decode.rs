@@ -12,6 +12,7 @@ use kiln_kernels::{Call, advance};
 use super::cache::AddedPage;
 use super::draw::{End, Settings};
 use super::engine::{Engine, SequenceId};
+use super::stall::MOST_REPEATS;
 use crate::Error;
 use crate::executor::{PlanId, Ticket};
 use crate::lower::place_added;
@@ -187,6 +188,18 @@ impl Engine {
                 Err(error) => return Err(error),
             }
         }
+        let mut result = self.repeat_once(decoding, wrong);
+        // Another device of a pipeline may be the next to say so.
+        for _ in 1..MOST_REPEATS {
+            match result {
+                Err(wrong @ (Error::Stalled | Error::OutOfRange)) => result = self.repeat_once(decoding, &wrong),
+                result => return result,
+            }
+        }
+        result
+    }
+
+    fn repeat_once(&mut self, decoding: &mut Decoding, wrong: &Error) -> Result<(), Error> {
         decoding.submitted = decoding.collected;
         self.recover(wrong, decoding.going.iter().map(|g| g.sequence))?;
         // Sequences have grown since they began, so this may be another plan.

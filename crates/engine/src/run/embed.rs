@@ -75,9 +75,10 @@ impl Embeds {
         self.steps
     }
 
-    /// Whether texts wait for pages that other sequences hold.
+    /// Whether the first request waits for pages that other sequences hold, and its client for it.
     pub(crate) fn is_short_of_room(&self) -> bool {
-        self.short_of_room && !self.jobs.is_empty()
+        let is_wanted = |job: &EmbedJob| !job.cancelled.load(Ordering::Relaxed);
+        self.short_of_room && self.jobs.front().is_some_and(is_wanted)
     }
 
     /// Takes a request in, or refuses it.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::background::BackgroundKernels;
 use super::batch::{Carry, Inputs, Taken};
-use super::cache::{CacheScope, KvCache, PageCount, Runs, SequenceCache, Swapped};
+use super::cache::{CacheScope, CacheWatch, KvCache, PageCount, Runs, SequenceCache, Swapped};
 use super::decode::{Decoding, Tail};
 use super::disk::DiskTier;
 use super::draft_model::DraftModel;
@@ -114,6 +114,8 @@ pub struct Engine {
     pub(super) work: Work,
     /// Tokens of prompts that were found in the cache.
     pub(super) hits: CacheHits,
+    /// Who wants to know what becomes of cached pages.
+    pub(super) watch: Option<CacheWatch>,
     /// Where finished sequences are kept beyond this process.
     pub(super) disk: Option<DiskTier>,
     /// A smaller model that drafts what this one verifies.
@@ -200,6 +202,7 @@ impl Engine {
             decoding: None,
             work: Work::default(),
             hits: CacheHits::default(),
+            watch: None,
             disk: None,
             draft: None,
             head: HeadTimes::default(),

@@ -65,6 +65,11 @@ impl Vectors {
         &self.tokens
     }
 
+    /// The vectors, one after the other.
+    pub fn values(&self) -> &[f32] {
+        &self.rows.values
+    }
+
     fn row(&self, at: usize) -> &[f32] {
         &self.rows.values[at * self.rows.width..][..self.rows.width]
     }

@@ -43,6 +43,7 @@ mod tiers;
 mod work;
 mod writer;
 
+pub use cache::{CacheEvent, CacheSink, CacheTier, StoredPages};
 pub use draft_model::DraftModel;
 pub use drafting::{DraftLimits, Heads};
 pub use embed::EmbedRequest;

@@ -127,7 +127,8 @@ impl Schedule {
 
     /// A batch of texts whose vectors are wanted, if there are some.
     fn embed_some(&mut self) {
-        if self.embeds.is_empty() {
+        // Run-ahead decode gives no pages back: what has no room beside it has none before it ends.
+        if self.embeds.is_empty() || (self.ahead.is_some() && self.embeds.is_short_of_room()) {
             return;
         }
         self.stop_going_ahead();
@@ -149,6 +150,16 @@ impl Schedule {
         for mut active in std::mem::take(&mut self.active) {
             self.end_sequences(&active);
             active.job.tell(Event::Failed(error()));
+        }
+    }
+
+    /// Ends everything with an error after a panic. The engine is not asked for anything: nobody knows what state it is in.
+    pub(crate) fn give_up(mut self, why: &str) {
+        let lost = || Error::Lost { why: why.to_owned() };
+        self.embeds.fail_all(lost);
+        let active = std::mem::take(&mut self.active).into_iter().map(|active| active.job);
+        for mut job in self.waiting.drain(..).chain(active) {
+            job.tell(Event::Failed(lost()));
         }
     }
 
@@ -239,6 +250,11 @@ impl Schedule {
         }
     }
 
+    /// Tells whoever watches what has become of cached pages. Steps that are on their way stay there.
+    pub(super) fn tell_cache_events(&mut self) {
+        self.engine.tell_cache_events();
+    }
+
     /// How the device draws the tokens of a step, if it can draw all of them: no logits come back then.
     fn draws(&mut self, batch: &[Part]) -> Option<Vec<Option<Draw>>> {
         if !self.engine.draws_beside_prompts() || batch.iter().any(Part::has_draft) {
@@ -300,8 +316,9 @@ impl Schedule {
         let cancelled = self.active.iter().any(|a| a.job.is_cancelled()) || self.waiting.iter().any(Job::is_cancelled);
         let awaits = |job: &Job| job.awaited.is_some_and(|awaited| awaited.is_coming(&self.engine, &self.active));
         let could_begin = || self.next_to_begin(awaits).is_some_and(|at| self.has_room_for(&self.waiting[at].request));
-        let swapped = || self.load().swapped > 0;
-        cancelled || could_begin() || swapped() || !self.embeds.is_empty()
+        let could_return = || self.next_to_return().is_some();
+        let could_embed = || !self.embeds.is_empty() && !self.embeds.is_short_of_room();
+        cancelled || could_begin() || could_return() || could_embed()
     }
 
     /// Sequences of the requests that run, of all owners or of one.
@@ -528,27 +545,28 @@ impl Schedule {
         cached.map(|cached| (id, cached)).inspect_err(|_| self.engine.close(id))
     }
 
-    /// Texts that had to make room come back as soon as there is some, the oldest first.
+    /// Sequences that had to make room come back as soon as there is some, the oldest first.
     fn bring_back(&mut self) {
-        let mut swapped: Vec<(u64, SequenceId, usize)> = Vec::new();
-        for (at, active) in self.active.iter().enumerate() {
-            let out = active.texts.iter().map(|t| t.sequence).chain(active.reading);
-            swapped.extend(out.filter(|id| self.engine.is_swapped(*id)).map(|id| (active.number, id, at)));
-        }
-        swapped.sort_unstable();
-        for (_, id, at) in swapped {
-            let running = self.running();
-            // One page more for each text that runs, so that it need not leave again at once.
-            let needed = self.engine.pages_needed(id, 1) + PageCount::each(running);
-            if running > 0 && self.engine.room_for(needed).is_err() {
-                return;
-            }
+        while let Some((id, at)) = self.next_to_return() {
             match self.engine.swap_in(id) {
                 Ok(()) => {}
                 Err(Error::NoRoom { .. }) => return,
                 Err(error) => return self.fail_requests(vec![at], &error),
             }
         }
+    }
+
+    /// The oldest sequence that is swapped out, with its request, if there is room for it: also for a page more of each sequence that runs,
+    /// so that it need not leave again at once.
+    fn next_to_return(&self) -> Option<(SequenceId, usize)> {
+        let swapped = self.active.iter().enumerate().flat_map(|(at, active)| {
+            let sequences = active.texts.iter().map(|t| t.sequence).chain(active.reading);
+            sequences.filter(|id| self.engine.is_swapped(*id)).map(move |id| (active.number, id, at))
+        });
+        let (_, id, at) = swapped.min()?;
+        let running = self.running();
+        let needed = self.engine.pages_needed(id, 1) + PageCount::each(running);
+        (running == 0 || self.engine.room_for(needed).is_ok()).then_some((id, at))
     }
 
     fn running(&self) -> usize {

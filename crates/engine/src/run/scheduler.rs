@@ -1,5 +1,6 @@
 //! The engine as a service: requests come from any thread, one thread runs the model, events go back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -117,7 +118,7 @@ impl Drop for Events {
     }
 }
 
-/// Makes an engine again whose device was lost. It is told how often that was tried before.
+/// Makes an engine again that failed or whose device was lost. It is told how often that was tried before.
 pub type Rebuild = Box<dyn FnMut(usize) -> Result<Engine, Error> + Send>;
 
 /// Waits between attempts to build an engine again: the first comes at once, each takes twice as long as the one before.
@@ -128,12 +129,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const RESTLESS: Duration = Duration::from_secs(10);
 
 impl Scheduler {
-    /// Runs an engine on a thread of its own. If its device is lost, requests fail from then on.
+    /// Runs an engine on a thread of its own. If its device is lost or the engine panics, requests fail from then on.
     pub fn start(engine: Engine, policy: Policy) -> Scheduler {
         Scheduler::launch(engine, policy, None)
     }
 
-    /// The same, but if the device is lost, the engine is given up and built again: requests that were running fail, and so do those
+    /// The same, but then the engine is given up and built again: requests that were running fail, and so do those
     /// that come before it is there.
     pub fn start_lasting(engine: Engine, policy: Policy, rebuild: Rebuild) -> Scheduler {
         Scheduler::launch(engine, policy, Some(rebuild))
@@ -147,7 +148,13 @@ impl Scheduler {
         let (load, pulse) = (Arc::new(Mutex::new(schedule.load())), Arc::default());
         let seen = Seen { load: Arc::clone(&load), pulse: Arc::clone(&pulse) };
         let work = move || match rebuild {
-            None => drop(run(schedule, &from, &seen, false)),
+            None => {
+                if let Some(why) = run(schedule, &from, &seen, false) {
+                    seen.tell(Load { lost: true, ..Load::default() });
+                    seen.pulse.rest();
+                    while refuse_for(LONGEST_WAIT, &why, &from) {}
+                }
+            }
             Some(rebuild) => run_lasting(schedule, policy, rebuild, &from, &seen),
         };
         let thread = std::thread::Builder::new().name("kiln engine".into()).spawn(work);
@@ -184,7 +191,7 @@ impl Scheduler {
     /// Why it cannot serve requests now, if it cannot.
     pub fn why_not(&self) -> &'static str {
         match self.load().rebuilding {
-            true => "The device was lost; the engine is being built again",
+            true => "The engine failed or lost its device; it is being built again",
             false => "The engine has stopped",
         }
     }
@@ -292,7 +299,9 @@ fn run_lasting(mut schedule: Schedule, policy: Policy, mut rebuild: Rebuild, fro
         log::warn!("{}; the engine is built again", why.lines().next().unwrap_or_default());
         let (mut tries, mut wait) = (0, FIRST_WAIT);
         let engine = loop {
-            match rebuild(tries) {
+            // Memory that a failed engine left in disorder may be met again here.
+            let built = catch_unwind(AssertUnwindSafe(|| rebuild(tries)));
+            match built.unwrap_or_else(|_| Err(Error::Run { why: "building it panicked".to_owned() })) {
                 Ok(engine) => break engine,
                 Err(error) => log::warn!("the engine cannot be built again yet: {error}"),
             }
@@ -340,14 +349,28 @@ fn wait(schedule: &mut Schedule, from: &Receiver<Message>, pulse: &Pulse) -> Opt
     message
 }
 
-/// The engine's thread. It ends where it was told to, or, if wanted, once a device was lost and everybody knows: with the reason.
+/// The engine's thread. It ends where it was told to, or with a reason: by a panic, or, if wanted, once a device was lost and everybody knows.
 fn run(mut schedule: Schedule, from: &Receiver<Message>, seen: &Seen, until_lost: bool) -> Option<String> {
+    let ended = catch_unwind(AssertUnwindSafe(|| run_until(&mut schedule, from, seen, until_lost)));
+    ended.unwrap_or_else(|_| {
+        let why = "the engine panicked, which is a mistake in Kiln; standard error says where\nhint: send the request again; report what standard error says";
+        log::error!("the engine panicked and is given up");
+        seen.tell(Load { lost: true, rebuilding: until_lost, ..Load::default() });
+        // Giving up what is half changed may panic as well.
+        let given_up = catch_unwind(AssertUnwindSafe(move || schedule.give_up(why)));
+        if given_up.is_err() {
+            log::error!("giving the engine up panicked, too: some of its memory may not come back");
+        }
+        Some(why.to_owned())
+    })
+}
+
+fn run_until(schedule: &mut Schedule, from: &Receiver<Message>, seen: &Seen, until_lost: bool) -> Option<String> {
     schedule.engine().watch(&seen.pulse);
     loop {
         seen.pulse.beat();
         // While there is work, only what has come already is taken in.
-        let mut message =
-            if schedule.is_idle() { wait(&mut schedule, from, &seen.pulse) } else { from.try_recv().ok() };
+        let mut message = if schedule.is_idle() { wait(schedule, from, &seen.pulse) } else { from.try_recv().ok() };
         while let Some(next) = message {
             match next {
                 Message::Job(job) => schedule.add(*job),
@@ -361,6 +384,7 @@ fn run(mut schedule: Schedule, from: &Receiver<Message>, seen: &Seen, until_lost
             message = from.try_recv().ok();
         }
         schedule.step();
+        schedule.tell_cache_events();
         let load = schedule.load();
         // Whoever asks from now on learns that the engine will be there again.
         seen.tell(Load { rebuilding: until_lost && load.lost, ..load });

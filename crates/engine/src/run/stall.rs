@@ -6,15 +6,19 @@ use super::draw::End;
 use super::engine::{Engine, Entry, SequenceId, Wanted};
 use crate::Error;
 
+/// How often a step is repeated at most. Each device of a model says once that its kernels stalled and once that activations left their range;
+/// what goes on after this is not what repeating mends.
+pub(super) const MOST_REPEATS: usize = 16;
+
 impl Engine {
-    /// Runs a batch, and again if its results are wrong: once for each thing that can go wrong. The outer error of `once` is that of a batch
+    /// Runs a batch, and again if its results are wrong: once for each thing that can go wrong on each device. The outer error of `once` is that of a batch
     /// that was not run.
     pub(super) fn again_if_wrong<T>(
         &mut self,
         entries: &[Entry<'_>],
         mut once: impl FnMut(&mut Engine) -> Result<Result<T, Error>, Error>,
     ) -> Result<Result<T, Error>, Error> {
-        for _ in 0..2 {
+        for _ in 0..MOST_REPEATS {
             match once(self)? {
                 Err(wrong @ (Error::Stalled | Error::OutOfRange)) => {
                     self.recover(&wrong, entries.iter().map(|entry| entry.sequence))?;
@@ -33,14 +37,22 @@ impl Engine {
         if !self.cache.has_states() {
             return Ok(());
         }
-        let ids: Vec<SequenceId> = ids.collect();
-        let recovered = ids.iter().try_for_each(|id| self.recompute(*id));
-        recovered.inspect_err(|_| self.break_all(&ids))
+        let all: Vec<(SequenceId, Vec<u32>)> = ids.map(|id| (id, self.tokens(id).to_vec())).collect();
+        let mut recovered = Ok(());
+        for _ in 0..MOST_REPEATS {
+            recovered = all.iter().try_for_each(|(id, tokens)| self.recompute(*id, tokens));
+            match recovered {
+                // Another device says the same of this step.
+                Err(Error::OutOfRange) => self.forget_plans(),
+                Err(Error::Stalled) => {}
+                _ => break,
+            }
+        }
+        recovered.inspect_err(|_| self.break_all(&all.iter().map(|(id, _)| *id).collect::<Vec<_>>()))
     }
 
     /// Computes what a sequence remembers from its tokens.
-    fn recompute(&mut self, id: SequenceId) -> Result<(), Error> {
-        let tokens = self.tokens(id).to_vec();
+    fn recompute(&mut self, id: SequenceId, tokens: &[u32]) -> Result<(), Error> {
         let sequence = self.sequence_mut(id)?;
         // So that an empty sequence gets a state of zeros, too.
         sequence.broken = true;
@@ -50,7 +62,6 @@ impl Engine {
         for tokens in tokens.chunks(piece) {
             let entries = [Entry { sequence: id, tokens, wanted: Wanted::Nothing }];
             let entered = self.enter(&entries, End::Logits)?;
-            // One that stalls again fails: the executor has had its chance.
             self.executor.run(entered.plan)?;
             self.leave(&entries, true);
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
 
-use super::cache::{PageKind, PrefixHash};
+use super::cache::{CacheSink, CacheWatch, PageKind, PrefixHash};
 use super::disk::{DiskKey, DiskTier};
 use super::engine::{Engine, SequenceId};
 use crate::Error;
@@ -36,6 +36,22 @@ impl Engine {
         };
         self.cache.limit_checkpoints(states);
         self.cache.limit_host_pages(bytes - states);
+    }
+
+    /// Tells what becomes of full pages of the prefix cache from now on, after each step of a [`Scheduler`]: at first, and when the engine goes,
+    /// that there are none. Before the first sequence.
+    ///
+    /// [`Scheduler`]: super::Scheduler
+    pub fn watch_cache(&mut self, sink: CacheSink) {
+        self.cache.log_events();
+        self.watch = Some(CacheWatch::new(sink));
+    }
+
+    /// Tells whoever wants to know what has become of cached pages.
+    pub(super) fn tell_cache_events(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            watch.tell(self.cache.take_events());
+        }
     }
 
     /// Bytes of host memory that saved states take.
@@ -98,7 +114,7 @@ impl Engine {
         let (Some(disk), Some(sequence)) = (&mut self.disk, self.sequences.get(&id)) else { return };
         let is_new = sequence.cache.tokens.is_empty() && self.cache.shares_prefixes();
         let Some((_, known)) = tokens.split_last().filter(|_| is_new) else { return };
-        let on_disk = |kind: PageKind, hash: PrefixHash| disk.contains(&DiskKey::Page(kind, hash));
+        let on_disk = |kind: PageKind, hash: PrefixHash| disk.find(&DiskKey::Page(kind, hash));
         let mut hashes = self.cache.known_on_disk(&sequence.cache, known, on_disk);
         if self.cache.has_states() {
             let states = self.cache.saved_states(&sequence.cache, &hashes, known, |pages| disk.tails(pages));

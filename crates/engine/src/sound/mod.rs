@@ -16,7 +16,7 @@ use kiln_kernels::tensor::Tensor;
 use kiln_media::{Hearing, Sound, SoundKeys, SoundLimits, Spectrogram};
 
 use crate::Error;
-use crate::media::Part;
+use crate::media::PromptPart;
 use crate::media::prompt::around;
 use crate::model::Loader;
 use crate::plan::Fixed;
@@ -24,7 +24,7 @@ use crate::vision::Grid;
 use crate::vision::sheet::Sheet;
 
 /// One family.
-pub struct Row {
+pub struct SoundEntry {
     /// The name of its projector in files.
     pub projector: &'static str,
     /// Which models are of this kind.
@@ -36,7 +36,7 @@ pub struct Row {
 type Load = fn(&mut Loader<'_>, &SoundKeys) -> Result<Box<dyn Family>, Error>;
 
 /// Every family whose sounds are encoded.
-pub const TABLE: &[Row] = &[
+pub const TABLE: &[SoundEntry] = &[
     of("gemma4a", "Gemma 4", gemma::load),
     of("gemma4ua", "Gemma 4 without an encoder", gemma::load_samples),
     of("glma", "GLM-ASR", glm::load),
@@ -49,12 +49,12 @@ pub const TABLE: &[Row] = &[
     of("voxtral", "Voxtral", voxtral::load),
 ];
 
-const fn of(projector: &'static str, models: &'static str, load: Load) -> Row {
-    Row { projector, models, load }
+const fn of(projector: &'static str, models: &'static str, load: Load) -> SoundEntry {
+    SoundEntry { projector, models, load }
 }
 
 /// The row of a projector.
-pub(crate) fn row(projector: &str) -> Option<&'static Row> {
+pub(crate) fn row(projector: &str) -> Option<&'static SoundEntry> {
     TABLE.iter().find(|row| row.projector == projector)
 }
 
@@ -73,14 +73,14 @@ trait Family: Send + Sync {
 /// An encoder of sounds.
 pub struct Audio {
     /// Its family.
-    pub row: &'static Row,
+    pub row: &'static SoundEntry,
     hearing: Hearing,
     family: Box<dyn Family>,
 }
 
 impl Audio {
     /// Reads the keys and tensors of sounds.
-    pub(crate) fn load(l: &mut Loader<'_>, row: &'static Row) -> Result<Audio, Error> {
+    pub(crate) fn load(l: &mut Loader<'_>, row: &'static SoundEntry) -> Result<Audio, Error> {
         let keys = SoundKeys { bins: l.keys.count("audio.num_mel_bins", 256)? };
         let name = row.projector;
         let unknown = || Error::NoEncoder { why: format!("how sounds are prepared for {name} is not known") };
@@ -110,10 +110,10 @@ impl Audio {
     }
 
     /// What a sound of so many inputs becomes: words and inputs.
-    pub fn pieces(&self, inputs: usize) -> Vec<Part<usize>> {
+    pub fn pieces(&self, inputs: usize) -> Vec<PromptPart<usize>> {
         let (before, after) = around(self.row.projector);
-        let words = |text: &str| (!text.is_empty()).then(|| Part::Words(text.to_owned()));
-        words(before).into_iter().chain((0..inputs).map(Part::Input)).chain(words(after)).collect()
+        let words = |text: &str| (!text.is_empty()).then(|| PromptPart::Words(text.to_owned()));
+        words(before).into_iter().chain((0..inputs).map(PromptPart::Input)).chain(words(after)).collect()
     }
 
     /// Frames of the first input of a sound of a second.

@@ -30,7 +30,7 @@ use crate::plan::Fixed;
 use sheet::Sheet;
 
 /// One family.
-pub struct Row {
+pub struct VisionEntry {
     /// The name of its projector in files.
     pub projector: &'static str,
     /// Which models are of this kind.
@@ -42,7 +42,7 @@ pub struct Row {
 type Load = fn(&mut Loader<'_>, &Keys) -> Result<Box<dyn Family>, Error>;
 
 /// Every family whose pictures are encoded.
-pub const TABLE: &[Row] = &[
+pub const TABLE: &[VisionEntry] = &[
     of("gemma3", "Gemma 3", gemma::load3),
     of("gemma4v", "Gemma 4", gemma::load4),
     of("glm4v", "GLM 4.1V, GLM 4.5V, GLM-OCR", glm::load),
@@ -62,8 +62,8 @@ pub const TABLE: &[Row] = &[
     of("resampler", "MiniCPM-V up to 4.5", minicpm::load),
 ];
 
-const fn of(projector: &'static str, models: &'static str, load: Load) -> Row {
-    Row { projector, models, load }
+const fn of(projector: &'static str, models: &'static str, load: Load) -> VisionEntry {
+    VisionEntry { projector, models, load }
 }
 
 /// A family with the tensors of a file: builds plans for any size of its input.
@@ -78,7 +78,7 @@ trait Family: Send + Sync {
 /// An encoder of pictures.
 pub struct Vision {
     /// Its family.
-    pub row: &'static Row,
+    pub row: &'static VisionEntry,
     keys: Keys,
     preprocessing: Preprocessing,
     family: Box<dyn Family>,
@@ -87,7 +87,7 @@ pub struct Vision {
 }
 
 /// The row of a projector.
-pub(crate) fn row(projector: &str) -> Option<&'static Row> {
+pub(crate) fn row(projector: &str) -> Option<&'static VisionEntry> {
     TABLE.iter().find(|row| row.projector == projector)
 }
 
@@ -121,7 +121,7 @@ fn keys(l: &Loader<'_>) -> Result<Keys, Error> {
 
 impl Vision {
     /// Reads the keys and tensors of pictures.
-    pub(crate) fn load(l: &mut Loader<'_>, row: &'static Row, metadata: &Metadata) -> Result<Vision, Error> {
+    pub(crate) fn load(l: &mut Loader<'_>, row: &'static VisionEntry, metadata: &Metadata) -> Result<Vision, Error> {
         let keys = keys(l)?;
         let preprocessing = keys.preprocessing(row.projector);
         let name = row.projector;

@@ -3,7 +3,7 @@
 use kiln_media::Prepared;
 
 use super::{Grid, Vision};
-use crate::media::Part;
+use crate::media::PromptPart;
 use crate::media::prompt::around;
 use crate::run::Standing;
 
@@ -29,7 +29,7 @@ impl Vision {
     }
 
     /// What the picture of this number becomes, from 0: words and inputs, counted in the order tiles, overview.
-    pub fn pieces(&self, prepared: &Prepared, number: usize) -> Vec<Part<usize>> {
+    pub fn pieces(&self, prepared: &Prepared, number: usize) -> Vec<PromptPart<usize>> {
         let projector = self.row.projector;
         let (before, after) = around(projector);
         let before =
@@ -39,29 +39,29 @@ impl Vision {
             prepared.overview.as_ref().map(|_| overview(projector, prepared.tiles.len())).unwrap_or_default();
         let first = matches!(projector, "resampler" | "minicpmv4_6");
         let inner = if first { [overview, tiles] } else { [tiles, overview] };
-        let words = |text: &str| vec![Part::Words(text.to_owned())];
+        let words = |text: &str| vec![PromptPart::Words(text.to_owned())];
         let all = [words(&before), inner.concat(), words(after)].concat();
-        all.into_iter().filter(|piece| !matches!(piece, Part::Words(text) if text.is_empty())).collect()
+        all.into_iter().filter(|piece| !matches!(piece, PromptPart::Words(text) if text.is_empty())).collect()
     }
 }
 
 /// The overview with the words around it.
-fn overview(projector: &str, input: usize) -> Vec<Part<usize>> {
-    let words = |text: &str| Part::Words(text.to_owned());
+fn overview(projector: &str, input: usize) -> Vec<PromptPart<usize>> {
+    let words = |text: &str| PromptPart::Words(text.to_owned());
     match projector {
         "idefics3" => vec![
             words("\n\n<fake_token_around_image><global-img>"),
-            Part::Input(input),
+            PromptPart::Input(input),
             words("<fake_token_around_image>"),
         ],
-        "resampler" | "minicpmv4_6" => vec![words("<image>"), Part::Input(input), words("</image>")],
-        _ => vec![Part::Input(input)],
+        "resampler" | "minicpmv4_6" => vec![words("<image>"), PromptPart::Input(input), words("</image>")],
+        _ => vec![PromptPart::Input(input)],
     }
 }
 
 /// The tiles row by row with the words around them; `old` for slices of the first MiniCPM-V.
-fn tiles(projector: &str, prepared: &Prepared, old: bool) -> Vec<Part<usize>> {
-    let words = |text: &str| Part::Words(text.to_owned());
+fn tiles(projector: &str, prepared: &Prepared, old: bool) -> Vec<PromptPart<usize>> {
+    let words = |text: &str| PromptPart::Words(text.to_owned());
     let (count, columns) = (prepared.tiles.len(), prepared.grid.width.max(1));
     let slices = matches!(projector, "resampler" | "minicpmv4_6");
     let mut out = Vec::new();
@@ -75,7 +75,7 @@ fn tiles(projector: &str, prepared: &Prepared, old: bool) -> Vec<Part<usize>> {
             _ if slices => out.push(words(if old { "<image>" } else { "<slice>" })),
             _ => {}
         }
-        out.push(Part::Input(tile));
+        out.push(PromptPart::Input(tile));
         if slices {
             out.push(words(if old { "</image>" } else { "</slice>" }));
         }

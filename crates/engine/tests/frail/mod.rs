@@ -26,6 +26,10 @@ pub(crate) enum Fault {
     Once,
     /// Once, and only in what it computed: kernels waited for each other in vain.
     Stall,
+    /// Activations left their range: every plan that was prepared before says so until it is forgotten.
+    Range,
+    /// By a panic, once.
+    Panic,
 }
 
 /// Fails after so many steps have ended: what is on its way then never ends.
@@ -51,6 +55,8 @@ impl Trigger {
             Fault::Hung => GpuError::Timeout { what: "a step".into(), after: Duration::from_secs(1) }.into(),
             Fault::Once => Error::Run { why: "a step failed".into() },
             Fault::Stall => Error::Stalled,
+            Fault::Range => Error::OutOfRange,
+            Fault::Panic => panic!("the device panics, as the test wants it"),
         }
     }
 
@@ -93,6 +99,8 @@ pub(crate) struct Frail {
     pub(crate) held: Arc<Mutex<Counts>>,
     /// Bytes that it says are free.
     pub(crate) memory: u64,
+    /// Plans that are ready, and whether each says that activations left their range.
+    pub(crate) ready: Vec<(PlanId, bool)>,
     /// Sequences from which on attention reads common pages once.
     pub(crate) shares_from: usize,
 }
@@ -100,13 +108,26 @@ pub(crate) struct Frail {
 impl Frail {
     pub(crate) fn new(trigger: &Trigger) -> Frail {
         let inner = CpuExecutor::new(Arithmetic::Fast);
-        Frail { inner, trigger: trigger.clone(), held: Arc::default(), memory: 1 << 40, shares_from: usize::MAX }
+        let (held, ready) = (Arc::default(), Vec::new());
+        Frail { inner, trigger: trigger.clone(), held, memory: 1 << 40, ready, shares_from: usize::MAX }
     }
 
     pub(crate) fn counted(trigger: &Trigger) -> (Box<dyn Executor>, Arc<Mutex<Counts>>) {
         let frail = Frail::new(trigger);
         let held = Arc::clone(&frail.held);
         (Box::new(frail), held)
+    }
+
+    /// A run of a plan ends, or fails.
+    fn step(&mut self, plan: PlanId) -> Result<(), Error> {
+        let ended = self.trigger.step();
+        if matches!(ended, Err(Error::OutOfRange)) {
+            self.ready.iter_mut().for_each(|(_, says)| *says = true);
+        }
+        match self.ready.contains(&(plan, true)) {
+            true => Err(Error::OutOfRange),
+            false => ended,
+        }
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -130,6 +151,7 @@ impl Executor for Frail {
     fn prepare(&mut self, plan: Plan) -> Result<PlanId, Error> {
         self.trigger.ask()?;
         let plan = self.inner.prepare(plan)?;
+        self.ready.push((plan, false));
         let mut counts = self.counts();
         counts.plans += 1;
         counts.prepared += 1;
@@ -143,9 +165,9 @@ impl Executor for Frail {
 
     fn run(&mut self, plan: PlanId) -> Result<(), Error> {
         self.counts().runs += 1;
-        let step = self.trigger.step();
+        let step = self.step(plan);
         // A step that stalls has changed what it should have changed, to no good.
-        if matches!(step, Ok(()) | Err(Error::Stalled)) {
+        if matches!(step, Ok(()) | Err(Error::Stalled | Error::OutOfRange)) {
             self.inner.run(plan)?;
         }
         step
@@ -162,8 +184,8 @@ impl Executor for Frail {
 
     fn wait(&mut self, ticket: Ticket) -> Result<(), Error> {
         self.counts().on_their_way -= 1;
-        let step = self.trigger.step();
-        if matches!(step, Ok(()) | Err(Error::Stalled)) {
+        let step = self.step(ticket.plan());
+        if matches!(step, Ok(()) | Err(Error::Stalled | Error::OutOfRange)) {
             self.inner.wait(ticket)?;
         }
         step
@@ -179,6 +201,7 @@ impl Executor for Frail {
 
     fn forget(&mut self, plan: PlanId) {
         self.counts().plans -= 1;
+        self.ready.retain(|(other, _)| *other != plan);
         self.inner.forget(plan);
     }
 

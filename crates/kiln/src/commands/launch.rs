@@ -116,8 +116,9 @@ impl Client {
                 then: "claude".to_owned(),
             },
             Client::Codex => Setup {
-                file: folders.home.join(".codex/config.toml"),
-                addition: Addition::Toml(codex(&openai, model)),
+                // The profile's own file. Codex refuses `--profile` where config.toml has a table for it, as older ones read.
+                file: folders.home.join(".codex/kiln.config.toml"),
+                addition: Addition::Toml(codex(&openai, model, *context)),
                 then: format!("KILN_API_KEY={} codex --profile kiln", quoted(key)),
             },
             Client::Opencode => Setup {
@@ -126,7 +127,7 @@ impl Client {
                     "$schema": "https://opencode.ai/config.json",
                     "provider": {"kiln": {
                         "npm": "@ai-sdk/openai-compatible", "name": "Kiln",
-                        "options": {"baseURL": openai, "apiKey": key}, "models": {model: {"name": model}},
+                        "options": {"baseURL": openai, "apiKey": key}, "models": {model: opencode_model(model, *context)},
                     }},
                     "model": format!("kiln/{model}"),
                 })),
@@ -164,25 +165,32 @@ impl Client {
     }
 }
 
+/// A model of opencode. With its context, a conversation is summed up before it outgrows this.
+fn opencode_model(model: &str, context: Option<u64>) -> Value {
+    match context {
+        Some(context) => json!({"name": model, "limit": {"context": context, "output": (context / 4).clamp(1, 8192)}}),
+        None => json!({"name": model}),
+    }
+}
+
 /// A profile of Codex: what it does without the profile stays as it is.
-fn codex(openai: &str, model: &str) -> DocumentMut {
+fn codex(openai: &str, model: &str, context: Option<u64>) -> DocumentMut {
     let mut provider = Table::new();
     provider.insert("name", value("Kiln"));
     provider.insert("base_url", value(openai));
     provider.insert("env_key", value("KILN_API_KEY"));
     provider.insert("wire_api", value("responses"));
-    let mut profile = Table::new();
-    profile.insert("model", value(model));
-    profile.insert("model_provider", value("kiln"));
-    let below = |inner: Table| {
-        let mut outer = Table::new();
-        outer.set_implicit(true);
-        outer.insert("kiln", Item::Table(inner));
-        Item::Table(outer)
-    };
+    let mut providers = Table::new();
+    providers.set_implicit(true);
+    providers.insert("kiln", Item::Table(provider));
     let mut all = DocumentMut::new();
-    all.insert("model_providers", below(provider));
-    all.insert("profiles", below(profile));
+    all.insert("model", value(model));
+    all.insert("model_provider", value("kiln"));
+    // Codex knows the contexts of its own models only, and sums up a conversation before it outgrows this one.
+    if let Some(context) = context.and_then(|context| i64::try_from(context).ok()) {
+        all.insert("model_context_window", value(context));
+    }
+    all.insert("model_providers", Item::Table(providers));
     all
 }
 
@@ -369,9 +377,10 @@ mod tests {
         );
         assert!(claude.added(Some("{ // mine\n}")).is_err());
         let codex = setup(Client::Codex).addition;
-        let text = codex.added(Some("# mine\nmodel = \"gpt\"\n[profiles.other]\nmodel = \"x\"\n")).unwrap();
-        assert!(text.starts_with("# mine\nmodel = \"gpt\"\n") && text.contains("[profiles.other]"), "{text}");
-        assert!(text.contains("[profiles.kiln]") && text.contains("wire_api = \"responses\""), "{text}");
+        let text = codex.added(Some("# mine\nmodel = \"gpt\"\n[model_providers.other]\nname = \"x\"\n")).unwrap();
+        assert!(text.starts_with("# mine\nmodel = \"m\"\n") && text.contains("[model_providers.other]"), "{text}");
+        assert!(text.contains("model_context_window = 64") && text.contains("wire_api = \"responses\""), "{text}");
+        assert!(!text.contains("profiles"), "Codex refuses the tables of old: {text}");
         let aider = setup(Client::Aider).addition;
         let text = aider.added(Some("# mine\nmodel: old\ndark-mode: true\n")).unwrap();
         assert!(text.starts_with("# mine\ndark-mode: true\nmodel: \"openai/m\"\n"), "{text}");

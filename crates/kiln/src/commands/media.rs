@@ -10,23 +10,27 @@ use kiln_engine::model::Model;
 use kiln_media::{Limits, SoundLimits, decode, decode_sound};
 
 use crate::model::ModelFlags;
+use crate::store::resolve;
 
 /// Bytes of a file that is read as a picture or a sound: more than any photograph has, and an hour of speech without loss.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// The encoders of a file, if the model can be given what they encode.
-pub(crate) fn open_encoder(path: &Path, model: &Model) -> anyhow::Result<Arc<Mmproj>> {
-    let mmproj = Mmproj::open(path).with_context(|| format!("cannot use {}", path.display()))?;
+/// The encoders of a file, if the model can be given what they encode. It is named as models are: it may be a file, an address, or a name in the
+/// store.
+pub(crate) fn open_encoder(named: &Path, model: &Model) -> anyhow::Result<Arc<Mmproj>> {
+    let path = resolve(Some(named)).with_context(|| format!("cannot use {} as an encoder", named.display()))?;
+    let mmproj = Mmproj::open(&path).with_context(|| format!("cannot use {}", path.display()))?;
     mmproj.check_model(model).with_context(|| format!("cannot use {} here", path.display()))?;
     Ok(Arc::new(mmproj))
 }
 
 /// Refuses what a file of encoders does not encode.
 pub(crate) fn check_encodes(mmproj: &Mmproj, medium: Medium) -> anyhow::Result<()> {
-    Ok(match medium {
+    match medium {
         Medium::Picture => mmproj.needs_vision().map(|_| ())?,
         Medium::Sound => mmproj.needs_audio().map(|_| ())?,
-    })
+    }
+    Ok(())
 }
 
 /// Looks whether bytes can be decoded.
@@ -53,7 +57,7 @@ pub(crate) fn read_medium(medium: Medium, path: &Path) -> anyhow::Result<Vec<u8>
 /// Flags of commands that show pictures and play sounds to a model.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct MediaFlags {
-    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf; named as models are
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Give it no pictures and sounds, also where --mmproj stands before it or in the config file
@@ -92,7 +96,7 @@ impl MediaFlags {
         let Some(path) = named else {
             let flag = if *first == Medium::Picture { "--image" } else { "--audio" };
             bail!(
-                "{flag} needs the encoder of the model\nhint: --mmproj FILE names it; it is usually called mmproj-*.gguf and lies beside the model"
+                "{flag} needs the encoder of the model\nhint: --mmproj FILE names it; it is usually called mmproj-*.gguf and lies beside the model; hf:OWNER/REPO:mmproj-F16.gguf fetches one"
             );
         };
         let mmproj = open_encoder(path, model)?;

@@ -38,4 +38,5 @@ pub(crate) mod tokenize;
 pub(crate) mod top;
 pub(crate) mod tune;
 mod unknown;
+pub(crate) mod update;
 pub(crate) mod verify;

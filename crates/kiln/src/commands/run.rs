@@ -24,7 +24,7 @@ use super::prompt::{PromptArgs, Resolved, asked};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::draft_flags::DraftFlags;
-use crate::generate::{Answer, Piece, Reading, answer, chat_prompt, name};
+use crate::generate::{Answer, Piece, Reading, Talk, answer, chat_prompt, name};
 use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{is_watched, print, print_piece, print_styled, progress, say};
 
@@ -125,7 +125,14 @@ impl Arguments {
         if setup.template.is_ok() {
             let system = system.map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.into_iter().chain([Message::new("user", prompt)]).collect();
-            let chat = chat_prompt(model, &setup, &messages, self.talk.thinking(), self.sampling.has_rule(), marker)?;
+            let talk = Talk {
+                messages: &messages,
+                thinking: self.talk.thinking(),
+                has_rule: self.sampling.has_rule(),
+                between: marker,
+                ..Talk::default()
+            };
+            let chat = chat_prompt(model, &setup, talk)?;
             let (parts, show_special, thoughts) = (chat.parts, chat.show_special, chat.constraint);
             return Ok(Prepared { parts, reader: Some(chat.reader), show_special, thoughts, setup, continues: false });
         }
@@ -240,7 +247,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if arguments.sampling.limit() == Some(0) {
             let usage = Usage { prompt_tokens: held.tokens.len(), ..Usage::default() };
             let (words, thoughts, tokens) = (String::new(), String::new(), Vec::new());
-            let nothing = Answer { words, thoughts, tokens, reason: EndReason::Limit, usage };
+            let nothing = Answer { words, thoughts, calls: Vec::new(), tokens, reason: EndReason::Limit, usage };
             return if arguments.json { report(arguments, &scheduler, &nothing) } else { Ok(ExitCode::SUCCESS) };
         }
         (from, prompt.tokens) = (Some(held.sequence), held.tokens);
@@ -357,7 +364,7 @@ pub(super) fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<
     };
     let [reading, writing] = answer.rates();
     let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
-    Ok(json!({
+    let mut all = json!({
         "model": name(model),
         "device": scheduler.describe(),
         "text": answer.words,
@@ -376,7 +383,12 @@ pub(super) fn as_json(scheduler: &Scheduler, answer: &Answer) -> anyhow::Result<
             "generation_ms": milliseconds(usage.writing),
             "generation_tokens_per_second": writing,
         },
-    }))
+    });
+    if !answer.calls.is_empty() {
+        let calls = answer.calls.iter().map(|call| json!({"name": call.name, "arguments": call.arguments}));
+        all["tool_calls"] = calls.collect();
+    }
+    Ok(all)
 }
 
 /// A sequence that generation continues from.

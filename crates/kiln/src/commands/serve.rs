@@ -30,6 +30,7 @@ use crate::managed::Managed;
 use crate::model::{ModelFlags, resolve};
 use crate::output::{log_as_json, log_with_time, print, say};
 use crate::store::store;
+use crate::tool_flags::ToolFlags;
 
 /// Flags of `kiln serve`.
 #[derive(clap::Args)]
@@ -38,6 +39,7 @@ use crate::store::store;
   kiln serve smollm2 --parallel 16 --ctx-size 2048
   kiln serve small=smollm2 large=hf:owner/repo --keep-alive 10m
   kiln serve smollm2 --host 0.0.0.0 --api-key-file keys.txt
+  kiln serve smollm2 --tool-calculator --mcp 'files=npx -y @modelcontextprotocol/server-filesystem /my/notes'
 
 Then, with any client of OpenAI's API:
   curl http://127.0.0.1:8080/v1/chat/completions \\
@@ -106,6 +108,10 @@ pub(crate) struct Arguments {
     /// Folder that `/slots/ID?action=save` writes to; without one slots are not saved
     #[arg(long, value_name = "FOLDER")]
     slot_save_path: Option<PathBuf>,
+    /// Folder that the page keeps conversations in, apart for each key; without one they stay in the readers' browsers. They lie there as plain
+    /// files that only this server's user can read
+    #[arg(long, value_name = "FOLDER")]
+    conversations: Option<PathBuf>,
     /// Let all keys share what was computed of the beginnings of prompts. By the clock, each can then find out what others have
     /// asked
     #[arg(long)]
@@ -186,7 +192,7 @@ pub(crate) struct Arguments {
     /// If a device is lost and cannot be opened again, move its layers to what is left
     #[arg(long)]
     fallback: bool,
-    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf: requests may have them then
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf, named as models are: requests may have them then
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Serve text alone, also where --mmproj stands before it or in the config file
@@ -196,6 +202,8 @@ pub(crate) struct Arguments {
     /// requests must bring the pictures themselves
     #[arg(long, value_name = "HOST")]
     allow_media_host: Vec<MediaHost>,
+    #[command(flatten)]
+    tools: ToolFlags,
     #[command(flatten)]
     fleet: FleetFlags,
     #[command(flatten)]
@@ -274,6 +282,14 @@ impl Arguments {
         })
     }
 
+    /// The folder of conversations, which is there from now on: one that cannot be made is found now, not by the first reader.
+    fn conversations(&self) -> anyhow::Result<Option<PathBuf>> {
+        let Some(folder) = &self.conversations else { return Ok(None) };
+        kiln_system::os::make_private_folder(folder)
+            .with_context(|| format!("--conversations: cannot make the folder {}", folder.display()))?;
+        Ok(Some(folder.clone()))
+    }
+
     /// The addresses to listen on.
     fn hosts(&self) -> impl Iterator<Item = &str> {
         self.host.split(',').map(str::trim)
@@ -312,6 +328,8 @@ impl Arguments {
             shared_cache: self.shared_cache,
             tls: self.tls()?,
             slots_folder: self.slot_save_path.clone(),
+            conversations: self.conversations()?,
+            tools: self.tools.toolbox()?.map(Arc::new),
             queue: self.queue,
             queue_limit: self.queue_timeout,
             total_limit: self.request_timeout,
@@ -399,8 +417,10 @@ impl Arguments {
         let encoder = mmproj.map(|mmproj| self.flags.encoder(&mmproj)).transpose()?;
         let drafting = self.draft.open(&opened)?;
         let job = move || requests(sequences);
+        let teller = self.fleet.teller()?;
         let mut engine = drafting.engine(&self.flags.opening()?, &opened, job())?;
         self.cache.apply(&mut engine);
+        teller.iter().for_each(|teller| teller.watch(&model.name, &mut engine));
         say(&format!("{} on {}", model.name, engine.describe()));
         let (flags, cache, fallback) = (self.flags.clone(), self.cache.clone(), self.fallback);
         let name = model.name.clone();
@@ -419,6 +439,7 @@ impl Arguments {
             let built = built.inspect(|engine| say(&format!("{name} on {}", engine.describe())));
             let built = built.map(|mut engine| {
                 cache.apply(&mut engine);
+                teller.iter().for_each(|teller| teller.watch(&name, &mut engine));
                 engine
             });
             built.map_err(|why| kiln_engine::Error::Run { why: format!("{why:#}") })
@@ -441,6 +462,7 @@ impl Arguments {
         }
         let store = self.managed(models.iter().map(|model| model.path.clone()).collect())?;
         let settings = Settings { store, ..self.settings(&models[0].name, Vec::new())? };
+        let teller = self.fleet.teller()?;
         let mut specs = Vec::new();
         for Named { name, aliases, path } in models {
             // What is no model is found now, not by the first client.
@@ -451,11 +473,13 @@ impl Arguments {
             let mmproj_bytes = mmproj.as_ref().map_or(0, |mmproj| mmproj.gguf.data_bytes());
             let bytes = opened.gguf.data_bytes() + mmproj_bytes + drafting.bytes();
             let (flags, cache, sequences) = (self.flags.clone(), self.cache.clone(), usize::from(self.parallel));
+            let (teller, told) = (teller.clone(), name.clone());
             let load = move || {
                 let load = || -> anyhow::Result<LoadedEngine> {
                     let encoder = mmproj.as_ref().map(|mmproj| flags.encoder(mmproj)).transpose()?;
                     let mut engine = drafting.engine(&flags.opening()?, &flags.open(&path)?, requests(sequences))?;
                     cache.apply(&mut engine);
+                    teller.iter().for_each(|teller| teller.watch(&told, &mut engine));
                     Ok(LoadedEngine {
                         scheduler: Arc::new(Scheduler::start(engine, policy(&drafting))),
                         sequences,

@@ -48,14 +48,14 @@ pub(crate) async fn list(
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
     if app.conversations.is_none() {
-        return Ok(reply(&json!({"object": "list", "kept": false, "shelf": null, "data": []})));
+        return Ok(reply(&json!({"object": "list", "kept": false, "folder": null, "data": []})));
     }
     let heads = apart(&app, &caller, Conversations::list).await?;
     // A browser knows by this whether it speaks to the same folder with the same key as before.
     let folder = app.settings.conversations.as_ref().map(|folder| folder.to_string_lossy().into_owned());
-    let mark = Sha256::digest(format!("kiln shelf {:?} {folder:?}", owner(&caller)).as_bytes());
-    let shelf: String = mark[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(reply(&json!({"object": "list", "kept": true, "shelf": shelf, "data": heads})))
+    let mark = Sha256::digest(format!("kiln conversations {:?} {folder:?}", owner(&caller)).as_bytes());
+    let number: String = mark[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(reply(&json!({"object": "list", "kept": true, "folder": number, "data": heads})))
 }
 
 /// `GET /conversations/ID`.

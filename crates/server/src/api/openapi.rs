@@ -84,7 +84,7 @@ fn looked_at() -> Vec<Entry> {
         get("/api/ps", "The models that are loaded, in Ollama's words", Kind::Json, &["models"]),
         get("/v1/responses/{id}", "A response that was kept", Kind::Json, RESPONSE),
         get("/v1/responses/{id}/input_items", "What a response was made from", Kind::Json, &["object", "data"]),
-        get("/conversations", "What the page keeps on this server", Kind::Json, &["object", "kept", "shelf", "data"]),
+        get("/conversations", "What the page keeps on this server", Kind::Json, &["object", "kept", "folder", "data"]),
         get("/conversations/{id}", "A conversation of the page", Kind::Json, &[]),
         get(
             "/tools",

@@ -4,6 +4,8 @@
 //! Linux and Android are in `linux.rs`, macOS in `macos.rs`, other Unixes in `other.rs`, with what they share in `unix.rs`; Windows is in
 //! `windows.rs`.
 
+use std::io;
+
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod linux;
 #[cfg(target_os = "macos")]
@@ -30,11 +32,14 @@ pub(crate) use own::{
     available_memory, most_files, physical_cores, taken_memory, threads, total_memory, usable_cpus, usage,
 };
 // Files and folders.
+pub use own::SharedFolder;
 pub use own::{
     forget_file, free_bytes, group_of, is_char_device, is_open_as, link, lock, make_private, make_private_folder,
     open_to_map, private_file, read_exact_at, stdin_has_data, try_lock, write_all_at,
 };
 pub(crate) use own::{same_file, special_kind, with_usual_rights};
+// Programs that are started.
+pub use own::{PROGRAM_VARIABLES, Program};
 // Memory maps of files.
 pub use own::{end_on_cut_files, forget_mapped, populate_mapped, small_pages};
 // Signals and terminals.
@@ -44,6 +49,54 @@ pub(crate) use own::{
     Modes, columns_of_stderr, columns_of_stdout, end_by_interrupt, exit_at_once, key, on_endings, quiet_terminal,
     set_terminal,
 };
+
+/// A file or a folder in a [`SharedFolder`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedEntry {
+    /// Its name.
+    pub name: String,
+    /// Whether it is a folder.
+    pub is_folder: bool,
+}
+
+/// Why something in a [`SharedFolder`] was not opened.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// There is none of this name.
+    Missing,
+    /// It is a link, which is not followed.
+    Link,
+    /// What should be a folder is a file, or a link.
+    NoFolder,
+    /// The system did not.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for NotOpened {
+    fn from(why: io::Error) -> NotOpened {
+        match why.kind() {
+            io::ErrorKind::NotFound => NotOpened::Missing,
+            io::ErrorKind::NotADirectory => NotOpened::NoFolder,
+            _ => NotOpened::Failed(why),
+        }
+    }
+}
+
+/// Whether this is the name of something in a folder, and not a way to somewhere else.
+fn is_one_name(part: &str) -> bool {
+    !part.is_empty() && part != "." && part != ".." && !part.contains(['/', '\0'])
+}
+
+/// How a [`Program`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself.
+    Status(i32),
+    /// By a signal.
+    Signal(i32),
+    /// The system does not know any more.
+    Unknown,
+}
 
 /// What asks a process to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +167,31 @@ mod tests {
         assert_eq!(text, "written under a lock");
         drop(mine);
         lock(&theirs).unwrap();
+    }
+
+    #[test]
+    fn a_shared_folder_stays_the_same_and_nothing_leads_out_of_it() {
+        let outside = tempfile::tempdir().unwrap();
+        let root = outside.path().join("root");
+        fs::create_dir_all(root.join("sub")).unwrap();
+        fs::write(root.join("sub/file"), b"inside").unwrap();
+        fs::write(outside.path().join("secret"), b"outside").unwrap();
+        link("../secret", &root.join("link")).unwrap();
+        let shared = SharedFolder::open(&root).unwrap();
+        let mut text = String::new();
+        shared.file(&["sub", "file"]).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "inside");
+        let entry = |name: &str, is_folder| SharedEntry { name: name.to_owned(), is_folder };
+        assert_eq!(shared.entries(&[], 100).unwrap(), [entry("sub", true)]);
+        assert_eq!(shared.entries(&["sub"], 100).unwrap(), [entry("file", false)]);
+        assert!(matches!(shared.file(&["link"]), Err(NotOpened::Link)));
+        assert!(matches!(shared.file(&["sub", "file", "x"]), Err(NotOpened::NoFolder)));
+        assert!(matches!(shared.entries(&["sub", "file"], 100), Err(NotOpened::NoFolder)));
+        for parts in [&[".."][..], &["sub", "..", "..", "secret"], &["../secret"], &["gone"], &["a\0b"], &[""]] {
+            assert!(matches!(shared.file(parts), Err(NotOpened::Missing)), "{parts:?}");
+        }
+        assert!(SharedFolder::open(&root.join("sub/file")).is_err());
+        assert!(SharedFolder::open(&root.join("gone")).is_err());
     }
 
     #[test]

@@ -10,9 +10,13 @@ use std::path::Path;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
+mod program;
+mod shared_folder;
 mod signals;
 mod terminal;
 
+pub use program::{PROGRAM_VARIABLES, Program};
+pub use shared_folder::SharedFolder;
 #[cfg(feature = "tasks")]
 pub use signals::tasks;
 pub(crate) use signals::{end_by_interrupt, exit_at_once, on_endings};

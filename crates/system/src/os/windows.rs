@@ -19,12 +19,16 @@ use windows_sys::Win32::Storage::FileSystem::{
 use windows_sys::Win32::System::IO::OVERLAPPED;
 
 mod machine;
+mod program;
+mod shared_folder;
 mod signals;
 mod terminal;
 
 pub(crate) use machine::{
     available_memory, most_files, physical_cores, taken_memory, threads, total_memory, usable_cpus, usage,
 };
+pub use program::{PROGRAM_VARIABLES, Program};
+pub use shared_folder::SharedFolder;
 #[cfg(feature = "tasks")]
 pub use signals::tasks;
 pub(crate) use signals::{end_by_interrupt, exit_at_once, on_endings};

@@ -3,12 +3,10 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use kiln_system::os::{NotOpened, SharedFolder};
 use kiln_system::text::shown;
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, fstat, openat};
-use rustix::io::Errno;
 
 /// Entries of a folder that are told.
 const MOST_ENTRIES: usize = 500;
@@ -18,54 +16,39 @@ const MOST_SEEN: usize = 100_000;
 const DEEPEST: usize = 64;
 
 /// A folder that is shared.
-pub(crate) struct Folder(OwnedFd);
+pub(crate) struct Folder(SharedFolder);
+
+/// The parts of a path, none of which leads up.
+fn parts(path: &str) -> Result<Vec<&str>, String> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    if path.contains('\0') || parts.contains(&"..") {
+        return Err(format!("{} leads out of the folder", shown(path)));
+    }
+    match parts.len() {
+        count if count > DEEPEST => Err(format!("the path has {count} parts, at most {DEEPEST} are followed")),
+        _ => Ok(parts),
+    }
+}
+
+fn not_opened(path: &str, why: NotOpened) -> String {
+    match why {
+        NotOpened::Missing => format!("there is no {}", shown(path)),
+        NotOpened::Link => format!("{} is a link, which is not followed", shown(path)),
+        NotOpened::NoFolder => format!("{} is no folder, or leads through a link or a file", shown(path)),
+        NotOpened::Failed(why) => format!("{} cannot be opened: {why}", shown(path)),
+    }
+}
 
 impl Folder {
     pub(crate) fn open(path: &Path) -> std::io::Result<Folder> {
-        Ok(Folder(openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?))
-    }
-
-    /// Opens what a path names.
-    fn at(&self, path: &str, last: OFlags) -> Result<OwnedFd, String> {
-        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
-        let named = || shown(path);
-        if path.contains('\0') || parts.contains(&"..") {
-            return Err(format!("{} leads out of the folder", named()));
-        }
-        if parts.len() > DEEPEST {
-            return Err(format!("the path has {} parts, at most {DEEPEST} are followed", parts.len()));
-        }
-        let always = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let failed = |why: Errno| match why {
-            Errno::NOENT => format!("there is no {}", named()),
-            Errno::LOOP => format!("{} is a link, which is not followed", named()),
-            Errno::NOTDIR => format!("{} is no folder, or leads through a link or a file", named()),
-            why => format!("{} cannot be opened: {why}", named()),
-        };
-        let mut now = openat(&self.0, ".", always | OFlags::DIRECTORY, Mode::empty()).map_err(failed)?;
-        for (number, part) in parts.iter().enumerate() {
-            // A pipe or a device would wait for somebody.
-            let kind = if number + 1 == parts.len() { last | OFlags::NONBLOCK } else { OFlags::DIRECTORY };
-            now = openat(&now, *part, always | kind, Mode::empty()).map_err(failed)?;
-        }
-        Ok(now)
+        SharedFolder::open(path).map(Folder)
     }
 
     /// The names in a folder, one a line, sorted.
     pub(crate) fn list(&self, path: &str) -> Result<String, String> {
-        let failed = |why: Errno| format!("{} cannot be listed: {why}", shown(path));
-        let mut names = Vec::new();
-        for entry in Dir::new(self.at(path, OFlags::DIRECTORY)?).map_err(failed)?.take(MOST_SEEN) {
-            let entry = entry.map_err(failed)?;
-            // A name that is no text could not be asked for.
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            match entry.file_type() {
-                _ if name == "." || name == ".." => {}
-                FileType::Directory => names.push(format!("{name}/")),
-                FileType::RegularFile => names.push(name.to_owned()),
-                _ => {}
-            }
-        }
+        let entries = self.0.entries(&parts(path)?, MOST_SEEN).map_err(|why| not_opened(path, why))?;
+        let mut names: Vec<String> =
+            entries.into_iter().map(|entry| entry.name + if entry.is_folder { "/" } else { "" }).collect();
         names.sort();
         let all = names.len();
         names.truncate(MOST_ENTRIES);
@@ -76,16 +59,15 @@ impl Folder {
     /// The text of a file from an offset on, at most `most` bytes of it.
     pub(crate) fn read(&self, path: &str, offset: u64, most: usize) -> Result<String, String> {
         let failed = |why: std::io::Error| format!("{} cannot be read: {why}", shown(path));
-        let opened = self.at(path, OFlags::empty())?;
-        let seen = fstat(&opened).map_err(|why| failed(why.into()))?;
-        if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
+        let mut file: File = self.0.file(&parts(path)?).map_err(|why| not_opened(path, why))?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
             return Err(format!("{} is no file", shown(path)));
         }
-        let size = u64::try_from(seen.st_size).unwrap_or(0);
+        let size = metadata.len();
         if offset > size {
             return Err(format!("{} has {size} bytes, which is less than the offset {offset}", shown(path)));
         }
-        let mut file = File::from(opened);
         file.seek(SeekFrom::Start(offset)).map_err(failed)?;
         // The note behind the text has room, too.
         let most = most.saturating_sub(200).max(1);
@@ -114,6 +96,8 @@ fn text_of(bytes: &[u8]) -> Option<(usize, &str)> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode};
 
     use super::*;
 

@@ -1,39 +1,23 @@
-//! An MCP server that is a program: a line of JSON is a message, on its stdin and its stdout. It runs with the rights of the user and in a
-//! process group of its own, which ends with it.
+//! An MCP server that is a program: a line of JSON is a message, on its stdin and its stdout. It runs with the rights of the user, and what
+//! it has started ends with it.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command};
+use std::process::{ChildStdin, Command};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kiln_system::os::{self, Ended, PROGRAM_VARIABLES};
 use kiln_system::text::{shown, shown_bytes};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde_json::{Value, json};
 
 use super::link::Link;
 use super::rpc::{Answer, Failure, Incoming, incoming, notification, request};
 use crate::limits::Wait;
 
-/// Variables that every program needs. The others may hold keys, and are none of its business.
-const INHERITED: [&str; 12] = [
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "LOGNAME",
-    "PATH",
-    "SHELL",
-    "TERM",
-    "TMPDIR",
-    "TZ",
-    "USER",
-    "XDG_CACHE_HOME",
-    "XDG_RUNTIME_DIR",
-];
 /// Messages that may wait for a server to read them.
 const WAITING: usize = 64;
 /// Bytes of its stderr that are logged.
@@ -83,15 +67,16 @@ pub(crate) struct Stdio {
     shared: Arc<Shared>,
     /// To its stdin; none when it is to end.
     to: Option<SyncSender<Vec<u8>>>,
-    child: Arc<Mutex<Child>>,
+    child: Arc<Mutex<os::Program>>,
     next: AtomicU64,
 }
 
 impl Stdio {
     pub(crate) fn start(program: &Program<'_>) -> Result<Stdio, Failure> {
         let mut command = Command::new(program.program);
-        command.args(program.arguments).env_clear().process_group(0);
-        command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.args(program.arguments).env_clear();
+        // The others may hold keys, and are none of its business.
+        command.envs(PROGRAM_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(program.variables.iter().map(|(name, value)| (name, value)));
         if let Some(folder) = program.folder {
             command.current_dir(folder);
@@ -100,10 +85,11 @@ impl Stdio {
         command.stdin(pipe()).stdout(pipe()).stderr(pipe());
         let failed =
             |why: std::io::Error| Failure::Gone(format!("{} cannot be started: {why}", shown(program.program)));
-        let mut child = command.spawn().map_err(failed)?;
+        let mut child = os::Program::start(&mut command).map_err(failed)?;
         let shared = Arc::<Shared>::default();
         let (to, from) = sync_channel(WAITING);
-        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let of = child.child();
+        let pipes = (of.stdin.take(), of.stdout.take(), of.stderr.take());
         let child = Arc::new(Mutex::new(child));
         let stdio = Stdio {
             shared: Arc::clone(&shared),
@@ -120,7 +106,7 @@ impl Stdio {
         let reader = move || {
             let why = read(BufReader::new(stdout), &told, &to, most);
             if why != Failure::Gone(String::new()) {
-                end(&mut lock(&child));
+                lock(&child).end();
             }
             told.finish(why);
             // The writer holds the stdin of the program; an empty message is its end.
@@ -147,7 +133,7 @@ impl Stdio {
             Failure::Gone(words) if words.is_empty() => {
                 // Its last words come beside its end.
                 std::thread::sleep(Duration::from_millis(50));
-                let status = ended(&lock(&self.child)).unwrap_or_else(|| "closed its stdout".to_owned());
+                let status = ended(&mut lock(&self.child)).unwrap_or_else(|| "closed its stdout".to_owned());
                 let words = lock(&self.shared.last_words).clone();
                 Failure::Gone(if words.is_empty() { status } else { format!("{status}: {words}") })
             }
@@ -209,40 +195,20 @@ impl Drop for Stdio {
             let _ = to.try_send(Vec::new());
         }
         let until = Instant::now() + FAREWELL;
-        while Instant::now() < until && ended(&lock(&self.child)).is_none() {
+        while Instant::now() < until && lock(&self.child).ended().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        end(&mut lock(&self.child));
+        lock(&self.child).end();
     }
 }
 
-fn pid(child: &Child) -> Option<Pid> {
-    i32::try_from(child.id()).ok().and_then(Pid::from_raw)
-}
-
-/// How a program has ended, if it has. It stays with the system, so that its number belongs to nobody else yet.
-fn ended(child: &Child) -> Option<String> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let status = match waitid(WaitId::Pid(pid(child)?), options) {
-        Ok(status) => status?,
-        // It was waited for.
-        Err(_) => return Some("has ended".to_owned()),
-    };
-    Some(match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => format!("has ended with status {code}"),
-        (None, Some(signal)) => format!("was ended by signal {signal}"),
-        (None, None) => "has ended".to_owned(),
+/// How a program has ended, if it has.
+fn ended(child: &mut os::Program) -> Option<String> {
+    Some(match child.ended()? {
+        Ended::Status(code) => format!("has ended with status {code}"),
+        Ended::Signal(signal) => format!("was ended by signal {signal}"),
+        Ended::Unknown => "has ended".to_owned(),
     })
-}
-
-/// Ends a program with everything that it has started.
-fn end(child: &mut Child) {
-    if let Some(group) = pid(child) {
-        // The group is gone where the program has ended with all of it.
-        let _ = kill_process_group(group, Signal::KILL);
-    }
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// Writes what is to be sent, until nobody has anything to send or the program reads no more.

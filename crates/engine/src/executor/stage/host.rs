@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use kiln_gguf::TensorType;
 use kiln_kernels::tensor::{Slot, Tensor};
 
-use super::messages::{About, FromStage, PIECE, PartKey, Piece, Seat, ToStage, mark, returned};
+use super::messages::{About, FromStage, PIECE, PartKey, Seat, SlotRange, ToStage, mark, returned};
 use super::remote::{is_read, is_written};
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room};
+use crate::executor::pipeline::repeats;
 use crate::executor::{Executor, PlanId, Range};
 use crate::lower::cut::{Part, cut, holders};
 use crate::lower::{Target, lower};
@@ -220,8 +221,8 @@ impl Opened {
     }
 
     /// A piece of a slot of a plan that may be touched so.
-    fn piece(&self, piece: Piece, bytes: usize, may: fn(&SlotKind) -> bool) -> Result<(PlanId, Tensor), Error> {
-        let Piece { plan, slot, offset } = piece;
+    fn piece(&self, piece: SlotRange, bytes: usize, may: fn(&SlotKind) -> bool) -> Result<(PlanId, Tensor), Error> {
+        let SlotRange { plan, slot, offset } = piece;
         let ready = self.ready(plan)?;
         match ready.slots.get(slot) {
             Some((kind, length)) if may(kind) && lies_in(offset, bytes, *length) => {
@@ -340,8 +341,7 @@ impl Opened {
         let slots = plan.slots[..bounded].iter().map(|slot| (slot.kind.clone(), slot.bytes));
         let slots = slots.enumerate().map(|(at, slot)| if at < plan.n_fixed { (SlotKind::Remote, 0) } else { slot });
         let slots = slots.collect();
-        let changes = |t: &Tensor| matches!(plan.kind(t), SlotKind::State | SlotKind::Control | SlotKind::Log);
-        let repeats = !plan.steps.iter().flat_map(|step| step.call.operation().writes()).any(|t| changes(&t));
+        let repeats = repeats(&plan);
         self.executor.reserve(plan.arena)?;
         Ok(Ready { id: self.executor.prepare(plan)?, slots, returned, repeats })
     }
@@ -357,7 +357,7 @@ impl Opened {
             // A device that is gone takes the stage's part with it.
             Err(why) if why.is_lost() => return Err(why),
             Err(why) => {
-                answer(FromStage::Failed(why.to_string()));
+                answer(FromStage::of(&why));
                 return Ok(());
             }
         }

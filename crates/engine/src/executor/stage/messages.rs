@@ -3,6 +3,7 @@
 
 use sha2::{Digest as _, Sha256};
 
+use crate::Error;
 use crate::arch::Room;
 use crate::executor::Range;
 use crate::placement::Placement;
@@ -111,7 +112,7 @@ pub(crate) fn returned(plan: &Plan) -> Vec<usize> {
 
 /// A piece of a slot of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct SlotRange {
     /// The plan, as the leader numbers them.
     pub plan: usize,
     /// The slot.
@@ -143,14 +144,14 @@ pub enum ToStage {
         plan: usize,
     },
     /// Writes to a slot of a plan.
-    Write(Piece, Vec<u8>),
+    Write(SlotRange, Vec<u8>),
     /// Runs a plan; answered by [`FromStage::Done`] and the returned slots in pieces.
     Run {
         /// Its number.
         plan: usize,
     },
     /// Reads from a slot of a plan; answered by its bytes in pieces.
-    Read(Piece, usize),
+    Read(SlotRange, usize),
     /// Reads pieces of shared slots; answered by their bytes, one after the other, in pieces.
     Gather(Vec<Range>),
     /// Writes a piece of a shared slot.
@@ -174,6 +175,37 @@ pub enum FromStage {
     Bytes(Vec<u8>),
     /// What was asked for failed; everything else goes on.
     Failed(String),
+    /// A run ended with results that are wrong, and the next one will go a slower way.
+    Wrong(Wrong),
+}
+
+/// Why results are wrong. The engine of the leader runs such a step again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// [`Error::Stalled`].
+    Stalled,
+    /// [`Error::OutOfRange`]: the plan is to be made again.
+    OutOfRange,
+}
+
+impl FromStage {
+    /// What a run is answered by that failed.
+    pub(super) fn of(why: &Error) -> FromStage {
+        match why {
+            Error::Stalled => FromStage::Wrong(Wrong::Stalled),
+            Error::OutOfRange => FromStage::Wrong(Wrong::OutOfRange),
+            other => FromStage::Failed(other.to_string()),
+        }
+    }
+}
+
+impl From<Wrong> for Error {
+    fn from(wrong: Wrong) -> Error {
+        match wrong {
+            Wrong::Stalled => Error::Stalled,
+            Wrong::OutOfRange => Error::OutOfRange,
+        }
+    }
 }
 
 /// What a stage says of itself first.

@@ -8,5 +8,5 @@ mod remote;
 
 pub use host::{Make, StageHost};
 pub(crate) use messages::mark;
-pub use messages::{About, FromStage, PIECE, PartKey, Piece, Seat, ToStage};
+pub use messages::{About, FromStage, PIECE, PartKey, Seat, SlotRange, ToStage, Wrong};
 pub use remote::{Link, RemoteExecutor};

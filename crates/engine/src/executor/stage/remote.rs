@@ -8,7 +8,7 @@ use kiln_gguf::Gguf;
 use kiln_gpu::StepTime;
 use kiln_kernels::tensor::Tensor;
 
-use super::messages::{About, FromStage, PIECE, PartKey, Piece, Seat, ToStage, returned};
+use super::messages::{About, FromStage, PIECE, PartKey, Seat, SlotRange, ToStage, returned};
 use crate::Error;
 use crate::executor::{Executor, FORGOTTEN, Memory, PlanId, Progress, Range, Ticket, keep};
 use crate::lower::Target;
@@ -49,7 +49,7 @@ struct Sent {
     /// What has come back with the last one.
     held: HashMap<u32, Vec<u8>>,
     /// Why its last run failed.
-    failed: Option<String>,
+    failed: Option<Error>,
 }
 
 impl RemoteExecutor {
@@ -97,21 +97,27 @@ impl RemoteExecutor {
         self.seen(Err(Error::Run { why }))
     }
 
+    /// What the stage says of something that failed.
+    fn failed(&self, why: &str) -> Error {
+        Error::Run { why: format!("{}: {why}", self.link.place()) }
+    }
+
     /// Waits for the end of what was asked for; why it failed, if it did.
-    fn done(&mut self) -> Result<Result<(), String>, Error> {
+    fn done(&mut self) -> Result<Result<(), Error>, Error> {
         match self.answer()? {
             FromStage::Done => Ok(Ok(())),
-            FromStage::Failed(why) => Ok(Err(format!("{}: {why}", self.link.place()))),
+            FromStage::Failed(why) => Ok(Err(self.failed(&why))),
+            FromStage::Wrong(wrong) => Ok(Err(wrong.into())),
             _ => self.astray("bytes"),
         }
     }
 
     /// Exactly as many bytes as there is room for.
-    fn bytes(&mut self, to: &mut [u8]) -> Result<Result<(), String>, Error> {
+    fn bytes(&mut self, to: &mut [u8]) -> Result<Result<(), Error>, Error> {
         for piece in to.chunks_mut(PIECE) {
             match self.answer()? {
                 FromStage::Bytes(bytes) if bytes.len() == piece.len() => piece.copy_from_slice(&bytes),
-                FromStage::Failed(why) => return Ok(Err(format!("{}: {why}", self.link.place()))),
+                FromStage::Failed(why) => return Ok(Err(self.failed(&why))),
                 FromStage::Bytes(bytes) => return self.astray(&format!("{} bytes for {}", bytes.len(), piece.len())),
                 _ => return self.astray("no bytes"),
             }
@@ -148,7 +154,7 @@ impl RemoteExecutor {
     /// What a run ended with, told once.
     fn end_of(&mut self, plan: PlanId) -> Result<(), Error> {
         match self.plans[plan.0].as_mut().and_then(|sent| sent.failed.take()) {
-            Some(why) => Err(Error::Run { why }),
+            Some(why) => Err(why),
             None => Ok(()),
         }
     }
@@ -174,7 +180,7 @@ impl Executor for RemoteExecutor {
         let total: u64 = fixed.here().map(|slot| slot.bytes as u64).sum();
         progress(0, total);
         self.tell(ToStage::Open { seat: Box::new(seat), fingerprint: self.fingerprint })?;
-        self.done()?.map_err(|why| Error::Run { why })?;
+        self.done()??;
         progress(total, total);
         Ok(())
     }
@@ -198,7 +204,7 @@ impl Executor for RemoteExecutor {
             Ok(Ok(())) => Ok(id),
             failed => {
                 self.plans[id.0] = None;
-                failed?.map_err(|why| Error::Run { why })?;
+                failed??;
                 Ok(id)
             }
         }
@@ -208,7 +214,7 @@ impl Executor for RemoteExecutor {
         let slot = tensor.slot.0;
         self.plans[plan.0].as_mut().expect(FORGOTTEN).held.remove(&slot);
         for (number, piece) in bytes.chunks(PIECE).enumerate() {
-            let piece_at = Piece { plan: plan.0, slot: slot as usize, offset: tensor.offset + number * PIECE };
+            let piece_at = SlotRange { plan: plan.0, slot: slot as usize, offset: tensor.offset + number * PIECE };
             self.tell(ToStage::Write(piece_at, piece.to_vec()))?;
         }
         Ok(())
@@ -242,9 +248,9 @@ impl Executor for RemoteExecutor {
             bytes.copy_from_slice(held);
             return Ok(());
         }
-        let piece = Piece { plan: plan.0, slot: slot as usize, offset: tensor.offset };
+        let piece = SlotRange { plan: plan.0, slot: slot as usize, offset: tensor.offset };
         self.tell(ToStage::Read(piece, bytes.len()))?;
-        self.bytes(bytes)?.map_err(|why| Error::Run { why })
+        self.bytes(bytes)?
     }
 
     fn forget(&mut self, plan: PlanId) {
@@ -269,7 +275,7 @@ impl Executor for RemoteExecutor {
     fn gather(&mut self, from: &[Range], bytes: &mut [u8]) -> Result<(), Error> {
         self.finish_all()?;
         self.tell(ToStage::Gather(from.to_vec()))?;
-        self.bytes(bytes)?.map_err(|why| Error::Run { why })
+        self.bytes(bytes)?
     }
 
     fn scatter(&mut self, to: &[Range], bytes: &[u8]) -> Result<(), Error> {

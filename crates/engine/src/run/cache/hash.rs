@@ -18,6 +18,12 @@ pub(crate) struct PrefixHasher {
 }
 
 impl PrefixHash {
+    /// Its last 64 bits, which name it to others.
+    pub(super) fn short(self) -> u64 {
+        let [.., a, b, c, d, e, f, g, h] = self.0;
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
     /// Reads what [`PrefixHash`] prints.
     pub(crate) fn parse(hex: &str) -> Option<PrefixHash> {
         let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

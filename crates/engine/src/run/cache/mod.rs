@@ -3,6 +3,7 @@
 
 mod carried;
 mod checkpoints;
+mod events;
 mod hash;
 mod layout;
 mod lru;
@@ -19,6 +20,8 @@ use std::ops::Add;
 
 pub(crate) use carried::{Carried, Runs};
 pub(crate) use checkpoints::{Stop, stops};
+pub(crate) use events::CacheWatch;
+pub use events::{CacheEvent, CacheSink, CacheTier, StoredPages};
 pub(crate) use hash::{CacheScope, PrefixHash};
 pub(crate) use lru::{Blob, Rank};
 pub(crate) use pool::Page;
@@ -32,6 +35,7 @@ use crate::arch::{PAGE, Room, pages_of_window};
 use crate::executor::Range;
 use crate::plan::Fixed;
 use checkpoints::Checkpoints;
+use events::EventLog;
 use hash::PrefixHasher;
 use layout::Layout;
 use lru::ByteLru;
@@ -163,6 +167,8 @@ pub(crate) struct KvCache {
     demotions: Vec<Demotion>,
     /// What was read from disk for the prompt that is looked up next.
     staged: Staged,
+    /// What became of pages, where somebody wants to know.
+    events: Option<EventLog>,
     /// Whether what is cached of a prefix depends on nothing behind it or beside it.
     is_causal: bool,
 }
@@ -188,6 +194,7 @@ impl KvCache {
             host: ByteLru::new(0),
             demotions: Vec::new(),
             staged: Staged::default(),
+            events: None,
             is_causal: is_causal && (has_pages || layout.has_states()),
             layout,
         }
@@ -235,7 +242,9 @@ impl KvCache {
 
     /// Keeps the contents of an evicted page in host memory.
     pub(crate) fn keep_page(&mut self, kind: PageKind, hash: PrefixHash, blob: Blob) {
-        self.host.insert((kind, hash), blob, Rank::Kept);
+        let evicted: Vec<_> =
+            self.host.insert((kind, hash), blob, Rank::Kept).into_iter().map(|(key, _)| key).collect();
+        self.note_host(kind, hash, &evicted);
     }
 
     /// Bytes of state checkpoints in host memory.
@@ -434,6 +443,7 @@ impl KvCache {
                 }
             }
         }
+        self.note_published(sequence);
         for kind in PageKind::ALL {
             let first = self.first_seen(kind, sequence.tokens.len());
             let table = &mut sequence.tables[kind as usize];

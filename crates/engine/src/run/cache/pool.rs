@@ -1,7 +1,9 @@
 //! The pages of one kind of cache: which sequences hold them, and which full pages are found again by their prefix hash.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
+use super::events::PageChange;
 use super::hash::PrefixHash;
 
 /// A page: its rows are `number * PAGE ..` of every cache of its kind.
@@ -9,7 +11,7 @@ pub(crate) type Page = u32;
 
 /// What is known of one page.
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct PageEntry {
     /// Sequences that hold it.
     holders: u32,
     /// The prefix that ends with it, once it is full and published.
@@ -21,12 +23,14 @@ struct Entry {
 /// Pages with reference counts and an index of those that are published.
 #[derive(Debug)]
 pub(crate) struct PagePool {
-    entries: Vec<Entry>,
+    entries: Vec<PageEntry>,
     free: Vec<Page>,
     published: HashMap<PrefixHash, Page>,
     /// Published pages without holders, least recently used first.
     idle: BTreeMap<u64, Page>,
     clock: u64,
+    /// What can be found and what no longer, where somebody wants to know.
+    changes: Option<Vec<PageChange>>,
 }
 
 impl PagePool {
@@ -34,12 +38,13 @@ impl PagePool {
     pub(crate) fn new(count: usize) -> PagePool {
         let count = u32::try_from(count).expect("pages are numbered with 32 bits");
         PagePool {
-            entries: vec![Entry::default(); count as usize],
+            entries: vec![PageEntry::default(); count as usize],
             // The lowest numbers go first.
             free: (0..count).rev().collect(),
             published: HashMap::new(),
             idle: BTreeMap::new(),
             clock: 0,
+            changes: None,
         }
     }
 
@@ -109,14 +114,31 @@ impl PagePool {
     /// Hides a page; gives its prefix if no other page can be found for that.
     fn unpublish(&mut self, page: Page) -> Option<PrefixHash> {
         let hash = self.entries[page as usize].hash.take()?;
-        let found = self.published.get(&hash) == Some(&page);
-        found.then(|| self.published.remove(&hash)).map(|_| hash)
+        if self.published.get(&hash) != Some(&page) {
+            return None;
+        }
+        self.published.remove(&hash);
+        self.changes.iter_mut().for_each(|changes| changes.push(PageChange { hash, is_published: false }));
+        Some(hash)
     }
 
     /// Lets others find a full page. Where several pages hold the same prefix, the first one is found.
     pub(crate) fn publish(&mut self, page: Page, hash: PrefixHash) {
         self.entries[page as usize].hash = Some(hash);
-        self.published.entry(hash).or_insert(page);
+        if let Entry::Vacant(place) = self.published.entry(hash) {
+            place.insert(page);
+            self.changes.iter_mut().for_each(|changes| changes.push(PageChange { hash, is_published: true }));
+        }
+    }
+
+    /// Keeps what can be found and what no longer from now on.
+    pub(super) fn log_changes(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    /// What has changed since this was asked last.
+    pub(super) fn take_changes(&mut self) -> Vec<PageChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// The page that a prefix ends with.

@@ -96,6 +96,7 @@ impl KvCache {
         }
         sequence.tokens.extend(tokens);
         sequence.hashes = hashes.to_vec();
+        self.note_published(sequence);
         Some(reused)
     }
 

@@ -60,7 +60,7 @@ impl KvCache {
         &self,
         sequence: &SequenceCache,
         tokens: &[u32],
-        on_disk: impl Fn(PageKind, PrefixHash) -> bool,
+        mut on_disk: impl FnMut(PageKind, PrefixHash) -> bool,
     ) -> Vec<PrefixHash> {
         let mut before = self.hasher.root(sequence.scope);
         let hashes = tokens.chunks_exact(PAGE).map(|page| {

@@ -1,6 +1,6 @@
 //! Sequences that leave the device and come back: full pages go to host memory under their prefix hash, where others find them too.
 
-use super::lru::{Blob, Rank};
+use super::lru::Blob;
 use super::table::PageTable;
 use super::{EncoderContext, KINDS, KvCache, Load, PageKind, SequenceCache};
 use crate::Error;
@@ -49,7 +49,7 @@ impl KvCache {
             let count = if self.layout.has(kind) { full.len() } else { 0 };
             let pages: Vec<Blob> = blobs.by_ref().take(count).collect();
             for (hash, blob) in full.iter().zip(&pages) {
-                self.host.insert((kind, *hash), Blob::clone(blob), Rank::Kept);
+                self.keep_page(kind, *hash, Blob::clone(blob));
             }
             pages
         });
@@ -89,6 +89,7 @@ impl KvCache {
                 sequence.tables[kind as usize].pages.push_back(page);
             }
         }
+        self.note_published(sequence);
         self.take_missing(sequence)?;
         let to = self.ranges_from(sequence, sequence.hashes.len());
         loads.push(Load { to, blob: Blob::clone(&swapped.rest), page: None });

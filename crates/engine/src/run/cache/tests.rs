@@ -1,5 +1,8 @@
 //! The cache without a device.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
 use kiln_gguf::TensorType;
 
 use super::*;
@@ -288,4 +291,106 @@ fn a_swapped_sequence_shares_pages_that_are_still_there() {
     assert_eq!(loads.len(), 2, "one page, and what is behind the last full one");
     cache.close(sequence);
     assert_eq!(cache.pages(PageKind::Full), Some((6, 6)));
+}
+
+/// What a router believes that follows the events: the pages of each tier by their names, with their tokens.
+#[derive(Default)]
+struct Router {
+    device: HashMap<u64, Vec<u32>>,
+    host: HashSet<u64>,
+}
+
+impl Router {
+    fn follow(&mut self, cache: &mut KvCache) {
+        for event in cache.take_events() {
+            match event {
+                CacheEvent::Stored(pages) if pages.tier == CacheTier::Host => self.host.extend(pages.hashes),
+                CacheEvent::Stored(pages) => {
+                    assert_eq!(pages.tokens.len(), pages.hashes.len() * PAGE);
+                    let mut before = pages.parent.map_or_else(Vec::new, |parent| self.device[&parent].clone());
+                    for (hash, tokens) in pages.hashes.into_iter().zip(pages.tokens.chunks(PAGE)) {
+                        before.extend(tokens);
+                        assert_eq!(self.device.insert(hash, before.clone()), None, "a page is told once");
+                    }
+                }
+                CacheEvent::Removed { hashes, tier: CacheTier::Host } => {
+                    hashes.iter().for_each(|hash| assert!(self.host.remove(hash)));
+                }
+                CacheEvent::Removed { hashes, .. } => {
+                    hashes.iter().for_each(|hash| assert!(self.device.remove(hash).is_some()));
+                }
+                CacheEvent::Cleared => *self = Router::default(),
+            }
+        }
+    }
+
+    /// Tokens of a prompt that it would find on the device.
+    fn finds(&self, tokens: &[u32]) -> usize {
+        let prefixes = (1..=(tokens.len() - 1) / PAGE).map(|pages| &tokens[..pages * PAGE]);
+        prefixes.take_while(|prefix| self.device.values().any(|held| held == prefix)).count() * PAGE
+    }
+}
+
+#[test]
+fn a_router_that_follows_the_events_knows_what_is_found() {
+    let mut cache = Model { pages: 8, ..Model::default() }.cache();
+    cache.log_events();
+    let mut router = Router::default();
+    let prompts: Vec<Vec<u32>> = (0..6).map(|salt| text((salt as usize + 1) * PAGE / 2 + PAGE, salt * 1000)).collect();
+    let (mut evicted, mut hits) = (0, 0);
+    for turn in 0..40 {
+        let tokens = &prompts[(turn * 5 + turn / 7) % prompts.len()];
+        let expected = router.finds(tokens);
+        let (sequence, found) = fed(&mut cache, 0, tokens);
+        // Pages may go while others are taken: what is found at first is what counts.
+        assert_eq!(found, expected, "turn {turn}");
+        cache.close(sequence);
+        let before = router.device.len();
+        router.follow(&mut cache);
+        evicted += before.saturating_sub(router.device.len());
+        hits += found;
+    }
+    assert!(evicted > 0 && hits > 0, "{evicted} pages less, {hits} tokens found: this shows nothing");
+}
+
+#[test]
+fn pages_in_host_memory_are_told_of_and_come_back_with_their_tokens() {
+    let mut cache = Model { pages: 2, ..Model::default() }.cache();
+    cache.limit_host_pages(1 << 20);
+    cache.log_events();
+    let mut router = Router::default();
+    let tokens = text(PAGE + 1, 1);
+    for salt in [1, 2, 1] {
+        let (sequence, _) = fed(&mut cache, 0, &text(PAGE + 1, salt));
+        cache.close(sequence);
+        for Demotion { kind, hash, .. } in cache.take_demotions() {
+            cache.keep_page(kind, hash, Arc::new(vec![0; 8]));
+        }
+        router.follow(&mut cache);
+    }
+    assert_eq!((router.host.len(), router.finds(&tokens)), (2, PAGE), "the first one is back on the device");
+
+    // One that leaves host memory is told of as well.
+    cache.host = ByteLru::new(8);
+    router.host.clear();
+    for salt in [1000, 2000] {
+        let hash = cache.hasher.root(CacheScope(salt));
+        cache.keep_page(PageKind::Full, hash, Arc::new(vec![0; 8]));
+        router.follow(&mut cache);
+        assert_eq!(router.host.iter().collect::<Vec<_>>(), [&hash.short()]);
+    }
+}
+
+#[test]
+fn who_finds_a_page_is_told_with_it() {
+    let mut cache = Model { pages: 8, ..Model::default() }.cache();
+    cache.log_events();
+    let tokens = text(3 * PAGE, 1);
+    for scope in [0, 7] {
+        drop(fed(&mut cache, scope, &tokens));
+        let events = cache.take_events();
+        let [CacheEvent::Stored(pages)] = &events[..] else { panic!("{events:?}") };
+        assert_eq!((pages.hashes.len(), pages.parent, pages.scope), (3, None, scope), "one event for pages in a row");
+        assert_eq!(pages.tokens, tokens);
+    }
 }

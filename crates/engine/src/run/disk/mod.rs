@@ -93,6 +93,19 @@ impl DiskTier {
         self.index.contains(key)
     }
 
+    /// Whether a file is there, also one that another process has written since this one looked through the folder.
+    pub(super) fn find(&mut self, key: &DiskKey) -> bool {
+        if self.contains(key) {
+            return true;
+        }
+        let there = std::fs::metadata(self.folder.join(key.name())).ok().filter(std::fs::Metadata::is_file);
+        let Some(there) = there else { return false };
+        for path in self.index.insert(*key, there.len()) {
+            self.send(Job::Remove(path));
+        }
+        self.contains(key)
+    }
+
     /// Tokens behind these full pages at which states were saved, the longest first.
     pub(super) fn tails(&self, pages: PrefixHash) -> Vec<usize> {
         self.index.tails(pages)
@@ -120,7 +133,7 @@ impl DiskTier {
 
     /// What a file holds. One that cannot be used is forgotten.
     pub(super) fn read(&mut self, key: &DiskKey) -> Option<Blob> {
-        if !self.contains(key) {
+        if !self.find(key) {
             return None;
         }
         if let Some(blob) = self.pending.blobs().get(key) {

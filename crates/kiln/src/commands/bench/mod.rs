@@ -1,6 +1,7 @@
 //! `kiln bench`: how fast the device is, and how near the kernels come to that. One file for each thing to measure.
 
 mod cold;
+mod curve;
 mod device;
 mod load;
 mod model;
@@ -20,6 +21,7 @@ use std::process::ExitCode;
   kiln bench smollm2 --plot speed.svg   # roofline, kernels, texts together
   kiln bench smollm2 --cold             # from empty caches to the first token
   kiln bench smollm2 --sequences 1,4,16
+  kiln bench smollm2 --curve mine.json  # for deploy/simulate.py
   kiln bench smollm2 --speculative      # what drafts gain, by task
   kiln bench smollm2 --load 4x2:64+16   # 4 clients, 2 requests each
   kiln bench device

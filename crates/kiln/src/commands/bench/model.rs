@@ -61,8 +61,12 @@ pub(crate) struct ModelArguments {
     /// Draw a picture as well: a roofline, where the time goes, texts written together, one token step by step
     #[arg(long, value_name = "FILE.svg", conflicts_with = "cold")]
     plot: Option<PathBuf>,
-    /// Overwrite the picture if it is there
-    #[arg(long, requires = "plot")]
+    /// Write what deploy/simulate.py needs to know of a server like this one, to predict many: times of steps by the number of sequences
+    /// (--sequences, else 1,2,4,8), speed of prefill, cost of context, room of the cache
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["plot", "cold", "load", "speculative", "profile"])]
+    curve: Option<PathBuf>,
+    /// Overwrite the picture or the curve if it is there
+    #[arg(long)]
     force: bool,
     /// Time the way from empty caches to the first token instead, phase by phase
     #[arg(long, conflicts_with_all = ["sequences", "profile", "depth"])]
@@ -150,6 +154,9 @@ pub(crate) fn run(arguments: &ModelArguments) -> anyhow::Result<ExitCode> {
     };
     // Before anything is timed: a wrong name should not cost minutes.
     let picture = arguments.plot.as_ref().map(output).transpose()?;
+    if let Some(curve) = arguments.curve.as_ref().map(output).transpose()? {
+        return super::curve::run(arguments, &model, curve);
+    }
     if !arguments.load.is_empty() {
         return super::load::run(arguments, &model);
     }

@@ -36,6 +36,11 @@ pub(super) struct Texts {
 }
 
 impl Row {
+    /// Seconds of a step that writes a token to each sequence.
+    pub(super) fn step(&self, texts: &Texts) -> f64 {
+        self.writing / texts.written.max(1) as f64
+    }
+
     /// Tokens a second of reading and of writing, of all texts together.
     pub(super) fn rates(&self, texts: &Texts) -> (f64, f64) {
         let rate = |tokens: usize, seconds: f64| (self.sequences * tokens) as f64 / seconds.max(1e-9);

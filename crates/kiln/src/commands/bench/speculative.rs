@@ -13,7 +13,7 @@ use kiln_llm::chat::ChatSetup;
 use serde_json::{Value, json};
 
 use super::model::ModelArguments;
-use crate::generate::{Thinking, chat_prompt, name};
+use crate::generate::{Talk, chat_prompt, name};
 use crate::output::{print, progress};
 
 /// How often each answer is timed.
@@ -188,7 +188,7 @@ fn prompt(model: &Model, text: &str) -> anyhow::Result<Vec<u32>> {
     match setup.template {
         Ok(_) => {
             let message = [Message::new("user", text)];
-            Ok(chat_prompt(model, &setup, &message, Thinking::default(), false, None)?.parts.concat())
+            Ok(chat_prompt(model, &setup, Talk { messages: &message, ..Talk::default() })?.parts.concat())
         }
         Err(_) => Ok(model.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::No)?),
     }

@@ -4,9 +4,11 @@ use std::io::{BufRead as _, IsTerminal as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use etcetera::BaseStrategy as _;
+use kiln_system::terminal::{Quiet, key};
 use rustyline::error::ReadlineError;
 use rustyline::{
     Cmd, ConditionalEventHandler, DefaultEditor, Event, EventContext, EventHandler, KeyCode, KeyEvent, Modifiers,
@@ -36,6 +38,8 @@ pub(super) struct Input {
     editor: Option<DefaultEditor>,
     history: Option<PathBuf>,
     pasted: Arc<AtomicBool>,
+    /// What was typed before a question came, and so is no answer to it: it stands in the next line.
+    kept: String,
 }
 
 /// Notes that a line begins with pasted text.
@@ -54,7 +58,7 @@ impl ConditionalEventHandler for PasteWatch {
 impl Input {
     pub(super) fn new() -> anyhow::Result<Input> {
         if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-            return Ok(Input { editor: None, history: None, pasted: Arc::default() });
+            return Ok(Input { editor: None, history: None, pasted: Arc::default(), kept: String::new() });
         }
         let mut editor = DefaultEditor::new().context("cannot use the terminal")?;
         let pasted = Arc::<AtomicBool>::default();
@@ -68,7 +72,7 @@ impl Input {
         {
             log::warn!("cannot read the history in {}: {why}", path.display());
         }
-        Ok(Input { editor: Some(editor), history, pasted })
+        Ok(Input { editor: Some(editor), history, pasted, kept: String::new() })
     }
 
     /// Whether a person is there.
@@ -101,8 +105,41 @@ impl Input {
         Ok(turn)
     }
 
+    /// Keeps a text for the next turn.
+    pub(super) fn keep(&mut self, text: &str) {
+        if !self.kept.is_empty() {
+            self.kept.push('\n');
+        }
+        self.kept += text;
+    }
+
+    /// Keeps what was typed until now for the next turn, so that it does not answer a question that was not there yet.
+    pub(super) fn set_aside(&mut self) {
+        let Some(_quiet) = self.is_terminal().then(Quiet::begin).flatten() else { return };
+        let mut bytes = Vec::new();
+        while let Some(byte) = key(Duration::ZERO) {
+            bytes.push(byte);
+        }
+        let text = typed(&bytes);
+        if !text.is_empty() {
+            self.keep(&text);
+        }
+    }
+
+    /// Asks something at the terminal; nothing where the answer is Ctrl-C or Ctrl-D.
+    pub(super) fn ask(&mut self, question: &str) -> anyhow::Result<Option<String>> {
+        let Some(editor) = &mut self.editor else { return Ok(None) };
+        match editor.readline(question) {
+            Ok(text) => Ok(Some(text)),
+            Err(ReadlineError::Interrupted | ReadlineError::Eof) => Ok(None),
+            Err(why) => Err(anyhow::Error::new(why).context("cannot read from the terminal")),
+        }
+    }
+
     fn line(&mut self, prompt: &str, initial: &str) -> anyhow::Result<Turn> {
         let Some(editor) = &mut self.editor else { return piped_line() };
+        let initial = [std::mem::take(&mut self.kept).as_str(), initial].concat();
+        let initial = initial.as_str();
         self.pasted.store(false, Ordering::Relaxed);
         // More lines at once can only be shown; they are edited as one text.
         match editor.readline_with_initial(prompt, (initial, "")) {
@@ -113,6 +150,12 @@ impl Input {
             Err(why) => Err(anyhow::Error::new(why).context("cannot read from the terminal")),
         }
     }
+}
+
+/// What keys mean as text: lines end as lines do, marks of pastes are gone, and so are other keys than letters.
+fn typed(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes).replace("\x1b[200~", "").replace("\x1b[201~", "").replace('\r', "\n");
+    text.chars().filter(|c| *c == '\n' || !c.is_control()).collect::<String>().trim_end_matches('\n').to_owned()
 }
 
 fn piped_line() -> anyhow::Result<Turn> {
@@ -172,6 +215,12 @@ mod tests {
                 other => all.push(other),
             }
         }
+    }
+
+    #[test]
+    fn what_was_typed_before_a_question_becomes_text() {
+        assert_eq!(typed(b"always\r\x1b[200~a\rb\x1b[201~\r"), "always\na\nb");
+        assert_eq!(typed("\u{3}é\t".as_bytes()), "é");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::output::say;
 /// Flags of pictures and sounds in a conversation.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct SenseFlags {
-    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf: @picture.png, @sound.wav, /image and /audio work then
+    /// Encoders of pictures and sounds that belong to the model, in a file usually called mmproj-*.gguf, named as models are: @picture.png, @sound.wav, /image and /audio work then
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,
     /// Talk without pictures and sounds, also where --mmproj stands before it or in the config file

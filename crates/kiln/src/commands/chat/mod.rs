@@ -8,6 +8,7 @@ mod saved;
 mod settings;
 mod slash;
 mod thoughts;
+mod tools;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,11 +18,12 @@ use anyhow::bail;
 use kiln_engine::model::Model;
 use kiln_engine::run::{EndReason, First, Scheduler};
 use kiln_engine::sampler::Sampling;
-use kiln_engine::text::Message;
+use kiln_engine::text::{Content, Message};
 use kiln_llm::chat::ChatSetup;
 use kiln_system::interrupt::Catch;
 use kiln_system::terminal::Quiet;
 use kiln_system::text::{shown, shown_within};
+use kiln_tools::Answered;
 
 use self::files::with_files;
 use self::input::{Input, Turn};
@@ -29,14 +31,16 @@ use self::markdown::Markdown;
 use self::media::{Asked, Attached, Gallery, SenseFlags, Senses};
 use self::slash::{Next, Typed, unknown};
 use self::thoughts::Thoughts;
+use self::tools::Tools;
 use super::run::{as_json, interrupted};
 use super::sampling_flags::SamplingFlags;
 use super::talk_flags::TalkFlags;
 use crate::cache_flags::CacheFlags;
 use crate::draft_flags::DraftFlags;
-use crate::generate::{Answer, Piece, Reading, Thinking, answer, chat_prompt, name};
+use crate::generate::{Answer, Piece, Reading, Talk, Thinking, answer, chat_prompt, name};
 use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{has_style, is_watched, print, print_piece, print_styled, say};
+use crate::tool_flags::ToolFlags;
 
 /// Flags of `kiln chat`.
 #[derive(clap::Args)]
@@ -45,9 +49,10 @@ use crate::output::{has_style, is_watched, print, print_piece, print_styled, say
   kiln chat smollm2 --system \"Answer in one sentence.\"
   printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
   kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg: a picture, @talk.mp3: a sound
+  kiln chat qwen.gguf --tool-calculator --mcp 'files=npx -y @modelcontextprotocol/server-filesystem /my/notes'
 
 In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
-@path attaches a text file, @path:1-200 these lines of it, and with --mmproj a picture or a sound. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
+@path attaches a text file, @path:1-200 these lines of it, and with --mmproj a picture or a sound. Before a tool of an MCP server is called you are asked. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
 conversation.")]
 pub(crate) struct Arguments {
     /// Model: a GGUF file or a name as in `kiln pull`; SmolLM2-135M-Instruct if omitted, downloaded on first use
@@ -59,6 +64,8 @@ pub(crate) struct Arguments {
     /// Print each answer as one line of JSON, with the fields of `kiln run --json`
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    tools: ToolFlags,
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
@@ -136,11 +143,13 @@ struct Chat<'a> {
     last: Option<Answer>,
     input: Input,
     gallery: Gallery,
+    tools: Option<Tools>,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (input, system, first) = (Input::new()?, arguments.talk.system()?, arguments.senses.first()?);
+    let toolbox = arguments.tools.toolbox()?;
     // What is typed while the model is loaded is kept for the first prompt.
     let quiet = input.is_terminal().then(Quiet::begin).flatten();
     let loaded = Loaded::open(arguments.model.as_deref(), arguments, true)?;
@@ -166,6 +175,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         last: None,
         input,
         gallery: Gallery::new(first),
+        tools: toolbox.map(Tools::new),
     };
     chat.talk()
 }
@@ -241,9 +251,9 @@ impl Chat<'_> {
         Ok((found.text, found.media))
     }
 
-    /// Has the last message answered.
-    fn answer(&mut self) -> anyhow::Result<()> {
-        let (prompt, joined) = self.fit()?.join(self.loaded.senses.as_mut())?;
+    /// Lets the model answer once; it may call tools, if there are some, unless it has called enough.
+    fn one_answer(&mut self, no_calls: bool) -> anyhow::Result<Answered> {
+        let (prompt, joined) = self.fit(no_calls)?.join(self.loaded.senses.as_mut())?;
         let sampling = &self.arguments.sampling;
         let mut request = sampling.request(joined.tokens, self.sampling.clone(), &self.loaded.setup.ends);
         request.spans = joined.spans;
@@ -258,7 +268,7 @@ impl Chat<'_> {
         // What is typed meanwhile is not echoed into the answer, and is the next message.
         let typing = self.input.is_terminal().then(Quiet::begin).flatten();
         let show = |pieces: Vec<markdown::Styled>| pieces.iter().for_each(|(text, style)| print_styled(text, style));
-        let answered =
+        let mut answered =
             answer(&self.loaded.scheduler, request, Some(prompt.reader), &catch, &mut |piece| match piece {
                 Piece::Read(tokens) => reading.read(tokens),
                 Piece::Word(_) if quiet => {}
@@ -275,19 +285,26 @@ impl Chat<'_> {
         markdown.iter_mut().for_each(|markdown| show(markdown.finish()));
         match quiet {
             true => print(&serde_json::to_string(&as_json(&self.loaded.scheduler, &answered)?)?),
+            false if answered.words.is_empty() && !answered.calls.is_empty() => {}
             false if !answered.words.ends_with('\n') => print_piece("\n"),
             false => {}
         }
         drop((catch, typing));
-        if answered.reason == EndReason::Cancelled && !self.input.is_terminal() {
+        let is_last = answered.reason == EndReason::Cancelled;
+        if is_last && !self.input.is_terminal() {
             // Input has ended.
             return Err(interrupted().into());
         }
         let mut message = Message::new("assistant", answered.words.as_str());
         message.reasoning_content = Some(answered.thoughts.clone()).filter(|text| !text.is_empty());
+        message.tool_calls = self.named(&mut answered.calls);
+        if answered.words.is_empty() && !message.tool_calls.is_empty() {
+            message.content = Content::None;
+        }
         self.messages.push(message);
+        let calls = answered.calls.clone();
         self.after(answered);
-        Ok(())
+        Ok(Answered { calls, is_last })
     }
 
     /// What there is to say after an answer.
@@ -324,34 +341,42 @@ impl Chat<'_> {
         }
     }
 
-    fn prompt(&self) -> anyhow::Result<Asked> {
+    fn prompt(&self, no_calls: bool) -> anyhow::Result<Asked> {
         let system = self.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Vec<Message> = system.into_iter().chain(self.messages[self.left_out..].iter().cloned()).collect();
-        let rule = self.arguments.sampling.has_rule();
-        let between = self.gallery.between(self.left_out);
-        let prompt = chat_prompt(&self.loaded.model, &self.loaded.setup, &messages, self.thinking, rule, between)?;
+        let talk = Talk {
+            messages: &messages,
+            thinking: self.thinking,
+            has_rule: self.arguments.sampling.has_rule(),
+            between: self.gallery.between(self.left_out),
+            tools: &self.tools.as_ref().map(Tools::schemas).unwrap_or_default(),
+            no_calls,
+        };
+        let prompt = chat_prompt(&self.loaded.model, &self.loaded.setup, talk)?;
         self.arranged(prompt)
     }
 
     /// The prompt of the conversation. Where it outgrows the context the oldest turns are left out, never the system's
     /// message nor the last one of the user, and that is said.
-    fn fit(&mut self) -> anyhow::Result<Asked> {
+    fn fit(&mut self, no_calls: bool) -> anyhow::Result<Asked> {
         let context = self.loaded.scheduler.context();
         // Room for an answer worth the name.
         let most = context - (context / 4).min(256);
         let before = self.left_out;
-        let mut prompt = self.prompt()?;
-        while prompt.length() > most && self.left_out + 1 < self.messages.len() {
+        let mut prompt = self.prompt(no_calls)?;
+        // Behind the user's last message stand calls and what they gave; all of it belongs to the turn.
+        let last = self.messages.iter().rposition(|message| message.role == "user").unwrap_or(0);
+        while prompt.length() > most && self.left_out < last {
             let rest = &self.messages[self.left_out + 1..];
             // A turn is a message of the user with all that was said to it.
             let next = rest.iter().position(|message| message.role == "user").unwrap_or(rest.len() - 1);
             self.left_out += next + 1;
-            prompt = self.prompt()?;
+            prompt = self.prompt(no_calls)?;
         }
         if prompt.length() > context {
             self.left_out = before;
             bail!(
-                "the message and the system prompt have {} tokens, the context holds {context}\nhint: shorten the message (@file:1-200 attaches these lines alone), or raise --ctx-size",
+                "the message and the system prompt, with tools and what they gave, have {} tokens, the context holds {context}\nhint: shorten the message (@file:1-200 attaches these lines alone), or raise --ctx-size",
                 prompt.length(),
             );
         }

@@ -35,7 +35,7 @@ pub(super) enum Typed<'a> {
 }
 
 /// Every command, with its other names.
-const COMMANDS: [&[&str]; 17] = [
+const COMMANDS: [&[&str]; 18] = [
     &["help", "?"],
     &["system"],
     &["set"],
@@ -50,6 +50,7 @@ const COMMANDS: [&[&str]; 17] = [
     &["model"],
     &["image"],
     &["audio"],
+    &["tools"],
     &["stats"],
     &["thoughts"],
     &["quit", "exit", "bye"],
@@ -70,6 +71,7 @@ const HELP: &str = "\
 /model [MODEL]        switch to another model; without MODEL: show which one this is
 /image [FILE]         show a picture with the next message; without FILE: say what it will have
 /audio [FILE]         play a sound with the next message; without FILE: say what it will have
+/tools                list the tools that the model may call
 /stats                speeds and the context used
 /thoughts             show the reasoning before the last answer
 /quit                 end, as Ctrl-D does
@@ -139,6 +141,7 @@ impl Chat<'_> {
             "model" => self.change_model(rest)?,
             "image" => self.attach(Medium::Picture, rest)?,
             "audio" => self.attach(Medium::Sound, rest)?,
+            "tools" => self.list_tools()?,
             "stats" => self.stats(),
             "thoughts" => match self.last.as_ref().map(|answer| &answer.thoughts).filter(|text| !text.is_empty()) {
                 Some(text) => say(text),
