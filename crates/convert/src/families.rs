@@ -51,6 +51,11 @@ const USUAL: Family = Family {
     more: |_, _| Ok(()),
 };
 
+/// Architectures that come of conversions, each with the classes that it comes from.
+pub fn families() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    TABLE.iter().map(|family| (family.architecture, family.classes))
+}
+
 /// Every family that can be converted.
 const TABLE: &[Family] = &[
     Family {

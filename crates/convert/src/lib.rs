@@ -21,6 +21,7 @@ use kiln_system::files::Output;
 
 use config::Config;
 pub use error::{Error, Result};
+pub use families::families;
 use safetensors::Weights;
 use tensors::Made;
 

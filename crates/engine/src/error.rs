@@ -27,7 +27,7 @@ pub enum Error {
     OutOfRange,
 
     #[error(
-        "architecture \"{name}\" is not supported; Kiln knows {known}\nhint: `kiln inspect` shows what the file holds", name = shown(name)
+        "architecture \"{name}\" is not supported; Kiln knows {known}\nhint: `kiln inspect` says which of them is nearest and what differs; --as NAME reads the file as that one", name = shown(name)
     )]
     Architecture { name: String, known: String },
     #[error(

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on should stop")]
 
 mod device;
+mod heads_of_files;
 mod tiny;
 
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use kiln_engine::executor::{Arithmetic, CpuExecutor, Executor};
 use kiln_engine::lower::{Target, lower};
 use kiln_engine::model::Model;
 use kiln_engine::run::{Engine, Entry, SequenceId, Wanted};
-use kiln_gguf::{Gguf, TensorType};
+use kiln_gguf::{Gguf, Metadata, Strings, TensorType, Value};
 
 use tiny::{goldens, model, model_of, words};
 
@@ -210,6 +211,12 @@ fn every_architecture_has_a_golden() {
 /// `docs/architectures.md` as the tables and goldens have it.
 fn documented() -> String {
     let goldens = goldens();
+    let heads: Vec<String> = heads_of_files::goldens()
+        .into_iter()
+        .filter_map(|(file, _)| {
+            Some(file.rsplit_once('-')?.0.trim_end_matches("-plain").trim_end_matches("-shared").to_owned())
+        })
+        .collect();
     let mut text = String::from(
         "# Architectures\n\nWritten by a test from the table in `crates/engine/src/arch/mod.rs` \
          (`KILN_UPDATE_SNAPSHOTS=1 cargo test -p kiln-engine --test architectures documents`).\n\n\
@@ -219,7 +226,9 @@ fn documented() -> String {
          Judged by: tiny models that llama.cpp's tests make, with weights drawn so that every part counts. llama.cpp gives their \
          logits, of encoders the vectors (`scripts/oracle/archs`, `scripts/oracle/encoders`, `scripts/oracle/t5`); some of them are in `crates/engine/tests/goldens/architectures` and tested always, \
          whole, in pieces and beside other texts.\n\n\
-         | name | models | remembers | judged by | bounds |\n| --- | --- | --- | --- | --- |\n",
+         Drafts: whether a head in the model's file can draft. Converted from: classes of `config.json` that `kiln convert` reads. \
+         Pictures and sounds go by the encoder beside a model ([Vision](vision.md), [Sound](sound.md)), tools by its chat template ([Tools](serving/tools.md)).\n\n\
+         | name | models | remembers | drafts | converted from | judged by | bounds |\n| --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for row in TABLE {
         let of = |file: &str| file.rsplit_once('-').is_some_and(|(of, _)| of == row.name);
@@ -238,7 +247,11 @@ fn documented() -> String {
         let names: Vec<String> = files.iter().map(|(file, _)| format!("`{file}`")).collect();
         let judged = if names.is_empty() { "`crates/engine/tests/rwkv.rs`".to_owned() } else { names.join(", ") };
         let bound = LIMITS.iter().find(|(name, _)| *name == row.name).map_or("", |(_, bound)| bound);
-        text += &format!("| `{}` | {} | {remembers} | {judged} | {bound} |\n", row.name, row.models);
+        let drafts = if heads.iter().any(|head| head == row.name) { "yes" } else { "" };
+        let classes = kiln_convert::families().filter(|(name, _)| *name == row.name).flat_map(|(_, classes)| classes);
+        let classes: Vec<String> = classes.map(|class| format!("`{class}`")).collect();
+        let (name, models, classes) = (row.name, row.models, classes.join(", "));
+        text += &format!("| `{name}` | {models} | {remembers} | {drafts} | {classes} | {judged} | {bound} |\n");
     }
     text += "\n## Known and refused\n\n| name | why |\n| --- | --- |\n";
     for (name, why) in REFUSED {
@@ -257,4 +270,37 @@ fn documents_are_as_the_table() {
     assert_eq!(documented(), written, "KILN_UPDATE_SNAPSHOTS=1 writes the new page");
     let twice = REFUSED.iter().find(|(name, _)| TABLE.iter().any(|row| row.name == *name));
     assert!(twice.is_none(), "{twice:?} is run and refused");
+}
+
+/// What a file says of weights that were turned is checked before anything is computed: read as plain ones they make nonsense.
+#[test]
+fn turned_weights_that_kiln_does_not_know_are_refused_by_key() {
+    let refused = |file: &str, key: &str, value: Value| {
+        let key = format!("prism.hadamard.{key}");
+        let change = |metadata: &mut Metadata, _: &mut Vec<String>| metadata.set(key.clone(), value.clone());
+        let why =
+            tiny::changed(&tiny::golden(file), tiny::drawn, change).err().expect("it should be refused").to_string();
+        assert!(why.contains(&key), "{why}");
+        why
+    };
+    let names = |all: &[&str]| Value::from(all.iter().collect::<Strings>());
+    for (key, value, word) in [
+        ("version", 3u32.into(), "newer"),
+        ("transform", "haar".into(), "normalized-sylvester"),
+        ("axis", "output".into(), "input-last-dimension"),
+        ("block_size", 48u32.into(), "power of two"),
+        ("block_size", 128u32.into(), "divisor of the 64 columns"),
+        ("sign_mode", "random".into(), "explicit"),
+        ("sign_values", vec![1i32; 64].into(), "192 numbers, as sign_widths adds up to"),
+        ("sign_values", vec![0i32; 192].into(), "1 or -1"),
+        ("weight_names", names(&["blk.0.attn_norm.weight"]), "attn_norm"),
+        ("weight_names", names(&[]), "at least one"),
+        ("inverse_weight_names", names(&["output.weight"]), "token_embd.weight"),
+        ("tied_output", true.into(), "version 2"),
+    ] {
+        let why = refused("qwen35-hadamard", key, value);
+        assert!(why.contains(word), "{key}: {why}");
+    }
+    let why = refused("olmo2-dense", "version", 1u32.into());
+    assert!(why.contains("olmo2") && why.contains("qwen35moe"), "{why}");
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln_engine::text::Template;
+use kiln_engine::text::{ChatInput, Message, Template};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -112,4 +112,45 @@ fn families_are_told_by_what_templates_can_do() {
     assert!(!capabilities("microsoft-Phi-3.5-mini-instruct").tools);
     assert!(capabilities("meetkai-functionary-medium-v3.2").string_arguments);
     assert!(!capabilities("meta-llama-Llama-3.1-8B-Instruct").parallel_calls);
+}
+
+/// Conversations as agents have them, that templates of real models refuse: what was said is in the prompt all the same.
+#[test]
+fn orders_of_roles_that_templates_refuse_are_worked_around() {
+    let goldens = goldens();
+    let template = |name: &str| {
+        let entry = goldens.templates.iter().find(|entry| entry.name == name).expect("the template is there");
+        Template::new(&entry.source).expect("it compiles")
+    };
+    let said = |role: &str, content: &str| Message::new(role, content);
+    let answer = Message { tool_call_id: Some("abcdefghi".into()), ..said("tool", "21 degrees") };
+    let render = |name: &str, messages: Vec<Message>| {
+        let input = ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() };
+        template(name).render(&input)
+    };
+    let middle = || vec![said("system", "one"), said("user", "two"), said("system", "three"), said("user", "four")];
+    for (name, messages, words) in [
+        ("mistral_nemo", middle(), &["one\n\nthree", "two\n\nfour"][..]),
+        ("mistralai-Mistral-Nemo-Instruct-2407", middle(), &["one\n\nthree", "two\n\nfour"]),
+        ("gemma3", middle(), &["one\n\nthree\n\ntwo\n\nfour"]),
+        ("google-gemma-2-2b-it", middle(), &["one", "three", "two\n\nfour"]),
+        ("Qwen3.5-4B", middle(), &["one\n\nthree", "two", "four"]),
+        ("Mistral-Small-3.2-24B-Instruct-2506", vec![said("user", "two"), said("user", "four")], &["two\n\nfour"]),
+        ("openai-gpt-oss-120b", vec![said("user", "warm?"), answer.clone()], &["warm?", "Result of tool:\n21 degrees"]),
+        ("MiniMax-M2", vec![said("user", "warm?"), answer.clone()], &["warm?", "Result of tool:\n21 degrees"]),
+    ] {
+        let text = render(name, messages).unwrap_or_else(|why| panic!("{name}: {why}")).text;
+        let mut rest = text.as_str();
+        for word in words {
+            let (_, after) = rest.split_once(word).unwrap_or_else(|| panic!("{name}: {word:?} is not in {text}"));
+            rest = after;
+        }
+    }
+    // What a template takes as it is, it gets as it is.
+    let plain = vec![said("user", "two"), said("user", "four")];
+    let text = render("Qwen3.5-4B", plain).expect("it renders").text;
+    assert!(!text.contains("two\n\nfour"), "{text}");
+    // A refusal that has nothing to do with roles stands.
+    let why = render("Mistral-Small-3.2-24B-Instruct-2506", vec![said("nobody", "x")]).expect_err("no such role");
+    assert!(why.to_string().contains("refuses"), "{why}");
 }

@@ -169,6 +169,11 @@ impl Gguf {
         self.metadata.remove(key)
     }
 
+    /// Gives a key another value, or adds it: for what a user says in the place of the file, which stays as it is.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.metadata.set(key, value);
+    }
+
     /// All tensors, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors

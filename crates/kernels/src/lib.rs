@@ -48,6 +48,7 @@ pub mod get_rows;
 pub mod gla;
 pub mod glu;
 pub mod group_norm;
+pub mod hadamard;
 pub mod head_mix;
 pub mod key_mix;
 pub mod kv_write;
@@ -138,6 +139,7 @@ operations! {
     scale => Scale,
     unary => Unary,
     xielu => Xielu,
+    hadamard => Hadamard,
     glu => Glu,
     gated_add => GatedAdd,
     copy => Copy,

@@ -62,7 +62,7 @@ const DRAFTS_ITSELF: Meaning =
     Ignored("the draft model runs where the model does, with its settings; the output is the same");
 const OWN_BATCHES: Meaning = Ignored("Kiln chooses batch sizes itself");
 const NO_PINNING: Meaning = Ignored("Kiln leaves scheduling to the system; -t sets the number of threads");
-const FILE_SAYS: Meaning = Refused("Kiln takes RoPE settings from the model file");
+const NO_GROUPS: Meaning = Refused("Kiln has no grouped self-attention; --rope-scaling yarn stretches contexts");
 const TEXT_ONLY: Meaning = Refused(
     "`kiln run` and `kiln chat` take pictures and sounds (--mmproj, --image and --audio) and `kiln serve` takes --mmproj; no command takes addresses of such files",
 );
@@ -81,7 +81,6 @@ const TABLE: &[Row] = &[
     row(&["-m", "--model"], Value, Model("")),
     row(&["-hft", "--hf-token"], Value, Refused("set HF_TOKEN in the environment instead")),
     row(&["--offline"], Nothing, Refused("set HF_HUB_OFFLINE=1 in the environment instead")),
-    row(&["--override-kv"], Value, Refused("Kiln uses a model file's metadata as it is")),
     only(&["run", "chat", "serve"], &["-mm"], Value, Is("--mmproj")),
     row(&["--mmproj", "-mm", "--mmproj-url", "-mmu", "--image", "--audio"], Value, TEXT_ONLY),
     row(&["--no-mmproj", "--no-mmproj-offload"], Nothing, Always("no multimodal projector is loaded")),
@@ -115,8 +114,7 @@ const TABLE: &[Row] = &[
     only(&["serve", "chat"], &["-cram"], Value, Is("--cache-ram")),
     row(&["--swa-full", "-dt", "--defrag-thold", "-ctxcp", "--ctx-checkpoints", "-cram", "--cache-ram"], Maybe(&[]), Ignored("Kiln manages the KV cache itself")),
     row(&["--list-devices"], Nothing, Refused("`kiln devices` lists them")),
-    row(&["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx", "--yarn-ext-factor",
-        "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast", "-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], Value, FILE_SAYS),
+    row(&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], Value, NO_GROUPS),
     row(&["--control-vector", "--control-vector-scaled", "--control-vector-layer-range"], Value, NO_CONTROL),
     // Drafts.
     only(DRAFTING, &["-md", "--model-draft", "--spec-draft-model"], Value, Is("--draft-model")),
@@ -346,6 +344,7 @@ mod tests {
             ("kiln serve m.gguf -md d.gguf --draft 8", "kiln serve m.gguf --draft-model d.gguf --draft-max 8"),
             ("kiln run m.gguf hi --spec-draft-p-min 0.5", "kiln run m.gguf hi --draft-p-min 0.5"),
             ("kiln bench -m m.gguf -ngl 99 -p 64 -r 2", "kiln bench -m m.gguf --gpu-layers 99 -p 64 -r 2"),
+            ("kiln serve m --yarn-ext-factor -1", "kiln serve m --yarn-ext-factor -1"),
             ("kiln run m -sys hi -no-cnv x", "kiln run m --system hi --raw x"),
             ("kiln chat m -sysf s.txt -r stop", "kiln chat m --system-file s.txt --stop stop"),
             ("kiln -v run m -ctk q8_0 -ctv q8_0 x", "kiln -v run m --cache-type-k q8_0 --cache-type-v q8_0 x"),
@@ -393,7 +392,7 @@ mod tests {
             ("kiln chat m -no-cnv", &["kiln run"]),
             ("kiln serve m --image x", &["--image", "kiln run"]),
             ("kiln serve m --audio x.wav", &["--audio", "sound", "kiln run"]),
-            ("kiln serve m --rope-freq-base 1e6", &["RoPE"]),
+            ("kiln serve m -gan 4", &["--rope-scaling yarn"]),
             ("kiln chat m -p hi", &["kiln run"]),
             ("kiln run m -hf", &["-hf needs a value"]),
             ("kiln run m -hff x", &["--hf-repo"]),

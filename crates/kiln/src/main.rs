@@ -8,6 +8,7 @@ mod draft_flags;
 mod fleet_flags;
 mod generate;
 mod habits;
+mod key_flags;
 mod lora;
 mod managed;
 mod model;

@@ -16,6 +16,7 @@ use kiln_llm::{DeviceChoice, DeviceError, Early, Error, Job, LoadError, Note, Op
 
 use crate::device::DeviceFlag;
 use crate::draft_flags::Drafting;
+use crate::key_flags::KeyFlags;
 use crate::lora::LoraFlags;
 use crate::output::{byte_progress, is_verbose, say, size};
 use crate::placing::PlaceFlags;
@@ -51,6 +52,8 @@ pub(crate) struct ModelFlags {
     pub(crate) place: PlaceFlags,
     #[command(flatten)]
     pub(crate) stages: StageFlags,
+    #[command(flatten)]
+    pub(crate) keys: KeyFlags,
     #[arg(skip)]
     pub(crate) early: Early,
 }
@@ -173,6 +176,7 @@ impl ModelFlags {
             placing: self.place.placing().map_err(|why| in_words(why.into()))?,
             stages: self.stages.stages()?,
             adapters: Vec::new(),
+            overlay: self.keys.overlay(),
             early: self.early.clone(),
             watch: Watch::new(tell),
         })

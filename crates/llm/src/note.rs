@@ -41,6 +41,11 @@ pub enum Note {
         /// The rule.
         rule: String,
     },
+    /// A key of the file keeps its value, though another one was given.
+    KeyStays {
+        /// Which, and why.
+        why: String,
+    },
     /// Vectors of norms in an adapter are not applied.
     NormsLeftOut {
         /// How many.
@@ -65,6 +70,7 @@ impl fmt::Display for Note {
                 write!(f, "{asked} GPU layers: the model has {layers} layers, and all of them are offloaded")
             }
             Note::RuleFitsNothing { rule } => write!(f, "{rule:?} matches no tensor of the model"),
+            Note::KeyStays { why } => f.write_str(why),
             Note::NormsLeftOut { count, path } => {
                 write!(f, "{count} vectors of norms in the adapter {path} are left out")
             }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 
 use kiln_engine::arch::Room;
 use kiln_engine::executor::{DequantCache, Executor, GpuExecutor, Options, Packing, Progress, Sums};
-use kiln_engine::model::{Adapter, Model};
+use kiln_engine::model::{Adapter, Model, Overlay};
 use kiln_engine::run::{self, Engine, First, Heads, fit};
 use kiln_gguf::{Gguf, TensorType};
 use kiln_gpu::{AdapterKind, Device, Error as GpuError};
@@ -51,6 +51,8 @@ pub struct Opening {
     pub stages: Stages,
     /// Adapters that go on top of the model.
     pub adapters: Vec<AdapterFile>,
+    /// What is said of the model in the place of its file.
+    pub overlay: Overlay,
     /// Devices that are being opened meanwhile.
     pub early: Early,
     /// Hears of notes.
@@ -68,6 +70,7 @@ impl Default for Opening {
             placing: Placing::default(),
             stages: Stages::default(),
             adapters: Vec::new(),
+            overlay: Overlay::default(),
             early: Early::default(),
             watch: Watch::default(),
         }
@@ -96,23 +99,6 @@ pub struct Job {
     pub expected: Option<usize>,
     /// Whether the head that drafts is loaded, where the file has one and one device runs the model.
     pub heads: Heads,
-}
-
-/// Opens a model file; `mapped` is told of it before it is read.
-fn bare(
-    path: &Path,
-    mapped: impl FnOnce(&Gguf),
-    read: fn(Gguf) -> Result<Model, kiln_engine::Error>,
-) -> Result<Model, LoadError> {
-    let named = |why: kiln_engine::Error| match why {
-        // These name the file themselves.
-        kiln_engine::Error::Gguf(why) => LoadError::File(why),
-        why => LoadError::Model { path: path.to_owned(), why },
-    };
-    let gguf = Gguf::open(path).map_err(|why| named(why.into()))?;
-    check_model(&gguf, path)?;
-    mapped(&gguf);
-    read(gguf).map_err(named)
 }
 
 /// A variable whose value makes no sense.
@@ -199,12 +185,33 @@ impl Opening {
                 gguf.fetch();
             }
         };
-        self.adapted(bare(path, fetch, Model::new)?)
+        self.adapted(self.bare(path, fetch, Model::new)?)
     }
 
     /// The same for callers that give ids of tokens alone: a vocabulary that cannot be read is no obstacle.
     pub fn model_of_ids(&self, path: &Path) -> Result<Arc<Model>, Error> {
-        self.adapted(bare(path, |_| (), Model::of_ids)?)
+        self.adapted(self.bare(path, |_| (), Model::of_ids)?)
+    }
+
+    /// Opens a model file, with what is said in its place; `mapped` is told of it before it is read.
+    fn bare(
+        &self,
+        path: &Path,
+        mapped: impl FnOnce(&Gguf),
+        read: fn(Gguf) -> Result<Model, kiln_engine::Error>,
+    ) -> Result<Model, LoadError> {
+        let named = |why: kiln_engine::Error| match why {
+            // These name the file themselves.
+            kiln_engine::Error::Gguf(why) => LoadError::File(why),
+            why => LoadError::Model { path: path.to_owned(), why },
+        };
+        let mut gguf = Gguf::open(path).map_err(|why| named(why.into()))?;
+        check_model(&gguf, path)?;
+        for why in self.overlay.apply(&mut gguf).map_err(named)? {
+            self.watch.note(Note::KeyStays { why });
+        }
+        mapped(&gguf);
+        read(gguf).map_err(named)
     }
 
     /// Puts the adapters on a model.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kiln_engine::arch::{BatchShape, Room};
 use kiln_engine::executor::{Arithmetic, BATCH, CpuExecutor, Executor, GpuExecutor, PipelineExecutor};
-use kiln_engine::model::Model;
+use kiln_engine::model::{Model, Overlay};
 use kiln_engine::placement::{Ask, Candidate, CpuExperts, GpuLayers, Placement, Rule, Sizes, place};
 use kiln_engine::plan::Plan;
 use kiln_engine::run::{self, Place, fit, fit_in, usable};
@@ -228,6 +228,7 @@ impl Opening {
         let placing = Placing { memory_limit: self.placing.memory_limit, ..Placing::default() };
         Opening {
             adapters: Vec::new(),
+            overlay: Overlay::default(),
             early: Early::default(),
             placing,
             context: None,

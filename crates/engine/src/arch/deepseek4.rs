@@ -76,7 +76,8 @@ fn attention(l: &mut Loader<'_>, spec: &Spec) -> Result<Vec<CompressedSpec>, Err
     )?;
     let rope = Rope::read(l, sizes, RopeStyle::Normal, Factors::Unused)?;
     let plain = rope.unscaled(rope.params.freq_base);
-    let mut stretched = rope.with_base(keys.float("attention.compress_rope_freq_base", 10000.0, [1.0, MOST_BASE])?);
+    let mut stretched = rope.clone();
+    stretched.params.freq_base = keys.float("attention.compress_rope_freq_base", 10000.0, [1.0, MOST_BASE])?;
     // The heads of these models do not grow where YaRN stretches them.
     stretched.params.attn_factor /= stretched.params.magnitude();
     let count = |key: &str, most: usize| keys.count(&format!("attention.{key}"), most);

@@ -67,11 +67,7 @@ fn heads(l: &mut Loader<'_>, spec: &mut Spec) -> Result<(), Error> {
     let turned = keys.count_opt("rope.dimension_count_swa", 4096)?.unwrap_or(turned);
     let fits = turned <= width && turned.is_multiple_of(2);
     keys.require(fits, "rope.dimension_count_swa", turned, &format!("even, and at most {width}, the width of a head"))?;
-    let near = Rope {
-        params: RopeParams::plain(RopeStyle::Neox, turned, window_base(l, 10000.0)?),
-        factors: None,
-        several: None,
-    };
+    let near = Rope::plain(RopeParams::plain(RopeStyle::Neox, turned, window_base(l, 10000.0)?));
     spec.each_attention(|i, attention| {
         (attention.scale, attention.value_norm, attention.keys_as_values) = (1.0, true, true);
         attention.window = windows[i];

@@ -60,11 +60,12 @@ pub(super) fn all(l: &Loader<'_>, spec: &Spec) -> Result<Vec<LatentSpec>, Error>
 
 /// YaRN in DeepSeek's form: turned elements and scores have factors that depend on how far the context is stretched. `log` is
 /// what the file says of it.
-fn stretched(spec: &mut [LatentSpec], factor: f32, log: f32, deepseek2: bool) {
-    let mean = |m: f32| if factor > 1.0 { 1.0 + 0.1 * m * factor.ln() } else { 1.0 };
+fn stretched(spec: &mut [LatentSpec], log: f32, deepseek2: bool) {
     let m = 10.0 * log;
     for layer in spec {
-        let Some(Rope { params, .. }) = layer.rope.as_mut() else { continue };
+        let Some(rope) = layer.rope.as_mut() else { continue };
+        let (factor, params) = (rope.stretch(), &mut rope.params);
+        let mean = |m: f32| if factor > 1.0 { 1.0 + 0.1 * m * factor.ln() } else { 1.0 };
         let yarn = params.ext_factor != 0.0;
         let turned = params.attn_factor * mean(1.0);
         let turned = if yarn && m != 0.0 {
@@ -91,9 +92,8 @@ fn deepseek(l: &mut Loader<'_>, is_deepseek2: bool) -> Loaded {
     if blocks == 26 || blocks == 27 || (blocks == 48 && vocab == 128_256) {
         latent.iter_mut().for_each(|layer| layer.query_rank = None);
     }
-    let factor = keys.factor("rope.scaling.factor")?.unwrap_or(1.0);
     let log = keys.float("rope.scaling.yarn_log_multiplier", 0.0, [0.0, 1e3])?;
-    stretched(&mut latent, factor, log, is_deepseek2);
+    stretched(&mut latent, log, is_deepseek2);
     if let Some(scale) = keys.factor("attention.temperature_scale")? {
         let length = keys.count("attention.temperature_length", 1 << 24)?;
         let temperature = Some(Temperature { scale, length, offset: 0 });
@@ -181,9 +181,8 @@ fn chosen(
 ) -> Loaded {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Normal, Factors::Unused)?;
     let mut latent = all(l, &spec)?;
-    let factor = l.keys.factor("rope.scaling.factor")?.unwrap_or(1.0);
     let log = if log { l.keys.float("rope.scaling.yarn_log_multiplier", 0.0, [0.0, 1e3])? } else { 0.0 };
-    stretched(&mut latent, factor, log, false);
+    stretched(&mut latent, log, false);
     choosing.apply(l, &own(l, &spec)?, &mut latent)?;
     spec.latent = latent;
     spec.drafts = Some(Handed::Normed);

@@ -34,6 +34,7 @@ mod llama4;
 mod mamba;
 mod minimax;
 mod mistral3;
+mod nearest;
 mod olmo;
 mod olmoe;
 mod phi;
@@ -52,6 +53,7 @@ mod streamed;
 mod t5;
 mod variants;
 
+pub use nearest::{Likeness, nearest};
 pub use refused::{LIMITS, REFUSED};
 
 use std::collections::{HashMap, HashSet};
@@ -60,10 +62,12 @@ use kiln_gguf::{Gguf, TensorType};
 
 use crate::Error;
 use crate::lower::Target;
-use crate::model::adapter::Matrix;
+use crate::model::adapter::{Matrix, Pair};
 use crate::model::names::TOKEN_EMBEDDING;
+use crate::model::turned::Turned;
 use crate::model::{Adapter, Config, Facts, Loader, MOST_LAYERS};
 use crate::plan::adapt::{Change, Changes, Scales, adapt};
+use crate::plan::turn::turn;
 use crate::plan::{Builder, Fixed, Plan, Ports, SlotKind};
 use kiln_kernels::advance::Places;
 use kiln_kernels::recurrence::Sequences;
@@ -502,6 +506,8 @@ pub struct Graph {
     /// What adapters change, and how strongly each of them counts.
     changes: Changes,
     scales: Vec<f32>,
+    /// Weights whose inputs are turned first.
+    turned: Option<Turned>,
 }
 
 impl Graph {
@@ -577,6 +583,16 @@ impl Graph {
 
     /// Whether every change of these adapters has steps in plans.
     pub(crate) fn check_adapters(&self, shape: BatchShape, adapters: &[Adapter]) -> Result<(), Error> {
+        for adapter in adapters {
+            let of_turned =
+                |pair: &&Pair| self.turned.as_ref().is_some_and(|turned| self.has_turned(turned, &pair.weight));
+            if let Some(pair) = adapter.pairs.iter().find(of_turned) {
+                let why =
+                    format!("it changes `{}`, which was turned before it was rounded (prism.hadamard)", pair.weight);
+                let hint = "apply it to a file of the model without such weights";
+                return Err(Error::Adapter { path: adapter.path.clone(), why, hint });
+            }
+        }
         let (_, changed) = self.adapted((shape, Results::Logits), Scales::ByRow(self.scales.len()))?;
         let names: HashSet<&str> = changed.iter().map(|slot| &*self.fixed.slots[slot.0 as usize].name).collect();
         for adapter in adapters {
@@ -588,6 +604,10 @@ impl Graph {
             }
         }
         Ok(())
+    }
+
+    fn has_turned(&self, turned: &Turned, name: &str) -> bool {
+        (0..).zip(&self.fixed.slots).any(|(i, slot)| slot.name == name && turned.has(Slot(i)))
     }
 
     fn unchanged(&self, shape: BatchShape, results: Results) -> Result<Plan, Error> {
@@ -603,7 +623,11 @@ impl Graph {
         let ports = if self.facts.drafts { ports.with_carried(&mut b) } else { ports };
         let ports = ports.with_places(&mut b, &shape);
         let logits = self.architecture.build(&mut b, &Batch { shape, ports, results });
-        b.finish(ports, logits)
+        let mut plan = b.finish(ports, logits)?;
+        if let Some(turned) = &self.turned {
+            turn(&mut plan, turned)?;
+        }
+        Ok(plan)
     }
 }
 
@@ -621,6 +645,7 @@ pub(crate) fn graph_with(config: &Config, gguf: &Gguf, room: &Room, wants_head: 
     let harmless = HARMLESS.iter().find(|(name, _)| *name == row.name).map_or(&[][..], |(_, parts)| parts);
     // What makes vectors of texts out of vectors of tokens is read elsewhere.
     let harmless: Vec<&str> = harmless.iter().copied().chain(crate::embed::TENSORS).collect();
-    let (fixed, facts) = loader.finish(&harmless)?;
-    Ok(Graph { architecture, fixed, facts, room: *room, changes: Changes::new(), scales: Vec::new() })
+    let (mut fixed, facts) = loader.finish(&harmless)?;
+    let turned = Turned::read(gguf, row.name, &mut fixed)?;
+    Ok(Graph { architecture, fixed, facts, room: *room, changes: Changes::new(), scales: Vec::new(), turned })
 }

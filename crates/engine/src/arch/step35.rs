@@ -35,11 +35,7 @@ pub(super) fn load(l: &mut Loader<'_>) -> Result<Box<dyn Architecture>, Error> {
     )?;
     let near = keys.count_opt("rope.dimension_count_swa", head)?.unwrap_or(turned);
     keys.require(near.is_multiple_of(2), "rope.dimension_count_swa", near, "even")?;
-    let near = Rope {
-        params: RopeParams::plain(RopeStyle::Neox, near, window_base(l, 10000.0)?),
-        factors: None,
-        several: None,
-    };
+    let near = Rope::plain(RopeParams::plain(RopeStyle::Neox, near, window_base(l, 10000.0)?));
     spec.each_attention(|i, attention| {
         l.layer(i);
         attention.window = windows[i];

@@ -213,7 +213,7 @@ pub(super) fn cogvlm(l: &mut Loader<'_>) -> Loaded {
     let mut spec = Spec::rotary(l, NormKind::Rms, RopeStyle::Neox, Factors::Unused)?;
     let params = RopeParams::plain(RopeStyle::Neox, spec.sizes.head_dim, 10000.0);
     spec.each_attention(|_, attention| {
-        attention.rope = Some(Rope { params, factors: None, several: None });
+        attention.rope = Some(Rope::plain(params));
         attention.scaled = false;
     });
     Decoder::load(l, spec)

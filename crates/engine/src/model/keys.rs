@@ -1,5 +1,8 @@
 //! Reads the hyper-parameters of an architecture from a file's metadata. Every value is bounded: the file is not trusted.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use kiln_gguf::{Gguf, Metadata};
 
 use crate::Error;
@@ -12,22 +15,34 @@ pub const MOST_LAYERS: usize = 1024;
 pub struct Keys<'a> {
     metadata: &'a Metadata,
     prefix: &'a str,
+    /// Names of all keys that were asked for, where somebody wants to know.
+    asked: Option<&'a RefCell<BTreeSet<String>>>,
 }
 
 impl<'a> Keys<'a> {
     /// The keys of a file whose architecture is called `prefix`.
     pub fn new(gguf: &'a Gguf, prefix: &'a str) -> Keys<'a> {
-        Keys { metadata: gguf.metadata(), prefix }
+        Keys { metadata: gguf.metadata(), prefix, asked: None }
     }
 
     /// Keys of the same file that begin with another word.
     pub fn of(&self, prefix: &'a str) -> Keys<'a> {
-        Keys { metadata: self.metadata, prefix }
+        Keys { prefix, ..*self }
+    }
+
+    /// The same keys; the names of those that are asked for are written down.
+    #[must_use]
+    pub fn noting(self, asked: &'a RefCell<BTreeSet<String>>) -> Keys<'a> {
+        Keys { asked: Some(asked), ..self }
     }
 
     /// The name of a key: `llama.block_count` for `block_count`.
     pub fn name(&self, suffix: &str) -> String {
-        format!("{}.{suffix}", self.prefix)
+        let name = format!("{}.{suffix}", self.prefix);
+        if let Some(asked) = self.asked {
+            asked.borrow_mut().insert(name.clone());
+        }
+        name
     }
 
     fn refuse<T>(&self, suffix: &str, value: impl std::fmt::Display, want: String) -> Result<T, Error> {

@@ -40,6 +40,8 @@ pub struct Facts {
     pub start: Option<u32>,
     /// Whether positions mean nothing but distances, all far ones alike: a text may be longer than those that the model has learnt from.
     pub any_length: bool,
+    /// Tokens of context that options of YaRN stretch it to, where they do.
+    pub stretched: Option<usize>,
     /// Whether tokens have several positions: those of a picture are its rows and columns.
     pub several_positions: bool,
     /// Layers behind which vectors of pictures have further parts that are added.
@@ -112,6 +114,11 @@ impl<'a> Loader<'a> {
             caches: HashMap::new(),
             wants_head: false,
         }
+    }
+
+    /// Whether a tensor was asked for so far.
+    pub(crate) fn has_read(&self, name: &str) -> bool {
+        self.read.contains_key(name)
     }
 
     /// From now on names are those of layer `i`: `attn_q` means `blk.i.attn_q`.
@@ -267,6 +274,11 @@ impl<'a> Loader<'a> {
     /// Vectors of pictures have so many further parts, which are added behind the first layers.
     pub fn deepstack(&mut self, layers: usize) {
         self.facts.deepstack = layers;
+    }
+
+    /// Options of YaRN stretch the context to so many tokens.
+    pub fn stretched(&mut self, context: usize) {
+        self.facts.stretched = Some(context);
     }
 
     /// The model gives vectors and no logits.

@@ -5,7 +5,9 @@ mod config;
 mod keys;
 mod loader;
 pub mod names;
+pub mod overlay;
 pub mod parts;
+pub(crate) mod turned;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ pub use adapter::Adapter;
 pub use config::Config;
 pub use keys::{Keys, MOST_LAYERS};
 pub use loader::{Cached, Facts, Loader};
+pub use overlay::{KeyValue, Overlay, RopeOptions, RopeScaling};
 
 use crate::Error;
 use crate::arch::{BatchShape, Graph, Room, graph, graph_with};
@@ -89,9 +92,9 @@ impl Model {
         Ok(Model { facts, ..model })
     }
 
-    /// Tokens of context that it is good for: as many as it was trained with. Where only distances count, longer texts are as good.
+    /// Tokens of context that it is good for: as many as it was trained with, or as options stretch it to. Where only distances count, longer texts are as good.
     pub fn usual_context(&self) -> usize {
-        let trained = self.config.context.max(1);
+        let trained = self.facts.stretched.unwrap_or(self.config.context).max(1);
         if self.facts.any_length { trained.saturating_mul(4) } else { trained }
     }
 

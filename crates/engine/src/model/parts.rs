@@ -3,7 +3,7 @@
 
 use kiln_kernels::rope::{RopeParams, RopeStyle};
 
-use super::{Loader, MOST_LAYERS, names};
+use super::{Loader, MOST_LAYERS, names, overlay};
 use crate::Error;
 
 /// Sizes of a transformer.
@@ -107,6 +107,8 @@ impl Sizes {
 pub struct Rope {
     /// How pairs are turned.
     pub params: RopeParams,
+    /// The factor of frequencies that the file says, which layers with bases of their own keep whatever options say.
+    pub(crate) of_file: f32,
     /// What the frequencies are divided by, one for each pair.
     pub factors: Option<Vec<f32>>,
     /// How pairs follow several positions, where tokens have some.
@@ -136,6 +138,47 @@ pub enum Factors {
 /// Most that a base or factor of frequencies may be.
 const MOST_BASE: f32 = 1e12;
 
+/// Bounds of the numbers of turns between which YaRN mixes.
+const BETAS: [f32; 2] = [1e-3, 1e6];
+
+/// What a file says of scaling.
+struct Scaled<'a> {
+    kind: &'a str,
+    factor: f32,
+    original: usize,
+}
+
+/// Scales frequencies by what options say, or else the file. Whether YaRN is in effect is said by the extrapolation factor, not by the kind.
+fn scale(l: &mut Loader<'_>, params: &mut RopeParams, file: &Scaled<'_>) -> Result<(), Error> {
+    let said = l.keys.of(overlay::ROPE);
+    let kind = said.text("scaling")?.unwrap_or(file.kind);
+    let scale = said.factor("freq_scale")?.unwrap_or(1.0 / file.factor);
+    params.freq_scale = if kind == "none" { 1.0 } else { scale };
+    let ext = said.float("yarn_ext_factor", -1.0, [-1e6, 1e3])?;
+    params.ext_factor = match kind {
+        _ if ext >= 0.0 => ext,
+        "yarn" => 1.0,
+        _ => 0.0,
+    };
+    if params.ext_factor == 0.0 {
+        params.attn_factor *= said.float("yarn_attn_factor", 1.0, [1e-3, 1e3])?;
+        return Ok(());
+    }
+    params.n_ctx_orig = said.count_opt("yarn_orig_ctx", 1 << 24)?.unwrap_or(file.original);
+    params.beta_fast = said.float("yarn_beta_fast", params.beta_fast, BETAS)?;
+    params.beta_slow = said.float("yarn_beta_slow", params.beta_slow, BETAS)?;
+    if params.freq_scale > 1.0 {
+        // Heads do not shrink where contexts do; the operation multiplies by this itself.
+        params.attn_factor /= RopeParams { attn_factor: 1.0, ..*params }.magnitude();
+    }
+    let of_file = if file.kind == "none" { 1.0 } else { 1.0 / file.factor };
+    if params.freq_scale != of_file {
+        let stretched = (params.n_ctx_orig as f64 / f64::from(params.freq_scale)) as usize;
+        l.stretched(stretched.next_multiple_of(256).clamp(256, 1 << 24));
+    }
+    Ok(())
+}
+
 impl Rope {
     /// Reads and checks it, for heads of `sizes.head_dim`.
     pub fn read(l: &mut Loader<'_>, sizes: &Sizes, style: RopeStyle, factors: Factors) -> Result<Rope, Error> {
@@ -143,25 +186,21 @@ impl Rope {
         let head = sizes.head_dim;
         let n_dims = keys.count_opt("rope.dimension_count", head)?.unwrap_or(head);
         keys.require(n_dims % 2 == 0, "rope.dimension_count", n_dims, "even")?;
+        let said = keys.of(overlay::ROPE);
         let base = keys.float("rope.freq_base", 10000.0, [1.0, MOST_BASE])?;
-        let mut params = RopeParams::plain(style, n_dims, base);
+        let mut params = RopeParams::plain(style, n_dims, said.float("freq_base", base, [1.0, MOST_BASE])?);
         let old = keys.factor("rope.scale_linear")?;
         // Files say 0 where they mean that nothing is scaled.
         let factor = keys.factor("rope.scaling.factor")?.or(old).unwrap_or(1.0);
         params.attn_factor = keys.float("rope.scaling.attn_factor", 1.0, [1e-3, 1e3])?;
         let original = keys.count_opt("rope.scaling.original_context_length", 1 << 24)?.unwrap_or(sizes.context);
         let kind = keys.text("rope.scaling.type")?.unwrap_or("linear");
-        match kind {
-            "none" => {}
-            "linear" | "longrope" => params.freq_scale = 1.0 / factor,
-            "yarn" => {
-                (params.freq_scale, params.ext_factor, params.n_ctx_orig) = (1.0 / factor, 1.0, original);
-            }
-            other => {
-                let (key, value) = (keys.name("rope.scaling.type"), format!("{other:?}"));
-                return Err(Error::Hyperparameter { key, value, want: "none, linear, yarn or longrope".into() });
-            }
+        if !["none", "linear", "yarn", "longrope"].contains(&kind) {
+            let (key, value) = (keys.name("rope.scaling.type"), format!("{kind:?}"));
+            return Err(Error::Hyperparameter { key, value, want: "none, linear, yarn or longrope".into() });
         }
+        let of_file = if kind == "none" { 1.0 } else { 1.0 / factor };
+        scale(l, &mut params, &Scaled { kind, factor, original })?;
         let long = factors == Factors::LongShort || (factors == Factors::Usual && kind == "longrope");
         l.whole();
         let all = ["rope_factors_long.weight", "rope_factors_short.weight", names::ROPE_FACTORS];
@@ -178,7 +217,12 @@ impl Rope {
             let (got, want) = (vec![values.len()], vec![params.pairs()]);
             return Err(Error::TensorShape { name: name.to_owned(), got, want });
         }
-        Ok(Rope { params, factors, several: None })
+        Ok(Rope { params, of_file, factors, several: None })
+    }
+
+    /// One that nothing else is said of.
+    pub fn plain(params: RopeParams) -> Rope {
+        Rope { params, of_file: params.freq_scale, factors: None, several: None }
     }
 
     /// The same for layers with a window, where they have a base of their own and nothing is scaled.
@@ -196,14 +240,22 @@ impl Rope {
         let factor = |pair: usize| if still(pair) { f32::INFINITY } else { 1.0 };
         let factors = (0..pairs).any(still).then(|| (0..pairs).map(factor).collect());
         let several = Some(Several { style, sections });
-        Rope { params: self.params, factors: factors.or_else(|| self.factors.clone()), several }
+        Rope { factors: factors.or_else(|| self.factors.clone()), several, ..self.clone() }
     }
 
     /// Reads where YaRN begins and ends, for models that say it.
     pub fn read_betas(&mut self, l: &Loader<'_>, fast: f32) -> Result<(), Error> {
-        self.params.beta_fast = l.keys.float("rope.scaling.yarn_beta_fast", fast, [1e-3, 1e6])?;
-        self.params.beta_slow = l.keys.float("rope.scaling.yarn_beta_slow", 1.0, [1e-3, 1e6])?;
+        let said = l.keys.of(overlay::ROPE);
+        let fast = l.keys.float("rope.scaling.yarn_beta_fast", fast, BETAS)?;
+        let slow = l.keys.float("rope.scaling.yarn_beta_slow", 1.0, BETAS)?;
+        self.params.beta_fast = said.float("yarn_beta_fast", fast, BETAS)?;
+        self.params.beta_slow = said.float("yarn_beta_slow", slow, BETAS)?;
         Ok(())
+    }
+
+    /// How far contexts are stretched.
+    pub fn stretch(&self) -> f32 {
+        1.0 / self.params.freq_scale
     }
 
     /// The same for heads of which another number of elements is turned.
@@ -211,9 +263,9 @@ impl Rope {
         Rope { params: RopeParams { n_dims, ..self.params }, ..self.clone() }
     }
 
-    /// The same with another base.
+    /// The same with a base of its own: options do not say how such layers are scaled.
     pub fn with_base(&self, base: f32) -> Rope {
-        Rope { params: RopeParams { freq_base: base, ..self.params }, ..self.clone() }
+        Rope { params: RopeParams { freq_base: base, freq_scale: self.of_file, ..self.params }, ..self.clone() }
     }
 }
 

@@ -5,6 +5,7 @@ pub(crate) mod adapt;
 mod builder;
 mod check;
 pub mod def_use;
+pub(crate) mod turn;
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -239,6 +239,7 @@ mod tests {
             ("qwen3-30b-a3b", 30.5),
             ("mixtral-8x7b", 46.7),
             ("gemma2-9b", 9.24),
+            ("gemma4-12b", 11.9),
             ("gemma4-26b-a4b", 25.2),
             ("gemma4-31b", 30.7),
             ("rwkv6-1.6b", 1.6),
@@ -246,6 +247,7 @@ mod tests {
             ("rwkv7-2.9b", 2.95),
             ("mamba2-7b", 7.28),
             ("qwen3next-7b", 7.19),
+            ("qwen3.5-35b-a3b", 34.7),
         ] {
             let synth = Synth::new(Preset::from_name(name).unwrap(), Recipe::from_name("F32").unwrap(), 0);
             let got = synth.data_bytes() as f64 / 4e9;

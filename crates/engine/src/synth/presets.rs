@@ -87,6 +87,8 @@ pub enum Family {
         size: usize,
         /// Every so many layers one has attention.
         interval: usize,
+        /// Whether rates and decays come from a matrix each, and pairs follow several positions: Qwen 3.5.
+        is_35: bool,
     },
 }
 
@@ -365,6 +367,17 @@ pub const PRESETS: &[Preset] = &[
         context: 131_072,
         ..GEMMA4_31B
     },
+    // Of its sizes only the kinds of layers are known; the others are those of Gemma 3's 12B.
+    Preset {
+        name: "gemma4-12b",
+        family: Family::Gemma4(Gemma4 { kv_heads: 8, ..GEMMA4_LARGE }),
+        layers: 48,
+        hidden: 3840,
+        heads: 16,
+        kv_heads: 2,
+        ff: 15_360,
+        ..GEMMA4_31B
+    },
     Preset {
         name: "gemma4-26b-a4b",
         family: Family::Gemma4(Gemma4 { kv_heads: 8, ..GEMMA4_LARGE }),
@@ -412,7 +425,7 @@ pub const PRESETS: &[Preset] = &[
     // As the model of 80B, with fewer layers and experts.
     Preset {
         name: "qwen3next-7b",
-        family: Family::Qwen3Next { key_heads: 16, heads: 32, size: 128, interval: 4 },
+        family: Family::Qwen3Next { key_heads: 16, heads: 32, size: 128, interval: 4, is_35: false },
         layers: 28,
         hidden: 2048,
         heads: 16,
@@ -421,6 +434,22 @@ pub const PRESETS: &[Preset] = &[
         ff: 512,
         experts: Some(Experts { count: 64, used: 10, ff: 512 }),
         vocab: 151_936,
+        rope_base: 1e7,
+        rope_factor: None,
+        ..LLAMA_8B
+    },
+    Preset {
+        name: "qwen3.5-35b-a3b",
+        family: Family::Qwen3Next { key_heads: 16, heads: 32, size: 128, interval: 4, is_35: true },
+        layers: 40,
+        hidden: 2048,
+        heads: 16,
+        kv_heads: 2,
+        head_dim: 256,
+        ff: 512,
+        experts: Some(Experts { count: 256, used: 8, ff: 512 }),
+        vocab: 248_320,
+        context: 262_144,
         rope_base: 1e7,
         rope_factor: None,
         ..LLAMA_8B
@@ -497,7 +526,16 @@ pub const PRESETS: &[Preset] = &[
     Preset { name: "tiny-mamba2", family: Family::Mamba2 { states: 32, groups: 2 }, head_dim: 64, ff: 0, ..TINY },
     Preset {
         name: "tiny-qwen3next",
-        family: Family::Qwen3Next { key_heads: 2, heads: 4, size: 32, interval: 2 },
+        family: Family::Qwen3Next { key_heads: 2, heads: 4, size: 32, interval: 2, is_35: false },
+        head_dim: 32,
+        ff: 32,
+        experts: Some(Experts { count: 8, used: 2, ff: 32 }),
+        rope_base: 1e7,
+        ..TINY
+    },
+    Preset {
+        name: "tiny-qwen35moe",
+        family: Family::Qwen3Next { key_heads: 2, heads: 4, size: 32, interval: 2, is_35: true },
         head_dim: 32,
         ff: 32,
         experts: Some(Experts { count: 8, used: 2, ff: 32 }),
@@ -528,7 +566,8 @@ impl Preset {
             Family::Rwkv6Qwen2 { .. } => "rwkv6qwen2",
             Family::Arwkv7 { .. } => "arwkv7",
             Family::Mamba2 { .. } => "mamba2",
-            Family::Qwen3Next { .. } => "qwen3next",
+            Family::Qwen3Next { is_35: false, .. } => "qwen3next",
+            Family::Qwen3Next { is_35: true, .. } => "qwen35moe",
         }
     }
 }

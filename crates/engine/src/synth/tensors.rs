@@ -86,7 +86,7 @@ pub(super) fn specs(preset: &Preset, vocab: usize) -> Vec<Spec> {
             }
             Family::Gemma4(own) => own.layer(&mut b, preset, layer),
             Family::Mamba2 { states, groups } => mamba2(&mut b, preset, states, groups),
-            Family::Qwen3Next { key_heads, heads, size, interval } => {
+            Family::Qwen3Next { key_heads, heads, size, interval, .. } => {
                 let attention = (layer + 1).is_multiple_of(interval);
                 qwen3next(&mut b, preset, (!attention).then_some([key_heads, heads, size]));
             }
@@ -240,7 +240,12 @@ fn qwen3next(b: &mut Builder, p: &Preset, delta: Option<[usize; 3]>) {
         let (inner, wide) = (heads * size, (2 * key_heads + heads) * size);
         b.matrix("attn_qkv", &[hidden, wide]);
         b.matrix("attn_gate", &[hidden, inner]);
-        b.matrix("ssm_ba", &[hidden, 2 * heads]);
+        if matches!(p.family, Family::Qwen3Next { is_35: true, .. }) {
+            b.matrix("ssm_beta", &[hidden, heads]);
+            b.matrix("ssm_alpha", &[hidden, heads]);
+        } else {
+            b.matrix("ssm_ba", &[hidden, 2 * heads]);
+        }
         b.matrix("ssm_conv1d", &[TAPS, wide]);
         decays(b, &[heads]);
         b.norm("ssm_norm", size);
@@ -444,7 +449,7 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
             m.set("mamba2.attention.layer_norm_rms_epsilon", 1e-5f32);
             return;
         }
-        Family::Qwen3Next { key_heads, heads, size, interval } => {
+        Family::Qwen3Next { key_heads, heads, size, interval, .. } => {
             set("ssm.conv_kernel", TAPS);
             set("ssm.inner_size", heads * size);
             set("ssm.state_size", size);
@@ -486,6 +491,13 @@ pub(super) fn describe(preset: &Preset, vocab: usize, m: &mut Metadata) {
         set("attention.sliding_window", window);
         m.set("gemma2.attn_logit_softcapping", 50f32);
         m.set("gemma2.final_logit_softcapping", 30f32);
+    }
+    if matches!(preset.family, Family::Qwen3Next { is_35: true, .. }) {
+        // Time, height and width share the pairs of the quarter of a head that is turned.
+        let pairs = (preset.head_dim / 8) as u32;
+        let time = pairs.div_ceil(3);
+        let height = (pairs - time).div_ceil(2);
+        m.set("qwen35moe.rope.dimension_sections", vec![time, height, pairs - time - height, 0]);
     }
     if let Family::Gemma4(own) = preset.family {
         own.describe(preset, m);

@@ -16,10 +16,12 @@ pub struct Markers {
     pub close: &'static str,
     /// Marks around the answer, which are not shown.
     hidden: &'static [&'static str],
+    /// Whether a closing marker may stand behind an answer without reasoning.
+    ends_alone: bool,
 }
 
 const fn row(seen: &'static str, name: &'static str, open: &'static str, close: &'static str) -> Markers {
-    Markers { name, seen, open, close, hidden: &[] }
+    Markers { name, seen, open, close, hidden: &[], ends_alone: false }
 }
 
 /// Every family; the first whose mark a template contains is taken.
@@ -31,7 +33,12 @@ static FAMILIES: &[Markers] = &[
         hidden: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
         ..row("<|START_THINKING|>", "cohere", "<|START_THINKING|>", "<|END_THINKING|>")
     },
-    row("<|channel>", "gemma-4", "<|channel>thought\n", "<channel|>"),
+    // An answer may end with an empty thought, or with its closing marker alone.
+    Markers {
+        hidden: &["<|channel>thought\n"],
+        ends_alone: true,
+        ..row("<|channel>", "gemma-4", "<|channel>thought\n", "<channel|>")
+    },
     row("Here is my thought process:", "granite-3", "Here is my thought process:", "Here is my response:"),
     Markers {
         hidden: &["[END FINAL RESPONSE]"],
@@ -199,7 +206,9 @@ impl Reasoning {
 /// Splits a whole text. Here a closing marker alone makes all before it reasoning, which a stream cannot know in time.
 pub fn split(markers: &'static Markers, generation_prompt: &str, text: &str) -> (String, String) {
     let mut splitter = Reasoning::new(markers, generation_prompt, &[]);
-    if splitter.state == State::Start && !text.trim_start().starts_with(markers.open) && text.contains(markers.close) {
+    let behind = text.split_once(markers.close).map(|(_, behind)| behind.trim());
+    let closes = behind.is_some_and(|behind| !markers.ends_alone || !behind.is_empty());
+    if splitter.state == State::Start && !text.trim_start().starts_with(markers.open) && closes {
         splitter.state = State::Opened;
     }
     let (mut reasoning, mut content) = (String::new(), String::new());
@@ -252,6 +261,11 @@ mod tests {
                 "Hello",
             ),
             ("gemma-4", "", "<|channel>thought\nhm\n<channel|>Hello", "hm", "Hello"),
+            ("gemma-4", "", "<|channel>thought\n<channel|>Hello", "", "Hello"),
+            ("gemma-4", "", "Hello<channel|>", "", "Hello"),
+            ("gemma-4", "", "Hello<|channel>thought\n<channel|>", "", "Hello"),
+            // DeepSeek V4 without thinking: the prompt has closed it.
+            ("think", "<｜Assistant｜></think>", "Hello", "", "Hello"),
             ("granite-3", "", "Here is my thought process:\nhm\nHere is my response:\nHello", "hm", "Hello"),
             ("apriel", "Here are my reasoning steps:\n", "hm\n[BEGIN FINAL RESPONSE]\nHello", "hm", "Hello"),
         ] {
@@ -273,6 +287,10 @@ mod tests {
         assert_eq!(split(think, "", "hm\n</think>\n\nHello"), ("hm".into(), "Hello".into()));
         assert_eq!(split(think, "", "Hello"), (String::new(), "Hello".into()));
         assert_eq!(run("think", "", &["hm", "</think>Hello"]), (String::new(), "hmHello".into()));
+        let gemma = Markers::by_name("gemma-4").expect("it exists");
+        assert_eq!(split(gemma, "", "hm<channel|>Hello"), ("hm".into(), "Hello".into()));
+        assert_eq!(split(gemma, "", "Hello<channel|>\n"), (String::new(), "Hello\n".into()));
+        assert_eq!(split(gemma, "", "Hello<|channel>thought\n<channel|>"), (String::new(), "Hello".into()));
     }
 
     #[test]

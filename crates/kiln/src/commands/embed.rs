@@ -12,7 +12,7 @@ use kiln_engine::tokenizer::{AddSpecial, ParseSpecial};
 use serde_json::json;
 
 use super::prompt::whole_text;
-use crate::model::{ModelFlags, OneSequence, open, resolve};
+use crate::model::{ModelFlags, OneSequence, resolve};
 use crate::output::{print, say};
 
 /// Flags of `kiln embed`.
@@ -150,7 +150,7 @@ fn vectors(
 
 /// Runs `kiln embed`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let model = open(&resolve(Some(&arguments.model))?)?;
+    let model = arguments.flags.open(&resolve(Some(&arguments.model))?)?;
     let pooling = Pooling::choose(&model, arguments.pooling)?;
     let mut tokens: Vec<Vec<u32>> = match &arguments.tokens {
         Some(ids) => vec![ids.clone()],
@@ -212,7 +212,7 @@ fn similarity(vectors: &[Vec<f32>], as_json: bool) -> anyhow::Result<ExitCode> {
 
 /// Runs `kiln rerank`.
 pub(crate) fn rerank(arguments: &RerankArguments) -> anyhow::Result<ExitCode> {
-    let model = open(&resolve(Some(&arguments.model))?)?;
+    let model = arguments.flags.open(&resolve(Some(&arguments.model))?)?;
     let pooling = Pooling::choose(&model, Some(Pooling::Rank))?;
     let texts = texts(&arguments.texts, arguments.file.as_deref())?;
     let pairs: Vec<Vec<u32>> =

@@ -9,8 +9,9 @@ use kiln_system::text::{shown, shown_within};
 use serde_json::{Map, json};
 
 use super::encoder::Encoder;
+use super::unknown::Unknown;
 use crate::model::{ModelFlags, resolve};
-use crate::output::{print, size};
+use crate::output::{print, say, size};
 
 /// Flags of `kiln inspect`.
 #[derive(clap::Args)]
@@ -73,7 +74,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.fit {
         return super::fit::run(&path, &arguments.flags, arguments.sequences, arguments.json);
     }
-    let model = Gguf::open(&path)?;
+    let mut model = Gguf::open(&path)?;
+    for why in arguments.flags.keys.overlay().apply(&mut model)? {
+        say(&format!("note: {why}"));
+    }
     let mut kinds: BTreeMap<TensorType, Kind> = BTreeMap::new();
     for info in model.tensors() {
         let kind = kinds.entry(info.ty).or_default();
@@ -83,16 +87,23 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let state = state(model.metadata())?;
     let encoder = Encoder::open(model.metadata().get_str_or("general.architecture", "")?, &path);
+    let unknown = Unknown::of(&model)?;
     if arguments.json {
         let mut told = as_json(&model, &kinds, state, arguments.tensors);
         if let Some(encoder) = encoder {
             told["encoder"] = encoder.json();
+        }
+        if let Some(unknown) = &unknown {
+            told["nearest"] = unknown.json();
         }
         print(&serde_json::to_string_pretty(&told)?);
     } else {
         describe(&model, &kinds, state, arguments.tensors);
         if let Some(encoder) = encoder {
             encoder.describe();
+        }
+        if let Some(unknown) = &unknown {
+            unknown.describe();
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -37,5 +37,6 @@ pub(crate) mod talk_flags;
 pub(crate) mod tokenize;
 pub(crate) mod top;
 pub(crate) mod tune;
+mod unknown;
 pub(crate) mod update;
 pub(crate) mod verify;

@@ -15,6 +15,7 @@ mod environment;
 mod forms;
 mod json;
 mod marks;
+mod mended;
 mod message;
 mod prepare;
 
@@ -76,6 +77,7 @@ pub struct Template {
     with_tools: Option<Box<Template>>,
     tokens: Vec<NamedToken>,
     capabilities: Capabilities,
+    told: mended::Told,
 }
 
 /// A rendered conversation.
@@ -100,8 +102,8 @@ impl Template {
         }
         let env = environment::environment(source)
             .map_err(|error| TemplateError::Syntax { line: error.line().unwrap_or(0), what: describe(&error) })?;
-        let mut template =
-            Self { source: source.to_owned(), env, with_tools: None, tokens, capabilities: Capabilities::default() };
+        let (source, capabilities, told) = (source.to_owned(), Capabilities::default(), mended::Told::default());
+        let mut template = Self { source, env, with_tools: None, tokens, capabilities, told };
         template.capabilities = capabilities::probe(&template);
         Ok(template)
     }
@@ -155,7 +157,7 @@ impl Template {
     }
 
     /// Renders a conversation: brings it into the form that this template takes, and marks whatever a request brought that is
-    /// spelled like control tokens of `tokenizer`.
+    /// spelled like control tokens of `tokenizer`. Roles in an order that the template refuses are brought into one that it takes.
     pub fn render_for(&self, input: &ChatInput, tokenizer: Option<&Tokenizer>) -> Result<Rendered, TemplateError> {
         if let (Some(template), false) = (&self.with_tools, input.tools.is_empty()) {
             return template.render_for(input, tokenizer);
@@ -164,6 +166,10 @@ impl Template {
             let what = "add_generation_prompt and continue_final_message exclude each other".into();
             return Err(TemplateError::Input { what });
         }
+        mended::render(input, &self.told, |input| self.rendered(input, tokenizer))
+    }
+
+    fn rendered(&self, input: &ChatInput, tokenizer: Option<&Tokenizer>) -> Result<Rendered, TemplateError> {
         let prepared = prepare::prepare(self, input, tokenizer)?;
         let mut text = self.render_values(&prepared.messages, &prepared.context)?;
         if let Some(tag) = &prepared.cut_at {

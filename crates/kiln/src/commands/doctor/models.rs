@@ -121,6 +121,7 @@ fn asked(model: &Path, device: &DeviceFlag) -> anyhow::Result<Asked> {
         lora: LoraFlags::default(),
         stages: Default::default(),
         place: PlaceFlags::default(),
+        keys: Default::default(),
         early: kiln_llm::Early::default(),
     };
     let executor = flags.executor_for(&model, &flags.wish(1))?;
