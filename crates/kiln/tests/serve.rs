@@ -382,6 +382,7 @@ fn events_of_the_cache_stay_on_the_machine_unless_told() {
     let replay = refused(&["--kv-events", "tcp://127.0.0.1:0", "--kv-events-replay", "tcp://*:0"]);
     assert!(replay.contains("tcp://0.0.0.0:0 can be reached"), "{replay}");
     assert!(refused(&["--kv-events", "5557"]).contains("it looks like tcp://127.0.0.1:5557"));
+}
 
 /// Shows tools, calls and what they gave.
 const TEMPLATE: &str = "{# <tool_call> #}{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\

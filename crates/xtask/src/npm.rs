@@ -21,7 +21,9 @@ pub(crate) fn packages(
     let machine = project.machine;
     let optional: serde_json::Map<String, serde_json::Value> =
         Machine::ALL.iter().map(|machine| (format!("@kiln-llm/linux-{}", machine.node()), json!(version))).collect();
+    // A script of our own: the licences of what is linked into a machine's binary come with that one, and the package is the same for all.
     let mut main = licences.clone();
+    main.remove("THIRD-PARTY-LICENSES");
     let about = json!({
         "name": "kiln-llm",
         "version": version,

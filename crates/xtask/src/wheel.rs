@@ -62,7 +62,8 @@ pub(crate) fn wheel(
     for (path, entry) in files.iter().chain([(&last.0, &last.1)]) {
         let options = SimpleFileOptions::default()
             .compression_method(CompressionMethod::Deflated)
-            .compression_level(Some(i64::from(level)))
+            // Level 0 is another method here.
+            .compression_level(Some(i64::from(level.max(1))))
             // The earliest time that zip files know; pip does not keep it.
             .last_modified_time(DateTime::default())
             .unix_permissions(entry.mode);

@@ -254,7 +254,9 @@ fn merge_tables(all: &mut Table, more: &Table) {
     for (key, item) in more {
         match (all.get_mut(key), item) {
             (Some(Item::Table(all)), Item::Table(more)) => merge_tables(all, more),
-            _ => drop(all.insert(key, item.clone())),
+            // What stands before the key, as a comment, stays.
+            (Some(there), item) => *there = item.clone(),
+            (None, item) => drop(all.insert(key, item.clone())),
         }
     }
 }

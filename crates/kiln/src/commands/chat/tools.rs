@@ -314,11 +314,11 @@ mod tests {
 
     #[test]
     fn all_of_a_call_is_seen_before_it_is_allowed() {
-        let long = "x".repeat(3 * ARGUMENT_WIDTH);
+        let long = "z".repeat(3 * ARGUMENT_WIDTH);
         let text =
             told(&tool("write\u{1b}[2J"), &call(&format!("{{\"path\": \"a\\u001b]0;b\", \"text\": \"{long}\"}}")));
         assert!(text.starts_with("[calls write\\u{1b}[2J of the MCP server files]\n  {\n"), "{}", &text[..80]);
-        assert_eq!(text.matches('x').count(), long.len(), "nothing is cut");
+        assert_eq!(text.matches('z').count(), long.len(), "nothing is cut");
         assert!(text.chars().all(|c| c == '\n' || !c.is_control()));
         assert_eq!(told(&tool("t"), &call("")), "[calls t of the MCP server files]");
         assert_eq!(
