@@ -9,6 +9,9 @@ use kiln_gguf::Gguf;
 use super::{ArchEntry, HARMLESS, Room, TABLE};
 use crate::model::Loader;
 
+/// Whoever makes something new begins with it most often, and several others have the same tensors.
+const USUAL: &str = "llama";
+
 /// How far a known architecture gets with a file.
 #[derive(Debug)]
 pub struct Likeness {
@@ -29,8 +32,10 @@ pub struct Likeness {
 /// The nearest known architecture to that of a file; none where the file has no tensors that any of them reads.
 pub fn nearest(gguf: &Gguf, architecture: &str) -> Option<Likeness> {
     let all = TABLE.iter().map(|known| likeness(gguf, architecture, known));
-    // Those that read everything first, then those that read most; of equals the one that leaves the fewest keys, and stands first.
-    let rank = |of: &Likeness| (of.read, of.stops.is_none(), std::cmp::Reverse(of.unasked.len()));
+    // Those that read everything first, then those that read most; of equals the one that leaves the fewest keys, then
+    // the usual one, then the first.
+    let usual = |of: &Likeness| of.known.name == USUAL;
+    let rank = |of: &Likeness| (of.read, of.stops.is_none(), std::cmp::Reverse(of.unasked.len()), usual(of));
     all.reduce(|best, next| if rank(&next) > rank(&best) { next } else { best }).filter(|best| best.read > 0)
 }
 
