@@ -169,7 +169,7 @@ impl Gguf {
         self.metadata.remove(key)
     }
 
-    /// Gives a key another value, or adds it: for what a user says in the place of the file, which stays as it is.
+    /// Gives a key another value, or adds it: for what a user says instead of the file, which stays as it is.
     pub fn set(&mut self, key: &str, value: Value) {
         self.metadata.set(key, value);
     }

@@ -18,6 +18,9 @@ use kiln_gguf::Gguf;
 use kiln_server::KvEvents;
 use serde_json::Value;
 
+/// The tokens of each page that is known, by its hash.
+type Pages = HashMap<u64, Vec<u64>>;
+
 /// A ZeroMQ socket of ZMTP 3.0.
 struct Socket(TcpStream);
 
@@ -144,7 +147,7 @@ fn a_subscriber_knows_which_pages_a_server_holds() {
     let scheduler = Scheduler::start(engine, Policy::default());
     let mut pages = HashMap::new();
     let mut next = 0;
-    let mut follow_until = |pages: &mut HashMap<u64, Vec<u64>>, done: &dyn Fn(&HashMap<u64, Vec<u64>>) -> bool| {
+    let mut follow_until = |pages: &mut Pages, done: &dyn Fn(&Pages) -> bool| {
         loop {
             let frames = mine.message();
             assert_eq!((frames.len(), &frames[0][..], number(&frames[1])), (3, &b"kv@a@tiny"[..], next));
