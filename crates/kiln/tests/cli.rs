@@ -114,8 +114,8 @@ fn habits_of_other_programs_are_met() {
     assert!(text(&run(&["--mlock"]).stderr).contains("note: --mlock is ignored"));
     assert!(!text(&run(&["-fa", "on"]).stderr).contains("-fa"), "it is as it was asked for");
     assert_succeeds(&kiln(&["run", &model, "hello", "--device", "none", "-n", "1"]));
-    assert_fails(&run(&["--mmproj", "x.gguf"]), 2, &["--image"]);
-    assert_fails(&run(&["--audio", "x.wav"]), 2, &["--audio", "kiln run"]);
+    assert_fails(&run(&["--mmproj", "x.gguf"]), 1, &["--image"]);
+    assert_fails(&run(&["--audio", "x.wav"]), 1, &["--audio", "--mmproj"]);
     assert_fails(&run(&["-cnv"]), 2, &["kiln chat"]);
     // Negative numbers reach the message that says what is wanted; nothing is offered that would not help.
     for (flags, words) in [

@@ -345,17 +345,21 @@ fn caches_of_a_program_that_was_killed_are_right() {
         command.env("KILN_CACHE_DIR", &cache);
         command
     };
+    let other = place.folder.path().join("other");
+    let began = std::time::Instant::now();
+    let clean = place.kiln(&run).env("KILN_CACHE_DIR", other).output().unwrap();
+    let whole = began.elapsed();
     let mut killed = 0;
-    for milliseconds in [100, 300, 600, 1000, 1500, 2200] {
+    for tenths in [1, 2, 3, 5, 7, 9] {
         let mut child = kiln().spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(milliseconds));
+        std::thread::sleep(whole * tenths / 10);
         killed += usize::from(child.try_wait().unwrap().is_none());
         // The runner becomes the program, so this is the program. It may have ended.
         let _ = child.kill();
         child.wait().unwrap();
     }
-    assert!(killed >= 3, "{killed} were killed");
-    let clean = place.kiln(&run).env("KILN_CACHE_DIR", place.folder.path().join("other")).output().unwrap();
+    // The later ones find in their cache what earlier ones have left there, and may be done before.
+    assert!(killed >= 2, "{killed} were killed");
     for _ in 0..2 {
         let output = kiln().output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -39,7 +39,7 @@ use crate::tool_flags::ToolFlags;
   kiln serve smollm2 --parallel 16 --ctx-size 2048
   kiln serve small=smollm2 large=hf:owner/repo --keep-alive 10m
   kiln serve smollm2 --host 0.0.0.0 --api-key-file keys.txt
-  kiln serve smollm2 --tool-calculator --mcp 'files=npx -y @modelcontextprotocol/server-filesystem /my/notes'
+  kiln serve smollm2 --tool-calculator --mcp tools.json # tools of MCP servers
 
 Then, with any client of OpenAI's API:
   curl http://127.0.0.1:8080/v1/chat/completions \\

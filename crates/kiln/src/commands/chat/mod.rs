@@ -48,8 +48,8 @@ use crate::tool_flags::ToolFlags;
   kiln chat                                        # the default model
   kiln chat smollm2 --system \"Answer in one sentence.\"
   printf 'Hello\\nAnd in French?\\n' | kiln chat smollm2  # one turn a line
-  kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg: a picture, @talk.mp3: a sound
-  kiln chat qwen.gguf --tool-calculator --mcp 'files=npx -y @modelcontextprotocol/server-filesystem /my/notes'
+  kiln chat smolvlm.gguf --mmproj mm.gguf          # @photo.jpg is a picture
+  kiln chat qwen.gguf --tool-calculator --mcp tools.json # tools of MCP servers
 
 In the chat, /help lists the commands. Put a message of several lines between \"\"\", or end each line with a backslash. \
 @path attaches a text file, @path:1-200 these lines of it, and with --mmproj a picture or a sound. Before a tool of an MCP server is called you are asked. What you type during an answer is kept for the next message. Ctrl-C stops an answer, Ctrl-D ends the \
