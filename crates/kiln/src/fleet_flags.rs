@@ -41,7 +41,7 @@ pub(crate) struct FleetFlags {
     /// Address at which a subscriber asks again for events that it has missed, as tcp://127.0.0.1:5558
     #[arg(long, value_name = "ENDPOINT", requires = "kv_events")]
     kv_events_replay: Option<KvEndpoint>,
-    /// Topic of the events [default: kv@REPLICA@MODEL]
+    /// Topic of the events (default: `kv@REPLICA@MODEL`)
     #[arg(long, value_name = "TOPIC", requires = "kv_events")]
     kv_events_topic: Option<String>,
     /// Publish events beyond this machine: ZeroMQ has neither keys nor TLS here, and anyone who reaches the port reads what users write

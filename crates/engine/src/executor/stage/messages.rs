@@ -73,7 +73,7 @@ pub struct PartKey {
     pub plan: PlanKey,
     /// The part, in the order in which they run.
     pub part: usize,
-    /// What both sides must have made ([`mark`]).
+    /// What both sides must have made (`mark` of its plan).
     pub mark: [u8; 32],
 }
 
