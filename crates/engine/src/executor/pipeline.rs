@@ -396,11 +396,13 @@ impl PipelineExecutor {
     }
 
     /// Works on a thread of those that the CPU's part is computed on, where there is one: the work would change threads with every part
-    /// otherwise, and wait each time for one to wake up.
+    /// otherwise, and wait each time for one to wake up. Not beside a stage: the thread would wait for a network, and other models that
+    /// compute on it would wait, too.
     fn among_threads<T: Send>(&mut self, work: impl FnOnce(&mut PipelineExecutor) -> T + Send) -> T {
+        let is_remote = self.devices.iter().any(|device| device.is_remote());
         match self.devices.iter().find_map(|device| device.threads()) {
-            Some(threads) => threads.run(|| work(self)),
-            None => work(self),
+            Some(threads) if !is_remote => threads.run(|| work(self)),
+            _ => work(self),
         }
     }
 
