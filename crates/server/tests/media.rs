@@ -39,8 +39,8 @@ fn bmp(width: u32, height: u32, salt: u32) -> Vec<u8> {
     bytes
 }
 
-/// Rows of a sound: bare samples, 640 a row.
-const HEARD: u64 = 5;
+/// Tokens of a sound: rows of 640 bare samples, and the family's words around them in a vocabulary of bytes.
+const HEARD: u64 = 5 + 16;
 
 /// A sound of two tenths of a second whose samples depend on `salt`.
 fn wav(salt: u32) -> Vec<u8> {

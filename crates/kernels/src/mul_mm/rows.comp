@@ -3,6 +3,8 @@
 // WG threads take ROWS * WG neighbouring rows of a and TILE_N activations; every activation vector is the same for all threads, and
 // nothing is shared and nothing waits. Made for software GPUs: there a load that is the same for all threads is one plain
 // load, a value for all threads is a register, and caches do what shared memory does elsewhere. Sums run over k in order.
+// Such a GPU runs the body of a loop once more with every thread switched off, and does not skip loads that are the same for all
+// threads: places in rows are held below k.
 #version 450
 #include "kiln.glsl"
 
@@ -32,7 +34,8 @@ void main() {
         [[unroll]] for (uint r = 0; r < ROWS; r++) sum[r][n] = 0;
     }
 #if A_BLOCKS
-    for (uint e = 0; e < p.k; e += 32) {
+    for (uint next = 0; next < p.k; next += 32) {
+        uint e = min(next, p.k - 32);
         uint codes[ROWS][8];
         vec2 lo[ROWS], hi[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; r++) A_GROUP32(row[r], e, codes[r], lo[r], hi[r]);
@@ -50,12 +53,14 @@ void main() {
     }
 #else
     uint whole = p.k & ~3u;
-    for (uint e = 0; e < whole; e += 4) {
+    for (uint next = 0; next < whole; next += 4) {
+        uint e = min(next, max(whole, 4) - 4);
         vec4 a[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; r++) a[r] = A_LOAD4(row[r], e);
         multiply(a, column, e);
     }
-    for (uint e = whole; e < p.k; e++) {
+    for (uint next = whole; next < p.k; next++) {
+        uint e = min(next, p.k - 1);
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
             float a = A_LOAD(row[r], e);
             [[unroll]] for (uint n = 0; n < TILE_N; n++) sum[r][n] = fma(a, B_LOAD(column[n], e), sum[r][n]);
