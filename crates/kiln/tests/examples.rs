@@ -33,6 +33,7 @@ const NEEDS_MORE: &[(&str, &str)] = &[
     ("kiln plan smollm2 --estimates", "a GPU"),
     ("kiln inspect smollm2 --fit", "heads of more than 16 elements"),
     ("kiln serve", "somebody who ends it"),
+    ("kiln stage", "somebody who ends it"),
     ("kiln top", "a server"),
     ("kiln launch ", "a server"),
     ("kiln update ", "a network"),

@@ -15,11 +15,10 @@ use crate::stage_flags::in_flags;
 /// Flags of `kiln stage`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  kiln stage model.gguf                                    # on this machine alone, port 9100
-  kiln stage model.gguf --listen 0.0.0.0:9100 --stage-cert b.pem --stage-key b.key --stage-ca ca.pem
-  kiln serve model.gguf --stage host-b:9100 --stage-cert a.pem --stage-key a.key --stage-ca ca.pem
+  kiln stage model.gguf                        # for a leader on this host
+  kiln serve model.gguf --stage 127.0.0.1:9100 # the leader
 
-The leader says which layers the stage has. Both need copies of the same file.")]
+The leader says which layers the stage has. Both need copies of the same file. Between machines, --listen names an address of the network, and both sides take --stage-cert, --stage-key and --stage-ca.")]
 pub(crate) struct Arguments {
     /// GGUF file or name as `kiln pull` takes them: the same model as the leader's
     #[arg(value_name = "MODEL")]

@@ -110,7 +110,6 @@ static FAMILIES: &[Family] = &[
     row("gpt-oss", &["<|channel|>"], &[], Format::Harmony),
     row("functionary-3.2", &[">>>all"], &[], Format::Functionary),
     row("kimi-k2", &["<|tool_calls_section_begin|>"], &[], Format::Named(&named::KIMI)),
-    row("deepseek-v4", &["DSML"], &["function_calls"], Format::Tagged(&tagged::DSML_V4)),
     row("deepseek-v3.2", &["DSML"], &[], Format::Tagged(&tagged::DSML)),
     row("deepseek-v3", &["<｜tool▁calls▁begin｜>", "```json"], &[], Format::Named(&named::DEEPSEEK_V3)),
     row("deepseek-v3.1", &["<｜tool▁calls▁begin｜>"], &[], Format::Named(&named::DEEPSEEK_V31)),

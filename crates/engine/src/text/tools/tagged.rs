@@ -78,13 +78,6 @@ pub(super) static DSML: Form = Form {
     ..QWEN3_CODER
 };
 
-/// DeepSeek V4: as V3.2 but for what opens and closes.
-pub(super) static DSML_V4: Form = Form {
-    opens: &["<｜DSML｜tool_calls>", "<｜DSML｜function_calls>"],
-    close: &["</｜DSML｜tool_calls>", "</｜DSML｜function_calls>"],
-    ..DSML
-};
-
 pub(super) static GLM: Form = Form {
     opens: &["<tool_call>"],
     close: &["</tool_call>"],

@@ -107,7 +107,7 @@ pub(super) const WRITTEN: &[(&str, &str)] = &[
         "Sure.<seed:tool_call>\n<function=weather>\n<parameter=place>Zürich</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call><seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     ),
     (
-        "deepseek-v4",
+        "deepseek-v3.2",
         "Sure.<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"place\" string=\"true\">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
     ),
     (
@@ -402,7 +402,7 @@ fn newer_templates_are_of_known_families() {
             "<tools>{}</tools> <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>",
             "qwen3-coder",
         ),
-        ("DeepSeek V4", "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"NAME\">", "deepseek-v4"),
+        ("DeepSeek V4", "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"NAME\">", "deepseek-v3.2"),
         ("Gemma 4", "<|tool_call>call:", "gemma-4"),
     ] {
         assert_eq!(Family::of_template(marks).name, family, "{model}");
